@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+
+import numpy as np
 
 Require = Callable[[str, bool, str], None]
 
@@ -46,3 +49,22 @@ def need_emulator(require: Require) -> None:
 def model_file(folder: Path, name: str) -> Path:
     """A model of the shared data."""
     return folder / name
+
+
+def mutants(
+    model: bytes, count: int, seed: int, regions: Sequence[tuple[int, int]]
+) -> Iterator[bytes]:
+    """A model with bits flipped, words replaced or the end cut off, in regions (start, bytes) in
+    turn."""
+    dice = np.random.default_rng(seed)
+    for number in range(count):
+        found = bytearray(model)
+        start, size = regions[number % len(regions)]
+        for _ in range(int(dice.integers(1, 4))):
+            place = min(start + int(dice.integers(size)), len(found) - 4)
+            if dice.random() < 0.5:
+                found[place] ^= 1 << int(dice.integers(8))
+            else:
+                word = int(dice.choice([0, 1, 255, 65535, 2**31 - 1, 2**31, 2**32 - 1, len(model)]))
+                found[place // 4 * 4 : place // 4 * 4 + 4] = struct.pack("<I", word)
+        yield bytes(found[: dice.integers(8, len(found))] if dice.random() < 0.1 else found)

@@ -31,9 +31,8 @@ def test_forecasts_come_true(
     assert found.instructions == pytest.approx(ran.instructions[0], rel=0.05)
     assert found.flash == pytest.approx(ran.size.flash, rel=0.03)
     assert found.constants == ran.size.constants
-    # The arena is exact; of the stack, no more than is said is used.
-    assert found.arena == made.arena.size
-    assert ran.stack <= found.stack <= ran.stack + 256
+    # Memory is exact.
+    assert found.ram == made.arena.size + ran.size.ram + ran.stack
 
 
 def test_what_does_not_fit_is_told_with_a_remedy(

@@ -54,6 +54,7 @@ def test_emulated_processors_give_the_same_bytes(
     assert there.size is not None
     assert made.arena.size + there.stack + there.size.ram <= 40 * 1024
     assert there.size.code <= 14 * 1024
+    assert there.size.allocators == ()
 
 
 def test_firmware_calls_nothing_but_memcpy_and_memset(shared_data: Path, tmp_path: Path) -> None:
@@ -65,6 +66,24 @@ def test_firmware_calls_nothing_but_memcpy_and_memset(shared_data: Path, tmp_pat
     ).stdout
     called = {line.split()[-1].split("@")[0] for line in listed.splitlines() if " U " in line}
     assert called <= {"memcpy", "memset"}
+
+
+def test_a_heap_in_an_image_is_seen(shared_data: Path, tmp_path: Path, require: Require) -> None:
+    need_emulator(require)
+    made = export_firmware(shared_data / MICRO_SPEECH)
+    sources = dict(made.sources)
+    sources["model.c"] = (
+        "#include <stdlib.h>\nvoid *_sbrk(int n) { (void)n; return (void *)-1; }\n"
+        + (
+            sources["model.c"].replace(
+                "call_0(arena);", "void *volatile heap = malloc(8); free(heap); call_0(arena);"
+            )
+        )
+    )
+    inputs = random_inputs(made.interface, 1)
+    ran = run_emulated(sources, made.interface, inputs, tmp_path, made.target)
+    assert ran.size is not None
+    assert {"malloc", "free", "_sbrk"} <= set(ran.size.allocators)
 
 
 MAIN = """

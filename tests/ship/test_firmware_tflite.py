@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import resource
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
-from models import FLOAT, INT8, MICRO_SPEECH, PERSON_DETECT, need_runtimes
+from models import FLOAT, INT8, MICRO_SPEECH, mutants, need_runtimes
+from random_networks import RandomNetwork
 
 from slipstream.ship import ModelFileError, UnsupportedModelError
-from slipstream.ship.firmware import lower, parse_network, read_network
+from slipstream.ship.export import write_network
+from slipstream.ship.firmware import (
+    Network,
+    Operator,
+    Quantization,
+    Tensor,
+    export_firmware,
+    forecast,
+    lower,
+    parse_network,
+    read_network,
+)
 from slipstream.ship.firmware.tflite import CODES
 
 
@@ -65,20 +80,107 @@ def test_truncated_files_are_damaged(shared_data: Path) -> None:
             lower(parse_network(data[:end]))
 
 
-def test_flipped_bits_give_named_errors_or_a_model(shared_data: Path) -> None:
-    data = (shared_data / PERSON_DETECT).read_bytes()
-    dice = np.random.default_rng(0)
-    refused = 0
-    # Where tables and offsets are; weights are any bytes.
-    places = np.r_[dice.integers(0, 4000, 100), dice.integers(0, len(data), 50)]
-    for place in places:
-        flipped = bytearray(data)
-        flipped[place] ^= 1 << dice.integers(8)
-        try:
-            lower(parse_network(bytes(flipped)))
-        except (ModelFileError, UnsupportedModelError):
-            refused += 1
-    assert 10 < refused < 150
+@contextmanager
+def memory_limit(mebibytes: int) -> Iterator[None]:
+    """No more memory than there is in use now, and so much."""
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (used + (mebibytes << 20), before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def ship(data: bytes) -> str:
+    """What all commands make of a model: firmware of both kinds, forecast, or a named refusal."""
+    try:
+        made = export_firmware(data)
+        assert made.sources
+        assert made.to_json()
+        assert made.tables()
+        assert forecast(made).tables()
+        assert export_firmware(data, backend="interpreter").sources
+    except (ModelFileError, UnsupportedModelError) as refused:
+        return type(refused).__name__
+    return "ok"
+
+
+def shipped(model: bytes, count: int, seed: int) -> Counter[str]:
+    with memory_limit(256):
+        return Counter(map(ship, mutants(model, count, seed, ((0, len(model)), (0, 600)))))
+
+
+def test_mutants_give_named_errors_or_a_model(require: Callable[[str, bool, str], None]) -> None:
+    need_runtimes(require)
+    found = shipped(write_network(RandomNetwork(4).network(8)), 150, 0)
+    assert set(found) == {"ok", "ModelFileError", "UnsupportedModelError"}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kinds", range(6))
+def test_thousands_of_mutants_do(kinds: int, require: Callable[[str, bool, str], None]) -> None:
+    need_runtimes(require)
+    model = write_network(RandomNetwork(10 + kinds).network(4 + kinds))
+    assert shipped(model, 1000, kinds).total() == 1000
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", [*INT8, *FLOAT, "mcu/keyword_scrambled_8bit.tflite"])
+def test_mutants_of_real_models_do(name: str, shared_data: Path) -> None:
+    model = (shared_data / name).read_bytes()
+    # Tables stand before and behind the weights.
+    regions = ((0, 4000), (max(0, len(model) - 9000), 9000), (0, len(model)))
+    with memory_limit(512):
+        for one in mutants(model, 300, 0, regions):
+            with suppress(ModelFileError, UnsupportedModelError):
+                lower(parse_network(one))
+
+
+def test_tables_that_share_a_name_do_not_fill_the_memory(
+    require: Callable[[str, bool, str], None],
+) -> None:
+    need_runtimes(require)
+    import flatbuffers
+
+    to = flatbuffers.Builder(1 << 20)
+
+    def table(*offsets: tuple[int, int]) -> int:
+        to.StartObject(8)
+        for field, offset in offsets:
+            to.PrependUOffsetTRelativeSlot(field, offset, 0)
+        return int(to.EndObject())
+
+    def vector(offset: int, count: int) -> int:
+        to.StartVector(4, count, 4)
+        for _ in range(count):
+            to.PrependUOffsetTRelative(offset)
+        return int(to.EndVector())
+
+    # 180 kB of file, 2 GB of names.
+    shape = to.CreateNumpyVector(np.ones(1, np.int32))
+    tensor = table((0, shape), (3, to.CreateString("n" * 100_000)))
+    graph = table((0, vector(tensor, 20_000)))
+    buffers = vector(table(), 1)
+    to.Finish(table((2, vector(graph, 1)), (4, buffers)), b"TFL3")
+    with memory_limit(256), pytest.raises(ModelFileError, match="over and over"):
+        parse_network(bytes(to.Output()))
+
+
+def test_scales_that_cannot_be_are_refused(require: Callable[[str, bool, str], None]) -> None:
+    need_runtimes(require)
+    for scale, zero in ((0.0, 0), (1e-40, 0), (3e38, 0), (0.1, 200)):
+        grid = Quantization(np.array([scale], np.float32), np.array([zero], np.int64))
+        plain = Quantization(np.array([0.1], np.float32), np.array([0], np.int64))
+        tensors = tuple(
+            Tensor(name, (1, 4), "int8", one)
+            for name, one in (("a", grid), ("b", plain), ("c", plain))
+        )
+        add = Operator("add", (0, 1), (2,), {"activation": "relu6"})
+        network = Network("sums", tensors, (add,), (0, 1), (2,))
+        assert ship(write_network(network)) == (
+            "ok" if scale in (1e-40, 3e38) else "UnsupportedModelError"
+        )
 
 
 def test_what_is_no_model_is_told_so(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@ calls one after another, and the same bytes from every emulated processor."""
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -13,15 +12,15 @@ from slipstream.data import MissingDataError
 from slipstream.errors import MissingExtraError
 from slipstream.ship import ToolchainError
 from slipstream.ship.firmware import (
+    BACKENDS,
     Run,
     Target,
     emit,
     export_firmware,
+    other_outputs,
     random_inputs,
-    read_firmware,
     run_emulated,
     targets,
-    verify_firmware,
 )
 from slipstream_bench.rows import Bar, BenchOptions, at_most, not_judged
 
@@ -29,8 +28,6 @@ from slipstream_bench.rows import Bar, BenchOptions, at_most, not_judged
 _PEER_A_STEP, _PEER_OPENING = 43, 2_680_000
 _CORE_BYTES = 6 * 1024
 _INPUTS_QUICK, _INPUTS_FULL = 2, 200
-# Of inputs in one image; a board has 2 MiB for constants.
-_IMAGE_BYTES = 1 << 20
 
 
 def _ran(device: str, model: Path) -> tuple[Run, Run, int, list[str]]:
@@ -66,6 +63,7 @@ def interpreter_bars(options: BenchOptions, model: Callable[[str], Path]) -> Ite
             f"interpreter on {device}: instructions a step": (60, "instructions"),
             f"interpreter on {device}: code of its core": (_CORE_BYTES, "B"),
             f"interpreter on {device}: library functions but memcpy, memset": (0, "functions"),
+            f"{device}: functions of a heap in the images": (0, "functions"),
         }
         if not any(options.wants(bar, 20) for bar in rows):
             continue
@@ -79,6 +77,7 @@ def interpreter_bars(options: BenchOptions, model: Callable[[str], Path]) -> Ite
         assert straight.size is not None  # emulated runs link images
         assert ours.size is not None
         before, after = straight.instructions[0], ours.instructions[0]
+        heap = straight.size.allocators + ours.size.allocators
         opening = f"before the first inference {ours.opening:,}"
         values = (
             ((after - before) / steps,
@@ -86,7 +85,8 @@ def interpreter_bars(options: BenchOptions, model: Callable[[str], Path]) -> Ite
              f"row; {opening}; tflite-micro: {_PEER_A_STEP}, {_PEER_OPENING:,}"),
             (ours.size.code - straight.size.code, f"{ours.size.code:,} B with kernels, "
              f"{straight.size.code:,} B straight; {ours.size.ram} B of variables"),
-            (len(foreign), " ".join(foreign) or "so no heap: nothing that allocates is called"),
+            (len(foreign), " ".join(foreign)),
+            (len(heap), " ".join(heap) or "nm of both back ends' images: no malloc, free, sbrk"),
         )  # fmt: skip
         for (bar, (most, unit)), (value, detail) in zip(rows.items(), values, strict=True):
             if options.wants(bar):
@@ -99,42 +99,51 @@ def emulated_bars(
     """Bytes of all networks from emulated processors, both back ends, against tflite-micro."""
     sets = _INPUTS_FULL if options.full else _INPUTS_QUICK
     devices = [one.name for one in targets() if one.board]
-    for device in devices if options.full else devices[:1]:
-        bar = f"{device}: output bytes of all networks that differ from tflite-micro"
-        if not options.wants(bar, 120):
-            continue
-        options.progress(bar)
-        if not shutil.which("qemu-system-arm"):
-            yield not_judged(bar, "bytes", "<= 0", "qemu-system-arm is not installed")
-            continue
-        compared, differing = 0, {}
-        try:
-            for name, model in networks():
-                for backend in ("straight", "interpreter"):
-                    found = _differing(name, model, device, backend, sets)
-                    compared += found[1]
-                    if found[0]:
-                        differing[f"{name}, {backend}"] = found[0]
-        except (MissingDataError, MissingExtraError, ToolchainError) as error:
-            yield not_judged(bar, "bytes", "<= 0", error.what)
-            continue
+    rows = {
+        device: f"{device}: output bytes of all networks that differ from tflite-micro"
+        for device in (devices if options.full else devices[:1])
+    }
+    rows = {device: bar for device, bar in rows.items() if options.wants(bar, 120)}
+    if not rows:
+        return
+    compared = dict.fromkeys(rows, 0)
+    differing: dict[str, dict[str, int]] = {device: {} for device in rows}
+    try:
+        for name, model in networks():
+            options.progress(f"output bytes of {name}")
+            for device, backend, wrong, of in _differing(name, model, list(rows), sets):
+                compared[device] += of
+                if wrong:
+                    differing[device][f"{name}, {backend}"] = wrong
+    except (MissingDataError, MissingExtraError, ToolchainError) as error:
+        yield from (not_judged(bar, "bytes", "<= 0", error.what) for bar in rows.values())
+        return
+    for device, bar in rows.items():
+        found = differing[device]
         yield at_most(
-            bar, sum(differing.values()), 0, "bytes", n=sets,
-            detail=f"of {compared:,}, both back ends" + (f"; {differing}" if differing else ""),
+            bar, sum(found.values()), 0, "bytes", n=sets,
+            detail=f"of {compared[device]:,}, both back ends" + (f"; {found}" if found else ""),
         )  # fmt: skip
 
 
-def _differing(name: str, model: bytes, device: str, backend: str, sets: int) -> tuple[int, int]:
-    """(bytes that differ, bytes compared) on the emulated processor."""
-    with tempfile.TemporaryDirectory() as folder:
-        made = export_firmware(model, name=name, device=device, backend=backend)
-        made.write(Path(folder))
-        exported = read_firmware(Path(folder))
-        each = sum(port.nbytes for port in made.interface.inputs)
-        batch = max(1, min(sets, _IMAGE_BYTES // each))
-        differing = compared = 0
-        for seed, start in enumerate(range(0, sets, batch)):
-            found = verify_firmware(exported, sets=min(batch, sets - start), seed=seed)
-            differing += sum(place.differing for place in found.places)
-            compared += found.places[-1].compared
-    return differing, compared
+def _differing(
+    name: str, model: bytes, devices: list[str], sets: int
+) -> Iterator[tuple[str, str, int, int]]:
+    """(device, back end, bytes that differ, bytes compared) on emulated processors."""
+    interface = export_firmware(model, name=name).interface
+    inputs = random_inputs(interface, sets)
+    expected = other_outputs(model, interface, inputs)
+    for device in devices:
+        for backend in BACKENDS:
+            made = export_firmware(model, name=name, device=device, backend=backend)
+            with tempfile.TemporaryDirectory() as folder:
+                ran = run_emulated(made.sources, made.interface, inputs, Path(folder), made.target)
+            pairs = [
+                (a, b)
+                for wanted, given in zip(expected, ran.outputs, strict=True)
+                for a, b in zip(wanted, given, strict=True)
+            ]
+            yield (
+                device, backend, sum(int((a != b).sum()) for a, b in pairs),
+                sum(a.size for a, _ in pairs),
+            )  # fmt: skip

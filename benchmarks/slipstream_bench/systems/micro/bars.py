@@ -140,7 +140,7 @@ def _forecasts(options: BenchOptions) -> Iterator[Bar]:
         rows = {
             f"{device}: instructions predicted, worst error": 5.0,
             f"{device}: flash predicted, worst error": 3.0,
-            f"{device}: RAM predicted, worst error": 1.0,
+            f"{device}: RAM predicted, worst error": 0.0,
         }
         if not any(options.wants(bar, 60) for bar in rows):
             continue

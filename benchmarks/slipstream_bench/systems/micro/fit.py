@@ -30,7 +30,7 @@ from slipstream.ship.firmware import (
     run_emulated,
     targets,
 )
-from slipstream.ship.firmware.costs import counts, stack_key
+from slipstream.ship.firmware.costs import counts, stack_paths
 
 _NETWORKS = 16
 
@@ -89,14 +89,20 @@ class _Shapes:
             high, wide = max(1, high // 2), max(1, wide // 2)
         return 1, high, wide, depth
 
-    def _convolution(self, kernel: tuple[int, int], stride: int, depth: int) -> None:
+    def _convolution(
+        self, kernel: tuple[int, int], stride: int, depth: int, padding: str = "same"
+    ) -> None:
         shape = self._image(depth)
-        out = -(-shape[1] // stride), -(-shape[2] // stride)
+        if padding == "valid":
+            shape = 1, shape[1] + kernel[0], shape[2] + kernel[1], depth
+            out = (shape[1] - kernel[0]) // stride + 1, (shape[2] - kernel[1]) // stride + 1
+        else:
+            out = -(-shape[1] // stride), -(-shape[2] // stride)
         channels = self._of(2, 4, 8, 10, 16, 32, 64)
         x = self._tensor(shape)
         w, b = self._weights((channels, *kernel, depth), 0)
         self._step(
-            "conv_2d", (x, w, b), self._tensor((1, *out, channels), 0.3), padding="same",
+            "conv_2d", (x, w, b), self._tensor((1, *out, channels), 0.3), padding=padding,
             stride_h=stride, stride_w=stride, activation="none",
         )  # fmt: skip
 
@@ -106,6 +112,10 @@ class _Shapes:
     def _conv(self) -> None:
         kernel = (3, 3) if self._of(0, 1) else (self._of(1, 3, 5, 10), self._of(1, 2, 3, 4, 8))
         self._convolution(kernel, self._of(1, 2), self._of(1, 3, 8, 16, 40))
+
+    def _valid(self) -> None:
+        """No border: nothing is padded or copied by a function."""
+        self._convolution((3, 3), self._of(1, 2), self._of(4, 8), "valid")
 
     def _first_layer(self) -> None:
         """Large kernels on an image of one channel, mostly border."""
@@ -169,27 +179,39 @@ class _Shapes:
 _KINDS = [
     "point", "conv", "depthwise", "point", "conv", "depthwise", "other_depthwise", "connected",
     "average", "maximum", "add", "softmax", "point", "depthwise", "first_layer", "tall_depthwise",
+    "valid",
 ]  # fmt: skip
 
 
 def _ran(device: str, kinds: list[str], seed: int) -> tuple[Firmware, Run]:
     made = export_firmware(write_network(_Shapes(seed).network(kinds)), device=device)
-    inputs = random_inputs(made.interface, 1)
+    # Several, as softmax takes less stack on some.
+    inputs = random_inputs(made.interface, 4)
     with tempfile.TemporaryDirectory() as folder:
         ran = run_emulated(made.sources, made.interface, inputs, Path(folder), made.target)
     return made, ran
 
 
-def _samples(device: str) -> Iterator[tuple[Step, int]]:
+def _samples(device: str) -> Iterator[tuple[Step, int, int]]:
+    """(step, instructions, bytes of stack)."""
     for seed in range(_NETWORKS):
         made, ran = _ran(device, _KINDS, seed)
-        yield from zip(made.program.steps, ran.steps[0], strict=True)
+        yield from zip(made.program.steps, ran.steps[0], ran.stacks, strict=True)
 
 
-def _fit(samples: list[tuple[Step, int]]) -> dict[str, dict[str, float]]:
+def _stacks(samples: list[tuple[Step, int, int]]) -> dict[str, int]:
+    """A step's stack is that of its deepest call, so that none takes more than any step with it."""
+    found: dict[str, int] = {}
+    for step, _, used in samples:
+        for path in stack_paths(step):
+            found[path] = min(used, found.get(path, used))
+    return dict(sorted(found.items()))
+
+
+def _fit(samples: list[tuple[Step, int, int]]) -> dict[str, dict[str, float]]:
     found = {}
-    for kernel in sorted({step.kernel for step, _ in samples}):
-        own = [(counts(step), cost) for step, cost in samples if step.kernel == kernel]
+    for kernel in sorted({step.kernel for step, _, _ in samples}):
+        own = [(counts(step), cost) for step, cost, _ in samples if step.kernel == kernel]
         names = sorted({name for one, _ in own for name in one})
         rows = np.array([[one.get(name, 0.0) / cost for name in names] for one, cost in own])
         weights, _ = nnls(rows, np.ones(len(own)))
@@ -200,10 +222,9 @@ def _fit(samples: list[tuple[Step, int]]) -> dict[str, dict[str, float]]:
 
 
 def _sizes(device: str) -> dict[str, Any]:
-    """Code and stack of each kernel, from images that have no other."""
+    """Code of each kernel, from images that have no other."""
     code: dict[str, int] = {}
-    stack: dict[str, int] = {}
-    found: dict[str, Any] = {"code": code, "stack": stack}
+    found: dict[str, Any] = {"code": code}
     for kind in dict.fromkeys(_KINDS):
         for seed in range(2):
             made, ran = _ran(device, [kind], seed)
@@ -216,8 +237,6 @@ def _sizes(device: str) -> dict[str, Any]:
                     found["step_code"] = again.size.code - ran.size.code
                 code[kernel] = ran.size.code - found["step_code"]
                 found["library"] = max(ran.size.library, found.get("library", 0))
-            key = stack_key(made.program.steps[0])
-            stack[key] = max(ran.stack, stack.get(key, 0))
     return found
 
 
@@ -227,8 +246,10 @@ def main() -> None:
     for target in targets():
         if target.board:
             print(f"fitting {target.name}", file=sys.stderr, flush=True)
-            weights = _fit(list(_samples(target.name)))
-            made[target.name] = {"instructions": weights} | _sizes(target.name)
+            samples = list(_samples(target.name))
+            made[target.name] = {
+                "instructions": _fit(samples), "stack": _stacks(samples), **_sizes(target.name),
+            }  # fmt: skip
             # After each, so that a run that is cut off leaves what it has.
             Path(sys.argv[1]).write_text(json.dumps(made, indent=1) + "\n", "utf-8")
 

@@ -14,18 +14,32 @@ from slipstream.ship.firmware.arena import Arena, Region, plan_arena
 from slipstream.ship.firmware.build import ImageSize, Run, run_emulated, run_here
 from slipstream.ship.firmware.emit_c import emit
 from slipstream.ship.firmware.emit_interpreter import emit_interpreter
-from slipstream.ship.firmware.firmware import Exported, Firmware, export_firmware, read_firmware
+from slipstream.ship.firmware.firmware import (
+    BACKENDS,
+    Exported,
+    Firmware,
+    export_firmware,
+    read_firmware,
+)
 from slipstream.ship.firmware.forecast import Forecast, forecast
 from slipstream.ship.firmware.interface import Interface, Port
-from slipstream.ship.firmware.lowering import Program, Step, lower
+from slipstream.ship.firmware.lowering import lower
 from slipstream.ship.firmware.network import Network, Operator, Quantization, Tensor
 from slipstream.ship.firmware.plan import planned_model
 from slipstream.ship.firmware.planner import Buffer, Plan, greedy_plan, plan_memory
+from slipstream.ship.firmware.program import Program, Step
 from slipstream.ship.firmware.targets import Target, target, targets
 from slipstream.ship.firmware.tflite import parse_network, read_network
-from slipstream.ship.firmware.verify import Place, Verified, random_inputs, verify_firmware
+from slipstream.ship.firmware.verify import (
+    Place,
+    Verified,
+    other_outputs,
+    random_inputs,
+    verify_firmware,
+)
 
 __all__ = [
+    "BACKENDS",
     "Arena",
     "Buffer",
     "Exported",
@@ -52,6 +66,7 @@ __all__ = [
     "forecast",
     "greedy_plan",
     "lower",
+    "other_outputs",
     "parse_network",
     "plan_arena",
     "plan_memory",

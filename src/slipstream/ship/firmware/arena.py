@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from slipstream.ship.firmware.lowering import Program, Step
 from slipstream.ship.firmware.planner import Buffer, Plan, plan_memory
+from slipstream.ship.firmware.program import Program, Step
 
 ALIGN = 16
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import math
 
+from slipstream.ship.errors import UnsupportedModelError
+
 # What an int8 softmax works with: bits before the point of differences, in 31 bits.
 _SOFTMAX_BITS = 5
 
@@ -14,7 +16,12 @@ def fixed_multiplier(real: float) -> tuple[int, int]:
 
     Args:
         real: at least 0; what is below 2^-31 becomes 0.
+
+    Raises:
+        UnsupportedModelError: it is negative, infinite or not a number.
     """
+    if not 0.0 <= real < math.inf:
+        raise UnsupportedModelError(f"scales with the quotient {real:g}")
     if real == 0.0:
         return 0, 0
     mantissa, shift = math.frexp(real)

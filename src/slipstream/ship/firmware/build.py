@@ -6,6 +6,7 @@ Runs are of one set of inputs after another; between two, all memory of the mode
 from __future__ import annotations
 
 import ctypes
+import json
 import re
 import shutil
 import subprocess
@@ -22,7 +23,7 @@ from slipstream.ship.firmware.network import Array
 from slipstream.ship.firmware.targets import Target
 
 _CFLAGS = ("-std=c99", "-O2", "-Wall", "-Wextra", "-ffunction-sections", "-fdata-sections")
-_COMPILE_S, _RUN_S = 120, 240
+_COMPILE_S, _RUN_S, _A_SET_S = 120, 240, 5
 # 2^5 ns of virtual time pass for an instruction: a tick of the counter is about one, and its 24
 # bits are enough for a step of 16 million.
 _ICOUNT = "shift=5"
@@ -31,6 +32,8 @@ _STEP = """#include <stdint.h>
 void board_step(uint32_t number);
 #define SLIP_STEP(number) board_step(number);
 """
+# What hands out memory: C's functions, newlib's beneath them, and C++'s operators.
+_HEAP = re.compile(r"_*(malloc|calloc|realloc|free|memalign|sbrk)(_r)?|_Z(nw|na|dl|da)\w*")
 _INSTALL = {
     "gcc": "apt-get install gcc",
     "arm-none-eabi-gcc": "apt-get install gcc-arm-none-eabi libnewlib-arm-none-eabi",
@@ -46,20 +49,25 @@ class Run:
         outputs: one list a set of inputs: an int8 array for each of the model's outputs.
         steps: instructions, [sets of inputs][steps]; empty where they are not counted.
         opening: instructions before the first inference.
-        stack: bytes of the deepest call; 0 where it is not measured.
+        stacks: bytes of stack that each step reaches; empty where they are not measured.
         size: of the image; None where none was linked.
     """
 
     outputs: list[list[Array]]
     steps: tuple[tuple[int, ...], ...] = ()
     opening: int = 0
-    stack: int = 0
+    stacks: tuple[int, ...] = ()
     size: ImageSize | None = None
 
     @property
     def instructions(self) -> tuple[int, ...]:
         """Of one inference, one a set of inputs."""
         return tuple(map(sum, self.steps))
+
+    @property
+    def stack(self) -> int:
+        """Bytes of the deepest call; 0 where it is not measured."""
+        return max(self.stacks, default=0)
 
 
 @dataclass(frozen=True)
@@ -71,12 +79,14 @@ class ImageSize:
         constants: weights, multipliers, sizes.
         library: functions of the C library.
         ram: variables outside the arena.
+        allocators: functions of a heap; there should be none.
     """
 
     code: int
     constants: int
     library: int
     ram: int
+    allocators: tuple[str, ...] = ()
 
     @property
     def flash(self) -> int:
@@ -144,15 +154,19 @@ def run_emulated(
     need_tool("qemu-system-arm")
     opens = f"{interface.name}_open(" in sources["model.h"]
     boards = files("slipstream.ship.firmware") / "boards"
+    script = (boards / "link.ld").read_text("utf-8")
+    for name in ("constants", "ram", "inputs"):
+        script = script.replace(f"BOARD_{name.upper()}", hex(getattr(target, name)))
     every = dict(sources) | {
         "board.c": (boards / "board.c").read_text("utf-8"),
-        "board.h": _board_header(interface, inputs, opens),
-        "board_step.h": _STEP,
-        "link.ld": (boards / "link.ld").read_text("utf-8")
-        .replace("BOARD_CONSTANTS", hex(target.constants)).replace("BOARD_RAM", hex(target.ram)),
+        "board.h": _board_header(interface, len(inputs), opens, folder / "inputs.bin"),
+        "board_step.h": _STEP, "link.ld": script,
     }  # fmt: skip
+    limit_s = _RUN_S + _A_SET_S * len(inputs)
     image = folder / "firmware.elf"
     paths = _write(every, folder)
+    flat = [np.ascontiguousarray(values).tobytes() for given in inputs for values in given]
+    (folder / "inputs.bin").write_bytes(b"".join(flat))
     flags = [*_CFLAGS, *target.flags, "-nostartfiles", "--specs=nano.specs", "-Wl,--gc-sections"]
     flags += ["-include", str(folder / "board_step.h")]
     _compile(target.compiler, [*flags, "-T", str(folder / "link.ld"), "-o", str(image), *paths])
@@ -162,11 +176,11 @@ def run_emulated(
     ]  # fmt: skip
     try:
         ran = subprocess.run(
-            command, capture_output=True, text=True, timeout=_RUN_S, stdin=subprocess.DEVNULL
+            command, capture_output=True, text=True, timeout=limit_s, stdin=subprocess.DEVNULL
         )
     except subprocess.TimeoutExpired as error:
         raise ToolchainError(
-            f"the emulated {target.name} did not end within {_RUN_S} s", where=str(image)
+            f"the emulated {target.name} did not end within {limit_s} s", where=str(image)
         ) from error
     if ran.returncode or "ticks_per_million" not in ran.stdout + ran.stderr:
         raise ToolchainError(
@@ -199,7 +213,7 @@ def _parsed(text: str, interface: Interface, size: ImageSize) -> Run:
     ]
     each = len(counts) // len(outputs)
     steps = [tuple(counts[start : start + each]) for start in range(0, len(counts), each)]
-    return Run(outputs, tuple(steps), opening, numbers("stack")[0], size)
+    return Run(outputs, tuple(steps), opening, tuple(numbers("stack")), size)
 
 
 def image_size(image: Path) -> ImageSize:
@@ -209,8 +223,11 @@ def image_size(image: Path) -> ImageSize:
         capture_output=True, text=True, check=True,
     ).stdout  # fmt: skip
     code = constants = library = ram = 0
+    allocators = []
     for line in listed.splitlines():
         parts = line.split()
+        if _HEAP.fullmatch(parts[-1]):
+            allocators.append(parts[-1])
         if len(parts) != 4 or parts[3].startswith("board_"):
             continue
         size, kind, name = int(parts[1], 16), parts[2].lower(), parts[3]
@@ -222,14 +239,13 @@ def image_size(image: Path) -> ImageSize:
             constants += size
         elif kind in "bd":
             ram += size
-    return ImageSize(code, constants, library, ram)
+    return ImageSize(code, constants, library, ram, tuple(sorted(allocators)))
 
 
-def _board_header(interface: Interface, inputs: Sequence[Sequence[Array]], opens: bool) -> str:
-    flat = np.concatenate([values.reshape(-1) for given in inputs for values in given])
+def _board_header(interface: Interface, runs: int, opens: bool, inputs: Path) -> str:
     lines = [
         '#include "model.h"', f"#define BOARD_ARENA_BYTES {interface.arena_bytes}",
-        f"#define BOARD_RUNS {len(inputs)}u", f"#define BOARD_STEPS {interface.name.upper()}_STEPS",
+        f"#define BOARD_RUNS {runs}u", f"#define BOARD_STEPS {interface.name.upper()}_STEPS",
         f"#define BOARD_INVOKE {interface.name}_invoke",
         f"#define BOARD_OPEN() {f'{interface.name}_open()' if opens else 0}",
     ]  # fmt: skip
@@ -242,8 +258,7 @@ def _board_header(interface: Interface, inputs: Sequence[Sequence[Array]], opens
         ]
 
     lines += [*places("input", interface.inputs), *places("output", interface.outputs)]
-    values = ",".join(map(str, flat.view(np.uint8).tolist()))
-    lines.append(f"static const uint8_t board_inputs[] = {{{values}}};")
+    lines.append(f"#define BOARD_INPUTS_FILE {json.dumps(str(inputs))}")
     return "\n".join([*lines, ""])
 
 

@@ -14,14 +14,14 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from slipstream.ship.firmware.lowering import Program, Step
 from slipstream.ship.firmware.plan import struct_bytes
+from slipstream.ship.firmware.program import Program, Step
 from slipstream.ship.firmware.targets import Target
 
 # Bytes of softmax's table.
 _SOFTMAX_TABLE = 28
-# What a model of many steps may save more than one of a single step.
-_FRAME = 24
+# Counts of what calls a function: `slip_gather` and in it memcpy and memset, `slip_write_any`.
+_CALLS = ("inner", "read taps", "padded taps", "zeros", "slow outputs", "single outputs", "pixels")
 Counts = dict[str, float]
 
 
@@ -60,16 +60,14 @@ def code_bytes(program: Program, target: Target) -> int:
 
 
 def stack_bytes(program: Program, target: Target) -> int:
-    """Of the deepest call, at most."""
+    """Of the deepest call, on the inputs that take most: its calls follow from a step's numbers."""
     stacks: Mapping[str, int] = _weights()[target.name]["stack"]
-    return _FRAME + max(stacks[stack_key(step)] for step in program.steps)
+    return max(stacks.get(path, 0) for step in program.steps for path in stack_paths(step))
 
 
-def stack_key(step: Step) -> str:
-    """What stacks are measured by: of one pixel a convolution calls less than of several."""
-    numbers = step.numbers
-    one = step.struct == "slip_conv" and numbers["out_h"] * numbers["out_w"] == 1
-    return step.kernel + (" of one" if one else "")
+def stack_paths(step: Step) -> list[str]:
+    """What stacks are known by: the kernel, and those parts of its loops that call a function."""
+    return [step.kernel, *(f"{step.kernel}: {name}" for name in counts(step) if name in _CALLS)]
 
 
 def counts(step: Step) -> Counts:

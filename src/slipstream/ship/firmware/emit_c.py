@@ -13,8 +13,8 @@ import numpy as np
 
 from slipstream.ship.firmware.arena import Arena
 from slipstream.ship.firmware.interface import Interface, interface_of
-from slipstream.ship.firmware.lowering import Program, Step
 from slipstream.ship.firmware.network import Array
+from slipstream.ship.firmware.program import Program, Step
 
 _A_LINE = 24
 _HOOK = (
@@ -68,11 +68,20 @@ def header(program: Program, interface: Interface, declared: Sequence[str]) -> s
 
 def _source(program: Program, arena: Arena, name: str) -> str:
     lines = ['#include "model.h"', '#include "slip_micro.h"', "", *_HOOK, ""]
+    lines += [
+        "/* Calls are functions of their own, which end in a jump: a long model's stack is no",
+        " * deeper than a short one's. */",
+    ]  # fmt: skip
     for number, step in enumerate(program.steps):
-        lines += [*_constants(number, step), ""]
-    lines += [f"void {name}_invoke(void *arena) {{", "  int8_t *at = arena;"]
-    for number, step in enumerate(program.steps):
-        lines.append(f"  SLIP_STEP({number}) {_call(number, step, arena)}")
+        lines += [
+            *_constants(number, step),
+            f"static __attribute__((noinline)) void call_{number}(int8_t *at) {{",
+            f"  {_call(number, step, arena)}", "}", "",
+        ]  # fmt: skip
+    lines += [f"void {name}_invoke(void *arena) {{"]
+    lines += [
+        f"  SLIP_STEP({number}) call_{number}(arena);" for number in range(len(program.steps))
+    ]
     return "\n".join([*lines, f"  SLIP_STEP({len(program.steps)})", "}", ""])
 
 

@@ -11,8 +11,8 @@ import numpy as np
 from slipstream.ship.firmware.arena import Arena
 from slipstream.ship.firmware.emit_c import header, kernel_files, rows
 from slipstream.ship.firmware.interface import interface_of
-from slipstream.ship.firmware.lowering import Program
 from slipstream.ship.firmware.plan import KERNELS
+from slipstream.ship.firmware.program import Program
 
 # How kernels are called by number: arguments behind the struct, as kernels/interpreter.h has them.
 _ARGUMENTS = {

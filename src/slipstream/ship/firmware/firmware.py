@@ -17,10 +17,11 @@ from slipstream.ship.firmware.drawing import draw_arena
 from slipstream.ship.firmware.emit_c import emit
 from slipstream.ship.firmware.emit_interpreter import emit_interpreter
 from slipstream.ship.firmware.interface import Interface, interface_of
-from slipstream.ship.firmware.lowering import Program, lower
+from slipstream.ship.firmware.lowering import lower
 from slipstream.ship.firmware.network import Network
 from slipstream.ship.firmware.plan import planned_model
 from slipstream.ship.firmware.planner import Buffer, greedy_plan
+from slipstream.ship.firmware.program import Program
 from slipstream.ship.firmware.targets import Target, target
 from slipstream.ship.firmware.tflite import parse_network
 from slipstream.tables import Field, Table

@@ -21,7 +21,7 @@ class Forecast:
     """What firmware will need.
 
     Attributes:
-        arena, stack: bytes of RAM; the arena is exact.
+        arena, stack: bytes of RAM, both exact.
         constants, code: bytes of flash; constants are exact.
         steps: instructions of each step.
         ram_limit, flash_limit: of the device; None where they were not given.
@@ -94,7 +94,7 @@ class Forecast:
     def tables(self) -> list[Table]:
         """The sums, and the steps that cost most."""
         made = self.firmware
-        ram = f"arena {self.arena:,} (exact), stack {self.stack:,}"
+        ram = f"arena {self.arena:,}, stack {self.stack:,} (both exact)"
         flash = f"constants {self.constants:,} (exact), code {self.code:,}"
         sums = [
             ("RAM", self.ram, self.ram_limit, ram),

@@ -15,7 +15,7 @@ import numpy as np
 
 from slipstream.ship.firmware.arena import Arena
 from slipstream.ship.firmware.interface import interface_of
-from slipstream.ship.firmware.lowering import Program, Step
+from slipstream.ship.firmware.program import Program, Step
 from slipstream.ship.firmware.writer import write_network
 
 NAME = "slipstream.plan"

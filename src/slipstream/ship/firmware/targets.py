@@ -14,7 +14,7 @@ class Target:
     Attributes:
         flags: of the compiler, that choose the processor.
         board: of `qemu-system-arm`; empty for this machine itself.
-        constants, ram: where the board has memory for them; its code begins at 0.
+        constants, ram, inputs: where the board has memory for them; its code begins at 0.
         vectors: it multiplies vectors of bytes (Helium).
         about: what it is, for people.
     """
@@ -25,6 +25,7 @@ class Target:
     board: str = ""
     constants: int = 0x200000
     ram: int = 0x20000000
+    inputs: int = 0x21000000
     vectors: bool = False
     about: str = ""
 
@@ -42,12 +43,13 @@ _TARGETS = {
         Target(
             "cortex-m7", _ARM,
             ("-mcpu=cortex-m7", "-mthumb", "-mfloat-abi=hard", "-mfpu=fpv5-d16"),
-            "mps2-an500", about="DSP instructions, two a cycle: STM32F7, STM32H7, i.MX RT",
+            "mps2-an500", inputs=0x60000000,
+            about="DSP instructions, two a cycle: STM32F7, STM32H7, i.MX RT",
         ),
         Target(
             "cortex-m55", _ARM,
             ("-mcpu=cortex-m55", "-mthumb", "-mfloat-abi=hard"),
-            "mps3-an547", constants=0x60000000, ram=0x21000000, vectors=True,
+            "mps3-an547", constants=0x60000000, ram=0x21000000, inputs=0x61000000, vectors=True,
             about="Helium vectors: Alif Ensemble, STM32N6",
         ),
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,9 @@ from slipstream.ship.firmware.network import Array, Network, Operator, Quantizat
 
 # More than any device of this kind holds; a file that says so is damaged.
 _MOST_BYTES = 1 << 30
+# How often each byte of a file may be copied on average, what is free in small files, and what a
+# table counts for.
+_MOST_COPIES, _FREE_BYTES, _TABLE_BYTES = 4, 1 << 16, 32
 _DTYPES = {
     0: "float32", 1: "float16", 2: "int32", 3: "uint8", 4: "int64", 6: "bool", 7: "int16",
     9: "int8", 10: "float64", 12: "uint64", 15: "uint32", 16: "uint16",
@@ -108,14 +112,31 @@ class _DamagedError(Exception):
     """An offset or a size that leads out of the file, or an index out of its list."""
 
 
+@dataclass
+class _File:
+    """A file's bytes, and how many of them may still be copied.
+
+    In honest files tables hardly share what they point at; where thousands point at one, a file of
+    kilobytes would fill gigabytes.
+    """
+
+    data: bytes
+    left: int
+
+    def take(self, size: int) -> None:
+        self.left -= size
+        if self.left < 0:
+            raise _DamagedError("its tables point at the same bytes over and over")
+
+
 class _Table:
     """A table of a FlatBuffer: fields are found through its list of offsets."""
 
-    def __init__(self, data: bytes, position: int) -> None:
-        self._data, self._at = data, position
+    def __init__(self, file: _File, position: int) -> None:
+        self._file, self._data, self._at = file, file.data, position
         self._offsets = position - self._read("<i", position)
         self._length = self._read("<H", self._offsets)
-        if self._length < 4 or self._offsets + self._length > len(data):
+        if self._length < 4 or self._offsets + self._length > len(self._data):
             raise _DamagedError(f"the table at byte {position} has a list of fields that cannot be")
 
     @classmethod
@@ -123,7 +144,8 @@ class _Table:
         """The table that the file's first word points at."""
         if len(data) < 8:
             raise _DamagedError("it ends before its first table")
-        return cls(data, struct.unpack_from("<I", data)[0])
+        allowed = _MOST_COPIES * len(data) + _FREE_BYTES
+        return cls(_File(data, allowed), struct.unpack_from("<I", data)[0])
 
     def _read(self, form: str, at: int) -> Any:
         if at < 0 or at + struct.calcsize(form) > len(self._data):
@@ -152,6 +174,7 @@ class _Table:
         count = self._read("<I", at)
         if at + 4 + count * size > len(self._data):
             raise _DamagedError(f"{count} elements at byte {at} do not fit into it")
+        self._file.take(count * size)
         return at + 4, count
 
     def array(self, number: int, dtype: str) -> Array:
@@ -171,13 +194,14 @@ class _Table:
     def table(self, number: int) -> _Table | None:
         """A table; None where it is left out."""
         at = self._field(number)
-        return _Table(self._data, at + self._read("<I", at)) if at else None
+        return _Table(self._file, at + self._read("<I", at)) if at else None
 
     def tables(self, number: int) -> Iterator[_Table]:
         """A vector of tables."""
         at, count = self._vector(number, 4)
+        self._file.take(count * _TABLE_BYTES)
         for place in range(at, at + 4 * count, 4):
-            yield _Table(self._data, place + self._read("<I", place))
+            yield _Table(self._file, place + self._read("<I", place))
 
 
 def _network(model: _Table, name: str) -> Network:

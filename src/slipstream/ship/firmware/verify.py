@@ -121,12 +121,10 @@ def verify_firmware(
         ToolchainError: a compiler or the emulator is missing.
         MissingExtraError: the other runtime is.
     """
-    if against not in _RUNTIMES:
-        raise UnknownNameError("runtime", against, _RUNTIMES)
     interface = exported.interface
     inputs = random_inputs(interface, sets, seed) if inputs is None else inputs
     say(f"running {against}")
-    expected = _RUNTIMES[against](exported.model, inputs, len(interface.outputs))
+    expected = other_outputs(exported.model, interface, inputs, against)
     places = []
     with tempfile.TemporaryDirectory() as folder:
         say("running here")
@@ -137,6 +135,20 @@ def verify_firmware(
             there = run_emulated(exported.sources, interface, inputs, Path(folder), exported.target)
             places.append(_compare(exported.target.name, interface, expected, there))
     return Verified(interface.name, against, len(inputs), tuple(places))
+
+
+def other_outputs(
+    model: bytes, interface: Interface, inputs: Sets, against: str = "tflite-micro"
+) -> Sets:
+    """What another runtime gives for sets of inputs: an int8 array for each of the model's outputs.
+
+    Raises:
+        UnknownNameError: there is no such runtime.
+        MissingExtraError: it is not installed.
+    """
+    if against not in _RUNTIMES:
+        raise UnknownNameError("runtime", against, _RUNTIMES)
+    return _RUNTIMES[against](model, inputs, len(interface.outputs))
 
 
 def random_inputs(interface: Interface, sets: int, seed: int = 0) -> list[list[Array]]:

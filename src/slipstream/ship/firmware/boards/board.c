@@ -15,6 +15,11 @@
 
 extern uint32_t board_data_image, board_data, board_data_end, board_bss, board_bss_end, board_stack;
 
+/* All sets of inputs, one after another: megabytes, which a compiler would take long to read. */
+__asm__(".section .inputs, \"a\"\n.global board_inputs\nboard_inputs:\n.incbin \"" BOARD_INPUTS_FILE
+        "\"\n.text\n");
+extern const uint8_t board_inputs[];
+
 static __attribute__((aligned(16))) uint8_t board_arena[BOARD_ARENA_BYTES];
 
 void board_main(void);
@@ -84,19 +89,31 @@ static __attribute__((noinline)) uint32_t board_ticks(void) {
   return 0xFFFFFFu & ~SYSTICK_NOW;
 }
 
-static uint32_t board_marks[BOARD_STEPS + 2];
+#define BOARD_PATTERN 0xA5u
+#define BOARD_STACK_BYTES 4096u
 
-/* Called between two steps of the model. */
+static uint32_t board_starts[BOARD_STEPS + 2], board_ends[BOARD_STEPS + 2];
+static uint32_t board_depths[BOARD_STEPS + 2];
+static volatile uint8_t *board_top; /* the stack below it is the model's */
+
+/* Called between two steps of the model: what the last one took, and of the stack how much. The
+ * procedure call standard aligns the stack to 8 where functions are called, and so do interrupts: a
+ * last word that nobody wrote is needed, too. */
 void board_step(uint32_t number) {
-  board_marks[number] = board_ticks();
+  board_ends[number] = board_ticks();
+  uint32_t used = BOARD_STACK_BYTES;
+  while (used && board_top[-(int)used] == BOARD_PATTERN) used--;
+  used = (used + 7) & ~7u;
+  if (used > board_depths[number]) board_depths[number] = used;
+  volatile uint8_t *here;
+  __asm__ volatile("mov %0, sp" : "=r"(here));
+  for (volatile uint8_t *at = board_top - BOARD_STACK_BYTES; at < here; at++) *at = BOARD_PATTERN;
+  board_starts[number] = board_ticks();
 }
 
 static uint32_t board_ticks_between(uint32_t start, uint32_t end) {
   return (end - start) & 0xFFFFFFu;
 }
-
-#define BOARD_PATTERN 0xA5u
-#define BOARD_STACK_BYTES 8192u
 
 void board_main(void) {
   SYSTICK_RELOAD = 0xFFFFFF;
@@ -106,15 +123,16 @@ void board_main(void) {
   uint32_t loops = 500000;
   __asm__ volatile("1: subs %0, #1\n bne 1b" : "+r"(loops) : : "cc");
   board_say_number("ticks_per_million ", board_ticks_between(start, board_ticks()));
+  __asm__ volatile("mov %0, sp" : "=r"(board_top));
   board_step(0);
   board_step(1);
-  board_say_number("ticks_per_mark ", board_ticks_between(board_marks[0], board_marks[1]));
+  board_say_number("ticks_per_mark ", board_ticks_between(board_starts[0], board_ends[1]));
   board_step(0);
   if (BOARD_OPEN()) board_exit(4);
   board_step(1);
-  board_say_number("ticks_to_open ", board_ticks_between(board_marks[0], board_marks[1]));
+  board_say_number("ticks_to_open ", board_ticks_between(board_starts[0], board_ends[1]));
   memset(board_arena, BOARD_PATTERN, BOARD_ARENA_BYTES);
-  uint32_t deepest = 0;
+  memset(board_depths, 0, sizeof board_depths);
   uint32_t inputs = 0;
   for (uint32_t run = 0; run < BOARD_RUNS; run++) {
     const uint8_t *next = board_inputs + inputs;
@@ -123,16 +141,9 @@ void board_main(void) {
       next += board_input_places[2 * i + 1];
     }
     inputs = (uint32_t)(next - board_inputs);
-    /* Below here the stack is the model's. */
-    volatile uint8_t *top;
-    __asm__ volatile("mov %0, sp" : "=r"(top));
-    for (uint32_t i = 1; i <= BOARD_STACK_BYTES; i++) top[-(int)i] = BOARD_PATTERN;
     BOARD_INVOKE(board_arena);
-    uint32_t used = BOARD_STACK_BYTES;
-    while (used && top[-(int)used] == BOARD_PATTERN) used--;
-    deepest = used > deepest ? used : deepest;
     for (uint32_t i = 0; i < BOARD_STEPS; i++) {
-      board_say_number("ticks ", board_ticks_between(board_marks[i], board_marks[i + 1]));
+      board_say_number("ticks ", board_ticks_between(board_starts[i], board_ends[i + 1]));
     }
     for (uint32_t i = 0; i < BOARD_OUTPUTS; i++) {
       board_say_bytes("output ", board_arena + board_output_places[2 * i],
@@ -140,6 +151,6 @@ void board_main(void) {
     }
     memset(board_arena, BOARD_PATTERN, BOARD_ARENA_BYTES);
   }
-  board_say_number("stack ", deepest);
+  for (uint32_t i = 1; i <= BOARD_STEPS; i++) board_say_number("stack ", board_depths[i]);
   board_exit(0);
 }

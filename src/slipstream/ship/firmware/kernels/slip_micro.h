@@ -23,7 +23,7 @@
 
 /* What is known of a convolution before it runs. The input's zero point is folded into the bias, so
  * that the padding is the zero point itself. `slip_conv_2d` has weights packed, four channels and two
- * depths at a time (see `pack_pairs` in lowering.py); `slip_conv_plain` has them as the model has
+ * depths at a time (see `pack_pairs` in convolutions.py); `slip_conv_plain` has them as the model has
  * them, a row of `depth` for each channel. Both sizes are padded to four with zeros. */
 typedef struct {
   const int8_t *weights;

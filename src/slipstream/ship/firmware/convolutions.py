@@ -1,0 +1,230 @@
+"""Convolutions of every kind as steps: zero points folded into biases, scales as integers, weights
+in the order that a processor multiplies them fastest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from slipstream.ship.firmware.arithmetic import fixed_multiplier
+from slipstream.ship.firmware.call import (
+    Call,
+    Image,
+    Pair,
+    Window,
+    quantization,
+    row_distance,
+    window,
+)
+from slipstream.ship.firmware.network import Array
+from slipstream.ship.firmware.program import Step
+
+# What the short form of rescaling can hold, and how the long one is told from it: see
+# `slip_narrow` and `slip_to_int8` in kernels/slip_micro.h.
+_MOST_SUM = 2**30
+_NARROW_SHIFTS = (2, 31)
+_WIDE = 64
+_POINT = Window((1, 1), (1, 1), (1, 1), (0, 0))
+
+
+def conv_2d(call: Call) -> Step:
+    """CONV_2D."""
+    image, (out_h, out_w, channels) = call.image(call.activation(0)), call.image(call.output)
+    weights, scales = call.weights(1, 0)
+    if weights.ndim != 4 or weights.shape[0] != channels or weights.shape[3] != image[2]:
+        raise call.refuse(f"with weights of the shape {list(weights.shape)} on {image[2]} channels")
+    over = window(call, image, (out_h, out_w), weights.shape[1:3])
+    sums = _sums(call, weights.reshape(channels, -1), scales)
+    return _convolution(call, sums, image, (out_h, out_w), over)
+
+
+def fully_connected(call: Call) -> Step:
+    """FULLY_CONNECTED: a convolution over pixels."""
+    weights, scales = call.weights(1, 0)
+    given, to = call.activation(0), call.output
+    if call.option("weights_format") or weights.ndim != 2 or given.size % weights.shape[1]:
+        raise call.refuse("with weights in another order")
+    channels, depth = weights.shape
+    rows = given.size // depth
+    if to.size != rows * channels or max(rows, channels, depth) > 65535:
+        raise call.refuse(f"of the shape {list(to.shape)}")
+    sums = _sums(call, weights, scales, float_product=True)
+    return _convolution(call, sums, (rows, 1, depth), (rows, 1), _POINT)
+
+
+def depthwise(call: Call) -> Step:
+    """DEPTHWISE_CONV_2D."""
+    image, (out_h, out_w, channels) = call.image(call.activation(0)), call.image(call.output)
+    weights, scales = call.weights(1, 3)
+    if weights.ndim != 4 or weights.shape[0] != 1 or weights.shape[3] != channels:
+        raise call.refuse(f"with weights of the shape {list(weights.shape)}")
+    if channels % image[2]:
+        raise call.refuse(f"from {image[2]} to {channels} channels")
+    out = out_h, out_w
+    over = window(call, image, out, weights.shape[1:3])
+    sums = _sums(call, weights.reshape(-1, channels).T, scales)
+    if image[2] == 1:
+        # With one channel to read it is a convolution, and that shares what it reads.
+        return _convolution(call, sums, image, out, over)
+    taps, stride = sums.weights.shape[1], over.stride
+    fast = over.kernel == (3, 3) and stride in ((1, 1), (2, 2)) and over.dilation == (1, 1)
+    fast = fast and channels == image[2] and not call.vectors
+    if fast:
+        # Four rows of 16-bit numbers and one of sums: see kernels/depthwise.c.
+        pitch = ((-(-out_w // 2) * 2 - 1) * stride[1] + 4) // 2 * 2
+        scratch = 8 * pitch + 4 * (-(-out_w // 2) * 2)
+    else:
+        # An address a tap and a row of zero points, of the vectors of kernels/depthwise_any.c.
+        scratch = 4 * taps + channels if call.vectors and channels == image[2] else 0
+    distance = None if fast else row_distance(image, out, channels, stride[0], over.padding[0])
+    padded = -(-channels // 16) * 16 if call.vectors else channels
+    return call.step(
+        kernel="slip_depthwise_2d" if fast else "slip_depthwise_any", struct="slip_depthwise",
+        sources=("depthwise.c",) if fast else ("depthwise_any.c",),
+        numbers={
+            "in_h": image[0], "in_w": image[1], "channels": image[2], "out_h": out_h,
+            "out_w": out_w, "multiplier": channels // image[2],
+            **over.numbers("kernel", "stride", "dilation"), **sums.numbers(call),
+        },
+        tables={"weights": weights.reshape(-1), **sums.tables(padded)},
+        scratch=scratch, distances=(distance,), in_place=fast, macs=out_h * out_w * channels * taps,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """How sums of products become codes.
+
+    Attributes:
+        weights: int8 [channels, products].
+        bias: int64 [channels], the input's zero point folded in.
+        rescale: int32 [2 * channels]: see `slip_to_int8`.
+        narrow: all channels may take the short form.
+        limits: of codes.
+    """
+
+    weights: Array
+    bias: Array
+    rescale: Array
+    narrow: bool
+    limits: Pair
+
+    def tables(self, channels: int) -> dict[str, Array]:
+        """Padded to so many channels."""
+        return {
+            "bias": _padded(self.bias, channels), "rescale": _padded(self.rescale, 2 * channels),
+        }  # fmt: skip
+
+    def numbers(self, call: Call) -> dict[str, int]:
+        """Fields of kernels' structs, in their order."""
+        return {
+            "in_zero": quantization(call.activation(0)).zero_point,
+            "out_zero": quantization(call.output).zero_point,
+            "low": self.limits[0], "high": self.limits[1], "narrow": int(self.narrow),
+        }  # fmt: skip
+
+
+def _sums(call: Call, weights: Array, scales: Array, *, float_product: bool = False) -> _Sums:
+    """Of `weights` [channels, products] with the third input as their bias."""
+    given, to = quantization(call.activation(0)), quantization(call.output)
+    wide = weights.astype(np.int64)
+    products = abs(wide).sum(1) * 255
+    bias = call.bias(2, len(weights)) - given.zero_point * wide.sum(1)
+    if (abs(bias) + products >= 2**31).any():
+        raise call.refuse("whose sums could overflow 32 bits")
+    limits = call.limits()
+    factors = _factors(given.scale, scales, to.scale, float_product)
+    return _Sums(weights, bias, *_rescales(call, factors, abs(bias) + products, limits), limits)
+
+
+def _rescales(call: Call, factors: Array, sums: Array, limits: Pair) -> tuple[Array, bool]:
+    """`rescale`, two numbers a channel; whether all channels may take the short form.
+
+    Args:
+        factors: float64 [channels].
+        sums: int64 [channels]: the largest there can be.
+    """
+    pairs = np.array([fixed_multiplier(float(factor)) for factor in factors], np.int64)
+    multipliers, shifts = pairs[:, 0], -pairs[:, 1]
+    if (sums << np.maximum(-shifts, 0) >= 2**31).any():
+        raise call.refuse("whose sums could overflow 32 bits")
+    low, high = _NARROW_SHIFTS
+    short = (low <= shifts) & (shifts <= high) & (sums < _MOST_SUM) & (limits == (-128, 127))
+    seconds = np.where(short, 1 << np.clip(32 - shifts, 0, 32), shifts - _WIDE)
+    narrow = bool(short.all())
+    if call.vectors and not narrow:
+        seconds = shifts - _WIDE
+    return np.stack([multipliers, seconds], 1).astype(np.int32).reshape(-1), narrow
+
+
+def pack_pairs(weights: Array) -> Array:
+    """Weights [channels, depth] as `slip_conv_2d` reads them: int8, one dimension.
+
+    Both sizes are multiples of four. Four channels follow four channels; within them, depths come
+    as the widening of bytes gives them (0 and 2, then 1 and 3), and a word holds two depths of two
+    channels, the first channel's in its even bytes.
+    """
+    channels, depth = weights.shape
+    # [group, pair of channels, which of them, quad, which depth (low bit: pair), half]
+    parts = weights.reshape(channels // 4, 2, 2, depth // 4, 2, 2)
+    # depth within a quad is half * 2 + pair: to [group, quad, pair, pair of channels, half, which].
+    return np.ascontiguousarray(parts.transpose(0, 3, 5, 1, 4, 2)).reshape(-1)
+
+
+def _convolution(call: Call, sums: _Sums, image: Image, out: Pair, over: Window) -> Step:
+    channels, depth = sums.weights.shape
+    padded = -(-channels // 4) * 4
+    deep = -(-depth // 4) * 4
+    height, width, in_channels = image
+    direct = over.kernel == (1, 1) and over.stride == (1, 1) and deep == in_channels
+    if direct:
+        # Blocks of two pixels are read before they are written, a single last one is not.
+        pixels = out[0] * out[1]
+        distance = max(0, pixels * (channels - in_channels))
+        if pixels % 2:
+            distance = max(distance, pixels * channels - (pixels - 1) * in_channels)
+    else:
+        distance = row_distance(image, out, channels, over.stride[0], over.padding[0])
+    kind = "conv_2d" if call.packed else "conv_plain"
+    whole = np.zeros((padded, deep), np.int8)
+    whole[:channels, :depth] = sums.weights
+    return call.step(
+        kernel=f"slip_{kind}", struct="slip_conv",
+        sources=("conv.c" if call.packed else "conv_plain.c", "conv.h", "gather.c"),
+        numbers={
+            "in_h": height, "in_w": width, "in_c": in_channels, "out_h": out[0], "out_w": out[1],
+            "out_c": channels, "depth": deep, **over.numbers("kernel", "stride", "dilation"),
+            **sums.numbers(call),
+        },
+        tables={
+            "weights": pack_pairs(whole) if call.packed else whole.reshape(-1),
+            **sums.tables(padded),
+        },
+        scratch=_columns(out[0] * out[1], deep, direct, call.vectors), distances=(distance,),
+        macs=out[0] * out[1] * channels * depth,
+    )  # fmt: skip
+
+
+def _columns(pixels: int, depth: int, direct: bool, vectors: bool) -> int:
+    """Scratch of convolutions: two pixels as they are multiplied, and of 8 bits where they are
+    gathered: 16 bits wide, or for vectors 16 depths of one and the other in turn."""
+    of_two = 2 * (-(-depth // 16) * 16) if vectors else 4 * depth
+    return (of_two if pixels > 1 else 0) + (0 if direct else min(pixels, 2) * depth)
+
+
+def _factors(given: np.float32, weights: Array, to: np.float32, float_product: bool) -> Array:
+    """Scales of products over the output's: float64 [channels].
+
+    Args:
+        float_product: scales are multiplied in float32, as fully connected layers have it.
+    """
+    if float_product:
+        return (given * weights.astype(np.float32)).astype(np.float64) / float(to)
+    return float(given) * weights.astype(np.float64) / float(to)
+
+
+def _padded(values: Array, size: int) -> Array:
+    found = np.zeros(size, np.int32)
+    found[: len(values)] = values
+    return found
