@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from slipstream.graph import Graph, TensorSpec
+import numpy as np
+from numpy.typing import NDArray
+
+from slipstream.graph import Graph, StepPhase, TensorSpec
+
+_STEP = "Optimizer.step#"
 
 
 def already_compiled(graph: Graph) -> str | None:
@@ -34,6 +39,13 @@ def updated_tensors(graph: Graph) -> list[TensorSpec]:
         TensorSpec(dtype, tuple(shape), tuple(strides), device)
         for dtype, shape, strides, device in described["tensors"]
     ]
+
+
+def update_tasks(graph: Graph) -> NDArray[np.int64]:
+    """Tasks inside ``Optimizer.step``."""
+    inside = np.array([text.startswith(_STEP) for text in graph.strings])
+    phase = graph.tasks.phase == StepPhase.OPTIMIZER
+    return np.flatnonzero(phase & inside[graph.tasks.scope])
 
 
 def _baseline(graph: Graph) -> dict[str, Any]:

@@ -12,15 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
 from slipstream.errors import WorkloadError
 from slipstream.graph import UNKNOWN_SPREAD, Call, Editor, Graph, Price, Role, StepPhase, price
 from slipstream.provenance import Provenance
 from slipstream.source import Places, Source
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
-from slipstream.techniques._baseline import updated_tensors
+from slipstream.techniques._baseline import update_tasks, updated_tensors
 from slipstream.workload import Built, Workload
 
 _FUSED = ("Adagrad", "Adam", "AdamW", "SGD")
@@ -28,7 +25,6 @@ _FOREACH = (
     "ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop",
     "Rprop", "SGD",
 )  # fmt: skip
-_STEP = "Optimizer.step#"
 _SMALL = 4096
 
 
@@ -51,7 +47,7 @@ class FusedOptimizer(Settings):
         described: Any = graph.meta.get("optimizer")
         if not described and (graph.tasks.phase == StepPhase.OPTIMIZER).any():
             return "the step hides its optimizer; return (model, batch, loss, optimizer)"
-        if not described or not len(_update_tasks(graph)):
+        if not described or not len(update_tasks(graph)):
             return "the step has no optimizer"
         known = _FUSED if self.kind == "fused" else _FOREACH
         if described["class"] not in known:
@@ -69,7 +65,7 @@ class FusedOptimizer(Settings):
 
     def predict(self, graph: Graph, context: Context) -> Graph:
         """One task in place of the update's, as long as the micro-benchmark of a whole update."""
-        tasks = _update_tasks(graph)
+        tasks = update_tasks(graph)
         before = float(graph.tasks.duration_ns[tasks].sum() + graph.tasks.gap_ns[tasks].sum())
         now, then = self.questions(graph)
         old, took = context.durations.lookup(now), price(context.durations, then, before)
@@ -128,13 +124,6 @@ class FusedOptimizer(Settings):
 
     def _flags(self) -> dict[str, bool]:
         return {"fused": self.kind == "fused", "foreach": self.kind == "foreach"}
-
-
-def _update_tasks(graph: Graph) -> NDArray[np.int64]:
-    """Tasks inside ``Optimizer.step``."""
-    inside = np.array([text.startswith(_STEP) for text in graph.strings])
-    phase = graph.tasks.phase == StepPhase.OPTIMIZER
-    return np.flatnonzero(phase & inside[graph.tasks.scope])
 
 
 def _update(graph: Graph, flags: dict[str, bool]) -> Call:

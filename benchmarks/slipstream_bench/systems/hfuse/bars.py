@@ -12,11 +12,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from slipstream.codegen import why_no_compiler
+from slipstream.technique import parse
 from slipstream.techniques.side_by_side.cuda import (
     compiled,
     emulate,
@@ -25,6 +28,12 @@ from slipstream.techniques.side_by_side.cuda import (
     why_no_nvcc,
 )
 from slipstream.techniques.side_by_side.kernels import DISTANCES, Loop, alone, interleave, product
+from slipstream.techniques.side_by_side.nn import LinearBeside
+from slipstream.techniques.side_by_side.technique import SideBySide
+from slipstream.verbs.predicting import predict
+from slipstream.verbs.profiling import profile
+from slipstream.verbs.results import Predicted
+from slipstream.workload import Workload, build_from
 from slipstream_bench.harness import one_thread, paired, times_s
 from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, not_judged
 from slipstream_bench.systems.hfuse.kernels import SPLITS, launch, pairs
@@ -32,6 +41,7 @@ from slipstream_bench.systems.hfuse.kernels import SPLITS, launch, pairs
 _QUICK_PAIRS = 12
 _WITH_BARRIERS = ("block_sums", "warp_sums", "scan", "odd_even", "reverse")
 _ARCHES = ("sm_80", "sm_90")
+_NETWORKS = ((512, 6, 64), (1024, 4, 32), (768, 6, 128), (512, 6, 256))
 
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
@@ -46,6 +56,7 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
     yield from _cost(options)
     with one_thread():
         yield from _interleaved(options)
+        yield from _steps(options)
 
 
 def _equal(options: BenchOptions, chosen: list[tuple[str, str]]) -> Iterator[Bar]:
@@ -148,11 +159,12 @@ def _interleaved(options: BenchOptions) -> Iterator[Bar]:
     torch.manual_seed(0)
     count = 4 << 20
     arrays = [torch.randn(count) for _ in range(3)]
-    update = Loop("Update", (arrays[0], arrays[1], arrays[2]), (count,))
+    settings = torch.tensor([0.01, 0.9, 0.0])
+    update = Loop("Descent", (*arrays, settings), (count,))
     x, weight = torch.randn(768, 256), torch.randn(512, 256)
     tile = product(x, weight, None, torch.empty(768, 512))
     sweep = Loop("Sweep", (arrays[0], arrays[1]), (count,))
-    busy = Loop("Arithmetic", (torch.empty(192),), (count // 16 * 2,))
+    busy = _as_long(sweep, count // 16)
     for bar, memory, compute, target in (
         ("a sweep beside arithmetic, over one after the other", sweep, busy, 1.40),
         ("an optimizer's step beside a product, over one after the other", update, tile, 1.15),
@@ -160,17 +172,60 @@ def _interleaved(options: BenchOptions) -> Iterator[Bar]:
         if not options.wants(bar, 10):
             continue
         options.progress(bar)
-        distance = _fastest(memory, compute)
-        ahead = _fastest(memory, None)
+        ahead = _fastest(memory)
         first, second = alone(memory, ahead), alone(compute)
         arms: dict[str, Callable[[], object]] = {
             "apart": functools.partial(_one_after_the_other, first, second),
-            "together": interleave(memory, compute, distance), "memory": first, "compute": second,
+            "together": interleave(memory, compute), "memory": first, "compute": second,
         }  # fmt: skip
         taken = paired(arms, blocks=30 if options.full else 10)
         whole, longest = taken.median_s("apart"), max(map(taken.median_s, ("memory", "compute")))
-        detail = f"{taken}; at most {whole / longest:.2f}x; memory {distance} items ahead"
+        detail = f"{taken}; at most {whole / longest:.2f}x"
         yield taken.ratio("apart", "together").at_least(bar, target, detail=detail)
+
+
+def _as_long(memory: Loop, turns: int) -> Loop:
+    """Arithmetic that takes as long as `memory`: what a balanced pair is."""
+    out = torch.empty(192)
+    busy, sweep = alone(Loop("Arithmetic", (out,), (turns,))), alone(memory, _fastest(memory))
+    share = np.median(times_s(sweep, 5)) / np.median(times_s(busy, 5))
+    return Loop("Arithmetic", (out,), (max(1, round(turns * float(share))),))
+
+
+def _steps(options: BenchOptions) -> Iterator[Bar]:
+    """Whole steps as `-t side_by_side` runs them: with the pairs that its gate lets through."""
+    bar, other = "a step with its technique, over torch's", "a step's prediction beside it"
+    if not (options.wants(bar, 60) or options.wants(other, 60)):
+        return
+    gains, errors, words = [], [], []
+    for width, layers, rows in _NETWORKS if options.full else _NETWORKS[:1]:
+        options.progress(f"a step of {layers} layers of {width}, {rows} rows")
+        made = functools.partial(_network, width, layers, rows)
+        graph = profile(Workload.of(*made()), threads=1)
+        (said,) = predict(graph, parse("side_by_side"))
+        plain, ours = build_from(made(), [], 0, "net"), build_from(made(), [SideBySide()], 0, "net")
+        ours.step()
+        arms: dict[str, Callable[[], object]] = {"torch": plain.step, "beside": ours.step}
+        gain = paired(arms, blocks=30 if options.full else 10).ratio("torch", "beside").value
+        predicted = 1.0 / said.ratio if isinstance(said, Predicted) else 1.0
+        gains.append(gain)
+        errors.append(abs(predicted / gain - 1))
+        pairs = any(isinstance(part, LinearBeside) for part in ours.model)
+        words.append(
+            f"{layers} x {width}, {rows} rows: {gain:.3f}x, predicted {predicted:.3f}x, "
+            f"{'some' if pairs else 'no'} pairs pay"
+        )
+    detail = "AdamW, fused; " + "; ".join(words)
+    yield at_least(bar, min(gains), 0.98, "x", n=len(gains), detail=detail)
+    yield at_most(other, float(np.median(errors)), 0.12, "relative", n=len(errors), detail=detail)
+
+
+def _network(width: int, layers: int, rows: int) -> tuple[Any, Any, Any, Any]:
+    torch.manual_seed(0)
+    each = (part for _ in range(layers) for part in (nn.Linear(width, width), nn.ReLU()))
+    model = nn.Sequential(*each)
+    batch = torch.randn(rows, width), torch.randn(rows, width)
+    return model, batch, nn.functional.mse_loss, torch.optim.AdamW(model.parameters(), fused=True)
 
 
 def _one_after_the_other(first: Callable[[], None], second: Callable[[], None]) -> None:
@@ -178,10 +233,7 @@ def _one_after_the_other(first: Callable[[], None], second: Callable[[], None]) 
     second()
 
 
-def _fastest(memory: Loop, compute: Loop | None) -> int:
-    """The distance at which it takes least."""
-    if compute is None:
-        made = {d: alone(memory, d) for d in DISTANCES}
-    else:
-        made = {d: interleave(memory, compute, d) for d in DISTANCES}
-    return min(made, key=lambda d: float(times_s(made[d], 5).min()))
+def _fastest(memory: Loop) -> int:
+    """The distance at which a loop alone takes least."""
+    made = {distance: alone(memory, distance) for distance in DISTANCES}
+    return min(made, key=lambda distance: float(times_s(made[distance], 5).min()))

@@ -1,10 +1,11 @@
 """Two loops in one: items of a loop that waits for memory between calls of one that computes.
 
 A memory loop has `items()`, `ahead(i)`, which asks for an item's memory, and `step(i)`; a computing
-loop has `calls()` and `run(between)`, which calls `between` so often while its registers hold what
-it adds up. Interleaved, both end together (Bresenham's ratio), and memory is asked for some items
-ahead, so that it arrives while the other loop multiplies. C++ of both is generated into one
-function, by the compiler that is there; without AVX-512 the vectors are emulated by it.
+loop has `calls()` and `run(ask, work)`: it calls `ask` so often while its registers hold what it
+adds up, and `work` between two tiles, when they hold nothing. Interleaved, a tile asks for the
+memory of items that are worked on after it, so that it arrives while the tile multiplies, and
+both loops end together (Bresenham's ratio). C++ of both is generated into one function by the
+compiler that is there.
 
 Source: Li et al., "Automatic Horizontal Fusion for GPU Kernels", CGO 2022; here on a processor,
 whose window of instructions takes the place of the scheduler of warps.
@@ -13,6 +14,8 @@ whose window of instructions takes the place of the scheduler of warps.
 from __future__ import annotations
 
 import ctypes
+import functools
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -23,22 +26,28 @@ from slipstream.codegen import load
 DISTANCES = (0, 8, 32, 128)
 """Items ahead of which memory is asked for."""
 BLOCK = 32
-"""Columns of a product that are computed at once."""
+"""Columns of a product come in multiples of this."""
+_DEEP = 256
 
-# Columns of a product in panels, rows in tiles of 12: 24 sums in registers of 16 numbers.
 _SOURCE = r"""
 #include <cstdint>
 #define INLINE inline __attribute__((always_inline))
+// As many sums as registers hold: 24 of 16 numbers in 32, else 12 of 8 in 16.
+#ifdef __AVX512F__
+#define WIDTH 64
 #define EACH(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11)
+#else
+#define WIDTH 32
+#define EACH(X) X(0) X(1) X(2) X(3) X(4) X(5)
+#endif
 namespace {
 using i64 = int64_t;
-typedef float V __attribute__((vector_size(64)));
-typedef float U __attribute__((vector_size(64), aligned(4), may_alias));
+typedef float V __attribute__((vector_size(WIDTH)));
+typedef float U __attribute__((vector_size(WIDTH), aligned(4), may_alias));
+constexpr i64 kLanes = WIDTH / 4, kLine = 16;
 INLINE V get(const float* p) { return *reinterpret_cast<const U*>(p); }
 INLINE void put(float* p, V v) { *reinterpret_cast<U*>(p) = v; }
-INLINE V all(float x) {
-  return V{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x};
-}
+INLINE V all(float x) { return x - V{}; }
 
 // Rows of a table by number: table, numbers, result; rows, columns of the table.
 struct Gather {
@@ -61,26 +70,59 @@ struct Gather {
     const float* from = table + ids[i] * width;
     float* to = out + i * width;
     i64 c = 0;
-    for (; c + 16 <= width; c += 16) put(to + c, get(from + c));
+    for (; c + kLanes <= width; c += kLanes) put(to + c, get(from + c));
     for (; c < width; ++c) to[c] = from[c];
   }
 };
-// A step of gradient descent with momentum, in place: parameters, gradients, momenta; count.
-struct Update {
-  float *x, *m; const float* g; i64 count;
-  Update(void** p, const i64* n)
+// A step of gradient descent, in place: parameters, gradients, momenta or none, settings (learning
+// rate, momentum, decay); count.
+struct Descent {
+  float *x, *m; const float *g; float rate, momentum, decay; i64 count;
+  Descent(void** p, const i64* n)
       : x(static_cast<float*>(p[0])), m(static_cast<float*>(p[2])),
-        g(static_cast<const float*>(p[1])), count(n[0]) {}
-  i64 items() const { return count / 16; }
+        g(static_cast<const float*>(p[1])), count(n[0]) {
+    const float* s = static_cast<const float*>(p[3]);
+    rate = s[0], momentum = s[1], decay = s[2];
+  }
+  i64 items() const { return count / kLine; }
   INLINE void ahead(i64 i) const {
-    __builtin_prefetch(x + i * 16, 1);
-    __builtin_prefetch(m + i * 16, 1);
-    __builtin_prefetch(g + i * 16);
+    __builtin_prefetch(x + i * kLine, 1);
+    __builtin_prefetch(g + i * kLine);
+    if (m) __builtin_prefetch(m + i * kLine, 1);
   }
   INLINE void step(i64 i) const {
-    const V v = get(m + i * 16) * 0.9f + get(g + i * 16);
-    put(m + i * 16, v);
-    put(x + i * 16, get(x + i * 16) - v * 0.01f);
+    for (i64 at = i * kLine; at < (i + 1) * kLine; at += kLanes) {
+      V v = get(g + at) + get(x + at) * decay;
+      if (m) put(m + at, v += get(m + at) * momentum);
+      put(x + at, get(x + at) - v * rate);
+    }
+  }
+};
+// A step of Adam, in place: parameters, gradients, both moments, settings (learning rate over the
+// first correction, both betas, epsilon, decay into the gradient, decay of the parameter, root of
+// the second correction); count.
+struct Adam {
+  float *x, *m, *v; const float *g; float s[7]; i64 count;
+  Adam(void** p, const i64* n)
+      : x(static_cast<float*>(p[0])), m(static_cast<float*>(p[2])),
+        v(static_cast<float*>(p[3])), g(static_cast<const float*>(p[1])), count(n[0]) {
+    for (int i = 0; i < 7; ++i) s[i] = static_cast<const float*>(p[4])[i];
+  }
+  i64 items() const { return count / kLine; }
+  INLINE void ahead(i64 i) const {
+    __builtin_prefetch(x + i * kLine, 1);
+    __builtin_prefetch(m + i * kLine, 1);
+    __builtin_prefetch(v + i * kLine, 1);
+    __builtin_prefetch(g + i * kLine);
+  }
+  INLINE void step(i64 i) const {
+#pragma GCC ivdep
+    for (i64 at = i * kLine; at < (i + 1) * kLine; ++at) {
+      const float d = g[at] + s[4] * x[at];
+      const float one = m[at] + (d - m[at]) * (1 - s[1]), two = v[at] * s[2] + d * d * (1 - s[2]);
+      m[at] = one, v[at] = two;
+      x[at] = x[at] * (1 - s[5]) - s[0] * one / (__builtin_sqrtf(two) / s[6] + s[3]);
+    }
   }
 };
 // A sweep that reads and writes past the caches: from, to; count.
@@ -91,81 +133,99 @@ struct Sweep {
   i64 items() const { return count / 16; }
   INLINE void ahead(i64 i) const { __builtin_prefetch(from + i * 16); }
   INLINE void step(i64 i) const {
-    const V v = get(from + i * 16) * 1.5f;
-#ifdef __AVX512F__
-    __builtin_ia32_movntps512(to + i * 16, v);
+    for (i64 at = i * kLine; at < (i + 1) * kLine; at += kLanes) {
+      const V v = get(from + at) * 1.5f;
+#if defined(__AVX512F__)
+      __builtin_ia32_movntps512(to + at, v);
+#elif defined(__AVX__)
+      __builtin_ia32_movntps256(to + at, v);
 #else
-    put(to + i * 16, v);
+      put(to + at, v);
 #endif
+    }
   }
 };
-// x @ w.T + bias: x, w, bias, result, room for a panel of w, for x in tiles; rows, columns, inner.
+// x @ w.T + bias: x, w, bias, result, room for a panel of w, for x in tiles; rows, columns, inner,
+// strides of x and of w. The inner dimension in parts that the first caches hold.
 struct Product {
-  const float *x, *w, *bias; float *out, *panels, *tiles; i64 rows, columns, inner;
-  static constexpr int kRows = 12, kEach = 8;
+  const float *x, *w, *bias; float *out, *panel, *tiles;
+  i64 rows, columns, inner, row_x, in_x, row_w, in_w;
+#define COUNT(r) +1
+  static constexpr int kRows = 0 EACH(COUNT), kEach = 8, kDeep = 256, kWide = 2 * kLanes;
   Product(void** p, const i64* n)
       : x(static_cast<const float*>(p[0])), w(static_cast<const float*>(p[1])),
         bias(static_cast<const float*>(p[2])), out(static_cast<float*>(p[3])),
-        panels(static_cast<float*>(p[4])), tiles(static_cast<float*>(p[5])),
-        rows(n[0]), columns(n[1]), inner(n[2]) {}
-  i64 calls() const { return rows / kRows * (columns / 32) * (inner / kEach); }
-  INLINE void pack(i64 panel) const {
-    for (i64 c = 0; c < 32; ++c) {
-      const float* from = w + (panel * 32 + c) * inner;
-      for (i64 k = 0; k < inner; ++k) panels[k * 32 + c] = from[k];
-    }
+        panel(static_cast<float*>(p[4])), tiles(static_cast<float*>(p[5])),
+        rows(n[0]), columns(n[1]), inner(n[2]), row_x(n[3]), in_x(n[4]), row_w(n[5]), in_w(n[6]) {}
+  i64 calls() const { return rows / kRows * (columns / kWide) * (inner / kEach); }
+  void pack(i64 column, i64 from, i64 deep) const {
+    const float* at = w + column * row_w + from * in_w;
+    if (row_w == 1)
+      for (i64 k = 0; k < deep; ++k)
+        for (i64 c = 0; c < kWide; ++c) panel[k * kWide + c] = at[k * in_w + c];
+    else
+      for (i64 c = 0; c < kWide; ++c)
+        for (i64 k = 0; k < deep; ++k) panel[k * kWide + c] = at[c * row_w + k * in_w];
   }
-  void pack_rows() const {
+  void pack_rows(i64 from, i64 deep) const {
     for (i64 row = 0; row + kRows <= rows; row += kRows)
-      for (i64 r = 0; r < kRows; ++r)
-        for (i64 k = 0; k < inner; ++k)
-          tiles[row * inner + k * kRows + r] = x[(row + r) * inner + k];
+      for (i64 k = 0; k < deep; ++k)
+        for (i64 r = 0; r < kRows; ++r)
+          tiles[row * deep + k * kRows + r] = x[(row + r) * row_x + (from + k) * in_x];
   }
-  template <typename F> INLINE void tile(i64 row, i64 panel, F&& between) const {
+  INLINE V first(i64 row, i64 column, i64 from) const {
+    if (from) return get(out + row * columns + column);
+    return bias ? get(bias + column) : V{};
+  }
+  template <typename F>
+  INLINE void tile(i64 row, i64 column, i64 from, i64 deep, F&& ask) const {
 #define BEGIN(r) V left##r = V{}, right##r = V{};
     EACH(BEGIN)
-    const float* a = tiles + row * inner;
-    const float* b = panels;
-    for (i64 k = 0; k < inner; k += kEach) {
-      between();
+    const float* a = tiles + row * deep;
+    const float* b = panel;
+    for (i64 k = 0; k < deep; k += kEach) {
+      ask();
 #pragma GCC unroll 8
-      for (int d = 0; d < kEach; ++d, a += kRows, b += 32) {
-        const V left = get(b), right = get(b + 16);
-#define ADD(r)                                  \
-  {                                             \
-    const V v = all(a[r]);                       \
-    left##r += v * left;                        \
-    right##r += v * right;                      \
+      for (int d = 0; d < kEach; ++d, a += kRows, b += kWide) {
+        const V left = get(b), right = get(b + kLanes);
+#define ADD(r)              \
+  {                         \
+    const V v = all(a[r]);  \
+    left##r += v * left;    \
+    right##r += v * right;  \
   }
         EACH(ADD)
       }
     }
-    float* to = out + row * columns + panel * 32;
-    const V one = bias ? get(bias + panel * 32) : V{};
-    const V two = bias ? get(bias + panel * 32 + 16) : V{};
-#define END(r)                                  \
-  put(to + r * columns, left##r + one);         \
-  put(to + r * columns + 16, right##r + two);
+    const i64 other = column + kLanes;
+#define END(r)                                                                        \
+  put(out + (row + r) * columns + column, left##r + first(row + r, column, from));   \
+  put(out + (row + r) * columns + other, right##r + first(row + r, other, from));
     EACH(END)
   }
-  void last(i64 row, i64 panel) const {
-    V left = V{}, right = V{};
-    for (i64 k = 0; k < inner; ++k) {
-      left += all(x[row * inner + k]) * get(panels + k * 32);
-      right += all(x[row * inner + k]) * get(panels + k * 32 + 16);
+  void last(i64 row, i64 column, i64 from, i64 deep) const {
+    V left = first(row, column, from), right = first(row, column + kLanes, from);
+    for (i64 k = 0; k < deep; ++k) {
+      const V v = all(x[row * row_x + (from + k) * in_x]);
+      left += v * get(panel + k * kWide);
+      right += v * get(panel + k * kWide + kLanes);
     }
-    const V none = V{};
-    float* to = out + row * columns + panel * 32;
-    put(to, left + (bias ? get(bias + panel * 32) : none));
-    put(to + 16, right + (bias ? get(bias + panel * 32 + 16) : none));
+    put(out + row * columns + column, left);
+    put(out + row * columns + column + kLanes, right);
   }
-  template <typename F> INLINE void run(F&& between) const {
-    pack_rows();
-    for (i64 panel = 0; panel < columns / 32; ++panel) {
-      pack(panel);
-      i64 row = 0;
-      for (; row + kRows <= rows; row += kRows) tile(row, panel, between);
-      for (; row < rows; ++row) last(row, panel);
+  template <typename F, typename G> INLINE void run(F&& ask, G&& work) const {
+    for (i64 from = 0; from < inner; from += kDeep) {
+      const i64 deep = inner - from < kDeep ? inner - from : kDeep;
+      pack_rows(from, deep);
+      for (i64 column = 0; column < columns; column += kWide) {
+        pack(column, from, deep);
+        i64 row = 0;
+        for (; row + kRows <= rows; row += kRows) {
+          tile(row, column, from, deep, ask);
+          work();
+        }
+        for (; row < rows; ++row) last(row, column, from, deep);
+      }
     }
   }
 };
@@ -174,15 +234,16 @@ struct Arithmetic {
   float* out; i64 turns;
   Arithmetic(void** p, const i64* n) : out(static_cast<float*>(p[0])), turns(n[0]) {}
   i64 calls() const { return turns; }
-  template <typename F> INLINE void run(F&& between) const {
+  template <typename F, typename G> INLINE void run(F&& ask, G&& work) const {
 #define SET(r) V sum##r = all(static_cast<float>(r));
     EACH(SET)
     for (i64 t = 0; t < turns; ++t) {
-      between();
+      ask();
+      if (t % 16 == 0) work();
 #define TURN(r) sum##r = sum##r * all(1.0001f) + all(0.5f);
       EACH(TURN)
     }
-#define KEEP(r) put(out + r * 16, sum##r);
+#define KEEP(r) put(out + r * kLanes, sum##r);
     EACH(KEEP)
   }
 };
@@ -195,34 +256,38 @@ template <typename M> INLINE void memory_alone(const M& memory, i64 distance) {
   }
 }
 struct Nothing { INLINE void operator()() const {} };
-template <typename M, typename C>
-INLINE void interleaved(const M& memory, const C& compute, i64 distance) {
+template <typename M, typename C> INLINE void interleaved(const M& memory, const C& compute) {
   const i64 items = memory.items(), calls = compute.calls() > 0 ? compute.calls() : 1;
   const M mine = memory;  // which no store can change
-  i64 done = 0, owed = 0;
-  compute.run([&]() __attribute__((always_inline)) {
-    for (owed += items; owed >= calls && done < items; owed -= calls) {
-      if (distance) mine.ahead(done + distance);
-      mine.step(done++);
-    }
-  });
-  for (; done < items; ++done) mine.step(done);
+  i64 done = 0, arrived = 0, asked = 0, owed = 0;
+  compute.run(
+      [&]() __attribute__((always_inline)) {
+        for (owed += items; owed >= calls && asked < items; owed -= calls) mine.ahead(asked++);
+      },
+      [&]() __attribute__((always_inline)) {
+        while (done < arrived) mine.step(done++);
+        arrived = asked;
+      });
+  while (done < items) mine.step(done++);
 }
 }  // namespace
 extern "C" void memory_alone(void** p, const i64* n, i64 distance) {
   memory_alone(MEMORY(p, n), distance);
 }
-extern "C" void compute_alone(void** p, const i64* n, i64) { COMPUTE(p, n).run(Nothing{}); }
-extern "C" void together(void** p, const i64* n, i64 distance) {
-  interleaved(MEMORY(p, n), COMPUTE(p + ARRAYS, n + SIZES), distance);
+extern "C" void compute_alone(void** p, const i64* n, i64) {
+  COMPUTE(p, n).run(Nothing{}, Nothing{});
+}
+extern "C" void together(void** p, const i64* n, i64) {
+  interleaved(MEMORY(p, n), COMPUTE(p + ARRAYS, n + SIZES));
 }
 """
 # Of each loop: how many arrays and how many sizes it takes.
 _TAKES = {
     "Gather": (3, 2),
-    "Update": (3, 1),
+    "Descent": (4, 1),
+    "Adam": (5, 1),
     "Sweep": (2, 1),
-    "Product": (6, 3),
+    "Product": (6, 7),
     "Arithmetic": (1, 1),
 }
 
@@ -232,7 +297,7 @@ class Loop:
     """A loop with what it works on.
 
     Attributes:
-        kind: Gather, Update and Sweep wait for memory; Product and Arithmetic compute.
+        kind: Gather, Descent, Adam and Sweep wait for memory; Product and Arithmetic compute.
         arrays: float32 and int64 on the processor, contiguous; None for a bias that is not there.
         sizes: as the kind's C++ says.
     """
@@ -242,16 +307,13 @@ class Loop:
     sizes: tuple[int, ...]
 
 
-def interleave(memory: Loop, compute: Loop, distance: int) -> Callable[[], None]:
+def interleave(memory: Loop, compute: Loop) -> Callable[[], None]:
     """Both loops as one function.
-
-    Args:
-        distance: items ahead of which memory is asked for, of `DISTANCES`.
 
     Raises:
         CompileError: there is no compiler, or it fails.
     """
-    return _call("together", memory.kind, compute.kind, (memory, compute), distance)
+    return _call("together", memory.kind, compute.kind, (memory, compute), 0)
 
 
 def alone(loop: Loop, distance: int = 0) -> Callable[[], None]:
@@ -270,9 +332,9 @@ def gather(table: torch.Tensor, ids: torch.Tensor, out: torch.Tensor) -> Loop:
 def product(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
 ) -> Loop:
-    """``x @ weight.T + bias`` into `out`; see `fits`."""
-    panel, tiles = torch.empty(weight.shape[1] * BLOCK), torch.empty(x.numel())
-    sizes = (x.shape[0], weight.shape[0], weight.shape[1])
+    """``x @ weight.T + bias`` into `out`, which is contiguous; see `fits`."""
+    panel, tiles = torch.empty(_DEEP * BLOCK), torch.empty(x.shape[0] * _DEEP)
+    sizes = (x.shape[0], weight.shape[0], weight.shape[1], *x.stride(), *weight.stride())
     return Loop("Product", (x, weight, bias, out, panel, tiles), sizes)
 
 
@@ -281,14 +343,27 @@ def fits(columns: int, inner: int) -> bool:
     return columns % BLOCK == 0 and inner % 8 == 0 and inner > 0
 
 
+@functools.cache
+def _library(memory: str, compute: str) -> ctypes.CDLL:
+    arrays, sizes = _TAKES[memory]
+    extra = (f"-DMEMORY={memory}", f"-DCOMPUTE={compute}", f"-DARRAYS={arrays}", f"-DSIZES={sizes}")
+    made = load(_SOURCE, extra)
+    for name in ("memory_alone", "compute_alone", "together"):
+        function = getattr(made, name)
+        function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
+        function.restype = None
+    return made
+
+
+def version() -> str:
+    """What tells one wording of these loops from another, where durations are kept."""
+    return hashlib.sha256(_SOURCE.encode()).hexdigest()[:12]
+
+
 def _call(
     name: str, memory: str, compute: str, loops: Sequence[Loop], distance: int
 ) -> Callable[[], None]:
-    arrays, sizes = _TAKES[memory]
-    extra = (f"-DMEMORY={memory}", f"-DCOMPUTE={compute}", f"-DARRAYS={arrays}", f"-DSIZES={sizes}")
-    function = getattr(load(_SOURCE, extra), name)
-    function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
-    function.restype = None
+    function = getattr(_library(memory, compute), name)
     given = [array for loop in loops for array in loop.arrays]
     numbers = [size for loop in loops for size in loop.sizes]
     pointers = (ctypes.c_void_p * len(given))(
