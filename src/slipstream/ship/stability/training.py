@@ -45,14 +45,12 @@ class Recipe:
             distance of what the last linear layer reads, over its width; ``augment``: no stability
             term, twins are only learned as scenes are.
         alpha: weight of the stability term beside the task's own loss.
-        labelled: the twins are learned as scenes, too, beside the stability term.
         epochs, batch, learning_rate: of Adam; the rate falls to zero along a cosine.
         seed: of the order of scenes and of the twins.
     """
 
     loss: Loss = "kl"
     alpha: float = 5.0
-    labelled: bool = False
     epochs: int = 3
     batch: int = 128
     learning_rate: float = 1e-3
@@ -111,9 +109,9 @@ def fine_tune(
                 both = model(torch.cat([x, twin]))
                 first, second = both.split(len(x))
                 loss = f.cross_entropy(first, y)
-                if recipe.labelled or recipe.loss == "augment":
+                if recipe.loss == "augment":
                     loss = (loss + f.cross_entropy(second, y)) / 2
-                if recipe.loss != "augment":
+                else:
                     loss = loss + recipe.alpha * _apart(first, second, head)
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
