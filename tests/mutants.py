@@ -280,9 +280,16 @@ class Choice:
 
 
 def _choice(fault: Fault) -> list[Choice]:
-    """What is run against a fault: what came by its place, or all that can reach its file."""
+    """What is run against a fault: what came by its place, or all that can reach its file.
+
+    Of files of tests that were not recorded, or written since, nobody knows: they come between what
+    is quick and what is slow.
+    """
     nearest = tests_of(fault.path, fault.place)
-    took, by = _reached(REACHED.stat().st_mtime_ns) if REACHED.exists() else ({}, {})
+    if not REACHED.exists():
+        return [Choice(path) for path in nearest]
+    recorded_ns = REACHED.stat().st_mtime_ns
+    took, by = _reached(recorded_ns)
     came = sorted((one for one in by.get(fault.digest, ()) if one in took), key=took.__getitem__)
     quick: dict[str, list[str]] = defaultdict(list)
     slow: dict[str, list[str]] = defaultdict(list)
@@ -290,12 +297,18 @@ def _choice(fault: Fault) -> list[Choice]:
         (slow if took[one] > _SLOW_S else quick)[one.partition("::")[0]].append(one)
     if not came:
         return [Choice(path) for path in nearest]
-    order = {path: at for at, path in enumerate(nearest)}
-    return [
-        Choice(path, tuple(some[path]))
-        for some in (quick, slow)
-        for path in sorted(some, key=lambda path: order.get(path, len(order)))
-    ]
+    known = {
+        path
+        for path in {test.partition("::")[0] for test in took}
+        if (ROOT / path).stat().st_mtime_ns <= recorded_ns
+    }
+
+    def chosen(some: dict[str, list[str]]) -> list[Choice]:
+        there = [path for path in [*nearest, *sorted({*some} - {*nearest})] if path in some]
+        return [Choice(path, tuple(some[path])) for path in there if path in known]
+
+    others = [Choice(path) for path in nearest if path not in known]
+    return [*chosen(quick), *others, *chosen(slow)]
 
 
 @cache
