@@ -15,6 +15,7 @@ from slipstream.ship import DoesNotFitError, ModelFileError
 from slipstream.ship.export import write_network
 from slipstream.ship.firmware import (
     export_firmware,
+    forecast,
     random_inputs,
     read_firmware,
     run_emulated,
@@ -120,7 +121,7 @@ def test_sanitizers_find_nothing_in_random_operators(
 def test_what_does_not_fit_says_by_how_much_and_where(shared_data: Path) -> None:
     whole = export_firmware(shared_data / PERSON_DETECT)
     with pytest.raises(DoesNotFitError) as refused:
-        export_firmware(shared_data / PERSON_DETECT, ram_bytes=whole.arena.size - 1)
+        export_firmware(shared_data / PERSON_DETECT, ram_bytes=forecast(whole).ram - 1)
     assert refused.value.missing_bytes == 1
     assert "Conv2d_2_depthwise" in str(refused.value.where)
     with pytest.raises(DoesNotFitError, match="flash"):

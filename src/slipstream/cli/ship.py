@@ -131,8 +131,8 @@ def predict(
 ) -> None:
     """Say whether a model fits a device and how many instructions it takes, without building it.
 
-    The arena and the constants are exact; code, stack and instructions come from measurements of
-    the kernels. Leaves with code 1 where it does not fit, and says what would make it fit.
+    RAM and the constants are exact; code and instructions come from measurements of the kernels.
+    Leaves with code 1 where it does not fit, and says what would make it fit.
 
         slipstream ship predict model.tflite --target cortex-m4 --ram 64KiB --flash 512KiB
     """

@@ -12,6 +12,7 @@ from typing import Any
 from slipstream.errors import UnknownNameError, UsageError
 from slipstream.files import read_bytes
 from slipstream.ship.errors import DoesNotFitError, ModelFileError
+from slipstream.ship.firmware import costs
 from slipstream.ship.firmware.arena import Arena, plan_arena
 from slipstream.ship.firmware.drawing import draw_arena
 from slipstream.ship.firmware.emit_c import emit
@@ -68,8 +69,8 @@ class Firmware:
 
     @property
     def constant_bytes(self) -> int:
-        """Weights, biases and multipliers in flash."""
-        return sum(table.nbytes for step in self.program.steps for table in step.tables.values())
+        """Weights, biases, multipliers and descriptions of steps in flash."""
+        return costs.constant_bytes(self.program)
 
     def write(self, folder: Path) -> list[Path]:
         """Write C files, the model, its description and the drawing of its memory.
@@ -199,24 +200,28 @@ def export_firmware(
 
 
 def _check_fit(made: Firmware, ram_bytes: int | None, flash_bytes: int | None) -> None:
-    """What is known for certain; code and stack come on top."""
-    if ram_bytes is not None and made.arena.size > ram_bytes:
-        missing = made.arena.size - ram_bytes
-        fullest = max(range(len(made.program.steps)), key=lambda step: made._live()[step])
+    """With stack and code where they are known: of straight C for processors that are measured."""
+    program, known = made.program, made.backend == "straight" and costs.fitted(made.target)
+    ram, flash = made.arena.size, made.constant_bytes
+    if known:
+        ram += costs.stack_bytes(program, made.target)
+        flash += costs.code_bytes(program, made.target)
+    if ram_bytes is not None and ram > ram_bytes:
+        missing = ram - ram_bytes
+        fullest = max(range(len(program.steps)), key=lambda step: made._live()[step])
         raise DoesNotFitError(
-            f"it needs {made.arena.size:,} B of RAM, {missing:,} B more than there are",
+            f"it needs {ram:,} B of RAM{' with its stack' if known else ''}, {missing:,} B more "
+            "than there are",
             missing_bytes=missing,
-            where=made.network.where(made.program.steps[fullest].operator),
+            where=made.network.where(program.steps[fullest].operator),
             remedy="fewer channels or a smaller image there: it is where most memory is in use",
         )
-    if flash_bytes is not None and made.constant_bytes > flash_bytes:
-        missing = made.constant_bytes - flash_bytes
-        largest = max(
-            made.program.steps, key=lambda step: sum(t.nbytes for t in step.tables.values())
-        )
+    if flash_bytes is not None and flash > flash_bytes:
+        missing = flash - flash_bytes
+        largest = max(program.steps, key=lambda step: sum(t.nbytes for t in step.tables.values()))
         raise DoesNotFitError(
-            f"its constants need {made.constant_bytes:,} B of flash, "
-            f"{missing:,} B more than there are",
+            f"it needs {flash:,} B of flash{' with its code' if known else ''}, {missing:,} B more "
+            "than there are",
             missing_bytes=missing,
             where=made.network.where(largest.operator),
             remedy="fewer channels there: it has the most weights",

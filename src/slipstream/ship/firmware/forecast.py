@@ -77,7 +77,7 @@ class Forecast:
             found.append(
                 f"flash: {self.flash - self.flash_limit:,} B too much; most constants "
                 f"({sizes[largest]:,} B) are of "
-                f"{made.network.where(made.program.steps[largest].operator)}"
+                f"{made.network.where(made.program.steps[largest].operator)}: fewer channels there"
             )
         return found
 
