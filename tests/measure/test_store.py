@@ -445,3 +445,18 @@ def test_where_the_store_is(monkeypatch: pytest.MonkeyPatch) -> None:
     assert default_path() == Path(".slipstream/results.db")
     monkeypatch.setenv("SLIPSTREAM_STORE", "elsewhere.db")
     assert default_path() == Path("elsewhere.db")
+
+
+@pytest.mark.parametrize("facts", ["[]", "null", "7", '"text"', "{"])
+def test_an_environment_of_no_facts_is_an_error_that_names_the_store(
+    tmp_path: Path, facts: str
+) -> None:
+    path = tmp_path / "results.db"
+    with Store(path) as store:
+        store.save(experiment(), [])
+    with sqlite3.connect(path) as db:
+        db.execute("UPDATE environment SET facts = ?", (facts,))
+    db.close()
+    with Store(path) as store, pytest.raises(StoreError) as refusal:
+        store.environments()
+    assert refusal.value.where == str(path)

@@ -259,7 +259,10 @@ class Store:
         """All environments anything was measured or predicted in."""
         with self._checked():
             stored = self._database.read("SELECT env_id, facts FROM environment")
-            return tuple(Environment(json.loads(facts), env_id) for env_id, facts in stored)
+            # By its items: what is no JSON object has none.
+            return tuple(
+                Environment(dict(json.loads(facts).items()), env_id) for env_id, facts in stored
+            )
 
     def record_prediction(
         self, prediction: PredictionRecord, environment: Environment | None = None
