@@ -27,12 +27,12 @@ ASKING = ("verbs", "report", "live", "cli")
 @functools.cache
 def trees() -> dict[str, ast.Module]:
     """Every module of the package, parsed."""
-    found = {}
+    modules = {}
     for path in sorted((SRC / "slipstream").rglob("*.py")):
         parts = path.relative_to(SRC).with_suffix("").parts
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-        found[name] = ast.parse(path.read_text(encoding="utf-8"), str(path))
-    return found
+        modules[name] = ast.parse(path.read_text(encoding="utf-8"), str(path))
+    return modules
 
 
 def imports(tree: ast.AST) -> Iterator[tuple[str, str | None]]:
@@ -52,13 +52,13 @@ def imports(tree: ast.AST) -> Iterator[tuple[str, str | None]]:
 def edges() -> dict[str, set[str]]:
     """By module: modules of ours that it imports by name."""
     known = trees()
-    found: dict[str, set[str]] = {name: set() for name in known}
+    targets: dict[str, set[str]] = {name: set() for name in known}
     for name, tree in known.items():
         for module, thing in imports(tree):
             target = f"{module}.{thing}" if f"{module}.{thing}" in known else module
             if target in known and target != name:
-                found[name].add(target)
-    return found
+                targets[name].add(target)
+    return targets
 
 
 def circles() -> list[list[str]]:
@@ -67,7 +67,7 @@ def circles() -> list[list[str]]:
     index: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
-    found: list[list[str]] = []
+    components: list[list[str]] = []
 
     def visit(module: str) -> None:
         index[module] = low[module] = len(index)
@@ -83,17 +83,17 @@ def circles() -> list[list[str]]:
             component = sorted(stack[at:])
             del stack[at:]
             if len(component) > 1:
-                found.append(component)
+                components.append(component)
 
     for module in graph:
         if module not in index:
             visit(module)
-    return sorted(found)
+    return sorted(components)
 
 
 def private_imports() -> set[str]:
     """``importer: module or name`` of what is private to a folder that the importer is not in."""
-    known, found = trees(), set()
+    known, private = trees(), set()
     for name, tree in known.items():
         for module, thing in imports(tree):
             if not module.startswith("slipstream"):
@@ -108,8 +108,8 @@ def private_imports() -> set[str]:
                 if is_name and (SRC / Path(*path[:at])).with_suffix(".py").exists():
                     room = room if room.count(".") == 1 else room.rpartition(".")[0]
                 if name != room and not name.startswith(f"{room}."):
-                    found.add(f"{name}: {'.'.join(path[: at + 1])}")
-    return found
+                    private.add(f"{name}: {'.'.join(path[: at + 1])}")
+    return private
 
 
 def probes() -> set[str]:
@@ -117,7 +117,7 @@ def probes() -> set[str]:
     kinds = registry().values()
     members = {name for kind in (*kinds, Technique) for name in vars(kind)}
     members |= {field.name for kind in (*kinds, Traits) for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
-    found = set()
+    places = set()
     for name, tree in trees().items():
         if not name.startswith(tuple(f"slipstream.{room}" for room in ASKING)):
             continue
@@ -129,14 +129,14 @@ def probes() -> set[str]:
                 and isinstance(node.args[1], ast.Constant)
                 and node.args[1].value in members
             ):
-                found.add(f"{name}: {ast.unparse(node)}")
-    return found
+                places.add(f"{name}: {ast.unparse(node)}")
+    return places
 
 
-def check(kind: str, found: set[str]) -> None:
+def check(kind: str, seen: set[str]) -> None:
     """Hold what was found against the list of that kind, both ways."""
     listed = set(LISTED[kind])
-    new, gone = sorted(found - listed), sorted(listed - found)
+    new, gone = sorted(seen - listed), sorted(listed - seen)
     lines = [*(f"new, to be mended: {one}" for one in new)]
     lines += [f'gone: take it out of "{kind}" in tests/house.json: {one}' for one in gone]
     if lines:
@@ -154,3 +154,26 @@ def test_nobody_imports_what_is_private_to_another_room() -> None:
 
 def test_nobody_probes_techniques_for_what_is_no_trait() -> None:
     check("probes", probes())
+
+
+EMPTY = ("found", "made", "own", "said")
+"""Names that hold nothing: a local is named after what it holds."""
+
+
+def empty_locals() -> set[str]:
+    """``module: name, line`` of locals with such a name."""
+    stored = set()
+    for module, tree in trees().items():
+        for function in ast.walk(tree):
+            if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            for node in ast.walk(function):
+                if not isinstance(node, ast.Name) or not isinstance(node.ctx, ast.Store):
+                    continue
+                if node.id in EMPTY:
+                    stored.add(f"{module}: {node.id}, line {node.lineno}")
+    return stored
+
+
+def test_locals_are_named_after_what_they_hold() -> None:
+    assert empty_locals() == set()

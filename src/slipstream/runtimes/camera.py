@@ -186,22 +186,22 @@ def _malvar(raw: Tensor) -> Tensor:
     green, horizontal, vertical, diagonal = (
         _filtered(raw, k)[:, 0] for k in (at_green, beside, beside.T.contiguous(), across)
     )
-    own = raw[:, 0]
-    red, blue = own.clone(), own.clone()
+    mosaic = raw[:, 0]
+    red, blue = mosaic.clone(), mosaic.clone()
     red[:, 0::2, 1::2] = horizontal[:, 0::2, 1::2]
     red[:, 1::2, 0::2] = vertical[:, 1::2, 0::2]
     red[:, 1::2, 1::2] = diagonal[:, 1::2, 1::2]
     blue[:, 1::2, 0::2] = horizontal[:, 1::2, 0::2]
     blue[:, 0::2, 1::2] = vertical[:, 0::2, 1::2]
     blue[:, 0::2, 0::2] = diagonal[:, 0::2, 0::2]
-    return torch.stack([red, _cells(own, (1,)) + _cells(green, (0, 2)), blue], 1)
+    return torch.stack([red, _cells(mosaic, (1,)) + _cells(green, (0, 2)), blue], 1)
 
 
 def _edge(raw: Tensor) -> Tensor:
     """Green along the direction that changes less; red and blue by their difference to green."""
     import torch
 
-    own = raw[:, 0]
+    mosaic = raw[:, 0]
     first = _kernel((1, 0, -1))
     second = _kernel((-1, 0, 2, 0, -1))
     mean, correct = _kernel((1, 0, 1)) / 2, second / 4
@@ -211,10 +211,10 @@ def _edge(raw: Tensor) -> Tensor:
     rough_down = _filtered(raw, first.T).abs() + _filtered(raw, second.T).abs()
     chosen = torch.where(rough_across < rough_down, across, down)
     chosen = torch.where(rough_across == rough_down, (across + down) / 2, chosen)[:, 0]
-    green = _cells(own, (1,)) + _cells(chosen, (0, 2))
+    green = _cells(mosaic, (1,)) + _cells(chosen, (0, 2))
     square = _kernel((1, 2, 1), (2, 4, 2), (1, 2, 1)) / 4
     red, blue = (
-        green + _filtered(_cells(own - green, (c,))[:, None], square)[:, 0] for c in (0, 2)
+        green + _filtered(_cells(mosaic - green, (c,))[:, None], square)[:, 0] for c in (0, 2)
     )
     return torch.stack([red, green, blue], 1)
 

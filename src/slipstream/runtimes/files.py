@@ -81,10 +81,10 @@ class LiteRT(Runtime):
             first.allocate_tensors()
         inputs = [_litert_spec(one) for one in first.get_input_details()]
         outputs = [_litert_spec(one) for one in first.get_output_details()]
-        own = inputs[0].shape[0] if inputs and inputs[0].shape else 1
-        super().__init__(path.name, inputs, outputs, own)
-        self._interpreters[own or 1] = first
-        if self._can_be_resized(first, (own or 1) + 1):
+        batch = inputs[0].shape[0] if inputs and inputs[0].shape else 1
+        super().__init__(path.name, inputs, outputs, batch)
+        self._interpreters[batch or 1] = first
+        if self._can_be_resized(first, (batch or 1) + 1):
             self.fixed_batch = None
             free = [(None, *spec.shape[1:]) for spec in (*inputs, *outputs)]
             specs = [
@@ -105,11 +105,11 @@ class LiteRT(Runtime):
 
     def _prepared(self, samples: int) -> Any:
         if samples not in self._interpreters:
-            made = self._make()
-            for one in made.get_input_details():
-                made.resize_tensor_input(one["index"], [samples, *one["shape"][1:]])
-            made.allocate_tensors()
-            self._interpreters[samples] = made
+            interpreter = self._make()
+            for one in interpreter.get_input_details():
+                interpreter.resize_tensor_input(one["index"], [samples, *one["shape"][1:]])
+            interpreter.allocate_tensors()
+            self._interpreters[samples] = interpreter
         return self._interpreters[samples]
 
     def _run(self, inputs: Sequence[Array]) -> list[Array]:

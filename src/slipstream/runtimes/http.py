@@ -78,12 +78,12 @@ class HttpRuntime(Runtime):
     def _json(self, path: str) -> dict[str, Any]:
         answer, _ = self._ask("GET", path)
         try:
-            found = json.loads(answer)
+            metadata = json.loads(answer)
         except ValueError:
-            found = None
-        if not isinstance(found, dict):
+            metadata = None
+        if not isinstance(metadata, dict):
             raise ModelError(f"{path} is not the protocol's metadata", where=self._where)
-        return found
+        return metadata
 
     def _ask(
         self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None
@@ -112,8 +112,8 @@ class HttpRuntime(Runtime):
         if response.status in _OVERLOADED:
             raise OverloadedError(f"the server is overloaded ({response.status})", where=path)
         if response.status != 200:
-            said = answer[:200].decode(errors="replace").strip()
-            raise ModelError(f"the server answered {response.status}: {said}", where=path)
+            message = answer[:200].decode(errors="replace").strip()
+            raise ModelError(f"the server answered {response.status}: {message}", where=path)
         return answer, response.headers
 
 

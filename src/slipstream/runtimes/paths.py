@@ -223,17 +223,19 @@ class DeviceMatrix:
     @property
     def varied(self) -> tuple[str, ...]:
         """Kinds of stages that some path does otherwise than the reference, in their order."""
-        own = self.reference.stages
+        stages = self.reference.stages
         return tuple(
-            kind for kind, value in own.items() if any(p.stages[kind] != value for p in self.paths)
+            kind
+            for kind, value in stages.items()
+            if any(p.stages[kind] != value for p in self.paths)
         )
 
     @classmethod
     def of(cls, pipeline: Pipeline, paths: Mapping[str, str], model: str = "") -> DeviceMatrix:
         """Paths by name, each described by what it does otherwise than a plain `pipeline`."""
         reference = reference_path(pipeline, model)
-        found = [DevicePath.parse(text, reference, name) for name, text in paths.items()]
-        return cls(reference, tuple(found))
+        device_paths = [DevicePath.parse(text, reference, name) for name, text in paths.items()]
+        return cls(reference, tuple(device_paths))
 
     @classmethod
     def default(cls, pipeline: Pipeline, model: str = "") -> DeviceMatrix:

@@ -134,7 +134,7 @@ def loading(path: str, library: str) -> Iterator[None]:
     except SlipstreamError:
         raise
     except Exception as error:
-        said = str(error).strip().splitlines()
+        lines = str(error).strip().splitlines()
         raise ModelError(
-            f"{library} cannot load it: {said[0] if said else type(error).__name__}", where=path
+            f"{library} cannot load it: {lines[0] if lines else type(error).__name__}", where=path
         ) from error

@@ -57,12 +57,12 @@ def _read_named(name: str) -> tuple[list[Array], Array | None]:
 
     # Accuracy is told on samples the model has not seen, where the set has a part for that.
     options = {"split": "test"} if name in ("fashion_mnist", "cifar10_jpeg") else {}
-    found = data.get(name, **options)
-    if isinstance(found, data.Images):
-        return [found.images], _classes(found.labels)
-    if isinstance(found, data.Tabular):
-        targets = _classes(found.targets.astype(np.int64)) if found.classes else None
-        return [found.features.astype(np.float32)], targets
+    dataset = data.get(name, **options)
+    if isinstance(dataset, data.Images):
+        return [dataset.images], _classes(dataset.labels)
+    if isinstance(dataset, data.Tabular):
+        targets = _classes(dataset.targets.astype(np.int64)) if dataset.classes else None
+        return [dataset.features.astype(np.float32)], targets
     raise InvalidArgumentError(
         "data",
         f"'{name}' has neither images nor rows",

@@ -100,10 +100,10 @@ class Tap(ABC):
 
 def digest(*contents: bytes) -> str:
     """16 hexadecimal digits of bytes."""
-    made = hashlib.sha256()
+    hasher = hashlib.sha256()
     for content in contents:
-        made.update(content)
-    return made.hexdigest()[:16]
+        hasher.update(content)
+    return hasher.hexdigest()[:16]
 
 
 def open_tap(model: Any, *, source: Any = None, reference: bool = False, threads: int = 1) -> Tap:
@@ -456,12 +456,12 @@ class LiteRTTap(Tap):
         kernels = OpResolverType.BUILTIN_REF if reference else OpResolverType.AUTO
 
         def make(preserve: bool, kernels: Any = kernels) -> Any:
-            made = Interpreter(
+            interpreter = Interpreter(
                 model_content=content, num_threads=threads, experimental_op_resolver_type=kernels,
                 experimental_preserve_all_tensors=preserve,
             )  # fmt: skip
-            made.allocate_tensors()
-            return made
+            interpreter.allocate_tensors()
+            return interpreter
 
         self._make, self._plain, self.content = make, None, content
         with loading("the model", "LiteRT"):

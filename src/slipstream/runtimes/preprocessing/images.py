@@ -260,12 +260,12 @@ def _weights(
         return chosen
     wide = max(scale, 1.0) if antialias else 1.0
     reach = {"bilinear": 1.0, "bicubic": 2.0, "area": 0.5, "lanczos": 3.0}[method] * wide
-    found = np.zeros((wanted, given), np.float64)
+    weights = np.zeros((wanted, given), np.float64)
     for step, centre in enumerate(centres):
         near = np.arange(int(np.floor(centre - reach)), int(np.ceil(centre + reach)) + 1)
         weight = _kernel(method, (near - centre) / wide, -0.5 if antialias else -0.75)
-        np.add.at(found[step], np.clip(near, 0, given - 1), weight)
-    return np.asarray(found / found.sum(1, keepdims=True), np.float32)
+        np.add.at(weights[step], np.clip(near, 0, given - 1), weight)
+    return np.asarray(weights / weights.sum(1, keepdims=True), np.float32)
 
 
 def _kernel(method: Method, x: Array, a: float) -> Array:

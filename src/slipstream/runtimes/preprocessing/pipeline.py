@@ -143,21 +143,21 @@ class Pipeline:
             RawInputError: one is damaged; it says which.
             InvalidArgumentError: there are none, or they come out in different shapes.
         """
-        made = []
+        samples = []
         for number, raw in enumerate(raws):
             try:
-                made.append(self(raw))
+                samples.append(self(raw))
             except RawInputError as error:
                 raise RawInputError(
                     error.what, where=f"raw input {number}", remedy=error.remedy
                 ) from error
-        shapes = {one.shape for one in made}
+        shapes = {one.shape for one in samples}
         if len(shapes) != 1:
             raise InvalidArgumentError(
-                "raws", f"they come out as {sorted(shapes)}" if made else "there are none",
+                "raws", f"they come out as {sorted(shapes)}" if samples else "there are none",
                 remedy="a stage that gives all the same size, such as resize, is missing",
             )  # fmt: skip
-        return np.stack(made)
+        return np.stack(samples)
 
     def trace(self, raw: Any) -> dict[str, Any]:
         """What every stage gives for one raw input, in order, by the stage's kind."""

@@ -48,8 +48,8 @@ class Spectrum(Stage):
                 remedy="a stage that gives all the same length, Length, is missing",
             )
         frames = np.lib.stride_tricks.sliding_window_view(value, self.frame)[:: self.hop]
-        found = np.abs(np.fft.rfft(frames * _window(self.window, self.frame), self.size))
-        return np.asarray(found**self.power, np.float32)
+        magnitudes = np.abs(np.fft.rfft(frames * _window(self.window, self.frame), self.size))
+        return np.asarray(magnitudes**self.power, np.float32)
 
     def bugs(self) -> Iterator[tuple[str, Stage]]:
         for window in ("hann", "hann_symmetric", "hamming", "blackman", "rectangular"):
@@ -79,8 +79,8 @@ def _window(kind: Window, count: int) -> Array:
         return np.ones(count)
     if kind == "hann_symmetric":
         return np.hanning(count)
-    made = {"hann": np.hanning, "hamming": np.hamming, "blackman": np.blackman}[kind]
-    return np.asarray(made(count + 1)[:-1])
+    window = {"hann": np.hanning, "hamming": np.hamming, "blackman": np.blackman}[kind]
+    return np.asarray(window(count + 1)[:-1])
 
 
 @dataclass(frozen=True)
@@ -137,8 +137,10 @@ def triangles(bands: Bands, bins: int) -> Array:
     hertz = np.linspace(0, bands.rate / 2, bins)[:, None]
     up = (hertz - corners[:-2]) / (corners[1:-1] - corners[:-2])
     down = (corners[2:] - hertz) / (corners[2:] - corners[1:-1])
-    made = np.maximum(np.minimum(up, down), 0)
-    return np.asarray(made * (2 / (corners[2:] - corners[:-2])) if bands.area else made, np.float32)
+    weights = np.maximum(np.minimum(up, down), 0)
+    return np.asarray(
+        weights * (2 / (corners[2:] - corners[:-2])) if bands.area else weights, np.float32
+    )
 
 
 # Slaney's scale (Auditory Toolbox, 1998): 200/3 Hz a step to 1 kHz, then 27 steps for a factor 6.4.
@@ -238,8 +240,8 @@ class Cepstrum(Stage):
         from scipy.fft import dct
 
         begin = 0 if self.first else 1
-        found = dct(value, 2, norm="ortho" if self.orthogonal else None)
-        return np.asarray(found[:, begin : begin + self.count], np.float32)
+        coefficients = dct(value, 2, norm="ortho" if self.orthogonal else None)
+        return np.asarray(coefficients[:, begin : begin + self.count], np.float32)
 
     def bugs(self) -> Iterator[tuple[str, Stage]]:
         if self.count:

@@ -160,22 +160,22 @@ class Vocabulary(Stage):
 
     def __call__(self, value: list[str]) -> Array:
         numbers = _numbers(self.words, self.alphabetical)
-        found = [number for word in value for number in self._word(word, numbers)]
-        return np.array([n + self.offset for n in found if n >= 0], np.int64)
+        ids = [number for word in value for number in self._word(word, numbers)]
+        return np.array([n + self.offset for n in ids if n >= 0], np.int64)
 
     def _word(self, word: str, numbers: dict[str, int]) -> list[int]:
         if word in numbers or not self.pieces or len(word) > _LONGEST:
             return [numbers.get(word, self.unknown)]
-        found, at = [], 0
+        ids, at = [], 0
         while at < len(word):
             mark = "##" if at else ""
             ends = range(len(word), at, -1)
             end = next((end for end in ends if mark + word[at:end] in numbers), 0)
             if not end:
                 return [self.unknown]
-            found.append(numbers[mark + word[at:end]])
+            ids.append(numbers[mark + word[at:end]])
             at = end
-        return found
+        return ids
 
     def bugs(self) -> Iterator[tuple[str, Stage]]:
         for offset in (0, 1, -1, 2, 3):
