@@ -124,7 +124,7 @@ def _distances(
     It is what the first holds while both live, or what an operator that reads one and writes the
     other allows.
     """
-    found = {}
+    distances = {}
     for a, lower in enumerate(parts):
         for b, upper in enumerate(parts):
             if a == b:
@@ -136,8 +136,8 @@ def _distances(
                 if low.first <= up.last and up.first <= low.last
             ]
             if needed:
-                found[a, b] = max(needed)
-    return found
+                distances[a, b] = max(needed)
+    return distances
 
 
 def _lives(program: Program) -> dict[int, tuple[int, int]]:

@@ -100,10 +100,10 @@ def need_tool(name: str) -> str:
     Raises:
         ToolchainError: it is missing; says what installs it.
     """
-    found = shutil.which(name)
-    if found is None:
+    path = shutil.which(name)
+    if path is None:
         raise ToolchainError(f"{name} is not installed", remedy=_INSTALL.get(name))
-    return found
+    return path
 
 
 def run_here(
@@ -193,7 +193,7 @@ def run_emulated(
 
 def _parsed(text: str, interface: Interface, size: ImageSize) -> Run:
     def numbers(name: str) -> list[int]:
-        return [int(found) for found in re.findall(rf"^{name} (\d+)$", text, re.MULTILINE)]
+        return [int(digits) for digits in re.findall(rf"^{name} (\d+)$", text, re.MULTILINE)]
 
     per_million = numbers("ticks_per_million")[0]
     mark = numbers("ticks_per_mark")[0]
@@ -204,8 +204,8 @@ def _parsed(text: str, interface: Interface, size: ImageSize) -> Run:
     counts, opening = instructions("ticks"), instructions("ticks_to_open")[0]
     shapes = [port.shape for port in interface.outputs]
     flat = [
-        np.frombuffer(bytes.fromhex(found), np.int8)
-        for found in re.findall(r"^output ([0-9a-f]*)$", text, re.MULTILINE)
+        np.frombuffer(bytes.fromhex(digits), np.int8)
+        for digits in re.findall(r"^output ([0-9a-f]*)$", text, re.MULTILINE)
     ]
     outputs = [
         [flat[start + number].reshape(shape) for number, shape in enumerate(shapes)]

@@ -85,12 +85,12 @@ class Call:
         tensor = self.network.tensors[self.index(place)]
         if tensor.dtype != "int8" or tensor.data is None or tensor.quantization is None:
             raise self.refuse(f"with weights of {tensor.dtype}, or none that are constant")
-        found = tensor.quantization
-        if found.zero_points.any():
+        grid = tensor.quantization
+        if grid.zero_points.any():
             raise self.refuse("with weights that have a zero point")
-        if len(found.scales) not in (1, tensor.shape[axis]):
+        if len(grid.scales) not in (1, tensor.shape[axis]):
             raise self.refuse("with another number of scales than channels")
-        return tensor.data, np.broadcast_to(found.scales, tensor.shape[axis])
+        return tensor.data, np.broadcast_to(grid.scales, tensor.shape[axis])
 
     def bias(self, place: int, channels: int) -> Array:
         if place >= len(self.operator.inputs) or self.operator.inputs[place] < 0:
@@ -123,11 +123,11 @@ class Call:
         return max(-128, low), min(127, high)
 
     def step(self, **parts: object) -> Step:
-        made: dict[str, object] = {
+        defaults: dict[str, object] = {
             "output": self.operator.outputs[0], "operator": self.number,
             "inputs": (self.index(0),),
         }  # fmt: skip
-        return Step(**(made | parts))  # type: ignore[arg-type]
+        return Step(**(defaults | parts))  # type: ignore[arg-type]
 
 
 def quantization(tensor: Tensor) -> Quantization:

@@ -49,7 +49,7 @@ def fully_connected(call: Call) -> Step:
     rows = given.size // depth
     if to.size != rows * channels or max(rows, channels, depth) > 65535:
         raise call.refuse(f"of the shape {list(to.shape)}")
-    sums = _sums(call, weights, scales, float_product=True)
+    sums = _sums(call, weights, scales)
     return _convolution(call, sums, (rows, 1, depth), (rows, 1), _POINT)
 
 
@@ -125,7 +125,7 @@ class _Sums:
         }  # fmt: skip
 
 
-def _sums(call: Call, weights: Array, scales: Array, *, float_product: bool = False) -> _Sums:
+def _sums(call: Call, weights: Array, scales: Array) -> _Sums:
     """Of `weights` [channels, products] with the third input as their bias."""
     given, to = quantization(call.activation(0)), quantization(call.output)
     wide = weights.astype(np.int64)
@@ -134,7 +134,7 @@ def _sums(call: Call, weights: Array, scales: Array, *, float_product: bool = Fa
     if (abs(bias) + products >= 2**31).any():
         raise call.refuse("whose sums could overflow 32 bits")
     limits = call.limits()
-    factors = _factors(given.scale, scales, to.scale, float_product)
+    factors = float(given.scale) * scales.astype(np.float64) / float(to.scale)
     return _Sums(weights, bias, *_rescales(call, factors, abs(bias) + products, limits), limits)
 
 
@@ -213,18 +213,7 @@ def _columns(pixels: int, depth: int, direct: bool, vectors: bool) -> int:
     return (of_two if pixels > 1 else 0) + (0 if direct else min(pixels, 2) * depth)
 
 
-def _factors(given: np.float32, weights: Array, to: np.float32, float_product: bool) -> Array:
-    """Scales of products over the output's: float64 [channels].
-
-    Args:
-        float_product: scales are multiplied in float32, as fully connected layers have it.
-    """
-    if float_product:
-        return (given * weights.astype(np.float32)).astype(np.float64) / float(to)
-    return float(given) * weights.astype(np.float64) / float(to)
-
-
 def _padded(values: Array, size: int) -> Array:
-    found = np.zeros(size, np.int32)
-    found[: len(values)] = values
-    return found
+    padded = np.zeros(size, np.int32)
+    padded[: len(values)] = values
+    return padded

@@ -27,8 +27,8 @@ Counts = dict[str, float]
 
 @cache
 def _weights() -> dict[str, Any]:
-    found = files("slipstream.ship.firmware") / "costs.json"
-    return json.loads(found.read_text("utf-8"))  # type: ignore[no-any-return]
+    resource = files("slipstream.ship.firmware") / "costs.json"
+    return json.loads(resource.read_text("utf-8"))  # type: ignore[no-any-return]
 
 
 def fitted(target: Target) -> bool:
@@ -39,8 +39,8 @@ def fitted(target: Target) -> bool:
 def instructions(step: Step, target: Target) -> int:
     """Of one call, predicted."""
     weights: Mapping[str, float] = _weights()[target.name]["instructions"][step.kernel]
-    found = counts(step)
-    return round(sum(weights.get(name, 0.0) * count for name, count in found.items()))
+    step_counts = counts(step)
+    return round(sum(weights.get(name, 0.0) * count for name, count in step_counts.items()))
 
 
 def constant_bytes(program: Program) -> int:
@@ -53,10 +53,10 @@ def constant_bytes(program: Program) -> int:
 
 def code_bytes(program: Program, target: Target) -> int:
     """Functions of kernels, of the model, and of the C library."""
-    found = _weights()[target.name]
+    costs = _weights()[target.name]
     kernels = {step.kernel for step in program.steps}
-    own = sum(int(found["code"][kernel]) for kernel in kernels)
-    return own + int(found["step_code"]) * len(program.steps) + int(found["library"])
+    kernel_bytes = sum(int(costs["code"][kernel]) for kernel in kernels)
+    return kernel_bytes + int(costs["step_code"]) * len(program.steps) + int(costs["library"])
 
 
 def stack_bytes(program: Program, target: Target) -> int:
@@ -113,14 +113,14 @@ def _conv(step: Step) -> Counts:
     two, one, quads, groups = pixels // 2, pixels % 2, n["depth"] // 4, -(-channels // 4)
     fast = channels // 4 if n["narrow"] else 0
     wide = _wide(step)
-    found: Counts = {
+    tally: Counts = {
         "blocks": two, "words": two * quads, "groups": two * groups,
         "products": two * groups * quads, "fast groups": two * fast,
         "slow outputs": two * 2 * (channels - 4 * fast), "slow groups": two * (groups - fast),
         "wide outputs": pixels * wide, "single": one, "single groups": one * groups,
         "single products": one * groups * quads, "single outputs": one * channels,
     }  # fmt: skip
-    return found if _direct(n) else found | _gathered(n)
+    return tally if _direct(n) else tally | _gathered(n)
 
 
 def _conv_plain(step: Step) -> Counts:
@@ -128,13 +128,13 @@ def _conv_plain(step: Step) -> Counts:
     n = step.numbers
     pixels, groups, depths = n["out_h"] * n["out_w"], -(-n["out_c"] // 4), -(-n["depth"] // 16)
     two, one = pixels // 2, pixels % 2
-    found: Counts = {
+    tally: Counts = {
         "blocks": two, "words": two * depths, "groups": two * groups,
         "products": two * groups * depths, "single": one, "single groups": one * groups,
         "single products": one * groups * depths, "last groups": (two + one) * (n["out_c"] % 4 > 0),
         "slow groups": 0 if n["narrow"] else two * groups,
     }  # fmt: skip
-    return found if _direct(n) else found | _gathered(n)
+    return tally if _direct(n) else tally | _gathered(n)
 
 
 def _depthwise(step: Step) -> Counts:

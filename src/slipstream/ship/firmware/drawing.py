@@ -41,11 +41,11 @@ def draw_arena(arena: Arena, steps: int, title: str) -> str:
     for number, one in enumerate(arena.regions):
         x, width = _LEFT + one.first * wide, (one.last - one.first + 1) * wide
         y, height = _TOP + one.offset * high, max(one.size * high, 0.5)
-        said = f"{one.name}: {one.size:,} B at {one.offset:,}, steps {one.first} to {one.last}"
+        tooltip = f"{one.name}: {one.size:,} B at {one.offset:,}, steps {one.first} to {one.last}"
         parts.append(
             f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" '
             f'fill="{_COLOURS[number % len(_COLOURS)]}" fill-opacity="0.55" stroke="white" '
-            f'stroke-width="0.5"><title>{escape(said)}</title></rect>'
+            f'stroke-width="0.5"><title>{escape(tooltip)}</title></rect>'
         )
         label = one.name.rsplit("/", 1)[-1]
         if ends[label] > 1 or width <= _LETTER * len(label) + 6:

@@ -30,11 +30,11 @@ def emit(program: Program, arena: Arena) -> dict[str, str]:
         "/* Reads the inputs at their offsets in the arena, writes the outputs at theirs. */",
         f"void {interface.name}_invoke(void *arena);",
     )
-    made = {
+    sources = {
         "model.h": header(program, interface, invoke),
         "model.c": _source(program, arena, interface.name),
     }
-    return made | kernel_files(program)
+    return sources | kernel_files(program)
 
 
 def kernel_files(program: Program, others: Sequence[str] = ()) -> dict[str, str]:

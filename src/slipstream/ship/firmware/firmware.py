@@ -194,9 +194,9 @@ def export_firmware(
     arena = plan_arena(program, overlap=overlap)
     if backend == "interpreter":
         data = planned_model(program, arena, vectors=chosen.vectors)
-    made = Firmware(data, program, arena, chosen, backend)
-    _check_fit(made, ram_bytes, flash_bytes)
-    return made
+    firmware = Firmware(data, program, arena, chosen, backend)
+    _check_fit(firmware, ram_bytes, flash_bytes)
+    return firmware
 
 
 def _check_fit(made: Firmware, ram_bytes: int | None, flash_bytes: int | None) -> None:
@@ -255,17 +255,17 @@ def read_firmware(folder: Path) -> Exported:
             f"'{folder}' holds no firmware", remedy=f"slipstream ship export MODEL -o {folder}"
         )
     try:
-        found = json.loads(described.read_text("utf-8"))
-        names = [str(name) for name in found["sources"]]
+        description = json.loads(described.read_text("utf-8"))
+        names = [str(name) for name in description["sources"]]
         if any("/" in name or name.startswith(".") for name in names):
             raise ValueError("a source outside of the folder")
         sources = {name: (folder / name).read_text("utf-8") for name in names}
         model = (folder / _MODEL).read_bytes()
-        device = target(found["target"])
+        device = target(description["target"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelFileError(
             f"the firmware is not complete: {error}",
             where=str(folder),
             remedy=f"slipstream ship export MODEL -o {folder}",
         ) from error
-    return Exported(model, Interface.from_json(found["interface"]), device, sources)
+    return Exported(model, Interface.from_json(description["interface"]), device, sources)

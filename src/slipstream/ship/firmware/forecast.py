@@ -58,28 +58,28 @@ class Forecast:
 
     def remedies(self) -> list[str]:
         """What does not fit, by how much, and what would make it fit; empty where all does."""
-        made, found = self.firmware, []
+        plan, remedies = self.firmware, []
         if self.ram_limit is not None and self.ram > self.ram_limit:
-            live = [covered_bytes(made.arena, step) for step in range(len(self.steps))]
+            live = [covered_bytes(plan.arena, step) for step in range(len(self.steps))]
             fullest = max(range(len(live)), key=live.__getitem__)
             text = (
                 f"RAM: {self.ram - self.ram_limit:,} B too much; most is in use in "
-                f"{made.network.where(made.program.steps[fullest].operator)}: fewer channels or a "
+                f"{plan.network.where(plan.program.steps[fullest].operator)}: fewer channels or a "
                 "smaller image there"
             )
-            smaller = plan_arena(made.program).size
+            smaller = plan_arena(plan.program).size
             if smaller + _WORTH_BYTES < self.arena:
                 text += f"; or --overlap: {self.arena - smaller:,} B less"
-            found.append(text)
+            remedies.append(text)
         if self.flash_limit is not None and self.flash > self.flash_limit:
-            sizes = [sum(t.nbytes for t in step.tables.values()) for step in made.program.steps]
+            sizes = [sum(t.nbytes for t in step.tables.values()) for step in plan.program.steps]
             largest = max(range(len(sizes)), key=sizes.__getitem__)
-            found.append(
+            remedies.append(
                 f"flash: {self.flash - self.flash_limit:,} B too much; most constants "
                 f"({sizes[largest]:,} B) are of "
-                f"{made.network.where(made.program.steps[largest].operator)}: fewer channels there"
+                f"{plan.network.where(plan.program.steps[largest].operator)}: fewer channels there"
             )
-        return found
+        return remedies
 
     def to_json(self) -> dict[str, Any]:
         """For programs."""
@@ -93,7 +93,7 @@ class Forecast:
 
     def tables(self) -> list[Table]:
         """The sums, and the steps that cost most."""
-        made = self.firmware
+        plan = self.firmware
         ram = f"arena {self.arena:,}, stack {self.stack:,} (both exact)"
         flash = f"constants {self.constants:,} (exact), code {self.code:,}"
         sums = [
@@ -107,15 +107,15 @@ class Forecast:
             Field.of("fits", lambda row: _answer(row[1], row[2])),
             Field.of("of which", lambda row: row[3]),
         ]
-        title = f"{made.network.name} on {made.target.name}"
+        title = f"{plan.network.name} on {plan.target.name}"
         first = Table.of(sums, fields, title, self.remedies())
         ranked = sorted(range(len(self.steps)), key=lambda step: -self.steps[step])[:8]
         total = max(self.instructions, 1)
         costly: list[Field[int]] = [
             Field.number("step", str),
-            Field.of("kernel", lambda step: made.program.steps[step].kernel.removeprefix("slip_")),
+            Field.of("kernel", lambda step: plan.program.steps[step].kernel.removeprefix("slip_")),
             Field.of(
-                "writes", lambda step: made.network.tensors[made.program.steps[step].output].name
+                "writes", lambda step: plan.network.tensors[plan.program.steps[step].output].name
             ),
             Field.number("instructions", lambda step: f"{self.steps[step]:,}"),
             Field.number("share", lambda step: f"{self.steps[step] / total:.0%}"),

@@ -62,16 +62,16 @@ class Interface:
                 )
                 for kind in ("inputs", "outputs")
             )  # fmt: skip
-            made = cls(str(found["name"]), int(found["arena_bytes"]), inputs, outputs)
+            interface = cls(str(found["name"]), int(found["arena_bytes"]), inputs, outputs)
         except (KeyError, TypeError, ValueError) as error:
             raise ModelFileError(f"this does not describe firmware: {error!r}") from error
         inside = all(
-            port.offset >= 0 and port.offset + port.nbytes <= made.arena_bytes
+            port.offset >= 0 and port.offset + port.nbytes <= interface.arena_bytes
             for port in (*inputs, *outputs)
         )
-        if made.name != c_name(made.name) or not inside:
+        if interface.name != c_name(interface.name) or not inside:
             raise ModelFileError("this does not describe firmware: a name or an offset cannot be")
-        return made
+        return interface
 
 
 def c_name(text: str) -> str:

@@ -35,14 +35,14 @@ def lower(network: Network, *, packed: bool = True, vectors: bool = False) -> Pr
         if operator.outputs[0] in pads:
             continue
         try:
-            made = _lower_one(Call(network, number, operator, packed, vectors, pads))
+            lowered = _lower_one(Call(network, number, operator, packed, vectors, pads))
         except UnsupportedModelError as error:
             problems.setdefault(error.what, []).append(number)
             continue
-        if isinstance(made, Step):
-            steps.append(made)
+        if isinstance(lowered, Step):
+            steps.append(lowered)
         else:
-            views[operator.outputs[0]] = made
+            views[operator.outputs[0]] = lowered
     if problems:
         raise _all_problems(network, problems)
     return Program(network, tuple(steps), views)
@@ -50,7 +50,7 @@ def lower(network: Network, *, packed: bool = True, vectors: bool = False) -> Pr
 
 def _pads(network: Network) -> dict[int, Pad]:
     """By tensor: padding with zeros that only a convolution reads, which takes it upon itself."""
-    found = {}
+    pads = {}
     readers: dict[int, list[str]] = {}
     for operator in network.operators:
         for index in set(operator.inputs):
@@ -70,8 +70,8 @@ def _pads(network: Network) -> dict[int, Pad]:
         )  # fmt: skip
         if same and not sides[[0, 3]].any() and (sides >= 0).all():
             (top, bottom), (left, right) = sides[1].tolist(), sides[2].tolist()
-            found[output] = Pad(operator.inputs[0], (top, left), (bottom, right))
-    return found
+            pads[output] = Pad(operator.inputs[0], (top, left), (bottom, right))
+    return pads
 
 
 def _all_problems(network: Network, problems: Mapping[str, list[int]]) -> UnsupportedModelError:

@@ -104,7 +104,7 @@ def _packed(
         words += one.ljust(4 * _STEP_WORDS, b"\0")
     for port in (*interface.inputs, *interface.outputs):
         words += struct.pack("<2I", port.offset, port.nbytes)
-    made = bytearray(words.ljust(size, b"\0"))
+    image = bytearray(words.ljust(size, b"\0"))
     for table, offset in missing.items():
-        made[offset : offset + len(table)] = table
-    return bytes(made)
+        image[offset : offset + len(table)] = table
+    return bytes(image)

@@ -225,11 +225,11 @@ def _network(model: _Table, name: str) -> Network:
 
 def _checked_indices(count: int) -> Callable[[_Table, int, bool], tuple[int, ...]]:
     def indices(table: _Table, number: int, optional: bool) -> tuple[int, ...]:
-        found = tuple(int(index) for index in table.array(number, "int32"))
-        for index in found:
+        checked = tuple(int(index) for index in table.array(number, "int32"))
+        for index in checked:
             if not (0 <= index < count or (optional and index == -1)):
                 raise _DamagedError(f"tensor {index} of {count} is needed")
-        return found
+        return checked
 
     return indices
 
@@ -252,18 +252,18 @@ def _tensor(table: _Table, buffers: list[_Table]) -> Tensor:
     if index >= len(buffers):
         raise _DamagedError(f"buffer {index} of {len(buffers)} is needed")
     raw = buffers[index].raw(0)
-    found = Tensor(
+    tensor = Tensor(
         name, shape, _DTYPES[code], _quantization(table.table(4)), None,
         bool(table.scalar(5, "?", False)),
     )  # fmt: skip
-    if found.nbytes > _MOST_BYTES:
-        raise _DamagedError(f"tensor '{name}' would have {found.nbytes} bytes")
+    if tensor.nbytes > _MOST_BYTES:
+        raise _DamagedError(f"tensor '{name}' would have {tensor.nbytes} bytes")
     if not raw:
-        return found
-    if len(raw) != found.nbytes:
-        raise _DamagedError(f"tensor '{name}' of {found.nbytes} bytes has {len(raw)} of data")
-    data = np.frombuffer(raw, np.dtype(found.dtype).newbyteorder("<")).reshape(shape)
-    return Tensor(name, shape, found.dtype, found.quantization, data, found.variable)
+        return tensor
+    if len(raw) != tensor.nbytes:
+        raise _DamagedError(f"tensor '{name}' of {tensor.nbytes} bytes has {len(raw)} of data")
+    data = np.frombuffer(raw, np.dtype(tensor.dtype).newbyteorder("<")).reshape(shape)
+    return Tensor(name, shape, tensor.dtype, tensor.quantization, data, tensor.variable)
 
 
 def _quantization(table: _Table | None) -> Quantization | None:

@@ -180,13 +180,13 @@ def _tflite_micro(model: bytes, inputs: Sets, outputs: int) -> Sets:
     except ImportError as error:
         raise MissingExtraError("verification", "tflite-micro", "edge") from error
     interpreter = runtime.Interpreter.from_bytes(model, arena_size=_ARENA_BYTES)
-    found = []
+    answers = []
     for given in inputs:
         for number, values in enumerate(given):
             interpreter.set_input(values, number)
         interpreter.invoke()
-        found.append([interpreter.get_output(number).copy() for number in range(outputs)])
-    return found
+        answers.append([interpreter.get_output(number).copy() for number in range(outputs)])
+    return answers
 
 
 def _litert(model: bytes, inputs: Sets, outputs: int) -> Sets:
@@ -199,13 +199,13 @@ def _litert(model: bytes, inputs: Sets, outputs: int) -> Sets:
     )
     interpreter.allocate_tensors()
     takes, gives = interpreter.get_input_details(), interpreter.get_output_details()
-    found = []
+    answers = []
     for given in inputs:
         for detail, values in zip(takes, given, strict=True):
             interpreter.set_tensor(detail["index"], values)
         interpreter.invoke()
-        found.append([interpreter.get_tensor(detail["index"]) for detail in gives[:outputs]])
-    return found
+        answers.append([interpreter.get_tensor(detail["index"]) for detail in gives[:outputs]])
+    return answers
 
 
 _RUNTIMES: dict[str, Callable[[bytes, Sets, int], Sets]] = {

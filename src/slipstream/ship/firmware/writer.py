@@ -66,7 +66,7 @@ class _Writer:
             self._entry(name, 1 + len(constants) + number) for number, name in enumerate(metadata)
         ]
         tables = (codes, [graph], buffers, entries, [signature])
-        vectors = [self._offsets(found) for found in tables]
+        vectors = [self._offsets(table) for table in tables]
         description = to.CreateString(network.name)
 
         def fields() -> None:
@@ -113,16 +113,16 @@ class _Writer:
         to = self._to
         shape = self._numbers(tensor.shape, "int32")
         name = to.CreateString(tensor.name)
-        found = tensor.quantization
+        quantization = tensor.quantization
         grid = 0
-        if found is not None:
-            scales = self._numbers(found.scales, "float32")
-            zeros = self._numbers(found.zero_points, "int64")
+        if quantization is not None:
+            scales = self._numbers(quantization.scales, "float32")
+            zeros = self._numbers(quantization.zero_points, "int64")
 
             def quantized() -> None:
                 to.PrependUOffsetTRelativeSlot(2, scales, 0)
                 to.PrependUOffsetTRelativeSlot(3, zeros, 0)
-                to.PrependInt32Slot(6, found.axis, 0)
+                to.PrependInt32Slot(6, quantization.axis, 0)
 
             grid = self._table(quantized, 7)
 

@@ -175,18 +175,18 @@ def _mean(values: NDArray[np.float64]) -> Interval:
 def _factors(matrix: DeviceMatrix, settings: bool) -> list[str]:
     if not settings:
         return list(matrix.varied)
-    found = []
+    factors = []
     for kind in matrix.varied:
-        own = matrix.reference.stages[kind]
-        if not isinstance(own, Stage):
-            found.append(kind)
+        stage = matrix.reference.stages[kind]
+        if not isinstance(stage, Stage):
+            factors.append(kind)
             continue
-        found += [
+        factors += [
             f"{kind}.{name.name}"
-            for name in fields(own)
-            if any(getattr(p.stages[kind], name.name) != getattr(own, name.name) for p in matrix)
+            for name in fields(stage)
+            if any(getattr(p.stages[kind], name.name) != getattr(stage, name.name) for p in matrix)
         ]
-    return found
+    return factors
 
 
 def _exchanged(path: DevicePath, factor: str, other: DevicePath) -> DevicePath:
@@ -194,7 +194,7 @@ def _exchanged(path: DevicePath, factor: str, other: DevicePath) -> DevicePath:
     kind, _, setting = factor.partition(".")
     if not setting or kind == MODEL:
         return path.with_stage(kind, other)
-    own, its = path.stages[kind], other.stages[kind]
-    assert isinstance(own, Stage)
-    changed = own.changed(**{setting: getattr(its, setting)})
+    stage, its = path.stages[kind], other.stages[kind]
+    assert isinstance(stage, Stage)
+    changed = stage.changed(**{setting: getattr(its, setting)})
     return DevicePath(path.name, path.pipeline.with_stage(changed), path.model)

@@ -106,10 +106,10 @@ def predict(
     rest = np.setdiff1d(np.arange(len(scenes)), chosen)
     # [E, rest, drawn]: each of the others, moved as each of the drawn ones was.
     told = (margins[rest][None, :, None] + shifts[:, None, :]) > 0
-    own = (margins[rest] > 0)[:, None]
+    leads = (margins[rest] > 0)[:, None]
     total = (seen > 0).any(0) & ~(seen > 0).all(0)
     other = told.any(0) & ~told.all(0)
-    pairs = ((seen > 0) != (margins[chosen] > 0)).sum(1) + (told != own).mean(2).sum(1)
+    pairs = ((seen > 0) != (margins[chosen] > 0)).sum(1) + (told != leads).mean(2).sum(1)
     return Forecast(
         tuple(one.name for one in matrix.paths),
         float(total.sum() + other.mean(1).sum()) / len(scenes),
@@ -124,9 +124,9 @@ def _margins(scores: NDArray[np.float32], classes: NDArray[np.int64]) -> Margins
     """How far each scene's class leads the best of the others, [N]; below 0 where it does not."""
     rows = np.arange(len(scores))
     others = scores.astype(np.float64)
-    own = others[rows, classes]
+    scored = others[rows, classes]
     others[rows, classes] = -np.inf
-    return np.asarray(own - others.max(1))
+    return np.asarray(scored - others.max(1))
 
 
 def _chosen(

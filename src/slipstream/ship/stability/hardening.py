@@ -77,10 +77,10 @@ class Hardened:
             Field.number("worst path", lambda row: format_percent(float(row[1].accuracy.min()))),
             Field.number("classes used", lambda row: str(len(np.unique(row[1].answers)))),
         )
-        found = self.reduction
+        change = self.reduction
         notes = [
-            f"Against the control: {format_percent(-found.reduction.estimate, signed=True)} "
-            f"instability ({_ends(found.reduction)} less, p = {found.p_value:.2g}), accuracy "
+            f"Against the control: {format_percent(-change.reduction.estimate, signed=True)} "
+            f"instability ({_ends(change.reduction)} less, p = {change.p_value:.2g}), accuracy "
             f"{format_percent(self.accuracy_change, signed=True)}.",
             f"{self.after.classes.shape[1]} scenes over {len(self.after.names)} held-out paths.",
         ]
@@ -155,16 +155,16 @@ def harden(
     if augmented:
         plans["augmented"] = (twins, replace(recipe, loss="augment"))
     trained = {"given": model}
-    for name, (generator, own) in plans.items():
+    for name, (generator, plan_recipe) in plans.items():
 
         def tell(line: str, name: str = name) -> None:
             say(f"{name}: {line}")
 
-        trained[name] = fine_tune(model, scenes, labels, pipeline, generator, own, tell)
-    found = _side_by_side(trained, judged, held_out, say)
+        trained[name] = fine_tune(model, scenes, labels, pipeline, generator, plan_recipe, tell)
+    stabilities = _side_by_side(trained, judged, held_out, say)
     return Hardened(
-        trained["hardened"], trained["control"], found["given"], found["control"],
-        found["hardened"], recipe, twins.name, found.get("augmented"),
+        trained["hardened"], trained["control"], stabilities["given"], stabilities["control"],
+        stabilities["hardened"], recipe, twins.name, stabilities.get("augmented"),
     )  # fmt: skip
 
 

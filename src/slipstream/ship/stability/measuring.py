@@ -136,7 +136,7 @@ class Stability:
 
     def to_json(self) -> dict[str, Any]:
         """All of it but the answers themselves."""
-        found: dict[str, Any] = {
+        document: dict[str, Any] = {
             "paths": list(self.names),
             "items": self.classes.shape[1],
             "divergence": self.divergence,
@@ -146,12 +146,12 @@ class Stability:
         }
         if self.labels is not None:
             ks = [k for k in (1, 3, 5) if k <= self.classes.shape[2]]
-            found |= {
+            document |= {
                 "instability": {f"top{k}": self.instability(k) for k in ks},
                 "accuracy": dict(zip(self.names, self.accuracy.tolist(), strict=True)),
                 "growth": self.growth(),
             }
-        return found
+        return document
 
 
 def _ends(one: Interval) -> str:
@@ -258,10 +258,10 @@ def _scored(model: Runtime, samples: NDArray[Any]) -> NDArray[np.float32]:
             f"{model.name} answers with {list(given.shape)}, and scores [N, classes] are meant",
             remedy="give a model whose first output has a score for each class",
         )
-    found = given.astype(np.float32)
-    if not np.isfinite(found).all():
+    class_scores = given.astype(np.float32)
+    if not np.isfinite(class_scores).all():
         raise ModelError(f"{model.name} answers with numbers that are not finite")
-    return found
+    return class_scores
 
 
 def checked_labels(

@@ -97,15 +97,15 @@ def opened(
             plain = paths == _DEFAULT
             matrix = DeviceMatrix.default(pipeline) if plain else DeviceMatrix.read(paths, pipeline)
         reference = matrix.reference
-        own = [DevicePath.parse(text, reference, text) for text in path]
+        extra_paths = [DevicePath.parse(text, reference, text) for text in path]
         if not matrix.paths and not path:
-            own = [DevicePath.parse("", reference, "reference path")]
-        own += [DevicePath(name, reference.pipeline, name) for name in variants]
+            extra_paths = [DevicePath.parse("", reference, "reference path")]
+        extra_paths += [DevicePath(name, reference.pipeline, name) for name in variants]
         side = _side(pipeline)
         yield Devices(
             models,
             open_scenes(data, first, size=scene or 2 * side, limit=limit),
-            DeviceMatrix(reference, (*matrix.paths, *own)),
+            DeviceMatrix(reference, (*matrix.paths, *extra_paths)),
         )
 
 

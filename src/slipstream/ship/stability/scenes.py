@@ -75,11 +75,11 @@ class Scenes(Sequence[NDArray[np.uint8]]):
         Raises:
             InvalidArgumentError: they are not of one size.
         """
-        found = [self[one] for one in range(len(self))]
-        sizes = {one.shape for one in found}
+        pictures = [self[one] for one in range(len(self))]
+        sizes = {one.shape for one in pictures}
         if len(sizes) != 1:
             raise InvalidArgumentError("data", f"scenes of {len(sizes)} sizes", remedy="one size")
-        return np.stack(found)
+        return np.stack(pictures)
 
 
 def open_scenes(
@@ -98,16 +98,16 @@ def open_scenes(
     Raises:
         SlipstreamError: there are no such data, or no pictures.
     """
-    found = _opened(source, model, size, split)
-    if not len(found):
+    scenes = _opened(source, model, size, split)
+    if not len(scenes):
         raise InvalidArgumentError(
             "data", f"{source} has no pictures", remedy=f"files as {', '.join(_ENDINGS)}"
         )
-    if limit is not None and limit < len(found):
-        chosen = [n * len(found) // limit for n in range(limit)]
-        labels = None if found.labels is None else found.labels[chosen]
-        found = Scenes([found.raws[n] for n in chosen], labels, size, found.classes)
-    return found
+    if limit is not None and limit < len(scenes):
+        chosen = [n * len(scenes) // limit for n in range(limit)]
+        labels = None if scenes.labels is None else scenes.labels[chosen]
+        scenes = Scenes([scenes.raws[n] for n in chosen], labels, size, scenes.classes)
+    return scenes
 
 
 def _opened(source: str | None, model: Runtime, size: int, split: str) -> Scenes:

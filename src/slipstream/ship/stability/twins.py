@@ -131,14 +131,14 @@ class TwoImages(Twins):
     ) -> Samples:  # fmt: skip
         if self.path is None:
             raise InvalidArgumentError("twins", "two_images needs the path of a second device")
-        made = []
+        samples = []
         for scene, place in zip(scenes, places.tolist(), strict=True):
             if place not in self._seen:
                 # A fixed choice of places, evenly spread: the same in every epoch.
                 there = int((place + 1) * self.having) > int(place * self.having)
                 self._seen[place] = (self.path.pipeline if there else pipeline)(scene)
-            made.append(self._seen[place])
-        return np.stack(made)
+            samples.append(self._seen[place])
+        return np.stack(samples)
 
 
 GENERATORS: Mapping[str, type[Twins]] = {one.name: one for one in (Gaussian, Distortion, TwoImages)}

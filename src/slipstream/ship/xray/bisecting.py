@@ -105,13 +105,13 @@ def introduced(reference: Any, candidate: Any, inputs: Array) -> list[Introduced
     if not probes:
         raise InvalidArgumentError("inputs", "there are none")
     right = [_values(a, a.run([x])[1]) for x in probes]
-    own = [_values(b, b.run([x])[1]) for x in probes]
-    statistics = [np.stack([_stat(one) for one in side]) for side in (right, own)]
+    outputs = [_values(b, b.run([x])[1]) for x in probes]
+    statistics = [np.stack([_stat(one) for one in side]) for side in (right, outputs)]
     pairs = match(a.layers, b.layers, *statistics)
     if not pairs:
         raise InvalidArgumentError("candidate", "it has no layer in common with the reference")
     alone = _on_reference(b, pairs, probes, right)
-    found = []
+    layers = []
     for place, (p, q) in enumerate(pairs):
         span = max(float(max(r[p].max() for r in right) - min(r[p].min() for r in right)), 1e-12)
 
@@ -120,11 +120,11 @@ def introduced(reference: Any, candidate: Any, inputs: Array) -> list[Introduced
             return float(np.sqrt(np.mean(squares))) / span
 
         layer = b.layers[q]
-        found.append(Introduced(
+        layers.append(Introduced(
             layer.name, layer.kind, distance([one[place] for one in alone]),
-            distance([one[q] for one in own]), a.layers[p].macs,
+            distance([one[q] for one in outputs]), a.layers[p].macs,
         ))  # fmt: skip
-    return sorted(found, key=lambda one: -one.introduced)
+    return sorted(layers, key=lambda one: -one.introduced)
 
 
 def bisect(
@@ -219,12 +219,12 @@ def _on_reference(
     fetched = [candidate.fetched[q] for _, q in pairs]
     model = onnx_graphs.on_reference(candidate.model, names, fetched)
     session = candidate.session_of(model)
-    found = []
+    outputs = []
     for x, values in zip(probes, right, strict=True):
         fed = onnx_graphs.reference_inputs(names, [values[p] for p, _ in pairs], session)
         given = session.run(fetched, {candidate.inputs[0].name: x, **fed})
-        found.append([layer.real(one) for layer, one in zip(layers, given, strict=True)])
-    return found
+        outputs.append([layer.real(one) for layer, one in zip(layers, given, strict=True)])
+    return outputs
 
 
 def _torch_on_reference(
@@ -277,7 +277,7 @@ def _mixed(a: Tap, b: Tap, keep: frozenset[str]) -> Callable[[Sequence[Array]], 
 
 def _answers(run: Callable[[Sequence[Array]], list[Array]], inputs: Array) -> Array:
     """First choices [N]; one at a time where the model takes no more."""
-    found: list[Array] = []
+    choices: list[Array] = []
     size = _BATCH
     at = 0
     while at < len(inputs):
@@ -289,6 +289,6 @@ def _answers(run: Callable[[Sequence[Array]], list[Array]], inputs: Array) -> Ar
                 raise
             size = 1
             continue
-        found.append(output.reshape(len(part), -1).argmax(1))
+        choices.append(output.reshape(len(part), -1).argmax(1))
         at += len(part)
-    return np.concatenate(found)
+    return np.concatenate(choices)

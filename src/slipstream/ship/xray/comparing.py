@@ -271,13 +271,13 @@ def _paired(a: Log, b: Log) -> Iterator[tuple[Frame, Frame]]:
 
 
 def _probe(a: Log, b: Log) -> Iterator[tuple[Frame, Frame]]:
-    found = 0
+    probes = 0
     for one, other in _paired(a, b):
         tapped = [frame.facts.get("tapped", True) for frame in (one, other)]
-        if all(tapped) or not found:
+        if all(tapped) or not probes:
             yield one, other
-            found += all(tapped)
-        if found == _PROBES:
+            probes += all(tapped)
+        if probes == _PROBES:
             return
 
 
@@ -450,14 +450,14 @@ def _cause(
         if len(raws) != len(first):
             raise InvalidArgumentError("raws", f"{len(raws)} for {len(first)} frames")
         return explain(first, raws, pipeline, depth=depth, say=say)
-    own = np.stack([one[:1] for one in mine])[:, 0]
-    if not (own["elements"] == first["elements"]).all():
-        sizes = f"{own['elements'][0]} values of the reference, {first['elements'][0]} deployed"
+    wanted = np.stack([one[:1] for one in mine])[:, 0]
+    if not (wanted["elements"] == first["elements"]).all():
+        sizes = f"{wanted['elements'][0]} values of the reference, {first['elements'][0]} deployed"
         return Cause("unexplained", f"inputs have different sizes: {sizes}")
-    distance = np.square(own["projections"].astype(np.float64) - first["projections"]).sum()
-    energy = (own["elements"] * own["std"].astype(np.float64) ** 2).sum()
+    distance = np.square(wanted["projections"].astype(np.float64) - first["projections"]).sum()
+    energy = (wanted["elements"] * wanted["std"].astype(np.float64) ** 2).sum()
     before = float(np.sqrt(distance / max(energy, 1e-12)))
-    same = bool((own["hash"] == first["hash"]).all())
+    same = bool((wanted["hash"] == first["hash"]).all())
     if same or before < 1e-6:
         return Cause("equal", "the inputs are those of the reference", frames=len(first))
     if sums.input_tensors and all(one is not None for one in sums.input_tensors[:8]):
@@ -482,11 +482,11 @@ def _swapped(mine: Array, theirs: Array) -> Cause | None:
     sizes = (mine["elements"][:, :, None] == theirs["elements"][:, None]).all(0)
     distance = np.where(sizes, distance, np.inf)
     order = distance.argmin(0)
-    own = np.diag(distance).sum()
+    before = np.diag(distance).sum()
     if sorted(order) != list(range(count)) or (order == np.arange(count)).all():
         return None
     after = distance[order, np.arange(count)].sum()
-    if after > own / 100:
+    if after > before / 100:
         return None
     text = ", ".join(
         f"input {n} gets what belongs to input {m}" for n, m in enumerate(order) if n != m

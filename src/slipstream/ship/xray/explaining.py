@@ -188,16 +188,16 @@ def _scored(
 ) -> list[tuple[float, Variation]]:
     """With what each leaves, best first; those that change nothing in these frames left out."""
     same = [observed.projections(whole, frame) for frame in frames]
-    found = []
+    ranked = []
     for one in variations:
-        made = [observed.projections(one.pipeline, frame) for frame in frames]
+        projected = [observed.projections(one.pipeline, frame) for frame in frames]
         if all(
             a is not None and b is not None and np.allclose(a, b, rtol=1e-9)
-            for a, b in zip(made, same, strict=True)
+            for a, b in zip(projected, same, strict=True)
         ):
             continue
-        found.append((observed.distance(made, frames), one))
-    return sorted(found, key=lambda scored: scored[0])
+        ranked.append((observed.distance(projected, frames), one))
+    return sorted(ranked, key=lambda scored: scored[0])
 
 
 def _pairs(
@@ -207,8 +207,8 @@ def _pairs(
     order = sorted(singles, key=lambda one: one.changes[0][0])
     screened = [(observed.residual(pair.pipeline, frames[:1]), pair) for pair in whole.pairs(order)]
     screened.sort(key=lambda scored: scored[0])
-    found = [(observed.residual(pair.pipeline, frames), pair) for _, pair in screened[:_SCREENED]]
-    return sorted(found, key=lambda scored: scored[0])
+    pairs = [(observed.residual(pair.pipeline, frames), pair) for _, pair in screened[:_SCREENED]]
+    return sorted(pairs, key=lambda scored: scored[0])
 
 
 def _named(scored: Sequence[tuple[float, Variation]], known: dict[str, Any]) -> Cause:
@@ -234,20 +234,18 @@ def _affine(
 ) -> Cause:  # fmt: skip
     """Any slope and offset per channel, after one other change at most."""
     others = [one for _, one in singles if one.stages[0] not in _AFFINE]
-    found: tuple[float, Variation, Array] | None = None
+    best: tuple[float, Variation, Array] | None = None
     for one in (Variation("", whole, ()), *others):
         fitted = _fit(observed, one.pipeline, frames)
         # One more change has to be worth its mention.
-        if fitted and (
-            found is None or fitted[0] < found[0] / (BETTER if found[0] < ACCEPTED else 1)
-        ):
-            found = fitted[0], one, fitted[1]
-    if found is None or found[0] > min(ACCEPTED, known["before"] / BETTER):
+        if fitted and (best is None or fitted[0] < best[0] / (BETTER if best[0] < ACCEPTED else 1)):
+            best = fitted[0], one, fitted[1]
+    if best is None or best[0] > min(ACCEPTED, known["before"] / BETTER):
         return Cause(
             "unexplained", f"inputs differ by {known['before']:.0%} of their deviation, and no "
-            "change of one or two stages explains it", after=found[0] if found else np.inf, **known,
+            "change of one or two stages explains it", after=best[0] if best else np.inf, **known,
         )  # fmt: skip
-    after, one, terms = found
+    after, one, terms = best
     slopes, offsets = (", ".join(f"{value:.4g}" for value in row) for row in terms)
     text = f"values are those of the reference times ({slopes}) plus ({offsets})"
     fix = f"x = (x - [{offsets}]) / [{slopes}]  # per channel"

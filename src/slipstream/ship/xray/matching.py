@@ -29,9 +29,9 @@ def match(
     by_name = {plain(reference[n].name): n for n in mine}
     pairs = []
     for number in theirs:
-        found = by_name.get(plain(candidate[number].name))
-        if found is not None and _same_size(references, candidates, found, number):
-            pairs.append((found, number))
+        partner = by_name.get(plain(candidate[number].name))
+        if partner is not None and _same_size(references, candidates, partner, number):
+            pairs.append((partner, number))
     taken, given = {a for a, _ in pairs}, {b for _, b in pairs}
     rest = [n for n in mine if n not in taken]
     others = [n for n in theirs if n not in given]

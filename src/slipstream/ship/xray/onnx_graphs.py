@@ -112,12 +112,12 @@ def hybrid(candidate: Any, reference: Any, keep: Collection[str], layers: Collec
 
 def _sorted(nodes: Sequence[Any]) -> list[Any]:
     """In an order in which nobody reads what is not made yet."""
-    made = {name for node in nodes for name in node.output}
+    outputs = {name for node in nodes for name in node.output}
     done: set[str] = set()
     waiting = list(nodes)
     ordered: list[Any] = []
     while waiting:
-        ready = [n for n in waiting if all(i not in made or i in done for i in n.input)]
+        ready = [n for n in waiting if all(i not in outputs or i in done for i in n.input)]
         if not ready:
             return [*ordered, *waiting]
         for node in ready:

@@ -71,8 +71,8 @@ def replay(
                         f"where the raw input of frame {number} lies is not known",
                         where=str(log.path), remedy="give raw=path when recording, or raws= here",
                     )  # fmt: skip
-                made = preprocessing(raw)
-                parts = made if isinstance(made, (tuple, list)) else [made]
+                prepared = preprocessing(raw)
+                parts = prepared if isinstance(prepared, (tuple, list)) else [prepared]
                 # A pipeline makes one sample; a function may have added the batch axis itself.
                 fed = [np.asarray(one)[None] if known else np.asarray(one) for one in parts]
             source = frame.facts.get("raw", raw)

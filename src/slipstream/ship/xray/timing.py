@@ -75,18 +75,18 @@ class Latency:
     @property
     def remedies(self) -> list[str]:
         """What to look at."""
-        found = []
+        remedies = []
         if self.ratio >= _SLOW:
-            found.append(
+            remedies.append(
                 f"{self.ratio:.0f} times the baseline: plain (reference) kernels, or a delegate "
                 "that was refused: look at the interpreter's op resolver and its log"
             )
-        found += [
+        remedies += [
             f"{one.name} ({one.kind}) takes {one.ratio:.0f} times what is expected: no fast kernel "
             "for its dtype, shape or layout"
             for one in self.slow
         ]
-        return found
+        return remedies
 
     def tables(self) -> list[Table]:
         """The operators that take most."""
@@ -160,11 +160,11 @@ def latency(
         expected = {one.name: one.ns for one in _operators(other, fed)}
     say("operators")
     operators = _operators(tap, fed)
-    found = [
+    times = [
         OperatorTime(one.name, one.kind, one.ns, expected.get(one.name, one.expected_ns))
         for one in operators
     ]
-    return Latency(total, baseline, tuple(found))
+    return Latency(total, baseline, tuple(times))
 
 
 def _fed(tap: Tap, inputs: Array | Sequence[Array] | None) -> list[Array]:
@@ -212,7 +212,7 @@ def _operators(tap: Tap, fed: Sequence[Array]) -> list[OperatorTime]:
     for name, kind, ns in times:
         if work.get(name) and ns:
             rates.setdefault(kind, []).append(work[name] / ns)
-    usual = {kind: float(np.median(found)) for kind, found in rates.items()}
+    usual = {kind: float(np.median(speeds)) for kind, speeds in rates.items()}
     return [
         OperatorTime(name, kind, ns, work.get(name, 0) / usual[kind] if usual.get(kind) else 0.0)
         for name, kind, ns in times
