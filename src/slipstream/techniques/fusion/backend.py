@@ -29,8 +29,8 @@ def seeded_dropout(
     if not input.is_cpu or not input.is_floating_point() or p == 1.0:
         return functional.dropout(input, p, training)
     seed = torch.randint(-(2**63), 2**63 - 1, (2,), dtype=torch.int64)
-    made: torch.Tensor = SeededDropout.apply(input.contiguous(), seed, p)
-    return made
+    dropped: torch.Tensor = SeededDropout.apply(input.contiguous(), seed, p)
+    return dropped
 
 
 class FusionBackend:
@@ -75,20 +75,20 @@ class FusionBackend:
     def fused(self, module: GraphModule) -> GraphModule:
         """A traced graph with kernels, or as it is with one more reason."""
         try:
-            found = plan(module)
-            if self._faster is not None and found.regions:
-                found = found.only(self._faster(found.regions))
-            if not found.regions:
+            planned = plan(module)
+            if self._faster is not None and planned.regions:
+                planned = planned.only(self._faster(planned.regions))
+            if not planned.regions:
                 self.reasons.append("no region of its operators is faster as a kernel")
                 return module
-            made = rewrite(module, found)
+            rewritten = rewrite(module, planned)
         except (CompileError, UnsupportedError) as error:
             reason = error.what if isinstance(error, CompileError) else str(error)
             self.reasons.append(reason)
             self._say(f"a graph of {len(module.graph.nodes)} nodes stays as it is: {reason}")
             return module
-        self.plans.append(found)
-        return made
+        self.plans.append(planned)
+        return rewritten
 
 
 def slipstream_fusion(module: GraphModule, inputs: Sequence[Any]) -> Any:

@@ -43,14 +43,14 @@ class _Function:
         self.text = self._write(number)
 
     def _reachable(self) -> set[int]:
-        found: set[int] = set()
+        reachable: set[int] = set()
         todo = [store.value for store in self._nest.stores]
         while todo:
             one = todo.pop()
-            if one not in found:
-                found.add(one)
+            if one not in reachable:
+                reachable.add(one)
                 todo += self._nest.statements[one].arguments
-        return found
+        return reachable
 
     def _write(self, number: int) -> str:
         nest = self._nest
@@ -124,7 +124,7 @@ class _Function:
     def _crossing(self) -> set[int]:
         """Computed values of full extent that a later stage needs: kept for the row."""
         nest = self._nest
-        found = set()
+        crossing = set()
         for n in self._needed:
             one = nest.statements[n]
             if one.extent != "full":
@@ -132,8 +132,8 @@ class _Function:
             for a in one.arguments:
                 before = nest.statements[a]
                 if before.extent == "full" and before.stage < one.stage and _computed(before):
-                    found.add(a)
-        return found
+                    crossing.add(a)
+        return crossing
 
     def _offsets(self) -> None:
         nest = self._nest

@@ -102,8 +102,8 @@ class Nest:
         parts = [self.statements[one] for one in arguments]
         stage = max((one.stage for one in parts), default=0)
         extents = {one.extent for one in parts} | {extent}
-        found: Extent = "full" if "full" in extents else "row" if "row" in extents else "one"
-        return self._put(Statement(code, arguments, found, stage, tensor))
+        widest: Extent = "full" if "full" in extents else "row" if "row" in extents else "one"
+        return self._put(Statement(code, arguments, widest, stage, tensor))
 
     def constant(self, value: float) -> int:
         """A number."""
@@ -146,16 +146,16 @@ def refinement(shapes: Sequence[Shape]) -> tuple[int, ...] | None:
 
 def cut(shape: Shape, strides: Shape, extents: Sequence[int]) -> list[int]:
     """The strides of a tensor whose dimensions are cut into `extents`, one for each."""
-    found: list[int] = []
+    cut_strides: list[int] = []
     left = list(extents)
     for extent, stride in reversed(list(zip(shape, strides, strict=True))):
         size = 1
         while size < extent:
             part = left.pop()
-            found.append(stride * size)
+            cut_strides.append(stride * size)
             size *= part
-    found += [0] * len(left)
-    return found[::-1]
+    cut_strides += [0] * len(left)
+    return cut_strides[::-1]
 
 
 def broadcast(spec: TensorSpec, shape: Shape) -> Shape:

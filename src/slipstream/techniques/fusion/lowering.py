@@ -203,16 +203,16 @@ class _Builder:
         size = math.prod(shape)
         outer = self._extents[: len(self._extents) - self._inner]
         if size == self.nest.rows * self.nest.columns:
-            found = cut(shape, strides, self._extents)
+            cut_strides = cut(shape, strides, self._extents)
         elif size == self.nest.rows:
             pairs = [(e, s) for e, s in zip(shape, strides, strict=True) if e != 1]
-            found = cut(tuple(e for e, _ in pairs), tuple(s for _, s in pairs), outer)
-            found += [0] * self._inner
+            cut_strides = cut(tuple(e for e, _ in pairs), tuple(s for _, s in pairs), outer)
+            cut_strides += [0] * self._inner
         elif size == 1:
-            found = [0] * len(self._extents)
+            cut_strides = [0] * len(self._extents)
         else:
             raise UnsupportedError(f"{shape} is neither all rows and columns nor all rows")
-        return found
+        return cut_strides
 
     def build(self, makes: Sequence[int]) -> Region:
         for number, step in enumerate(self._steps):
@@ -240,11 +240,11 @@ class _Builder:
             else:
                 results = operators.lower(self.nest, step.name, arguments)
         present = [one for one in results if one is not None]
-        for value, spec, made in zip(step.outputs, call.outputs, present, strict=False):
-            if isinstance(made, operators.Column):
-                self._columns[value] = made.value
+        for value, spec, lowered in zip(step.outputs, call.outputs, present, strict=False):
+            if isinstance(lowered, operators.Column):
+                self._columns[value] = lowered.value
             else:
-                self._statement[value] = made
+                self._statement[value] = lowered
             self._made[value] = spec
 
     def _is_outer(self, call: Call) -> bool:
@@ -273,12 +273,12 @@ class _Builder:
         if value not in self._statement:
             return self._load(source, spec, strides)
         number = self._statement[value]
-        made = self._made[value]
+        stored = self._made[value]
         extent = self.nest.statements[number].extent
-        own = self._strides(made, made.shape)
-        if extent == "row" and math.prod(made.shape) == self.nest.rows * self.nest.columns:
+        stored_strides = self._strides(stored, stored.shape)
+        if extent == "row" and math.prod(stored.shape) == self.nest.rows * self.nest.columns:
             return number
-        if own != strides and extent != "one":
+        if stored_strides != strides and extent != "one":
             raise UnsupportedError("what is made here is read in another order")
         return number
 

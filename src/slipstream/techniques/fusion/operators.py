@@ -220,12 +220,12 @@ def _layer_norm(nest: Nest, x: Any, shape: Any, weight: Any, bias: Any, eps: flo
     centred = nest.add("{0} - {1}", value, mean)
     variance = _mean(nest, nest.add("{0} * {0}", centred))
     rstd = nest.add(f"(real)1 / f_sqrt({{0}} + (real){float(eps)!r})", variance)
-    made = nest.add("{0} * {1}", centred, rstd)
+    normalised = nest.add("{0} * {1}", centred, rstd)
     if weight is not None:
-        made = nest.add("{0} * {1}", made, _number(nest, weight))
+        normalised = nest.add("{0} * {1}", normalised, _number(nest, weight))
     if bias is not None:
-        made = nest.add("{0} + {1}", made, _number(nest, bias))
-    return [made, mean, rstd]
+        normalised = nest.add("{0} + {1}", normalised, _number(nest, bias))
+    return [normalised, mean, rstd]
 
 
 @_rule("native_layer_norm_backward")
@@ -236,17 +236,17 @@ def _layer_norm_backward(
     g, value = _number(nest, gradient), _number(nest, x)
     scale = _number(nest, rstd)
     hat = nest.add("({0} - {1}) * {2}", value, _number(nest, mean), scale)
-    found: list[int | Column | None] = [None, None, None]
+    gradients: list[int | Column | None] = [None, None, None]
     if wanted[0]:
         scaled = g if weight is None else nest.add("{0} * {1}", g, _number(nest, weight))
         first = _mean(nest, scaled)
         second = _mean(nest, nest.add("{0} * {1}", scaled, hat))
-        found[0] = nest.add("{0} * ({1} - {2} - {3} * {4})", scale, scaled, first, hat, second)
+        gradients[0] = nest.add("{0} * ({1} - {2} - {3} * {4})", scale, scaled, first, hat, second)
     if wanted[1]:
-        found[1] = Column(nest.add("{0} * {1}", g, hat))
+        gradients[1] = Column(nest.add("{0} * {1}", g, hat))
     if wanted[2]:
-        found[2] = Column(g)
-    return found
+        gradients[2] = Column(g)
+    return gradients
 
 
 @_rule("sum", "mean", "amax")

@@ -54,9 +54,9 @@ def recorded_regions(graph: Graph) -> list[RecordedRegion]:
         replace(one, reads=tuple((v, n) for v, n in one.reads if v in step.inputs))
         for one, step in zip(operations, steps, strict=True)
     ]
-    found: Found = find(plain, steps, lasting)
+    partition: Found = find(plain, steps, lasting)
     regions = []
-    for region, members in zip(found.regions, found.members, strict=True):
+    for region, members in zip(partition.regions, partition.members, strict=True):
         tasks = sorted(
             {operations[n].task for n in members} | {t for n in members for t in extra.get(n, ())}
         )
@@ -148,9 +148,9 @@ def region_of(call: Call) -> Region:
     """
     rows, makes = json.loads(call.arguments[0])
     steps = [
-        Step(Call(op, tuple(decode(given)), tuple(decode(made))), tuple(ins), tuple(outs),
+        Step(Call(op, tuple(decode(given)), tuple(decode(specs))), tuple(ins), tuple(outs),
              tuple(ins))
-        for op, given, made, ins, outs in rows
+        for op, given, specs, ins, outs in rows
     ]  # fmt: skip
     return lower(steps, makes)
 
@@ -169,10 +169,10 @@ def timer(call: Call) -> Callable[[], object]:
 
 def _random(spec: TensorSpec) -> torch.Tensor:
     dtype = getattr(torch, spec.dtype)
-    made = torch.empty_strided(spec.shape, spec.strides, dtype=dtype)
+    tensor = torch.empty_strided(spec.shape, spec.strides, dtype=dtype)
     if not dtype.is_floating_point:
-        return made.random_(0, 2) if dtype is not torch.int64 else made.random_()
-    return made.copy_(torch.randn(spec.shape))
+        return tensor.random_(0, 2) if dtype is not torch.int64 else tensor.random_()
+    return tensor.copy_(torch.randn(spec.shape))
 
 
 __all__ = ["DROPOUT", "RecordedRegion", "fused_call", "recorded_regions", "region_of", "timer"]

@@ -54,22 +54,22 @@ def find(operations: Sequence[Operation], steps: Sequence[Step], leaving: Iterab
         for n, number in enumerate(find_regions(operations, able)):
             if able[n]:
                 groups.setdefault(number, []).append(n)
-        found: list[tuple[Region, tuple[int, ...]]] = []
+        regions: list[tuple[Region, tuple[int, ...]]] = []
         failed = False
         for group in groups.values():
             inside = set(group)
             if not worth_it([steps[n] for n in group]):
                 continue
-            made = [v for n in group for v in steps[n].outputs]
-            makes = [v for v in made if v in outside or users.get(v, set()) - inside]
+            outputs = [v for n in group for v in steps[n].outputs]
+            makes = [v for v in outputs if v in outside or users.get(v, set()) - inside]
             try:
-                found.append((lower([steps[n] for n in group], makes), tuple(group)))
+                regions.append((lower([steps[n] for n in group], makes), tuple(group)))
             except UnsupportedError as error:
                 guilty = group[error.operation if error.operation >= 0 else -1]
                 able[guilty], failed = False, True
                 left.append((steps[guilty].name, str(error)))
         if not failed:
-            return Found(tuple(r for r, _ in found), tuple(m for _, m in found), tuple(left))
+            return Found(tuple(r for r, _ in regions), tuple(m for _, m in regions), tuple(left))
 
 
 def worth_it(steps: Sequence[Step]) -> bool:

@@ -43,10 +43,10 @@ class Kernel(torch.nn.Module):
             x if x.stride() == strides or x.numel() < 2 else _laid_out(x, shape, strides)
             for x, (shape, strides) in zip(tensors, self._inputs, strict=True)
         ]
-        made = [torch.empty_strided(*one[:2], dtype=one[2]) for one in self._outputs]
-        pointers = self._pointers(*(x.data_ptr() for x in (*given, *made)))
+        outputs = [torch.empty_strided(*one[:2], dtype=one[2]) for one in self._outputs]
+        pointers = self._pointers(*(x.data_ptr() for x in (*given, *outputs)))
         self._function(pointers, torch.get_num_threads())
-        return tuple(made)
+        return tuple(outputs)
 
 
 def _laid_out(x: torch.Tensor, shape: Sequence[int], strides: Sequence[int]) -> torch.Tensor:
@@ -173,10 +173,10 @@ def _rebuilt(module: GraphModule, found: Plan, kernels: Sequence[Kernel]) -> Gra
     for node in nodes:
         if node.op == "get_attr":
             attributes[str(node.target)] = getattr(module, str(node.target))
-    made = GraphModule(attributes, graph)
-    made.graph.eliminate_dead_code()
-    made.recompile()
-    return made
+    rebuilt = GraphModule(attributes, graph)
+    rebuilt.graph.eliminate_dead_code()
+    rebuilt.recompile()
+    return rebuilt
 
 
 def _part(graph: Graph, called: Node, place: int) -> Node:

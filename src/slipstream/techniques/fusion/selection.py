@@ -80,10 +80,10 @@ def select(factors: Sequence[Factor]) -> Chosen:
             left.append(Factor(others, least))
         else:
             constant += float(least)
-    found: dict[Hashable, int] = {}
+    chosen: dict[Hashable, int] = {}
     for tensor, others, best in reversed(decided):
-        found[tensor] = int(best[tuple(found[one] for one in others)])
-    return Chosen({tensor: found[tensor] for tensor in layouts}, constant)
+        chosen[tensor] = int(best[tuple(chosen[one] for one in others)])
+    return Chosen({tensor: chosen[tensor] for tensor in layouts}, constant)
 
 
 def total(factors: Iterable[Factor], layouts: Mapping[Hashable, int]) -> float:
@@ -93,18 +93,18 @@ def total(factors: Iterable[Factor], layouts: Mapping[Hashable, int]) -> float:
 
 def _layouts(factors: Sequence[Factor]) -> dict[Hashable, int]:
     """How many layouts each tensor has."""
-    found: dict[Hashable, int] = {}
+    sizes: dict[Hashable, int] = {}
     for one in factors:
         if one.cost.ndim != len(one.tensors) or len(set(one.tensors)) != len(one.tensors):
             raise InvalidArgumentError("factors", f"{one.tensors} have {one.cost.ndim} axes")
         if np.isnan(one.cost).any():
             raise InvalidArgumentError("factors", f"a cost of {one.tensors} is not a number")
         for tensor, count in zip(one.tensors, one.cost.shape, strict=True):
-            if not count or found.setdefault(tensor, count) != count:
+            if not count or sizes.setdefault(tensor, count) != count:
                 raise InvalidArgumentError(
-                    "factors", f"'{tensor}' has {found.get(tensor, 0)} layouts here, {count} there"
+                    "factors", f"'{tensor}' has {sizes.get(tensor, 0)} layouts here, {count} there"
                 )
-    return found
+    return sizes
 
 
 def _fill(

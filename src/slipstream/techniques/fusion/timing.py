@@ -20,14 +20,14 @@ def measured_faster(regions: Sequence[Region]) -> list[bool]:
     fused = [fused_call(region) for region in regions]
     parts = [[Question(step.call, warm=True) for step in region.steps] for region in regions]
     durations.measure([*fused, *(call for calls in parts for call in calls)])
-    found = []
+    faster = []
     for kernel, calls in zip(fused, parts, strict=True):
         ours = durations.lookup(kernel)
         theirs = [durations.lookup(call) for call in calls]
         if ours is None:
-            found.append(False)
+            faster.append(False)
             continue
         # What cannot be run alone counts as what its kernel takes.
         known = [ours.nanoseconds if one is None else one.nanoseconds for one in theirs]
-        found.append(ours.nanoseconds <= MOST * sum(known))
-    return found
+        faster.append(ours.nanoseconds <= MOST * sum(known))
+    return faster

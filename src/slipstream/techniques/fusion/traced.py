@@ -32,8 +32,8 @@ def spec_of(value: Any) -> TensorSpec | None:
 
 def _argument(value: Any) -> Any:
     if isinstance(value, Node):
-        made = value.meta.get("val")
-        return spec_of(made) if isinstance(made, torch.Tensor) else None
+        fake = value.meta.get("val")
+        return spec_of(fake) if isinstance(fake, torch.Tensor) else None
     if isinstance(value, (list, tuple)):
         return tuple(_argument(item) for item in value)
     if isinstance(value, torch.dtype):
@@ -56,8 +56,8 @@ def call_of(node: Node) -> Call | None:
         else:
             value = argument.default_value if argument.has_default_value() else None
         arguments.append(_argument(value))
-    made = node.meta.get("val")
-    several = made if isinstance(made, (list, tuple)) else (made,)
+    returned = node.meta.get("val")
+    several = returned if isinstance(returned, (list, tuple)) else (returned,)
     outputs = tuple(spec for one in several if (spec := spec_of(one)) is not None)
     return Call(str(schema), tuple(arguments), outputs)
 
@@ -129,8 +129,8 @@ def trace_of(module: GraphModule, part: int = 0, values: dict[str, int] | None =
             sources = tuple(_tensor_inputs(node)) if call is not None else ()
             inputs = tuple(of[one][0] for one in sources if of.get(one))
             if call is None or len(inputs) != len(sources):
-                made = node.meta.get("val")
-                count = len(made) if isinstance(made, (list, tuple)) else 1
+                returned = node.meta.get("val")
+                count = len(returned) if isinstance(returned, (list, tuple)) else 1
                 of[node] = tuple(range(following, following + count))
                 following += count
                 continue
@@ -140,8 +140,8 @@ def trace_of(module: GraphModule, part: int = 0, values: dict[str, int] | None =
                 of[node] = (inputs[0],)
                 continue
             # By place in what it returns, which may hold None.
-            made = node.meta.get("val")
-            several = made if isinstance(made, (list, tuple)) else (made,)
+            returned = node.meta.get("val")
+            several = returned if isinstance(returned, (list, tuple)) else (returned,)
             present = [spec_of(one) is not None for one in several]
             of[node] = tuple(range(following, following + len(present)))
             following += len(present)
