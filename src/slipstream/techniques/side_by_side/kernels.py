@@ -347,12 +347,12 @@ def fits(columns: int, inner: int) -> bool:
 def _library(memory: str, compute: str) -> ctypes.CDLL:
     arrays, sizes = _TAKES[memory]
     extra = (f"-DMEMORY={memory}", f"-DCOMPUTE={compute}", f"-DARRAYS={arrays}", f"-DSIZES={sizes}")
-    made = load(_SOURCE, extra)
+    library = load(_SOURCE, extra)
     for name in ("memory_alone", "compute_alone", "together"):
-        function = getattr(made, name)
+        function = getattr(library, name)
         function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
         function.restype = None
-    return made
+    return library
 
 
 def version() -> str:

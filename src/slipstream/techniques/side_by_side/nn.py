@@ -184,8 +184,8 @@ class LinearBeside(nn.Linear):
         )  # fmt: skip
         if not usual:
             return super().forward(input)
-        made = cast("Tensor", _Product.apply(x.contiguous(), weight, self.bias, self.beside))
-        return made.view(*input.shape[:-1], weight.shape[0])
+        outputs = cast("Tensor", _Product.apply(x.contiguous(), weight, self.bias, self.beside))
+        return outputs.view(*input.shape[:-1], weight.shape[0])
 
 
 def put_beside(

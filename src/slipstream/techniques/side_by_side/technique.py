@@ -141,9 +141,9 @@ class SideBySide(Settings):
         for group in built.optimizer.param_groups:
             if (reason := why_no_loop(type(built.optimizer).__name__, group)) is not None:
                 raise WorkloadError(f"{self.name}: {reason}")
-        found = {n: m for n, m in built.model.named_modules() if type(m) is nn.Linear}
-        self._selection.need_some(self.name, found)
-        chosen = [m for n, m in found.items() if n in self._selection]
+        layers = {n: m for n, m in built.model.named_modules() if type(m) is nn.Linear}
+        self._selection.need_some(self.name, layers)
+        chosen = [m for n, m in layers.items() if n in self._selection]
         put_beside(chosen, built.optimizer, pays)
 
     def settle_steps(self) -> int:
@@ -164,7 +164,7 @@ class SideBySide(Settings):
         from slipstream.techniques.side_by_side.nn import able
 
         every = list(layer_sites(graph))
-        found = [
+        fitting = [
             site
             for site in every
             if len(site.layer) == 2
@@ -173,7 +173,7 @@ class SideBySide(Settings):
             and able(site.x.shape[0], site.layer[0], site.x.shape[1])
             and sum(other.module == site.module for other in every) == 1
         ]
-        return sorted(found, key=lambda site: site.backward[0]) if len(found) > 1 else []
+        return sorted(fitting, key=lambda site: site.backward[0]) if len(fitting) > 1 else []
 
     def _pairs(self, graph: Graph) -> list[Pair]:
         """Each layer's products with the update of the layer whose gradient came before."""

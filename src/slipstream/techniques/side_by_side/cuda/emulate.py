@@ -124,8 +124,8 @@ class _Program:
         self.library.slip_release.argtypes = [ctypes.c_void_p, ctypes.c_int64]
 
     def kinds(self) -> list[_Kind]:
-        found = (_Kind * 64)()
-        return list(found[: self.library.slip_describe(found)])
+        kinds = (_Kind * 64)()
+        return list(kinds[: self.library.slip_describe(kinds)])
 
     def run(self, given: Sequence[ctypes.c_void_p], settings: _Settings) -> tuple[str, int, bool]:
         """What went wrong, at which address, and whether atomics of floats were used."""
@@ -179,13 +179,13 @@ class _Arguments:
             self._held.append(number)
             self.pointers.append(ctypes.c_void_p(number.ctypes.data))
             return
-        found = re.fullmatch(r"(\d+)(?:<(\d+))?", value or str(_ELEMENTS))
-        if found is None or not int(found[1]):
+        match = re.fullmatch(r"(\d+)(?:<(\d+))?", value or str(_ELEMENTS))
+        if match is None or not int(match[1]):
             raise EmulatorError(
                 f"{name}={value} of {launch.kernel} is no number of elements",
                 remedy=f"as {name}=4096, or {name}=4096<64 for whole numbers below 64",
             )
-        count, below = int(found[1]) * kind.lanes, int(found[2] or _BELOW)
+        count, below = int(match[1]) * kind.lanes, int(match[2] or _BELOW)
         base, whole = ctypes.c_void_p(), ctypes.c_int64()
         bytes_ = count * dtype.itemsize
         at = program.library.slip_buffer(
@@ -237,21 +237,21 @@ def _dtype(kind: _Kind) -> np.dtype[np.generic] | None:
 def _arguments(
     launches: Sequence[Launch], programs: Sequence[_Program]
 ) -> Iterator[list[_Arguments]]:
-    made: list[_Arguments] = []
+    arguments: list[_Arguments] = []
     try:
         for number, (launch, program) in enumerate(zip(launches, programs, strict=True)):
-            made.append(_Arguments(launch, program, number))
-        yield made
+            arguments.append(_Arguments(launch, program, number))
+        yield arguments
     finally:
-        for one in made:
+        for one in arguments:
             one.close()
 
 
 def _settings(grid: Sequence[int], block: Sequence[int], starts: Sequence[int]) -> _Settings:
-    found = _Settings(parts=len(starts), limit_s=_LIMIT_S)
-    found.grid[:], found.block[:] = list(grid), list(block)
-    found.starts[: len(starts)] = list(starts)
-    return found
+    settings = _Settings(parts=len(starts), limit_s=_LIMIT_S)
+    settings.grid[:], settings.block[:] = list(grid), list(block)
+    settings.starts[: len(starts)] = list(starts)
+    return settings
 
 
 def emulate(
@@ -283,19 +283,19 @@ def emulate(
     trouble, differing, atomics = "", 0, False
     with _arguments(launches, programs) as given:
         expected = []
-        for launch, program, own in zip(launches, programs, given, strict=True):
+        for launch, program, args in zip(launches, programs, given, strict=True):
             say(f"running {launch.kernel} alone")
             settings = _settings(launch.grid, launch.block, [0])
-            trouble, address, used = program.run(own.pointers, settings)
+            trouble, address, used = program.run(args.pointers, settings)
             if trouble:
                 raise EmulatorError(
-                    f"{launch.kernel} alone fails in the emulator: {trouble}{own.near(address)}",
+                    f"{launch.kernel} alone fails in the emulator: {trouble}{args.near(address)}",
                     where=str(launch.path),
                     remedy="give it what it expects: "
                     f"{launch.kernel}:block=...,grid=...,ARGUMENT=NUMBER",
                 )
             atomics |= used
-            expected.append([one.values.copy() for one in own.arrays])
+            expected.append([one.values.copy() for one in args.arrays])
         grids = [(ctypes.c_uint * 3)(*one.grid) for one in launches]
         pointers = [p for one in given for p in one.pointers]
         pointers += [ctypes.c_void_p(ctypes.addressof(grid)) for grid in grids]
@@ -312,12 +312,12 @@ def emulate(
             if trouble:
                 trouble += "".join(one.near(address) for one in given[:1] if address)
                 break
-            found = [
+            mismatches = [
                 _differing(array.values, right, atomics)
                 for one, rights in zip(given, expected, strict=True)
                 for array, right in zip(one.arrays, rights, strict=True)
             ]
-            differing = max(differing, sum(found))
+            differing = max(differing, sum(mismatches))
         compared = sum(array.values.nbytes for one in given for array in one.arrays)
     return Emulated(len(schedules), compared, differing, trouble, atomics)
 

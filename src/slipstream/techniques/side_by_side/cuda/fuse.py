@@ -169,13 +169,13 @@ def _parts(launches: Sequence[Launch]) -> tuple[Part, ...]:
         items = read_items(one.path)
         kernel = find_kernel(items, one.kernel, one.path.name)
         space = f"slip_{number}_{one.kernel}"
-        found = Part(one, space, start, number, offset, kernel, tuple(needed(items, kernel)))
-        if one.shared == 0 and any(map(is_dynamic, found.items)):
+        part = Part(one, space, start, number, offset, kernel, tuple(needed(items, kernel)))
+        if one.shared == 0 and any(map(is_dynamic, part.items)):
             raise KernelSourceError(
                 f"{one.kernel} has shared memory whose size is told when it is launched",
                 where=kernel.tokens[0].where, remedy=f"say it: {one.kernel}:shared=BYTES",
             )  # fmt: skip
-        parts.append(found)
+        parts.append(part)
         start += one.threads
         offset += _aligned(one.shared)
     return tuple(parts)
@@ -184,10 +184,10 @@ def _parts(launches: Sequence[Launch]) -> tuple[Part, ...]:
 def _includes(part: Part) -> list[str]:
     lines = []
     for one in part.items:
-        found = re.match(r"\s*#\s*include\s*(<.*)", one.tokens[0].text) if one.directive else None
-        if found is not None:
-            line = f"#include {found.group(1).strip()}"
-            cuda = _CUDA_HEADER.match(found.group(1))
+        include = re.match(r"\s*#\s*include\s*(<.*)", one.tokens[0].text) if one.directive else None
+        if include is not None:
+            line = f"#include {include.group(1).strip()}"
+            cuda = _CUDA_HEADER.match(include.group(1))
             lines.append(f"#ifdef __CUDACC__\n{line}\n#endif" if cuda else line)
     return lines
 

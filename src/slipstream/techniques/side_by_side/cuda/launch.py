@@ -53,11 +53,11 @@ def parse_launch(text: str) -> Launch:
     Raises:
         UsageError: it is not of the shape that the message shows.
     """
-    found = _LAUNCH.fullmatch(text)
-    if found is None:
+    match = _LAUNCH.fullmatch(text)
+    if match is None:
         raise UsageError(f"'{text}' names no kernel of a file", remedy=f"as {SHAPE}")
     settings: dict[str, str] = {}
-    for one in filter(None, (found["settings"] or "").split(",")):
+    for one in filter(None, (match["settings"] or "").split(",")):
         key, equals, value = one.partition("=")
         if not equals or not key.strip().isidentifier() or not value.strip():
             raise UsageError(f"'{one}' of '{text}' is no setting", remedy=f"as {SHAPE}")
@@ -68,7 +68,7 @@ def parse_launch(text: str) -> Launch:
     if not shared.isdigit():
         raise UsageError(f"shared={shared} of '{text}' is no number of bytes")
     return Launch(
-        Path(found["path"]), found["kernel"], found["template"] or "", block, grid, int(shared),
+        Path(match["path"]), match["kernel"], match["template"] or "", block, grid, int(shared),
         settings,
     )  # fmt: skip
 

@@ -90,9 +90,9 @@ class Resources:
 
     def barrier_trouble(self, fused: FusedKernel) -> str:
         """What is wrong with the barriers of the machine's code; empty if nothing is."""
-        own = {part.barrier: part.launch.threads for part in fused.parts}
+        barriers = {part.barrier: part.launch.threads for part in fused.parts}
         for number, count in (*self.free.barriers, *self.capped.barriers):
-            if own.get(number) != count:
+            if barriers.get(number) != count:
                 return f"bar.sync {number}, {count or 'all'} is none of the kernels' barriers"
         return ""
 
@@ -135,8 +135,8 @@ def _compile_source(source: str, arch: str, blocks: int) -> Compiled:
         file.write_text(source, encoding="utf-8")
         bound = [f"-DSLIP_BLOCKS={blocks}"] if blocks else []
         _run(["nvcc", f"-arch={arch}", "-std=c++17", "-ptx", *bound, str(file), "-o", str(ptx)])
-        said = _run(["ptxas", f"-arch={arch}", "-v", str(ptx), "-o", str(cubin)])
-        return _parsed(said, ptx.read_text())
+        report = _run(["ptxas", f"-arch={arch}", "-v", str(ptx), "-o", str(cubin)])
+        return _parsed(report, ptx.read_text())
 
 
 def _run(command: Sequence[str]) -> str:
@@ -151,20 +151,20 @@ def _run(command: Sequence[str]) -> str:
         ) from None
     except subprocess.TimeoutExpired:
         raise CudaCompilerError(f"{command[0]} did not end within {_TIMEOUT_S:.0f} s") from None
-    said = done.stdout + done.stderr
+    output = done.stdout + done.stderr
     if done.returncode:
-        raise CudaCompilerError(f"{command[0]} failed:\n{said.strip()[:_LINES]}")
-    return said
+        raise CudaCompilerError(f"{command[0]} failed:\n{output.strip()[:_LINES]}")
+    return output
 
 
 def _parsed(said: str, ptx: str) -> Compiled:
-    found = _USED.search(said)
-    if found is None or _ENTRY_NAME.search(ptx) is None:
+    usage = _USED.search(said)
+    if usage is None or _ENTRY_NAME.search(ptx) is None:
         raise CudaCompilerError(f"ptxas reports no kernel:\n{said.strip()[:_LINES]}")
-    shared = _SHARED.search(found[6])
+    shared = _SHARED.search(usage[6])
     barriers = []
     for one in _BARRIER.finditer(ptx):
         numbers = [int(part) for part in one[1].replace(" ", "").split(",") if part.isdigit()]
         barriers.append((numbers[0] if numbers else -1, numbers[1] if len(numbers) > 1 else 0))
     static = int(shared[1]) if shared else 0
-    return Compiled(int(found[4]), int(found[2]), static, tuple(dict.fromkeys(barriers)))
+    return Compiled(int(usage[4]), int(usage[2]), static, tuple(dict.fromkeys(barriers)))

@@ -108,11 +108,11 @@ class Rewriter:
         if any(name in self._dynamic for name in item.names) and not item.function:
             return ""
         if item.directive == "define":
-            found = _DEFINE.fullmatch(item.tokens[0].text)
-            if found is None:
+            macro = _DEFINE.fullmatch(item.tokens[0].text)
+            if macro is None:
                 return item.tokens[0].text
-            tokens = tokens_of(found[2], item.tokens[0].file)
-            return found[1] + self._words(tokens, set(), item.tokens[0].line)
+            tokens = tokens_of(macro[2], item.tokens[0].file)
+            return macro[1] + self._words(tokens, set(), item.tokens[0].line)
         return self._tokens(item, 0)
 
     def _tokens(self, item: Item, start: int) -> str:
@@ -130,8 +130,8 @@ class Rewriter:
             insert[item.body[0] - start] = "{" + "".join(
                 self._dynamic_array(self._dynamic[name].tokens, name) for name in arrays
             )
-        own = {begin - start - 1} if end else set()
-        return self._words(item.tokens[start:], own, item.tokens[0].line, insert)
+        places = {begin - start - 1} if end else set()
+        return self._words(item.tokens[start:], places, item.tokens[0].line, insert)
 
     def _words(
         self,
@@ -148,33 +148,33 @@ class Rewriter:
         """
         shared = dict(_shared_statements(tokens))
         insert = insert or {}
-        found: list[str] = []
+        texts: list[str] = []
         at = 0
         while at < len(tokens):
             token = tokens[at]
             if at in insert:
-                found.append(insert[at])
+                texts.append(insert[at])
             elif at in shared:
-                found.append(self._array(tokens[at : shared[at]]))
+                texts.append(self._array(tokens[at : shared[at]]))
                 at = shared[at]
                 continue
             elif token.kind != "word" or self._native:
-                found.append(token.text)
+                texts.append(token.text)
             elif token.text == "__syncthreads":
                 opened = plain(tokens, at + 1)
                 if opened >= len(tokens) or tokens[opened].text != "(":
                     raise KernelSourceError("a barrier as a value", where=token.where)
-                found.append(f"SLIP_BARRIER({self.part.barrier}, {self.part.launch.threads})")
+                texts.append(f"SLIP_BARRIER({self.part.barrier}, {self.part.launch.threads})")
                 at = closing(tokens, opened)
             elif token.text in _PLACE:
                 field = "block" if token.text == "blockIdx" else "grid"
-                found.append(f"slip_place.{field}")
+                texts.append(f"slip_place.{field}")
             elif token.text == "threadIdx":
                 block = ", ".join(map(str, (self.part.start, *self.part.launch.block)))
-                found.append(f"slip::thread<{block}>()")
+                texts.append(f"slip::thread<{block}>()")
             elif token.text == "blockDim":
                 block = ", ".join(map(str, self.part.launch.block))
-                found.append(f"slip::extent<{block}>()")
+                texts.append(f"slip::extent<{block}>()")
             elif token.text in self._placed and at not in own and not _member(tokens, at):
                 opened = plain(tokens, at + 1)
                 if opened < len(tokens) and tokens[opened].text == "<":
@@ -184,13 +184,13 @@ class Rewriter:
                         f"'{token.text}' is used as a value, and asks for its block",
                         where=f"{token.file}:{line + token.line - 1}",
                     )
-                found.append(joined(tokens[at : opened + 1]) + "slip_place")
-                found.append("" if tokens[plain(tokens, opened + 1)].text == ")" else ", ")
+                texts.append(joined(tokens[at : opened + 1]) + "slip_place")
+                texts.append("" if tokens[plain(tokens, opened + 1)].text == ")" else ", ")
                 at = opened
             else:
-                found.append(token.text)
+                texts.append(token.text)
             at += 1
-        return "".join(found)
+        return "".join(texts)
 
     def _array(self, statement: Sequence[Token]) -> str:
         """A declaration of arrays in shared memory."""
@@ -240,13 +240,13 @@ class Rewriter:
 
     def _renamed(self, tokens: Sequence[Token]) -> str:
         """A parameter of the kernel as one of the fused kernel."""
-        own = _declared_name(tokens)
+        parameter = _declared_name(tokens)
         templates = [_declared_name(one) for one in template_list(self.part.kernel)]
         given = [joined(one).strip() for one in split(tokens_of(self.part.launch.template, ""))]
-        replaced = {name: self._prefix(name) for name in (*templates, own)}
+        replaced = {name: self._prefix(name) for name in (*templates, parameter)}
         if given:
             replaced |= dict(zip(templates, given, strict=False))
-            replaced[own] = self._prefix(own)
+            replaced[parameter] = self._prefix(parameter)
         qualified = {
             name: "::".join([self.part.space, *filter(None, one.spaces), name])
             for one in self.part.items
@@ -254,13 +254,13 @@ class Rewriter:
             for name in one.names
             if one.words & {"struct", "class", "union", "enum", "using", "typedef"}
         }
-        found = []
+        texts = []
         for at, one in enumerate(tokens):
             behind = at and tokens[plain(tokens, at - 1, -1)].text == "::"
             name = None if behind else replaced.get(one.text) or qualified.get(one.text)
             if one.text not in ("__grid_constant__",):
-                found.append(name or one.text)
-        return "".join(found).strip()
+                texts.append(name or one.text)
+        return "".join(texts).strip()
 
 
 def parameter_names(kernel: Item) -> list[str]:
@@ -269,12 +269,12 @@ def parameter_names(kernel: Item) -> list[str]:
     Raises:
         KernelSourceError: one has none.
     """
-    found = []
+    names = []
     for one in _parameter_list(kernel):
-        found.append(_declared_name(one))
-        if not found[-1]:
+        names.append(_declared_name(one))
+        if not names[-1]:
             raise KernelSourceError("a parameter without a name", where=one[0].where)
-    return found
+    return names
 
 
 def _parameter_list(kernel: Item) -> list[list[Token]]:
@@ -294,7 +294,7 @@ def template_list(item: Item) -> list[list[Token]]:
 
 def split(tokens: Sequence[Token]) -> list[list[Token]]:
     """Tokens between commas that no bracket holds, without spaces at the ends."""
-    found: list[list[Token]] = [[]]
+    parts: list[list[Token]] = [[]]
     at = 0
     while at < len(tokens):
         token, end = tokens[at], at
@@ -303,11 +303,11 @@ def split(tokens: Sequence[Token]) -> list[list[Token]]:
         elif token.text == "<":
             end = angle(tokens, at) - 1
         if token.text == ",":
-            found.append([])
+            parts.append([])
         else:
-            found[-1] += tokens[at : end + 1]
+            parts[-1] += tokens[at : end + 1]
         at = end + 1
-    return [one for one in map(_trimmed, found) if one]
+    return [one for one in map(_trimmed, parts) if one]
 
 
 def _trimmed(tokens: list[Token]) -> list[Token]:
@@ -340,7 +340,7 @@ def _extern_names(item: Item) -> list[str]:
 
 def _shared_statements(tokens: Sequence[Token]) -> list[tuple[int, int]]:
     """Places where declarations in shared memory begin and end."""
-    found = []
+    spans = []
     for at, token in enumerate(tokens):
         if token.text != "__shared__":
             continue
@@ -351,8 +351,8 @@ def _shared_statements(tokens: Sequence[Token]) -> list[tuple[int, int]]:
             begin -= 1
         begin = plain(tokens, begin)
         end = next((n for n in range(at, len(tokens)) if tokens[n].text == ";"), len(tokens))
-        found.append((begin, min(end + 1, len(tokens))))
-    return found
+        spans.append((begin, min(end + 1, len(tokens))))
+    return spans
 
 
 def _member(tokens: Sequence[Token], at: int) -> bool:
@@ -394,9 +394,9 @@ def _placed(part: Part) -> frozenset[str]:
                 "a member function asks for its block", where=where,
                 remedy="give it the index as an argument",
             )  # fmt: skip
-    found = _closure(part, lambda one: bool(one.words & _PLACE))
+    functions = _closure(part, lambda one: bool(one.words & _PLACE))
     macros = {name for one in part.items if one.directive == "define" for name in one.names}
-    return found - macros
+    return functions - macros
 
 
 def _refuse(part: Part) -> None:
@@ -443,12 +443,12 @@ def _refuse_recursion(part: Part) -> None:
 
     @functools.cache
     def reached(name: str) -> frozenset[str]:
-        found, waiting = set[str](), [name]
+        callees, waiting = set[str](), [name]
         while waiting:
-            for one in calls[waiting.pop()] - found:
-                found.add(one)
+            for one in calls[waiting.pop()] - callees:
+                callees.add(one)
                 waiting.append(one)
-        return frozenset(found)
+        return frozenset(callees)
 
     for name, item in single.items():
         if name in reached(name):

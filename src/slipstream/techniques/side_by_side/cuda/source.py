@@ -86,8 +86,8 @@ class Item:
     def directive(self) -> str:
         """Its word, as ``define``; empty for what is none."""
         first = self.tokens[0]
-        found = _WORD.search(first.text) if first.kind == "directive" else None
-        return found.group() if found else ""
+        word = _WORD.search(first.text) if first.kind == "directive" else None
+        return word.group() if word else ""
 
     @property
     def kernel(self) -> bool:
@@ -102,12 +102,12 @@ class Item:
 
 def tokens_of(text: str, file: str) -> list[Token]:
     """`text` in tokens, which joined are `text` again."""
-    found, line = [], 1
+    tokens, line = [], 1
     for match in _TOKEN.finditer(text):
         kind = str(match.lastgroup).rstrip("_") if match.lastgroup != "mark" else "text"
-        found.append(Token(kind, match.group(), line, file))
+        tokens.append(Token(kind, match.group(), line, file))
         line += match.group().count("\n")
-    return found
+    return tokens
 
 
 def joined(tokens: Iterable[Token]) -> str:
@@ -168,15 +168,15 @@ def _with_headers(path: Path, seen: set[Path]) -> list[Token]:
         reason = error.strerror if isinstance(error, OSError) else "it is no text"
         raise KernelSourceError(f"'{path}' cannot be read: {reason}") from None
     seen.add(path.resolve())
-    found: list[Token] = []
+    tokens: list[Token] = []
     for token in tokens_of(text, path.name):
         name = re.match(r'\s*#\s*include\s*"([^"]+)"', token.text)
         beside = path.parent / name.group(1) if token.kind == "directive" and name else None
         if beside is None or not beside.is_file():
-            found.append(token)
+            tokens.append(token)
         elif beside.resolve() not in seen:
-            found += _with_headers(beside, seen)
-    return found
+            tokens += _with_headers(beside, seen)
+    return tokens
 
 
 def _items(tokens: list[Token], spaces: tuple[str, ...]) -> Iterator[Item]:
@@ -256,9 +256,9 @@ def _item(tokens: tuple[Token, ...], spaces: tuple[str, ...]) -> Item:
         word for one in tokens if one.kind in ("word", "directive")
         for word in _WORD.findall(one.text)
     )  # fmt: skip
-    found = _signature(tokens)
-    if found is not None:
-        name, parameters, brace = found
+    signature = _signature(tokens)
+    if signature is not None:
+        name, parameters, brace = signature
         names = frozenset({tokens[name].text})
         if brace is None:
             return Item(tokens, spaces, names, parameters=parameters, words=words)
