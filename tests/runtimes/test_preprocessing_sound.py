@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy.fft import dct
 from scipy.io import wavfile
-from scipy.signal import resample_poly
+from scipy.signal import get_window, resample_poly
 
 from slipstream.errors import InvalidArgumentError
 from slipstream.runtimes import preprocessing as pre
@@ -104,7 +104,7 @@ def test_variations_come_back_from_json_and_their_code_does_what_they_do() -> No
     content = file_of(voice())
     names: dict[str, Any] = {
         "np": np, "pre": pre, "math": math, "wavfile": wavfile, "resample_poly": resample_poly,
-        "dct": dct,
+        "dct": dct, "get_window": get_window,
     }  # fmt: skip
     found = list(MFCC.variations())
     assert len({one.text for one in found}) == len(found) > 45
@@ -112,7 +112,9 @@ def test_variations_come_back_from_json_and_their_code_does_what_they_do() -> No
         assert (
             pre.Pipeline.from_dict(json.loads(json.dumps(one.pipeline.to_dict()))) == one.pipeline
         )
-        if one.pipeline.stages[-2].misread or one.stages == ("cast",):  # type: ignore[attr-defined]
+        arranged = one.pipeline.stages[-2]
+        assert isinstance(arranged, pre.Arrange)
+        if arranged.misread or one.stages == ("cast",):
             continue  # a fix puts these right; it never has to do them wrong
         if one.stages == ("standardise",) and "twice" in one.text:
             continue

@@ -61,12 +61,9 @@ class Spectrum(Stage):
             yield f"frames of {frame} samples", self.changed(frame=frame)
 
     def code(self) -> str:
-        window = {
-            "hann": f"np.hanning({self.frame} + 1)[:-1]", "rectangular": "1.0",
-            "hann_symmetric": f"np.hanning({self.frame})",
-            "hamming": f"np.hamming({self.frame} + 1)[:-1]",
-            "blackman": f"np.blackman({self.frame} + 1)[:-1]",
-        }[self.window]  # fmt: skip
+        name, periodic = _named(self.window)
+        whole = "" if periodic else ", fftbins=False"
+        window = f'get_window("{name}", {self.frame}{whole})'
         return (
             f"frames = np.lib.stride_tricks.sliding_window_view(x, {self.frame})[::{self.hop}]\n"
             f"x = np.abs(np.fft.rfft(frames * {window}, {self.size})) ** {self.power}"
@@ -75,12 +72,15 @@ class Spectrum(Stage):
 
 @functools.lru_cache(maxsize=64)
 def _window(kind: Window, count: int) -> Array:
-    if kind == "rectangular":
-        return np.ones(count)
-    if kind == "hann_symmetric":
-        return np.hanning(count)
-    window = {"hann": np.hanning, "hamming": np.hamming, "blackman": np.blackman}[kind]
-    return np.asarray(window(count + 1)[:-1])
+    from scipy.signal import get_window
+
+    name, periodic = _named(kind)
+    return np.asarray(get_window(name, count, fftbins=periodic))
+
+
+def _named(kind: Window) -> tuple[str, bool]:
+    """A window as SciPy calls it, and whether it is periodic."""
+    return kind.removesuffix("_symmetric"), not kind.endswith("_symmetric")
 
 
 @dataclass(frozen=True)
