@@ -441,8 +441,10 @@ def test_a_remark_says_what_a_layer_is_held_against(tmp_path: Path) -> None:
     images = np.random.default_rng(0).normal(size=(6, 1, 3, 12, 12)).astype(np.float32)
     for place, remark in ((0, "the inputs agreed"), (2, "the layer before agreed")):
         wrong = copy.deepcopy(model)
+        convolution = wrong[place]
+        assert isinstance(convolution, nn.Conv2d)
         with torch.no_grad():
-            wrong[place].weight.mul_(4)  # type: ignore[operator]
+            convolution.weight.mul_(4)
         for name, one in (("ref.xr", model), ("edge.xr", wrong)):
             with xray.record(tmp_path / name) as recorder:
                 for image in images:

@@ -512,11 +512,11 @@ def _active(leaf: Leaf, values: Mapping[str, Any]) -> bool:
 def _size(tree: _Tree) -> int | None:
     total = 1
     for leaf, branches in tree:
-        sizes = [_size(inner) for inner in branches.values()] if branches else []
-        count = sum(sizes) if branches and None not in sizes else leaf.parameter.size  # type: ignore[arg-type]
-        if count is None or None in sizes:
+        sizes = [_size(inner) for inner in branches.values()] if branches else [leaf.parameter.size]
+        known = [size for size in sizes if size is not None]
+        if len(known) < len(sizes):
             return None
-        total *= count
+        total *= sum(known)
     return total
 
 

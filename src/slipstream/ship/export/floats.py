@@ -150,7 +150,8 @@ class _Tracer:
         value: Any = self._module
         for part in str(node.target).split("."):
             value = getattr(value, part)
-        return value.detach().float()  # type: ignore[no-any-return]
+        weights: torch.Tensor = value.detach().float()
+        return weights
 
     def shape(self, node: Any) -> tuple[int, ...]:
         """Of a value."""

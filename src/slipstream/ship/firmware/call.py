@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -122,12 +123,12 @@ class Call:
         high = {"relu": 127, "relu6": code(6.0), "relu_n1_to_1": code(1.0)}[kind]
         return max(-128, low), min(127, high)
 
-    def step(self, **parts: object) -> Step:
-        defaults: dict[str, object] = {
+    def step(self, **parts: Any) -> Step:
+        defaults: dict[str, Any] = {
             "output": self.operator.outputs[0], "operator": self.number,
             "inputs": (self.index(0),),
         }  # fmt: skip
-        return Step(**(defaults | parts))  # type: ignore[arg-type]
+        return Step(**(defaults | parts))
 
 
 def quantization(tensor: Tensor) -> Quantization:

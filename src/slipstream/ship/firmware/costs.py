@@ -28,7 +28,8 @@ Counts = dict[str, float]
 @cache
 def _weights() -> dict[str, Any]:
     resource = files("slipstream.ship.firmware") / "costs.json"
-    return json.loads(resource.read_text("utf-8"))  # type: ignore[no-any-return]
+    weights: dict[str, Any] = json.loads(resource.read_text("utf-8"))
+    return weights
 
 
 def fitted(target: Target) -> bool:

@@ -82,7 +82,7 @@ class Beside:
     def put(self, layer: nn.Linear, trained: bool) -> None:
         """Let a layer run what is owed, and owe its own weight's update where that is `trained`."""
         layer.__class__ = LinearBeside
-        layer.beside = self  # type: ignore[assignment]
+        cast("LinearBeside", layer).beside = self
         self._layers.append(layer)
         if trained:
             self._hooks.append(layer.weight.register_post_accumulate_grad_hook(self.owe))
