@@ -78,15 +78,19 @@ class Waveform(Stage):
 
     def code(self) -> str:
         mixed = "x.mean(1)" if self.mix == "mean" else "x[:, 0]"
-        read = f"rate, x = wavfile.read(file); x = x / 32768; x = {mixed} if x.ndim == 2 else x"
+        read = (
+            "rate, x = scipy.io.wavfile.read(file); x = x / 32768\n"
+            f"x = {mixed} if x.ndim == 2 else x"
+        )
         if self.resample == "ignored":
             return f"{read}  # at whatever rate the file has"
         if self.resample == "linear":
             at = f"np.arange(len(x) * {self.rate} // rate) * (rate / {self.rate})"
             return f"{read}\nx = np.interp({at}, np.arange(len(x)), x).astype(np.float32)"
+        by = f"{self.rate} // common, rate // common"
         return (
             f"{read}\ncommon = math.gcd(rate, {self.rate})\n"
-            f"x = resample_poly(x, {self.rate} // common, rate // common).astype(np.float32)"
+            f"x = scipy.signal.resample_poly(x, {by}).astype(np.float32)"
         )
 
 

@@ -63,7 +63,7 @@ class Spectrum(Stage):
     def code(self) -> str:
         name, periodic = _named(self.window)
         whole = "" if periodic else ", fftbins=False"
-        window = f'get_window("{name}", {self.frame}{whole})'
+        window = f'scipy.signal.get_window("{name}", {self.frame}{whole})'
         return (
             f"frames = np.lib.stride_tricks.sliding_window_view(x, {self.frame})[::{self.hop}]\n"
             f"x = np.abs(np.fft.rfft(frames * {window}, {self.size})) ** {self.power}"
@@ -257,7 +257,7 @@ class Cepstrum(Stage):
         if not self.count:
             return "# bands, no cosine transform"
         begin, norm = 0 if self.first else 1, '"ortho"' if self.orthogonal else "None"
-        return f"x = dct(x, 2, norm={norm})[:, {begin} : {begin + self.count}]"
+        return f"x = scipy.fft.dct(x, 2, norm={norm})[:, {begin} : {begin + self.count}]"
 
 
 @dataclass(frozen=True)
