@@ -109,8 +109,9 @@ def test_a_server_that_drops_connections_is_named() -> None:
 
 
 def test_ctrl_c_ends_everything_at_once(tmp_path: Path) -> None:
+    # A system so quick that LoadGen's queries must be bounded would be over before the key.
     command = [
-        sys.executable, "-m", "slipstream", "mlperf", "serve", f"{SYSTEMS}:honest", "--data",
+        sys.executable, "-m", "slipstream", "mlperf", "serve", f"{SYSTEMS}:slow", "--data",
         f"{SYSTEMS}:samples", "--scenario", "single-stream", "--time", "60s",
     ]  # fmt: skip
     process = subprocess.Popen(
