@@ -198,6 +198,26 @@ def test_of_a_combination_the_part_that_does_not_apply_is_named(graph: Graph) ->
     assert found.why_not == "faster: not on a Tuesday"
 
 
+@dataclass(frozen=True)
+class Declining(Faster):
+    """Looks at the step and leaves it as it is."""
+
+    name: ClassVar[str] = "declining"
+
+    def predict(self, graph: Graph, context: Context) -> Graph:
+        return Editor(graph, str(self)).apply("no pair pays")
+
+
+def test_an_edit_that_touches_nothing_is_a_refusal_with_its_reason(graph: Graph) -> None:
+    prediction = one(graph, Declining())
+    assert math.isnan(prediction.ratio)
+    assert prediction.why_not is not None
+    assert prediction.why_not.endswith(": no pair pays")
+    both = one(graph, Faster(0.5), Declining())
+    assert both.why_not is not None
+    assert both.why_not.startswith("declining: ")
+
+
 def test_a_combination_folds_its_parts(graph: Graph) -> None:
     both = one(graph, Faster(0.5), Faster(0.5))
     assert both.step_ns == pytest.approx(one(graph, Faster(0.25)).step_ns, rel=1e-6)

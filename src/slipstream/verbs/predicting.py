@@ -162,8 +162,17 @@ def _fold(
             context.durations.measure(asked, say)
         for number, (head, before) in enumerate(possible, start=1):
             say(f"predicting {number} of {len(possible)}: {technique.combination_name(head)}")
-            folded[head] = head[-1].predict(before, context)
+            folded[head] = _changed(head[-1], before, head[-1].predict(before, context))
     return [folded[tuple(one)] for one in combinations]
+
+
+def _changed(part: Technique, before: Graph, after: Graph) -> Graph | _Obstacle:
+    """`after`, or that it changes nothing: no ratio of 1 that asks for a proof."""
+    edits = after.edits[len(before.edits) :]
+    if after is not before and (not edits or any(edit.tasks for edit in edits)):
+        return after
+    reasons = "; ".join(edit.what for edit in edits if edit.what)
+    return _Obstacle(part.name, f"it would change nothing here{': ' * bool(reasons)}{reasons}")
 
 
 def _prediction(
