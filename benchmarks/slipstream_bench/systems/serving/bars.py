@@ -6,6 +6,7 @@ called with nothing around it, the peak search against LoadGen's.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import random
@@ -20,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from slipstream.child import Child
 from slipstream.errors import SlipstreamError
 from slipstream.mlperf.serving import (
     SCENARIOS,
@@ -54,7 +56,7 @@ _RAW_BYTES = 16
 def bars(options: BenchOptions) -> Iterator[Bar]:
     """Quick: fewer loads, systems and cases; what needs a long run is recorded."""
     with tempfile.TemporaryDirectory() as folder:
-        yield from _verdicts(options, Path(folder))
+        yield from _verdicts(options)
         yield from _costs(options, Path(folder))
         yield from _queue(options)
         yield from _valid(options, Path(folder))
@@ -66,39 +68,58 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
 # Verdicts.
 
 
-def _verdicts(options: BenchOptions, folder: Path) -> Iterator[Bar]:
-    """How many of the slowest queries are set aside, and whether there are enough of them."""
+def _verdicts(options: BenchOptions) -> Iterator[Bar]:
+    """How many of the slowest queries are set aside, and whether there are enough of them.
+
+    LoadGen runs once a process at a time, and sleeps for most of a short run: processes share the
+    cases.
+    """
     bar = "early-stopping verdicts equal LoadGen's"
     if not options.wants(bar, 20):
         return
     options.progress(bar)
-    chance = random.Random(28)
-    count, equal, wrong = 10_000 if options.full else 60, 0, []
-    library = Library([np.zeros((16, 1), np.float32)])
-    for _ in range(count):
-        queries = round(10 ** chance.uniform(0.5, 3.7))
-        percentile = chance.choice((0.5, 0.9, 0.95, 0.97, 0.99))
-        log = under_load(
-            _raw, library, Test(
-                "single-stream", min_duration_s=0.0, min_queries=queries, max_queries=queries,
-                percentile=percentile, expected_ns=1e6,
-            ), folder,
-        )  # fmt: skip
-        queries = int(log.get("result_query_count"))
-        latency = log.get("early_stopping_latency_ss")
-        ours = stopping.discarded(queries, percentile)
-        # LoadGen says in words alone how many it set aside.
-        said = str(log.get("early_stopping_result"))
-        theirs = int(said.split("Would discard ")[1].split()[0]) if "discard" in said else None
-        same = ours == theirs and (ours is None) is (not log.get("early_stopping_met"))
-        equal += same
-        if not same:
-            wrong.append((queries, percentile, ours, theirs, latency))
+    count, processes = (10_000, 8) if options.full else (60, 2)
+    with contextlib.ExitStack() as stack:
+        children = [
+            stack.enter_context(contextlib.closing(Child(f"cases of seed {seed}")))
+            for seed in range(processes)
+        ]
+        for seed, child in enumerate(children):
+            child.start_call(f"{__name__}:differing", seed=seed, count=count // processes)
+        wrong = [case for child in children for case in child.finish_call()]
+    equal = count - len(wrong)
     detail = "random numbers of queries and percentiles, each a run of LoadGen"
     yield Bar(
-        bar, equal, f"of {count}", f"= {count}", equal == count, count,
+        bar, equal, f"of {count}", f"= {count}", not wrong, count,
         f"{detail}; differing: {wrong[:3]}" if wrong else detail,
     )  # fmt: skip
+
+
+def differing(seed: int, count: int) -> list[tuple[int, float, int | None, int | None]]:
+    """Of `count` random cases those where LoadGen's verdict is not ours: queries, percentile, and
+    how many queries we and LoadGen set aside."""
+    chance, wrong = random.Random(seed), []
+    library = Library([np.zeros((16, 1), np.float32)])
+    with tempfile.TemporaryDirectory() as folder:
+        for _ in range(count):
+            queries = round(10 ** chance.uniform(0.5, 3.7))
+            percentile = chance.choice((0.5, 0.9, 0.95, 0.97, 0.99))
+            log = under_load(
+                _raw, library, Test(
+                    "single-stream", min_duration_s=0.0, min_queries=queries, max_queries=queries,
+                    percentile=percentile, expected_ns=1e6,
+                ), Path(folder),
+            )  # fmt: skip
+            queries = int(log.get("result_query_count"))
+            ours = stopping.discarded(queries, percentile)
+            # LoadGen says in words alone how many it set aside.
+            words = str(log.get("early_stopping_result"))
+            theirs = (
+                int(words.split("Would discard ")[1].split()[0]) if "discard" in words else None
+            )
+            if ours != theirs or (ours is None) is bool(log.get("early_stopping_met")):
+                wrong.append((queries, percentile, ours, theirs))
+    return wrong
 
 
 def _raw(ids: Sequence[int], indices: Sequence[int]) -> None:
