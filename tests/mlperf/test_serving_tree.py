@@ -172,6 +172,53 @@ def test_messages_differ_between_defects(tree: Path, tmp_path: Path) -> None:
     assert len(said) == len(set(said))
 
 
+def as_published(root: Path) -> None:
+    """The tree as submitters publish theirs: settings and audits apart, answers cut short."""
+    for folder in list(root.glob("*/*/results/*/*/*")):
+        system, model, name = folder.parts[-3:]
+        place = {kind: folder.parents[3] / kind / system / model / name.lower()
+                 for kind in ("measurements", "compliance")}  # fmt: skip
+        for path in place.values():
+            path.mkdir(parents=True)
+        (folder / "user.conf").rename(place["measurements"] / "user.conf")
+        (folder / "measurements.json").unlink()
+        (place["measurements"] / f"{system}.json").write_text("{}")
+        for audit in ("TEST01", "TEST04"):
+            shutil.rmtree(folder / audit)
+            (place["compliance"] / audit).mkdir()
+            (place["compliance"] / audit / "verify_performance.txt").write_text("TEST PASS\n")
+        answers = folder / "accuracy" / "mlperf_log_accuracy.json"
+        answers.write_text(answers.read_text()[:400])
+        (folder / "accuracy" / "accuracy.txt").write_text("accuracy=76.4%, good=3\nhash=12ab\n")
+        (folder / "digest.json").unlink()
+        folder.rename(folder.with_name(name.lower()))
+    # Reckoned from single-stream, as the edge may.
+    single = next(root.glob("*/*/results/*/*/singlestream"))
+    for kind in ("results", "measurements", "compliance"):
+        path = single.parents[3] / kind / single.parts[-3] / single.parts[-2]
+        shutil.copytree(path / "singlestream", path / "multistream")
+
+
+def test_a_tree_as_submitters_publish_it_is_read(copy: Path) -> None:
+    as_published(copy)
+    required = ("SingleStream", "MultiStream", "Server", "Offline")
+    found = check(copy, min_duration_s=0.1, required=required)
+    assert (len(found.scenarios), found.defects) == (4, ())
+    path = next(copy.glob("*/*/compliance/*/*/server/TEST04/verify_performance.txt"))
+    path.write_text("TEST FAIL\n")
+    assert [one.kind for one in check(copy, min_duration_s=0.1).defects] == ["audit failed"]
+
+
+def test_the_command_checks_a_tree(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from slipstream.cli._main import _command
+
+    arguments = ["mlperf", "check-results", str(tree), "--time", "0.1s"]
+    assert _command(arguments) == 0
+    assert "no defect was found" in capsys.readouterr().out
+    assert _command([*arguments[:3], "--time", "10min"]) == 1
+    assert "duration" in capsys.readouterr().out
+
+
 def test_a_folder_without_results_says_what_is_looked_for(tmp_path: Path) -> None:
     with pytest.raises(SlipstreamError, match="no results are here"):
         check(tmp_path)

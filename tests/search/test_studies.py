@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from slipstream.errors import InvalidArgumentError, SlipstreamError, StoreError, UnknownNameError
+from slipstream.errors import InvalidArgumentError, StoreError, UnknownNameError
 from slipstream.provenance import Provenance
 from slipstream.search import (
     Asha,
@@ -295,15 +298,37 @@ def test_optunas_samplers_propose_what_they_would_in_optuna(kind: str) -> None:
     assert [one.values["y"] for one in made.trials] == [one.value for one in theirs.trials]
 
 
-def test_a_full_disk_ends_the_study_and_what_was_written_is_whole(tmp_path: Path) -> None:
-    path = tmp_path / "s.db"
+@pytest.fixture
+def small_disk(tmp_path: Path, require: Callable[[str, bool, str], None]) -> Iterator[Path]:
+    """A file system of one megabyte."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    require("mount", not mounted.returncode, f"nothing can be mounted: {mounted.stderr.strip()}")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def test_a_full_disk_ends_the_study_and_what_was_written_is_whole(small_disk: Path) -> None:
+    """And it goes on from there, bit for bit, when there is room again."""
+    path = small_disk / "s.db"
     made = study("s", SPACE, "y", estimator=bowl, strategy="random", store=path)
-    made.run(budget=Budget(trials=50))
-
-    def fill(running: Study) -> None:
-        running._store._connection.execute("PRAGMA max_page_count=1")
-
-    slow = study("s", SPACE, "y", estimator=slowly, strategy="random", store=path)
-    with pytest.raises(SlipstreamError, match="disk"):
-        slow.run(budget=Budget(trials=900), progress=fill)
-    assert made.load().replay() >= 50
+    with pytest.raises(StoreError, match="full") as error:
+        made.run(budget=Budget(trials=100_000))
+    assert "free some disk space" in str(error.value)
+    stored = Reading(path).trials
+    assert len(stored) > 100
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    subprocess.run(["mount", "-o", "remount,size=8m", str(small_disk)], check=True)
+    more = len(stored) + 50
+    cut = study("s", SPACE, "y", estimator=bowl, strategy="random", store=path)
+    cut.run(budget=Budget(trials=more))
+    whole = study("s", SPACE, "y", estimator=bowl, strategy="random").run(
+        budget=Budget(trials=more)
+    )
+    assert facts(cut) == facts(whole)
+    assert cut.replay() == len(cut.trials)

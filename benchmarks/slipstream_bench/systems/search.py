@@ -6,21 +6,37 @@ is the loop, the checks and the record.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import itertools
+import os
 import signal
+import sqlite3
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from slipstream.search import Budget, Choice, Float, Int, Processes, Reading, Space, Study, study
+from slipstream.search import (
+    Budget,
+    Choice,
+    Executor,
+    Float,
+    Int,
+    Processes,
+    Space,
+    State,
+    Study,
+    study,
+)
 from slipstream_bench.harness import paired
-from slipstream_bench.rows import Bar, BenchOptions, at_most
+from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, not_judged
 
 _TRIALS = 300
 SPACE = Space({f"x{i}": Float(-1.0, 1.0) for i in range(10)})
@@ -31,6 +47,7 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
     with tempfile.TemporaryDirectory() as folder:
         yield from _loop_rows(options, Path(folder))
         yield from _process_row(options, Path(folder))
+        yield from _tune_rows(options, Path(folder))
         yield from _array_row(options)
         yield from _kill_row(options, Path(folder))
         yield from _identity_row(options)
@@ -87,18 +104,100 @@ def _loop_rows(options: BenchOptions, folder: Path) -> Iterator[Bar]:
         )
 
 
+def _each_ms(ends: Iterable[float], settle: int = 1) -> float:
+    """Milliseconds from one end to the next, but for the first `settle`: workers began in these."""
+    counted = sorted(ends)[settle:]
+    return 1e3 * (counted[-1] - counted[0]) / (len(counted) - 1)
+
+
+def _ours_ms(executor: Executor, folder: Path, count: int) -> float:
+    """A trivial trial of ours, with its record."""
+    path = Path(tempfile.mkdtemp(dir=folder)) / "s.db"
+    made = _study(path).run(executor, budget=Budget(trials=count))
+    assert all(one.state is State.COMPLETE for one in made.trials)
+    return _each_ms(one.ended for one in made.trials)
+
+
 def _process_row(options: BenchOptions, folder: Path) -> Iterator[Bar]:
     bar = "a trivial trial in worker processes"
     if not options.wants(bar, 20.0):
         return
     options.progress(bar)
     count = 1000
-    executor = Processes(2)
-    made = _study(folder / "processes.db")
-    made.run(executor, budget=Budget(trials=count))
-    ends = sorted(one.ended for one in made.trials)
-    took = 1e3 * (ends[-1] - ends[1]) / (count - 2)
+    took = _ours_ms(Processes(2), folder, count)
     yield at_most(bar, took, 1.0, "ms", n=count, detail="from end to end, two workers that began")
+
+
+def _tune_rows(options: BenchOptions, folder: Path) -> Iterator[Bar]:
+    """Ray Tune beside both executors, in one Ray of two slots.
+
+    Times between the ends of trials: what starting Ray, a study and its first worker takes is on
+    neither side. Tune starts a worker for every trial unless it is told to keep them.
+    """
+    wanted = {
+        f"Ray Tune{kept} over {ours}, a trivial trial": (kept, ours, target)
+        for kept, target in (("", 100.0), (" that keeps its workers", 50.0))
+        for ours in ("worker processes", "our Ray executor")
+    }
+    rounds = 3 if options.full else 1
+    rows = {bar: row for bar, row in wanted.items() if options.wants(bar, 60.0 * rounds)}
+    if not rows:
+        return
+    try:
+        from ray import tune  # noqa: F401
+    except ImportError as error:
+        for bar, (_, _, target) in rows.items():
+            yield not_judged(bar, "x", f">= {target:g}", f"Ray Tune is not installed: {error}")
+        return
+    from slipstream.engines.trials.ray_executor import RayExecutor
+
+    took: dict[str, list[float]] = {}
+    owner = RayExecutor(2)  # who finds a Ray that runs leaves it running
+    try:
+        for number in range(rounds):
+            options.progress(f"Ray Tune and our executors, round {number + 1} of {rounds}")
+            for name, value in (
+                ("worker processes", _ours_ms(Processes(2), folder, 1000)),
+                ("our Ray executor", _ours_ms(RayExecutor(2), folder, 1000)),
+                ("", _tune_ms(folder, 5, keep=False)),
+                (" that keeps its workers", _tune_ms(folder, 12, keep=True)),
+            ):
+                took.setdefault(name, []).append(value)
+    finally:
+        owner.close()
+    for bar, (kept, ours, target) in rows.items():
+        ratios = [theirs / mine for theirs, mine in zip(took[kept], took[ours], strict=True)]
+        detail = (
+            f"{statistics.median(took[kept]):.0f} ms and {statistics.median(took[ours]):.2f} ms; "
+            f"ratios {min(ratios):.0f} to {max(ratios):.0f}"
+        )
+        yield at_least(
+            bar, statistics.median(ratios), target, "x", n=rounds, detail=detail, data=dict(took)
+        )
+
+
+def _tune_ms(folder: Path, count: int, *, keep: bool) -> float:
+    """A trivial trial of Ray Tune's, two at a time.
+
+    Args:
+        keep: whether a worker goes on with the next trial (``reuse_actors``).
+    """
+    from ray import tune
+
+    def trivial(config: dict[str, Any]) -> None:
+        tune.report({"y": config["x0"], "ended": time.time()})
+
+    tuner = tune.Tuner(
+        tune.with_resources(trivial, {"cpu": 1}),
+        param_space={one.path: tune.uniform(-1.0, 1.0) for one in SPACE.leaves},
+        tune_config=tune.TuneConfig(num_samples=count, metric="y", mode="min", reuse_actors=keep),
+        run_config=tune.RunConfig(storage_path=tempfile.mkdtemp(dir=folder), verbose=0),
+    )
+    with contextlib.redirect_stdout(io.StringIO()):
+        results = tuner.fit()
+    assert not results.errors
+    metrics = [results[at].metrics or {} for at in range(len(results))]
+    return _each_ms((one["ended"] for one in metrics), settle=2)
 
 
 NETS = Space(
@@ -127,14 +226,26 @@ def _array_row(options: BenchOptions) -> Iterator[Bar]:
     yield at_most(bar, took, 5.0, "s", detail=detail)
 
 
+def slowly(config: Mapping[str, Any]) -> float:
+    """A trial of two milliseconds, so that a study that is killed a hundred times stays short."""
+    time.sleep(float(os.environ.get("SLIPSTREAM_TRIAL_S", "0")))
+    return float(config["x0"])
+
+
 _KILLED = """
 import sys
-from slipstream.search import Budget
-from slipstream_bench.systems.search import _study
 from pathlib import Path
-_study(Path(sys.argv[1])).run(budget=Budget(trials=int(sys.argv[2])),
+from slipstream.search import Budget
+from slipstream_bench.systems.search import killed
+print(0, flush=True)
+killed(Path(sys.argv[1])).run(budget=Budget(trials=10**6),
     progress=lambda s: print(sum(t.told >= 0 for t in s.trials), flush=True))
 """
+
+
+def killed(path: Path | None) -> Study:
+    """The study that is killed while it runs in `path`."""
+    return study("s", SPACE, "y", estimator=slowly, strategy="random", store=path)
 
 
 def _facts(made: Study) -> list[tuple[Any, ...]]:
@@ -142,39 +253,64 @@ def _facts(made: Study) -> list[tuple[Any, ...]]:
 
 
 def _kill_row(options: BenchOptions, folder: Path) -> Iterator[Bar]:
+    """From opening the file on: a kill may come while stored events are gone through, or between
+    any two trials."""
     bar = "kill -9 at random points"
     kills = 100 if options.full else 10
     if not options.wants(bar, 4.0 * kills):
         return
-    trials, rng = 1_000_000, np.random.default_rng(1)
+    rng = np.random.default_rng(1)
     path = folder / "killed.db"
-    lost = 0
+    lost, broken, again, done = 0, 0, 0, 0
     for number in range(kills):
         options.progress(f"{bar}: {number} of {kills}")
-        process = subprocess.Popen(
-            [sys.executable, "-c", _KILLED, str(path), str(trials)], stdout=subprocess.PIPE,
-            text=True,
-        )  # fmt: skip
-        assert process.stdout is not None
-        # Its first report says that it began; from then on it writes all the time.
-        acknowledged = int(process.stdout.readline() or 0)
-        time.sleep(float(rng.uniform(0.0, 0.3)))
-        process.send_signal(signal.SIGKILL)
-        rest = process.communicate()[0].split()
-        acknowledged = max([acknowledged, *(int(x) for x in rest[:-1])])
-        lost += sum(one.told >= 0 for one in Reading(path).trials) < acknowledged
-    cut = _study(path)
-    done = len(Reading(path).trials)
+        acknowledged = _killed_once(path, float(rng.uniform(0.0, 1.2)))
+        stored, whole = _told(path)
+        lost += stored < max(acknowledged, done)
+        broken += not whole
+        again += stored > done
+        done = stored
+    cut, uncut = killed(path), killed(None)
     cut.run(budget=Budget(trials=done + 50))
-    whole = _study(None)
-    whole.run(budget=Budget(trials=done + 50))
-    same = _facts(cut) == _facts(whole)
+    uncut.run(budget=Budget(trials=done + 50))
+    same = _facts(cut) == _facts(uncut)
     doubled = len(cut.trials) - len({one.candidate.id for one in cut.trials})
     yield Bar(
-        bar, kills - lost, f"of {kills}", f"= {kills}", lost == 0 and same and doubled == 0, kills,
-        f"{done} trials in all; {lost} times acknowledged ones were lost, {doubled} doubled; the "
-        f"end is {'bit for bit that' if same else 'not that'} of a study that was never killed",
+        bar, kills - lost - broken, f"of {kills}", f"= {kills}",
+        lost == broken == doubled == 0 and same, kills,
+        f"{done} trials in all, more of them after {again} of the kills; acknowledged trials were "
+        f"lost {lost} times, the file was broken {broken} times, {doubled} trials doubled; the end "
+        f"is {'bit for bit that' if same else 'not that'} of a study that was never killed",
     )  # fmt: skip
+
+
+def _killed_once(path: Path, after_s: float) -> int:
+    """Run the study until it is killed; how many trials it said were kept."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", _KILLED, str(path)], stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "SLIPSTREAM_TRIAL_S": "0.002"},
+    )  # fmt: skip
+    assert process.stdout is not None
+    process.stdout.readline()
+    time.sleep(after_s)
+    process.send_signal(signal.SIGKILL)
+    # A last line that was cut off says nothing.
+    whole = process.communicate()[0].rpartition("\n")[0]
+    return max([0, *(int(line) for line in whole.split())])
+
+
+def _told(path: Path) -> tuple[int, bool]:
+    """How many trials the file says have ended, and whether SQLite has nothing against it."""
+    if not path.exists():
+        return 0, True
+    # Only looked at: what the kill left is for the study itself to put in order.
+    with contextlib.closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as connection:
+        whole = connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        tables = [row[0] for row in connection.execute("SELECT name FROM sqlite_master")]
+        if "trial" not in tables:
+            return 0, whole
+        counted = connection.execute("SELECT count(*) FROM trial WHERE told >= 0").fetchone()
+    return int(counted[0]), whole
 
 
 def _identity_row(options: BenchOptions) -> Iterator[Bar]:

@@ -6,9 +6,13 @@ over w devices, a share of one device used; a resize costs 15 s.
 
 from __future__ import annotations
 
+import functools
 import math
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,8 +27,25 @@ from slipstream.engines.trials import (
     simulate,
 )
 from slipstream.engines.trials.forecast import predict
-from slipstream.search import Asha, Cost, Float, Halving, Hyperband, Space, estimator, study
-from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most
+from slipstream.engines.trials.ray_executor import RayExecutor
+from slipstream.errors import MissingExtraError
+from slipstream.search import (
+    Asha,
+    Cost,
+    Estimator,
+    Float,
+    Halving,
+    Hyperband,
+    Int,
+    Space,
+    State,
+    Study,
+    estimator,
+    study,
+)
+from slipstream_bench.harness import one_thread, times_s
+from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, not_judged
+from slipstream_bench.trial_training import resized_trial, train, train_epoch
 
 _NAMES = ("fifo", "uniform", "fluid", "level")
 _HALVING = {4: 1.9, 8: 2.7, 16: 3.6, 32: 4.2, 64: 4.5}
@@ -36,6 +57,8 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
     yield from _halving(options)
     yield from _policies(options)
     yield from _scale(options)
+    yield from _resized(options)
+    yield from _real(options)
 
 
 def drawn(m: int, seed: int) -> TrialSet:
@@ -172,3 +195,92 @@ def _scale(options: BenchOptions) -> Iterator[Bar]:
         slow = float(np.quantile(scheduler.took_s, 0.99))
         detail = f"{len(scheduler.took_s)} decisions, the first of all {scheduler.took_s[0]:.1f} s"
         yield at_most(one, 1e3 * slow, 10.0, "ms", n=len(scheduler.took_s), detail=detail)
+
+
+def _resized(options: BenchOptions) -> Iterator[Bar]:
+    bar = "a resized trial's loss curve, largest relative difference"
+    if not options.wants(bar, 60.0):
+        return
+    options.progress(bar)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            resized, alone, widths = resized_trial(Path(folder))
+    except MissingExtraError as error:
+        yield not_judged(bar, "", "<= 1e-05", error.what)
+        return
+    apart = [abs(a / b - 1.0) for a, b in zip(resized, alone, strict=True)]
+    detail = f"widths {widths} in turn on Ray, {len(apart)} steps over gloo, beside width 1 alone"
+    data = {"resized": resized, "alone": alone}
+    row = at_most(bar, max(apart), 1e-5, "", n=len(apart), detail=detail, data=data)
+    yield replace(row, holds=row.holds and widths == [1, 2, 1])
+
+
+NETS = Space({"lr": Float(0.01, 0.1, log=True), "hidden": Int(384, 640)})
+_SLOTS = 2
+
+
+def _real(options: BenchOptions) -> Iterator[Bar]:
+    """Halving of nine trials that train, on two slots of Ray, beside what was said before.
+
+    What an epoch takes is measured first, with nothing of ours beside it; what loading torch takes,
+    by two trials of one epoch.
+    """
+    wanted = {
+        f"simulated makespan off the real one, {title}": name
+        for name, title in (("fifo", "first come first served"), ("level", "the level rule"))
+    }
+    rows = {bar: name for bar, name in wanted.items() if options.wants(bar, 60.0)}
+    if not rows:
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        options.progress("what an epoch and what loading take")
+        epoch_s = _epochs_s(Path(folder))
+
+        def cost(config: Mapping[str, Any]) -> Cost:
+            return Cost(float(np.interp(config["hidden"], list(epoch_s), list(epoch_s.values()))))
+
+        def training(name: str, rungs: Halving) -> Study:
+            declared, store = Estimator(train, {"loss": ""}, cost=cost), Path(folder) / f"{name}.db"
+            return study(
+                "s", NETS, "loss", estimator=declared, strategy="random", rungs=rungs, store=store
+            )
+
+        try:
+            brief = _takes_s(training("brief", Halving(1, 1, n=_SLOTS)), "fifo")
+        except MissingExtraError as error:
+            for bar in rows:
+                yield not_judged(bar, "%", "<= 10", error.what)
+            return
+        loading_s = max(brief - max(epoch_s.values()), 0.0)
+        for bar, name in rows.items():
+            options.progress(bar)
+            halving = training(name, Halving(8, 72))
+            said_s = predict(halving, [_SLOTS], scheduler=name, max_width=1)[0].makespan_s
+            took_s = _takes_s(halving, name)
+            off = 100 * abs((said_s + loading_s) / took_s - 1)
+            detail = (
+                f"{said_s:.1f} s and {loading_s:.1f} s of loading said, {took_s:.1f} s taken; "
+                f"{len(halving.trials)} trials"
+            )
+            yield at_most(bar, off, 10.0, "%", n=len(halving.trials), detail=detail)
+
+
+def _epochs_s(folder: Path) -> dict[int, float]:
+    """Seconds of an epoch by hidden width."""
+    seconds = {}
+    for hidden in (384, 512, 640):
+        asked = {"path": str(folder / f"{hidden}"), "hidden": hidden, "lr": 0.01, "seed": 0}
+        with one_thread():
+            taken = times_s(functools.partial(train_epoch, **asked), 20, clock="wall")  # type: ignore[arg-type]
+        seconds[hidden] = float(np.median(taken))
+    return seconds
+
+
+def _takes_s(halving: Study, scheduler: str) -> float:
+    """Seconds on Ray, from the first start to the last end."""
+    executor = RayExecutor(_SLOTS, scheduler=scheduler, max_width=1, ahead=9)
+    halving.run(executor)
+    assert all(one.state is State.COMPLETE for one in halving.trials), halving.trials
+    return max(end for *_, end in executor.intervals) - min(
+        start for _, _, start, _ in executor.intervals
+    )

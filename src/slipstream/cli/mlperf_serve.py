@@ -65,7 +65,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands of serving to ``slipstream mlperf``."""
     app.command("serve")(serve)
     app.command("peak")(peak)
-    app.command("check")(check)
+    app.command("check-results")(check_results)
 
 
 def serve(
@@ -227,7 +227,7 @@ def peak(
     emit_result(sustained, sustained.table(), as_json=as_json)
 
 
-def check(
+def check_results(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A tree of results.")],
     seconds: Annotated[
         str,
@@ -246,7 +246,7 @@ def check(
 ) -> None:
     """Check a tree of results, ours or another's, against the rules; exit code 1 with defects.
 
-    slipstream mlperf check results
+    slipstream mlperf check-results results
     """
     from slipstream.cli._output import emit_result
     from slipstream.mlperf.serving import check as checked

@@ -49,6 +49,15 @@ _RunScheduler = Annotated[
         "--scheduler", metavar="NAME", help="With --ray, who gets how many slots: fifo or level."
     ),
 ]
+_Resize = Annotated[
+    str | None,
+    typer.Option(
+        "--resize",
+        metavar="TIME",
+        help="With --ray, what a resize costs a trial: trials that call run.checkpointed() may be "
+        "given other slots while they run. Left out, they keep theirs to their rung's end.",
+    ),
+]
 _Timeout = Annotated[
     str | None, typer.Option(metavar="TIME", help="End a trial that takes longer than this.")
 ]
@@ -62,6 +71,7 @@ def run(
     timeout: _Timeout = None,
     ray: _Ray = None,
     scheduler: _RunScheduler = "fifo",
+    resize: _Resize = None,
     store: Annotated[
         Path | None, typer.Option(metavar="RUNS.db", help="In the place of the study's own store.")
     ] = None,
@@ -75,7 +85,9 @@ def run(
     """
     loaded = _load(study)
     loaded.store_path = store or loaded.store_path or Path(f"{loaded.name}.db")
-    _run(loaded, study, budget, _executor(workers, timeout, ray, scheduler), as_json=as_json)
+    _run(
+        loaded, study, budget, _executor(workers, timeout, ray, scheduler, resize), as_json=as_json
+    )
 
 
 @app.command()
@@ -87,6 +99,7 @@ def resume(
     timeout: _Timeout = None,
     ray: _Ray = None,
     scheduler: _RunScheduler = "fifo",
+    resize: _Resize = None,
     as_json: Json = False,
 ) -> None:
     """Go on with a study that was interrupted or killed, from its file.
@@ -96,7 +109,7 @@ def resume(
     reading = _read(runs, study)
     loaded = _load(_need_target(reading, runs))
     loaded.store_path = runs
-    executor = _executor(workers, timeout, ray, scheduler)
+    executor = _executor(workers, timeout, ray, scheduler, resize)
     _run(loaded, str(reading.target), budget, executor, as_json=as_json)
 
 
@@ -270,7 +283,9 @@ def _run(
     emit_result(listing, listing.top(5), listing.status(), as_json=as_json)
 
 
-def _executor(workers: int, timeout: str | None, ray: str | None, scheduler: str) -> Executor:
+def _executor(
+    workers: int, timeout: str | None, ray: str | None, scheduler: str, resize: str | None
+) -> Executor:
     from slipstream.errors import UsageError
     from slipstream.search import Inline, Processes
     from slipstream.units import parse_duration_ns
@@ -283,9 +298,14 @@ def _executor(workers: int, timeout: str | None, ray: str | None, scheduler: str
                 "--timeout ends processes of ours, not of Ray's", remedy="leave it out"
             )
         address = None if ray == "here" else ray
-        return RayExecutor(max(workers, 1), scheduler=scheduler, address=address)
+        restart_s = None if resize is None else parse_duration_ns(resize, "resize") / 1e9
+        return RayExecutor(
+            max(workers, 1), scheduler=scheduler, address=address, restart_s=restart_s
+        )
     if scheduler != "fifo":
         raise UsageError(f"--scheduler {scheduler} needs Ray", remedy="--ray here")
+    if resize is not None:
+        raise UsageError("--resize needs Ray", remedy="--ray here")
     if workers == 0:
         return Inline()
     limit = None if timeout is None else parse_duration_ns(timeout, "timeout") / 1e9

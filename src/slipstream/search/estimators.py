@@ -100,6 +100,26 @@ class Run:
     parent: float = 0.0
     width: int = 1
 
+    def checkpointed(self) -> None:
+        """To be called where the checkpoint in `folder` is whole: a trial is resized there.
+
+        Where the trial is to have other devices, this evaluation ends; the estimator is called
+        again with another `width`, to go on from its checkpoint. Otherwise nothing happens.
+
+        Raises:
+            Resized: it ends here; not for an estimator to catch.
+        """
+        if self.folder is not None and Path(self.folder, RESIZE).exists():
+            raise Resized
+
+
+class Resized(BaseException):
+    """An evaluation has ended, so that its trial goes on on other devices."""
+
+
+RESIZE = ".resize"
+"""A file in a trial's folder that asks it to end at its next checkpoint."""
+
 
 def estimator(
     metrics: Mapping[str, str] | None = None,

@@ -12,7 +12,15 @@ from typing import Any, Protocol
 from slipstream.child import Child, channel, is_user_file, ready
 from slipstream.errors import ChildError, InvalidArgumentError, SlipstreamError
 from slipstream.provenance import Provenance
-from slipstream.search.estimators import Cost, Estimator, Run, call, load_target, values_of
+from slipstream.search.estimators import (
+    Cost,
+    Estimator,
+    Resized,
+    Run,
+    call,
+    load_target,
+    values_of,
+)
 from slipstream.search.metrics import State, Value
 
 # What importing a user's file, with torch and data, may take a worker.
@@ -224,11 +232,18 @@ def run_task(
 def run_task_here(
     target: str, config: dict[str, Any], run: dict[str, Any], only_metric: str
 ) -> dict[str, Any]:
-    """The same, in a process that somebody else started to run trials: Ray's."""
+    """The same, in a process that somebody else started to run trials: Ray's.
+
+    One that ended to be resized answers with nothing but the time it took.
+    """
     thing = load_target(target)
     function = thing.function if isinstance(thing, Estimator) else thing
     task = Task(0, Estimator(function), _tuples(config), Run(**run), only_metric)
-    outcome = evaluate(task)
+    began = time.perf_counter()
+    try:
+        outcome = evaluate(task)
+    except Resized:
+        return {"took_s": time.perf_counter() - began}
     if outcome.reason is not None:
         return {"reason": outcome.reason, "took_s": outcome.device_s}
     values = {m: (v.value, v.provenance, v.stddev) for m, v in outcome.values.items()}

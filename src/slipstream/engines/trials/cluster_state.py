@@ -84,6 +84,14 @@ class ClusterState:
         """Seconds until each of the trials `at` is over, if nothing changes."""
         return self.pause_s[at] + self.left_s[at] / self.rates(at)
 
+    def elapse(self, seconds: float) -> None:
+        """Time passes for the trials that run: of their pauses, then of their work."""
+        running = self.running
+        pause = self.pause_s[running]
+        worked = np.maximum(seconds - pause, 0.0) * self.rates(running)
+        self.left_s[running] = np.maximum(self.left_s[running] - worked, 0.0)
+        self.pause_s[running] = np.maximum(pause - seconds, 0.0)
+
     def add(self, work_s: float, rates: Floats, utilisation: float, memory: float) -> int:
         """Another trial, its row; it has not arrived yet.
 

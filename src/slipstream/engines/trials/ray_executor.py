@@ -8,14 +8,20 @@ one.
 Trials are packed by the memory they say they need. Where those of a device hold more than it has,
 the one furthest beyond what it said is stopped and begins again on a device of its own; the others
 go on.
+
+A trial keeps its slots to the end of its rung, unless the executor is told what a resize costs:
+then the scheduler may give it others while it runs, and it goes on there from its checkpoint.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -26,14 +32,21 @@ from slipstream.engines.trials.schedulers import Scheduler, scheduler_named
 from slipstream.errors import InvalidArgumentError, MissingExtraError, SlipstreamError
 from slipstream.provenance import Provenance
 from slipstream.search import Cost, Outcome, State, Task, Value
+from slipstream.search.estimators import RESIZE
 from slipstream.search.executors import run_task_here
 from slipstream.units import format_bytes
 
 _UNKNOWN = Cost(1.0)
 # One call of Ray's costs half a millisecond; results that are there are fetched together.
 _WAIT_S = 0.5
-# How often trials that share a device are looked at.
-_LOOK_S = 0.05
+# How often trials that share a device are looked at, and Ray's head.
+_LOOK_S, _LOOK_AT_HEAD_S = 0.05, 1.0
+# A head that did not answer so often in a row is dead; a network may be gone for a moment.
+_MISSED = 3
+# Ray gives its node half a minute; on a busy machine the second time is faster.
+_STARTS = 3
+# How long processes of a Ray that was started here may take to end.
+_ENDING_S = 5.0
 
 
 def ray_module() -> Any:
@@ -44,6 +57,8 @@ def ray_module() -> Any:
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_DISABLE_IMPORT_WARNING", "1")
+    # Ray's own niceness of 15 would let anything else on the machine slow trials tenfold.
+    os.environ.setdefault("RAY_worker_niceness", "0")
     try:
         import ray
     except ImportError:
@@ -82,6 +97,7 @@ class _Running:
     since: float
     devices: tuple[int, ...]
     empty_bytes: int
+    resizing: bool = False
 
     def held_bytes(self) -> int:
         """What its worker holds beyond what it held before this trial."""
@@ -98,6 +114,8 @@ class RayExecutor:
         ahead: trials taken beyond those that run; for synchronous policies the whole rung.
         device_bytes: memory of a device; None: this machine's, shared equally by the slots. It is
             watched where Ray was started here: the processes of other machines are not seen.
+        restart_s: what a resize costs a trial. Given, trials are resized while they run, at the
+            next `Run.checkpointed` that they call; None: they keep their slots to their rung's end.
 
     Raises:
         MissingExtraError: Ray is not installed.
@@ -107,7 +125,7 @@ class RayExecutor:
     def __init__(
         self, slots: int = 2, *, scheduler: str | Scheduler = "fifo", address: str | None = None,
         ahead: int | None = None, max_width: int = 8, max_pack: int = 4,
-        device_bytes: int | None = None,
+        device_bytes: int | None = None, restart_s: float | None = None,
     ) -> None:  # fmt: skip
         if slots < 1:
             raise InvalidArgumentError("slots", f"{slots} slots run nothing")
@@ -115,18 +133,25 @@ class RayExecutor:
         self._local = address is None
         self._ray = ray_module()
         self._own = not self._ray.is_initialized()
+        self._processes: list[psutil.Process] = []
         if self._own:
             self._start(slots, address)
+        self._head = _Head(self._ray)
         chosen = scheduler if isinstance(scheduler, Scheduler) else scheduler_named(scheduler)
         self._scheduler = chosen
-        # A task runs to its rung's end on what it was given; its next rung may get something else.
-        self._state = empty_state(slots, max_width, 0.0, max_pack, resizable=False)
+        self._resizable = restart_s is not None
+        self._state = empty_state(
+            slots, max_width, restart_s or 0.0, max_pack, resizable=self._resizable
+        )
+        self._changed, self._now_s = False, time.monotonic()
         self._max_width = max_width
         self._ahead = 2 * slots if ahead is None else ahead
         self._actor_kind = self._ray.remote(num_cpus=0, max_restarts=0)(_Actor)
         self._idle: list[_Worker] = []
         self._tasks: dict[int, Task] = {}
         self._running: dict[Any, _Running] = {}
+        self._before: dict[int, tuple[float, float]] = {}
+        """By row of a trial that was resized: when it began, and the slot-seconds it took."""
         self.intervals: list[tuple[int, tuple[int, ...], float, float]] = []
         """What ran where: trial, slots, start and end in seconds since the epoch."""
         self._looked_s = 0.0
@@ -144,19 +169,31 @@ class RayExecutor:
             }  # fmt: skip
         else:
             settings["address"] = address
-        try:
-            self._ray.init(**settings)
-        except (ConnectionError, RuntimeError, OSError, ValueError) as error:
-            raise SlipstreamError(
-                f"Ray cannot be started: {error}" if address is None else f"no Ray there: {error}",
-                where=address, remedy="ray status tells; without an address one is started here",
-            ) from error  # fmt: skip
+        before = set(psutil.Process().children())
+        for left in reversed(range(_STARTS)):
+            try:
+                self._ray.init(**settings)
+                self._processes = _descendants(before)
+                return
+            except Exception as error:  # Ray raises that itself where a node is late
+                _end(_descendants(before))
+                if not left or address is not None:
+                    what = "Ray cannot be started" if address is None else "no Ray there"
+                    raise SlipstreamError(
+                        f"{what}: {error}", where=address,
+                        remedy="ray status tells; without an address one is started here",
+                    ) from error  # fmt: skip
 
     def capacity(self) -> int:
         return self._ahead - len(self._tasks)
 
     def submit(self, task: Task) -> None:
         cost = task.cost or _UNKNOWN
+        if self._resizable and task.run.folder is None:
+            raise InvalidArgumentError(
+                "restart_s", "a trial that is resized goes on from its checkpoint, and this study "
+                "gives it no folder for one", remedy="a study with store= and rungs=",
+            )  # fmt: skip
         self._submit(task, cost.utilisation, cost.memory)
 
     def _submit(self, task: Task, utilisation: float, memory: float) -> None:
@@ -166,8 +203,10 @@ class RayExecutor:
         row = self._state.add(max(work, 1e-6), rates, utilisation, memory)
         self._tasks[row] = task
         self._state.here[row] = True
+        self._changed = True
 
     def poll(self) -> Sequence[Outcome]:
+        self._head.check()
         self._place()
         if failed := self._check_memory():
             return failed
@@ -179,16 +218,27 @@ class RayExecutor:
         if not done:
             return []
         done, _ = self._ray.wait(waits, num_returns=len(waits), timeout=0)
-        return [self._collect(reference) for reference in done]
+        return [outcome for reference in done if (outcome := self._collect(reference))]
 
     def _place(self) -> None:
-        """Start what the scheduler has given devices."""
-        self._scheduler.decide(self._state)
+        """Start what the scheduler has given devices; ask who is to have others to end."""
+        now = time.monotonic()
+        self._state.elapse(now - self._now_s)
+        self._now_s = now
+        if self._changed:
+            self._scheduler.decide(self._state)
+            self._changed = False
+        held: set[int] = set()
+        for one in self._running.values():
+            one.resizing |= self._resize(one)
+            held.update(one.devices if one.resizing else ())
         started = {one.row for one in self._running.values()}
         for row in self._state.running.tolist():
-            if row in started:
-                continue
             task, devices = self._tasks[row], tuple(self._state.on[row])
+            if row in started or held.intersection(devices):
+                continue
+            if task.run.folder is not None:
+                Path(task.run.folder, RESIZE).unlink(missing_ok=True)
             worker = self._idle.pop() if self._idle else _Worker(self._ray, self._actor_kind)
             reference = worker.actor.run.remote(
                 task.estimator.target(), task.config, {**vars(task.run), "width": len(devices)},
@@ -199,6 +249,13 @@ class RayExecutor:
                 task, row, worker, time.time(), devices, worker.held_bytes()
             )
 
+    def _resize(self, one: _Running) -> bool:
+        """Ask a trial to end at its next checkpoint, where it is to have other devices."""
+        if one.task.run.folder is None or tuple(self._state.on[one.row]) == one.devices:
+            return False
+        Path(one.task.run.folder, RESIZE).touch()
+        return True
+
     def _check_memory(self) -> list[Outcome]:
         """Stop what overfills a shared device; what a whole one cannot hold has failed."""
         now = time.monotonic()
@@ -208,7 +265,7 @@ class RayExecutor:
         members: dict[int, list[Any]] = {}
         for reference, one in self._running.items():
             device = int(self._state.packed_on[one.row])
-            if device >= 0:
+            if device >= 0 and not one.resizing:
                 members.setdefault(device, []).append(reference)
         failed = []
         for references in members.values():
@@ -226,8 +283,7 @@ class RayExecutor:
         self._ray.kill(one.worker.actor)
         now, device = time.time(), format_bytes(self._device_bytes)
         self.intervals.append((one.task.number, one.devices, one.since, now))
-        self._state.leave(one.row)
-        del self._tasks[one.row]
+        self._leave(one.row)
         if alone and one.task.number in self._moved:
             reason = f"it holds more than a device's memory ({device}), with none beside it"
             took = now - one.since
@@ -239,40 +295,106 @@ class RayExecutor:
         self._submit(one.task, 1.0, MEMORY)
         return []
 
-    def _collect(self, reference: Any) -> Outcome:
+    def _leave(self, row: int) -> None:
+        self._state.leave(row)
+        del self._tasks[row]
+        self._changed = True
+
+    def _collect(self, reference: Any) -> Outcome | None:
+        """What a trial ended with; None where it ended to be resized."""
         one = self._running.pop(reference)
-        now = time.time()
-        self.intervals.append((one.task.number, one.devices, one.since, now))
-        self._state.leave(one.row)
-        del self._tasks[one.row]
+        now, number = time.time(), one.task.number
+        self.intervals.append((number, one.devices, one.since, now))
+        began, spent_s = self._before.pop(one.row, (one.since, 0.0))
+        width = len(one.devices)
         try:
             answer = self._ray.get(reference)
-        except self._ray.exceptions.RayActorError:
-            reason = "its worker process died"
-            return Outcome(one.task.number, State.LOST, {}, reason, one.since, now, now - one.since)
         except self._ray.exceptions.RayError as error:
-            reason = f"Ray: {str(error).splitlines()[0]}"
-            return Outcome(one.task.number, State.LOST, {}, reason, one.since, now, now - one.since)
+            died = isinstance(error, self._ray.exceptions.RayActorError)
+            reason = "its worker process died" if died else f"Ray: {str(error).splitlines()[0]}"
+            self._leave(one.row)
+            spent_s += (now - one.since) * width
+            return Outcome(number, State.LOST, {}, reason, began, now, spent_s)
         self._idle.append(one.worker)
+        spent_s += answer["took_s"] * width
+        if not answer.keys() & {"values", "reason"}:
+            self._before[one.row] = (began, spent_s)
+            return None
+        self._leave(one.row)
         values = {
             metric: Value(value, Provenance(kind) if kind else None, stddev)
             for metric, (value, kind, stddev) in answer.get("values", {}).items()
         }
         state = State.FAILED if "reason" in answer else State.COMPLETE
-        reason = answer.get("reason") or self._moved.pop(one.task.number, None)
-        return Outcome(
-            one.task.number, state, values, reason, one.since, now,
-            answer["took_s"] * len(one.devices),
-        )  # fmt: skip
+        reason = answer.get("reason") or self._moved.pop(number, None)
+        return Outcome(number, state, values, reason, began, now, spent_s)
 
     def close(self) -> None:
-        for one in self._running.values():
-            self._ray.kill(one.worker.actor)
-        for worker in self._idle:
-            self._ray.kill(worker.actor)
+        if self._head.lives():
+            for worker in (*(one.worker for one in self._running.values()), *self._idle):
+                self._ray.kill(worker.actor)
         self._running, self._idle = {}, []
         if self._own:
             self._ray.shutdown()
+            # A dead head leaves some of the others.
+            _end(psutil.wait_procs(self._processes, timeout=_ENDING_S)[1])
+
+
+def _descendants(before: set[psutil.Process]) -> list[psutil.Process]:
+    """Processes that have begun below this one, but for children that were there."""
+    children = set(psutil.Process().children()) - before
+    return [one for child in children for one in (child, *child.children(recursive=True))]
+
+
+def _end(processes: Sequence[psutil.Process]) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+
+
+class _Head:
+    """The processes without which Ray starts no worker; what waits for one would wait forever.
+
+    After a minute without its head Ray ends the driver's process, too, without an exception.
+    """
+
+    def __init__(self, ray: Any) -> None:
+        host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
+        self._address, self._looked_s = (host, int(port)), time.monotonic()
+        self._node, self._missed = _raylet(), 0
+
+    def lives(self) -> bool:
+        """Whether the head answers, and this machine's node process runs."""
+        try:
+            with socket.create_connection(self._address, timeout=_LOOK_AT_HEAD_S):
+                return self._node is None or self._node.status() != psutil.STATUS_ZOMBIE
+        except (OSError, psutil.NoSuchProcess):
+            return False
+
+    def check(self) -> None:
+        """Look at it, where that is due.
+
+        Raises:
+            SlipstreamError: it is dead.
+        """
+        now = time.monotonic()
+        if now - self._looked_s < _LOOK_AT_HEAD_S:
+            return
+        self._looked_s = now
+        self._missed = 0 if self.lives() else self._missed + 1
+        if self._missed >= _MISSED:
+            raise SlipstreamError(
+                "Ray's head died: no worker can be started any more",
+                where=":".join(map(str, self._address)),
+                remedy="start Ray anew where it was not started here; what has ended is in the "
+                "study's file, and slipstream search resume goes on from it",
+            )  # fmt: skip
+
+
+def _raylet() -> psutil.Process | None:
+    """This process's own node of Ray, if it started one."""
+    nodes = (one for one in psutil.Process().children() if one.name() == "raylet")
+    return next((one for one in nodes if one.status() != psutil.STATUS_ZOMBIE), None)
 
 
 class _Actor:

@@ -68,13 +68,10 @@ class Clock:
         if not len(running):
             return []
         state.begun[running] = True
-        rates = state.rates(running)
-        ends = state.pause_s[running] + state.left_s[running] / rates
+        ends = state.finishes(running)
         step = float(ends.min())
         over = running[ends <= step * (1 + 1e-12) + 1e-12]
-        worked = np.maximum(step - state.pause_s[running], 0.0)
-        state.left_s[running] -= worked * rates
-        state.pause_s[running] = np.maximum(state.pause_s[running] - step, 0.0)
+        state.elapse(step)
         self.now_s += step
         self.busy_device_s += step * (state.devices - len(state.free))
         for i in over.tolist():

@@ -15,6 +15,13 @@ NOT_A_RESULT = "not an MLPerf result"
 QSL_SEED, INDEX_SEED, SCHEDULE_SEED = (
     2085463073848966840, 2747215439041700203, 16159082839903944936,
 )  # fmt: skip
+ROUND_SEEDS = {
+    "6.0": (QSL_SEED, INDEX_SEED, SCHEDULE_SEED),
+    "5.1": (1780908523862526354, 14771362308971278857, 18209322760996052031),
+    "4.1": (3066443479025735752, 10688027786191513374, 14962580496156340209),
+    "1.0": (7322528924094909334, 1570999273408051088, 3507442325620259414),
+}
+"""Seeds by round, as published results have them: every round has others."""
 OFFICIAL_DURATION_S = 600.0
 OFFICIAL_OFFLINE_SAMPLES = 24_576
 
@@ -49,6 +56,9 @@ SCENARIOS = {
         Scenario("offline", "Offline", None, 1, "samples/s", False),
     )
 }
+
+INFERRED_FROM = {"MultiStream": ("SingleStream",), "Offline": ("SingleStream", "MultiStream")}
+"""Scenarios whose results at the edge may be reckoned from another one's, by title."""
 
 
 def scenarios(text: str) -> list[Scenario]:

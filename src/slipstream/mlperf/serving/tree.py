@@ -9,7 +9,9 @@
             TEST01/  TEST04/  COLD/  each with verify.json
             digest.json
 
-``digest.json`` is ours: SHA-256 of every log, so that one that was edited later shows.
+``digest.json`` is ours: SHA-256 of every log, so that one that was edited later shows. Published
+trees have settings below measurements/ and audits below compliance/, by the same system, model and
+scenario, and answers of which only the ends and a hash are left.
 """
 
 from __future__ import annotations
@@ -161,8 +163,27 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def titled(title: str) -> Scenario | None:
-    """The scenario that a folder is named after."""
-    return next((one for one in SCENARIOS.values() if one.title == title), None)
+    """The scenario that a folder is named after, in any case."""
+    return next((one for one in SCENARIOS.values() if one.title.lower() == title.lower()), None)
+
+
+def beside(folder: Path, name: str) -> Path:
+    """The folder of another kind (``measurements``) that belongs to a scenario's results."""
+    system, model, scenario = folder.parts[-3:]
+    return folder.parents[3] / name / system / model / scenario
+
+
+def verified(folder: Path, audit: str) -> tuple[bool, str] | None:
+    """Whether an audit of a scenario was passed, and what was found; None where there is none."""
+    ours = read_json(folder / audit / VERIFIED)
+    if ours is not None:
+        return bool(ours.get("passed")), str(ours.get("finding"))
+    for place in (folder / audit, beside(folder, "compliance") / audit):
+        texts = {path.name: path.read_text("utf-8") for path in place.glob("verify_*.txt")}
+        failed = sorted(name for name, text in texts.items() if "PASS" not in text)
+        if texts:
+            return not failed, f"{', '.join(failed)}: not passed"
+    return None
 
 
 def _word(name: str) -> str:

@@ -1,0 +1,189 @@
+"""Trials that really train: a perceptron on digits, data-parallel over a trial's workers.
+
+The batch, its order and the learning rate follow from the candidate alone: whatever the width, each
+step averages gradients over the same 64 samples. After every epoch a trial keeps a checkpoint with
+its loss curve, from which it goes on at any width.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from slipstream.engines.trials import ClusterState, Scheduler
+from slipstream.ranks.launch import Host, joined
+from slipstream.search import Halving, Int, Run, Space, State, study
+
+if TYPE_CHECKING:
+    import torch
+
+BATCH = 64
+STEPS = 10
+_KEPT = "checkpoint.pt"
+# Of the trial that is resized: after how many epochs, by the width it has until then.
+_EPOCHS, _HIDDEN, _RESIZED_AT = 6, 64, {1: 2, 2: 4}
+_RATE = 0.05
+# What a trial that waits for another one looks for, and how long at most.
+_LOOK_S, _PATIENCE_S = 0.02, 200.0
+
+
+def train(config: Mapping[str, Any], run: Run) -> float:
+    """Train to `run.fidelity` epochs on `run.width` workers; the last epoch's mean loss."""
+    curve = _trained(int(config["hidden"]), run, lr=float(config["lr"]))[-STEPS:]
+    return sum(curve) / len(curve)
+
+
+def train_or_wait(config: Mapping[str, Any], run: Run) -> float:
+    """With ``wait_for`` 0, train and be resized twice; else end when the trial beside it has been
+    trained for so many epochs."""
+    assert run.folder is not None
+    if not config["wait_for"]:
+        return _trained(_HIDDEN, run, pause_at=_RESIZED_AT.get(run.width))[-1]
+    beside = Path(run.folder).parent
+    _wait(lambda: any(_epochs(one) >= config["wait_for"] for one in beside.glob(f"*/{_KEPT}")))
+    return 0.0
+
+
+def _trained(hidden: int, run: Run, pause_at: int | None = None, lr: float = _RATE) -> list[float]:
+    """Train on from the checkpoint, and keep another one after each epoch; the loss curve.
+
+    Args:
+        pause_at: after so many epochs nothing goes on before the trial is resized.
+    """
+    assert run.folder is not None
+    path = Path(run.folder) / _KEPT
+    asked: dict[str, Any] = {"path": str(path), "hidden": hidden, "lr": lr, "seed": run.seed}
+
+    def is_resized() -> bool:
+        run.checkpointed()
+        return False
+
+    def go_on(epoch: Callable[[], object]) -> None:
+        while _epochs(path) < run.fidelity:
+            if _epochs(path) == pause_at:
+                _wait(is_resized)
+            epoch()
+            run.checkpointed()
+
+    if run.width == 1:
+        go_on(lambda: train_epoch(**asked))
+    else:
+        with joined([Host()] * run.width, name="the trial") as call:
+            go_on(lambda: call("slipstream_bench.trial_training:train_epoch", asked))
+    return losses(path)
+
+
+def _wait(over: Callable[[], bool]) -> None:
+    until = time.monotonic() + _PATIENCE_S
+    while not over():
+        if time.monotonic() > until:
+            raise TimeoutError("the trial beside this one, or its resize, does not come")
+        time.sleep(_LOOK_S)
+
+
+def losses(path: Path) -> list[float]:
+    """The checkpoint's loss curve, a mean over the batch for every step; empty where none is."""
+    import torch
+
+    return list(torch.load(path)["losses"]) if path.exists() else []
+
+
+def _epochs(path: Path) -> int:
+    return len(losses(path)) // STEPS
+
+
+def train_epoch(path: str, hidden: int, lr: float, seed: int) -> None:
+    """One epoch more than the checkpoint has; in every rank, where this process is one.
+
+    Rank r of w takes samples r, r + w, ... of each batch.
+    """
+    import torch
+    import torch.distributed as dist
+
+    rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    torch.set_num_threads(1)
+    x, y = _digits()
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(64, hidden), torch.nn.Tanh(), torch.nn.Linear(hidden, hidden),
+        torch.nn.Tanh(), torch.nn.Linear(hidden, 10),
+    )  # fmt: skip
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+    curve: list[float] = []
+    if Path(path).exists():
+        kept = torch.load(path)
+        model.load_state_dict(kept["model"])
+        optimizer.load_state_dict(kept["optimizer"])
+        curve = kept["losses"]
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed + len(curve)))
+    for batch in order[: STEPS * BATCH].view(STEPS, BATCH):
+        mine = batch[rank::ranks]
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(x[mine]), y[mine])
+        loss.backward()
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        mean = torch.nn.utils.parameters_to_vector([loss.detach().view(1), *gradients])
+        if ranks > 1:
+            dist.all_reduce(mean)
+            mean /= ranks
+        torch.nn.utils.vector_to_parameters(mean[1:], gradients)
+        optimizer.step()
+        curve.append(float(mean[0]))
+    if rank == 0:
+        partial = Path(f"{path}.partial")
+        torch.save(
+            {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "losses": curve},
+            partial,
+        )
+        partial.replace(path)
+
+
+@functools.cache
+def _digits() -> tuple[torch.Tensor, torch.Tensor]:
+    import torch
+    from sklearn.datasets import load_digits
+
+    x, y = load_digits(return_X_y=True)
+    return torch.tensor(x / 16.0, dtype=torch.float32), torch.tensor(y)
+
+
+class OneTwoOne(Scheduler):
+    """Three slots for three of `train_or_wait`'s trials, two at a time: the first is given two
+    slots when the third begins, and one again when that has ended."""
+
+    name = "one two one"
+
+    def decide(self, state: ClusterState) -> None:
+        begins = [i for i in state.waiting.tolist() if i]
+        width = 2 if 2 in begins else 1
+        if state.here[0] and state.width[0] != width:
+            state.spread(0, width)
+        for i in begins:
+            state.spread(i, 1)
+
+
+def resized_trial(folder: Path) -> tuple[list[float], list[float], list[int]]:
+    """A trial that Ray runs at widths 1, 2 and 1, and the same one trained at width 1 here.
+
+    Returns:
+        loss curves of both, the resized one first, and the widths it had in turn.
+    """
+    from slipstream.engines.trials.ray_executor import RayExecutor
+
+    executor = RayExecutor(3, scheduler=OneTwoOne(), ahead=2, restart_s=1.0)
+    run = study(
+        "s", Space({"wait_for": Int(0, _EPOCHS)}), "loss", estimator=train_or_wait,
+        strategy="random", store=folder / "s.db", rungs=Halving(_EPOCHS, _EPOCHS, n=3),
+        start=[{"wait_for": epochs} for epochs in (0, *_RESIZED_AT.values())],
+    ).run(executor)  # fmt: skip
+    assert [one.state for one in run.trials] == [State.COMPLETE] * 3, run.trials
+    candidate = run.trials[0].candidate
+    resized = losses(Path(f"{folder / 's.db'}.files", candidate.id.hex(), _KEPT))
+    here = folder / "here"
+    here.mkdir()
+    same = _trained(_HIDDEN, Run(_EPOCHS, run.trial_seed(candidate), str(here)))
+    widths = [len(slots) for number, slots, _, _ in executor.intervals if number == 0]
+    return resized, same, widths

@@ -1,0 +1,53 @@
+"""Trials that are given other slots while they run: the loss curve is that of one that was not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from slipstream.errors import InvalidArgumentError, MissingExtraError
+from slipstream.search import Budget, Float, Run, Space, study
+from slipstream.search.estimators import RESIZE, Resized
+
+
+def test_an_evaluation_ends_at_its_checkpoint_where_a_resize_waits(tmp_path: Path) -> None:
+    Run(1.0, 0).checkpointed()
+    run = Run(1.0, 0, str(tmp_path))
+    run.checkpointed()
+    (tmp_path / RESIZE).touch()
+    with pytest.raises(Resized):
+        run.checkpointed()
+
+
+@pytest.mark.full
+def test_a_resized_trial_has_the_losses_of_one_that_was_not(
+    tmp_path: Path, require: Callable[[str, bool, str], None]
+) -> None:
+    try:
+        from slipstream_bench.trial_training import resized_trial
+
+        resized, alone, widths = resized_trial(tmp_path)
+    except (ImportError, MissingExtraError) as error:
+        require("ray", False, str(error))
+        return
+    assert widths == [1, 2, 1]
+    assert resized == pytest.approx(alone, rel=1e-5)
+
+
+@pytest.mark.full
+def test_without_a_folder_for_checkpoints_nothing_is_resized(
+    require: Callable[[str, bool, str], None],
+) -> None:
+    try:
+        import ray  # noqa: F401
+    except ImportError:
+        require("ray", False, "Ray is not installed")
+        return
+    from slipstream.engines.trials.ray_executor import RayExecutor
+
+    whole = study("s", Space({"x": Float(0.0, 1.0)}), "y", estimator=lambda c: c["x"],
+                  strategy="random", budget=Budget(trials=1))  # fmt: skip
+    with pytest.raises(InvalidArgumentError, match="store="):
+        whole.run(RayExecutor(1, restart_s=1.0))
