@@ -517,6 +517,7 @@ def test_two_launches_are_refused(passing: Clock) -> None:
     assert re.search(r"\b3\b.*\b1\b", caught.value.remedy or "")
 
 
+@pytest.mark.full
 def test_equal_sides_whose_processes_have_luck_stand_at_one(
     forked_children: None, tmp_path: Path
 ) -> None:
