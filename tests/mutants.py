@@ -1,15 +1,17 @@
 """``make test-mutants``: is a small fault in our code noticed by a test?
 
 Every fault (`mutant_faults`) is tried against tests, the nearest first, until one fails, or until
-its processor seconds are spent. Where ``--record`` has been run, those are the tests that come by
-the fault's place, quick ones before slow ones; else all that can reach its file by imports. A test
-counts only if it passes without the fault. What survives is listed; `mutants.toml` says of some why
-nobody could see them, and plants faults that were once missed.
+its processor seconds are spent. First comes the test that caught it last (`mutants.caught`). Where
+``--record`` has been run, the others are the tests that come by the fault's place, quick ones
+before slow ones; else all that can reach its file by imports. A test counts only if it passes
+without the fault. What survives is listed; `mutants.toml` says of some why nobody could see them,
+and plants faults that were once missed.
 
     python tests/mutants.py --record            which tests come by which place, once
     python tests/mutants.py                     all of them
     python tests/mutants.py --sample 40         as continuous integration does
     python tests/mutants.py --only 3f2a9c0e11   one, by its digest
+    python tests/mutants.py --keep              write down for the next time what caught which
 """
 
 from __future__ import annotations
@@ -65,6 +67,7 @@ _CHUNKS = (2, 4, 8, 16, 32, 64, 128)
 _SLOW_S = 2.0
 REPORT = ROOT / "build/mutants.jsonl"
 REACHED = ROOT / "build/mutants.reached"
+CAUGHT = ROOT / "tests/mutants.caught"
 SITE = str(ROOT / "tests/fault_site")
 
 
@@ -104,11 +107,17 @@ def main() -> int:
     parser.add_argument("--report", action="store_true", help="report, whatever the share caught")
     parser.add_argument("--list", action="store_true", help="list them and try none")
     parser.add_argument(
+        "--keep", action="store_true", help=f"try none; add what the report has to {CAUGHT.name}"
+    )
+    parser.add_argument(
         "--record", nargs="*", metavar="TESTS", help="write down which tests come by which fault"
     )
     options = parser.parse_args()
     if options.record is not None:
         return _record([one for _, one in every_fault(options.seed)], options.record or ["tests"])
+
+    if options.keep:
+        return _keep({fault.digest for _, fault in every_fault(options.seed)})
 
     chosen = [
         (room, fault)
@@ -206,6 +215,21 @@ def _recorded() -> dict[str, Outcome]:
     return {row.digest: row for row in rows}
 
 
+def _caught_by() -> dict[str, str]:
+    """The test that caught a fault last, by the fault's digest."""
+    lines = CAUGHT.read_text("utf-8").splitlines() if CAUGHT.exists() else []
+    return {digest: test for digest, _, test in (line.partition("\t") for line in lines)}
+
+
+def _keep(digests: set[str]) -> int:
+    """Add what the report has to `CAUGHT`, without what is no fault any more."""
+    kept = _caught_by() | {one.digest: one.by for one in _recorded().values() if one.caught}
+    lines = [f"{digest}\t{kept[digest]}" for digest in sorted(kept.keys() & digests)]
+    CAUGHT.write_text("\n".join(lines) + "\n", "utf-8")
+    print(f"{CAUGHT.relative_to(ROOT)}: {len(lines)} of {len(digests)} faults")
+    return 0
+
+
 def _tried(waiting: list[tuple[str, Fault]], jobs: int, cpu_s: float) -> Iterator[Outcome]:
     """Outcomes as they come, `jobs` faults at a time, each in a fork of this process."""
     _warm()
@@ -251,7 +275,7 @@ def _trial(room: str, fault: Fault, cpu_s: float, excused: str, told: Path) -> O
     texts = told.with_suffix(".fault")
     texts.write_text(json.dumps({_module(fault.path): fault.source()}), "utf-8")
     doubted: list[str] = []
-    for size in _CHUNKS:
+    for size in (1, *_CHUNKS):
         chunk, waiting = waiting[:size], waiting[size:]
         while chunk and spent < cpu_s:
             failed, used = _run(chunk, doubted, str(texts), cpu_s - spent)
@@ -280,7 +304,15 @@ class Choice:
 
 
 def _choice(fault: Fault) -> list[Choice]:
-    """What is run against a fault: what came by its place, or all that can reach its file.
+    """What is run against a fault: what caught it last, then what can."""
+    last = _caught_by().get(fault.digest, "")
+    path, _, test = last.partition("::")
+    first = [Choice(path, (last,) if test else ())] if path and (ROOT / path).exists() else []
+    return [*first, *_in_order(fault)]
+
+
+def _in_order(fault: Fault) -> list[Choice]:
+    """What came by the fault's place, or all that can reach its file.
 
     Of files of tests that were not recorded, or written since, nobody knows: they come between what
     is quick and what is slow.

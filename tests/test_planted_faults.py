@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 import builtins
 import importlib.util
+import json
 import os
 import tomllib
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -117,3 +119,24 @@ def test_tests_that_come_by_are_chosen_quick_ones_first(
     assert others == {*mutants.tests_of(fault.path, fault.place)} - {near, far}
     os.utime(reached, ns=(0, 0))
     assert mutants.Choice(near) in mutants._choice(fault)
+
+
+def test_what_caught_a_fault_is_kept_and_comes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fault, near = of_a_constant(), "tests/measure/test_claims.py"
+    monkeypatch.setattr(mutants, "ROOT", tmp_path)
+    monkeypatch.setattr(mutants, "CAUGHT", tmp_path / "caught")
+    monkeypatch.setattr(mutants, "REPORT", tmp_path / "report")
+    monkeypatch.setattr(mutants, "_in_order", lambda _: [mutants.Choice("others")])
+    tried = [("other", True, f"{near}::test_a"), (fault.digest, True, f"{near}::test_b"),
+             ("survivor", False, "")]  # fmt: skip
+    rows = [mutants.Outcome(one, "", "", caught, by, 1, 1, 1.0) for one, caught, by in tried]
+    mutants.REPORT.write_text("".join(json.dumps(asdict(row)) + "\n" for row in rows))
+    # What is no fault any more is dropped.
+    mutants._keep({fault.digest, "survivor", "new"})
+    assert mutants.CAUGHT.read_text() == f"{fault.digest}\t{near}::test_b\n"
+    assert mutants._choice(fault) == [mutants.Choice("others")], "the file is gone"
+    (tmp_path / near).parent.mkdir(parents=True)
+    (tmp_path / near).touch()
+    assert mutants._choice(fault)[0] == mutants.Choice(near, (f"{near}::test_b",))

@@ -131,6 +131,8 @@ def test_the_parts_add_up_exactly(found: Attribution) -> None:
     assert total.memory_bytes == found.peak_bytes > 0
     functions = sum(found.functions.values(), Cost())
     assert functions + found.page_faults + found.untracked == total
+    assert found.modules
+    assert all(name and (cost.tasks or cost.memory_bytes) for name, cost in found.modules.items())
 
 
 def test_a_backward_operator_belongs_to_its_forward_line(graph: Graph) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 
@@ -36,7 +37,7 @@ def test_a_slower_amp_is_explained_by_a_processor_without_its_instructions(
     bf16: bool | None, told: bool
 ) -> None:
     said = " ".join(demo.outcome(_claim(Verdict.SLOWER, 3.1), bf16))
-    assert "slower, a step takes 3.10 times as long" in said
+    assert re.search(r"\bslower\b.*\b3\.10\b", said)
     assert ("this processor has no bfloat16 instructions" in said) is told
     other = demo.outcome(_claim(Verdict.SLOWER, 1.1, "fused_optimizer:fused"), bf16)
     assert len(other) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -255,9 +256,9 @@ def test_diff_says_what_recordings_cannot_show(cli: Cli, run: Path) -> None:
     ran = cli("diff", run, busy, "--fail-over", "6%")
     assert ran.returncode == 0
     assert "within noise" in ran.stdout
-    assert "warning: these recordings cannot show 6.0 %: record both with more" in ran.stderr
+    assert re.search(r"\bcannot\b.*\b6\.0 %.*\bmore\b", ran.stderr)
     # A limit that no recording can show does not ask for more of them.
-    assert "no two recordings can show 1.0 %" in cli("diff", run, run, "--fail-over", "1%").stderr
+    assert re.search(r"\bno\b.*\b1\.0 %", cli("diff", run, run, "--fail-over", "1%").stderr)
     assert "warning" not in cli("diff", run, run, "--fail-over", "6%").stderr
     # What is far beyond the limit fails all the same.
     assert cli("diff", busy, _slower(run, 3), "--fail-over", "6%").returncode == 1
@@ -276,7 +277,7 @@ def test_diff_leaves_page_faults_out_of_the_limit(cli: Cli, run: Path) -> None:
     assert ran.returncode == 0, ran.stderr
     # The first line and the rows differ by the page faults, and both say so.
     assert ran.stdout.startswith("300 µs → 300 µs per step without page faults: ")
-    assert "the rows have them. With them, as `profile` says it: 310 µs → 500 µs." in ran.stdout
+    assert re.search(r"\b310 µs\b.*\b500 µs\b", ran.stdout)
     assert "page faults" in ran.stdout.splitlines()[2]
     assert "`allocator`" in ran.stdout
     found = cli.json("diff", before, after)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,7 @@ def test_a_script_that_ends_before_the_budget_is_judged_by_what_it_gave(slipstre
     run = _prove_short(slipstream, 600)
     assert run.returncode == 0, run.stderr
     said = " ".join(run.stdout.split())
-    assert "short.py ended after 600 optimizer steps: " in said
+    assert re.search(r"\bshort\.py\b.*\bended\b.*\b600\b", said)
     assert "to narrow the interval, let it run longer (more epochs or more data)" in said
     listed = json.loads(slipstream.briefly("results", "ls", "--json").stdout)
     assert [row["status"] for row in listed] == ["ended early"]
@@ -86,7 +87,7 @@ def test_a_script_that_ends_at_once_is_told_to_run_longer(slipstream: Any) -> No
     run = _prove_short(slipstream, 36)
     assert run.returncode == 1
     said = " ".join(run.stderr.split())
-    assert "short.py ended after 36 optimizer steps" in said
+    assert re.search(r"\bshort\.py\b.*\bended\b.*\b36\b", said)
     assert "try: let it run longer (more epochs or more data)" in said
     assert "--steps" not in said
     listed = json.loads(slipstream.briefly("results", "ls", "--json").stdout)
@@ -164,7 +165,7 @@ def test_a_scripts_loop_is_measured_as_it_would_be_edited(slipstream: Any) -> No
     (quality,) = found["quality"]
     assert quality["arm"] == "accumulation:4"
     assert all(loss > 0 for losses in quality["losses_candidate"] for loss in losses)
-    assert "accumulation:4 makes 16 samples a step; its times are of 4" in run.stdout
+    assert re.search(r"\baccumulation:4\b.*\b16 samples\b.*\b4\b", run.stdout)
     assert script.read_bytes() == before
 
 

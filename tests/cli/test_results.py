@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -161,7 +162,7 @@ def test_an_interrupted_experiment_is_shown_with_what_it_has(path: Path) -> None
     )
     subprocess.run([sys.executable, "-c", code, path, Path(__file__).parent], check=False)
     text = _run("show", "last", "--store", path)
-    assert "is interrupted: 60 samples so far" in text
+    assert re.search(r"\binterrupted\b.*\b60 samples\b", text)
     assert "amp: wall" in text
     assert "interrupted" in _run("ls", "--store", path)
     assert made.title in text

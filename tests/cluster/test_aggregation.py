@@ -152,18 +152,18 @@ def test_a_file_says_which_switches(tmp_path: Path) -> None:
 
 def test_what_cannot_be_is_refused() -> None:
     wanted = Collective("all_reduce", 1e6, algo="in_network")
-    with pytest.raises(ClusterError, match="no switch of this network adds up"):
+    with pytest.raises(ClusterError, match=r"\bswitch\b"):
         Cluster("plain", star(4, LINK)).cost(wanted)
-    with pytest.raises(InvalidArgumentError, match="a torus network has none"):
+    with pytest.raises(InvalidArgumentError, match=r"\btorus\b"):
         torus((4, 4), LINK).with_aggregators(AMPLE)
     with pytest.raises(InvalidArgumentError, match="switches: 0 is not"):
         star(4, LINK).with_aggregators(AMPLE, [0])
-    with pytest.raises(InvalidArgumentError, match="aggregator: is not given"):
+    with pytest.raises(InvalidArgumentError, match=r"^\S*aggregator: "):
         closed_form_ns("all_reduce", "in_network", 1.0, 2, alpha_ns=1.0, bytes_per_s=1.0)
     adds = star(4, LINK).with_aggregators(AMPLE)
-    with pytest.raises(ClusterError, match=r"link 2 \(device 2 -> switch 0\) has no capacity"):
+    with pytest.raises(ClusterError, match=r"link 2 \(device 2 -> switch 0\)"):
         Cluster("broken", adds.with_capacity(2, 0.0)).cost(wanted)
-    with pytest.raises(InvalidArgumentError, match="in_network is asked of packets"):
+    with pytest.raises(InvalidArgumentError, match=r"\bin_network\b.*\bpackets\b"):
         simulate(Cluster("adds up", adds), Job(tasks_of(1e6)), fidelity="packet")
     # Every host's card is in the way, but hosts add nothing up: the fabric does.
     hosts = gpu_hosts(2, 2, LINK, LINK, LINK).with_aggregators(AMPLE)

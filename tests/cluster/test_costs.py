@@ -69,7 +69,7 @@ def test_phases_move_what_the_algorithm_moves(kind: str, n: int) -> None:
         if (kind == "p2p" and n != 2) or algo == "in_network":
             continue
         if algo == "halving_doubling" and kind != "all_reduce" and n & (n - 1):
-            with pytest.raises(InvalidArgumentError, match="not a power of two"):
+            with pytest.raises(InvalidArgumentError, match="power of two"):
                 phases(kind, algo, (n,))
             continue
         total = sum(float(p.share.sum()) for p in phases(kind, algo, (n,), 16, 2))
@@ -155,7 +155,7 @@ def test_a_formula_takes_arrays_and_refuses_nonsense() -> None:
     assert closed_form_ns("all_reduce", "tree", 1e6, 1, **settings) == 0.0
     with pytest.raises(InvalidArgumentError, match="nbytes"):
         closed_form_ns("all_reduce", "ring", -1.0, 4, **settings)
-    with pytest.raises(UnknownNameError, match="unknown all_reduce algorithm 'tre'"):
+    with pytest.raises(UnknownNameError, match=r"\ball_reduce\b.*'tre'[^\n]*\n.*\btree\b"):
         closed_form_ns("all_reduce", "tre", 1.0, 4, **settings)
 
 
@@ -168,7 +168,7 @@ def test_bad_input_is_refused_before_anything_runs(name: str) -> None:
 def test_a_link_without_capacity_is_named() -> None:
     whole = star(4, LINK)
     broken = Cluster("broken", whole.with_capacity(2, 0.0))
-    with pytest.raises(ClusterError, match=r"link 2 \(device 2 -> switch 0\) has no capacity"):
+    with pytest.raises(ClusterError, match=r"link 2 \(device 2 -> switch 0\)"):
         alone(broken, Collective("all_reduce", 1e6, algo="ring"))
     # Nobody goes there.
     assert alone(broken, Collective("all_reduce", 1e6, Group.of([0, 1]), "ring")) > 0.0
@@ -186,7 +186,7 @@ def test_meshes_and_groups() -> None:
         mesh["dq"]
     with pytest.raises(InvalidArgumentError, match="the cluster has 24"):
         cluster.mesh((5, 5), ("a", "b"))
-    with pytest.raises(InvalidArgumentError, match="device 3 is in it twice"):
+    with pytest.raises(InvalidArgumentError, match=r"\bdevice 3\b.*\btwice\b"):
         Group.of([1, 3, 3])
 
 

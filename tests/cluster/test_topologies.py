@@ -122,7 +122,7 @@ def test_a_written_route_is_taken() -> None:
     other = made.with_routes({(0, 1): around})
     assert other.route(0, 1) == around
     assert other.route(1, 0) == made.route(1, 0)
-    with pytest.raises(ClusterError, match="is broken at link"):
+    with pytest.raises(ClusterError, match=r"broken.*\blink \d"):
         made.with_routes({(0, 1): around[::-1]})
 
 
@@ -148,5 +148,5 @@ def test_what_cannot_be_is_refused(make: Callable[[], object], message: str) -> 
 
 def test_devices_that_nothing_joins_are_named() -> None:
     made = from_edges([("a", "b", SLOW), ("c", "d", SLOW)], ["a", "b", "c", "d"])
-    with pytest.raises(ClusterError, match="no way from device 1 to device 2"):
+    with pytest.raises(ClusterError, match=r"\bdevice 1\b.*\bdevice 2\b"):
         Cluster("apart", made).cost(Collective("all_reduce", 1e6, algo="ring"))

@@ -101,9 +101,9 @@ def test_another_order_keeps_every_task_and_dependency(graph: Graph, random: obj
 
 def test_orders_that_cannot_be_are_named() -> None:
     graph = graph_of([(0, 1, 0), (0, 2, 0)])
-    with pytest.raises(InvalidArgumentError, match="there is no 'gpu'"):
+    with pytest.raises(InvalidArgumentError, match="'gpu'"):
         schedule(graph, "gpu", lambda task: 0.0, "no")
-    with pytest.raises(InvalidArgumentError, match="task 0 is not a number"):
+    with pytest.raises(InvalidArgumentError, match=r"\btask 0\b"):
         schedule(graph, graph.lanes[0], lambda task: float("nan"), "no")
     edit = graph.what_if()
     with pytest.raises(GraphError, match="every task once"):

@@ -71,6 +71,9 @@ def test_the_path_is_one_chain_back_from_the_end(graph: Graph) -> None:
     # Each begins where the one before ended, plus what it waited in between.
     assert np.allclose(path.start_ns[1:], path.end_ns[:-1] + path.waited_ns[1:])
     assert (path.waited_ns >= 0).all()
+    # Of what came before the step nothing is on it but what still ran as it began.
+    began = line.schedule.step_end_ns[-2] if len(line.schedule.step_end_ns) > 1 else -1.0
+    assert (path.end_ns[:-1] > began).all()
     assert path.slack_ns[path.task[-1]] == 0
 
 

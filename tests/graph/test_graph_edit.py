@@ -230,11 +230,11 @@ def test_a_removed_task_cannot_be_connected() -> None:
     edit = Editor(graph_of([(0, 1, 0), (1, 1, 0), (1, 1, 0)]), "late")
     edit.remove(1)
     for ends in ((0, 1), (1, 0)):
-        with pytest.raises(GraphError, match=r"task 1 .*was removed in this edit"):
+        with pytest.raises(GraphError, match=r"\btask 1\b.*\bremoved\b"):
             edit.connect(*ends)
     with pytest.raises(GraphError, match="task -1"):
         edit.connect(-1, 2)
     edit.connect(0, 2)
-    with pytest.raises(GraphError, match="task 2 was connected in this edit"):
+    with pytest.raises(GraphError, match=r"\btask 2\b.*\bconnected\b"):
         edit.remove(2)
     replay(edit.apply("the rest"))

@@ -175,7 +175,7 @@ def test_arbitrary_bytes_are_an_error(path: Path, content: bytes) -> None:
 def test_a_foreign_zip_is_an_error(path: Path) -> None:
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("word/document.xml", "<xml/>")
-    with pytest.raises(GraphError, match="this zip file is not a"):
+    with pytest.raises(GraphError, match=r"\bzip\b"):
         load(path)
 
 

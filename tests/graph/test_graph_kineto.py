@@ -356,6 +356,7 @@ def _check_links(whole: Graph) -> None:
     assert replay(scaled(whole, 0.5)).step_ns <= line.step_ns <= replay(scaled(whole, 2)).step_ns
 
 
+@pytest.mark.full
 def test_launches_before_the_recording_are_the_only_unlinked_ones(shared_data: Path) -> None:
     found = read_trace(shared_data / "gpu_traces" / _LARGE)
     _check_links(found.graph("all"))
@@ -558,6 +559,24 @@ def test_a_backward_operator_belongs_to_the_module_of_its_forward() -> None:
     assert module["aten::add_"] == "model.a"  # what accumulates goes where it was made
     assert module["aten::relu"] == module["aten::threshold_backward"] == "model.b"
     assert module["aten::detach"] == ""
+
+
+def test_what_autograd_ran_for_no_recorded_forward_has_no_module() -> None:
+    engine = "autograd::engine::evaluate_function: "
+    found = graph(
+        op("aten::empty", -5, 3),
+        _module("model.a", 0, 20), op("aten::relu", 2, 16, **_seq(7)),
+        op(engine + "ReluBackward0", 100, 10, ENGINE, **_seq(7)),
+        op("aten::threshold_backward", 102, 5, ENGINE),
+        # Zero is a number as well: of what ran before the recording.
+        op(engine + "MulBackward0", 120, 10, ENGINE, **_seq(0)),
+        op("aten::mul", 122, 5, ENGINE),
+    )  # fmt: skip
+    module = {
+        found.strings[name]: found.strings[module]
+        for name, module in zip(found.tasks.name, found.tasks.module, strict=True)
+    }
+    assert (module["aten::threshold_backward"], module["aten::mul"]) == ("model.a", "")
 
 
 def _seq(number: int) -> dict[str, int]:

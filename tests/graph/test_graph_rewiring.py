@@ -92,7 +92,7 @@ def test_an_output_in_a_new_storage_is_allocated() -> None:
 def test_a_reader_that_is_left_behind_is_named() -> None:
     edit = Editor(chain(), "rename")
     edit.set_operands(1, [0], [20])
-    with pytest.raises(GraphError, match="task 2 reads storage 1, which nothing makes any more"):
+    with pytest.raises(GraphError, match=r"\btask 2\b.*\bstorage 1\b"):
         edit.apply("its reader is forgotten")
 
 
@@ -113,7 +113,7 @@ def test_an_output_stays_in_the_input_it_lies_in(task: int) -> None:
 @pytest.mark.parametrize("task", [2, 3], ids=["in place", "view"])
 def test_an_alias_that_would_be_parted_is_an_error_that_names_it(task: int) -> None:
     edit = Editor(in_place(), "part")
-    with pytest.raises(GraphError, match=rf"output 0 of task {task} .* lies in its input 0"):
+    with pytest.raises(GraphError, match=rf"\boutput 0\b.*\btask {task}\b.*\binput 0\b"):
         edit.set_operands(task, [1], [7])
 
 
@@ -140,15 +140,15 @@ def test_a_call_in_place_joins_them_by_itself() -> None:
 
 def test_a_new_tensor_does_not_come_to_lie_in_an_input() -> None:
     edit = Editor(chain(), "clash")
-    with pytest.raises(GraphError, match=r"is a new tensor, and storage 0 holds its input 0"):
+    with pytest.raises(GraphError, match=r"\bstorage 0\b.*\binput 0\b"):
         edit.set_operands(1, [0], [0])
 
 
 def test_there_is_one_storage_for_every_tensor() -> None:
     edit = Editor(chain(), "few")
-    with pytest.raises(GraphError, match="0 storages for 1 inputs of aten::sin"):
+    with pytest.raises(GraphError, match=r"\b0 storages\b.*\b1 inputs\b.*aten::sin"):
         edit.set_operands(1, [])
-    with pytest.raises(GraphError, match="2 storages for 1 outputs of aten::sin"):
+    with pytest.raises(GraphError, match=r"\b2 storages\b.*\b1 outputs\b.*aten::sin"):
         edit.set_operands(1, [0], [3, 4])
     with pytest.raises(GraphError, match="makes no known call"):
         Editor(graph_of([(0, 1, 0)]), "none").set_operands(0, [])

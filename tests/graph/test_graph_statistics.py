@@ -55,6 +55,13 @@ def test_they_survive_both_kinds_of_file(found: Statistics, tmp_path: Path) -> N
     assert read_chakra(other).statistics == found
 
 
+def test_a_graph_is_checked_with_its_statistics() -> None:
+    a_graph().check()
+    (noise,) = FOUND.grads
+    with pytest.raises(GraphError, match=noise.parameter):
+        a_graph(replace(FOUND, grads=(replace(noise, zeros=1.5),))).check()
+
+
 def test_a_file_from_before_there_were_statistics_has_none(tmp_path: Path) -> None:
     path = tmp_path / "run.slipgraph"
     save(a_graph(), path)

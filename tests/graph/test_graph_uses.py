@@ -99,7 +99,7 @@ def test_many_durations_are_refused_when_one_cannot_be() -> None:
     edit = Editor(_drawn(0), "by hand")
     with pytest.raises(GraphError, match="task 4 cannot take -1"):
         edit.set_duration(np.array([3, 4]), [1.0, -1.0], Provenance.USER)
-    with pytest.raises(GraphError, match="there is no task 30 among 30"):
+    with pytest.raises(GraphError, match=r"\btask 30\b.*\b30\b"):
         edit.remove(np.array([3, _TASKS]))
 
 

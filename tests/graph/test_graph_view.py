@@ -64,7 +64,7 @@ def test_a_view_says_what_the_columns_say() -> None:
 def test_a_call_that_is_not_known_is_an_error_that_names_the_task() -> None:
     graph = graph_of([(0, 1, 0)])
     assert graph.task(0).call is None
-    with pytest.raises(GraphError, match=r"arguments of task 0 \(task 0\) are not known"):
+    with pytest.raises(GraphError, match=r"arguments of task 0 \(task 0\)"):
         calls_of(graph, [0])
 
 

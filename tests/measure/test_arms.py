@@ -91,7 +91,7 @@ def test_a_function_that_ends_the_process_does_not(opened):
 
 
 def test_a_function_that_hangs_is_stopped(opened):
-    with pytest.raises(MeasurementError, match=r"did not return within 0\.2 s"):
+    with pytest.raises(MeasurementError, match=r"\b0\.2 s\b"):
         opened(CallableArm("a", lambda: time.sleep(30))).sample(1, 0.2)
 
 
@@ -131,7 +131,7 @@ def test_what_is_not_a_sample_is_refused(opened, sample):
 
 def test_a_worker_that_hangs_is_killed_and_the_place_named(opened):
     arm = opened(worker("workers:hangs_at", call=1))
-    with pytest.raises(ChildError, match="did not answer within 1 s") as error:
+    with pytest.raises(ChildError, match=r"\b1 s\b") as error:
         arm.sample(1, 1)
     assert "workers.py" in str(error.value.where)
 
@@ -189,7 +189,7 @@ def test_a_command_that_hangs_is_killed_with_its_children(opened, tmp_path):
     beat.touch()
     code = f"while true; do date +%N > {beat}; sleep 0.05; done"
     arm = opened(CommandArm("a", ["/bin/sh", "-c", code]))
-    with pytest.raises(ChildError, match="did not answer within 1 s"):
+    with pytest.raises(ChildError, match=r"\b1 s\b"):
         arm.sample(1, 1)
     last = beat.read_text()
     time.sleep(0.3)
@@ -204,8 +204,9 @@ def test_a_command_runs_where_and_with_what_it_is_told(opened, tmp_path):
 
 
 def test_a_program_that_does_not_exist_is_named_before_anything_runs():
-    with pytest.raises(InvalidArgumentError, match="'no-such-program' was not found") as error:
+    with pytest.raises(InvalidArgumentError, match="'no-such-program'") as error:
         CommandArm("a", "no-such-program --flag")
+    assert error.value.argument == "command"
     assert "PATH" in str(error.value.remedy)
 
 

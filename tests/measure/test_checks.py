@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from slipstream.measure.checks import (
 from slipstream.measure.claims import claims, headline
 from slipstream.measure.page import comparison_html
 from slipstream.measure.records import Event, Verdict
-from slipstream.measure.render import comparison_rows, comparison_table
+from slipstream.measure.render import comparison_rows, comparison_table, quality_rows
 from slipstream.measure.render import rows_payload as payload_of
 from slipstream.measure.store import Store
 
@@ -82,7 +83,9 @@ def test_a_few_steps_never_show_that_another_training_ends_the_same(kind):
     for by in (ROUNDING, (0.0,) * 5):
         found = check(trials(*NOISE, by=by), kind)
         assert found.status is QualityStatus.OPEN
-        assert "no evidence of equal quality" in found.sentence, "what a reader must find there"
+        assert "evidence" in found.sentence
+        assert found.reason
+        assert found.reason in found.sentence, "what a reader must find there"
         assert found.verdict == f"open: {kind.replace('-', ' ')}"
 
 
@@ -91,7 +94,7 @@ def test_a_loss_that_is_not_finite_on_the_candidates_side_alone_has_failed():
     broken[2] = replace(broken[2], losses=(2.0, math.nan, math.inf))
     found = check(broken, "needs-training")
     assert found.status is QualityStatus.FAILED
-    assert "from step 2 on (seed 2)" in found.sentence
+    assert re.search(r"step 2\b.*seed 2\b", found.sentence)
     # Where the baseline diverges from the same seed, nobody is to blame.
     base = trials(*NOISE)
     base[2] = broken[2]
@@ -106,7 +109,8 @@ def test_a_metric_speaks_before_the_loss():
     assert (found.measure, found.status) == ("metric", QualityStatus.WORSE)
     assert found.difference == 30
     lost = check([replace(t, metric=math.nan) for t in base], base=base)
-    assert "the metric is not finite" in lost.sentence
+    assert (lost.measure, lost.status) == ("metric", QualityStatus.FAILED)
+    assert lost.reason in lost.sentence
 
 
 def test_one_seed_and_seeds_that_change_nothing_give_no_yardstick():
@@ -115,9 +119,8 @@ def test_one_seed_and_seeds_that_change_nothing_give_no_yardstick():
     assert (alone.low, alone.spread) == (None, None)
     fixed = check(trials(0.0, 0.0, by=(1e-4, 1e-4)), base=trials(0.0, 0.0))
     assert fixed.status is QualityStatus.OPEN
-    assert " from 2 seeds (the workload sets its own seed: one run, not 2) differs by " in (
-        fixed.sentence
-    )
+    assert (fixed.one_run, len(fixed.seeds)) == (True, 2)
+    assert "one run" in fixed.sentence
     assert "[" not in fixed.sentence, "one run has no interval"
     assert not check(trials(0.0, 0.01, by=(1e-4, 1e-4)), base=trials(0.0, 0.01)).one_run
     assert not alone.one_run
@@ -136,8 +139,8 @@ def test_steps_that_return_no_number_are_not_checked_and_it_is_said():
     nothing = [Trial(seed, 2) for seed in range(3)]
     found = check(nothing, base=nothing)
     assert found.status is QualityStatus.UNCHECKED
-    assert "returns no number" in found.sentence
-    assert "rests on no quality check" in found.sentence
+    assert "returns no number" in found.reason
+    assert found.reason in found.sentence
 
 
 def outputs(*values: object) -> list[Trial]:
@@ -226,7 +229,9 @@ def test_outcomes_on_items_are_shown_like_checks_and_leave_old_verdicts_as_they_
     assert result.verdict is Verdict.FASTER
     (row,) = (r for r in result.table().to_records() if r["what"] == "fast: accuracy")
     assert (row["verdict"], row["blocks"]) == ("worse", "40 items")
-    assert any("20 were lost and 0 gained" in note for note in result.table().notes)
+    (accuracy,) = quality_rows(result.experiment)
+    assert (accuracy.items, accuracy.lost, accuracy.gained) == (40, 20, 0)
+    assert any(re.search(r"\b40\b.*\b20\b.*\b0\b", note) for note in result.table().notes)
 
 
 def test_a_check_stands_in_for_outcomes_and_without_either_there_is_no_claim(clock):
@@ -252,7 +257,7 @@ def test_a_classifier_has_a_row_of_how_many_answers_change():
     assert (found.items, found.diverging, found.unstable) == (4, 2, 1)
     assert found.instability is not None
     assert found.instability.estimate == 0.25
-    assert "Of 4 answers 2 differ, 1 of them right on one side alone." in found.sentence
+    assert re.search(r"\b4\b\D*\b2\b\D*\b1\b", found.sentence), "the same three, to read"
     unknown = check(
         trials(*NOISE, by=ROUNDING, answers=(0, 1, 1, 2)), base=trials(*NOISE, answers=(0, 1, 2, 0))
     )

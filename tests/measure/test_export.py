@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -72,8 +73,11 @@ def test_parquet_holds_every_sample_exactly(tmp_path: Path) -> None:
 
 
 def test_an_unknown_format_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgumentError, match="'xls' is not a format"):
+    with pytest.raises(InvalidArgumentError, match="'xls'") as caught:
         export([], "xls", tmp_path / "r.xls")
+    assert caught.value.argument == "to"
+    assert {"jsonl", "csv", "parquet"} <= set(re.findall(r"\w+", caught.value.remedy or ""))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_failed_export_leaves_the_old_file(tmp_path: Path) -> None:

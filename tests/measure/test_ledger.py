@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -119,7 +120,7 @@ def test_what_a_person_was_shown_is_scored_beside_what_prove_predicts_itself(sto
     assert [s.attached for s in ledger.evidence()] == [False, True]
     found = ledger.calibration(ENVIRONMENT, "cpu")
     assert (found.n, found.coverage) == (1, 0.0)
-    assert "lay outside its interval" in found.note
+    assert "outside" in found.note
 
 
 def test_a_prediction_of_other_threads_is_not_scored(store: Store) -> None:
@@ -155,10 +156,9 @@ def test_few_rows_claim_only_the_level_they_can_hold() -> None:
     found = calibrate([_score(3.0), _score(0.2)])
     assert found.factor == 3.0
     assert found.level == pytest.approx(2 / 3)
-    assert "2 earlier predictions were checked" in found.note
-    assert "within the interval of 1;" in found.note
-    assert f"{found.factor:.2f} times as wide" in found.note
-    assert "nine are needed to vouch for 90 %; so few vouch for 67 %" in found.note
+    # How many there are, how many held, what it does, and the level they can hold.
+    assert re.search(r"\b2\b.*\b1\b.*\b3\.00\b.*\b67 %", found.note)
+    assert "90 %" in found.note
     assert found.coverage == 0.5
     assert found.coverage_low < 0.15
     assert found.coverage_high > 0.85
@@ -166,11 +166,9 @@ def test_few_rows_claim_only_the_level_they_can_hold() -> None:
 
 def test_the_note_says_what_the_history_is_and_what_it_did() -> None:
     (one,) = (calibrate([_score(0.5)]),)
-    assert one.note == (
-        "history: 1 earlier prediction was checked on this machine by `slipstream prove`, and the "
-        "measured ratio lay within its interval; so intervals here are the simulation's own (nine "
-        "are needed to vouch for 90 %; so few vouch for 50 %)"
-    )
+    assert re.search(r"\b1\b.*`slipstream prove`.*within.*90 %.*50 %", one.note)
+    assert (one.factor, one.n, one.level) == (1.0, 1, 0.5)
+    assert "times as wide" not in one.note, "nothing was widened"
     assert "vouch" not in calibrate([_score(0.5)] * 9).note
 
 

@@ -74,7 +74,9 @@ def test_the_guard_is_below_every_result() -> None:
     made = experiment()
     table = comparison_table(made, claims(made))
     assert not any("base'" in str(row[0]) for row in table.rows)
-    assert any(n.startswith("A/A guard: base against itself, cpu") for n in table.notes)
+    guards = [n for n in table.notes if n.startswith("A/A guard: ")]
+    assert len(guards) == len({n.split(":")[1] for n in guards}) > 0
+    assert any("base" in n and "cpu" in n for n in guards)
 
 
 @pytest.mark.parametrize(
@@ -95,11 +97,12 @@ def test_a_guard_that_could_not_have_noticed_vouches_for_nothing(
 
 
 def test_what_was_noted_stands_below_the_table_once() -> None:
-    note = Event(0, "note", {"what": "times are of 32 samples"})
+    what = "of 32 samples"
+    note = Event(0, "note", {"what": what})
     made = experiment(events=(note, note))
-    assert comparison_table(made, [claim()]).notes.count("times are of 32 samples.") == 1
+    assert comparison_table(made, [claim()]).notes.count(f"{what}.") == 1
     payload = rows_payload(made, comparison_rows(made, [claim()]), [claim()])
-    assert (payload["notes"], payload["warnings"]) == (["times are of 32 samples"], [])
+    assert (payload["notes"], payload["warnings"]) == ([what], [])
 
 
 def test_a_disturbed_machine_is_said() -> None:
@@ -111,12 +114,12 @@ def test_a_disturbed_machine_is_said() -> None:
 def test_an_open_verdict_says_how_long_until_it_is_known() -> None:
     undecided = claim(verdict=Verdict.INCONCLUSIVE, further_blocks=120)
     (row,) = comparison_table(experiment(), [undecided]).to_records()
-    assert row["verdict"] == "inconclusive (about 120 more blocks)"
+    assert re.fullmatch(rf"{Verdict.INCONCLUSIVE.value}\b.*\b120\b.*", str(row["verdict"]))
 
 
 def test_the_reason_for_the_clock_is_said() -> None:
-    table = comparison_table(experiment(), [claim(reason="one thread each")])
-    assert "fast: cpu carries the claim (one thread each)." in table.notes
+    table = comparison_table(experiment(), [claim(reason="threads: one each")])
+    assert any(re.search(r"^fast\b.*\bcpu\b.*threads: one each", n) for n in table.notes)
 
 
 def test_an_interrupted_experiment_is_marked() -> None:
@@ -293,7 +296,9 @@ def test_experiments_of_different_environments_are_not_compared() -> None:
 def test_when_asked_they_are_and_every_row_says_so() -> None:
     a, b = experiment(), experiment(environment=environment(torch_threads=8))
     rows = compare_experiments(a, b, unpaired=True)
-    assert {row.mark for row in rows} == {"unpaired, environment differs in: torch.threads"}
+    (mark,) = {row.mark for row in rows}
+    assert mark.startswith("unpaired")
+    assert mark.endswith(": torch.threads"), "what differs, and nothing else"
     table = rows_table(rows)
     assert [c.name for c in table.columns][-1] == "mark"
     assert all("unpaired" in str(row[-1]) for row in table.rows)
@@ -334,8 +339,10 @@ def test_diagnostics_and_the_guard_are_not_compared() -> None:
 
 
 def test_experiments_with_nothing_in_common() -> None:
-    with pytest.raises(InvalidArgumentError, match="no arm and metric in common"):
+    with pytest.raises(InvalidArgumentError) as caught:
         compare_experiments(experiment(), experiment(series={}))
+    assert caught.value.argument == "experiments"
+    assert "slipstream results ls" in (caught.value.remedy or "")
 
 
 def _history(*ratios: float, **last: object):

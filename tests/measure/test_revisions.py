@@ -62,8 +62,10 @@ def test_nothing_is_left_when_the_body_fails(repository, tmp_path):
 
 @pytest.mark.parametrize("revision", ["no-such-branch", "--all", ""])
 def test_a_revision_git_does_not_know_is_named(repository, revision):
-    with pytest.raises(InvalidArgumentError, match="git knows no commit"):
+    with pytest.raises(InvalidArgumentError, match=f"'{revision}'") as caught:
         Revisions([revision], repository)
+    assert caught.value.argument == "revision"
+    assert "git branch --all" in (caught.value.remedy or "")
 
 
 def test_a_folder_that_is_no_repository_is_refused(tmp_path):
@@ -78,7 +80,7 @@ def test_a_folder_only_one_revision_has_is_refused(repository):
     git(repository, "commit", "-q", "-m", "new")
     with (
         Revisions(["HEAD~1", "HEAD"], repository / "new") as revisions,
-        pytest.raises(InvalidArgumentError, match="'HEAD~1' has no folder"),
+        pytest.raises(InvalidArgumentError, match=r"^revision: 'HEAD~1'"),
     ):
         revisions.arms("true")
 

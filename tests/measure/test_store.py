@@ -212,7 +212,7 @@ def test_kill_minus_9_loses_at_most_the_running_block_and_it_resumes(tmp_path: P
         pass
     with Store(path) as store:
         assert store.load(identity).status == "running"
-        with pytest.raises(StoreError, match="is running and cannot be resumed"):
+        with pytest.raises(StoreError, match=rf"{identity}.*\brunning\b"):
             store.resume(identity)
     writer.send_signal(signal.SIGKILL)
     said = [int(line) for line in writer.communicate()[0].split()]
@@ -259,7 +259,9 @@ def test_a_claim_that_no_longer_follows_is_named(store: Store) -> None:
     first = found[0]
     nudged = replace(first, low=float(np.nextafter(first.low, 0)))
     other = store.save(original, (nudged, *found[1:]))
-    with pytest.raises(StoreError, match="low of the claim on cpu of fast was") as caught:
+    with pytest.raises(
+        StoreError, match=rf"\blow\b.*\b{first.metric}\b.*\b{first.arm}\b"
+    ) as caught:
         store.recompute(other)
     assert repr(first.low) in str(caught.value)
     with pytest.raises(StoreError, match="0 claims are stored"):
@@ -352,8 +354,9 @@ def test_a_prediction_is_kept_once(store: Store) -> None:
 
 
 def test_looking_makes_no_store(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="no results store yet") as caught:
+    with pytest.raises(StoreError) as caught:
         Store(tmp_path / "r.db", read_only=True)
+    assert caught.value.where == str(tmp_path / "r.db")
     assert "slipstream demo" in (caught.value.remedy or "")
     assert list(tmp_path.iterdir()) == []
 
@@ -433,7 +436,7 @@ def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
 
             with pytest.raises(StoreError) as caught:
                 write()
-            assert "free some disk space" in (caught.value.remedy or "")
+            assert "disk space" in (caught.value.remedy or "")
         with Store(disk / "r.db", read_only=True) as store:
             assert store.list()[0].blocks > 10
     finally:

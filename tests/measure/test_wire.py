@@ -52,7 +52,7 @@ def test_an_unknown_collective_is_named():
         wire.sent_by_rank("all_red", 1, 2)
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.full), 3])
 def test_collectives_over_gloo_are_counted_by_rank_and_step(ranks, tmp_path):
     n = 4 * 999  # bytes
     address = f"file://{tmp_path}/rendezvous"

@@ -63,7 +63,7 @@ def test_a_bad_edge_is_refused(edges: tuple[Any, ...], message: str) -> None:
 
 
 def test_more_than_the_capacity_is_refused_by_task_name() -> None:
-    with pytest.raises(GraphError, match=r"task 1 \(mm\) needs 5 of resource 0, which has 4"):
+    with pytest.raises(GraphError, match=r"task 1 \(mm\).*\b5\b.*\bresource 0\b.*\b4\b"):
         Program(**TWO, names=["add", "mm"], resources=Resources([4], [1, 1], [0, 0], [2, 3]))
 
 
@@ -143,9 +143,9 @@ def test_other_durations_are_checked_too() -> None:
         compiled.simulate([np.nan, 1.0])
     with pytest.raises(InvalidArgumentError, match="has shape"):
         compiled.simulate([1.0])
-    with pytest.raises(InvalidArgumentError, match="task_ids: edit 0 names task 2"):
+    with pytest.raises(InvalidArgumentError, match=r"^task_ids: .*\b0\b.*\b2\b"):
         compiled.resimulate([2], [1.0])
-    with pytest.raises(InvalidArgumentError, match="task 1 is named twice"):
+    with pytest.raises(InvalidArgumentError, match=r"\b1\b.*\btwice\b"):
         compiled.resimulate([1, 0, 1], [1.0, 1.0, 1.0])
     with pytest.raises(InvalidArgumentError, match="edit 0 has -1"):
         compiled.resimulate([0], [-1.0])

@@ -58,7 +58,7 @@ def test_pools_are_counted_apart() -> None:
     memory = chain(Tensors([10, 20], [0, 1], [0, 1, 1], [2], pool=[0, 2]))
     assert memory.peak_bytes.tolist() == [10, 0, 20]
     assert memory.peak_time_ns.tolist() == [0.0, 0.0, 2.0]
-    with pytest.raises(InvalidArgumentError, match="pool: 3 is not one of 3"):
+    with pytest.raises(InvalidArgumentError, match=r"pool: 3\b.*\b3\b"):
         memory.curve(3)
 
 

@@ -41,7 +41,7 @@ def test_the_library_is_loaded_once() -> None:
 def test_off_means_python_and_no_warning(fresh_loader: pytest.MonkeyPatch) -> None:
     fresh_loader.setenv("SLIPSTREAM_NATIVE", "off")
     assert library() is None
-    assert why_no_library() == "switched off by SLIPSTREAM_NATIVE"
+    assert "SLIPSTREAM_NATIVE" in str(why_no_library())
     program = Program(np.zeros(2, int), np.ones(2))
     assert program.compile().backend == "python"
     assert simulate(program).makespan_ns == 2.0
@@ -64,7 +64,7 @@ def test_a_file_that_is_no_library_is_refused_with_its_name(tmp_path: Path) -> N
     (tmp_path / "libslipstream_native.so").write_bytes(b"not a library")
     found, why_not = loader._load([tmp_path])
     assert found is None
-    assert "libslipstream_native.so cannot be loaded" in str(why_not)
+    assert "libslipstream_native.so" in str(why_not)
 
 
 def test_another_abi_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,5 +134,5 @@ def test_the_environment_may_lower_the_level_but_not_raise_it(
     monkeypatch.setenv("SLIPSTREAM_INSTRUCTION_SET", "avx512")
     assert features.best is InstructionSet.AVX2
     monkeypatch.setenv("SLIPSTREAM_INSTRUCTION_SET", "mmx")
-    with pytest.raises(UnknownNameError, match="unknown instruction set 'mmx'"):
+    with pytest.raises(UnknownNameError, match="'mmx'"):
         _ = features.best

@@ -58,14 +58,17 @@ def emulated(cmake: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(tmp_path_factory.mktemp("emulated"), EMULATED)
 
 
+@pytest.mark.full
 def test_avx512_kernels_are_exact_with_emulated_instructions(emulated: Path) -> None:
     everything_is_right(("avx512", "scalar"), emulated)
 
 
+@pytest.mark.full
 def test_aarch64_kernels_are_exact_under_qemu(aarch64: Path) -> None:
     everything_is_right(("neon", "neon_dotprod", "scalar"), "qemu-aarch64", aarch64)
 
 
+@pytest.mark.full
 def test_the_driver_multiplies_the_problems_it_is_given(emulated: Path) -> None:
     verdicts, complaint = run(emulated, "--kernel", "dense_avx512", "3,3,5,40,70", "8,8,96,33,2100")
     assert not complaint

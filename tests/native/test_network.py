@@ -199,7 +199,7 @@ def test_bad_flows_are_refused(change: dict[str, Any], error: type, message: str
 
 def test_what_does_not_fit_a_lane_is_refused() -> None:
     one = flows([1.0], [[0]], [1.0])
-    with pytest.raises(InvalidArgumentError, match="transfers on a PREEMPTIVE lane"):
+    with pytest.raises(InvalidArgumentError, match=r"\bPREEMPTIVE\b"):
         Program(lane=[0], duration_ns=[0.0], policies=[Policy.PREEMPTIVE], flows=one)
     with pytest.raises(InvalidArgumentError, match="has a gap"):
         Program(lane=[0], duration_ns=[0.0], gap_ns=[1.0], policies=[Policy.CONCURRENT])
@@ -208,5 +208,5 @@ def test_what_does_not_fit_a_lane_is_refused() -> None:
             lane=[0], duration_ns=[0.0], policies=[Policy.CONCURRENT],
             resources=Resources([1], [0], [0], [1]),
         )  # fmt: skip
-    with pytest.raises(InvalidArgumentError, match="has 1 entries for 2 tasks"):
+    with pytest.raises(InvalidArgumentError, match=r"\b1\b.*\b2 tasks\b"):
         Program(lane=[0, 0], duration_ns=[0.0, 0.0], flows=one)

@@ -43,7 +43,7 @@ def test_computing_is_timed_alone_and_beside_messages() -> None:
     faster = replace(beside, duration_ns=0.9 * alone.duration_ns)
     assert calibration.overlap_penalty([alone, faster], "here").value == 0.0
     assert calibration.overlap_penalty([alone], "here") == NOT_GIVEN
-    with pytest.raises(ClusterError, match="too few to fit"):
+    with pytest.raises(ClusterError, match=r"\b\d samples\b.*too few"):
         fit(samples)
 
 
@@ -65,10 +65,12 @@ def test_ranks_ask_to_go_first_and_do_without(monkeypatch: pytest.MonkeyPatch) -
 
 def test_more_ranks_than_cores_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibration, "cores", lambda: 2)
-    with pytest.raises(ClusterError, match="3 ranks on 2 cores would measure the scheduler"):
+    with pytest.raises(ClusterError, match=r"\b3 ranks\b.*\b2 cores\b") as caught:
         calibrate(3)
-    with pytest.raises(InvalidArgumentError, match="ranks: 1 is less than 2"):
+    assert "oversubscribe" in (caught.value.remedy or "")
+    with pytest.raises(InvalidArgumentError, match=r"\b1\b.*\b2\b") as fewer:
         calibrate(1)
+    assert fewer.value.argument == "ranks"
 
 
 def test_real_ranks_answer_and_a_calibration_is_saved(tmp_path: Path) -> None:
@@ -88,7 +90,7 @@ def test_real_ranks_answer_and_a_calibration_is_saved(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_fails_is_reported_and_none_is_left() -> None:
-    with pytest.raises(ClusterError, match=r"rank \d of the measurement failed"):
+    with pytest.raises(ClusterError, match=r"rank [01]\b"):
         run_operations([Host(), Host()], [Operation("nonsense", 4, (0, 1))], limit_s=600)
 
 
@@ -152,7 +154,7 @@ def test_a_rank_that_dies_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         "def die(): os.environ['RANK'] == '1' and os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    killed = pytest.raises(ClusterError, match="rank 1 of the measurement was killed")
+    killed = pytest.raises(ClusterError, match=r"rank 1\b.*killed")
     with killed, joined([Host(), Host()]) as call:
         call("at_fault:die", {})
 

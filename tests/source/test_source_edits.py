@@ -192,7 +192,7 @@ def test_keywords_are_added_or_replaced(before: str, after: str) -> None:
 
 def test_keywords_that_may_be_in_a_mapping_are_not_guessed() -> None:
     source, call = _call("f(**settings)")
-    with pytest.raises(NotPlacedError, match=r"\*\*settings, which may hold a"):
+    with pytest.raises(NotPlacedError, match=r"\*\*settings\b"):
         source.set_keywords(call, a="1")
     source, call = _call("f(a=2, **settings)")
     assert source.set_keywords(call, a="1").text == "f(a=1, **settings)"
@@ -246,7 +246,7 @@ def test_torch_is_imported_where_it_is_not(before: str, after: str) -> None:
 
 
 def test_a_name_that_stands_for_something_else_is_left_alone() -> None:
-    with pytest.raises(NotPlacedError, match="'torch' stands for something else"):
+    with pytest.raises(NotPlacedError, match="'torch'"):
         Source.of(b"torch = 'lamp'\n", _PATH).with_import("torch")
 
 

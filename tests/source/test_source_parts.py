@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 from pathlib import Path
 
@@ -72,7 +73,7 @@ def test_what_torch_builds_itself_is_out_of_reach(path: Path) -> None:
     change = parse("dropout")[0].code(Workload.parse(f"{path}:make"))
     assert change is not None
     assert not change.diff
-    assert "nn.Transformer makes an nn.Dropout of its own" in change.note
+    assert re.search(r"nn\.Transformer\b.*nn\.Dropout\b", change.note)
 
 
 def test_arguments_of_every_call_of_the_model_are_set(path: Path) -> None:
@@ -90,15 +91,15 @@ def test_arguments_of_every_call_of_the_model_are_set(path: Path) -> None:
 
 
 def test_a_class_that_is_handed_on_takes_no_arguments(path: Path) -> None:
-    with pytest.raises(NotPlacedError, match=r"nn\.Dropout is handed on"):
+    with pytest.raises(NotPlacedError, match=r"nn\.Dropout\b"):
         places(path).replace_class("torch.nn.Dropout", "slipstream.nn.Dropout", inplace="True")
     new = places(path).replace_class(_LINEAR, _SAME, bias="True")
     assert new.text.count(f"{_SAME}(") == new.text.count("bias=True") == 4
 
 
 def test_what_the_model_is_not_made_of_is_not_found(path: Path) -> None:
-    with pytest.raises(NotPlacedError, match=r"the file makes no nn\.Conv2d"):
+    with pytest.raises(NotPlacedError, match=r"nn\.Conv2d\b"):
         places(path).replace_class("torch.nn.Conv2d", "torch.nn.Conv1d")
     path.write_text(BLOCKS.replace("model = Net()", "model = nn.ReLU()"))
-    with pytest.raises(NotPlacedError, match=r"the file makes no nn\.Linear"):
+    with pytest.raises(NotPlacedError, match=r"nn\.Linear\b"):
         places(path).replace_class(_LINEAR, _SAME)

@@ -200,13 +200,13 @@ def test_the_optimizer_is_the_only_one() -> None:
     text = "import torch\na = torch.optim.SGD(m.parameters())\n"
     scheduled = text + "s = torch.optim.lr_scheduler.StepLR(a, 1)\n"
     assert where(scheduled).optimizer.kind == "SGD"
-    with pytest.raises(NotPlacedError, match="2 optimizers are made, on lines 2 and 3"):
+    with pytest.raises(NotPlacedError, match=r"\b2 optimizers\b.*\b2 and 3\b"):
         _ = where(text + "b = torch.optim.Adam(m.parameters())\n").optimizer
     # A function may make another beside the one it returns.
     both = f"import torch\ndef make(m):\n  a = torch.optim.SGD(m.parameters())\n  {_OTHER}"
     assert where(both, "make").optimizer.kind == "Adam"
     helped = "def make(m):\n  a = new_optimizer(m)\n  return m, 1, 1, a\n"
-    with pytest.raises(NotPlacedError, match="'a' is not made by an optimizer of torch"):
+    with pytest.raises(NotPlacedError, match=r"'a'.*\boptimizer\b"):
         _ = where(helped, "make").optimizer
 
 
@@ -219,7 +219,7 @@ def test_a_name_that_is_not_torchs_is_not_taken_for_it() -> None:
         "from .torch import optim\nx = optim.SGD(m.parameters())\n",
         "from torch import optim\noptim = mine\nx = optim.SGD(m.parameters())\n",
     ):
-        with pytest.raises(NotPlacedError, match="no optimizer is made"):
+        with pytest.raises(NotPlacedError, match="no optimizer"):
             _ = where(text).optimizer
 
 
@@ -234,7 +234,7 @@ def test_of_several_loaders_it_is_the_one_the_loop_goes_over() -> None:
     assert added(where(text).set_call(_LOADER, num_workers="4")) == [
         "train = DataLoader(a, num_workers=4)"
     ]
-    with pytest.raises(NotPlacedError, match="called on lines 5 and 6"):
+    with pytest.raises(NotPlacedError, match=r"\b5 and 6\b"):
         where(text.replace("tqdm(train)", "mix(train, test)")).set_call(_LOADER, num_workers="4")
     with pytest.raises(NotPlacedError, match="not called"):
         where("x = 1\n").set_call(_LOADER, num_workers="4")
@@ -246,7 +246,7 @@ def test_defaults_and_lines_at_the_top() -> None:
         "def make(a, batch_size=64, *, n=4): pass"
     ]
     for missing in ("a", "b"):
-        with pytest.raises(NotPlacedError, match=f"no argument '{missing}' with a default"):
+        with pytest.raises(NotPlacedError, match=f"'{missing}'"):
             where(text, "make").set_default(missing, "1")
     # Not before torch is imported.
     source = where(text).at_top("{torch}.set_num_threads(4)")

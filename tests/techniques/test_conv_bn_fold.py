@@ -118,7 +118,7 @@ def test_a_shared_weight_a_hook_and_a_second_call_are_left_alone() -> None:
     twice = sequence()[:2] * 2
     for layers in (shared, hooked, twice):
         model = nn.Sequential(*layers).eval()
-        with pytest.raises(WorkloadError, match="no batch norm of the model can be folded"):
+        with pytest.raises(WorkloadError, match=r"\bbatch norm\b"):
             build(lambda model=model: (model, torch.randn(2, 3, 4, 4)), ConvBnFold())
 
 
@@ -137,7 +137,7 @@ def test_a_model_that_would_compute_something_else_is_put_back() -> None:
 
     model = Rewrites().eval()
     layer, norm = model.layer, model.norm
-    with pytest.raises(WorkloadError, match="differs by up to"):
+    with pytest.raises(WorkloadError, match=r"differs.*\d"):
         build(lambda: (model, torch.randn(4, 3)), ConvBnFold())
     assert model.layer is layer
     assert model.norm is norm

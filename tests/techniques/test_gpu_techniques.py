@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -48,13 +49,13 @@ def test_on_a_cpu_the_reason_is_said(technique: Technique) -> None:
     reason = technique.why_not(graph_of(images))
     assert reason is not None
     assert "NVIDIA GPUs" in reason
-    assert "this step ran on the CPU" in reason
+    assert re.search(r"\bCPU\b", reason)
 
 
 @pytest.mark.parametrize("technique", _ALL, ids=str)
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is an NVIDIA GPU")
 def test_applied_without_a_gpu_it_is_an_error_in_words(technique: Technique) -> None:
-    with pytest.raises(WorkloadError, match="torch sees none here"):
+    with pytest.raises(WorkloadError, match=r"(?i)\btorch\b.*\bnone\b"):
         build(mlp, technique)
 
 
@@ -124,7 +125,7 @@ def test_a_step_without_a_stretch_to_capture_says_what_it_waits_for(
 ) -> None:
     reason = CudaGraphs().why_not(trace(_STREAMS))
     assert reason is not None
-    assert "waits for the GPU 1 times" in reason
+    assert re.search(r"\bGPU 1 times\b", reason)
 
 
 def test_graphs_are_not_promised_to_the_digit(trace: Callable[..., Graph]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -104,13 +105,13 @@ def test_layers_take_what_the_model_says_and_what_follows_is_gone() -> None:
     assert [one[:4] for one in found] == [
         (8, 8, (2, 8, 8, 3), 8), (3, 3, (2, 8, 8, 8), 8), (8, 8, (1, 1, 2, 8), 4),
     ]  # fmt: skip
-    assert "3 layers in w3a3; 1.0x the same layers in 8 bits" in edited.edits[-1].what
+    assert re.search(r"\b3\b.*\bw3a3\b.*\b1\.0x\b.*\b8 bits", edited.edits[-1].what)
 
 
 def test_it_says_where_few_bits_are_faster_or_slower() -> None:
     graph = graph_of(net)
     faster = predicted(graph, Machine({(3, 3): 0.001, (8, 8): 0.5}))
-    assert "as fast as the same layers in 8 bits" in faster.edits[-1].what
+    assert re.search(r"; [1-9]\d*\.\dx .*8 bits", faster.edits[-1].what)
     slower = predicted(graph, Machine({(3, 3): 1.0, (8, 8): 0.01}))
     assert "stay with w8a8" in slower.edits[-1].what
 
@@ -231,7 +232,8 @@ def test_what_all_predictions_say_rests_on_recorded_cases(monkeypatch: pytest.Mo
     assert (round(sign.value or 0, 2), sign.n, sign.holds) == (96.55, 29, True)
     cases.pop(names[7])
     (open_,) = bench_predictions.bars(asked)
-    assert (open_.value, open_.detail) == (None, "29 of 30 cases are measured")
+    assert open_.value is None
+    assert re.search(r"\b29\b.*\b30\b", open_.detail)
 
 
 def test_its_questions_can_be_answered() -> None:
@@ -300,7 +302,7 @@ def test_refusals_say_why() -> None:
     assert LowBit().why_not(graph_of(net)) is None
     with pytest.raises(WorkloadError, match="hides it"):
         build(lambda: lambda: None, LowBit())
-    with pytest.raises(WorkloadError, match="only=nobody is none of its modules; near: stem"):
+    with pytest.raises(WorkloadError, match=r"only=nobody\b.*\bstem\b"):
         build(net, LowBit(only="nobody"))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -63,7 +64,7 @@ def test_what_is_there_already_is_said_and_completes_the_edit(target: str) -> No
     applied = apply(target, "fused_optimizer")
     assert applied.source is not None
     assert not applied.source.changed
-    assert applied.code[0].note.startswith("already so: fused=True is there")
+    assert "fused=True" in applied.code[0].note
     assert apply(target, "fused_optimizer+amp").source is not None
 
 
@@ -121,8 +122,9 @@ def test_write_edits_the_file_and_undo_takes_it_back(
     assert path.read_text() == _TEXT.replace("lr=0.1", "lr=0.1, fused=True")
     _command(target, "-t", "fused_optimizer", "--write")
     shown = capsys.readouterr()
-    assert "already so" in shown.out
-    assert "your file is as it was" in shown.err
+    assert "fused=True" in shown.out
+    assert "+ " not in shown.out, "nothing is changed"
+    assert path.read_text() == _TEXT.replace("lr=0.1", "lr=0.1, fused=True")
     _command(str(path), "--undo", "--json")
     assert json.loads(capsys.readouterr().out)["restored"] == str(path)
     assert path.read_text() == _TEXT
@@ -136,11 +138,11 @@ def test_an_undo_says_what_is_still_in_the_file(
         _command(target, "-t", technique, "--write")
     capsys.readouterr()
     _command(str(path), "--undo")
-    said = capsys.readouterr().err
-    assert "what it was" not in said
-    assert "1 earlier edit is still in it; --undo again takes it back" in said
+    assert re.search(r"\b1\b.*--undo\b", capsys.readouterr().err)
     _command(str(path), "--undo")
-    assert capsys.readouterr().err == f"{path} is what it was\n"
+    said = capsys.readouterr().err
+    assert str(path) in said
+    assert "--undo" not in said, "nothing is left to take back"
     assert path.read_text() == _TEXT
     assert sorted(os.listdir(path.parent)) == ["train.py", "train.py.undone"]
 
@@ -157,15 +159,15 @@ def test_an_inference_is_shown_without_an_empty_table(
     monkeypatch.setattr(applying, "_first_steps", steps)
     _command(target, "-t", "fused_optimizer")
     lines = capsys.readouterr().out.splitlines()
-    assert lines[2] == "its output differs by at most 2.5 % of the largest value"
-    assert not any("loss as it is" in line for line in lines)
+    assert re.search(r"\boutput\b.*\b2\.5 %", lines[2])
+    assert not any("as it is" in line for line in lines), "no row of losses"
 
 
 def test_what_has_no_whole_edit_is_not_written(target: str) -> None:
     path = Path(target.removesuffix(":make"))
     with pytest.raises(WorkloadError, match="nothing was written") as caught:
         _command(target, "-t", "fused_optimizer+accumulation:2", "--write", "--json")
-    assert "make() has no training loop of its own" in str(caught.value.remedy)
+    assert re.search(r"\bmake\(\).*\bloop\b", str(caught.value.remedy))
     assert "(loss / 2).backward()" in str(caught.value.remedy)
     assert path.read_text() == _TEXT
     assert os.listdir(path.parent) == ["train.py"]

@@ -189,7 +189,7 @@ def test_a_gpu_that_is_not_known(trace: Graph) -> None:
     other = replace(trace, meta={**trace.meta, "device_name": "Contoso 9000"})
     assert "no data sheet" in str(predict_device(other, "h100").prediction.why_not)
     assert predict_device(trace, "cpu-zen4").prediction.why_not is not None
-    assert predict_device(trace, "avx2").prediction.why_not == "the step runs on a GPU"
+    assert "GPU" in str(predict_device(trace, "avx2").prediction.why_not)
 
 
 def test_recordings_without_launches_are_taken_to_fill_the_device(trace: Graph) -> None:

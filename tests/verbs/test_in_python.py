@@ -23,8 +23,11 @@ def test_a_graph_and_a_prediction_show_themselves_in_a_line() -> None:
     assert format_duration(replay(graph).step_ns) in shown
     assert f"{graph.samples} samples" in shown
     (as_it_is, refused) = ss.predict(graph, [(), "amp:fp16"])
-    assert repr(as_it_is).startswith("<Prediction as it is: 1.00x [")
-    assert "amp:fp16 does not apply: " in repr(refused)
+    assert as_it_is.technique in repr(as_it_is)
+    assert "1.00x" in repr(as_it_is)
+    assert refused.why_not
+    assert refused.technique in repr(refused)
+    assert refused.why_not[:40] in repr(refused)
     assert all(len(repr(one)) < 300 for one in (graph, as_it_is, refused))
 
 
@@ -40,8 +43,8 @@ def test_a_graph_and_a_prediction_show_themselves_in_a_line() -> None:
 def test_a_path_in_place_of_a_recording_says_how_to_read_it(verb: Any, path: Any) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         verb(path)
-    assert caught.value.remedy == 'read the recording: ss.load("a.slipgraph")'
-    with pytest.raises(InvalidArgumentError, match="of the type list"):
+    assert 'ss.load("a.slipgraph")' in (caught.value.remedy or "")
+    with pytest.raises(InvalidArgumentError, match=r"\blist\b"):
         verb([])
 
 
@@ -52,16 +55,16 @@ def test_a_recording_in_place_of_a_workload_cannot_be_run(verb: Any) -> None:
     for recording in ("a.slipgraph", Path("a.slipgraph")):
         with pytest.raises(InvalidArgumentError) as caught:
             verb(recording)
-        assert "a recording cannot be run" in (caught.value.remedy or "")
-    with pytest.raises(InvalidArgumentError, match="it is a Graph, and a file's name"):
+        assert "recording" in (caught.value.remedy or "")
+    with pytest.raises(InvalidArgumentError, match=r"\bGraph\b"):
         verb(captured("mlp"))
 
 
 def test_what_lives_in_a_notebook_is_told_the_way_in() -> None:
     for live in (torch.nn.Linear(8, 8), lambda: None, (torch.nn.Linear(8, 8), torch.ones(2, 8))):
-        with pytest.raises(InvalidArgumentError, match="a file's name is meant") as caught:
+        with pytest.raises(InvalidArgumentError) as caught:
             ss.profile(live)  # type: ignore[arg-type]
-        assert "ss.Workload.of(model, batch" in (caught.value.remedy or "")
+        assert "ss.Workload.of(" in (caught.value.remedy or "")
         assert len(str(caught.value)) < 250, "the whole model is no message"
 
 
@@ -73,6 +76,6 @@ def test_what_lives_in_a_notebook_is_told_the_way_in() -> None:
     ],
 )
 def test_one_text_in_place_of_a_list_is_not_read_by_letters(verb: Any) -> None:
-    with pytest.raises(InvalidArgumentError, match="'fused_optimizer' is one text") as caught:
+    with pytest.raises(InvalidArgumentError, match="'fused_optimizer'") as caught:
         verb("fused_optimizer")
     assert caught.value.remedy == '["fused_optimizer"]'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
@@ -86,7 +87,7 @@ def test_advice_is_a_table_with_stars_and_reasons() -> None:
     read = _Read(advice._repr_html_())
     assert {"table", "svg", "circle"} <= {*read.tags}
     assert f"{found.technique} *" in read.texts
-    assert "tf32 does not apply: no GPU here" in " ".join(read.texts)
+    assert re.search(r"\btf32\b.*\bnot\b.*\bno\b.*\bGPU\b", " ".join(read.texts))
     assert "to try first" not in " ".join(read.texts)
     best = replace(advice, best=found)
     assert f"to try first: {found.technique}" in " ".join(_Read(best._repr_html_()).texts)

@@ -75,17 +75,17 @@ def test_timings_that_differ_too_much_are_no_prediction() -> None:
         )
     )
     assert known.why_not is None
-    assert "the cores here were busy" in (unknown.why_not or "")
+    assert "busy" in (unknown.why_not or "")
     assert "--threads 1" not in (unknown.why_not or ""), "it was recorded on one"
     # It may well apply: that is not what is not known.
     assert unknown.verdict == "cannot be told here"
     notes = " ".join(prediction_table(graph, [unknown]).notes)
-    assert f"{unknown.technique} cannot be told here: the cores here" in notes
+    assert f"{unknown.technique} {unknown.verdict}: {unknown.why_not}"[:60] in notes
     several = replace(graph, meta={**graph.meta, "threads": 2})
     (unknown,) = predict(
         several, [Faster(4.0, Provenance.MICROBENCHMARK, spread=40.0)], durations=Nothing()
     )
-    assert "--threads 1 is disturbed less" in (unknown.why_not or "")
+    assert "--threads 1" in (unknown.why_not or "")
     assert unknown.verdict == "cannot be told here"
     assert math.isnan(unknown.ratio)
     assert unknown.memory == (replay(graph).peak_bytes, 0)
@@ -383,4 +383,5 @@ def test_a_recorded_statistic_lets_it_apply_and_an_empty_one_says_why() -> None:
     assert found.ratio < 1
     graph = profile(workload("mlp"), warmup=1, steps=2, threads=1, needs=Needy.traits.needs)
     (found,) = predict(graph, [Needy()])
-    assert found.why_not == "the step looks up no embedding table"
+    assert "embedding" in (found.why_not or "")
+    assert "--record" not in (found.why_not or ""), "it was recorded"

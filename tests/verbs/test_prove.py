@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -171,7 +172,8 @@ def test_a_combination_is_as_consequential_as_its_worst_part() -> None:
 def test_parts_of_one_kind_each_have_their_say() -> None:
     workers, both = (quality_of(technique.parse(text)) for text in ("ddp:4", "ddp:4+sign"))
     assert workers.advice == ""
-    assert both.basis == f"{workers.basis}; the mean gradient is approximated"
+    (sign,) = technique.parse("sign")
+    assert both.basis == f"{workers.basis}; {quality_of([sign]).basis}"
     assert "momentum" in both.advice
 
 
@@ -196,9 +198,9 @@ def test_both_sides_run_and_infinities_of_one_side_are_its_failure(
     assert len(bf16.seeds) >= 2
     assert {len(losses) for losses in bf16.losses_candidate} == {bf16.steps}
     assert fp16.status is QualityStatus.FAILED
-    assert "not finite from step 1" in fp16.sentence
+    assert re.search(r"not finite.*\bstep 1\b", fp16.sentence)
     assert nothing.status is QualityStatus.EXACT
-    assert any("quality of amp:fp16: seed 2" in line for line in said)
+    assert any(re.search(r"amp:fp16: seed 2\b", line) for line in said)
 
 
 def test_switched_off_nothing_runs_and_it_is_said(tmp_path: Path) -> None:
@@ -219,8 +221,8 @@ def test_times_are_of_as_many_samples_on_both_sides(forked_children: None, tmp_p
     )  # fmt: skip
     # Dispatching the operators is all there is: 256 samples cost little more than 8.
     assert found.ratio("batch_size:x32").ratio < 0.5
-    said = " ".join(found.table().notes)
-    assert "batch_size:x32 makes 256 samples a step; its times are of 8, as a step has" in said
+    (note,) = [note for note in found.table().notes if "samples" in note]
+    assert re.search(r"batch_size:x32\b.*\b256\b.*\b8\b", note)
     memory = tensor_memory(found.experiment)["batch_size:x32"]
     assert memory.measured > memory.baseline > 0
     assert memory.predicted is None
@@ -233,9 +235,8 @@ def test_the_reason_for_wall_time_is_the_technique_s(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(_TRAIN)
     found = prove(f"{tmp_path}/train.py:make", ["threads:2"], budget="1s", quality_budget=None)
     claim = found.ratio("threads:2")
-    assert (claim.metric, claim.reason) == (
-        "wall", "threads:2 moves work to other cores, which only wall time shows",
-    )  # fmt: skip
+    assert claim.metric == "wall"
+    assert re.search(r"threads:2\b.*\bwall\b", claim.reason)
     assert not any("samples a step" in note for note in found.table().notes)
 
 
@@ -244,7 +245,7 @@ def test_a_step_on_a_device_is_refused_rather_than_timed_wrongly(
 ) -> None:
     (tmp_path / "train.py").write_text(_TRAIN)
     monkeypatch.setattr(sides, "find_device", lambda built: Place("cuda"))
-    with pytest.raises(SlipstreamError, match="runs on a CUDA device, and prove measures"):
+    with pytest.raises(SlipstreamError, match=r"\bCUDA\b"):
         prove(
             f"{tmp_path}/train.py:make",
             ["fused_optimizer"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -139,9 +140,9 @@ def test_ranks_are_measured_beside_one_process(train: Path) -> None:
         assert set(one["layers_s"]) == {"model.net.0", "model.net.2"}
         assert 0 < sum(one["layers_s"].values()) < one["step_s"]
     notes = [event.detail["what"] for event in experiment.events if event.kind == "note"]
-    assert any("through this machine's memory: a network lab needs root" in one for one in notes)
+    assert any("memory" in one and "root" in one for one in notes)
     assert any("other programs' too" in one for one in notes)
-    assert "quality of ddp:2: 2 seeds" in said
+    assert any(re.search(r"ddp:2: 2 seeds\b", one) for one in said)
 
 
 @pytest.mark.usefixtures("no_root")

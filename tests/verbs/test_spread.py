@@ -142,8 +142,7 @@ def test_compressing_pays_below_the_bandwidth_where_it_saves_what_it_costs(
     assert method.pays_below == pytest.approx(found.bandwidth * 0.9 * sent_ns / 100e3, rel=1e-3)
     assert found.budget_ns == pytest.approx(sent_ns, rel=1e-6)
     said = " ".join(found.in_words)
-    assert "should I compress? Yes: ddp:4+tenth:100.0" in said
-    assert re.search(r"pays below [\d.]+ [GM]bit/s", said)
+    assert re.search(r"\bYes\b.*ddp:4\+tenth:100\.0\b.*\b[\d.]+ [GM]bit/s", said)
 
 
 @pytest.mark.usefixtures("tenth")
@@ -152,7 +151,7 @@ def test_where_sending_is_hidden_the_answer_is_no(transformer: Graph) -> None:
     assert found is not None
     assert found.best is None
     assert found.needed == 1.0
-    assert "No: what is sent is hidden" in found.in_words[0]
+    assert re.search(r"\bNo\b.*\bhidden\b", found.in_words[0])
 
 
 def test_a_graph_never_beats_itself(transformer: Graph) -> None:
@@ -170,7 +169,7 @@ def test_every_way_to_spread_is_ranked(transformer: Graph) -> None:
     shown = {p.technique for p in found.predictions}
     assert shown >= {"ddp:8+sharded_update", "ddp:8+two_d_allreduce:0", "fsdp:8,stage=2", "fsdp:8"}
     assert not {p.technique for p in found.predictions if "adasum" in p.technique} - {"adasum:8"}
-    with pytest.raises(InvalidArgumentError, match="9 is more than the 8"):
+    with pytest.raises(InvalidArgumentError, match=r":workers: 9\b.*\b8\b"):
         spread(transformer, SLOW, 9, durations=DURATIONS)
 
 
@@ -183,7 +182,7 @@ def test_a_pace_carries_over_to_other_numbers_of_chips() -> None:
     step = pace.step(large, 8192)
     assert step["compute"] == pytest.approx(again["compute"] * (8192 / 512) / (2048 / 16))
     assert step["all-reduce"] == large.cost(Collective("all_reduce", 102e6)).duration_ns
-    with pytest.raises(InvalidArgumentError, match="do not reach 512 chips"):
+    with pytest.raises(InvalidArgumentError, match=r"\b256\b.*\b512\b"):
         pace.step(large, 256)
     with pytest.raises(InvalidArgumentError, match="all-reduce"):
         Pace.of(small, 1.0, 2048, 102e6)

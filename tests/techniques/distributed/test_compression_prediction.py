@@ -160,7 +160,7 @@ def test_it_stands_on_ddp_whatever_the_order_and_alone_says_so(transformer: Grap
     one, other = (edited(transformer, text, SLOW) for text in ("sign+ddp:4", "ddp:4+sign"))
     assert replay(one).step_ns == replay(other).step_ns
     (sign,) = parse("sign")
-    assert "combine it with ddp" in str(sign.why_not(transformer))
+    assert f"ddp:workers=4+{sign.name}" in str(sign.why_not(transformer))
     with pytest.raises(UsageError, match="cannot be combined"):
         parse("sign+topk")
     with pytest.raises(UsageError, match="needs a cluster"):

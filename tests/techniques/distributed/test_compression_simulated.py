@@ -259,17 +259,17 @@ def test_late_gradients_are_stable_up_to_the_rate_that_theory_tells(
 
 @pytest.mark.parametrize("compressor", ["topk:0.01", TopK, 5])
 def test_what_is_no_setting_is_named_at_once(compressor: Any) -> None:
-    with pytest.raises(InvalidArgumentError, match=r"compressor: is .* not settings"):
+    with pytest.raises(InvalidArgumentError, match=r"^compressor: "):
         SimulatedWorkers(torch.nn.Linear(2, 2), compressor, workers=2)
-    with pytest.raises(InvalidArgumentError, match=r"workers: 2\.5 is not a whole number"):
+    with pytest.raises(InvalidArgumentError, match=r"^workers: 2\.5 "):
         SimulatedWorkers(torch.nn.Linear(2, 2), None, workers=2.5)  # type: ignore[arg-type]
-    with pytest.raises(InvalidArgumentError, match=r"model: .*float64, not float32"):
+    with pytest.raises(InvalidArgumentError, match=r"^model: .*\bfloat64\b.*\bfloat32\b"):
         SimulatedWorkers(torch.nn.Linear(2, 2).double(), None, workers=2)
 
 
 @pytest.mark.parametrize("how", [None, 5, TopK, torch.nn.Linear])
 def test_what_is_no_way_to_compress_is_named(how: Any) -> None:
-    with pytest.raises(InvalidArgumentError, match=r"how: is .* not a way to compress"):
+    with pytest.raises(InvalidArgumentError, match=r"^how: "):
         settings_of(how)
 
 
@@ -280,9 +280,9 @@ def test_without_a_hook_it_is_refused_before_anything_runs(name: str) -> None:
 
 
 def test_rows_and_nodes_are_whole_numbers() -> None:
-    with pytest.raises(InvalidArgumentError, match="rows: '2' is not a whole number"):
+    with pytest.raises(InvalidArgumentError, match=r"^rows: '2' "):
         need_rows("2", 2)  # type: ignore[arg-type]
-    with pytest.raises(InvalidArgumentError, match="per_node: '2' is not a whole number"):
+    with pytest.raises(InvalidArgumentError, match=r"^per_node: '2' "):
         check_algorithm("auto", 2, "2")  # type: ignore[arg-type]
 
 

@@ -345,12 +345,12 @@ def test_wrong_arguments_are_named() -> None:
     for how in ({"methods": ["lowdin"]}, {"id_stats": {"items": torch.ones(3)}}):
         with pytest.raises(UnknownNameError):
             plan(model, ratio=2, least_rows=100, **how)  # type: ignore[arg-type]
-    with pytest.raises(InvalidArgumentError, match=r"model: is a list, not a torch\.nn\.Module"):
+    with pytest.raises(InvalidArgumentError, match=r"^model: .*\blist\b"):
         plan([model], ratio=2)  # type: ignore[arg-type]
     broken = Two()
     with torch.no_grad():
         broken.item.weight[5, 5] = float("nan")
-    with pytest.raises(InvalidArgumentError, match="model: the table 'item' holds NaN"):
+    with pytest.raises(InvalidArgumentError, match=r"^model: .*'item'.*NaN"):
         plan(broken, ratio=2, least_rows=100, trained=True)
     made = plan(model, ratio=4, least_rows=100)
     with pytest.raises(SlipstreamError, match="cannot be written"):

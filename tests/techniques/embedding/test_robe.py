@@ -156,7 +156,7 @@ def test_checkpoints_keep_every_row_and_refuse_other_hashes() -> None:
     other.load_state_dict(state)
     assert torch.equal(other.to_dense(), one.to_dense())
     for settings in ({"seed": 5}, {"seed": 4, "sign": False}, {"seed": 4, "block": 8}):
-        with pytest.raises(InvalidArgumentError, match="the saved array has"):
+        with pytest.raises(InvalidArgumentError, match=r"^state_dict: "):
             ss.nn.ROBEEmbedding(100, 16, pool(**settings)).load_state_dict(state)
 
 
@@ -250,12 +250,12 @@ def test_bad_arguments_are_named() -> None:
         with pytest.raises(InvalidArgumentError, match=said):
             bag(*given)
     summed = ss.nn.ROBEEmbeddingBag(100, 16, shared, mode="sum")
-    with pytest.raises(InvalidArgumentError, match="per_sample_weights: has the shape"):
+    with pytest.raises(InvalidArgumentError, match=r"^per_sample_weights: .*[(\[]\d"):
         summed(ids, offsets, torch.ones(2))
-    with pytest.raises(InvalidArgumentError, match=r"per_sample_weights: is torch\.float64"):
+    with pytest.raises(InvalidArgumentError, match=r"^per_sample_weights: .*float64"):
         summed(ids, offsets, torch.ones(3, dtype=torch.float64))
     for weights in (torch.tensor([1.0, 1.0, float("nan")]), torch.tensor([1.0, 1.0, -torch.inf])):
-        with pytest.raises(InvalidArgumentError, match="per_sample_weights: the number at place 2"):
+        with pytest.raises(InvalidArgumentError, match=r"^per_sample_weights: .*\b2\b"):
             summed(ids, offsets, weights)
     for make, said in (
         (lambda: ss.nn.ROBEEmbedding(100, 16, shared, table_id=2), "table_id: 2 is another"),
@@ -276,5 +276,5 @@ def test_bad_arguments_are_named() -> None:
         with pytest.raises(InvalidArgumentError, match=said):
             make()
     together = ss.nn.ROBEEmbeddingCollection({"a": (9, 16), "b": (9, 16)}, shared)
-    with pytest.raises(InvalidArgumentError, match="3 bags are not the same number"):
+    with pytest.raises(InvalidArgumentError, match=r"\b3 bags\b.*\d tables"):
         together(ids[:, None])

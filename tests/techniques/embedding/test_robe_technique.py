@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -90,7 +91,7 @@ def test_three_tables_are_updated_as_one_array(make: Any) -> None:
     assert (NUMBERS,) in updated
     assert not updated & {(ROWS, 16), (3000, 32)}
     assert (7, 8) in updated, "the small one stays"
-    assert f"3 tables of 1000 KiB in {NUMBERS} numbers" in after.edits[-1].what
+    assert re.search(rf"\b3\b.*\b1000 KiB.*\b{NUMBERS}\b", after.edits[-1].what)
     sums = [t for t in range(len(after)) if after.string(int(after.tasks.name[t])) == "aten::add"]
     assert len(sums) == 2, "three gradients become one"
 
@@ -136,7 +137,7 @@ def test_tables_that_fit_the_cache_are_left_in_an_inference(
 
     graph = graph_of(looked_up)
     monkeypatch.setattr(technique, "_cache_bytes", lambda: 4 << 20)
-    assert "fit this processor's second-level cache" in str(RobeEmbedding(rows=2000).why_not(graph))
+    assert "second-level cache" in str(RobeEmbedding(rows=2000).why_not(graph))
     monkeypatch.setattr(technique, "_cache_bytes", lambda: 1 << 19)
     assert RobeEmbedding(rows=2000).why_not(graph) is None
 

@@ -208,7 +208,7 @@ def test_traced_modules_look_up_the_same_and_refuse_the_same(name: str) -> None:
     for traced in (exported, compiled):
         assert torch.equal(traced(ids), module(ids))
         for wrong in (ids + 1, ids - 2):
-            with pytest.raises(RuntimeError, match="input: ids lie in"):
+            with pytest.raises(RuntimeError, match=r"^input: .*num_embeddings"):
                 traced(wrong)
 
 
@@ -224,5 +224,5 @@ def test_a_compiler_that_does_not_know_the_sizes_gets_plain_flags() -> None:
 
 def test_weights_that_are_not_finite_are_refused() -> None:
     module = TableEmbeddingBag(tables()["lowdim"], mode="sum")
-    with pytest.raises(InvalidArgumentError, match="per_sample_weights: the number at place 1"):
+    with pytest.raises(InvalidArgumentError, match=r"^per_sample_weights: .*\b1\b"):
         module(torch.tensor([[1, 2]]), per_sample_weights=torch.tensor([[1.0, torch.nan]]))

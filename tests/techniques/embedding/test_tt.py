@@ -233,7 +233,7 @@ def test_bad_arguments_are_named() -> None:
         ss.nn.TTEmbedding(10, 8)(torch.tensor([[-1]]))
     with pytest.raises(InvalidArgumentError, match="chunk_rows"):
         one.to_dense(0)
-    with pytest.raises(InvalidArgumentError, match="cache_rows: there is no cache"):
+    with pytest.raises(InvalidArgumentError, match=r"^cache_rows: "):
         one.refresh()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,7 @@ def test_updates_and_memory_are_those_of_the_cores() -> None:
         for g in (graph, after)
     ]
     assert spent[1] < 0.7 * spent[0]
-    assert "2 tables of 3.66 MiB as tensor trains" in after.edits[-1].what
+    assert re.search(r"\b2\b.*\b3\.66 MiB", after.edits[-1].what)
     parameters = [int(g.memory.nbytes[g.memory.role == 1].sum()) for g in (graph, after)]
     assert abs(parameters[0] - parameters[1] - 2 * 4 * (ROWS * DIM - TRAIN)) <= 2
 
@@ -106,8 +107,9 @@ def test_reasons_why_not() -> None:
     graph = graph_of(films)
     assert TTEmbeddings(8).why_not(graph) is None
     assert "no embedding table" in str(TTEmbeddings().why_not(graph_of(mlp)))
-    assert "largest table has 30000 rows" in str(TTEmbeddings(rows=40_000).why_not(graph))
-    assert "fewer numbers as a tensor train of rank 500" in str(TTEmbeddings(500).why_not(graph))
+    too_small = str(TTEmbeddings(rows=40_000).why_not(graph))
+    assert re.search(r"\b30000\b.*\b40000\b", too_small)
+    assert "rank 500" in str(TTEmbeddings(500).why_not(graph))
 
 
 @pytest.mark.parametrize("make", [films, together])

@@ -270,7 +270,7 @@ def test_what_cannot_be_packed_says_which_argument_is_wrong() -> None:
     refused("rows", "0 is not a positive", rows=0)
     with pytest.raises(UnknownNameError, match="unknown scheme 'fast'"):
         pack_weights(good, 3, scheme="fast")
-    with pytest.raises(UnknownNameError, match="unknown instruction set 'mmx'"):
+    with pytest.raises(UnknownNameError, match="'mmx'"):
         pack_weights(good, 3, level="mmx")
 
 

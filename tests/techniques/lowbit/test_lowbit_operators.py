@@ -212,7 +212,7 @@ def test_gradients_end_with_words(kind: str) -> None:
     wanted = layer(x)
     y = layer(x.requires_grad_())
     assert torch.equal(y, wanted)
-    with pytest.raises(SlipstreamError, match="no gradient goes through slipstream::lowbit"):
+    with pytest.raises(SlipstreamError, match=r"slipstream::lowbit[^\n]*\n.*no_grad"):
         y.sum().backward()
     with torch.no_grad():
         assert not layer(x).requires_grad
@@ -224,7 +224,7 @@ def test_gradients_end_with_words(kind: str) -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_torch_onnx_refuses_with_words() -> None:
     layer, x = made("linear")
-    with pytest.raises(InvalidArgumentError, match=r"torch\.onnx has no form"):
+    with pytest.raises(InvalidArgumentError, match=r"^model: .*torch\.onnx[^\n]*\n.*to_onnx"):
         torch.onnx.export(nn.Sequential(layer), (x,), io.BytesIO(), dynamo=False)
 
 

@@ -185,11 +185,9 @@ def test_what_cannot_be_done_is_said() -> None:
     with pytest.raises(InvalidArgumentError, match=r"model\.eval"):
         convert(model.train(), ranges=ranges)
     model.eval()
-    with pytest.raises(InvalidArgumentError, match="no layer to convert"):
+    with pytest.raises(InvalidArgumentError, match=r"^model: [^\n]*\n.*prepare_training"):
         convert(model)
-    with pytest.raises(
-        InvalidArgumentError, match=r"only=nothing\* is none of its modules; near: twice"
-    ):
+    with pytest.raises(InvalidArgumentError, match=r"only=nothing\*.*\btwice\b"):
         convert(model, ranges=ranges, only="nothing*")
     with pytest.raises(InvalidArgumentError, match="bits"):
         prepare_training(model, 9, 3, ranges)

@@ -143,7 +143,7 @@ def test_a_corrupted_barrier_is_found(fault: str) -> None:
 @needs_compiler
 def test_threads_beyond_an_array_are_named(tmp_path: Path) -> None:
     bad = kernel(tmp_path, "x[blockIdx.x * blockDim.x + threadIdx.x] = n;", ",x=500")
-    with pytest.raises(UsageError, match="element 500 of 'x', which has 500"):
+    with pytest.raises(UsageError, match=r"\b500\b.*'x'.*\b500\b"):
         emulate(fuse([parse_launch(bad), launch("relu")]))
 
 
@@ -251,7 +251,7 @@ def test_the_command_writes_what_it_has_checked(
     assert "reduce_scale" in Path("fused.cu").read_text()
     with pytest.raises(UsageError, match="is a source"):
         _command([*given, "-o", "s.cu"])
-    with pytest.raises(UsageError, match="nothing to be fused with"):
+    with pytest.raises(UsageError, match="nothing to be fused"):
         _command([*given[:2], "-o", "f.cu"])
     assert Path("s.cu").read_text() == SCALE
 

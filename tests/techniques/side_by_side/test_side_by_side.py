@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -154,7 +155,7 @@ def test_it_predicts_what_pays_and_leaves_what_does_not(share: float, faster: bo
     assert (saved > 0) == faster
     said = after.edits[-1].what
     assert ("beside 2 layers' products" in said) == faster
-    assert ("none of 2 pairs pays" in said) != faster
+    assert (re.search(r"\bnone of 2\b", said) is None) == faster
     assert "all that could be hidden" in said
 
 
