@@ -14,6 +14,9 @@ from torch.utils.checkpoint import checkpoint
 from known_durations import KnownDurations
 from slipstream.capture import put_compiled
 from slipstream.codegen import why_no_compiler
+from slipstream.durations import Answer
+from slipstream.graph import Call, Graph
+from slipstream.provenance import Provenance
 from slipstream.technique import Context, parse
 from slipstream.techniques.dropout import kernels as door
 from slipstream.techniques.fusion.backend import FusionBackend
@@ -27,6 +30,21 @@ class Untimed(KnownDurations):
 
     def lookup(self, call: object) -> None:
         """Nothing."""
+
+
+class Kernels(KnownDurations):
+    """Every region's kernel takes this share of its operators' time."""
+
+    def __init__(self, graph: Graph, share: float) -> None:
+        self._known = {
+            one.call.key: share * float(graph.tasks.duration_ns[list(one.tasks)].sum())
+            for one in recorded_regions(graph)
+        }
+
+    def lookup(self, call: Call) -> Answer | None:
+        """Of kernels alone."""
+        taken = self._known.get(getattr(call, "key", ""))
+        return None if taken is None else Answer(taken, 0.0, Provenance.MICROBENCHMARK)
 
 
 pytestmark = pytest.mark.skipif(why_no_compiler() is not None, reason=str(why_no_compiler()))
@@ -196,6 +214,12 @@ def test_regions_of_a_recorded_step_can_be_generated_from_their_question() -> No
         assert region_of(one.call).nest.outputs
     tasks = [task for one in regions for task in one.tasks]
     assert len(tasks) == len(set(tasks))
+    # What the step would not keep is not predicted either.
+    for share, kept in ((0.0, True), (0.97, False)):
+        durations = Kernels(graph, share)
+        after = Fusion().predict(graph, Context(durations))  # type: ignore[arg-type]
+        assert (len(after) < len(graph)) is kept
+        assert ("too little" in str(after.edits)) is not kept
 
 
 def test_a_step_that_another_technique_has_edited_can_be_looked_at() -> None:
