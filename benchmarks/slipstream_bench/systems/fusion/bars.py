@@ -8,7 +8,7 @@ they are given in the step.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -157,7 +157,7 @@ def _fused(model: nn.Module, x: Tensor) -> Callable[[], None]:
     return _step(torch.compile(twin, backend="slipstream_fusion", dynamic=False), twin, x)
 
 
-def _in_turns(arms: dict[str, Callable[[], object]], blocks: int) -> Paired:
+def _in_turns(arms: Mapping[str, Callable[[], object]], blocks: int) -> Paired:
     for arm in arms.values():
         arm()  # compiles
     return paired(arms, blocks=blocks, budget_s=_BUDGET_S)

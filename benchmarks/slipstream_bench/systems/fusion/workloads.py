@@ -62,6 +62,9 @@ class _VitBlock(nn.Module):
 class _LlamaBlock(nn.Module):
     """A block of Llama: root mean square norms, rotated positions, a gated SiLU."""
 
+    cos: Tensor
+    sin: Tensor
+
     def __init__(self, width: int, heads: int, hidden: int, length: int) -> None:
         super().__init__()
         self.heads = heads

@@ -101,7 +101,7 @@ def boxed(module: GraphModule) -> _Work:
         return lambda given: unpacked(*given)
     module.graph.set_codegen(_BoxedCodeGen())
     module.recompile()
-    return module.forward  # type: ignore[no-any-return]
+    return module.forward
 
 
 class _Watched(Interpreter):
