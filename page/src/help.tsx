@@ -4,7 +4,7 @@ import { useEffect, useRef } from "preact/hooks";
 import { help } from "./state";
 
 const KEYS: [string, string][] = [
-  ["1 – 8", "views"],
+  ["1 – 9", "views"],
   ["/", "find an operator, module or line on the timeline"],
   ["Enter, Shift+Enter", "next match, previous match"],
   ["← →", "pan the timeline; with Shift by half a screen; move along the memory curve"],

@@ -8,6 +8,7 @@ import { Header } from "./header";
 import { Help } from "./help";
 import { HistoryView } from "./history";
 import { MemoryView } from "./memory";
+import { MovementView } from "./movement";
 import { Overview } from "./overview";
 import { RunView } from "./run";
 import { connect } from "./live";
@@ -24,6 +25,7 @@ const CONTENT: Record<View, () => preact.JSX.Element> = {
   timeline: Timeline,
   breakdown: Breakdown,
   memory: MemoryView,
+  movement: MovementView,
   whatifs: WhatIfView,
   history: HistoryView,
   run: RunView,

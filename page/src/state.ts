@@ -10,6 +10,7 @@ export const VIEWS = [
   ["timeline", "Timeline"],
   ["breakdown", "Breakdown"],
   ["memory", "Memory"],
+  ["movement", "Movement"],
   ["whatifs", "What-ifs"],
   ["history", "History"],
   ["run", "Run"],

@@ -110,6 +110,25 @@ export interface History {
   total: number;
 }
 
+export interface MovedRow {
+  name: string;
+  time_ns: number;
+  tasks: number;
+  moved_bytes: number;
+  needed_bytes: number;
+  operations: number;
+  intensity: number;
+  /** How many times as long as the machine's limits leave; null where they are not known. */
+  gap: number | null;
+}
+
+export interface Movement {
+  sentence: string;
+  notes: string[];
+  step_ns: number;
+  groups: Record<string, MovedRow[]>;
+}
+
 export interface MemoryData {
   peak_bytes: number;
   peak_ns: number;
@@ -163,6 +182,7 @@ export interface Doc {
   phases: string[];
   what_ifs: WhatIfs;
   history: History;
+  movement: Movement | null;
   scenes: SceneData[];
   strings: string[];
   calls: string[];

@@ -23,7 +23,7 @@ from slipstream_bench.systems.report import repeated
 from tiny_models import captured
 
 Require = Callable[[str, bool, str], None]
-VIEWS = ("overview", "timeline", "breakdown", "memory", "whatifs", "history", "run")
+VIEWS = ("overview", "timeline", "breakdown", "memory", "movement", "whatifs", "history", "run")
 SWITCH = "return [...document.querySelectorAll('.switch')].find(s => s.textContent.includes('%s'))"
 FIGURES = "return document.querySelector('.outcome').innerText"
 SHOWN = "return document.querySelector('.tools .grow + .faint').innerText"
@@ -243,7 +243,7 @@ def test_the_keyboard_reaches_everything(page: Browser, path: Path) -> None:
     assert page.run("return document.querySelector('dialog').open")
     # Tab stops: one for the views, then what the view and the switchboard have.
     stops = page.run("return [...document.querySelectorAll('[role=tab]')].map(t => t.tabIndex)")
-    assert sorted(stops) == [-1] * 6 + [0]
+    assert sorted(stops) == [-1] * 7 + [0]
 
 
 def test_search_finds_by_operator_and_goes_there(page: Browser, path: Path) -> None:
@@ -256,6 +256,24 @@ def test_search_finds_by_operator_and_goes_there(page: Browser, path: Path) -> N
     assert "2 tasks" in page.run("return document.querySelector('.tools').innerText")
     keys(page, "Enter", on="#search")
     assert "gelu_backward" in page.run("return document.querySelector('.detail h3').innerText")
+
+
+def test_movement_says_what_there_is_to_win_and_where(page: Browser, path: Path) -> None:
+    movement = Report(path).document["movement"]
+    page.open(path, view="movement")
+    shown = "return document.querySelector('#view').innerText"
+    assert movement["sentence"] in page.run(shown)
+    assert "at most" in movement["sentence"]
+    for name, rows in movement["groups"].items():
+        buttons = "[...document.querySelectorAll('.choice button')]"
+        page.run(f"{buttons}.find(b => b.innerText === '{name}').click()")
+        settle(page)
+        count = page.run("return document.querySelectorAll('.movement tbody tr').length")
+        assert count == len(rows) > 0, name
+    moved = {
+        name: sum(row["moved_bytes"] for row in rows) for name, rows in movement["groups"].items()
+    }
+    assert len(set(moved.values())) == 1, "every byte has a class, a source line and a phase"
 
 
 def test_the_breakdown_adds_up(page: Browser, path: Path) -> None:

@@ -18,6 +18,7 @@ from slipstream.report._run import run_facts
 from slipstream.report._scene import Scenes
 from slipstream.report.history import Past
 from slipstream.report.what_if import WhatIfs
+from slipstream.verbs.explaining.movement import movement_page
 from slipstream.verbs.predicting import predict
 from slipstream.verbs.results import Prediction
 
@@ -52,6 +53,7 @@ def make_document(
         "phases": [phase.name.lower() for phase in StepPhase],
         "what_ifs": _what_ifs(what_ifs, past, drawn, scenes),
         "history": past.to_json(),
+        "movement": movement_page(graph),
         "scenes": drawn,
     }
     return document | scenes.shared(), arrays

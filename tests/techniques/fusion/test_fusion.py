@@ -14,6 +14,9 @@ from torch.utils.checkpoint import checkpoint
 from known_durations import KnownDurations
 from slipstream.capture import put_compiled
 from slipstream.codegen import why_no_compiler
+from slipstream.durations import Answer
+from slipstream.graph import Call, Graph
+from slipstream.provenance import Provenance
 from slipstream.technique import Context, parse
 from slipstream.techniques.dropout import kernels as door
 from slipstream.techniques.fusion.backend import FusionBackend
@@ -27,6 +30,21 @@ class Untimed(KnownDurations):
 
     def lookup(self, call: object) -> None:
         """Nothing."""
+
+
+class Kernels(KnownDurations):
+    """Every region's kernel takes this share of its operators' time."""
+
+    def __init__(self, graph: Graph, share: float) -> None:
+        self._known = {
+            one.call.key: share * float(graph.tasks.duration_ns[list(one.tasks)].sum())
+            for one in recorded_regions(graph)
+        }
+
+    def lookup(self, call: Call) -> Answer | None:
+        """Of kernels alone."""
+        taken = self._known.get(getattr(call, "key", ""))
+        return None if taken is None else Answer(taken, 0.0, Provenance.MICROBENCHMARK)
 
 
 pytestmark = pytest.mark.skipif(why_no_compiler() is not None, reason=str(why_no_compiler()))
@@ -69,9 +87,9 @@ def both(
 
 @pytest.mark.parametrize(("dtype", "close"), [(torch.float64, 1e-10), (torch.float32, 2e-5)])
 def test_outputs_and_gradients_are_those_of_autograd(dtype: torch.dtype, close: float) -> None:
-    backend = FusionBackend()
+    backend = FusionBackend(tuned=False)
     plain, fused = both(Layer().to(dtype), torch.randn(4, 64, 64, dtype=dtype), backend)
-    assert sum(len(one.regions) for one in backend.plans) >= 5
+    assert sum(one.regions for one in backend.passes) >= 5
     for ours, theirs in zip(fused, plain, strict=True):
         assert (ours - theirs).abs().max() <= close * theirs.abs().max()
 
@@ -97,7 +115,7 @@ def test_functions_equal_torchs(name: str) -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return MAPS[name](x)
 
-    plain, fused = both(Mapped(), torch.randn(8, 20, 50), FusionBackend())
+    plain, fused = both(Mapped(), torch.randn(8, 20, 50), FusionBackend(tuned=False))
     for ours, theirs in zip(fused, plain, strict=True):
         assert torch.allclose(ours, theirs, rtol=1e-5, atol=3e-6)
 
@@ -109,7 +127,7 @@ def test_a_mask_is_the_operators_own_and_drawn_again_in_the_backward() -> None:
 
     x = torch.randn(40, 50, 3, requires_grad=True)
     torch.manual_seed(5)
-    made = torch.compile(Dropped(), backend=FusionBackend(), dynamic=False)(x)
+    made = torch.compile(Dropped(), backend=FusionBackend(tuned=False), dynamic=False)(x)
     made.backward(torch.ones_like(made))
     torch.manual_seed(5)
     expected = door.dropout(x.detach() * 2.0, door.draw_seed(), 0.25)
@@ -126,7 +144,7 @@ def test_what_is_infinite_and_masked_stays_what_it_is_in_torch() -> None:
     x[:, 5] = float("-inf")
     x[3] = float("nan")
     with torch.no_grad():
-        ours = torch.compile(Masked(), backend=FusionBackend(), dynamic=False)(x)
+        ours = torch.compile(Masked(), backend=FusionBackend(tuned=False), dynamic=False)(x)
     assert torch.allclose(ours, torch.softmax(x * 2, -1), atol=1e-6, equal_nan=True)
 
 
@@ -137,7 +155,7 @@ def test_what_is_not_known_stays_torchs_with_the_right_numbers() -> None:
             z = torch.view_as_real(torch.complex(y, x * x)).sum(-1)
             return torch.special.bessel_j0(z) + torch.tanh(z) * 2
 
-    plain, fused = both(Odd(), torch.randn(80, 64), FusionBackend())
+    plain, fused = both(Odd(), torch.randn(80, 64), FusionBackend(tuned=False))
     for ours, theirs in zip(fused, plain, strict=True):
         assert torch.allclose(ours, theirs, rtol=1e-4, atol=1e-5)
 
@@ -154,9 +172,9 @@ def test_a_model_that_writes_its_buffer_writes_it() -> None:
             return y + self.total
 
     model = Counting()
-    plain, fused = both(model, torch.randn(80, 64), FusionBackend())
+    plain, fused = both(model, torch.randn(80, 64), FusionBackend(tuned=False))
     assert torch.allclose(plain[0], fused[0], atol=1e-5)
-    compiled = torch.compile(model, backend=FusionBackend(), dynamic=False)
+    compiled = torch.compile(model, backend=FusionBackend(tuned=False), dynamic=False)
     before = model.total.clone()
     compiled(torch.randn(80, 64))
     assert not torch.equal(before, model.total)
@@ -164,7 +182,7 @@ def test_a_model_that_writes_its_buffer_writes_it() -> None:
 
 def test_another_batch_size_is_compiled_anew() -> None:
     model = Layer()
-    compiled = torch.compile(model, backend=FusionBackend(), dynamic=False)
+    compiled = torch.compile(model, backend=FusionBackend(tuned=False), dynamic=False)
     for size in (4, 2, 3):
         x = torch.randn(size, 64, 64)
         assert torch.allclose(compiled(x), model(x), atol=1e-5)
@@ -172,7 +190,9 @@ def test_another_batch_size_is_compiled_anew() -> None:
 
 def test_bfloat16_under_autocast_is_as_close_to_float32_as_torchs_own() -> None:
     model, x = Layer(), torch.randn(4, 64, 64)
-    compiled = torch.compile(copy.deepcopy(model), backend=FusionBackend(), dynamic=False)
+    compiled = torch.compile(
+        copy.deepcopy(model), backend=FusionBackend(tuned=False), dynamic=False
+    )
     exact = model(x)
     with torch.autocast("cpu", torch.bfloat16):
         theirs, ours = model(x), compiled(x)
@@ -194,6 +214,12 @@ def test_regions_of_a_recorded_step_can_be_generated_from_their_question() -> No
         assert region_of(one.call).nest.outputs
     tasks = [task for one in regions for task in one.tasks]
     assert len(tasks) == len(set(tasks))
+    # What the step would not keep is not predicted either.
+    for share, kept in ((0.0, True), (0.97, False)):
+        durations = Kernels(graph, share)
+        after = Fusion().predict(graph, Context(durations))  # type: ignore[arg-type]
+        assert (len(after) < len(graph)) is kept
+        assert ("too little" in str(after.edits)) is not kept
 
 
 def test_a_step_that_another_technique_has_edited_can_be_looked_at() -> None:
@@ -212,7 +238,7 @@ def test_a_step_of_small_operators_says_why_not() -> None:
 def test_an_applied_model_keeps_its_names_and_can_be_copied_loaded_and_trained() -> None:
     model = Layer()
     names = list(model.state_dict())
-    put_compiled(model, backend=FusionBackend(), dynamic=False)
+    put_compiled(model, backend=FusionBackend(tuned=False), dynamic=False)
     x, optimizer = torch.randn(4, 64, 64), torch.optim.SGD(model.parameters(), 0.1)
     before = model(x).detach()
     model(x).square().mean().backward()

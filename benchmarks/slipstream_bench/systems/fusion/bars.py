@@ -1,14 +1,14 @@
-"""``slipstream bench fusion``: a layer's step fused, over eager, torch.compile and its ceiling.
+"""``slipstream bench fusion``: steps fused, over eager, torch.compile and their ceiling.
 
-CPU time of one thread, forward and backward, dropout 0.1. The ceiling is the step's matrix products
-alone, run on what they are given in the step.
+CPU time of one thread, forward and backward, dropout 0.1, with what ``-t fusion`` runs: the kernels
+that the step is faster with, or none. The ceiling is the step's matrix products alone, run on what
+they are given in the step.
 """
 
 from __future__ import annotations
 
 import copy
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,11 +18,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from slipstream.codegen import why_no_compiler
 from slipstream.heap import keep_pages
+from slipstream.technique import parse
 from slipstream.techniques.fusion.backend import FusionBackend
-from slipstream.techniques.fusion.selection import Factor, select
-from slipstream_bench.harness import Paired, one_thread, paired, times_s
+from slipstream.techniques.fusion.technique import Fusion
+from slipstream.verbs.predicting import predict
+from slipstream.verbs.profiling import profile
+from slipstream.verbs.results import Predicted
+from slipstream.workload import Workload, build_from
+from slipstream_bench.harness import Paired, one_thread, paired
 from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, not_judged
-from slipstream_bench.systems.fusion.networks import exhaustive, in_order, network
+from slipstream_bench.systems.fusion.workloads import WORKLOADS
 from slipstream_bench.systems.movement.layers import EncoderLayer
 
 _CASES = (
@@ -30,12 +35,20 @@ _CASES = (
     (4, 128, torch.bfloat16, 1.18), (1, 512, torch.bfloat16, 1.28),
 )  # fmt: skip
 _WIDTH, _HEADS = 768, 12
-_DRAWN = 200
+# Wall time of a comparison at most: CPU time is what counts, and neighbours share the core.
+_BUDGET_S = 60.0
+# Of torch.compile, at 4 x 128.
+_AT_LARGE = 1.25
+# Smaller effects of a technique may be predicted with either sign.
+_EFFECT = 0.03
 _PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm"})
 
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
-    """Quick: ten blocks a case, without torch.compile, which takes minutes; full: thirty."""
+    """Quick: ten blocks a case, and of the six models those that are asked for by name.
+
+    torch.compile takes a minute for each. Full: thirty blocks.
+    """
     if (reason := why_no_compiler()) is not None:
         yield not_judged("fused over eager", "x", ">= 1.10", reason)
         return
@@ -43,33 +56,12 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
     if options.wants(bar):
         options.progress(bar)
         yield at_most(bar, _difference(), 1e-10, "relative", detail="dropout 0, every parameter")
-    yield from _selection_rows(options)
     keep_pages()
     with one_thread():
         for case in _CASES:
             yield from _case_rows(options, *case)
-
-
-def _selection_rows(options: BenchOptions) -> Iterator[Bar]:
-    bar = "layouts chosen at the exhaustive optimum's cost"
-    if options.wants(bar):
-        options.progress(bar)
-        rows = [(select(n).cost, exhaustive(n), in_order(n)) for n in map(network, range(_DRAWN))]
-        equal = sum(ours == best or abs(ours - best) <= 1e-12 * best for ours, best, _ in rows)
-        possible = [(best, greedy) for _, best, greedy in rows if math.isfinite(best)]
-        reached = sum(greedy <= best * (1 + 1e-12) for best, greedy in possible)
-        nowhere = sum(not math.isfinite(greedy) for _, greedy in possible)
-        detail = (
-            f"networks with residuals, shared weights and equal ends; operator by operator "
-            f"{reached} of {len(possible)} are at the optimum, {nowhere} end where nothing fits"
-        )
-        yield at_least(bar, equal, _DRAWN, f"of {_DRAWN}", n=_DRAWN, detail=detail)
-    bar = "layouts of 40 operators, 200 configurations each"
-    if options.wants(bar):
-        rng = np.random.default_rng(0)
-        drawn = [Factor((n, n + 1, n // 4 * 4 - 1), rng.random((6, 6, 6))) for n in range(40)]
-        taken = times_s(lambda: select(drawn), 3)
-        yield at_most(bar, float(np.median(taken)), 10, "s", n=len(taken))
+        yield from _beside_compile(options)
+        yield from _prediction_row(options)
 
 
 def _difference() -> float:
@@ -79,7 +71,7 @@ def _difference() -> float:
     model = EncoderLayer(128, 4, 512, 0.0).double()
     x = torch.randn(2, 64, 128, dtype=torch.float64)
     twin = copy.deepcopy(model)
-    fused = torch.compile(twin, backend=FusionBackend(), dynamic=False)
+    fused = torch.compile(twin, backend=FusionBackend(tuned=False), dynamic=False)
     for call in (model, fused):
         made = call(x)
         made.backward(torch.ones_like(made) + torch.linspace(0, 1, 128, dtype=torch.float64))
@@ -110,15 +102,11 @@ def _case_rows(
     options: BenchOptions, batch: int, length: int, dtype: torch.dtype, target: float
 ) -> Iterator[Bar]:
     size = f"{str(dtype).removeprefix('torch.')}, {batch} x {length}"
-    over, share, peer = (
-        f"{size}: fused over eager", f"{size}: share of the ceiling",
-        f"{size}: fused over torch.compile",
-    )  # fmt: skip
-    compiled = options.full and options.wants(peer)
-    if not (options.wants(over) or options.wants(share) or compiled):
+    over, share = f"{size}: fused over eager", f"{size}: share of the ceiling"
+    if not (options.wants(over) or options.wants(share)):
         return
     options.progress(size)
-    taken = _measured(batch, length, dtype, compiled, 30 if options.full else 10)
+    taken = _measured(batch, length, dtype, 30 if options.full else 10)
     each = ", ".join(f"{name} {1e3 * taken.median_s(name):.1f} ms" for name in taken.arms)
     detail = f"BERT-base layer, dropout 0.1; {each}"
     if options.wants(over):
@@ -128,43 +116,116 @@ def _case_rows(
         reached = (eager - fused) / (eager - products)
         bound = f"the products alone would be {eager / products:.2f}x"
         yield at_least(share, reached, 0.75, "of the gain", detail=f"{bound}; {each}")
-    if compiled:
-        bar = 1.25 if dtype is torch.float32 and batch == 4 else 1.0
-        yield taken.ratio("compile", "fused").at_least(peer, bar, detail=detail)
 
 
-def _measured(batch: int, length: int, dtype: torch.dtype, compiled: bool, blocks: int) -> Paired:
-    torch.manual_seed(0)
-    torch._dynamo.reset()
+def _measured(batch: int, length: int, dtype: torch.dtype, blocks: int) -> Paired:
+    _fresh()
     model = EncoderLayer(_WIDTH, _HEADS, 4 * _WIDTH).to(dtype)
     x = torch.randn(batch, length, _WIDTH, dtype=dtype, requires_grad=True)
-    gradient = torch.randn(batch, length, _WIDTH, dtype=dtype)
-
-    def step(call: Callable[[Tensor], Tensor], owner: nn.Module) -> Callable[[], None]:
-        def run() -> None:
-            x.grad = None
-            for parameter in owner.parameters():
-                parameter.grad = None
-            call(x).backward(gradient)
-
-        return run
-
+    eager = _step(model, model, x)
     with _Products() as kept:
-        model(x).backward(gradient)
+        eager()
 
     def products() -> None:
         for operator, given in kept.calls:
             operator(*given)
 
+    return _in_turns({"eager": eager, "fused": _fused(model, x), "products": products}, blocks)
+
+
+def _fresh() -> None:
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+
+
+def _step(call: Callable[[Tensor], Tensor], owner: nn.Module, x: Tensor) -> Callable[[], None]:
+    """Forward and backward, of what `call` does with the parameters of `owner`."""
+    gradient = torch.randn_like(owner(x).detach())
+
+    def run() -> None:
+        x.grad = None
+        for parameter in owner.parameters():
+            parameter.grad = None
+        call(x).backward(gradient)
+
+    return run
+
+
+def _fused(model: nn.Module, x: Tensor) -> Callable[[], None]:
+    """The step of a copy as ``-t fusion`` runs it."""
     twin = copy.deepcopy(model)
-    # What `-t fusion` runs: with the gate.
-    fused = torch.compile(twin, backend="slipstream_fusion", dynamic=False)
-    arms: dict[str, Callable[[], object]] = {
-        "eager": step(model, model), "fused": step(fused, twin), "products": products,
-    }  # fmt: skip
-    if compiled:
-        third = copy.deepcopy(model)
-        arms["compile"] = step(torch.compile(third, dynamic=False), third)
+    return _step(torch.compile(twin, backend="slipstream_fusion", dynamic=False), twin, x)
+
+
+def _in_turns(arms: Mapping[str, Callable[[], object]], blocks: int) -> Paired:
     for arm in arms.values():
-        arm()
-    return paired(arms, blocks=blocks)
+        arm()  # compiles
+    return paired(arms, blocks=blocks, budget_s=_BUDGET_S)
+
+
+def _beside_compile(options: BenchOptions) -> Iterator[Bar]:
+    """Six models, each compiled by us and by torch in one run."""
+    for name, make in WORKLOADS.items():
+        bar = f"{name}: fused over torch.compile"
+        named = bool(options.only) and options.wants(bar)
+        if not (named or (options.full and options.wants(bar, 120))):
+            continue
+        options.progress(bar)
+        _fresh()
+        model, x = make()
+        x.requires_grad_()
+        twin = copy.deepcopy(model)
+        theirs = _step(torch.compile(twin, dynamic=False), twin, x)
+        arms = {"eager": _step(model, model, x), "fused": _fused(model, x), "compile": theirs}
+        taken = _in_turns(arms, 30 if options.full else 10)
+        over = taken.ratio("eager", "fused").value
+        detail = f"over eager {over:.2f}; {taken}"
+        target = _AT_LARGE if name == "BERT" else 1.0
+        yield taken.ratio("compile", "fused").at_least(bar, target, detail=detail)
+
+
+def _prediction_row(options: BenchOptions) -> Iterator[Bar]:
+    """What `predict -t fusion` says of the six models in two precisions, beside the step."""
+    bar, other = "predicted step, twelve cases", "sign of effects beyond 3 %"
+    asked = bool(options.only) or options.full
+    if not (asked and (options.wants(bar, 300) or options.wants(other, 300))):
+        return
+    cases = {
+        f"{name}, {short}": _predicted_and_measured(make, dtype, options)
+        for name, make in WORKLOADS.items()
+        for short, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16))
+    }  # fmt: skip
+    errors = [abs(measured / predicted - 1) for predicted, measured in cases.values()]
+    beyond = {n: pair for n, pair in cases.items() if abs(pair[1] - 1) > _EFFECT}
+    wrong = [
+        n for n, (predicted, measured) in beyond.items() if (predicted - 1) * (measured - 1) <= 0
+    ]
+    words = ", ".join(f"{n} {p:.3f}x and {m:.3f}x" for n, (p, m) in cases.items())
+    detail = f"speed-up predicted and measured: {words}"
+    median = float(np.median(errors))
+    yield at_most(bar, median, 0.10, "relative", n=len(errors), detail=detail)
+    missed = f"wrong: {', '.join(wrong) or 'none'}"
+    yield at_most(other, len(wrong), 0, f"of {len(beyond)}", n=len(beyond), detail=missed)
+
+
+def _predicted_and_measured(
+    make: Callable[[], tuple[nn.Module, Tensor]], dtype: torch.dtype, options: BenchOptions
+) -> tuple[float, float]:
+    """How many times as fast a training step becomes."""
+    _fresh()
+    model, x = make()
+    model, x = model.to(dtype), x.to(dtype)
+    target = torch.randn_like(model(x).detach())
+
+    def made() -> tuple[Any, ...]:
+        twin = copy.deepcopy(model)
+        loss = nn.functional.mse_loss
+        return twin, (x, target), loss, torch.optim.SGD(twin.parameters(), lr=1e-4)
+
+    options.progress(f"predicting {type(model).__name__} in {dtype}")
+    graph = profile(Workload.of(*made()), threads=1)
+    (said,) = predict(graph, parse("fusion"))
+    plain, ours = build_from(made(), [], 0, "plain"), build_from(made(), [Fusion()], 0, "fused")
+    taken = _in_turns({"eager": plain.step, "fused": ours.step}, 20 if options.full else 8)
+    predicted = 1.0 / said.ratio if isinstance(said, Predicted) else 1.0
+    return predicted, taken.ratio("eager", "fused").value

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch._dynamo.backends.common import aot_autograd
-from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.fx import GraphModule
 from torch.nn import functional
 
 from slipstream.codegen import CompileError
 from slipstream.techniques.dropout.nn import SeededDropout
+from slipstream.techniques.fusion.autotune import Autotuned, TracedPass, boxed
 from slipstream.techniques.fusion.loops import UnsupportedError
-from slipstream.techniques.fusion.lowering import Region
-from slipstream.techniques.fusion.rewrite import Plan, plan, rewrite
-from slipstream.techniques.fusion.timing import measured_faster
+from slipstream.techniques.fusion.rewrite import plan
 
 
 def seeded_dropout(
@@ -38,59 +37,66 @@ class FusionBackend:
 
     Args:
         say: told of every graph that stays as it is, and why.
-        faster: of regions, whether each is faster as a kernel; all are kernels where None.
+        tuned: whether to run the kernels that a graph's first call is faster with, if any; all
+            kernels are run where False.
 
     Attributes:
-        plans: of every graph that was compiled, forward and backward.
+        passes: of every graph that was compiled, forward and backward.
         reasons: why graphs stayed as they are.
     """
 
-    def __init__(
-        self,
-        say: Callable[[str], None] = lambda line: None,
-        faster: Callable[[Sequence[Region]], list[bool]] | None = None,
-    ) -> None:
-        self.plans: list[Plan] = []
+    def __init__(self, say: Callable[[str], None] = lambda line: None, tuned: bool = True) -> None:
+        self.passes: list[TracedPass] = []
         self.reasons: list[str] = []
         self._say = say
-        self._faster = faster
+        self._tuned = tuned
 
     def __call__(self, module: GraphModule, inputs: Sequence[Any]) -> Any:
+        plain = GraphModule(module, copy.deepcopy(module.graph))
         for node in module.graph.nodes:
-            plain = node.op == "call_function" and node.target is functional.dropout
-            if plain and not (node.kwargs.get("inplace") or any(node.args[3:])):
+            dropout = node.op == "call_function" and node.target is functional.dropout
+            if dropout and not (node.kwargs.get("inplace") or any(node.args[3:])):
                 node.target = seeded_dropout
         module.recompile()
+        passes: list[TracedPass] = []
+
+        def compile_pass(traced: GraphModule, inputs: Sequence[Any]) -> Any:
+            one = self._pass(traced)
+            if one is not None:
+                passes.append(one)
+            run = boxed(traced) if one is None else lambda given: one.run(given)
+
+            def call(given: list[Any]) -> Any:
+                return run(given)
+
+            call._boxed_call = True  # type: ignore[attr-defined]
+            return call
+
         compile_with = aot_autograd(
-            fw_compiler=self._compile,
-            bw_compiler=self._compile,
-            inference_compiler=self._compile,
+            fw_compiler=compile_pass,
+            bw_compiler=compile_pass,
+            inference_compiler=compile_pass,
             partition_fn=min_cut_rematerialization_partition,
         )
-        return compile_with(module, inputs)
+        traced = compile_with(module, inputs)
+        return Autotuned(plain, traced, passes, self.reasons.append) if self._tuned else traced
 
-    def _compile(self, module: GraphModule, inputs: Sequence[Any]) -> Any:
-        return make_boxed_func(self.fused(module).forward)
-
-    def fused(self, module: GraphModule) -> GraphModule:
-        """A traced graph with kernels, or as it is with one more reason."""
+    def _pass(self, module: GraphModule) -> TracedPass | None:
+        """A traced pass with kernels, or None with one more reason."""
         try:
             planned = plan(module)
-            if self._faster is not None and planned.regions:
-                planned = planned.only(self._faster(planned.regions))
             if not planned.regions:
-                self.reasons.append("no region of its operators is faster as a kernel")
-                return module
-            rewritten = rewrite(module, planned)
+                self.reasons.append("no operators of it can share a kernel")
+                return None
+            self.passes.append(TracedPass(module, planned))
         except (CompileError, UnsupportedError) as error:
             reason = error.what if isinstance(error, CompileError) else str(error)
             self.reasons.append(reason)
             self._say(f"a graph of {len(module.graph.nodes)} nodes stays as it is: {reason}")
-            return module
-        self.plans.append(planned)
-        return rewritten
+            return None
+        return self.passes[-1]
 
 
 def slipstream_fusion(module: GraphModule, inputs: Sequence[Any]) -> Any:
     """``torch.compile(model, backend="slipstream_fusion")``: kernels where they are faster."""
-    return FusionBackend(faster=measured_faster)(module, inputs)
+    return FusionBackend()(module, inputs)

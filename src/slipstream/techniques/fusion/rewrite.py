@@ -96,21 +96,25 @@ def plan(module: GraphModule) -> Plan:
     return Plan(traced, find(traced.operations, steps, leaving))
 
 
-def rewrite(module: GraphModule, found: Plan) -> GraphModule:
-    """`module` with a kernel in the place of each region.
+def compiled(found: Plan) -> list[Kernel]:
+    """The kernel of each region.
 
     Raises:
-        CompileError: the kernels cannot be compiled.
+        CompileError: they cannot be compiled.
     """
     library = load(source([region.nest for region in found.regions]))
-    kernels = []
-    for number, region in enumerate(found.regions):
-        kernels.append(Kernel(getattr(library, f"region_{number}"), region))
-    return _rebuilt(module, found, kernels)
+    return [
+        Kernel(getattr(library, f"region_{number}"), region)
+        for number, region in enumerate(found.regions)
+    ]
 
 
-def _rebuilt(module: GraphModule, found: Plan, kernels: Sequence[Kernel]) -> GraphModule:
-    """The graph in an order in which every region has what it reads."""
+def rewritten(module: GraphModule, found: Plan, kernels: Sequence[Kernel]) -> GraphModule:
+    """`module` with a kernel in the place of each region, where it has all that it reads.
+
+    Raises:
+        UnsupportedError: there is none.
+    """
     nodes = list(module.graph.nodes)
     place = {node: n for n, node in enumerate(nodes)}
     traced = found.traced

@@ -15,7 +15,7 @@ import numpy as np
 from slipstream.capture import put_compiled
 from slipstream.codegen import why_no_compiler
 from slipstream.durations import pace
-from slipstream.graph import Call, Editor, Graph, calls_of, price
+from slipstream.graph import Call, Editor, Graph, StepPhase, calls_of, price
 from slipstream.provenance import Provenance
 from slipstream.source import Places, Source
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
@@ -60,13 +60,16 @@ class Fusion(Settings):
         return [call for one in regions for call in (one.call, *calls_of(graph, one.tasks))]
 
     def predict(self, graph: Graph, context: Context) -> Graph:
-        """One task in the place of each region whose kernel is faster; the others stay."""
-        from slipstream.techniques.fusion.timing import MOST
+        """One task in the place of each region whose kernel is faster; the others stay.
+
+        All stay where the passes would not be enough faster for the kernels to be kept.
+        """
+        from slipstream.techniques.fusion.autotune import MOST
 
         regions = _regions(graph)
         edit = Editor(graph, str(self))
         in_step = pace(graph, [t for one in regions for t in one.tasks], context.durations)
-        chosen, removed = [], 0
+        chosen, removed, saved_ns = [], 0, -_OVERHEAD_NS
         for one in regions:
             before_ns = float(graph.tasks.duration_ns[list(one.tasks)].sum())
             known = context.durations.lookup(one.call)
@@ -78,10 +81,12 @@ class Fusion(Settings):
             edit.put(last, one.call, kernel, name="fused", gap_ns=graph.task(last).gap_ns)
             edit.remove(np.array(one.tasks))
             removed += len(one.tasks)
-        if chosen:
-            first = min(one.tasks[0] for one in chosen)
-            spot = max(first - 1, 0)
-            edit.insert(spot, "guards and wrappers", _OVERHEAD_NS, Provenance.ASSUMED, spread=0.5)
+            saved_ns += before_ns - kernel.nanoseconds
+        if saved_ns < (1 - MOST) * _passes_ns(graph):
+            return Editor(graph, str(self)).apply("nothing: its kernels would save too little")
+        first = min(one.tasks[0] for one in chosen)
+        spot = max(first - 1, 0)
+        edit.insert(spot, "guards and wrappers", _OVERHEAD_NS, Provenance.ASSUMED, spread=0.5)
         words = f"{removed} operators in {len(chosen)} kernels"
         if len(chosen) < len(regions):
             words += f"; {len(regions) - len(chosen)} regions are faster as they are"
@@ -90,17 +95,16 @@ class Fusion(Settings):
     def apply(self, built: Built) -> None:
         """Let every call of the model go through torch.compile with our back end.
 
-        What is compiled is timed against what it replaces, kept between runs, and put in place
-        only where it is faster. Buffers, hooks and names stay; a copy of the model is plain.
+        The first call times the model's pass with kernels and without; those that it is faster
+        with stay. Buffers, hooks and names stay; a copy of the model is plain.
 
         Raises:
             WorkloadError: the step hides its model, or the model is compiled already.
         """
         from slipstream.techniques.fusion.backend import FusionBackend
-        from slipstream.techniques.fusion.timing import measured_faster
 
         built.need_model(self.name)
-        put_compiled(built.model, backend=FusionBackend(faster=measured_faster), dynamic=False)
+        put_compiled(built.model, backend=FusionBackend(), dynamic=False)
 
     def code(self, workload: Workload) -> CodeChange | None:
         """Two lines: the import, and the call after the model is made."""
@@ -122,6 +126,12 @@ def _regions(graph: Graph) -> list[RecordedRegion]:
     from slipstream.techniques.fusion.recorded import recorded_regions
 
     return recorded_regions(graph)
+
+
+def _passes_ns(graph: Graph) -> float:
+    """Of the forward and backward passes: what their tasks take."""
+    inside = np.isin(graph.tasks.phase, [StepPhase.FORWARD, StepPhase.BACKWARD])
+    return float(graph.tasks.duration_ns[inside].sum())
 
 
 def _assumed(graph: Graph, one: RecordedRegion) -> float:

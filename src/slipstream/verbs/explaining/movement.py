@@ -18,6 +18,13 @@ from slipstream.verbs.results import named
 
 _GROUPS = ("operator", "module", "line", "phase", "kind")
 _NO_OPERATOR = "no operator"
+_MEANING = (
+    "Moved: inputs read once and outputs written once, by every kernel. Had to move: what crosses "
+    "the boundaries of regions of operators that could run as one kernel (slipstream predict -t "
+    "fusion says what that gives)."
+)
+# Groups of one kind on a page.
+_SHOWN = 60
 _SAME_MACHINE = ("cpu.model", "cpu.logical")
 
 
@@ -85,44 +92,70 @@ def movement_report(
             "the arguments of its operators, which tell their bytes, are not in this recording",
             remedy="slipstream profile records them, of a step on one thread",
         )
-    rows = movement(graph)
     limits = _peaks(graph, say)
-    classes = _grouped(graph, rows, lambda one: one.kind.value, limits)
-    spent = {one.task for one in rows}
-    outside = [t for t in range(len(graph)) if t not in spent]
-    rest_ns = float(graph.tasks.duration_ns[outside].sum() + graph.tasks.gap_ns.sum())
-    classes.append(MovedRow(_NO_OPERATOR, rest_ns, len(outside), 0, 0, 0, None))
-    step_ns = sum(one.time_ns for one in classes)
-    groups = _grouped(graph, rows, _keys(graph, by), limits)
-    groups.sort(key=lambda one: (one.needed_bytes - one.moved_bytes, -one.time_ns))
-    busy_ns = sum(one.time_ns for one in classes if one.name == OperatorClass.CONTRACTION)
-    payload: dict[str, Any] = {
-        "step_ns": step_ns,
-        "moved_bytes": sum(one.moved_bytes for one in rows),
-        "needed_bytes": sum(one.needed_bytes for one in rows),
-        "operations": sum(one.operations for one in rows),
-        "ceiling": ceiling(busy_ns, step_ns) if busy_ns else None,
-        "classes": [one.to_json() for one in classes],
-        "by": by,
-        "groups": [one.to_json() for one in groups],
-        "limits": None if limits is None else limits.to_json(),
-    }
-    sentence = in_a_sentence(payload, classes)
+    payload, classes = _totals(graph, limits)
+    groups = _groups(graph, by, limits)
+    payload |= {"by": by, "groups": [one.to_json() for one in groups]}
+    step_ns = payload["step_ns"]
     shown = groups[:top]
     left = len(groups) - len(shown)
-    notes = [
-        sentence,
-        "Moved: inputs read once and outputs written once, by every kernel. Had to move: what "
-        "crosses the boundaries of regions of operators that could run as one kernel "
-        "(slipstream predict -t fusion says what that gives).",
-        _limits_note(limits),
-    ]
+    notes = [in_a_sentence(payload, classes), _MEANING, _limits_note(limits)]
     title = f"{named(graph)}: {format_duration(step_ns)} per step"
     more = [f"{left} more groups are left out"] if left else []
     return [
         Table.of(classes, _fields("class", step_ns), title, notes),
         Table.of(shown, _fields(by, step_ns), f"what moves most without need, by {by}", more),
     ], payload
+
+
+def movement_page(graph: Graph) -> dict[str, Any] | None:
+    """What a page shows of it: words, and the first groups by everything there is to group by.
+
+    The machine's limits are in it where they were measured before: nothing is measured here. None
+    where operators' arguments were not recorded.
+    """
+    if not graph.calls:
+        return None
+    limits = _peaks(graph)
+    payload, classes = _totals(graph, limits)
+    return {
+        "sentence": in_a_sentence(payload, classes),
+        "notes": [_MEANING, _limits_note(limits)],
+        "step_ns": payload["step_ns"],
+        "groups": {
+            "operator": [one.to_json() for one in _groups(graph, "operator", limits)[:_SHOWN]],
+            "class": payload["classes"],
+            "source line": [one.to_json() for one in _groups(graph, "line", limits)[:_SHOWN]],
+            "phase": [one.to_json() for one in _groups(graph, "phase", limits)],
+        },
+    }
+
+
+def _totals(graph: Graph, limits: Peaks | None) -> tuple[dict[str, Any], list[MovedRow]]:
+    """What the whole step moves, as JSON, and its classes with what is no operator."""
+    rows = movement(graph)
+    classes = _grouped(graph, rows, _keys(graph, "kind"), limits)
+    spent = {one.task for one in rows}
+    outside = [t for t in range(len(graph)) if t not in spent]
+    rest_ns = float(graph.tasks.duration_ns[outside].sum() + graph.tasks.gap_ns.sum())
+    classes.append(MovedRow(_NO_OPERATOR, rest_ns, len(outside), 0, 0, 0, None))
+    step_ns = sum(one.time_ns for one in classes)
+    busy_ns = sum(one.time_ns for one in classes if one.name == OperatorClass.CONTRACTION)
+    return {
+        "step_ns": step_ns,
+        "moved_bytes": sum(one.moved_bytes for one in rows),
+        "needed_bytes": sum(one.needed_bytes for one in rows),
+        "operations": sum(one.operations for one in rows),
+        "ceiling": ceiling(busy_ns, step_ns) if busy_ns else None,
+        "classes": [one.to_json() for one in classes],
+        "limits": None if limits is None else limits.to_json(),
+    }, classes
+
+
+def _groups(graph: Graph, by: str, limits: Peaks | None) -> list[MovedRow]:
+    """Those that move most without need first."""
+    groups = _grouped(graph, movement(graph), _keys(graph, by), limits)
+    return sorted(groups, key=lambda one: (one.needed_bytes - one.moved_bytes, -one.time_ns))
 
 
 def in_a_sentence(payload: Mapping[str, Any], classes: Sequence[MovedRow]) -> str:
@@ -183,8 +216,12 @@ def _sum(graph: Graph, name: str, group: Sequence[Moved], limits: Peaks | None) 
     )
 
 
-def _peaks(graph: Graph, say: Callable[[str], None]) -> Peaks | None:
-    """This machine's limits where the step was recorded on it, on a processor; else None."""
+def _peaks(graph: Graph, say: Callable[[str], None] | None = None) -> Peaks | None:
+    """This machine's limits where the step was recorded on it, on a processor; else None.
+
+    Args:
+        say: called with a line before they are measured; None: not measured, if not known.
+    """
     recorded = graph.meta.get("machine")
     if not isinstance(recorded, Mapping) or Kind.KERNEL in set(graph.tasks.kind.tolist()):
         return None
@@ -196,7 +233,8 @@ def _peaks(graph: Graph, say: Callable[[str], None]) -> Peaks | None:
     dtypes = frozenset(
         spec.dtype for call in graph.calls for spec in call.inputs if "float" in spec.dtype
     )
-    durations.measure(probes(dtypes), say)
+    if say is not None:
+        durations.measure(probes(dtypes), say)
     return peaks_of(durations, dtypes)
 
 
@@ -204,7 +242,7 @@ def _limits_note(limits: Peaks | None) -> str:
     if limits is None:
         return (
             "How far from the machine's limits is not told: the step was recorded on another "
-            "machine, or on a device."
+            "machine or on a device, or nobody measured them (slipstream explain --movement does)."
         )
     rates = ", ".join(
         f"{rate / 1e9:.0f} GFLOP/s in {dtype}" for dtype, rate in limits.flops_per_s.items()

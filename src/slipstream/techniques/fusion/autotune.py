@@ -1,0 +1,238 @@
+"""Which kernels a step is faster with: the step itself, run with them and without.
+
+A kernel that is faster by itself may cost the step what it saves: tracing has changed the operators
+around it, and what it leaves in the caches is what they find. So a traced piece of a model is run
+in its own order on what its first call is given, forward and backward. Every region's kernel is
+timed in its place beside its operators in theirs; then the piece with the kernels that pay is timed
+beside the piece as the user wrote it, in turns. Whichever is faster is what every call runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Interpreter, Node
+from torch.utils._python_dispatch import _disable_current_modes
+
+from slipstream.measure import CallableArm, Settings, run
+from slipstream.measure.claims import ratio_between
+from slipstream.measure.environment import from_facts
+from slipstream.measure.runner import Plan as MeasurePlan
+from slipstream.techniques.fusion.rewrite import Kernel, Plan, compiled, rewritten
+
+try:
+    from torch.fx.graph import _BoxedCodeGen
+except ImportError:  # an older torch
+    _BoxedCodeGen = None  # type: ignore[assignment, misc]
+
+MOST = 0.98
+"""Kernels replace operators only where that takes at most this share of their time."""
+_BLOCKS, _BUDGET_S = 7, 15.0
+_OPERATORS, _KERNELS = "operators", "kernels"
+_Work = Callable[..., Any]
+
+
+class TracedPass:
+    """A traced forward or backward pass, with a kernel for each of its regions and without.
+
+    Attributes:
+        run: what a call of the pass runs: with all kernels, or those that `keep` was told.
+        regions: how many there are.
+    """
+
+    def __init__(self, module: GraphModule, planned: Plan) -> None:
+        self._module, self._planned = module, planned
+        self._kernels: list[Kernel] = compiled(planned)
+        self._fused = rewritten(module, planned, self._kernels)
+        self.run: _Work = boxed(self._fused)
+        self.regions = len(planned.regions)
+        self._watched: dict[str, _Watched] = {}
+
+    def watch(self, name: str, clock: Callable[[], int]) -> None:
+        """Let calls run the operators or all kernels, each with a clock on every region."""
+        if name not in self._watched:
+            graph, members = self._planned.traced.nodes, self._planned.members
+            of = {graph[n]: number for number, group in enumerate(members) for n in group}
+            module = self._module
+            if name == _KERNELS:
+                module = self._fused
+                of = {
+                    node: int(str(node.target).rpartition("_")[2])
+                    for node in module.graph.nodes if node.op == "call_module"
+                }  # fmt: skip
+            self._watched[name] = _Watched(module, of, clock)
+        self.run = self._watched[name].boxed_run
+
+    def faster(self) -> list[bool]:
+        """Of each region, whether its kernel takes less time in its place than its operators."""
+        operators, kernels = (
+            [median(one.spent_ns.get(n, [0])[-_BLOCKS:]) for n in range(self.regions)]
+            for one in (self._watched[_OPERATORS], self._watched[_KERNELS])
+        )
+        return [k <= MOST * o for o, k in zip(operators, kernels, strict=True)]
+
+    def keep(self, chosen: Sequence[bool]) -> None:
+        """Run the kernels of those regions, from now on."""
+        kernels = [one for one, wanted in zip(self._kernels, chosen, strict=True) if wanted]
+        self._watched.clear()
+        self._planned, self._kernels, self.regions = (
+            self._planned.only(chosen),
+            kernels,
+            len(kernels),
+        )
+        self._fused = rewritten(self._module, self._planned, kernels)
+        self.run = boxed(self._fused if kernels else self._module)
+
+
+def boxed(module: GraphModule) -> _Work:
+    """A traced graph as a function of the list of its arguments, which it clears.
+
+    So a tensor's memory is free after its last use, as in eager mode: what a backward pass is given
+    would otherwise lie there until it is over, and no tensor could be made where one was just read.
+    """
+    if _BoxedCodeGen is None:
+        unpacked = module.forward
+        return lambda given: unpacked(*given)
+    module.graph.set_codegen(_BoxedCodeGen())
+    module.recompile()
+    return module.forward
+
+
+class _Watched(Interpreter):
+    """Runs a graph node by node.
+
+    Attributes:
+        spent_ns: by region, what its nodes took in each run.
+    """
+
+    def __init__(
+        self, module: GraphModule, region_of: Mapping[Node, int], clock: Callable[[], int]
+    ) -> None:
+        super().__init__(module)
+        self.spent_ns: dict[int, list[int]] = {}
+        self._region_of, self._clock = region_of, clock
+        self._now = -1
+
+    def run(self, *given: Any, **options: Any) -> Any:
+        for region in set(self._region_of.values()):
+            self.spent_ns.setdefault(region, []).append(0)
+        return super().run(*given, **options)
+
+    def run_node(self, n: Node) -> Any:
+        self._now = self._region_of.get(n, -1)
+        return super().run_node(n)
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        return self._timed(super().call_function, target, args, kwargs)
+
+    def call_module(self, target: Any, args: Any, kwargs: Any) -> Any:
+        return self._timed(super().call_module, target, args, kwargs)
+
+    def _timed(self, call: _Work, *given: Any) -> Any:
+        if self._now < 0:
+            return call(*given)
+        began = self._clock()
+        result = call(*given)
+        self.spent_ns[self._now][-1] += self._clock() - began
+        return result
+
+
+class Autotuned:
+    """A traced piece of a model; its first call chooses what every call runs.
+
+    Args:
+        plain: the piece as the user wrote it.
+        traced: the same through `passes`.
+        declined: told why it stays as the user wrote it, where it does.
+    """
+
+    def __init__(
+        self, plain: _Work, traced: _Work, passes: Sequence[TracedPass],
+        declined: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        self._plain, self._traced, self._passes = plain, traced, passes
+        self._declined = declined
+        self._run: _Work | None = None
+
+    def __call__(self, *given: Any) -> Any:
+        if self._run is None:
+            self._run = self._choose(given)
+        return self._run(*given)
+
+    def _choose(self, given: Sequence[Any]) -> _Work:
+        with _unseen():
+            own_thread = torch.get_num_threads() == 1
+            clock = time.thread_time_ns if own_thread else time.perf_counter_ns
+
+            def watched(name: str) -> Callable[[], None]:
+                def step() -> None:
+                    for one in self._passes:
+                        one.watch(name, clock)
+                    _step(self._traced, given)
+
+                return step
+
+            _step(self._traced, given)  # a backward pass may be traced only when it first runs
+            _in_turns(watched(_OPERATORS), watched(_KERNELS), own_thread)
+            for one in self._passes:
+                one.keep(one.faster())
+            if not any(one.regions for one in self._passes):
+                self._declined("no region of its operators is faster as a kernel")
+                return self._plain
+            gain = _in_turns(
+                lambda: _step(self._plain, given), lambda: _step(self._traced, given), own_thread
+            )
+        if gain * MOST >= 1.0:
+            return self._traced
+        self._declined(f"its kernels make the pass {gain:.2f} times as fast: too little")
+        return self._plain
+
+
+def _step(call: _Work, given: Sequence[Any]) -> None:
+    """Forward and, where gradients are recorded, backward, on tensors of nobody else's.
+
+    What is written in place is a copy; what has a gradient shares its memory and not its hooks.
+    """
+    twins = [
+        one if not isinstance(one, Tensor)
+        else one.detach().requires_grad_() if one.requires_grad else one.detach().clone()
+        for one in given
+    ]  # fmt: skip
+    outputs = call(*twins)
+    ends = [one for one in outputs if isinstance(one, Tensor) and one.requires_grad]
+    sources = [one for one in twins if isinstance(one, Tensor) and one.requires_grad]
+    if ends and sources:
+        with torch.autocast("cpu", enabled=False):
+            torch.autograd.grad(
+                ends, sources, [torch.ones_like(e) for e in ends], allow_unused=True
+            )
+
+
+@contextlib.contextmanager
+def _unseen() -> Iterator[None]:
+    """Nobody sees what runs here: not the generator, hooks of saved tensors, modes of dispatch."""
+    hooks = torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x)
+    with torch.random.fork_rng(devices=[]), hooks, _disable_current_modes():
+        yield
+
+
+def _in_turns(first: Callable[[], None], second: Callable[[], None], own_thread: bool) -> float:
+    """How many times as long `first` takes as `second`: the median of pairs."""
+    arms = [
+        CallableArm("first", first, own_thread=own_thread, repeatable=False),
+        CallableArm("second", second, own_thread=own_thread, repeatable=False),
+    ]
+    metric = "cpu" if own_thread else "wall"
+    settings = Settings("first", primary=metric, budget_s=_BUDGET_S, looks=())
+    plan = MeasurePlan(
+        minimum_warmup_s=0.0, maximum_warmup_s=0.0, maximum_blocks=_BLOCKS, guard=False,
+        red_factor=1.0,
+    )  # fmt: skip
+    measured = run(arms, settings, environment=from_facts({}), plan=plan)
+    return ratio_between(measured, metric, "first", "second").estimate

@@ -1,0 +1,123 @@
+"""The step itself decides: kernels stay where it is faster with them, and only there."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.fx import GraphModule
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from slipstream.codegen import why_no_compiler
+from slipstream.techniques.fusion import autotune
+from slipstream.techniques.fusion.backend import FusionBackend
+
+pytestmark = pytest.mark.skipif(why_no_compiler() is not None, reason=str(why_no_compiler()))
+
+
+class Noisy(nn.Module):
+    """Dropout and what is around it: a kernel takes a fifth of its operators' time."""
+
+    def __init__(self, width: int = 512) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.dropout(torch.tanh(x * self.scale + 1), 0.5) * torch.sigmoid(x) - 1
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def _compiled(model: nn.Module, backend: FusionBackend) -> Any:
+    return torch.compile(model, backend=backend, dynamic=False)
+
+
+def test_kernels_that_make_the_step_faster_stay() -> None:
+    backend = FusionBackend()
+    x = torch.randn(800, 512, requires_grad=True)
+    _compiled(Noisy(), backend)(x).sum().backward()
+    assert not backend.reasons
+    assert all(one.regions for one in backend.passes)
+
+
+@pytest.fixture
+def _slow_within(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels are as fast as they are, and the pass around them loses more than they win."""
+    plain = autotune.rewritten
+
+    def with_a_delay(*given: Any) -> GraphModule:
+        module = plain(*given)
+        first = next(node for node in module.graph.nodes if node.op == "call_module")
+        with module.graph.inserting_before(first):
+            module.graph.call_function(_delay)
+        module.recompile()
+        return module
+
+    monkeypatch.setattr(autotune, "rewritten", with_a_delay)
+
+
+def _delay() -> None:
+    until = time.thread_time() + 0.05
+    while time.thread_time() < until:
+        pass
+
+
+@pytest.mark.usefixtures("_slow_within")
+def test_kernels_that_win_apart_and_lose_within_the_step_are_declined() -> None:
+    backend = FusionBackend()
+    model, x = Noisy(), torch.randn(800, 512, requires_grad=True)
+    call = _compiled(model, backend)
+    call(x).sum().backward()
+    assert all(one.regions for one in backend.passes), "each by itself was faster"
+    assert "too little" in backend.reasons[-1]
+    # What is declined is torch's own again: also its random numbers.
+    torch.manual_seed(7)
+    ours = call(x)
+    torch.manual_seed(7)
+    assert torch.equal(ours, model(x))
+
+
+def test_choosing_leaves_no_trace() -> None:
+    """Buffers, gradients, hooks and the generator are as if the model had run once."""
+    calls: list[int] = []
+    layers = nn.Linear(64, 512), nn.BatchNorm1d(512), nn.Tanh(), Noisy(), nn.Linear(512, 8)
+    model, x = nn.Sequential(*layers), torch.randn(256, 64)
+    twin, state = copy.deepcopy(model), torch.get_rng_state()
+    model[0].weight.register_hook(lambda gradient: calls.append(1))
+    for tuned, one in ((True, model), (False, twin)):
+        torch.set_rng_state(state)
+        backend = FusionBackend(tuned=tuned)
+        call = _compiled(one, backend)
+        checkpoint(lambda x, call=call: call(x), x, use_reentrant=False).sum().backward()
+        if tuned:
+            assert not backend.reasons
+    assert calls == [1]
+    for (name, ours), theirs in zip(
+        model.state_dict().items(), twin.state_dict().values(), strict=True
+    ):
+        assert torch.allclose(ours, theirs, atol=1e-5), name
+    for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.allclose(ours.grad, theirs.grad, atol=1e-4, rtol=1e-4)
+
+
+def test_what_is_called_without_gradients_is_chosen_without_them() -> None:
+    backend = FusionBackend()
+    x = torch.randn(800, 512)
+    with torch.no_grad():
+        made = _compiled(Noisy(), backend)(x)
+    assert len(backend.passes) == 1
+    assert not made.requires_grad
