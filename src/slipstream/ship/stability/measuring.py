@@ -283,6 +283,20 @@ def checked_labels(
     return wanted.astype(np.int64)
 
 
+def leads(scores: NDArray[np.float32], classes: NDArray[np.int64]) -> NDArray[np.float64]:
+    """How far each scene's class leads the best of the others, [N]; below 0 where it does not.
+
+    Raises:
+        InvalidArgumentError: a class that the model does not know.
+    """
+    _check_classes(classes, scores.shape[1])
+    rows = np.arange(len(scores))
+    others = scores.astype(np.float64)
+    scored = others[rows, classes]
+    others[rows, classes] = -np.inf
+    return np.asarray(scored - others.max(1))
+
+
 def _check_classes(labels: NDArray[np.int64] | None, classes: int) -> None:
     if labels is not None and int(labels.max()) >= classes:
         raise InvalidArgumentError(
