@@ -24,7 +24,7 @@ from scipy.stats import spearmanr
 from slipstream import runtimes
 from slipstream.data import MissingDataError
 from slipstream.errors import MissingExtraError
-from slipstream.measure.instability import Reduction, unstable
+from slipstream.measure.instability import Reduction, spread_by_chance, unstable
 from slipstream.runtimes.paths import DeviceMatrix
 from slipstream.runtimes.preprocessing import Pipeline
 from slipstream.ship import stability
@@ -151,8 +151,12 @@ class _Photographs:
             n, detail, float(low), 100 * one.low, 100 * one.high, data=data,
         )  # fmt: skip
         spread = 100 * float(np.ptp(phones.accuracy))
-        yield at_most(spread_, spread, most, "points", n=n, detail=f"{phones.accuracy.min():.3f} "
-                      f"to {phones.accuracy.max():.3f}")  # fmt: skip
+        by_chance, _ = spread_by_chance(phones.right())
+        yield at_most(
+            spread_, spread, most, "points", n=n,
+            detail=f"{phones.accuracy.min():.3f} to {phones.accuracy.max():.3f}; with as many "
+            f"photographs equally good phones would lie within {100 * by_chance:.1f}",
+        )  # fmt: skip
         if not self.options.full:
             for bar, unit in ((rank_, ""), (total_, "%"), (largest_, "of 2")):
                 if self.options.wants(bar):

@@ -18,12 +18,11 @@ from numpy.typing import NDArray
 
 from slipstream.errors import InvalidArgumentError
 from slipstream.measure.instability import Reduction, unstable
-from slipstream.measure.statistics import Interval
 from slipstream.runtimes import Runtime
 from slipstream.runtimes.paths import DeviceMatrix, DevicePath
 from slipstream.runtimes.preprocessing import Pipeline
 from slipstream.runtimes.python import CallableRuntime
-from slipstream.ship.stability.measuring import Scenes, Stability, measure
+from slipstream.ship.stability.measuring import Scenes, Stability, ends, measure
 from slipstream.ship.stability.training import Recipe, fine_tune
 from slipstream.ship.stability.twins import (
     Distortion,
@@ -89,7 +88,7 @@ class Hardened:
         cells: tuple[Field[tuple[str, Stability]], ...] = (
             Field.of("model", lambda row: row[0]),
             Field.number("instability", lambda row: format_percent(row[1].instability().estimate)),
-            Field.number("95 %", lambda row: _ends(row[1].instability())),
+            Field.number("95 %", lambda row: ends(row[1].instability())),
             Field.number("accuracy", lambda row: format_percent(float(row[1].accuracy.mean()))),
             Field.number("worst path", lambda row: format_percent(float(row[1].accuracy.min()))),
             Field.number("classes used", lambda row: str(len(np.unique(row[1].answers)))),
@@ -97,7 +96,7 @@ class Hardened:
         change = self.reduction
         notes = [
             f"Against the control: {format_percent(-change.reduction.estimate, signed=True)} "
-            f"instability ({_ends(change.reduction)} less, p = {change.p_value:.2g}), accuracy "
+            f"instability ({ends(change.reduction)} less, p = {change.p_value:.2g}), accuracy "
             f"{format_percent(self.accuracy_change, signed=True)}.",
             f"{self.after.classes.shape[1]} scenes over {len(self.after.names)} held-out paths.",
         ]
@@ -115,10 +114,6 @@ class Hardened:
             "recipe": self.recipe,
             "twins": self.twins,
         }
-
-
-def _ends(one: Interval) -> str:
-    return f"{format_percent(one.low)} to {format_percent(one.high)}"
 
 
 def runtime_of(
