@@ -133,6 +133,7 @@ NOT_RUN = {
             "explain model.onnx --data pictures/ --settings",
             "predict model.onnx --data pictures/ --sample 64",
             "harden train.py:make --data fashion_mnist -o hardened.pt",
+            "harden train.py:make --data photos.npz --twins same --int8",
         )
     },
     **{

@@ -73,3 +73,17 @@ def test_what_cannot_disagree_is_refused(shape: tuple[int, int]) -> None:
 def test_reductions_are_of_the_same_items() -> None:
     with pytest.raises(InvalidArgumentError, match=r"items.*\b3\b.*\b4\b"):
         metric.Reduction.of(np.zeros(3, bool), np.zeros(4, bool))
+
+
+def test_equally_good_environments_differ_by_chance() -> None:
+    rng = np.random.default_rng(0)
+    within = 0
+    for _ in range(40):
+        easy = rng.beta(8, 1, 200)
+        right = rng.random((16, 200)) < easy
+        within += np.ptp(right.mean(1)) <= metric.spread_by_chance(right, draws=100)[1]
+    assert within >= 34
+    right[3] &= rng.random(200) < 0.7
+    mean, most = metric.spread_by_chance(right, draws=100)
+    assert mean < most < np.ptp(right.mean(1))
+    assert metric.spread_by_chance(np.array([[True, False], [True, False]])) == (0.0, 0.0)

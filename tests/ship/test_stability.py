@@ -21,7 +21,8 @@ from slipstream.runtimes.preprocessing import RawInputError, image_pipeline
 from slipstream.runtimes.python import CallableRuntime
 from slipstream.ship import stability
 from slipstream.ship.stability.hardening import runtime_of
-from slipstream.ship.stability.twins import samples_of
+from slipstream.ship.stability.int8 import as_int8, norms_behind, ranges_of
+from slipstream.ship.stability.twins import Repeated, samples_of
 
 pytest.importorskip("PIL")
 SIZE, CLASSES = 16, 4
@@ -123,6 +124,28 @@ def test_a_planted_stage_is_named_first(seed: int) -> None:
     total = found.total.estimate
     assert first.effect.estimate == pytest.approx((first.alone + total - first.without) / 2)
     assert found.interaction == pytest.approx(total - sum(one.alone for one in found.causes))
+
+
+def test_few_scenes_tell_the_order_by_how_far_margins_move() -> None:
+    hits = {"smoothed": 0, "by answers": 0}
+    for seed in range(12):
+        scenes, model = textures(6, seed), judge(seed)
+        planted = list(MILD)[seed % 6]
+        settings = {**MILD, planted: PLANTED[planted]}
+        text = ",".join(f"{name.partition('.')[2]}={value}" for name, value in settings.items())
+        matrix = DeviceMatrix.of(PIPELINE, {"phone": f"camera:{text}"})
+        labels = own_labels(model, scenes)
+        causes = stability.explain(model, scenes, matrix, labels, settings=True).causes
+        assert [one.smoothed for one in causes] == sorted(
+            (one.smoothed for one in causes), reverse=True
+        )
+        hits["smoothed"] += causes[0].stage == planted
+        most = max(one.effect.estimate for one in causes)
+        # What ties is in the order of chance.
+        tied = [one.stage for one in causes if one.effect.estimate == most]
+        hits["by answers"] += tied == [planted]
+    assert hits["smoothed"] >= 11
+    assert hits["by answers"] < hits["smoothed"]
 
 
 def test_a_forecast_ranks_paths_before_they_are_run() -> None:
@@ -293,6 +316,19 @@ def test_every_loss_and_twin_trains(loss: Any) -> None:
         assert np.isfinite(runtime_of(trained).run([samples_of(scenes, PIPELINE)])[0]).all()
 
 
+def test_twins_are_drawn_a_few_times_and_taken_again() -> None:
+    scenes, places = textures(16, size=SIZE), np.arange(16)
+    rng = np.random.default_rng(0)
+    twins = Repeated(stability.Gaussian(), 2, 16)
+    drawn = [twins(scenes, places, rng, PIPELINE) for _ in range(5)]
+    assert not np.array_equal(drawn[0], drawn[1])
+    for again in drawn[2:]:
+        near = [np.abs(again - one).reshape(16, -1).max(1) < 1e-3 for one in drawn[:2]]
+        assert (near[0] ^ near[1]).all()
+    assert near[0].any()
+    assert near[1].any()
+
+
 def test_two_images_of_some_scenes() -> None:
     matrix = DeviceMatrix.of(PIPELINE, {"other": "camera:warmth=0.5"})
     twins = stability.TwoImages(matrix.paths[0], having=0.25)
@@ -314,13 +350,96 @@ def test_a_fine_tune_that_cannot_work_says_why() -> None:
             stability.Recipe(epochs=20, batch=32, learning_rate=1e30),
         )  # fmt: skip
     for change, says in (({"loss": "js"}, "unknown stability loss"), ({"alpha": -1}, "negative"),
-                         ({"epochs": 0}, "not above 0")):  # fmt: skip
+                         ({"epochs": 0}, "not above 0"), ({"draws": -1}, "negative")):  # fmt: skip
         with pytest.raises((InvalidArgumentError, UnknownNameError), match=says):
             stability.Recipe(**change)  # type: ignore[arg-type]
     with pytest.raises(UnknownNameError, match="did you mean distortion"):
         stability.harden(
             Small(), scenes, labels, PIPELINE, held_out=DeviceMatrix.held_out(PIPELINE),
             judged=(scenes, labels), twins="distorsion",
+        )  # fmt: skip
+
+
+def test_int8_is_what_a_runtime_computes_of_folded_weights() -> None:
+    """Against whole numbers multiplied in NumPy."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 8, 1, bias=False), nn.BatchNorm2d(8)).eval()
+    with torch.no_grad():
+        for name, value in net[1].named_parameters():
+            value.uniform_(0.2, 3.0) if name == "weight" else value.normal_()
+        for name, value in net[1].named_buffers():
+            if name != "num_batches_tracked":
+                value.uniform_(0.1, 2.0)
+    x = torch.randn(5, 3, 4, 4)
+    norm = {name: one.detach().double().numpy() for name, one in net[1].state_dict().items()}
+    factor = norm["weight"] / np.sqrt(norm["running_var"] + net[1].eps)
+    folded = net[0].weight.detach().double().numpy()[:, :, 0, 0] * factor[:, None]
+    step = np.abs(folded).max() / 127
+    low, high = float(x.min()), float(x.max())
+    read = (high - low) / 255
+    zero = round(-low / read)
+    codes = np.clip(np.round(x.double().numpy() / read) + zero, 0, 255)
+    sums = np.einsum("oc,nchw->nohw", np.round(folded / step), codes - zero)
+    bias = norm["bias"] - norm["running_mean"] * factor
+    wanted = sums * step * read + bias[None, :, None, None]
+    norms = norms_behind(net, x[:1])
+    with torch.no_grad(), as_int8(net, norms, ranges_of(net, x)):
+        given = net(x).numpy()
+    # Sums in float32, and a code where a number lies just between two.
+    assert np.abs(given - wanted).max() < 1.5 * step * read * zero / 10
+    assert np.abs(given - net(x).detach().numpy()).max() > 1e-3
+
+
+def test_only_twins_pass_through_int8_and_both_halves_through_one_norm() -> None:
+    torch.manual_seed(0)
+    net, x = Small().train(), torch.rand(8, 3, SIZE, SIZE)
+    seen: list[int] = []
+    norm = net.body[1]
+    assert isinstance(norm, nn.BatchNorm2d)
+    norm.register_forward_pre_hook(lambda module, inputs: seen.append(len(inputs[0])))
+    first = net.body[0](x)
+    with as_int8(net, norms_behind(net, x[:1]), share=0.5):
+        both = net.body[0](torch.cat([x, x]))
+        net(torch.cat([x, x])).sum().backward()
+    assert seen == [1, 16]
+    assert torch.equal(both[:8], first)
+    assert not torch.equal(both[8:], first)
+    assert all(one.grad is not None and one.grad.isfinite().all() for one in net.parameters())
+    assert torch.equal(net.body[0](x), first)
+
+
+def test_hardening_for_int8_has_float_and_int8_agree() -> None:
+    torch.manual_seed(0)
+    scenes = textures(256, size=SIZE)
+    labels = own_labels(judge(), scenes)
+    model = stability.fine_tune(
+        Small(), scenes, labels, PIPELINE, None, stability.Recipe(epochs=4, batch=32)
+    )
+    with torch.no_grad():
+        # The same function of floats, but one channel takes nearly all codes of the first layer.
+        for one in model.body[1].parameters():  # type: ignore[union-attr,index]
+            one[0] *= 40
+        model.body[3].weight[:, 0] /= 40  # type: ignore[union-attr,index]
+    matrix = DeviceMatrix.of(PIPELINE, {"float": "reference", "int8": "model:int8"})
+    recipe = stability.Recipe(alpha=300.0, epochs=12, batch=32, int8=True)
+    found = stability.harden(
+        model, scenes, labels, PIPELINE, held_out=matrix, judged=(scenes, labels),
+        twins=stability.Same(), recipe=recipe,
+    )  # fmt: skip
+    samples = samples_of(scenes, PIPELINE)
+
+    def apart(trained: nn.Module) -> float:
+        """Between the answers of float and int8, in total variation."""
+        some = [runtime_of(trained, int8_of=of).run([samples])[0] for of in (None, samples)]
+        first, second = (torch.from_numpy(one).softmax(1) for one in some)
+        return float((first - second).abs().sum(1).mean() / 2)
+
+    assert apart(found.control) > 0.01
+    assert apart(found.model) < 0.8 * apart(found.control)
+    with pytest.raises(InvalidArgumentError, match="their own twins"):
+        stability.harden(
+            Small(), scenes, labels, PIPELINE, held_out=matrix, judged=(scenes, labels),
+            twins="same",
         )  # fmt: skip
 
 
@@ -370,7 +489,11 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert hard.exit_code == 0, hard.output
     assert json.loads(hard.stdout)["hardened"]["items"] == 8
     assert set(torch.load("h.pt")) == {"1.weight", "1.bias"}
+    int8 = run("harden", *common, "--epochs", "1", "--twins", "same", "--int8", "--json")
+    assert int8.exit_code == 0, int8.output
+    assert list(json.loads(int8.stdout)["hardened"]["accuracy"]) == ["float", "int8"]
     for words, says in (
+        (("harden", *common, "--twins", "same"), "their own twins"),
         (("measure", *common, "--path", "codec:gif"), "unknown codec"),
         (("measure", *common, "--path", "reference"), "disagree with itself"),
         (("measure", *common, "--also", "int8"), "NAME=MODEL"),

@@ -6,6 +6,7 @@ import copy
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -220,6 +221,38 @@ def test_onnx_layers_alone_and_mixed(onnx_file: Path, tmp_path: Path) -> None:
     assert sum(one.cumulative > 1e-3 for one in found) > 1
     kept = xray.bisect(str(onnx_file), str(tmp_path / "bad.onnx"), inputs)
     assert kept.after == 1.0
+
+
+def test_litert_layers_alone_and_mixed(tmp_path: Path) -> None:
+    pytest.importorskip("ai_edge_litert")
+    from slipstream.data import get, why_absent
+    from slipstream.ship.firmware.tflite import read_network
+    from slipstream.ship.firmware.writer import write_network
+
+    if why_absent("mlperf_tiny"):
+        pytest.skip("no mlperf_tiny")
+    paths = get("mlperf_tiny").paths  # type: ignore[attr-defined]
+    floats, codes = (paths[f"pretrainedResnet{end}"] for end in ("", "_quant"))
+    pixels = np.random.default_rng(0).integers(0, 256, (30, 8, 8, 3))
+    inputs = np.kron(pixels, np.ones((1, 4, 4, 1))).astype(np.float32)
+    healthy = xray.introduced(str(floats), str(codes), inputs)
+    assert len(healthy) == 15
+    # A wrong scale of the weights of the fifth convolution.
+    network = read_network(codes)
+    bad = [one for one in network.operators if one.kind == "conv_2d"][4]
+    tensors = list(network.tensors)
+    weight = tensors[bad.inputs[1]]
+    assert weight.quantization is not None
+    scales = weight.quantization.scales * np.float32(3)
+    tensors[bad.inputs[1]] = replace(
+        weight, quantization=replace(weight.quantization, scales=scales)
+    )
+    (tmp_path / "bad.tflite").write_bytes(write_network(replace(network, tensors=tuple(tensors))))
+    kept = xray.bisect(str(floats), str(tmp_path / "bad.tflite"), inputs, tolerance=0.15)
+    assert kept.ranking[0].name == tensors[bad.outputs[0]].name
+    assert kept.ranking[0].introduced > 5 * kept.ranking[1].introduced
+    assert kept.keep == (kept.ranking[0].name,)
+    assert kept.before < kept.after
 
 
 def test_latency_names_the_slow_operator() -> None:

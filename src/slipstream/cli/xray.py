@@ -169,9 +169,11 @@ def compare(
 
 @app.command()
 def bisect(
-    reference: Annotated[str, typer.Argument(metavar="REFERENCE", help="The float model, .onnx.")],
+    reference: Annotated[
+        str, typer.Argument(metavar="REFERENCE", help="The float model, .onnx or .tflite.")
+    ],
     deployed: Annotated[
-        str, typer.Argument(metavar="DEPLOYED", help="The quantised model, .onnx.")
+        str, typer.Argument(metavar="DEPLOYED", help="The quantised model, of the same kind.")
     ],
     inputs: Annotated[
         Path, typer.Option("--inputs", metavar="FILE", help="Inputs [N, ...], .npy.")

@@ -70,6 +70,23 @@ def growth(right: NDArray[np.bool_], *, orders: int = 32, seed: int = 0) -> NDAr
     return np.asarray(np.mean(curves, 0))
 
 
+def spread_by_chance(
+    right: NDArray[np.bool_], *, draws: int = 400, seed: int = 0
+) -> tuple[float, float]:
+    """By how much accuracies of environments that are equally good differ, of right [E, N].
+
+    Each item's answers are dealt out to the environments anew: how many are right stays, and who is
+    right is chance.
+
+    Returns:
+        The mean of the largest less the smallest accuracy, and what it exceeds in 5 % of draws.
+    """
+    _check(right)
+    rng = np.random.default_rng(seed)
+    spreads = [float(np.ptp(rng.permuted(right, axis=0).mean(1))) for _ in range(draws)]
+    return float(np.mean(spreads)), float(np.quantile(spreads, 0.95))
+
+
 @dataclass(frozen=True)
 class Reduction:
     """Instability of one model beside another's, on the same items and environments.

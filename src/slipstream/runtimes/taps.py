@@ -63,6 +63,15 @@ class Layer:
             return values
         return np.float32(self.scale) * (values.astype(np.float32) - np.float32(self.zero_point))
 
+    def codes(self, values: Array, dtype: Any) -> Array:
+        """Real numbers as codes of an integer type, rounded and cut off; other numbers as they
+        are."""
+        if not self.scale or values.dtype.kind in "iu":
+            return values
+        limits = np.iinfo(dtype)
+        codes = np.round(values / np.float32(self.scale)) + self.zero_point
+        return np.clip(codes, limits.min, limits.max).astype(dtype)
+
     @classmethod
     def from_dict(cls, described: dict[str, Any]) -> Self:
         """What ``asdict`` made of one, further keys ignored."""
@@ -485,6 +494,14 @@ class LiteRTTap(Tap):
             ],
             [_litert_layer(one, "output", 0) for one in plain.get_output_details()],
         )
+
+    def coded(self, inputs: Sequence[Array]) -> list[Array]:
+        """Inputs as the model takes them: real numbers as codes, where it takes codes."""
+        details = self._tapped.get_input_details()
+        return [
+            layer.codes(one, detail["dtype"])
+            for layer, detail, one in zip(self.inputs, details, inputs, strict=True)
+        ]
 
     def run(self, inputs: Sequence[Array]) -> tuple[list[Array], list[Array | None]]:
         outputs = _invoke(self._tapped, inputs)

@@ -44,6 +44,41 @@ def efficientnet_lite0() -> nn.Module:
     return model.eval()
 
 
+def exported(model: nn.Module, path: Path) -> Path:
+    """EfficientNet-Lite0 as an ONNX file of any batch."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            model.eval(), (torch.zeros(1, 3, 224, 224),), str(path), dynamo=False,
+            input_names=["x"], output_names=["y"], dynamic_axes={"x": {0: "n"}, "y": {0: "n"}},
+        )  # fmt: skip
+    return path
+
+
+def int8_by_onnxruntime(model: Path, samples: NDArray[np.float32]) -> Path:
+    """The same network in int8, one grid a tensor, by ONNX Runtime's own quantiser.
+
+    Args:
+        samples: [N, 3, 224, 224] that ranges are calibrated on.
+    """
+    from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
+
+    class Reader(CalibrationDataReader):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self._left = iter(samples)
+
+        def get_next(self) -> dict[str, NDArray[np.float32]] | None:
+            sample = next(self._left, None)
+            return None if sample is None else {"x": sample[None]}
+
+    path = model.with_name(f"{model.stem}_int8.onnx")
+    quantize_static(
+        str(model), str(path), Reader(), per_channel=False, activation_type=QuantType.QUInt8,
+        weight_type=QuantType.QInt8,
+    )  # fmt: skip
+    return path
+
+
 @contextlib.contextmanager
 def imagenet(limit: int | None) -> Iterator[tuple[Runtime, Scenes, Pipeline]]:
     """EfficientNet-Lite0 on ONNX Runtime, labelled photographs, and its preprocessing.
@@ -52,14 +87,7 @@ def imagenet(limit: int | None) -> Iterator[tuple[Runtime, Scenes, Pipeline]]:
         MissingDataError, MissingExtraError: something of it is not on this machine.
     """
     with tempfile.TemporaryDirectory(prefix="slipstream-") as folder:
-        path = Path(folder) / "efficientnet_lite0.onnx"
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            torch.onnx.export(
-                efficientnet_lite0(), (torch.zeros(1, 3, 224, 224),), str(path), dynamo=False,
-                input_names=["x"], output_names=["y"],
-                dynamic_axes={"x": {0: "n"}, "y": {0: "n"}},
-            )  # fmt: skip
+        path = exported(efficientnet_lite0(), Path(folder) / "efficientnet_lite0.onnx")
         with contextlib.closing(runtimes.load(str(path))) as runtime:
             scenes = open_scenes("imagenet_sample", runtime, limit=limit)
             yield runtime, scenes, pipeline_for(runtime, _TRAINED)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from slipstream.errors import MissingExtraError
+from slipstream.ship.errors import UnsupportedModelError
 from slipstream.ship.firmware.network import Network, Operator, Tensor
 from slipstream.ship.firmware.tflite import ACTIVATIONS, CODES, DTYPES, OPTIONS, PADDINGS
 
@@ -22,7 +23,8 @@ _UNION = {
 }  # fmt: skip
 _VERSIONS = {
     "conv_2d": 3, "depthwise_conv_2d": 3, "average_pool_2d": 2, "max_pool_2d": 2,
-    "fully_connected": 4, "softmax": 2, "add": 2, "reshape": 1, "pad": 2,
+    "fully_connected": 4, "softmax": 2, "add": 2, "reshape": 1, "pad": 2, "quantize": 1,
+    "dequantize": 2,
 }  # fmt: skip
 
 
@@ -34,7 +36,11 @@ def write_network(network: Network, metadata: Mapping[str, bytes] | None = None)
 
     Raises:
         MissingExtraError: `flatbuffers` is not installed.
+        UnsupportedModelError: an operator's options are not among those that the reader reads.
     """
+    unknown = sorted({one.kind for one in network.operators} - set(_VERSIONS))
+    if unknown:
+        raise UnsupportedModelError(f"operators that are not written: {', '.join(unknown)}")
     try:
         import flatbuffers
     except ImportError as error:
@@ -161,8 +167,9 @@ class _Writer:
             to.PrependUint32Slot(0, code, 0)
             to.PrependUOffsetTRelativeSlot(1, inputs, 0)
             to.PrependUOffsetTRelativeSlot(2, outputs, 0)
-            to.PrependUint8Slot(3, _UNION[kind], 0)
-            to.PrependUOffsetTRelativeSlot(4, options, 0)
+            if kind in _UNION:
+                to.PrependUint8Slot(3, _UNION[kind], 0)
+                to.PrependUOffsetTRelativeSlot(4, options, 0)
 
         return self._table(fields, 9)
 

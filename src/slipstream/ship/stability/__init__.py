@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from slipstream.ship.stability.scenes import Scenes, open_scenes, pipeline_for
     from slipstream.ship.stability.sheet import contact_sheet
     from slipstream.ship.stability.training import Recipe, TrainingFailedError, fine_tune
-    from slipstream.ship.stability.twins import Distortion, Gaussian, Twins, TwoImages
+    from slipstream.ship.stability.twins import Distortion, Gaussian, Same, Twins, TwoImages
 
 _HOMES = {
     "explaining": ("Attribution", "Cause", "explain"),
@@ -38,7 +38,7 @@ _HOMES = {
     "scenes": ("Scenes", "open_scenes", "pipeline_for"),
     "sheet": ("contact_sheet",),
     "training": ("Recipe", "TrainingFailedError", "fine_tune"),
-    "twins": ("Distortion", "Gaussian", "Twins", "TwoImages"),
+    "twins": ("Distortion", "Gaussian", "Same", "Twins", "TwoImages"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -52,6 +52,7 @@ __all__ = [
     "Gaussian",
     "Hardened",
     "Recipe",
+    "Same",
     "Scenes",
     "Stability",
     "TrainingFailedError",

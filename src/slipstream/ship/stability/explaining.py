@@ -13,13 +13,21 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import ndtr
 
 from slipstream.errors import InvalidArgumentError
 from slipstream.measure import instability as metric
 from slipstream.measure.statistics import Interval, critical_value
 from slipstream.runtimes.paths import MODEL, DeviceMatrix, DevicePath
 from slipstream.runtimes.preprocessing import Stage
-from slipstream.ship.stability.measuring import Models, Say, Scenes, checked_labels, scores
+from slipstream.ship.stability.measuring import (
+    Models,
+    Say,
+    Scenes,
+    checked_labels,
+    leads,
+    scores,
+)
 from slipstream.tables import Field, Table
 from slipstream.units import format_percent
 
@@ -37,6 +45,7 @@ class Cause:
         without: of all paths, this stage done as the reference does it.
         effect: mean of `alone` and of what `without` lacks to the total, with its interval over
             scenes.
+        smoothed: the effect that decides the order: see above.
         variants: in how many ways the paths do it, the reference's among them.
     """
 
@@ -44,6 +53,7 @@ class Cause:
     alone: float
     without: float
     effect: Interval
+    smoothed: float
     variants: int
 
 
@@ -78,6 +88,7 @@ class Attribution:
                 "95 %",
                 lambda c: f"{format_percent(c.effect.low)} to {format_percent(c.effect.high)}",
             ),
+            Field.number("smoothed", lambda one: format_percent(one.smoothed)),
             Field.number("alone", lambda one: format_percent(one.alone)),
             Field.number("all without", lambda one: format_percent(one.without)),
             Field.number("variants", lambda one: str(one.variants), optional=True),
@@ -86,7 +97,8 @@ class Attribution:
             f"All stages: {format_percent(self.total.estimate)} {what} of {self.items} scenes over "
             f"the reference and {self.paths} paths; not shared out: "
             f"{format_percent(self.interaction, signed=True)}.",
-            "effect: mean of what a stage does alone and of what is gone without it.",
+            "effect: mean of what a stage does alone and of what is gone without it; smoothed: by "
+            "how far margins move, also where no answer changes. It decides the order.",
         ]
         return [Table.of(self.causes, cells, f"What causes {what}", notes)]
 
@@ -132,37 +144,64 @@ def explain(
     reference = matrix.reference
     sets: dict[str, list[DevicePath]] = {"": [reference, *matrix.paths]}
     for factor in factors:
-        alone = [_exchanged(reference, factor, path) for path in matrix.paths]
-        without = [_exchanged(path, factor, reference) for path in matrix.paths]
-        sets[f"{factor} alone"] = [reference, *alone]
-        sets[f"{factor} without"] = [reference, *without]
+        sets[f"{factor} alone"] = [
+            reference, *(_exchanged(reference, factor, path) for path in matrix.paths)
+        ]  # fmt: skip
+        sets[f"{factor} without"] = [
+            reference, *(_exchanged(path, factor, reference) for path in matrix.paths)
+        ]  # fmt: skip
     # Many are the same way in the end; each is gone once.
     ways = {(p.pipeline, p.model): p for paths in sets.values() for p in paths}
-    answers: list[list[NDArray[np.int64]]] = [[] for _ in ways]
-    for scored in scores(models, scenes, list(ways.values()), say=say):
-        for row, (_, given) in zip(answers, scored, strict=True):
-            row.append(metric.top_classes(given, 1)[:, 0])
-    at = {way: np.concatenate(row) for way, row in zip(ways, answers, strict=True)}
+    margins = _margins(models, scenes, list(ways.values()), wanted, say)
+    at = dict(zip(ways, margins, strict=True))
 
-    def disputed(name: str) -> NDArray[np.bool_]:
-        given = np.stack([at[p.pipeline, p.model] for p in sets[name]])
-        if wanted is None:
-            return metric.diverging(given)
-        return metric.unstable(given == wanted)
+    def set_of(name: str) -> NDArray[np.float64]:
+        return np.stack([at[p.pipeline, p.model] for p in sets[name]])
 
-    total = disputed("")
+    # As wide as margins differ from scene to scene.
+    width = float(set_of("")[0].std()) or 1.0
+    total, total_smoothed = _separated(set_of(""), width)
     causes = []
     for factor in factors:
-        alone_, without_ = disputed(f"{factor} alone"), disputed(f"{factor} without")
-        each = np.stack([alone_, total, ~without_]).sum(0) / 2 - 0.5
+        alone, alone_smoothed = _separated(set_of(f"{factor} alone"), width)
+        without, without_smoothed = _separated(set_of(f"{factor} without"), width)
+        each = np.stack([alone, total, ~without]).sum(0) / 2 - 0.5
+        smoothed = float((alone_smoothed + total_smoothed - without_smoothed).mean()) / 2
         variants = {(p.pipeline, p.model) for p in sets[f"{factor} alone"]}
-        causes.append(
-            Cause(factor, float(alone_.mean()), float(without_.mean()), _mean(each), len(variants))
-        )
-    causes.sort(key=lambda one: -one.effect.estimate)
+        causes.append(Cause(
+            factor, float(alone.mean()), float(without.mean()), _mean(each), smoothed, len(variants)
+        ))  # fmt: skip
+    causes.sort(key=lambda one: -one.smoothed)
     return Attribution(
         tuple(causes), metric.share(total), wanted is not None, len(scenes), len(matrix)
     )
+
+
+def _margins(
+    models: Models, scenes: Scenes, paths: Sequence[DevicePath],
+    labels: NDArray[np.int64] | None, say: Say,
+) -> NDArray[np.float64]:  # fmt: skip
+    """By how much the right class leads on each path [E, N]; without labels the first path's."""
+    parts, at = [], 0
+    for scored in scores(models, scenes, paths, say=say):
+        given = [one for _, one in scored]
+        count = len(given[0])
+        right = given[0].argmax(1) if labels is None else labels[at : at + count]
+        parts.append(np.stack([leads(one, right) for one in given]))
+        at += count
+    return np.concatenate(parts, 1)
+
+
+def _separated(
+    margins: NDArray[np.float64], width: float
+) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
+    """Whether 0 lies between margins [E, N] of a scene, and how likely a limit around it does.
+
+    Args:
+        width: standard deviation of the limit.
+    """
+    most, least = margins.max(0), margins.min(0)
+    return (most > 0) & (least <= 0), ndtr(most / width) - ndtr(least / width)
 
 
 def _mean(values: NDArray[np.float64]) -> Interval:

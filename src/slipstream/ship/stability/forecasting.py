@@ -17,7 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.runtimes.paths import DeviceMatrix
-from slipstream.ship.stability.measuring import Models, Say, Scenes, checked_labels, scores
+from slipstream.ship.stability.measuring import (
+    Models,
+    Say,
+    Scenes,
+    checked_labels,
+    leads,
+    scores,
+)
 from slipstream.tables import Field, Table
 from slipstream.units import format_percent
 
@@ -95,21 +102,21 @@ def predict(
     given = [one[0][1] for one in scores(models, scenes, [matrix.reference], say=say)]
     reference = np.concatenate(given)
     classes = reference.argmax(1) if wanted is None else wanted
-    margins = _margins(reference, classes)
+    margins = leads(reference, classes)
     chosen, drawn = _chosen(margins, sample, seed)
     taken = scores(models, [scenes[n] for n in chosen], list(matrix.paths), say=say)
     moved = np.concatenate(
         [np.stack([path for _, path in chunk]) for chunk in taken], 1
     )  # [E, sample, C]
-    seen = np.stack([_margins(path, classes[chosen]) for path in moved])
+    seen = np.stack([leads(path, classes[chosen]) for path in moved])
     shifts = seen[:, drawn] - margins[chosen[drawn]]
     rest = np.setdiff1d(np.arange(len(scenes)), chosen)
     # [E, rest, drawn]: each of the others, moved as each of the drawn ones was.
     told = (margins[rest][None, :, None] + shifts[:, None, :]) > 0
-    leads = (margins[rest] > 0)[:, None]
+    ahead = (margins[rest] > 0)[:, None]
     total = (seen > 0).any(0) & ~(seen > 0).all(0)
     other = told.any(0) & ~told.all(0)
-    pairs = ((seen > 0) != (margins[chosen] > 0)).sum(1) + (told != leads).mean(2).sum(1)
+    pairs = ((seen > 0) != (margins[chosen] > 0)).sum(1) + (told != ahead).mean(2).sum(1)
     return Forecast(
         tuple(one.name for one in matrix.paths),
         float(total.sum() + other.mean(1).sum()) / len(scenes),
@@ -118,15 +125,6 @@ def predict(
         len(chosen),
         wanted is not None,
     )
-
-
-def _margins(scores: NDArray[np.float32], classes: NDArray[np.int64]) -> Margins:
-    """How far each scene's class leads the best of the others, [N]; below 0 where it does not."""
-    rows = np.arange(len(scores))
-    others = scores.astype(np.float64)
-    scored = others[rows, classes]
-    others[rows, classes] = -np.inf
-    return np.asarray(scored - others.max(1))
 
 
 def _chosen(

@@ -7,28 +7,40 @@ many epochs, and both are judged on paths that no twin came from.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from slipstream.errors import InvalidArgumentError
 from slipstream.measure.instability import Reduction, unstable
-from slipstream.measure.statistics import Interval
+from slipstream.runtimes import Runtime
 from slipstream.runtimes.paths import DeviceMatrix, DevicePath
 from slipstream.runtimes.preprocessing import Pipeline
 from slipstream.runtimes.python import CallableRuntime
-from slipstream.ship.stability.measuring import Scenes, Stability, measure
+from slipstream.ship.stability.measuring import Scenes, Stability, ends, measure
 from slipstream.ship.stability.training import Recipe, fine_tune
-from slipstream.ship.stability.twins import Distortion, Pixels, Twins, twins_named
+from slipstream.ship.stability.twins import (
+    Distortion,
+    Pixels,
+    Repeated,
+    Same,
+    Twins,
+    samples_of,
+    twins_named,
+)
 from slipstream.tables import Field, Table
 from slipstream.units import format_percent
 
 if TYPE_CHECKING:
     from torch import nn
 
-_BATCH = 256
+_BATCH, _CALIBRATED = 256, 256
+INT8 = "int8"
 
 
 @dataclass(frozen=True)
@@ -61,18 +73,22 @@ class Hardened:
         """Mean accuracy over the paths, hardened minus control."""
         return float(self.after.accuracy.mean() - self.control_stability.accuracy.mean())
 
+    @property
+    def _how(self) -> str:
+        return f"{self.twins}, {self.recipe.loss}" + f", {INT8}" * self.recipe.int8
+
     def tables(self) -> list[Table]:
         """The three models side by side, and the verdict."""
         rows = [
             ("as given", self.before),
             ("control: plain fine-tune", self.control_stability),
             *([] if self.augmented is None else [("twins learned as scenes", self.augmented)]),
-            (f"hardened: {self.twins}, {self.recipe.loss}", self.after),
+            (f"hardened: {self._how}", self.after),
         ]
         cells: tuple[Field[tuple[str, Stability]], ...] = (
             Field.of("model", lambda row: row[0]),
             Field.number("instability", lambda row: format_percent(row[1].instability().estimate)),
-            Field.number("95 %", lambda row: _ends(row[1].instability())),
+            Field.number("95 %", lambda row: ends(row[1].instability())),
             Field.number("accuracy", lambda row: format_percent(float(row[1].accuracy.mean()))),
             Field.number("worst path", lambda row: format_percent(float(row[1].accuracy.min()))),
             Field.number("classes used", lambda row: str(len(np.unique(row[1].answers)))),
@@ -80,7 +96,7 @@ class Hardened:
         change = self.reduction
         notes = [
             f"Against the control: {format_percent(-change.reduction.estimate, signed=True)} "
-            f"instability ({_ends(change.reduction)} less, p = {change.p_value:.2g}), accuracy "
+            f"instability ({ends(change.reduction)} less, p = {change.p_value:.2g}), accuracy "
             f"{format_percent(self.accuracy_change, signed=True)}.",
             f"{self.after.classes.shape[1]} scenes over {len(self.after.names)} held-out paths.",
         ]
@@ -100,17 +116,27 @@ class Hardened:
         }
 
 
-def _ends(one: Interval) -> str:
-    return f"{format_percent(one.low)} to {format_percent(one.high)}"
+def runtime_of(
+    model: nn.Module, name: str = "model", int8_of: NDArray[Any] | None = None
+) -> CallableRuntime:
+    """A torch module as the measurement calls it: arrays [N, ...] to scores [N, C].
 
-
-def runtime_of(model: nn.Module, name: str = "model") -> CallableRuntime:
-    """A torch module as the measurement calls it: arrays [N, ...] to scores [N, C]."""
+    Args:
+        int8_of: samples [N, ...] that ranges are calibrated on; the module then computes as its
+            int8 copy does.
+    """
     import torch
+
+    from slipstream.ship.stability.int8 import as_int8, norms_behind, ranges_of
+
+    rounding: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+    if int8_of is not None:
+        seen = torch.from_numpy(int8_of)
+        rounding = partial(as_int8, model, norms_behind(model, seen[:1]), ranges_of(model, seen))
 
     def run(samples: NDArray[Any]) -> NDArray[Any]:
         model.eval()
-        with torch.inference_mode():
+        with torch.inference_mode(), rounding():
             parts = torch.from_numpy(samples).split(_BATCH)
             return torch.cat([model(part) for part in parts]).numpy()
 
@@ -135,7 +161,8 @@ def harden(
     Args:
         scenes, labels: to train on, uint8 [N, H, W, 3] and int64 [N].
         pipeline: from a scene to a sample, as the model was trained.
-        held_out: paths to judge on; twins must not come from them.
+        held_out: paths to judge on; twins must not come from them. On those whose model is
+            ``int8``, an int8 copy of each model answers, calibrated on some of `scenes`.
         judged: other scenes and their labels, to judge on.
         twins: their generator, or its name.
         recipe: of both fine-tunes.
@@ -147,13 +174,19 @@ def harden(
     """
     recipe = recipe or Recipe()
     twins = twins_named(twins) if isinstance(twins, str) else twins
+    if isinstance(twins, Same) and not recipe.int8:
+        raise InvalidArgumentError(
+            "twins", "scenes are their own twins, and nothing would be learned",
+            remedy="--int8 with it, or distortion",
+        )  # fmt: skip
     # Two scenes before the training, so that paths or labels which do not work fail early.
     measure(runtime_of(model), judged[0][:2], held_out.paths, judged[1][:2], topk=1)
+    drawn = Repeated(twins, recipe.draws, len(scenes)) if recipe.draws else twins
     plans: dict[str, tuple[Twins | None, Recipe]] = {
-        "control": (None, recipe), "hardened": (twins, recipe),
+        "control": (None, recipe), "hardened": (drawn, recipe),
     }  # fmt: skip
     if augmented:
-        plans["augmented"] = (twins, replace(recipe, loss="augment"))
+        plans["augmented"] = (drawn, replace(recipe, loss="augment"))
     trained = {"given": model}
     for name, (generator, plan_recipe) in plans.items():
 
@@ -161,7 +194,11 @@ def harden(
             say(f"{name}: {line}")
 
         trained[name] = fine_tune(model, scenes, labels, pipeline, generator, plan_recipe, tell)
-    stabilities = _side_by_side(trained, judged, held_out, say)
+    models: dict[str, Runtime] = {name: runtime_of(one, name) for name, one in trained.items()}
+    if any(path.model == INT8 for path in held_out):
+        some = samples_of(scenes[:_CALIBRATED], pipeline)
+        models |= {name + INT8: runtime_of(one, name, some) for name, one in trained.items()}
+    stabilities = _side_by_side(list(trained), models, judged, held_out, say)
     return Hardened(
         trained["hardened"], trained["control"], stabilities["given"], stabilities["control"],
         stabilities["hardened"], recipe, twins.name, stabilities.get("augmented"),
@@ -169,16 +206,15 @@ def harden(
 
 
 def _side_by_side(
-    trained: Mapping[str, nn.Module], judged: tuple[Scenes, NDArray[np.int64]],
-    held_out: DeviceMatrix, say: Callable[[str], None],
+    trained: Sequence[str], models: Mapping[str, Runtime],
+    judged: tuple[Scenes, NDArray[np.int64]], held_out: DeviceMatrix, say: Callable[[str], None],
 ) -> dict[str, Stability]:  # fmt: skip
     """Every model on the same paths, whose samples are made once for all of them."""
     paths = [
-        DevicePath(f"{name}: {path.name}", path.pipeline, name)
+        DevicePath(f"{name}: {path.name}", path.pipeline, name + path.model)
         for name in trained
         for path in held_out.paths
     ]
-    models = {name: runtime_of(model, name) for name, model in trained.items()}
     whole = measure(models, judged[0], paths, judged[1], topk=1, say=say)
     names = tuple(path.name for path in held_out.paths)
     parts = np.split(whole.classes, len(trained))

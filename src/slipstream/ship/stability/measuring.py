@@ -106,7 +106,7 @@ class Stability:
         kind = "divergence" if self.labels is None else "instability"
         summary = Table(
             (Column("measure"), Column("share", "right"), Column("95 %", "right")),
-            [(name, format_percent(one.estimate), _ends(one)) for name, one in headline],
+            [(name, format_percent(one.estimate), ends(one)) for name, one in headline],
             f"{self.classes.shape[1]} scenes over {len(self.names)} device paths",
             [
                 f"Mean {kind} of two paths: {format_percent(float(pairs.mean()))}.",
@@ -121,8 +121,14 @@ class Stability:
         if self.labels is not None:
             accuracy = self.accuracy
             fields.append(Field.number("accuracy", lambda e: format_percent(float(accuracy[e]))))
-            spread = format_percent(float(np.ptp(accuracy)))
-            notes.append(f"Accuracies lie within {spread} of each other.")
+            spread = float(np.ptp(accuracy))
+            mean, most = metric.spread_by_chance(self.right())
+            shares = [format_percent(one) for one in (spread, mean, most)]
+            verdict = "no path is shown to be worse" if spread <= most else "some path is worse"
+            notes.append(
+                f"Accuracies lie within {shares[0]} of each other, those of equally good paths "
+                f"within {shares[1]}, seldom {shares[2]}: {verdict}."
+            )
         matrix = self.matrix()
         others = len(self.names) - 1
         fields.append(
@@ -149,12 +155,15 @@ class Stability:
             document |= {
                 "instability": {f"top{k}": self.instability(k) for k in ks},
                 "accuracy": dict(zip(self.names, self.accuracy.tolist(), strict=True)),
+                "spread": float(np.ptp(self.accuracy)),
+                "spread_by_chance": metric.spread_by_chance(self.right()),
                 "growth": self.growth(),
             }
         return document
 
 
-def _ends(one: Interval) -> str:
+def ends(one: Interval) -> str:
+    """An interval of shares, for a table."""
     return f"{format_percent(one.low)} to {format_percent(one.high)}"
 
 
@@ -281,6 +290,20 @@ def checked_labels(
             remedy="one class, 0 or above, for each scene; None for divergence alone",
         )  # fmt: skip
     return wanted.astype(np.int64)
+
+
+def leads(scores: NDArray[np.float32], classes: NDArray[np.int64]) -> NDArray[np.float64]:
+    """How far each scene's class leads the best of the others, [N]; below 0 where it does not.
+
+    Raises:
+        InvalidArgumentError: a class that the model does not know.
+    """
+    _check_classes(classes, scores.shape[1])
+    rows = np.arange(len(scores))
+    others = scores.astype(np.float64)
+    scored = others[rows, classes]
+    others[rows, classes] = -np.inf
+    return np.asarray(scored - others.max(1))
 
 
 def _check_classes(labels: NDArray[np.int64] | None, classes: int) -> None:

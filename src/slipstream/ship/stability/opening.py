@@ -15,7 +15,9 @@ from slipstream.errors import InvalidArgumentError
 from slipstream.runtimes import Runtime
 from slipstream.runtimes.paths import DeviceMatrix, DevicePath
 from slipstream.runtimes.python import TorchRuntime
+from slipstream.ship.stability.hardening import INT8
 from slipstream.ship.stability.scenes import SPLIT, Scenes, open_scenes, pipeline_for
+from slipstream.ship.stability.twins import Same
 
 _DEFAULT = "default"
 # Of scenes without a part to judge on, every so many-th.
@@ -131,6 +133,8 @@ def hardening(
     judge: str | None = None,
     *,
     paths: str | None = None,
+    twins: str = "",
+    int8: bool = False,
     preprocess: str = "",
     arguments: Mapping[str, Any] | None = None,
     scene: int | None = None,
@@ -142,7 +146,10 @@ def hardening(
         model: ``file.py:function`` that builds a workload.
         data: to train on, as `open_scenes` takes it; of a named set its training part.
         judge: to judge on; None for the test part of a named set, else a fifth of `data`.
-        paths: held out: a TOML file; None for `DeviceMatrix.held_out`.
+        paths: held out: a TOML file; None for `DeviceMatrix.held_out`, or for the plain path where
+            scenes are their own twins.
+        twins: name of their generator.
+        int8: add a path on which an int8 copy of the model answers.
         preprocess, arguments, scene, limit: as `opened` takes them.
 
     Raises:
@@ -175,7 +182,15 @@ def hardening(
         back = np.arange(len(labels)) % _HELD_BACK == 0
         judged = pictures[back], labels[back]
         pictures, labels = pictures[~back], labels[~back]
-    matrix = (
-        DeviceMatrix.held_out(pipeline) if paths is None else DeviceMatrix.read(paths, pipeline)
-    )
+    if paths is not None:
+        matrix = DeviceMatrix.read(paths, pipeline)
+    elif twins == Same.name:
+        matrix = DeviceMatrix.of(pipeline, {"float": "reference"})
+    else:
+        matrix = DeviceMatrix.held_out(pipeline)
+    if int8:
+        reference = matrix.reference
+        matrix = DeviceMatrix(
+            reference, (*matrix.paths, DevicePath(INT8, reference.pipeline, INT8))
+        )
     return Work(runtime.module, pictures, labels, judged, matrix)

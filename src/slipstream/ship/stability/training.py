@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -47,6 +48,9 @@ class Recipe:
         alpha: weight of the stability term beside the task's own loss.
         epochs, batch, learning_rate: of Adam; the rate falls to zero along a cosine.
         seed: of the order of scenes and of the twins.
+        draws: of a scene's twins; later epochs take one of these again, for drawing costs more than
+            training does. 0 draws a new one in every epoch.
+        int8: whether twins also pass through the layers as an int8 copy of the model computes them.
     """
 
     loss: Loss = "kl"
@@ -55,12 +59,15 @@ class Recipe:
     batch: int = 128
     learning_rate: float = 1e-3
     seed: int = 0
+    draws: int = 0
+    int8: bool = False
 
     def __post_init__(self) -> None:
         if self.loss not in get_args(Loss):
             raise UnknownNameError("stability loss", self.loss, get_args(Loss))
-        if self.alpha < 0:
-            raise InvalidArgumentError("alpha", f"{self.alpha:g} is negative")
+        for name in ("alpha", "draws"):
+            if getattr(self, name) < 0:
+                raise InvalidArgumentError(name, f"{getattr(self, name):g} is negative")
         for name in ("epochs", "batch", "learning_rate"):
             if getattr(self, name) <= 0:
                 raise InvalidArgumentError(name, f"{getattr(self, name)} is not above 0")
@@ -88,11 +95,14 @@ def fine_tune(
     import torch
     import torch.nn.functional as f
 
+    from slipstream.ship.stability.int8 import as_int8, norms_behind
+
     if len(scenes) != len(labels) or len(scenes) < 2:
         raise InvalidArgumentError("labels", f"{len(labels)} of them for {len(scenes)} scenes")
     model = copy.deepcopy(model).train()
     head = _Reader(model) if recipe.loss == "embedding" else None
     samples, targets = torch.from_numpy(samples_of(scenes, pipeline)), torch.from_numpy(labels)
+    norms = norms_behind(model, samples[:1]) if recipe.int8 else {}
     rng = np.random.default_rng(recipe.seed)
     torch.manual_seed(recipe.seed)
     optimizer = torch.optim.Adam(model.parameters(), recipe.learning_rate)
@@ -106,7 +116,8 @@ def fine_tune(
                 loss = f.cross_entropy(model(x), y)
             else:
                 twin = torch.from_numpy(twins(scenes[places], places, rng, pipeline))
-                both = model(torch.cat([x, twin]))
+                with as_int8(model, norms, share=0.5) if recipe.int8 else nullcontext():
+                    both = model(torch.cat([x, twin]))
                 first, second = both.split(len(x))
                 loss = f.cross_entropy(first, y)
                 if recipe.loss == "augment":

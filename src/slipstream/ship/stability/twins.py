@@ -43,6 +43,19 @@ class Twins(ABC):
 
 
 @dataclass(frozen=True)
+class Same(Twins):
+    """Scenes themselves: for a fine-tune whose second branch is an int8 copy of the model."""
+
+    name: ClassVar[str] = "same"
+
+    def __call__(
+        self, scenes: Pixels, places: NDArray[np.int64], rng: np.random.Generator,
+        pipeline: Pipeline,
+    ) -> Samples:  # fmt: skip
+        return samples_of(scenes, pipeline)
+
+
+@dataclass(frozen=True)
 class Gaussian(Twins):
     """Noise on every value of the model's input, of standard deviation `sigma`."""
 
@@ -141,7 +154,40 @@ class TwoImages(Twins):
         return np.stack(samples)
 
 
-GENERATORS: Mapping[str, type[Twins]] = {one.name: one for one in (Gaussian, Distortion, TwoImages)}
+class Repeated(Twins):
+    """The first so many twins that a generator draws of a scene, and then these again.
+
+    Args:
+        twins: the generator.
+        draws: twins that are kept of each of `count` scenes, in half precision: it tells all levels
+            of a picture apart.
+    """
+
+    def __init__(self, twins: Twins, draws: int, count: int) -> None:
+        self._twins, self._draws = twins, draws
+        self._visits = np.zeros(count, np.int64)
+        self._kept: NDArray[np.float16] | None = None
+
+    def __call__(
+        self, scenes: Pixels, places: NDArray[np.int64], rng: np.random.Generator,
+        pipeline: Pipeline,
+    ) -> Samples:  # fmt: skip
+        visits = self._visits[places]
+        self._visits[places] += 1
+        if self._kept is None or visits.min() < self._draws:
+            samples = self._twins(scenes, places, rng, pipeline)
+            if self._kept is None:
+                shape = (self._draws, len(self._visits), *samples.shape[1:])
+                self._kept = np.empty(shape, np.float16)
+            self._kept[np.minimum(visits, self._draws - 1), places] = samples
+            return samples
+        chosen = self._kept[rng.integers(self._draws, size=len(places)), places]
+        return chosen.astype(np.float32)
+
+
+GENERATORS: Mapping[str, type[Twins]] = {
+    one.name: one for one in (Same, Gaussian, Distortion, TwoImages)
+}
 
 
 def twins_named(name: str) -> Twins:
