@@ -246,7 +246,11 @@ def _real(options: BenchOptions) -> Iterator[Bar]:
             )
 
         try:
-            brief = _takes_s(training("brief", Halving(1, 1, n=_SLOTS)), "fifo")
+            # Twice: the first time reads torch from the disk.
+            brief = [
+                _takes_s(training(name, Halving(1, 1, n=_SLOTS)), "fifo")
+                for name in ("first", "second")
+            ][-1]
         except MissingExtraError as error:
             for bar in rows:
                 yield not_judged(bar, "%", "<= 10", error.what)
