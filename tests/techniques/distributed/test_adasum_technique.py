@@ -34,7 +34,8 @@ def test_it_is_found_by_name_and_is_one_of_the_ways_to_spread_a_step() -> None:
     known = registry()
     assert all(clash(known["adasum"], known[other]) for other in ("ddp", "fsdp"))
     assert found.quality().kind is QualityKind.NEEDS_TRAINING
-    assert "AdasumOptimizer" in found.code(None).note  # type: ignore[arg-type,union-attr]
+    note = found.code(None).note  # type: ignore[arg-type,union-attr]
+    assert "AdasumOptimizer(optimizer)" in note, "one worker a node is the default"
 
 
 def test_what_cannot_be_is_named() -> None:

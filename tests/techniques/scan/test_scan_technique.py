@@ -67,6 +67,9 @@ EXPECTED: dict[Callable[[], Any], list[Layer]] = {
 def test_layers_are_read_off_the_recorded_step(make: Callable[[], Any]) -> None:
     (found,) = recurrences(graph_of(make))
     assert list(found.layers) == EXPECTED[make]
+    # Whole states of four bytes a number are kept, and nothing beside them.
+    states, rest = divmod(found.kept_bytes, 9 * 4 * 6 * 4)
+    assert (states > 0, rest) == (True, 0)
 
 
 @pytest.mark.parametrize("make", EXPECTED, ids=lambda make: make.__name__)
