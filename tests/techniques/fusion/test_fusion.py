@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch._aot_autograd.utils import make_boxed_func
+from torch.fx import GraphModule
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
@@ -22,6 +26,7 @@ from slipstream.techniques.dropout import kernels as door
 from slipstream.techniques.fusion.backend import FusionBackend
 from slipstream.techniques.fusion.recorded import recorded_regions, region_of
 from slipstream.techniques.fusion.technique import Fusion
+from slipstream.techniques.fusion.traced import stack_parts
 from tiny_models import captured
 
 
@@ -178,6 +183,47 @@ def test_a_model_that_writes_its_buffer_writes_it() -> None:
     before = model.total.clone()
     compiled(torch.randn(80, 64))
     assert not torch.equal(before, model.total)
+
+
+class Packed(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (x * 2).transpose(0, 1)
+        return torch.tanh(q) * k + v * q
+
+
+def test_gradients_of_a_packed_projections_parts_are_stacked_as_in_eager_mode() -> None:
+    graphs: list[GraphModule] = []
+    backend = FusionBackend(tuned=False)
+    plain, fused = both(Packed(), torch.randn(20, 3, 256), backend)
+    for ours, theirs in zip(fused, plain, strict=True):
+        assert torch.allclose(ours, theirs, rtol=1e-5, atol=3e-6)
+
+    def keep(module: GraphModule, given: object) -> Any:
+        graphs.append(module)
+        return make_boxed_func(module.forward)
+
+    x = torch.randn(20, 3, 256, requires_grad=True)
+    torch._dynamo.reset()
+    traced = torch.compile(Packed(), backend=aot_autograd(fw_compiler=keep, bw_compiler=keep))
+    traced(x).sum().backward()
+    expected, x.grad = x.grad, None
+    assert stack_parts(graphs[1]) == 1
+    names = {str(node.target) for node in graphs[1].graph.nodes}
+    assert "aten.stack.default" in names
+    assert "aten.select_backward.default" not in names
+    traced(x).sum().backward()
+    assert torch.equal(x.grad, expected)
+
+
+def test_parts_that_are_missing_stay_zeros() -> None:
+    class Two(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            q, _, v = (x * 2).transpose(0, 1)
+            return torch.tanh(q) * v
+
+    plain, fused = both(Two(), torch.randn(20, 3, 256), FusionBackend(tuned=False))
+    for ours, theirs in zip(fused, plain, strict=True):
+        assert torch.allclose(ours, theirs, rtol=1e-5, atol=3e-6)
 
 
 def test_another_batch_size_is_compiled_anew() -> None:

@@ -17,6 +17,7 @@ from slipstream.techniques.dropout.nn import SeededDropout
 from slipstream.techniques.fusion.autotune import Autotuned, TracedPass, boxed
 from slipstream.techniques.fusion.loops import UnsupportedError
 from slipstream.techniques.fusion.rewrite import plan
+from slipstream.techniques.fusion.traced import stack_parts
 
 
 def seeded_dropout(
@@ -84,6 +85,7 @@ class FusionBackend:
     def _pass(self, module: GraphModule) -> TracedPass | None:
         """A traced pass with kernels, or None with one more reason."""
         try:
+            stack_parts(module)
             planned = plan(module)
             if not planned.regions:
                 self.reasons.append("no operators of it can share a kernel")

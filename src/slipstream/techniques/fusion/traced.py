@@ -153,3 +153,50 @@ def trace_of(module: GraphModule, part: int = 0, values: dict[str, int] | None =
     operations, nodes, inputs_, sources_, outputs_ = (tuple(column) for column in columns)
     values_of = {node: parts[0] for node, parts in of.items() if len(parts) == 1}
     return Traced(operations, nodes, inputs_, sources_, outputs_, frozenset(leaving), values_of)
+
+
+def stack_parts(module: GraphModule) -> int:
+    """Write gradients of a tensor's parts once, where they are added up in tensors of zeros.
+
+    A packed projection is taken apart by selecting its parts. Traced, the gradient of each is a
+    whole tensor, of zeros but for the part, and these are added; eager mode stacks the parts.
+
+    Returns:
+        How many sums of parts became stacks.
+    """
+    aten = torch.ops.aten
+    stacks = 0
+    for node in list(module.graph.nodes):
+        inner = [user.target is aten.add.Tensor for user in node.users]
+        if node.target is not aten.add.Tensor or (len(inner) == 1 and inner[0]):
+            continue
+        parts = _summands(node)
+        kinds = {(tuple(one.args[1]), one.args[2]) for one in parts}
+        if len(kinds) != 1 or any(len(one.users) != 1 for one in parts):
+            continue
+        sizes, dim = kinds.pop()
+        by_index = {one.args[3] % sizes[dim]: one.args[0] for one in parts}
+        if len(parts) != sizes[dim] or len(by_index) != sizes[dim]:
+            continue
+        with module.graph.inserting_before(node):
+            ordered = [by_index[n] for n in range(sizes[dim])]
+            stacked = module.graph.call_function(aten.stack.default, (ordered, dim))
+        stacked.meta = dict(node.meta)
+        node.replace_all_uses_with(stacked)
+        stacks += 1
+    if stacks:
+        module.graph.eliminate_dead_code()
+        module.recompile()
+    return stacks
+
+
+def _summands(node: Node) -> list[Any]:
+    """The gradients of parts that are added up to `node`, each a node; none where it is other."""
+    if node.target is torch.ops.aten.select_backward.default:
+        return [node]
+    plain = node.target is torch.ops.aten.add.Tensor and not node.kwargs
+    both = [one for one in node.args if isinstance(one, Node)]
+    if not plain or len(both) != 2:
+        return []
+    below = [_summands(one) for one in both]
+    return [*below[0], *below[1]] if all(below) else []
