@@ -329,6 +329,19 @@ def test_twins_are_drawn_a_few_times_and_taken_again() -> None:
     assert near[1].any()
 
 
+def test_what_dropout_draws_is_not_taken_for_a_difference_of_twins() -> None:
+    torch.manual_seed(0)
+    scenes = textures(64, size=SIZE)
+    labels = own_labels(judge(), scenes)
+    net = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(3 * SIZE * SIZE, CLASSES))
+    weights = []
+    for twins in (None, stability.Same()):
+        recipe = stability.Recipe(alpha=1e4, epochs=2, batch=32)
+        trained = stability.fine_tune(net, scenes, labels, PIPELINE, twins, recipe)
+        weights.append(trained[2].weight.detach())  # type: ignore[index,union-attr,operator]
+    assert torch.allclose(*weights, atol=1e-5)
+
+
 def test_two_images_of_some_scenes() -> None:
     matrix = DeviceMatrix.of(PIPELINE, {"other": "camera:warmth=0.5"})
     twins = stability.TwoImages(matrix.paths[0], having=0.25)
