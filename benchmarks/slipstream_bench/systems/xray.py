@@ -63,6 +63,7 @@ _OF_TEXT: tuple[tuple[str, dict[str, Any]], ...] = (
 _SINGLE, _PAIRS = "14 single bugs of 4 models, named first", "40 random pairs of bugs, named first"
 _CLEAN, _LAYER = "causes named in clean runs", "a planted bad layer, ranked first"
 _FLOAT = "accuracy short of float's, a few layers of int8 EfficientNet-Lite0 in float"
+_IO = "recording inputs and outputs over plain"
 _COST, _SIZE, _SPEED = "recording over plain", "log of an image, stats", "100 frames x 94 layers"
 
 
@@ -296,7 +297,7 @@ def _float_set(options: BenchOptions) -> Bar:
 
 def _costs(options: BenchOptions) -> Iterator[Bar]:
     with tempfile.TemporaryDirectory() as folder:
-        if options.wants(_COST) or options.wants(_SIZE):
+        if any(options.wants(bar) for bar in (_COST, _IO, _SIZE)):
             yield from _overhead(Path(folder))
         if options.wants(_SPEED):
             wide = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(94)]).eval()
@@ -320,14 +321,18 @@ def _overhead(folder: Path) -> Iterator[Bar]:
         return
     x = np.random.default_rng(0).normal(size=(1, 3, 224, 224)).astype(np.float32)
     plain, every = xray.record(folder / "none.xr", "none"), xray.record(folder / "stats.xr")
+    ends = xray.record(folder / "io.xr", "io")
     model = str(path)
     with one_thread():
         taken = paired({
             "stats": lambda: every.run(model, x), "plain": lambda: plain.run(model, x),
+            "io": lambda: ends.run(model, x),
         }, blocks=20)  # fmt: skip
     every.close()
+    ends.close()
     yield taken.ratio("stats", "plain").at_most(
         _COST, 2.0, detail="EfficientNet-Lite0, ONNX Runtime"
     )
+    yield taken.ratio("io", "plain").at_most(_IO, 1.05, detail="EfficientNet-Lite0, ONNX Runtime")
     size = (folder / "stats.xr").stat().st_size / every.frames / 1000
     yield at_most(_SIZE, size, 150, "kB", n=every.frames, detail="EfficientNet-Lite0, 224x224")

@@ -99,7 +99,7 @@ def fine_tune(
 
     if len(scenes) != len(labels) or len(scenes) < 2:
         raise InvalidArgumentError("labels", f"{len(labels)} of them for {len(scenes)} scenes")
-    model = copy.deepcopy(model).train()
+    model = _without_chance(copy.deepcopy(model))
     head = _Reader(model) if recipe.loss == "embedding" else None
     samples, targets = torch.from_numpy(samples_of(scenes, pipeline)), torch.from_numpy(labels)
     norms = norms_behind(model, samples[:1]) if recipe.int8 else {}
@@ -136,6 +136,21 @@ def fine_tune(
     if head is not None:
         head.close()
     return model.eval()
+
+
+def _without_chance(model: nn.Module) -> nn.Module:
+    """In training mode as far as batch norms go.
+
+    Dropout and layers left out at random would differ between a scene and its twin, and the
+    stability term would be about these.
+    """
+    from torch.nn.modules.batchnorm import _BatchNorm
+
+    model.eval()
+    for module in model.modules():
+        if isinstance(module, _BatchNorm):
+            module.train()
+    return model
 
 
 def _apart(first: Tensor, second: Tensor, head: _Reader | None) -> Tensor:
