@@ -91,10 +91,12 @@ def peaks_of(durations: Durations, dtypes: frozenset[str]) -> Peaks | None:
             for call in _sweeps(size)
             if (answer := durations.lookup(Question(call, warm=True))) and answer.nanoseconds
         ]
-        if speeds:
-            streams.append((8 * size, max(speeds)))
+        if not speeds:
+            # With the caches' sizes alone, or without them, all else would look beyond its limit.
+            return None
+        streams.append((8 * size, max(speeds)))
     nothing = durations.lookup(_sweeps(1)[0])
-    if not streams or nothing is None:
+    if nothing is None:
         return None
     return Peaks(rates, tuple(streams), nothing.nanoseconds)
 
