@@ -191,12 +191,17 @@ def tests_of(path: str, place: str) -> list[str]:
     def rank(test: Path) -> tuple[int, int, str]:
         folders = test.relative_to(ROOT / "tests").parts[:-1]
         shared = sum(a == b for a, b in zip(parts, folders, strict=False))
-        words = set(re.findall(r"\w+", test.read_text("utf-8")))
+        words = _words(test)
         near = 2 * (own in words) + min(len(public & words), 3) + 3 * (module in test.stem)
         return -(near + 2 * shared), distance[test], str(test)
 
     found = [p for p in distance if p.name.startswith("test_") and p.is_relative_to(ROOT / "tests")]
     return [str(one.relative_to(ROOT)) for one in sorted(found, key=rank)]
+
+
+@cache
+def _words(test: Path) -> frozenset[str]:
+    return frozenset(re.findall(r"\w+", test.read_text("utf-8")))
 
 
 def _is_public(node: ast.stmt) -> TypeGuard[ast.FunctionDef | ast.ClassDef]:
@@ -261,7 +266,10 @@ def _ended(running: dict[int, Path]) -> Iterator[Outcome]:
 
 
 def _warm() -> None:
-    """Import once what every test needs, and nothing of ours."""
+    """Once for all faults: import what every test needs, and nothing of ours; read the tests."""
+    for path in changed.imports():
+        if path.name.startswith("test_"):
+            _words(path)
     for name in ("hypothesis", "pytest", "scipy.special", "scipy.stats", "torch"):
         importlib.import_module(name)
     import torch
@@ -513,16 +521,15 @@ class _Chooser:
     """Of the collected tests those that are wanted, in their order."""
 
     def __init__(self, tests: list[Choice]) -> None:
-        self.whole = {one.path for one in tests if not one.tests}
-        self.at = {test: at for at, test in enumerate(t for one in tests for t in one.tests)}
+        self.at = {one: at for at, one in enumerate(t for c in tests for t in c.tests or [c.path])}
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
-        def wanted(item: Any) -> bool:
-            return item.nodeid in self.at or bool(
-                {item.nodeid, item.nodeid.partition("::")[0]} & self.whole
-            )
+        def place(item: Any) -> int | None:
+            return self.at.get(item.nodeid, self.at.get(item.nodeid.partition("::")[0]))
 
-        items[:] = sorted(filter(wanted, items), key=lambda item: self.at.get(item.nodeid, -1))
+        places = [(place(item), item) for item in items]
+        chosen = [(at, item) for at, item in places if at is not None]
+        items[:] = [item for _, item in sorted(chosen, key=lambda one: one[0])]
 
 
 def _pytest(tests: list[Choice], without: list[str], texts: str, write: int) -> None:

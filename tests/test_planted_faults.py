@@ -10,6 +10,7 @@ import os
 import tomllib
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -109,7 +110,7 @@ def test_tests_that_come_by_are_chosen_quick_ones_first(
         f"{fault.digest}\t{near}::test_failed\n=0.100\t{near}::test_elsewhere\n"
     )
     monkeypatch.setattr(mutants, "REACHED", reached)
-    found = mutants._choice(fault)
+    found = mutants._in_order(fault)
     assert found[:2] == [
         mutants.Choice(near, (f"{near}::test_b",)), mutants.Choice(far, (f"{far}::test_a",)),
     ]  # fmt: skip
@@ -118,7 +119,7 @@ def test_tests_that_come_by_are_chosen_quick_ones_first(
     others = {one.path for one in found[2:-1] if not one.tests}
     assert others == {*mutants.tests_of(fault.path, fault.place)} - {near, far}
     os.utime(reached, ns=(0, 0))
-    assert mutants.Choice(near) in mutants._choice(fault)
+    assert mutants.Choice(near) in mutants._in_order(fault)
 
 
 def test_what_caught_a_fault_is_kept_and_comes_first(
@@ -140,3 +141,13 @@ def test_what_caught_a_fault_is_kept_and_comes_first(
     (tmp_path / near).parent.mkdir(parents=True)
     (tmp_path / near).touch()
     assert mutants._choice(fault)[0] == mutants.Choice(near, (f"{near}::test_b",))
+
+
+def test_chosen_tests_run_in_the_order_of_the_choice() -> None:
+    quick, whole = mutants.Choice("a.py", ("a.py::test_2", "a.py::test_1")), mutants.Choice("b.py")
+    names = ["a.py::test_1", "a.py::test_2", "a.py::test_3", "b.py::test_4", "b.py::test_5"]
+    items = [SimpleNamespace(nodeid=name) for name in names]
+    mutants._Chooser([quick, whole]).pytest_collection_modifyitems(items)
+    assert [one.nodeid for one in items] == [
+        "a.py::test_2", "a.py::test_1", "b.py::test_4", "b.py::test_5",
+    ]  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from made_up import ENVIRONMENT, claim, environment, experiment, prediction
 
 from slipstream.errors import UnknownNameError
 from slipstream.measure.ledger import Calibration, Ledger, Score, calibrate
+from slipstream.measure.measured import Measured
 from slipstream.measure.records import ArmRecord, Verdict
 from slipstream.measure.store import Store
 
@@ -136,6 +138,15 @@ def test_the_same_machine_has_the_same_history_before_anything_was_recorded_ther
     ledger = Ledger(store)
     assert ledger.calibration(environment(git_dirty="never seen"), "cpu").n == 1
     assert ledger.calibration(environment(cpu_model="another"), "cpu").n == 0
+
+
+def test_a_measured_ratio_is_inside_or_not_unless_it_cannot_be_trusted() -> None:
+    def within(low: float, high: float, **changes: Any) -> object:
+        return Measured(claim(ratio=0.6, **changes), "2026-01-03").to_json(low, high)["within"]
+
+    assert within(0.5, 0.7) is True
+    assert within(0.5, 0.59) is within(0.61, 0.7) is False
+    assert within(0.5, 0.7, verdict=Verdict.UNTRUSTWORTHY) is None
 
 
 def test_an_untrustworthy_claim_scores_nothing(store: Store) -> None:

@@ -36,6 +36,12 @@ def test_without_a_producer_it_is_there_from_the_beginning() -> None:
     assert memory.death_ns.tolist() == [[2.0, 9.0]]
 
 
+def test_without_a_producer_it_comes_with_every_step() -> None:
+    memory = chain(Tensors([10], [-1], [0, 1], [0]), steps=2)
+    assert memory.birth_ns.tolist() == [[0.0], [9.0]]
+    assert memory.death_ns.tolist() == [[2.0], [11.0]]
+
+
 def test_at_equal_times_frees_come_before_allocations() -> None:
     # Tensor 0 dies at 5 when tensor 1 is born: never 30 at once.
     memory = chain(Tensors([10, 20], [0, 2], [0, 1, 1], [1]))
