@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sqlite3
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -206,6 +208,32 @@ def test_kill_minus_9_loses_only_the_open_transaction(tmp_path: Path) -> None:
     assert found == list(range(len(found)))
     # What was printed had been inserted before its commit: at most that one is missing.
     assert len(found) >= max([200, *rest])
+
+
+@pytest.mark.parametrize("moment", [1, 2, 3])
+def test_a_file_that_another_makes_while_it_is_opened_is_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: int
+) -> None:
+    """Between any two questions about a new file."""
+    path = tmp_path / "r.db"
+    connect = sqlite3.connect
+    asked: list[str] = []
+
+    class Watched(sqlite3.Connection):
+        def execute(self, *given: Any) -> sqlite3.Cursor:
+            asked.append(given[0])
+            if len(asked) == moment:
+                with monkeypatch.context() as plain:
+                    plain.setattr(sqlite3, "connect", connect)
+                    open_database(path, [_FIRST]).close()
+            return super().execute(*given)
+
+    monkeypatch.setattr(
+        sqlite3, "connect", lambda *a, **named: connect(*a, factory=Watched, **named)
+    )
+    with contextlib.closing(open_database(path, [_FIRST])) as connection:
+        assert connection.execute("SELECT count(*) FROM number").fetchone() == (0,)
+    assert len(asked) > moment
 
 
 def test_processes_that_open_a_new_file_at_once_agree(tmp_path: Path) -> None:

@@ -65,9 +65,11 @@ def _connect_for_reading(path: Path) -> sqlite3.Connection:
 
 
 def _version(connection: sqlite3.Connection, path: Path, known: int) -> int:
-    version = int(connection.execute("PRAGMA user_version").fetchone()[0])
-    owner = int(connection.execute("PRAGMA application_id").fetchone()[0])
+    # In this order: where another process makes the file meanwhile, what is seen to hold tables has
+    # an owner and a version, too.
     empty = connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone() is None
+    owner = int(connection.execute("PRAGMA application_id").fetchone()[0])
+    version = int(connection.execute("PRAGMA user_version").fetchone()[0])
     if not empty and owner != _APPLICATION_ID:
         raise StoreError(
             "the file is a database of another program",
