@@ -53,7 +53,9 @@ class _ConvNet(nn.Module):
         return logits
 
 
-class _Block(nn.Module):
+class Block(nn.Module):
+    """A block of a transformer: x [batch, length, width], pre-norm, GELU."""
+
     def __init__(self, width: int, heads: int, causal: bool) -> None:
         super().__init__()
         self.heads, self.causal = heads, causal
@@ -78,7 +80,7 @@ class _LanguageModel(nn.Module):
         super().__init__()
         self.tokens = nn.Embedding(vocabulary, width)
         self.positions = nn.Parameter(torch.zeros(context, width))
-        self.blocks = nn.Sequential(*(_Block(width, heads, True) for _ in range(layers)))
+        self.blocks = nn.Sequential(*(Block(width, heads, True) for _ in range(layers)))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -91,7 +93,7 @@ class _VisionTransformer(nn.Module):
         super().__init__()
         self.patches = nn.Conv2d(3, width, patch, patch)
         self.positions = nn.Parameter(torch.zeros((size // patch) ** 2, width))
-        self.blocks = nn.Sequential(*(_Block(width, heads, False) for _ in range(layers)))
+        self.blocks = nn.Sequential(*(Block(width, heads, False) for _ in range(layers)))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 10)
 
     def forward(self, x: Tensor) -> Tensor:

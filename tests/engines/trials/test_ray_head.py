@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -59,11 +60,7 @@ except SlipstreamError as error:
 def test_a_dead_head_ends_the_study_with_its_name(
     killed: str, tmp_path: Path, require: Callable[[str, bool, str], None]
 ) -> None:
-    try:
-        import ray  # noqa: F401
-    except ImportError:
-        require("ray", False, "Ray is not installed")
-        return
+    require("ray", find_spec("ray") is not None, "Ray is not installed")
     path = tmp_path / "s.db"
     program = DRIVER.format(here=str(Path(__file__).parent))
     driver = subprocess.run(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -40,11 +41,7 @@ def test_a_resized_trial_has_the_losses_of_one_that_was_not(
 def test_without_a_folder_for_checkpoints_nothing_is_resized(
     require: Callable[[str, bool, str], None],
 ) -> None:
-    try:
-        import ray  # noqa: F401
-    except ImportError:
-        require("ray", False, "Ray is not installed")
-        return
+    require("ray", find_spec("ray") is not None, "Ray is not installed")
     from slipstream.engines.trials.ray_executor import RayExecutor
 
     whole = study("s", Space({"x": Float(0.0, 1.0)}), "y", estimator=lambda c: c["x"],

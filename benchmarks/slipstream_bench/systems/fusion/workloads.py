@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from slipstream_bench.models import Residual
+from slipstream_bench.models import Block, Residual
 from slipstream_bench.systems.movement.layers import EncoderLayer
 
 _DROPPED = 0.1
@@ -35,28 +35,6 @@ class _GptBlock(nn.Module):
         x = x + functional.dropout(self.out(a.transpose(1, 2).reshape(n, t, d)), _DROPPED)
         hidden = functional.gelu(self.first(self.norm2(x)), approximate="tanh")
         return x + functional.dropout(self.second(hidden), _DROPPED)
-
-
-class _VitBlock(nn.Module):
-    """A block of a vision transformer: x [batch, patches, width], pre-norm, GELU."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.mlp = nn.Sequential(
-            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        n, t, d = x.shape
-        qkv = self.qkv(self.norm1(x)).view(n, t, 3, self.heads, d // self.heads)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)
-        a = functional.scaled_dot_product_attention(q, k, v)
-        x = x + self.out(a.transpose(1, 2).reshape(n, t, d))
-        y: Tensor = x + self.mlp(self.norm2(x))
-        return y
 
 
 class _LlamaBlock(nn.Module):
@@ -126,7 +104,7 @@ def _gpt() -> tuple[nn.Module, Tensor]:
 
 
 def _vit() -> tuple[nn.Module, Tensor]:
-    return _VitBlock(384, 6), torch.randn(2, 196, 384)
+    return Block(384, 6, causal=False), torch.randn(2, 196, 384)
 
 
 def _llama() -> tuple[nn.Module, Tensor]:
