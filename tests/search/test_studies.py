@@ -332,3 +332,68 @@ def test_a_full_disk_ends_the_study_and_what_was_written_is_whole(small_disk: Pa
     )
     assert facts(cut) == facts(whole)
     assert cut.replay() == len(cut.trials)
+
+
+# Every call after so many answers that the disk could not be reached.
+_NO_SYNC = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdlib.h>
+static int fails(void) {
+    static int left = -1;
+    if (left < 0) left = atoi(getenv("SYNCS"));
+    return left == 0 || --left == 0;
+}
+#define SYNC(name) \\
+    int name(int fd) { \\
+        if (fails()) { errno = EIO; return -1; } \\
+        return ((int (*)(int))dlsym(RTLD_NEXT, #name))(fd); \\
+    }
+SYNC(fsync)
+SYNC(fdatasync)
+"""
+
+_SYNCED = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from test_studies import SPACE, bowl
+from slipstream.search import Budget, study
+study("s", SPACE, "y", estimator=bowl, strategy="random", store=Path(sys.argv[2])).run(
+    budget=Budget(trials=2000),
+    progress=lambda s: print(sum(t.told >= 0 for t in s.trials), flush=True))
+"""
+
+
+@pytest.fixture(scope="module")
+def no_sync(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sync")
+    (folder / "sync.c").write_text(_NO_SYNC)
+    subprocess.run(
+        ["g++", "-x", "c", "-shared", "-fPIC", "-o", "sync.so", "sync.c", "-ldl"],
+        cwd=folder, check=True,
+    )  # fmt: skip
+    return folder / "sync.so"
+
+
+@pytest.mark.parametrize("syncs", [3, 9, 11])
+def test_a_disk_that_does_not_sync_breaks_no_study(
+    tmp_path: Path, no_sync: Path, syncs: int
+) -> None:
+    """While its file is made, or later: it ends with that reason or goes on; nothing is torn."""
+    path = tmp_path / "s.db"
+    ran = subprocess.run(
+        [sys.executable, "-c", _SYNCED, str(Path(__file__).parent), str(path)], text=True,
+        env={**os.environ, "LD_PRELOAD": str(no_sync), "SYNCS": str(syncs)}, capture_output=True,
+        check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0 or "disk I/O error" in ran.stderr
+    acknowledged = max([0, *(int(line) for line in ran.stdout.split())])
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    cut = study("s", SPACE, "y", estimator=bowl, strategy="random", store=path)
+    assert len(cut.load().trials) >= acknowledged if ran.returncode == 0 else not acknowledged
+    cut.run(budget=Budget(trials=2050))
+    whole = study("s", SPACE, "y", estimator=bowl, strategy="random")
+    assert facts(cut) == facts(whole.run(budget=Budget(trials=2050)))

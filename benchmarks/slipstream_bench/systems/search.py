@@ -17,12 +17,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from slipstream.provenance import Provenance
 from slipstream.search import (
     Budget,
     Choice,
@@ -33,8 +34,12 @@ from slipstream.search import (
     Space,
     State,
     Study,
+    Trial,
+    Value,
     study,
 )
+from slipstream.search.store import Store
+from slipstream_bench import strategies
 from slipstream_bench.harness import paired
 from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, not_judged
 
@@ -52,6 +57,7 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
         yield from _kill_row(options, Path(folder))
         yield from _identity_row(options)
         yield from _store_rows(options, Path(folder))
+    yield from strategies.bars(options)
 
 
 def nothing(config: Mapping[str, Any]) -> float:
@@ -343,20 +349,61 @@ def _identity_row(options: BenchOptions) -> Iterator[Bar]:
     yield at_most(bar, float(wrong), 0.0, "wrong", n=made, detail="JSON, order, index, collisions")
 
 
+_SIZE = "bytes of file a trial"
+_WRITTEN = "trials of three metrics written a second"
+# Of a study of 100,000 trials.
+_ASKS = {"the ten best": 0.2, "the front": 1.0, "going on": 2.0}
+
+
 def _store_rows(options: BenchOptions, folder: Path) -> Iterator[Bar]:
-    size, resume = "bytes of file a trial", "going on with a study of many trials"
-    if not (options.wants(size, 30.0) or options.wants(resume, 30.0)):
-        return
     count = 100_000 if options.full else 10_000
-    options.progress(size)
+    rows = {
+        f"{what} of a study of many trials": (what, most * count / 100_000)
+        for what, most in _ASKS.items()
+    }
+    if not any(options.wants(row, 30.0) for row in (_SIZE, _WRITTEN, *rows)):
+        return
+    options.progress(_SIZE)
     path = folder / "many.db"
     _study(path).run(budget=Budget(trials=count))
-    if options.wants(size):
+    if options.wants(_SIZE):
         each = path.stat().st_size / count
-        yield at_most(size, each, 500.0, "B", n=count, detail="ten parameters, one metric")
-    if options.wants(resume):
-        began = time.perf_counter()
-        _study(path).run(budget=Budget(trials=count))
-        took = time.perf_counter() - began
-        target = 2.0 * count / 100_000
-        yield at_most(resume, took, target, "s", n=count)
+        yield at_most(_SIZE, each, 500.0, "B", n=count, detail="ten parameters, one metric")
+    known = _study(path).load()
+    asks: dict[str, Callable[[], object]] = {
+        "the ten best": lambda: known.top(10),
+        "the front": known.pareto,
+        "going on": lambda: _study(path).run(budget=Budget(trials=count)),
+    }
+    for row, (what, most) in rows.items():
+        if options.wants(row):
+            began = time.process_time()
+            asks[what]()
+            detail = "the file is read" if what == "going on" else "in memory"
+            yield at_most(row, time.process_time() - began, most, "s", n=count, detail=detail)
+    if options.wants(_WRITTEN):
+        options.progress(_WRITTEN)
+        yield _written_row(folder / "written.db", 1_000_000 if options.full else 20_000)
+
+
+def _written_row(path: Path, count: int) -> Bar:
+    """Trials that are at hand are put into the store, which writes them in its batches."""
+    rng = np.random.default_rng(3)
+    kind = Provenance.MEASURED
+    store = Store(path)
+    store.open_study("s", SPACE, {}, None)
+    candidates = [SPACE.sample(rng) for _ in range(1000)]
+    began = time.perf_counter()
+    for number in range(count):
+        values = {"y": 1.0 * number, "ms": 2.0, "bytes": 3.0}
+        told = {(metric, kind): Value(value, kind) for metric, value in values.items()}
+        store.put(
+            Trial(number, candidates[number % 1000], state=State.COMPLETE, values=values,
+                  measurements=told, asked=2 * number, told=2 * number + 1), {},
+        )  # fmt: skip
+    store.close()
+    rate = count / (time.perf_counter() - began)
+    size = path.stat().st_size / count
+    return at_least(
+        _WRITTEN, rate, 5000.0, "/s", n=count, detail=f"ten parameters; {size:.0f} B a trial"
+    )

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from slipstream.late import late
 
 if TYPE_CHECKING:
+    from slipstream.search.cascade import Cascade
     from slipstream.search.estimators import Cost, Estimator, Run, estimator
     from slipstream.search.executors import Executor, Inline, Outcome, Processes, Task
     from slipstream.search.metrics import Limit, Objective, State, Trial, Value
@@ -40,6 +41,7 @@ _HOMES = {
     "Bool": "parameters",
     "Budget": "studies",
     "Candidate": "space",
+    "Cascade": "cascade",
     "Categorical": "parameters",
     "Choice": "space",
     "Cost": "estimators",
@@ -78,6 +80,7 @@ __all__ = [
     "Bool",
     "Budget",
     "Candidate",
+    "Cascade",
     "Categorical",
     "Choice",
     "Cost",

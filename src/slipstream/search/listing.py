@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slipstream.provenance import Provenance
-from slipstream.search.metrics import SCORED, Objective, State, Trial, order, pareto
+from slipstream.search.metrics import Objective, State, Trial, best, pareto, whole
 from slipstream.search.store import Reading
 from slipstream.search.studies import Study
 from slipstream.tables import Field, Table
@@ -22,6 +22,7 @@ class Listing:
 
     Attributes:
         stopped: why its last run ended; empty where that is not known.
+        promotion: how its trials were promoted, in sentences, where its policy tells that.
     """
 
     name: str
@@ -29,23 +30,29 @@ class Listing:
     objectives: tuple[Objective, ...]
     units: dict[str, str]
     stopped: str = ""
+    promotion: Sequence[str] = ()
 
     @classmethod
     def of(cls, source: Study | Reading) -> Listing:
         """A study, or the reading of its file."""
         if isinstance(source, Study):
             units = dict(source.units or {})
-            return cls(source.name, source.trials, source.objectives, units, source.stopped)
+            return cls(
+                source.name, source.trials, source.objectives, units, source.stopped,
+                source.rungs.notes(),
+            )  # fmt: skip
         given = source.definition["objectives"]
         objectives = tuple(Objective(metric, direction) for metric, direction in given.items())
         return cls(source.name, source.trials, objectives, source.units)
 
     @property
     def whole(self) -> list[Trial]:
-        """Scored trials at the highest fidelity there is, the best first."""
-        scored = [t for t in self.trials if t.state in SCORED and t.state is not State.CACHED]
-        most = max((one.fidelity for one in scored), default=0.0)
-        return order([one for one in scored if one.fidelity == most], self.objectives)
+        """Scored trials at the highest fidelity there is."""
+        return whole(self.trials)
+
+    def best(self, n: int) -> list[Trial]:
+        """The `n` best of these."""
+        return best(self.whole, self.objectives, n)
 
     @property
     def front(self) -> list[Trial]:
@@ -61,10 +68,10 @@ class Listing:
     def line(self) -> str:
         """One line of progress."""
         counts = ", ".join(f"{n} {state}" for state, n in self.counts.items())
-        best = self.whole[:1]
-        if not best:
+        leader = self.best(1)
+        if not leader:
             return counts or "nothing yet"
-        values = ", ".join(f"{o.metric} {best[0].values[o.metric]:.4g}" for o in self.objectives)
+        values = ", ".join(f"{o.metric} {leader[0].values[o.metric]:.4g}" for o in self.objectives)
         return f"{counts}; best {values}"
 
     def status(self) -> Table:
@@ -81,7 +88,12 @@ class Listing:
             Field[Any].of("trials", lambda row: row[0]),
             Field[Any].number("n", lambda row: row[1]),
         ]
-        return Table.of(rows, fields, f"study {self.name}", [*notes, *self.told_beside_measured()])
+        return Table.of(
+            rows,
+            fields,
+            f"study {self.name}",
+            [*notes, *self.promotion, *self.told_beside_measured()],
+        )
 
     def told_beside_measured(self) -> list[str]:
         """For each metric that was both predicted and measured, how the two agree."""
@@ -106,7 +118,7 @@ class Listing:
 
     def top(self, n: int) -> Table:
         """The best trials."""
-        return self._table(self.whole[:n], f"study {self.name}: the best {n}")
+        return self._table(self.best(n), f"study {self.name}: the best {n}")
 
     def pareto(self) -> Table:
         """The front."""
@@ -134,7 +146,7 @@ class Listing:
             "trials": self.counts,
             "stopped": self.stopped,
             "device_s": sum(one.device_s for one in self.trials),
-            "best": [_record(one) for one in self.whole[:10]],
+            "best": [_record(one) for one in self.best(10)],
             "front": [_record(one) for one in self.front],
         }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -241,6 +242,20 @@ def order(trials: Sequence[Trial], objectives: Sequence[Objective]) -> list[Tria
         ordered += sorted(front, key=lambda one: (ranks[one.number], one.number))
         feasible = [one for one in feasible if one.number not in chosen]
     return ordered + sorted(rest, key=lambda one: (score(one, objectives)[:1], one.number))
+
+
+def whole(trials: Sequence[Trial]) -> list[Trial]:
+    """Those that were evaluated at the highest fidelity reached, each candidate once."""
+    scored = [one for one in trials if one.state in SCORED and one.told >= 0]
+    most = max((one.fidelity for one in scored), default=0.0)
+    return [one for one in scored if one.fidelity == most and one.state is not State.CACHED]
+
+
+def best(trials: Sequence[Trial], objectives: Sequence[Objective], n: int) -> list[Trial]:
+    """The first `n` of `order`, without putting all of them in order where that can be."""
+    if len(objectives) > 1:
+        return order(trials, objectives)[:n]
+    return heapq.nsmallest(n, trials, key=lambda one: (score(one, objectives), one.number))
 
 
 def pareto(trials: Sequence[Trial], objectives: Sequence[Objective]) -> list[Trial]:

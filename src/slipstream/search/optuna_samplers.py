@@ -12,7 +12,7 @@ from slipstream.errors import InvalidArgumentError, MissingExtraError
 from slipstream.search.metrics import SCORED, State, Trial
 from slipstream.search.parameters import Categorical, Float, Int, Parameter
 from slipstream.search.space import Candidate, Space
-from slipstream.search.strategies import Strategy, summary
+from slipstream.search.strategies import Strategy, keep_best, summary
 
 if TYPE_CHECKING:
     from slipstream.search.studies import Study
@@ -71,6 +71,7 @@ class OptunaSampler(Strategy):
         self._study = self._new_study()
         self._open: dict[int, Any] = {}
         self._told: list[Trial] = []
+        self._best: list[Trial] = []
         # Warm start: (trial without a number).
         self._summarised = 0
 
@@ -98,6 +99,7 @@ class OptunaSampler(Strategy):
         mine = self._open.pop(trial.number, None)
         if trial.state in SCORED:
             self._told.append(trial)
+            keep_best(self._best, trial, self.objectives)
         if mine is None:
             # Promoted, repeated, or of another study: a fact without a question.
             if trial.state in SCORED:
@@ -119,7 +121,7 @@ class OptunaSampler(Strategy):
         """A new study of Optuna's with at most 512 of the trials; what still runs becomes a fact
         without a question when it ends."""
         self._study = self._new_study()
-        kept = summary(self._told, self.objectives)
+        kept = summary(self._told, self._best)
         self._study.add_trials([self._frozen(one) for one in kept])
         self._open = {}
         self._summarised = len(self._told)

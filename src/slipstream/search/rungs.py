@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from slipstream.errors import InvalidArgumentError
+from slipstream.search.estimators import Estimator
 from slipstream.search.metrics import SCORED, Trial
 
 Order = Callable[[Sequence[Trial]], list[Trial]]
@@ -36,9 +37,14 @@ class Slot:
 
 
 class RungPolicy(ABC):
-    """Says at which fidelity trials run. `order` is set by the study: the best trials first."""
+    """Says at which fidelity trials run. `order` is set by the study: the best trials first.
+
+    Attributes:
+        levels: estimators of the first rungs, in the place of the study's own.
+    """
 
     order: Order
+    levels: tuple[Estimator, ...] = ()
     synchronous: ClassVar[bool] = False
     """Whether it says at once which trials are wanted together."""
 
@@ -49,6 +55,10 @@ class RungPolicy(ABC):
     @abstractmethod
     def tell(self, trial: Trial) -> None:
         """A trial ended."""
+
+    def notes(self) -> list[str]:
+        """What a reader of the study should know of how its trials were promoted."""
+        return []
 
     @property
     def done(self) -> bool:

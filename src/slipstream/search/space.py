@@ -62,18 +62,33 @@ class Leaf:
 class Candidate:
     """Values of the active parameters of one space.
 
-    Attributes:
+    Args:
         space: where it is from.
         values: by path, in the order of paths.
+        text: its `json` in their place: of the many trials of a file few are looked into.
+        id: its `id`, where that is known.
     """
 
-    __slots__ = ("_id", "_json", "space", "values")
+    __slots__ = ("_id", "_json", "_values", "space")
 
-    def __init__(self, space: Space, values: dict[str, Any]) -> None:
+    def __init__(
+        self, space: Space, values: dict[str, Any] | None = None, *, text: str | None = None,
+        id: bytes | None = None,
+    ) -> None:  # fmt: skip
         self.space = space
-        self.values = values
-        self._json: str | None = None
-        self._id: bytes | None = None
+        self._values = values
+        self._json = text
+        self._id = id
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """By path, in the order of paths."""
+        if self._values is None:
+            stored = json.loads(self._json or "")
+            self._values = {
+                path: tuple(v) if isinstance(v, list) else v for path, v in stored.items()
+            }
+        return self._values
 
     @property
     def json(self) -> str:
@@ -247,11 +262,9 @@ class Space:
             raise InvalidArgumentError("candidate", f"the rule '{broken}' forbids it")
         return candidate
 
-    def load(self, text: str) -> Candidate:
+    def load(self, text: str, id: bytes | None = None) -> Candidate:
         """The candidate whose `Candidate.json` is `text`, which this space wrote."""
-        values = json.loads(text)
-        tuples = {path: tuple(v) if isinstance(v, list) else v for path, v in values.items()}
-        return Candidate(self, tuples)
+        return Candidate(self, text=text, id=id)
 
     def from_units(self, u: Sequence[float]) -> Candidate:
         """The candidate at a point of the unit cube, float [units]; it may be against a rule."""

@@ -201,8 +201,8 @@ def _trials(connection: Any, study: int, space: Space) -> Iterator[Trial]:
     provenances = {str(one): one for one in Provenance}
     states = {str(one): one for one in State}
     for row in connection.execute("SELECT * FROM trial WHERE study=? ORDER BY number", (study,)):
-        (_, number, _, config, state, fidelity, bracket, rung, parent, asked, told, attempts,
-         started, ended, device_s, violation, reason) = row  # fmt: skip
+        (_, number, candidate, config, state, fidelity, bracket, rung, parent, asked, told,
+         attempts, started, ended, device_s, violation, reason) = row  # fmt: skip
         values, measurements = {}, {}
         for _, metric, provenance, value, stddev, counts in measured.get(number, ()):
             known = provenances[provenance]
@@ -210,8 +210,9 @@ def _trials(connection: Any, study: int, space: Space) -> Iterator[Trial]:
             if counts:
                 values[names[metric]] = value
         yield Trial(
-            number, space.load(config), fidelity, bracket, rung, parent, states[state], values,
-            measurements, violation, asked, told, attempts, started, ended, device_s, reason,
+            number, space.load(config, candidate), fidelity, bracket, rung, parent, states[state],
+            values, measurements, violation, asked, told, attempts, started, ended, device_s,
+            reason,
         )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ proposal, and the trials it was told of, in their order.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from bisect import insort
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -156,11 +157,20 @@ class Evolution(Strategy):
 _BEST, _SPREAD = 128, 384
 
 
-def summary(trials: Sequence[Trial], objectives: Sequence[Objective]) -> list[Trial]:
-    """At most 512 of `trials` that stand for all: so that asking does not grow with the history."""
+def keep_best(best: list[Trial], trial: Trial, objectives: Sequence[Objective]) -> None:
+    """Put `trial` in its place among the 128 best that are kept, behind its equals."""
+    insort(best, trial, key=lambda one: score(one, objectives))
+    del best[_BEST:]
+
+
+def summary(trials: Sequence[Trial], best: Sequence[Trial]) -> list[Trial]:
+    """At most 512 of `trials` that stand for all: so that asking does not grow with the history.
+
+    Args:
+        best: the best of them, as `keep_best` keeps them.
+    """
     if len(trials) <= _BEST + _SPREAD:
         return list(trials)
-    best = sorted(trials, key=lambda one: score(one, objectives))[:_BEST]
     stride = np.linspace(0, len(trials) - 1, _SPREAD).astype(int)
     chosen = {id(one): one for one in (*best, *(trials[at] for at in stride))}
     return [one for one in trials if id(one) in chosen]
@@ -184,28 +194,32 @@ class BoostedTrees(Strategy):
         except ImportError:
             raise MissingExtraError("strategy 'trees'", "scikit-learn", "search") from None
         self._told: list[Trial] = []
+        self._best: list[Trial] = []
         self._models: list[Any] = []
-        self._fitted = 0
+        self._fits = 0
+        self._seen: set[bytes] = set()
         self._waiting: set[bytes] = set()
 
     def tell(self, trial: Trial) -> None:
         if trial.state in SCORED:
             self._told.append(trial)
+            self._seen.add(trial.candidate.id)
+            keep_best(self._best, trial, self.objectives)
 
     def ask(self, number: int) -> Candidate | None:
         rng = self.rng()
         if len(self._told) < self.startup or rng.random() < 0.125:
             return self.space.sample(rng)
-        fitted_at = len(self._told) // self.refit * self.refit
-        if fitted_at != self._fitted:
-            self._fit(self._told[:fitted_at] or self._told)
-            self._fitted = fitted_at
-        best = sorted(self._told, key=lambda one: score(one, self.objectives))[:8]
+        fits = len(self._told) // self.refit
+        if fits != self._fits:
+            self._fit()
+            self._fits = fits
+        best = self._best[:8]
         pool = [self.space.sample(rng) for _ in range(self.pool // 2)]
         pool += [self.space.mutate(best[at % len(best)].candidate, rng) for at in range(
             self.pool // 2)]  # fmt: skip
-        seen = {one.candidate.id for one in self._told} | self._waiting
-        pool = [one for one in pool if one.id not in seen] or pool
+        seen, waiting = self._seen, self._waiting
+        pool = [one for one in pool if one.id not in seen and one.id not in waiting] or pool
         from threadpoolctl import threadpool_limits
 
         points = np.array([self.space.to_units(one) for one in pool])
@@ -217,11 +231,11 @@ class BoostedTrees(Strategy):
         self._waiting = {*list(self._waiting)[-64:], chosen.id}
         return chosen
 
-    def _fit(self, told: Sequence[Trial]) -> None:
+    def _fit(self) -> None:
         from sklearn.ensemble import HistGradientBoostingRegressor
         from threadpoolctl import threadpool_limits
 
-        kept = summary(told, self.objectives)
+        kept = summary(self._told, self._best)
         points = np.array([self.space.to_units(one.candidate) for one in kept])
         self._models = []
         for objective in self.objectives:

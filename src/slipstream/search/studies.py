@@ -19,11 +19,13 @@ from slipstream.search.metrics import (
     State,
     Trial,
     Value,
+    best,
     need_reported,
     order,
     pareto,
     parse_limits,
     parse_objectives,
+    whole,
 )
 from slipstream.search.rungs import RungPolicy, Slot, Whole
 from slipstream.search.space import Candidate, Space
@@ -91,9 +93,12 @@ class Study:
         self.objectives = parse_objectives(objectives)
         self.estimator = as_estimator(estimator)
         self.analytic = tuple(analytic)
+        self._policy = rungs or Whole()
         self.units = self._declared()
         self.limits = parse_limits(constraints or {}, self.units)
         need_reported(self.objectives, self.limits, self.units)
+        for one in self._policy.levels:
+            need_reported(self.objectives, (), one.metrics)
         self.space.check()
         self.start = [self.space.candidate(values) for values in start]
         self.seed, self.budget = seed, budget or Budget()
@@ -102,7 +107,6 @@ class Study:
         if strategy == "auto":
             strategy, self.why_strategy = choose(self.space, self.objectives, self.budget.trials)
         self.strategy = strategy if isinstance(strategy, Strategy) else strategy_named(strategy)
-        self._policy = rungs or Whole()
         self.rungs = copy.deepcopy(self._policy)
         self._warm = list(warm_start)
         self.trials: list[Trial] = []
@@ -115,11 +119,11 @@ class Study:
         if self.estimator.metrics is None:
             return None
         units = dict(self.estimator.metrics)
-        for one in self.analytic:
+        for one in (*self.analytic, *self._policy.levels):
             for metric, unit in (one.metrics or {}).items():
                 if units.setdefault(metric, unit) != unit:
                     raise InvalidArgumentError(
-                        "analytic", f"{metric} is in {unit or 'no unit'} by {one.name}, and in "
+                        "estimator", f"{metric} is in {unit or 'no unit'} by {one.name}, and in "
                         f"{units[metric] or 'no unit'} by {self.estimator.name}",
                     )  # fmt: skip
         return units
@@ -309,6 +313,9 @@ class Study:
             number, candidate, slot.fidelity, slot.bracket, slot.rung,
             slot.parent.number if slot.parent is not None else None, asked=self._events,
         )  # fmt: skip
+        if slot.parent is not None and self._policy.levels:
+            # What cheaper levels said stays beside what this one will say.
+            trial.measurements = dict(slot.parent.measurements)
         self._events += 1
         self._register(trial)
         return trial
@@ -352,10 +359,15 @@ class Study:
             path.mkdir(parents=True, exist_ok=True)
             folder = str(path.resolve())
         run = Run(trial.fidelity, self.trial_seed(trial.candidate), folder, parent)
-        cost = None if self.estimator.cost is None else self.estimator.cost(config)
+        source = self._estimator(trial)
+        cost = None if source.cost is None else source.cost(config)
         metric = self.objectives[0].metric
         group = (trial.bracket, trial.rung)
-        return Task(trial.number, self.estimator, config, run, metric, group, cost)
+        return Task(trial.number, source, config, run, metric, group, cost)
+
+    def _estimator(self, trial: Trial) -> Estimator:
+        levels = self._policy.levels
+        return levels[trial.rung] if trial.rung < len(levels) else self.estimator
 
     def trial_seed(self, candidate: Candidate, purpose: bytes = b"trial") -> int:
         """The seed that a candidate's estimator is given, below 2 ** 31."""
@@ -398,8 +410,12 @@ class Study:
             executor.submit(self._task(trial, trial.candidate.config))
             return
         if outcome.state is State.COMPLETE:
-            self._note(trial, outcome.values, self.estimator)
-            asked = [o.metric for o in self.objectives] + [one.metric for one in self.limits]
+            source = self._estimator(trial)
+            self._note(trial, outcome.values, source)
+            asked = [o.metric for o in self.objectives]
+            if source is self.estimator:
+                # What a cheap level does not tell, the last one does.
+                asked += [one.metric for one in self.limits]
             missing = sorted({metric for metric in asked if metric not in trial.values})
             if missing:
                 reported = ", ".join(sorted(trial.values)) or "nothing"
@@ -464,10 +480,7 @@ class Study:
 
     def top(self, n: int = 10) -> list[Trial]:
         """The `n` best trials at the highest fidelity reached."""
-        scored = [one for one in self.trials if one.state in SCORED and one.told >= 0]
-        most = max((one.fidelity for one in scored), default=0.0)
-        whole = [one for one in scored if one.fidelity == most and one.state is not State.CACHED]
-        return order(whole, self.objectives)[:n]
+        return best(whole(self.trials), self.objectives, n)
 
     def best(self) -> Trial | None:
         """The best trial that keeps all limits; None when there is none."""
@@ -475,7 +488,7 @@ class Study:
 
     def pareto(self) -> list[Trial]:
         """Trials that no other one beats in all objectives at once."""
-        return pareto(self.top(len(self.trials)), self.objectives)
+        return pareto(whole(self.trials), self.objectives)
 
     def to_optuna(self, storage: str | None = None) -> Any:
         """The study as one of Optuna's: see `slipstream.search.optuna_samplers.to_optuna`."""
