@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from slipstream.search import (
+    Bool,
     Budget,
     Cost,
     Float,
@@ -55,6 +56,36 @@ def dies_once(config: dict[str, Any], run: Run) -> float:
         mark.touch()
         os.kill(os.getpid(), signal.SIGKILL)
     return float(config["x"])
+
+
+@estimator({"steps": ""}, cost=lambda config: Cost(5.0 if config["long"] else 1.0, gamma=0.5))
+def stepped(config: dict[str, Any], run: Run) -> float:
+    """Twenty-five steps or five of 0.2 s, a checkpoint after each; on two devices of 0.15 s."""
+    assert run.folder is not None
+    path = Path(run.folder, "steps")
+    done = int(path.read_text()) if path.exists() else 0
+    while done < (25 if config["long"] else 5):
+        time.sleep(0.2 if run.width == 1 else 0.15)
+        done += 1
+        path.write_text(str(done))
+        run.checkpointed()
+    return done
+
+
+def test_the_level_rule_gives_a_device_that_came_free_to_who_ends_last(tmp_path: Path) -> None:
+    from slipstream.engines.trials.ray_executor import RayExecutor
+
+    executor = RayExecutor(2, scheduler="level", ahead=2, restart_s=0.2)
+    run = study(
+        "s", Space({"long": Bool()}), "steps", estimator=stepped, strategy="grid",
+        rungs=Halving(1, 1, n=2), store=tmp_path / "s.db",
+    ).run(executor)  # fmt: skip
+    assert {t.config["long"]: t.values["steps"] for t in run.trials} == {False: 5.0, True: 25.0}
+    widths: dict[bool, list[int]] = {False: [], True: []}
+    for number, devices, *_ in sorted(executor.intervals, key=lambda one: one[2]):
+        widths[run.trials[number].config["long"]].append(len(devices))
+    # Neither has stopped for the other: both begin alone, and the longer one has both at its end.
+    assert widths == {False: [1], True: [1, 2]}
 
 
 def test_promotions_are_those_of_a_study_in_one_process(tmp_path: Path) -> None:
