@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from slipstream.graph import Call, Graph, StepPhase, TensorSpec
+from slipstream.graph.graph import kept
 from slipstream.surgery import module_of
 
 _PRODUCTS = ("aten::addmm", "aten::mm")
@@ -53,7 +54,8 @@ def module_like(x: TensorSpec, layer: tuple[Any, ...]) -> Any:
     )  # fmt: skip
 
 
-def layer_sites(graph: Graph) -> Iterator[LayerSite]:
+@kept
+def layer_sites(graph: Graph) -> tuple[LayerSite, ...]:
     """Every linear layer and convolution of float32 in the step, in its order."""
     tasks = graph.tasks
     backward: dict[int, list[int]] = {}
@@ -63,9 +65,10 @@ def layer_sites(graph: Graph) -> Iterator[LayerSite]:
     ).tolist():
         if graph.task(task).name.endswith(_BACKWARD):
             backward.setdefault(int(tasks.sequence[task]), []).append(task)
-    for task in range(len(graph)):
+    sites = []
+    for task in np.flatnonzero(tasks.phase == StepPhase.FORWARD).tolist():
         view = graph.task(task)
-        if view.phase != StepPhase.FORWARD or view.call is None:
+        if view.call is None:
             continue
         parts = _layer(view.call, view.name, view.scope)
         module = module_of(graph, task)
@@ -73,7 +76,8 @@ def layer_sites(graph: Graph) -> Iterator[LayerSite]:
             continue
         x, weight, layer = parts
         after = backward.get(view.sequence, ())
-        yield LayerSite(module, x, layer, weight.nbytes, task, tuple(after))
+        sites.append(LayerSite(module, x, layer, weight.nbytes, task, tuple(after)))
+    return tuple(sites)
 
 
 def _layer(

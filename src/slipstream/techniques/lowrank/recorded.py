@@ -380,24 +380,23 @@ def _in_lists(call: Call, places: Mapping[tuple[int, ...], list[int | None]]) ->
 
 def exchanged(graph: Graph, chosen: Sequence[Site]) -> dict[int, Call]:
     """By task: taking a gradient, which has the numbers of the factors: what replicas exchange."""
+    taking: dict[tuple[str, tuple[int, ...]], list[int]] = {}
+    for task in np.flatnonzero(graph.tasks.phase == StepPhase.BACKWARD).tolist():
+        view = graph.task(task)
+        call = view.call
+        if call is not None and call.name in _TAKES and "AccumulateGrad" in view.scope:
+            key = module_of(graph, task), call.inputs[0].shape
+            taking.setdefault(key, []).append(task)
     changed: dict[int, Call] = {}
     for site in chosen:
         for storage, spec in site.weights.items():
-            for task in range(len(graph)):
-                view = graph.task(task)
-                call = view.call
-                if (
-                    view.phase == StepPhase.BACKWARD
-                    and call is not None
-                    and call.name in _TAKES
-                    and module_of(graph, task) == site.module
-                    and call.inputs[0].shape == spec.shape
-                    and task not in changed
-                    and "AccumulateGrad" in view.scope
-                ):
-                    given = _spec(spec, site.numbers(storage))
-                    changed[task] = call.with_inputs([given] * len(call.inputs))
-                    break
+            # Two weights of one shape in a module are taken one after the other.
+            waiting = taking.get((site.module, spec.shape))
+            if waiting:
+                task = waiting.pop(0)
+                call = graph.task(task).known_call
+                given = _spec(spec, site.numbers(storage))
+                changed[task] = call.with_inputs([given] * len(call.inputs))
     return changed
 
 

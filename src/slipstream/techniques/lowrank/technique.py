@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from slipstream.errors import InvalidArgumentError, WorkloadError
 from slipstream.graph import Call, Editor, Graph, StepPhase
+from slipstream.graph.graph import kept
 from slipstream.surgery import Selection
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
 from slipstream.techniques._baseline import already_compiled
@@ -197,29 +198,36 @@ class LowRank(Settings):
         return Selection(self.only, self.except_)
 
     def _chosen(self, graph: Graph) -> list[Site]:
-        """Sites that become products, with what becomes of their tasks.
+        """Sites that become products: see `_products`."""
+        return _products(graph, self)
 
-        Raises:
-            InvalidArgumentError: the rank is more than a layer's full one.
-        """
-        every = sites(graph)
-        ends = {one.module for one in (every[0], every[-1])} if len(every) > 2 else {
-            every[-1].module
-        } if every else set()  # fmt: skip
-        chosen = []
-        for site in every:
-            if not self.ends and (site.module in ends or site.shortcut):
-                continue
-            if site.module not in self._selection:
-                continue
-            site.ranks = rank_of(site, self.ratio, self.rank)
-            if sum(map(site.numbers, site.weights)) >= sum(
-                spec.numel for spec in site.weights.values()
-            ):
-                continue
-            as_products(graph, site)
-            chosen.append(site)
-        return chosen
+
+@kept
+def _products(graph: Graph, settings: LowRank) -> list[Site]:
+    """Sites that become products, with what becomes of their tasks.
+
+    Raises:
+        InvalidArgumentError: the rank is more than a layer's full one.
+    """
+    every = sites(graph)
+    ends = {one.module for one in (every[0], every[-1])} if len(every) > 2 else {
+        every[-1].module
+    } if every else set()  # fmt: skip
+    selection = Selection(settings.only, settings.except_)
+    chosen = []
+    for site in every:
+        if not settings.ends and (site.module in ends or site.shortcut):
+            continue
+        if site.module not in selection:
+            continue
+        site.ranks = rank_of(site, settings.ratio, settings.rank)
+        if sum(map(site.numbers, site.weights)) >= sum(
+            spec.numel for spec in site.weights.values()
+        ):
+            continue
+        as_products(graph, site)
+        chosen.append(site)
+    return chosen
 
 
 class _Schedule:
