@@ -34,7 +34,7 @@ class Run:
             share of right answers. None where there is none.
         latencies_ns: of queries, by name: ``p50``, ``p99``, ``mean``.
         reasons: why it is not valid.
-        attempts: runs it took: LoadGen's hints are mended once.
+        attempts: runs it took: LoadGen's hints are mended from each.
         refused: queries that a server would not take.
     """
 
