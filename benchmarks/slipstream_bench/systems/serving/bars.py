@@ -429,7 +429,7 @@ def _random_systems(options: BenchOptions) -> Iterator[Bar]:
             bad.append(f"{scenario.name} of {service / 1e6:.3g} ms: {'; '.join(run.reasons)}")
     yield Bar(
         bar, good, f"of {count}", f"= {count}", good == count, count,
-        "; ".join(["20 us to 200 ms, a second each, one rerun at most", *bad[:4]]),
+        "; ".join(["20 us to 200 ms, a second each, three reruns at most", *bad[:4]]),
     )  # fmt: skip
 
 
