@@ -14,7 +14,7 @@ from models import INT8, MICRO_SPEECH, PERSON_DETECT, need_emulator, need_runtim
 from random_networks import RandomNetwork
 
 from slipstream.errors import UsageError
-from slipstream.ship import DoesNotFitError, ModelFileError
+from slipstream.ship import DoesNotFitError, ModelFileError, ToolchainError
 from slipstream.ship.export import write_network
 from slipstream.ship.firmware import (
     export_firmware,
@@ -171,6 +171,26 @@ def test_what_is_read_where_nothing_lives_is_seen(shared_data: Path) -> None:
         for one in made.arena.regions
     )
     assert changed_bytes(replace(made, arena=replace(made.arena, regions=regions)), emulate=False)
+
+
+@pytest.mark.parametrize("missing", ["gcc", "arm-none-eabi-gcc", "qemu-system-arm"])
+def test_a_missing_tool_is_told_with_what_installs_it(
+    missing: str, shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for tool in {"gcc", "arm-none-eabi-gcc", "qemu-system-arm"} - {missing}:
+        (tmp_path / tool).write_text("")
+        (tmp_path / tool).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    made = export_firmware(shared_data / MICRO_SPEECH)
+
+    def run() -> None:
+        if missing == "gcc":
+            run_here(made.sources, made.interface, [], tmp_path / "here")
+        run_emulated(made.sources, made.interface, [], tmp_path / "there", made.target)
+
+    with pytest.raises(ToolchainError, match=f"^{missing} is not installed") as refused:
+        run()
+    assert str(refused.value.remedy).startswith("apt-get install")
 
 
 def test_a_folder_is_written_again_without_what_was_there(

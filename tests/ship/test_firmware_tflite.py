@@ -198,6 +198,29 @@ def test_constants_and_floats_that_go_out_are_refused() -> None:
         lower(Network("odd", (*pair, Tensor("c", (1, 4), "float32")), (add,), (0, 2), (1,)))
 
 
+def test_shapes_left_open_are_named(require: Callable[[str, bool, str], None]) -> None:
+    need_runtimes(require)
+    import flatbuffers
+    from ai_edge_litert.schema_py_generated import ModelT
+
+    def opened(dimension: int) -> bytes:
+        model = ModelT.InitFromPackedBuf(write_network(RandomNetwork(4).network(1)), 0)
+        graph = model.subgraphs[0]
+        tensor = graph.tensors[graph.inputs[0]]
+        signature = tensor.shape.copy()
+        signature[dimension] = -1
+        tensor.shapeSignature = signature
+        to = flatbuffers.Builder(1 << 12)
+        to.Finish(model.Pack(to), b"TFL3")
+        return bytes(to.Output())
+
+    # A batch left open is run as the one that is stored.
+    assert parse_network(opened(0)).operators
+    with pytest.raises(UnsupportedModelError, match="shape is not fixed") as refused:
+        parse_network(opened(1))
+    assert "tensor 't0'" in str(refused.value.where)
+
+
 def test_what_is_no_model_is_told_so(tmp_path: Path) -> None:
     file = tmp_path / "model.tflite"
     file.write_bytes(b"PK\x03\x04 surely a zip")

@@ -135,12 +135,13 @@ def test_random_operators_are_equal_in_tflite_micro(tmp_path: Path, require: Req
     compare_random(range(4), 24, tmp_path)
 
 
-def test_random_operators_are_equal_on_vectors(tmp_path: Path, require: Require) -> None:
+@pytest.mark.parametrize("device", ["cortex-m4", "cortex-m55"])
+def test_random_operators_are_equal_on_processors(
+    device: str, tmp_path: Path, require: Require
+) -> None:
     need_runtimes(require)
     need_emulator(require)
-    export_firmware(write_network(RandomNetwork(1).network(24)), device="cortex-m55").write(
-        tmp_path
-    )
+    export_firmware(write_network(RandomNetwork(1).network(24)), device=device).write(tmp_path)
     found = verify_firmware(read_firmware(tmp_path), sets=3)
     assert [place.differing for place in found.places] == [0, 0]
 

@@ -20,8 +20,12 @@ from slipstream.ship.firmware.targets import Target
 
 # Bytes of softmax's table.
 _SOFTMAX_TABLE = 28
-# Counts of what calls a function: `slip_gather` and in it memcpy and memset, `slip_write_any`.
-_CALLS = ("inner", "read taps", "padded taps", "zeros", "slow outputs", "single outputs", "pixels")
+# Counts of what reaches deeper: calls of `slip_gather` and in it memcpy and memset, of
+# `slip_write_any`, and a loop that keeps more than registers hold.
+_CALLS = (
+    "inner", "read taps", "padded taps", "zeros", "slow outputs", "single outputs", "pixels",
+    "rest taps",
+)  # fmt: skip
 Counts = dict[str, float]
 
 
@@ -189,7 +193,7 @@ def _of_pixels(step: Step, width: int) -> Counts:
     slow = 0 if n["narrow"] else whole
     if width == 4:
         return {
-            "fours": whole, "threes of taps": whole * (taps // 3), "taps": whole * (taps % 3),
+            "fours": whole, "threes of taps": whole * (taps // 3), "rest taps": whole * (taps % 3),
             "slow outputs": 4 * slow, "single outputs": pixels * rest,
             "single taps": pixels * rest * taps, "wide outputs": pixels * _wide(step),
         }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -23,10 +24,7 @@ class Port:
     @property
     def nbytes(self) -> int:
         """Bytes, which are its elements."""
-        size = 1
-        for extent in self.shape:
-            size *= extent
-        return size
+        return math.prod(self.shape)
 
 
 @dataclass(frozen=True)
