@@ -93,12 +93,13 @@ def safety_bars(
 
 
 def changed_bytes(made: Firmware, *, emulate: bool = True) -> int:
-    """Output bytes that depend on what lies where nothing is needed."""
+    """Output bytes that change with what lies where nothing is needed, of two patterns."""
     inputs = random_inputs(made.interface, 1)
-    one, other = (
-        _outputs(made, overwriting(made, pattern), inputs, emulate) for pattern in (0x5A, 0xA5)
+    wanted, *others = (
+        _outputs(made, sources, inputs, emulate)
+        for sources in (made.sources, overwriting(made, 0x5A), overwriting(made, 0xA5))
     )
-    return sum(int((a != b).sum()) for a, b in zip(one, other, strict=True))
+    return sum(int((a != b).sum()) for other in others for a, b in zip(wanted, other, strict=True))
 
 
 def _outputs(
