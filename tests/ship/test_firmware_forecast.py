@@ -14,7 +14,10 @@ from slipstream.errors import UnknownNameError
 from slipstream.ship.firmware import export_firmware, forecast, random_inputs, run_emulated
 
 Require = Callable[[str, bool, str], None]
-NETWORKS = (PERSON_DETECT, MICRO_SPEECH, "mlperf_tiny/kws_ref_model.tflite")
+NETWORKS = (
+    PERSON_DETECT, MICRO_SPEECH, "mlperf_tiny/kws_ref_model.tflite",
+    "mlperf_tiny/str_ww_ref_model.tflite",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("device", ["cortex-m4", "cortex-m7", "cortex-m55"])

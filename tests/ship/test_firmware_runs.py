@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,8 @@ import pytest
 from models import INT8, MICRO_SPEECH, PERSON_DETECT, need_emulator, need_runtimes
 from random_networks import RandomNetwork
 
-from slipstream.ship import DoesNotFitError, ModelFileError
+from slipstream.errors import UsageError
+from slipstream.ship import DoesNotFitError, ModelFileError, ToolchainError
 from slipstream.ship.export import write_network
 from slipstream.ship.firmware import (
     export_firmware,
@@ -22,6 +25,7 @@ from slipstream.ship.firmware import (
     run_here,
     verify_firmware,
 )
+from slipstream_bench.systems.micro.kernels import changed_bytes
 
 Require = Callable[[str, bool, str], None]
 
@@ -128,13 +132,78 @@ def test_what_does_not_fit_says_by_how_much_and_where(shared_data: Path) -> None
         export_firmware(shared_data / PERSON_DETECT, flash_bytes=100_000)
 
 
-def test_models_share_an_arena_between_inferences(shared_data: Path, tmp_path: Path) -> None:
-    made = [export_firmware(shared_data / name) for name in (PERSON_DETECT, MICRO_SPEECH)]
-    # Nothing is kept between calls, so that the arena is the larger one's: run_here overwrites it.
-    for number, one in enumerate(made):
-        inputs = random_inputs(one.interface, 1) * 2
-        ran = run_here(one.sources, one.interface, inputs, tmp_path / str(number))
-        assert np.array_equal(ran.outputs[0][0], ran.outputs[1][0])
+def test_models_share_an_arena_between_inferences(
+    shared_data: Path, tmp_path: Path, require: Require
+) -> None:
+    need_runtimes(require)
+    names = (PERSON_DETECT, MICRO_SPEECH, "mlperf_tiny/kws_ref_model.tflite")
+    made = [export_firmware(shared_data / name) for name in names]
+    inputs = [random_inputs(one.interface, 3) for one in made]
+    alone = [
+        run_here(one.sources, one.interface, given, tmp_path / one.network.name).outputs
+        for one, given in zip(made, inputs, strict=True)
+    ]
+    # One arena as large as the largest: nothing is kept between two inferences.
+    size = max(one.arena.size for one in made)
+    memory = np.zeros(size + 16, np.int8)
+    arena = memory[-memory.ctypes.data % 16 :][:size]
+    codes = [ctypes.CDLL(str(tmp_path / one.network.name / "model.so")) for one in made]
+    for turn in range(3):
+        for code, one, given, wanted in zip(codes, made, inputs, alone, strict=True):
+            takes, gives = one.interface.inputs[0], one.interface.outputs[0]
+            arena[takes.offset :][: takes.nbytes] = given[turn][0].reshape(-1)
+            code[f"{one.interface.name}_invoke"](ctypes.c_void_p(arena.ctypes.data))
+            left = arena[gives.offset :][: gives.nbytes]
+            assert left.tobytes() == wanted[turn][0].tobytes()
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_nothing_is_read_where_nothing_lives(overlap: bool, shared_data: Path) -> None:
+    made = export_firmware(shared_data / PERSON_DETECT, overlap=overlap)
+    assert changed_bytes(made, emulate=False) == 0
+
+
+def test_what_is_read_where_nothing_lives_is_seen(shared_data: Path) -> None:
+    made = export_firmware(shared_data / MICRO_SPEECH)
+    # A plan that believes that nobody reads the first step's output.
+    regions = tuple(
+        replace(one, last=one.first) if one.first == one.last - 1 else one
+        for one in made.arena.regions
+    )
+    assert changed_bytes(replace(made, arena=replace(made.arena, regions=regions)), emulate=False)
+
+
+@pytest.mark.parametrize("missing", ["gcc", "arm-none-eabi-gcc", "qemu-system-arm"])
+def test_a_missing_tool_is_told_with_what_installs_it(
+    missing: str, shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for tool in {"gcc", "arm-none-eabi-gcc", "qemu-system-arm"} - {missing}:
+        (tmp_path / tool).write_text("")
+        (tmp_path / tool).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    made = export_firmware(shared_data / MICRO_SPEECH)
+
+    def run() -> None:
+        if missing == "gcc":
+            run_here(made.sources, made.interface, [], tmp_path / "here")
+        run_emulated(made.sources, made.interface, [], tmp_path / "there", made.target)
+
+    with pytest.raises(ToolchainError, match=f"^{missing} is not installed") as refused:
+        run()
+    assert str(refused.value.remedy).startswith("apt-get install")
+
+
+def test_a_folder_is_written_again_without_what_was_there(
+    shared_data: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "fw"
+    for device, kernel in (("cortex-m4", "conv.c"), ("cortex-m55", "conv_plain.c")):
+        written = export_firmware(shared_data / MICRO_SPEECH, device=device).write(folder)
+        assert sorted(folder.iterdir()) == written
+        assert folder / kernel in written
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="cannot be written"):
+        export_firmware(shared_data / MICRO_SPEECH).write(tmp_path / "file" / "fw")
 
 
 def test_damaged_folders_are_told(shared_data: Path, tmp_path: Path) -> None:

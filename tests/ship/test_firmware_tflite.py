@@ -183,6 +183,44 @@ def test_scales_that_cannot_be_are_refused(require: Callable[[str, bool, str], N
         )
 
 
+def test_constants_and_floats_that_go_out_are_refused() -> None:
+    grid = Quantization(np.array([0.1], np.float32), np.array([0], np.int64))
+    pair = (Tensor("a", (1, 4), "int8", grid), Tensor("b", (1, 4), "int8", grid))
+    add = Operator("add", (0, 0), (1,), {"activation": "none"})
+    for other in (
+        Tensor("c", (1, 4), "int8", grid, np.zeros((1, 4), np.int8)),
+        Tensor("c", (1, 4), "int8", grid, variable=True),
+        Tensor("c", (1, 4), "float32"),
+    ):
+        with pytest.raises(UnsupportedModelError, match="'c', which goes in or out"):
+            lower(Network("odd", (*pair, other), (add,), (0,), (1, 2)))
+    with pytest.raises(UnsupportedModelError, match="'c', which goes in or out"):
+        lower(Network("odd", (*pair, Tensor("c", (1, 4), "float32")), (add,), (0, 2), (1,)))
+
+
+def test_shapes_left_open_are_named(require: Callable[[str, bool, str], None]) -> None:
+    need_runtimes(require)
+    import flatbuffers
+    from ai_edge_litert.schema_py_generated import ModelT
+
+    def opened(dimension: int) -> bytes:
+        model = ModelT.InitFromPackedBuf(write_network(RandomNetwork(4).network(1)), 0)
+        graph = model.subgraphs[0]
+        tensor = graph.tensors[graph.inputs[0]]
+        signature = tensor.shape.copy()
+        signature[dimension] = -1
+        tensor.shapeSignature = signature
+        to = flatbuffers.Builder(1 << 12)
+        to.Finish(model.Pack(to), b"TFL3")
+        return bytes(to.Output())
+
+    # A batch left open is run as the one that is stored.
+    assert parse_network(opened(0)).operators
+    with pytest.raises(UnsupportedModelError, match="shape is not fixed") as refused:
+        parse_network(opened(1))
+    assert "tensor 't0'" in str(refused.value.where)
+
+
 def test_what_is_no_model_is_told_so(tmp_path: Path) -> None:
     file = tmp_path / "model.tflite"
     file.write_bytes(b"PK\x03\x04 surely a zip")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch import nn
 
 from slipstream.errors import InvalidArgumentError
 from slipstream.ship import UnsupportedModelError
-from slipstream.ship.export import export_module, quantize_model, write_network
+from slipstream.ship.export import export_module, layer_noise, quantize_model, write_network
 from slipstream.ship.firmware import (
     Network,
     export_firmware,
@@ -90,6 +91,35 @@ def test_what_is_written_is_what_is_read() -> None:
     ]
 
 
+def test_litert_reads_the_signature(require: Require) -> None:
+    need_runtimes(require)
+    from ai_edge_litert.interpreter import Interpreter
+
+    model, inputs = seeded("DS-CNN")
+    network = quantize_model(model, [inputs])
+    runner = Interpreter(model_content=write_network(network)).get_signature_runner()
+    names = [network.tensors[index].name for index in (*network.inputs, *network.outputs)]
+    assert [*runner.get_input_details(), *runner.get_output_details()] == names
+
+
+def test_the_layer_that_int8_harms_most_is_named(require: Require) -> None:
+    need_runtimes(require)
+    model, inputs = seeded("DS-CNN")
+    network = quantize_model(model, [inputs])
+    clean = layer_noise(model, write_network(network), inputs[:4])
+    assert min(one.decibels for one in clean) > 20
+    for harmed in ("features.2.0.1", "features.3.1.1"):
+        tensors = [
+            replace(one, data=one.data // 32 * 32)  # 8 codes are left of its weights
+            if one.name == f"{harmed}.weight" and one.data is not None
+            else one
+            for one in network.tensors
+        ]
+        content = write_network(replace(network, tensors=tuple(tensors)))
+        noise = layer_noise(model, content, inputs[:4])
+        assert max(noise, key=lambda one: one.lost).layer == harmed
+
+
 def compare_random(seeds: range, count: int, folder: Path) -> None:
     for seed in seeds:
         data = write_network(RandomNetwork(seed).network(count))
@@ -105,12 +135,13 @@ def test_random_operators_are_equal_in_tflite_micro(tmp_path: Path, require: Req
     compare_random(range(4), 24, tmp_path)
 
 
-def test_random_operators_are_equal_on_vectors(tmp_path: Path, require: Require) -> None:
+@pytest.mark.parametrize("device", ["cortex-m4", "cortex-m55"])
+def test_random_operators_are_equal_on_processors(
+    device: str, tmp_path: Path, require: Require
+) -> None:
     need_runtimes(require)
     need_emulator(require)
-    export_firmware(write_network(RandomNetwork(1).network(24)), device="cortex-m55").write(
-        tmp_path
-    )
+    export_firmware(write_network(RandomNetwork(1).network(24)), device=device).write(tmp_path)
     found = verify_firmware(read_firmware(tmp_path), sets=3)
     assert [place.differing for place in found.places] == [0, 0]
 
@@ -130,7 +161,9 @@ def test_a_user_s_file_is_exported_in_a_child(tmp_path: Path, require: Require) 
         "                         nn.Flatten(), nn.Linear(64, 3))\n"
     )
     np.save(tmp_path / "calib.npy", np.random.default_rng(0).normal(size=(4, 1, 8, 8)))
-    network = parse_network(export_module(f"{tmp_path}/model.py:Net", tmp_path / "calib.npy"))
+    data, noise = export_module(f"{tmp_path}/model.py:Net", tmp_path / "calib.npy")
+    network = parse_network(data)
+    assert [one.layer for one in noise] == ["0", "2", "4"]
     assert [one.kind for one in network.operators] == ["conv_2d", "max_pool_2d", "fully_connected"]
     assert network.tensors[network.inputs[0]].shape == (1, 8, 8, 1)
 

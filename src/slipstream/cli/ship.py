@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +12,7 @@ from slipstream.cli._options import Json
 
 if TYPE_CHECKING:
     from slipstream.cli._output import Say
+    from slipstream.ship.export import LayerNoise
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -77,7 +79,8 @@ def export(
     --backend interpreter reads the .tflite in place, by a plan in its metadata: another model needs
     no new code. It is some 10 % slower on a Cortex-M4, whose weights straight-line C reorders.
 
-        slipstream ship export model.py:Net --calib inputs.npy --target cortex-m4 -o fw/
+        slipstream ship export model.py:Net --calib inputs.npy -o fw/
+
         slipstream ship export person_detect.tflite --ram 64KiB -o fw/
     """
     from slipstream.cli._output import emit, note, progress
@@ -85,7 +88,7 @@ def export(
     from slipstream.units import parse_bytes
 
     with progress("export") as say:
-        data, name = _read(model, calib, weights, observer, say)
+        data, name, noise = _read(model, calib, weights, observer, say)
         say("planning memory")
         firmware = export_firmware(
             data, name=name, device=target, overlap=overlap, backend=backend,
@@ -93,18 +96,25 @@ def export(
             flash_bytes=None if flash is None else parse_bytes(flash),
         )  # fmt: skip
         written = firmware.write(output)
-    emit(firmware.tables(), firmware.to_json(), as_json=as_json)
+    tables, described = firmware.tables(), firmware.to_json()
+    if noise:
+        from slipstream.ship.export import noise_table
+
+        tables.append(noise_table(noise))
+        described["noise"] = [asdict(one) for one in noise]
+    emit(tables, described, as_json=as_json)
     note(f"wrote {len(written)} files; next: slipstream ship verify {output}")
 
 
 def _read(
     model: str, calib: Path | None, weights: Path | None, observer: str, say: Say
-) -> tuple[bytes | Path, str | None]:
-    """The model as `export_firmware` takes it, and its name where it is no file's."""
+) -> tuple[bytes | Path, str | None, tuple[LayerNoise, ...]]:
+    """The model as `export_firmware` takes it, its name where it is no file's, and what int8 adds
+    to the layers of a PyTorch one."""
     from slipstream.errors import UsageError
 
     if not model.rpartition(":")[0].endswith(".py"):
-        return Path(model), None
+        return Path(model), None, ()
     if calib is None:
         raise UsageError(
             "a PyTorch model is calibrated before it is exported",
@@ -113,8 +123,8 @@ def _read(
     from slipstream.ship.export import export_module
 
     say("tracing and calibrating")
-    data = export_module(model, calib, weights=weights, observer=observer)
-    return data, model.rpartition(":")[2]
+    data, noise = export_module(model, calib, weights=weights, observer=observer)
+    return data, model.rpartition(":")[2], noise
 
 
 @app.command()
@@ -141,7 +151,7 @@ def predict(
     from slipstream.units import parse_bytes
 
     with progress("predict") as say:
-        data, name = _read(model, calib, weights, observer, say)
+        data, name, _ = _read(model, calib, weights, observer, say)
         say("planning memory")
         firmware = export_firmware(data, name=name, device=target, overlap=overlap)
         predicted = forecast(

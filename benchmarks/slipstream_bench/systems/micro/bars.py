@@ -36,6 +36,7 @@ from slipstream.ship.firmware import (
 from slipstream_bench.harness import times_s
 from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, not_judged
 from slipstream_bench.systems.micro.backends import emulated_bars, interpreter_bars
+from slipstream_bench.systems.micro.kernels import kernel_bars, safety_bars
 from slipstream_bench.systems.micro.models import MODELS, seeded
 from slipstream_bench.systems.micro.trained import trained_bars
 
@@ -63,9 +64,11 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
     yield from _equal(options)
     yield from _exported(options)
     yield from _emulated(options)
+    yield from kernel_bars(options)
     yield from interpreter_bars(options, _model)
     yield from trained_bars(options)
     yield from _forecasts(options)
+    yield from safety_bars(options, _networks)
     yield from emulated_bars(options, _networks)
 
 
@@ -217,6 +220,10 @@ def _emulated(options: BenchOptions) -> Iterator[Bar]:
             lambda: _ram("cortex-m4", True), 40 * _KIB, "B", f"arena, variables, stack; {_PEER}",
         ),
         "person_detect: code": (code, 14 * _KIB, "B", "model and kernels, no constants"),
+        "person_detect: instructions before the first inference": (
+            lambda: _person_detect("cortex-m4", True)[1].opening, 2000, "instructions",
+            "calls one after another have nothing to open; tflite-micro: 2.68 M",
+        ),
         "person_detect on Cortex-M55: instructions over Cortex-M4's": (
             lambda: millions("cortex-m55") / millions("cortex-m4"), 0.45, "x", "",
         ),

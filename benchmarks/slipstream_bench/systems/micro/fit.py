@@ -24,6 +24,7 @@ from slipstream.ship.firmware import (
     Quantization,
     Run,
     Step,
+    Target,
     Tensor,
     export_firmware,
     random_inputs,
@@ -35,17 +36,23 @@ from slipstream.ship.firmware.costs import counts, stack_paths
 _NETWORKS = 16
 
 
-class _Shapes:
-    """Operators of sizes that networks for microcontrollers have, each by itself."""
+class Shapes:
+    """Operators of sizes that networks for microcontrollers have, each by itself.
 
-    def __init__(self, seed: int) -> None:
+    Args:
+        size: height and width of every image; None: drawn.
+    """
+
+    def __init__(self, seed: int, size: int | None = None) -> None:
         self._dice = np.random.default_rng(seed)
+        self._size = size
         self._tensors: list[Tensor] = []
         self._operators: list[Operator] = []
         self._inputs: list[int] = []
         self._outputs: list[int] = []
 
     def network(self, kinds: list[str]) -> Network:
+        """An operator of each kind, and what was asked for before."""
         for kind in kinds:
             getattr(self, f"_{kind}")()
         return Network(
@@ -69,11 +76,11 @@ class _Shapes:
 
     def _weights(self, shape: tuple[int, ...], axis: int) -> tuple[int, int]:
         channels = shape[axis]
-        # Some channels of shifts that are too small for the short form, where there are any.
-        odd = self._dice.random() < 0.2
+        # Some channels of shifts that are too small for the short form, where sizes are drawn.
+        odd = self._dice.random() < 0.2 and self._size is None
         scales = np.full(channels, 0.002, np.float32)
         if odd:
-            scales[self._dice.random(channels) < 0.3] = 0.4
+            scales[self._dice.random(channels) < 0.3] = 4.0
         zeros = np.zeros(channels, np.int64)
         data = self._dice.integers(-127, 128, shape).astype(np.int8)
         grid = Quantization(scales, zeros, axis)
@@ -84,21 +91,25 @@ class _Shapes:
         return len(self._tensors) - 2, len(self._tensors) - 1
 
     def _image(self, depth: int) -> tuple[int, int, int, int]:
+        if self._size:
+            return 1, self._size, self._size, depth
         high, wide = self._of(1, 3, 5, 6, 9, 12, 24), self._of(1, 3, 5, 6, 10, 12, 24)
         while high * wide * depth > 12_000:
             high, wide = max(1, high // 2), max(1, wide // 2)
         return 1, high, wide, depth
 
-    def _convolution(
-        self, kernel: tuple[int, int], stride: int, depth: int, padding: str = "same"
-    ) -> None:
+    def convolution(
+        self, kernel: tuple[int, int], stride: int, depth: int, padding: str = "same",
+        channels: int = 0,
+    ) -> None:  # fmt: skip
+        """CONV_2D; `channels` of the output are drawn where they are 0."""
         shape = self._image(depth)
         if padding == "valid":
             shape = 1, shape[1] + kernel[0], shape[2] + kernel[1], depth
             out = (shape[1] - kernel[0]) // stride + 1, (shape[2] - kernel[1]) // stride + 1
         else:
             out = -(-shape[1] // stride), -(-shape[2] // stride)
-        channels = self._of(2, 4, 8, 10, 16, 32, 64)
+        channels = channels or self._of(2, 4, 8, 10, 16, 32, 64)
         x = self._tensor(shape)
         w, b = self._weights((channels, *kernel, depth), 0)
         self._step(
@@ -107,22 +118,25 @@ class _Shapes:
         )  # fmt: skip
 
     def _point(self) -> None:
-        self._convolution((1, 1), 1, self._of(4, 8, 16, 20, 32, 64, 128))
+        self.convolution((1, 1), 1, self._of(4, 8, 16, 20, 32, 64, 128))
 
     def _conv(self) -> None:
         kernel = (3, 3) if self._of(0, 1) else (self._of(1, 3, 5, 10), self._of(1, 2, 3, 4, 8))
-        self._convolution(kernel, self._of(1, 2), self._of(1, 3, 8, 16, 40))
+        self.convolution(kernel, self._of(1, 2), self._of(1, 3, 8, 16, 40))
 
     def _valid(self) -> None:
         """No border: nothing is padded or copied by a function."""
-        self._convolution((3, 3), self._of(1, 2), self._of(4, 8), "valid")
+        self.convolution((3, 3), self._of(1, 2), self._of(4, 8), "valid")
 
     def _first_layer(self) -> None:
         """Large kernels on an image of one channel, mostly border."""
-        self._convolution((self._of(5, 8, 10), self._of(4, 5, 8)), self._of(1, 2), 1)
+        self.convolution((self._of(5, 8, 10), self._of(4, 5, 8)), self._of(1, 2), 1)
 
-    def _depthwise_of(self, kernel: tuple[int, int], stride: int, multiplier: int) -> None:
-        shape = self._image(self._of(4, 8, 13, 32, 64))
+    def depthwise(
+        self, kernel: tuple[int, int], stride: int, multiplier: int, depth: int = 0
+    ) -> None:
+        """DEPTHWISE_CONV_2D; `depth` of the input is drawn where it is 0."""
+        shape = self._image(depth or self._of(4, 8, 13, 32, 64))
         channels = shape[3] * multiplier
         out = -(-shape[1] // stride), -(-shape[2] // stride)
         x = self._tensor(shape)
@@ -133,13 +147,13 @@ class _Shapes:
         )  # fmt: skip
 
     def _depthwise(self) -> None:
-        self._depthwise_of((3, 3), self._of(1, 1, 2), 1)
+        self.depthwise((3, 3), self._of(1, 1, 2), 1)
 
     def _other_depthwise(self) -> None:
-        self._depthwise_of((self._of(1, 3, 5), self._of(1, 2, 4)), self._of(1, 2), self._of(1, 2))
+        self.depthwise((self._of(1, 3, 5), self._of(1, 2, 4)), self._of(1, 2), self._of(1, 2))
 
     def _tall_depthwise(self) -> None:
-        self._depthwise_of((self._of(3, 5, 10, 20), 1), 1, 1)
+        self.depthwise((self._of(3, 5, 10, 20), 1), 1, 1)
 
     def _connected(self) -> None:
         depth, channels = self._of(20, 64, 128, 300, 2000), self._of(4, 10, 12, 64, 128)
@@ -184,7 +198,7 @@ _KINDS = [
 
 
 def _ran(device: str, kinds: list[str], seed: int) -> tuple[Firmware, Run]:
-    made = export_firmware(write_network(_Shapes(seed).network(kinds)), device=device)
+    made = export_firmware(write_network(Shapes(seed).network(kinds)), device=device)
     # Several, as softmax takes less stack on some.
     inputs = random_inputs(made.interface, 4)
     with tempfile.TemporaryDirectory() as folder:
@@ -199,19 +213,19 @@ def _samples(device: str) -> Iterator[tuple[Step, int, int]]:
         yield from zip(made.program.steps, ran.steps[0], ran.stacks, strict=True)
 
 
-def _stacks(samples: list[tuple[Step, int, int]]) -> dict[str, int]:
+def _stacks(samples: list[tuple[Step, int, int]], target: Target) -> dict[str, int]:
     """A step's stack is that of its deepest call, so that none takes more than any step with it."""
     found: dict[str, int] = {}
     for step, _, used in samples:
-        for path in stack_paths(step):
+        for path in stack_paths(step, target):
             found[path] = min(used, found.get(path, used))
     return dict(sorted(found.items()))
 
 
-def _fit(samples: list[tuple[Step, int, int]]) -> dict[str, dict[str, float]]:
+def _fit(samples: list[tuple[Step, int, int]], target: Target) -> dict[str, dict[str, float]]:
     found = {}
     for kernel in sorted({step.kernel for step, _, _ in samples}):
-        own = [(counts(step), cost) for step, cost, _ in samples if step.kernel == kernel]
+        own = [(counts(step, target), cost) for step, cost, _ in samples if step.kernel == kernel]
         names = sorted({name for one, _ in own for name in one})
         rows = np.array([[one.get(name, 0.0) / cost for name in names] for one, cost in own])
         weights, _ = nnls(rows, np.ones(len(own)))
@@ -248,7 +262,8 @@ def main() -> None:
             print(f"fitting {target.name}", file=sys.stderr, flush=True)
             samples = list(_samples(target.name))
             made[target.name] = {
-                "instructions": _fit(samples), "stack": _stacks(samples), **_sizes(target.name),
+                "instructions": _fit(samples, target), "stack": _stacks(samples, target),
+                **_sizes(target.name),
             }  # fmt: skip
             # After each, so that a run that is cut off leaves what it has.
             Path(sys.argv[1]).write_text(json.dumps(made, indent=1) + "\n", "utf-8")

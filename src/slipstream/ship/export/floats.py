@@ -18,6 +18,11 @@ from torch.fx import Node
 from slipstream.ship.errors import UnsupportedModelError
 
 Pair = tuple[int, int]
+_EXPORTED = (
+    "Conv2d (of one group, or one a channel), Linear, BatchNorm, ReLU, ReLU6, AvgPool2d, "
+    "MaxPool2d, AdaptiveAvgPool2d(1), means over an image, sums of two tensors, zero padding, "
+    "flatten, softmax, Dropout"
+)
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,19 @@ class FloatModel:
     graph: torch.fx.GraphModule
     aliases: dict[str, str] = field(default_factory=dict)
 
+    def run(self, given: torch.Tensor) -> dict[str, torch.Tensor]:
+        """All values by name, for an input with a batch of 1."""
+        values: dict[str, torch.Tensor] = {}
+
+        class Keeping(torch.fx.Interpreter):
+            def run_node(self, n: Node) -> Any:
+                values[n.name] = super().run_node(n)
+                return values[n.name]
+
+        with torch.no_grad():
+            Keeping(self.graph).run(given)
+        return values
+
 
 def trace(model: torch.nn.Module, example: torch.Tensor) -> FloatModel:
     """The layers of a model in eval mode.
@@ -80,15 +98,23 @@ def trace(model: torch.nn.Module, example: torch.Tensor) -> FloatModel:
         UnsupportedModelError: it cannot be exported, or has what no operator of ours does; all of
             it is named, with its modules.
     """
+    remedy = f"calibration that the model takes: these are {list(example.shape[1:])} without batch"
     try:
-        exported = torch.export.export(model.eval(), (example,))
+        with torch.no_grad():
+            model.eval()(example)
+        remedy = "a forward pass without branches that depend on values"
+        exported = torch.export.export(model, (example,))
     except Exception as error:
+        why = next(iter(str(error).splitlines()), "")
         raise UnsupportedModelError(
-            f"torch.export cannot export it: {type(error).__name__}: {str(error)[:300]}",
+            f"it cannot be traced: {type(error).__name__}: {why}",
             where=type(model).__name__,
-            remedy="a forward pass without branches that depend on values",
+            remedy=remedy,
         ) from error
-    return _Tracer(exported).run()
+    traced = _Tracer(exported).run()
+    if not traced.layers:
+        raise UnsupportedModelError("it computes nothing", where=type(model).__name__)
+    return traced
 
 
 class _Tracer:
@@ -116,7 +142,7 @@ class _Tracer:
             raise UnsupportedModelError(
                 "no operator of ours does " + "; ".join(told),
                 operators=tuple(sorted(self._problems)),
-                remedy="what is exported: " + ", ".join(sorted(_RULES)),
+                remedy=f"what is exported: {_EXPORTED}",
             )
         return model
 
@@ -251,12 +277,8 @@ def _conv(tracer: _Tracer, node: Node) -> None:
     weight = tracer.constant(given["weight"])
     assert weight is not None  # a convolution has weights
     source, explicit = tracer.padding_before(given["input"])
-    if given["padding"] == "valid":
-        given["padding"] = 0
-    if isinstance(given["padding"], str):
-        raise UnsupportedModelError(f"with padding='{given['padding']}'")
-    high, wide = _pair(given["padding"])
-    padding = tuple(a + b for a, b in zip(explicit, (high, high, wide, wide), strict=True))
+    sides = _sides(given["padding"], _pair(weight.shape[2:]), _pair(given["dilation"]))
+    padding = tuple(a + b for a, b in zip(explicit, sides, strict=True))
     channels = tracer.shape(source)[1]
     groups = int(given["groups"])
     if groups not in (1, channels):
@@ -266,6 +288,18 @@ def _conv(tracer: _Tracer, node: Node) -> None:
         kernel=_pair(weight.shape[2:]), stride=_pair(given["stride"]), padding=padding,
         dilation=_pair(given["dilation"]), groups=groups,
     )  # fmt: skip
+
+
+def _sides(padding: Any, kernel: Pair, dilation: Pair) -> tuple[int, int, int, int]:
+    """(top, bottom, left, right) of a convolution's padding, which may be a name."""
+    if padding == "valid":
+        return 0, 0, 0, 0
+    if padding == "same":
+        # Of stride 1; what is odd goes to the end.
+        high, wide = ((size - 1) * step for size, step in zip(kernel, dilation, strict=True))
+        return high // 2, high - high // 2, wide // 2, wide - wide // 2
+    high, wide = _pair(padding)
+    return high, high, wide, wide
 
 
 def _linear(tracer: _Tracer, node: Node) -> None:

@@ -6,6 +6,7 @@ import importlib.util
 import sys
 import tempfile
 import zipfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +14,17 @@ import numpy as np
 
 from slipstream.child import Child
 from slipstream.errors import UsageError, WorkloadError
+from slipstream.ship.export.noise import LayerNoise, layer_noise
 from slipstream.ship.export.quantize import quantize_model
 from slipstream.ship.firmware.writer import write_network
 
-_EXPORT_S = 600
+_EXPORT_S, _NOISE_INPUTS = 600, 32
 
 
 def export_module(
-    model: str, calibration: Path, *, weights: Path | None = None, observer: str = "percentile",
-) -> bytes:  # fmt: skip
-    """The bytes of a .tflite file for a model in a user's file.
+    model: str, calibration: Path, *, weights: Path | None = None, observer: str = "percentile"
+) -> tuple[bytes, tuple[LayerNoise, ...]]:
+    """The bytes of a .tflite file for a model in a user's file, and what int8 adds to its layers.
 
     Args:
         model: ``file.py:name`` of a class or a function that gives a module, without arguments.
@@ -45,17 +47,17 @@ def export_module(
             raise UsageError(f"there is no file '{file}'")
     with tempfile.TemporaryDirectory() as folder, Child() as child:
         exported = Path(folder) / "model.tflite"
-        child.call(
+        noise = child.call(
             f"{__name__}:write_module", timeout_s=_EXPORT_S, path=str(Path(path).resolve()),
             name=name, calibration=str(calibration), weights=str(weights or ""),
             observer=observer, output=str(exported),
         )  # fmt: skip
-        return exported.read_bytes()
+        return exported.read_bytes(), tuple(LayerNoise(**one) for one in noise)
 
 
 def write_module(
     path: str, name: str, calibration: str, weights: str, observer: str, output: str
-) -> None:
+) -> list[dict[str, Any]]:
     """What `export_module` has done in a child: arguments as there, as text."""
     import torch
 
@@ -77,16 +79,20 @@ def write_module(
             remedy="a class of nn.Module, or a function that returns one",
         )  # fmt: skip
     if weights:
-        state = torch.load(weights, map_location="cpu", weights_only=True)
         try:
-            model.load_state_dict(state)
-        except RuntimeError as error:
+            model.load_state_dict(torch.load(weights, map_location="cpu", weights_only=True))
+        # A file that is no checkpoint raises what its first bytes happen to mean.
+        except Exception as error:
             raise UsageError(
-                f"the weights are not those of {name}: {error}", where=weights
-            ) from error
+                f"no weights of {name} can be read from it: {type(error).__name__}: "
+                f"{str(error)[:300]}",
+                where=weights, remedy=f"torch.save(model.state_dict(), '{weights}')",
+            ) from error  # fmt: skip
     inputs = _inputs(Path(calibration))
     network = quantize_model(model, [inputs], name=name, observer=observer)
-    Path(output).write_bytes(write_network(network))
+    content = write_network(network)
+    Path(output).write_bytes(content)
+    return [asdict(one) for one in layer_noise(model, content, inputs[:_NOISE_INPUTS])]
 
 
 def _inputs(path: Path) -> Any:
@@ -104,7 +110,7 @@ def _inputs(path: Path) -> Any:
             inputs = torch.from_numpy(np.asarray(inputs, np.float32))
     except (OSError, ValueError, EOFError, IndexError, zipfile.BadZipFile) as error:
         raise UsageError(
-            f"no inputs can be read from it: {error}",
+            "no numbers can be read from it",
             where=str(path),
             remedy="np.save('calib.npy', inputs), inputs of the model, [n, ...]",
         ) from error

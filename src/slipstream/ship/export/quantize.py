@@ -66,6 +66,8 @@ def quantize_model(
     batches = [torch.as_tensor(batch).float() for batch in calibration]
     if not batches or not all(len(batch) for batch in batches):
         raise InvalidArgumentError("calibration", "is empty", remedy="some inputs of the model")
+    if not all(batch.isfinite().all() for batch in batches):
+        raise InvalidArgumentError("calibration", "holds NaN or infinity")
     traced = trace(model, batches[0][:1])
     if len(traced.inputs) != 1:
         raise UnsupportedModelError(f"it has {len(traced.inputs)} inputs; one is exported")
@@ -79,19 +81,11 @@ def _grids(
     """A grid for each value."""
     names = {traced.inputs[0], *(layer.output for layer in traced.layers)}
     observers = {name: observer() for name in names}
-
-    class Watching(torch.fx.Interpreter):
-        def run_node(self, n: torch.fx.Node) -> Any:
-            value = super().run_node(n)
-            if n.name in observers:
-                observers[n.name].observe(value)
-            return value
-
-    with torch.no_grad():
-        for batch in batches:
-            # The graph is made for a batch of 1.
-            for one in batch.split(1):
-                Watching(traced.graph).run(one)
+    # The graph is made for a batch of 1.
+    for one in (one for batch in batches for one in batch.split(1)):
+        values = traced.run(one)
+        for name, watching in observers.items():
+            watching.observe(values[name])
     grids = {name: _grid_of(*one.range()) for name, one in observers.items()}
     for layer in traced.layers:
         if layer.kind in _KEEPING:

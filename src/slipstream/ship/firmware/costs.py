@@ -20,8 +20,12 @@ from slipstream.ship.firmware.targets import Target
 
 # Bytes of softmax's table.
 _SOFTMAX_TABLE = 28
-# Counts of what calls a function: `slip_gather` and in it memcpy and memset, `slip_write_any`.
-_CALLS = ("inner", "read taps", "padded taps", "zeros", "slow outputs", "single outputs", "pixels")
+# Counts of what reaches deeper: calls of `slip_gather` and in it memcpy and memset, of
+# `slip_write_any`, and a loop that keeps more than registers hold.
+_CALLS = (
+    "inner", "read taps", "padded taps", "zeros", "slow outputs", "single outputs", "pixels",
+    "rest taps",
+)  # fmt: skip
 Counts = dict[str, float]
 
 
@@ -40,7 +44,7 @@ def fitted(target: Target) -> bool:
 def instructions(step: Step, target: Target) -> int:
     """Of one call, predicted."""
     weights: Mapping[str, float] = _weights()[target.name]["instructions"][step.kernel]
-    step_counts = counts(step)
+    step_counts = counts(step, target)
     return round(sum(weights.get(name, 0.0) * count for name, count in step_counts.items()))
 
 
@@ -63,17 +67,23 @@ def code_bytes(program: Program, target: Target) -> int:
 def stack_bytes(program: Program, target: Target) -> int:
     """Of the deepest call, on the inputs that take most: its calls follow from a step's numbers."""
     stacks: Mapping[str, int] = _weights()[target.name]["stack"]
-    return max(stacks.get(path, 0) for step in program.steps for path in stack_paths(step))
+    return max(stacks.get(path, 0) for step in program.steps for path in stack_paths(step, target))
 
 
-def stack_paths(step: Step) -> list[str]:
+def stack_paths(step: Step, target: Target) -> list[str]:
     """What stacks are known by: the kernel, and those parts of its loops that call a function."""
-    return [step.kernel, *(f"{step.kernel}: {name}" for name in counts(step) if name in _CALLS)]
+    return [
+        step.kernel,
+        *(f"{step.kernel}: {name}" for name in counts(step, target) if name in _CALLS),
+    ]
 
 
-def counts(step: Step) -> Counts:
+def counts(step: Step, target: Target) -> Counts:
     """How often the parts of a step's loops run, by name."""
-    return {"call": 1.0} | {name: float(n) for name, n in _COUNTS[step.kernel](step).items() if n}
+    tally = _COUNTS[step.kernel](step)
+    if "pixel taps" in tally:
+        tally |= _of_pixels(step, 16 if target.vectors else 4)
+    return {"call": 1.0} | {name: float(n) for name, n in tally.items() if n}
 
 
 def _gathered(n: Mapping[str, int]) -> Counts:
@@ -165,16 +175,32 @@ def _depthwise_any(step: Step) -> Counts:
             "outputs": outputs, "rows": outputs * n["kernel_h"], "wide": _wide(step) * pixels,
             "taps": read, "padded taps": outputs * taps - read,
         }  # fmt: skip
-    whole, some = pixels * (n["channels"] // 16), pixels * (n["channels"] % 16 > 0)
     rows, columns = _inside(n, "h"), _inside(n, "w")
     inner = sum(r == n["kernel_h"] for r in rows) * max(
         0, sum(c == n["kernel_w"] for c in columns) - 1
     )
     return {
         "pixels": pixels, "pixel taps": inner * taps, "border": pixels - inner,
-        "border taps": (pixels - inner) * taps, "vectors": whole, "vector taps": whole * taps,
-        "slow vectors": 0 if n["narrow"] else whole, "last": some, "last taps": some * taps,
-        "slow last": 0 if n["narrow"] else some, "out rows": n["out_h"],
+        "border taps": (pixels - inner) * taps, "out rows": n["out_h"],
+    }  # fmt: skip
+
+
+def _of_pixels(step: Step, width: int) -> Counts:
+    """Of depthwise kernels that take `width` channels of a pixel at a time."""
+    n = step.numbers
+    pixels, taps = n["out_h"] * n["out_w"], n["kernel_h"] * n["kernel_w"]
+    whole, rest = pixels * (n["channels"] // width), n["channels"] % width
+    slow = 0 if n["narrow"] else whole
+    if width == 4:
+        return {
+            "fours": whole, "threes of taps": whole * (taps // 3), "rest taps": whole * (taps % 3),
+            "slow outputs": 4 * slow, "single outputs": pixels * rest,
+            "single taps": pixels * rest * taps, "wide outputs": pixels * _wide(step),
+        }  # fmt: skip
+    some = pixels * (rest > 0)
+    return {
+        "vectors": whole, "vector taps": whole * taps, "slow vectors": slow, "last": some,
+        "last taps": some * taps, "slow last": 0 if n["narrow"] else some,
     }  # fmt: skip
 
 

@@ -34,6 +34,9 @@ def draw_arena(arena: Arena, steps: int, title: str) -> str:
             for share in (0.0, 0.5, 1.0)
         ),
         f'<text x="{_LEFT}" y="{_TOP + _HEIGHT + 18}">step 0</text>',
+        f'<text x="{_LEFT + _WIDTH / 2}" y="{_TOP + _HEIGHT + 18}" text-anchor="middle">'
+        "a number is the step that writes it; darker: shared while one is read, the other "
+        "written</text>",
         f'<text x="{_LEFT + _WIDTH}" y="{_TOP + _HEIGHT + 18}" text-anchor="end">'
         f"{steps - 1}</text>",
     ]

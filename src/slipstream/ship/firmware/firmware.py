@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from slipstream.errors import UnknownNameError, UsageError
+from slipstream.errors import SlipstreamError, UnknownNameError, UsageError
 from slipstream.files import read_bytes
+from slipstream.schema import build
 from slipstream.ship.errors import DoesNotFitError, ModelFileError
 from slipstream.ship.firmware import costs
 from slipstream.ship.firmware.arena import Arena, plan_arena
@@ -28,6 +30,8 @@ from slipstream.ship.firmware.tflite import parse_network
 from slipstream.tables import Field, Table
 from slipstream.units import format_bytes
 
+# What a plan with overlapping tensors would free is told only if it is so much.
+_WORTH_BYTES = 256
 BACKENDS = ("straight", "interpreter")
 _DESCRIPTION, _MODEL, _FORMAT = "firmware.json", "model.tflite", 1
 
@@ -76,7 +80,7 @@ class Firmware:
         """Write C files, the model, its description and the drawing of its memory.
 
         Raises:
-            UsageError: the folder holds something else.
+            UsageError: the folder holds something else, or cannot be written to.
         """
         taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
         if taken and not (folder / _DESCRIPTION).is_file():
@@ -84,18 +88,30 @@ class Firmware:
                 f"'{folder}' is not empty and holds no firmware of ours",
                 remedy="name a new folder: -o firmware/",
             )
-        folder.mkdir(parents=True, exist_ok=True)
-        described = {
-            "format": _FORMAT, "target": self.target.name, "interface": self.interface.to_json(),
-            "backend": self.backend, "sources": sorted(self.sources),
-        }  # fmt: skip
+        described = _Description(
+            _FORMAT, self.target.name, self.backend, self.interface, tuple(sorted(self.sources))
+        )
         texts = dict(self.sources) | {
             "memory.svg": draw_arena(self.arena, len(self.program.steps), self.network.name),
-            _DESCRIPTION: json.dumps(described, indent=1) + "\n",
+            _DESCRIPTION: json.dumps(asdict(described), indent=1) + "\n",
         }
-        for name, text in texts.items():
-            (folder / name).write_text(text, "utf-8")
-        (folder / _MODEL).write_bytes(self.model)
+        # Kernels of the last export would be compiled with these.
+        left_over: tuple[str, ...] = ()
+        with suppress(ModelFileError):
+            left_over = _description(folder).sources if taken else ()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for name in left_over:
+                (folder / name).unlink(missing_ok=True)
+            for name, text in texts.items():
+                (folder / name).write_text(text, "utf-8")
+            (folder / _MODEL).write_bytes(self.model)
+        except OSError as error:
+            raise UsageError(
+                f"the firmware cannot be written: {error.strerror or error}",
+                where=str(folder),
+                remedy="name another folder: -o firmware/",
+            ) from error
         return sorted(folder / name for name in (*texts, _MODEL))
 
     def to_json(self) -> dict[str, Any]:
@@ -113,14 +129,14 @@ class Firmware:
                     "output": self.network.tensors[step.output].name,
                     "live_bytes": live,
                 }
-                for step, live in zip(self.program.steps, self._live(), strict=True)
+                for step, live in zip(self.program.steps, self.live_bytes(), strict=True)
             ],
         }  # fmt: skip
 
     def tables(self) -> list[Table]:
         """A row a step, and the sums."""
         network = self.network
-        rows = list(enumerate(zip(self.program.steps, self._live(), strict=True)))
+        rows = list(enumerate(zip(self.program.steps, self.live_bytes(), strict=True)))
         fields: list[Field[Any]] = [
             Field.number("step", lambda row: row[0]),
             Field.of("kernel", lambda row: row[1][0].kernel.removeprefix("slip_")),
@@ -138,16 +154,15 @@ class Firmware:
         ]
         return [Table.of(rows, fields, f"{network.name} for {self.target.name}", notes)]
 
-    def _live(self) -> list[int]:
-        """Bytes in use, a step; what lies on each other counts once."""
-        return [covered_bytes(self.arena, number) for number in range(len(self.program.steps))]
+    def live_bytes(self) -> list[int]:
+        """Bytes of the arena in use, a step; what lies on each other counts once."""
+        return [_covered_bytes(self.arena, number) for number in range(len(self.program.steps))]
 
     def _plain_buffers(self) -> list[Buffer]:
         return [Buffer(one.size, one.first, one.last) for one in self.arena.regions]
 
 
-def covered_bytes(arena: Arena, step: int) -> int:
-    """Bytes of the arena in use in a step; what lies on each other counts once."""
+def _covered_bytes(arena: Arena, step: int) -> int:
     spans = sorted(
         (one.offset, one.offset + one.size)
         for one in arena.regions
@@ -199,33 +214,68 @@ def export_firmware(
     return firmware
 
 
-def _check_fit(made: Firmware, ram_bytes: int | None, flash_bytes: int | None) -> None:
-    """With stack and code where they are known: of straight C for processors that are measured."""
-    program, known = made.program, made.backend == "straight" and costs.fitted(made.target)
-    ram, flash = made.arena.size, made.constant_bytes
-    if known:
-        ram += costs.stack_bytes(program, made.target)
-        flash += costs.code_bytes(program, made.target)
+@dataclass(frozen=True)
+class Shortage:
+    """Memory that a device has too little of.
+
+    Attributes:
+        kind: ``RAM`` or ``flash``.
+        needed, missing: bytes.
+        where: the operator that needs most.
+        remedy: what would make it fit.
+    """
+
+    kind: str
+    needed: int
+    missing: int
+    where: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.kind}: {self.missing:,} B too much of {self.needed:,}; {self.where}: "
+            f"{self.remedy}"
+        )
+
+
+def shortages(made: Firmware, ram_bytes: int | None, flash_bytes: int | None) -> list[Shortage]:
+    """What does not fit into limits; None where one is not asked for.
+
+    Stack and code count where they are known: of straight C for processors that are measured.
+    """
+    program, network = made.program, made.network
+    known = made.backend == "straight" and costs.fitted(made.target)
+    ram = made.arena.size + (costs.stack_bytes(program, made.target) if known else 0)
+    code = costs.code_bytes(program, made.target) if known else 0
+    flash = made.constant_bytes + code
+    short = []
     if ram_bytes is not None and ram > ram_bytes:
-        missing = ram - ram_bytes
-        fullest = max(range(len(program.steps)), key=lambda step: made._live()[step])
-        raise DoesNotFitError(
-            f"it needs {ram:,} B of RAM{' with its stack' if known else ''}, {missing:,} B more "
-            "than there are",
-            missing_bytes=missing,
-            where=made.network.where(program.steps[fullest].operator),
-            remedy="fewer channels or a smaller image there: it is where most memory is in use",
-        )
+        live = made.live_bytes()
+        fullest = program.steps[live.index(max(live))]
+        remedy = "most is in use there: fewer channels or a smaller image"
+        smaller = plan_arena(program).size
+        if smaller + _WORTH_BYTES < made.arena.size:
+            remedy += f"; or --overlap: {made.arena.size - smaller:,} B less"
+        short.append(Shortage("RAM", ram, ram - ram_bytes, network.where(fullest.operator), remedy))
     if flash_bytes is not None and flash > flash_bytes:
-        missing = flash - flash_bytes
-        largest = max(program.steps, key=lambda step: sum(t.nbytes for t in step.tables.values()))
-        raise DoesNotFitError(
-            f"it needs {flash:,} B of flash{' with its code' if known else ''}, {missing:,} B more "
-            "than there are",
-            missing_bytes=missing,
-            where=made.network.where(largest.operator),
-            remedy="fewer channels there: it has the most weights",
+        sizes = [sum(table.nbytes for table in step.tables.values()) for step in program.steps]
+        largest = program.steps[sizes.index(max(sizes))]
+        remedy = f"the most constants, {max(sizes):,} B, are there: fewer channels"
+        if code >= flash_bytes:
+            remedy = f"code alone is {code:,} B: fewer kinds of operators"
+        short.append(
+            Shortage("flash", flash, flash - flash_bytes, network.where(largest.operator), remedy)
         )
+    return short
+
+
+def _check_fit(made: Firmware, ram_bytes: int | None, flash_bytes: int | None) -> None:
+    if short := shortages(made, ram_bytes, flash_bytes):
+        raise DoesNotFitError(
+            "it does not fit: " + "; ".join(f"{one.kind}, {one.missing:,} B more than there are of "
+            f"{one.needed:,}" for one in short),
+            missing_bytes=short[0].missing, where=short[0].where, remedy=short[0].remedy,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -249,23 +299,46 @@ def read_firmware(folder: Path) -> Exported:
         UsageError: it holds none.
         ModelFileError: its description is damaged, or a file is missing.
     """
-    described = folder / _DESCRIPTION
-    if not described.is_file():
+    if not (folder / _DESCRIPTION).is_file():
         raise UsageError(
             f"'{folder}' holds no firmware", remedy=f"slipstream ship export MODEL -o {folder}"
         )
+    described = _description(folder)
     try:
-        description = json.loads(described.read_text("utf-8"))
-        names = [str(name) for name in description["sources"]]
-        if any("/" in name or name.startswith(".") for name in names):
-            raise ValueError("a source outside of the folder")
-        sources = {name: (folder / name).read_text("utf-8") for name in names}
+        sources = {name: (folder / name).read_text("utf-8") for name in described.sources}
         model = (folder / _MODEL).read_bytes()
-        device = target(description["target"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ModelFileError(
-            f"the firmware is not complete: {error}",
-            where=str(folder),
-            remedy=f"slipstream ship export MODEL -o {folder}",
-        ) from error
-    return Exported(model, Interface.from_json(description["interface"]), device, sources)
+    except (OSError, ValueError) as error:
+        raise _incomplete(folder, error) from error
+    return Exported(model, described.interface, target(described.target), sources)
+
+
+@dataclass(frozen=True)
+class _Description:
+    """What stands in a folder of firmware, as its file has it."""
+
+    format: int
+    target: str
+    backend: str
+    interface: Interface
+    sources: tuple[str, ...]
+
+
+def _description(folder: Path) -> _Description:
+    try:
+        text = (folder / _DESCRIPTION).read_text("utf-8")
+        described = build(_Description, json.loads(text), "", "firmware", {})
+        described.interface.check()
+        target(described.target)
+        if any("/" in name or name.startswith(".") for name in described.sources):
+            raise ValueError("a source outside of the folder")
+    except (OSError, ValueError, SlipstreamError) as error:
+        raise _incomplete(folder, error) from error
+    return described
+
+
+def _incomplete(folder: Path, error: Exception) -> ModelFileError:
+    return ModelFileError(
+        f"the firmware is not complete: {error}",
+        where=str(folder),
+        remedy=f"slipstream ship export MODEL -o {folder}",
+    )

@@ -7,13 +7,9 @@ from typing import Any
 
 from slipstream.errors import UnknownNameError
 from slipstream.ship.firmware import costs
-from slipstream.ship.firmware.arena import plan_arena
-from slipstream.ship.firmware.firmware import Firmware, covered_bytes
+from slipstream.ship.firmware.firmware import Firmware, shortages
 from slipstream.ship.firmware.targets import targets
 from slipstream.tables import Field, Table
-
-# What a plan without overlapping tensors, or with, would free is told only if it is so much.
-_WORTH_BYTES = 256
 
 
 @dataclass(frozen=True)
@@ -58,28 +54,7 @@ class Forecast:
 
     def remedies(self) -> list[str]:
         """What does not fit, by how much, and what would make it fit; empty where all does."""
-        plan, remedies = self.firmware, []
-        if self.ram_limit is not None and self.ram > self.ram_limit:
-            live = [covered_bytes(plan.arena, step) for step in range(len(self.steps))]
-            fullest = max(range(len(live)), key=live.__getitem__)
-            text = (
-                f"RAM: {self.ram - self.ram_limit:,} B too much; most is in use in "
-                f"{plan.network.where(plan.program.steps[fullest].operator)}: fewer channels or a "
-                "smaller image there"
-            )
-            smaller = plan_arena(plan.program).size
-            if smaller + _WORTH_BYTES < self.arena:
-                text += f"; or --overlap: {self.arena - smaller:,} B less"
-            remedies.append(text)
-        if self.flash_limit is not None and self.flash > self.flash_limit:
-            sizes = [sum(t.nbytes for t in step.tables.values()) for step in plan.program.steps]
-            largest = max(range(len(sizes)), key=sizes.__getitem__)
-            remedies.append(
-                f"flash: {self.flash - self.flash_limit:,} B too much; most constants "
-                f"({sizes[largest]:,} B) are of "
-                f"{plan.network.where(plan.program.steps[largest].operator)}: fewer channels there"
-            )
-        return remedies
+        return list(map(str, shortages(self.firmware, self.ram_limit, self.flash_limit)))
 
     def to_json(self) -> dict[str, Any]:
         """For programs."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from slipstream.ship.errors import ModelFileError
 from slipstream.ship.firmware.arena import Arena
 from slipstream.ship.firmware.network import Network
 
@@ -25,10 +24,7 @@ class Port:
     @property
     def nbytes(self) -> int:
         """Bytes, which are its elements."""
-        size = 1
-        for extent in self.shape:
-            size *= extent
-        return size
+        return math.prod(self.shape)
 
 
 @dataclass(frozen=True)
@@ -41,37 +37,23 @@ class Interface:
     outputs: tuple[Port, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """As `from_json` reads it."""
+        """For programs."""
         return asdict(self)
 
-    @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> Interface:
-        """What `to_json` gave.
+    def check(self) -> None:
+        """Names and offsets are such as we write.
 
         Raises:
-            ModelFileError: it is something else.
+            ValueError: one cannot be.
         """
-        try:
-            inputs, outputs = (
-                tuple(
-                    Port(
-                        str(port["name"]), int(port["offset"]), tuple(map(int, port["shape"])),
-                        float(port["scale"]), int(port["zero_point"]),
-                    )
-                    for port in found[kind]
-                )
-                for kind in ("inputs", "outputs")
-            )  # fmt: skip
-            interface = cls(str(found["name"]), int(found["arena_bytes"]), inputs, outputs)
-        except (KeyError, TypeError, ValueError) as error:
-            raise ModelFileError(f"this does not describe firmware: {error!r}") from error
         inside = all(
-            port.offset >= 0 and port.offset + port.nbytes <= interface.arena_bytes
-            for port in (*inputs, *outputs)
+            port.offset >= 0
+            and min(port.shape, default=1) > 0
+            and port.offset + port.nbytes <= self.arena_bytes
+            for port in (*self.inputs, *self.outputs)
         )
-        if interface.name != c_name(interface.name) or not inside:
-            raise ModelFileError("this does not describe firmware: a name or an offset cannot be")
-        return interface
+        if self.name != c_name(self.name) or not inside:
+            raise ValueError("a name or an offset cannot be")
 
 
 def c_name(text: str) -> str:

@@ -45,7 +45,22 @@ def lower(network: Network, *, packed: bool = True, vectors: bool = False) -> Pr
             views[operator.outputs[0]] = lowered
     if problems:
         raise _all_problems(network, problems)
+    _check_ports(network)
     return Program(network, tuple(steps), views)
+
+
+def _check_ports(network: Network) -> None:
+    """Inputs and outputs are int8 with one scale, given or computed."""
+    computed = {index for operator in network.operators for index in operator.outputs}
+    for index in (*network.inputs, *network.outputs):
+        one = network.tensors[index]
+        whole = one.quantization is not None and len(one.quantization.scales) == 1
+        known = one.data is None and (index in computed or index in network.inputs)
+        if one.dtype != "int8" or not whole or not known:
+            raise UnsupportedModelError(
+                f"'{one.name}', which goes in or out, is a constant, or not int8 with one scale",
+                where=f"model '{network.name}'",
+            )
 
 
 def _pads(network: Network) -> dict[int, Pad]:

@@ -99,5 +99,8 @@ class Network:
     def where(self, index: int) -> str:
         """The operator, as errors name it."""
         one = self.operators[index]
-        name = self.tensors[one.outputs[0]].name if one.outputs else ""
-        return f"operator {index}, {one.kind.upper()}" + (f", '{one.source or name}'")
+        names = [self.tensors[at].name for at in (*one.inputs, *one.outputs[:1]) if at >= 0]
+        # Weights of ours are named after the module that has them.
+        modules = [name.removesuffix(".weight") for name in names if name.endswith(".weight")]
+        source = one.source or next(iter([*modules, *names[-1:]]), "")
+        return f"operator {index}, {one.kind.upper()}" + (f", '{source}'" if source else "")

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from slipstream.errors import MissingExtraError, UnknownNameError
+from slipstream.runtimes.taps import LiteRTTap
 from slipstream.ship.firmware.build import ImageSize, Run, run_emulated, run_here
 from slipstream.ship.firmware.firmware import Exported
 from slipstream.ship.firmware.interface import Interface
@@ -190,22 +191,8 @@ def _tflite_micro(model: bytes, inputs: Sets, outputs: int) -> Sets:
 
 
 def _litert(model: bytes, inputs: Sets, outputs: int) -> Sets:
-    try:
-        from ai_edge_litert.interpreter import Interpreter, OpResolverType
-    except ImportError as error:
-        raise MissingExtraError("verification", "ai-edge-litert", "edge") from error
-    interpreter = Interpreter(
-        model_content=model, experimental_op_resolver_type=OpResolverType.BUILTIN_REF
-    )
-    interpreter.allocate_tensors()
-    takes, gives = interpreter.get_input_details(), interpreter.get_output_details()
-    answers = []
-    for given in inputs:
-        for detail, values in zip(takes, given, strict=True):
-            interpreter.set_tensor(detail["index"], values)
-        interpreter.invoke()
-        answers.append([interpreter.get_tensor(detail["index"]) for detail in gives[:outputs]])
-    return answers
+    tap = LiteRTTap(model, reference=True)
+    return [tap.plain(given)[:outputs] for given in inputs]
 
 
 _RUNTIMES: dict[str, Callable[[bytes, Sets, int], Sets]] = {

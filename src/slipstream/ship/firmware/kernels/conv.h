@@ -25,6 +25,7 @@ static inline __attribute__((always_inline)) void slip_write_two(
   if (op->narrow && channels >= 4) {
     int32_t zero = op->out_zero;
     int8_t *next = out + op->out_c;
+#pragma GCC unroll 4
     for (int k = 0; k < 4; k++) {
       int32_t multiplier = rescale[2 * k], power = rescale[2 * k + 1];
       out[k] = (int8_t)slip_narrow(sums[2 * k], multiplier, power, zero);

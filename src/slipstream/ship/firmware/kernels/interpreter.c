@@ -148,7 +148,7 @@ static int depthwise_needs(uint32_t kernel, const slip_depthwise *op, needs *nee
            op->in_h + op->pad_top + stride >= 3;
   }
   if (VECTORS) need->padded = (channels + 15) & ~15u;
-  if (VECTORS && op->multiplier == 1) need->other = 4 * taps + channels;
+  if (op->multiplier == 1) need->other = 4 * taps + channels;
   return op->multiplier > 0;
 }
 
