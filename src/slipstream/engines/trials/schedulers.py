@@ -19,6 +19,9 @@ from slipstream.errors import UnknownNameError
 
 # A resize must bring the end of the last trial this much nearer, its restart included.
 _GAIN = 0.08
+# Trials that each leave less than the rest of a device idle gain nothing side by side, and both
+# load their libraries and hold their memory at once.
+_FILLS = 0.95
 
 
 class Scheduler(ABC):
@@ -266,6 +269,8 @@ class Plan(Scheduler):
             for at in range(len(shared) - 1, max(-1, len(shared) - 65), -1):
                 members = shared[at]
                 if len(members) >= state.max_pack or filled[at] + memory[i] > MEMORY:
+                    continue
+                if u[i] >= _FILLS and any(u[one] >= _FILLS for one in members):
                     continue
                 if loads[at] > best_load and (
                     loads[at] + u[i] <= 1.0 or _ends(work, u, [*members, i]) <= end_s * self.slack
