@@ -178,6 +178,8 @@ def test_without_answers_nothing_is_claimed() -> None:
     edited = predicted(graph, Nothing(EVEN))
     assert edited.tasks.duration_ns.sum() <= graph.tasks.duration_ns.sum()
     assert edited.edits[-1].what == "3 layers in w3a3"
+    training = predicted(graph, Nothing(EVEN), LowBit(train=True))
+    assert training.tasks.duration_ns.tolist() == graph.tasks.duration_ns.tolist()
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import statistics
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ from slipstream import technique
 from slipstream.capture.place import Place
 from slipstream.errors import SlipstreamError, WorkloadError
 from slipstream.measure.checks import QualityStatus, judge
-from slipstream.measure.records import PredictionRecord
+from slipstream.measure.records import Phase, PredictionRecord
 from slipstream.technique import QualityKind, quality_of
 from slipstream.verbs import first_steps
 from slipstream.verbs.first_steps import trial_of
@@ -246,6 +247,16 @@ def test_times_are_of_as_many_samples_on_both_sides(forked_children: None, tmp_p
     assert found.ratio("batch_size:x32").ratio < 0.5
     (note,) = [note for note in found.table().notes if "samples" in note]
     assert re.search(r"batch_size:x32\b.*\b256\b.*\b8\b", note)
+    # 32 times the batch: more is resident at the peak than without. Not every kernel tells.
+    peaks = [
+        statistics.median(series.values)
+        for (arm, metric, phase), series in found.experiment.series.items()
+        if (metric, phase) == ("peak_memory", Phase.MEASURE)
+        and arm in ("as it is", "batch_size:x32")
+    ]
+    assert len(peaks) == 2 * sides.resettable()
+    assert all(1 << 20 < peak < 1 << 30 for peak in peaks)
+    assert peaks == sorted(peaks)
     memory = tensor_memory(found.experiment)["batch_size:x32"]
     assert memory.measured > memory.baseline > 0
     assert memory.predicted is None
