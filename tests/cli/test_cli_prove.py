@@ -185,6 +185,8 @@ def test_ranks_are_shown_with_what_was_predicted_of_them(slipstream: Any) -> Non
     assert (plain["technique"], cast["technique"]) == ("ddp:2", "ddp:2+cast:bf16")
     assert (plain["against"], cast["against"]) == (None, "ddp:2")
     assert plain["ratio"] is None
+    ratio, low, high = cast["ratio"]
+    assert low <= ratio <= high
     for row in (plain, cast, several):
         assert row["ranks"] == 2
         assert row["step_ns"] > 0
