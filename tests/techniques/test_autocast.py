@@ -267,18 +267,41 @@ class HalfTable(nn.Module):
         return out
 
 
-def test_what_the_model_casts_to_float32_itself_stays_that() -> None:
-    def recipe() -> Workload:
-        torch.manual_seed(0)
-        model, batch = HalfTable(), (torch.randn(8, 8), torch.randint(0, 4, (8,)))
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        return Workload.of(model, batch, functional.cross_entropy, optimizer)
+def trained(model: nn.Module) -> Workload:
+    batch = torch.randn(8, 8), torch.randint(0, 4, (8,))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    return Workload.of(model, batch, functional.cross_entropy, optimizer)
 
-    real_calls, real_casts = truth(recipe())
-    calls, casts = planned(record(recipe().build()))
+
+def test_what_the_model_casts_to_float32_itself_stays_that() -> None:
+    real_calls, real_casts = truth(trained(HalfTable()))
+    calls, casts = planned(record(trained(HalfTable()).build()))
     assert compute(calls) == compute(real_calls)
     own = [call for call in calls if is_cast(call)]
     assert directions([*casts, *own]) == directions(real_casts)
+
+
+class Again(nn.Module):
+    """One layer, used three times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.last = nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.last(self.layer(self.layer(self.layer(x).relu()).relu()))
+        return out
+
+
+def test_a_layer_that_is_used_again_is_not_cast_again() -> None:
+    real_calls, real_casts = truth(trained(Again()))
+    calls, casts = planned(record(trained(Again()).build()))
+    assert compute(calls) == compute(real_calls)
+    to_lower, really = (
+        directions([call for call in some if call.inputs[0].dtype == "float32"])
+        for some in (casts, real_casts)
+    )
+    assert to_lower == really
 
 
 def test_every_gradient_reaches_the_optimizer_in_float32() -> None:
