@@ -113,6 +113,11 @@ def test_a_tensor_that_no_walk_finds_is_seen_where_it_is_used() -> None:
     assert by_role(graph)[Role.INPUT] == secret.nbytes + 3 * 64 * 4
 
 
+@pytest.mark.parametrize("name", ["mlp", "mlp inference", "conv inference"])
+def test_every_parameter_of_the_model_is_known_also_without_an_optimizer(name: str) -> None:
+    assert len(captured(name).parameters) == len(list(parts(name)[0].parameters()))
+
+
 def test_an_opaque_step_has_parameters_by_what_it_does() -> None:
     model = nn.Linear(16, 8)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)

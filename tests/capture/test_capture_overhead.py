@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.capture.overhead import StepTimes, calibrate
+from slipstream.capture.overhead import StepTimes, calibrate, calibrate_apart
 
 counts = st.lists(st.integers(0, 5), min_size=1, max_size=8)
 
@@ -36,6 +36,20 @@ def test_a_known_cost_per_event_is_found_and_taken_off(
     assert found.per_event_ns == pytest.approx(cost, abs=2.0 * units + 1)
     assert found.duration_ns == pytest.approx(true, abs=40 * units)
     assert found.gap_ns == pytest.approx(true_gap, abs=40 * units)
+
+
+def test_an_updates_events_count_as_many_as_they_are() -> None:
+    # Two units and gaps of 3 + 1 + 2 events at 100 ns, and an update of 1 + 2 at 10 ns.
+    inner, between = np.array([3, 1, 1]), np.array([1, 0, 2, 1])
+    update = np.array([False, False, True]), np.array([False, False, True, False])
+    true = np.array([20_000.0, 30_000.0, 40_000.0])
+    cost, gap_cost = np.array([100.0, 100.0, 10.0]), np.array([100.0, 100.0, 10.0, 100.0])
+    found = calibrate_apart(
+        (true + cost * inner)[None], (gap_cost * between)[None], inner, between,
+        90_000.0, (*update, 40_000.0),
+    )  # fmt: skip
+    assert found.duration_ns == pytest.approx(true)
+    assert found.per_event_ns == pytest.approx((6 * 100 + 3 * 10) / 9)
 
 
 times = st.integers(0, 10**6)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import numpy as np
@@ -67,8 +68,14 @@ def test_regions_are_recorded_only_when_asked_for() -> None:
 
 
 def test_every_region_has_a_time_and_all_is_json(recorded: tuple[Built, Graph]) -> None:
-    found: Any = recorded[1].meta["regions"]
+    graph = recorded[1]
+    found: Any = graph.meta["regions"]
     assert json.loads(json.dumps(found)) == found
+    covered = covered_tasks(graph, {(module, name) for module, name in found["stays"]})
+    for phase, tasks in covered.items():
+        assert found["covered_calls"][phase] == len(tasks) > 1
+        took = [float(graph.tasks.duration_ns[task]) for task in tasks]
+        assert found["covered_ns"][phase] == pytest.approx(math.fsum(took))
     phases = [region["phase"] for region in found["regions"]]
     assert phases.count("forward") >= 2
     assert phases.count("backward") >= 2

@@ -70,19 +70,19 @@ def test_why_a_smaller_gain_comes_next_is_said() -> None:
 
     assert why(fused, best=fused) == ""
     assert why(batch, best=batch) == ""
-    assert why(batch, fused, best=fused) == (
-        "fused_optimizer:fused comes next: the largest gain that leaves the training as it is"
-    )
-    assert why(vague, fused, best=fused).endswith("that is certain")
+    plain, certain = why(batch, fused, best=fused), why(vague, fused, best=fused)
+    assert all(text.startswith("fused_optimizer:fused ") for text in (plain, certain))
+    assert re.search(r"\btraining as it is\b", plain)
+    assert re.search(r"\bcertain\b", certain)
     small = replace(fused, memory=(2 << 20, 1 << 10))
     goal = parse_goal("memory<100KiB")
-    assert why(vague, small, best=small, goals=[goal]).endswith("reaches the goal and is certain")
+    assert re.search(r"\bgoal\b.*\bcertain\b", why(vague, small, best=small, goals=[goal]))
 
 
 def test_a_goal_that_cannot_be_met_is_said(recorded: Any) -> None:
     run = recorded.shell("advise", recorded.path.name, "--goal", "latency<1ns", "--no-combinations")
     assert run.returncode == 0, run.stderr
-    assert "nothing here is predicted to reach it" in run.stdout
+    assert re.search(r"\b1\.00 ns\b.*\bnothing\b", run.stdout)
 
 
 def test_a_goal_that_is_none_is_refused_before_anything_runs(recorded: Any) -> None:

@@ -173,6 +173,5 @@ def test_a_scripts_edited_loop_runs_before_it_is_written(slipstream: Any) -> Non
     run = slipstream("apply", "script.py", "-t", "accumulation:4", "--write")
     assert run.returncode == 0, run.stderr
     said = " ".join(run.stdout.split())
-    assert "the transformed workload runs" in said
-    assert "after 5 steps the losses differ" in said
+    assert re.search(r"\bruns\b.*\b5 steps\b.*\bdiffer\b", said)
     assert "(loss / 4).backward()" in (slipstream.folder / "script.py").read_text()

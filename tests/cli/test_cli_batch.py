@@ -58,7 +58,7 @@ def words(
 def test_the_advice_is_in_words() -> None:
     said = words(lambda b: 10 + 0.5 * b, 10**9, throughput=1500.0, wanted=60)
     assert re.search(r"\b370\b.*\b2\.13\b.*\b16\b", said)
-    assert "no gain worth its memory beyond 370" in said
+    assert re.search(r"\bno gain\b.*\b370\b", said)
     assert re.search(r"most.*\b890 samples\b.*\b954 MiB\b.*predicted.*measured.*\b96\b", said)
     assert re.search(r"\b1500\b.*\bsamples/s\b.*\b60\b", said)
     assert "| predicted | take this |" in said
@@ -70,26 +70,25 @@ def test_a_size_that_was_tried_is_marked() -> None:
     assert re.search(r"\bmost\b.*\b800 samples\b.*\b954 MiB\b.*\btried\b.*\b820\b.*\bnot\b", said)
     assert "| tried | largest |" in said
     tight = [*tried[:3], Try(820, 998_000_000, room=False)]
-    assert "tried; 820 ran, and would not always" in words(
-        lambda b: 10 + 0.5 * b, 10**9, tried=tight
-    )
+    nearly = words(lambda b: 10 + 0.5 * b, 10**9, tried=tight)
+    assert re.search(r"\btried\b.*\b820 ran\b.*\bnot always\b", nearly)
     in_time = words(lambda b: 10 + 0.5 * b, 10**9, tried=tried[::2])
     assert re.search(r"\b800 samples\b.*\b954 MiB\b.*\btried\b.*\bno\b", in_time)
 
 
 def test_the_advice_knows_its_limits() -> None:
     bent = words(lambda b: 10 + 0.5 * b + 0.5 * max(b - 60, 0), 10**9, (16, 25, 40, 62, 96, 150))
-    assert "there is a knee at" in bent
-    assert "beyond it batches grow slower" in bent
+    assert re.search(r"\bknee at \d+", bent)
+    assert re.search(r"\bbatches grow\b", bent)
     unbelievable = words(lambda b: 10.0, 10**9, throughput=1500.0)
     assert re.search(r"\bnothing\b.*\b1500\b.*\bsamples/s\b", unbelievable)
-    assert "times of other sizes are not predicted" in unbelievable
+    assert re.search(r"\bsizes\b.*\bnot predicted\b", unbelievable)
     assert "predicted |" not in unbelievable
     assert re.search(r"\bno\b.*\b1\.00 MiB\b", words(lambda b: 10 + 0.5 * b, 1 << 20))
     fast = words(lambda b: 10 + 0.5 * b, 10**9, throughput=3000.0)
     assert re.search(r"\bno\b.*\bmost\b.*\b2000\b", fast)
     late = words(lambda b: 10 + 0.5 * b, 2 * 10**8, throughput=1900.0, wanted=380)
-    assert "which does not fit: at most 98 do" in late
+    assert re.search(r"\bnot fit\b.*\b98\b", late)
 
 
 def test_a_recording_on_other_devices(recorded: Any) -> None:

@@ -19,13 +19,13 @@ def _claim(verdict: Verdict, ratio: float, arm: str = "amp:bf16") -> Claim:
 def test_what_was_not_decided_is_said_plainly_with_what_to_do() -> None:
     for verdict in (Verdict.INCONCLUSIVE, Verdict.UNTRUSTWORTHY):
         (said,) = demo.outcome(_claim(verdict, 3.457), False)
-        assert "5 blocks did not decide it" in said
+        assert re.search(r"\b5 blocks\b.*\bnot decide\b", said)
         assert "slipstream demo --budget 3min" in said
 
 
 def test_what_pays_and_what_does_not_are_told_apart() -> None:
     (said,) = demo.outcome(_claim(Verdict.FASTER, 0.8, "fused_optimizer:fused"), False)
-    assert said == "fused_optimizer:fused: faster, 1.25 times as fast as it was"
+    assert re.search(r"^fused_optimizer:fused\b.*\bfaster\b.*\b1\.25 times\b", said)
     (said,) = demo.outcome(_claim(Verdict.UNBACKED, 0.8), False)
     assert "quality not checked" in said
     (said,) = demo.outcome(_claim(Verdict.EQUIVALENT, 1.0), False)
@@ -38,7 +38,7 @@ def test_a_slower_amp_is_explained_by_a_processor_without_its_instructions(
 ) -> None:
     said = " ".join(demo.outcome(_claim(Verdict.SLOWER, 3.1), bf16))
     assert re.search(r"\bslower\b.*\b3\.10\b", said)
-    assert ("this processor has no bfloat16 instructions" in said) is told
+    assert bool(re.search(r"\bprocessor\b.*\bno bfloat16\b", said)) is told
     other = demo.outcome(_claim(Verdict.SLOWER, 1.1, "fused_optimizer:fused"), bf16)
     assert len(other) == 1
 

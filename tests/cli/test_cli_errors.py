@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -44,7 +45,7 @@ def test_debug_shows_the_users_traceback_wherever_the_option_stands(slipstream: 
     (slipstream.folder / "bad.py").write_text(_BAD)
     run = slipstream("profile", "bad.py:raises", "--debug")
     assert run.returncode == 1
-    assert "error: OSError: cannot open the data set" in run.stderr
+    assert re.search(r"^error: OSError\b", run.stderr, re.MULTILINE)
     assert "bad.py:3" in run.stderr
     assert 'bad.py", line 3, in raises' in run.stderr
     assert run.stderr.count("in raises") == 1, "shown once"
@@ -54,7 +55,7 @@ def test_a_function_that_loops_for_ever_is_stopped(slipstream: Any) -> None:
     (slipstream.folder / "loop.py").write_text("import time\nwhile True:\n    time.sleep(0.01)\n")
     run = slipstream("profile", "loop.py", "--timeout", "4s")
     assert run.returncode == 1
-    assert "did not answer within 4 s and was stopped" in run.stderr
+    assert re.search(r"\b4 s\b.*\bstopped\b", run.stderr)
     assert "--timeout" in run.stderr
 
 
@@ -114,9 +115,10 @@ def test_a_reader_that_leaves_early_is_no_error(slipstream: Any) -> None:
 def test_a_file_without_a_step_names_its_functions_and_misplaced_options(slipstream: Any) -> None:
     run = slipstream("profile", "train.py", "--", "-o", "x.slipgraph")
     assert run.returncode == 1
-    assert "ended without an optimizer step" in run.stderr
-    assert "returns (model, batch, loss, optimizer): train.py:make_workload" in run.stderr
-    assert "'-o x.slipgraph' stands after -- and goes to the script" in run.stderr
+    said = " ".join(run.stderr.split())
+    assert re.search(r"\bwithout an optimizer step\b", said)
+    assert re.search(r"\(model, batch, loss, optimizer\).*\btrain\.py:make_workload\b", said)
+    assert re.search(r"'-o x\.slipgraph' \w+ after --", said)
 
 
 def test_a_function_that_parses_arguments_is_named_as_a_script(slipstream: Any) -> None:
@@ -125,5 +127,5 @@ def test_a_function_that_parses_arguments_is_named_as_a_script(slipstream: Any) 
     )
     run = slipstream("apply", "main.py:main", "-t", "amp")
     assert run.returncode == 1
-    assert "main() parses the arguments of a command line" in run.stderr
-    assert "drop :main to run the whole script: main.py -- ARGS" in run.stderr
+    assert re.search(r"\bmain\(\) parses\b", run.stderr)
+    assert re.search(r"\bdrop :main\b.*\bmain\.py -- ARGS\b", run.stderr)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -116,7 +117,7 @@ def nothing():
     assert json.loads(run.stdout)["samples"] == 4
     run = slipstream("profile", "face.py:nothing")
     assert run.returncode == 1
-    assert "the function returned nothing" in run.stderr
+    assert re.search(r"\breturned nothing\b", run.stderr)
     assert "face.py:11" in run.stderr
     assert "return (model, batch, loss, optimizer)" in run.stderr
 
@@ -126,8 +127,8 @@ def test_advise_shows_a_first_table_while_it_measures(recorded: Any, tmp_path: P
     arguments = ("advise", name, "--no-combinations")
     run = shell(*arguments)
     assert run.returncode == 0, run.stderr
-    assert "first look at train.py:make_workload" in run.stderr
-    assert "the final table follows" in run.stderr
+    assert re.search(r"\bfirst look\b.*\btrain\.py:make_workload\b", run.stderr)
+    assert re.search(r"\bfinal table\b", run.stderr)
     assert "first look" not in run.stdout
     assert re.search(r"\bpredicted\b.*\btrain\.py:make_workload\b", run.stdout)
     assert "\x1b" not in run.stdout + run.stderr
@@ -142,7 +143,7 @@ def test_a_cache_that_cannot_be_written_costs_a_warning(recorded: Any, tmp_path:
     shell = within(recorded.shell, XDG_CACHE_HOME=str(tmp_path / "file"))
     run = shell("predict", recorded.path.name, "-t", "fused_optimizer")
     assert run.returncode == 0, run.stderr
-    assert run.stderr.count("warning: timings of operators cannot be kept") == 1
+    assert len(re.findall(r"^warning: .*\btimings\b", run.stderr, re.MULTILINE)) == 1
     assert "XDG_CACHE_HOME" in run.stderr
     assert "fused_optimizer:fused" in run.stdout
 
@@ -171,8 +172,9 @@ def test_a_full_disk_is_one_clear_line(recorded: Any) -> None:
         process = recorded.shell.start("explain", recorded.path.name, stdout=full)
         said = process.stderr.read()
     assert process.wait(600) == 1
-    assert said.splitlines()[0] == "error: it cannot be written: No space left on device"
-    assert "try: free some disk space" in said
+    first, remedy = said.splitlines()
+    assert re.search(rf"^error: .*{os.strerror(errno.ENOSPC)}$", first)
+    assert re.search(r"^ *try: .*\bdisk space\b", remedy)
     assert "Traceback" not in said
 
 

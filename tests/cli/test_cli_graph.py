@@ -246,7 +246,7 @@ def test_diff_fails_over_a_threshold(cli: Cli, run: Path, limit: str, code: int)
     assert found["interval"][0] < 0.2 < found["interval"][1]
     assert (found["verdict"], found["different"]) == ("slower", None)
     # Beyond the limit, but not beyond its own interval: said, and no failure.
-    assert ("not by more than its interval" in ran.stderr) == (limit == "19.9")
+    assert bool(re.search(r"\bnot by more\b.*\binterval\b", ran.stderr)) == (limit == "19.9")
 
 
 def test_diff_says_what_recordings_cannot_show(cli: Cli, run: Path) -> None:
@@ -293,10 +293,10 @@ def test_diff_says_first_when_the_workloads_are_two(cli: Cli, run: Path) -> None
     save(replace(_graph(), meta={"recipe": {"target": "b.py"}}), other)
     save(replace(_graph(), meta={"recipe": {"target": "a.py"}}), run)
     ran = cli("diff", run, other)
-    assert ran.stdout.startswith("two different workloads (a.py and b.py): ")
+    assert re.search(r"\A.*\bdifferent\b.*\ba\.py\b.*\bb\.py\b", ran.stdout)
     strings = ("", "conv", "pool", "norm", "attention", "head")
     save(replace(_graph(), strings=strings), other)
-    assert cli.json("diff", run, other)["different"] == "0 % of the tasks in common"
+    assert cli.json("diff", run, other)["different"].startswith("0 % ")
 
 
 def test_a_gain_never_fails(cli: Cli, run: Path) -> None:
@@ -330,19 +330,19 @@ def test_explain_shows_the_peak_of_memory(cli: Cli, run: Path) -> None:
     shown = cli("explain", run, "--memory", "--top", "1").stdout
     assert "1.66 KiB at most" in shown
     assert "softmax in head" in shown
-    assert "2 smaller ones are left out" in shown
+    assert re.search(r"\b2 smaller\b.*\bleft out\b", shown)
 
 
 def test_explain_says_when_memory_was_not_recorded(cli: Cli, run: Path) -> None:
     ran = cli("explain", run, "--memory")
     assert ran.returncode == 1
-    assert "memory was not recorded" in ran.stderr
-    assert "record the step again" in ran.stderr
+    assert re.search(r"\bmemory\b.*\bnot recorded\b", ran.stderr)
+    assert re.search(r"\btry: record\b", ran.stderr)
     # Where the reason is known, recording it again as it is would not help.
     save(replace(load(run), meta={"memory_reason": "the steps differ"}), run)
     ran = cli("explain", run, "--memory")
-    assert "memory was not recorded: the steps differ" in ran.stderr
-    assert "record the step again" not in ran.stderr
+    assert re.search(r"\bmemory\b.*\bthe steps differ\b", ran.stderr)
+    assert not re.search(r"\btry: record\b", ran.stderr)
 
 
 def test_explain_movement_adds_up(cli: Cli, tmp_path: Path) -> None:

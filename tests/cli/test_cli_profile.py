@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -42,7 +43,7 @@ def test_standard_output_is_json_and_nothing_else(recorded: Any) -> None:
 
 
 def test_progress_and_what_to_do_next_are_on_standard_error(recorded: Any) -> None:
-    assert "profiling train.py:make_workload" in recorded.run.stderr
+    assert re.search(r"^profil\w+ train\.py:make_workload\b", recorded.run.stderr, re.MULTILINE)
     assert "next: slipstream advise tiny.slipgraph" in recorded.run.stderr
 
 
@@ -53,7 +54,7 @@ def test_a_cost_of_the_profiler_that_is_none_is_not_told(recorded: Any) -> None:
         meta = {**graph.meta, "profiler_ns_per_event": cost_ns}
         return "\n".join(summary(replace(graph, meta=meta)).notes)
 
-    assert "profiler's cost of 380 ns per event taken off" in notes(380.2)
+    assert re.search(r"\bprofiler\b.*\b380 ns per event\b", notes(380.2))
     assert "profiler" not in notes(0.2)
 
 
@@ -64,7 +65,7 @@ def test_a_busy_machine_is_told_with_what_helps(recorded: Any) -> None:
         return "\n".join(summary(replace(graph, meta={**graph.meta, **known})).notes)
 
     assert "busy" not in notes(contended=False, threads=2)
-    assert "the machine was busy" in notes(contended=True, threads=1)
+    assert re.search(r"\bmachine\b.*\bbusy\b", notes(contended=True, threads=1))
     assert "--threads 1" not in notes(contended=True, threads=1)
     assert "--threads 1" in notes(contended=True, threads=2)
 
@@ -80,9 +81,8 @@ def test_code_that_changed_since_is_told(recorded: Any) -> None:
         code.write_text(before)
     assert run.returncode == 0
     assert json.loads(run.stdout)
-    (said,) = (line for line in run.stderr.splitlines() if "has changed" in line)
-    assert said.startswith("train.py has changed since this recording (20")
-    assert said.endswith("profile it again")
+    (said,) = (line for line in run.stderr.splitlines() if "changed" in line)
+    assert re.search(r"^train\.py\b.*\b20\d\d-.*\bprofile\b.*\bagain$", said)
 
 
 def test_the_recording_can_be_read_back(recorded: Any) -> None:
@@ -112,7 +112,7 @@ def test_a_script_is_profiled_as_if_it_had_never_run(
     assert snapshot(folder) == before
     # A table for people, without what the script printed.
     assert "script.py: " in run.stdout
-    assert "per step of 4 samples" in run.stdout
+    assert re.search(r"\bstep\b.*\b4 samples\b", run.stdout)
     assert "standard" not in run.stdout + run.stderr
     # What the script started has ended: the fixture looks.
 

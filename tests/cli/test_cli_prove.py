@@ -77,7 +77,7 @@ def test_a_script_that_ends_before_the_budget_is_judged_by_what_it_gave(slipstre
     assert run.returncode == 0, run.stderr
     said = " ".join(run.stdout.split())
     assert re.search(r"\bshort\.py\b.*\bended\b.*\b600\b", said)
-    assert "to narrow the interval, let it run longer (more epochs or more data)" in said
+    assert re.search(r"\binterval\b.*\blonger \(more epochs or more data\)", said)
     listed = json.loads(slipstream.briefly("results", "ls", "--json").stdout)
     assert [row["status"] for row in listed] == ["ended early"]
 
@@ -88,7 +88,7 @@ def test_a_script_that_ends_at_once_is_told_to_run_longer(slipstream: Any) -> No
     assert run.returncode == 1
     said = " ".join(run.stderr.split())
     assert re.search(r"\bshort\.py\b.*\bended\b.*\b36\b", said)
-    assert "try: let it run longer (more epochs or more data)" in said
+    assert re.search(r"\btry: .*\blonger \(more epochs or more data\)", said)
     assert "--steps" not in said
     listed = json.loads(slipstream.briefly("results", "ls", "--json").stdout)
     assert [row["status"] for row in listed] == ["failed"]
@@ -100,7 +100,7 @@ def test_without_a_look_at_quality_no_gain_is_backed(slipstream: Any) -> None:
         "--steps", 3,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr
-    assert "Nobody looked at the numbers of amp:bf16" in " ".join(run.stdout.split())
+    assert re.search(r"\bNobody\b.*\bnumbers of amp:bf16\b", " ".join(run.stdout.split()))
     shown = slipstream.briefly("results", "show", "last", "--json")
     payload = json.loads(shown.stdout)
     assert payload["quality"][0]["status"] == "not checked"
@@ -136,8 +136,8 @@ def test_what_changes_the_loop_needs_a_place_in_it(slipstream: Any) -> None:
     run = slipstream.briefly("prove", "script.py", "-t", "amp:bf16", "-t", "accumulation:4")
     assert run.returncode == 1
     said = " ".join(run.stderr.split())
-    assert "accumulation edits the loop, which has no place for it: no optimizer is made" in said
-    assert "slipstream apply script.py --technique accumulation:4 shows the lines" in said
+    assert re.search(r"\baccumulation edits the loop\b.*\bno optimizer\b", said)
+    assert "slipstream apply script.py --technique accumulation:4" in said
 
 
 _OWN_OPTIMIZER = """\
@@ -185,6 +185,8 @@ def test_ranks_are_shown_with_what_was_predicted_of_them(slipstream: Any) -> Non
     assert (plain["technique"], cast["technique"]) == ("ddp:2", "ddp:2+cast:bf16")
     assert (plain["against"], cast["against"]) == (None, "ddp:2")
     assert plain["ratio"] is None
+    ratio, low, high = cast["ratio"]
+    assert low <= ratio <= high
     for row in (plain, cast, several):
         assert row["ranks"] == 2
         assert row["step_ns"] > 0

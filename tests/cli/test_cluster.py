@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -69,7 +70,7 @@ def test_a_calibration_from_another_machine_is_said(tmp_path: Path) -> None:
     Cluster("there", star(2, link), calibration=elsewhere).save(path)
     run = RUNNER.invoke(app, ["cost", "--on", str(path), "--all-reduce", "1MB", "--json"])
     assert json.loads(run.stdout)["costs"]
-    assert "was calibrated on another machine" in run.stderr
+    assert re.search(r"\bcalibrated\b.*\banother machine\b", run.stderr)
 
 
 def test_show_says_where_messages_go_another_way(tmp_path: Path) -> None:
@@ -77,8 +78,8 @@ def test_show_says_where_messages_go_another_way(tmp_path: Path) -> None:
     ways = (Regime(0.0, 5e3, 0.5), Regime(2**20, 9e3))
     Cluster("here", star(2, LinkKind.of("memory", 1e9)), regimes=ways).save(path)
     shown = RUNNER.invoke(app, ["show", str(path)]).stdout
-    assert "messages from 1.00 MiB on" in shown
-    assert "0.5 times the links' time" in shown
+    assert re.search(r"\bmessages\b.*\b1\.00 MiB\b", shown)
+    assert re.search(r"\b0\.5 times\b", shown)
     said = json.loads(RUNNER.invoke(app, ["show", str(path), "--json"]).stdout)
     assert [one["alpha_ns"] for one in said["regimes"]] == [5e3, 9e3]
 

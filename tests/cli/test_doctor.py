@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -47,7 +48,7 @@ def test_the_report_has_every_part(tmp_path: Path) -> None:
 def test_looking_makes_no_store(tmp_path: Path) -> None:
     check = doctor.check_store(tmp_path / "a" / "r.db")
     assert check.ok
-    assert "made at the first measurement" in check.found
+    assert re.search(r"\bmade\b.*\bfirst measurement\b", check.found)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -74,7 +75,7 @@ def test_programs_are_run_and_not_only_found(
     broken.write_text("#!/bin/false\n")
     broken.chmod(0o755)
     by_name = {check.name: check for check in doctor.look("measuring")}
-    assert by_name["qemu"].found == "qemu-system-arm is there but does not run"
+    assert re.search(r"^qemu-system-arm\b.*\bnot run\b", by_name["qemu"].found)
 
 
 def test_a_program_that_works_says_its_version() -> None:
@@ -122,7 +123,7 @@ def test_pressure_is_told_in_words(tmp_path: Path) -> None:
     path.write_text("some avg10=98.54 avg60=74.41 total=11990\nfull avg10=0.00\n")
     busy = doctor.pressure(path)
     assert busy.found.startswith("processors 99 % under pressure")
-    assert busy.found.endswith("busy: measurements will be wide")
+    assert re.search(r"\bbusy\b.*\bwide$", busy.found)
     path.write_text("some avg10=2.00 avg60=74.41\n")
     assert "busy" not in doctor.pressure(path).found
     path.write_text("")

@@ -99,20 +99,19 @@ def test_a_run_that_failed_is_not_listed_as_complete(path: Path) -> None:
     (row,) = _json("ls", "--store", path)  # type: ignore[misc]
     assert (row["status"], row["verdicts"]) == ("failed", "amp inconclusive")
     shown = " ".join(_run("show", "last", "--store", path).split())
-    assert "the baseline failed in block 25: no memory left" in shown
+    assert re.search(r"\bbaseline failed\b.*\bblock 25\b.*\bno memory left\b", shown)
     assert "This experiment failed: " in shown
 
 
 def test_ls_of_an_empty_store(path: Path) -> None:
     Store(path).close()
     text = " ".join(_run("ls", "--store", path).split())
-    assert "Nothing was measured yet in this store: " in text
-    assert path.name in text
+    assert re.search(rf"^Nothing was measured\b.*{re.escape(path.name)}", text)
     assert _json("ls", "--store", path) == []
 
 
 def test_no_store_yet(path: Path) -> None:
-    with pytest.raises(StoreError, match="no results store yet"):
+    with pytest.raises(StoreError, match=r"\bno results store\b"):
         _run("ls", "--store", path)
 
 
@@ -213,7 +212,7 @@ def test_compare_refuses_and_names_the_fields_unless_asked(path: Path, first: st
     with pytest.raises(MeasurementError, match=r"torch\.threads"):
         _run("compare", first, second, "--store", path)
     text = " ".join(_run("compare", first, second, "--unpaired", "--store", path).split())
-    assert "unpaired, environment differs in: torch.threads" in text
+    assert re.search(r"\bunpaired\b.*\bdiffers\b.*\btorch\.threads\b", text)
     payload = _json("compare", first, second, "--unpaired", "--store", path)
     assert {row["verdict"] for row in payload["rows"]} == {"unpaired"}  # type: ignore[index]
 
@@ -231,7 +230,7 @@ def test_export(path: Path, first: str, tmp_path: Path) -> None:
 
 
 def test_regress_finds_the_step_and_fails(path: Path, first: str) -> None:
-    assert "No regression in 1 experiments." in _run("regress", "--store", path)
+    assert re.search(r"\bNo regression\b.*\b1 experiment", _run("regress", "--store", path))
     _saved(path, _experiment(ratio=0.95, revision="b" * 40))
     done = CliRunner().invoke(app, ["regress", "--store", str(path), "--json"])
     assert done.exit_code == 1

@@ -93,6 +93,15 @@ def test_gloo_gathers_half_a_piece_later(n: int, longer: float) -> None:
     assert took["gloo"].bytes_per_rank == took["ring"].bytes_per_rank
     # What a library does is not what is cheapest.
     assert cluster.cost(Collective("all_gather", 1e6)).algo != "gloo"
+    # One cable of a tenth: the ring goes at its pace, and so does what comes first.
+    capacity = cluster.topology.capacity.copy()
+    capacity[0] /= 10
+    unlike = Cluster("unlike", replace(cluster.topology, capacity=capacity))
+    ring_ns, gloo_ns = (
+        unlike.cost(Collective("all_gather", 1e6, algo=algo)).duration_ns for algo in took
+    )
+    assert gloo_ns == pytest.approx(longer * ring_ns)
+    assert ring_ns == pytest.approx(10 * took["ring"].duration_ns)
 
 
 @pytest.mark.parametrize("n", [2, 3, 6, 7, 16, 33])

@@ -405,9 +405,15 @@ LSTM = (
 
 
 def test_what_an_operator_returns_and_needs_is_measured_with_its_time() -> None:
-    product, failed = run([mm(32).to_json(), NOT_THERE.to_json()], threads=1)
+    rows, sums = dense(64, 1000), dense(64)
+    # The exponentials of all numbers lie beside it until they are added up.
+    op = "aten::logsumexp(Tensor self, int[1] dim, bool keepdim=False) -> Tensor"
+    reduction = Call(op, (rows, (1,), False), (sums,))
+    calls = [mm(32), reduction, NOT_THERE]
+    product, reduced, failed = run([call.to_json() for call in calls], threads=1)
     assert product["made"] == [32 * 32 * 4]
-    assert product["workspace"] >= 0
+    assert reduced["made"] == [sums.nbytes]
+    assert rows.nbytes <= reduced["workspace"] < 2 * rows.nbytes
     assert "made" not in failed
     assert "workspace" not in failed
 

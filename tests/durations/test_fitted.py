@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from slipstream.durations import Durations, durations, roofline
 from slipstream.durations.fitted import fitted
+from slipstream.durations.peaks import Peaks
 from slipstream.durations.work import Work, work
 from slipstream.graph import Call, TensorSpec
 from slipstream.provenance import Provenance
@@ -143,6 +144,12 @@ def test_the_roof_is_the_higher_of_arithmetic_and_memory() -> None:
     assert limits.least_ns(Work(10**9, 10**9, "float32")) == pytest.approx(1000 + 1e8)
     # Nothing is said of a dtype nobody timed.
     assert limits.least_ns(Work(10**9, 10**6, "bfloat16")) is None
+
+
+def test_bytes_move_at_the_best_rate_of_sweeps_that_are_half_as_long_or_longer() -> None:
+    peaks = Peaks({}, ((10**6, 1e11), (10**7, 4e10), (10**8, 1e10)), 0.0)
+    for nbytes, rate in ((10**5, 1e11), (2 * 10**6, 1e11), (3 * 10**6, 4e10), (10**9, 1e10)):
+        assert peaks.bytes_per_s(nbytes) == rate
 
 
 class Benchmark:

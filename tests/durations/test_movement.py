@@ -148,6 +148,13 @@ def test_the_arithmetic_of_what_takes_arguments_by_name_is_counted() -> None:
     assert found.flops == 2 * 3 * 4 * 5
 
 
+def test_what_is_written_is_known_behind_arguments_in_brackets() -> None:
+    # Lists with commas, and aliases, before what is written.
+    op = "x::y(Tensor(a!) self, int[2] stride=[1, 1], *, Tensor other, Tensor(b!) out) -> ()"
+    one = traffic(Call(op, (spec(2), (1, 1), spec(3), spec(5)), ()))
+    assert one.extra == 4 * (2 + 5)
+
+
 def test_a_recorded_step_is_accounted_for_in_order() -> None:
     graph = captured("transformer")
     rows = movement(graph)

@@ -74,3 +74,5 @@ def test_of_differences_the_median_is_taken_and_of_times_the_least(
     calls = [Call(f"{CHECKPOINT}(int saved)", (2,)), Call("aten::any_other()", ())]
     found = microbenchmark.run([call.to_json() for call in calls], threads=1)
     assert [one["nanoseconds"] for one in found] == [3.0, 1.0]
+    # Of 1 to 5, half of what lies between the quartiles, over the median.
+    assert [one["spread"] for one in found] == pytest.approx([1 / 3, 1 / 3])

@@ -551,10 +551,7 @@ def test_a_backward_operator_belongs_to_the_module_of_its_forward() -> None:
         op(engine + "torch::autograd::AccumulateGrad", 160, 10, ENGINE),
         op("aten::add_", 162, 5, ENGINE), op("aten::detach", 300, 5),
     )  # fmt: skip
-    module = {
-        found.strings[name]: found.strings[module]
-        for name, module in zip(found.tasks.name, found.tasks.module, strict=True)
-    }
+    module = _modules(found)
     assert module["aten::addmm"] == module["aten::mm"] == module["gemm"] == "model.a"
     assert module["aten::add_"] == "model.a"  # what accumulates goes where it was made
     assert module["aten::relu"] == module["aten::threshold_backward"] == "model.b"
@@ -571,12 +568,40 @@ def test_what_autograd_ran_for_no_recorded_forward_has_no_module() -> None:
         # Zero is a number as well: of what ran before the recording.
         op(engine + "MulBackward0", 120, 10, ENGINE, **_seq(0)),
         op("aten::mul", 122, 5, ENGINE),
+        op(engine + "torch::autograd::AccumulateGrad", 140, 10, ENGINE),
+        op("aten::add_", 142, 5, ENGINE),
     )  # fmt: skip
-    module = {
-        found.strings[name]: found.strings[module]
-        for name, module in zip(found.tasks.name, found.tasks.module, strict=True)
+    module = _modules(found)
+    assert module["aten::threshold_backward"] == "model.a"
+    assert module["aten::mul"] == module["aten::add_"] == ""
+
+
+def test_the_gradient_of_what_no_module_made_lies_in_none() -> None:
+    engine = "autograd::engine::evaluate_function: "
+    found = graph(
+        op("aten::empty", -5, 3),
+        # What makes no node of autograd has the number of the next that is made.
+        _module("model.a", 0, 30), op("aten::relu", 2, 16, **_seq(7)),
+        op("aten::detach", 20, 5, **_seq(8)),
+        op("aten::mul", 40, 16, **_seq(8)),
+        op(engine + "ReluBackward0", 100, 10, ENGINE, **_seq(7)),
+        op("aten::threshold_backward", 102, 5, ENGINE),
+        op(engine + "MulBackward0", 120, 10, ENGINE, **_seq(8)),
+        op("aten::div", 122, 5, ENGINE),
+        op(engine + "torch::autograd::AccumulateGrad", 140, 10, ENGINE),
+        op("aten::add_", 142, 5, ENGINE),
+    )  # fmt: skip
+    module = _modules(found)
+    assert module["aten::detach"] == module["aten::threshold_backward"] == "model.a"
+    assert module["aten::mul"] == module["aten::div"] == module["aten::add_"] == ""
+
+
+def _modules(graph: Graph) -> dict[str, str]:
+    """Names of tasks with those of their modules."""
+    return {
+        graph.strings[name]: graph.strings[module]
+        for name, module in zip(graph.tasks.name, graph.tasks.module, strict=True)
     }
-    assert (module["aten::threshold_backward"], module["aten::mul"]) == ("model.a", "")
 
 
 def _seq(number: int) -> dict[str, int]:
@@ -596,10 +621,7 @@ def test_threads_count_for_themselves_so_that_arrows_say_whose_number_it_is() ->
         events += [op(engine, ts, 9, **known), op(f"mm {name}", ts + 2, 5)]
         events.append(_arrow("f", 1, ts, tid))
     found = graph(*events)
-    module = {
-        found.strings[name]: found.strings[module]
-        for name, module in zip(found.tasks.name, found.tasks.module, strict=True)
-    }
+    module = _modules(found)
     assert (module["mm left"], module["mm right"]) == ("left", "right")
     lanes = [
         (found.lanes[found.tasks.lane[s]], found.strings[found.tasks.module[t]])

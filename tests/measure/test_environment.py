@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -198,6 +199,9 @@ def test_torch_is_not_imported_unless_asked_for() -> None:
     assert facts["torch.version"]
     assert "torch.threads" not in facts
     assert _captured("import torch").facts["torch.threads"] == 1
+    # Where it is there anyway, it is asked.
+    threads = importlib.import_module("torch").get_num_threads()
+    assert capture(torch=False).facts["torch.threads"] == threads
 
 
 def test_looking_changes_nothing_for_the_user_s_code() -> None:

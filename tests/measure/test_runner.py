@@ -305,6 +305,16 @@ def test_a_function_that_keeps_its_first_result_is_found_out():
     assert "keep its first result" in (error.value.remedy or "")
 
 
+@pytest.mark.parametrize("repeatable", [(True, True), (True, False), (False, False)])
+def test_samples_are_repeated_only_where_every_arm_can_be(repeatable):
+    arms = [FakeArm(name, lognormal(1e5)) for name in "ab"]
+    for arm, can in zip(arms, repeatable, strict=True):
+        arm.repeatable = can
+    experiment = measure(arms, plan=replace(QUICK, maximum_blocks=10), target_rel_width=1e-9)
+    calibrated = [one.detail["inner"] > 1 for one in experiment.events if one.kind == "calibrated"]
+    assert calibrated == [True] * all(repeatable)
+
+
 @pytest.mark.parametrize(
     ("names", "options", "what"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sqlite3
@@ -135,6 +136,9 @@ def test_a_recording_ends_as_if_stored_at_once(store: Store) -> None:
     assert _columns(loaded) == _columns(original)
     assert sorted(map(repr, loaded.events)) == sorted(map(repr, original.events))
     assert store.recompute(recording.experiment_id) == claims(original)
+    # What was appended bit by bit leaves no empty pages in the file.
+    with contextlib.closing(sqlite3.connect(store.path)) as file:
+        assert file.execute("PRAGMA freelist_count").fetchone() == (0,)
 
 
 def test_nothing_measured_is_replaced(store: Store) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional
 
 from slipstream.capture.modules import ModuleNames
@@ -19,7 +20,8 @@ from slipstream.graph import Call, Graph, StepPhase
 from slipstream.techniques._autocast_operators import FLOAT32, LOWER, WIDEST, category
 from slipstream.techniques.autocast import plan
 from slipstream.techniques.precision import Amp
-from tiny_models import captured, workload
+from slipstream.workload import Workload
+from tiny_models import captured, record, workload
 
 KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
 # Refused by CUDA's autocast with an error in place of being cast.
@@ -175,9 +177,9 @@ def is_cast(call: Call) -> bool:
     return pair in (FLOATS, FLOATS[::-1])
 
 
-def recorded(name: str) -> list[Node]:
+def recorded(recipe: Workload) -> list[Node]:
     """The execution trace of one step under the real technique."""
-    built = workload(name).with_technique(Amp()).build()
+    built = recipe.with_technique(Amp()).build()
     built.step()
     with tempfile.TemporaryDirectory() as folder, ModuleNames(built.model):
         path = Path(folder) / "trace.json"
@@ -189,13 +191,13 @@ def recorded(name: str) -> list[Node]:
         return read_trace(path)
 
 
-def truth(name: str) -> tuple[list[Call], list[Call]]:
+def truth(recipe: Workload) -> tuple[list[Call], list[Call]]:
     """(calls of units, casts) as they are under real autocast.
 
     Autocast catches an operator, casts, and calls the same operator again inside of the first:
     what counts is the inner one, and the casts beside it.
     """
-    nodes = recorded(name)
+    nodes = recorded(recipe)
     units = set(find_units(nodes).nodes.tolist())
     unit_of: list[int] = []
     caught: set[int] = set()
@@ -245,10 +247,61 @@ def directions(casts: list[Call]) -> Counter[Any]:
 )  # fmt: skip
 def test_the_plan_is_what_real_autocast_does(name: str, bf16_lstm: Callable[[str], None]) -> None:
     bf16_lstm(name)
-    real_calls, real_casts = truth(name)
+    real_calls, real_casts = truth(workload(name))
     calls, casts = planned(captured(name))
     assert compute(calls) == compute(real_calls)
     assert directions(casts) == directions(real_casts)
+
+
+class HalfTable(nn.Module):
+    """A table that is kept in the lower precision, and computed with in float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(8, 16).bfloat16())
+        self.first, self.second = nn.Linear(8, 16), nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = self.table.relu().float()
+        out: torch.Tensor = self.second(self.first(x) + rows.relu())
+        return out
+
+
+def trained(model: nn.Module) -> Workload:
+    batch = torch.randn(8, 8), torch.randint(0, 4, (8,))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    return Workload.of(model, batch, functional.cross_entropy, optimizer)
+
+
+def test_what_the_model_casts_to_float32_itself_stays_that() -> None:
+    real_calls, real_casts = truth(trained(HalfTable()))
+    calls, casts = planned(record(trained(HalfTable()).build()))
+    assert compute(calls) == compute(real_calls)
+    own = [call for call in calls if is_cast(call)]
+    assert directions([*casts, *own]) == directions(real_casts)
+
+
+class Again(nn.Module):
+    """One layer, used three times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.last = nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.last(self.layer(self.layer(self.layer(x).relu()).relu()))
+        return out
+
+
+def test_a_layer_that_is_used_again_is_not_cast_again() -> None:
+    real_calls, real_casts = truth(trained(Again()))
+    calls, casts = planned(record(trained(Again()).build()))
+    assert compute(calls) == compute(real_calls)
+    to_lower, really = (
+        directions([call for call in some if call.inputs[0].dtype == "float32"])
+        for some in (casts, real_casts)
+    )
+    assert to_lower == really
 
 
 def test_every_gradient_reaches_the_optimizer_in_float32() -> None:

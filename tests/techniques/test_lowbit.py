@@ -22,6 +22,7 @@ from slipstream.provenance import Provenance
 from slipstream.quant import FakeQuantize
 from slipstream.technique import Context, QualityKind, parse
 from slipstream.techniques.lowbit import cost
+from slipstream.techniques.lowbit import technique as lowbit_technique
 from slipstream.techniques.lowbit.cost import Costs, Layer, linear, questions
 from slipstream.techniques.lowbit.nn import LowBitConv2d, LowBitLinear
 from slipstream.techniques.lowbit.technique import LowBit
@@ -87,9 +88,15 @@ def predicted(graph: Graph, machine: Machine, technique: LowBit | None = None) -
 EVEN = {(3, 3): 0.01, (8, 8): 0.01}
 
 
-def test_layers_take_what_the_model_says_and_what_follows_is_gone() -> None:
+def test_layers_take_what_the_model_says_and_what_follows_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     graph, machine = graph_of(net), Machine(EVEN)
+    asked: list[float] = []
+    monkeypatch.setattr(lowbit_technique, "come_from_memory", asked.append)
     edited = predicted(graph, machine)
+    # Of the weights by their bits: stem and head in eight, the convolution between them in three.
+    assert asked == [8 * 27 + 4 * 8 + 8 * 72 * 3 / 8]
     edited.check()
     names = [edited.string(int(name)) for name in edited.tasks.name]
     before = [graph.string(int(name)) for name in graph.tasks.name]
@@ -178,6 +185,8 @@ def test_without_answers_nothing_is_claimed() -> None:
     edited = predicted(graph, Nothing(EVEN))
     assert edited.tasks.duration_ns.sum() <= graph.tasks.duration_ns.sum()
     assert edited.edits[-1].what == "3 layers in w3a3"
+    training = predicted(graph, Nothing(EVEN), LowBit(train=True))
+    assert training.tasks.duration_ns.tolist() == graph.tasks.duration_ns.tolist()
 
 
 @pytest.mark.parametrize(

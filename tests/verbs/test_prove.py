@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import statistics
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,10 +16,11 @@ from slipstream import technique
 from slipstream.capture.place import Place
 from slipstream.errors import SlipstreamError, WorkloadError
 from slipstream.measure.checks import QualityStatus, judge
+from slipstream.measure.records import Phase, PredictionRecord
 from slipstream.technique import QualityKind, quality_of
 from slipstream.verbs import first_steps
 from slipstream.verbs.first_steps import trial_of
-from slipstream.verbs.proving import sides
+from slipstream.verbs.proving import quality, sides
 from slipstream.verbs.proving.quality import check_quality, one_trial
 from slipstream.verbs.proving.sides import default_quality_budget, prove
 from slipstream.verbs.proving.summary import summary_table, tensor_memory
@@ -140,6 +143,27 @@ def test_large_outputs_are_sampled_evenly() -> None:
     assert found.output[-1] > 299_990
 
 
+@pytest.mark.parametrize(
+    ("trial_s", "left_s", "alike", "trials"),
+    [(1.0, 100.0, False, 5), (1.0, 3.5, False, 3), (10.0, 1.0, False, 2), (1.0, 100.0, True, 2)],
+    ids=["time for all", "for three", "for none", "seeds tell nothing"],
+)
+def test_seeds_are_tried_while_there_is_time_and_they_tell_something(
+    trial_s: float, left_s: float, alike: bool, trials: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+
+    def run_program(workload: Any, keep_in: str, program: Any, seed: int) -> list[Any]:
+        now[0] += trial_s
+        return [{"steps": 3, "losses": [0.0 if alike else seed]}]
+
+    monkeypatch.setattr(quality, "run_program", run_program)
+    monkeypatch.setattr(quality, "say", lambda line: None)
+    monkeypatch.setattr(quality, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    done = quality.trials_in_child({}, "", list(range(5)), None, 100.0, left_s, 0)
+    assert len(done) == trials
+
+
 def test_a_metric_is_taken_after_the_steps() -> None:
     built = build("mlp")
     before = float(built.model[0].weight.sum())
@@ -223,12 +247,32 @@ def test_times_are_of_as_many_samples_on_both_sides(forked_children: None, tmp_p
     assert found.ratio("batch_size:x32").ratio < 0.5
     (note,) = [note for note in found.table().notes if "samples" in note]
     assert re.search(r"batch_size:x32\b.*\b256\b.*\b8\b", note)
+    # 32 times the batch: more is resident at the peak than without. Not every kernel tells.
+    peaks = [
+        statistics.median(series.values)
+        for (arm, metric, phase), series in found.experiment.series.items()
+        if (metric, phase) == ("peak_memory", Phase.MEASURE)
+        and arm in ("as it is", "batch_size:x32")
+    ]
+    assert len(peaks) == 2 * sides.resettable()
+    assert all(1 << 20 < peak < 1 << 30 for peak in peaks)
+    assert peaks == sorted(peaks)
     memory = tensor_memory(found.experiment)["batch_size:x32"]
     assert memory.measured > memory.baseline > 0
     assert memory.predicted is None
     summary = summary_table(found)
     assert [row[0] for row in summary.rows] == ["batch_size:x32"]
     assert len(summary.notes) <= 6  # five sentences, and where the rest is
+    # Had three times the baseline's memory been predicted:
+    record = PredictionRecord(
+        "train.py", "batch_size:x32", "wall", 1.0, 0.9, 1.1, "measured", "", "",
+        detail={"peak_bytes": [memory.baseline, 3 * memory.baseline]},
+    )  # fmt: skip
+    predictions = {"batch_size:x32": record}
+    (row,) = summary_table(
+        replace(found, experiment=replace(found.experiment, predictions=predictions))
+    ).rows
+    assert any(re.search(r"\d %.*\+200\.0 %", str(cell)) for cell in row)
 
 
 def test_the_reason_for_wall_time_is_the_technique_s(tmp_path: Path) -> None:

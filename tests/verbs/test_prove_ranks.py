@@ -191,9 +191,12 @@ def test_a_rank_that_fails_is_named_and_nothing_stays(
 ) -> None:
     before = psutil.Process().children(recursive=True)
     with hosts_of(Cluster.load(CLUSTER), 2) as where, file_backups() as keep_in:
+        without_ranks = psutil.Process().children(recursive=True)
         side = team(workload(train, what=what), "ddp:2", where, keep_in)
         with pytest.raises(error) as caught:
             side.trials([0], 3, LIMIT_S)
+        # What measures the speed then starts others.
+        assert psutil.Process().children(recursive=True) == without_ranks
         assert said in str(caught.value)
         if what == "raises":
             assert "odd_train.py:" in str(caught.value.where)  # type: ignore[attr-defined]
@@ -201,6 +204,28 @@ def test_a_rank_that_fails_is_named_and_nothing_stays(
             side.open(LIMIT_S)
         side.close()
     assert psutil.Process().children(recursive=True) == before
+
+
+@pytest.mark.parametrize(("step_s", "steps"), [(0.001, 3), (2.0, 1)])
+def test_steps_that_take_long_are_taken_one_at_a_time(
+    step_s: float, steps: int, train: Path, tmp_path: Path
+) -> None:
+    asked: list[int] = []
+
+    class Scripted(RanksArm):
+        def _call(self, function: str, timeout_s: float | None, of_rank: Any) -> list[Any]:
+            asked.append(of_rank(0)["steps"])
+            took = {"wall": 1e9 * step_s * asked[-1], "sent": 100.0 * (asked[-1] + 1)}
+            return [{**took, "digest": "same"}] * 2
+
+    chosen = technique.parse("ddp:2")
+    with hosts_of(Cluster.load(CLUSTER), 2) as where:
+        side = Scripted("ddp:2", workload(train).with_technique(*chosen), 2, where, 1, tmp_path)
+        for _ in range(2):
+            sample = side.sample(1, None)
+    # The first sample tells how long a step is.
+    assert asked == [3, steps]
+    assert sample[STEP] == pytest.approx(1e9 * step_s)
 
 
 @pytest.mark.usefixtures("no_root")

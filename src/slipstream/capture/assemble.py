@@ -288,4 +288,5 @@ def _parameters(trace: Sequence[Node], units: Units) -> list[int]:
         elif phase == StepPhase.OPTIMIZER:
             optimized.update(inputs)
         produced.update(node.storages[len(inputs) :])
-    return sorted(outside & optimized)
+    both: list[int] = np.intersect1d(list(outside), list(optimized)).astype(int).tolist()
+    return both

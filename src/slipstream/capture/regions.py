@@ -93,7 +93,7 @@ def record_regions(
     together = min(map(sum, zip(*(r.steps_ns for r in measured), strict=True)))
     apart = sum(min(r.steps_ns) for r in measured)
     stays = _stays(graph, seen[0])
-    covered = covered_tasks(graph, stays)
+    covered = covered_tasks(graph, set(stays))
     return {
         "mode": "default",
         "samples": graph.samples,
@@ -104,7 +104,7 @@ def record_regions(
         },
         "covered_calls": {phase: len(tasks) for phase, tasks in covered.items()},
         "repeats": repeats(graph, covered["forward"]),
-        "stays": sorted(map(list, stays)),
+        "stays": list(map(list, stays)),
         "breaks": compiling.breaks(),
         "compile_s": compiling.compile_s,
         "cached": compiling.cached,
@@ -143,8 +143,11 @@ def repeats(graph: Graph, tasks: NDArray[np.int64]) -> int:
     return int(np.unique(pairs, axis=0, return_counts=True)[1].max(initial=1))
 
 
-def _stays(graph: Graph, seen: Step) -> set[tuple[str, str]]:
-    """Which of the model's forward tasks the compiled step `seen` still runs one by one."""
+def _stays(graph: Graph, seen: Step) -> list[tuple[str, str]]:
+    """Which of the model's forward tasks the compiled step `seen` still runs one by one, once each.
+
+    In the order in which they come first.
+    """
     forward = np.flatnonzero(graph.tasks.phase == StepPhase.FORWARD)
     names = graph.texts("name", forward)
     left = _outside(seen, set(names))
@@ -157,11 +160,11 @@ def _stays(graph: Graph, seen: Step) -> set[tuple[str, str]]:
     for block in matcher.get_matching_blocks():
         for pair in pairs[block.a : block.a + block.size]:
             counts[pair] = counts.get(pair, 0) + 1
-    return {
+    return [
         pair
         for pair, count in counts.items()
         if pair[0].partition(".")[0] == ROOT and 2 * count >= total[pair]
-    }
+    ]
 
 
 def _overhead_ns(graph: Graph, seen: Step) -> float:

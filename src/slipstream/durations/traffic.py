@@ -11,6 +11,7 @@ MLSys 2021, section 3.
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -101,15 +102,10 @@ _CHOSEN = frozenset({"embedding", "index_select", "gather", "index", "take"})
 @functools.lru_cache(maxsize=4096)
 def _schema(op: str) -> tuple[tuple[str, bool], ...]:
     """(name, written) of each argument of a schema."""
-    inside, depth, parts = op.partition("(")[2].rpartition("->")[0].rpartition(")")[0], 0, [""]
-    for letter in inside:
-        depth += (letter in "([") - (letter in ")]")
-        if letter == "," and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += letter
+    inside = op.partition("(")[2].rpartition("->")[0].rpartition(")")[0]
     arguments = []
-    for part in (one.strip() for one in parts):
+    # At commas that lie in no brackets.
+    for part in (one.strip() for one in re.split(r",(?![^(\[]*[)\]])", inside)):
         if part and part != "*":
             kind, _, rest = part.rpartition(" ") if "=" not in part else _typed(part)
             arguments.append((rest.partition("=")[0], "!" in kind))

@@ -182,13 +182,17 @@ class Session:
                 queue.put_nowait(message)
 
     def _messages(self, now: Analysis, before: Analysis | None) -> list[dict[str, Any]]:
-        """What is new in `now`; all of it when there was nothing before."""
-        messages: list[dict[str, Any]] = [self._state(now)]
+        """What is new in `now`; all of it when there was nothing before.
+
+        The state comes last: when a page says that it failed, everything else says so too.
+        """
+        messages: list[dict[str, Any]] = []
         if now.costs is not None and (before is None or before.costs is not now.costs):
             messages.append({"type": "costs", "costs": now.costs.to_json(), "files": _texts(now)})
         new_edge = before is None or before.batch is not now.batch or before.state != now.state
         if new_edge or (before is not None and before.batch_reason != now.batch_reason):
             messages.append({"type": "batch", **self._batch(now)})
+        messages.append(self._state(now))
         return [json_values(message) for message in messages]
 
     def _state(self, now: Analysis) -> dict[str, Any]:

@@ -136,22 +136,18 @@ class _Form:
 
     Attributes:
         dtypes: of its inputs.
-        mixed: whether the lower precision is among its dtypes already.
         writes: whether it says that it writes its inputs.
     """
 
     call: Call
     name: str
     dtypes: list[str]
-    mixed: bool
     writes: bool
 
     @classmethod
-    def of(cls, call: Call, low: str) -> _Form:
+    def of(cls, call: Call) -> _Form:
         """That of `call`."""
-        dtypes = [spec.dtype for spec in call.inputs]
-        mixed = low in dtypes or any(spec.dtype == low for spec in call.outputs)
-        return cls(call, call.name, dtypes, mixed, "!" in call.op)
+        return cls(call, call.name, [spec.dtype for spec in call.inputs], "!" in call.op)
 
 
 class _Interpreter:
@@ -194,7 +190,7 @@ class _Interpreter:
     def run(self) -> AutocastPlan:
         graph = self._graph
         starts, operands = graph.operand_start.tolist(), graph.operands.tolist()
-        forms = [_Form.of(call, self._low) for call in graph.calls]
+        forms = [_Form.of(call) for call in graph.calls]
         forward, backward = int(StepPhase.FORWARD), int(StepPhase.BACKWARD)
         inside = (self._inside & (graph.tasks.phase == forward)).tolist()
         for t, (number, phase) in enumerate(
@@ -370,7 +366,7 @@ class _Interpreter:
     ) -> None:
         """Note the call's new dtypes, and what its fresh outputs would hold."""
         held, call = self._dtypes(form, inputs), form.call
-        if dtypes == held == form.dtypes and not form.mixed:
+        if dtypes == held == form.dtypes:
             return
         copied = {s for s, is_, has in zip(inputs, dtypes, held, strict=True) if is_ != has}
         if copied:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import torch
 from torch import nn
 
-from slipstream.errors import InvalidArgumentError, WorkloadError
+from slipstream.errors import CommunicationError, InvalidArgumentError, WorkloadError
 from slipstream.ranks import lines
 from slipstream.technique import parse
+from slipstream.techniques.distributed.priority.channel import Channel
 from slipstream.techniques.distributed.priority.layout import InFlight, Unit, cut, units_of
 from slipstream.techniques.distributed.priority.learning import (
     Clock,
@@ -20,7 +22,7 @@ from slipstream.techniques.distributed.priority.learning import (
     places,
     why_not_plain,
 )
-from slipstream.techniques.distributed.priority.plan import Asked, choose, share_left
+from slipstream.techniques.distributed.priority.plan import Asked, choose, core_left, share_left
 from slipstream.techniques.distributed.priority.rounds import Hooks, Rounds
 from slipstream.techniques.distributed.priority.simulate import (
     ORDERS,
@@ -34,6 +36,9 @@ from slipstream.techniques.distributed.priority.updates import Updates
 from slipstream.workload import Built
 from slipstream_bench.rank_models import batch_of, model_of
 from slipstream_bench.systems.priority.workloads import NAMES, Emulated, Layer, named
+
+if TYPE_CHECKING:
+    from slipstream.ranks.group import ProcessGroup
 
 
 class Owner:
@@ -348,6 +353,25 @@ def test_what_is_left_of_a_rate_beside_computation() -> None:
     assert share_left(1.0, 1.0, 1.0) == pytest.approx(1.0)
     # Half of it within three times its time, the other half afterwards.
     assert share_left(1.0, 3.0, 3.5) == pytest.approx(0.5 / 3)
+    # 10 products a second alone; as many in four seconds, faster than alone, hardly any.
+    assert core_left((10, 1.0), (10, 4.0)) == pytest.approx(0.25)
+    assert core_left((20, 2.0), (50, 4.0)) == 1.0
+    assert core_left((1000, 1.0), (1, 4.0)) == pytest.approx(0.01)
+
+
+def test_a_channel_that_closes_or_fails_begins_no_round() -> None:
+    units = units_of([[nn.Parameter(torch.ones(4))]], Owner())
+    cut(units, 100)
+    for ends in ("close", "fail"):
+        ranks = SimpleNamespace(explain=lambda error, where: error)
+        channel = Channel(cast("ProcessGroup", ranks), units, 1)
+        channel.begin()
+        assert channel.round_begun(0)
+        if ends == "close":
+            channel.close()
+        else:
+            channel.fail(CommunicationError("lost"))
+        assert not channel.round_begun(0)
 
 
 def test_choices() -> None:

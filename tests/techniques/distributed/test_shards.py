@@ -110,6 +110,12 @@ def test_urgent_slices_overtake_and_the_forward_pass_waits_for_its_own_layer_onl
     assert order != sorted(order, reverse=True), "nothing overtook"
     names = [by_priority.string(int(n)) for n in by_priority.tasks.name]
     assert names.count("update") == len(gradients(graph))
+    tasks = by_priority.tasks
+    updates = np.array([name == "update" for name in names])
+    whole = (graph.tasks.duration_ns + graph.tasks.gap_ns)[
+        graph.tasks.phase == StepPhase.OPTIMIZER
+    ].sum()
+    assert float(tasks.duration_ns[updates].sum()) == pytest.approx(float(whole))
     assert not (by_priority.tasks.phase == StepPhase.OPTIMIZER).any()
 
 

@@ -99,6 +99,18 @@ def test_patches_are_equal_to_the_bit(shape: Convolution, outside: int, data: An
     assert torch.equal(patches(image, shape, outside, first, last), wanted[first:last])
 
 
+@pytest.mark.parametrize("kernel", [(1, 1), (2, 1), (1, 2)])
+@pytest.mark.parametrize("stride", [(1, 1), (2, 1), (1, 2)])
+@pytest.mark.parametrize("padding", [(0, 0), (1, 0), (0, 1)])
+def test_patches_are_the_image_where_every_pixel_sees_itself_alone(
+    kernel: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int]
+) -> None:
+    shape = Convolution((2, 5, 4, 3), kernel, stride, padding)
+    image = torch.randint(0, 256, shape.image, dtype=torch.uint8, generator=generator(0))
+    alike = torch.equal(reference_patches(image, shape, 0), image.flatten(0, 2))
+    assert shape.pointwise is alike
+
+
 def assert_same(made: Outcome, wanted: Outcome) -> None:
     for one, other in zip(made, wanted, strict=True):
         assert (one is None) == (other is None)

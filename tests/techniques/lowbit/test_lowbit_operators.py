@@ -13,6 +13,7 @@ from torch import nn
 
 from slipstream.errors import InvalidArgumentError, SlipstreamError
 from slipstream.techniques.lowbit import LowBitConv2d, LowBitLinear, linear, matmul, pack_weights
+from slipstream.techniques.lowbit.operators import window
 
 RANGE = (-1.5, 2.5)
 
@@ -157,11 +158,19 @@ def test_operators_are_what_torch_wants_of_them(kind: str) -> None:
     operators = torch.ops.slipstream
     operands = layer._operands(x)
     if kind.startswith("conv"):
-        window = (layer.kernel_size, layer.stride, layer.padding, layer.dilation)
-        arguments = (*operands, *map(list, window))
+        shape = (layer.kernel_size, layer.stride, layer.padding, layer.dilation)
+        arguments = (*operands, *map(list, shape))
         torch.library.opcheck(operators.lowbit_conv2d.default, arguments)
     else:
         torch.library.opcheck(operators.lowbit_linear.default, operands)
+
+
+@pytest.mark.parametrize("which", ["kernel", "stride", "padding", "dilation"])
+def test_sizes_whose_products_do_not_fit_64_bits_are_refused_by_name(which: str) -> None:
+    sizes = {"kernel": (1, 1), "stride": (1, 1), "padding": (0, 0), "dilation": (1, 1)}
+    assert window((1, 8, 8, 3), **sizes).out_size == (8, 8)
+    with pytest.raises(InvalidArgumentError, match=rf"{which}.*{2**25}"):
+        window((1, 8, 8, 3), **{**sizes, which: (2**25, 1)})
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from slipstream.durations import Answer
 from slipstream.errors import InvalidArgumentError, WorkloadError
-from slipstream.graph import Role
-from slipstream.technique import parse
+from slipstream.graph import Call, Role
+from slipstream.technique import Context, parse
 from slipstream.techniques.distributed.gradients import gradients, nbytes_of
 from slipstream.techniques.lowrank import LowRank, LowRankLinear
 from slipstream.workload import Workload, build_from
@@ -21,7 +22,10 @@ from slipstream.workload import Workload, build_from
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from recorded import build, cannot_be_timed, graph_of, inference
 
-from known_durations import asked_first, timed_by_bytes
+from known_durations import BytesMoved, asked_first, timed_by_bytes
+
+if TYPE_CHECKING:
+    from slipstream.durations import Durations
 
 
 def images() -> Any:
@@ -96,6 +100,29 @@ def test_operators_are_those_the_changed_model_runs() -> None:
                 sorted(tuple(sorted((*a, *b))) for a, b in one) for one in (ours, theirs)
             )
         assert ours == theirs, name
+    for call in {after.task(t).known_call for t in range(len(after)) if after.task(t).name in _MMS}:
+        # No operand leaves places out: of the two axes, one is dense and the other steps over it.
+        for spec in call.inputs[-2:]:
+            dense = ((spec.shape[1], 1), (1, spec.shape[0]))
+            assert spec.strides in dense or 1 in spec.shape, call
+
+
+_MMS = ("aten::mm", "aten::addmm")
+
+
+@pytest.mark.parametrize("make", [images, sequences])
+def test_what_it_looks_up_it_has_asked_for(make: Any) -> None:
+    graph, technique = timed_by_bytes(graph_of(make)), LowRank(0.25)
+    asked = {call.key for call in technique.questions(graph)}
+    looked_up: set[str] = set()
+
+    class Spy(BytesMoved):
+        def lookup(self, call: Call) -> Answer | None:
+            looked_up.add(call.key)
+            return super().lookup(call)
+
+    technique.predict(graph, Context(cast("Durations", Spy())))
+    assert looked_up == asked
 
 
 def graph_of_changed() -> Any:

@@ -117,7 +117,7 @@ class _Sweep:
         """
         event, module, engine = opened[:, 0], opened[:, 2].copy(), opened[:, 5]
         sequence = np.where(event >= 0, self._columns.saved_key[event], -1)
-        forward = np.flatnonzero((engine < 0) & (sequence >= 0) & (module > 0))
+        forward = np.flatnonzero((engine < 0) & (sequence >= 0))
         if not len(forward):
             return module
         # The last of each number: the innermost operator is the one that made the autograd node.
@@ -127,10 +127,9 @@ class _Sweep:
             inside = np.flatnonzero((engine >= 0) & (self._columns.thread[engine] == thread))
             number = self._columns.saved_key[engine[inside]]
             at = np.minimum(np.searchsorted(numbers, number), len(numbers) - 1)
-            known = (numbers[at] == number) & (number >= 0)
-            # Of those without a number: the last known before them.
-            before = np.maximum.accumulate(np.where(known, np.arange(len(inside)), -1))
-            modules = np.where(known, made_in[at], 0)
+            modules = np.where(numbers[at] == number, made_in[at], 0)
+            # Of those without a number: the last before them that has one.
+            before = np.maximum.accumulate(np.where(number >= 0, np.arange(len(inside)), -1))
             from_before = (number < 0) & (before >= 0)
             modules[from_before] = modules[before[from_before]]
             module[inside] = np.where(module[inside] > 0, module[inside], modules)

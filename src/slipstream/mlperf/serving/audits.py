@@ -3,9 +3,14 @@
 TEST01: the answers of a performance run, of which a random part is kept, are those of the accuracy
 run, at the same speed. TEST04: one sample again and again is not faster than different ones, or
 the system remembers. COLD, ours: TEST04 says nothing of a memory that was filled before both of its
-runs; so samples that nobody can have seen (each rotated by some elements) are issued once each, in
-a process that was just started, and must not take longer than when they are asked again, nor than
-those of the data set.
+runs; so samples that nobody can have seen (the elements of each in another order) are issued once
+each, in a process that was just started, and must not take longer than when they are asked again,
+nor than those of the data set.
+
+Speeds are compared in rounds, each arm once a round, and a verdict takes what the interval of the
+rounds' ratios says at its level over all looks together: a system is accused where all of it lies
+beyond what is allowed, and passes where none does. In between there are more rounds; where even the
+last leave both open, the audit says that time cannot tell, which is neither.
 
 Source: MLPerf Inference compliance tests TEST01 and TEST04 (mlcommons/inference, compliance).
 """
@@ -17,7 +22,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from slipstream.errors import UnknownNameError
+from slipstream.measure.sequential import nominal_error
+from slipstream.measure.statistics import Floats, median_interval
 from slipstream.mlperf.serving import logs, planning
 from slipstream.mlperf.serving.rules import SCENARIOS, Scenario, Test
 from slipstream.mlperf.serving.session import Run, Session
@@ -28,11 +37,15 @@ AUDITS = ("TEST01", "TEST04", "COLD")
 # Speeds of an audit may differ by this much from the run that is audited; fast systems by more.
 _TOLERANCE, _FAST_TOLERANCE, _FAST_NS = 0.10, 0.20, 200e3
 _LOGGED_ANSWERS = 4096
-# Blocks of a comparison of speeds, each arm once: what a busy machine does passes both alike.
-_ROUNDS = 5
+# Rounds of a comparison of speeds after which it is looked at: the fewest that can decide, then
+# twice as many while they do not.
+_LOOKS = (6, 12, 24)
+# Of all looks together, two-sided: half of it is what accuses a system exactly at its tolerance.
+_ERROR = 0.10
 _COLD_SAMPLES = 256
 # Batches of other sizes round differently, which may turn a class over now and then.
 _DIFFERING = 0.001
+_ANSWERS = {True: "yes", False: "NO", None: "cannot tell"}
 
 
 @dataclass(frozen=True)
@@ -42,15 +55,16 @@ class Audit:
     Attributes:
         name: of the audit.
         scenario: that it audits.
-        passed: whether the system stands it.
+        passed: whether the system stands it; None where time could not tell.
         finding: what was seen, in words.
-        ratio: the audited speed over the base's, as time; None where no speed was compared.
+        ratio: the audited speed over the base's, as time, the median of the rounds; None where no
+            speed was compared.
         wrong: answers that differ; of `answers`.
     """
 
     name: str
     scenario: str
-    passed: bool
+    passed: bool | None
     finding: str
     ratio: float | None = None
     wrong: int = 0
@@ -62,7 +76,7 @@ def audit_table(found: Sequence[Audit]) -> Table:
     fields: tuple[Field[Audit], ...] = (
         Field.of("audit", lambda one: one.name),
         Field.of("scenario", lambda one: one.scenario),
-        Field.of("passed", lambda one: "yes" if one.passed else "NO"),
+        Field.of("passed", lambda one: _ANSWERS[one.passed]),
         Field.of("finding", lambda one: one.finding),
     )
     return Table.of(found, fields, "audits")
@@ -135,11 +149,16 @@ def _same_sample(session: Session, wishes: planning.Wishes, folder: Path | None 
     """One sample again and again, against drawn ones."""
     scenario = SCENARIOS["single-stream"]
     plain = replace(
-        planning.plan(session, scenario, wishes), min_duration_s=wishes.duration_s / _ROUNDS
+        planning.plan(session, scenario, wishes), min_duration_s=wishes.duration_s / _LOOKS[0]
     )
-    return _slower(
-        "TEST04", session, replace(plain, issue="same"), plain, "one sample again and again", folder
-    )
+
+    def one_round(_number: int) -> list[float]:
+        return [
+            _typical_ns(session.run(plain)),
+            _typical_ns(session.run(replace(plain, issue="same"), folder)),
+        ]
+
+    return _compared("TEST04", one_round, ["one sample again and again"])
 
 
 def _unseen(session: Session, folder: Path | None = None) -> Audit:
@@ -151,41 +170,63 @@ def _unseen(session: Session, folder: Path | None = None) -> Audit:
     session.touch_one()
     first = Test(
         "single-stream", min_duration_s=0.0, min_queries=1, max_queries=_COLD_SAMPLES,
-        expected_ns=1e6, issue="unique", shift=1 + secrets.randbelow(251), percentile=0.5,
+        expected_ns=1e6, issue="unique", shuffle=1 + secrets.randbelow(2**32), percentile=0.5,
     )  # fmt: skip
-    again, unseen, unshifted = [], [], []
-    for _ in range(_ROUNDS):
-        # Another rotation each round, so that the first look at it is one.
-        fresh = replace(first, shift=first.shift + 1)
-        first = fresh
-        unseen.append(session.run(fresh, folder))
-        again.append(session.run(fresh, folder))
-        unshifted.append(session.run(replace(fresh, shift=0), folder))
-    comparisons = [
-        _judged("COLD", unseen, again, "a sample seen before"),
-        _judged("COLD", unseen, unshifted, "one of the data set"),
-    ]
-    return max(comparisons, key=lambda one: not one.passed)
+
+    def one_round(number: int) -> list[float]:
+        # Another order each round, so that the first look at it is one.
+        fresh = replace(first, shuffle=first.shuffle + number)
+        tests = (fresh, fresh, replace(fresh, shuffle=0))
+        return [_typical_ns(session.run(test, folder)) for test in tests]
+
+    return _compared("COLD", one_round, ["a sample seen before", "one of the data set"])
 
 
-def _slower(
-    name: str, session: Session, suspect: Test, base: Test, what: str, folder: Path | None
-) -> Audit:
-    fast, plain = [], []
-    for _ in range(_ROUNDS):
-        plain.append(session.run(base))
-        fast.append(session.run(suspect, folder))
-    return _judged(name, plain, fast, what)
+def _typical_ns(run: Run) -> float:
+    return run.latencies_ns["p50"]
 
 
-def _judged(name: str, base: Sequence[Run], suspect: Sequence[Run], what: str) -> Audit:
-    """Whether the suspect's median is shorter than the base's by more than is allowed."""
-    plain = min(run.latencies_ns["p50"] for run in base)
-    fast = min(run.latencies_ns["p50"] for run in suspect)
+def _compared(name: str, one_round: Callable[[int], list[float]], suspects: Sequence[str]) -> Audit:
+    """Rounds until every suspect is judged, or one accused; of the verdicts the gravest.
+
+    Args:
+        one_round: nanoseconds of the base and of each suspect, by the round's number.
+        suspects: what they are, in words.
+    """
+    rounds: list[list[float]] = []
+    for look in _LOOKS:
+        rounds += [one_round(number) for number in range(len(rounds), look)]
+        times_ns = np.array(rounds)
+        verdicts = [
+            _judged(name, times_ns[:, 0], times_ns[:, at], what)
+            for at, what in enumerate(suspects, 1)
+        ]
+        gravest = min(
+            verdicts, key=lambda one: ((False, None, True).index(one.passed), one.ratio or 0.0)
+        )
+        if gravest.passed is not None:
+            break
+    return gravest
+
+
+def _judged(name: str, base_ns: Floats, suspect_ns: Floats, what: str) -> Audit:
+    """Whether the suspect is quicker than the base by more than is allowed; float64 [rounds]."""
+    plain, fast = float(np.median(base_ns)), float(np.median(suspect_ns))
     allowed = _FAST_TOLERANCE if plain <= _FAST_NS else _TOLERANCE
-    passed = plain <= fast * (1 + allowed)
+    error = nominal_error(len(base_ns), _LOOKS, _ERROR, at_planned_look=True)
+    excess = median_interval(np.log(base_ns / suspect_ns), 1 - error).exp()
+    passed = None
+    if excess.excludes(1 + allowed):
+        passed = excess.high < 1 + allowed
+    low, high = (format_percent(one - 1, signed=True) for one in (excess.low, excess.high))
     finding = (
         f"{what} takes {format_duration(fast)}, others {format_duration(plain)}: "
-        f"{format_percent(plain / fast - 1, signed=True)}, {format_percent(allowed)} allowed"
+        f"{format_percent(excess.estimate - 1, signed=True)} ({low} to {high}), "
+        f"{format_percent(allowed)} allowed"
     )
-    return Audit(name, "single-stream", passed, finding, fast / plain)
+    if passed is None:
+        finding += (
+            f"; {len(base_ns)} rounds differ too much for time to tell: audit again on a quiet "
+            "machine"
+        )
+    return Audit(name, "single-stream", passed, finding, 1 / excess.estimate)

@@ -137,7 +137,7 @@ def run(
     model, library = _model, _library
     asked = Test.from_json(test)
     policy = BatchPolicy(batch, delay_ns)
-    library.shift = asked.shift
+    library.shuffle = asked.shuffle
     with _watched() as watch:
         classes = library.labels is not None
         system: System | OwnQueue

@@ -36,9 +36,9 @@ class Library:
         self.inputs = [np.ascontiguousarray(one) for one in inputs]
         self.labels = labels
         self.performance_count = min(len(self), PERFORMANCE_SAMPLES)
-        self.shift = 0
-        """By how many elements every sample is rotated when it is loaded: for content that nobody
-        can have seen, of the same range and cost."""
+        self.shuffle = 0
+        """By which seed the elements of every sample change places when it is loaded, for content
+        that nobody can have seen, of the same range and cost; 0: they stay."""
         self._loaded: list[Array] = []
         self._place: dict[int, int] = {}
         # A sample by itself is a view, made once: cutting it out takes longer than a small model.
@@ -54,19 +54,21 @@ class Library:
 
     def load(self, indices: Sequence[int]) -> None:
         """Copy these samples into memory of their own, before the clock runs."""
-        self._loaded = [self._rotated(one[list(indices)]) for one in self.inputs]
+        self._loaded = [self._shuffled(one[list(indices)]) for one in self.inputs]
         self._place = {index: at for at, index in enumerate(indices)}
         self._single = {
             index: [one[at : at + 1] for one in self._loaded] for index, at in self._place.items()
         }
 
-    def _rotated(self, samples: Array) -> Array:
+    def _shuffled(self, samples: Array) -> Array:
         flat = samples.reshape(len(samples), -1)
-        if not self.shift or flat.shape[1] < 2:
+        if not self.shuffle or flat.shape[1] < 2:
             return samples
-        # Never by its whole length, which would leave it as it was.
-        by = 1 + self.shift % (flat.shape[1] - 1)
-        return np.roll(flat, by, 1).reshape(samples.shape)
+        places = np.random.default_rng(self.shuffle).permutation(flat.shape[1])
+        if (np.diff(places) == 1).all():
+            # Never as it was.
+            places = np.roll(places, 1)
+        return np.ascontiguousarray(flat[:, places]).reshape(samples.shape)
 
     def unload(self, indices: Sequence[int]) -> None:
         """Forget them."""

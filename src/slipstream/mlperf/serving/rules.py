@@ -90,7 +90,8 @@ class Test:
         seeds: of the sample library, of indices and of the schedule.
         log_answers: of how many answers a performance run keeps the bytes.
         issue: which samples: drawn, always the ``same``, or each ``unique`` once.
-        shift: samples are rotated by so many elements, so that their content is new.
+        shuffle: seed by which the elements of samples change places, so that their content is new;
+            0: they stay.
     """
 
     __test__ = False  # nothing that pytest collects
@@ -108,7 +109,7 @@ class Test:
     seeds: tuple[int, int, int] = (QSL_SEED, INDEX_SEED, SCHEDULE_SEED)
     log_answers: int = 0
     issue: Literal["drawn", "same", "unique"] = "drawn"
-    shift: int = 0
+    shuffle: int = 0
 
     def __post_init__(self) -> None:
         if self.scenario not in SCENARIOS:

@@ -9,7 +9,9 @@ finds what it would find in a script that ``torchrun`` started.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
+import statistics
 import time
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
@@ -179,7 +181,7 @@ def _watched(
         "order": layers.order,
         "how": _chosen(built.model),
         "steps": steps,
-        "step_s": (stamps[-1] - stamps[0]) / steps,
+        "step_s": statistics.fmean(b - a for a, b in itertools.pairwise(stamps)),
         "link": {
             "sent": by_phase(samples.times_s, samples.sent, stamps),
             "received": by_phase(samples.times_s, samples.received, stamps),

@@ -133,7 +133,7 @@ class LowRank(CompressionTechnique):
             return None
         parts = sent.split(counts)
         for (at, count), part in zip(plain, parts[len(sizes) :], strict=True):
-            torch.div(part, workers, out=bucket.flat[at : at + count])
+            torch.div(part, workers, out=bucket.flat.narrow(0, at, count))
         return [matrix.thin(factor) for matrix, factor in zip(matrices, parts, strict=False)]
 
 

@@ -316,8 +316,7 @@ def _left(ranks: ProcessGroup, one: _Transfer, alone_s: float) -> Shares:
     count, computed_s = _products(longest_s, one.arrived)
     one.wait()
     link = share_left(alone_s, computed_s, time.perf_counter() - began)
-    core = count / computed_s * alone[1] / alone[0]
-    return Shares(link, min(1.0, max(_LEAST_LEFT, core)))
+    return Shares(link, core_left(alone, (count, computed_s)))
 
 
 def _products(longest_s: float, over: Callable[[], bool]) -> tuple[int, float]:
@@ -329,6 +328,11 @@ def _products(longest_s: float, over: Callable[[], bool]) -> tuple[int, float]:
         count += 1
         passed = time.perf_counter() - began
     return count, passed
+
+
+def core_left(alone: tuple[int, float], beside: tuple[int, float]) -> float:
+    """Of its rate alone, what computation has beside a transfer; (products, seconds) of each."""
+    return min(1.0, max(_LEAST_LEFT, beside[0] / beside[1] * alone[1] / alone[0]))
 
 
 def share_left(alone_s: float, computed_s: float, taken_s: float) -> float:
