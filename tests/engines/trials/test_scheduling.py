@@ -161,3 +161,18 @@ def test_without_costs_or_an_end_there_is_no_prediction() -> None:
     # What trials took is a cost, too.
     plain.run()
     assert predict(plain, [1, 5])[1].makespan_s < 1.0
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_trials_that_fill_a_device_never_share_one(seed: int) -> None:
+    """Side by side they would end hardly earlier, and load and hold their memory at once."""
+    work = np.random.default_rng(seed).uniform(0.3, 0.8, 9)
+    full = TrialSet.of(work, np.full(9, 0.1), np.ones(9), max_width=1)
+    clock = simulate(full, 2, scheduler_named("level"), record=True)
+    for one in clock.intervals:
+        beside = [
+            other for other in clock.intervals
+            if set(one.devices) & set(other.devices)
+            and other.start_s < one.end_s and one.start_s < other.end_s
+        ]  # fmt: skip
+        assert beside == [one]

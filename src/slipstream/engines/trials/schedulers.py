@@ -132,9 +132,11 @@ class Level(Scheduler):
         rules: list[Scheduler] = [Filling(load) for load in fillings]
         if m <= 3 * n:
             rules += [Plan(slack) for slack in ((1.0, 1.1) if m <= 1000 else (1.0,))]
-        if m <= 1000:
-            rules += [Fluid(), Uniform(), Fifo(), Fluid(4, 8)]
         waiting = state.trials.rows(state.waiting)
+        if m <= 1000:
+            rules += [Uniform(), Fifo()]
+            if (waiting.utilisation < _FILLS).any():
+                rules += [Fluid(), Fluid(4, 8)]
         ends = [
             makespan(waiting, n, rule, restart_s=state.restart_s, max_pack=state.max_pack)
             for rule in rules
