@@ -229,7 +229,7 @@ def _real(options: BenchOptions) -> Iterator[Bar]:
         f"simulated makespan off the real one, {title}": name
         for name, title in (("fifo", "first come first served"), ("level", "the level rule"))
     }
-    rows = {bar: name for bar, name in wanted.items() if options.wants(bar, 60.0)}
+    rows = {bar: name for bar, name in wanted.items() if options.wants(bar, 90.0)}
     if not rows:
         return
     with tempfile.TemporaryDirectory() as folder:
@@ -258,7 +258,7 @@ def _real(options: BenchOptions) -> Iterator[Bar]:
         loading_s = max(brief - max(epoch_s.values()), 0.0)
         for bar, name in rows.items():
             options.progress(bar)
-            halving = training(name, Halving(8, 72))
+            halving = training(name, Halving(24, 216))
             said_s = predict(halving, [_SLOTS], scheduler=name, max_width=1)[0].makespan_s
             took_s = _takes_s(halving, name)
             off = 100 * abs((said_s + loading_s) / took_s - 1)
