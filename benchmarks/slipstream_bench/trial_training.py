@@ -62,8 +62,8 @@ def _trained(hidden: int, run: Run, pause_at: int | None = None, lr: float = _RA
         return False
 
     def go_on(epoch: Callable[[], object]) -> None:
-        while _epochs(path) < run.fidelity:
-            if _epochs(path) == pause_at:
+        for done in range(_epochs(path), int(run.fidelity)):
+            if done == pause_at:
                 _wait(is_resized)
             epoch()
             run.checkpointed()
