@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +18,7 @@ from torch import nn
 from slipstream.errors import InvalidArgumentError
 from slipstream.ship import UnsupportedModelError
 from slipstream.ship.export import export_module, layer_noise, quantize_model, write_network
+from slipstream.ship.export.modules import write_module
 from slipstream.ship.firmware import (
     Network,
     export_firmware,
@@ -166,6 +169,28 @@ def test_a_user_s_file_is_exported_in_a_child(tmp_path: Path, require: Require) 
     assert [one.layer for one in noise] == ["0", "2", "4"]
     assert [one.kind for one in network.operators] == ["conv_2d", "max_pool_2d", "fully_connected"]
     assert network.tensors[network.inputs[0]].shape == (1, 8, 8, 1)
+
+
+def test_without_litert_a_model_is_exported_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only what int8 adds to its layers is not told."""
+    (tmp_path / "plain.py").write_text("from torch import nn\ndef Net(): return nn.Linear(8, 3)\n")
+    np.save(tmp_path / "calib.npy", np.random.default_rng(0).normal(size=(4, 8)))
+    monkeypatch.setitem(sys.modules, "ai_edge_litert", None)
+    monkeypatch.setitem(sys.modules, "ai_edge_litert.interpreter", None)
+    monkeypatch.syspath_prepend(tmp_path)
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec",
+        lambda name, *more: None if name == "ai_edge_litert" else find_spec(name, *more),
+    )  # fmt: skip
+    places = {"path": "plain.py", "calibration": "calib.npy", "output": "plain.tflite"}
+    files = {name: str(tmp_path / file) for name, file in places.items()}
+    noise = write_module(name="Net", weights="", observer="percentile", **files)
+    assert noise == []
+    network = parse_network((tmp_path / "plain.tflite").read_bytes())
+    assert [one.kind for one in network.operators] == ["fully_connected"]
 
 
 def test_what_has_no_operator_is_named_with_its_module() -> None:

@@ -107,7 +107,12 @@ def export(
 
 
 def _read(
-    model: str, calib: Path | None, weights: Path | None, observer: str, say: Say
+    model: str,
+    calib: Path | None,
+    weights: Path | None,
+    observer: str,
+    say: Say,
+    with_noise: bool = True,
 ) -> tuple[bytes | Path, str | None, tuple[LayerNoise, ...]]:
     """The model as `export_firmware` takes it, its name where it is no file's, and what int8 adds
     to the layers of a PyTorch one."""
@@ -123,7 +128,9 @@ def _read(
     from slipstream.ship.export import export_module
 
     say("tracing and calibrating")
-    data, noise = export_module(model, calib, weights=weights, observer=observer)
+    data, noise = export_module(
+        model, calib, weights=weights, observer=observer, with_noise=with_noise
+    )
     return data, model.rpartition(":")[2], noise
 
 
@@ -151,7 +158,7 @@ def predict(
     from slipstream.units import parse_bytes
 
     with progress("predict") as say:
-        data, name, _ = _read(model, calib, weights, observer, say)
+        data, name, _ = _read(model, calib, weights, observer, say, with_noise=False)
         say("planning memory")
         firmware = export_firmware(data, name=name, device=target, overlap=overlap)
         predicted = forecast(

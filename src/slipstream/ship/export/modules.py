@@ -22,8 +22,9 @@ _EXPORT_S, _NOISE_INPUTS = 600, 32
 
 
 def export_module(
-    model: str, calibration: Path, *, weights: Path | None = None, observer: str = "percentile"
-) -> tuple[bytes, tuple[LayerNoise, ...]]:
+    model: str, calibration: Path, *, weights: Path | None = None, observer: str = "percentile",
+    with_noise: bool = True,
+) -> tuple[bytes, tuple[LayerNoise, ...]]:  # fmt: skip
     """The bytes of a .tflite file for a model in a user's file, and what int8 adds to its layers.
 
     Args:
@@ -31,6 +32,7 @@ def export_module(
         calibration: .npy, .npz or .pt with inputs of the model, [n, ...].
         weights: a state dict saved by ``torch.save``; None: as the model comes.
         observer: see `quantize_model`.
+        with_noise: whether to find that, too; nothing is found where LiteRT is not installed.
 
     Raises:
         UsageError: a file is missing, or holds something else.
@@ -50,14 +52,15 @@ def export_module(
         noise = child.call(
             f"{__name__}:write_module", timeout_s=_EXPORT_S, path=str(Path(path).resolve()),
             name=name, calibration=str(calibration), weights=str(weights or ""),
-            observer=observer, output=str(exported),
+            observer=observer, output=str(exported), with_noise=with_noise,
         )  # fmt: skip
         return exported.read_bytes(), tuple(LayerNoise(**one) for one in noise)
 
 
 def write_module(
-    path: str, name: str, calibration: str, weights: str, observer: str, output: str
-) -> list[dict[str, Any]]:
+    path: str, name: str, calibration: str, weights: str, observer: str, output: str,
+    with_noise: bool = True,
+) -> list[dict[str, Any]]:  # fmt: skip
     """What `export_module` has done in a child: arguments as there, as text."""
     import torch
 
@@ -92,6 +95,9 @@ def write_module(
     network = quantize_model(model, [inputs], name=name, observer=observer)
     content = write_network(network)
     Path(output).write_bytes(content)
+    # The export needs nothing but torch; only a look at its layers needs what runs it.
+    if not with_noise or importlib.util.find_spec("ai_edge_litert") is None:
+        return []
     return [asdict(one) for one in layer_noise(model, content, inputs[:_NOISE_INPUTS])]
 
 
