@@ -2,7 +2,7 @@
 
 A level prunes only where its order agrees with the next one's *in this study*: Kendall's tau over
 candidates that went on whatever their rank. Until that is shown all go on. Later a few still do, so
-that a level that stops to agree loses its right again.
+that a level that stops agreeing loses its right again.
 """
 
 from __future__ import annotations
