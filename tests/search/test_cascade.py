@@ -116,3 +116,11 @@ def test_agreement_is_kendalls() -> None:
     assert equal.prunes
     assert not Agreement.of([(i, i) for i in range(5)]).prunes
     assert not Agreement.of([(i, -i) for i in range(10)]).prunes
+
+
+def test_what_a_cheap_level_said_is_no_result_in_optuna() -> None:
+    pytest.importorskip("optuna")
+    run = made(roughly, n=40).run()
+    best = run.best()
+    assert best is not None
+    assert run.to_optuna().best_value == best.values["y"]

@@ -180,8 +180,15 @@ def _params(path: str, parameter: Parameter, value: Any) -> dict[str, Any]:
     return {f"{path}[{at}]": u for at, u in enumerate(parameter.to_units(value))}
 
 
-def frozen(optuna: Any, space: Space, trial: Trial, metrics: list[str], *, limited: bool) -> Any:
-    """A trial of ours that ended, as a trial of Optuna's."""
+def frozen(
+    optuna: Any, space: Space, trial: Trial, metrics: list[str], *, limited: bool,
+    pruned: bool = False,
+) -> Any:  # fmt: skip
+    """A trial of ours that ended, as a trial of Optuna's.
+
+    Args:
+        pruned: whether its value is one on the way to a higher fidelity, and no result.
+    """
     params: dict[str, Any] = {}
     for path, value in trial.candidate.values.items():
         params |= _params(path, space.parameter(path), value)
@@ -189,9 +196,10 @@ def frozen(optuna: Any, space: Space, trial: Trial, metrics: list[str], *, limit
     for path in trial.candidate.values:
         _suggest(known, path, space.parameter(path))
     states = optuna.trial.TrialState
-    scored = trial.state in SCORED
+    scored = trial.state in SCORED and not pruned
+    ended = states.COMPLETE if scored else states.PRUNED if pruned else states.FAIL
     return optuna.trial.create_trial(
-        state=states.COMPLETE if scored else states.FAIL,
+        state=ended,
         values=[trial.values[metric] for metric in metrics] if scored else None,
         params=params,
         distributions=known.distributions,
@@ -221,7 +229,12 @@ def to_optuna(study: Study, storage: str | None = None) -> Any:
     twin.set_metric_names([one.metric for one in study.objectives])
     metrics = [one.metric for one in study.objectives]
     ended = [one for one in study.trials if one.state is not State.RUNNING]
+    most = max((one.fidelity for one in ended if one.state in SCORED), default=0.0)
     twin.add_trials([
-        frozen(optuna, study.space, one, metrics, limited=bool(study.limits)) for one in ended
+        frozen(
+            optuna, study.space, one, metrics, limited=bool(study.limits),
+            pruned=one.state in SCORED and one.fidelity < most,
+        )
+        for one in ended
     ])  # fmt: skip
     return twin
