@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -32,24 +33,20 @@ MEETING = "meeting"
 _WARM, _TURN = 5, 2
 
 
-class Slowly:
+def slowly(settings: Compressor, s_per_byte: float) -> Compressor:
     """A way to compress whose encoder takes longer than it does here, as on a slower device.
 
-    Attributes:
+    Args:
         s_per_byte: slept for every byte of gradients, before the first communication.
     """
+    slower, exchange = copy(settings), settings.exchange
 
-    def __init__(self, inner: Compressor, s_per_byte: float) -> None:
-        self.inner, self.s_per_byte = inner, s_per_byte
-        self.keeps, self.start = inner.keeps, inner.start
+    def later(bucket: Bucket, memory: Memory, workers: int, sound: bool) -> Exchange:
+        time.sleep(s_per_byte * 4 * bucket.layout.numel)
+        return exchange(bucket, memory, workers, sound)
 
-    def __str__(self) -> str:
-        return str(self.inner)
-
-    def exchange(self, bucket: Bucket, memory: Memory, workers: int, sound: bool) -> Exchange:
-        """The inner one's, later."""
-        time.sleep(self.s_per_byte * 4 * bucket.layout.numel)
-        return self.inner.exchange(bucket, memory, workers, sound)
+    object.__setattr__(slower, "exchange", later)
+    return slower
 
 
 @dataclass(frozen=True)
@@ -73,7 +70,7 @@ def _hooked(model: nn.Module, how: str, slow_s: float = 0.0, **options: Any) -> 
         return wrapped, None
     settings: Any = settings_of(how)
     if slow_s and isinstance(settings, Compressor):
-        settings = Slowly(settings, slow_s)
+        settings = slowly(settings, slow_s)
     return wrapped, compress(wrapped, settings)
 
 
@@ -168,7 +165,7 @@ def steps(
     Args:
         methods: ways to compress; `MEETING`; ``none``.
         model: see `model_of`.
-        slow_s: see `Slowly`.
+        slow_s: see `slowly`.
         decide: steps in which `auto` decides.
         operations: communications that take turns with the steps, an `Operation` each.
     """
