@@ -123,6 +123,10 @@ class Netlab:
         finally:
             self._put_shapes()
 
+    def unplug(self, host: int) -> None:
+        """Takes a host's cable away: nobody is told, and nothing answers any more."""
+        _batch(self.pids[-1], "ip", [f"link set h{host} down"])
+
     def ranks(self) -> list[Host]:
         return [Host(self.prefix(host), INTERFACE) for host in range(self.hosts)]
 

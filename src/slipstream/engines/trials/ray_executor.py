@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -168,6 +169,7 @@ class RayExecutor:
                 "object_store_memory": 100 * 2**20,
             }  # fmt: skip
         else:
+            _need_answer(address)
             settings["address"] = address
         before = set(psutil.Process().children())
         for left in reversed(range(_STARTS)):
@@ -335,9 +337,31 @@ class RayExecutor:
                 self._ray.kill(worker.actor)
         self._running, self._idle = {}, []
         if self._own:
-            self._ray.shutdown()
+            # A head whose machine is gone answers nothing: Ray waits minutes for it, and crashes
+            # where a process ends before it has given up. Who waits for a result does not.
+            ending = threading.Thread(target=self._ray.shutdown)
+            ending.start()
+            ending.join(_ENDING_S)
             # A dead head leaves some of the others.
             _end(psutil.wait_procs(self._processes, timeout=_ENDING_S)[1])
+
+
+def _need_answer(address: str) -> None:
+    """Look whether anything answers there; Ray itself tries for minutes, and says nothing.
+
+    Raises:
+        SlipstreamError: nothing does.
+    """
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if not (host and port.isdecimal()):
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=_ENDING_S).close()
+    except (OSError, OverflowError) as error:
+        raise SlipstreamError(
+            f"no Ray there: {error}", where=address,
+            remedy="ray status on that machine tells; without an address one is started here",
+        ) from error  # fmt: skip
 
 
 def _descendants(before: set[psutil.Process]) -> list[psutil.Process]:
@@ -350,6 +374,7 @@ def _end(processes: Sequence[psutil.Process]) -> None:
     for process in processes:
         with contextlib.suppress(psutil.Error):
             process.kill()
+    psutil.wait_procs(processes, timeout=_ENDING_S)
 
 
 class _Head:
