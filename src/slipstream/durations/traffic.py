@@ -172,6 +172,7 @@ def _flat(value: Any) -> Iterator[TensorSpec]:
             yield from _flat(item)
 
 
+@functools.lru_cache(maxsize=1 << 14)
 def traffic(call: Call) -> Traffic:
     """What `call` reads and writes, each needed element once."""
     name = short_name(call)

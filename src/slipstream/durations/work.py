@@ -37,6 +37,7 @@ class Work:
     dtype: str
 
 
+@lru_cache(maxsize=1 << 14)
 def work(call: Call) -> Work | None:
     """The work of `call`; None where shapes do not tell it (recurrent layers, decompositions).
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from slipstream.durations.traffic import short_name
@@ -126,6 +127,18 @@ def can_lower(step: Step) -> bool:
     return columns is None or columns > 1
 
 
+@dataclass(frozen=True)
+class _Numbered:
+    """A step whose values are numbered within its region: those of equal regions are equal."""
+
+    call: Call = field(compare=False)
+    key: str
+    specs: tuple[TensorSpec, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    sources: tuple[int, ...]
+
+
 def lower(steps: Sequence[Step], makes: Sequence[int]) -> Region:
     """The loops of a region.
 
@@ -135,6 +148,35 @@ def lower(steps: Sequence[Step], makes: Sequence[int]) -> Region:
     Raises:
         UnsupportedError: it has none of this form; `operation` says which of `steps` is at fault.
     """
+    numbers: dict[Any, int] = {}
+
+    def numbered(values: Iterable[Any]) -> tuple[int, ...]:
+        return tuple(numbers.setdefault(value, len(numbers)) for value in values)
+
+    same = tuple(
+        _Numbered(step.call, step.call.key, step.call.outputs, numbered(step.inputs),
+                  numbered(step.outputs), numbered(step.sources))
+        for step in steps
+    )  # fmt: skip
+    lowered = _lowered(same, numbered(makes))
+    if isinstance(lowered, UnsupportedError):
+        raise UnsupportedError(str(lowered), lowered.operation)
+    values = list(numbers)
+    reads = tuple(values[number] for number in lowered.reads)
+    return Region(tuple(steps), lowered.nest, reads, tuple(makes))
+
+
+@lru_cache(maxsize=4096)
+def _lowered(same: tuple[_Numbered, ...], makes: tuple[int, ...]) -> Region | UnsupportedError:
+    """A model's layers are alike, and so are a layer's regions in every combination looked at."""
+    steps = [Step(one.call, one.inputs, one.outputs, one.sources) for one in same]
+    try:
+        return _lower(steps, makes)
+    except UnsupportedError as error:
+        return error
+
+
+def _lower(steps: Sequence[Step], makes: Sequence[int]) -> Region:
     wanted = None
     for number, step in enumerate(steps):
         columns = columns_of(step)
@@ -175,7 +217,7 @@ class _Builder:
         self._statement: dict[int, int] = {}
         self._columns: dict[int, int] = {}
         self._made: dict[int, TensorSpec] = {}
-        self._external: dict[tuple[int, tuple[int, ...]], int] = {}
+        self._external: dict[tuple[Any, tuple[int, ...]], int] = {}
         self._reads: list[Any] = []
 
     def _cut_extents(self) -> tuple[tuple[int, ...], int]:
@@ -289,7 +331,7 @@ class _Builder:
     def _load(self, source: Any, spec: TensorSpec, strides: list[int]) -> int:
         if spec.dtype not in _DTYPES:
             raise UnsupportedError(f"numbers of {spec.dtype}")
-        key = id(source), tuple(strides)
+        key = source, tuple(strides)
         if key not in self._external:
             place = access(strides, self._extents, self._inner)
             if place is None:
