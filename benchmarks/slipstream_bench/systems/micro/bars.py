@@ -36,6 +36,7 @@ from slipstream.ship.firmware import (
 from slipstream_bench.harness import times_s
 from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, not_judged
 from slipstream_bench.systems.micro.backends import emulated_bars, interpreter_bars
+from slipstream_bench.systems.micro.converted import converted_bars
 from slipstream_bench.systems.micro.kernels import kernel_bars, safety_bars
 from slipstream_bench.systems.micro.models import MODELS, seeded
 from slipstream_bench.systems.micro.trained import trained_bars
@@ -63,6 +64,7 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
     yield from _planner(options)
     yield from _equal(options)
     yield from _exported(options)
+    yield from converted_bars(options, _tiny)
     yield from _emulated(options)
     yield from kernel_bars(options)
     yield from interpreter_bars(options, _model)
