@@ -132,7 +132,7 @@ def test_what_does_not_fit_says_by_how_much_and_where(shared_data: Path) -> None
         export_firmware(shared_data / PERSON_DETECT, flash_bytes=100_000)
 
 
-def test_models_share_an_arena_between_inferences(
+def test_models_of_one_program_share_an_arena_between_inferences(
     shared_data: Path, tmp_path: Path, require: Require
 ) -> None:
     need_runtimes(require)
@@ -143,13 +143,27 @@ def test_models_share_an_arena_between_inferences(
         run_here(one.sources, one.interface, given, tmp_path / one.network.name).outputs
         for one, given in zip(made, inputs, strict=True)
     ]
-    # One arena as large as the largest: nothing is kept between two inferences.
-    size = max(one.arena.size for one in made)
-    memory = np.zeros(size + 16, np.int8)
-    arena = memory[-memory.ctypes.data % 16 :][:size]
-    codes = [ctypes.CDLL(str(tmp_path / one.network.name / "model.so")) for one in made]
+    # One program of all three, one arena as large as the largest.
+    folders = [tmp_path / "program" / one.interface.name for one in made]
+    for one, folder in zip(made, folders, strict=True):
+        one.write(folder)
+    included = "".join(f'#include "{folder.name}/model.h"\n' for folder in folders)
+    sizes = [f"{one.interface.name.upper()}_ARENA_BYTES" for one in made]
+    main = folders[0].parent / "main.c"
+    main.write_text(f"{included}const int bytes[] = {{{', '.join(sizes)}}};\n")
+    kernels = {path.name: path for folder in folders for path in folder.glob("*.c")}
+    del kernels["model.c"]
+    models = [folder / "model.c" for folder in folders]
+    library = str(tmp_path / "program.so")
+    command = ["gcc", "-std=c11", "-O2", "-shared", "-fPIC", "-o", library, main, *models]
+    subprocess.run([*map(str, command), *map(str, kernels.values())], check=True)
+    code = ctypes.CDLL(library)
+    needed = (ctypes.c_int * len(made)).in_dll(code, "bytes")
+    assert list(needed) == [one.arena.size for one in made]
+    memory = np.zeros(max(needed) + 16, np.int8)
+    arena = memory[-memory.ctypes.data % 16 :][: max(needed)]
     for turn in range(3):
-        for code, one, given, wanted in zip(codes, made, inputs, alone, strict=True):
+        for one, given, wanted in zip(made, inputs, alone, strict=True):
             takes, gives = one.interface.inputs[0], one.interface.outputs[0]
             arena[takes.offset :][: takes.nbytes] = given[turn][0].reshape(-1)
             code[f"{one.interface.name}_invoke"](ctypes.c_void_p(arena.ctypes.data))

@@ -258,7 +258,10 @@ def test_regions_of_a_recorded_step_can_be_generated_from_their_question() -> No
     assert any("aten::bernoulli_" in [graph.task(t).name for t in one.tasks] for one in regions)
     for one in regions:
         again = region_of(one.call).nest
-        assert (tuple(again.inputs), tuple(again.outputs)) == (one.call.arguments[1], one.call.outputs)
+        assert (tuple(again.inputs), tuple(again.outputs)) == (
+            one.call.arguments[1],
+            one.call.outputs,
+        )
     tasks = [task for one in regions for task in one.tasks]
     assert len(tasks) == len(set(tasks))
     # What the step would not keep is not predicted either.

@@ -49,7 +49,8 @@ def header(program: Program, interface: Interface, declared: Sequence[str]) -> s
     name = interface.name
     lines = [
         f"/* {program.network.name}: {len(program.steps)} steps, {program.macs} products. */",
-        "#ifndef SLIP_MODEL_H", "#define SLIP_MODEL_H", "", "#include <stdint.h>", "",
+        f"#ifndef SLIP_MODEL_{name.upper()}_H", f"#define SLIP_MODEL_{name.upper()}_H", "",
+        "#include <stdint.h>", "",
         "/* Bytes that an inference needs, aligned to 16. Between inferences they are free. */",
         f"#define {name.upper()}_ARENA_BYTES {interface.arena_bytes}",
         f"#define {name.upper()}_STEPS {len(program.steps)}", "",
