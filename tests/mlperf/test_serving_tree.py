@@ -97,9 +97,13 @@ def unaudited(root: Path) -> None:
     shutil.rmtree(scenario(root, "Server") / "TEST04")
 
 
-def failed_audit(root: Path) -> None:
-    path = scenario(root, "Server") / "TEST01" / "verify.json"
-    path.write_text(path.read_text().replace('"passed": true', '"passed": false'))
+def audited(passed: str) -> Plant:
+    def plant(root: Path) -> None:
+        path = scenario(root, "Server") / "TEST01" / "verify.json"
+        text = path.read_text().replace('"passed": true', f'"passed": {passed}')
+        path.write_text(text.replace('"finding": "', f'"finding": "{passed}: '))
+
+    return plant
 
 
 def inaccurate(root: Path) -> None:
@@ -140,7 +144,8 @@ DEFECTS: dict[str, Plant] = {
     "samples": loose,
     "accuracy": inaccurate,
     "audit missing": unaudited,
-    "audit failed": failed_audit,
+    "audit failed": audited("false"),
+    "audit undecided": audited("null"),
     "scenario": gone,
     "system": undescribed,
 }

@@ -152,7 +152,8 @@ def _scenario(
         if verified is None:
             yield Defect("audit missing", str(folder), f"the audit {name} is missing")
         elif not verified[0]:
-            yield Defect("audit failed", str(folder), f"{name}: {verified[1]}")
+            ended = "failed" if verified[0] is False else "undecided"
+            yield Defect(f"audit {ended}", str(folder), f"{name}: {verified[1]}")
 
 
 def _measured(scenario: Scenario, runs: Sequence[Path]) -> Scenario:

@@ -173,11 +173,15 @@ def beside(folder: Path, name: str) -> Path:
     return folder.parents[3] / name / system / model / scenario
 
 
-def verified(folder: Path, audit: str) -> tuple[bool, str] | None:
-    """Whether an audit of a scenario was passed, and what was found; None where there is none."""
+def verified(folder: Path, audit: str) -> tuple[bool | None, str] | None:
+    """Whether an audit of a scenario was passed (None: it could not tell), and what was found.
+
+    None where there is no audit.
+    """
     ours = read_json(folder / audit / VERIFIED)
     if ours is not None:
-        return bool(ours.get("passed")), str(ours.get("finding"))
+        passed = ours.get("passed", False)
+        return passed if passed is None else bool(passed), str(ours.get("finding"))
     for place in (folder / audit, beside(folder, "compliance") / audit):
         texts = {path.name: path.read_text("utf-8") for path in place.glob("verify_*.txt")}
         failed = sorted(name for name, text in texts.items() if "PASS" not in text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from html import escape
 
 from slipstream.ship.firmware.arena import Arena
@@ -13,11 +14,14 @@ _COLOURS = ("#4a90d9", "#c46a10", "#5a9e4b", "#9b6bb3", "#c0504d", "#3d9a9a", "#
 _LETTER = 6.2
 
 
-def draw_arena(arena: Arena, steps: int, title: str) -> str:
+def draw_arena(arena: Arena, steps: int, title: str, inputs: Collection[str] = ()) -> str:
     """An SVG with a rectangle a tensor; whole names are in tooltips.
 
     A rectangle's text is the end of its name where that is its own and has room, else the number
     of the step that writes it, as tables have it.
+
+    Args:
+        inputs: names of tensors that no step writes.
     """
     wide, high = _WIDTH / max(steps, 1), _HEIGHT / max(arena.size, 1)
     parts = [
@@ -35,8 +39,8 @@ def draw_arena(arena: Arena, steps: int, title: str) -> str:
         ),
         f'<text x="{_LEFT}" y="{_TOP + _HEIGHT + 18}">step 0</text>',
         f'<text x="{_LEFT + _WIDTH / 2}" y="{_TOP + _HEIGHT + 18}" text-anchor="middle">'
-        "a number is the step that writes it; darker: shared while one is read, the other "
-        "written</text>",
+        "a number is the step that writes it, in: an input; darker: shared while one is read, "
+        "the other written</text>",
         f'<text x="{_LEFT + _WIDTH}" y="{_TOP + _HEIGHT + 18}" text-anchor="end">'
         f"{steps - 1}</text>",
     ]
@@ -52,7 +56,7 @@ def draw_arena(arena: Arena, steps: int, title: str) -> str:
         )
         label = one.name.rsplit("/", 1)[-1]
         if ends[label] > 1 or width <= _LETTER * len(label) + 6:
-            label = str(one.first)
+            label = "in" if one.name in inputs else str(one.first)
         if height > 12 and width > _LETTER * len(label) + 6:
             parts.append(f'<text x="{x + 4:.1f}" y="{y + 11:.1f}">{escape(label)}</text>')
     return "\n".join([*parts, "</svg>", ""])

@@ -91,8 +91,11 @@ class Firmware:
         described = _Description(
             _FORMAT, self.target.name, self.backend, self.interface, tuple(sorted(self.sources))
         )
+        inputs = [self.network.tensors[index].name for index in self.network.inputs]
         texts = dict(self.sources) | {
-            "memory.svg": draw_arena(self.arena, len(self.program.steps), self.network.name),
+            "memory.svg": draw_arena(
+                self.arena, len(self.program.steps), self.network.name, inputs
+            ),
             _DESCRIPTION: json.dumps(asdict(described), indent=1) + "\n",
         }
         # Kernels of the last export would be compiled with these.
