@@ -80,6 +80,8 @@ def test_a_script_that_ends_before_the_budget_is_judged_by_what_it_gave(slipstre
     assert re.search(r"\binterval\b.*\blonger \(more epochs or more data\)", said)
     listed = json.loads(slipstream.briefly("results", "ls", "--json").stdout)
     assert [row["status"] for row in listed] == ["ended early"]
+    shown = slipstream.briefly("results", "show", "last", "--json").stdout
+    assert "TypeError" not in shown, "nothing more is asked of a script that has ended"
 
 
 def test_a_script_that_ends_at_once_is_told_to_run_longer(slipstream: Any) -> None:

@@ -63,10 +63,11 @@ class WorkloadArm(WorkerArm):
             environment=one_pool(threads),
             memory_limit_bytes=memory_limit_bytes(),
         )  # fmt: skip
-        self._keep_in = keep_in
+        self._keep_in, self._over = keep_in, False
 
     def open(self, timeout_s: float | None) -> None:
         """Build the workload, among files as they were before the other arms ran."""
+        self._over = False
         restore_files(self._keep_in, leave_folders=True)
         with _ends():
             super().open(timeout_s)
@@ -81,12 +82,16 @@ class WorkloadArm(WorkerArm):
 
     def sample(self, inner: int, timeout_s: float | None) -> Sample:
         """One step; a script that came to its end has no more."""
-        with _ends():
-            return super().sample(inner, timeout_s)
+        try:
+            with _ends():
+                return super().sample(inner, timeout_s)
+        except ArmEndedError:
+            self._over = True
+            raise
 
     def afterwards(self, timeout_s: float | None) -> dict[str, Any]:
         """The most that tensors of a step take, as predictions mean it; none of a script's end."""
-        if self._child is None:
+        if self._child is None or self._over:
             return {}
         with contextlib.suppress(ScriptEndedError):
             return dict(self._child.call(_ONE_STEP, timeout_s=timeout_s, tensors=True))
