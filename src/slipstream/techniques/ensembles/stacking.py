@@ -49,7 +49,7 @@ class _Layer(nn.Module):
         self.way: Way | None = None
         self.fan_in = self.fan_out = None
         if weights == "own":
-            self.weight = nn.Parameter(torch.stack([one.weight.detach() for one in layers]))
+            self.weight = nn.Parameter(self._stored([one.weight.detach() for one in layers]))
         else:
             self.weight = nn.Parameter(first.weight.detach().clone())
             inputs = first.weight.shape[1] * getattr(first, "groups", 1)
@@ -66,21 +66,26 @@ class _Layer(nn.Module):
         """[members * N, ...]."""
         if len(x) % self.count:
             raise InvalidArgumentError("x", f"{len(x)} rows are none of {self.count} members each")
-        rows = x.unflatten(0, (self.count, -1))
+        output: torch.Tensor
         if self.fan_in is not None:
-            shared: torch.Tensor = self._shared(rows).flatten(0, 1)
-            return shared
-        together = (self.way or self._faster(rows)) == "together"
-        output: torch.Tensor = self._together(rows) if together else self._in_turn(rows)
+            output = self._shared(x.unflatten(0, (self.count, -1))).flatten(0, 1)
+        elif (self.way or self._faster(x)) == "together":
+            output = self._together(x)
+        else:
+            output = self._in_turn(x.unflatten(0, (self.count, -1)))
         return output
 
-    def _faster(self, rows: torch.Tensor) -> Way:
+    def _stored(self, weights: Sequence[torch.Tensor]) -> torch.Tensor:
+        """[members, out, in, ...], as it lies in memory."""
+        return torch.stack(list(weights))
+
+    def _faster(self, x: torch.Tensor) -> Way:
         if torch._C._get_tracing_state() or torch.compiler.is_compiling():
             return "together"
         training = torch.is_grad_enabled() and self.weight.requires_grad
         return _measured(
             isinstance(self, StackedConv2d), self._settings(), self.count,
-            tuple(self.weight.shape[1:]), tuple(rows.shape), rows.dtype, training,
+            tuple(self.weight.shape[1:]), tuple(x.shape), x.dtype, training,
             torch.get_num_threads(),
         )  # fmt: skip
 
@@ -95,7 +100,7 @@ class _Layer(nn.Module):
     def _one(self, x: Any, weight: Any, bias: Any) -> Any:
         raise NotImplementedError
 
-    def _together(self, rows: torch.Tensor) -> Any:
+    def _together(self, x: torch.Tensor) -> Any:
         raise NotImplementedError
 
     def _shared(self, rows: torch.Tensor) -> Any:
@@ -116,13 +121,18 @@ class StackedLinear(_Layer):
     def _one(self, x: Any, weight: Any, bias: Any) -> Any:
         return functional.linear(x, weight, bias)
 
-    def _together(self, rows: torch.Tensor) -> torch.Tensor:
-        flat, weight = rows.flatten(1, -2), self.weight.transpose(1, 2)
+    def _stored(self, weights: Sequence[torch.Tensor]) -> torch.Tensor:
+        """As the batched product reads them, and writes their gradients: nothing is copied."""
+        return torch.stack([one.t() for one in weights]).transpose(1, 2)
+
+    def _together(self, x: torch.Tensor) -> torch.Tensor:
+        # Few calls: those of a small layer take longer than its products.
+        flat, weight = x.reshape(self.count, -1, x.shape[-1]), self.weight.transpose(1, 2)
         if self.bias is None:
             output = torch.bmm(flat, weight)
         else:
             output = torch.baddbmm(self.bias.unsqueeze(1), flat, weight)
-        return output.view(-1, *rows.shape[2:-1], output.shape[-1])
+        return output.view(-1, *x.shape[1:-1], output.shape[-1])
 
     def _along(self, values: Any, rows: torch.Tensor) -> Any:
         return values.view(self.count, *[1] * (rows.dim() - 2), -1)
@@ -144,8 +154,8 @@ class StackedConv2d(_Layer):
     def _one(self, x: Any, weight: Any, bias: Any) -> Any:
         return self._convolve(x, weight, bias, *self._geometry)
 
-    def _together(self, rows: torch.Tensor) -> Any:
-        beside = rows.transpose(0, 1).flatten(1, 2)
+    def _together(self, x: torch.Tensor) -> Any:
+        beside = x.unflatten(0, (self.count, -1)).transpose(0, 1).flatten(1, 2)
         bias = None if self.bias is None else self.bias.flatten()
         *geometry, groups = self._geometry
         output = self._convolve(
@@ -239,7 +249,7 @@ def _measured(
         else:
             one = nn.Linear(inputs, out, dtype=dtype)
         layer = (StackedConv2d if convolves else StackedLinear)([one] * count, "own")
-        x = torch.randn(rows, dtype=dtype).flatten(0, 1)
+        x = torch.randn(rows, dtype=dtype)
         ways: tuple[Way, ...] = ("together", "in_turn")
 
         def run(way: Way) -> None:

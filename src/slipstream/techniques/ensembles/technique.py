@@ -7,13 +7,14 @@ et al., "BatchEnsemble: an Alternative Approach to Efficient Ensemble and Lifelo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
-from slipstream.durations import questions, rescale
+from slipstream.durations import Durations, Ratio, questions, rescale
 from slipstream.errors import InvalidArgumentError, WorkloadError
 from slipstream.graph import Call, Editor, Graph, Role, StepPhase, TensorSpec
 from slipstream.surgery import exchange_parameters
@@ -87,7 +88,7 @@ class TrainTogether(Settings):
         larger = self._batch.predict(graph, context)
         edit = Editor(larger, str(self))
         for site in layer_sites(graph):
-            ratio = context.durations.ratio(*self._calls(site))
+            ratio = self._of_members(larger, site, context.durations)
             if ratio is not None:
                 for task in site.tasks:
                     edit.scale(task, ratio.value, ratio.provenance, spread=ratio.spread)
@@ -157,6 +158,25 @@ class TrainTogether(Settings):
             layer_call(weights, self.members, site.x, site.layer, passing)
             for weights in ("one", self.weights)
         ]
+
+    def _of_members(self, larger: Graph, site: LayerSite, durations: Durations) -> Ratio | None:
+        """How many times as long a layer's tasks are with each member's weights.
+
+        What a pass takes more is more calls, which the products do not take longer for: it is
+        added to them, not in proportion.
+        """
+        calls = self._calls(site)
+        ratio = durations.ratio(*calls)
+        one, members = (durations.lookup(call) for call in calls)
+        if ratio is None or ratio.value <= 1 or one is None or members is None:
+            return ratio
+        before_ns = float(larger.tasks.duration_ns[list(site.tasks)].sum())
+        more_ns = members.nanoseconds - one.nanoseconds
+        if before_ns <= 0:
+            return ratio
+        doubt_ns = math.hypot(members.spread * members.nanoseconds, one.spread * one.nanoseconds)
+        value = 1 + more_ns / before_ns
+        return Ratio(value, doubt_ns / (before_ns * value), ratio.provenance)
 
     def _update(self, graph: Graph) -> dict[int, Call]:
         """By the optimizer's task, what it calls for the weights of all members."""

@@ -10,6 +10,8 @@ from slipstream.graph import Call, TensorSpec
 from slipstream.techniques.layer_sites import module_like, pass_timer
 
 OP = "slipstream::ensemble"
+# A part of the call: what was measured with weights that lay otherwise is another duration.
+_STORED = "in, out"
 
 
 def layer_call(
@@ -24,14 +26,14 @@ def layer_call(
         passing: ``forward``, or ``both``.
     """
     rows = replace(x, shape=(members * x.shape[0], *x.shape[1:]))
-    return Call(f"{OP}()", (weights, members, rows, layer, passing), ())
+    return Call(f"{OP}()", (weights, members, rows, layer, passing, _STORED), ())
 
 
 def timer(call: Call) -> Callable[[], object]:
     """The pass as a function of nothing, on random numbers."""
     from slipstream.techniques.ensembles.stacking import Stacked
 
-    weights, members, spec, layer, passing = call.arguments
+    weights, members, spec, layer, passing, _ = call.arguments
     module = module_like(spec, layer)
     if weights != "one":
         module = Stacked([module] * members, weights).model
