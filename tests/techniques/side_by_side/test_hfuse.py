@@ -114,6 +114,21 @@ def test_kernels_of_files_that_share_a_header(sources: Path) -> None:
     assert found.equal, str(found)
 
 
+@needs_compiler
+def test_a_parameters_type_may_be_of_the_file(tmp_path: Path) -> None:
+    given = []
+    for name, factor in (("twice", 2), ("thrice", 3)):
+        path = tmp_path / f"{name}.cu"
+        path.write_text(
+            f"typedef float Number;\n__global__ void {name}(Number* x, int n) {{\n"
+            "  int i = blockIdx.x * blockDim.x + threadIdx.x;\n"
+            f"  if (i < n) x[i] *= {factor};\n}}\n"
+        )
+        given.append(parse_launch(f"{path}:{name}:block=64,n=250"))
+    found = emulate(fuse(given))
+    assert found.equal, str(found)
+
+
 FAULTS: dict[str, Callable[[str], str]] = {
     "the other's barrier": lambda s: s.replace("SLIP_BARRIER(2, 256)", "SLIP_BARRIER(1, 128)"),
     "another number": lambda s: s.replace("SLIP_BARRIER(1, 128)", "SLIP_BARRIER(3, 128)", 1),
