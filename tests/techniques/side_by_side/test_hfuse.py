@@ -248,7 +248,7 @@ def test_nvcc_finds_a_barrier_for_each_kernel() -> None:
     from slipstream.techniques.side_by_side.cuda import resources
 
     wrong = replace(found, free=resources._compile(broken, "sm_90", 0))
-    assert "none of the kernels' barriers" in wrong.barrier_trouble(made)
+    assert re.search(r"\bbar\.sync \d+", wrong.barrier_trouble(made))
 
 
 @needs_compiler
@@ -266,7 +266,7 @@ def test_the_command_writes_what_it_has_checked(
     assert "reduce_scale" in Path("fused.cu").read_text()
     with pytest.raises(UsageError, match="is a source"):
         _command([*given, "-o", "s.cu"])
-    with pytest.raises(UsageError, match="nothing to be fused"):
+    with pytest.raises(UsageError, match=r"\bone kernel\b"):
         _command([*given[:2], "-o", "f.cu"])
     assert Path("s.cu").read_text() == SCALE
 
