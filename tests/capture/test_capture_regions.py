@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -195,6 +196,7 @@ def test_a_hidden_model_and_a_compiled_one_are_not_compiled() -> None:
     compiled = build()
     use_compiled(compiled.model, "default")
     found = run(compiled, record_regions(compiled, graph, 1, lambda line: None))
-    assert found == {"reason": "the model is compiled already", "remedy": ""}
+    assert found.keys() == {"reason", "remedy"}
+    assert re.search(r"\bcompiled already\b", found["reason"])
     with pytest.raises(WorkloadError, match="compiled already"):
         use_compiled(compiled.model, "default")
