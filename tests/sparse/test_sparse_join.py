@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from itertools import combinations
 from pathlib import Path
 
@@ -94,8 +95,6 @@ def texts(seed: int, count: int = 120) -> list[str]:
 
 
 def plain_shingles(text: str, size: int) -> set[tuple[str, ...]]:
-    import re
-
     words = re.findall(r"\w+", text.lower())
     size = min(size, len(words))
     return {tuple(words[n : n + size]) for n in range(len(words) - size + 1)} if words else set()
@@ -205,7 +204,7 @@ def test_what_cannot_be_is_said(tmp_path: Path) -> None:
     with pytest.raises(SlipstreamError, match="is a folder"):
         dedup(corpus, tmp_path)
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(SlipstreamError, match="can be read only once"):
+    with pytest.raises(SlipstreamError, match=r"\bonce\b(.|\n)*\bpipe\b"):
         dedup(tmp_path / "pipe", tmp_path / "out.jsonl")
     (tmp_path / "empty.jsonl").write_text("")
     assert dedup(tmp_path / "empty.jsonl").documents == 0
