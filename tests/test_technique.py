@@ -226,7 +226,7 @@ def test_one_that_declares_no_traits_is_told_of_once(installed: Installed) -> No
         stage: ClassVar[int] = Stage.COMPILE
 
     installed.add("undeclared", Undeclared)
-    with pytest.warns(SlipstreamWarning, match=r"'undeclared' of the package .* no traits.*Traits"):
+    with pytest.warns(SlipstreamWarning, match=r"'undeclared'(.|\n)*\bTraits\b"):
         technique.registry()
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -201,7 +201,7 @@ def test_anything_else_is_refused_with_what_was_returned_and_what_to_return(
 @pytest.mark.parametrize("outputs", [1, 2])
 def test_a_loss_that_is_no_scalar_is_refused(outputs: int) -> None:
     model = nn.Linear(3, outputs)
-    with pytest.raises(WorkloadError, match=rf"scalar loss; the model gave \(5, {outputs}\)"):
+    with pytest.raises(WorkloadError, match=rf"\bscalar\b.*\(5, {outputs}\)"):
         build((model, pair()[0], None, sgd(model))).step()
 
 
