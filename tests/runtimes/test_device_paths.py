@@ -83,11 +83,11 @@ def test_a_path_is_what_it_does_otherwise() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("camra:edge", "did you mean camera"),
-        ("codec:gif", "unknown codec 'gif'"),
-        ("codec:jpeg,qualty=3", "did you mean quality"),
-        ("codec:jpeg,quality=high", "'high' is not possible"),
-        ("codec:jpeg,quality=101", "not between 1 and 100"),
+        ("camra:edge", " camera?"),
+        ("codec:gif", "'gif'"),
+        ("codec:jpeg,qualty=3", " quality?"),
+        ("codec:jpeg,quality=high", "'high'"),
+        ("codec:jpeg,quality=101", " 1 and 100"),
         ("camera:sharpen=-1", "negative"),
         ("layout:HWC,CHW", "names no setting"),
     ],

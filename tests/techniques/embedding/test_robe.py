@@ -208,7 +208,7 @@ def test_training_learns_what_a_dense_table_learns() -> None:
         ({"block": 0}, "block: 0"),
         ({"block": 8.0}, "block: 8.0 is not a whole number"),
         ({"size": 1e6}, "size: 1000000.0 is not"),
-        ({"grad_scale": float("nan")}, "grad_scale: nan is not a finite number"),
+        ({"grad_scale": float("nan")}, "grad_scale: nan"),
         ({"size": "12 parsecs"}, "size: '12 parsecs'"),
         ({"init_std": -1.0}, "init_std"),
         ({"seed": -1}, "seed"),
