@@ -151,7 +151,7 @@ def test_many_equal_texts_are_one_row_not_a_square_of_pairs(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("not json", "the line is no JSON"),
+        ("not json", "JSON"),
         ("[1]", "no JSON object"),
         ('{"body": "x"}', "has no 'text'"),
         ('{"text": 3}', "'text' is a int, not a text"),
