@@ -23,8 +23,8 @@ def test_whole_numbers_become_ints(value: Any) -> None:
     [
         (1e6, r"rows: 1000000\.0 is not a whole number"),
         ("3", "rows: '3' is not"),
-        (None, "rows: None is not"),
-        (True, "rows: True is not"),
+        (None, "rows: None"),
+        (True, "rows: True"),
         (0, "rows: 0 is less than 1"),
     ],
 )

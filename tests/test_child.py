@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -181,7 +182,7 @@ def test_our_own_errors_arrive_whole(child: Child) -> None:
 
 
 def test_a_result_that_is_not_json_is_an_error(child: Child) -> None:
-    with pytest.raises(WorkloadError, match="not_json returned something that is not JSON"):
+    with pytest.raises(WorkloadError, match=r"\bnot_json\b.*\bJSON\b"):
         child.call("user_code:not_json")
     assert child.call("user_code:double", x=1) == 2
 
@@ -193,7 +194,7 @@ def test_an_exit_behind_our_back(child: Child) -> None:
 
 def test_a_hang_is_stopped_and_located(child: Child, tmp_path: Path) -> None:
     child.call("user_code:double", x=1)
-    with pytest.raises(ChildError, match=r"did not answer within 0\.5 s") as caught:
+    with pytest.raises(ChildError, match=r"\b0\.5 s\b") as caught:
         child.call("user_code:hang", timeout_s=0.5)
     assert caught.value.where == f"{tmp_path / 'user_code.py'}:{_line('while True')}"
     assert _gone(child.pid)
@@ -210,7 +211,7 @@ def test_a_hang_after_much_output_is_located_too(child: Child, tmp_path: Path) -
 
 
 def test_a_kill_by_the_system_is_said(child: Child) -> None:
-    with pytest.raises(ChildDiedError, match="killed by the system") as caught:
+    with pytest.raises(ChildDiedError, match=r"\bkilled\b") as caught:
         child.call("user_code:killed")
     assert "memory" in (caught.value.remedy or "")
 
@@ -264,7 +265,7 @@ def test_what_was_meant_for_a_failed_function_does_not_reach_the_next(child: Chi
 def test_sending_to_a_dead_child_says_so(child: Child) -> None:
     child.call("user_code:double", x=1)
     os.kill(child.pid, signal.SIGKILL)
-    with pytest.raises(ChildError, match="killed by the system"):
+    with pytest.raises(ChildDiedError, match=r"\bkilled\b"):
         child.call("user_code:double", x=1)
 
 
@@ -300,7 +301,7 @@ def test_a_closed_child_cannot_be_called(start: Callable[..., Child]) -> None:
 
 def test_it_cannot_start_in_a_folder_that_is_not_there(tmp_path: Path) -> None:
     fds = len(os.listdir("/proc/self/fd"))
-    with pytest.raises(ChildError, match="could not be started"):
+    with pytest.raises(ChildError, match=r"\bstarted\b.*\bNo such file\b"):
         Child(directory=tmp_path / "absent")
     assert len(os.listdir("/proc/self/fd")) == fds
 
@@ -395,7 +396,7 @@ def test_a_child_that_hangs_and_does_not_read_is_stopped_and_located(
     monkeypatch.setattr("slipstream.child.process._LONGEST_SEND_S", 1.0)
     child.call("user_code:double", x=1)
     child.start_call("user_code:hang")
-    with pytest.raises(ChildError, match="did not read what it was sent within 1 s") as error:
+    with pytest.raises(ChildError, match=r"\bsent\b.*\b1 s\b") as error:
         child.send({"much": "x" * 1_000_000})
     assert str(error.value.where).startswith(str(tmp_path))
     assert _gone(child.pid)
@@ -403,7 +404,7 @@ def test_a_child_that_hangs_and_does_not_read_is_stopped_and_located(
 
 def test_what_a_hanging_child_has_started_is_counted(child: Child) -> None:
     pids = child.call("user_code:family")
-    with pytest.raises(ChildError, match="2 processes that it started still ran"):
+    with pytest.raises(ChildError, match=r"\b2 processes\b"):
         child.call("user_code:hang", timeout_s=0.3)
     assert all(_eventually(lambda pid=pid: _gone(pid)) for pid in pids)
 
@@ -411,4 +412,4 @@ def test_what_a_hanging_child_has_started_is_counted(child: Child) -> None:
 def test_a_device_that_is_not_there_is_told_from_other_errors(child: Child) -> None:
     with pytest.raises(WorkloadError) as error:
         child.call("user_code:wants_cuda")
-    assert "torch sees none here" in str(error.value.remedy)
+    assert re.search(r"\bGPU\b.*\bnone here\b", str(error.value.remedy))

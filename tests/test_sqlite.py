@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import sqlite3
 import subprocess
@@ -79,9 +80,9 @@ def test_a_failing_migration_changes_nothing(tmp_path: Path) -> None:
 def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "r.db"
     open_database(path, [_FIRST, _SECOND]).close()
-    with pytest.raises(StoreError, match=r"schema version 2; this slipstream reads up to 1") as e:
+    with pytest.raises(StoreError, match=r"\bversion 2\b.*\bup to 1\b") as e:
         open_database(path, [_FIRST])
-    assert "upgrade slipstream" in (e.value.remedy or "")
+    assert re.search(r"\bupgrade\b.*--store\b", e.value.remedy or "")
     with pytest.raises(StoreError, match="schema version 2"):
         open_database(path, [_FIRST], read_only=True)
 
@@ -112,7 +113,7 @@ def test_what_is_no_database_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="not a database") as caught:
         open_database(path, [_FIRST])
     assert str(path) in str(caught.value)
-    assert "move the file away" in (caught.value.remedy or "")
+    assert re.search(r"\bmove\b.*\bfile\b", caught.value.remedy or "")
 
 
 def test_a_missing_file_is_not_made_by_looking(tmp_path: Path) -> None:
@@ -176,7 +177,7 @@ def test_a_file_that_may_not_grow_is_said_too(tmp_path: Path) -> None:
         _FIRST,
     )
     out, err = writer.communicate(timeout=600)
-    assert "free some disk space" in out, err
+    assert re.search(r"\bdisk space\b.*--store\b", out), err
     assert _numbers(path) == []
 
 

@@ -172,24 +172,24 @@ def test_none_is_a_value_of_what_may_be_none() -> None:
 @pytest.mark.parametrize(
     ("text", "kind", "message"),
     [
-        ("amb:bf16", UnknownNameError, "did you mean amp"),
-        ("shrnk", UnknownNameError, "did you mean shrink"),
-        ("shrink:rnk=3", UnknownNameError, "did you mean rank"),
-        ("late:3", UnknownNameError, "unknown setting"),
+        ("amb:bf16", UnknownNameError, " amp"),
+        ("shrnk", UnknownNameError, " shrink?"),
+        ("shrink:rnk=3", UnknownNameError, " rank?"),
+        ("late:3", UnknownNameError, "'3'"),
         ("amp:bf17", InvalidArgumentError, "one of bf16, fp16"),
-        ("shrink:half", InvalidArgumentError, "'half' is not a number"),
-        ("shrink:half", InvalidArgumentError, "try: as shrink:ratio=0.5"),
-        ("shrink:rank=2.5", InvalidArgumentError, "'2.5' is not a whole number"),
-        ("shrink:warm=maybe", InvalidArgumentError, "neither true nor false"),
-        ("shrink:0.5,3", UsageError, "'3' in 'shrink:0.5,3' has no key"),
+        ("shrink:half", InvalidArgumentError, "'half'"),
+        ("shrink:half", InvalidArgumentError, " shrink:ratio=0.5"),
+        ("shrink:rank=2.5", InvalidArgumentError, "'2.5'"),
+        ("shrink:warm=maybe", InvalidArgumentError, "'maybe'"),
+        ("shrink:0.5,3", UsageError, "'3' in 'shrink:0.5,3'"),
         ("shrink:0.5,ratio=0.25", UsageError, "ratio"),
         ("shrink:rank=1,rank=2", UsageError, "rank"),
         ("", UsageError, "empty"),
         ("amp+", UsageError, "empty"),
         (":bf16", UsageError, "empty"),
         ("amp+amp:fp16", UsageError, "twice"),
-        ("late+amp", UsageError, "cannot be combined with 'late'"),
-        ("amp+late", UsageError, "cannot be combined with 'late'"),
+        ("late+amp", UsageError, "'late'"),
+        ("amp+late", UsageError, "'late'"),
         ("demanding", UsageError, "demanding:budget="),
     ],
 )
@@ -226,7 +226,7 @@ def test_one_that_declares_no_traits_is_told_of_once(installed: Installed) -> No
         stage: ClassVar[int] = Stage.COMPILE
 
     installed.add("undeclared", Undeclared)
-    with pytest.warns(SlipstreamWarning, match=r"'undeclared' of the package .* no traits.*Traits"):
+    with pytest.warns(SlipstreamWarning, match=r"'undeclared'(.|\n)*\bTraits\b"):
         technique.registry()
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -583,7 +583,7 @@ def _parse_one(text: str, known: dict[str, type[Technique]]) -> Technique:
                 raise UsageError(
                     f"'{part}' in '{text}' has no key", remedy=f"as {name}:key=value,key=value"
                 )
-            key, value = next(iter(fields), ""), part
+            key, value = next(iter(fields), part), part
         if key not in fields:
             raise UnknownNameError("setting", key, fields, where=f"technique '{name}'")
         field = fields[key]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
@@ -104,7 +105,7 @@ def test_a_quick_run_begins_no_row_once_its_time_is_up_and_says_so(
     monkeypatch.setattr(running, "QUICK_S", 0.0)
     recorded, left = running.bench("counting", results=tmp_path)
     assert (recorded.bar, recorded.source, recorded.value) == ("one", "recorded", 1.0)
-    assert "not measured now: the time of a quick run was used up" in recorded.detail
+    assert re.search(r"\bnot measured\b.*\btime\b", recorded.detail)
     assert (left.bar, left.value, left.holds) == ("two", None, None)
 
 
@@ -123,7 +124,7 @@ def test_a_run_that_could_not_be_measured_again_is_shown_and_not_recorded(
     monkeypatch.setattr(records, "why_not_recordable", lambda: "the commit is not on main")
     rows = list(running.bench("counting", full=True, results=tmp_path))
     assert len(rows) == 3
-    assert all("the commit is not on main" in row.detail for row in rows)
+    assert all("not on main" in row.detail for row in rows)
     assert not list(tmp_path.iterdir())
 
 
@@ -148,14 +149,14 @@ def test_where_benches_are_not_installed_the_command_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "slipstream_bench", None)
-    with pytest.raises(SlipstreamError, match="benches are not installed") as caught:
+    with pytest.raises(SlipstreamError, match=r"\bbenches\b.*\binstalled\b") as caught:
         command(["engine"])
     assert "pip install -e benchmarks" in str(caught.value.remedy)
     assert "pip install -e benchmarks" in str(more_help())
 
 
 def test_a_text_that_no_bar_has_is_refused() -> None:
-    with pytest.raises(UsageError, match="no bar of counting has 'eleven' in its name"):
+    with pytest.raises(UsageError, match=r"\bcounting\b.*'eleven'"):
         command(["counting"], only="eleven")
 
 

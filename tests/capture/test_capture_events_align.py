@@ -113,7 +113,7 @@ def test_each_way_through_the_model_is_compared_once(monkeypatch: pytest.MonkeyP
 
 
 def test_steps_with_little_in_common_are_refused_with_the_place() -> None:
-    with pytest.raises(GraphError, match="operator 1 is b in one and x in another") as caught:
+    with pytest.raises(GraphError, match=r"\boperator 1\b.*\bb\b.*\bx\b") as caught:
         align("abcd", [step("axyz"), step("axyz")])
-    assert "only 25 %" in caught.value.what
+    assert " 25 %" in caught.value.what
     assert caught.value.remedy

@@ -136,12 +136,12 @@ def test_faster_kernels_matter_where_the_device_is_busy_and_not_elsewhere(
 
 def test_traces_of_different_programs_are_told_apart(trace: Callable[[str], KinetoTrace]) -> None:
     one, other = trace(_V100), trace(_LAUNCH_BOUND)
-    with pytest.raises(GraphError, match="of their tasks in common"):
+    with pytest.raises(GraphError, match=r"\b\d+ % of their tasks\b"):
         with_durations(one.graph(103), [other.graph(551)])
 
 
 def test_a_trace_without_a_step_is_an_error(trace: Callable[[str], KinetoTrace]) -> None:
-    with pytest.raises(GraphError, match="no step was seen"):
+    with pytest.raises(GraphError, match=r"\bno step\b"):
         graph_of_steps([replace(trace(_V100), steps=())], None)
 
 
@@ -318,7 +318,7 @@ def test_no_micro_benchmark_of_a_processor_is_asked_for_a_device(
     assert apply == {"cuda_graphs", "cudnn_benchmark"}
     for name in apply:
         assert list(registry()[name]().questions(found)) == []
-    assert "older than Ampere" in str(judged.pop("tf32"))
+    assert "Ampere" in str(judged.pop("tf32"))
     for name in set(judged) - apply:
-        assert "the step ran on a CUDA device" in str(judged[name])
+        assert "CUDA" in str(judged[name])
         assert name in str(judged[name])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -66,7 +67,7 @@ def test_large_copies_that_were_not_watched_are_a_reason_that_is_kept() -> None:
     # One of the five turns falls on the recorded step.
     assert len(without) == 1
     reason = without[0].meta["memory_reason"]
-    assert "lacks operators that make 10." in reason
+    assert re.search(r"\boperators\b.*\b10\.\d", reason)
     assert "--steps" in reason
     with pytest.raises(GraphError, match="lacks operators"):
         find_peak(replay(without[0]))
@@ -127,5 +128,5 @@ def test_another_step_is_no_witness() -> None:
     record = watched(("aten::conv", 0, 9), ("aten::tanh", 10, 39), changes=((11, 102, 1024),))
     found, reason = allocations(record, TRACE, units(), [])
     assert not len(found)
-    assert "only 40 % of its operators in common" in reason
+    assert re.search(r"\b40 % of its operators\b", reason)
     assert allocations(None, TRACE, units(), [])[1] == NOTHING_SEEN

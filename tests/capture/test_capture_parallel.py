@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -235,4 +236,4 @@ def test_a_workload_that_asks_for_a_device_that_is_not_there(tmp_path: Path) -> 
     with pytest.raises(WorkloadError) as error:
         profile(f"{script}:make", steps=1)
     assert str(error.value.where).endswith("train.py:3")
-    assert "asks for a GPU, and torch sees none here" in str(error.value.remedy)
+    assert re.search(r"\bGPU\b.*\bnone here\b", str(error.value.remedy))

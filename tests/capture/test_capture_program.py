@@ -174,7 +174,7 @@ class Random(nn.Module):
 
 
 def test_steps_that_differ_are_refused_with_the_place() -> None:
-    with pytest.raises(GraphError, match="of their operators in common; operator 0") as caught:
+    with pytest.raises(GraphError, match=r"\b\d+ % of their operators\b.*\boperator 0\b") as caught:
         profile(Workload.of(Random(), torch.randn(2, 4)), warmup=1, steps=3, threads=1)
     assert "branch" in (caught.value.remedy or "")
 

@@ -52,12 +52,13 @@ def test_module_annotations_are_no_events() -> None:
     assert units.module == ("model.a",)
 
 
-def test_backward_belongs_to_the_module_of_its_number() -> None:
+@pytest.mark.parametrize("first", [0, 7])
+def test_backward_belongs_to_the_module_of_its_number(first: int) -> None:
     nodes = [
-        node(PREFIX + "model.a"), node("aten::mm", 0, 7),
-        node(PREFIX + "model.b"), node("aten::mm", 2, 8),
-        node(ENGINE + "MmBackward0"), node("MmBackward0", 4, 8), node("aten::mm", 5),
-        node(ENGINE + "MmBackward0"), node("MmBackward0", 7, 7), node("aten::mm", 8),
+        node(PREFIX + "model.a"), node("aten::mm", 0, first),
+        node(PREFIX + "model.b"), node("aten::mm", 2, first + 1),
+        node(ENGINE + "MmBackward0"), node("MmBackward0", 4, first + 1), node("aten::mm", 5),
+        node(ENGINE + "MmBackward0"), node("MmBackward0", 7, first), node("aten::mm", 8),
     ]  # fmt: skip
     units = find_units(nodes)
     assert units.module == ("model.a", "model.b", "model.b", "model.a")

@@ -35,6 +35,20 @@ def make_workload(batch_size=4, width=16):
 
 
 @dataclass(frozen=True)
+class Refusal:
+    """The parts of the one error that a command ended with, as of `SlipstreamError`.
+
+    Attributes:
+        before: what was said before it.
+    """
+
+    what: str
+    where: str
+    remedy: str
+    before: str
+
+
+@dataclass(frozen=True)
 class Shell:
     """A folder to run the command in, with a temporary folder and cache of its own."""
 
@@ -77,6 +91,18 @@ class Shell:
         return subprocess.CompletedProcess(arguments, code, *(o.read_text() for o in outputs))
 
     briefly = __call__
+
+    def refused(self, code: int, *arguments: object) -> Refusal:
+        """Run it: it ends with `code` and one error, prints nothing, and shows no traceback."""
+        run = self(*arguments)
+        assert run.returncode == code, run.stderr
+        assert run.stdout == ""
+        assert "Traceback" not in run.stderr
+        before, *told = run.stderr.split("error: ")
+        assert len(told) == 1, run.stderr
+        said, _, remedy = told[0].partition("\n  try: ")
+        what, _, where = said.partition("\n  where: ")
+        return Refusal(what, where, remedy, before)
 
     def left_over(self) -> list[str]:
         """What of ours lies in the temporary folder (torch keeps a cache there, too)."""

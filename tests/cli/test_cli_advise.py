@@ -72,7 +72,7 @@ def test_why_a_smaller_gain_comes_next_is_said() -> None:
     assert why(batch, best=batch) == ""
     plain, certain = why(batch, fused, best=fused), why(vague, fused, best=fused)
     assert all(text.startswith("fused_optimizer:fused ") for text in (plain, certain))
-    assert re.search(r"\btraining as it is\b", plain)
+    assert re.search(r"\btraining\b", plain)
     assert re.search(r"\bcertain\b", certain)
     small = replace(fused, memory=(2 << 20, 1 << 10))
     goal = parse_goal("memory<100KiB")

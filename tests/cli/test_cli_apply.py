@@ -112,30 +112,27 @@ def test_a_reader_that_leaves_does_not_stop_the_writing(slipstream: Any) -> None
 
 
 def test_undo_without_a_backup_says_so(slipstream: Any) -> None:
-    run = slipstream.briefly("apply", "train.py:make_workload", "--undo")
-    assert run.returncode == 1
-    assert re.search(r"\bno\b.*'train\.py\.orig'", run.stderr)
+    error = slipstream.refused(1, "apply", "train.py:make_workload", "--undo")
+    assert "'train.py.orig'" in error.what
 
 
 @pytest.mark.parametrize(
     ("arguments", "said", "remedy"),
     [
-        (("train.py:make_workload",), "no technique is named", "--technique amp:bf16"),
-        (("train.py:make_workload", "-t", "amp", "-t", "amp:fp16"), "2 alternatives", "with +"),
-        (("train.py:make_workload", "-t", "anp"), "unknown technique 'anp'", "did you mean amp"),
-        (("train.py:make_worklaod", "-t", "amp"), "unknown function", "did you mean make_workload"),
-        (("train.py", "-t", "amp", "--undo"), "--undo stands alone", "train.py --undo"),
-        (("run.slipgraph", "-t", "amp"), "recording, which cannot be run", "predict and advise"),
+        (("train.py:make_workload",), "technique", "--technique amp:bf16"),
+        (("train.py:make_workload", "-t", "amp", "-t", "amp:fp16"), "2 ", " +"),
+        (("train.py:make_workload", "-t", "anp"), "'anp'", " amp "),
+        (("train.py:make_worklaod", "-t", "amp"), "'make_worklaod'", " make_workload?"),
+        (("train.py", "-t", "amp", "--undo"), "--undo", "train.py --undo"),
+        (("run.slipgraph", "-t", "amp"), "run.slipgraph", "advise"),
     ],
 )
 def test_a_malformed_request_is_a_usage_error_with_a_remedy(
     slipstream: Any, arguments: tuple[str, ...], said: str, remedy: str
 ) -> None:
-    run = slipstream.briefly("apply", *arguments)
-    assert run.returncode == 2
-    assert said in run.stderr
-    assert remedy in run.stderr
-    assert run.stdout == ""
+    error = slipstream.refused(2, "apply", *arguments)
+    assert said in error.what
+    assert remedy in error.remedy
 
 
 def test_why_nothing_is_written_is_said_once(slipstream: Any) -> None:
@@ -151,11 +148,12 @@ def test_why_nothing_is_written_is_said_once(slipstream: Any) -> None:
     )
     run = slipstream("apply", "two.py", "-t", "fused_optimizer", "--write")
     assert run.returncode == 1
-    assert "2 optimizers are made" in run.stdout
-    assert "nothing was written" in run.stderr
-    assert "2 optimizers are made" not in run.stderr
+    why = r"\b2 optimizers\b"
+    assert re.search(why, run.stdout)
+    assert not re.search(why, run.stderr)
+    assert not (slipstream.folder / "two.py.orig").exists()
     machine = slipstream("apply", "two.py", "-t", "fused_optimizer", "--write", "--json")
-    assert "2 optimizers are made" in machine.stderr
+    assert re.search(why, machine.stderr)
 
 
 def test_a_scripts_edited_loop_runs_before_it_is_written(slipstream: Any) -> None:

@@ -23,22 +23,19 @@ def wrong():
 @pytest.mark.parametrize(
     ("function", "said", "where", "remedy"),
     [
-        ("too_big", "can't allocate memory", "bad.py:5", "smaller batch or model"),
-        ("vanishes", "ended by itself (exit code 5)", "", "os._exit"),
-        ("wrong", "returned a tuple of str, int", "bad.py:8", "(model, batch, loss, optimizer)"),
+        ("too_big", str(4 << 45), "bad.py:5", "batch"),
+        ("vanishes", "exit code 5", "", "os._exit"),
+        ("wrong", "str, int", "bad.py:8", "(model, batch, loss, optimizer)"),
     ],
 )
 def test_a_function_that_fails(
     slipstream: Any, function: str, said: str, where: str, remedy: str
 ) -> None:
     (slipstream.folder / "bad.py").write_text(_BAD)
-    run = slipstream("profile", f"bad.py:{function}", "--json")
-    assert run.returncode == 1
-    assert run.stdout == ""
-    assert run.stderr.count("error: ") == 1
-    for part in (said, where, remedy):
-        assert part in run.stderr
-    assert "Traceback" not in run.stderr
+    error = slipstream.refused(1, "profile", f"bad.py:{function}", "--json")
+    assert said in error.what
+    assert where in error.where
+    assert remedy in error.remedy
 
 
 def test_debug_shows_the_users_traceback_wherever_the_option_stands(slipstream: Any) -> None:
@@ -62,47 +59,44 @@ def test_a_function_that_loops_for_ever_is_stopped(slipstream: Any) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "said", "remedy"),
     [
-        (("profile", "trian.py"), 1, "there is no file 'trian.py'", "did you mean train.py?"),
-        (("profile", "nope.py"), 1, "there is no file 'nope.py'", "files there: broken.py, train"),
-        (("profile", "train"), 2, "'train' is neither", "did you mean train.py?"),
-        (("profile", "broken.py:f"), 1, "cannot parse", "broken.py:2"),
-        (("profile", "train.py:make"), 2, "unknown function 'make'", "make_workload"),
-        (("profile", "train.py", "--set", "n=1"), 2, "plain script", "after --"),
-        (("profile", "train.py", "--set", "n=1"), 2, "plain script", "train.py:make_workload"),
-        (("profile", "train.py:make_workload", "--set", "3"), 2, "not KEY=VALUE", "batch_size=64"),
-        (("profile", "train.py:make_workload", "--", "x"), 2, "one argument too many", "--set"),
-        (("profile", "train.py", "--epochs", "1"), 2, "No such option", "train.py -- --epochs"),
+        (("profile", "trian.py"), 1, "'trian.py'", " train.py"),
+        (("profile", "nope.py"), 1, "'nope.py'", "broken.py, train.py"),
+        (("profile", "train"), 2, "'train'", " train.py"),
+        (("profile", "broken.py:f"), 1, "    def f(:", ""),
+        (("profile", "train.py:make"), 2, "'make'", "make_workload"),
+        (("profile", "train.py", "--set", "n=1"), 2, "--set", " --"),
+        (("profile", "train.py", "--set", "n=1"), 2, "--set", "train.py:make_workload"),
+        (("profile", "train.py:make_workload", "--set", "3"), 2, "'3'", "batch_size=64"),
+        (("profile", "train.py:make_workload", "--", "x"), 2, "", "--set"),
+        (("profile", "train.py", "--epochs", "1"), 2, "--epochs", "train.py -- --epochs"),
         (("profile", "train.py", "--steps", "0"), 2, "--steps", "profile --help"),
         (("profile", "train.py", "--steps", "few"), 2, "--steps", "profile --help"),
         (("profile", "train.py", "--timeout", "long"), 2, "'long'", "60s"),
-        (("profile", "train.py", "-o", "run.json"), 2, "does not end in .slipgraph", "-o run"),
-        (("profile", "train.py", "-o", "no/run.slipgraph"), 2, "no folder 'no'", "mkdir -p no"),
-        (("report", "train.py", "-o", "no/run.html"), 2, "no folder 'no'", "mkdir -p no"),
-        (("cluster", "measure", "-o", "no/here.toml"), 2, "no folder 'no'", "mkdir -p no"),
-        (("profile", "train.py", "--record", "region"), 2, "statistic 'region'", "regions"),
-        (("profile", "run.slipgraph"), 2, "cannot be run", "predict and advise"),
-        (("profile",), 2, "Missing argument 'WORKLOAD'", "profile --help"),
-        (("profil",), 2, "No such command 'profil'", "profile"),
-        (("train.py",), 2, "'train.py' is no command", "try: slipstream profile train.py\n"),
-        (("train.py:make", "-t", "amp"), 2, "no command", "slipstream profile train.py:make\n"),
-        (("run.slipgraph",), 2, "is no command", "try: slipstream advise run.slipgraph\n"),
-        (("explain", "broken.py"), 2, "is a script", "first: slipstream profile broken.py -o"),
-        (("explain", "train.py"), 2, "is a script", "slipstream profile train.py:make_workload"),
-        (("explain", "train.py:make"), 2, "is a workload", "slipstream profile train.py:make -o"),
-        (("advise", "gone.slipgraph"), 1, "there is no file 'gone.slipgraph'", "profile"),
+        (("profile", "train.py", "-o", "run.json"), 2, ".slipgraph", "-o run.slipgraph"),
+        (("profile", "train.py", "-o", "no/run.slipgraph"), 2, "'no'", "mkdir -p no"),
+        (("report", "train.py", "-o", "no/run.html"), 2, "'no'", "mkdir -p no"),
+        (("cluster", "measure", "-o", "no/here.toml"), 2, "'no'", "mkdir -p no"),
+        (("profile", "train.py", "--record", "region"), 2, "'region'", "regions"),
+        (("profile", "run.slipgraph"), 2, "run.slipgraph", "advise"),
+        (("profile",), 2, "'WORKLOAD'", "profile --help"),
+        (("profil",), 2, "'profil'", ""),
+        (("train.py",), 2, "'train.py'", "slipstream profile train.py\n"),
+        (("train.py:make", "-t", "amp"), 2, "'train.py:make'", " profile train.py:make\n"),
+        (("run.slipgraph",), 2, "'run.slipgraph'", "slipstream advise run.slipgraph\n"),
+        (("explain", "broken.py"), 2, "broken.py", "slipstream profile broken.py -o"),
+        (("explain", "train.py"), 2, "train.py", "slipstream profile train.py:make_workload"),
+        (("explain", "train.py:make"), 2, "train.py:make", "slipstream profile train.py:make -o"),
+        (("advise", "gone.slipgraph"), 1, "'gone.slipgraph'", "profile"),
     ],
 )
 def test_a_request_that_cannot_work_is_refused_before_anything_runs(
     slipstream: Any, arguments: tuple[str, ...], code: int, said: str, remedy: str
 ) -> None:
     (slipstream.folder / "broken.py").write_text("x = 1\ndef f(:\n")
-    run = slipstream.briefly(*arguments)
-    assert run.returncode == code
-    assert said in run.stderr
-    assert remedy in run.stderr
-    assert run.stdout == ""
-    assert "importing" not in run.stderr
-    assert "Traceback" not in run.stderr
+    error = slipstream.refused(code, *arguments)
+    assert said in error.what
+    assert remedy in error.remedy
+    assert "importing" not in error.before
 
 
 def test_a_reader_that_leaves_early_is_no_error(slipstream: Any) -> None:
@@ -113,19 +107,17 @@ def test_a_reader_that_leaves_early_is_no_error(slipstream: Any) -> None:
 
 
 def test_a_file_without_a_step_names_its_functions_and_misplaced_options(slipstream: Any) -> None:
-    run = slipstream("profile", "train.py", "--", "-o", "x.slipgraph")
-    assert run.returncode == 1
-    said = " ".join(run.stderr.split())
-    assert re.search(r"\bwithout an optimizer step\b", said)
-    assert re.search(r"\(model, batch, loss, optimizer\).*\btrain\.py:make_workload\b", said)
-    assert re.search(r"'-o x\.slipgraph' \w+ after --", said)
+    error = slipstream.refused(1, "profile", "train.py", "--", "-o", "x.slipgraph")
+    assert re.search(r"\boptimizer step\b", error.what)
+    assert "(model, batch, loss, optimizer)" in error.remedy
+    assert "train.py:make_workload" in error.remedy
+    assert "'-o x.slipgraph'" in error.before
 
 
 def test_a_function_that_parses_arguments_is_named_as_a_script(slipstream: Any) -> None:
     (slipstream.folder / "main.py").write_text(
         "import argparse\ndef main():\n    argparse.ArgumentParser().parse_args(['--no'])\n"
     )
-    run = slipstream("apply", "main.py:main", "-t", "amp")
-    assert run.returncode == 1
-    assert re.search(r"\bmain\(\) parses\b", run.stderr)
-    assert re.search(r"\bdrop :main\b.*\bmain\.py -- ARGS\b", run.stderr)
+    error = slipstream.refused(1, "apply", "main.py:main", "-t", "amp")
+    assert "main()" in error.what
+    assert "main.py -- ARGS" in error.remedy

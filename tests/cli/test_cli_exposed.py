@@ -167,17 +167,18 @@ def test_times_below_a_short_panel_do_not_cover_each_other() -> None:
 @pytest.mark.parametrize(
     ("after", "said"),
     [
-        ({"x": 9.0, "y": 9.0}, ""),
-        ({"x": 9.0, "y": 0.2}, "of 2 layers that A waits for, B hides 1: y"),
-        ({}, "of 2 layers that A waits for, B hides 2: x, y"),
+        ({"x": 9.0, "y": 9.0}, r"^$"),
+        ({"x": 9.0, "y": 0.2}, r"\b2\b.*\bA\b.*\bB\b.*\b1: y$"),
+        ({}, r"\b2\b.*\bA\b.*\bB\b.*\b2: x, y$"),
     ],
 )
 def test_layers_that_stop_being_exposed_are_named(after: dict[str, float], said: str) -> None:
-    assert no_longer_exposed("A", {"x": 10.0, "y": 10.0, "tiny": 0.1}, "B", after) == said
+    told = no_longer_exposed("A", {"x": 10.0, "y": 10.0, "tiny": 0.1}, "B", after)
+    assert re.search(said, told)
 
 
 @pytest.mark.parametrize(("step_ns", "said"), [(100e6, False), (80e6, True)])
 def test_ranks_that_compute_longer_than_told_are_named(step_ns: float, said: bool) -> None:
     both = comparison(detail("ddp", {"model.b": 0.05}), step_ns=step_ns, ddp={"model.b": 50e6})
     notes = " ".join(exposed_table(exposed_sides(both)).notes)
-    assert ("ddp computes for 50.0 ms a step, told were 30.0 ms" in notes) is said
+    assert bool(re.search(r"\bddp\b.*\b50\.0 ms\b.*\b30\.0 ms\b", notes)) is said

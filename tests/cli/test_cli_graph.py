@@ -194,11 +194,12 @@ def test_what_is_exported_as_chakra_is_imported_equal(cli: Cli, run: Path) -> No
 
 
 def test_an_unknown_format_is_a_usage_error(cli: Cli, run: Path) -> None:
-    for arguments, said in ((("--to", "pdf"), "'pdf' is no format"), ((), "no format is named")):
+    for arguments, said in ((("--to", "pdf"), "'pdf'"), ((), "format")):
         ran = cli("export", run, *arguments)
         assert ran.returncode == 2
-        assert said in ran.stderr
-        assert "perfetto, chakra or csv" in ran.stderr
+        what, _, remedy = ran.stderr.partition("  try: ")
+        assert said in what
+        assert {"perfetto", "chakra", "csv"} <= set(re.findall(r"\w+", remedy))
 
 
 def test_import_makes_a_graph_of_a_real_trace(cli: Cli, shared_data: Path, tmp_path: Path) -> None:
@@ -276,7 +277,7 @@ def test_diff_leaves_page_faults_out_of_the_limit(cli: Cli, run: Path) -> None:
     ran = cli("diff", before, after, "--fail-over", "10%")
     assert ran.returncode == 0, ran.stderr
     # The first line and the rows differ by the page faults, and both say so.
-    assert ran.stdout.startswith("300 µs → 300 µs per step without page faults: ")
+    assert re.search(r"^300 µs → 300 µs\b.*\bpage faults\b", ran.stdout)
     assert re.search(r"\b310 µs\b.*\b500 µs\b", ran.stdout)
     assert "page faults" in ran.stdout.splitlines()[2]
     assert "`allocator`" in ran.stdout

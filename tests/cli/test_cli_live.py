@@ -55,17 +55,16 @@ def test_it_serves_with_the_key_alone_and_ends_with_its_children(slipstream: Any
 
 
 def test_a_recording_and_a_file_that_is_not_there_are_refused(slipstream: Any) -> None:
-    for target in ("run.slipgraph", "nothing.py", "train.py:make_workloads"):
-        run = slipstream("live", target, "--no-browser")
-        assert run.returncode in (1, 2)
-        assert run.stdout == ""
-        assert "try:" in run.stderr
+    for code, target, remedy in (
+        (2, "run.slipgraph", "advise"),
+        (1, "nothing.py", "train.py"),
+        (2, "train.py:make_workloads", " make_workload?"),
+    ):
+        assert remedy in slipstream.refused(code, "live", target, "--no-browser").remedy
 
 
 def test_a_technique_that_is_not_there_is_refused_before_anything_runs(slipstream: Any) -> None:
     for verb in ("live", "lsp"):
-        run = slipstream(verb, "train.py:make_workload", "-t", "fused_optimizer+anp")
-        assert run.returncode == 2
-        assert run.stdout == ""
-        assert "unknown technique 'anp'" in run.stderr
-        assert "did you mean amp" in run.stderr
+        error = slipstream.refused(2, verb, "train.py:make_workload", "-t", "fused_optimizer+anp")
+        assert "'anp'" in error.what
+        assert " amp " in error.remedy

@@ -58,32 +58,28 @@ def test_alternatives_are_compared_and_one_that_does_not_apply_says_why(recorded
 @pytest.mark.parametrize(
     ("arguments", "said", "remedy"),
     [
-        ((), "no technique is named", "slipstream advise"),
-        (("-t", "amq"), "unknown technique 'amq'", "did you mean amp"),
-        (("-t", "amp:bf17"), "'bf17' is not possible", "bf16"),
-        (("-t", "amp:dtipe=bf16"), "unknown setting 'dtipe'", "did you mean dtype"),
-        (("-t", "amp+amp:bf16"), "stands twice", ""),
-        (("-t", ""), "an empty technique name", "amp:bf16"),
-        (("-t", "amp", "--set", "width=3"), "takes no arguments", "record it anew"),
-        (("-t", "amp", "--set", "width"), "takes no arguments", "record it anew"),
+        ((), "technique", "slipstream advise"),
+        (("-t", "amq"), "'amq'", " amp?"),
+        (("-t", "amp:bf17"), "'bf17'", "bf16"),
+        (("-t", "amp:dtipe=bf16"), "'dtipe'", " dtype?"),
+        (("-t", "amp+amp:bf16"), "amp", ""),
+        (("-t", ""), "technique", "amp:bf16"),
+        (("-t", "amp", "--set", "width=3"), "'--set width=3'", ""),
+        (("-t", "amp", "--set", "width"), "'--set width'", ""),
     ],
 )
 def test_a_malformed_request_is_a_usage_error_with_a_remedy(
     recorded: Any, arguments: tuple[str, ...], said: str, remedy: str
 ) -> None:
-    run = recorded.shell.briefly("predict", recorded.path.name, *arguments)
-    assert run.returncode == 2
-    assert said in run.stderr
-    assert remedy in run.stderr
-    assert run.stdout == ""
-    assert "Traceback" not in run.stderr
+    error = recorded.shell.refused(2, "predict", recorded.path.name, *arguments)
+    assert said in error.what
+    assert remedy in error.remedy
 
 
 def test_a_recording_that_is_not_there(slipstream: Any) -> None:
-    run = slipstream.briefly("predict", "gone.slipgraph", "-t", "amp")
-    assert run.returncode == 1
-    assert re.search(r"\bno\b.*'gone\.slipgraph'", run.stderr)
-    assert "slipstream profile" in run.stderr
+    error = slipstream.refused(1, "predict", "gone.slipgraph", "-t", "amp")
+    assert "'gone.slipgraph'" in error.what
+    assert "slipstream profile" in error.remedy
 
 
 @pytest.mark.parametrize("damage", ["empty", "cut", "foreign"])
@@ -91,10 +87,9 @@ def test_a_recording_that_is_damaged(slipstream: Any, recorded: Any, damage: str
     whole = recorded.path.read_bytes()
     content = {"empty": b"", "cut": whole[: len(whole) // 2], "foreign": b"PK\x03\x04 not ours"}
     (slipstream.folder / "bad.slipgraph").write_bytes(content[damage])
-    run = slipstream.briefly("predict", "bad.slipgraph", "-t", "amp")
-    assert run.returncode == 1
-    assert "bad.slipgraph" in run.stderr
-    assert "slipstream itself failed" not in run.stderr
+    error = slipstream.refused(1, "predict", "bad.slipgraph", "-t", "amp")
+    assert "bad.slipgraph" in error.what + error.where
+    assert "--debug" not in error.remedy, "that is for defects of ours"
 
 
 @pytest.mark.parametrize("kind", ["newer", "foreign", "text", "folder"])
@@ -102,11 +97,10 @@ def test_a_store_that_cannot_be_used(slipstream: Any, recorded: Any, kind: str) 
     shutil.copy(recorded.path, slipstream.folder / "tiny.slipgraph")
     store = slipstream.folder / "mine.db"
     _make_store(store, kind)
-    run = slipstream.briefly("predict", "tiny.slipgraph", "-t", "amp", "--store", "mine.db")
-    assert run.returncode == 1
-    assert "mine.db" in run.stderr
-    assert "try: " in run.stderr
-    assert "slipstream itself failed" not in run.stderr
+    error = slipstream.refused(1, "predict", "tiny.slipgraph", "-t", "amp", "--store", "mine.db")
+    assert "mine.db" in error.what + error.where
+    assert error.remedy
+    assert "--debug" not in error.remedy, "that is for defects of ours"
 
 
 def _make_store(store: Path, kind: str) -> None:
@@ -171,9 +165,8 @@ def test_what_was_measured_stands_below_what_is_predicted(recorded: Any, tmp_pat
         store.save(proved, [claim])
     arguments = "predict", recorded.path.name, "-t", "amp:bf16", "--store", tmp_path / "proofs.db"
     said = " ".join(recorded.shell(*arguments).stdout.split())
-    assert (
-        "amp:bf16: measured 1.67x [1.62, 1.74] on 2026-01-03 (cpu time, 95.0 % interval; faster)"
-    ) in said
+    for told in ("1.67x [1.62, 1.74]", "2026-01-03", "cpu", "95.0 %", "faster"):
+        assert told in said
     (found,) = json.loads(recorded.shell(*arguments, "--json").stdout)
     assert found["measured"]["ratio"] == 0.6
 
@@ -208,8 +201,8 @@ def test_intervals_that_page_faults_make_wide_say_so(
         ),
     ]
     said = wide_by_page_faults(faulting, found)
-    assert ("wide because of page faults: they differ by 10.0 % of this step" in said) is wide
-    assert ("take `allocator` first" in said) is wide
+    assert ("10.0 %" in said) is wide
+    assert ("`allocator`" in said) is wide
     assert wide_by_page_faults(faulting, found[1:]) == "", "they would be gone"
     narrow = Predicted("amp:bf16", 5e6, 5e6, 1.0, 0.95, 1.05)
     assert wide_by_page_faults(faulting, [narrow]) == ""

@@ -51,26 +51,23 @@ def test_a_curve_is_printed_and_drawn(recorded: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("predict", "-t", "ddp:64", "--cluster", _CLUSTER), "64 is more than the 8 devices"),
-        (("predict", "-t", "ddp:4", "--cluster", "nowhere"), "unknown cluster 'nowhere'"),
+        (("predict", "-t", "ddp:64", "--cluster", _CLUSTER), r"\b64\b.*\b8 devices\b"),
+        (("predict", "-t", "ddp:4", "--cluster", "nowhere"), "'nowhere'"),
         (("predict", "-t", "ddp:4", "--cluster", "workers=4,link=0gbit"), "link"),
-        (("predict", "-t", "ddp:4", "--cluster-set", "hosts=2"), "sizes no cluster"),
+        (("predict", "-t", "ddp:4", "--cluster-set", "hosts=2"), "--cluster-set"),
         (
             ("predict", "-t", "ddp:4", "--cluster", "ethernet-1g", "--cluster-set", "x"),
-            "not a size",
+            r"--cluster-set x\b",
         ),
-        (("advise", "--cluster", _CLUSTER, "--workers", "1"), "1 is not from 2"),
-        (("advise", "--cluster", _CLUSTER, "--workers", "9"), "9 is more than the 8 devices"),
-        (("scale", "curve", "--cluster", _CLUSTER, "--workers", "two"), "not a list of numbers"),
-        (("scale", "curve", "--cluster", _CLUSTER, "--workers", "0"), "0 is not from 2"),
-        (("scale", "curve", "--cluster", _CLUSTER, "-t", "amp:bf16"), "spreads nothing"),
-        (("scale", "curve", "--cluster", _CLUSTER, "--global-batch", "7"), "do not share out"),
+        (("advise", "--cluster", _CLUSTER, "--workers", "1"), r"\b1\b.*\b2\b"),
+        (("advise", "--cluster", _CLUSTER, "--workers", "9"), r"\b9\b.*\b8 devices\b"),
+        (("scale", "curve", "--cluster", _CLUSTER, "--workers", "two"), "two"),
+        (("scale", "curve", "--cluster", _CLUSTER, "--workers", "0"), r"\b0\b.*\b2\b"),
+        (("scale", "curve", "--cluster", _CLUSTER, "-t", "amp:bf16"), "amp"),
+        (("scale", "curve", "--cluster", _CLUSTER, "--global-batch", "7"), r"\b7\b"),
     ],
 )
 def test_what_cannot_be_is_one_line(recorded: Any, arguments: Any, said: str) -> None:
     verb = 2 if arguments[0] == "scale" else 1
-    run = recorded.shell(*arguments[:verb], recorded.path.name, *arguments[verb:])
-    assert run.returncode in (1, 2)
-    assert said in run.stderr
-    assert "Traceback" not in run.stderr
-    assert run.stdout == ""
+    words = *arguments[:verb], recorded.path.name, *arguments[verb:]
+    assert re.search(said, recorded.shell.refused(2, *words).what)

@@ -69,13 +69,14 @@ def test_programs_are_run_and_not_only_found(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     by_name = {check.name: check for check in doctor.look("measuring")}
-    assert by_name["qemu"].found == "not on the path"
+    assert by_name["qemu"].ok is False
     assert by_name["qemu"].remedy == "install qemu-system-arm"
     broken = tmp_path / "qemu-system-arm"
     broken.write_text("#!/bin/false\n")
     broken.chmod(0o755)
     by_name = {check.name: check for check in doctor.look("measuring")}
-    assert re.search(r"^qemu-system-arm\b.*\bnot run\b", by_name["qemu"].found)
+    assert by_name["qemu"].ok is False
+    assert "qemu-system-arm" in by_name["qemu"].found
 
 
 def test_a_program_that_works_says_its_version() -> None:

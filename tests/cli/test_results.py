@@ -100,7 +100,6 @@ def test_a_run_that_failed_is_not_listed_as_complete(path: Path) -> None:
     assert (row["status"], row["verdicts"]) == ("failed", "amp inconclusive")
     shown = " ".join(_run("show", "last", "--store", path).split())
     assert re.search(r"\bbaseline failed\b.*\bblock 25\b.*\bno memory left\b", shown)
-    assert "This experiment failed: " in shown
 
 
 def test_ls_of_an_empty_store(path: Path) -> None:
@@ -144,7 +143,7 @@ def test_show_verify_recomputes(path: Path, first: str) -> None:
     made = _experiment()
     with Store(path) as store:
         other = store.save(made, ())
-    with pytest.raises(StoreError, match="gives something else"):
+    with pytest.raises(StoreError, match=other):
         _run("show", other, "--verify", "--store", path)
 
 

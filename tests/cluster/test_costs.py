@@ -242,11 +242,11 @@ def test_the_short_form() -> None:
     ("text", "message"),
     [
         ("workers=4", "lacks link"),
-        ("workers=x,link=1gbit", "'x' is not a whole number"),
-        ("workers=4,link=fast", "'fast' is not a"),
-        ("wrokers=4,link=1gbit", "did you mean workers"),
-        ("h100x8-100gb", "did you mean h100x8-100gbe"),
-        ("workers=4,link=1gbit,device=h1000", "unknown device kind"),
+        ("workers=x,link=1gbit", "'x'"),
+        ("workers=4,link=fast", "'fast'"),
+        ("wrokers=4,link=1gbit", r" workers\?"),
+        ("h100x8-100gb", r"\bh100x8-100gbe\b"),
+        ("workers=4,link=1gbit,device=h1000", "'h1000'"),
     ],
 )
 def test_a_malformed_name_says_what_is_wrong(text: str, message: str) -> None:
@@ -259,13 +259,13 @@ def test_a_malformed_name_says_what_is_wrong(text: str, message: str) -> None:
     [
         ("x = [", "is not TOML"),
         ("name = 'a'", "topology: is missing"),
-        ("[topology]\ngenerator = 'tors'", "unknown topology generator 'tors'"),
+        ("[topology]\ngenerator = 'tors'", r"'tors'(.|\n)*\btorus\b"),
         ("[topology]\ngenerator = 'star'\ndevices = 2", "star needs link"),
-        ("[topology]\ngenerator = 'star'\ndevices = 2\nlink = 'x'", "unknown link kind 'x'"),
-        ("tpology = 1\n[topology]\n", "unknown cluster setting 'tpology'"),
+        ("[topology]\ngenerator = 'star'\ndevices = 2\nlink = 'x'", "'x'"),
+        ("tpology = 1\n[topology]\n", r"'tpology'(.|\n)*\btopology\?"),
         (
             "[topology]\ngenerator='star'\ndevices=2\nlink='x'\n[links.x]\nbytes_per_s = -1",
-            "links.x.bytes_per_s: -1 is not a finite",
+            r"links\.x\.bytes_per_s: -1",
         ),
     ],
 )

@@ -66,7 +66,7 @@ def test_an_absent_set_says_what_to_do(
 
     # An empty folder is a different mistake from none.
     monkeypatch.setenv("SLIPSTREAM_DATA", str(tmp_path))
-    with pytest.raises(data.MissingDataError, match="not on this machine") as caught:
+    with pytest.raises(data.MissingDataError) as caught:
         data.get(name, **options)
     assert str(tmp_path) in str(caught.value)
 

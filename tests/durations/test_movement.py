@@ -27,6 +27,10 @@ _MM = "aten::mm(Tensor self, Tensor mat2) -> Tensor"
 _ADDMM = (
     "aten::addmm(Tensor self, Tensor mat1, Tensor mat2, *, Scalar beta=1, Scalar alpha=1) -> Tensor"
 )
+_CONVOLUTION = (
+    "aten::mkldnn_convolution(Tensor self, Tensor weight, Tensor? bias, SymInt[] padding, "
+    "SymInt[] stride, SymInt[] dilation, SymInt groups) -> Tensor"
+)
 
 
 def spec(*shape: int) -> TensorSpec:
@@ -146,6 +150,14 @@ def test_the_arithmetic_of_what_takes_arguments_by_name_is_counted() -> None:
     found = work(call)
     assert found is not None
     assert found.flops == 2 * 3 * 4 * 5
+
+
+def test_a_convolution_of_the_library_computes_what_any_other_does() -> None:
+    call = Call(_CONVOLUTION, (spec(2, 6, 8, 8), spec(10, 3, 3, 3), None), (spec(2, 10, 6, 6),))
+    found = work(call)
+    assert found is not None
+    # Two groups: a filter sees three channels of the six.
+    assert found.flops == 2 * (2 * 10 * 6 * 6) * (3 * 3 * 3)
 
 
 def test_what_is_written_is_known_behind_arguments_in_brackets() -> None:

@@ -202,8 +202,8 @@ def test_a_cycle_is_named() -> None:
 @pytest.mark.parametrize(
     ("nodes", "words"),
     [
-        ([{"id": 1, "name": "a", "type": 4, "ctrl_deps": [7]}], "node 7, which is not there"),
-        ([{"id": 1, "name": "a"}, {"id": 1, "name": "b"}], "two nodes have the id 1"),
+        ([{"id": 1, "name": "a", "type": 4, "ctrl_deps": [7]}], r"\bnode 7\b"),
+        ([{"id": 1, "name": "a"}, {"id": 1, "name": "b"}], r"\bid 1\b"),
         ([], "no nodes"),
         ([{"id": 1, "name": "a", "type": 4, "duration_micros": 2**63}], "it takes"),
     ],
@@ -246,7 +246,7 @@ def test_random_bytes_are_refused(data: bytes) -> None:
 
 
 def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(GraphError, match="there is no file"):
+    with pytest.raises(GraphError, match=r"\bno file\b.*\bnone\.et\b"):
         read_chakra(tmp_path / "none.et")
     with pytest.raises(GraphError, match="cannot be read"):
         read_chakra(tmp_path)

@@ -388,13 +388,13 @@ def test_halving_kernels_leaves_what_the_host_binds_exactly_as_it_is(shared_data
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (b"", "broken or cut off"),
-        (b'{"traceEvents": [', "broken or cut off"),
+        (b"", "cut off"),
+        (b'{"traceEvents": [', "cut off"),
         (b"[1, 2]", "event 0"),
         (b'{"events": []}', "no list 'traceEvents'"),
         (b'"text"', "no list 'traceEvents'"),
-        (b'{"traceEvents": []}', "no operators and no kernels"),
-        (b"[" * 100_000, "broken or cut off"),
+        (b'{"traceEvents": []}', "no operators"),
+        (b"[" * 100_000, "cut off"),
     ],
 )
 def test_what_is_no_trace_is_said_to_be_none(data: bytes, words: str) -> None:
@@ -443,7 +443,7 @@ def test_a_step_in_which_nothing_runs_is_refused() -> None:
 
 
 def test_a_missing_file_is_said_to_be_missing(tmp_path: Path) -> None:
-    with pytest.raises(GraphError, match="there is no file"):
+    with pytest.raises(GraphError, match=r"\bno file\b.*\bnone\.json\b"):
         read_kineto(tmp_path / "none.json")
     with pytest.raises(GraphError, match="cannot be read"):
         read_kineto(tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -294,7 +295,9 @@ def test_nothing_runs_until_it_is_asked_for(tmp_path: Path) -> None:
     editor.open()
     lenses = session.do(editor.lenses())
     line = session.line("def make_workload")
-    assert lenses == {line: ["analyse what a step of this costs"]}
+    (title,) = lenses.pop(line)
+    assert re.search(r"\banalyse\b.*\bstep\b", title)
+    assert not lenses
     assert session.do(editor.state()) == ""
     assert session.do(editor.hints()) == {}
     with pytest.raises(JsonRpcException, match="no workload"):

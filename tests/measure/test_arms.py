@@ -153,7 +153,7 @@ def test_one_sample_as_a_worker_returns_it():
 
 @pytest.mark.parametrize("value", [True, "3", None, float("nan")])
 def test_a_sample_holds_finite_numbers_only(value):
-    with pytest.raises(MeasurementError, match="not a finite number"):
+    with pytest.raises(MeasurementError, match=r"'?extra\b"):
         checked_sample({"wall": 1.0, "extra": value})
 
 

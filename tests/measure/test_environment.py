@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from slipstream.measure import facts_machine
 from slipstream.measure.environment import capture, differences, from_facts, machine_id
 from slipstream.measure.records import Environment
 from slipstream.measure.redact import Redactor
@@ -268,6 +269,19 @@ def test_the_scheduling_priority_is_no_other_machine(here: Environment) -> None:
     older = from_facts({**facts, "machine.nice": 0})
     assert machine_id(older) == machine_id(from_facts({**facts, "machine.nice": 5}))
     assert machine_id(older) == machine_id(here)
+
+
+def test_a_temperature_is_named_by_its_sensor_or_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place, kind, temperature in (("0", "x86_pkg_temp\n", "41000\n"), ("1", "", "30000\n")):
+        zone = tmp_path / f"thermal_zone{place}"
+        zone.mkdir()
+        (zone / "type").write_text(kind)
+        (zone / "temp").write_text(temperature)
+    monkeypatch.setattr(facts_machine, "_ZONES", tmp_path)
+    found = facts_machine.facts()["now.temperature_millidegrees"]
+    assert found == {"x86_pkg_temp": "41000", "thermal_zone1": "30000"}
 
 
 def test_a_field_only_one_side_has_differs() -> None:

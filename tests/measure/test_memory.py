@@ -62,6 +62,16 @@ def test_a_phase_in_a_phase_is_refused():
         memory.memory_phase("inner").__enter__()
 
 
+@linux
+def test_what_prepares_a_function_runs_before_it_in_its_process():
+    # The sample takes from the process what its set-up has put there.
+    found = memory.peak_memory(
+        "workers:sample", prepare="workers:setup", prepare_arguments={"work": 10},
+        environment=HERE, timeout_s=600,
+    )  # fmt: skip
+    assert found.whole.peak > 0
+
+
 def test_what_the_function_raises_arrives():
     with pytest.raises(WorkloadError, match="cannot be built"):
         memory.peak_memory("workers:setup", {"fail": True}, environment=HERE, timeout_s=600)

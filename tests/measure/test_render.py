@@ -83,8 +83,8 @@ def test_the_guard_is_below_every_result() -> None:
     ("low", "high", "says"),
     [
         (0.95, 1.1, "holds 1"),
-        (0.417, 2.334, "too wide to tell"),
-        (0.9, math.inf, "too wide to tell"),
+        (0.417, 2.334, "too wide"),
+        (0.9, math.inf, "too wide"),
         (1.1, 2.5, "does not hold 1"),
     ],
 )
@@ -93,7 +93,7 @@ def test_a_guard_that_could_not_have_noticed_vouches_for_nothing(
 ) -> None:
     guard = claim(arm="base'", ratio=(low * 1.2), low=low, high=high, carries=False)
     (line,) = [n for n in comparison_table(experiment(), [guard]).notes if "A/A guard" in n]
-    assert line.endswith(f"blocks: {says}.")
+    assert re.search(rf"\bblocks: {says}\b", line)
 
 
 def test_what_was_noted_stands_below_the_table_once() -> None:
@@ -149,15 +149,15 @@ def test_what_says_nothing_is_a_dash_and_not_three_hundred_digits() -> None:
 @pytest.mark.parametrize(
     ("state", "because"),
     [
-        ("red", "faster, but the machine was too busy to check the measurement against itself"),
-        ("green", "faster, but there are too few blocks to check the measurement against itself"),
+        ("red", r"^faster, but\b.*\bbusy\b"),
+        ("green", r"^faster, but\b.*\btoo few blocks\b"),
     ],
 )
 def test_a_verdict_nothing_vouches_for_says_so_itself(state: str, because: str) -> None:
     guard = claim(arm="base'", ratio=1.0, low=0.4, high=2.3, carries=False)
     made = experiment(events=(Event(0, "gate", {"state": state}),))
     (row,) = comparison_table(made, [claim(), guard]).to_records()
-    assert row["verdict"] == because
+    assert re.search(because, str(row["verdict"]))
     tight = replace(guard, low=0.97, high=1.03)
     (row,) = comparison_table(made, [claim(), tight]).to_records()
     assert row["verdict"] == "faster"

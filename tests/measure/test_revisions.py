@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.errors import InvalidArgumentError
+from slipstream.errors import InvalidArgumentError, MeasurementError
 from slipstream.measure.revisions import Revisions
 
 
@@ -86,7 +86,7 @@ def test_a_folder_only_one_revision_has_is_refused(repository):
 
 
 def test_worktrees_exist_only_inside_the_with_block(repository):
-    with pytest.raises(Exception, match="inside a with block"):
+    with pytest.raises(MeasurementError, match=r"\bwith block\b"):
         Revisions(["HEAD"], repository).worktree("HEAD")
 
 

@@ -218,7 +218,7 @@ def test_an_arm_that_comes_to_its_end_ends_the_measuring_and_what_there_is_count
 
 @pytest.mark.parametrize(
     ("samples", "what"),
-    [(5, r"ended: too few blocks for an interval \(4\)"), (0, "ended, before anything was")],
+    [(5, r"\bended: .*\bblocks\b.*\(4\)"), (0, r"\bended, before\b")],
 )
 def test_an_arm_that_ends_too_soon_is_an_error_and_the_store_says_so(tmp_path, samples, what):
     end = ArmEndedError("train.py ended", remedy="more epochs")
@@ -255,9 +255,9 @@ def test_when_the_last_candidate_fails_the_error_names_it_and_keeps_the_rest():
     ("sample", "what"),
     [
         ("workers:raises_at", "the loss is not a number"),
-        ("workers:hangs_at", "did not answer within 2 s"),
+        ("workers:hangs_at", r"\b2 s\b"),
         ("workers:ends_at", "exit code 3"),
-        ("workers:changes_shape_at", "extra only in some"),
+        ("workers:changes_shape_at", r"\bextra\b"),
     ],
 )
 def test_a_worker_that_goes_wrong_is_named_with_block_and_phase(sample, what):
@@ -302,7 +302,7 @@ def test_a_function_that_keeps_its_first_result_is_found_out():
     assert error.value.phase == "calibrate"
     calls, fewer = map(int, re.findall(r"\b\d+\b", error.value.what))
     assert fewer == calls // 4
-    assert "keep its first result" in (error.value.remedy or "")
+    assert re.search(r"\bfunction\b.*\bfirst result\b", error.value.remedy or "")
 
 
 @pytest.mark.parametrize("repeatable", [(True, True), (True, False), (False, False)])
@@ -318,12 +318,12 @@ def test_samples_are_repeated_only_where_every_arm_can_be(repeatable):
 @pytest.mark.parametrize(
     ("names", "options", "what"),
     [
-        (["a"], {}, "nothing to compare with"),
-        (["a", "a"], {}, "'a' names two arms"),
-        (["b", "c"], {}, "no arm is called 'a'"),
-        (["a", "a'"], {}, "the A/A guard"),
-        (["a", "b"], {"budget_s": 0.0}, "no time to measure in"),
-        (["a", "b"], {"target_rel_width": 0.0}, "narrower than nothing"),
+        (["a"], {}, "^arms: "),
+        (["a", "a"], {}, "^arms: 'a'"),
+        (["b", "c"], {}, "^baseline: .*'a'"),
+        (["a", "a'"], {}, "^arms: .*'a''"),
+        (["a", "b"], {"budget_s": 0.0}, "^budget: "),
+        (["a", "b"], {"target_rel_width": 0.0}, "^target: "),
     ],
 )
 def test_what_cannot_be_measured_is_refused_before_anything_runs(names, options, what):
@@ -472,7 +472,7 @@ def test_what_is_shown_afterwards_is_kept_and_its_failure_costs_nothing(tmp_path
         assert dict(shown.detail) == {"arm": "b", "found": [1.5, None]}
         (note,) = [event.detail for event in experiment.events if event.kind == "note"]
         assert note["arm"] == "c"
-        assert re.fullmatch("c.*it could not be seen", str(note["what"]))
+        assert re.fullmatch(r"c\b.*\bcould not\b.*", str(note["what"]))
         assert experiment.status == "complete"
     assert not any(arm.open_now for arm in arms)
     payload = rows_payload(found, (), ())

@@ -24,7 +24,7 @@ TWO = {"lane": np.array([0, 1]), "duration_ns": np.array([1.0, 2.0])}
         ({"duration_ns": [1.0, -1.0]}, "task 1 has -1.0 ns"),
         ({"duration_ns": [np.inf, 1.0]}, "task 0 has inf ns"),
         ({"duration_ns": [1e300, 1.0]}, "task 0 has 1e.300 ns"),
-        ({"duration_ns": ["a", "b"]}, "duration_ns: is not an array of numbers"),
+        ({"duration_ns": ["a", "b"]}, "duration_ns: .* numbers"),
         ({"gap_ns": [0.0, -2.0]}, "gap_ns: task 1"),
         ({"lane": [0, -1]}, "lane: entry 1 is -1"),
         ({"lane": [0.5, 1.0]}, "lane: has dtype float64"),
@@ -77,7 +77,7 @@ def test_amounts_that_overflow_are_refused_and_not_wrapped() -> None:
     [
         (([1], [2], [0, 0], []), "tensors.producer: tensor 0 names task 2"),
         (([1], [0], [0, 1], [9]), "tensors.consumer_task: use 0 names task 9"),
-        (([1], [0], [0, 2], [1]), "tensors.consumer_offset: must rise from 0 to 1"),
+        (([1], [0], [0, 2], [1]), "tensors.consumer_offset: .* 0 to 1"),
         (([-1], [0], [0, 0], []), "tensors.nbytes: entry 0 is -1"),
         (([2**62, 2**62], [0, 0], [0, 0, 0], []), "tensors.nbytes: add up"),
     ],

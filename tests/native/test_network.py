@@ -180,7 +180,7 @@ def test_room_for_changes_grows_where_it_must() -> None:
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"capacity": [0.0]}, GraphError, "link 0 has no capacity, and task 0 transfers over it"),
+        ({"capacity": [0.0]}, GraphError, r"\blink 0\b.*\btask 0\b"),
         ({"capacity": [np.nan]}, InvalidArgumentError, "flows.capacity: link 0 has nan"),
         ({"nbytes": [-1.0]}, InvalidArgumentError, "flows.nbytes: task 0 has -1.0"),
         ({"nbytes": [np.inf]}, InvalidArgumentError, "flows.nbytes: task 0 has inf"),
@@ -188,7 +188,7 @@ def test_room_for_changes_grows_where_it_must() -> None:
         ({"path_link": [1]}, InvalidArgumentError, "hop 0 names link 1, of 1"),
         ({"path_offset": [0, 2], "path_link": [0, 0]}, InvalidArgumentError, "twice over link 0"),
         ({"path_offset": [0, 0], "path_link": []}, InvalidArgumentError, "no path"),
-        ({"path_offset": [0, 2]}, InvalidArgumentError, "path_offset: must rise from 0 to 1"),
+        ({"path_offset": [0, 2]}, InvalidArgumentError, "path_offset: .* 0 to 1"),
     ],
 )
 def test_bad_flows_are_refused(change: dict[str, Any], error: type, message: str) -> None:

@@ -139,8 +139,9 @@ def test_what_never_ran_is_missing() -> None:
 
 
 def test_calibration_names_what_is_wrong() -> None:
-    with pytest.raises(InvalidArgumentError, match="batches: there is none"):
+    with pytest.raises(InvalidArgumentError) as error:
         calibrate(model(), [])
+    assert error.value.argument == "batches"
     with pytest.raises(InvalidArgumentError, match="modules"):
         calibrate(nn.ReLU(), [torch.ones(1)])
     net = model()

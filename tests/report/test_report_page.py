@@ -5,6 +5,7 @@ The browser is one for all tests here; reports are written once.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -80,9 +81,9 @@ def header(page: Browser, folder: Path, median: float) -> str:
 
 def test_the_header_tells_an_idle_core_from_what_was_seen(page: Browser, tmp_path: Path) -> None:
     calm, busy = header(page, tmp_path, 1.1), header(page, tmp_path, 5.0)
-    assert "as on an idle core" in calm
+    assert "idle" in calm
     assert "seen" not in calm
-    assert "as on an idle core" in busy
+    assert "idle" in busy
     assert busy.count("seen: ") == 2
 
 
@@ -218,7 +219,7 @@ def test_long_names_are_cut_in_the_middle_and_read_whole(page: Browser, tmp_path
     assert title == long
     assert text == title
     assert (head, tail) == (True, False)
-    assert label == f"{title}: find it on the timeline"
+    assert re.fullmatch(rf"{re.escape(title)}: .*\btimeline", label)
 
 
 def test_the_keyboard_reaches_everything(page: Browser, path: Path) -> None:
@@ -230,7 +231,7 @@ def test_the_keyboard_reaches_everything(page: Browser, path: Path) -> None:
     zoomed = page.run(SHOWN)
     assert zoomed != whole
     keys(page, "n", "n", on=".lanes")
-    assert "on the critical path" in page.run("return document.querySelector('.detail').innerText")
+    assert "critical path" in page.run("return document.querySelector('.detail').innerText")
     keys(page, "Home", on=".lanes")
     assert page.run(SHOWN) == whole
     keys(page, "ArrowRight", on="#tab-timeline")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -82,11 +83,11 @@ def test_a_path_is_what_it_does_otherwise() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("camra:edge", "did you mean camera"),
-        ("codec:gif", "unknown codec 'gif'"),
-        ("codec:jpeg,qualty=3", "did you mean quality"),
-        ("codec:jpeg,quality=high", "'high' is not possible"),
-        ("codec:jpeg,quality=101", "not between 1 and 100"),
+        ("camra:edge", " camera?"),
+        ("codec:gif", "'gif'"),
+        ("codec:jpeg,qualty=3", " quality?"),
+        ("codec:jpeg,quality=high", "'high'"),
+        ("codec:jpeg,quality=101", " 1 and 100"),
         ("camera:sharpen=-1", "negative"),
         ("layout:HWC,CHW", "names no setting"),
     ],
@@ -104,7 +105,7 @@ def test_matrices_come_from_files(tmp_path: Path) -> None:
     assert [one.name for one in matrix] == ["a", "b c"]
     assert matrix.varied == ("camera", "codec")
     file.write_text("[phones]\n")
-    with pytest.raises(InvalidArgumentError, match="no table of paths"):
+    with pytest.raises(InvalidArgumentError, match=rf"{re.escape(str(file))}.*\bpaths\b"):
         DeviceMatrix.read(file, PIPELINE)
     file.write_text("a = ")
     with pytest.raises(InvalidArgumentError, match="cannot be read"):

@@ -90,7 +90,7 @@ def test_a_damaged_recording_is_named(damaged: bytes) -> None:
 
 
 def test_requests_that_cannot_be_met() -> None:
-    with pytest.raises(pre.RawInputError, match="fewer than a frame"):
+    with pytest.raises(pre.RawInputError, match=r"\b10 samples\b.*\bframe of \d+"):
         pre.Spectrum()(np.zeros(10, np.float32))
     with pytest.raises(pre.RawInputError, match=r"samples are float32\[0\]"):
         MFCC(np.zeros(0, np.float32))

@@ -136,5 +136,5 @@ def test_what_is_wrong_with_a_space_is_said(make: Any, said: str) -> None:
 
 
 def test_a_rule_about_an_unknown_parameter_names_the_near_one() -> None:
-    with pytest.raises(UnknownNameError, match=r"widht(.|\n)*did you mean width"):
+    with pytest.raises(UnknownNameError, match=r"\bwidht\b(.|\n)*\bwidth\?"):
         Space({"width": Int(1, 2)}, forbid=["widht > 1"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import signal
 import sqlite3
 import subprocess
@@ -146,7 +147,7 @@ def test_nothing_is_evaluated_twice() -> None:
     made = study("s", Space({"n": Int(1, 30)}), "y", estimator=count, strategy="random").run()
     assert sorted(called) == sorted(set(called))
     assert len(called) == 30
-    assert made.stopped == "the strategy has nothing new"
+    assert re.search(r"\bstrategy\b", made.stopped or "")
 
 
 @estimator({"accuracy": "", "latency": "ms"})
@@ -161,10 +162,10 @@ def declared(config: dict[str, Any]) -> dict[str, float]:
         ({"constraints": {"latency": ">= 9ms, <= 8ms"}}, InvalidArgumentError, "contradict"),
         ({"constraints": {"latency": "9ms"}}, InvalidArgumentError, "no limit"),
         ({"constraints": {"size": "<= 9"}}, UnknownNameError, "'size'"),
-        ({"objectives": {"acuracy": "max"}}, UnknownNameError, "did you mean accuracy"),
+        ({"objectives": {"acuracy": "max"}}, UnknownNameError, r" accuracy\?"),
         ({"objectives": {"accuracy": "up"}}, InvalidArgumentError, "min or max"),
         ({"objectives": {}}, InvalidArgumentError, "one at least"),
-        ({"strategy": "tpee"}, UnknownNameError, "did you mean tpe"),
+        ({"strategy": "tpee"}, UnknownNameError, r"\btpe\b"),
         ({"space": Space({"n": Int(1, 3)}, forbid=["n > 0"])}, InvalidArgumentError, "empty"),
     ],
 )
@@ -179,7 +180,7 @@ def test_mistakes_are_found_before_the_first_evaluation(
 def test_a_metric_nobody_reports_fails_the_trial_with_its_name() -> None:
     made = study("s", SPACE, {"acc": "max"}, estimator=lambda c: {"accuracy": 1.0},
                  strategy="random").run(budget=Budget(trials=2))  # fmt: skip
-    assert made.trials[0].reason == "reported no acc; it reported accuracy"
+    assert re.search(r"\bno acc\b.*\baccuracy\b", made.trials[0].reason)
     assert made.best() is None
 
 
@@ -189,9 +190,9 @@ def test_a_stored_study_over_another_space_is_refused(tmp_path: Path) -> None:
                      store=tmp_path / "s.db", seed=seed)  # fmt: skip
 
     made(1.0).run(budget=Budget(trials=3))
-    with pytest.raises(StoreError, match="its space has changed: x"):
+    with pytest.raises(StoreError, match=r"\bspace\b.*\bx\b"):
         made(2.0).run(budget=Budget(trials=6))
-    with pytest.raises(StoreError, match="seed was 0 and is 1"):
+    with pytest.raises(StoreError, match=r"\bseed\b.*\b0\b.*\b1\b"):
         made(1.0, 1).run(budget=Budget(trials=6))
     warm = study("t", {"x": Float(0, 2.0)}, "y", estimator=bowl, warm_start=[tmp_path / "s.db"])
     with pytest.raises(InvalidArgumentError, match="another space"):
@@ -318,7 +319,7 @@ def test_a_full_disk_ends_the_study_and_what_was_written_is_whole(small_disk: Pa
     made = study("s", SPACE, "y", estimator=bowl, strategy="random", store=path)
     with pytest.raises(StoreError, match="full") as error:
         made.run(budget=Budget(trials=100_000))
-    assert "free some disk space" in str(error.value)
+    assert re.search(r"\bdisk space\b.*--store\b", str(error.value.remedy))
     stored = Reading(path).trials
     assert len(stored) > 100
     with closing(sqlite3.connect(path)) as connection:

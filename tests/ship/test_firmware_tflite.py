@@ -192,9 +192,9 @@ def test_constants_and_floats_that_go_out_are_refused() -> None:
         Tensor("c", (1, 4), "int8", grid, variable=True),
         Tensor("c", (1, 4), "float32"),
     ):
-        with pytest.raises(UnsupportedModelError, match="'c', which goes in or out"):
+        with pytest.raises(UnsupportedModelError, match=r"^'c'.*\bint8\b"):
             lower(Network("odd", (*pair, other), (add,), (0,), (1, 2)))
-    with pytest.raises(UnsupportedModelError, match="'c', which goes in or out"):
+    with pytest.raises(UnsupportedModelError, match=r"^'c'.*\bint8\b"):
         lower(Network("odd", (*pair, Tensor("c", (1, 4), "float32")), (add,), (0, 2), (1,)))
 
 
@@ -216,7 +216,7 @@ def test_shapes_left_open_are_named(require: Callable[[str, bool, str], None]) -
 
     # A batch left open is run as the one that is stored.
     assert parse_network(opened(0)).operators
-    with pytest.raises(UnsupportedModelError, match="shape is not fixed") as refused:
+    with pytest.raises(UnsupportedModelError, match=r"\bshape\b") as refused:
         parse_network(opened(1))
     assert "tensor 't0'" in str(refused.value.where)
 
@@ -227,5 +227,5 @@ def test_what_is_no_model_is_told_so(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match="this is not") as refused:
         read_network(file)
     assert refused.value.where == str(file)
-    with pytest.raises(ModelFileError, match="there is no file"):
+    with pytest.raises(ModelFileError, match=r"\bno file\b.*\babsent\.tflite\b"):
         read_network(tmp_path / "absent.tflite")

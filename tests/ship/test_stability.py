@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,7 @@ def test_measured_on_paths_of_known_effect() -> None:
     assert found.instability(2).estimate < lost
     assert found.matrix()[0].tolist() == pytest.approx([0, 0, lost])
     assert sorted(found.worst_items()) == sorted(np.flatnonzero(~found.right()[2]).tolist())
-    assert "One device, not several: a, same" in "".join(found.tables()[0].notes)
+    assert any(re.search(r"\bOne device\b.*\ba, same\b", note) for note in found.tables()[0].notes)
     assert json.dumps(found.to_json()["worst_items"])
 
 
@@ -88,7 +89,7 @@ def test_without_labels_only_divergence_is_known() -> None:
     found = stability.measure(model, scenes, matrix.paths)
     assert found.divergence.estimate > 0
     assert "instability" not in found.to_json()
-    with pytest.raises(InvalidArgumentError, match="only divergence is known"):
+    with pytest.raises(InvalidArgumentError, match=r"^labels\b.*\bdivergence\b"):
         found.instability()
     assert stability.explain(model, scenes, matrix).to_json()["measure"] == "divergence"
 
@@ -191,11 +192,11 @@ def bad_model(answer: Any) -> CallableRuntime:
 @pytest.mark.parametrize(
     ("change", "error", "says"),
     [
-        ({"paths": 1}, InvalidArgumentError, "one cannot disagree with itself"),
-        ({"labels": [0, 1]}, InvalidArgumentError, "for 4 scenes"),
-        ({"labels": [0, 1, 2, 9]}, InvalidArgumentError, "class 9 of a model that knows 4"),
-        ({"labels": [0.5, 1, 2, 3]}, InvalidArgumentError, "one class, 0 or above"),
-        ({"scenes": []}, InvalidArgumentError, "there are no scenes"),
+        ({"paths": 1}, InvalidArgumentError, "paths: "),
+        ({"labels": [0, 1]}, InvalidArgumentError, " 4 scenes"),
+        ({"labels": [0, 1, 2, 9]}, InvalidArgumentError, "class 9 "),
+        ({"labels": [0.5, 1, 2, 3]}, InvalidArgumentError, "labels: "),
+        ({"scenes": []}, InvalidArgumentError, "data: "),
         ({"model": bad_model(np.zeros(4))}, ModelError, "scores [N, classes]"),
         ({"model": bad_model(np.full((4, 4), np.nan))}, ModelError, "not finite"),
     ],
@@ -350,14 +351,14 @@ def test_two_images_of_some_scenes() -> None:
     own = samples_of(scenes, PIPELINE)
     changed = [not np.array_equal(a, b) for a, b in zip(given, own, strict=True)]
     assert sum(changed) == 4
-    with pytest.raises(InvalidArgumentError, match="path of a second device"):
+    with pytest.raises(InvalidArgumentError, match=r"^twins\b.*\bsecond device\b"):
         stability.TwoImages()(scenes, places, np.random.default_rng(0), PIPELINE)
 
 
 def test_a_fine_tune_that_cannot_work_says_why() -> None:
     scenes = textures(64, size=SIZE)
     labels = own_labels(judge(), scenes)
-    with pytest.raises(stability.TrainingFailedError, match="no number any more"):
+    with pytest.raises(stability.TrainingFailedError, match=r"\bloss\b.*\bepoch \d+"):
         stability.fine_tune(
             Small(), scenes, labels, PIPELINE, None,
             stability.Recipe(epochs=20, batch=32, learning_rate=1e30),
@@ -366,7 +367,7 @@ def test_a_fine_tune_that_cannot_work_says_why() -> None:
                          ({"epochs": 0}, "not above 0"), ({"draws": -1}, "negative")):  # fmt: skip
         with pytest.raises((InvalidArgumentError, UnknownNameError), match=says):
             stability.Recipe(**change)  # type: ignore[arg-type]
-    with pytest.raises(UnknownNameError, match="did you mean distortion"):
+    with pytest.raises(UnknownNameError, match=r"\bdistorsion\b(.|\n)*\bdistortion\?"):
         stability.harden(
             Small(), scenes, labels, PIPELINE, held_out=DeviceMatrix.held_out(PIPELINE),
             judged=(scenes, labels), twins="distorsion",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -169,7 +170,7 @@ def test_without_raw_inputs_arrays_explain(tmp_path: Path, onnx_file: Path) -> N
     found = xray.compare(ref, tmp_path / "edge.xr")
     # Means of another order remain, as factors per channel.
     assert found.cause.stages == ("channels", "normalise")
-    assert any("raw inputs are missing" in note for note in found.notes)
+    assert any(re.search(r"\braw inputs\b.*\braws=", note) for note in found.notes)
 
 
 def test_inputs_that_changed_places(tmp_path: Path) -> None:
@@ -297,10 +298,9 @@ def test_damaged_and_foreign_logs(tmp_path: Path, onnx_file: Path) -> None:
     cut.write_bytes(whole[: len(whole) * 2 // 3])
     log = Log.read(cut)
     assert 2 <= log.count < 6
-    assert "cut off at byte" in log.damage
-    assert any(
-        "whole frames are read" in note for note in xray.compare(cut, tmp_path / "a.xr").notes
-    )
+    told = rf"\bbyte \d+.*\b{log.count} whole frames\b"
+    assert re.search(told, log.damage)
+    assert any(re.search(told, note) for note in xray.compare(cut, tmp_path / "a.xr").notes)
     flipped = bytearray(whole)
     flipped[len(whole) // 2] ^= 1
     cut.write_bytes(flipped)
@@ -354,7 +354,7 @@ def test_wrong_requests(tmp_path: Path, onnx_file: Path) -> None:
     with pytest.raises(InvalidArgumentError, match="neither"):
         open_tap(__file__)
     edge = recorded(tmp_path / "edge.xr", str(onnx_file))
-    with pytest.raises(xray.LogError, match="holds no model input"):
+    with pytest.raises(xray.LogError, match=r"\bframe 0\b.*\bmodel input\b"):
         xray.replay(edge, str(onnx_file), tmp_path / "ref.xr")
     with pytest.raises(xray.LogError, match="not known"):
         xray.replay(edge, str(onnx_file), tmp_path / "ref.xr", preprocessing=PIPELINE)
@@ -439,7 +439,8 @@ def test_the_command_line_from_recording_to_a_report(tmp_path: Path, onnx_file: 
     assert "tight" in failed.stdout
     (tmp_path / "bad.xr").write_bytes(b"nothing")
     bad = run("compare", "r.xr", "bad.xr")
-    assert (bad.returncode, "no log of slipstream" in bad.stderr) == (1, True)
+    assert bad.returncode == 1
+    assert re.search(r"\bno log\b.*\n.*\bbad\.xr\b", bad.stderr)
     assert "Traceback" not in bad.stderr
 
 

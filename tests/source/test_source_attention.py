@@ -129,30 +129,31 @@ def test_the_edit_is_the_lines_of_attention_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lines", "why"),
+    ("lines", "told", "line"),
     [
-        (("w = (q @ k.mT).softmax(-1)", "mixed = w @ v + w.mean()"), "read elsewhere"),
-        (("w = (q @ k.mT).softmax(-1)", "self.seen = w", "mixed = w @ v"), "read elsewhere"),
-        (("s = q @ k.mT", "s += causal", "mixed = s.softmax(-1) @ v"), "read elsewhere"),
-        (("mixed = (q @ k.mT + causal).softmax(-1) @ v",), "no step of attention"),
-        (("mixed = (q @ k.mT).tanh().softmax(-1) @ v",), "no step of attention"),
-        (("mixed = (q @ k.mT * self.learned).softmax(-1) @ v",), "must be a number"),
-        (("mixed = (q @ k.mT).masked_fill(causal == 0, -1.0).softmax(-1) @ v",), "no step"),
-        (("mixed = (q @ k).softmax(-1) @ v",), "no step of attention"),
-        (("mixed = (q @ self.drop(k).mT).softmax(-1) @ v",), "no step of attention"),
-        (("w = (q @ k.mT).softmax(-1)", "q = q * 2", "mixed = w @ v"), "no step of attention"),
-        (("w = (q @ k.mT).softmax(-1)", "k.mul_(2)", "mixed = w @ v"), "no step of attention"),
-        (("w = (q @ k.mT).softmax(-1)", "w = F.dropout(w, 0.1)", "mixed = w @ v"), "no step"),
-        (("n = 3; w = (q @ k.mT).softmax(-1)", "mixed = w @ v"), "on one line"),
-        (("if t:", "    w = (q @ k.mT).softmax(-1)", "mixed = w @ v"), "read elsewhere"),
-        (("for _ in d:", "    w = (q @ k.mT).softmax(-1)", "    mixed = w @ v"), "read elsewhere"),
-        (("mixed = q + k + v",), "no attention is written out"),
-        (("mixed = (q @ k.mT).softmax(-2) @ v",), "no attention is written out"),
+        (("w = (q @ k.mT).softmax(-1)", "mixed = w @ v + w.mean()"), "'w'", 22),
+        (("w = (q @ k.mT).softmax(-1)", "self.seen = w", "mixed = w @ v"), "'w'", 23),
+        (("s = q @ k.mT", "s += causal", "mixed = s.softmax(-1) @ v"), "'s'", 23),
+        (("mixed = (q @ k.mT + causal).softmax(-1) @ v",), "'q @ k.mT + causal'", 21),
+        (("mixed = (q @ k.mT).tanh().softmax(-1) @ v",), "'(q @ k.mT).tanh()'", 21),
+        (("mixed = (q @ k.mT * self.learned).softmax(-1) @ v",), "'self.learned'", 21),
+        (("mixed = (q @ k.mT).masked_fill(causal == 0, -1).softmax(-1) @ v",), ".masked_fill", 21),
+        (("mixed = (q @ k).softmax(-1) @ v",), "'k'", 21),
+        (("mixed = (q @ self.drop(k).mT).softmax(-1) @ v",), "'self.drop(k)'", 21),
+        (("w = (q @ k.mT).softmax(-1)", "q = q * 2", "mixed = w @ v"), "'q'", 22),
+        (("w = (q @ k.mT).softmax(-1)", "k.mul_(2)", "mixed = w @ v"), "'k.mul_'", 22),
+        (("w = (q @ k.mT).softmax(-1)", "w = F.dropout(w, .1)", "mixed = w @ v"), "'F.dropout", 22),
+        (("n = 3; w = (q @ k.mT).softmax(-1)", "mixed = w @ v"), "one line", 21),
+        (("if t:", "    w = (q @ k.mT).softmax(-1)", "mixed = w @ v"), "'w'", 23),
+        (("for _ in d:", "    w = (q @ k.mT).softmax(-1)", "    mixed = w @ v"), "'w'", 23),
+        (("mixed = q + k + v",), "no attention", 26),
+        (("mixed = (q @ k.mT).softmax(-2) @ v",), "no attention", 26),
     ],
 )  # fmt: skip
-def test_what_is_not_certain_is_refused(lines: tuple[str, ...], why: str) -> None:
-    with pytest.raises(NotPlacedError, match=re.escape(why)):
+def test_what_is_not_certain_is_refused(lines: tuple[str, ...], told: str, line: int) -> None:
+    with pytest.raises(NotPlacedError, match=re.escape(told)) as error:
         edited(written(*lines))
+    assert str(error.value.where) == f"model.py:{line}"
 
 
 def test_the_technique_gives_the_diff_or_the_line(tmp_path: Path) -> None:

@@ -82,18 +82,19 @@ def test_the_wrapper_is_found_where_the_optimizer_trains_what_is_in_it() -> None
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "why"),
+    ("old", "new", "told", "line"),
     [
-        ("model = DDP(net)", "model = net\nif len('a'):\n    model = DDP(net)", "on a condition"),
-        ("model = DDP(net)", "model = DDP(net) if net else net", "on a condition"),
-        ("output = model(x)", "output = forward(x)", "with which call of the loop"),
-        ("net = nn.Linear(4, 2)", "net = DDP(nn.Linear(4, 2))", "with which call of the loop"),
-        ("import torch\n", "import torch\ncontextlib = 3\n", "stands for something else"),
+        ("model = DDP(net)", "model = net\nif len('a'):\n    model = DDP(net)", "condition", 8),
+        ("model = DDP(net)", "model = DDP(net) if net else net", "condition", 7),
+        ("output = model(x)", "output = forward(x)", "which call", 7),
+        ("net = nn.Linear(4, 2)", "net = DDP(nn.Linear(4, 2))", "which call", 6),
+        ("import torch\n", "import torch\ncontextlib = 3\n", "'contextlib'", 11),
     ],
 )
-def test_what_is_not_certain_is_refused(old: str, new: str, why: str) -> None:
-    with pytest.raises(NotPlacedError, match=why):
+def test_what_is_not_certain_is_refused(old: str, new: str, told: str, line: int) -> None:
+    with pytest.raises(NotPlacedError, match=told) as error:
         edited(SCRIPT.replace(old, new, 1)).settled()
+    assert str(error.value.where) == f"train.py:{line}"
 
 
 def test_without_replicas_there_is_no_such_block() -> None:

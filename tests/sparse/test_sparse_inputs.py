@@ -179,7 +179,7 @@ def test_a_bad_argument_is_named(arguments: dict[str, Any], words: str) -> None:
 
 
 def test_values_whose_squares_vanish_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"A: euclidean of values no larger than .* for 0"):
+    with pytest.raises(ValueError, match=r"^A: euclidean\b.*\d+e-\d+\b.*\d+e-\d+\b"):
         pairwise_distances(ROWS * 1e-200)
     assert pairwise_distances(ROWS * 1e-200, metric="manhattan").max() > 0
 
@@ -226,7 +226,7 @@ def test_more_neighbours_than_rows_are_refused(count: Any) -> None:
 
 def test_the_arguments_of_a_join_are_named_as_they_are() -> None:
     for metric in ("jaccard", "canberra"):
-        with pytest.raises(InvalidArgumentError, match="X: 50 columns, but Y has 49"):
+        with pytest.raises(InvalidArgumentError, match=r"^X: 50 columns\b.*\bY\b.*\b49\b"):
             list(radius_join(ROWS, ROWS[:, :-1], metric))
     with pytest.raises(InvalidArgumentError, match=r"^metric: inner_product\b"):
         radius_join(ROWS, metric="inner_product")
@@ -257,5 +257,5 @@ def test_the_room_does_not_need_scikit_learn() -> None:
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     assert run.stdout.startswith("1.41421")
-    assert run.stdout.count("needs scikit-learn, which is not installed") == 3
-    assert "pip install 'slipstream[sparse]'" in run.stdout
+    assert run.stdout.count("scikit-learn") == 3
+    assert run.stdout.count("pip install 'slipstream[sparse]'") == 3

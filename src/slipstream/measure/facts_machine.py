@@ -14,6 +14,7 @@ from typing import Any
 
 UNREADABLE = "unreadable"
 _CPUS = Path("/sys/devices/system/cpu")
+_ZONES = Path("/sys/class/thermal")
 _CGROUPS = Path("/sys/fs/cgroup")
 # What virtual machines' vendors call themselves in the firmware tables (no serial numbers there).
 _FIRMWARE = Path("/sys/class/dmi/id")
@@ -96,7 +97,7 @@ def _clock() -> dict[str, Any]:
     has_turbo = turbo == "0" if turbo is not None else boost == "1"
     temperatures = {
         read(zone / "type") or zone.name: read(zone / "temp")
-        for zone in sorted(Path("/sys/class/thermal").glob("thermal_zone*"))
+        for zone in sorted(_ZONES.glob("thermal_zone*"))
     }
     return {
         "cpu.governor": _or_unreadable(read(policy / "scaling_governor")),

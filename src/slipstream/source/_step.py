@@ -188,7 +188,7 @@ def find_step(source: Source, optimizer: Identity, model: Identity) -> Step:
             tuple(one for one in called("zero_grad") if one in inside and receiver(one) in cleared),
             tuple(one for one in called("step") if one in inside and one is not update),
         )
-    raise source.not_placed("the optimizer steps outside of any loop", update)
+    raise source.not_placed("no loop around the optimizer's step calls backward", update)
 
 
 def _callee(call: ast.Call) -> ast.expr:

@@ -113,7 +113,7 @@ def test_ranks_without_cores_of_their_own_are_not_judged(
     _given(monkeypatch, steps, {how: [0.6] for how in bench.METHODS})
     monkeypatch.setattr(bench, "_without_bytes", lambda cluster: cluster)
     monkeypatch.setattr(bench, "_shared_machine", lambda graph, ranks, slower: graph)
-    with pytest.raises(ClusterError, match="takes 1000 ms, as recorded it would 600"):
+    with pytest.raises(ClusterError, match=r"\b1000 ms\b.*\b600\b"):
         bench.cell_row("steps", None, "computing", 60, 2, 1)  # type: ignore[arg-type]
 
 
@@ -127,7 +127,7 @@ def test_ranks_that_compute_are_predicted_at_the_pace_of_ranks_that_meet(
     monkeypatch.setattr(bench, "_shared_machine", lambda graph, ranks, slower: paces.append(slower))
     row = bench.cell_row("steps", None, "computing", 60, 2, 1)  # type: ignore[arg-type]
     assert paces == [1.0, pytest.approx(1.25)]
-    assert "takes 1.25 x the recorded step" in row.detail
+    assert " 1.25 x " in row.detail
 
 
 def test_links_without_bytes_leave_a_message_its_start() -> None:

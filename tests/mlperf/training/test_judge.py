@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -94,13 +95,14 @@ def test_ranks_share_every_batch(own: str, tmp_path: Path) -> None:
 def test_a_target_that_is_never_reached_is_a_failed_run(own: str, tmp_path: Path) -> None:
     found = time_to_quality(f"{own}:never", runs=1, folder=tmp_path / "out")
     (run,) = found.arms[0].runs
-    assert (run.status, run.reason, run.samples) == ("aborted", "the target was not reached", 128)
+    assert (run.status, run.samples) == ("aborted", 128)
+    assert re.search(r"\btarget\b", run.reason)
 
 
 def test_data_before_the_clock_is_an_error_that_says_where_it_belongs(
     own: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(WorkloadError, match="before the clock ran: data set digits"):
+    with pytest.raises(WorkloadError, match=r"\bbefore the clock\b.*\bdigits\b"):
         time_to_quality(f"{own}:early", runs=1, folder=tmp_path / "out")
     (log,) = (tmp_path / "out").rglob("result_0.txt")
     events = read(log)
@@ -115,25 +117,26 @@ def test_a_run_that_dies_is_marked_and_not_begun_again(own: str, tmp_path: Path)
     events = read(Path(run.log))
     assert len(found(events, "init_start")) == 1
     assert found(events, "run_stop")[0].metadata["status"] == "aborted"
-    with pytest.raises(UsageError, match="not repeated or replaced"):
+    with pytest.raises(UsageError, match=str(Path(run.log).parent)):
         time_to_quality(f"{own}:dies", runs=1, folder=tmp_path / "out")
 
 
 def test_a_loss_that_explodes_ends_the_run(own: str, tmp_path: Path) -> None:
     judged = time_to_quality(f"{own}:explodes", runs=1, folder=tmp_path / "out")
-    assert "the loss is inf" in judged.arms[0].runs[0].reason
+    assert re.search(r"\bloss\b.*\binf\b", judged.arms[0].runs[0].reason)
 
 
 def test_what_cannot_be_asked(own: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
     with pytest.raises(UnknownNameError, match="digits"):
         time_to_quality("digit", folder=out)
-    with pytest.raises(WorkloadError, match="has no task 'other'"):
+    with pytest.raises(WorkloadError, match="'other'"):
         time_to_quality(f"{own}:other", folder=out)
     with pytest.raises(WorkloadError, match=r"is not \(model, loss, optimizer\)"):
         time_to_quality(f"{own}:wrong", runs=1, folder=out)
-    with pytest.raises(InvalidArgumentError, match="a seed stands there twice"):
+    with pytest.raises(InvalidArgumentError) as error:
         time_to_quality("digits", seeds=[1, 1], folder=out)
+    assert error.value.argument == "seeds"
     with pytest.raises(UsageError, match="edits the loop"):
         time_to_quality("digits", ["accumulation:2"], folder=out)
     with pytest.raises(InvalidArgumentError, match="batch"):

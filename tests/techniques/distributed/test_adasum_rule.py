@@ -94,7 +94,7 @@ def test_how_much_is_gained_lies_between_the_mean_and_the_sum() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ([], "vectors: there are none"),
+        ([], "^vectors: "),
         ([torch.zeros(3, dtype=torch.int64)], r"vectors\[0\]"),
         ([torch.zeros(3), torch.zeros(4)], r"vectors\[1\]"),
         ([torch.zeros(3), torch.zeros(3, dtype=torch.float64)], r"vectors\[1\]"),

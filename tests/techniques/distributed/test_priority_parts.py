@@ -241,6 +241,34 @@ def test_nothing_is_on_its_way_while_computation_is_timed(timed: bool) -> None:
     assert handed == [(1, timed), (0, True)]
 
 
+def test_a_second_backward_pass_adds_to_nothing_that_is_on_its_way() -> None:
+    model = nn.Linear(2, 2)
+    rounds = Rounds(list(model.parameters()), 2, Updates(torch.optim.SGD(model.parameters(), 0.1)))
+    rounds.lay_out(units_of([list(model.parameters())], rounds))
+    sent: list[torch.Tensor] = []
+    there: list[torch.Tensor] = []
+
+    class Noting:
+        def begin(self) -> None:
+            for unit in rounds.units:
+                unit.handed = [False] * len(unit.parameters)
+
+        def hand_over(self, unit: Unit) -> None:
+            sent.append(unit.flat.clone())
+
+        def wait_for(self, units: list[Unit]) -> None:
+            there.append(units[0].flat.clone())
+
+    rounds.channel = Noting()  # type: ignore[assignment]
+    Hooks(rounds).put_on()
+    model(torch.ones(1, 2)).sum().backward()
+    assert not there
+    model(torch.ones(1, 2)).sum().backward()
+    # What is awaited first is still what was sent.
+    assert torch.equal(there[0], sent[0])
+    assert torch.equal(sent[1][:-2], (sent[0] + sent[0] / 2)[:-2])
+
+
 def link(byte_s: float, message_s: float = 0.0) -> Link:
     alike = dict.fromkeys(ORDERS, message_s), dict.fromkeys(ORDERS, byte_s)
     return Link(*alike, message_s, byte_s)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -245,7 +246,7 @@ def test_times_that_nobody_can_wait_are_named() -> None:
             lambda: TwoDState(rows=1, patience_s=0.0),
             lambda: compress(DistributedDataParallel(model), "sign", timeout_s=0.0),
         ):
-            with pytest.raises(InvalidArgumentError, match="not a time to wait") as caught:
+            with pytest.raises(InvalidArgumentError, match=r"\b(patience|timeout)_s\b") as caught:
                 act()
             said.append(str(caught.value))
         return said
@@ -280,4 +281,4 @@ def test_a_full_state_that_one_rank_alone_asks_for_ends_nobody_s_process() -> No
 
     found = run_ranks(2, work)
     assert "full_state_dict" in found[0][0]
-    assert "a bucket of gradients" in found[1][0]
+    assert re.search(r"\bbucket of gradients\b", found[1][0])

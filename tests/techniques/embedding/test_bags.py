@@ -49,11 +49,11 @@ def test_ids_are_judged_by_their_own_table(way: str, dtype: torch.dtype) -> None
 def test_offsets_rise_from_zero_to_the_ids(way: str) -> None:
     ids = torch.zeros(4, dtype=torch.int64)
     for offsets, said in (
-        ([1, 2], "the first is 1, not 0"),
-        ([-1, 2], "the first is -1, not 0"),
-        ([0, 3, 2], "offset 2 at place 2 is less than the one before, 3"),
-        ([0, 5], "offset 5 at place 1 is beyond the 4 ids"),
-        ([0, -(2**63)], "place 1 is less"),
+        ([1, 2], r"\b1\b.*\b0\b"),
+        ([-1, 2], r"-1\b.*\b0\b"),
+        ([0, 3, 2], r"\boffset 2\b.*\bplace 2\b.*\b3\b"),
+        ([0, 5], r"\boffset 5\b.*\bplace 1\b.*\b4 ids\b"),
+        ([0, -(2**63)], r"\bplace 1\b"),
     ):
         with pytest.raises(InvalidArgumentError, match=said):
             bags.check(ids, torch.tensor(offsets), torch.tensor([1]), len(offsets))

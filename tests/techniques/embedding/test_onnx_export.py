@@ -125,6 +125,7 @@ def test_what_has_no_form_is_named(tmp_path: Path) -> None:
     bag = ss.nn.ROBEEmbeddingBag(ROWS, DIM, pool, mode="sum")
     with pytest.raises(InvalidArgumentError, match="offsets"):
         ss.embedding.export(bag, (ids(6), torch.tensor([0, 3])), path)
+    assert torch.is_autocast_cache_enabled(), "else every use of a weight is a cast under autocast"
     largest = ss.nn.ROBEEmbeddingBag(ROWS, DIM, pool, mode="max")
     with pytest.raises(InvalidArgumentError, match="max"):
         ss.embedding.export(largest, ids(2, 3), path)

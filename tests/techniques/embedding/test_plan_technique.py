@@ -174,7 +174,7 @@ def test_reasons_and_refusals() -> None:
     assert "no embedding table" in str(EmbeddingPlan().why_not(graph_of(mlp)))
     assert "largest table has 4000" in str(EmbeddingPlan(rows=5000).why_not(graph_of(shop)))
     assert "too few" in str(EmbeddingPlan(1e6).why_not(graph_of(shop)))
-    assert "left as it is" in str(EmbeddingPlan(1.0).why_not(graph_of(shop)))
+    assert "every table" in str(EmbeddingPlan(1.0).why_not(graph_of(shop)))
     with pytest.raises(WorkloadError, match="SparseAdam"):
         build(sparse, EmbeddingPlan())
     with pytest.raises(WorkloadError, match=r"no nn\.Embedding"):

@@ -208,7 +208,7 @@ def test_training_learns_what_a_dense_table_learns() -> None:
         ({"block": 0}, "block: 0"),
         ({"block": 8.0}, "block: 8.0 is not a whole number"),
         ({"size": 1e6}, "size: 1000000.0 is not"),
-        ({"grad_scale": float("nan")}, "grad_scale: nan is not a finite number"),
+        ({"grad_scale": float("nan")}, "grad_scale: nan"),
         ({"size": "12 parsecs"}, "size: '12 parsecs'"),
         ({"init_std": -1.0}, "init_std"),
         ({"seed": -1}, "seed"),
@@ -234,18 +234,18 @@ def test_bad_arguments_are_named() -> None:
     bag = ss.nn.ROBEEmbeddingBag(100, 16, shared, table_id=2)
     ids, offsets = torch.tensor([1, 2, 3]), torch.tensor([0, 2])
     for given, said in (
-        ((ids - 2, offsets), "input: the id -1 at place 0 is negative"),
-        ((ids + 98, offsets), "input: the id 100 at place 1 is too large"),
+        ((ids - 2, offsets), r"^input: .* -1\b.*\bplace 0\b"),
+        ((ids + 98, offsets), r"^input: .* 100\b.*\bplace 1\b"),
         ((ids, torch.tensor([0, 4])), "offsets: offset 4"),
         ((ids, torch.tensor([0, 2, 1])), "offsets: offset 1"),
         ((ids, torch.tensor([1, 2])), "offsets: the first"),
-        ((ids,), "offsets: must be given"),
-        ((ids[None], offsets), "offsets: is for ids in one dimension"),
+        ((ids,), "^offsets: "),
+        ((ids[None], offsets), r"^offsets: .*\bdimension\b"),
         ((ids[None, None],), "input: has 3 dimensions"),
         ((ids.float(), offsets), r"input: is torch\.float32"),
         ((ids, offsets.float()), r"offsets: is torch\.float32"),
-        ((ids, offsets, torch.ones(3)), "per_sample_weights: is for mode sum"),
-        ((ids.to("meta"), offsets), "input: is on meta"),
+        ((ids, offsets, torch.ones(3)), r"^per_sample_weights: .*\bsum\b"),
+        ((ids.to("meta"), offsets), r"^input: .*\bmeta\b"),
     ):
         with pytest.raises(InvalidArgumentError, match=said):
             bag(*given)
@@ -258,14 +258,14 @@ def test_bad_arguments_are_named() -> None:
         with pytest.raises(InvalidArgumentError, match=r"^per_sample_weights: .*\b2\b"):
             summed(ids, offsets, weights)
     for make, said in (
-        (lambda: ss.nn.ROBEEmbedding(100, 16, shared, table_id=2), "table_id: 2 is another"),
+        (lambda: ss.nn.ROBEEmbedding(100, 16, shared, table_id=2), "^table_id: 2"),
         (lambda: ss.nn.ROBEEmbedding(100, 16, shared, table_id=-1), "table_id: -1"),
         (lambda: ss.nn.ROBEEmbedding(100, 16, shared, table_id=0.5), "table_id: 0.5"),
-        (lambda: ss.nn.ROBEEmbedding(100, 16, 3000), "pool: is a int, not a SharedArray"),
+        (lambda: ss.nn.ROBEEmbedding(100, 16, 3000), r"^pool: .*\bint\b.*\bSharedArray\b"),
         (lambda: ss.nn.ROBEEmbedding(0, 16, shared), "num_embeddings: 0"),
         (lambda: ss.nn.ROBEEmbedding(1e3, 16, shared), "num_embeddings: 1000.0"),
-        (lambda: ss.nn.ROBEEmbeddingCollection([(9, 16)], shared), "tables: are not rows"),
-        (lambda: ss.nn.ROBEEmbeddingCollection({"a": 9}, shared), "tables: are not rows"),
+        (lambda: ss.nn.ROBEEmbeddingCollection([(9, 16)], shared), "^tables: "),
+        (lambda: ss.nn.ROBEEmbeddingCollection({"a": 9}, shared), "^tables: "),
         (lambda: ss.nn.ROBEEmbedding(10, 0, shared), "embedding_dim: 0"),
         (lambda: ss.nn.ROBEEmbedding(2**61, 16, shared), "beyond 2"),
         (lambda: ss.nn.ROBEEmbedding(10, 16, shared, padding_idx=10), "padding_idx: 10"),

@@ -124,9 +124,10 @@ def test_reasons_why_not() -> None:
     assert RobeEmbedding(rows=2000).why_not(graph_of(clicks)) is None
     assert "no embedding table" in str(RobeEmbedding(rows=2000).why_not(graph_of(mlp)))
     assert "no embedding table" in str(RobeEmbedding(rows=2000).why_not(graph_of(inference)))
-    reason = "the largest table has 5000 rows; below 10000 they are not worth it"
-    assert RobeEmbedding().why_not(graph_of(clicks)) == reason
-    assert "less than a block" in str(RobeEmbedding(1e5, rows=2000).why_not(graph_of(clicks)))
+    reason = str(RobeEmbedding().why_not(graph_of(clicks)))
+    assert re.search(r"\b5000 rows\b.*\b10000\b", reason)
+    reason = str(RobeEmbedding(1e5, rows=2000).why_not(graph_of(clicks)))
+    assert re.search(r"^100000 times\b.*\bblock of \d+$", reason)
     assert RobeEmbedding(rows=4000).why_not(graph_of(clicks)) is None
 
 

@@ -200,19 +200,19 @@ def test_bad_arguments_are_named() -> None:
     one = bag(100, 16, mode="mean")
     ids, offsets = torch.tensor([1, 2, 3]), torch.tensor([0, 2])
     for given, said in (
-        ((ids - 2, offsets), "input: the id -1 at place 0 is negative"),
-        ((ids + 98, offsets), "input: the id 100 at place 1 is too large"),
+        ((ids - 2, offsets), r"^input: .* -1\b.*\bplace 0\b"),
+        ((ids + 98, offsets), r"^input: .* 100\b.*\bplace 1\b"),
         ((ids, torch.tensor([0, 4])), "offsets: offset 4"),
         ((ids, torch.tensor([0, 2, 1])), "offsets: offset 1"),
         ((ids, torch.tensor([1, 2])), "offsets: the first"),
-        ((ids,), "offsets: must be given"),
-        ((ids[None], offsets), "offsets: is for ids in one dimension"),
+        ((ids,), "^offsets: "),
+        ((ids[None], offsets), r"^offsets: .*\bdimension\b"),
         ((ids.float(), offsets), r"input: is torch\.float32"),
-        ((ids.tolist(), offsets), "input: is a list, not a tensor"),
-        ((ids.numpy(), offsets), "input: is a ndarray, not a tensor"),
+        ((ids.tolist(), offsets), r"^input: .*\blist\b"),
+        ((ids.numpy(), offsets), r"^input: .*\bndarray\b"),
         ((ids, [0, 2]), "offsets: is a list"),
-        ((ids, offsets, torch.ones(3)), "per_sample_weights: is for mode sum"),
-        ((ids.to("meta"), offsets), "input: is on meta"),
+        ((ids, offsets, torch.ones(3)), r"^per_sample_weights: .*\bsum\b"),
+        ((ids.to("meta"), offsets), r"^input: .*\bmeta\b"),
     ):
         for ranks, mode in (((3, 4), "mean"), ((2, 2, 2), "mean"), ((3, 4), "max")):
             other = bag(100, 16, ranks, mode=mode)
@@ -222,10 +222,10 @@ def test_bad_arguments_are_named() -> None:
                 other.double()(*given)
     summed = bag(100, 16)
     for weights, said in (
-        (torch.ones(2), "per_sample_weights: has the shape"),
+        (torch.ones(2), r"^per_sample_weights: .*\b2\b"),
         ([1.0, 2.0, 3.0], "per_sample_weights: is a list"),
         (torch.ones(3, dtype=torch.float64), r"per_sample_weights: is torch\.float64"),
-        (torch.tensor([1.0, math.nan, 1.0]), "per_sample_weights: the number at place 1 is nan"),
+        (torch.tensor([1.0, math.nan, 1.0]), r"^per_sample_weights: .*\bplace 1\b.*\bnan\b"),
     ):
         with pytest.raises(InvalidArgumentError, match=said):
             summed(ids, offsets, weights)
@@ -245,12 +245,12 @@ def test_bad_arguments_are_named() -> None:
         ({"dim": 16.0}, "embedding_dim: 16.0 is not"),
         ({"ranks": 8.0}, "tt_ranks: 8.0 is not"),
         ({"ranks": "8"}, "tt_ranks: '8' is not"),
-        ({"ranks": True}, "tt_ranks: True is not"),
+        ({"ranks": True}, "tt_ranks: True"),
         ({"tt_shapes": (6, 6, 6)}, "tt_shapes: must be 3 factors"),
         ({"tt_shapes": ((6.0, 6, 6), (2, 2, 4))}, "tt_shapes: 6.0 is not"),
         ({"padding_idx": 1.5}, "padding_idx: 1.5 is not"),
         ({"cache_rows": 1.5}, "cache_rows: 1.5 is not"),
-        ({"fused_optimizer": "adam"}, "fused_optimizer: 'adam' makes no optimizer"),
+        ({"fused_optimizer": "adam"}, "fused_optimizer: 'adam'"),
         ({"dim": 0}, "embedding_dim: 0"),
         ({"dim": 17}, r"embedding_dim: 17 has no 3 factors.*"),
         ({"dim": 4}, "embedding_dim: 4 has no 3 factors"),

@@ -194,8 +194,8 @@ def test_wrong_arguments_of_the_operator_are_named() -> None:
     cache, hot = torch.zeros(2, 64), table_of(torch.tensor([3, 4]))
     for change, said in (
         ({"cores": cores[:1]}, "cores: there are 1"),
-        ({"cores": [cores[0], cores[2], cores[1]]}, "cores: ranks do not join"),
-        ({"cores": [cores[0].double(), *cores[1:]]}, "cores: must be of one dtype"),
+        ({"cores": [cores[0], cores[2], cores[1]]}, r"^cores: .*\branks\b"),
+        ({"cores": [cores[0].double(), *cores[1:]]}, r"^cores: .*\bdtype\b"),
         ({"cores": [cores[0][:0], *cores[1:]]}, "cores: .*not empty"),
         ({"cache": cache[:, :3], "hot": hot}, "cache: must be"),
         ({"cache": cache}, "hot: must be"),

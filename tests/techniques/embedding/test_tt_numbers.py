@@ -125,12 +125,12 @@ def test_what_is_no_table_is_refused() -> None:
     bad = table.clone()
     bad[3, 3] = math.nan
     for given, weights, said in (
-        (bad, None, "weight: holds NaN or infinity"),
+        (bad, None, r"^weight: .*\bNaN\b"),
         (table[0], None, "weight: has 1 dimensions"),
         (table.long(), None, "dtype"),
-        (table.numpy(), None, "weight: is a ndarray, not a tensor"),
-        (table, [1.0] * 50, "row_weights: is a list, not a tensor"),
-        (table, torch.ones(49), "row_weights: has the shape"),
+        (table.numpy(), None, r"^weight: .*\bndarray\b"),
+        (table, [1.0] * 50, r"^row_weights: .*\blist\b"),
+        (table, torch.ones(49), r"^row_weights: .*\b49\b"),
         (table, -torch.ones(50), "row_weights: must be"),
         (table, torch.zeros(50), "row_weights: must be"),
         (table, torch.full((50,), math.nan), "row_weights: must be"),

@@ -186,7 +186,7 @@ def test_activations_out_of_range_are_refused_wherever_they_are(kernel: Kernel) 
             assert caught.value.argument == "a"
             low = integers((m, 200), abits, True, "min")
             low[row, column] -= 1
-            with pytest.raises(InvalidArgumentError, match="a: has values from"):
+            with pytest.raises(InvalidArgumentError, match=rf"^a: .*{int(low.min())}\b"):
                 matmul(low, packed)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from typing import Any
 
 import pytest
@@ -70,8 +71,8 @@ def test_attention_that_stays_says_why() -> None:
     class Own(nn.MultiheadAttention):
         pass
 
-    assert "class of its own" in str(why_closed(Own(8, 2)))
-    assert "key of its own" in str(why_closed(nn.MultiheadAttention(8, 2, add_zero_attn=True)))
+    assert re.search(r"\bclass\b", str(why_closed(Own(8, 2))))
+    assert re.search(r"\bkey\b", str(why_closed(nn.MultiheadAttention(8, 2, add_zero_attn=True))))
     model = Attends(add_bias_kv=True)
     assert open_up(model) == {}
 

@@ -11,7 +11,6 @@ here.
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,13 +18,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from slipstream.errors import InvalidArgumentError, MissingExtraError, SlipstreamError
-from slipstream.files import replacing
+from slipstream.errors import InvalidArgumentError
 from slipstream.surgery import place
+from slipstream.techniques._onnx import OPSET, write
 from slipstream.techniques.embedding.modules import Exportable
-
-OPSET = 18
-"""The first whose bitwise operators take integers."""
 
 _XOR, _RIGHT = "aten::__xor_", "aten::__rshift_"
 
@@ -55,10 +51,6 @@ def export(
         MissingExtraError: the package onnx is not installed.
         SlipstreamError: the file cannot be written.
     """
-    try:
-        import onnx  # noqa: F401
-    except ImportError as error:
-        raise MissingExtraError("export to ONNX", "onnx", "onnx") from error
     arguments = example if isinstance(example, tuple) else (example,)
     names = list(input_names or [f"input_{place}" for place in range(len(arguments))])
     if len(names) != len(arguments):
@@ -66,25 +58,8 @@ def export(
             "input_names", f"there are {len(names)} for {len(arguments)} arguments"
         )
     exported = _exportable(copy.deepcopy(model).eval())
-    every = [*names, *output_names]
-    target = Path(path)
-    try:
-        with (
-            replacing(target) as part,
-            _IntegerOperators(),
-            torch.no_grad(),
-            warnings.catch_warnings(),
-        ):
-            # Of tracing, and that this exporter is the older one.
-            warnings.simplefilter("ignore")
-            torch.onnx.export(
-                exported, arguments, str(part), dynamo=False, opset_version=OPSET,
-                input_names=names, output_names=list(output_names),
-                dynamic_axes={name: {0: "batch"} for name in every},
-            )  # fmt: skip
-    except OSError as error:
-        raise SlipstreamError(f"cannot be written: {error.strerror}", where=str(target)) from error
-    return target
+    with _IntegerOperators():
+        return write(exported, arguments, path, names, output_names)
 
 
 def _exportable(model: nn.Module) -> nn.Module:

@@ -15,17 +15,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from slipstream.errors import (
-    InvalidArgumentError,
-    MissingExtraError,
-    SlipstreamError,
-    WorkloadError,
-)
-from slipstream.files import replacing
+from slipstream.errors import InvalidArgumentError, WorkloadError
+from slipstream.techniques._onnx import write
 from slipstream.techniques.ensembles.stacking import Stacked
 
 _BINS = 15
-_OPSET = 18
 
 
 class Ensemble(nn.Module):
@@ -94,28 +88,11 @@ class Ensemble(nn.Module):
             MissingExtraError: the package onnx is not installed.
             SlipstreamError: the file cannot be written.
         """
+        training = self.training
         try:
-            import onnx  # noqa: F401
-        except ImportError as error:
-            raise MissingExtraError("export to ONNX", "onnx", "onnx") from error
-        import warnings
-
-        training, target = self.training, Path(path)
-        try:
-            with replacing(target) as part, torch.no_grad(), warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of tracing, and that this exporter is the older
-                torch.onnx.export(
-                    self.eval(), (example,), str(part), dynamo=False, opset_version=_OPSET,
-                    input_names=["x"], output_names=["probabilities"],
-                    dynamic_axes={name: {0: "batch"} for name in ("x", "probabilities")},
-                )  # fmt: skip
-        except OSError as error:
-            raise SlipstreamError(
-                f"cannot be written: {error.strerror}", where=str(target)
-            ) from error
+            return write(self.eval(), (example,), path, ["x"], ["probabilities"])
         finally:
             self.train(training)
-        return target
 
 
 @dataclass(frozen=True)

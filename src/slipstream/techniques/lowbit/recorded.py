@@ -168,10 +168,11 @@ def _code(graph: Graph, flow: Dataflow, task: int, found: Handover) -> None:
     """What `task` is when it works on codes."""
     call = flow.call(task)
     assert call is not None
-    batch, channels, height, width = (*call.inputs[0].shape, 1, 1, 1)[:4]
     if call.name in RELUS:
         found.gone.add(task)
-    elif call.name in _JOINS:
+        return
+    batch, channels, height, width = (*call.inputs[0].shape, 1, 1)[:4]
+    if call.name in _JOINS:
         found.coded[task] = concat_call(
             (batch, height, width), tuple(spec.shape[1] for spec in call.inputs)
         )
