@@ -32,7 +32,7 @@ def test_sizes_that_are_asked_for(slipstream: Any) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--sizes", "4"], "samples: "),
+        (["--sizes", "4"], "--sizes: "),
         (["--sizes", "4,x"], "4,x"),
         (["--for-throughput", "-3"], "-3 "),
         (["--svg", "nowhere/batch.svg"], "'nowhere'"),

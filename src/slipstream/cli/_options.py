@@ -198,11 +198,11 @@ def needs_of(techniques: Iterable[str]) -> set[str]:
     return {need for one in parts for need in one.traits.needs}
 
 
-def numbers(text: str, option: str, example: str) -> list[int]:
-    """The whole numbers that ``1,2,3`` lists.
+def numbers(text: str, option: str, example: str, fewest: int = 1) -> list[int]:
+    """The whole numbers that ``1,2,3`` lists, `fewest` different ones at least.
 
     Raises:
-        InvalidArgumentError: something else is there.
+        InvalidArgumentError: something else is there, or too few.
     """
     from slipstream.errors import InvalidArgumentError
 
@@ -211,7 +211,13 @@ def numbers(text: str, option: str, example: str) -> list[int]:
         raise InvalidArgumentError(
             option, f"'{text}' is not a list of numbers", remedy=f"as {option} {example}"
         )
-    return [int(part) for part in parts]
+    listed = [int(part) for part in parts]
+    if len(set(listed)) < fewest:
+        raise InvalidArgumentError(
+            option, f"'{text}' are fewer than {fewest} different numbers",
+            remedy=f"as {option} {example}",
+        )  # fmt: skip
+    return listed
 
 
 def load_cluster(name: str, sizes: Sequence[str] | None, option: str = "--set") -> Cluster:

@@ -59,7 +59,7 @@ def command(
         )
     if svg is not None:
         need_place(svg, ".svg", option="--svg")
-    asked = "auto" if sizes is None else options.numbers(sizes, "--sizes", "16,40,96")
+    asked = "auto" if sizes is None else options.numbers(sizes, "--sizes", "16,40,96", 2)
     with progress("batch sizes") as say:
         model = batch_model(
             request.workload(),
