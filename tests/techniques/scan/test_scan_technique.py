@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, mse_loss
 
 from slipstream.errors import WorkloadError
-from slipstream.graph import StepPhase
+from slipstream.graph import StepPhase, replay
 from slipstream.technique import Context, QualityKind, parse
 from slipstream.techniques.scan import kernels as door
 from slipstream.techniques.scan.nn import CLASSES
@@ -22,7 +22,7 @@ from slipstream.techniques.scan.technique import Layer, ScanBackprop, recurrence
 from slipstream.workload import Workload
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from recorded import build, cannot_be_timed, graph_of, mlp
+from recorded import build, cannot_be_timed, graph_of, mlp, record
 
 from known_durations import BytesMoved, timed_by_bytes
 
@@ -93,6 +93,28 @@ def test_a_module_is_one_task_each_way(make: Callable[[], Any], require: Any) ->
     ]
     assert gathers[0] == gathers[1]
     assert np.isfinite(edited.tasks.duration_ns).all()
+
+
+@pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
+def test_the_most_that_tensors_take_is_predicted(kind: type[nn.RNNBase], require: Any) -> None:
+    require("native", door.available(), "no compiled kernels")
+
+    def make() -> Any:
+        model = kind(16, 64, 2, batch_first=True)
+        batch = torch.randn(16, 48, 16), torch.randn(16, 48, 64)
+        return (
+            model,
+            batch,
+            lambda y, wanted: mse_loss(y[0], wanted),
+            torch.optim.SGD(model.parameters(), 0.1),
+        )
+
+    technique, graph, durations = ScanBackprop(backward="fused"), graph_of(make), BytesMoved()
+    durations.measure(technique.questions(graph))
+    told = technique.predict(timed_by_bytes(graph), Context(durations))  # type: ignore[arg-type]
+    taken = record(build(make, technique))
+    peaks = [replay(one).peak_bytes for one in (told, taken)]
+    assert peaks[0] == pytest.approx(peaks[1], rel=0.06)
 
 
 def test_every_question_can_be_timed() -> None:

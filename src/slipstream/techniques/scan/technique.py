@@ -29,7 +29,7 @@ from slipstream.source import AlreadyThereError, NotPlacedError, Places, Source,
 from slipstream.surgery import Selection, module_of
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
 from slipstream.techniques._baseline import already_autocast, already_compiled
-from slipstream.techniques.scan.timing import layer_call
+from slipstream.techniques.scan.timing import MARGIN, layer_call
 from slipstream.workload import Built, Workload
 
 _KINDS = {
@@ -101,13 +101,12 @@ class ScanBackprop(Settings):
                 for backward, tasks in ((False, one.forward), (True, one.backward))
             ]
             before_ns = _sum_ns(graph, one.tasks)
-            if self.backward == "auto" and sum(p.nanoseconds for p in prices) >= before_ns:
+            if self.backward == "auto" and sum(p.nanoseconds for p in prices) >= MARGIN * before_ns:
                 continue
             handle = _put(edit, graph, one.forward, prices[0])
             if one.backward:
                 last = _put(edit, graph, one.backward, prices[1])
-                if one.kept_bytes:
-                    edit.allocate(one.kept_bytes, Role.ACTIVATION, handle, last)
+                _hold(edit, graph, one, handle, last)
             changed += 1
             removed += len(one.tasks)
         return edit.apply(f"{removed} operators of {changed} recurrent modules in one call a layer")
@@ -211,6 +210,19 @@ class Recurrence:
             total += one.steps * one.batch * one.hidden * states * ITEM_BYTES.get(one.dtype, 4)
         return total
 
+    @property
+    def passing_bytes(self) -> int:
+        """What the backward pass of the largest layer makes and frees.
+
+        Gradients of its gates, of what it is given and of what it gave, the last of these in the
+        order of the kernel, too.
+        """
+        return max(
+            one.steps * one.batch * one.hidden * (_GATES[one.kind] + 3)
+            * ITEM_BYTES.get(one.dtype, 4)
+            for one in self.layers
+        )  # fmt: skip
+
     def calls(self, backward: bool) -> list[Call]:
         """Every layer's pass, as the micro-benchmark times it; none of a pass not in the step."""
         if backward and not self.backward:
@@ -294,6 +306,18 @@ def _put(edit: Editor, graph: Graph, tasks: Sequence[int], cost: Price) -> int:
     )  # fmt: skip
     edit.remove(np.array(tasks))
     return handle
+
+
+def _hold(edit: Editor, graph: Graph, one: Recurrence, forward: int, backward: int) -> None:
+    """The memory of a module whose passes are the tasks `forward` and `backward`."""
+    edit.allocate(one.passing_bytes, Role.TEMPORARY, backward, backward)
+    if one.kept_bytes:
+        edit.allocate(one.kept_bytes, Role.ACTIVATION, forward, backward)
+    # The backward pass reads what the module gave, too.
+    gave = np.isin(graph.memory.producer, one.forward)
+    gave &= np.isin(graph.memory.storage, list(_boundary(graph, one.forward)[1]))
+    early = (graph.memory.release >= 0) & (graph.memory.release < one.backward[-1])
+    edit.release_after(np.flatnonzero(gave & early), backward)
 
 
 def _boundary(
