@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from slipstream.measure import timed
+from slipstream.techniques.scan import MARGIN
 from slipstream.techniques.scan import kernels as door
-from slipstream.techniques.scan.timing import MARGIN
 
 Way = Literal["fused", "chunked", "tree", "framework"]
 WAYS = ("fused", "chunked", "tree", "framework")

@@ -29,7 +29,8 @@ from slipstream.source import AlreadyThereError, NotPlacedError, Places, Source,
 from slipstream.surgery import Selection, module_of
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
 from slipstream.techniques._baseline import already_autocast, already_compiled
-from slipstream.techniques.scan.timing import MARGIN, layer_call
+from slipstream.techniques.scan import MARGIN
+from slipstream.techniques.scan.timing import layer_call
 from slipstream.workload import Built, Workload
 
 _KINDS = {

@@ -9,10 +9,6 @@ from slipstream.native import build
 
 OP = "slipstream::scan"
 
-MARGIN = 1.05
-"""By how many times torch's own way has to be the faster one to be taken: it keeps more memory,
-whose first touch a timing in a loop does not see."""
-
 
 def layer_call(
     kind: str, steps: int, batch: int, inputs: int, hidden: int, dtype: str, backward: bool,
