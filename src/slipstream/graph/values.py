@@ -92,6 +92,16 @@ def distinct(numbers: NDArray[Any], below: int) -> NDArray[Any]:
     return firsts
 
 
+def _item_of(hint: Any) -> Any:
+    """The np.int32 of an ``NDArray[np.int32]``.
+
+    To numpy before 2.5 and Python before 3.12 that is an ndarray of a shape and of a
+    ``np.dtype[np.int32]``, to later ones an alias of which np.int32 is the only argument.
+    """
+    last = get_args(hint)[-1]
+    return next(iter(get_args(last)), last)
+
+
 @dataclass(frozen=True, eq=False)
 class Columns:
     """Base of tables whose columns are arrays of one length; equal where all bytes are.
@@ -104,8 +114,7 @@ class Columns:
 
     def __init_subclass__(cls) -> None:
         hints = get_type_hints(cls)
-        # An NDArray[np.int32] is an ndarray of a shape and of a np.dtype[np.int32].
-        cls.dtypes = {name: get_args(get_args(hints[name])[1])[0] for name in cls.__annotations__}
+        cls.dtypes = {name: _item_of(hints[name]) for name in cls.__annotations__}
 
     @classmethod
     def of(cls, *columns: ArrayLike) -> Self:
