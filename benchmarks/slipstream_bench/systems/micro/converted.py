@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from slipstream.ship.firmware import read_network
+from slipstream.ship.firmware import parse_network
 from slipstream_bench.rows import Bar, BenchOptions, not_judged
 from slipstream_bench.systems.micro.models import MODELS, seeded
 
@@ -42,10 +42,7 @@ def converted_bars(options: BenchOptions, exported: Callable[[str], bytes]) -> I
         except ImportError:
             yield not_judged(bar, "x", "<= 1", "not installed: pip install litert-torch")
             continue
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder, "ours.tflite")
-            path.write_bytes(exported(name))
-            ours = Counter(one.kind.upper() for one in read_network(path).operators)
+        ours = Counter(one.kind.upper() for one in parse_network(exported(name)).operators)
         detail = "; ".join(
             f"{whose}: {sum(kinds.values())}, of these "
             + (", ".join(f"{kinds[kind]} {kind}" for kind in _MOVING if kinds[kind]) or "none")

@@ -341,7 +341,7 @@ class RayExecutor:
             # where a process ends before it has given up. Who waits for a result does not.
             ending = threading.Thread(target=self._ray.shutdown)
             ending.start()
-            ending.join(_ENDING_S)
+            ending.join(None if self._head.lives() else _ENDING_S)
             # A dead head leaves some of the others.
             _end(psutil.wait_procs(self._processes, timeout=_ENDING_S)[1])
 
@@ -356,7 +356,7 @@ def _need_answer(address: str) -> None:
     if not (host and port.isdecimal()):
         return
     try:
-        socket.create_connection((host, int(port)), timeout=_ENDING_S).close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_ENDING_S).close()
     except (OSError, OverflowError) as error:
         raise SlipstreamError(
             f"no Ray there: {error}", where=address,

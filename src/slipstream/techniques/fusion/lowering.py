@@ -173,7 +173,8 @@ def _lowered(same: tuple[_Numbered, ...], makes: tuple[int, ...]) -> Region | Un
     try:
         return _lower(steps, makes)
     except UnsupportedError as error:
-        return error
+        # What is kept is to keep no frames alive.
+        return error.with_traceback(None)
 
 
 def _lower(steps: Sequence[Step], makes: Sequence[int]) -> Region:
