@@ -49,6 +49,14 @@ def rmsprop() -> Any:
     return wide(torch.optim.RMSprop, momentum=0.9, weight_decay=0.1)
 
 
+def rebuilding() -> Any:
+    """Inputs that are their own targets; the loss lies in a storage as large as they are."""
+    model = nn.Sequential(nn.Linear(640, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 640))
+    batch = torch.randn(256, 640)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    return model, (batch, batch), nn.functional.mse_loss, optimizer
+
+
 def real(make: Any, text: str) -> Graph:
     return record(build(make, *parse(text)), steps=2)
 
@@ -62,6 +70,8 @@ def real(make: Any, text: str) -> Graph:
         (rmsprop, "fused_optimizer:foreach"),
         (wide, "accumulation:3"),
         (deep, "accumulation:3"),
+        (rebuilding, "batch_size:x2"),
+        (rebuilding, "amp:bf16"),
     ],
     ids=lambda value: value if isinstance(value, str) else value.__name__,
 )
@@ -99,6 +109,16 @@ def test_sixteen_bits_lower_the_peak(tmp_path: Path) -> None:
     (technique,) = parse("amp:bf16")
     after = technique.predict(graph, Context(Durations(threads=1, path=tmp_path / "d.db")))
     assert replay(after).peak_bytes < 0.8 * replay(graph).peak_bytes
+
+
+def test_what_an_earlier_step_left_goes_with_the_first_batch(tmp_path: Path) -> None:
+    graph = graph_of(rebuilding)
+    (technique,) = parse("accumulation:3")
+    after = technique.predict(graph, Context(Durations(threads=1, path=tmp_path / "d.db")))
+    memory = after.memory
+    left = (memory.producer < 0) & (memory.release >= 0) & (memory.role == Role.OTHER)
+    assert left.sum() == len(graph.memory.handed_on()[0]) == 1
+    assert (memory.release[left] < len(graph)).all()
 
 
 def test_gradients_stay_while_batches_are_accumulated(tmp_path: Path) -> None:

@@ -104,6 +104,14 @@ def test_a_resized_workload_runs_on_as_many_samples() -> None:
     assert one.step().shape == ()
 
 
+def test_inputs_that_are_their_own_targets_stay_so() -> None:
+    images = torch.randn(4, 6)
+    one, two = resized((images, images), 4, 6)
+    assert one is two
+    one, two = resized((images, images.clone()), 4, 6)
+    assert one.data_ptr() != two.data_ptr()
+
+
 def test_several_samples_a_row_stay_several() -> None:
     one = built(samples=16)
     one.resize(8)

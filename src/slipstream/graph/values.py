@@ -283,6 +283,24 @@ class Allocations(Columns):
     producer: NDArray[np.int32]
     release: NDArray[np.int32]
 
+    def handed_on(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Rows of what the step before left and this one frees, each beside what it leaves so.
+
+        The same number of bytes tells: a loop's loss that makes way for the next one's. Two int64
+        [pairs], in ascending order of the first.
+        """
+        others = self.role == Role.OTHER
+        left: dict[int, list[int]] = {}
+        for row in np.flatnonzero(others & (self.producer >= 0) & (self.release < 0)).tolist():
+            left.setdefault(int(self.nbytes[row]), []).append(row)
+        pairs = [
+            (row, rows.pop(0))
+            for row in np.flatnonzero(others & (self.producer < 0) & (self.release >= 0)).tolist()
+            if (rows := left.get(int(self.nbytes[row])))
+        ]
+        before, after = np.array(pairs, np.int64).reshape(-1, 2).T
+        return before, after
+
     def check(self, tasks: int) -> None:
         """Raise a `GraphError` naming the first row that cannot belong to a graph of `tasks`."""
         self.check_lengths("memory's")

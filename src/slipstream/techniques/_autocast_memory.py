@@ -82,7 +82,12 @@ class _Copies:
         here = allocation[replaced]
         role[replaced], release[replaced] = memory.role[here], memory.release[here]
         storage[replaced] = casts.storage[replaced]
-        released = [self._originals(), np.stack([here, handle[replaced]])]
+        passed_on = self._passed_on(casts.task, allocation, ~replaced)
+        released = [
+            self._originals(),
+            np.stack([here, handle[replaced]]),
+            np.stack([allocation[passed_on], handle[passed_on]]),
+        ]
         allocated = np.stack([size, role, handle, release, storage])
         return np.concatenate(released, axis=1), allocated
 
@@ -110,6 +115,31 @@ class _Copies:
         copied[spans.asker[through & backward[task]]] = True
         shorter = copied & (until < release)
         return np.stack([allocation[shorter], until[shorter]])
+
+    def _passed_on(
+        self, task: _Numbers, allocation: _Numbers, beside: NDArray[np.bool_]
+    ) -> _Numbers:
+        """Which casts at `task` free the gradient they copy: nothing reads it itself any more.
+
+        Args:
+            allocation: int64 [casts], of what each copies; -1 unknown.
+            beside: bool [casts], where the copy does not stand in for it.
+        """
+        memory, backward, uses = self._memory, self._backward, self._uses
+        chosen = beside & (allocation >= 0) & backward[task]
+        chosen &= (memory.producer[allocation] >= 0) & (memory.release[allocation] > task)
+        chosen &= backward[memory.producer[allocation]]
+        casts = np.flatnonzero(chosen)
+        here = memory.take(allocation[casts])
+        storage, release = here.storage.astype(np.int64), here.release.astype(np.int64)
+        spans = uses.between(storage, task[casts], release)
+        # A node of the backward pass gets the copy: so do its views and sums.
+        sequence = self._graph.tasks.sequence
+        same = sequence[uses.task[spans.place]] == sequence[task[casts]][spans.asker]
+        itself = ~self._copied[spans.place] & ~same
+        alone = ~np.isin(np.arange(len(casts)), spans.asker[itself])
+        passed_on: _Numbers = casts[alone]
+        return passed_on
 
     def _last_readers(self, task: _Numbers, storage: _Numbers, allocation: _Numbers) -> _Numbers:
         """The last task that needs the copy of each `storage` made at each `task`."""

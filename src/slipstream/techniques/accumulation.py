@@ -226,7 +226,9 @@ def _memory(
         # What a task frees that this pass leaves out is freed after the one before it.
         place[repeated] = first + np.maximum(np.cumsum(runs[repeated]) - 1, 0)
         first = last + 1 + int(k > 0)
-        chosen = runs[memory.producer] | (k == final)
+        # What an earlier step left goes in the first pass, what none frees is counted once.
+        goes = (memory.producer < 0) & within[memory.release]
+        chosen = np.where(goes, k == 0, runs[memory.producer] | (k == final))
         part = memory.take(np.flatnonzero(chosen))
         produced, stays = within[part.producer], part.release < 0
         gradient = produced & stays & (part.role == Role.GRADIENT)

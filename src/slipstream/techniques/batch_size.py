@@ -39,6 +39,8 @@ _SETTING = re.compile(r"(x?)([0-9]+(?:\.[0-9]+)?)")
 # Operators that read a buffer another one filled, of a size that only their library knows.
 _READS_BUFFER = "aten::mkldnn_rnn_layer_backward"
 _SPARE_BYTES = 1 << 16
+# Bytes by which a storage may be larger than its tensor for alignment alone.
+_ALIGNED_BYTES = 512
 # Calls of a batch of micro-benchmarks, with as much again left free.
 _HELD_AT_ONCE = 48
 _LARGEST = 1e7
@@ -238,8 +240,8 @@ def _resized_memory(graph: Graph, calls: Sequence[Call | None], factor: float) -
     """`graph`'s allocations with as many bytes as they need under `calls`.
 
     A storage grows as the tensor in it does, which is seen where an operator makes it, or else
-    where one first reads it. A workspace grows as what its operator reads and writes. Of what no
-    operator touches, only inputs grow.
+    where one first reads it. A workspace grows as what its operator reads and writes. What the
+    step before left grows as what this one leaves. Of what no operator touches, only inputs grow.
 
     Args:
         calls: by number in ``graph.calls``: the call in the other step; None where unknown.
@@ -253,8 +255,13 @@ def _resized_memory(graph: Graph, calls: Sequence[Call | None], factor: float) -
     pair = _made(graph, tensors)
     unseen = np.flatnonzero((pair < 0) & (memory.storage >= 0))
     pair[unseen] = _first_read(graph, tensors, memory.take(unseen))
-    seen = np.flatnonzero(pair >= 0)
+    # Where far more lies there than the tensor needs, it is what the operator had before it
+    # reduced it.
+    roomy = memory.nbytes > 2 * tensors.nbytes[pair] + _ALIGNED_BYTES
+    seen = np.flatnonzero((pair >= 0) & ~((memory.producer >= 0) & roomy))
     growth[seen] = tensors.growth[pair[seen]]
+    before, after = memory.handed_on()
+    growth[before] = growth[after]
     return replace(memory, nbytes=np.rint(memory.nbytes * growth).astype(np.int64))
 
 

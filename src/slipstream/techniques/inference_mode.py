@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -16,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from slipstream.errors import WorkloadError
-from slipstream.graph import Call, Editor, Graph, Price, Role, StepPhase
+from slipstream.graph import Call, Editor, Graph, Price, StepPhase
 from slipstream.graph.uses import uses_of
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
 from slipstream.techniques.dataflow import Dataflow
@@ -187,10 +186,7 @@ def _free_early(graph: Graph, edit: Editor) -> int:
     returned = (end < 0) & (last == len(graph) - 1) & np.isin(storage, output)
     freed = (last != end) & ~returned
     edit.release_after(kept[freed], last[freed])
-    left = Counter(memory.nbytes[kept[freed & (end < 0)]].tolist())
-    inherited = (memory.producer < 0) & (memory.release >= 0) & (memory.role == Role.OTHER)
-    for a in np.flatnonzero(inherited).tolist():
-        if left[int(memory.nbytes[a])] > 0:
-            left[int(memory.nbytes[a])] -= 1
-            edit.resize(a, 0)
+    before, after = memory.handed_on()
+    gone = before[np.isin(after, kept[freed])]
+    edit.resize(gone, np.zeros(len(gone), np.int64))
     return int(freed.sum())

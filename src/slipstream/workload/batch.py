@@ -14,13 +14,15 @@ def resized(batch: Any, samples: int, wanted: int) -> Any:
 
     A tensor holds samples when its first dimension has `samples` of them, or has a run of another
     such tensor's dimensions flattened in: targets of shape [8 * 128] beside tokens of [8, 128].
-    Everything else is kept. Strides stay in the order they are in, paddings included.
+    Everything else is kept, as is which of them are one tensor: inputs that are their own targets.
+    Strides stay in the order they are in, paddings included.
 
     Args:
         batch: tensors in any nesting of tuples, lists, mappings and dataclasses.
         samples: how many it holds.
     """
     runs = {1}
+    others: dict[int, Any] = {}
 
     def note_runs(tensor: Any) -> Any:
         if tensor.dim() and tensor.shape[0] == samples:
@@ -36,7 +38,9 @@ def resized(batch: Any, samples: int, wanted: int) -> Any:
         per_sample, left = divmod(tensor.shape[0], samples) if tensor.dim() else (0, 0)
         if left or per_sample not in runs:
             return tensor
-        return _with_rows(tensor, per_sample * wanted)
+        if id(tensor) not in others:
+            others[id(tensor)] = _with_rows(tensor, per_sample * wanted)
+        return others[id(tensor)]
 
     return _mapped(_mapped(batch, note_runs), change)
 
