@@ -115,4 +115,11 @@ def _cost(options: BenchOptions) -> Bar:
             _COST, "s", f"<= {_MOST_CPU_S:g}", f"make test-times failed: {said[-200:]}"
         )
     seconds, count = total[-1]
-    return at_most(_COST, float(seconds), _MOST_CPU_S, "s", n=int(count))
+    folder = r"^ *([\d.]+) +\d+ tests  slowest +[\d.]+  tests/(\S+)$"
+    folders = {name: float(value) for value, name in re.findall(folder, said, re.MULTILINE)}
+    slow = re.findall(r"^ *([\d.]+)  (tests/\S+::.*)$", said, re.MULTILINE)
+    largest = ", ".join(f"{name} {value:.0f}" for name, value in list(folders.items())[:6])
+    return at_most(
+        _COST, float(seconds), _MOST_CPU_S, "s", n=int(count), detail=f"largest: {largest}",
+        data={"folders": folders, "slowest": {name: float(value) for value, name in slow}},
+    )  # fmt: skip
