@@ -9,7 +9,9 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -260,16 +262,20 @@ def test_processes_that_open_a_new_file_at_once_agree(tmp_path: Path) -> None:
     assert len(_numbers(path)) == 200
 
 
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that others can read: every pytest that starts closes those of `tmp_path` again."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="must be root to become nobody")
-def test_without_write_access_it_can_still_be_read(tmp_path: Path) -> None:
-    path = tmp_path / "r.db"
+def test_without_write_access_it_can_still_be_read(open_folder: Path) -> None:
+    path = open_folder / "r.db"
     connection = open_database(path, [_FIRST])
     connection.execute("INSERT INTO number VALUES (3)")
     connection.close()
-    # pytest's folders are its owner's alone; those above them are everybody's and stay so.
-    for folder in (tmp_path, *tmp_path.parents):
-        if folder.stat().st_mode & 0o055 != 0o055:
-            folder.chmod(0o755)
     pid = os.fork()
     if pid == 0:
         nobody = 65534
