@@ -1,4 +1,4 @@
-"""``slipstream hfuse``: CUDA kernels in one, checked without a GPU."""
+"""``slipstream hfuse``: CUDA or Triton kernels in one, checked without a GPU."""
 
 from __future__ import annotations
 
@@ -12,8 +12,20 @@ from slipstream.cli._output import emit, need_place, note, progress
 from slipstream.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from slipstream.tables import Table
-    from slipstream.techniques.side_by_side.cuda import Emulated, FusedKernel, Resources
+    from slipstream.techniques.side_by_side.cuda import (
+        Emulated,
+        FusedKernel,
+        Part,
+        Resources,
+    )
+    from slipstream.techniques.side_by_side.triton import (
+        FusedPrograms,
+        ProgramPart,
+        ProgramResources,
+    )
 
 
 def command(
@@ -24,18 +36,22 @@ def command(
             help="file.cu:kernel, or with its launch: a.cu:k1<float>:block=32x8,grid=16,n=1000. "
             "block= and grid= are threads and blocks; shared= the bytes of extern __shared__ "
             "memory; an argument's name gives the emulator its value: a number, or how many "
-            "elements a pointer points to (idx=4096<64: whole numbers below 64).",
+            "elements a pointer points to (idx=4096<64: whole numbers below 64). Of Triton, "
+            "file.py:kernel:grid=16x2,x=4096xfp32,idx=4096xi32<64,n=1000,BLOCK=128: pointers with "
+            "their type; num_warps= and num_stages= as it is launched.",
         ),
     ],
     output: Annotated[
-        Path, typer.Option("-o", metavar="FILE.cu", help="Where the fused kernel goes.")
+        Path, typer.Option("-o", metavar="FILE", help="Where the fused kernel goes: .cu or .py.")
     ],
     name: Annotated[
         str, typer.Option(metavar="NAME", help="Of the fused kernel; by default all names joined.")
     ] = "",
     arch: Annotated[
         str,
-        typer.Option(metavar="ARCH", help="Compile for this GPU with nvcc, and tell its report."),
+        typer.Option(
+            metavar="ARCH", help="Compile for this GPU, with nvcc or Triton, and tell its report."
+        ),
     ] = "",
     check: Annotated[
         bool,
@@ -43,26 +59,25 @@ def command(
     ] = True,
     as_json: Json = False,
 ) -> None:
-    """Fuse independent CUDA kernels into one whose blocks run them side by side.
+    """Fuse independent CUDA or Triton kernels into one that runs them side by side.
 
-    Each kernel keeps threads, barrier and shared memory of its own, so that a multiprocessor
-    computes for one while another waits for memory. That pays where one is bound by memory and
-    one by arithmetic and both take about as long; else it may well be slower: time both, the
-    kernels alone and the fused one, compiled with and without -DSLIP_BLOCKS=N, before you use it.
+    Each CUDA kernel keeps threads, barrier and shared memory of its own in every block; each Triton
+    kernel programs of its own. A multiprocessor so computes for one while another waits for memory.
+    That pays where one is bound by memory and one by arithmetic and both take about as long; else
+    it may well be slower: before you use it, time the kernels alone and the fused one, CUDA's with
+    and without -DSLIP_BLOCKS=N, Triton's with EVENLY=True (programs of all kernels in turn, until
+    all end) and False (one kernel's after the other's).
 
-    The fused kernel is run on this processor, thread by thread, and its memory is compared with
-    what the kernels leave one after the other. Nothing is written where it differs.
+    The fused kernel is run on this processor, by an emulator or Triton's interpreter, and its
+    memory is compared with what the kernels leave one after the other. Nothing is written where it
+    differs.
 
         slipstream hfuse a.cu:reduce:block=256,n=4000 b.cu:scale:block=512 -o fused.cu --arch sm_90
+        slipstream hfuse a.py:softmax:grid=8,... b.py:adam:grid=64,... -o fused.py --arch sm_90
     """
     from slipstream.files import write_text
-    from slipstream.techniques.side_by_side.cuda import (
-        compiled,
-        emulate,
-        fuse,
-        parse_launch,
-        why_no_nvcc,
-    )
+    from slipstream.techniques.side_by_side import cuda, triton
+    from slipstream.techniques.side_by_side.hfuse import parse_launch
 
     if len(kernels) < 2:
         raise UsageError(
@@ -70,26 +85,42 @@ def command(
         )
     if name and not name.isidentifier():
         raise UsageError(f"--name {name} is no name of a kernel")
-    need_place(output, ".cu", ".cuh", ".cpp")
     launches = [parse_launch(one) for one in kernels]
+    python = {one.python for one in launches}
+    if len(python) > 1:
+        raise UsageError(
+            "kernels of CUDA C++ and of Triton (.py) run in no one kernel",
+            remedy="fuse those of each apart",
+        )
+    need_place(output, *((".py",) if True in python else (".cu", ".cuh", ".cpp")))
     for one in launches:
         if output.exists() and one.path.exists() and output.samefile(one.path):
             raise UsageError(f"'{output}' is a source", remedy="name another file: -o fused.cu")
-    emulated: Emulated | None = None
-    resources: Resources | None = None
+    emulated: Emulated | None
+    resources: Resources | ProgramResources | None = None
+    fused: FusedKernel | FusedPrograms
+    summary = ""
     with progress("fusing") as say:
-        fused = fuse(launches, name)
-        if check:
-            emulated = emulate(fused, say=say)
-        if arch and (reason := why_no_nvcc()) is not None:
-            note(f"not compiled for {arch}: {reason}")
-        elif arch:
-            say(f"nvcc for {arch}")
-            resources = compiled(fused, arch)
+        if True in python:
+            fused = programs = triton.fuse(launches, name)
+            emulated = triton.emulate(programs, say=say) if check else None
+            if arch:
+                say(f"Triton's compiler for {arch}")
+                resources = triton.compiled(programs, arch)
+                summary = resources.summary(programs)
+        else:
+            fused = threads = cuda.fuse(launches, name)
+            emulated = cuda.emulate(threads, say=say) if check else None
+            if arch and (reason := cuda.why_no_nvcc()) is not None:
+                note(f"not compiled for {arch}: {reason}")
+            elif arch:
+                say(f"nvcc for {arch}")
+                resources = cuda.compiled(threads, arch)
+                summary = resources.summary(threads)
     if emulated is None or emulated.equal:
         write_text(output, fused.source)
     emit(
-        _table(fused, emulated, resources, output),
+        _table(fused, emulated, resources, summary, output),
         _payload(fused, emulated, resources, output),
         as_json=as_json,
     )
@@ -99,37 +130,38 @@ def command(
 
 
 def _table(
-    fused: FusedKernel, emulated: Emulated | None, resources: Resources | None, output: Path
+    fused: FusedKernel | FusedPrograms,
+    emulated: Emulated | None,
+    resources: Resources | ProgramResources | None,
+    summary: str,
+    output: Path,
 ) -> Table:
     from slipstream.tables import Column, Table
 
     title = f"{fused.name} in {output}: {fused.threads} threads"
-    columns = [Column("kernel"), Column("threads"), Column("barrier", align="right")]
+    columns = [Column("kernel"), *(Column(name, align="right") for name in fused.parts[0].cells)]
     alone = resources.alone if resources else ()
     if resources:
         columns += [Column("registers", align="right"), Column("shared", align="right")]
     rows, notes = [], []
-    for number, part in enumerate(fused.parts):
-        end = part.start + part.launch.threads - 1
-        row: list[Any] = [part.kernel.name, f"{part.start} to {end}", part.barrier]
+    parts: Sequence[Part | ProgramPart] = fused.parts
+    for number, part in enumerate(parts):
+        row: list[Any] = [part.name, *part.cells.values()]
         if resources:
             row += [alone[number].registers, f"{alone[number].shared_bytes} B"]
         rows.append(row)
     notes.append(f"launch: {fused.launch_rule}")
+    notes += fused.notes
     notes.append(str(emulated) if emulated else "not checked: --no-check")
-    if resources:
-        free, capped = resources.free, resources.capped
-        notes.append(
-            f"{resources.arch}: {free.registers} registers, {free.spilled_bytes} B spilled; with "
-            f"-DSLIP_BLOCKS={resources.blocks} {capped.registers} of at most {resources.cap}, "
-            f"{capped.spilled_bytes} B spilled; barriers: "
-            f"{resources.barrier_trouble(fused) or 'each kernel its own'}"
-        )
+    notes += filter(None, [summary])
     return Table(columns, rows, title=title, notes=notes)
 
 
 def _payload(
-    fused: FusedKernel, emulated: Emulated | None, resources: Resources | None, output: Path
+    fused: FusedKernel | FusedPrograms,
+    emulated: Emulated | None,
+    resources: Resources | ProgramResources | None,
+    output: Path,
 ) -> dict[str, Any]:
     from dataclasses import asdict
 
@@ -139,13 +171,7 @@ def _payload(
         "threads": fused.threads,
         "shared_bytes": fused.shared_bytes,
         "launch": fused.launch_rule,
-        "parts": [
-            {
-                "kernel": part.kernel.name, "first_thread": part.start,
-                "threads": part.launch.threads, "barrier": part.barrier,
-            }
-            for part in fused.parts
-        ],
+        "parts": [part.to_json() for part in fused.parts],
         "emulated": None if emulated is None else {**asdict(emulated), "equal": emulated.equal},
         "resources": None if resources is None else asdict(resources),
     }  # fmt: skip

@@ -78,3 +78,66 @@ def launch(name: str, split: int = 0) -> Launch:
 def pairs() -> Iterator[tuple[str, str]]:
     """All 190 pairs."""
     return itertools.combinations(NAMES, 2)
+
+
+# Of Triton's kernels two launches each: grids of one, two and three axes.
+_F = "xfp32"
+_PROGRAMS = {
+    "softmax": (
+        f"grid=3,x=700{_F},y=700{_F},rows=7,columns=100,block=128",
+        f"grid=8,x=480{_F},y=480{_F},rows=8,columns=60,block=64",
+    ),
+    "layer_norm": (
+        f"grid=5,x=500{_F},weight=100{_F},bias=100{_F},y=500{_F},columns=100,block=128",
+        f"grid=12,x=768{_F},weight=64{_F},bias=64{_F},y=768{_F},columns=64,block=64",
+    ),
+    "product": (
+        f"grid=2x2,a=960{_F},b=1280{_F},c=1200{_F},m=30,n=40,k=32,tile=32,deep=16",
+        f"grid=3x1,a=1200{_F},b=480{_F},c=1000{_F},m=40,n=16,k=30,tile=16,deep=2",
+    ),
+    "gather": (
+        f"grid=9,table=2000{_F},index=9xi32<20,out=900{_F},width=100,block=128",
+        f"grid=4,table=640{_F},index=4xi64<10,out=256{_F},width=64,block=64",
+    ),
+    "dropout": (
+        f"grid=4,x=1000{_F},y=1000{_F},n=1000,p=0.3,seed=7,block=256",
+        f"grid=9,x=1100{_F},y=1100{_F},n=1100,p=0.5,seed=1,block=128",
+    ),
+    "row_sums": (
+        f"grid=6,x=1800{_F},out=6{_F},columns=300,block=128",
+        f"grid=3,x=192{_F},out=3{_F},columns=64,block=64",
+    ),
+    "histogram": (
+        "grid=4,x=900xi32<500,counts=32xi32,n=900,bins=32,block=256",
+        "grid=11,x=1400xi32<500,counts=16xi32,n=1400,bins=16,block=128",
+    ),
+    "transpose": (
+        f"grid=2x3,x=1200{_F},y=1200{_F},height=30,width=40,tile=16",
+        "grid=4x1,x=1600xfp16,y=1600xfp16,height=100,width=16,tile=32",
+    ),
+    "adam": (
+        f"grid=4,weight=1000{_F},gradient=1000{_F},first=1000{_F},second=1000{_F},n=1000,"
+        "rate=0.01,beta1=0.9,beta2=0.99,block=256",
+        f"grid=7,weight=850{_F},gradient=850{_F},first=850{_F},second=850{_F},n=850,rate=0.1,"
+        "beta1=0.5,beta2=0.9,block=128",
+    ),
+    "recurrence": (
+        f"grid=3,gate=300{_F},x=300{_F},y=300{_F},length=100,block=128",
+        f"grid=5,gate=320{_F},x=320{_F},y=320{_F},length=64,block=64",
+    ),
+    "mean_pool": (
+        f"grid=2x3x2,x=600{_F},y=12{_F},size=50,channels=3,block=64",
+        f"grid=1x2x4,x=800{_F},y=8{_F},size=100,channels=2,block=128",
+    ),
+    "dot": (
+        f"grid=4,x=1000{_F},y=1000{_F},total=1{_F},n=1000,block=256",
+        f"grid=9,x=1100{_F},y=1100{_F},total=1{_F},n=1100,block=128",
+    ),
+}  # fmt: skip
+PROGRAMS = tuple(_PROGRAMS)
+
+
+def programs(name: str, split: int = 0) -> Launch:
+    """How a Triton kernel is launched, in one of two ways."""
+    source = files(__package__).joinpath("triton_kernels.py")
+    return parse_launch(f"{source}:{name}:{_PROGRAMS[name][split]}")

@@ -1,18 +1,13 @@
 """CUDA kernels in one: source to source, checked on this processor."""
 
-from slipstream.techniques.side_by_side.cuda.emulate import (
-    SCHEDULES,
-    Emulated,
-    EmulatorError,
-    emulate,
-)
+from slipstream.techniques.side_by_side.cuda.emulate import SCHEDULES, emulate
 from slipstream.techniques.side_by_side.cuda.fuse import (
     FusedKernel,
+    Part,
     fuse,
     register_cap,
     resident_blocks,
 )
-from slipstream.techniques.side_by_side.cuda.launch import Launch, parse_launch
 from slipstream.techniques.side_by_side.cuda.resources import (
     Compiled,
     CudaCompilerError,
@@ -20,7 +15,13 @@ from slipstream.techniques.side_by_side.cuda.resources import (
     compiled,
     why_no_nvcc,
 )
-from slipstream.techniques.side_by_side.cuda.source import KernelSourceError
+from slipstream.techniques.side_by_side.hfuse import (
+    Emulated,
+    EmulatorError,
+    KernelSourceError,
+    Launch,
+    parse_launch,
+)
 
 __all__ = [
     "SCHEDULES",
@@ -31,6 +32,7 @@ __all__ = [
     "FusedKernel",
     "KernelSourceError",
     "Launch",
+    "Part",
     "Resources",
     "compiled",
     "emulate",

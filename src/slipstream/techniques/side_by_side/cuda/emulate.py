@@ -18,10 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.codegen import load
-from slipstream.errors import UsageError
 from slipstream.techniques.side_by_side.cuda.fuse import FusedKernel, alone
-from slipstream.techniques.side_by_side.cuda.launch import Launch
 from slipstream.techniques.side_by_side.cuda.rewrite import Rewriter, parameter_names
+from slipstream.techniques.side_by_side.hfuse import Emulated, EmulatorError, Launch, differing
 
 _FLAGS = ("-O1", "-ffp-contract=off", "-fno-strict-aliasing", "-Wno-unknown-pragmas")
 _ENTRY = """
@@ -37,11 +36,6 @@ _LIMIT_S = 60.0
 _ELEMENTS, _SCALAR, _BELOW = 4096, 1000, 64
 SCHEDULES = tuple(range(11))
 """In order, reversed, one thread of each warp in turn, and eight drawn ones."""
-_BY_ATOMICS = 1e-6
-
-
-class EmulatorError(UsageError):
-    """A kernel cannot be run: what its arguments are is not known, or it leaves its arrays."""
 
 
 class _Kind(ctypes.Structure):
@@ -63,40 +57,6 @@ class _Report(ctypes.Structure):
         ("failed", ctypes.c_int), ("float_atomics", ctypes.c_int), ("address", ctypes.c_uint64),
         ("text", ctypes.c_char * 2048),
     ]  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Emulated:
-    """What came of a check.
-
-    Attributes:
-        schedules: orders of threads that were tried.
-        compared: bytes, of one order.
-        differing: of them, the most in any order.
-        trouble: what went wrong in the fused kernel, as a hanging barrier with its line; empty if
-            nothing did.
-        float_atomics: whether sums depend on the order of threads, which are compared to 1e-6.
-    """
-
-    schedules: int
-    compared: int
-    differing: int
-    trouble: str
-    float_atomics: bool
-
-    @property
-    def equal(self) -> bool:
-        """Whether the fused kernel does what its kernels do one after the other."""
-        return not self.differing and not self.trouble
-
-    def __str__(self) -> str:
-        if self.trouble:
-            return f"the emulated block fails: {self.trouble}"
-        orders = f"{self.schedules} orders of threads"
-        if self.differing:
-            return f"{self.differing:,} of {self.compared:,} bytes differ, in {orders}"
-        how = "equal to 1e-6 (float atomics)" if self.float_atomics else "equal byte by byte"
-        return f"{self.compared:,} bytes {how}, in {orders}"
 
 
 @dataclass
@@ -280,7 +240,7 @@ def emulate(
     say("compiling")
     programs = [_Program(alone(one)) for one in launches]
     together = _Program(fused)
-    trouble, differing, atomics = "", 0, False
+    trouble, most, atomics = "", 0, False
     with _arguments(launches, programs) as given:
         expected = []
         for launch, program, args in zip(launches, programs, given, strict=True):
@@ -313,20 +273,10 @@ def emulate(
                 trouble += "".join(one.near(address) for one in given[:1] if address)
                 break
             mismatches = [
-                _differing(array.values, right, atomics)
+                differing(array.values, right, atomics)
                 for one, rights in zip(given, expected, strict=True)
                 for array, right in zip(one.arrays, rights, strict=True)
             ]
-            differing = max(differing, sum(mismatches))
+            most = max(most, sum(mismatches))
         compared = sum(array.values.nbytes for one in given for array in one.arrays)
-    return Emulated(len(schedules), compared, differing, trouble, atomics)
-
-
-def _differing(found: NDArray[np.generic], right: NDArray[np.generic], by_atomics: bool) -> int:
-    """Bytes that differ; of sums by atomics only those that differ by more than rounding."""
-    if found.tobytes() == right.tobytes():
-        return 0
-    if by_atomics and found.dtype.kind == "f":
-        near = np.isclose(found, right, rtol=_BY_ATOMICS, atol=_BY_ATOMICS, equal_nan=True)
-        return int((~near).sum()) * found.dtype.itemsize
-    return int((found.view(np.uint8) != right.view(np.uint8)).sum())
+    return Emulated(len(schedules), compared, most, trouble, atomics)

@@ -15,16 +15,16 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from typing import ClassVar
 
-from slipstream.techniques.side_by_side.cuda.launch import Launch
 from slipstream.techniques.side_by_side.cuda.rewrite import Rewriter, is_dynamic
 from slipstream.techniques.side_by_side.cuda.source import (
     Item,
-    KernelSourceError,
     find_kernel,
     needed,
     read_items,
 )
+from slipstream.techniques.side_by_side.hfuse import KernelSourceError, Launch
 
 MOST_THREADS, MOST_BARRIERS, WARP = 1024, 15, 32
 _REGISTERS, _SM_THREADS = 65536, 2048
@@ -59,6 +59,24 @@ class Part:
         """How its function is named from outside."""
         return "::".join([self.space, *filter(None, self.kernel.spaces), self.kernel.name])
 
+    @property
+    def name(self) -> str:
+        """Of the kernel."""
+        return self.kernel.name
+
+    @property
+    def cells(self) -> dict[str, str | int]:
+        """What a table says of it."""
+        end = self.start + self.launch.threads - 1
+        return {"threads": f"{self.start} to {end}", "barrier": self.barrier}
+
+    def to_json(self) -> dict[str, str | int]:
+        """The same for a program."""
+        return {
+            "kernel": self.kernel.name, "first_thread": self.start,
+            "threads": self.launch.threads, "barrier": self.barrier,
+        }  # fmt: skip
+
 
 @dataclass(frozen=True)
 class FusedKernel:
@@ -78,6 +96,7 @@ class FusedKernel:
     parts: tuple[Part, ...]
     threads: int
     shared_bytes: int
+    notes: ClassVar[tuple[str, ...]] = ()
 
     @property
     def launch_rule(self) -> str:

@@ -19,8 +19,8 @@ from slipstream.techniques.side_by_side.cuda.fuse import (
     register_cap,
     resident_blocks,
 )
-from slipstream.techniques.side_by_side.cuda.launch import Launch
 from slipstream.techniques.side_by_side.cuda.rewrite import Rewriter
+from slipstream.techniques.side_by_side.hfuse import Launch
 
 _TIMEOUT_S = 300.0
 _LINES = 600
@@ -88,6 +88,16 @@ class Resources:
     blocks: int
     cap: int
 
+    def summary(self, fused: FusedKernel) -> str:
+        """In a sentence."""
+        free, capped = self.free, self.capped
+        return (
+            f"{self.arch}: {free.registers} registers, {free.spilled_bytes} B spilled; with "
+            f"-DSLIP_BLOCKS={self.blocks} {capped.registers} of at most {self.cap}, "
+            f"{capped.spilled_bytes} B spilled; barriers: "
+            f"{self.barrier_trouble(fused) or 'each kernel its own'}"
+        )
+
     def barrier_trouble(self, fused: FusedKernel) -> str:
         """What is wrong with the barriers of the machine's code; empty if nothing is."""
         barriers = {part.barrier: part.launch.threads for part in fused.parts}
@@ -134,12 +144,17 @@ def _compile_source(source: str, arch: str, blocks: int) -> Compiled:
         file, ptx, cubin = (Path(folder) / f"fused.{end}" for end in ("cu", "ptx", "cubin"))
         file.write_text(source, encoding="utf-8")
         bound = [f"-DSLIP_BLOCKS={blocks}"] if blocks else []
-        _run(["nvcc", f"-arch={arch}", "-std=c++17", "-ptx", *bound, str(file), "-o", str(ptx)])
-        report = _run(["ptxas", f"-arch={arch}", "-v", str(ptx), "-o", str(cubin)])
-        return _parsed(report, ptx.read_text())
+        run_tool(["nvcc", f"-arch={arch}", "-std=c++17", "-ptx", *bound, str(file), "-o", str(ptx)])
+        report = run_tool(["ptxas", f"-arch={arch}", "-v", str(ptx), "-o", str(cubin)])
+        return parsed(report, ptx.read_text())
 
 
-def _run(command: Sequence[str]) -> str:
+def run_tool(command: Sequence[str]) -> str:
+    """What a compiler prints.
+
+    Raises:
+        CudaCompilerError: it is missing, fails, or does not end in time.
+    """
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False,
@@ -157,7 +172,12 @@ def _run(command: Sequence[str]) -> str:
     return output
 
 
-def _parsed(said: str, ptx: str) -> Compiled:
+def parsed(said: str, ptx: str) -> Compiled:
+    """What ptxas reports of a kernel, and the barriers in its source.
+
+    Raises:
+        CudaCompilerError: it reports none.
+    """
     usage = _USED.search(said)
     if usage is None or _ENTRY_NAME.search(ptx) is None:
         raise CudaCompilerError(f"ptxas reports no kernel:\n{said.strip()[:_LINES]}")

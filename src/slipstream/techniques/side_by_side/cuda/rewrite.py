@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from slipstream.techniques.side_by_side.cuda.source import (
     Item,
-    KernelSourceError,
     Token,
     angle,
     closing,
@@ -17,6 +16,7 @@ from slipstream.techniques.side_by_side.cuda.source import (
     plain,
     tokens_of,
 )
+from slipstream.techniques.side_by_side.hfuse import KernelSourceError
 
 if TYPE_CHECKING:
     from slipstream.techniques.side_by_side.cuda.fuse import Part

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from slipstream.errors import SlipstreamError, UnknownNameError
+from slipstream.errors import UnknownNameError
+from slipstream.techniques.side_by_side.hfuse import KernelSourceError
 
 _TOKEN = re.compile(
     r"""(?P<directive>^[ \t]*\#(?:[^\n\\]|\\\n|\\.)*)
@@ -32,10 +33,6 @@ _ATTRIBUTES = frozenset({"__launch_bounds__", "__attribute__", "__align__", "ali
 # Directives that stay wherever they stand: what they surround may be needed.
 _KEPT = frozenset({"if", "ifdef", "ifndef", "elif", "else", "endif", "undef", "pragma", "error"})
 _TYPES = frozenset({"struct", "class", "union", "enum"})
-
-
-class KernelSourceError(SlipstreamError):
-    """A kernel's source cannot be read, or cannot be fused; `where` is file:line."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,16 @@
+"""Triton kernels in one: source to source, checked on this processor and compiled without a GPU."""
+
+from slipstream.techniques.side_by_side.triton.arguments import Argument, arguments_of
+from slipstream.techniques.side_by_side.triton.check import ProgramResources, compiled, emulate
+from slipstream.techniques.side_by_side.triton.fuse import FusedPrograms, ProgramPart, fuse
+
+__all__ = [
+    "Argument",
+    "FusedPrograms",
+    "ProgramPart",
+    "ProgramResources",
+    "arguments_of",
+    "compiled",
+    "emulate",
+    "fuse",
+]

@@ -1,0 +1,221 @@
+"""Triton kernels fused: the same bytes in its interpreter, one machine code, bad input named."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from slipstream.errors import SlipstreamError, UsageError
+from slipstream.techniques.side_by_side.hfuse import (
+    EmulatorError,
+    KernelSourceError,
+    Launch,
+    parse_launch,
+)
+from slipstream.techniques.side_by_side.triton import arguments_of, compiled, emulate, fuse
+from slipstream_bench.systems.hfuse.kernels import PROGRAMS, programs
+from triton_children import run_tests
+
+TESTS = Path(__file__).with_name("triton_hfuse.py")
+Require = Callable[[str, bool, str], None]
+HEAD = "import triton\nimport triton.language as tl\n"
+KERNEL = "@triton.jit\ndef good(x, n):\n    tl.store(x + tl.program_id(0), n)\n"
+
+
+@pytest.fixture
+def need_triton(require: Require) -> None:
+    """Skips, or fails, where Triton is not installed."""
+    require("triton", importlib.util.find_spec("triton") is not None, "triton is not installed")
+
+
+def source(folder: Path, text: str, name: str = "bad.py") -> Path:
+    """A file with `text` after the usual imports."""
+    path = folder / name
+    path.write_text(HEAD + text)
+    return path
+
+
+def good(folder: Path, more: str = "x=4xfp32,n=1") -> Launch:
+    """A kernel without fault."""
+    return parse_launch(f"{source(folder, KERNEL, 'good.py')}:good:{more}")
+
+
+def test_fused_programs_leave_the_bytes_of_their_kernels(tmp_path: Path, require: Require) -> None:
+    run_tests(TESTS, tmp_path, require, interpreted=True)
+
+
+@pytest.mark.full
+def test_all_pairs_leave_the_bytes_of_their_kernels(tmp_path: Path, require: Require) -> None:
+    run_tests(TESTS.with_name("triton_hfuse_all.py"), tmp_path, require, interpreted=True)
+
+
+def pairs_compile(pairs: list[tuple[str, str]]) -> None:
+    """Each pair to one machine code, that needs no more than the larger kernel, and a little."""
+    for first, second in pairs:
+        needs = compiled(fuse([programs(first), programs(second, 1)]), "sm_90")
+        most = max(one.registers for one in needs.alone)
+        for one in (needs.evenly, needs.in_order):
+            assert 0 < one.registers <= most + 16, (first, second)
+            assert one.shared_bytes == max(alone.shared_bytes for alone in needs.alone)
+        assert needs.code_bytes > 1000
+
+
+@pytest.mark.usefixtures("need_triton")
+def test_a_pair_compiles_to_one_machine_code() -> None:
+    pairs_compile([("product", "softmax")])
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("need_triton")
+def test_every_pair_compiles_to_one_machine_code() -> None:
+    pairs_compile(list(itertools.combinations(PROGRAMS, 2)))
+
+
+@pytest.mark.usefixtures("need_triton")
+def test_the_command_writes_what_is_equal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from slipstream.cli._main import _command
+
+    monkeypatch.chdir(tmp_path)
+    first, second = source(tmp_path, KERNEL, "a.py"), source(tmp_path, KERNEL, "b.py")
+    given = ["hfuse", "a.py:good:grid=3,x=3xfp32,n=2", "b.py:good:grid=2x2,x=2xi64,n=5"]
+    assert _command([*given, "-o", "fused.py", "--arch", "sm_90", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["emulated"] == {
+        "schedules": 2, "compared": 3 * 4 + 2 * 8, "differing": 0, "trouble": "",
+        "float_atomics": False, "ordered": "programs", "equal": True,
+    }  # fmt: skip
+    assert [part["programs"] for part in told["parts"]] == [3, 4]
+    assert told["resources"]["evenly"]["registers"] > 0
+    assert "def good_good(" in Path("fused.py").read_text()
+    assert first.read_text() == second.read_text() == HEAD + KERNEL
+
+
+@pytest.mark.usefixtures("need_triton")
+def test_a_kernel_that_leaves_its_arrays_is_named(tmp_path: Path) -> None:
+    beyond = source(tmp_path, KERNEL.replace("tl.program_id(0)", "5000"))
+    launches = [good(tmp_path), parse_launch(f"{beyond}:good:x=4xfp32,n=1")]
+    with pytest.raises(EmulatorError, match=r"good alone fails .* leaves its arrays") as error:
+        emulate(fuse(launches))
+    assert str(error.value.where) == str(beyond)
+
+
+def test_without_triton_the_extra_is_named() -> None:
+    code = (
+        "import sys; sys.modules['triton'] = None\n"
+        "from slipstream.errors import MissingExtraError\n"
+        "from slipstream.techniques.side_by_side.triton import check\n"
+        "try:\n    check.run_in_child('compare')\n"
+        "except MissingExtraError as error:\n    print(error)\n"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "pip install 'slipstream[triton]'" in run.stdout
+
+
+def jitted(body: str, head: str = "", more: str = "", decorators: str = "@triton.jit") -> str:
+    """A kernel named bad, after `head`."""
+    return f"{head}\n{decorators}\ndef bad(x, n{more}):\n    {body}\n"
+
+
+ID = "@triton.jit\ndef here():\n    return tl.program_id(0)\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("def bad(x):\n    pass\n", "no @triton.jit"),
+        ("bad = 3\n", "no function"),
+        (jitted("pass", decorators="@tl.core.builtin"), "none of Triton's"),
+        (jitted("pass", decorators="@triton.jit(debug=True)"), "not carried over"),
+        (jitted("pass", more=", *rest"), "by keyword only"),
+        (jitted("pass", decorators="@triton.autotune([triton.Config({}, pre_hook=print)], [])\n"
+                "@triton.jit"), "hook"),
+        (jitted("pass") * 2, "more than once"),
+        (jitted("tl.store(x, SIZE)", "SIZE = tl.constexpr(1)\nSIZE = tl.constexpr(2)"),
+         "more than once"),
+        (jitted("tl.store(x, SIZE)", "SIZE = tl.constexpr(1)\ndef f():\n    global SIZE\n"
+                "    SIZE = 2"), "changes 'SIZE'"),
+        (jitted("tl.store(x, SIZE)"), "'SIZE' is not defined"),
+        (jitted("tl.store(x, SIZE)", "from os import *"), "import"),
+        (jitted("tl.store(x, SIZE)", "from .nowhere import SIZE"), "not found"),
+        (jitted("tl.store(x, f())", "f = tl.program_id"), "outside of a function"),
+        (jitted("f = tl.program_id\n    tl.store(x, f(0))"), "as a value"),
+        (jitted("f = here\n    tl.store(x, f())", ID), "as a value"),
+        (jitted("getattr(tl, 'store')(x, n)"), "as a value"),
+        (jitted("tl.store(x, tl.inline_asm_elementwise('mov.u32 $0, %ctaid.x;', '=r', [], "
+                "tl.int32, True, 1))"), "assembly"),
+        (jitted("pass").replace("def bad(", "def bad(("), "no Python"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_fused_is_named(tmp_path: Path, text: str, what: str) -> None:
+    path = source(tmp_path, text)
+    with pytest.raises(KernelSourceError, match=what) as error:
+        fuse([parse_launch(f"{path}:bad"), good(tmp_path)])
+    assert re.fullmatch(r"bad\.py:\d+", str(error.value.where))
+
+
+def test_files_and_grids_that_cannot_be(tmp_path: Path) -> None:
+    path = source(tmp_path, KERNEL)
+    (tmp_path / "text.py").write_bytes(b"\xff\xfe")
+    for given, what in (
+        (f"{tmp_path}/none.py:good", "cannot be read"),
+        (f"{tmp_path}/text.py:good", "no Python"),
+        (f"{path}:goods", "did you mean good"),
+        (f"{path}:good:grid=65536x65536", "more than 2,147,483,647"),
+        (f"{path}:good:num_warps=3", "num_warps=3"),
+        (f"{path}:good:num_stages=0", "num_stages=0"),
+    ):
+        with pytest.raises(SlipstreamError) as error:
+            fuse([parse_launch(given), good(tmp_path)])
+        assert what in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "what"),
+    [
+        ("x=4xfp32", "is not told 'n'"), ("x=4xfp32,n=1,m=2", "no argument 'm'"),
+        ("x=4xfp33,n=1", "no array"), ("x=0xfp32,n=1", "no array"), ("x=4xfp32,n=one", "n=one"),
+    ],
+)  # fmt: skip
+def test_arguments_that_are_none(tmp_path: Path, settings: str, what: str) -> None:
+    fused = fuse([good(tmp_path, settings), good(tmp_path)])
+    with pytest.raises(EmulatorError, match=what):
+        arguments_of(fused.parts[0])
+
+
+def test_arguments_are_of_the_type_that_is_told(tmp_path: Path) -> None:
+    more = ", flag, big, wide: tl.int64, TYPE: tl.constexpr, MODE: tl.constexpr, k: tl.constexpr=3"
+    path = source(tmp_path, jitted("pass", more=more))
+    given = f"{path}:bad:x=8xi32<5,n=0.5,flag=True,big=4294967296,wide=1,TYPE=tl.float16,MODE=sum"
+    some = arguments_of(fuse([parse_launch(given), good(tmp_path)]).parts[0])
+    assert [(one.kind, one.value, one.type) for one in some] == [
+        ("array", 8, "i32"), ("number", 0.5, "fp32"), ("number", True, "u1"),
+        ("number", 2**32, "i64"), ("number", 1, "i64"), ("dtype", "float16", ""),
+        ("constexpr", "sum", ""), ("constexpr", 3, ""),
+    ]  # fmt: skip
+    assert some[0].below == 5
+
+
+def test_sources_of_two_languages_and_places_of_the_other(tmp_path: Path) -> None:
+    from slipstream.cli._main import _command
+
+    path, output = source(tmp_path, KERNEL), tmp_path / "out.py"
+    for given, what in (
+        ([f"{path}:good", "a.cu:k", "-o", str(output)], "and of Triton"),
+        ([f"{path}:good", f"{path}:good", "-o", str(tmp_path / "out.cu")], "does not end in .py"),
+        ([f"{path}:good", f"{path}:good", "-o", str(path)], "is a source"),
+        ([f"{path}:good<float>", f"{path}:good", "-o", str(output)], "no <>"),
+    ):
+        with pytest.raises(UsageError, match=what):
+            _command(["hfuse", *given])
+    assert not output.exists()
+    assert path.read_text() == HEAD + KERNEL
