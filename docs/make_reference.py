@@ -36,6 +36,7 @@ MODULES = (
     "slipstream.techniques.quadratic",
     "slipstream.techniques.ensembles",
     "slipstream.techniques.side_by_side.cuda",
+    "slipstream.techniques.side_by_side.triton",
     "slipstream.search",
     "slipstream.ship",
     "slipstream.ship.stability",

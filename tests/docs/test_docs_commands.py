@@ -89,6 +89,10 @@ NOT_RUN = {
     "slipstream hfuse a.cu:reduce:block=256,n=4000 b.cu:scale:block=512 -o fused.cu --arch sm_90": (
         "needs sources and nvcc; tests/techniques/side_by_side/test_hfuse.py runs it"
     ),
+    "slipstream hfuse a.py:softmax:grid=8,x=800xfp32,y=800xfp32,columns=100,BLOCK=128 "
+    "b.py:adam:grid=4,w=1000xfp32,g=1000xfp32,n=1000,BLOCK=256 -o fused.py --arch sm_90": (
+        "needs sources and Triton; tests/techniques/side_by_side/test_hfuse_triton.py runs it"
+    ),
     "slipstream live train.py:make_workload": "until Ctrl-C; tests/cli/test_cli_live.py runs it",
     "slipstream live train.py --no-browser -- --epochs 1": (
         "until Ctrl-C; tests/cli/test_cli_live.py runs it"

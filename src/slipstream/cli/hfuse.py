@@ -55,7 +55,7 @@ def command(
     ] = "",
     check: Annotated[
         bool,
-        typer.Option("--check/--no-check", help="Run it against its kernels in an emulated block."),
+        typer.Option("--check/--no-check", help="Run it against its kernels, emulated."),
     ] = True,
     as_json: Json = False,
 ) -> None:
@@ -93,9 +93,7 @@ def command(
             remedy="fuse those of each apart",
         )
     need_place(output, *((".py",) if True in python else (".cu", ".cuh", ".cpp")))
-    for one in launches:
-        if output.exists() and one.path.exists() and output.samefile(one.path):
-            raise UsageError(f"'{output}' is a source", remedy="name another file: -o fused.cu")
+    _need_no_source(output, [one.path for one in launches])
     emulated: Emulated | None
     resources: Resources | ProgramResources | None = None
     fused: FusedKernel | FusedPrograms
@@ -103,6 +101,7 @@ def command(
     with progress("fusing") as say:
         if True in python:
             fused = programs = triton.fuse(launches, name)
+            _need_no_source(output, programs.files)
             emulated = triton.emulate(programs, say=say) if check else None
             if arch:
                 say(f"Triton's compiler for {arch}")
@@ -127,6 +126,14 @@ def command(
     if emulated is not None and not emulated.equal:
         note(f"{output} was not written")
         raise typer.Exit(1)
+
+
+def _need_no_source(output: Path, sources: Sequence[Path]) -> None:
+    for one in sources:
+        if output.exists() and one.exists() and output.samefile(one):
+            raise UsageError(
+                f"'{output}' is a source", remedy=f"name another file: -o fused{output.suffix}"
+            )
 
 
 def _table(

@@ -1,12 +1,13 @@
 """``slipstream bench hfuse``: fused kernels against their kernels apart, and loops in one.
 
-Fused CUDA kernels run in an emulated block: whether they compute the same, not how fast. Loops on a
-processor are timed, one thread, CPU time.
+Fused CUDA kernels run in an emulated block, Triton's in its interpreter: whether they compute the
+same, not how fast. Loops on a processor are timed, one thread, CPU time.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib.util
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -20,6 +21,7 @@ from torch import nn
 
 from slipstream.codegen import why_no_compiler
 from slipstream.technique import parse
+from slipstream.techniques.side_by_side import triton
 from slipstream.techniques.side_by_side.cuda import (
     compiled,
     emulate,
@@ -36,16 +38,26 @@ from slipstream.verbs.results import Predicted
 from slipstream.workload import Workload, build_from
 from slipstream_bench.harness import one_thread, paired, times_s
 from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, not_judged
-from slipstream_bench.systems.hfuse.kernels import SPLITS, launch, pairs
+from slipstream_bench.systems.hfuse.kernels import PROGRAMS, SPLITS, launch, pairs, programs
 
 _QUICK_PAIRS = 12
+# Of Triton's kernels: every kernel in one of them.
+_QUICK_PROGRAMS = tuple(zip(PROGRAMS[:6], PROGRAMS[6:], strict=True))
+# What dealing programs out may take of a thread, beside the registers of the larger kernel.
+_TO_DEAL = 8
 _WITH_BARRIERS = ("block_sums", "warp_sums", "scan", "odd_even", "reverse")
 _ARCHES = ("sm_80", "sm_90")
 _NETWORKS = ((512, 6, 64), (1024, 4, 32), (768, 6, 128), (512, 6, 256))
 
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
-    """Quick: 12 pairs in one split, 2 compiled; full: 190 in three, all compiled twice."""
+    """Quick: 12 pairs in one split, 2 compiled; full: 190 in three, all compiled twice.
+
+    Of Triton's kernels 6 pairs, 2 compiled; full: all 66.
+    """
+    every = list(itertools.combinations(PROGRAMS, 2))
+    yield from _programs_equal(options, every if options.full else list(_QUICK_PROGRAMS))
+    yield from _programs_compile(options, every if options.full else list(_QUICK_PROGRAMS[:2]))
     if (reason := why_no_compiler()) is not None:
         yield not_judged("pairs equal byte by byte in the emulator", "of 190", ">= 190", reason)
         return
@@ -76,6 +88,53 @@ def _equal(options: BenchOptions, chosen: list[tuple[str, str]]) -> Iterator[Bar
     yield at_least(
         bar, good, len(chosen), f"of {len(chosen)}", n=len(chosen),
         detail="; ".join([detail, *wrong[:5]]),
+    )  # fmt: skip
+
+
+def _programs_equal(options: BenchOptions, chosen: list[tuple[str, str]]) -> Iterator[Bar]:
+    bar, unit = "Triton pairs equal byte by byte in its interpreter", f"of {len(chosen)}"
+    if not options.wants(bar, 40):
+        return
+    if importlib.util.find_spec("triton") is None:
+        yield not_judged(bar, unit, f">= {len(chosen)}", "triton is not installed")
+        return
+    wrong = []
+    for number, (first, second) in enumerate(chosen, 1):
+        options.progress(f"Triton: pair {number} of {len(chosen)}")
+        outcome = triton.emulate(triton.fuse([programs(first), programs(second, 1)]))
+        if not outcome.equal:
+            wrong.append(f"{first} and {second}: {outcome}")
+    detail = "2 orders of programs; sums by float atomics to 1e-6"
+    yield at_least(
+        bar, len(chosen) - len(wrong), len(chosen), unit, n=len(chosen),
+        detail="; ".join([detail, *wrong[:5]]),
+    )  # fmt: skip
+
+
+def _programs_compile(options: BenchOptions, chosen: list[tuple[str, str]]) -> Iterator[Bar]:
+    bar, unit = "Triton pairs in one machine code for sm_90", f"of {len(chosen)}"
+    if not options.wants(bar, 30):
+        return
+    if importlib.util.find_spec("triton") is None:
+        yield not_judged(bar, unit, f">= {len(chosen)}", "triton is not installed")
+        return
+    wrong, more, registers = [], [], []
+    for number, (first, second) in enumerate(chosen, 1):
+        options.progress(f"Triton's compiler: pair {number} of {len(chosen)}")
+        needs = triton.compiled(triton.fuse([programs(first), programs(second, 1)]), "sm_90")
+        most = max(one.registers for one in needs.alone)
+        more.append(needs.evenly.registers - most)
+        registers.append([*(one.registers for one in needs.alone), needs.evenly.registers])
+        shared = max(one.shared_bytes for one in needs.alone)
+        if more[-1] > _TO_DEAL or needs.evenly.spilled_bytes or needs.evenly.shared_bytes > shared:
+            wrong.append(f"{first} and {second}: {needs}")
+    detail = (
+        f"no spills, shared memory the larger kernel's, registers {min(more)} to {max(more)} over "
+        f"the larger kernel's, at most {_TO_DEAL}"
+    )
+    yield at_least(
+        bar, len(chosen) - len(wrong), len(chosen), unit, n=len(chosen),
+        detail="; ".join([detail, *wrong[:5]]), data={"registers": registers},
     )  # fmt: skip
 
 

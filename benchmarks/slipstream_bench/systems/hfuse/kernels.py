@@ -93,7 +93,7 @@ _PROGRAMS = {
     ),
     "product": (
         f"grid=2x2,a=960{_F},b=1280{_F},c=1200{_F},m=30,n=40,k=32,tile=32,deep=16",
-        f"grid=3x1,a=1200{_F},b=480{_F},c=1000{_F},m=40,n=16,k=30,tile=16,deep=2",
+        f"grid=3x1,a=1280{_F},b=512{_F},c=1000{_F},m=40,n=16,k=32,tile=16,deep=32",
     ),
     "gather": (
         f"grid=9,table=2000{_F},index=9xi32<20,out=900{_F},width=100,block=128",

@@ -97,7 +97,7 @@ class Emulated:
 
     def __str__(self) -> str:
         if self.trouble:
-            return f"the emulated block fails: {self.trouble}"
+            return f"the fused kernel fails: {self.trouble}"
         orders = f"{self.schedules} orders of {self.ordered}"
         if self.differing:
             return f"{self.differing:,} of {self.compared:,} bytes differ, in {orders}"

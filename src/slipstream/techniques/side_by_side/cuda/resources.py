@@ -34,7 +34,7 @@ _ENTRY_NAME = re.compile(r"\.visible \.entry (\w+)\(")
 
 
 class CudaCompilerError(SlipstreamError):
-    """nvcc does not take the source, or does not end."""
+    """A compiler does not take the source, or does not end."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """What the child processes do: run kernels in Triton's interpreter, or compile them.
 
 Whether Triton interprets is decided when it is imported, by ``TRITON_INTERPRET``. The sources are
-files of a folder code for this; they have the kernels and what those need, nothing else of the
+files of a folder of their own; they have the kernels and what those need, nothing else of the
 user's files.
 """
 
@@ -33,7 +33,14 @@ _DTYPES = {
     "i64": torch.int64, "u8": torch.uint8, "u16": torch.uint16, "u32": torch.uint32,
     "u64": torch.uint64,
 }  # fmt: skip
+_NUMBERS = {
+    "fp16": (np.float16, tl.float16), "fp32": (np.float32, tl.float32),
+    "fp64": (np.float64, tl.float64), "i64": (np.int64, tl.int64), "u1": (np.bool_, tl.int1),
+}  # fmt: skip
 _PROT_NONE = 0
+_BLACKWELL = 100
+# Of what a compiler complains of, characters.
+_LONGEST = 800
 _TARGET = re.compile(r"\.target (sm_\w+)")
 
 
@@ -70,9 +77,20 @@ class _Array:
         return tensor.numpy().copy()
 
 
-def _constant(argument: Mapping[str, Any]) -> Any:
+def _value(argument: Mapping[str, Any]) -> Any:
+    """A number or constant, as a kernel is given it."""
     value = argument["value"]
     return getattr(tl, value) if argument["kind"] == "dtype" else value
+
+
+def _interpreted(argument: Mapping[str, Any]) -> Any:
+    """The same for the interpreter, which has Python's numbers where a device has float32."""
+    if argument["kind"] != "number" or argument["type"] not in _NUMBERS:
+        return _value(argument)
+    from triton.runtime.interpreter import TensorHandle
+
+    dtype, type_ = _NUMBERS[argument["type"]]
+    return tl.tensor(TensorHandle(np.array([argument["value"]], dtype), type_), type_)
 
 
 def load(folder: str, module: str) -> Any:
@@ -113,7 +131,7 @@ def compare(
         ]  # fmt: skip
         arrays.append([one for one in some if one is not None])
         given.append([
-            _constant(argument) if array is None else array.tensor
+            _interpreted(argument) if array is None else array.tensor
             for array, argument in zip(some, part["arguments"], strict=True)
         ])  # fmt: skip
     for number, part in enumerate(parts):
@@ -184,7 +202,7 @@ def machine_code(
             signature[name] = f"*{one['type']}" if one["kind"] == "array" else one["type"]
             one_ = one["value"] == 1 and one["type"].startswith("i") and place < open_
             if one["kind"] in ("constexpr", "dtype") or (one["kind"] == "number" and one_):
-                signature[name], constants[name] = "constexpr", _constant(one)
+                signature[name], constants[name] = "constexpr", _value(one)
             elif one["kind"] == "array" or (
                 one["type"].startswith("i") and not one["value"] % 16 and place < open_
             ):
@@ -197,11 +215,16 @@ def machine_code(
         ptx = code.asm["ptx"]
         target = _TARGET.search(ptx)
         assert target is not None, "ptx names what it is for"
-        tool = triton.knobs.nvidia.ptxas.path
+        tools = triton.knobs.nvidia
+        newer = capability >= _BLACKWELL and hasattr(tools, "ptxas_blackwell")
+        tool = tools.ptxas_blackwell if newer else tools.ptxas
         source = Path(folder) / f"{module}.ptx"
         source.write_text(ptx)
-        report = run_tool([tool, f"-arch={target[1]}", "-v", str(source), "-o", f"{source}.cubin"])
+        report = run_tool(
+            [tool.path, f"-arch={target[1]}", "-v", str(source), "-o", f"{source}.cubin"]
+        )
     except Exception as error:
-        return {"trouble": _told(error, folder)}
+        lines = [line for line in f"{type(error).__name__}: {error}".splitlines() if line.strip()]
+        return {"trouble": "\n".join(line for line in lines if folder not in line)[:_LONGEST]}
     compiled = asdict(parsed(report, ptx))
     return {**compiled, "shared_bytes": code.metadata.shared, "code_bytes": len(code.asm["cubin"])}

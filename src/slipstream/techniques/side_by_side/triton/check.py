@@ -28,7 +28,7 @@ from slipstream.techniques.side_by_side.triton.fuse import FusedPrograms, Progra
 _CHILD = "slipstream.techniques.side_by_side.triton._child"
 _HERE = "slipstream.techniques.side_by_side.triton.check"
 _LIMIT_S = 120.0
-# Registers are the most of any kernel: above this, one that needs few runs as if it needed many.
+# Registers are the most of any kernel: above this, one that needs few pays for one that needs many.
 _UNEQUAL = 1.5
 
 
@@ -51,13 +51,20 @@ class ProgramResources:
 
     def summary(self, fused: FusedPrograms) -> str:
         """In a sentence."""
-        few, many = (f(one.registers for one in self.alone) for f in (min, max))
-        apart = f"; {few} and {many} registers: better apart" if many > _UNEQUAL * few else ""
+        apart = "; registers differ so much that fewer programs fit: better apart"
         return (
             f"{self.arch}: {self.evenly.registers} registers, {self.evenly.spilled_bytes} B "
             f"spilled, {self.evenly.shared_bytes} B shared; with {fused.evenly}=False "
-            f"{self.in_order.registers} registers, {self.in_order.spilled_bytes} B spilled{apart}"
-        )
+            f"{self.in_order.registers} registers, {self.in_order.spilled_bytes} B spilled"
+        ) + (apart if self._crowded(fused) else "")
+
+    def _crowded(self, fused: FusedPrograms) -> bool:
+        """Whether the kernel of fewest registers loses threads on a multiprocessor."""
+        few, part = min(zip(self.alone, fused.parts, strict=True), key=lambda one: one[0].registers)
+        threads = 32 * part.num_warps
+        alone = few.resident(threads) * threads
+        together = self.evenly.resident(fused.threads) * fused.threads
+        return self.evenly.registers > _UNEQUAL * few.registers and together < alone
 
 
 def run_in_child(task: str, **arguments: Any) -> Any:
@@ -127,17 +134,22 @@ def emulate(fused: FusedPrograms, *, say: Callable[[str], None] = lambda line: N
         raise EmulatorError(
             f"{part.name} alone fails in Triton's interpreter: {answer['trouble']}",
             where=str(part.launch.path),
-            remedy=f"give it what it expects: {part.name}:grid=...,ARGUMENT=...",
+            remedy=f"give it what it expects: {part.name}:grid=...,ARGUMENT=...; what the "
+            "interpreter has not, as libdevice, goes unchecked: --no-check",
         )
+    by_float_atomics = any(
+        part.atomics and any(one.type[:2] in ("fp", "bf") for one in arguments_of(part))
+        for part in fused.parts
+    )
     return Emulated(
         answer.get("orders", 0), answer.get("compared", 0), answer.get("differing", 0),
-        answer["trouble"], any(part.atomics for part in fused.parts), ordered="programs",
+        answer["trouble"], by_float_atomics, ordered="programs",
     )  # fmt: skip
 
 
 def _why_it_ended(error: ChildError) -> str:
     if not isinstance(error, ChildDiedError):
-        return f"it did not end within {_LIMIT_S:.0f} s"
+        return f"it did not end within {_LIMIT_S:.0f} s (a smaller grid and arrays check the same)"
     left = f"signal {signal.Signals.SIGSEGV.name}" in error.what
     return "it leaves its arrays" if left else error.what
 
@@ -178,7 +190,7 @@ def compiled(fused: FusedPrograms, arch: str = "sm_90") -> ProgramResources:
             )  # fmt: skip
             if "trouble" in answer:
                 raise CudaCompilerError(
-                    f"Triton does not compile {kernel} for {arch}: {answer['trouble']}"
+                    f"Triton does not compile {kernel} for {arch}:\n{answer['trouble']}"
                 )
             answers.append(answer)
     code_bytes = [answer.pop("code_bytes") for answer in answers]

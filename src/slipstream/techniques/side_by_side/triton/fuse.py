@@ -18,10 +18,12 @@ import ast
 import builtins
 import functools
 import itertools
+import keyword
 import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 from slipstream.errors import UnknownNameError, UsageError
@@ -34,6 +36,7 @@ from slipstream.techniques.side_by_side.triton.source import (
     bound_by,
     is_constexpr,
     kept_annotations,
+    outside_functions,
     references,
 )
 
@@ -48,14 +51,16 @@ _ROUTE = """
 @{triton}.jit
 def {p}turn({p}at, {p}count, {p}total, {p}evenly: {tl}.constexpr):
     # How many programs of a kernel with {p}count of {p}total come before the one at {p}at,
-    # and whether that is one of its.
+    # and whether that is one of its: evenly, where at * count passes a multiple of total.
     if {p}evenly:
-        {p}before = ({p}at.to({tl}.int64) * {p}count // {p}total).to({tl}.int32)
-        {p}after = (({p}at.to({tl}.int64) + 1) * {p}count // {p}total).to({tl}.int32)
+        {p}product = {p}at.to({tl}.int64) * {p}count
+        {p}before = ({p}product // {p}total).to({tl}.int32)
+        {p}rest = {p}product - {p}before.to({tl}.int64) * {p}total
+        {p}its = {p}rest + {p}count >= {p}total
     else:
         {p}before = {tl}.minimum({p}at, {p}count)
-        {p}after = {tl}.minimum({p}at + 1, {p}count)
-    return {p}before, {p}after > {p}before
+        {p}its = {p}at < {p}count
+    return {p}before, {p}its
 
 
 @{triton}.jit
@@ -135,6 +140,7 @@ class FusedPrograms:
         source: a module with it and all it needs.
         parts: the kernels in it.
         evenly: name of the last parameter: True deals programs out evenly, False in order.
+        files: that were read.
         shared_bytes: to launch it with: none, Triton's launcher knows what it needs.
     """
 
@@ -142,6 +148,7 @@ class FusedPrograms:
     source: str
     parts: tuple[ProgramPart, ...]
     evenly: str
+    files: tuple[Path, ...]
     shared_bytes: ClassVar[int] = 0
 
     @property
@@ -231,6 +238,8 @@ def fuse(launches: Sequence[Launch], name: str = "") -> FusedPrograms:
         UnknownNameError: a file has no such kernel.
         UsageError: a launch is none that a GPU can do.
     """
+    if keyword.iskeyword(name):
+        raise UsageError(f"'{name}' is no name of a kernel: it is a word of Python's")
     project = Project()
     kernels = [_find_kernel(project, one) for one in launches]
     programs = [math.prod(one.grid) for one in launches]
@@ -245,18 +254,16 @@ def fuse(launches: Sequence[Launch], name: str = "") -> FusedPrograms:
     parameters = writer.parameters()
     rule = _launch_rule(writer.name, programs, writer.evenly, max(warps), max(stages))
     names = ", ".join(f"{one.launch.path.name}:{one.node.name}" for one in kernels)
-    source = "\n".join([
-        f'"""Kernels side by side, by slipstream hfuse: {names}.\n\nLaunch: {rule}.\n"""',
-        writer.body(), writer.fused(parameters),
-    ])  # fmt: skip
+    head = f"# Kernels side by side, by slipstream hfuse: {' '.join(names.split())}.\n# {rule}\n"
+    source = "\n".join([head, writer.body(), writer.fused(parameters)])
     parts = []
     for kernel, some, num_warps, num_stages in zip(kernels, parameters, warps, stages, strict=True):
         alone = _Writer(project, [kernel], "", native=True)
         name = alone.named(kernel)
-        atomics = any(b"atomic_" in s.file.text[slice(*s.file.span(s.node))] for s in alone.order)
+        atomics = any("atomic_" in ast.unparse(one.node) for one in alone.order)
         parts.append(ProgramPart(kernel.launch, kernel.node.name, tuple(some), alone.body(), name,
                           atomics, kernel.tuned, num_warps, num_stages))  # fmt: skip
-    return FusedPrograms(writer.name, source, tuple(parts), writer.evenly)
+    return FusedPrograms(writer.name, source, tuple(parts), writer.evenly, project.paths)
 
 
 def _setting(kernel: _Kernel, name: str, default: int) -> int:
@@ -330,17 +337,17 @@ def _dotted(project: Project, file: PythonFile, node: ast.expr) -> str:
 
 def _kept_settings(file: PythonFile, decorator: ast.expr) -> Iterator[str]:
     """Parameters of a kernel that its ``jit`` shall not specialize for."""
-    for keyword in decorator.keywords if isinstance(decorator, ast.Call) else ():
-        if keyword.arg in ("repr", "launch_metadata", "noinline"):
+    for setting in decorator.keywords if isinstance(decorator, ast.Call) else ():
+        if setting.arg in ("repr", "launch_metadata", "noinline"):
             continue
         try:
-            names = ast.literal_eval(keyword.value)
+            names = ast.literal_eval(setting.value)
         except ValueError:
             names = None
-        if keyword.arg != "do_not_specialize" or not isinstance(names, list | tuple):
+        if setting.arg != "do_not_specialize" or not isinstance(names, list | tuple):
             raise KernelSourceError(
-                f"jit({keyword.arg}=...) is not carried over",
-                where=file.where(keyword.value.lineno),
+                f"jit({setting.arg}=...) is not carried over",
+                where=file.where(setting.value.lineno),
             )
         yield from map(str, names)
 
@@ -360,14 +367,13 @@ class _Writer:
         self._project, self._kernels, self._native = project, kernels, native
         self._kernel_nodes: dict[ast.stmt, _Kernel] = {one.node: one for one in kernels}
         self.order: list[_Statement] = []
-        self._imports: dict[_Key, str] = {}
+        self._imports: set[_Key] = {_TRITON, _LANGUAGE}
         self._written: dict[_Key, set[str]] = {}
         self._statements: dict[ast.stmt, _Statement | None] = {}
         for one in kernels:
             self._written.setdefault(one.key, set()).add(one.node.name)
             self._add(one.file, one.node)
         for key in (_TRITON, _LANGUAGE):
-            self._imports[key] = key[1]
             self._written.setdefault(key, set()).add(key[1])
         self._p = "slip_"
         while any(word.startswith(self._p) for word in project.words):
@@ -403,7 +409,8 @@ class _Writer:
             targets.append((reference, target))
             written = ast.unparse(reference.nodes[target.used])
             if target.file is None:
-                self._imports[target.key] = written = target.name
+                self._imports.add(target.key)
+                written = target.name
             elif target.file.bound[target.name][0] is not node:
                 self._add(target.file, target.file.bound[target.name][0])
             self._written.setdefault(target.key, set()).add(written)
@@ -453,7 +460,7 @@ class _Writer:
         """All but the fused kernel."""
         imports = [_import_line(*key, self._names[key]) for key in self._imports]
         rest = [self._text(one) for one in self.order]
-        return "\n\n\n".join(["\n".join(sorted(set(imports))), *rest]) + "\n"
+        return "\n\n\n".join(["\n".join(sorted(imports)), *rest]) + "\n"
 
     def _text(self, statement: _Statement) -> str:
         """A statement with what it uses under its new names."""
@@ -472,7 +479,7 @@ class _Writer:
             edits += self._name_edits(file, node)
         if isinstance(node, ast.FunctionDef):
             edits += self._signature_edits(file, node)
-        for each in ast.walk(node):
+        for each in outside_functions(node):
             if isinstance(each, ast.alias):
                 edits += self._alias_edits(file, each)
         return head + _edited(file.text, begin, end, edits)

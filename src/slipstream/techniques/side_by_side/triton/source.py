@@ -21,7 +21,6 @@ from slipstream.files import read_bytes
 from slipstream.techniques.side_by_side.hfuse import KernelSourceError
 
 _LONGEST_BYTES = 16 << 20
-_SCOPES = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda
 _COMPREHENSIONS = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 # Packages whose functions are used, not carried over.
 _NOT_FOLLOWED = frozenset({"triton", "torch", "numpy"}) | sys.stdlib_module_names
@@ -80,6 +79,14 @@ def _is_import(node: ast.AST) -> bool:
 def bound_by(alias: ast.alias) -> str:
     """The name that a part of an import binds."""
     return alias.asname or alias.name.partition(".")[0]
+
+
+def outside_functions(node: ast.AST) -> Iterator[ast.AST]:
+    """A node and all within it but what functions do."""
+    yield node
+    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+        for child in ast.iter_child_nodes(node):
+            yield from outside_functions(child)
 
 
 def _names_of(statement: ast.AST) -> Iterator[str]:
@@ -180,7 +187,10 @@ class _References(ast.NodeVisitor):
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
         outside = [*node.decorator_list, *node.args.defaults, *filter(None, node.args.kw_defaults)]
-        for each in (*outside, *kept_annotations(node)):
+        # Those of a function within another or a class stay, whatever they are.
+        inner = [one.annotation for one in ast.walk(node.args) if isinstance(one, ast.arg)]
+        annotations = [*inner, node.returns] if self._locals else kept_annotations(node)
+        for each in (*outside, *filter(None, annotations)):
             self.visit(each)
         self._scope(_arguments(node.args) | _stored(node.body), node.body)
 
@@ -229,10 +239,16 @@ def _arguments(arguments: ast.arguments) -> frozenset[str]:
 
 
 def _stored(nodes: Sequence[ast.AST]) -> frozenset[str]:
-    return frozenset(
-        node.id for each in nodes for node in ast.walk(each)
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-    )  # fmt: skip
+    """Names that are bound within."""
+    names: set[str] = set()
+    for node in (node for each in nodes for node in ast.walk(each)):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.alias):
+            names.add(bound_by(node))
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef | ast.ExceptHandler) and node.name:
+            names.add(node.name)
+    return frozenset(names)
 
 
 def kept_annotations(function: ast.FunctionDef) -> list[ast.expr]:
@@ -311,6 +327,11 @@ class Project:
             for file in self._files.values()
             for word in re.findall(rb"\w+", file.text)
         )
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """Of all files."""
+        return tuple(self._files)
 
     def file(self, path: Path) -> PythonFile:
         """A file."""
