@@ -64,26 +64,17 @@ def test_all_pairs_leave_the_bytes_of_their_kernels(tmp_path: Path, require: Req
     run_tests(TESTS.with_name("triton_hfuse_all.py"), tmp_path, require, interpreted=True)
 
 
-def pairs_compile(pairs: list[tuple[str, str]]) -> None:
-    """Each pair to one machine code, that needs no more than the larger kernel, and a little."""
-    for first, second in pairs:
-        needs = compiled(fuse([programs(first), programs(second, 1)]), "sm_90")
-        most = max(one.registers for one in needs.alone)
-        for one in (needs.evenly, needs.in_order):
-            assert 0 < one.registers <= most + 8, (first, second)
-            assert one.shared_bytes == max(alone.shared_bytes for alone in needs.alone)
-        assert needs.code_bytes > 1000
-
-
-@pytest.mark.usefixtures("need_triton")
-def test_a_pair_compiles_to_one_machine_code() -> None:
-    pairs_compile([("product", "softmax")])
-
-
 @pytest.mark.full
 @pytest.mark.usefixtures("need_triton")
-def test_every_pair_compiles_to_one_machine_code() -> None:
-    pairs_compile(list(itertools.combinations(PROGRAMS, 2)))
+@pytest.mark.parametrize(("first", "second"), list(itertools.combinations(PROGRAMS, 2)))
+def test_every_pair_compiles_to_one_machine_code(first: str, second: str) -> None:
+    needs = compiled(fuse([programs(first), programs(second, 1)]), "sm_90")
+    most = max(one.registers for one in needs.alone)
+    for one in (needs.evenly, needs.in_order):
+        # With up to 32 registers a multiprocessor has all its threads.
+        assert 0 < one.registers <= max(most + 8, 32)
+        assert one.shared_bytes == max(alone.shared_bytes for alone in needs.alone)
+    assert needs.code_bytes > 1000
 
 
 def test_kernels_that_take_room_from_each_other_are_better_apart(tmp_path: Path) -> None:
@@ -115,7 +106,10 @@ def test_the_command_writes_what_is_equal(
         "float_atomics": False, "ordered": "programs", "equal": True,
     }  # fmt: skip
     assert [part["programs"] for part in told["parts"]] == [3, 4]
-    assert told["resources"]["evenly"]["registers"] > 0
+    needs = told["resources"]
+    assert 0 < needs["in_order"]["registers"] <= needs["evenly"]["registers"] <= 32
+    assert all(one["registers"] > 0 for one in needs["alone"])
+    assert needs["code_bytes"] > 1000
     assert "def good_good(" in Path("fused.py").read_text()
     assert first.read_text() == second.read_text() == HEAD + KERNEL
 

@@ -78,6 +78,7 @@ def twice(x: torch.Tensor, n: tl.int64, EVEN: tl.constexpr, block: tl.constexpr 
         value = tl.load(x + at)
     else:
         value = tl.load(x + at, mask=at < n)
+    tl.static_assert(block > 1, f"{block} {tl.float32}")
     value = h.scaled(value) + FACTOR * STEP
     tl.store(x + at, value, mask=at < n)
 """
@@ -137,6 +138,21 @@ def test_four_kernels_one_of_them_twice() -> None:
     assert fused.source.count("def transpose(") == 1
     outcome = checked(fused)
     assert (outcome["trouble"], outcome["differing"]) == ("", 0)
+
+
+def test_a_fused_kernel_can_be_fused_again(tmp_path: Path) -> None:
+    path = tmp_path / "fused.py"
+    path.write_text(fuse([programs("histogram"), programs("transpose")], "both").source)
+    grids = "4,grid_1_y=1,grid_1_z=1,grid_2_x=2,grid_2_y=3,grid_2_z=1"
+    given = (
+        f"{path}:both:grid=10,histogram_x=900xi32<500,histogram_counts=32xi32,histogram_n=900,"
+        "histogram_bins=32,histogram_block=256,transpose_x=1200xfp32,transpose_y=1200xfp32,"
+        f"transpose_height=30,transpose_width=40,transpose_tile=16,grid_1_x={grids},EVENLY=True"
+    )
+    fused = fuse([programs("mean_pool", 1), parse_launch(given)])
+    outcome = checked(fused)
+    assert (outcome["trouble"], outcome["differing"]) == ("", 0)
+    assert outcome["compared"] > 12_000
 
 
 def test_kernels_of_files_whose_names_collide(

@@ -43,8 +43,9 @@ from slipstream_bench.systems.hfuse.kernels import PROGRAMS, SPLITS, launch, pai
 _QUICK_PAIRS = 12
 # Of Triton's kernels: every kernel in one of them.
 _QUICK_PROGRAMS = tuple(zip(PROGRAMS[:6], PROGRAMS[6:], strict=True))
-# What dealing programs out may take of a thread, beside the registers of the larger kernel.
-_TO_DEAL = 8
+# Registers of a thread that dealing programs out may take beside the larger kernel's; and those
+# that all threads a multiprocessor holds have in any case.
+_TO_DEAL, _FREE = 8, 32
 _WITH_BARRIERS = ("block_sums", "warp_sums", "scan", "odd_even", "reverse")
 _ARCHES = ("sm_80", "sm_90")
 _NETWORKS = ((512, 6, 64), (1024, 4, 32), (768, 6, 128), (512, 6, 256))
@@ -126,11 +127,12 @@ def _programs_compile(options: BenchOptions, chosen: list[tuple[str, str]]) -> I
         more.append(needs.evenly.registers - most)
         registers.append([*(one.registers for one in needs.alone), needs.evenly.registers])
         shared = max(one.shared_bytes for one in needs.alone)
-        if more[-1] > _TO_DEAL or needs.evenly.spilled_bytes or needs.evenly.shared_bytes > shared:
+        crowded = needs.evenly.registers > max(most + _TO_DEAL, _FREE)
+        if crowded or needs.evenly.spilled_bytes or needs.evenly.shared_bytes > shared:
             wrong.append(f"{first} and {second}: {needs}")
     detail = (
         f"no spills, shared memory the larger kernel's, registers {min(more)} to {max(more)} over "
-        f"the larger kernel's, at most {_TO_DEAL}"
+        f"the larger kernel's, at most {_TO_DEAL} where they are more than {_FREE}"
     )
     yield at_least(
         bar, len(chosen) - len(wrong), len(chosen), unit, n=len(chosen),

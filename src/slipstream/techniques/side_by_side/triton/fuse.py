@@ -45,6 +45,7 @@ _TRITON, _LANGUAGE = ("import triton", "triton"), ("import triton.language as tl
 _MOST_PROGRAMS, _MOST_WARPS = 2**31 - 1, 32
 # Registers of assembly that tell a program which it is.
 _TYPE = re.compile(r"(u?int|b?float)(\d+)")
+_SHORT_TYPE = re.compile(r"(?:i|u|fp|bf)\d+")
 _SHORT = {"int": "i", "uint": "u", "float": "fp", "bfloat": "bf"}
 _PLACES = re.compile(r"%n?(ctaid|clusterid|cluster_ctaid)|%gridid")
 _ROUTE = """
@@ -302,7 +303,7 @@ def _find_kernel(project: Project, launch: Launch) -> _Kernel:
             kept += _kept_settings(file, one)
         elif word not in ("autotune", "heuristics"):
             raise KernelSourceError(
-                f"{name} has a decorator that is none of Triton's: {file.segment(one)}",
+                f"{name} has a decorator that is none of Triton's: @{file.segment(called(one))}",
                 where=file.where(one.lineno), remedy="name the kernel it wraps",
             )  # fmt: skip
         elif "pre_hook" in file.segment(one):
@@ -403,7 +404,7 @@ class _Writer:
                 continue
             if _is_bare_module(reference, target):
                 raise KernelSourceError(
-                    f"the module {target.dotted} as a value: what is asked of it is not known",
+                    f"the module '{reference.name}' as a value: what is asked of it is not known",
                     where=file.where(reference.nodes[0].lineno), remedy="name what you need of it",
                 )  # fmt: skip
             targets.append((reference, target))
@@ -518,12 +519,13 @@ class _Writer:
             yield last, stop, "]"
             return
         new = self._names[target.key]
+        if new == ast.unparse(node) and not placed:
+            return
         start, stop = file.span(node)
-        old = file.text[start:stop].decode()
-        if re.sub(r"\s", "", old) != ast.unparse(node):
+        # Before Python 3.12, what is in an f-string is not where its node says.
+        if re.sub(rb"\s", b"", file.text[start:stop]).decode() != ast.unparse(node):
             raise KernelSourceError(f"'{ast.unparse(node)}' within an f-string", where=where)
-        if old != new:
-            yield start, stop, new
+        yield start, stop, new
         if placed and reference.call is not None:
             behind = file.text.index(b"(", stop) + 1
             some = reference.call.args or reference.call.keywords
@@ -641,7 +643,7 @@ class _Writer:
 def _short_type(argument: ast.arg) -> str:
     """Of a parameter that is annotated with a type of Triton's; else empty."""
     node = argument.annotation
-    if isinstance(node, ast.Constant) and "constexpr" not in str(node.value):
+    if isinstance(node, ast.Constant) and _SHORT_TYPE.fullmatch(str(node.value)):
         return str(node.value)
     match = _TYPE.fullmatch(ast.unparse(node).rpartition(".")[2]) if node else None
     return f"{_SHORT[match[1]]}{match[2]}" if match else ""
