@@ -124,11 +124,14 @@ def compare(
     arrays: list[list[_Array]] = []
     for number, part in enumerate(parts):
         generator = torch.Generator().manual_seed(number)
-        some = [
-            _Array(one["value"], _DTYPES[one["type"]], one["below"], generator)
-            if one["kind"] == "array" else None
-            for one in part["arguments"]
-        ]  # fmt: skip
+        try:
+            some = [
+                _Array(one["value"], _DTYPES[one["type"]], one["below"], generator)
+                if one["kind"] == "array" else None
+                for one in part["arguments"]
+            ]  # fmt: skip
+        except (OSError, OverflowError, MemoryError, RuntimeError) as error:
+            return {"failed": number, "trouble": f"no memory for its arrays: {error}"}
         arrays.append([one for one in some if one is not None])
         given.append([
             _interpreted(argument) if array is None else array.tensor
