@@ -73,6 +73,7 @@ def command(
     differs.
 
         slipstream hfuse a.cu:reduce:block=256,n=4000 b.cu:scale:block=512 -o fused.cu --arch sm_90
+
         slipstream hfuse a.py:softmax:grid=8,... b.py:adam:grid=64,... -o fused.py --arch sm_90
     """
     from slipstream.files import write_text
