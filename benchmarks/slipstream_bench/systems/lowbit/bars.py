@@ -19,7 +19,7 @@ from slipstream.techniques.lowbit.dispatch import Shape, candidates
 from slipstream.techniques.lowbit.kernels import linear, matmul, pack_weights
 from slipstream_bench.harness import Paired, one_thread, paired, times_s
 from slipstream_bench.rows import Bar, BenchOptions, at_least, not_judged
-from slipstream_bench.systems.lowbit import decoding, models, peers, predictions
+from slipstream_bench.systems.lowbit import decoding, models, peers, predictions, whole
 from slipstream_bench.systems.lowbit.peers import Peer, Run
 
 _SIDE = 512
@@ -47,6 +47,7 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
         yield from _square_rows(options)
         yield from _vector_rows(options)
     yield from models.bars(options)
+    yield from whole.bars(options)
     yield from decoding.bars(options)
     yield from predictions.bars(options)
 

@@ -64,30 +64,37 @@ def _network_rows(options: BenchOptions) -> Iterator[Bar]:
 
 def _network_times(make: Callable[[], Any], blocks: int) -> Paired:
     import torch
-    from torch.fx.experimental.optimization import fuse
-
-    from slipstream.techniques.lowbit.qat import quantise_model
 
     torch.manual_seed(0)
     model = make().eval()
     x = torch.randn(1, 3, 224, 224)
     arms: dict[str, Callable[[], object]] = {
         "fp32": lambda: model(x),
-        "int8": _bound(_torch_int8(model, x), x),
+        "int8": bound(torch_int8(model, x), x),
     }
     for bits in ((3, 3), (2, 2)):
-        # Norms behind layers that stay in float are folded for us as torch folds them for itself.
-        lowbit = fuse(copy.deepcopy(model))
-        quantise_model(lowbit, [x], wbits=bits[0], abits=bits[1], least_error=False)
-        arms[f"w{bits[0]}a{bits[1]}"] = _bound(lowbit, x)
+        arms[f"w{bits[0]}a{bits[1]}"] = bound(low_bit(model, x, *bits), x)
     return paired(arms, blocks=blocks)
 
 
-def _bound(model: Any, x: Any) -> Callable[[], object]:
+def bound(model: Any, x: Any) -> Callable[[], object]:
+    """A call of `model`."""
     return lambda: model(x)
 
 
-def _torch_int8(model: Any, x: Any) -> Any:
+def low_bit(model: Any, x: Any, wbits: int, abits: int) -> Any:
+    """A copy of `model` in few bits, calibrated on `x`."""
+    from torch.fx.experimental.optimization import fuse
+
+    from slipstream.techniques.lowbit.qat import quantise_model
+
+    # Norms behind layers that stay in float are folded for us as torch folds them for itself.
+    lowbit = fuse(copy.deepcopy(model))
+    quantise_model(lowbit, [x], wbits=wbits, abits=abits, least_error=False)
+    return lowbit
+
+
+def torch_int8(model: Any, x: Any) -> Any:
     """`model` as torch quantises it for x86, calibrated on `x`."""
     import torch
     from torch.ao.quantization import get_default_qconfig_mapping
@@ -128,7 +135,7 @@ def _weight_bound_row(options: BenchOptions) -> Iterator[Bar]:
         quantised: Any = torch.ao.quantization.quantize_dynamic
         int8 = quantised(model, {nn.Linear})
     quantise_model(model, [x], wbits=3, abits=3, edge_bits=3, least_error=False)
-    taken = paired({"int8": _bound(int8, x), "w3a3": _bound(model, x)})
+    taken = paired({"int8": bound(int8, x), "w3a3": bound(model, x)})
     detail = "four linear layers of 4096 x 4096, one row, ours from floats to floats"
     yield taken.ratio("int8", "w3a3").at_least(bar, 2.0, detail=detail)
 
@@ -146,7 +153,7 @@ def _small_call_row(options: BenchOptions) -> Iterator[Bar]:
     layer = LowBitLinear.from_float(module, 3, 3, (-3.0, 3.0)).eval()
     x = torch.randn(1, 64)
 
-    taken = paired({"float": _bound(module, x), "lowbit": _bound(layer, x)})
+    taken = paired({"float": bound(module, x), "lowbit": bound(layer, x)})
     micro = 1e6 * taken.median_s("lowbit")
     detail = f"{micro:.1f} us, Python included, of torch's float32 layer"
     yield taken.ratio("lowbit", "float").at_most(bar, 1.3, detail=detail)

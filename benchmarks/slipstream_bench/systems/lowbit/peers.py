@@ -104,6 +104,8 @@ def onnxruntime(bits: int, m: int, n: int, k: int) -> Peer:
 
 
 _ORT_BLOCK = 32
+_NO_OPENVINO = "no openvino (pip install openvino)"
+_OPENVINO = {"INFERENCE_NUM_THREADS": 1, "PERFORMANCE_HINT": "LATENCY"}
 
 _GEMMLOWP = r"""
 #include <cstdint>
@@ -169,7 +171,7 @@ def openvino(bits: int, m: int, n: int, k: int) -> Peer:
     try:
         import openvino as ov
     except ImportError:
-        return "no openvino (pip install openvino)"
+        return _NO_OPENVINO
     ops = ov.opset13
     draw = np.random.default_rng(0)
     shape = (n, k // _ORT_BLOCK, _ORT_BLOCK)
@@ -181,7 +183,31 @@ def openvino(bits: int, m: int, n: int, k: int) -> Peer:
     weight = ops.reshape(ops.multiply(ops.subtract(codes, middle), scales), [n, k], False)
     x = ops.parameter([m, k], ov.Type.f32)
     made = ops.matmul(x, ops.convert(weight, "f32"), False, True)
-    settings = {"INFERENCE_NUM_THREADS": 1, "PERFORMANCE_HINT": "LATENCY"}
-    compiled = ov.compile_model(ov.Model([made], [x]), "CPU", settings)
+    compiled = ov.compile_model(ov.Model([made], [x]), "CPU", _OPENVINO)
     request, given = compiled.create_infer_request(), draw.random((m, k), dtype=np.float32)
     return lambda: request.infer([given], share_inputs=True)
+
+
+def onnxruntime_network(file: Path, x: torch.Tensor) -> Peer:
+    """A whole network in an ONNX file, with an input ``x``; it gives an array."""
+    from slipstream.errors import MissingExtraError
+    from slipstream.runtimes.files import OnnxRuntime
+
+    try:
+        session = OnnxRuntime(file).session
+    except MissingExtraError as error:
+        return error.what
+    given = {"x": x.numpy()}
+    return lambda: session.run(None, given)[0]
+
+
+def openvino_network(file: Path, x: torch.Tensor) -> Peer:
+    """The same file by OpenVINO; floats stay float32, which it would make bfloat16 of."""
+    try:
+        import openvino as ov
+    except ImportError:
+        return _NO_OPENVINO
+    settings = {**_OPENVINO, "INFERENCE_PRECISION_HINT": "f32"}
+    request = ov.compile_model(str(file), "CPU", settings).create_infer_request()
+    given = [x.numpy()]
+    return lambda: request.infer(given, share_inputs=True)[0]

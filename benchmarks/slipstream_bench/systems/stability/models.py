@@ -55,11 +55,14 @@ def exported(model: nn.Module, path: Path) -> Path:
     return path
 
 
-def int8_by_onnxruntime(model: Path, samples: NDArray[np.float32]) -> Path:
+def int8_by_onnxruntime(
+    model: Path, samples: NDArray[np.float32], *, per_channel: bool = False
+) -> Path:
     """The same network in int8, one grid a tensor, by ONNX Runtime's own quantiser.
 
     Args:
         samples: [N, 3, 224, 224] that ranges are calibrated on.
+        per_channel: whether weights have a grid for each channel.
     """
     from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
 
@@ -73,8 +76,8 @@ def int8_by_onnxruntime(model: Path, samples: NDArray[np.float32]) -> Path:
 
     path = model.with_name(f"{model.stem}_int8.onnx")
     quantize_static(
-        str(model), str(path), Reader(), per_channel=False, activation_type=QuantType.QUInt8,
-        weight_type=QuantType.QInt8,
+        str(model), str(path), Reader(), per_channel=per_channel,
+        activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8,
     )  # fmt: skip
     return path
 
