@@ -87,7 +87,9 @@ def graphs(draw: st.DrawFn, most_lanes: int = 3) -> Graph:
         lanes=tuple(f"lane {i}" for i in range(lanes)),
         samples=draw(st.integers(0, 64)),
         meta=draw(st.dictionaries(st.text(max_size=4), st.integers() | st.text(max_size=4))),
-        edits=tuple(Edit("amp:bf16", what, 3) for what in draw(st.lists(st.text(max_size=9)))),
+        edits=tuple(
+            Edit("amp:bf16", what, 3, what[1:]) for what in draw(st.lists(st.text(max_size=9)))
+        ),
     )
     columns = made.tasks.columns()
     for name, high in (("kind", len(Kind)), ("phase", 4), ("provenance", len(PROVENANCES))):

@@ -20,12 +20,20 @@ from slipstream.errors import InvalidArgumentError, WorkloadError
 from slipstream.graph import Call, Graph
 from slipstream.provenance import Provenance
 from slipstream.quant import FakeQuantize
+from slipstream.surgery import Selection
 from slipstream.technique import Context, QualityKind, parse
 from slipstream.techniques.lowbit import cost
 from slipstream.techniques.lowbit import technique as lowbit_technique
 from slipstream.techniques.lowbit.cost import Costs, Layer, linear, questions
+from slipstream.techniques.lowbit.eight_bits import TorchInt8
 from slipstream.techniques.lowbit.nn import LowBitConv2d, LowBitLinear
 from slipstream.techniques.lowbit.technique import LowBit
+from slipstream.techniques.lowbit.timing import (
+    timer,
+    torch_layer_call,
+    torch_pool_call,
+    torch_sum_call,
+)
 from slipstream.workload import Workload
 from slipstream_bench.rows import Bar, BenchOptions
 from slipstream_bench.systems.lowbit import predictions as bench_predictions
@@ -54,8 +62,10 @@ def net() -> Any:
 class Machine:
     """Layers take time by a law that the cost model can express; other calls a microsecond."""
 
-    def __init__(self, per_product: dict[tuple[int, int], float]) -> None:
-        self.per_product = per_product
+    def __init__(
+        self, per_product: dict[tuple[int, int], float], torch_ns: float | None = None
+    ) -> None:
+        self.per_product, self.torch_ns = per_product, torch_ns
         self.asked: set[str] = set()
 
     def time(self, layer: Layer, wbits: int, abits: int) -> float:
@@ -66,6 +76,9 @@ class Machine:
         self.asked.add(call.key)
         nanoseconds = 1000.0
         if call.name == "slipstream::lowbit":
+            if str(call.arguments[0]).startswith("torch int8"):
+                torch_ns = self.torch_ns
+                return torch_ns and Answer(torch_ns, 0.01, Provenance.MICROBENCHMARK)  # type: ignore[return-value]
             if isinstance(call.arguments[0], str):
                 return Answer(500.0, 0.01, Provenance.MICROBENCHMARK)
             wbits, abits, image, n, kernel, stride, padding, *_ = call.arguments
@@ -123,6 +136,77 @@ def test_it_says_where_few_bits_are_faster_or_slower() -> None:
     assert "stay with w8a8" in slower.edits[-1].what
 
 
+@pytest.mark.parametrize(
+    ("bits", "costs", "torch_ns", "words"),
+    [
+        # Torch's own int8 is faster than ours in any bits.
+        ("w3a3", EVEN, 1.0, ("torch's own int8", "cheaper choice", "no training", "OpenVINO")),
+        ("w8a8", EVEN, 1.0, ("torch's own int8", "cheaper choice", "OpenVINO")),
+        # Our eight bits are as fast, and torch's slower or unknown.
+        ("w3a3", EVEN, 1e6, ("as fast", "lowbit:w8a8", "cheaper choice", "torch's own int8")),
+        ("w3a3", EVEN, None, ("as fast", "lowbit:w8a8", "cheaper choice")),
+        # Three bits pay.
+        ("w3a3", {(3, 3): 0.01, (8, 8): 50.0}, 1e9, ("8 bits are slower", "lowbit:w8a8")),
+    ],
+)
+def test_a_note_names_the_cheaper_choice(
+    bits: str, costs: dict[tuple[int, int], float], torch_ns: float | None, words: tuple[str, ...]
+) -> None:
+    edited = predicted(graph_of(net), Machine(costs, torch_ns), LowBit(bits))
+    note = edited.edits[-1].note
+    assert all(word in note for word in words), note
+    assert ("cheaper" in note) is ("cheaper choice" in words)
+    assert ("no training" in note) is (bits == "w3a3" and "cheaper choice" in words)
+
+
+def test_eight_bits_that_are_not_faster_are_not_recommended() -> None:
+    edited = predicted(graph_of(net), Machine(EVEN, 1e6), LowBit("w8a8"))
+    assert "cheaper" not in edited.edits[-1].note
+    assert predicted(graph_of(net), Machine(EVEN), LowBit("w8a8")).edits[-1].note == ""
+
+
+def test_torchs_own_int8_takes_grouped_convolutions_sums_and_maxima_along() -> None:
+    graph = graph_of(net)
+    theirs = TorchInt8.of(graph, LowBit().sites(graph), Selection())
+    layers = [call.arguments for call in theirs.calls.values()]
+    # Image, weight, stride, padding, dilation, groups; whether it rounds floats. Sums are small.
+    once = ((1, 1), (1, 1), (1, 1))
+    assert layers == [
+        ("torch int8", (2, 3, 8, 8), (8, 3, 3, 3), (*once, 1), True),
+        ("torch int8", (2, 8, 8, 8), (8, 8, 3, 3), (*once, 1), False),
+        ("torch int8", (2, 8, 8, 8), (8, 1, 3, 3), (*once, 8), False),
+        ("torch int8", (2, 8), (4, 8), None, False),
+    ]
+    # Four layers of 10 us; without norms and ReLUs, with a sum and a mean as they were.
+    step = theirs.step_ns(graph, Machine(EVEN, 1e4), 1.0)  # type: ignore[arg-type]
+    rest = [
+        float(graph.tasks.duration_ns[t] + graph.tasks.gap_ns[t])
+        for t in range(len(graph))
+        if t not in theirs.calls and t not in theirs.around.gone
+    ]
+    assert step == pytest.approx(4e4 + sum(rest), rel=0.02)
+    assert theirs.step_ns(graph, Machine(EVEN), 1.0) is None  # type: ignore[arg-type]
+
+
+def test_what_torchs_own_int8_takes_is_measured(require: Any) -> None:
+    engines = torch.backends.quantized.supported_engines
+    require("native", "x86" in engines, "this torch has no engine x86")
+    window = ((2, 2), (1, 1), (1, 1), 4)
+    shapes = [
+        (torch_layer_call((2, 8, 9, 9), (16, 2, 3, 3), window), (2, 16, 5, 5)),
+        (torch_layer_call((2, 8, 9, 9), (16, 2, 3, 3), window, floats=True), (2, 16, 5, 5)),
+        (torch_layer_call((3, 8), (4, 8)), (3, 4)), (torch_sum_call((2, 8, 5, 5)), (2, 8, 5, 5)),
+        (torch_pool_call((2, 8, 9, 9), ((3, 3), (2, 2), (1, 1), (1, 1)), False), (2, 8, 5, 5)),
+    ]  # fmt: skip
+    for call, shape in shapes:
+        y: Any = timer(call)()
+        assert tuple(y.shape) == shape
+        # Codes between layers; a linear layer goes from floats to floats.
+        assert y.dtype is (torch.float32 if len(shape) == 2 else torch.quint8)
+    answers = run([call.to_json() for call, _ in shapes], 1)
+    assert all(answer["nanoseconds"] > 0 for answer in answers)
+
+
 class Sums(nn.Module):
     """A block with a sum behind a stem; then branches, a maximum over windows, a head."""
 
@@ -171,7 +255,7 @@ def test_it_foresees_what_is_handed_over_as_codes(monkeypatch: pytest.MonkeyPatc
 
 
 def test_what_it_asks_is_what_it_looks_up() -> None:
-    graph, machine = graph_of(net), Machine(EVEN)
+    graph, machine = graph_of(net), Machine(EVEN, 1e6)
     predicted(graph, machine)
     assert machine.asked == {call.key for call in LowBit().questions(graph)}
 
@@ -230,15 +314,24 @@ def test_what_all_predictions_say_rests_on_recorded_cases(monkeypatch: pytest.Mo
     names = [f"predictions: {name}" for name in (*layers, *networks)]
     errors = [(-1) ** i * (10.0 + i % 2) for i in range(30)]
     cases = {
-        name: Bar(name, error, "%", "", (None, False, *[True] * 28)[i])
+        name: Bar(
+            name,
+            error,
+            "%",
+            "",
+            (None, False, *[True] * 28)[i],
+            # Of torch's own only some cases were run beside.
+            data={"right of torch": (None, False, True)[i]} if i < 3 else {},
+        )
         for i, (name, error) in enumerate(zip(names, errors, strict=True))
     }
     # Nothing is measured that is not asked for.
     asked = BenchOptions(full=True, only="predictions: speed-up", recorded=cases)
     (error,) = bench_predictions.bars(asked)
     assert (error.value, error.n, error.holds) == (10.5, 30, True)
-    (sign,) = bench_predictions.bars(replace(asked, only="predictions: faster"))
+    sign, torchs = bench_predictions.bars(replace(asked, only="predictions: faster"))
     assert (round(sign.value or 0, 2), sign.n, sign.holds) == (96.55, 29, True)
+    assert (torchs.value, torchs.n) == (50.0, 2)
     cases.pop(names[7])
     (open_,) = bench_predictions.bars(asked)
     assert open_.value is None

@@ -173,6 +173,18 @@ def test_copies_of_a_task_that_is_no_operator_are_off_alike(graph: Graph) -> Non
     assert width(4) == pytest.approx(width(1), rel=1e-9)
 
 
+def test_a_note_of_a_technique_stands_below_the_table_once() -> None:
+    graph = captured("mlp")
+    alone, together = (
+        Predicted(name, 1.0, 0.5, 0.5, 0.4, 0.6, notes={"noted": "another is cheaper"})
+        for name in ("noted", "noted+allocator")
+    )
+    notes = prediction_table(graph, [alone, together]).notes
+    assert notes.count("noted: another is cheaper") == 1
+    assert alone.to_json()["notes"] == {"noted": "another is cheaper"}
+    assert "another is cheaper" in alone._repr_html_()
+
+
 def test_a_history_of_errors_widens_the_interval(graph: Graph) -> None:
     asked: list[tuple[float, float, float]] = []
 

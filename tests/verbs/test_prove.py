@@ -21,6 +21,7 @@ from slipstream.technique import QualityKind, quality_of
 from slipstream.verbs import first_steps
 from slipstream.verbs.first_steps import trial_of
 from slipstream.verbs.proving import quality, sides
+from slipstream.verbs.proving.proof import Proof
 from slipstream.verbs.proving.quality import check_quality, one_trial
 from slipstream.verbs.proving.sides import default_quality_budget, prove
 from slipstream.verbs.proving.summary import summary_table, tensor_memory
@@ -266,12 +267,16 @@ def test_times_are_of_as_many_samples_on_both_sides(forked_children: None, tmp_p
     # Had three times the baseline's memory been predicted:
     record = PredictionRecord(
         "train.py", "batch_size:x32", "wall", 1.0, 0.9, 1.1, "measured", "", "",
-        detail={"peak_bytes": [memory.baseline, 3 * memory.baseline]},
+        detail={
+            "peak_bytes": [memory.baseline, 3 * memory.baseline],
+            "notes": {"batch_size:x32": "twice is as good"},
+        },
     )  # fmt: skip
     predictions = {"batch_size:x32": record}
-    (row,) = summary_table(
-        replace(found, experiment=replace(found.experiment, predictions=predictions))
-    ).rows
+    told = replace(found, experiment=replace(found.experiment, predictions=predictions))
+    for table in (summary_table(told), Proof(told).tables()[0]):
+        assert any("batch_size:x32: twice is as good" in note for note in table.notes)
+    (row,) = summary_table(told).rows
     assert any(re.search(r"\d %.*\+200\.0 %", str(cell)) for cell in row)
 
 

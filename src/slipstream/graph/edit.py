@@ -436,8 +436,8 @@ class Editor:
             column.extend(values.reshape(-1).tolist())
         return first
 
-    def apply(self, what: str) -> Graph:
-        """The edited copy, with one `Edit` that says `what` was done."""
+    def apply(self, what: str, note: str = "") -> Graph:
+        """The edited copy, with one `Edit` that says `what` was done, and its `note`."""
         wiring = self._wiring()
         graph = wiring.graph
         added = self._added()
@@ -469,7 +469,7 @@ class Editor:
             operands=operands,
             edits=(
                 *graph.edits,
-                Edit(self._technique, what, int(self._touched.sum()) + self._inserts),
+                Edit(self._technique, what, int(self._touched.sum()) + self._inserts, note),
             ),
         )
 

@@ -227,11 +227,16 @@ class Edges(Columns):
 
 @dataclass(frozen=True)
 class Edit:
-    """One change made to a graph, for people."""
+    """One change made to a graph, for people.
+
+    Attributes:
+        note: what to know before one decides for it, as a cheaper choice; empty for nothing.
+    """
 
     technique: str
     what: str
     tasks: int
+    note: str = ""
 
 
 class StringTable:

@@ -213,6 +213,7 @@ def _prediction(
         _shares(after),
         quality,
         edits=tuple(edit.what for edit in after.edits[len(before.edits) :]),
+        notes={edit.technique: edit.note for edit in after.edits[len(before.edits) :] if edit.note},
         memory=(baseline.peak_bytes, timeline.peak_bytes),
         metric=metric,
         graph=after,

@@ -42,6 +42,7 @@ class Predicted:
         shares: share of the predicted step by the provenance of its durations.
         quality: what it does to the model's numbers.
         edits: what was changed, in words.
+        notes: by technique, what to know before one decides for it, as a cheaper choice.
         memory: peak bytes of the step before and after; 0 if not recorded or not predicted.
         metric: which clock shows it: ``cpu``, or ``wall`` where work moves to other cores.
         graph: the step as it would be.
@@ -60,6 +61,7 @@ class Predicted:
     shares: Mapping[Provenance, float] = field(default_factory=dict)
     quality: Quality | None = None
     edits: tuple[str, ...] = ()
+    notes: Mapping[str, str] = field(default_factory=dict)
     memory: tuple[int, int] = (0, 0)
     metric: str = "cpu"
     graph: Graph | None = field(default=None, compare=False)
@@ -75,7 +77,9 @@ class Predicted:
         )
 
     def _repr_html_(self) -> str:
-        return Table.of([self], [*DRAWN, RESTS_ON], notes=self.edits).to_html()
+        return Table.of(
+            [self], [*DRAWN, RESTS_ON], notes=[*self.edits, *self.notes.values()]
+        ).to_html()
 
     @property
     def speedup(self) -> float:
@@ -131,6 +135,7 @@ class Predicted:
                 "peak_bytes": list(self.memory),
                 "shares": {str(key): share for key, share in self.shares.items()},
                 "edits": list(self.edits),
+                "notes": dict(self.notes),
                 **({} if self.shared is None else self.shared.to_detail()),
                 **({} if self.graph is None else {"threads": self.graph.meta.get("threads")}),
             },
@@ -168,6 +173,7 @@ class Refused:
     samples: ClassVar[tuple[int, int]] = (0, 0)
     shares: ClassVar[Mapping[Provenance, float]] = {}
     edits: ClassVar[tuple[str, ...]] = ()
+    notes: ClassVar[Mapping[str, str]] = {}
     metric: ClassVar[str] = "cpu"
     graph: ClassVar[Graph | None] = None
     shared: ClassVar[Shared | None] = None
@@ -233,6 +239,7 @@ def _to_json(p: Prediction) -> dict[str, Any]:
         "why_not": p.why_not,
         "verdict": p.verdict,
         "edits": list(p.edits),
+        "notes": dict(p.notes),
         "shared": None if p.shared is None else p.shared.to_json(p.step_ns),
     }
 
@@ -307,8 +314,17 @@ def prediction_table(
         lines.append(f"the steps differ in {share} of their operators; one of them was recorded")
     lines += [p.in_words for p in refused(predictions)]
     lines += [f"{p.technique}: {p.quality.advice}" for p in apply if p.quality and p.quality.advice]
+    lines += noted(p.notes for p in apply)
     fields = (starred(marked), SPEEDUP, INTERVAL, MEMORY, STEP, NUMBERS, RESTS_ON, VERDICT)
     return Table.of(apply, fields, f"predicted for {named(graph)}", lines)
+
+
+def noted(every: Iterable[Mapping[str, str]]) -> list[str]:
+    """A line for each technique with a note, once however many combinations it is in."""
+    notes: dict[str, str] = {}
+    for one in every:
+        notes = {**one, **notes}
+    return [f"{name}: {note}" for name, note in notes.items()]
 
 
 def named(graph: Graph) -> str:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from slipstream_bench.harness import one_thread, paired
 from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, not_judged
-from slipstream_bench.systems.lowbit.models import QUICK_NETWORKS
+from slipstream_bench.systems.lowbit.models import QUICK_NETWORKS, bound, torch_int8
 
 if TYPE_CHECKING:
     from slipstream.durations import Durations
@@ -31,6 +31,7 @@ _CASE = "predictions: "
 _NAMES = (
     "predictions: speed-up over float32, unseen layers and networks",
     "predictions: faster or slower than 8 bits, said right",
+    "predictions: faster or slower than torch's own 8 bits, said right",
 )
 # Within a few percent neither is faster.
 _EVEN = 0.05
@@ -47,6 +48,8 @@ class _Case:
     predicted_float: float
     predicted_eight: float
     predicted_lowbit: float
+    torch: float | None = None
+    predicted_torch: float | None = None
 
     @property
     def error(self) -> float:
@@ -64,6 +67,15 @@ class _Case:
         """Whether the faster was said to be so."""
         return (self.eight > self.lowbit) == (self.predicted_eight > self.predicted_lowbit)
 
+    @property
+    def right_of_torch(self) -> bool | None:
+        """As `right`, of torch's own int8; None where neither is faster, or it was not run."""
+        if self.torch is None or self.predicted_torch is None:
+            return None
+        if abs(math.log(self.torch / self.lowbit)) <= _EVEN:
+            return None
+        return (self.torch > self.lowbit) == (self.predicted_torch > self.predicted_lowbit)
+
     def row(self) -> Bar:
         """Its error in percent; it holds when the faster was named, and is not judged if even."""
         detail = (
@@ -74,8 +86,14 @@ class _Case:
             f"{self.eight / self.lowbit:.2f}x"
         )
         holds = self.right if self.judged else None
+        if self.torch is not None and self.predicted_torch is not None:
+            detail += (
+                f"; over torch's own {self.predicted_torch / self.predicted_lowbit:.2f}x and "
+                f"{self.torch / self.lowbit:.2f}x"
+            )
+        data = {**asdict(self), "right of torch": self.right_of_torch}
         return Bar(_CASE + self.name, 100 * self.error, "%", "the faster is named", holds,
-                   detail=detail, data=asdict(self))  # fmt: skip
+                   detail=detail, data=data)  # fmt: skip
 
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
@@ -104,11 +122,20 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
         )
         mean = statistics.mean(errors)
         yield at_most(_NAMES[0], mean, 15, "%", n=len(errors), detail=detail)
-    if options.wants(_NAMES[1]):
-        judged = [row.holds for row in rows.values() if row.holds is not None]
-        share = 100 * sum(judged) / len(judged) if judged else 100.0
+    verdicts = (
+        [row.holds for row in rows.values()],
+        [row.data.get("right of torch") for row in rows.values()],
+    )
+    for name, every in zip(_NAMES[1:], verdicts, strict=True):
+        if not options.wants(name):
+            continue
+        judged = [one for one in every if one is not None]
+        if not judged:
+            yield not_judged(name, "%", ">= 95", "no case differs, or none was measured")
+            continue
         detail = f"{sum(judged)} of {len(judged)} that differ by more than {100 * _EVEN:.0f} %"
-        yield at_least(_NAMES[1], share, 95, "%", n=len(judged), detail=detail)
+        share = 100 * sum(judged) / len(judged)
+        yield at_least(name, share, 95, "%", n=len(judged), detail=detail)
 
 
 def _planned(
@@ -143,17 +170,19 @@ def _cases(
     pairs = sorted({(8, 8), *(bits for _, bits in wanted.values())})
     if wanted:
         measure(call for bits in pairs for call in questions(*bits))
+        measure(_torch_call(layer) for layer, _ in wanted.values())
     for name, (layer, bits) in wanted.items():
         options.progress(_CASE + name)
         cost, other = (Costs.fitted(durations, *one) for one in (bits, (8, 8)))
         if cost is None or other is None:
             yield not_judged(_CASE + name, "%", "", "a layer it is fitted to cannot be measured")
             continue
-        float_, eight, lowbit = _measured_layer(layer, bits)
+        float_, eight, lowbit, torch = _measured_layer(layer, bits)
+        theirs = durations.lookup(_torch_call(layer))
         # What float32 takes is no prediction: the recorded step says it.
         yield _Case(
             name, float_, eight, lowbit, float_, other.nanoseconds(layer) / 1e9,
-            cost.nanoseconds(layer) / 1e9,
+            cost.nanoseconds(layer) / 1e9, torch, theirs.nanoseconds / 1e9 if theirs else None,
         ).row()  # fmt: skip
     for name, make in networks.items():
         if options.wants(_CASE + name):
@@ -203,8 +232,20 @@ def unseen_layers(count: int) -> list[tuple[Layer, tuple[int, int]]]:
     ]  # fmt: skip
 
 
-def _measured_layer(layer: Layer, bits: tuple[int, int]) -> tuple[float, float, float]:
-    """Seconds of the layer in float32, in 8 bits and in `bits`, Python included."""
+def _torch_call(layer: Layer) -> Call:
+    """The layer in torch's own int8, from floats."""
+    from slipstream.techniques.lowbit.timing import torch_layer_call
+
+    images, height, width, channels = layer.image
+    if height == 1 and layer.kernel == (1, 1):
+        return torch_layer_call((layer.rows, layer.k), (layer.n, layer.k))
+    window = (layer.stride, layer.padding, (1, 1), 1)
+    weight = (layer.n, channels, *layer.kernel)
+    return torch_layer_call((images, channels, height, width), weight, window, floats=True)
+
+
+def _measured_layer(layer: Layer, bits: tuple[int, int]) -> tuple[float, ...]:
+    """Seconds of the layer in float32, in 8 bits, in `bits`, in torch's own int8; with Python."""
     from slipstream.techniques.lowbit.timing import float_layer, timer
 
     module, x = float_layer(layer.call(*bits))
@@ -212,9 +253,10 @@ def _measured_layer(layer: Layer, bits: tuple[int, int]) -> tuple[float, float, 
         "float": lambda: module(x),
         "eight": timer(layer.call(8, 8)),
         "lowbit": timer(layer.call(*bits)),
+        "torch": timer(_torch_call(layer)),
     }
     taken = paired(arms, blocks=11, budget_s=10.0)
-    return taken.minimum_s("float"), taken.minimum_s("eight"), taken.minimum_s("lowbit")
+    return tuple(taken.minimum_s(arm) for arm in arms)
 
 
 def _network(
@@ -228,8 +270,11 @@ def _network(
     import torch
 
     from slipstream.capture import CaptureSettings, capture
+    from slipstream.durations import pace
     from slipstream.graph import replay
+    from slipstream.surgery import Selection
     from slipstream.technique import Context
+    from slipstream.techniques.lowbit.eight_bits import TorchInt8
     from slipstream.techniques.lowbit.technique import LowBit
     from slipstream.workload import Workload, drive
     from slipstream_bench.systems.lowbit.networks import SIZE
@@ -248,11 +293,16 @@ def _network(
         built = workload.build(0)
         technique.apply(built)
         arms[arm] = built.step
+    arms["torch"] = bound(torch_int8(model, x), x)
+    sites = LowBit().sites(graph)
+    in_step = pace(graph, [site.task for site in sites], durations)
+    torch_ns = TorchInt8.of(graph, sites, Selection()).step_ns(graph, durations, in_step)
     taken = paired(arms, blocks=blocks)
     measured = {arm: taken.median_s(arm) for arm in arms}
     return _Case(
         name, measured["float"], measured["eight"], measured["lowbit"],
-        predicted["float"], predicted["eight"], predicted["lowbit"],
+        predicted["float"], predicted["eight"], predicted["lowbit"], measured["torch"],
+        None if torch_ns is None else torch_ns / 1e9,
     )  # fmt: skip
 
 

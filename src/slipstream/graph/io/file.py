@@ -70,7 +70,7 @@ def document(graph: Graph) -> dict[str, Any]:
         "lanes": list(graph.lanes),
         "samples": graph.samples,
         "meta": dict(graph.meta),
-        "edits": [[edit.technique, edit.what, edit.tasks] for edit in graph.edits],
+        "edits": [[edit.technique, edit.what, edit.tasks, edit.note] for edit in graph.edits],
         "statistics": graph.statistics.to_json(),
         "exchanges": [row.to_json() for row in graph.exchanges],
     }
@@ -88,7 +88,9 @@ def parts_of(meta: Mapping[str, Any]) -> dict[str, Any]:
         "lanes": tuple(_text(text) for text in meta["lanes"]),
         "samples": int(meta["samples"]),
         "meta": dict(meta["meta"]),
-        "edits": tuple(Edit(_text(a), _text(b), int(c)) for a, b, c in meta["edits"]),
+        "edits": tuple(
+            Edit(_text(a), _text(b), int(c), *map(_text, note)) for a, b, c, *note in meta["edits"]
+        ),
         "shrunk": tuple(
             None if call is None else Call.from_json(call) for call in meta.get("shrunk", ())
         ),

@@ -18,8 +18,8 @@ from slipstream.techniques.lowbit.windows import pair
 from slipstream.techniques.memory_format import channels_last, is_channels_last
 
 RELUS = ("aten::relu", "aten::relu_")
-_SUMS = ("aten::add", "aten::add_")
-_POOLS = ("aten::max_pool2d_with_indices", "aten::max_pool2d")
+SUMS = ("aten::add", "aten::add_")
+POOLS = ("aten::max_pool2d_with_indices", "aten::max_pool2d")
 _JOINS = ("aten::cat",)
 
 
@@ -122,10 +122,10 @@ def _reach(flow: Dataflow, task: int, bits: Mapping[int, int]) -> _Reach:
             name = _name(flow, reader)
             if reader in bits and flow.makers[reader][_input(flow, reader)] == one:
                 reach.layers.append(reader)
-            elif name in (*RELUS, *_POOLS, *_JOINS):
+            elif name in (*RELUS, *POOLS, *_JOINS):
                 reach.through.append(reader)
                 waiting.append(reader)
-            elif name in _SUMS and len(flow.operands(reader)[0]) == 2 and one == task:
+            elif name in SUMS and len(flow.operands(reader)[0]) == 2 and one == task:
                 reach.sums.append(reader)
             else:
                 reach.others = True
@@ -159,7 +159,7 @@ def _of_layers(
     if task in made_by:
         reach = reaches[made_by[task]]
         return not (reach.others or reach.sums)
-    if task < 0 or _name(flow, task) not in (*RELUS, *_POOLS, *_JOINS):
+    if task < 0 or _name(flow, task) not in (*RELUS, *POOLS, *_JOINS):
         return False
     return all(_of_layers(flow, maker, made_by, reaches) for maker in flow.makers[task])
 
@@ -177,10 +177,14 @@ def _code(graph: Graph, flow: Dataflow, task: int, found: Handover) -> None:
             (batch, height, width), tuple(spec.shape[1] for spec in call.inputs)
         )
     else:
-        kernel, stride, padding, dilation = call.arguments[1:5]
-        # Without a stride windows lie side by side.
-        window = tuple(map(pair, (kernel, stride or kernel, padding, dilation)))
-        found.coded[task] = pool_call((batch, height, width, channels), window, call.arguments[5])
+        found.coded[task] = pool_call((batch, height, width, channels), *window_of(call))
+
+
+def window_of(call: Call) -> tuple[tuple[tuple[int, ...], ...], bool]:
+    """Kernel, stride, padding and dilation of a maximum; and whether sizes are rounded up."""
+    kernel, stride, padding, dilation = call.arguments[1:5]
+    # Without a stride windows lie side by side.
+    return tuple(map(pair, (kernel, stride or kernel, padding, dilation))), call.arguments[5]
 
 
 def _order(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from slipstream.durations import common_spread, pace, rescale
 from slipstream.durations import questions as both_of
 from slipstream.errors import InvalidArgumentError, WorkloadError
-from slipstream.graph import Call, Editor, Graph, StepPhase, calls_of
+from slipstream.graph import Call, Editor, Graph, StepPhase, calls_of, replay
 from slipstream.provenance import Provenance
 from slipstream.source import NotPlacedError, Places, Source
 from slipstream.surgery import Selection, module_of
@@ -26,21 +26,16 @@ from slipstream.techniques.lowbit.cost import (
     Form,
     Layer,
     come_from_memory,
-    linear,
     questions,
 )
-from slipstream.techniques.lowbit.recorded import RELUS, Handover, handover
-from slipstream.techniques.lowbit.windows import pair
+from slipstream.techniques.lowbit.eight_bits import TorchInt8
+from slipstream.techniques.lowbit.recorded import Handover, handover
+from slipstream.techniques.lowbit.sites import Site, behind, layer_of
+from slipstream.units import format_duration
 
 if TYPE_CHECKING:
     from slipstream.workload import Built, Workload
 
-_CONVOLUTIONS = ("aten::convolution", "aten::_convolution", "aten::mkldnn_convolution")
-_NORMS = (
-    "aten::native_batch_norm", "aten::cudnn_batch_norm",
-    "aten::_native_batch_norm_legit_no_training",
-)  # fmt: skip
-_STRIDE, _PADDING, _DILATION, _TRANSPOSED, _GROUPS = 3, 4, 5, 6, 8
 _EDGE_BITS = 8
 # Within this, two times are called the same.
 _SAME = 0.07
@@ -115,21 +110,23 @@ class LowBit(Settings):
             return f"the step does not train; lowbit:{self.bits} without train"
         if any(spec.device != "cpu" for call in graph.calls for spec in call.inputs):
             return "its kernels are for CPUs, and the step runs on another device"
-        if not (every := self._sites(graph, Selection())):
+        if not (every := self.sites(graph, Selection())):
             return "the step has no linear layer or plain convolution that can be taken"
         names = [module_of(graph, site.task) for site in every]
         return Selection(self.only, self.except_).why_none(names)
 
     def questions(self, graph: Graph) -> Sequence[Call]:
         """Layers that say how fast this machine is at these bits, and the step's own."""
-        sites = self._sites(graph)
+        sites = self.sites(graph)
         asked = calls_of(graph, [site.task for site in sites])
         if self.train:
             return [*asked, *(call for site in sites for call in _rounding(site.layer))]
         for bits in sorted({(self.wbits, self.abits), *(site.bits for site in sites), (8, 8)}):
             asked += questions(*bits)
         around = _handover(graph, sites)
-        return [*asked, *both_of(graph, around.moved), *around.coded.values()]
+        theirs = TorchInt8.of(graph, sites, Selection(self.only, self.except_))
+        asked += [*both_of(graph, around.moved), *around.coded.values(), *theirs.questions]
+        return asked
 
     def predict(self, graph: Graph, context: Context) -> Graph:
         """Layers take what the fitted model says; what they do besides is gone.
@@ -137,7 +134,7 @@ class LowBit(Settings):
         What stands between them works on codes where all around it do, else on images in the order
         that layers write.
         """
-        sites = self._sites(graph)
+        sites = self.sites(graph)
         if self.train:
             return self._predict_training(graph, sites, context)
         costs = {
@@ -181,7 +178,11 @@ class LowBit(Settings):
             if answer is not None:
                 edit.set_price(task, answer.at(in_step), call=call)
         rescale(edit, graph, around.moved, context.durations)
-        return edit.apply(f"{len(sites)} layers in {self.bits}{_beside(lowbit, eight)}")
+        what = f"{len(sites)} layers in {self.bits}{_beside(lowbit, eight)}"
+        theirs = TorchInt8.of(graph, sites, Selection(self.only, self.except_))
+        torch_ns = theirs.step_ns(graph, context.durations, in_step)
+        ours_ns = replay(edit.apply(what)).step_ns
+        return edit.apply(what, self._cheaper(ours_ns, lowbit, eight, torch_ns))
 
     def apply(self, built: Built) -> None:
         """Calibrate on the workload's own batch, and put low-bit layers in.
@@ -264,7 +265,7 @@ class LowBit(Settings):
             f"slipstream.lowbit.quantise_model({{model}}, [{batch}], {settings})",
         )
 
-    def _sites(self, graph: Graph, selection: Selection | None = None) -> list[_Site]:
+    def sites(self, graph: Graph, selection: Selection | None = None) -> list[Site]:
         """The layers that can be taken, in program order, with their bits."""
         selection = selection or Selection(self.only, self.except_)
         flow = Dataflow(graph)
@@ -275,7 +276,7 @@ class LowBit(Settings):
             if call is None or graph.tasks.phase[t] == StepPhase.BACKWARD:
                 continue
             inputs, _ = flow.operands(t)
-            layer = _layer(call, inputs, parameters)
+            layer = layer_of(call, inputs, parameters)
             if layer is not None:
                 layers.append((t, layer))
         ends = {layers[0][0], layers[-1][0]} if layers else set()
@@ -288,10 +289,39 @@ class LowBit(Settings):
             bits = (self.wbits, self.abits)
             if t in ends:
                 bits = (max(bits[0], _EDGE_BITS), max(bits[1], _EDGE_BITS))
-            sites.append(_Site(t, layer, bits, tuple(_behind(flow, t))))
+            sites.append(Site(t, layer, bits, tuple(behind(flow, t))))
         return sites
 
-    def _predict_training(self, graph: Graph, sites: Sequence[_Site], context: Context) -> Graph:
+    def _cheaper(self, ours_ns: float, lowbit: float, eight: float, torch_ns: float | None) -> str:
+        """What eight bits would take, and which choice is the cheaper.
+
+        Args:
+            ours_ns: the step in these bits.
+            lowbit, eight: its layers in these bits and in our eight.
+            torch_ns: the step in torch's own int8; None where it is not known.
+        """
+        w8a8_ns = ours_ns - lowbit + eight
+        anew = "" if self.quality().kind is QualityKind.ROUNDING else ", and needs no training"
+        near = 1 + _SAME if anew else 1 - _SAME
+        if torch_ns is not None and torch_ns < min(near * ours_ns, w8a8_ns):
+            return (
+                f"8 bits are {_compared(ours_ns / torch_ns)}: torch's own int8 would take "
+                f"{format_duration(torch_ns)} a step; it is the cheaper choice{anew}, as is an "
+                "export in int8 to ONNX Runtime or OpenVINO"
+            )
+        others = "" if torch_ns is None else f", torch's own int8 {format_duration(torch_ns)}"
+        if anew and w8a8_ns < (1 + _SAME) * ours_ns:
+            return (
+                f"8 bits are {_compared(ours_ns / w8a8_ns)}: lowbit:w8a8 would take "
+                f"{format_duration(w8a8_ns)} a step{others}; it is the cheaper choice{anew}"
+            )
+        if not anew:
+            return f"no 8 bits of torch's own are as fast{others}" if others else ""
+        return (
+            f"8 bits are slower: lowbit:w8a8 would take {format_duration(w8a8_ns)} a step{others}"
+        )
+
+    def _predict_training(self, graph: Graph, sites: Sequence[Site], context: Context) -> Graph:
         """Rounding of every weight and input is put in, forward and backward in one task."""
         edit = Editor(graph, str(self))
         changed = [site.task for site in sites]
@@ -308,64 +338,7 @@ class LowBit(Settings):
         return edit.apply(f"{len(sites)} layers rounded to {self.bits} while training")
 
 
-@dataclass(frozen=True)
-class _Site:
-    """A layer's task, its shape and bits, and the tasks behind it that it does as well."""
-
-    task: int
-    layer: Layer
-    bits: tuple[int, int]
-    behind: tuple[int, ...]
-
-
-def _layer(call: Call, inputs: list[int], parameters: set[int]) -> Layer | None:
-    """The layer `call` is, if it multiplies with a parameter and has a low-bit form."""
-    if call.name in _CONVOLUTIONS:
-        image, weight = call.inputs[0], call.inputs[1]
-        mkldnn = call.name == "aten::mkldnn_convolution"
-        padding, stride, dilation, groups = (
-            (3, 4, 5, 6) if mkldnn else (_PADDING, _STRIDE, _DILATION, _GROUPS)
-        )
-        if len(image.shape) != 4 or (parameters and inputs[1] not in parameters):
-            return None
-        if call.arguments[groups] != 1 or (not mkldnn and call.arguments[_TRANSPOSED]):
-            return None
-        n, channels, *kernel = weight.shape
-        spread = pair(call.arguments[dilation])
-        wide = tuple((k - 1) * d + 1 for k, d in zip(kernel, spread, strict=True))
-        batch, _, height, width = image.shape
-        if spread != (1, 1):
-            # The same number of output pixels and products as with a kernel without gaps.
-            over = [full - k for full, k in zip(wide, kernel, strict=True)]
-            height, width = height - over[0], width - over[1]
-        return Layer(
-            (batch, height, width, channels), n, pair(kernel), pair(call.arguments[stride]),
-            pair(call.arguments[padding]),
-        )  # fmt: skip
-    if call.name in ("aten::addmm", "aten::mm"):
-        place = 2 if call.name == "aten::addmm" else 1
-        if parameters and inputs[place] not in parameters:
-            return None
-        rows, k = call.inputs[place - 1].shape
-        return linear(rows, call.inputs[place].shape[1], k)
-    return None
-
-
-def _behind(flow: Dataflow, task: int) -> list[int]:
-    """A norm and a ReLU that read nothing but what the one before made, and alone."""
-    followers: list[int] = []
-    for names in (_NORMS, RELUS):
-        last = followers[-1] if followers else task
-        readers = flow.readers[last]
-        if len(readers) != 1 or flow.views[last]:
-            continue
-        call = flow.call(readers[0])
-        if call is not None and call.name in names and flow.makers[readers[0]][0] == last:
-            followers.append(readers[0])
-    return followers
-
-
-def _handover(graph: Graph, sites: Sequence[_Site]) -> Handover:
+def _handover(graph: Graph, sites: Sequence[Site]) -> Handover:
     flow = Dataflow(graph)
     behind = {site.task: site.behind for site in sites}
     return handover(graph, flow, behind, {site.task: site.bits[1] for site in sites})
@@ -384,6 +357,10 @@ def _beside(lowbit: float, eight: float) -> str:
         "; 1.0x the same layers in 8 bits: they are bound by multiplications, and this processor "
         "multiplies 8-bit numbers as fast"
     )
+
+
+def _compared(ratio: float) -> str:
+    return "as fast" if abs(ratio - 1) <= _SAME else f"{ratio:.1f}x as fast"
 
 
 def _rounding(layer: Layer) -> list[Call]:

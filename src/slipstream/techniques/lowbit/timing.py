@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -54,12 +55,43 @@ def _call(*arguments: object) -> Call:
     return Call(f"{OP}({build()[:12] or 'python'})", arguments)
 
 
+def torch_layer_call(
+    image: tuple[int, ...],
+    weight: tuple[int, ...],
+    window: tuple[tuple[int, int], tuple[int, int], tuple[int, int], int] | None = None,
+    floats: bool = False,
+) -> Call:
+    """A layer in torch's own int8, its ReLU with it.
+
+    Args:
+        image: of the input, as torch has it: (images, channels, height, width), or (rows, k).
+        weight: likewise.
+        window: stride, padding, dilation and groups of a convolution. A linear layer is as torch
+            quantises it dynamically: from floats to floats.
+        floats: whether the image comes as floats, channels first, and is rounded by it.
+    """
+    return Call(f"{OP}()", ("torch int8", image, weight, window, floats))
+
+
+def torch_sum_call(shape: tuple[int, ...]) -> Call:
+    """The sum of two images in torch's own int8, with a ReLU."""
+    return Call(f"{OP}()", ("torch int8 sum", shape))
+
+
+def torch_pool_call(shape: tuple[int, ...], window: tuple[tuple[int, ...], ...], up: bool) -> Call:
+    """Maxima over windows, as `pool_call`, in torch's own int8."""
+    return Call(f"{OP}()", ("torch int8 pool", shape, window, up))
+
+
 def timer(call: Call) -> Callable[[], object]:
     """The layer, or the rounding, as a function of nothing, on random numbers."""
     others: dict[Any, Callable[..., Callable[[], object]]] = {
         "rounding": _rounding,
         "pool": _pool,
         "concat": _concat,
+        "torch int8": _torch_layer,
+        "torch int8 sum": _torch_sum,
+        "torch int8 pool": _torch_pool,
     }
     if (other := others.get(call.arguments[0])) is not None:
         return other(*call.arguments[1:])
@@ -100,9 +132,16 @@ def _codes(*shape: int) -> Any:
 
 
 def _pool(image: Any, window: Any, up: bool) -> Callable[[], object]:
+    return _maxima(_codes(*image), window, up)
+
+
+def _torch_pool(shape: Any, window: Any, up: bool) -> Callable[[], object]:
+    return _maxima(_torch_codes(shape), window, up)
+
+
+def _maxima(x: Any, window: Any, up: bool) -> Callable[[], object]:
     from torch.nn import functional
 
-    x = _codes(*image)
     kernel, stride, padding, dilation = (tuple(one) for one in window)
     return lambda: functional.max_pool2d(x, kernel, stride, padding, dilation, up)
 
@@ -112,6 +151,62 @@ def _concat(pixels: Any, channels: Any) -> Callable[[], object]:
 
     parts = [_codes(*pixels, count) for count in channels]
     return lambda: torch.cat(parts, 1)
+
+
+def _torch_layer(image: Any, weight: Any, window: Any, floats: bool) -> Callable[[], object]:
+    import torch
+
+    engine = torch.backends.quantized.engine
+    with warnings.catch_warnings():
+        # It is deprecated in favour of a package that is not a dependency of ours.
+        warnings.simplefilter("ignore")
+        torch.backends.quantized.engine = "x86"
+        try:
+            return _torch_int8(image, weight, window, floats)
+        finally:
+            torch.backends.quantized.engine = engine
+
+
+def _torch_int8(image: Any, weight: Any, window: Any, floats: bool) -> Callable[[], object]:
+    import torch
+    from torch.ao.nn import intrinsic, quantized
+
+    outputs = weight[0]
+    values = torch.randn(tuple(weight))
+    if window is None:
+        packed: Any = quantized.dynamic.Linear(weight[1], outputs)
+        coded = torch.quantize_per_tensor(values, 0.02, 0, torch.qint8)
+        packed.set_weight_bias(coded, torch.zeros(outputs))
+        rows = torch.rand(tuple(image))
+        return lambda: packed(rows)
+    stride, padding, dilation, groups = window
+    layer: Any = intrinsic.quantized.ConvReLU2d(
+        weight[1] * groups, outputs, tuple(weight[2:]), tuple(stride), tuple(padding),
+        tuple(dilation), groups,
+    )  # fmt: skip
+    grid = torch.full((outputs,), 0.02), torch.zeros(outputs, dtype=torch.int64)
+    layer.set_weight_bias(
+        torch.quantize_per_channel(values, *grid, 0, torch.qint8), torch.zeros(outputs)
+    )
+    x = torch.rand(tuple(image))
+    if floats:
+        return lambda: layer(torch.quantize_per_tensor(x, 1 / 255, 0, torch.quint8))
+    codes = _torch_codes(image)
+    return lambda: layer(codes)
+
+
+def _torch_codes(shape: Any) -> Any:
+    import torch
+
+    x = torch.quantize_per_tensor(torch.rand(tuple(shape)), 1 / 255, 0, torch.quint8)
+    return x.contiguous(memory_format=torch.channels_last)
+
+
+def _torch_sum(shape: Any) -> Callable[[], object]:
+    import torch
+
+    one, other = _torch_codes(shape), _torch_codes(shape)
+    return lambda: torch.ops.quantized.add_relu(one, other, 2 / 255, 0)
 
 
 def float_layer(call: Call) -> tuple[Any, Any]:

@@ -14,7 +14,12 @@ from slipstream.tables import Table
 from slipstream.units import format_reach
 from slipstream.verbs.proving.exposed import Exposed, exposed_sides, exposed_table, link_table
 from slipstream.verbs.proving.replicas import RanksSide, ranks_sides, ranks_table, workers_of
-from slipstream.verbs.proving.summary import TensorMemory, summary_table, tensor_memory
+from slipstream.verbs.proving.summary import (
+    TensorMemory,
+    prediction_notes,
+    summary_table,
+    tensor_memory,
+)
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,12 @@ class Proof:
     def tables(self) -> list[Table]:
         """The comparison in full, and those of real ranks."""
         table = self.comparison.table()
-        notes = (*table.notes, *self._memory_notes(), *map(shown_before, self.before or ()))
+        notes = (
+            *table.notes,
+            *prediction_notes(self.comparison.experiment),
+            *self._memory_notes(),
+            *map(shown_before, self.before or ()),
+        )
         tables = [replace(table, notes=notes)]
         if self.ranks:
             tables.append(ranks_table(self.ranks))

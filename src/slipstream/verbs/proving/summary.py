@@ -24,6 +24,7 @@ from slipstream.measure.render import (
 )
 from slipstream.tables import Field, Table
 from slipstream.units import format_bytes, format_percent
+from slipstream.verbs.results import noted
 
 _SENTENCES = 5
 _UNSTABLE = "unstable"
@@ -141,6 +142,7 @@ def summary_table(comparison: Comparison, before: Sequence[Score] = ()) -> Table
     ]
     sentences = [
         _step_sentence(experiment, [line.row for line in lines if line.row], memory),
+        *(f"{note}." for note in prediction_notes(experiment)),
         _quality_sentence([line.quality for line in lines if line.quality]),
         _machine_sentence(experiment, rows),
         _launch_sentence(experiment, rows),
@@ -153,6 +155,11 @@ def summary_table(comparison: Comparison, before: Sequence[Score] = ()) -> Table
     classifies = any(one.instability for one in checks.values())
     fields = [one for one in _FIELDS if classifies or one.name != _UNSTABLE]
     return Table.of(lines, fields, experiment.title, [*shown, more])
+
+
+def prediction_notes(experiment: Experiment) -> list[str]:
+    """What predictions say to know of techniques, as a cheaper choice."""
+    return noted(one.detail.get("notes", {}) for one in experiment.predictions.values())
 
 
 def _measured(row: ComparisonRow | None) -> str:

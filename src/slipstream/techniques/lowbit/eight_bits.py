@@ -1,0 +1,105 @@
+"""What a step takes in torch's own int8: to say where that is the cheaper choice.
+
+Torch quantises what `lowbit` does, and grouped convolutions as well; norms and ReLUs become part of
+layers, sums and maxima work on codes. All of these are measured here as torch computes them;
+concatenations are taken to be as fast on its codes as on ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from slipstream.durations import Durations
+from slipstream.graph import Call, Editor, Graph, StepPhase, replay
+from slipstream.provenance import Provenance
+from slipstream.surgery import Selection, module_of
+from slipstream.techniques.dataflow import Dataflow
+from slipstream.techniques.lowbit.recorded import POOLS, SUMS, Handover, handover, window_of
+from slipstream.techniques.lowbit.sites import CONVOLUTIONS, Site, Window, behind
+from slipstream.techniques.lowbit.timing import (
+    torch_layer_call,
+    torch_pool_call,
+    torch_sum_call,
+)
+
+_BITS = 8
+
+
+@dataclass(frozen=True)
+class TorchInt8:
+    """A step as torch would quantise it.
+
+    Attributes:
+        calls: by task: the layers, sums and maxima, as torch computes them.
+        around: what becomes of other tasks.
+    """
+
+    calls: dict[int, Call]
+    around: Handover
+
+    @classmethod
+    def of(cls, graph: Graph, sites: Sequence[Site], selection: Selection) -> TorchInt8:
+        """With what `sites` are, and the grouped convolutions that are selected."""
+        flow = Dataflow(graph)
+        followed = {site.task: site.behind for site in sites}
+        followed |= {
+            task: tuple(behind(flow, task))
+            for task in range(len(graph))
+            if _grouped(graph, flow, task) and module_of(graph, task) in selection
+        }
+        around = handover(graph, flow, followed, dict.fromkeys(followed, _BITS))
+        first = min(followed, default=-1)
+        calls = {task: _call(flow, task, task == first) for task in sorted(followed)}
+        for task in range(len(graph)) if followed else ():
+            call = flow.call(task)
+            if call is not None and call.name in SUMS and task in around.gone:
+                calls[task] = torch_sum_call(call.inputs[0].shape)
+            if call is not None and call.name in POOLS and len(call.inputs[0].shape) == 4:
+                calls[task] = torch_pool_call(call.inputs[0].shape, *window_of(call))
+        return cls(calls, around)
+
+    @property
+    def questions(self) -> list[Call]:
+        """What has to be measured for `step_ns`."""
+        return [*self.calls.values(), *self.around.coded.values()]
+
+    def step_ns(self, graph: Graph, durations: Durations, in_step: float) -> float | None:
+        """What the step would take; None where torch computes none of it here.
+
+        Args:
+            in_step: how much longer calls take in the step than by themselves.
+        """
+        edit = Editor(graph, "torch int8")
+        for task, call in {**self.around.coded, **self.calls}.items():
+            answer = durations.lookup(call)
+            if answer is None:
+                return None
+            edit.set_duration(task, answer.nanoseconds * in_step, Provenance.MICROBENCHMARK)
+            if task not in self.around.coded:
+                edit.set_gap(task, 0.0)
+        for task in self.around.gone - self.calls.keys():
+            edit.remove(task)
+        return replay(edit.apply("layers in torch's int8")).step_ns
+
+
+def _grouped(graph: Graph, flow: Dataflow, task: int) -> bool:
+    call = flow.call(task)
+    if call is None or call.name not in CONVOLUTIONS:
+        return False
+    window = Window.of(call)
+    grouped = window is not None and window.groups > 1
+    return grouped and bool(graph.tasks.phase[task] != StepPhase.BACKWARD)
+
+
+def _call(flow: Dataflow, task: int, first: bool) -> Call:
+    call = flow.call(task)
+    assert call is not None  # or it were no layer
+    if call.name in CONVOLUTIONS:
+        window = Window.of(call)
+        assert window is not None
+        over = (window.stride, window.padding, window.dilation, window.groups)
+        return torch_layer_call(call.inputs[0].shape, call.inputs[1].shape, over, first)
+    # The bias comes first in one.
+    rows = 1 if call.name == "aten::addmm" else 0
+    return torch_layer_call(call.inputs[rows].shape, call.inputs[rows + 1].shape[::-1])
