@@ -14,7 +14,7 @@ import torch
 
 import slipstream as ss
 from environments import switch_library_off
-from slipstream.techniques.embedding.hot_rows import _hashed
+from slipstream.techniques.embedding.hot_rows import _gains, _hashed
 from slipstream.techniques.embedding.kernels import tt as door
 from slipstream.techniques.embedding.kernels import tt_reference as reference
 
@@ -99,9 +99,56 @@ def test_cached_rows_are_trained_on_their_own() -> None:
     ids = module.hot.ids[:4]
     module(ids).sum().backward()
     grad = module.hot.weight.grad
-    assert torch.equal(grad[:4], torch.ones(4, 16))
+    # As far as plain gradient descent would move the train's rows.
+    assert torch.equal(grad[:4], module.hot.gain[:4, None].expand(4, 16))
     assert not grad[4:].any()
     assert not any(core.grad is not None and core.grad.any() for core in module.cores)
+
+
+@pytest.mark.parametrize("ranks", [(3,), (3, 4), (2, 3, 4)])
+def test_the_gain_is_how_far_a_step_moves_a_row_of_the_train(ranks: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    module = ss.nn.TTEmbedding(300, 24, ranks, init_std=2.0, dtype=torch.float64)
+    cores, ids = list(module.cores), torch.tensor([0, 7, 299])
+    squares = [
+        sum(
+            float(gradient.square().sum())
+            for number in range(24)
+            for gradient in torch.autograd.grad(reference.rows_of(cores, one[None])[0, number],
+                                                cores)
+        )
+        for one in ids
+    ]  # fmt: skip
+    detached = [core.detach() for core in cores]
+    right = torch.tensor(squares, dtype=torch.float64) / 24
+    torch.testing.assert_close(_gains(detached, ids), right.clamp(min=1))
+    assert bool((right > 1).all()), "else the bound is all that is compared"
+    assert _gains([core * 1e-3 for core in detached], ids).tolist() == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("policy", ["auto", "manual"])
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adagrad, torch.optim.Adam])
+def test_training_with_a_cache_ends_no_worse_than_without(policy: str, kind: Any) -> None:
+    rate = {torch.optim.SGD: 1.0, torch.optim.Adagrad: 0.05, torch.optim.Adam: 0.01}[kind]
+    losses = []
+    for rows in (0, 40):
+        torch.manual_seed(0)
+        wanted = torch.randn(1000, 16)
+        batches = [skewed(512) for _ in range(150)]
+        cached = {"cache_rows": rows, "cache_policy": policy} if rows else {}
+        module = ss.nn.TTEmbedding(1000, 16, (8, 8), init_std=0.5, **cached)
+        optimizer = kind(module.parameters(), lr=rate)
+        for number, ids in enumerate(batches):
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(module(ids), wanted[ids]).backward()
+            optimizer.step()
+            if rows and policy == "manual" and number % 25 == 10:
+                module.refresh(optimizer)
+        ids = torch.cat(batches)
+        with torch.no_grad():
+            losses.append(float(torch.nn.functional.mse_loss(module.eval()(ids), wanted[ids])))
+    without, with_cache = losses
+    assert with_cache <= without
 
 
 def test_what_a_row_has_learned_stays_when_it_leaves() -> None:

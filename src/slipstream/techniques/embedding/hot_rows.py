@@ -3,6 +3,11 @@
 A row that is looked up often is cached: read like a row of ``nn.Embedding`` and trained on its own.
 It begins as the train's row, to the bit. When it makes room for a hotter one, what it has learned
 goes back into the train, by least squares that count every row by how often it is looked up.
+
+A step of plain gradient descent moves a row of the train further than a row by itself: through all
+of its slices. A cached row's gradient is multiplied by how much further, its *gain* when it came;
+else it would lag behind what the train would have made of it. Optimizers that divide steps by the
+size of gradients, as Adagrad and Adam do, do not notice.
 """
 
 from __future__ import annotations
@@ -23,6 +28,7 @@ POLICIES = ("auto", "manual")
 _LOOKUPS_A_ROW = 100
 """Look-ups for each cached row between refreshes, under the policy auto."""
 _ANCHORS = 1 << 16
+_GAINS_AT_ONCE = 1 << 13
 _RIDGE = 1e-3
 
 
@@ -40,12 +46,14 @@ class HotRows(nn.Module):
     Attributes:
         weight: the parameter, [rows, dim].
         table: int64 [capacity, 2], ids and their rows in `weight`, found by hashing; -1 is free.
+        gain: float [rows], what gradients of `weight` are multiplied by; 1 at least.
 
     Raises:
         InvalidArgumentError: no rows, or another policy.
     """
 
     table: torch.Tensor
+    gain: torch.Tensor
 
     def __init__(
         self,
@@ -66,6 +74,8 @@ class HotRows(nn.Module):
         self.register_buffer(
             "table", torch.full((_capacity(rows), 2), -1, dtype=torch.int64, device=device)
         )
+        gain = torch.ones(rows, device=device, dtype=dtype)
+        self.register_buffer("gain", gain, persistent=False)
         self._seen = torch.empty(0, dtype=torch.int64)
         self._counts = torch.empty(0, dtype=torch.int64)
         self._hits = torch.zeros(rows, dtype=torch.int64)
@@ -81,6 +91,11 @@ class HotRows(nn.Module):
         known = self.table[self.table[:, 0] >= 0]
         ids[known[:, 1]] = known[:, 0]
         return ids
+
+    def rows(self) -> torch.Tensor:
+        """`weight`, whose gradient is multiplied by `gain`."""
+        rows: torch.Tensor = _Gained.apply(self.weight, self.gain)
+        return rows
 
     @property
     def due(self) -> bool:
@@ -131,11 +146,12 @@ class HotRows(nn.Module):
         free = torch.nonzero(leaving | (before < 0)).flatten()[: len(coming)]
         with torch.no_grad():
             device = self.weight.device
-            arriving = _rows(cores, coming.to(device))
+            arriving, gain = _rows(cores, coming.to(device)), _gains(cores, coming.to(device))
             if bool(leaving.any()):
                 others = ~torch.isin(seen, torch.cat([before, chosen]))
                 self._absorb(cores, before, leaving, (seen, counts), others)
             self.weight[free.to(device)] = arriving
+            self.gain[free.to(device)] = gain
             after = before.clone()
             after[leaving] = -1
             after[free] = coming
@@ -224,7 +240,8 @@ class HotRows(nn.Module):
     def get_extra_state(self) -> dict[str, torch.Tensor]:
         """The counts; saved with the rows."""
         seen, counts = self.counts()
-        return {"seen": seen, "counts": counts, "since": torch.tensor(self._since)}
+        since = torch.tensor(self._since)
+        return {"seen": seen, "counts": counts, "since": since, "gain": self.gain}
 
     def set_extra_state(self, state: dict[str, torch.Tensor]) -> None:
         """Counts that were saved."""
@@ -232,6 +249,8 @@ class HotRows(nn.Module):
         self._hits.zero_()
         self._seen, self._counts = state["seen"], state["counts"]
         self._since = int(state["since"])
+        if "gain" in state:  # else it was saved when gradients were as they came
+            self.gain.copy_(state["gain"])
         self._calls, self._calls_until_due = 0, 1
         self._leave_to_the_first()
 
@@ -261,6 +280,46 @@ def _rows(cores: list[torch.Tensor], ids: torch.Tensor) -> torch.Tensor:
     """Rows of the train to the bit as they are looked up."""
     rows = math.prod(core.shape[0] for core in cores)
     return door.look_up(cores, None, None, ids, None, None, rows, -1, len(ids), 0)
+
+
+class _Gained(torch.autograd.Function):
+    """Rows [n, dim] as they are; their gradient times a factor each, [n]."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(gain)
+        return rows.view_as(rows)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (gain,) = ctx.saved_tensors
+        return gradient * gain[:, None], None
+
+
+def _gains(cores: list[torch.Tensor], ids: torch.Tensor) -> torch.Tensor:
+    """How much further a step of gradient descent moves rows of the train, float [ids].
+
+    The mean over a row's numbers of the squares of their derivatives by all slices: for each slice
+    its columns, times the squares of what stands left of it, and of what stands right. 1 at least.
+    """
+    dim = math.prod(core.shape[2] for core in cores)
+    gains = [torch.ones(0, device=ids.device, dtype=cores[0].dtype)]
+    for part in ids.split(_GAINS_AT_ONCE):
+        slices: list[torch.Tensor] = []
+        left_over = part
+        for core in reversed(cores):
+            slices.insert(0, core[left_over % core.shape[0]])
+            left_over = left_over // core.shape[0]
+        squares = torch.zeros(len(part), device=ids.device, dtype=cores[0].dtype)
+        left = one = slices[0].new_ones(len(part), 1, 1)
+        for place, own in enumerate(slices):
+            right = one
+            for following in reversed(slices[place + 1 :]):
+                right = torch.einsum("nrqs,nsa->nrqa", following, right).flatten(2)
+            squares += own.shape[2] * left.square().sum((1, 2)) * right.square().sum((1, 2))
+            left = torch.einsum("nar,nrqs->naqs", left, own).flatten(1, 2)
+        gains.append((squares / dim).clamp(min=1))
+    return torch.cat(gains)
 
 
 def _added_up(ids: torch.Tensor, each: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -201,7 +201,7 @@ class _TensorTrain(CompressedModule):
             # Before the look-up: between it and its backward pass nothing may change.
             if counted and self.hot.due:
                 self.refresh()
-            cache, hot = self.hot.weight, self.hot.table
+            cache, hot = self.hot.rows(), self.hot.table
         how = (hot, bags.ids, bags.offsets, bags.weights, self.num_embeddings, padding, bags.total,
                door.MODES.index(mode or "sum"))  # fmt: skip
         cores = list(self.cores)
