@@ -1,7 +1,10 @@
-"""Programs of a few C++ files, each with flags of its own, as tests of kernels need them."""
+"""Native code compiled with sanitizers: programs of a few files, and the library as a whole."""
 
 from __future__ import annotations
 
+import hashlib
+import os
+import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +18,56 @@ FLAGS: Mapping[str, Sequence[str]] = {
     "neon": [],
 }
 SANITIZERS = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+
+
+# A sanitizer's own allocator gives None for 2^62 bytes, as malloc does. What Python itself never
+# gives back is no leak of ours.
+_ASAN = "detect_leaks=0:allocator_may_return_null=1:quarantine_size_mb=64"
+
+
+def library(cache: Path) -> Path:
+    """The folder with the whole library as sanitizers want it, compiled once for each content.
+
+    A build that was cut off goes on where it stopped.
+
+    Args:
+        cache: a folder that stays between runs.
+    """
+    flags = " ".join((*SANITIZERS, "-g1", "-fno-omit-frame-pointer"))
+    version = subprocess.run(["g++", "--version"], capture_output=True, check=True).stdout
+    content = hashlib.sha256(version + flags.encode())
+    for source in sorted(NATIVE.rglob("*")):
+        if source.is_file():
+            content.update(str(source.relative_to(NATIVE)).encode() + source.read_bytes())
+    folder = cache / content.hexdigest()[:16]
+    generator = ["-G", "Ninja"] if shutil.which("ninja") else []
+    subprocess.run(
+        ["cmake", *generator, "-S", str(NATIVE.parent), "-B", str(folder),
+         "-DSLIPSTREAM_OPTIMIZATION=-O1", f"-DCMAKE_CXX_FLAGS={flags}"],
+        check=True,
+    )  # fmt: skip
+    subprocess.run(
+        ["cmake", "--build", str(folder), "--target", "slipstream_native",
+         "--parallel", str(len(os.sched_getaffinity(0)))],
+        check=True,
+    )  # fmt: skip
+    for other in cache.iterdir():
+        if other != folder:
+            shutil.rmtree(other)  # of sources that are no more
+    return next(folder.rglob("libslipstream_native.so")).parent
+
+
+def environment() -> dict[str, str]:
+    """What Python, which has no sanitizers, needs to load such a library."""
+    # Exceptions of other libraries pass through the sanitizer, which looks for them as it starts.
+    names = ("libasan.so", "libstdc++.so.6")
+    paths = [
+        subprocess.run(
+            ["g++", f"-print-file-name={name}"], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        for name in names
+    ]
+    return {"LD_PRELOAD": " ".join(paths), "ASAN_OPTIONS": _ASAN, "OMP_NUM_THREADS": "1"}
 
 
 def build(

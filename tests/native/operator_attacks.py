@@ -2,7 +2,8 @@
 
 Every argument of a valid call is changed in every way below, one at a time. An operator may refuse;
 if it gives something, that is what its reference gives, or tensors without numbers. Prints JSON:
-``calls``, ``refused``, ``equal``, ``undefined``, and ``wrong``, the calls that gave something else.
+``calls``, ``refused``, ``equal``, ``undefined``, ``wrong``, the calls that gave something else, and
+``library``, the path of the compiled one.
 
 An argument names a folder with the compiled library to take instead of the installed one.
 """
@@ -438,7 +439,9 @@ def main() -> None:
                 else:
                     wrong.append(f"{what}: {came}")
     missing = sorted(defined() - seen)
-    print(json.dumps({**counts, "wrong": wrong, "without sample": missing}))
+    native = loader.library()
+    path = None if native is None else native._name
+    print(json.dumps({**counts, "wrong": wrong, "without sample": missing, "library": path}))
 
 
 if __name__ == "__main__":

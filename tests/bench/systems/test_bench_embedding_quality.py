@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -12,8 +13,10 @@ import torch
 from sklearn.metrics import roc_auc_score
 from torch import nn
 
+from slipstream.techniques.embedding.planning import MIXED, plan
 from slipstream_bench.generators.clicks import click_log
 from slipstream_bench.generators.feedback import implicit_feedback
+from slipstream_bench.rows import Bar
 from slipstream_bench.systems.embedding.dlrm import DLRM
 from slipstream_bench.systems.embedding.quality import (
     CONVERTED,
@@ -24,6 +27,7 @@ from slipstream_bench.systems.embedding.quality import (
     ranked,
 )
 from slipstream_bench.systems.embedding.quality_bars import (
+    _NOT_BELOW,
     _OVER_HASH,
     _PLAN,
     _TRAIN,
@@ -37,6 +41,7 @@ from slipstream_bench.systems.embedding.quality_tasks import (
     first_users,
     split,
 )
+from slipstream_bench.systems.embedding.quality_texts import _task
 
 
 @pytest.fixture(autouse=True)
@@ -223,3 +228,45 @@ def test_clicks_are_learnt_and_never_better_than_the_truth() -> None:
     assert best == pytest.approx(log.bayes_auc, abs=0.03)
     assert 0.6 < robe.mean < best + 0.005
     assert 0.65 < dense.mean < best + 0.005
+
+
+def test_a_plan_is_held_against_the_noise_of_seeds() -> None:
+    def rows(plan: float, seeds: int) -> Bar:
+        log = implicit_feedback(40, 60, per_user=10, seed=1)
+        task = Feedback(log.data, "made up", dim=8)
+        study = _Study("made up", lambda: task, (16,), (), (_NOT_BELOW,))
+        apart = (0.0, 0.01, -0.01)[:seeds]
+        scored = [
+            Scored(method, 1.0 if method == DENSE else 16, 1, 16.0, 0.1,
+                   tuple(mean + one for one in apart))
+            for method, mean in ((DENSE, 0.5), ("lowdim", 0.4), (MIXED, 0.45), (CONVERTED, plan))
+        ]  # fmt: skip
+        (row,) = _rows(study, task, 16, scored, 1)
+        return row
+
+    # The worse of both plans counts; 0.01 is the deviation.
+    assert rows(0.395, 3).holds is True
+    assert rows(0.38, 3).holds is False
+    assert rows(0.45, 1).holds is None
+
+
+def test_texts_are_learned_as_bags_of_words() -> None:
+    draw = np.random.default_rng(0)
+    texts = [
+        (" ".join(["good", "fine"][label] if draw.random() < 0.5 else "word" for _ in range(6))
+         + f" only{number}", label)
+        for number, label in enumerate(draw.integers(0, 2, 400).tolist())
+    ]  # fmt: skip
+    task = _task("made up", texts[:300], texts[300:], classes=2)
+    # Words that occur once have no row.
+    assert task.word_count == 3
+    assert int(task.counts()["words"].sum()) == sum(map(len, task.train.ids))
+    torch.manual_seed(0)
+    model = task.model()
+    before = task.score(model)
+    for _ in islice(task.training(model, 0.03), 3):
+        pass
+    assert task.score(model) > max(before, 0.9)
+    held = task.validation()
+    assert len(held.train.ids) + len(held.test.ids) == len(task.train.ids)
+    assert set(plan(model, task.counts(), ratio=8, least_rows=1).tables) == {"words"}
