@@ -306,8 +306,8 @@ class LowBit(Settings):
         if torch_ns is not None and torch_ns < min(near * ours_ns, w8a8_ns):
             return (
                 f"8 bits are {_compared(ours_ns / torch_ns)}: torch's own int8 would take "
-                f"{format_duration(torch_ns)} a step; it is the cheaper choice{anew}, as is an "
-                "export in int8 to ONNX Runtime or OpenVINO"
+                f"{format_duration(torch_ns)} a step; it, or an export in int8 to ONNX Runtime or "
+                f"OpenVINO, is the cheaper choice{anew}"
             )
         others = "" if torch_ns is None else f", torch's own int8 {format_duration(torch_ns)}"
         if anew and w8a8_ns < (1 + _SAME) * ours_ns:
@@ -316,7 +316,7 @@ class LowBit(Settings):
                 f"{format_duration(w8a8_ns)} a step{others}; it is the cheaper choice{anew}"
             )
         if not anew:
-            return f"no 8 bits of torch's own are as fast{others}" if others else ""
+            return f"no faster in other 8 bits{others} a step" if others else ""
         return (
             f"8 bits are slower: lowbit:w8a8 would take {format_duration(w8a8_ns)} a step{others}"
         )
