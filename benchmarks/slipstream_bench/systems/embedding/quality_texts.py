@@ -50,9 +50,9 @@ class Texts:
 
     def bags(self, chosen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Ids, where texts begin, and labels of those that are `chosen`."""
-        own = [self.ids[one] for one in chosen.tolist()]
-        begin = np.cumsum([0, *map(len, own[:-1])])
-        ids = torch.from_numpy(np.concatenate(own))
+        texts = [self.ids[one] for one in chosen.tolist()]
+        begin = np.cumsum([0, *map(len, texts[:-1])])
+        ids = torch.from_numpy(np.concatenate(texts))
         return ids, torch.from_numpy(begin), torch.from_numpy(self.labels[chosen.numpy()])
 
     def part(self, places: slice) -> Texts:
@@ -168,5 +168,7 @@ def _numbered(texts: Sequence[tuple[list[str], int]], number: dict[str, int]) ->
         (np.array([number[word] for word in words if word in number], np.int64), label)
         for words, label in texts
     ]
-    kept = [(own, label) for own, label in ids if len(own)]
-    return Texts(tuple(own for own, _ in kept), np.array([label for _, label in kept], np.int64))
+    kept = [(words_of, label) for words_of, label in ids if len(words_of)]
+    return Texts(
+        tuple(words_of for words_of, _ in kept), np.array([label for _, label in kept], np.int64)
+    )

@@ -312,12 +312,12 @@ def _gains(cores: list[torch.Tensor], ids: torch.Tensor) -> torch.Tensor:
             left_over = left_over // core.shape[0]
         squares = torch.zeros(len(part), device=ids.device, dtype=cores[0].dtype)
         left = one = slices[0].new_ones(len(part), 1, 1)
-        for place, own in enumerate(slices):
+        for place, current in enumerate(slices):
             right = one
             for following in reversed(slices[place + 1 :]):
                 right = torch.einsum("nrqs,nsa->nrqa", following, right).flatten(2)
-            squares += own.shape[2] * left.square().sum((1, 2)) * right.square().sum((1, 2))
-            left = torch.einsum("nar,nrqs->naqs", left, own).flatten(1, 2)
+            squares += current.shape[2] * left.square().sum((1, 2)) * right.square().sum((1, 2))
+            left = torch.einsum("nar,nrqs->naqs", left, current).flatten(1, 2)
         gains.append((squares / dim).clamp(min=1))
     return torch.cat(gains)
 
