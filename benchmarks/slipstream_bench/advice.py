@@ -14,7 +14,7 @@ import psutil
 from slipstream.errors import MeasurementError
 
 SLIPSTREAM = [sys.executable, "-c", "from slipstream.cli import main; main()"]
-_FIRST, _AS_IT_IS = "first look at ", "as it is: "
+_FIRST, _AS_IT_IS, _ERROR = "first look at ", "as it is: ", "error: "
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,8 @@ def time_advice(target: str, folder: str, *options: str) -> AdviceTimes:
         first, step, said = float("nan"), "", ""
         with process:
             for line in process.stderr or ():
-                said = line
+                # Behind the error stands what to do.
+                said = said if said.startswith(_ERROR) else line
                 if line.startswith(_FIRST):
                     first = time.perf_counter() - begin
                 elif line.startswith(_AS_IT_IS):
