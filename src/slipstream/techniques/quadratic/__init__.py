@@ -10,15 +10,25 @@ from typing import TYPE_CHECKING
 from slipstream.late import late
 
 if TYPE_CHECKING:
+    from slipstream.techniques.quadratic.builder import (
+        Sensitivity,
+        Shortened,
+        sensitivities,
+        shorten,
+    )
     from slipstream.techniques.quadratic.neurons import NEURONS, Neuron
     from slipstream.techniques.quadratic.nn import Conv2d, Fused, Linear, convert, converted, fuse
 
 _HOMES = {
+    "builder": ("Sensitivity", "Shortened", "sensitivities", "shorten"),
     "neurons": ("NEURONS", "Neuron"),
     "nn": ("Conv2d", "Fused", "Linear", "convert", "converted", "fuse"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
-__all__ = ["NEURONS", "Conv2d", "Fused", "Linear", "Neuron", "convert", "converted", "fuse"]
+__all__ = [
+    "NEURONS", "Conv2d", "Fused", "Linear", "Neuron", "Sensitivity", "Shortened", "convert",
+    "converted", "fuse", "sensitivities", "shorten",
+]  # fmt: skip
 
 __getattr__, __dir__ = late(__name__, _HOME_OF, __all__)

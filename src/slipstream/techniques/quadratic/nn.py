@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -66,6 +67,11 @@ class _Layer(nn.Module):
         """Output channels."""
         one = self.square_weight
         return len(one) if one is not None else len(self.weight) // NEURONS[self.neuron].branches
+
+    @property
+    def convolution(self) -> tuple[Sequence[int], Sequence[int], Sequence[int], int] | None:
+        """Stride, padding, dilation, groups; None for a linear layer."""
+        return self._projection.convolution
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., in] or [N, in, H, W]."""
@@ -238,21 +244,27 @@ def fuse(model: nn.Module) -> list[str]:
 
 
 def converted(
-    layer: nn.Linear | nn.Conv2d, neuron: str = "ours", init: str = "first_order"
-) -> _Layer:
+    layer: nn.Linear | nn.Conv2d, neuron: str = "ours", init: str = "first_order", *,
+    branch_norm: bool = False, memory: Memory = "hybrid",
+) -> _Layer:  # fmt: skip
     """A quadratic layer in the place of `layer`.
 
     Args:
         init: ``first_order`` computes what `layer` does until it is trained: its weight becomes the
             linear term, one branch begins at zero. ``random`` begins anew.
+        branch_norm, memory: as of `QuadraticLinear`.
 
     Raises:
-        InvalidArgumentError: a neuron without a linear term cannot begin so, or the padding is not
-            of zeros.
+        InvalidArgumentError: a neuron without a linear term, or with norms, cannot begin so; or the
+            padding is not of zeros.
     """
     if init not in ("first_order", "random"):
         raise InvalidArgumentError("init", f"'{init}' is neither first_order nor random")
     bias, weight = layer.bias is not None, layer.weight
+    if branch_norm and init == "first_order":
+        raise InvalidArgumentError(
+            "init", "branch norm changes what the layer computes", remedy='init="random"'
+        )
     quadratic: _Layer
     if isinstance(layer, nn.Conv2d):
         if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
@@ -262,9 +274,13 @@ def converted(
         quadratic = QuadraticConv2d(
             layer.in_channels, layer.out_channels, kernel, stride=stride, padding=padding,
             dilation=dilation, groups=layer.groups, neuron=neuron, bias=bias,
+            branch_norm=branch_norm, memory=memory,
         )  # fmt: skip
     else:
-        quadratic = QuadraticLinear(layer.in_features, layer.out_features, neuron=neuron, bias=bias)
+        quadratic = QuadraticLinear(
+            layer.in_features, layer.out_features, neuron=neuron, bias=bias,
+            branch_norm=branch_norm, memory=memory,
+        )  # fmt: skip
     quadratic = quadratic.to(weight.device, weight.dtype).train(layer.training)
     if init == "random":
         return quadratic
@@ -282,12 +298,13 @@ def converted(
 
 def convert(
     model: nn.Module, neuron: str = "ours", *, only: str = "*", except_: str = "",
-    init: str = "first_order",
+    init: str = "first_order", branch_norm: bool = False,
 ) -> list[str]:  # fmt: skip
     """Make linear layers and convolutions of `model` quadratic, in place; their names.
 
     Args:
         only, except_: patterns of qualified names.
+        init, branch_norm: as of `converted`.
 
     Raises:
         InvalidArgumentError: see `converted`; or no layer is meant.
@@ -302,7 +319,7 @@ def convert(
     chosen.need_some("quadratic", layers)
     names = [name for name in layers if name in chosen]
     for name in names:
-        place(model, name, converted(layers[name], neuron, init))
+        place(model, name, converted(layers[name], neuron, init, branch_norm=branch_norm))
     return names
 
 
