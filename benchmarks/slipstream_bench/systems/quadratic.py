@@ -1,29 +1,45 @@
 """``slipstream bench quadratic``: what quadratic layers keep, how long they take, what they learn.
 
-Times are CPU time of one thread. Accuracies are of scikit-learn's digits, one layer, over seeds.
+Times are CPU time of one thread. Accuracies of one layer are of scikit-learn's digits and of
+Fashion-MNIST (20,000 images to train with, 10,000 to judge by), over seeds; the builder's are of
+fewer images of half the width and height.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
+import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import avg_pool2d, cross_entropy, mse_loss
 from torch.utils.checkpoint import checkpoint
 
+from slipstream.errors import SlipstreamWarning
 from slipstream.heap import keep_pages
+from slipstream.measure import timed
 from slipstream.surgery import saved_bytes
-from slipstream.techniques.quadratic import Conv2d, Linear, convert
+from slipstream.techniques.quadratic import Conv2d, Fused, Linear, Shortened, convert, shorten
 from slipstream_bench.harness import one_thread, paired
-from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most
+from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, not_judged
+from slipstream_bench.systems.accuracy.cells import Cell, measure_cells, workload_of
+from slipstream_bench.systems.adasum.study import Samples, Study
+from slipstream_bench.systems.adasum.tasks import MISSING, fashion
 
 _SHAPES = ((64, 64, 16, 32), (16, 32, 16, 32), (128, 128, 4, 16), (32, 32, 32, 8))
 """Channels in and out, images, height and width."""
 _EPOCHS = 60
+_HELD = "the worst seed, on samples it was not trained with"
+_PREDICTED = (
+    "conv_net", "perceptron", "recommender", "vision_transformer", "language_model",
+    "tiny_language_model",
+)  # fmt: skip
 
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
@@ -34,7 +50,12 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
         yield from _memory_rows(options)
         yield from _conversion_rows(options)
         yield from _time_rows(options, blocks)
+        yield from _inference_rows(options, blocks)
+        yield from _expressive_rows(options)
+        yield from _stability_rows(options)
         yield from _accuracy_rows(options)
+        yield from _builder_rows(options)
+        yield from _predicted_rows(options)
 
 
 def _memory_rows(options: BenchOptions) -> Iterator[Bar]:
@@ -133,48 +154,359 @@ def _step(layer: nn.Module, x: torch.Tensor, *, checkpointed: bool = False) -> C
     return step
 
 
-def _accuracy_rows(options: BenchOptions) -> Iterator[Bar]:
-    bars = {
-        "digits: ours over an equal ReLU MLP": ("mlp", 0.2), "digits: ours over t4": ("t4", 0.0),
-        "digits: ours over t3": ("t3", 0.0), "digits: ours over t2": ("t2", 0.0),
-    }  # fmt: skip
-    wanted = {bar: case for bar, case in bars.items() if options.wants(bar)}
-    if not wanted:
-        return
-    seeds = range(5 if options.full else 2)
-    found: dict[str, list[float]] = {}
-    for name in ("ours", *(name for name, _ in wanted.values())):
-        options.progress(f"digits: {name}")
-        found[name] = [_accuracy(name, seed) for seed in seeds]
-    means = ", ".join(f"{name} {np.mean(values):.2f}" for name, values in found.items())
-    for bar, (other, target) in wanted.items():
-        gains = np.array(found["ours"]) - np.array(found[other])
-        sizes = f"{_EPOCHS} epochs; ours has 1,930 parameters, the MLP 1,960"
-        detail = f"{means} %; {sizes}; each seed {np.round(gains, 2)}"
-        yield at_least(bar, float(gains.mean()), target, "points", n=len(gains), detail=detail)
+@dataclass(frozen=True)
+class _Task:
+    """Pictures for one layer to tell apart.
+
+    Attributes:
+        train, held: features and labels, [samples, features] and [samples].
+        hidden: units of a ReLU perceptron with as many parameters as a layer of `ours`.
+        gain: points that `ours` is to be better than that.
+    """
+
+    train: Samples
+    held: Samples
+    hidden: int
+    epochs: int
+    gain: float
+
+    def sizes(self) -> str:
+        inputs = self.train.x.shape[1]
+        perceptron = self.hidden * (inputs + 11) + 10
+        ours = 30 * inputs + 10
+        return f"{self.epochs} epochs; ours has {ours:,} parameters, the MLP {perceptron:,}"
 
 
-def _accuracy(name: str, seed: int) -> float:
+def _digits(seed: int) -> _Task:
     from sklearn.datasets import load_digits
 
-    torch.manual_seed(seed)
     digits = load_digits()
     order = np.random.default_rng(seed).permutation(len(digits.data))
     x = torch.tensor(digits.data[order] / 16 - 0.3, dtype=torch.float32)
     y = torch.tensor(digits.target[order])
+    return _Task(Samples(x[:1347], y[:1347]), Samples(x[1347:], y[1347:]), 26, _EPOCHS, 0.2)
+
+
+@functools.cache
+def _fashion() -> Study | None:
+    return fashion("MLP")
+
+
+def _clothes(seed: int) -> _Task | None:
+    study = _fashion()
+    return None if study is None else _Task(study.train, study.held, 30, 5, 1.0)
+
+
+def _accuracy_rows(options: BenchOptions) -> Iterator[Bar]:
+    for title, make in (("digits", _digits), ("Fashion-MNIST", _clothes)):
+        others = {"an equal ReLU MLP": "mlp", "t4": "t4", "t3": "t3", "t2": "t2"}
+        names = {f"{title}: ours over {text}": name for text, name in others.items()}
+        wanted = {bar: name for bar, name in names.items() if options.wants(bar)}
+        if not wanted:
+            continue
+        tasks = [make(seed) for seed in range(5 if options.full else 2)]
+        percents: dict[str, list[float]] = {}
+        for name in ("ours", *wanted.values()):
+            options.progress(f"{title}: {name}")
+            percents[name] = [
+                _accuracy(name, task, seed) for seed, task in enumerate(tasks) if task is not None
+            ]
+        for bar, other in wanted.items():
+            task = tasks[0]
+            if task is None:
+                yield not_judged(bar, "points", ">= 0", MISSING)
+                continue
+            means = ", ".join(f"{name} {np.mean(values):.2f}" for name, values in percents.items())
+            gains = np.array(percents["ours"]) - np.array(percents[other])
+            detail = f"{means} %; {task.sizes()}; each seed {np.round(gains, 2)}"
+            yield at_least(
+                bar, float(gains.mean()), task.gain if other == "mlp" else 0.0, "points",
+                n=len(gains), detail=detail,
+            )  # fmt: skip
+
+
+def _accuracy(name: str, task: _Task, seed: int) -> float:
+    torch.manual_seed(seed)
+    inputs = task.train.x.shape[1]
     model: nn.Module
     if name == "mlp":
-        model = nn.Sequential(nn.Linear(64, 26), nn.ReLU(), nn.Linear(26, 10))
+        model = nn.Sequential(nn.Linear(inputs, task.hidden), nn.ReLU(), nn.Linear(task.hidden, 10))
     else:
-        model = Linear(64, 10, neuron=name)
+        model = Linear(inputs, 10, neuron=name)
+    _train(model, task.train, task.epochs)
+    return _percent(model, task.held)
+
+
+def _train(model: nn.Module, samples: Samples, epochs: int) -> None:
+    """The paper's recipe: SGD 0.1 with momentum, cosine, gradients clipped at 0.5."""
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=5e-4)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, _EPOCHS)
-    for _ in range(_EPOCHS):
-        for rows in torch.randperm(1347).split(64):
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
+    for _ in range(epochs):
+        for rows in torch.randperm(len(samples.x)).split(64):
             optimizer.zero_grad()
-            cross_entropy(model(x[rows]), y[rows]).backward()
+            cross_entropy(model(samples.x[rows]), samples.y[rows]).backward()
             nn.utils.clip_grad_norm_(model.parameters(), 0.5)
             optimizer.step()
         schedule.step()
+
+
+def _percent(model: nn.Module, samples: Samples) -> float:
     with torch.no_grad():
-        return 100 * float((model(x[1347:]).argmax(1) == y[1347:]).float().mean())
+        return 100 * float((model(samples.x).argmax(1) == samples.y).float().mean())
+
+
+def _expressive_rows(options: BenchOptions) -> Iterator[Bar]:
+    """One layer, no activation, on what no linear layer can do; the worst seed is told."""
+    seeds = range(5 if options.full else 2)
+    bar = "circles told apart by one layer"
+    if options.wants(bar):
+        options.progress(bar)
+        yield at_least(bar, min(map(_circles, seeds)), 98.5, "%", n=len(seeds), detail=_HELD)
+    bar = "XOR by one layer"
+    if options.wants(bar):
+        options.progress(bar)
+        x = torch.tensor([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]])
+        samples = Samples(x, (x[:, 0] != x[:, 1]).long())
+        percents = [_percent(_fitted(samples, 2, seed), samples) for seed in seeds]
+        yield at_least(bar, min(percents), 100, "%", n=len(seeds), detail="four points")
+    bar = "quadratic regression by one layer: share of variance explained"
+    if options.wants(bar):
+        options.progress(bar)
+        yield at_least(bar, min(map(_regression, seeds)), 0.999, "", n=len(seeds), detail=_HELD)
+
+
+def _circles(seed: int) -> float:
+    from sklearn.datasets import make_circles
+
+    x, y = make_circles(1000, noise=0.08, factor=0.5, random_state=seed)
+    samples = Samples(torch.tensor(x, dtype=torch.float32), torch.tensor(y))
+    train, held = (Samples(samples.x[i::2], samples.y[i::2]) for i in (0, 1))
+    return _percent(_fitted(train, 2, seed), held)
+
+
+def _regression(seed: int) -> float:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(1000, 2, generator=generator)
+    y = 2 * x[:, 0] * x[:, 1] - x[:, 1] ** 2 + x[:, 0] + 0.5
+    model = _fitted(Samples(x[::2], y[::2]), 1, seed)
+    with torch.no_grad():
+        rest = model(x[1::2])[:, 0] - y[1::2]
+    return 1 - float(rest.var(correction=0) / y[1::2].var(correction=0))
+
+
+def _fitted(samples: Samples, outputs: int, seed: int) -> nn.Module:
+    """One layer; of one output to numbers, of several to labels."""
+    torch.manual_seed(seed)
+    model = Linear(samples.x.shape[1], outputs)
+    optimizer = torch.optim.Adam(model.parameters(), 0.05)
+    for _ in range(400):
+        optimizer.zero_grad()
+        y = model(samples.x)
+        loss = mse_loss(y[:, 0], samples.y) if outputs == 1 else cross_entropy(y, samples.y)
+        loss.backward()
+        optimizer.step()
+    return model
+
+
+def _inference_rows(options: BenchOptions, blocks: int) -> Iterator[Bar]:
+    for inputs, outputs, images, size in _SHAPES:
+        shape = f"{inputs} to {outputs}, {images} images of {size} x {size}"
+        equal = f"fused, largest difference from three convolutions: {shape}"
+        fast, first = f"inference over three convolutions: {shape}", f"over first order: {shape}"
+        if not any(map(options.wants, (equal, fast, first))):
+            continue
+        options.progress(fast)
+        x = torch.randn(images, inputs, size, size)
+        separate, layer = _Separate(inputs, outputs), Conv2d(inputs, outputs, 3, padding=1)
+        with torch.no_grad():
+            convolutions = separate.a, separate.b, separate.c
+            layer.weight.copy_(torch.cat([one.weight for one in convolutions]))
+            for one in convolutions[:2]:
+                one.bias.zero_()  # type: ignore[union-attr]
+            layer.bias.copy_(separate.c.bias)  # type: ignore[union-attr, arg-type]
+            models = {
+                "three": separate, "fused": Fused(layer),
+                "first order": nn.Conv2d(inputs, outputs, 3, padding=1),
+            }  # fmt: skip
+            y = separate(x)
+            worst = float((models["fused"](x) - y).abs().max() / y.abs().max())
+            arms = {name: functools.partial(model, x) for name, model in models.items()}
+            taken = paired(arms, blocks=blocks, budget_s=8.0)
+        if options.wants(equal):
+            yield at_most(equal, worst, 1e-5, "", n=1)
+        if options.wants(fast):
+            yield taken.ratio("three", "fused").at_least(fast, 1.3, detail=f"{taken}")
+        if options.wants(first):
+            yield taken.ratio("fused", "first order").at_most(first, 3.1, detail=f"{taken}")
+
+
+def _stability_rows(options: BenchOptions) -> Iterator[Bar]:
+    bars = {
+        "3 to 24 layers with branch norm: trainings that stay finite": True,
+        "without branch norm: trainings that blow up and are told": False,
+    }
+    cases = list(itertools.product((3, 6, 12, 24), range(5 if options.full else 1)))
+    epochs = 3 if options.full else 1
+    for bar, branch_norm in bars.items():
+        if not options.wants(bar):
+            continue
+        ends = []
+        for depth, seed in cases:
+            options.progress(f"{bar}: {depth} layers")
+            ends.append(_deep(depth, seed, branch_norm=branch_norm, epochs=epochs))
+        broken = [one for one in ends if not one[0]]
+        detail = (
+            f"digits, {22 * epochs} steps at 0.1, gradients clipped at 0.5; {len(ends)} trainings"
+        )
+        if branch_norm:
+            yield at_least(
+                bar, len(ends) - len(broken), len(ends), f"of {len(ends)}", n=len(ends),
+                detail=detail,
+            )  # fmt: skip
+        else:
+            told = sum(one[1] for one in broken)
+            yield at_least(bar, told, len(broken), f"of {len(broken)}", n=len(ends), detail=detail)
+
+
+def _deep(depth: int, seed: int, *, branch_norm: bool, epochs: int) -> tuple[bool, bool]:
+    """Whether a stack of quadratic convolutions ends finite, and whether a warning was given."""
+    task = _digits(seed)
+    torch.manual_seed(seed)
+    layers = [
+        Conv2d(1 if at == 0 else 8, 8, 3, padding=1, branch_norm=branch_norm) for at in range(depth)
+    ]
+    model = nn.Sequential(
+        nn.Unflatten(1, (1, 8, 8)), *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10)
+    )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", SlipstreamWarning)
+        _train(model, task.train, epochs)
+    finite = all(bool(torch.isfinite(one).all()) for one in model.parameters())
+    return finite, any(issubclass(one.category, SlipstreamWarning) for one in caught)
+
+
+@dataclass(frozen=True)
+class _Building:
+    """One seed's networks: six first-order convolutions, six quadratic ones, and what was built.
+
+    Attributes:
+        result: of the builder.
+        budget: that it was given.
+        search: its CPU time, the new training among it, over training the quadratic network.
+        time: of training what was built, over training the first-order network.
+        parameters: of what was built, over the first-order network's.
+        percents: right on held images: first order, built.
+    """
+
+    result: Shortened
+    budget: float
+    search: float
+    time: float
+    parameters: float
+    percents: tuple[float, float]
+
+
+def _builder_rows(options: BenchOptions) -> Iterator[Bar]:
+    near, time = "builder: distance from the budget", "builder: search over one training"
+    better = "built network over six first-order convolutions"
+    if not any(map(options.wants, (near, time, better))):
+        return
+    study = _fashion()
+    if study is None:
+        yield not_judged(near, "%", "<= 5", MISSING)
+        return
+    images, epochs, seeds = (2000, 10, 5) if options.full else (500, 4, 1)
+    built = []
+    for seed in range(seeds):
+        options.progress(f"{near}: seed {seed}")
+        built.append(_build(study, images, epochs, seed))
+    n, detail = len(built), f"Fashion-MNIST, {images} images of 14 x 14, {epochs} epochs; "
+    fates = "; ".join(
+        f"{len(one.result.removed)} of 6 removed, {len(one.result.narrowed)} narrowed"
+        for one in built
+    )
+    far = [100 * abs(1 - one.result.share / one.budget) for one in built]
+    if options.wants(near):
+        yield at_most(near, max(far), 5.0, "%", n=n, detail=detail + fates)
+    if options.wants(time):
+        ratios = [one.search for one in built]
+        told = f"CPU time, the training of what is left among it; each seed {np.round(ratios, 2)}"
+        yield at_most(time, float(np.median(ratios)), 1.2, "x", n=n, detail=detail + told)
+    if options.wants(better):
+        gains = [one.percents[1] - one.percents[0] for one in built]
+        told = (
+            f"{np.mean([one.percents for one in built], axis=0).round(2)} %, each seed "
+            f"{np.round(gains, 2)}; training takes {np.median([one.time for one in built]):.2f}x, "
+            f"parameters {np.median([one.parameters for one in built]):.2f}x; {fates}"
+        )
+        yield at_least(better, float(np.mean(gains)), -0.3, "points", n=n, detail=detail + told)
+
+
+def _networks(seed: int) -> tuple[nn.Module, nn.Module, float]:
+    """A first-order network, a quadratic one of its widths, and 0.85 of the former's size."""
+    torch.manual_seed(seed)
+    widths = (1, 16, 16, 32, 32, 32, 32)
+    layers: list[nn.Module] = []
+    for at, (inputs, outputs) in enumerate(itertools.pairwise(widths)):
+        layers += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.BatchNorm2d(outputs), nn.ReLU()]
+        layers += [nn.MaxPool2d(2)] * (at in (1, 3))
+    first = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10))
+    quadratic = copy.deepcopy(first)
+    convert(quadratic, except_=str(len(first) - 1), init="random", branch_norm=True)
+    sizes = [sum(p.numel() for p in one.parameters()) for one in (first, quadratic)]
+    return first, quadratic, 0.85 * sizes[0] / sizes[1]
+
+
+def _build(study: Study, images: int, epochs: int, seed: int) -> _Building:
+    first, quadratic, budget = _networks(seed)
+    train, chosen, held = (
+        Samples(avg_pool2d(one.x[:count].view(-1, 1, 28, 28), 2), one.y[:count])
+        for one, count in ((study.train, images), (study.choice, images // 4), (study.held, 4000))
+    )
+    took: dict[str, float] = {}
+    results: list[Shortened] = []
+
+    def learn(model: nn.Module, name: str = "built") -> None:
+        took[name] = timed(lambda: _train(model.train(), train, epochs))["cpu"]
+
+    def search() -> None:
+        results.append(shorten(
+            quadratic, learn, lambda model: _percent(model, chosen), train.x[:8], budget=budget
+        ))  # fmt: skip
+
+    learn(first, "first order")
+    learn(quadratic, "quadratic")
+    whole = timed(search)["cpu"]
+    (result,) = results
+    models = first.eval(), result.model.eval()
+    sizes = [sum(p.numel() for p in one.parameters()) for one in models]
+    return _Building(
+        result, budget, whole / took["quadratic"], took["built"] / took["first order"],
+        sizes[1] / sizes[0], (_percent(models[0], held), _percent(models[1], held)),
+    )  # fmt: skip
+
+
+def _predicted_rows(options: BenchOptions) -> Iterator[Bar]:
+    families = _PREDICTED if options.full else _PREDICTED[1:2]
+    for family in families:
+        step, memory = f"predicted step of {family}", f"predicted memory of {family}"
+        if not any(map(options.wants, (step, memory))):
+            continue
+        budget = "30s" if options.full else "10s"
+        cells = measure_cells(
+            family, workload_of(family), ["quadratic:ours"], budget, options.progress, widest=0.15
+        )
+        for cell in cells:
+            yield from _told(cell, {step: 15.0, memory: 5.0}, options)
+
+
+def _told(cell: Cell, targets: dict[str, float], options: BenchOptions) -> Iterator[Bar]:
+    values: dict[str, Any] = dict(zip(targets, (cell.error, cell.memory_error), strict=True))
+    detail = f"{cell.predicted:.3f}x told, {cell.measured:.3f}x measured, of the step before"
+    for bar, target in targets.items():
+        if not options.wants(bar):
+            continue
+        if cell.judged and np.isfinite(values[bar]):
+            yield at_most(bar, 100 * abs(values[bar]), target, "%", n=1, detail=detail)
+        else:
+            yield not_judged(bar, "%", f"<= {target:g}", cell.note or "nobody watched the memory")

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from slipstream.errors import InvalidArgumentError, SlipstreamError, UnknownNameError
+from slipstream.errors import (
+    InvalidArgumentError,
+    SlipstreamError,
+    SlipstreamWarning,
+    UnknownNameError,
+)
 from slipstream.surgery import saved_bytes
 from slipstream.techniques.quadratic import NEURONS, Conv2d, Fused, Linear, convert, fuse
 
@@ -127,6 +133,25 @@ def test_one_layer_is_enough_for_what_is_quadratic(function: str) -> None:
         loss.backward()
         optimizer.step()
     assert loss.item() / target.var().item() <= 1e-3
+
+
+@pytest.mark.parametrize("branch_norm", [False, True])
+def test_a_deep_stack_that_blows_up_is_told_within_eight_steps(branch_norm: bool) -> None:
+    torch.manual_seed(0)
+    layers = [Conv2d(4, 4, 3, padding=1, branch_norm=branch_norm) for _ in range(12)]
+    model, x = nn.Sequential(*layers), torch.randn(4, 4, 6, 6)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(8):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+    told = [str(one.message) for one in caught if one.category is SlipstreamWarning]
+    assert bool(told) is not branch_norm
+    assert all("no longer finite: branch_norm=True" in one for one in told)
+    assert bool(torch.isfinite(model(x)).all()) is branch_norm
 
 
 def test_autocast_leaves_the_layer_to_autograd() -> None:

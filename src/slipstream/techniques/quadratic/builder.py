@@ -321,9 +321,9 @@ def _operations(model: nn.Module, x: torch.Tensor, names: Mapping[str, object]) 
 
 
 def _counted(model: nn.Module, x: torch.Tensor) -> FlopCounterMode:
-    counter = FlopCounterMode(display=False)
+    counter, still = FlopCounterMode(display=False), copy.deepcopy(model).eval()
     with counter, torch.no_grad():
-        copy.deepcopy(model).eval()(x)
+        still(x)
     return counter
 
 

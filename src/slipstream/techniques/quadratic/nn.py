@@ -22,6 +22,8 @@ from slipstream.techniques.quadratic.neurons import (
 )
 
 Memory = Literal["hybrid", "naive"]
+# Training passes between looks at whether outputs are finite: a look reads them once.
+_WATCHED = 8
 
 
 class _Layer(nn.Module):
@@ -56,7 +58,7 @@ class _Layer(nn.Module):
         channels = kind.branches * out
         self.gamma = nn.Parameter(torch.ones(channels)) if branch_norm else None
         self.beta = nn.Parameter(torch.zeros(channels)) if branch_norm else None
-        self.eps, self.momentum = 1e-5, 0.1
+        self.eps, self.momentum, self._passes = 1e-5, 0.1, 0
         self.running_mean: torch.Tensor | None
         self.running_variance: torch.Tensor | None
         self.register_buffer("running_mean", torch.zeros(channels) if branch_norm else None)
@@ -102,14 +104,28 @@ class _Layer(nn.Module):
                 projected = project(x, self.weight)
             parts = projections(x, projected, self.square_weight, kind, project, None, None, None)
             y = in_range(kind.combine, parts)
-        if y.dtype is torch.float16 and not torch.isfinite(y).all():
-            warnings.warn(
-                f"a product of a quadratic layer ({self}) overflows float16: bfloat16 does not",
-                SlipstreamWarning, stacklevel=2,
-            )  # fmt: skip
+        self._watch(y.detach())
         if self.bias is None or inside is not None:
             return y
         return y + (self.bias if project.convolution is None else self.bias.view(-1, 1, 1))
+
+    def _watch(self, y: torch.Tensor) -> None:
+        """Warn of what overflows; in training every so many passes: what has does not mend."""
+        if y.dtype is not torch.float16:
+            if not self.training or self.gamma is not None or torch.compiler.is_compiling():
+                return
+            self._passes += 1
+            if self._passes % _WATCHED:
+                return
+        if torch.isfinite(y).all():
+            return
+        warnings.warn(
+            f"a product of a quadratic layer ({self}) overflows float16: bfloat16 does not"
+            if y.dtype is torch.float16
+            else f"a quadratic layer ({self}) is no longer finite: branch_norm=True and clipping "
+            "of gradients keep deep stacks of them so",
+            SlipstreamWarning, stacklevel=3,
+        )  # fmt: skip
 
     def _norm(self, made: torch.Tensor) -> Norm:
         """This batch's statistics while training, which the running ones follow."""
