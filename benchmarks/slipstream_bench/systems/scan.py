@@ -15,8 +15,8 @@ from torch.nn.functional import cross_entropy
 
 from slipstream.heap import keep_pages
 from slipstream.native import why_no_library
+from slipstream.techniques.scan import backprop, linear_recurrence, rnn
 from slipstream.techniques.scan import kernels as door
-from slipstream.techniques.scan import linear_recurrence, rnn
 from slipstream.techniques.scan.affine import dense_recurrence
 from slipstream.techniques.scan.cells import Saved, chunked, tree
 from slipstream_bench.harness import one_thread, paired
@@ -47,6 +47,7 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
         yield from _step_rows(options, blocks)
         yield from _auto_rows(options, blocks)
         yield from _primitive_rows(options, blocks)
+        yield from _pruned_rows(options)
 
 
 def _gradient_rows(options: BenchOptions) -> Iterator[Bar]:
@@ -236,3 +237,64 @@ def _batched_rows(options: BenchOptions, blocks: int) -> Iterator[Bar]:
             options.progress(bar)
             taken = paired({"ours": run, "torch": _backward(module, y)}, blocks=blocks)
             yield taken.ratio("torch", "ours").reported(bar, detail=f"{taken}")
+
+
+def _pruned_chain(width: int) -> list[nn.Module]:
+    """VGG-11 of 32 x 32 images, 97 % of its convolutions' weights zero; its own width is 64."""
+    layers: list[nn.Module] = []
+    inputs = 3
+    for times, pool in ((1, 1), (2, 1), (4, 0), (4, 1), (8, 0), (8, 1), (8, 0), (8, 1)):
+        outputs = times * width
+        layers += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.ReLU()]
+        layers += [nn.MaxPool2d(2)] * pool
+        inputs = outputs
+    layers += [nn.Flatten(), nn.Linear(inputs, 10)]
+    for layer in layers:
+        layer.double()
+        if isinstance(layer, nn.Conv2d):
+            with torch.no_grad():
+                # What stays is scaled, so that activations keep their size.
+                layer.weight *= (torch.rand_like(layer.weight) < 0.03) * (6 / 0.03) ** 0.5
+    return layers
+
+
+def _pruned_rows(options: BenchOptions) -> Iterator[Bar]:
+    """The paper's chain: multiplications of a scan over it, beside back-propagation's."""
+    exact = "pruned chain: largest difference from autograd, float64"
+    path = "pruned chain: critical path of a scan over back-propagation"
+    if not (options.wants(exact) or options.wants(path)):
+        return
+    torch.manual_seed(0)
+    width = 64 if options.full else 16
+    layers = _pruned_chain(width)
+    activations = [torch.randn(1, 3, 32, 32, dtype=torch.float64, requires_grad=True)]
+    for layer in layers:
+        activations.append(layer(activations[-1]))
+    gradient = torch.randn(1, 10, dtype=torch.float64)
+    expected = torch.autograd.grad(activations[-1], activations, gradient)
+    chains = {}
+    for levels in (1, 2, 3):
+        options.progress(f"{path}: {levels} levels")
+        chains[levels] = backprop(layers, activations[0][0].detach(), gradient[0], levels)
+    worst = max(
+        float(abs(one - other.numpy().reshape(-1)).max() / other.abs().max())
+        for chain in chains.values()
+        for one, other in zip(chain.gradients, reversed(expected), strict=True)
+    )
+    shape = f"VGG-11 of width {width}, 32 x 32, 97 % of weights zero"
+    if options.wants(exact):
+        yield at_most(exact, worst, 1e-10, "", n=len(chains) * len(expected), detail=shape)
+    if options.wants(path):
+        levels = min(chains, key=lambda one: chains[one].critical)
+        best = chains[levels]
+        told = "; ".join(
+            f"{count} levels: {chain.critical / 1e6:.3f} M, by level "
+            + ", ".join(f"{sum(one) / 1e6:.3f}" for one in chain.operations if one)
+            for count, chain in chains.items()
+        )
+        verdict = "scan" if best.pays else "back-propagation"
+        detail = f"{shape}; verdict: {verdict}; one after the other {best.sequential / 1e6:.3f} M "
+        yield Bar(
+            path, best.critical / best.sequential, "x", "reported", None, len(chains),
+            f"no bar; {detail}multiplications; {told}",
+        )  # fmt: skip

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
+import slipstream as ss
 from slipstream.errors import InvalidArgumentError
-from slipstream.techniques.scan.jacobians import backprop, jacobian_transposed
+from slipstream.techniques.scan.jacobians import (
+    ChainGradient,
+    backprop,
+    jacobian_transposed,
+)
 
 LAYERS = [
     nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 6, 3, stride=2, padding=1, groups=2),
@@ -33,6 +41,30 @@ def test_a_jacobian_is_autograds(layer: nn.Module) -> None:
     assert abs(found.toarray() - expected).max() <= 1e-14
 
 
+@pytest.mark.parametrize("layer", LAYERS[:4], ids=str)
+def test_a_pruned_convolutions_jacobian_is_autograds_and_has_no_zeros(layer: nn.Conv2d) -> None:
+    torch.manual_seed(0)
+    layer = copy.deepcopy(layer).double()
+    with torch.no_grad():
+        layer.weight *= torch.rand_like(layer.weight) < 0.2
+    x = torch.randn(layer.in_channels, 7, 8, dtype=torch.float64)
+    expected = torch.autograd.functional.jacobian(lambda x: layer(x[None])[0], x)
+    jacobian = jacobian_transposed(layer, x)
+    jacobian.check_format(full_check=True)
+    assert jacobian.has_sorted_indices
+    assert (jacobian.data != 0).all()
+    assert abs(jacobian.toarray() - expected.reshape(-1, x.numel()).T.numpy()).max() <= 1e-14
+
+
+def test_the_table_has_a_row_a_level_and_says_which_way_is_shorter() -> None:
+    chain = ChainGradient([], [[4, 6], [9]], critical=15, sequential=20)
+    assert chain.pays
+    text = chain.table().to_markdown()
+    assert "| 0 | 2 | 10 | 6 |" in text
+    assert "15 multiplications, back-propagation 20: a scan pays" in text
+    assert "does not pay" in replace(chain, critical=20).table().to_markdown()
+
+
 def test_a_chains_gradients_are_autograds() -> None:
     torch.manual_seed(0)
     layers = [
@@ -44,12 +76,13 @@ def test_a_chains_gradients_are_autograds() -> None:
         activations.append(layer.double()(activations[-1]))
     gradient = torch.randn(3, dtype=torch.float64)
     expected = torch.autograd.grad(activations[-1], activations, gradient[None])
+    assert backprop is ss.scan.backprop
     for levels in (None, 0, 1):
         found = backprop(layers, activations[0][0], gradient, levels)
         for one, other in zip(found.gradients, reversed(expected), strict=True):
             assert abs(one - other.numpy().reshape(-1)).max() <= 1e-12
         if levels == 0:  # one after the other: everything lies on the critical path
-            assert found.critical == sum(map(sum, found.operations)) <= found.sequential
+            assert found.critical == sum(map(sum, found.operations)) == found.sequential
 
 
 def test_a_layer_without_one_is_named() -> None:

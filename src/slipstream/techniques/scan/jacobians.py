@@ -22,9 +22,12 @@ from torch import nn
 from torch.nn import functional
 
 from slipstream.errors import InvalidArgumentError
+from slipstream.tables import Field, Table
 from slipstream.techniques.scan.affine import exclusive_scan
 
 _Integers = NDArray[np.int64]
+# Share of weights other than zero from which on a convolution's whole pattern is worth having.
+_PRUNED = 0.5
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +59,8 @@ def jacobian_transposed(layer: nn.Module, x: torch.Tensor) -> sparse.csr_matrix:
     if isinstance(layer, nn.Conv2d):
         if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
             raise InvalidArgumentError("layer", "only a convolution padded with zeros, in numbers")
+        if int(layer.weight.count_nonzero()) < _PRUNED * layer.weight.numel():
+            return _pruned_convolution(layer, x)
         pattern = convolution_pattern(
             tuple(x.shape), layer.out_channels, layer.kernel_size, layer.stride, layer.padding,
             layer.dilation, layer.groups,
@@ -114,6 +119,30 @@ def convolution_pattern(
     indptr = np.concatenate([[0], np.cumsum(np.tile(counts * out_of, channels))])
     shape = channels * height * width, outputs * out_y * out_x
     return _Pattern(indptr, indices.reshape(-1), from_.reshape(-1), shape)
+
+
+def _pruned_convolution(layer: nn.Conv2d, x: torch.Tensor) -> sparse.csr_matrix:
+    """Of the weights that are not zero alone: a pattern of all would be mostly zeros."""
+    weight: NDArray[Any] = layer.weight.detach().numpy()
+    output, into, tap_y, tap_x = np.nonzero(weight)
+    height, width = x.shape[1:]
+    stride, padding, dilation = layer.stride, tuple(map(int, layer.padding)), layer.dilation
+    out = [
+        (size + 2 * padding[i] - dilation[i] * (weight.shape[2 + i] - 1) - 1) // stride[i] + 1
+        for i, size in enumerate((height, width))
+    ]
+    # [weights, outputs along the axis]: the input that each is multiplied with.
+    y = tap_y[:, None] * dilation[0] - padding[0] + np.arange(out[0]) * stride[0]
+    x_ = tap_x[:, None] * dilation[1] - padding[1] + np.arange(out[1]) * stride[1]
+    inside = ((y >= 0) & (y < height))[:, :, None] & ((x_ >= 0) & (x_ < width))[:, None]
+    group = output // (layer.out_channels // layer.groups)
+    channel = (group * weight.shape[1] + into)[:, None, None]
+    rows = (channel * height + y[:, :, None]) * width + x_[:, None]
+    places = np.arange(out[0] * out[1]).reshape(out)
+    columns = output[:, None, None] * places.size + places
+    data = np.broadcast_to(weight[output, into, tap_y, tap_x][:, None, None], inside.shape)
+    shape = x.numel(), layer.out_channels * places.size
+    return sparse.coo_matrix((data[inside], (rows[inside], columns[inside])), shape).tocsr()
 
 
 def _axis(
@@ -182,7 +211,8 @@ class ChainGradient:
         operations: of each level of the tree, multiplications of its products; the largest of a
             level lies on the critical path.
         critical: multiplications on the critical path of the scan.
-        sequential: multiplications of plain back-propagation, vector by matrix.
+        sequential: multiplications of back-propagation, vector by matrix, one after the other;
+            as in the scan, zeros of the vector (behind a ReLU, a pooling) are not multiplied.
         pays: whether a scan with a processor for every product would be shorter.
     """
 
@@ -193,7 +223,23 @@ class ChainGradient:
 
     @property
     def pays(self) -> bool:
+        """Whether the critical path is shorter than back-propagation."""
         return self.critical < self.sequential
+
+    def table(self) -> Table:
+        """Products of each level of the tree, and which way is shorter."""
+        levels = list(enumerate(self.operations))
+        number = Field[tuple[int, list[int]]].number
+        verdict = "pays" if self.pays else "does not pay"
+        return Table.of(levels, [
+            number("level", lambda one: one[0]),
+            number("products", lambda one: len(one[1])),
+            number("multiplications", lambda one: f"{sum(one[1]):,}"),
+            number("largest product", lambda one: f"{max(one[1], default=0):,}"),
+        ], notes=[
+            f"critical path {self.critical:,} multiplications, back-propagation "
+            f"{self.sequential:,}: a scan {verdict}, with a processor for every product"
+        ])  # fmt: skip
 
 
 def backprop(
@@ -235,7 +281,10 @@ def backprop(
     critical = max(sum(one.path) for one in scanned)
     return ChainGradient(
         [one.matrix.toarray().reshape(-1) for one in scanned], operations, critical,
-        sum(one.nnz for one in jacobians),
+        sum(
+            products_of(jacobian, vector.matrix)
+            for jacobian, vector in zip(reversed(jacobians), scanned, strict=False)
+        ),
     )  # fmt: skip
 
 
