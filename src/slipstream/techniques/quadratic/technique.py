@@ -7,11 +7,14 @@ Optimization and Design Exploration", MLSys 2022.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
+import numpy as np
+
+from slipstream.durations import questions, rescale
 from slipstream.errors import InvalidArgumentError, UnknownNameError, WorkloadError
-from slipstream.graph import Call, Editor, Graph, Role
+from slipstream.graph import Call, Editor, Graph, Role, StepPhase, TensorSpec
 from slipstream.surgery import Selection, exchange_parameters
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
 from slipstream.techniques._baseline import already_autocast, already_compiled
@@ -22,6 +25,13 @@ from slipstream.workload import Built, Workload
 _BY_HAND = "import slipstream as ss\nss.quadratic.convert(model)  # before the optimizer is made"
 # With this neuron's stacked weight: parameters of a layer beside its bias, over the first order's.
 _STACKED = {"t2": 1, "t3": 1, "t4": 2, "bilinear": 2, "glu": 2, "t2&4": 3, "ours": 3}
+
+
+def _weight_shape(site: LayerSite) -> tuple[int, ...]:
+    outputs, _, *convolution = site.layer
+    if not convolution:
+        return outputs, site.x.shape[-1]
+    return outputs, site.x.shape[1] // convolution[4], *convolution[0]
 
 
 @dataclass(frozen=True)
@@ -65,13 +75,15 @@ class QuadraticLayers(Settings):
         return self._selection.why_none(one.module for one in sites)
 
     def questions(self, graph: Graph) -> Sequence[Call]:
-        """Every layer as it is and as it would be."""
-        return [call for one in self._chosen(graph) for call in self._calls(one)]
+        """Every layer, and the update of its weights, as it is and as it would be."""
+        layers = [call for one in self._chosen(graph) for call in self._calls(one)]
+        return [*layers, *questions(graph, self._update(graph))]
 
     def predict(self, graph: Graph, context: Context) -> Graph:
         """Every layer's product takes as much longer as the whole layer does in a micro-benchmark.
 
-        Weights are as many times as large; what is kept for the backward pass is the same.
+        Weights are as many times as large, and so is what the optimizer does with them and keeps of
+        them; what is kept for the backward pass is the same.
         """
         edit = Editor(graph, str(self))
         chosen = self._chosen(graph)
@@ -85,7 +97,9 @@ class QuadraticLayers(Settings):
                 edit.allocate(added, Role.PARAMETER, -1, -1)
                 if one.backward:
                     edit.allocate(added, Role.GRADIENT, -1, -1)
-        return edit.apply(f"{len(chosen)} layers of quadratic neurons")
+        rescale(edit, graph, self._update(graph), context.durations)
+        edited = edit.apply(f"{len(chosen)} layers of quadratic neurons")
+        return self._with_larger_state(graph, edited)
 
     def apply(self, built: Built) -> None:
         """Exchange the layers, and let the optimizer train their parameters.
@@ -119,6 +133,41 @@ class QuadraticLayers(Settings):
     @property
     def _selection(self) -> Selection:
         return Selection(self.only, self.except_)
+
+    def _update(self, graph: Graph) -> dict[int, Call]:
+        """By the optimizer's task, what it calls for stacked weights; they are told by shape."""
+        shapes = {_weight_shape(one) for one in self._chosen(graph)}
+        times = _STACKED[self.neuron]
+
+        def stacked(value: Any) -> Any:
+            if isinstance(value, (list, tuple)):
+                return tuple(stacked(one) for one in value)
+            if not isinstance(value, TensorSpec) or tuple(value.shape) not in shapes:
+                return value
+            return replace(value, shape=(times * value.shape[0], *value.shape[1:]))
+
+        calls = {}
+        for task in np.flatnonzero(graph.tasks.phase == StepPhase.OPTIMIZER).tolist():
+            call = graph.task(task).call
+            if call is not None and times > 1:
+                parts = [stacked(part) for part in (call.arguments, call.outputs)]
+                calls[task] = Call(call.op, *parts)
+        return calls
+
+    def _with_larger_state(self, graph: Graph, edited: Graph) -> Graph:
+        """What the optimizer keeps and works with grows as its parameters do, all in all."""
+        before, after = (
+            int(one.memory.nbytes[one.memory.role == Role.PARAMETER].sum())
+            for one in (graph, edited)
+        )
+        if after == before or not before:
+            return edited
+        memory = edited.memory
+        updating = edited.tasks.phase == StepPhase.OPTIMIZER
+        working = (memory.producer >= 0) & updating[memory.producer]
+        grows = (memory.role == Role.OPTIMIZER) | working
+        nbytes = np.where(grows, memory.nbytes * after // before, memory.nbytes)
+        return replace(edited, memory=replace(memory, nbytes=nbytes))
 
     def _chosen(self, graph: Graph) -> list[LayerSite]:
         return [one for one in layer_sites(graph) if one.module in self._selection]

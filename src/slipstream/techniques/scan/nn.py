@@ -11,6 +11,7 @@ few cores its chunks and tree stand beside one fused loop, of T H^2 work where t
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -108,12 +109,20 @@ def _way(module: nn.RNNBase, x: Any, backward: Backward) -> plan.Way:
 
 def _shape(module: Any, batch: int, x: torch.Tensor) -> plan.Shape:
     training = torch.is_grad_enabled() and (
-        x.requires_grad or any(one.requires_grad for one in module.parameters())
+        x.requires_grad or any(one.requires_grad for one in _listed(module))
     )
     return plan.Shape(
         kind_of(module), batch, module.input_size, module.hidden_size, x.dtype, training,
         torch.get_num_threads(),
     )  # fmt: skip
+
+
+def _listed(module: Any) -> Iterable[torch.Tensor]:
+    """Its parameters; without a walk through modules, which takes a tenth of a short call."""
+    if module._modules:  # parametrised
+        parameters: Iterable[torch.Tensor] = module.parameters()
+        return parameters
+    return [one for one in module._parameters.values() if one is not None]
 
 
 def _taken(module: nn.RNNBase, x: Any) -> bool:
@@ -126,7 +135,7 @@ def _taken(module: nn.RNNBase, x: Any) -> bool:
         and x.is_cpu
         and x.dtype in door.DTYPES
         and module.proj_size == 0
-        and all(one.dtype == x.dtype and one.is_cpu for one in module.parameters())
+        and all(one.dtype == x.dtype and one.is_cpu for one in _listed(module))
         and x.numel() > 0
         and not torch.is_autocast_enabled("cpu")
         and not torch._C._functorch.is_functorch_wrapped_tensor(x)
