@@ -116,6 +116,18 @@ def test_layers_go_in_order_and_leave_their_stride_behind() -> None:
     assert "removed" in text
 
 
+@pytest.mark.parametrize("branch_norm", [False, True])
+def test_it_begins_as_a_first_order_network_does_where_it_can(branch_norm: bool) -> None:
+    drops = {"0": 0.5, "3": -1.0, "6": 1e-9, "9": 0.5}
+    model = network(branch_norm=branch_norm)
+    result = shorten(model, lambda model: None, scorer(drops), X, budget=0.75)
+    layer = result.model[0]
+    assert isinstance(layer, type(model[0]))
+    assert not torch.equal(layer.weight, model[0].weight)
+    second = layer.weight[8:16]
+    assert bool((second == 0).all()) is not branch_norm
+
+
 def test_a_sum_keeps_its_channels() -> None:
     class Residual(nn.Module):
         def __init__(self) -> None:

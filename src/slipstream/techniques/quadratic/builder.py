@@ -24,6 +24,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from slipstream.errors import InvalidArgumentError, WorkloadError
 from slipstream.surgery import Units, place, removable_units, remove_units
 from slipstream.tables import Field, Table
+from slipstream.techniques.quadratic.neurons import NEURONS
 from slipstream.techniques.quadratic.nn import QuadraticConv2d, QuadraticLinear, converted
 
 Measure = Literal["parameters", "operations"]
@@ -147,13 +148,16 @@ def shorten(
 ) -> Shortened:  # fmt: skip
     """A network with `budget` of what `model` has: without its redundant layers, trained anew.
 
+    It begins as a first-order network does, of random weights, where the neuron has a linear term
+    and no branch norm; otherwise at random branches.
+
     A layer can go whole if the shapes around it stay legal: it has as many inputs as outputs, or
     fewer and one layer alone reads it. It leaves its stride behind. Units go of layers that
     `slipstream.surgery.removable_units` knows, half of a layer's at most before the next one's.
 
     Args:
         model: trained, with quadratic layers; it stays as it is.
-        train: trains a model in place, from its random start; called once.
+        train: trains a model in place, from its start; called once.
         budget: share of what `of` names that may be left, in (0, 1); as near as a unit allows.
         score, x, mask, seed: as of `sensitivities`.
 
@@ -247,23 +251,23 @@ class _Plan:
         return {name: both for name, both in counts.items() if both[0] != both[1]}
 
     def quadratic(self) -> nn.Module:
-        """What is left, with quadratic layers again, and random weights throughout."""
-        model = self._grown(self._plain)
-        for one in model.modules():
+        """What is left, with quadratic layers again, at a start of its own throughout."""
+        plain = copy.deepcopy(self._plain)
+        for one in plain.modules():
             reset = getattr(one, "reset_parameters", None)
             if reset is not None:
                 reset()
-        return model
+        return self._grown(plain)
 
     def _grown(self, plain: nn.Module) -> nn.Module:
         grown = copy.deepcopy(plain)
         for name, old in self._layers.items():
             layer = grown.get_submodule(name)
             if isinstance(layer, nn.Linear | nn.Conv2d):
-                quadratic = converted(
-                    layer, old.neuron, "random", branch_norm=old.gamma is not None,
-                    memory=old.memory,
-                )  # fmt: skip
+                norm = old.gamma is not None
+                # Products of random branches, layer upon layer, take long to learn anything.
+                init = "first_order" if NEURONS[old.neuron].linear and not norm else "random"
+                quadratic = converted(layer, old.neuron, init, branch_norm=norm, memory=old.memory)
                 place(grown, name, quadratic)
         return grown
 
