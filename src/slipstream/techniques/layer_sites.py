@@ -12,6 +12,8 @@ from slipstream.graph import Call, Graph, StepPhase, TensorSpec
 from slipstream.graph.graph import kept
 from slipstream.surgery import module_of
 
+RECURRENT = ("aten::rnn_tanh", "aten::rnn_relu", "aten::gru", "aten::lstm")
+"""Operators of recurrent modules, whose own products are no layers."""
 _PRODUCTS = ("aten::addmm", "aten::mm")
 _BACKWARD = ("convolution_backward", "aten::mm", "aten::addmm")
 
@@ -68,7 +70,7 @@ def layer_sites(graph: Graph) -> tuple[LayerSite, ...]:
     sites = []
     for task in np.flatnonzero(tasks.phase == StepPhase.FORWARD).tolist():
         view = graph.task(task)
-        if view.call is None:
+        if view.call is None or view.scope.partition("/")[0] in RECURRENT:
             continue
         parts = _layer(view.call, view.name, view.scope)
         module = module_of(graph, task)

@@ -105,6 +105,40 @@ def test_the_fastest_is_the_one_with_the_least_time() -> None:
     assert fastest({"long": lambda: sum(range(200_000)), "short": lambda: None}) == "short"
 
 
+class _States(nn.Module):
+    """A recurrent layer between linear ones, or an embedding before them."""
+
+    def __init__(self, first: nn.Module) -> None:
+        super().__init__()
+        self.first, self.head = first, nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        states = self.first(x)
+        scores: torch.Tensor = self.head(
+            (states[0] if isinstance(states, tuple) else states)[:, -1]
+        )
+        return scores
+
+
+def with_gru() -> Any:
+    model = _States(nn.GRU(6, 8, batch_first=True))
+    batch = (torch.randn(5, 4, 6), torch.randint(0, 3, (5,)))
+    return model, batch, cross_entropy, torch.optim.SGD(model.parameters(), lr=1e-2)
+
+
+def with_embedding() -> Any:
+    model = _States(nn.Embedding(11, 8))
+    batch = (torch.randint(0, 11, (5, 4)), torch.randint(0, 3, (5,)))
+    return model, batch, cross_entropy, torch.optim.SGD(model.parameters(), lr=1e-2)
+
+
+@pytest.mark.parametrize(("make", "kind"), [(with_gru, "gru"), (with_embedding, "embedding")])
+def test_what_would_be_refused_is_not_predicted(make: Any, kind: str) -> None:
+    assert f"how {kind} of" in str(TrainTogether(2).why_not(graph_of(make)))
+    with pytest.raises(WorkloadError, match="at once is not known"):
+        build(make, TrainTogether(2))
+
+
 def test_what_cannot_be_is_said() -> None:
     with pytest.raises(WorkloadError, match="no optimizer"):
         build(inference, TrainTogether(2))

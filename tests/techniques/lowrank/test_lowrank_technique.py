@@ -17,6 +17,7 @@ from slipstream.graph import Call, Role
 from slipstream.technique import Context, parse
 from slipstream.techniques.distributed.gradients import gradients, nbytes_of
 from slipstream.techniques.lowrank import LowRank, LowRankLinear
+from slipstream.techniques.lowrank.recorded import sites
 from slipstream.workload import Workload, build_from
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -194,3 +195,27 @@ def test_the_edit_does_what_apply_does(tmp_path: Path) -> None:
     lines = [line[1:] for line in change.diff.splitlines() if line.startswith("+    ")]
     assert lines == ["    import slipstream", "    slipstream.lowrank.factorize(model, 0.25)"]
     assert change.diff.index("factorize") < change.diff.index("optim.SGD")
+
+
+class Gated(nn.Module):
+    """A GRU, which has no thin form, before a linear layer, which has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru = nn.GRU(32, 32, batch_first=True)
+        self.wide, self.out = nn.Linear(32, 64), nn.Linear(64, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.out(self.wide(self.gru(x)[0][:, -1]))
+        return scores
+
+
+def gated() -> Any:
+    model, batch = Gated(), (torch.randn(4, 6, 32), torch.randint(0, 4, (4,)))
+    return model, batch, cross_entropy, torch.optim.SGD(model.parameters(), 0.1)
+
+
+def test_what_stays_dense_is_predicted_dense() -> None:
+    assert {site.module for site in sites(graph_of(gated))} == {"wide", "out"}
+    model = build(gated, LowRank(0.25, ends=True)).model
+    assert isinstance(model.gru, nn.GRU)

@@ -13,12 +13,15 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 
+from slipstream.durations import Durations
 from slipstream.errors import WorkloadError
 from slipstream.graph import StepPhase, replay
 from slipstream.technique import Context, QualityKind, parse
 from slipstream.techniques.scan import kernels as door
 from slipstream.techniques.scan.nn import CLASSES
 from slipstream.techniques.scan.technique import Layer, ScanBackprop, recurrences
+from slipstream.verbs.predicting import predict
+from slipstream.verbs.results import Refused
 from slipstream.workload import Workload
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -54,6 +57,25 @@ def gated() -> Any:
 
 def lstm() -> Any:
     return workload(nn.LSTM, 2)
+
+
+class Wide(nn.Module):
+    """Large enough to be factorised."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn = nn.LSTM(64, 64, batch_first=True)
+        self.head = nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        states: torch.Tensor = self.head(self.rnn(x)[0])
+        return states
+
+
+def wide() -> Any:
+    model = Wide()
+    batch = (torch.randn(4, 9, 64), torch.randn(4, 9, 64))
+    return model, batch, mse_loss, torch.optim.SGD(model.parameters(), 0.1)
 
 
 EXPECTED: dict[Callable[[], Any], list[Layer]] = {
@@ -139,6 +161,16 @@ def test_without_a_recurrence_it_says_so() -> None:
     assert "no nn.RNN" in str(ScanBackprop().why_not(graph_of(mlp)))
     with pytest.raises(WorkloadError, match=r"no nn\.RNN"):
         build(mlp, ScanBackprop())
+
+
+def test_layers_of_another_technique_are_left_to_it(tmp_path: Path) -> None:
+    (lowrank,) = parse("lowrank:0.25")
+    durations = Durations(threads=1, path=tmp_path / "durations.db")
+    thinner = lowrank.predict(graph_of(wide), Context(durations))
+    assert "another technique's" in str(ScanBackprop().why_not(thinner))
+    both = [lowrank, ScanBackprop()]
+    (told,) = predict(graph_of(wide), [both], durations=durations, measure=False)
+    assert isinstance(told, Refused)
 
 
 def test_the_edit_of_the_source(tmp_path: Path) -> None:

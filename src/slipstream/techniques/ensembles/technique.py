@@ -17,12 +17,13 @@ import numpy as np
 from slipstream.durations import Durations, Ratio, questions, rescale
 from slipstream.errors import InvalidArgumentError, WorkloadError
 from slipstream.graph import Call, Editor, Graph, Role, StepPhase, TensorSpec
-from slipstream.surgery import exchange_parameters
+from slipstream.surgery import exchange_parameters, module_of
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
 from slipstream.techniques._baseline import already_autocast, already_compiled
 from slipstream.techniques.batch_size import BatchSize
+from slipstream.techniques.dataflow import is_view
 from slipstream.techniques.ensembles.timing import layer_call
-from slipstream.techniques.layer_sites import LayerSite, layer_sites
+from slipstream.techniques.layer_sites import RECURRENT, LayerSite, layer_sites
 
 if TYPE_CHECKING:
     from slipstream.workload import Built, Workload
@@ -73,7 +74,7 @@ class TrainTogether(Settings):
                 return reason
         if not any(layer_sites(graph)):
             return "no linear layer and no convolution of float32 runs in this step"
-        return self._batch.why_not(graph, workload)
+        return _cannot_stack(graph) or self._batch.why_not(graph, workload)
 
     def questions(self, graph: Graph) -> Sequence[Call]:
         """All at the members' rows together, and layers and the update as members have them."""
@@ -198,3 +199,22 @@ class TrainTogether(Settings):
             return value
         shape, strides = (self.members, *value.shape), (value.numel, *value.strides)
         return replace(value, shape=shape, strides=strides)
+
+
+def _cannot_stack(graph: Graph) -> str | None:
+    """Which parameters are read by what is no layer that members can share a step in."""
+    layers = {site.forward for site in layer_sites(graph)}
+    parameters = set(graph.parameters.tolist())
+    for task in np.flatnonzero(graph.tasks.phase == StepPhase.FORWARD).tolist():
+        view = graph.task(task)
+        if view.call is None or task in layers or "norm" in view.name:
+            continue
+        before, after = view.operands
+        if parameters.isdisjoint(before) or is_view(view.call, before, after):
+            continue
+        root, *inner = view.scope.split("/")
+        if root in RECURRENT or "aten::linear" not in (root, *inner, view.name):
+            kind = (root if root in RECURRENT else view.name).removeprefix("aten::")
+            where = module_of(graph, task) or "the step"
+            return f"how {kind} of {where} is computed for several members is not known"
+    return None

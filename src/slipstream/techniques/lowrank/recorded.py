@@ -18,11 +18,13 @@ from slipstream.graph import Call, Editor, Graph, Role, StepPhase, TensorSpec, p
 from slipstream.surgery import module_of
 from slipstream.technique import Context
 from slipstream.techniques._baseline import updated_tensors
+from slipstream.techniques.layer_sites import RECURRENT
 from slipstream.techniques.lowrank.timing import lstm_call
 
 _CONVOLUTIONS = ("aten::convolution", "aten::_convolution")
 _PRODUCTS = ("aten::mm", "aten::addmm")
 _LSTM = "aten::mkldnn_rnn_layer"
+_DENSE = frozenset(RECURRENT) - {"aten::lstm"}
 _MM = "aten::mm(Tensor self, Tensor mat2) -> Tensor"
 _ROLES = (Role.PARAMETER, Role.GRADIENT, Role.OPTIMIZER, Role.TEMPORARY)
 _TAKES = ("aten::detach", "aten::clone", "aten::copy_")
@@ -81,7 +83,8 @@ def sites(graph: Graph) -> list[Site]:
             if site is not None and view.sequence >= 0:
                 site.tasks.append(task)
             continue
-        if view.phase != StepPhase.FORWARD:
+        # Of recurrent modules only LSTMs have a thin form.
+        if view.phase != StepPhase.FORWARD or view.scope.partition("/")[0] in _DENSE:
             continue
         weight = _weight(call, view.storages, parameters)
         if weight is None or not module_of(graph, task):

@@ -255,9 +255,24 @@ def recurrences(graph: Graph) -> list[Recurrence]:
             and int(graph.tasks.sequence[task]) in numbers
             and graph.task(task).call is not None
         ]
-        layers = tuple(_layers(graph, _KINDS[root], tasks))
-        calls.append(Recurrence(layers, tuple(tasks), tuple(backward), _refusal(layers, module)))
+        calls.append(_recurrence(graph, module, _KINDS[root], tuple(tasks), tuple(backward)))
     return calls
+
+
+def _recurrence(
+    graph: Graph, module: str, kind: str, forward: tuple[int, ...], backward: tuple[int, ...]
+) -> Recurrence:
+    if any(_is_changed(graph, task) for task in (*forward, *backward)):
+        reason = f"the layers of {module or 'the step'} are another technique's already"
+        return Recurrence((), forward, backward, reason)
+    layers = tuple(_layers(graph, kind, forward))
+    return Recurrence(layers, forward, backward, _refusal(layers, module))
+
+
+def _is_changed(graph: Graph, task: int) -> bool:
+    """Whether an edit gave the task another call, of which it is not known what it reads."""
+    view, call = graph.task(task), graph.task(task).known_call
+    return view.name != call.name or len(view.operands[0]) != len(call.inputs)
 
 
 def _refusal(layers: Sequence[Layer], module: str) -> str | None:
