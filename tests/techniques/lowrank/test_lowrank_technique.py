@@ -4,29 +4,28 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from slipstream.durations import Answer
+from slipstream.durations import Answer, Durations
 from slipstream.errors import InvalidArgumentError, WorkloadError
 from slipstream.graph import Call, Role
 from slipstream.technique import Context, parse
 from slipstream.techniques.distributed.gradients import gradients, nbytes_of
 from slipstream.techniques.lowrank import LowRank, LowRankLinear
 from slipstream.techniques.lowrank.recorded import sites
+from slipstream.verbs.predicting import predict
+from slipstream.verbs.results import Predicted
 from slipstream.workload import Workload, build_from
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from recorded import build, cannot_be_timed, graph_of, inference
 
 from known_durations import BytesMoved, asked_first, timed_by_bytes
-
-if TYPE_CHECKING:
-    from slipstream.durations import Durations
 
 
 def images() -> Any:
@@ -219,3 +218,13 @@ def test_what_stays_dense_is_predicted_dense() -> None:
     assert {site.module for site in sites(graph_of(gated))} == {"wide", "out"}
     model = build(gated, LowRank(0.25, ends=True)).model
     assert isinstance(model.gru, nn.GRU)
+
+
+@pytest.mark.parametrize("make", [images, gated], ids=lambda make: make.__name__)
+def test_calls_of_products_can_be_looked_up_by_others(make: Any, tmp_path: Path) -> None:
+    """`amp` asks for neighbours of what it finds."""
+    durations = Durations(threads=1, path=tmp_path / "durations.db")
+    after = LowRank(0.25, ends=True).predict(graph_of(make), Context(durations))
+    assert {hash(call) for call in after.calls}
+    (told,) = predict(graph_of(make), ["lowrank:0.25+amp:bf16"], durations=durations, measure=False)
+    assert isinstance(told, Predicted)

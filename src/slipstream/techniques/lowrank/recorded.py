@@ -190,7 +190,7 @@ def _convolutions(call: Call, rank: int) -> list[Call]:
     output = call.outputs[0]
     a, b = _factors(weight, rank, groups)
     thin = _like_image(output, output.shape[0], rank * groups, *output.shape[2:])
-    ones, zeros = [1] * len(stride), [0] * len(stride)
+    ones, zeros = (1,) * len(stride), (0,) * len(stride)
     first = (x, a, None, stride, padding, dilation, transposed, extra, groups, *rest)
     second = (thin, b, bias, ones, zeros, ones, False, zeros, groups, *rest)
     return [Call(call.op, first, (thin,)), Call(call.op, second, call.outputs)]
@@ -202,13 +202,13 @@ def _convolutions_backward(call: Call, rank: int) -> list[Call]:
     )
     a, b = _factors(weight, rank, groups)
     thin = _like_image(grad, grad.shape[0], rank * groups, *grad.shape[2:])
-    ones, zeros = [1] * len(stride), [0] * len(stride)
+    ones, zeros = (1,) * len(stride), (0,) * len(stride)
     second = (
-        grad, thin, b, sizes, ones, zeros, ones, False, zeros, groups, [True, True, mask[2]]
+        grad, thin, b, sizes, ones, zeros, ones, False, zeros, groups, (True, True, mask[2])
     )  # fmt: skip
     first = (
         thin, x, a, None, stride, padding, dilation, transposed, extra, groups,
-        [mask[0], True, False],
+        (mask[0], True, False),
     )  # fmt: skip
     return [Call(call.op, second, (thin, b)), Call(call.op, first, call.outputs[:1])]
 
