@@ -259,8 +259,8 @@ class HotRows(nn.Module):
 
 
 def cache_bytes(rows: int, dim: int, item_bytes: int) -> int:
-    """Of so many cached rows: their numbers, and the table that finds them."""
-    return rows * dim * item_bytes + _capacity(rows) * 2 * torch.int64.itemsize
+    """Of so many cached rows: their numbers and gains, and the table that finds them."""
+    return rows * (dim + 1) * item_bytes + _capacity(rows) * 2 * torch.int64.itemsize
 
 
 def _processes() -> int:
