@@ -317,6 +317,7 @@ def test_what_cannot_be_read_says_so(page: Browser, path: Path, tmp_path: Path) 
     assert "cannot be drawn" in page.run("return document.body.innerText")
 
 
+@pytest.mark.full
 def test_two_hundred_thousand_tasks_are_drawn(page: Browser, tmp_path: Path) -> None:
     one = captured("transformer")
     graph = repeated(one, -(-200_000 // len(one)))
