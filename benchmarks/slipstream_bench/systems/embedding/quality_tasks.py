@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, Self
 
@@ -52,6 +52,23 @@ class Task(Protocol):
         """The same task on training data alone, a tenth of it held out: to choose settings on."""
 
 
+def by_adam(
+    model: nn.Module,
+    rate: float,
+    parts: Callable[[], Sequence[torch.Tensor]],
+    loss: Callable[[torch.Tensor], torch.Tensor],
+) -> Iterator[None]:
+    """Trains `model` in place, an item an epoch: a step for the `loss` of each of its `parts`."""
+    optimizer = torch.optim.Adam(model.parameters(), rate)
+    while True:
+        model.train()
+        for part in parts():
+            optimizer.zero_grad()
+            torch.autograd.backward(loss(part))
+            optimizer.step()
+        yield
+
+
 class Factors(nn.Module):
     """Users and items as vectors whose products say who takes what."""
 
@@ -97,20 +114,18 @@ class Feedback:
         users, items = torch.from_numpy(self.data.users), torch.from_numpy(self.data.items)
         popular = self.counts()["item"].float() + 1
         log_popular = (popular / popular.sum()).log()
-        optimizer = torch.optim.Adam(model.parameters(), rate)
-        while True:
-            model.train()
-            order = torch.randperm(len(users))
-            for part in torch.split(order, self.batch)[:-1]:
-                user, item = users[part], items[part]
-                scores = model.user(user) @ model.item(item).T - log_popular[item]  # type: ignore[operator]
-                same = item[None] == item[:, None]
-                same.fill_diagonal_(False)
-                loss = cross_entropy(scores.masked_fill(same, -1e9), torch.arange(len(part)))
-                optimizer.zero_grad()
-                torch.autograd.backward(loss)
-                optimizer.step()
-            yield
+
+        def loss(part: torch.Tensor) -> torch.Tensor:
+            user, item = users[part], items[part]
+            scores = model.user(user) @ model.item(item).T - log_popular[item]  # type: ignore[operator]
+            same = item[None] == item[:, None]
+            same.fill_diagonal_(False)
+            return cross_entropy(scores.masked_fill(same, -1e9), torch.arange(len(part)))
+
+        def parts() -> Sequence[torch.Tensor]:
+            return torch.split(torch.randperm(len(users)), self.batch)[:-1]
+
+        return by_adam(model, rate, parts, loss)
 
     @torch.no_grad()
     def score(self, model: nn.Module) -> float:

@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from slipstream.data import get
+from slipstream_bench.systems.embedding.quality_tasks import by_adam
 
 _HELD_OUT = 0.1
 # Words of a text that are read, and how often a word must occur to have a row.
@@ -87,16 +88,15 @@ class TextTask:
 
     def training(self, model: nn.Module, rate: float) -> Iterator[None]:
         """Adam."""
-        optimizer = torch.optim.Adam(model.parameters(), rate)
-        while True:
-            model.train()
-            for part in torch.split(torch.randperm(len(self.train.ids)), self.batch):
-                ids, offsets, labels = self.train.bags(part)
-                loss = cross_entropy(model(ids, offsets), labels)
-                optimizer.zero_grad()
-                torch.autograd.backward(loss)
-                optimizer.step()
-            yield
+
+        def loss(part: torch.Tensor) -> torch.Tensor:
+            ids, offsets, labels = self.train.bags(part)
+            return cross_entropy(model(ids, offsets), labels)
+
+        def parts() -> Sequence[torch.Tensor]:
+            return torch.split(torch.randperm(len(self.train.ids)), self.batch)
+
+        return by_adam(model, rate, parts, loss)
 
     @torch.no_grad()
     def score(self, model: nn.Module) -> float:

@@ -92,12 +92,19 @@ def _equal(options: BenchOptions, chosen: list[tuple[str, str]]) -> Iterator[Bar
     )  # fmt: skip
 
 
+def _no_triton(bar: str, unit: str, wanted: int) -> Bar | None:
+    """The row where Triton is missing; None where it is there."""
+    if importlib.util.find_spec("triton") is not None:
+        return None
+    return not_judged(bar, unit, f">= {wanted}", "triton is not installed")
+
+
 def _programs_equal(options: BenchOptions, chosen: list[tuple[str, str]]) -> Iterator[Bar]:
     bar, unit = "Triton pairs equal byte by byte in its interpreter", f"of {len(chosen)}"
     if not options.wants(bar, 40):
         return
-    if importlib.util.find_spec("triton") is None:
-        yield not_judged(bar, unit, f">= {len(chosen)}", "triton is not installed")
+    if (reason := _no_triton(bar, unit, len(chosen))) is not None:
+        yield reason
         return
     wrong = []
     for number, (first, second) in enumerate(chosen, 1):
@@ -116,8 +123,8 @@ def _programs_compile(options: BenchOptions, chosen: list[tuple[str, str]]) -> I
     bar, unit = "Triton pairs in one machine code for sm_90", f"of {len(chosen)}"
     if not options.wants(bar, 30):
         return
-    if importlib.util.find_spec("triton") is None:
-        yield not_judged(bar, unit, f">= {len(chosen)}", "triton is not installed")
+    if (reason := _no_triton(bar, unit, len(chosen))) is not None:
+        yield reason
         return
     wrong, more, registers = [], [], []
     for number, (first, second) in enumerate(chosen, 1):
