@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -20,8 +21,10 @@ from torch.nn.functional import cross_entropy, interpolate
 
 from slipstream.heap import keep_pages
 from slipstream.measure import timed
+from slipstream.measure.memory import peak_of_call
 from slipstream.techniques.ensembles import (
     Ensemble,
+    Quality,
     Stacked,
     build,
     compact,
@@ -29,8 +32,10 @@ from slipstream.techniques.ensembles import (
     detection,
     evaluate,
 )
+from slipstream.techniques.ensembles.training import Method
 from slipstream_bench.harness import one_thread, paired
 from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, not_judged
+from slipstream_bench.systems.accuracy.cells import measure_cells, workload_of
 from slipstream_bench.systems.adasum.study import Samples
 from slipstream_bench.systems.adasum.tasks import MISSING, fashion
 
@@ -54,6 +59,7 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
     with one_thread():
         yield from _planted_rows(options)
         yield from _execution_rows(options, blocks)
+        yield from _wide_row(options)
         for name in ("MLP", "CNN") if options.full else ("MLP",):
             study = fashion(name)
             if study is None:
@@ -62,8 +68,12 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
             if name == "MLP":
                 yield from _compaction_rows(options, study.train, study.held)
             yield from _ensemble_rows(options, name, study.train, study.held)
-            if options.full and name == "MLP":
-                yield from _budget_rows(options, study.train, study.held)
+            yield from _equal_budget_rows(options, name, study.train, study.held)
+            if name == "MLP":
+                yield from _trunk_rows(options, study.train, study.held)
+                if options.full:
+                    yield from _budget_rows(options, study.train, study.held)
+        yield from _predicted_rows(options)
 
 
 def _perceptron(width: int = 256, inputs: int = 784) -> nn.Sequential:
@@ -179,6 +189,19 @@ def _compaction_rows(options: BenchOptions, train: Samples, held: Samples) -> It
         yield at_most(names[correlation], lost, target, "points", n=1, detail=detail)
 
 
+def _wide_row(options: BenchOptions) -> Iterator[Bar]:
+    bar = "compaction of two layers of 4,096 units: peak beyond what was there"
+    if not options.wants(bar, 40):
+        return
+    options.progress(bar)
+    torch.manual_seed(0)
+    model, sample = _perceptron(4096), list(torch.randn(_SAMPLE, 784).split(500))
+    peak = peak_of_call(lambda: compact(model, sample, 0.9))
+    size = sum(p.numel() * p.element_size() for p in model.parameters())
+    detail = f"{_SAMPLE} samples, streamed; the model is {size / 1e6:.0f} MB"
+    yield at_most(bar, peak.increase / (1 << 30), 1.0, "GiB", detail=detail)
+
+
 def _ensemble_rows(
     options: BenchOptions, name: str, train: Samples, held: Samples
 ) -> Iterator[Bar]:
@@ -228,6 +251,113 @@ def _ensemble_rows(
             detail += f"; {mean - noise:.2f} to {mean + noise:.2f} by the images drawn, 95 %"
         row = judge(bar, mean, _TARGETS[what], unit, n=len(each), detail=detail)
         yield replace(row, low=mean - noise, high=mean + noise) if what == _ACCURACY else row
+
+
+def _equal_budget_rows(
+    options: BenchOptions, name: str, train: Samples, held: Samples
+) -> Iterator[Bar]:
+    """Peers beside independent members, and beside snapshots, whose trainings take as long in all.
+
+    A budget of B trainings makes B members of a training each, or, of peers, twice as many: one of
+    a whole training, whose rest the others share. Of less than two trainings, independent members
+    are the better of one and two.
+    """
+    wins = f"{name}s of peers at 1.5, 2 and 4 trainings: less NLL than independent"
+    gain = f"{name}s of peers at 1.5 trainings: accuracy over snapshots"
+    if not (options.wants(wins) or options.wants(gain)):
+        return
+    make = _perceptron if name == "MLP" else _convolutional
+    epochs, seeds = (_EPOCHS, 3 if name == "MLP" else 1) if options.full else (4, 1)
+    losses: list[tuple[float, float, float]] = []
+    gains: list[float] = []
+
+    def made(method: Method, members: int, budget: float, seed: int, share: float = 0.3) -> Quality:
+        options.progress(f"{members} {name}s, {method}, {budget:g} trainings, seed {seed}")
+        torch.manual_seed(seed)
+        trainer = _trainer(train, epochs)
+        whole = 1.0 if method == "peers" else budget if method == "snapshot" else budget / members
+
+        def run(model: nn.Module, part: float, number: int) -> None:
+            trainer(model, whole * part, number)
+
+        sample = list(train.x[:_SAMPLE].split(1000))
+        ensemble = build(
+            make(), run, members=members, method=method, share=share, sample=sample,
+            seed=100 * seed,
+        )  # fmt: skip
+        return evaluate(ensemble.eval(), held.x, held.y)
+
+    for seed in range(seeds):
+        for budget in (1.5, 2.0, 4.0):
+            members = round(2 * budget)
+            peers = made("peers", members, budget, seed, (budget - 1) / (members - 1))
+            counts = {1, 2} if budget < 2 else {round(budget)}
+            others = [made("independent", count, budget, seed) for count in sorted(counts)]
+            losses.append((budget, peers.nll, min(one.nll for one in others)))
+            if budget < 2:
+                gains.append(
+                    100 * (peers.accuracy - made("snapshot", members, budget, seed).accuracy)
+                )
+    won = sum(ours < theirs for _, ours, theirs in losses)
+    told = ", ".join(f"{ours:.4f} and {theirs:.4f} at {b:g}" for b, ours, theirs in losses)
+    least = math.ceil(len(losses) * 5 / 6)
+    yield at_least(wins, won, least, f"of {len(losses)}", n=len(losses), detail=told)
+    detail = f"each seed {np.round(gains, 2)}"
+    yield at_least(gain, float(np.mean(gains)), 0.3, "points", n=seeds, detail=detail)
+
+
+def _trunk_rows(options: BenchOptions, train: Samples, held: Samples) -> Iterator[Bar]:
+    size = f"{_MEMBERS} MLPs of a shared trunk: {_SIZE}"
+    lost = f"{_MEMBERS} MLPs of a shared trunk: {_ACCURACY}"
+    if not (options.wants(size) or options.wants(lost)):
+        return
+    sizes, points = [], []
+    for seed in range(3 if options.full else 1):
+        made = {}
+        for method in ("trunk", "independent"):
+            options.progress(f"{_MEMBERS} MLPs, {method}, seed {seed}")
+            torch.manual_seed(seed)
+            made[method] = build(
+                _perceptron(), _trainer(train, _EPOCHS if options.full else 4), members=_MEMBERS,
+                method=method, trunk=2, seed=100 * seed,
+            ).eval()  # fmt: skip
+        ours, theirs = (evaluate(one, held.x, held.y) for one in made.values())
+        count = {name: sum(p.numel() for p in one.parameters()) for name, one in made.items()}
+        sizes.append(count["trunk"] / count["independent"])
+        points.append(100 * (theirs.accuracy - ours.accuracy))
+    yield at_most(size, float(np.mean(sizes)), 0.5, "x", n=len(sizes))
+    detail = f"against independent members; each seed {np.round(points, 2)}"
+    yield at_most(lost, float(np.mean(points)), 0.3, "points", n=len(points), detail=detail)
+
+
+def _predicted_rows(options: BenchOptions) -> Iterator[Bar]:
+    """The step that trains members together: told from one model's step, and measured."""
+    families = ("perceptron", "conv_net", "tiny_language_model") if options.full else ("conv_net",)
+    members = (2, 4, 8) if options.full else (2,)
+    time, memory = "predicted step of members", "predicted memory of members"
+    for family in families:
+        wanted = [bar for bar in (time, memory) if options.wants(f"{bar}: {family}")]
+        if not wanted:
+            continue
+        cells = measure_cells(
+            family, workload_of(family), [f"ensemble:{count}" for count in members],
+            "40s" if options.full else "10s", options.progress, widest=0.15,
+        )  # fmt: skip
+        for bar in wanted:
+            errors = {
+                f"{count}": 100 * abs(cell.error if bar is time else cell.memory_error)
+                for count, cell in zip(members, cells, strict=True)
+                if cell.judged
+            }
+            errors = {count: value for count, value in errors.items() if np.isfinite(value)}
+            told = ", ".join(f"{value:.1f} with {count}" for count, value in errors.items())
+            if errors:
+                yield at_most(
+                    f"{bar}: {family}", max(errors.values()), 15.0, "%", n=len(errors), detail=told
+                )
+            else:
+                note = "; ".join(cell.note for cell in cells if cell.note)
+                yield not_judged(f"{bar}: {family}", "%", "<= 15", note or "nothing was measured")
 
 
 def _keep(made: dict[str, Ensemble], name: str, run: Callable[[], Ensemble]) -> None:

@@ -49,6 +49,7 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
     with one_thread():
         yield from _memory_rows(options)
         yield from _conversion_rows(options)
+        yield from _learning_row(options)
         yield from _time_rows(options, blocks)
         yield from _inference_rows(options, blocks)
         yield from _expressive_rows(options)
@@ -109,6 +110,37 @@ def _conversion_rows(options: BenchOptions) -> Iterator[Bar]:
     convert(model)
     worst = float((model(x) - before).abs().max() / before.abs().max())
     yield at_most(bar, worst, 1e-6, "", n=1, detail="three layers, a norm between")
+
+
+def _learning_row(options: BenchOptions) -> Iterator[Bar]:
+    """A converted network beside the original, from the same weights and on the same batches."""
+    bar = "conversion: loss behind step 100 over the original's"
+    if not options.wants(bar):
+        return
+    options.progress(bar)
+    ratios = []
+    for seed in range(5):
+        task = _digits(seed)
+        torch.manual_seed(seed)
+        first = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+        converted = copy.deepcopy(first)
+        convert(converted)
+        losses = []
+        for model in (converted, first):
+            torch.manual_seed(seed)
+            optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+            taken = []
+            for _ in range(200):
+                rows = torch.randint(len(task.train.x), (64,))
+                optimizer.zero_grad()
+                loss = cross_entropy(model(task.train.x[rows]), task.train.y[rows])
+                loss.backward()
+                optimizer.step()
+                taken.append(loss.item())
+            losses.append(float(np.mean(taken[100:])))
+        ratios.append(losses[0] / losses[1])
+    detail = f"digits, two layers, means of steps 100 to 200; each seed {np.round(ratios, 3)}"
+    yield at_most(bar, max(ratios), 1.0, "x", n=len(ratios), detail=detail)
 
 
 def _time_rows(options: BenchOptions, blocks: int) -> Iterator[Bar]:

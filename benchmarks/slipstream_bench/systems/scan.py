@@ -7,20 +7,27 @@ ones. The task of the training rows is the paper's: bit-streams whose share of o
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator
+from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 from slipstream.heap import keep_pages
+from slipstream.measure import timed
 from slipstream.native import why_no_library
-from slipstream.techniques.scan import backprop, linear_recurrence, rnn
+from slipstream.surgery import saved_bytes
+from slipstream.techniques.scan import backprop, linear_recurrence, plan, rnn
 from slipstream.techniques.scan import kernels as door
 from slipstream.techniques.scan.affine import dense_recurrence
 from slipstream.techniques.scan.cells import Saved, chunked, tree
+from slipstream.techniques.scan.jacobians import convolution_pattern, jacobian_transposed
+from slipstream.techniques.scan.nn import CHUNK
 from slipstream_bench.harness import one_thread, paired
-from slipstream_bench.rows import Bar, BenchOptions, at_most, not_judged
+from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, not_judged
 
 _BACKWARD = {
     (2, 20, 1000): 100.0, (1, 8, 4000): 400.0, (16, 20, 1000): 18.0, (16, 20, 10000): 15.0,
@@ -46,8 +53,12 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
         yield from _backward_rows(options, blocks)
         yield from _step_rows(options, blocks)
         yield from _auto_rows(options, blocks)
+        yield from _planner_rows(options)
         yield from _primitive_rows(options, blocks)
+        yield from _memory_row(options)
+        yield from _jacobian_rows(options)
         yield from _pruned_rows(options)
+    yield from _threads_rows(options, blocks)
 
 
 def _gradient_rows(options: BenchOptions) -> Iterator[Bar]:
@@ -156,6 +167,50 @@ def _train(module: nn.RNNBase, x: torch.Tensor, way: str) -> None:
     torch.autograd.grad(y.sum(), list(module.parameters()))
 
 
+_GRID = tuple(itertools.product((1, 2, 8, 32, 128), (8, 20, 64, 128, 256), (8, 64, 512, 4096)))
+# A batched way takes this many times the arithmetic of the loop from this width on: it is not the
+# fastest of all on one thread, and takes minutes.
+_WIDE, _MOST_MULTIPLICATIONS = 64, 1 << 32
+
+
+def _planner_rows(options: BenchOptions) -> Iterator[Bar]:
+    """Is what `auto` chooses the fastest, and does it take what was told?"""
+    choice = "cells where the way chosen is within 1.15x of the best"
+    told = "cells where it takes what was told within 25 %"
+    if not (options.wants(choice, 400) or options.wants(told, 400)):
+        return
+    cells = [
+        (batch, hidden, steps)
+        for batch, hidden, steps in (_GRID if options.full else _GRID[1::7])
+        if batch * hidden**2 * steps <= (_MOST_MULTIPLICATIONS if options.full else 1 << 28)
+    ]
+    over, off = {}, {}
+    for batch, hidden, steps in cells:
+        options.progress(f"choice for batch {batch}, hidden {hidden}, {steps} steps")
+        module, x = nn.RNN(hidden, hidden), torch.randn(steps, batch, hidden)
+        shape = plan.Shape("tanh", batch, hidden, hidden, x.dtype, True, 1)
+        chosen = plan.choose(shape, steps, rnn)
+        ways = [way for way in plan.WAYS if way in ("fused", "framework") or hidden < _WIDE]
+        least = dict.fromkeys(ways, float("inf"))
+        for sample in range(6):
+            for way in ways:
+                took = timed(functools.partial(_train, module, x, way))["cpu"] / 1e9
+                if sample:
+                    least[way] = min(least[way], took)
+        cell = f"{batch}, {hidden}, {steps}"
+        over[cell] = least[chosen] / min(least.values())
+        off[cell] = 100 * abs(plan.paces(shape, rnn)[chosen].seconds(steps) / least[chosen] - 1)
+    for bar, values, limit in ((choice, over, 1.15), (told, off, 25.0)):
+        if options.wants(bar, 400):
+            beyond = {cell: value for cell, value in values.items() if value > limit}
+            shown = "; ".join(f"{cell}: {value:.3g}" for cell, value in beyond.items())
+            yield at_least(
+                bar, 100 * (1 - len(beyond) / len(cells)), 95.0, "%", n=len(cells),
+                detail=f"RNN, batch, hidden, steps; median {np.median(list(values.values())):.3g}"
+                + f"; beyond: {shown}" * bool(beyond), data=values,
+            )  # fmt: skip
+
+
 def _primitive_rows(options: BenchOptions, blocks: int) -> Iterator[Bar]:
     from torch._higher_order_ops.associative_scan import associative_scan
 
@@ -213,22 +268,10 @@ def _diagonal_rows(options: BenchOptions, blocks: int) -> Iterator[Bar]:
 def _batched_rows(options: BenchOptions, blocks: int) -> Iterator[Bar]:
     torch.manual_seed(0)
     module, x = nn.RNN(1, 20), torch.randn(1000, 2, 1)
-    y, zero = module(x)[0], torch.zeros(2, 20)
-    states = y.detach()
-    none = states[:0]
-    saved = Saved(
-        "tanh",
-        dict(module.named_parameters())["weight_hh_l0"].detach(),
-        states,
-        none,
-        none,
-        zero,
-        None,
-    )
-    dy = torch.zeros_like(states)
-    dy[-1] = 1.0
+    y = module(x)[0]
+    saved, dy, zero = _saved(module, x)
     arms: dict[str, Callable[[], object]] = {
-        "chunks of 32": lambda: chunked(saved, dy, zero, None, 32),
+        "chunks of 32": lambda: chunked(saved, dy, zero, None, CHUNK),
         "tree": lambda: tree(saved, dy, zero, None),
     }
     for name, run in arms.items():
@@ -237,6 +280,108 @@ def _batched_rows(options: BenchOptions, blocks: int) -> Iterator[Bar]:
             options.progress(bar)
             taken = paired({"ours": run, "torch": _backward(module, y)}, blocks=blocks)
             yield taken.ratio("torch", "ours").reported(bar, detail=f"{taken}")
+
+
+def _saved(module: nn.RNN, x: torch.Tensor) -> tuple[Saved, torch.Tensor, torch.Tensor]:
+    """What a backward pass of `module` reads, the gradient of its last state, and a zero state."""
+    states = module(x)[0].detach()
+    none, zero = states[:0], torch.zeros_like(states[0])
+    weight = dict(module.named_parameters())["weight_hh_l0"].detach()
+    gradient = torch.zeros_like(states)
+    gradient[-1] = 1.0
+    return Saved("tanh", weight, states, none, none, zero, None), gradient, zero
+
+
+def _memory_row(options: BenchOptions) -> Iterator[Bar]:
+    bar = "chunks: peak beyond what is saved, over what nn.RNN saves"
+    if not options.wants(bar):
+        return
+    options.progress(bar)
+    module, x = nn.RNN(1, 20), torch.randn(10_000, 16, 1)
+    theirs = saved_bytes(functools.partial(module, x), module.parameters())
+    saved, gradient, zero = _saved(module, x)
+    with torch.autograd.profiler.profile(profile_memory=True) as profiled:
+        chunked(saved, gradient, zero, None, CHUNK)
+    results = profiled.kineto_results
+    assert results is not None
+    events = [one for one in results.events() if one.name() == "[memory]"]
+    events.sort(key=lambda one: one.start_ns())
+    peak = max(itertools.accumulate(one.nbytes() for one in events))
+    detail = f"tensors, {peak / 1e6:.1f} of {theirs / 1e6:.1f} MB; batch 16, hidden 20, 10,000"
+    yield at_most(bar, peak / theirs, 2.0, "x", detail=f"{detail} steps")
+
+
+def _jacobian_rows(options: BenchOptions) -> Iterator[Bar]:
+    """Sparse Jacobians beside a loop of autograd, a call an output; some of its calls are timed."""
+    calls = 200
+    convolution = nn.Conv2d(3, 64, 3, padding=1)
+    cases: tuple[tuple[str, nn.Module, torch.Tensor, float], ...] = (
+        ("convolution of 3 to 64, 32 x 32", convolution, torch.randn(3, 32, 32), 3e3),
+        ("ReLU of 64 x 32 x 32", nn.ReLU(), torch.randn(64, 32, 32), 1e5),
+    )
+    for name, layer, x, target in cases:
+        bar = f"Jacobian over a loop of autograd: {name}"
+        if not options.wants(bar):
+            continue
+        options.progress(bar)
+        x.requires_grad_()
+        y = layer(x)
+        rows = torch.eye(calls, y.numel()).reshape(calls, *y.shape)
+
+        def loop(y: Any = y, x: Any = x, rows: Any = rows) -> None:
+            for row in rows:
+                torch.autograd.grad(y, x, row, retain_graph=True)
+
+        def generate(layer: Any = layer, x: Any = x) -> None:
+            convolution_pattern.cache_clear()
+            jacobian_transposed(layer, x.detach())
+
+        taken = paired({"ours": generate, f"{calls} of autograd": loop}, blocks=9)
+        whole = y.numel() / calls * taken.ratio(f"{calls} of autograd", "ours").value
+        yield at_least(bar, whole, target, "x", n=9, detail=f"{y.numel():,} calls; {taken}")
+    bar = "Jacobian of a convolution: first over with other weights"
+    if options.wants(bar):
+        options.progress(bar)
+        x = torch.randn(3, 32, 32)
+
+        def first() -> None:
+            convolution_pattern.cache_clear()
+            jacobian_transposed(convolution, x)
+
+        taken = paired(
+            {"again": lambda: jacobian_transposed(convolution, x), "first": first}, blocks=15
+        )
+        yield taken.ratio("first", "again").at_least(bar, 5.0, detail=f"{taken}")
+
+
+def _threads_rows(options: BenchOptions, blocks: int) -> Iterator[Bar]:
+    """Two threads over one, by the clock on the wall: neighbours on the other core count."""
+    module, x = nn.RNN(1, 20), torch.randn(1000, 16, 1)
+    run = _backward(module, rnn(module, x, backward="fused")[0])
+    a, b = torch.rand(20_000, 256), torch.randn(20_000, 256)
+    cases: dict[str, tuple[Callable[[], object], float]] = {
+        "two threads over one, RNN backward, batch 16, hidden 20, 1000 steps": (run, 1.7),
+        "two threads over one, diagonal, batch 1, 256 wide, 20,000 steps": (
+            lambda: linear_recurrence(a, b, structure="diag"), 1.5,
+        ),
+    }  # fmt: skip
+    for bar, (function, target) in cases.items():
+        if not options.wants(bar):
+            continue
+        options.progress(bar)
+
+        def on(threads: int, function: Callable[[], object] = function) -> None:
+            before = torch.get_num_threads()
+            torch.set_num_threads(threads)
+            try:
+                for _ in range(10):
+                    function()
+            finally:
+                torch.set_num_threads(before)
+
+        arms = {f"{n} threads": functools.partial(on, n) for n in (2, 1)}
+        taken = paired(arms, clock="wall", blocks=blocks)
+        yield taken.ratio("1 threads", "2 threads").at_least(bar, target, detail=f"{taken}")
 
 
 def _pruned_chain(width: int) -> list[nn.Module]:

@@ -47,12 +47,13 @@ class Saved:
 
     def columns(self) -> dict[str, torch.Tensor]:
         """What a step's gradient reads, by name: each [T, B, H]."""
-        reads = {"h": self.y, "before": torch.cat([self.h0[None], self.y[:-1]])}
+        reads = {"h": self.y}
         if self.kind in ("gru", "lstm"):
             names = "rzn" if self.kind == "gru" else "ifgo"
             reads |= dict(zip(names, self.gates.chunk(GATES[self.kind], -1), strict=True))
         if self.kind == "gru":
             reads["m"] = self.extra
+            reads["before"] = torch.cat([self.h0[None], self.y[:-1]])
         if self.c0 is not None:
             reads["c"] = self.extra.tanh()
             reads["c_before"] = torch.cat([self.c0[None], self.extra[:-1]])
@@ -133,13 +134,12 @@ def chunked(
     given = None if dy is None else dy[rest:].view(count, chunk, batch, hidden)
     # Rows: the identity, and what the chunk's own losses make of no gradient at its end.
     start = torch.cat([torch.eye(size, dtype=dh.dtype), dh.new_zeros(1, size)])
-    rows = start.expand(count, batch, size + 1, size)
+    rows = start.expand(count, batch, size + 1, size).clone()
     rows_h, rows_c = rows[..., :hidden], rows[..., hidden:] if dc is not None else None
+    del rows  # so that the first step's go when the second's are there
     for k in reversed(range(chunk)):
         if given is not None:
-            rows_h = torch.cat(
-                [rows_h[..., :-1, :], rows_h[..., -1:, :] + given[:, k, :, None]], -2
-            )
+            rows_h[..., -1, :] += given[:, k]
         now = {name: one[:, k, :, None] for name, one in at.items()}
         rows_h, rows_c = _back(saved, now, rows_h, rows_c)
     whole = rows_h if rows_c is None else torch.cat([rows_h, rows_c], -1)
@@ -151,25 +151,26 @@ def chunked(
         ends.append(moved + whole[number, :, -1])
     inside = torch.stack(ends[::-1])
     inside_h, inside_c = inside[..., :hidden], inside[..., hidden:] if dc is not None else None
-    on_inputs, felt = [], []
+    del whole, rows_h, rows_c
+    # Of the GRU alone they differ on the input's and on the hidden side.
+    dgates = saved.y.new_empty(steps, batch, saved.weight.shape[0])
+    dhidden = torch.empty_like(dgates) if saved.kind == "gru" else dgates
+    gates, felt = (one[rest:].view(count, chunk, batch, -1) for one in (dgates, dhidden))
     for k in reversed(range(chunk)):
         if given is not None:
             inside_h = inside_h + given[:, k]
         now = {name: one[:, k] for name, one in at.items()}
         on_input, on_hidden, _, _ = step_gradient(saved.kind, now, inside_h, inside_c)
-        on_inputs.append(on_input)
-        felt.append(on_hidden)
+        gates[:, k], felt[:, k] = on_input, on_hidden
         inside_h, inside_c = _back(saved, now, inside_h, inside_c)
-    dgates = torch.stack(on_inputs[::-1], 1).reshape(count * chunk, batch, -1)
-    dhidden = torch.stack(felt[::-1], 1).reshape(count * chunk, batch, -1)
     first_h, first_c = inside_h[0], None if inside_c is None else inside_c[0]
     if rest:
         early = sequential(_first(saved, rest), None if dy is None else dy[:rest], first_h, first_c)
-        ours = _gradients(_last(saved, rest), dgates, dhidden, first_h, first_c)
+        ours = _gradients(_last(saved, rest), dgates[rest:], dhidden[rest:], first_h, first_c)
+        dgates[:rest] = early.dgates
         return Gradients(
-            torch.cat([early.dgates, ours.dgates]), early.dweight + ours.dweight,
-            early.dbias + ours.dbias, early.dh0, early.dc0,
-        )  # fmt: skip
+            dgates, early.dweight + ours.dweight, early.dbias + ours.dbias, early.dh0, early.dc0
+        )
     return _gradients(saved, dgates, dhidden, first_h, first_c)
 
 
@@ -220,9 +221,10 @@ def _gradients(
     saved: Saved, dgates: torch.Tensor, dhidden: torch.Tensor, dh0: torch.Tensor,
     dc0: torch.Tensor | None,
 ) -> Gradients:  # fmt: skip
-    before = torch.cat([saved.h0[None], saved.y[:-1]]).flatten(0, 1)
-    felt = dhidden.flatten(0, 1)
-    return Gradients(dgates, felt.T @ before, felt.sum(0), dh0, dc0)
+    # The first step read h0, the others the state before: without a copy of all states.
+    dweight = dhidden[0].T @ saved.h0
+    dweight += dhidden[1:].flatten(0, 1).T @ saved.y[:-1].flatten(0, 1)
+    return Gradients(dgates, dweight, dhidden.flatten(0, 1).sum(0), dh0, dc0)
 
 
 def _first(saved: Saved, count: int) -> Saved:

@@ -25,7 +25,8 @@ from slipstream.errors import InvalidArgumentError
 from slipstream.tables import Field, Table
 from slipstream.techniques.scan.affine import exclusive_scan
 
-_Integers = NDArray[np.int64]
+# SciPy keeps places in 32 bits where they fit, and would convert others at every call.
+_Integers = NDArray[np.int64 | np.int32]
 # Share of weights other than zero from which on a convolution's whole pattern is worth having.
 _PRUNED = 0.5
 
@@ -44,6 +45,10 @@ class _Pattern:
     indices: _Integers
     source: _Integers
     shape: tuple[int, int]
+
+    def places(self) -> tuple[_Integers, _Integers]:
+        """Copies of `indices` and `indptr`: SciPy drops zeros in place."""
+        return self.indices.copy(), self.indptr.copy()
 
 
 def jacobian_transposed(layer: nn.Module, x: torch.Tensor) -> sparse.csr_matrix:
@@ -66,7 +71,7 @@ def jacobian_transposed(layer: nn.Module, x: torch.Tensor) -> sparse.csr_matrix:
             layer.dilation, layer.groups,
         )  # fmt: skip
         weight: Any = layer.weight.detach().numpy().reshape(-1)
-        return _csr(weight[pattern.source], pattern.indices, pattern.indptr, pattern.shape)
+        return _csr(weight[pattern.source], *pattern.places(), pattern.shape)
     if isinstance(layer, nn.Linear):
         return sparse.csr_matrix(layer.weight.detach().numpy().T)
     if isinstance(layer, nn.ReLU):
@@ -101,7 +106,7 @@ def convolution_pattern(
     taps = np.concatenate(
         [np.add.outer(v * kernel[1], u).reshape(-1) for _, v in taps_y for _, u in taps_x]
     )
-    places, taps = places.astype(np.int64), taps.astype(np.int64)
+    places, taps = _narrow(places), _narrow(taps)
     into, out_of = channels // groups, outputs // groups
     starts = np.concatenate([[0], np.cumsum(counts)])
     # A row repeats its places once for each output channel of its group.
@@ -118,7 +123,7 @@ def convolution_pattern(
     from_ = source[None] + (groups_of * out_of * into * size + inside * size)[:, None]
     indptr = np.concatenate([[0], np.cumsum(np.tile(counts * out_of, channels))])
     shape = channels * height * width, outputs * out_y * out_x
-    return _Pattern(indptr, indices.reshape(-1), from_.reshape(-1), shape)
+    return _Pattern(_narrow(indptr), _narrow(indices.reshape(-1)), from_.reshape(-1), shape)
 
 
 def _pruned_convolution(layer: nn.Conv2d, x: torch.Tensor) -> sparse.csr_matrix:
@@ -183,13 +188,25 @@ def _average_pool(layer: nn.AvgPool2d, x: torch.Tensor) -> sparse.csr_matrix:
         tuple(x.shape), x.shape[0], kernel, stride, padding, (1, 1), x.shape[0]
     )
     share = np.full(len(pattern.indices), 1.0 / (kernel[0] * kernel[1]), _numpy(x.dtype))
-    return _csr(share, pattern.indices, pattern.indptr, pattern.shape)
+    return _csr(share, *pattern.places(), pattern.shape)
 
 
 def _diagonal(values: NDArray[Any]) -> sparse.csr_matrix:
-    kept = np.flatnonzero(values)
-    indptr = np.concatenate([[0], np.cumsum(values != 0)])
-    return _csr(values[kept], kept, indptr, (len(values), len(values)))
+    """All of it, zeros among them: the pattern of any ReLU of so many elements is one."""
+    size = len(values)
+    rows = _counted(size + 1)
+    # Copies, since SciPy drops zeros in place.
+    return _csr(values, rows[:size].copy(), rows.copy(), (size, size))
+
+
+@functools.lru_cache(maxsize=64)
+def _counted(size: int) -> _Integers:
+    return _narrow(np.arange(size))
+
+
+def _narrow(places: NDArray[Any]) -> _Integers:
+    wide = len(places) and int(places.max()) > np.iinfo(np.int32).max
+    return places.astype(np.int64 if wide else np.int32)
 
 
 def _csr(data: Any, indices: Any, indptr: Any, shape: tuple[int, int]) -> sparse.csr_matrix:
