@@ -26,6 +26,8 @@ class Scripted:
     def curve(self) -> ServiceCurve:
         return ServiceCurve.of({1: 1e6})
 
+    served = curve
+
     def run(self, test: Test, folder: Path | None = None) -> Run:
         self.rates.append(test.rate)
         fine = test.rate < self.fine_below and not self.refused

@@ -51,6 +51,25 @@ def test_a_query_is_held_back_for_others_only_as_long_as_allowed() -> None:
     assert np.median(found.latencies_ns) == pytest.approx(4 * MS)
 
 
+def test_what_a_server_adds_to_batches_and_queries_is_found_among_its_noise() -> None:
+    alone = ServiceCurve.of({1: MS, 8: 4 * MS})
+    random = np.random.default_rng(0)
+    sizes = random.choice([1, 2, 4, 8], 4000)
+    noise = random.lognormal(0.0, 0.1, 4000)
+    took = (np.array([alone.median_ns(n) for n in sizes]) + 0.3 * MS + 0.05 * MS * sizes) * noise
+    served = alone.as_served([(int(n), float(t)) for n, t in zip(sizes, took, strict=True)], MS)
+    assert served.median_ns(1) == pytest.approx(1.35 * MS, rel=0.02)
+    assert served.median_ns(8) == pytest.approx(4.7 * MS, rel=0.02)
+    assert np.std(np.log(served.spread())) == pytest.approx(0.1, rel=0.05)
+    idle = simulate(served, 1.0, queries=4000)
+    assert np.median(idle.latencies_ns) == pytest.approx(2.35 * MS, rel=0.02)
+
+
+def test_a_server_is_no_faster_than_its_model() -> None:
+    alone = ServiceCurve.of({1: MS})
+    assert alone.as_served([(1, 0.5 * MS)] * 20, 0.0).median_ns(1) == pytest.approx(MS)
+
+
 @settings(max_examples=12)
 @given(st.floats(0.1, 5.0), st.sampled_from([1, 4, 16]), st.floats(1.5, 20.0))
 def test_the_peak_keeps_the_bound_and_a_little_more_breaks_it(

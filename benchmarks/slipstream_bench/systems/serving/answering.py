@@ -18,6 +18,14 @@ def rows() -> tuple[Rows, NDArray[np.int64]]:
     return x, numbers % 4
 
 
+def digits() -> tuple[Rows, NDArray[np.int64]]:
+    """256 handwritten digits of 1 x 8 x 8, and what they are."""
+    from sklearn.datasets import load_digits
+
+    images, classes = load_digits(return_X_y=True)
+    return (images[:256] / 16).reshape(-1, 1, 8, 8).astype(np.float32), classes[:256]
+
+
 def anomalies() -> Rows:
     """64 spectra of 640 numbers, as an autoencoder for machine sounds takes them."""
     return np.random.default_rng(0).standard_normal((64, 640)).astype(np.float32)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -121,6 +122,47 @@ def _times(call: Any, budget_s: float) -> list[float]:
         return times
     finally:
         arm.close()
+
+
+def served_times(
+    light: float,
+    loaded: float,
+    seconds: float,
+    batch: int,
+    delay_ns: int,
+    workers: int,
+    folder: str,
+) -> dict[str, Any]:
+    """What a query takes behind LoadGen and the threads of `System`, at two rates.
+
+    Args:
+        light: queries a second that hardly ever meet.
+        loaded: near what the model can do, so that threads get into each other's way as they will.
+
+    Returns:
+        ``batches``, (size, nanoseconds) at the loaded rate; ``delay_ns``, from arrival to answer at
+        the light rate, less what the worker took.
+    """
+    assert _model is not None
+    assert _library is not None
+    found: dict[float, tuple[list[tuple[int, int]], float]] = {}
+    # What a policy holds back is simulated: at the light rate nothing is to wait.
+    for rate, policy in ((light, BatchPolicy(batch)), (loaded, BatchPolicy(batch, delay_ns))):
+        taken: list[tuple[int, int]] = []
+        test = Test("server", rate=rate, min_duration_s=seconds, min_queries=1, bound_ns=1e12)
+        with _watched() as watch:
+            system = System(
+                _model, _library, watch, scenario="server", policy=policy, workers=workers,
+                classes=_library.labels is not None, taken=taken,
+            )  # fmt: skip
+            try:
+                log = under_load(system.issue, _library, test, Path(folder))
+            finally:
+                system.close()
+        found[rate] = taken, log.latencies_ns()["p50"]
+    taken, latency_ns = found[light]
+    alone_ns = statistics.median(took for _, took in taken)
+    return {"batches": found[loaded][0], "delay_ns": max(0.0, latency_ns - alone_ns)}
 
 
 def run(

@@ -78,7 +78,7 @@ class Peak:
 
 def find_peak(session: Session, wishes: planning.Wishes, width: float = 0.03) -> Peak:
     """The highest rate within the bound, to a bracket of relative `width`."""
-    curve, bound = session.curve(), planning.bound_of(session, wishes)
+    curve, bound = session.served(), planning.bound_of(session, wishes)
     predicted = _meets(session, curve, bound, wishes.percentile)
     low, high = 0.0, math.inf
     runs: list[Run] = []

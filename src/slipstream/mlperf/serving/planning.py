@@ -84,7 +84,7 @@ def plan(session: Session, scenario: Scenario, wishes: Wishes) -> Test:
     if scenario.name == "server":
         bound = bound_of(session, wishes)
         rate = wishes.rate or _SAFE_RATE * queueing.peak(
-            curve, bound, wishes.percentile, session.policy, workers=session.workers
+            session.served(), bound, wishes.percentile, session.policy, workers=session.workers
         )
         rate = rate or 0.1 * curve.capacity(session.policy, session.workers)
         test = Test("server", min_duration_s=seconds, rate=rate, bound_ns=bound)
@@ -172,4 +172,4 @@ def accuracy(session: Session, scenario: Scenario, folder: Path | None = None) -
 def foreseen(session: Session, test: Test) -> queueing.Load:
     """What the queue simulation says of a server run, from the service curve alone."""
     policy: BatchPolicy = session.policy
-    return queueing.simulate(session.curve(), test.rate, policy, workers=session.workers)
+    return queueing.simulate(session.served(), test.rate, policy, workers=session.workers)

@@ -9,7 +9,7 @@ of the processor's, so that a minute of a server takes milliseconds.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,9 +31,11 @@ class ServiceCurve:
 
     Attributes:
         times_ns: nanoseconds by batch size: their median, or all that were measured.
+        delay_ns: from a query's arrival until a worker that waits for it begins.
     """
 
     times_ns: Mapping[int, tuple[float, ...]]
+    delay_ns: float = 0.0
 
     @classmethod
     def of(cls, medians: Mapping[int, float]) -> ServiceCurve:
@@ -47,6 +49,29 @@ class ServiceCurve:
         if batch > sizes[-1]:
             return medians[-1] * batch / sizes[-1]
         return float(np.interp(batch, sizes, medians))
+
+    def as_served(self, batches: Sequence[tuple[int, float]], delay_ns: float) -> ServiceCurve:
+        """This curve of the model alone, with what a server adds to a batch and to a query of it.
+
+        Args:
+            batches: (size, nanoseconds) as a server under load had them; their spread is taken.
+            delay_ns: as the attribute.
+        """
+        from scipy.optimize import nnls
+
+        counts, took = np.array(batches, float).T
+        sizes, number = np.unique(counts, return_counts=True)
+        added = [np.median(took[counts == n]) - self.median_ns(int(n)) for n in sizes]
+        weights = np.sqrt(number)
+        (batch_ns, query_ns), _ = nnls(
+            np.stack([weights, weights * sizes], 1), weights * np.array(added)
+        )
+        whole = {n: self.median_ns(n) + batch_ns + n * query_ns for n in self.times_ns}
+        curve = ServiceCurve.of(whole)
+        ratios = took / [curve.median_ns(int(n)) for n in counts]
+        return ServiceCurve(
+            {n: tuple(time * ratios / np.median(ratios)) for n, time in whole.items()}, delay_ns
+        )
 
     def spread(self) -> Floats:
         """Measured times over their size's median: what one call differs by."""
@@ -121,7 +146,7 @@ def simulate(
         start, end = _batch(arrivals, at, ready, policy)
         took = medians[end - at] * drawn[batches]
         for query in range(at, end):
-            latencies[query] = start + took - arrivals[query]
+            latencies[query] = start + took - arrivals[query] + curve.delay_ns
         heapq.heappush(free, start + took)
         busy += took
         batches += 1

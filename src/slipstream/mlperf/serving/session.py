@@ -22,6 +22,10 @@ _OPEN_S = 300.0
 # The child ends itself when it has waited for `patience_s`; we do so if it cannot.
 _MORE_S = 1.5
 _CURVE_S = 1.0
+# How the threads of a server add to a query is measured for so long at these shares of the model's
+# capacity; where a query takes longer than this, what they add is less than times differ by.
+_SERVED_S, _LIGHT, _LOADED, _SLOW_NS = 0.7, 0.05, 0.7, 30e6
+_FEWEST_LIGHT = 20.0
 
 
 @dataclass(frozen=True)
@@ -117,6 +121,7 @@ class Session:
         self._patience_s = patience_s
         self._say = say
         self._curve: ServiceCurve | None = None
+        self._served: ServiceCurve | None = None
         self._child: Child | None = None
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
         self._runs = 0
@@ -183,6 +188,25 @@ class Session:
             times_of = {int(size): tuple(taken) for size, taken in times.items()}
             self._curve = ServiceCurve(times_of) if times_of else ServiceCurve.of({1: 1e6})
         return self._curve
+
+    def served(self) -> ServiceCurve:
+        """`curve` as a server has it: with what LoadGen's thread and the workers add to each query,
+        measured once under a short load."""
+        if self._served is None:
+            curve = self._served = self.curve()
+            if self.about.get("kind") == "own queue" or curve.median_ns(1) > _SLOW_NS:
+                return curve
+            self._say("timing a server's threads")
+            capacity = curve.capacity(self.policy, self.workers)
+            answer = self._call(
+                "served_times", self._patience_s + _MORE_S, seconds=_SERVED_S,
+                light=max(_LIGHT * 1e9 / curve.median_ns(1), _FEWEST_LIGHT),
+                loaded=_LOADED * capacity, batch=self.policy.maximum, delay_ns=self.policy.delay_ns,
+                workers=self.workers, folder=str(self.scratch("served")),
+            )  # fmt: skip
+            batches = [(int(size), float(took)) for size, took in answer["batches"]]
+            self._served = curve.as_served(batches, answer["delay_ns"])
+        return self._served
 
     def touch_one(self) -> None:
         """Let the model answer one sample for a moment, and no other."""

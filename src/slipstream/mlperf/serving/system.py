@@ -152,6 +152,8 @@ class System:
             `policy`, and of an offline query as many samples as that allows.
         workers: threads that call the model.
         classes: the answer is the class of the largest score; else all of the first output.
+        taken: where each batch of a server is noted: its size, and the nanoseconds from when a
+            worker could take it until it was answered; None: nowhere.
     """
 
     def __init__(
@@ -164,14 +166,15 @@ class System:
         policy: BatchPolicy,
         workers: int = 1,
         classes: bool = True,
+        taken: list[tuple[int, int]] | None = None,
     ) -> None:
         import mlperf_loadgen
 
         self._complete = mlperf_loadgen.QuerySamplesComplete
         self._response = mlperf_loadgen.QuerySampleResponse
         self._model, self._library, self._watch = model, library, watch
-        self._classes = classes
-        self._most = policy.maximum
+        self._classes, self._taken = classes, taken
+        self._most, self._holds_back = policy.maximum, policy.delay_ns > 0
         self._call: Call | None = None
         in_line = scenario in ("single-stream", "multi-stream")
         self.issue = {"server": self._queue, "offline": self._cut}.get(scenario, self._at_once)
@@ -180,6 +183,7 @@ class System:
             queue.SimpleQueue()
         )
         work = self._work_on_parts if scenario == "offline" else self._work_on_queries
+        work = work if taken is None else self._work_and_note
         self._threads = [
             threading.Thread(target=work, name=f"slipstream-model-{n}", daemon=True)
             for n in range(0 if in_line else workers)
@@ -218,6 +222,20 @@ class System:
         while (batch := self._queries.take()) is not None:
             ids, indices = zip(*batch, strict=True)
             self._answer(call, ids, indices)
+
+    def _work_and_note(self) -> None:
+        assert self._taken is not None
+        call, ended = self._watch.call(), 0
+        while True:
+            idle = self._holds_back or not self._queries.waiting()
+            if (batch := self._queries.take()) is None:
+                return
+            # Taking what waited already is part of what it takes.
+            began = time.perf_counter_ns() if idle else ended
+            ids, indices = zip(*batch, strict=True)
+            self._answer(call, ids, indices)
+            ended = time.perf_counter_ns()
+            self._taken.append((len(ids), ended - began))
 
     def _work_on_parts(self) -> None:
         call = self._watch.call()
