@@ -1,8 +1,9 @@
 """Which way a recurrence is computed in: what is fastest here, as measured once per shape.
 
-Every way takes a fixed time and so much for each step: two short runs of the very shape give both,
-and any length follows. Batched ways (chunks, a tree) multiply matrices where the others multiply
-vectors: H + 1 times the arithmetic. They are timed only where more threads than that share it.
+Every way takes a fixed time and so much for each step: two runs of the very shape give both, of few
+steps and of so many that these take most of it, and any length follows. Batched ways (chunks, a
+tree) multiply matrices where the others multiply vectors: H + 1 times the arithmetic. They are
+timed only where more threads than that share it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from slipstream.techniques.scan import kernels as door
 
 Way = Literal["fused", "chunked", "tree", "framework"]
 WAYS = ("fused", "chunked", "tree", "framework")
-_SHORT, _LONG, _SAMPLES = 12, 60, 6
+_SHORT, _LONG, _LONGEST, _SAMPLES = 12, 60, 1 << 14, 8
+# A long run takes at least so many times as long as the short one.
+_LONGER = 3.0
 
 
 @dataclass(frozen=True)
@@ -81,21 +84,35 @@ def paces(shape: Shape, rnn: Runner) -> dict[Way, Pace]:
         return {"framework": Pace(0.0, 0.0)}
     with torch.random.fork_rng(devices=[]), torch.inference_mode(False):
         torch.manual_seed(0)
-        runs = {
-            (way, steps): _run(shape, way, steps, rnn) for way in ways for steps in (_SHORT, _LONG)
-        }
-        least = dict.fromkeys(runs, float("inf"))
         clock: Literal["cpu", "wall"] = "cpu" if shape.threads == 1 else "wall"
-        for sample in range(_SAMPLES):
-            for key, run in runs.items():
-                took = timed(run)[clock] / 1e9
-                if sample:
-                    least[key] = min(least[key], took)
+
+        def seconds(run: Callable[[], object]) -> float:
+            return timed(run)[clock] / 1e9
+
+        def warm_seconds(run: Callable[[], object]) -> float:
+            run()
+            return seconds(run)
+
+        short = {way: _run(shape, way, _SHORT, rnn) for way in ways}
+        steps = dict.fromkeys(ways, _LONG)
+        long = {way: _run(shape, way, _LONG, rnn) for way in ways}
+        for way in ways:
+            while steps[way] < _LONGEST and warm_seconds(long[way]) < _LONGER * warm_seconds(
+                short[way]
+            ):
+                steps[way] *= 4
+                long[way] = _run(shape, way, steps[way], rnn)
+        few: dict[Way, list[float]] = {way: [] for way in ways}
+        many: dict[Way, list[float]] = {way: [] for way in ways}
+        for _ in range(_SAMPLES):
+            for way in ways:
+                few[way].append(warm_seconds(short[way]))
+                many[way].append(seconds(long[way]))
     by_way: dict[Way, Pace] = {}
     for way in ways:
-        short, long = least[way, _SHORT], least[way, _LONG]
-        step_s = max(long - short, 0.0) / (_LONG - _SHORT)
-        by_way[way] = Pace(max(short - _SHORT * step_s, 0.0), step_s)
+        few_s, many_s = min(few[way]), min(many[way])
+        step_s = max(many_s - few_s, 0.0) / (steps[way] - _SHORT)
+        by_way[way] = Pace(max(few_s - _SHORT * step_s, 0.0), step_s)
     return by_way
 
 
