@@ -275,8 +275,8 @@ def _queue(options: BenchOptions, folder: Path) -> Iterator[Bar]:
             yield at_most(bar, max(off[bar]), limit, "%", n=len(loads), detail=detail)
 
 
-# So long that what threads add to a query, some tenths of a millisecond, is not what is seen even at
-# a load of 0.9: of 20 ms it makes the mean 9 % longer there.
+# So long that what threads add to a query, some tenths of a millisecond, is not what is seen even
+# at a load of 0.9: of 20 ms it makes the mean 9 % longer there.
 _QUEUED_NS = 100e6
 
 
