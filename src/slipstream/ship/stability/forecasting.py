@@ -4,7 +4,9 @@ The reference answers once for all scenes; what counts is how far each answer is
 its margin. The paths answer for a few scenes only: half of them those whose margins are the
 smallest, which decide most of the instability and are then known, half drawn from the others, which
 show how margins move. The others' chance to change is that of such a movement to exceed their
-margin, the movements of all paths taken together as they were seen, for paths err alike.
+margin. Of all paths together, a movement is one of the drawn scenes' on every path, so that paths
+that err alike do. Of one path, it is any that was seen on any path, as large as this path's are: a
+path's own are too few to tell it from the next.
 """
 
 from __future__ import annotations
@@ -113,10 +115,11 @@ def predict(
     rest = np.setdiff1d(np.arange(len(scenes)), chosen)
     # [E, rest, drawn]: each of the others, moved as each of the drawn ones was.
     told = (margins[rest][None, :, None] + shifts[:, None, :]) > 0
-    ahead = (margins[rest] > 0)[:, None]
     total = (seen > 0).any(0) & ~(seen > 0).all(0)
     other = told.any(0) & ~told.all(0)
-    pairs = ((seen > 0) != (margins[chosen] > 0)).sum(1) + (told != ahead).mean(2).sum(1)
+    pairs = ((seen > 0) != (margins[chosen] > 0)).sum(1) + _changed(
+        seen - margins[chosen], margins[rest]
+    )
     return Forecast(
         tuple(one.name for one in matrix.paths),
         float(total.sum() + other.mean(1).sum()) / len(scenes),
@@ -125,6 +128,17 @@ def predict(
         len(chosen),
         wanted is not None,
     )
+
+
+def _changed(moved: Margins, margins: Margins) -> Margins:
+    """How many of `margins` [N] change sign on each path, expected, of movements [E, seen]."""
+    sizes = np.sqrt(np.mean(moved**2, axis=1, keepdims=True))
+    shape = np.sort((moved / np.where(sizes > 0, sizes, 1.0)).ravel())
+    # A margin above zero changes with a movement of at most its negative, else with one above it.
+    below = np.searchsorted(shape, -margins / np.where(sizes > 0, sizes, np.inf), side="right")
+    share = below / len(shape)
+    changed: Margins = np.where(margins > 0, share, 1.0 - share).sum(1)
+    return np.where(sizes[:, 0] > 0, changed, 0.0)
 
 
 def _chosen(
