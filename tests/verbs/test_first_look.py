@@ -118,6 +118,16 @@ def test_what_cannot_pay_is_not_measured(
     assert Provenance.ASSUMED in row.shares
 
 
+def test_layers_that_multiply_more_are_not_measured(
+    graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(advising, "single_techniques", lambda: list(parse("quadratic")))
+    durations = Told(tmp_path / "none.db", 1000.0)
+    (row,) = advise(graph, combinations=False, durations=durations).predictions
+    assert durations.asked == []
+    assert "at most 1.00x" in row.in_words
+
+
 def test_it_is_shown_only_while_something_is_missing(
     graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
