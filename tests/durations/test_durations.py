@@ -303,23 +303,6 @@ def test_an_in_place_operator_does_not_wander_into_denormals(
     assert halved() > 0
 
 
-def test_rounds_end_where_they_tell_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    taken: dict[str, int] = {"steady": 0, "unsteady": 0}
-
-    def timer(call: Call, *_: object) -> microbenchmark._Timer:
-        def sample() -> float:
-            taken[call.name] += 1
-            return 1000.0 + (300.0 * (taken[call.name] % 3) if call.name == "unsteady" else 0.0)
-
-        return microbenchmark._Timer(sample)
-
-    monkeypatch.setattr(microbenchmark, "_timer", timer)
-    steady, unsteady = run([[name, [], []] for name in taken], 1)
-    assert taken == {"steady": microbenchmark._FEWEST_ROUNDS, "unsteady": microbenchmark._ROUNDS}
-    assert steady["spread"] == 0
-    assert unsteady["spread"] > 0.1
-
-
 def test_no_more_inputs_are_made_than_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[TensorSpec] = []
     original = microbenchmark.random_tensor

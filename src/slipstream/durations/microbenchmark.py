@@ -47,12 +47,11 @@ MODULE_PASS = "slipstream::module_pass"
 TIMERS = "slipstream.timers"
 OPERATORS = "slipstream.operators"
 _ROUNDS = 15
-# What takes long in a round is disturbed less, for its length; it takes part in fewer. So does what
-# differs so little between rounds that its surroundings in a step, which no round shows, do more.
+# What takes long in a round is disturbed less, for its length; it takes part in fewer. That rounds
+# agree is no reason for fewer: all of them may have had the same neighbour.
 _FEWEST_ROUNDS = 5
 _LONG_ENOUGH_S = 0.15
-_ALIKE = 0.02
-_SAMPLE_NS = 1e6
+_SAMPLE_NS = 2e6
 _BATCH_BUDGET_S = 20.0
 # Beyond the second-level cache of the processors this runs on, and small enough to allocate fast.
 _ROTATED_BYTES = 32 << 20
@@ -115,7 +114,8 @@ def run(
             spent_s = [0.0] * len(timers)
             for round_ in range(_ROUNDS):
                 for i, timer in enumerate(timers):
-                    if timer is not None and not _enough(samples[i], spent_s[i]):
+                    enough = round_ >= _FEWEST_ROUNDS and spent_s[i] > _LONG_ENOUGH_S
+                    if timer is not None and not enough:
                         torch.set_num_threads(counts[i])
                         by_wall = clocks[i] is time.perf_counter_ns
                         sample, begin = timer.sample, time.monotonic()
@@ -127,29 +127,17 @@ def run(
         torch.set_flush_denormal(False)
     for i, taken in enumerate(samples):
         if taken:
-            middle, spread = _middle(taken)
+            ordered = sorted(taken)
+            middle = ordered[len(ordered) // 2]
+            quarter = len(ordered) // 4
+            spread = (ordered[-1 - quarter][0] - ordered[quarter][0]) / 2 / max(middle[0], 1e-9)
             # The least of differences would be the one with the most noise in what is taken off.
             difference = str(calls[i][0]).startswith(CHECKPOINT)
-            nanoseconds, waited = middle if difference else min(taken)
+            nanoseconds, waited = middle if difference else ordered[0]
             # Undisturbed it would have taken somewhere from what was not waited to all of it.
             spread = math.hypot(spread, math.log1p(-waited))
             results[i] = {"nanoseconds": nanoseconds, "spread": spread, "waited": waited} | needs[i]
     return results
-
-
-def _enough(taken: Sequence[tuple[float, float]], spent_s: float) -> bool:
-    """Whether further rounds would tell no more of a call."""
-    if len(taken) < _FEWEST_ROUNDS:
-        return False
-    return spent_s > _LONG_ENOUGH_S or _middle(taken)[1] <= _ALIKE
-
-
-def _middle(taken: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], float]:
-    """The median sample, and the half-width of the middle half relative to it."""
-    ordered = sorted(taken)
-    middle, quarter = ordered[len(ordered) // 2], len(ordered) // 4
-    width = ordered[-1 - quarter][0] - ordered[quarter][0]
-    return middle, width / 2 / max(middle[0], 1e-9)
 
 
 def _with_waiting(timer: Callable[[], float]) -> tuple[float, float]:
@@ -179,7 +167,7 @@ class _Timer:
     """How one call is timed.
 
     Attributes:
-        sample: runs it for about a millisecond and returns ns per call.
+        sample: runs it for about two milliseconds and returns ns per call.
         once: runs it once and returns what it makes; None for what is no operator of a step.
     """
 
