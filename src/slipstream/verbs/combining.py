@@ -93,7 +93,8 @@ def search_combinations(
                 continue
             if time.monotonic() - began > _SECONDS:
                 break
-            (added[combined],) = ask([combined])
+            for prediction in ask([combined]):
+                added[combined] = prediction
         return added, size
     best = sorted(known.values(), key=lambda p: p.ratio)
     as_values = (_values(p.techniques, settings) for p in best)
