@@ -18,7 +18,7 @@ from environments import switch_library_off
 from slipstream.durations import Durations, Question, common_spread, durations, microbenchmark
 from slipstream.durations.durations import machine_key, one_pool
 from slipstream.durations.microbenchmark import random_tensor, run
-from slipstream.errors import StoreError
+from slipstream.errors import ChildError, StoreError
 from slipstream.graph import Call, TensorSpec, cast
 from slipstream.provenance import Provenance
 from tiny_models import captured
@@ -95,6 +95,39 @@ def test_a_second_measurement_starts_no_child(path: Path, benchmark: Benchmark) 
     again.measure([])
     assert benchmark.started == 1
     assert again.lookup(mm(2)) == Durations(1, path).lookup(mm(3))
+
+
+def test_one_child_serves_while_measuring_lasts(path: Path, benchmark: Benchmark) -> None:
+    known = Durations(1, path)
+    with known.measuring():
+        for size in (2, 3):
+            known.measure([mm(size)])
+        assert benchmark.started == 1
+        # Its libraries' pools cannot grow any more.
+        known.measure([Question(mm(2), 2)])
+        known.measure([mm(4)])
+        assert benchmark.started == 2
+    known.measure([mm(5)])
+    known.measure([mm(6)])
+    assert benchmark.started == 4
+
+
+def test_a_child_that_failed_serves_no_more(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Dies(Benchmark):
+        def call(self, function: str, *, calls: list[Any], **options: Any) -> list[dict[str, Any]]:
+            if self.started == 1:
+                raise ChildError("it died")
+            return super().call(function, calls=calls, **options)
+
+    child = Dies()
+    monkeypatch.setattr(durations, "Child", child)
+    known = Durations(1, path)
+    with known.measuring():
+        with pytest.raises(ChildError, match="it died"):
+            known.measure([mm(2)])
+        known.measure([mm(2)])
+    assert child.started == 2
+    assert known.lookup(mm(2)) is not None
 
 
 def test_a_call_is_asked_once_however_often_it_occurs(path: Path, benchmark: Benchmark) -> None:
@@ -268,6 +301,23 @@ def test_an_in_place_operator_does_not_wander_into_denormals(
     (found,) = run([mm(4).to_json()], 1)
     assert found["nanoseconds"] == 0
     assert halved() > 0
+
+
+def test_no_more_inputs_are_made_than_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[TensorSpec] = []
+    original = microbenchmark.random_tensor
+
+    def counted(spec: TensorSpec, bound: int = 1) -> Any:
+        made.append(spec)
+        return original(spec, bound)
+
+    monkeypatch.setattr(microbenchmark, "random_tensor", counted)
+    # As if one call took as long as a sample, and as if many fitted into one.
+    for took, sets in ((microbenchmark._SAMPLE_NS, 1), (1.0, microbenchmark._MOST_SETS)):
+        made.clear()
+        ticks = itertools.count(step=int(took))
+        microbenchmark._operator_timer(mm(8), lambda ticks=ticks: next(ticks))
+        assert len(made) == 2 * sets
 
 
 def test_a_call_that_is_not_one_is_an_error_of_that_call_only(quick: None) -> None:

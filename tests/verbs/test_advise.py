@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from slipstream.durations import Durations
 from slipstream.technique import Quality, QualityKind, parse
 from slipstream.verbs import advising
 from slipstream.verbs.advising import Advice, advise
@@ -43,7 +44,7 @@ def advised(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(advising, "first_look", lambda *_: looked)
         # No graph is needed where nothing is predicted.
         monkeypatch.setattr(advising, "need_graph", lambda graph: None)
-        return advise(None, durations=object(), **options)  # type: ignore[arg-type]
+        return advise(None, durations=Durations(1), **options)  # type: ignore[arg-type]
 
     return run
 

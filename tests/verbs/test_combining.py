@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 from slipstream.technique import Quality, QualityKind, combination_name, parse
@@ -41,6 +42,23 @@ def test_combinations_of_many_parts_are_found() -> None:
     # What was known is not predicted again, and nothing twice.
     assert not set(asked) & set(known)
     assert len(asked) == len(set(asked))
+
+
+def test_what_is_left_of_few_combinations_is_predicted_and_no_more() -> None:
+    asked: list[Combination] = []
+
+    def ask(wanted: Sequence[Combination]) -> list[Predicted]:
+        asked.extend(wanted)
+        return [product(one) for one in wanted]
+
+    known = {one: product(one) for one in PARTS[:3]}
+    began = time.process_time()
+    found, size = search_combinations(PARTS[:3], known, set(known), ask, lambda line: None)
+    assert size == 2 * 2 * 2 - 1
+    assert set(found) == set(asked)
+    assert len(asked) == size - len(known)
+    # Nothing is proposed again and again until the time is over.
+    assert time.process_time() - began < 5
 
 
 def test_few_combinations_are_not_searched() -> None:

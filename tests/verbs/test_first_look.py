@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from slipstream.durations import Answer, Durations
-from slipstream.graph import Graph
+from slipstream.graph import PROVENANCES, Graph, replace_tasks
+from slipstream.graph.page_faults import page_fault_tasks, with_launches
 from slipstream.provenance import Provenance
 from slipstream.technique import parse
 from slipstream.techniques import threads
@@ -21,6 +22,7 @@ from slipstream.verbs import advising
 from slipstream.verbs.advising import advise
 from slipstream.verbs.outlooks import Outlook, first_look
 from slipstream.verbs.predicting import predict
+from slipstream.verbs.results import Predicted, Prediction
 from tiny_models import captured
 
 
@@ -116,6 +118,40 @@ def test_what_cannot_pay_is_not_measured(
     (row,) = (p for p in found.predictions if p.technique.startswith("fused_optimizer"))
     assert row.verdict == "not worth it here"
     assert Provenance.ASSUMED in row.shares
+
+
+def test_layers_that_multiply_more_are_not_measured(
+    graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(advising, "single_techniques", lambda: list(parse("quadratic")))
+    durations = Told(tmp_path / "none.db", 1000.0)
+    (row,) = advise(graph, combinations=False, durations=durations).predictions
+    assert durations.asked == []
+    assert "at most 1.00x" in row.in_words
+
+
+@pytest.mark.parametrize(("factor", "decided"), [(1.1, True), (0.9, False)])
+def test_page_faults_that_grow_are_no_gain(
+    graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factor: float, decided: bool
+) -> None:
+    faulting = with_launches(graph, [0.3 * float(graph.tasks.duration_ns.sum())] * 2)
+    fitted = PROVENANCES.index(Provenance.FITTED)
+
+    def predicted(*arguments: Any, **options: Any) -> list[Prediction]:
+        (one,) = predict(*arguments, **options)
+        assert isinstance(one, Predicted)
+        assert one.graph is not None
+        tasks = page_fault_tasks(one.graph)
+        duration_ns = one.graph.tasks.duration_ns.copy()
+        provenance = one.graph.tasks.provenance.copy()
+        duration_ns[tasks] *= factor
+        provenance[tasks] = fitted
+        after = replace_tasks(one.graph, duration_ns=duration_ns, provenance=provenance)
+        return [replace(one, graph=after)]
+
+    monkeypatch.setattr("slipstream.verbs.outlooks.predict", predicted)
+    (one,) = first_look(faulting, parse("quadratic"), Told(tmp_path / "none.db", 1.0))
+    assert one.decided == decided
 
 
 def test_it_is_shown_only_while_something_is_missing(

@@ -1,9 +1,10 @@
 """How long operator calls take here: asked for and measured first, looked up in predictions."""
 
 from slipstream.durations.durations import Answer, Durations, Question, Ratio, usable_cores
-from slipstream.durations.rescale import Changed, common_spread, pace, questions, rescale
+from slipstream.durations.rescale import UNKNOWN, Changed, common_spread, pace, questions, rescale
 
 __all__ = [
+    "UNKNOWN",
     "Answer",
     "Changed",
     "Durations",

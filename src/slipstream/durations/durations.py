@@ -130,6 +130,9 @@ class Durations:
         self._unknown: set[_Key] = set()
         self._neighbours: dict[str, list[tuple[Call, float]]] = {}
         self._warned = False
+        # While `measuring` lasts; and the child that serves, with the threads that it can have.
+        self._children: contextlib.ExitStack | None = None
+        self._kept: tuple[Child, int] | None = None
 
     def lookup(self, call: Call | Question) -> Answer | None:
         """The duration of `call`, or None when it is not known."""
@@ -230,7 +233,7 @@ class Durations:
         if not missing:
             return
         most = max(threads for (_, threads), _ in missing)
-        with Child("the micro-benchmark", environment=one_pool(most) | self._environment) as child:
+        with self._child(most) as child:
             for begin in range(0, len(missing), _BATCH):
                 batch = missing[begin : begin + _BATCH]
                 say(f"measuring operators {begin + 1} to {begin + len(batch)} of {len(missing)}")
@@ -239,6 +242,28 @@ class Durations:
             if dtypes and (probes := self.missing(roofline.probes(dtypes))):
                 say("measuring this machine's limits")
                 self._benchmark(child, probes)
+
+    @contextlib.contextmanager
+    def measuring(self) -> Iterator[None]:
+        """Within it one child serves every `measure`: each takes seconds to import torch."""
+        with contextlib.ExitStack() as children:
+            self._children = children
+            try:
+                yield
+            finally:
+                self._children = self._kept = None
+
+    @contextlib.contextmanager
+    def _child(self, threads: int) -> Iterator[Child]:
+        kept, self._kept = self._kept, None
+        with contextlib.ExitStack() as ours:
+            if kept is None or kept[1] < threads:
+                environment = one_pool(threads) | self._environment
+                child = Child("the micro-benchmark", environment=environment)
+                kept = (self._children or ours).enter_context(child), threads
+            yield kept[0]
+        # One that failed serves no more.
+        self._kept = kept if self._children is not None else None
 
     def _benchmark(self, child: Child, batch: list[tuple[_Key, Question]]) -> None:
         answers = child.call(

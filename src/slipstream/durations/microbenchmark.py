@@ -47,7 +47,8 @@ MODULE_PASS = "slipstream::module_pass"
 TIMERS = "slipstream.timers"
 OPERATORS = "slipstream.operators"
 _ROUNDS = 15
-# What takes long in a round is disturbed less, for its length; it takes part in fewer.
+# What takes long in a round is disturbed less, for its length; it takes part in fewer. That rounds
+# agree is no reason for fewer: all of them may have had the same neighbour.
 _FEWEST_ROUNDS = 5
 _LONG_ENOUGH_S = 0.15
 _SAMPLE_NS = 2e6
@@ -262,20 +263,21 @@ def _operator_timer(
     """A timer of an operator that runs in `mode`; `prepare` is given every set of inputs."""
     operator, positional, named = _resolve(call)
     size = sum(spec.nbytes for spec in call.inputs) + sum(spec.nbytes for spec in call.outputs)
-    sets = max(1, min(most_sets, _ROTATED_BYTES // max(size, 1)))
-    inputs = [
-        prepare(
-            (tuple(make() for make in positional), {name: make() for name, make in named.items()})
-        )
-        for _ in range(sets)
-    ]
-    arguments, keywords = inputs[0]
+
+    def given() -> Any:
+        keyed = {name: make() for name, make in named.items()}
+        return prepare((tuple(make() for make in positional), keyed))
+
+    arguments, keywords = given()
     with mode():
         operator(*arguments, **keywords)
         start = clock()
         operator(*arguments, **keywords)
         took = max(clock() - start, 200)
     repeats = max(1, round(_SAMPLE_NS / took))
+    # No more than are used: making them takes longer than most operators.
+    sets = max(1, min(most_sets, _ROTATED_BYTES // max(size, 1), repeats))
+    inputs = [(arguments, keywords), *(given() for _ in range(sets - 1))]
     schedule = [inputs[i % sets] for i in range(repeats)]
 
     def sample() -> float:

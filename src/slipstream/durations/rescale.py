@@ -13,8 +13,8 @@ from slipstream.durations.durations import Durations, Ratio
 from slipstream.graph import PROVENANCES, UNKNOWN_SPREAD, Call, Editor, Graph, distinct
 from slipstream.provenance import Provenance
 
-# A call of which nothing is known keeps its time.
-_UNKNOWN = Ratio(1.0, UNKNOWN_SPREAD, Provenance.ASSUMED)
+UNKNOWN = Ratio(1.0, UNKNOWN_SPREAD, Provenance.ASSUMED)
+"""Of a call of which nothing is known: it keeps its time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +60,7 @@ def rescale(
     """
     if not isinstance(changed, Changed):
         changed = Changed.of(graph, changed)
-    ratios = [durations.ratio(*pair) or _UNKNOWN for pair in changed.pairs]
+    ratios = [durations.ratio(*pair) or UNKNOWN for pair in changed.pairs]
     factor, spread = np.array([(one.value, one.spread) for one in ratios]).reshape(-1, 2).T
     code = np.array([PROVENANCES.index(one.provenance) for one in ratios], np.uint8)
     call = np.array([edit.call_number(new) for _, new in changed.pairs], np.int64)

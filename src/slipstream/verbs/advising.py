@@ -215,18 +215,19 @@ def advise(
         show(looked)
     graph = settle(graph)
     # What cannot be worth it whatever its operators take is not measured.
-    decided = [one.prediction for one in looked if one.decided]
-    singles = [*ask([one.prediction.techniques for one in looked if not one.decided]), *decided]
-    singles = [_worth_training(one) for one in singles]
-    known = {p.techniques: p for p in applying(singles)}
+    undecided = [one.prediction.techniques for one in looked if not one.decided]
+    decided = [_worth_training(one.prediction, one.most) for one in looked if one.decided]
     seen = size = 0
-    if combinations:
-        until = time.monotonic() + _LONGEST_MEASURING_S
-        parts = [one for one, p in known.items() if _saves(p)]
-        tried = _grow(known, ask, say)
-        more, size = search_combinations(parts, known, tried, ask, say)
-        seen = min(len(tried) + len(more), size)
-        known.update({p.techniques: p for p in applying(more.values()) if _adds(p, known)})
+    with durations.measuring():
+        singles = [*map(_worth_training, ask(undecided)), *decided]
+        known = {p.techniques: p for p in applying(singles)}
+        if combinations:
+            until = time.monotonic() + _LONGEST_MEASURING_S
+            parts = [one for one, p in known.items() if _saves(p)]
+            tried = _grow(known, ask, say)
+            more, size = search_combinations(parts, known, tried, ask, say)
+            seen = min(len(tried) + len(more), size)
+            known.update({p.techniques: p for p in applying(more.values()) if _adds(p, known)})
     ranked = sorted(known.values(), key=lambda p: p.ratio)
     front = frozenset(p.technique for p in ranked if not _beaten(p, ranked))
     # A technique is always shown, a combination only when nothing beats it.
@@ -319,14 +320,19 @@ def _costs(p: Predicted) -> tuple[float, float]:
     return p.ratio, float(p.memory[1])
 
 
-def _worth_training(p: Prediction) -> Prediction:
-    """`p`, or its refusal where it is another model to train and gains too little for that."""
+def _worth_training(p: Prediction, most: float | None = None) -> Prediction:
+    """`p`, or its refusal where it is another model to train and gains too little for that.
+
+    Args:
+        most: the speed-up it is below, where nothing was measured for more.
+    """
     if not isinstance(p, Predicted) or not p.trains_anew:
         return p
     if p.speedup >= WORTH_TRAINING or p.saved > WORTH_TRAINING - 1:
         return p
+    speedup = f"{p.speedup:.2f}x" if most is None else f"at most {most:.2f}x"
     reason = (
-        f"{p.speedup:.2f}x and {format_percent(-p.saved, signed=True)} memory are predicted: too "
+        f"{speedup} and {format_percent(-p.saved, signed=True)} memory are predicted: too "
         "little for a model that has to be trained anew"
     )
     return Refused(

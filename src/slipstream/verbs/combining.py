@@ -6,6 +6,8 @@ simulator of graphs is the estimator; the search begins with the combinations gr
 
 from __future__ import annotations
 
+import itertools
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -82,6 +84,18 @@ def search_combinations(
     size = (space.size or 1) - 1
     if size <= len(tried):
         return {}, size
+    if size - len(tried) <= _MOST:
+        # A search would propose the same ones over and over, for as long as it may.
+        began = time.monotonic()
+        for values in itertools.product(*((_OUT, *one) for one in settings.values())):
+            combined = combination(dict(zip(settings, values, strict=True)))
+            if combined is None or combined in predicted or combined in tried:
+                continue
+            if time.monotonic() - began > _SECONDS:
+                break
+            for prediction in ask([combined]):
+                added[combined] = prediction
+        return added, size
     best = sorted(known.values(), key=lambda p: p.ratio)
     as_values = (_values(p.techniques, settings) for p in best)
     start = [one for one in as_values if one is not None][: _MOST // 2]

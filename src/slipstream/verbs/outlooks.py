@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from slipstream.durations import Answer, Durations, Question, Ratio
 from slipstream.graph import PROVENANCES, Call, Graph, replay
+from slipstream.graph.page_faults import page_fault_ns, page_fault_tasks
 from slipstream.provenance import Provenance
 from slipstream.tables import Field, Table
 from slipstream.technique import Technique
@@ -53,7 +54,7 @@ class Outlook:
         share: of the recorded step's time that these calls stand for.
         most: speed-up if they took the least they can, mostly nothing; None where that cannot
             be told.
-        firm: whether `most` rests on nothing but the recorded step.
+        firm: whether `most` rests on nothing but the recorded step, page faults aside that grew.
     """
 
     prediction: Prediction
@@ -143,7 +144,10 @@ def first_look(
             outlooks.append(Outlook(prediction))
             continue
         after = prediction.graph
-        kind = after.tasks.provenance
+        kind = after.tasks.provenance.copy()
+        if page_fault_ns(after) >= page_fault_ns(graph):
+            # Fitted to memory as they are: none of what is gained is theirs.
+            kind[page_fault_tasks(after)] = _MEASURED
         unknown = (kind == _ASSUMED) & (after.tasks.duration_ns > 0)
         firm = bool(np.isin(kind, (_ASSUMED, _MEASURED)).all())
         most = None

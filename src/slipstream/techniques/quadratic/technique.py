@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from slipstream.durations import questions, rescale
+from slipstream.durations import UNKNOWN, questions, rescale
 from slipstream.errors import InvalidArgumentError, UnknownNameError, WorkloadError
 from slipstream.graph import Call, Editor, Graph, Role, StepPhase, TensorSpec
 from slipstream.surgery import Selection, exchange_parameters
@@ -88,10 +88,9 @@ class QuadraticLayers(Settings):
         edit = Editor(graph, str(self))
         chosen = self._chosen(graph)
         for one in chosen:
-            ratio = context.durations.ratio(*self._calls(one))
-            if ratio is not None:
-                for task in one.tasks:
-                    edit.scale(task, ratio.value, ratio.provenance, spread=ratio.spread)
+            ratio = context.durations.ratio(*self._calls(one)) or UNKNOWN
+            for task in one.tasks:
+                edit.scale(task, ratio.value, ratio.provenance, spread=ratio.spread)
             added = (_STACKED[self.neuron] - 1) * one.weight_bytes
             if added:
                 edit.allocate(added, Role.PARAMETER, -1, -1)
@@ -100,6 +99,10 @@ class QuadraticLayers(Settings):
         rescale(edit, graph, self._update(graph), context.durations)
         edited = edit.apply(f"{len(chosen)} layers of quadratic neurons")
         return self._with_larger_state(graph, edited)
+
+    def minimum_share(self, graph: Graph) -> float:
+        """All of it: each layer multiplies at least as much as the one it takes the place of."""
+        return 1.0
 
     def apply(self, built: Built) -> None:
         """Exchange the layers, and let the optimizer train their parameters.
