@@ -1,4 +1,4 @@
-"""C++ that is generated while a program runs: compiled once, kept, and loaded."""
+"""C++ and Triton that are generated while a program runs: kept, and loaded."""
 
 from slipstream.codegen.compiler import (
     CompileError,
@@ -8,5 +8,16 @@ from slipstream.codegen.compiler import (
     why_no_compiler,
 )
 from slipstream.codegen.prelude import PRELUDE
+from slipstream.codegen.triton import imported, load_triton, why_no_triton
 
-__all__ = ["PRELUDE", "CompileError", "Compiler", "compiler", "load", "why_no_compiler"]
+__all__ = [
+    "PRELUDE",
+    "CompileError",
+    "Compiler",
+    "compiler",
+    "imported",
+    "load",
+    "load_triton",
+    "why_no_compiler",
+    "why_no_triton",
+]

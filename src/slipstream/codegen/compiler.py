@@ -201,7 +201,7 @@ def load(source: str, extra: Sequence[str] = ()) -> ctypes.CDLL:
     if key in _loaded:
         return _loaded[key]
     path = cache_folder() / f"{key}.so"
-    if not _ours(path):
+    if not is_ours(path):
         try:
             toolchain.build(source, path, extra)
         except OSError as error:
@@ -222,7 +222,7 @@ def load(source: str, extra: Sequence[str] = ()) -> ctypes.CDLL:
     return library
 
 
-def _ours(path: Path) -> bool:
+def is_ours(path: Path) -> bool:
     """Whether a library is there that this user wrote and nobody else can change."""
     try:
         status = path.lstat()

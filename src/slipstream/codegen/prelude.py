@@ -14,6 +14,7 @@ PRELUDE = r"""
 
 // Or a loop that calls one of several users' functions is no vector loop.
 #define INLINE inline __attribute__((always_inline))
+#define f_where(condition, yes, no) ((condition) ? (yes) : (no))
 
 namespace {
 

@@ -15,7 +15,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from slipstream.codegen import why_no_compiler
-from slipstream.techniques.fusion import autotune
+from slipstream.techniques.fusion import autotune, kernels
 from slipstream.techniques.fusion.backend import FusionBackend
 
 pytestmark = pytest.mark.skipif(why_no_compiler() is not None, reason=str(why_no_compiler()))
@@ -89,6 +89,26 @@ def test_kernels_that_win_apart_and_lose_within_the_step_are_declined() -> None:
     ours = call(x)
     torch.manual_seed(7)
     assert torch.equal(ours, model(x))
+
+
+def test_every_kernel_is_run_beside_its_operators_before_it_is_used() -> None:
+    backend = FusionBackend()
+    _compiled(Noisy(), backend)(torch.randn(800, 512, requires_grad=True)).sum().backward()
+    for one in backend.passes:
+        assert not one.beside.wrong
+        assert 0 < max(one.beside.apart.values()) < 1e-5
+
+
+def test_kernels_with_other_numbers_are_never_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = kernels.source
+    monkeypatch.setattr(
+        kernels, "source", lambda nests: whole(nests).replace("f_tanh(v", "f_erf(v")
+    )
+    backend = FusionBackend()
+    _compiled(Noisy(), backend)(torch.randn(800, 512, requires_grad=True)).sum().backward()
+    assert "numbers are not those of its operators" in backend.reasons[0]
+    forward, _ = backend.passes
+    assert not forward.regions, "the backward pass has no tanh"
 
 
 def test_choosing_leaves_no_trace() -> None:

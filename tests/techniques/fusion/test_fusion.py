@@ -136,6 +136,16 @@ def test_what_is_made_in_one_order_and_read_in_another_is_right() -> None:
         assert torch.equal(ours, theirs)
 
 
+def test_whole_numbers_as_results_are_torchs() -> None:
+    class Whole(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return ((x * 10).abs() + 1).to(torch.uint8)
+
+    x = torch.randn(64, 128)
+    made = torch.compile(Whole(), backend=FusionBackend(tuned=False), dynamic=False)(x)
+    assert torch.equal(made, Whole()(x))
+
+
 def test_a_mask_is_the_operators_own_and_drawn_again_in_the_backward() -> None:
     class Dropped(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

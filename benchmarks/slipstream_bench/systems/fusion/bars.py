@@ -8,6 +8,8 @@ they are given in the step.
 from __future__ import annotations
 
 import copy
+import importlib.util
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -16,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from slipstream.child import Child
 from slipstream.codegen import why_no_compiler
 from slipstream.heap import keep_pages
 from slipstream.technique import parse
@@ -41,6 +44,10 @@ _BUDGET_S = 60.0
 _AT_LARGE = 1.25
 # Smaller effects of a technique may be predicted with either sign.
 _EFFECT = 0.03
+# Kernels in Triton's interpreter, of the operators' size: float32 sums in another order.
+_INTERPRETED = 1e-5
+_ON_DEVICES = "slipstream_bench.systems.fusion.on_devices"
+_CHILD_S = 900.0
 _PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm"})
 
 
@@ -56,6 +63,7 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
     if options.wants(bar):
         options.progress(bar)
         yield at_most(bar, _difference(), 1e-10, "relative", detail="dropout 0, every parameter")
+    yield from _on_devices(options)
     keep_pages()
     with one_thread():
         for case in _CASES:
@@ -82,6 +90,43 @@ def _difference() -> float:
         for (name, a), b in pairs
         if name != "key.bias" and a.grad is not None and b.grad is not None
     )
+
+
+def _on_devices(options: BenchOptions) -> Iterator[Bar]:
+    """Quick: of the six models those of one region and of five; full: all, compiled in two types.
+
+    Without a device: whether kernels are right and there is machine code, not how fast they are.
+    """
+    equal, code = "Triton kernels equal to torch's in its interpreter", "Triton kernels for sm_90"
+    names = list(WORKLOADS) if options.full else ["ViT", "conv-norm net"]
+    dtypes = ("float32", "bfloat16") if options.full else ("float32",)
+    for bar, unit, cost in ((equal, "of their size", 120), (code, "that fail", 120)):
+        if not options.wants(bar, cost):
+            continue
+        if importlib.util.find_spec("triton") is None:
+            yield not_judged(bar, unit, "all", "triton is not installed")
+            continue
+        interpreted = {"TRITON_INTERPRET": "1"} if bar == equal else {}
+        task = "apart" if bar == equal else "compiled"
+        answers: list[Any] = []
+        with tempfile.TemporaryDirectory(prefix="slipstream-") as folder:
+            variables = {"TRITON_CACHE_DIR": folder, "CUDA_VISIBLE_DEVICES": "", **interpreted}
+            for name in names:
+                for dtype in ("float32",) if bar == equal else dtypes:
+                    options.progress(f"{bar}: {name}, {dtype}")
+                    with Child("Triton", environment=variables) as child:
+                        answers += child.call(
+                            f"{_ON_DEVICES}:{task}", timeout_s=_CHILD_S, name=name, dtype=dtype
+                        )
+        models = f"regions of {', '.join(names)}, forward and backward; not run on a device"
+        if bar == equal:
+            detail = f"the farthest of {len(answers)} {models}"
+            yield at_most(bar, max(answers), _INTERPRETED, unit, n=len(answers), detail=detail)
+        else:
+            bad = [one for one in answers if one.get("trouble") or one["spilled_bytes"]]
+            most = max(one.get("registers", 0) for one in answers)
+            detail = f"{len(answers)} {models}; no spills, at most {most} registers"
+            yield at_most(bar, len(bad), 0, unit, n=len(answers), detail=detail)
 
 
 class _Products(TorchDispatchMode):

@@ -15,8 +15,8 @@ import functools
 import numpy as np
 import torch
 
-from slipstream.errors import InvalidArgumentError
-from slipstream.native import InstructionSet
+from slipstream.errors import InvalidArgumentError, MissingExtraError
+from slipstream.native import InstructionSet, triton_module
 from slipstream.native.family import FLOAT, INT32, INT64, POINTER, UINT32, Family
 from slipstream.native.operators import define
 from slipstream.techniques.dropout import reference
@@ -82,13 +82,15 @@ def run_reference(x: torch.Tensor, seed: torch.Tensor, p: float) -> torch.Tensor
 
 
 def _dropout(x: torch.Tensor, seed: torch.Tensor, p: float) -> torch.Tensor:
-    """``slipstream::dropout`` on a processor; the result is contiguous."""
+    """``slipstream::dropout``; the result is contiguous."""
     if not x.is_floating_point():
         raise InvalidArgumentError("x", f"is {x.dtype}; dropout needs floating-point numbers")
     if seed.dtype is not torch.int64 or seed.shape != (2,) or not seed.is_contiguous():
         raise InvalidArgumentError("seed", "must be int64 [2]", remedy="draw_seed() makes one")
     if not 0.0 <= p < 1.0:
         raise InvalidArgumentError("p", f"{p} is not in [0, 1)")
+    if x.is_cuda:
+        return _on_device(x.contiguous(), seed, p)
     if x.dtype not in KERNEL_DTYPES:
         kept = _dropout(torch.ones(x.shape, dtype=torch.float32), seed, p) != 0
         factor = 1.0 / (1.0 - p) if x.dtype == torch.float64 else float(threshold_and_scale(p)[1])
@@ -99,10 +101,20 @@ def _dropout(x: torch.Tensor, seed: torch.Tensor, p: float) -> torch.Tensor:
     return y
 
 
+def _on_device(x: torch.Tensor, seed: torch.Tensor, p: float) -> torch.Tensor:
+    kernels = triton_module("slipstream.techniques.dropout._triton")
+    if kernels is None:
+        raise MissingExtraError("slipstream::dropout on a CUDA device", "triton", "triton")
+    threshold, scale = threshold_and_scale(p)
+    factor = 1.0 / (1.0 - p) if x.dtype == torch.float64 else float(scale)
+    dropped: torch.Tensor = kernels.drop(x, seed, threshold, factor)
+    return dropped
+
+
 def _fake(x: torch.Tensor, seed: torch.Tensor, p: float) -> torch.Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-define(_SCHEMA, _dropout, _fake, ("CPU",))
+define(_SCHEMA, _dropout, _fake)
 
 dropout = torch.ops.slipstream.dropout.default

@@ -1,5 +1,8 @@
 """Which kernels a step is faster with: the step itself, run with them and without.
 
+Before that, on the first call, every kernel is run beside the operators it replaces, on what they
+are given: one whose numbers are not theirs is never used.
+
 A kernel that is faster by itself may cost the step what it saves: tracing has changed the operators
 around it, and what it leaves in the caches is what they find. So a traced piece of a model is run
 in its own order on what its first call is given, forward and backward. Every region's kernel is
@@ -10,6 +13,7 @@ beside the piece as the user wrote it, in turns. Whichever is faster is what eve
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median
@@ -20,11 +24,14 @@ from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 from torch.utils._python_dispatch import _disable_current_modes
 
+from slipstream.codegen import CompileError
 from slipstream.measure import CallableArm, Settings, run
 from slipstream.measure.claims import ratio_between
 from slipstream.measure.environment import from_facts
 from slipstream.measure.runner import Plan as MeasurePlan
-from slipstream.techniques.fusion.rewrite import Kernel, Plan, compiled, rewritten
+from slipstream.techniques.fusion.kernels import Kernel
+from slipstream.techniques.fusion.lowering import Region
+from slipstream.techniques.fusion.rewrite import Plan, rewritten
 
 try:
     from torch.fx.graph import _BoxedCodeGen
@@ -35,24 +42,39 @@ MOST = 0.98
 """Kernels replace operators only where that takes at most this share of their time."""
 _BLOCKS, _BUDGET_S = 7, 15.0
 _OPERATORS, _KERNELS = "operators", "kernels"
+# How far a region's results may be from its operators', of their size: sums in another order, and
+# numbers that torch rounds between operators. By the least precise tensor of the region.
+_APART = {"float16": 0.02, "bfloat16": 0.05, "float32": 1e-3, "float64": 1e-8}
 _Work = Callable[..., Any]
+Make = Callable[[Sequence[Region]], list[Kernel]]
 
 
 class TracedPass:
     """A traced forward or backward pass, with a kernel for each of its regions and without.
 
+    Args:
+        make: the kernels of regions.
+
     Attributes:
         run: what a call of the pass runs: with all kernels, or those that `keep` was told.
         regions: how many there are.
+        beside: what calls saw after `compare`.
     """
 
-    def __init__(self, module: GraphModule, planned: Plan) -> None:
+    beside: Beside
+
+    def __init__(self, module: GraphModule, planned: Plan, make: Make) -> None:
         self._module, self._planned = module, planned
-        self._kernels: list[Kernel] = compiled(planned)
+        self._kernels = make(planned.regions)
         self._fused = rewritten(module, planned, self._kernels)
         self.run: _Work = boxed(self._fused)
         self.regions = len(planned.regions)
         self._watched: dict[str, _Watched] = {}
+
+    def compare(self) -> None:
+        """Let calls run the operators, and the kernels beside them."""
+        self.beside = Beside(self._module, self._planned, self._kernels)
+        self.run = self.beside.boxed_run
 
     def watch(self, name: str, clock: Callable[[], int]) -> None:
         """Let calls run the operators or all kernels, each with a clock on every region."""
@@ -143,12 +165,87 @@ class _Watched(Interpreter):
         return result
 
 
+class Beside(Interpreter):
+    """Runs operators, and each region's kernel on what they were given.
+
+    Attributes:
+        apart: by region, how far its results are from its operators', of their size.
+        wrong: by region, why its kernel cannot stand for its operators.
+    """
+
+    def __init__(self, module: GraphModule, planned: Plan, kernels: Sequence[Kernel]) -> None:
+        super().__init__(module, garbage_collect_values=False)
+        self.apart: dict[int, float] = {}
+        self.wrong: dict[int, str] = {}
+        self._planned, self._kernels = planned, kernels
+        place = {node: n for n, node in enumerate(module.graph.nodes)}
+        nodes = planned.traced.nodes
+        self._ends: dict[Node, list[int]] = {}
+        for number, members in enumerate(planned.members):
+            last = max((nodes[n] for n in members), key=place.__getitem__)
+            self._ends.setdefault(last, []).append(number)
+
+    def run_node(self, n: Node) -> Any:
+        self.env[n] = super().run_node(n)
+        for number in self._ends.get(n, ()):
+            try:
+                self.apart[number] = self._distance(number)
+            except CompileError as error:
+                self.wrong[number] = error.what
+                continue
+            nest = self._planned.regions[number].nest
+            close = max(_APART.get(one.dtype, 0.0) for one in (*nest.inputs, *nest.outputs))
+            if self.apart[number] > close:
+                self.wrong[number] = "a kernel's numbers are not those of its operators"
+        return self.env[n]
+
+    def _distance(self, number: int) -> float:
+        region, traced = self._planned.regions[number], self._planned.traced
+        values: dict[int, Tensor] = {}
+        for n in self._planned.members[number]:
+            made = self.env[traced.nodes[n]]
+            several = made if isinstance(made, (list, tuple)) else (made,)
+            present = [one for one in several if isinstance(one, Tensor)]
+            values |= dict(zip(traced.outputs[n], present, strict=True))
+        given = [self.env[one] for one in region.reads]
+        nest = region.nest
+        sums = {store.output for store in nest.stores if store.column}
+        whole = [_norm(x) for x in given
+                 if x.is_floating_point() and x.numel() == nest.rows * nest.columns]  # fmt: skip
+        # Numbers that cancel in a sum over rows leave less than what rounding leaves of them.
+        floor = min(whole, default=0.0)
+        made = zip(region.makes, self._kernels[number](*given), strict=True)
+        return max(
+            _apart(ours, values[value], floor if place in sums else 0.0)
+            for place, (value, ours) in enumerate(made)
+        )
+
+
+def _norm(x: Tensor) -> float:
+    """Of the numbers of `x` that are numbers."""
+    return float(x.double().nan_to_num(0.0, 0.0, 0.0).norm())
+
+
+def _apart(ours: Tensor, theirs: Tensor, floor: float) -> float:
+    """The norm of the difference over that of `theirs`, which counts as `floor` at least.
+
+    Infinite where a number of one alone is infinite or none.
+    """
+    a, b = ours.double(), theirs.double()
+    same = (a == b) | (a.isnan() & b.isnan())
+    apart = torch.where(same, 0.0, a - b)
+    if not bool(apart.isfinite().all()):
+        return math.inf
+    size = max(_norm(theirs), floor)
+    return float(apart.norm()) / size if size else float("inf" if apart.any() else 0.0)
+
+
 class Autotuned:
     """A traced piece of a model; its first call chooses what every call runs.
 
     Args:
         plain: the piece as the user wrote it.
-        traced: the same through `passes`.
+        traced: the same through `passes`, which `compare` until it was called.
         declined: told why it stays as the user wrote it, where it does.
     """
 
@@ -166,9 +263,10 @@ class Autotuned:
         return self._run(*given)
 
     def _choose(self, given: Sequence[Any]) -> _Work:
-        with _unseen():
-            own_thread = torch.get_num_threads() == 1
-            clock = time.thread_time_ns if own_thread else time.perf_counter_ns
+        device = next((x.device for x in given if isinstance(x, Tensor) and x.is_cuda), None)
+        with _unseen(device):
+            own_thread = device is None and torch.get_num_threads() == 1
+            clock = _clock(device, own_thread)
 
             def watched(name: str) -> Callable[[], None]:
                 def step() -> None:
@@ -178,7 +276,12 @@ class Autotuned:
 
                 return step
 
-            _step(self._traced, given)  # a backward pass may be traced only when it first runs
+            # Kernels beside their operators; a backward pass may be traced only now.
+            _step(self._traced, given)
+            for one in self._passes:
+                for reason in sorted(set(one.beside.wrong.values())):
+                    self._declined(reason)
+                one.keep([n not in one.beside.wrong for n in range(one.regions)])
             _in_turns(watched(_OPERATORS), watched(_KERNELS), own_thread)
             for one in self._passes:
                 one.keep(one.faster())
@@ -208,17 +311,30 @@ def _step(call: _Work, given: Sequence[Any]) -> None:
     ends = [one for one in outputs if isinstance(one, Tensor) and one.requires_grad]
     sources = [one for one in twins if isinstance(one, Tensor) and one.requires_grad]
     if ends and sources:
-        with torch.autocast("cpu", enabled=False):
+        with torch.autocast(ends[0].device.type, enabled=False):
             torch.autograd.grad(
                 ends, sources, [torch.ones_like(e) for e in ends], allow_unused=True
             )
 
 
+def _clock(device: torch.device | None, own_thread: bool) -> Callable[[], int]:
+    """Nanoseconds; on a device those that it has worked, too."""
+    if device is None:
+        return time.thread_time_ns if own_thread else time.perf_counter_ns
+
+    def finished() -> int:
+        torch.cuda.synchronize(device)
+        return time.perf_counter_ns()
+
+    return finished
+
+
 @contextlib.contextmanager
-def _unseen() -> Iterator[None]:
-    """Nobody sees what runs here: not the generator, hooks of saved tensors, modes of dispatch."""
+def _unseen(device: torch.device | None) -> Iterator[None]:
+    """Nobody sees what runs here: not the generators, hooks of saved tensors, modes of dispatch."""
     hooks = torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x)
-    with torch.random.fork_rng(devices=[]), hooks, _disable_current_modes():
+    forked = torch.random.fork_rng(devices=[] if device is None else [device])
+    with forked, hooks, _disable_current_modes():
         yield
 
 

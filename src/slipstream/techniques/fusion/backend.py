@@ -12,9 +12,10 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.fx import GraphModule
 from torch.nn import functional
 
-from slipstream.codegen import CompileError
+from slipstream.codegen import CompileError, why_no_triton
 from slipstream.techniques.dropout.nn import SeededDropout
-from slipstream.techniques.fusion.autotune import Autotuned, TracedPass, boxed
+from slipstream.techniques.fusion.autotune import Autotuned, Make, TracedPass, boxed
+from slipstream.techniques.fusion.kernels import by_device
 from slipstream.techniques.fusion.loops import UnsupportedError
 from slipstream.techniques.fusion.rewrite import plan
 from slipstream.techniques.fusion.traced import stack_parts
@@ -23,12 +24,13 @@ from slipstream.techniques.fusion.traced import stack_parts
 def seeded_dropout(
     input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
 ) -> torch.Tensor:
-    """``functional.dropout`` of a tensor on a processor, its mask drawn again where needed."""
+    """``functional.dropout``, its mask drawn again where needed."""
     if not training or p == 0.0 or input.numel() == 0:
         return input
-    if not input.is_cpu or not input.is_floating_point() or p == 1.0:
+    drawn = input.is_cpu or (input.is_cuda and why_no_triton() is None)
+    if not drawn or not input.is_floating_point() or p == 1.0:
         return functional.dropout(input, p, training)
-    seed = torch.randint(-(2**63), 2**63 - 1, (2,), dtype=torch.int64)
+    seed = torch.randint(-(2**63), 2**63 - 1, (2,), dtype=torch.int64, device=input.device)
     dropped: torch.Tensor = SeededDropout.apply(input.contiguous(), seed, p)
     return dropped
 
@@ -40,17 +42,21 @@ class FusionBackend:
         say: told of every graph that stays as it is, and why.
         tuned: whether to run the kernels that a graph's first call is faster with, if any; all
             kernels are run where False.
+        make: the kernels of regions; in C++ or Triton by where their tensors are.
 
     Attributes:
         passes: of every graph that was compiled, forward and backward.
         reasons: why graphs stayed as they are.
     """
 
-    def __init__(self, say: Callable[[str], None] = lambda line: None, tuned: bool = True) -> None:
+    def __init__(
+        self, say: Callable[[str], None] = lambda line: None, tuned: bool = True,
+        make: Make = by_device,
+    ) -> None:  # fmt: skip
         self.passes: list[TracedPass] = []
         self.reasons: list[str] = []
         self._say = say
-        self._tuned = tuned
+        self._tuned, self._make = tuned, make
 
     def __call__(self, module: GraphModule, inputs: Sequence[Any]) -> Any:
         plain = GraphModule(module, copy.deepcopy(module.graph))
@@ -65,6 +71,8 @@ class FusionBackend:
             one = self._pass(traced)
             if one is not None:
                 passes.append(one)
+                if self._tuned:
+                    one.compare()
             run = boxed(traced) if one is None else lambda given: one.run(given)
 
             def call(given: list[Any]) -> Any:
@@ -90,7 +98,7 @@ class FusionBackend:
             if not planned.regions:
                 self.reasons.append("no operators of it can share a kernel")
                 return None
-            self.passes.append(TracedPass(module, planned))
+            self.passes.append(TracedPass(module, planned, self._make))
         except (CompileError, UnsupportedError) as error:
             reason = error.what if isinstance(error, CompileError) else str(error)
             self.reasons.append(reason)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from slipstream.codegen import PRELUDE
 from slipstream.techniques.dropout.kernels import threshold_and_scale
-from slipstream.techniques.fusion.loops import Access, Nest, Statement
+from slipstream.techniques.fusion.loops import Nest, Statement
 
 _TYPES = {
     "float32": "float", "float64": "double", "bfloat16": "bf16", "bool": "uint8_t",
@@ -39,18 +39,8 @@ class _Function:
     def __init__(self, nest: Nest, number: int) -> None:
         self._nest = nest
         self._lines: list[str] = []
-        self._needed = self._reachable()
+        self._needed = nest.needed()
         self.text = self._write(number)
-
-    def _reachable(self) -> set[int]:
-        reachable: set[int] = set()
-        todo = [store.value for store in self._nest.stores]
-        while todo:
-            one = todo.pop()
-            if one not in reachable:
-                reachable.add(one)
-                todo += self._nest.statements[one].arguments
-        return reachable
 
     def _write(self, number: int) -> str:
         nest = self._nest
@@ -139,7 +129,7 @@ class _Function:
         nest = self._nest
         for letter, accesses in (("i", nest.reads), ("o", nest.writes)):
             for k, place in enumerate(accesses):
-                self._lines.append(f"      const i64 r{letter}{k} = {_row(place)};")
+                self._lines.append(f"      const i64 r{letter}{k} = {place.row('/')};")
 
     def _stage(self, stage: int) -> None:
         nest, put = self._nest, self._lines.append
@@ -255,17 +245,3 @@ class _Function:
 def _computed(one: Statement) -> bool:
     """Whether it is worth keeping for a later stage; what is loaded or drawn lies there already."""
     return one.code != "load" and not one.code.startswith("draw")
-
-
-def _row(place: Access) -> str:
-    """Where row r begins, in elements."""
-    parts, divisor = [], 1
-    for number, (extent, stride) in enumerate(reversed(place.rows)):
-        whole = number == len(place.rows) - 1
-        index = "r" if divisor == 1 else f"r / {divisor}"
-        if not whole:
-            index = f"({index}) % {extent}"
-        if stride:
-            parts.append(f"({index}) * {stride}")
-        divisor *= extent
-    return " + ".join(parts) or "0"

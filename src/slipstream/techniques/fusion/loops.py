@@ -9,7 +9,7 @@ computed in a later *stage*: stages of a row follow each other while it is in th
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -36,7 +36,8 @@ class Statement:
     """One value.
 
     Attributes:
-        code: C++ with ``{0}``, ``{1}`` for the values of `arguments`; "load", "sum", "max", "draw".
+        code: what C++ and Triton both take, with ``{0}``, ``{1}`` for the values of `arguments`,
+            ``real(x)`` for numbers and functions of the preludes; "load", "sum", "max", "draw".
         arguments: numbers of earlier statements.
         extent: of its value.
         stage: when it is known: in which pass over the row.
@@ -76,6 +77,19 @@ class Access:
     rows: tuple[tuple[int, int], ...]
     column: int
 
+    def row(self, divided: str) -> str:
+        """Where row ``r`` begins, in elements; `divided` is the language's whole division."""
+        parts, divisor = [], 1
+        for number, (extent, stride) in enumerate(reversed(self.rows)):
+            whole = number == len(self.rows) - 1
+            index = "r" if divisor == 1 else f"r {divided} {divisor}"
+            if not whole:
+                index = f"({index}) % {extent}"
+            if stride:
+                parts.append(f"({index}) * {stride}")
+            divisor *= extent
+        return " + ".join(parts) or "0"
+
 
 @dataclass
 class Nest:
@@ -84,11 +98,13 @@ class Nest:
     Attributes:
         inputs, outputs: tensors read and made; `reads`, `writes` say where their elements lie.
         real: "float", or "double" where any tensor is.
+        device: where all tensors are, "cpu" or "cuda".
     """
 
     rows: int
     columns: int
     real: str = "float"
+    device: str = "cpu"
     inputs: list[TensorSpec] = field(default_factory=list)
     outputs: list[TensorSpec] = field(default_factory=list)
     reads: list[Access] = field(default_factory=list)
@@ -109,8 +125,8 @@ class Nest:
         """A number."""
         if value != value or value in (float("inf"), float("-inf")):
             text = "NAN" if value != value else "INFINITY" if value > 0 else "-INFINITY"
-            return self.add(f"(real){text}")
-        return self.add(f"(real){value!r}")
+            return self.add(f"real({text})")
+        return self.add(f"real({value!r})")
 
     def reduce(self, how: Literal["sum", "max"], value: int) -> int:
         """A value for every row, from all of its columns; known one stage later."""
@@ -118,6 +134,17 @@ class Nest:
             raise UnsupportedError("a reduction of what is the same in a whole row")
         one = Statement(how, (value,), "row", self.statements[value].stage + 1)
         return self._put(one)
+
+    def needed(self, roots: Iterable[int] | None = None) -> set[int]:
+        """The statements that `roots` are made of, or that all stored values are."""
+        reachable: set[int] = set()
+        todo = list(roots if roots is not None else (store.value for store in self.stores))
+        while todo:
+            one = todo.pop()
+            if one not in reachable:
+                reachable.add(one)
+                todo += self.statements[one].arguments
+        return reachable
 
     def _put(self, one: Statement) -> int:
         if one not in self._known:

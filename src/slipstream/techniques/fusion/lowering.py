@@ -11,6 +11,7 @@ from typing import Any
 from slipstream.durations.traffic import short_name
 from slipstream.graph import Call, TensorSpec
 from slipstream.techniques.fusion import operators
+from slipstream.techniques.fusion.emit_triton import tiling
 from slipstream.techniques.fusion.loops import (
     Access,
     Nest,
@@ -24,8 +25,10 @@ from slipstream.techniques.fusion.loops import (
     refinement,
 )
 
-_REAL = ("float32", "bfloat16", "float64")
-_DTYPES = (*_REAL, "bool", "uint8")
+_DTYPES = ("float32", "bfloat16", "float64", "bool", "uint8")
+# Triton reads and writes these, too.
+_DEVICE_DTYPES = (*_DTYPES, "float16")
+_DEVICES = ("cpu", "cuda")
 _REDUCTIONS = ("sum", "mean", "amax")
 _FEWEST_COLUMNS = 256
 DROPOUT = "dropout"
@@ -109,6 +112,10 @@ def _reduced_dims(call: Call) -> set[int]:
     return {dim % len(shape) for dim in dims}
 
 
+def _dtypes(device: str) -> tuple[str, ...]:
+    return _DTYPES if device == "cpu" else _DEVICE_DTYPES
+
+
 def can_lower(step: Step) -> bool:
     """Whether an operator may be a part of a nest, as far as it can be told alone."""
     tensors = (*step.call.inputs, *step.call.outputs)
@@ -116,9 +123,12 @@ def can_lower(step: Step) -> bool:
         return False
     if step.name == DROPOUT:
         tensors = (step.call.inputs[0], *step.call.outputs)
-    if any(spec.device != "cpu" or spec.dtype not in _DTYPES for spec in tensors):
+    device = tensors[0].device if tensors else ""
+    if device not in _DEVICES or any(spec.device != device for spec in tensors):
         return False
-    if not step.call.outputs or not any(spec.dtype in _REAL for spec in tensors):
+    if any(spec.dtype not in _dtypes(device) for spec in tensors):
+        return False
+    if not step.call.outputs or not any("float" in spec.dtype for spec in tensors):
         return False
     try:
         columns = columns_of(step)
@@ -213,7 +223,10 @@ class _Builder:
         self._steps = steps
         tensors = [s for step in steps for s in (*step.call.inputs, *step.call.outputs)]
         double = any(spec.dtype == "float64" for spec in tensors)
-        self.nest = Nest(rows, columns, "double" if double else "float")
+        device = steps[0].call.outputs[0].device
+        if any(spec.device != device for spec in tensors):
+            raise UnsupportedError("tensors of two devices")
+        self.nest = Nest(rows, columns, "double" if double else "float", device)
         self._extents, self._inner = self._cut_extents()
         self._statement: dict[int, int] = {}
         self._columns: dict[int, int] = {}
@@ -267,6 +280,8 @@ class _Builder:
                 raise
         stored = [self._store(value) for value in makes]
         self.nest.stores.extend(stored)
+        if self.nest.device != "cpu":
+            tiling(self.nest)
         return Region(tuple(self._steps), self.nest, tuple(self._reads), tuple(makes))
 
     def _step(self, step: Step) -> None:
@@ -330,7 +345,7 @@ class _Builder:
         return shape if len(spec.shape) <= len(shape) else spec.shape
 
     def _load(self, source: Any, spec: TensorSpec, strides: list[int]) -> int:
-        if spec.dtype not in _DTYPES:
+        if spec.dtype not in _dtypes(self.nest.device):
             raise UnsupportedError(f"numbers of {spec.dtype}")
         key = source, tuple(strides)
         if key not in self._external:
@@ -364,8 +379,10 @@ class _Builder:
 
     def _store(self, value: int) -> Store:
         spec = self._made[value]
-        if spec.dtype not in _DTYPES:
+        if spec.dtype not in _dtypes(self.nest.device):
             raise UnsupportedError(f"numbers of {spec.dtype}")
+        if spec.dtype == "uint8":
+            raise UnsupportedError("whole numbers as results")
         number = len(self.nest.outputs)
         self.nest.outputs.append(spec)
         if value in self._columns:

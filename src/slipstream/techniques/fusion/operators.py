@@ -52,22 +52,26 @@ class Tensor:
 
 _MAPS = {
     "neg": "-{0}", "exp": "f_exp({0})", "log": "f_log({0})", "sqrt": "f_sqrt({0})",
-    "rsqrt": "(real)1 / f_sqrt({0})", "reciprocal": "(real)1 / {0}",
-    "abs": "({0} < 0 ? -{0} : {0})", "erf": "f_erf({0})", "tanh": "f_tanh({0})",
-    "sigmoid": "(real)1 / ((real)1 + f_exp(-{0}))", "relu": "({0} < 0 ? (real)0 : {0})",
-    "silu": "{0} / ((real)1 + f_exp(-{0}))", "square": "{0} * {0}",
-    "logical_not": "({0} == 0 ? (real)1 : (real)0)", "clone": "{0}", "_to_copy": "{0}",
+    "rsqrt": "real(1.0) / f_sqrt({0})", "reciprocal": "real(1.0) / {0}",
+    "abs": "f_where({0} < 0, -{0}, {0})", "erf": "f_erf({0})", "tanh": "f_tanh({0})",
+    "sigmoid": "real(1.0) / (real(1.0) + f_exp(-{0}))",
+    "relu": "f_where({0} < 0, real(0.0), {0})",
+    "silu": "{0} / (real(1.0) + f_exp(-{0}))", "square": "{0} * {0}",
+    "logical_not": "f_where({0} == 0, real(1.0), real(0.0))", "clone": "{0}", "_to_copy": "{0}",
     "alias": "{0}", "detach": "{0}",
     "div": "{0} / {1}", "mul": "{0} * {1}", "maximum": "f_max({0}, {1})",
-    "minimum": "f_min({0}, {1})", "where": "({0} != 0 ? {1} : {2})",
-    "masked_fill": "({1} != 0 ? {2} : {0})",
-    "gt": "({0} > {1} ? (real)1 : (real)0)", "ge": "({0} >= {1} ? (real)1 : (real)0)",
-    "lt": "({0} < {1} ? (real)1 : (real)0)", "le": "({0} <= {1} ? (real)1 : (real)0)",
-    "eq": "({0} == {1} ? (real)1 : (real)0)", "ne": "({0} != {1} ? (real)1 : (real)0)",
-    "logical_and": "({0} != 0 && {1} != 0 ? (real)1 : (real)0)",
-    "threshold_backward": "({1} <= {2} ? (real)0 : {0})",
-    "sigmoid_backward": "{0} * {1} * ((real)1 - {1})",
-    "tanh_backward": "{0} * ((real)1 - {1} * {1})",
+    "minimum": "f_min({0}, {1})", "where": "f_where({0} != 0, {1}, {2})",
+    "masked_fill": "f_where({1} != 0, {2}, {0})",
+    "gt": "f_where({0} > {1}, real(1.0), real(0.0))",
+    "ge": "f_where({0} >= {1}, real(1.0), real(0.0))",
+    "lt": "f_where({0} < {1}, real(1.0), real(0.0))",
+    "le": "f_where({0} <= {1}, real(1.0), real(0.0))",
+    "eq": "f_where({0} == {1}, real(1.0), real(0.0))",
+    "ne": "f_where({0} != {1}, real(1.0), real(0.0))",
+    "logical_and": "f_where(({0} != 0) & ({1} != 0), real(1.0), real(0.0))",
+    "threshold_backward": "f_where({1} <= {2}, real(0.0), {0})",
+    "sigmoid_backward": "{0} * {1} * (real(1.0) - {1})",
+    "tanh_backward": "{0} * (real(1.0) - {1} * {1})",
     "native_dropout_backward": "{0} * {1} * {2}",
 }  # fmt: skip
 _TANH_SCALE = math.sqrt(2 / math.pi)
@@ -125,8 +129,8 @@ def _like(nest: Nest, x: Any, value: Any = None, *rest: Any) -> Result:
 def _pow(nest: Nest, x: Any, power: Any) -> Result:
     base = _number(nest, x)
     codes = {
-        2: "{0} * {0}", 3: "{0} * {0} * {0}", 0.5: "f_sqrt({0})", -0.5: "(real)1 / f_sqrt({0})",
-        -1: "(real)1 / {0}", -2: "(real)1 / ({0} * {0})", 1: "{0}",
+        2: "{0} * {0}", 3: "{0} * {0} * {0}", 0.5: "f_sqrt({0})", -0.5: "real(1.0) / f_sqrt({0})",
+        -1: "real(1.0) / {0}", -2: "real(1.0) / ({0} * {0})", 1: "{0}",
     }  # fmt: skip
     if isinstance(power, Tensor) or power not in codes:
         raise UnsupportedError(f"a power of {power}")
@@ -139,20 +143,20 @@ def _gelu(nest: Nest, x: Any, approximate: str = "none") -> Result:
     if approximate == "tanh":
         return [
             nest.add(
-                "(real)0.5 * {0} * ((real)1 + f_tanh({1}))", value, _tanh_argument(nest, value)
+                "real(0.5) * {0} * (real(1.0) + f_tanh({1}))", value, _tanh_argument(nest, value)
             )
         ]
     return [nest.add("{0} * {1}", value, _normal_share(nest, value))]
 
 
 def _tanh_argument(nest: Nest, x: int) -> int:
-    code = "(real)%r * ({0} + (real)0.044715 * {0} * {0} * {0})"
+    code = "real(%r) * ({0} + real(0.044715) * {0} * {0} * {0})"
     return nest.add(code % _TANH_SCALE, x)
 
 
 def _normal_share(nest: Nest, x: int) -> int:
     """The normal distribution's cumulative function."""
-    return nest.add("(real)0.5 * ((real)1 + f_erf({0} * (real)%r))" % math.sqrt(0.5), x)  # noqa: UP031
+    return nest.add("real(0.5) * (real(1.0) + f_erf({0} * real(%r)))" % math.sqrt(0.5), x)  # noqa: UP031
 
 
 @_rule("gelu_backward")
@@ -160,15 +164,15 @@ def _gelu_backward(nest: Nest, gradient: Any, x: Any, approximate: str = "none")
     g, value = _number(nest, gradient), _number(nest, x)
     if approximate == "tanh":
         bent = nest.add("f_tanh({0})", _tanh_argument(nest, value))
-        inner = nest.add("(real)1 + (real)0.134145 * {0} * {0}", value)
+        inner = nest.add("real(1.0) + real(0.134145) * {0} * {0}", value)
         slope = nest.add(
-            "(real)0.5 * ((real)1 + {1} + {0} * ((real)1 - {1} * {1}) * {3} * {2})",
+            "real(0.5) * (real(1.0) + {1} + {0} * (real(1.0) - {1} * {1}) * {3} * {2})",
             value, bent, inner, nest.constant(_TANH_SCALE),
         )  # fmt: skip
         return [nest.add("{0} * {1}", g, slope)]
     phi = _normal_share(nest, value)
     density = nest.add(
-        "f_exp((real)-0.5 * {0} * {0}) * (real)%r" % (1 / math.sqrt(2 * math.pi)), value
+        "f_exp(real(-0.5) * {0} * {0}) * real(%r)" % (1 / math.sqrt(2 * math.pi)), value
     )
     return [nest.add("{0} * ({1} + {2} * {3})", g, phi, value, density)]
 
@@ -176,15 +180,15 @@ def _gelu_backward(nest: Nest, gradient: Any, x: Any, approximate: str = "none")
 @_rule("silu_backward")
 def _silu_backward(nest: Nest, gradient: Any, x: Any) -> Result:
     g, value = _number(nest, gradient), _number(nest, x)
-    s = nest.add("(real)1 / ((real)1 + f_exp(-{0}))", value)
-    return [nest.add("{0} * {1} * ((real)1 + {2} * ((real)1 - {1}))", g, s, value)]
+    s = nest.add("real(1.0) / (real(1.0) + f_exp(-{0}))", value)
+    return [nest.add("{0} * {1} * (real(1.0) + {2} * (real(1.0) - {1}))", g, s, value)]
 
 
 @_rule("_softmax")
 def _softmax(nest: Nest, x: Any, dim: int, half_to_float: bool) -> Result:
     value = _number(nest, x)
     power = nest.add("f_exp({0} - {1})", value, nest.reduce("max", value))
-    scale = nest.add("(real)1 / {0}", nest.reduce("sum", power))
+    scale = nest.add("real(1.0) / {0}", nest.reduce("sum", power))
     return [nest.add("{0} * {1}", power, scale)]
 
 
@@ -210,7 +214,7 @@ def _log_softmax_backward(nest: Nest, gradient: Any, y: Any, dim: int, dtype: An
 
 
 def _mean(nest: Nest, value: int) -> int:
-    return nest.add("{0} * (real)%r" % (1.0 / nest.columns), nest.reduce("sum", value))
+    return nest.add("{0} * real(%r)" % (1.0 / nest.columns), nest.reduce("sum", value))
 
 
 @_rule("native_layer_norm")
@@ -219,7 +223,7 @@ def _layer_norm(nest: Nest, x: Any, shape: Any, weight: Any, bias: Any, eps: flo
     mean = _mean(nest, value)
     centred = nest.add("{0} - {1}", value, mean)
     variance = _mean(nest, nest.add("{0} * {0}", centred))
-    rstd = nest.add(f"(real)1 / f_sqrt({{0}} + (real){float(eps)!r})", variance)
+    rstd = nest.add(f"real(1.0) / f_sqrt({{0}} + real({float(eps)!r}))", variance)
     normalised = nest.add("{0} * {1}", centred, rstd)
     if weight is not None:
         normalised = nest.add("{0} * {1}", normalised, _number(nest, weight))
@@ -265,7 +269,7 @@ def reduced(nest: Nest, name: str, x: Tensor, over_rows: bool) -> Result:
         if name == "amax" or nest.statements[value].extent != "full":
             raise UnsupportedError(f"{name} over rows")
         if name == "mean":
-            value = nest.add("{0} * (real)%r" % (1.0 / nest.rows), value)
+            value = nest.add("{0} * real(%r)" % (1.0 / nest.rows), value)
         return [Column(value)]
     if name == "mean":
         return [_mean(nest, value)]

@@ -13,17 +13,14 @@ from typing import Any
 
 import torch
 
-from slipstream.codegen import load
 from slipstream.durations.movement import Operation, operations_of
 from slipstream.durations.traffic import short_name, traffic
 from slipstream.graph import Call, Graph, StepPhase, TensorSpec
 from slipstream.graph.call import decode, encode
 from slipstream.graph.graph import kept
-from slipstream.techniques.fusion.emit import source
 from slipstream.techniques.fusion.lowering import DROPOUT, Region, Step, lower
 from slipstream.techniques.fusion.regions import Found, find
 
-_SEED = TensorSpec("int64", (2,), (1,))
 _DROPOUT = "slipstream::dropout(Tensor x, Tensor seed, float p) -> Tensor"
 _FUSED = "slipstream::fused(str steps, Tensor[] read) -> Tensor[]"
 _PARTS = (StepPhase.FORWARD, StepPhase.BACKWARD)
@@ -96,8 +93,9 @@ def _steps(
             place = next(n for n, v in enumerate(inputs) if v in drawn)
             p, seed, tasks = drawn[inputs[place]]
             x, spec = inputs[1 - place], call.inputs[1 - place]
+            seeded = TensorSpec("int64", (2,), (1,), spec.device)
             step = Step(
-                Call(_DROPOUT, (spec, _SEED, p), call.outputs), (x, -1 - seed), outputs,
+                Call(_DROPOUT, (spec, seeded, p), call.outputs), (x, -1 - seed), outputs,
                 (x, -1 - seed),
             )  # fmt: skip
             extra[number] = tasks
@@ -157,11 +155,10 @@ def region_of(call: Call) -> Region:
 
 def timer(call: Call) -> Callable[[], object]:
     """The kernel as a function of nothing, on random numbers, as the micro-benchmark calls it."""
-    from slipstream.techniques.fusion.rewrite import Kernel
+    from slipstream.techniques.fusion.kernels import by_device
 
     region = region_of(call)
-    library = load(source([region.nest]))
-    kernel = Kernel(library.region_0, region)
+    (kernel,) = by_device([region])
     # As in a step, where the operator before has just made what it reads.
     given = [_random(spec) for spec in region.nest.inputs]
     return lambda: kernel(*given)
@@ -169,7 +166,7 @@ def timer(call: Call) -> Callable[[], object]:
 
 def _random(spec: TensorSpec) -> torch.Tensor:
     dtype = getattr(torch, spec.dtype)
-    tensor = torch.empty_strided(spec.shape, spec.strides, dtype=dtype)
+    tensor = torch.empty_strided(spec.shape, spec.strides, dtype=dtype, device=spec.device)
     if not dtype.is_floating_point:
         return tensor.random_(0, 2) if dtype is not torch.int64 else tensor.random_()
     return tensor.copy_(torch.randn(spec.shape))

@@ -1,4 +1,4 @@
-"""A traced graph with its regions as kernels, compiled in one library and put in place.
+"""A traced graph with its regions as kernels in place.
 
 Whatever cannot be told to be safe stays as torch has it: operators that are not known, that draw
 from the generator, that write in place; regions of a single copy; everything where no compiler
@@ -7,51 +7,18 @@ works.
 
 from __future__ import annotations
 
-import ctypes
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch.fx import Graph, GraphModule, Node
 
-from slipstream.codegen import load
-from slipstream.techniques.fusion.emit import source
+from slipstream.techniques.fusion.kernels import Kernel
 from slipstream.techniques.fusion.loops import UnsupportedError
 from slipstream.techniques.fusion.lowering import Region, Step
 from slipstream.techniques.fusion.regions import Found, find
 from slipstream.techniques.fusion.traced import Traced, trace_of
-
-
-class Kernel(torch.nn.Module):
-    """A compiled region: takes the tensors it reads, returns those it makes."""
-
-    def __init__(self, function: Any, region: Region) -> None:
-        super().__init__()
-        function.argtypes, function.restype = [ctypes.c_void_p, ctypes.c_int], None
-        self._function = function
-        nest = region.nest
-        self._inputs = [(spec.shape, spec.strides) for spec in nest.inputs]
-        self._outputs = [(s.shape, s.strides, getattr(torch, s.dtype)) for s in nest.outputs]
-        self._pointers = ctypes.c_void_p * (len(self._inputs) + len(self._outputs))
-        self.operators = len(region.steps)
-
-    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The outputs of the region."""
-        given = [
-            x if x.stride() == strides or x.numel() < 2 else _laid_out(x, shape, strides)
-            for x, (shape, strides) in zip(tensors, self._inputs, strict=True)
-        ]
-        outputs = [torch.empty_strided(*one[:2], dtype=one[2]) for one in self._outputs]
-        pointers = self._pointers(*(x.data_ptr() for x in (*given, *outputs)))
-        self._function(pointers, torch.get_num_threads())
-        return tuple(outputs)
-
-
-def _laid_out(x: torch.Tensor, shape: Sequence[int], strides: Sequence[int]) -> torch.Tensor:
-    """A copy as it was when the graph was traced; sizes cannot differ, torch sees to that."""
-    return torch.empty_strided(tuple(shape), tuple(strides), dtype=x.dtype).copy_(x)
 
 
 @dataclass(frozen=True)
@@ -94,19 +61,6 @@ def plan(module: GraphModule) -> Plan:
             if plain and traced.value.get(user) != value:
                 leaving.add(value)
     return Plan(traced, find(traced.operations, steps, leaving))
-
-
-def compiled(found: Plan) -> list[Kernel]:
-    """The kernel of each region.
-
-    Raises:
-        CompileError: they cannot be compiled.
-    """
-    library = load(source([region.nest for region in found.regions]))
-    return [
-        Kernel(getattr(library, f"region_{number}"), region)
-        for number, region in enumerate(found.regions)
-    ]
 
 
 def rewritten(module: GraphModule, found: Plan, kernels: Sequence[Kernel]) -> GraphModule:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from slipstream.capture import put_compiled
-from slipstream.codegen import why_no_compiler
+from slipstream.codegen import why_no_compiler, why_no_triton
 from slipstream.durations import pace
 from slipstream.graph import Call, Editor, Graph, StepPhase, calls_of, price
 from slipstream.provenance import Provenance
@@ -45,9 +45,12 @@ class Fusion(Settings):
         """None, or why nothing can be fused."""
         if (reason := already_compiled(graph)) is not None:
             return reason
-        if (reason := why_no_compiler()) is not None:
+        devices = {spec.device for one in _regions(graph) for spec in one.call.outputs}
+        if "cpu" in devices and (reason := why_no_compiler()) is not None:
             return f"kernels are generated in C++, and {reason}"
-        if not _regions(graph):
+        if "cuda" in devices and (reason := why_no_triton()) is not None:
+            return f"kernels are generated in Triton: {reason}"
+        if not devices:
             return (
                 "no operators of this step can share a kernel: they are small, unknown, have an "
                 "effect, or stand alone between matrix products"

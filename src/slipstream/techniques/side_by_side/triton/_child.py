@@ -8,7 +8,6 @@ user's files.
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import mmap
 import re
 import traceback
@@ -24,6 +23,7 @@ import triton.language as tl
 from numpy.typing import NDArray
 
 from slipstream.child import channel
+from slipstream.codegen import imported
 from slipstream.techniques.side_by_side.cuda.resources import parsed, run_tool
 from slipstream.techniques.side_by_side.hfuse import differing
 
@@ -94,13 +94,8 @@ def _interpreted(argument: Mapping[str, Any]) -> Any:
 
 
 def load(folder: str, module: str) -> Any:
-    """A module of a file in `folder`; none other can import it."""
-    spec = importlib.util.spec_from_file_location(module, Path(folder) / f"{module}.py")
-    assert spec is not None, "the file is Python"
-    assert spec.loader is not None, "the file is Python"
-    loaded = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loaded)
-    return loaded
+    """A module of a file in `folder`."""
+    return imported(Path(folder) / f"{module}.py")
 
 
 def compare(
