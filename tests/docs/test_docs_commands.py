@@ -165,6 +165,7 @@ NOT_RUN = {
             "train digits --against ddp:workers=2 -t ddp:workers=2+sign",
             "train digits --against ddp:workers=2 -t ddp:workers=2+topk:0.01",
             "check fashion_cnn FOLDER/arm_0 --runs 5",
+            "curve fashion_cnn --batches 64,128,256,512",
         )
     },
     "slipstream results show ID": "ID is what `results ls` prints; see tests/cli/test_results.py",

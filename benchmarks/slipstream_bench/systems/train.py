@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
@@ -13,12 +16,26 @@ import numpy as np
 
 from slipstream.mlperf.training import SUITE, Reference, time_to_quality
 from slipstream.mlperf.training.compare import Factor, detectable
+from slipstream.mlperf.training.curve import BatchCurve
+from slipstream.mlperf.training.log import Log
 from slipstream.mlperf.training.rcp import Point, official_json
 from slipstream.mlperf.training.tasks import load, recorded
+from slipstream.verbs.history import history
+from slipstream.verbs.training import foresee
+from slipstream_bench.harness import times_s
 from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, not_judged
 
 _PAIRS, _COMPARISONS, _SETS = 10, 300, 100
 _SEEDS = 20
+_FORESEEN = {
+    "digits": ["lowrank:0.25", "quadratic", "fused_optimizer"],
+    "fashion_cnn": ["amp:bf16", "channels_last", "lowrank:0.25"],
+    "char_lm": ["fused_optimizer", "lowrank:0.25"],
+    "ncf": ["fused_optimizer"],
+}
+# What makes the step faster and the training slower.
+_TURNED = ("char_lm", "lowrank:0.03125")
+_ALIKE = ("fashion_cnn", "checkpointing")
 _EXAMPLE = {128: [16, 14, 16, 17, 16, 16, 15, 16, 15, 16], 256: [20, 21, 21, 20, 22, 22, 21, 21, 20,
             20]}  # fmt: skip
 
@@ -29,6 +46,12 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
     yield from _official(options)
     yield from _nothing_found(options)
     yield from _power(options)
+    yield from _foreseen(options)
+    yield from _headline(options)
+    yield from _same_numbers(options)
+    yield from _batch_curve(options)
+    yield from _ranks(options)
+    yield from _logging(options)
     yield from _suite(options)
 
 
@@ -111,6 +134,145 @@ def _power(options: BenchOptions) -> Iterator[Bar]:
         )
         off.append(100 * abs(float(found) - 0.8))
     yield at_most(bar, max(off), 5, "points", n=len(off))
+
+
+def _foreseen(options: BenchOptions) -> Iterator[Bar]:
+    """Predicted, then measured, as `slipstream mlperf train` does it."""
+    chosen = _FORESEEN if options.full else {"digits": _FORESEEN["digits"][:1]}
+    runs = 5 if options.full else 2
+    count = sum(map(len, chosen.values()))
+    bar = f"predicted time to quality of {count} techniques, median error"
+    if not options.wants(bar, 400 if options.full else 40):
+        return
+    off: dict[str, dict[str, float]] = {}
+    inside = 0
+    for name, combinations in chosen.items():
+        with tempfile.TemporaryDirectory() as folder, history(Path(folder) / "results.db") as past:
+            options.progress(f"{name}: predicting")
+            predictions = foresee(name, combinations, past, runs=runs)
+            judged = time_to_quality(
+                name, combinations, runs=runs, folder=Path(folder) / "out",
+                predictions=predictions, say=options.progress,
+            )  # fmt: skip
+        for verdict in judged.verdicts:
+            one = predictions[verdict.name]
+            off[f"{name} {verdict.name}"] = {
+                factor: 100 * abs(getattr(one, factor).ratio / getattr(verdict, factor).ratio - 1)
+                for factor in ("sample", "samples", "time")
+            }
+            inside += one.time.low <= verdict.time.ratio <= one.time.high
+    middle = {key: median(one[key] for one in off.values()) for key in ("sample", "samples")}
+    told = ", ".join(f"{name} {one['time']:.1f} %" for name, one in off.items())
+    yield at_most(
+        bar, median(one["time"] for one in off.values()), 10, "%", n=count,
+        detail=f"{runs} runs a side; time of a sample {middle['sample']:.1f} %, samples "
+        f"{middle['samples']:.1f} %; {inside} of {count} inside; {told}", data=off,
+    )  # fmt: skip
+
+
+def _headline(options: BenchOptions) -> Iterator[Bar]:
+    task, technique = _TURNED
+    bar = f"{task} {technique}: time of a sample less, time to quality more"
+    if not options.wants(bar, 150) or not options.full:
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        judged = time_to_quality(
+            task, [technique], runs=8, folder=Path(folder) / "out", say=options.progress
+        )
+    (one,) = judged.verdicts
+    row = at_least(
+        bar, 100 * (1 - one.sample.ratio), 15, "%", n=one.time.n,
+        detail=f"{one.sentence}; time to quality {one.time.ratio:.2f} "
+        f"[{one.time.low:.2f}, {one.time.high:.2f}]", data=one.to_json(),
+    )  # fmt: skip
+    yield replace(row, holds=bool(row.holds) and one.time.low > 1)
+
+
+def _same_numbers(options: BenchOptions) -> Iterator[Bar]:
+    task, technique = _ALIKE
+    bar = f"{task} {technique}: the same losses, width of the interval of 3 pairs"
+    if not options.wants(bar, 60):
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        judged = time_to_quality(
+            task, [technique], runs=3, folder=Path(folder) / "out", say=options.progress
+        )
+    (one,) = judged.verdicts
+    width = 100 * (one.time.high - one.time.low) / one.time.ratio
+    row = at_most(bar, width, 3, "%", n=3, detail=one.sentence, data=one.to_json())
+    yield replace(row, holds=bool(row.holds) and one.same)
+
+
+def _batch_curve(options: BenchOptions) -> Iterator[Bar]:
+    sizes = tuple(64 << n for n in range(6)) if options.full else (128, 1024)
+    bar = f"fashion_cnn, batches of {sizes[0]} to {sizes[-1]}: convex reference points"
+    if not options.wants(bar, 240 if options.full else 60):
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        measured = BatchCurve.measure(
+            "fashion_cnn", sizes, runs=4 if options.full else 3, folder=Path(folder),
+            say=options.progress,
+        )  # fmt: skip
+    left = measured.reference.points
+    slopes = [(b.mean - a.mean) / (b.batch - a.batch) for a, b in pairwise(left)]
+    row = at_least(
+        bar, len(left), 2, "points", n=sum(map(len, measured.epochs.values())),
+        detail=f"critical batch size {measured.reference.critical_batch:,.0f}; "
+        + ", ".join(f"{one.batch}: {one.mean:.2f} epochs" for one in measured.points)
+        + f"; {len(measured.points) - len(left)} pruned", data=measured.to_json(),
+    )  # fmt: skip
+    convex = all(a <= b for a, b in pairwise(slopes))
+    whole = len(measured.points) == len(sizes) and math.isfinite(measured.reference.critical_batch)
+    yield replace(row, holds=bool(row.holds) and convex and whole)
+
+
+def _ranks(options: BenchOptions) -> Iterator[Bar]:
+    runs = _SEEDS if options.full else 3
+    bar = f"digits, 2 ranks as 1 at the same batch, {runs} seeds"
+    if not options.wants(bar, 12 * runs):
+        return
+    from scipy.stats import ks_2samp
+
+    samples = []
+    with tempfile.TemporaryDirectory() as folder:
+        # Seeds of their own: of the same ones the two distributions would not be independent.
+        for number, techniques in enumerate(([], ["ddp:workers=2"])):
+            judged = time_to_quality(
+                "digits", against="".join(techniques), runs=runs,
+                folder=Path(folder) / str(number), say=options.progress,
+            )  # fmt: skip
+            samples.append([one.to_target for one in judged.arms[0].runs])
+    told = ks_2samp(*samples)
+    yield at_least(
+        bar, float(told.pvalue), 0.05, "p", n=runs,
+        detail=f"median samples {median(samples[0]):,.0f} and {median(samples[1]):,.0f}",
+        data={"one": samples[0], "two": samples[1]},
+    )  # fmt: skip
+
+
+def _logging(options: BenchOptions) -> Iterator[Bar]:
+    bar = "fashion_cnn: logging, share of a run's time"
+    if not options.wants(bar, 15):
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        judged = time_to_quality("fashion_cnn", runs=1, folder=Path(folder) / "out")
+        (run,) = judged.arms[0].runs
+        written = Path(run.log).read_bytes()
+        log = Log(Path(folder) / "more.txt", judged.task.place)
+        line_s = median(
+            times_s(
+                lambda: log.event("eval_accuracy", 0.5, epoch_num=0.25, samples_count=1000),
+                repeats=501,
+            )
+        )
+        log.close()
+    lines = written.count(b"\n")
+    row = at_most(
+        bar, 100 * lines * line_s / run.seconds, 0.5, "%",
+        detail=f"{lines} lines of {1e6 * line_s:.0f} us in {run.seconds:.1f} s, "
+        f"{len(written) / 1e3:.0f} kB (at most 200)",
+    )  # fmt: skip
+    yield replace(row, holds=bool(row.holds) and len(written) < 200_000)
 
 
 def _suite(options: BenchOptions) -> Iterator[Bar]:

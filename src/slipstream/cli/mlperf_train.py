@@ -1,4 +1,4 @@
-"""``slipstream mlperf train``, ``tasks`` and ``check``: time to quality."""
+"""``slipstream mlperf train``, ``tasks``, ``check`` and ``curve``: time to quality."""
 
 from __future__ import annotations
 
@@ -20,9 +20,20 @@ _Task = Annotated[
 Runs = Annotated[
     int, typer.Option("--runs", metavar="N", min=1, help="Runs of every arm, each from a new seed.")
 ]
+_Threads = Annotated[
+    int, typer.Option("--threads", metavar="N", min=1, help="Threads of every process.")
+]
 _Out = Annotated[
     Path | None,
     typer.Option("--out", metavar="FOLDER", help="Where the log files go; by default the cache."),
+]
+Predicted = Annotated[
+    bool,
+    typer.Option(
+        "--predict/--no-predict",
+        help="Before the first run, predict what will be found: the step is recorded and edited, "
+        "and what changes the numbers trains two quarters of a run on either side.",
+    ),
 ]
 _Division = Annotated[
     str,
@@ -39,6 +50,7 @@ def register(app: typer.Typer) -> None:
     app.command()(train)
     app.command()(tasks)
     app.command()(check)
+    app.command()(curve)
 
 
 def train(
@@ -62,10 +74,10 @@ def train(
     batch: Annotated[
         int | None, typer.Option("--batch", metavar="N", min=1, help="Another batch size; logged.")
     ] = None,
-    threads: Annotated[
-        int, typer.Option("--threads", metavar="N", min=1, help="Threads of every process.")
-    ] = 1,
+    threads: _Threads = 1,
+    predicted: Predicted = True,
     out: _Out = None,
+    store: options.StorePath = None,
     as_json: options.Json = False,
 ) -> None:
     """Train until a quality is reached, with and without techniques, and compare the times.
@@ -73,7 +85,8 @@ def train(
     Every run has a process, a seed and a log of its own, in the format of MLPerf Training; the
     clock runs from the first touch of data to the evaluation that reaches the target. All arms
     train from the same seeds. Time to quality is told as its two factors: the time of a sample,
-    and the samples to the target, each with its interval.
+    and the samples to the target, each with its interval. What is predicted of them is kept
+    before the first run, and stands beside what was measured.
 
         slipstream mlperf train fashion_cnn -t lowrank:0.25 --runs 5
 
@@ -81,27 +94,40 @@ def train(
     """
     to_quality(
         task, technique or (), against=against, runs=runs, division=division, target=target,
-        batch=batch, threads=threads, out=out, as_json=as_json,
+        batch=batch, threads=threads, predicted=predicted, out=out, store=store, as_json=as_json,
     )  # fmt: skip
 
 
 def to_quality(
     task: str, techniques: Any, *, runs: int, against: str = "", division: str = "open",
     target: float | None = None, batch: int | None = None, threads: int = 1,
-    out: Path | None = None, as_json: bool = False,
+    predicted: bool = True, out: Path | None = None, store: Path | None = None,
+    as_json: bool = False,
 ) -> None:  # fmt: skip
     """What ``mlperf train`` and ``prove --to-quality`` do."""
     from slipstream.cli._output import emit_result, note, progress
     from slipstream.mlperf.training.judge import time_to_quality
+    from slipstream.verbs.history import history
+    from slipstream.verbs.training import foresee
 
     if division not in ("open", "closed"):
         raise InvalidArgumentError(
             "--division", f"'{division}' is not possible", remedy="open or closed"
         )
+    predictions = {}
     with progress(f"training {task}") as say:
+        if predicted and techniques:
+            with history(store) as past:
+                predictions = foresee(
+                    task, list(techniques), past, against=against, runs=runs, threads=threads,
+                    batch=batch, say=say,
+                )  # fmt: skip
+        for one in predictions.values():
+            note(one.sentence)
         judged = time_to_quality(
             task, list(techniques), against=against, runs=runs, division=division, folder=out,
-            threads=threads, batch=batch, target_quality=target, say=say,
+            threads=threads, batch=batch, target_quality=target,
+            predictions=predictions, say=say,
         )  # fmt: skip
     note(f"logs: {judged.arms[0].folder.parent}")
     emit_result(judged, *judged.tables(), as_json=as_json)
@@ -146,3 +172,26 @@ def check(
     emit_result(checked, checked.table(), as_json=as_json)
     if checked.violations:
         raise typer.Exit(1)
+
+
+def curve(
+    task: _Task,
+    batches: Annotated[
+        str, typer.Option("--batches", metavar="N,...", help="Two batch sizes or more.")
+    ],
+    runs: Annotated[int, typer.Option("--runs", metavar="N", min=3, help="Runs of each.")] = 4,
+    threads: _Threads = 1,
+    out: _Out = None,
+    as_json: options.Json = False,
+) -> None:
+    """Train at several batch sizes: epochs to the target, pruned points, critical batch size.
+
+    slipstream mlperf curve fashion_cnn --batches 64,128,256,512
+    """
+    from slipstream.cli._output import emit_result, progress
+    from slipstream.mlperf.training.curve import BatchCurve
+
+    sizes = options.numbers(batches, "--batches", "64,128,256", fewest=2)
+    with progress(f"training {task}") as say:
+        measured = BatchCurve.measure(task, sizes, runs=runs, threads=threads, folder=out, say=say)
+    emit_result(measured, measured.table(), as_json=as_json)

@@ -87,6 +87,14 @@ def command(
         int,
         typer.Option("--runs", metavar="N", min=1, help="With --to-quality: runs of every side."),
     ] = 5,
+    predicted: Annotated[
+        bool,
+        typer.Option(
+            "--predict/--no-predict",
+            help="With --to-quality: whether to predict what the runs will find, which costs half "
+            "a run of every side whose numbers change.",
+        ),
+    ] = True,
     store: options.StorePath = None,
     as_json: options.Json = False,
 ) -> None:
@@ -128,8 +136,9 @@ def command(
 
         threads = request.threads or 1
         mlperf_train.to_quality(
-            request.target, technique, runs=runs, threads=threads, as_json=as_json
-        )
+            request.target, technique, runs=runs, threads=threads, predicted=predicted,
+            store=store, as_json=as_json,
+        )  # fmt: skip
         return
     # Everything that can be wrong in the request, before anything takes time.
     chosen = {techniques.combination_name(one): one for one in map(techniques.parse, technique)}

@@ -13,7 +13,7 @@ from slipstream.graph import Graph
 from slipstream.measure.environment import capture
 from slipstream.measure.ledger import Ledger, Score
 from slipstream.measure.measured import Measured, latest_measured
-from slipstream.measure.records import Environment
+from slipstream.measure.records import Environment, PredictionRecord
 from slipstream.measure.store import Store, default_path
 from slipstream.verbs.results import Prediction, applying
 
@@ -40,11 +40,13 @@ class History:
 
     def keep(self, predictions: Iterable[Prediction], workload: str) -> None:
         """Record what was predicted, to be scored by a later measurement."""
-        if not self.kept:
-            return
         for prediction in applying(predictions):
-            record = prediction.to_record(workload, self.environment.env_id)
-            self._ledger.record(record, self.environment)
+            self.record(prediction.to_record(workload, self.environment.env_id))
+
+    def record(self, prediction: PredictionRecord) -> None:
+        """Keep one."""
+        if self.kept:
+            self._ledger.record(prediction, self.environment)
 
     def measured(
         self, predictions: Iterable[Prediction], workload: str, graph: Graph

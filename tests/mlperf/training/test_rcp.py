@@ -9,7 +9,9 @@ import math
 import numpy as np
 import pytest
 
+from slipstream.mlperf.training.curve import BatchCurve
 from slipstream.mlperf.training.rcp import Outcome, Point, Reference, official_json
+from slipstream.mlperf.training.tasks import load
 
 RULES = {
     128: [16, 14, 16, 17, 16, 16, 15, 16, 15, 16],
@@ -76,3 +78,18 @@ def test_verdicts_are_the_official_checkers() -> None:
         assert ours.scale == pytest.approx(scale, rel=1e-3)
     assert all(ours == theirs for ours, theirs in verdicts)
     assert len({ours for ours, _ in verdicts}) == 2
+
+
+def test_a_curve_over_the_batch_size_leaves_out_what_failed_twice() -> None:
+    epochs = {
+        64: [1.0, 1.1, 0.9, 1.0], 128: [1.6, 1.5, 1.7, 1.6], 256: [1.5, 1.6, 1.5, 1.4],
+        512: [2.5, 2.6, 2.4, math.inf], 1024: [3.0, math.inf, math.inf, 3.0],
+    }  # fmt: skip
+    curve = BatchCurve(load("fashion_cnn"), epochs, dict.fromkeys(epochs, 1e-5))
+    assert [one.batch for one in curve.points] == [64, 128, 256, 512]
+    assert [one.batch for one in curve.reference.points] == [64, 256, 512]
+    # 1 at 64 and 2.55 at 512 on nearly a line: twice what a small batch takes at about 230.
+    assert 200 < curve.reference.critical_batch < 300
+    notes = "\n".join(curve.table().notes)
+    assert "1024" in notes
+    assert "critical" in notes

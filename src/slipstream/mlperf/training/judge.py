@@ -6,11 +6,10 @@ train from each of them, in random order, so that whatever the machine does happ
 
 from __future__ import annotations
 
-import json
 import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,13 +22,14 @@ from slipstream.durations.durations import cache_folder, one_pool
 from slipstream.errors import ChildError, InvalidArgumentError, UsageError
 from slipstream.files import write_text
 from slipstream.mlperf.training.compare import Outcome, Verdict, detectable
+from slipstream.mlperf.training.foresight import Foresight, foresight_table
 from slipstream.mlperf.training.log import Log, read, value_of
 from slipstream.mlperf.training.rcp import Check, Reference
 from slipstream.mlperf.training.rules import Violation, check_set, epochs_of
 from slipstream.mlperf.training.score import LEAST_RUNS
 from slipstream.mlperf.training.tasks import Task, recorded
 from slipstream.ranks.launch import Host, joined
-from slipstream.tables import Field, Table
+from slipstream.tables import Field, Table, to_json
 from slipstream.units import format_duration
 
 BASELINE = "as it is"
@@ -55,21 +55,24 @@ class Judged:
 
     Attributes:
         division: ``open`` or ``closed``, as logged.
+        predictions: by arm, of before the first run; see `slipstream.verbs.training`.
     """
 
     task: Task
     arms: tuple[Arm, ...]
     division: str
-    predictions: Mapping[str, Any] = field(default_factory=dict)
+    predictions: Mapping[str, Foresight] = field(default_factory=dict)
 
     @cached_property
     def verdicts(self) -> tuple[Verdict, ...]:
-        """Of every arm but the first."""
+        """Of every arm but the first; none before the first run."""
+        if not self.arms:
+            return ()
         first, *others = self.arms
         return tuple(Verdict.of(arm.name, first.runs, arm.runs) for arm in others)
 
     def tables(self) -> list[Table]:
-        """Arms with their scores, and the factors of the candidates."""
+        """Arms with their scores, the factors of the candidates, and what was predicted of them."""
         notes = [one.sentence + "." for one in self.verdicts]
         notes += [f"{arm.name}: {arm.check.sentence}." for arm in self.arms if arm.check]
         notes += [f"{arm.name}: {one}" for arm in self.arms for one in arm.violations]
@@ -82,7 +85,9 @@ class Judged:
         if not self.verdicts:
             return [Table.of(self.arms, _ARM_FIELDS, title, notes)]
         factors = Table.of(self.verdicts, _FACTOR_FIELDS, "Against the first, per pair", notes)
-        return [arms, factors]
+        if not self.predictions:
+            return [arms, factors]
+        return [arms, factors, foresight_table(self.predictions, self.verdicts)]
 
     def to_json(self) -> dict[str, Any]:
         """Everything."""
@@ -98,7 +103,7 @@ class Judged:
                 for arm in self.arms
             ],
             "verdicts": [one.to_json() for one in self.verdicts],
-            "predictions": dict(self.predictions),
+            "predictions": {name: one.to_json() for name, one in self.predictions.items()},
         }  # fmt: skip
 
 
@@ -153,15 +158,37 @@ def describe(target: str, say: Say = lambda line: None) -> Task:
 
 def power_line(target: str, task: Task, runs: int) -> str:
     """What so many runs can find, said before they are made; empty where nobody recorded it."""
-    reference = recorded(task.name) if ":" not in target else None
-    samples = reference["samples"].get(str(task.batch), []) if reference else []
-    if len(samples) < LEAST_RUNS or runs < LEAST_RUNS:
+    spread = spread_of(target, task)
+    if math.isnan(spread) or runs < LEAST_RUNS:
         return ""
-    spread = float(np.std(np.log(samples), ddof=1))
     return (
         f"{runs} runs a side find a difference of {100 * detectable(spread, runs):.0f} % in "
         "samples to the target four times in five"
     )
+
+
+def spread_of(target: str, task: Task) -> float:
+    """How recorded runs' samples to the target scatter: standard deviation of their logarithm.
+
+    NaN where nobody recorded any.
+    """
+    reference = recorded(task.name) if ":" not in target else None
+    samples = reference["samples"].get(str(task.batch), []) if reference else []
+    return float(np.std(np.log(samples), ddof=1)) if len(samples) >= LEAST_RUNS else math.nan
+
+
+def arms_of(combinations: Sequence[str], against: str = "") -> list[str]:
+    """The names of all arms, the one that others are compared with first.
+
+    Raises:
+        UnknownNameError, UsageError: a combination that cannot be, or the same twice.
+    """
+    first = techniques.combination_name(techniques.parse(against)) if against else BASELINE
+    arms = [first, *(techniques.combination_name(techniques.parse(c)) for c in combinations)]
+    if len(set(arms)) < len(arms):
+        raise UsageError("a combination of techniques is given twice")
+    _need_trainable([*combinations, *filter(None, [against])])
+    return arms
 
 
 def time_to_quality(
@@ -177,6 +204,7 @@ def time_to_quality(
     target_quality: float | None = None,
     most_epochs: float | None = None,
     seeds: Sequence[int] | None = None,
+    predictions: Mapping[str, Foresight] | None = None,
     say: Say = lambda line: None,
 ) -> Judged:
     """Train a task `runs` times as it is, and with each combination of techniques.
@@ -189,6 +217,7 @@ def time_to_quality(
         threads: of each process.
         batch, target_quality, most_epochs: in place of the task's; logged.
         seeds: only to repeat what was measured; else they are drawn.
+        predictions: by arm, written to ``result.json`` before the first run.
 
     Raises:
         UnknownNameError, WorkloadError: there is no such task, or its code fails.
@@ -197,11 +226,7 @@ def time_to_quality(
     """
     if runs < 1:
         raise InvalidArgumentError("runs", f"{runs} is less than 1")
-    first = techniques.combination_name(techniques.parse(against)) if against else BASELINE
-    arms = [first, *(techniques.combination_name(techniques.parse(c)) for c in combinations)]
-    if len(set(arms)) < len(arms):
-        raise UsageError("a combination of techniques is given twice")
-    _need_trainable([*combinations, *filter(None, [against])])
+    arms = arms_of(combinations, against)
     seeds = list(seeds) if seeds is not None else _drawn(runs)
     if len(set(seeds)) < len(seeds):
         raise InvalidArgumentError("seeds", "a seed stands there twice: runs would be the same")
@@ -217,6 +242,8 @@ def time_to_quality(
                 remedy="another --out",
             )
         place.mkdir(parents=True, exist_ok=True)
+    judged = Judged(task, (), division, predictions or {})
+    write_text(folder / "result.json", to_json(judged.to_json()))
     done: list[list[Outcome]] = [[] for _ in arms]
     mixed = np.random.default_rng(secrets.randbits(64))
     for number, seed in enumerate(seeds):
@@ -226,17 +253,16 @@ def time_to_quality(
             log = places[at] / f"result_{number}.txt"
             done[at].append(
                 _one(
-                    target, task, "" if name == BASELINE else name, seed, log, threads,
-                    division=division, batch=batch, target_quality=target_quality,
-                    most_epochs=most_epochs,
+                    target, task, name, seed, log, threads, division=division, batch=batch,
+                    target_quality=target_quality, most_epochs=most_epochs,
                 )
             )  # fmt: skip
     results = [
         _arm(name, place, outcomes, target, task, len(seeds))
         for name, place, outcomes in zip(arms, places, done, strict=True)
     ]
-    judged = Judged(task, tuple(results), division)
-    write_text(folder / "result.json", json.dumps(judged.to_json(), indent=1))
+    judged = replace(judged, arms=tuple(results))
+    write_text(folder / "result.json", to_json(judged.to_json()))
     return judged
 
 
@@ -266,18 +292,9 @@ def _one(
     target: str, task: Task, combination: str, seed: int, log: Path, threads: int, **settings: Any
 ) -> Outcome:
     """One run; what dies is marked as aborted and never begun again."""
-    parsed = techniques.parse(combination) if combination else ()
-    workers = [one.workers for one in parsed if techniques.makes_replicas(one)]
-    arguments = {
-        "target": target, "combination": combination, "seed": seed, "log": str(log), **settings,
-    }  # fmt: skip
-    wall = techniques.clock(parsed) == "wall"
+    wall = techniques.clock(_parsed(combination)) == "wall"
     try:
-        if workers:
-            with joined([Host()] * workers[0], name=task.name, limit_s=_LIMIT_S) as call:
-                return Outcome.of(call(_RUN, arguments)[0], str(log), wall=wall)
-        with Child(task.name, environment=one_pool(threads)) as child:
-            answer = child.call(_RUN, timeout_s=_LIMIT_S, threads=threads, **arguments)
+        answer = train_once(target, task, combination, seed, log, threads, **settings)
         return Outcome.of(answer, str(log), wall=wall)
     except ChildError as error:
         _abort(log, task, error.what)
@@ -286,6 +303,33 @@ def _one(
     except BaseException as error:
         _abort(log, task, type(error).__name__)
         raise
+
+
+def train_once(
+    target: str, task: Task, combination: str, seed: int, log: Path, threads: int, **settings: Any
+) -> dict[str, Any]:
+    """What `slipstream.mlperf.training.running.run` tells of one run, in processes of its own.
+
+    Raises:
+        ChildError: it died.
+        WorkloadError: the task's code fails.
+    """
+    workers = [one.workers for one in _parsed(combination) if techniques.makes_replicas(one)]
+    arguments = {
+        "target": target, "combination": "" if combination == BASELINE else combination,
+        "seed": seed, "log": str(log), **settings,
+    }  # fmt: skip
+    if workers:
+        with joined([Host()] * workers[0], name=task.name, limit_s=_LIMIT_S) as call:
+            ranks: list[dict[str, Any]] = call(_RUN, arguments)
+            return ranks[0]
+    with Child(task.name, environment=one_pool(threads)) as child:
+        answer: dict[str, Any] = child.call(_RUN, timeout_s=_LIMIT_S, threads=threads, **arguments)
+    return answer
+
+
+def _parsed(combination: str) -> tuple[techniques.Technique, ...]:
+    return () if combination == BASELINE else techniques.parse(combination)
 
 
 def _abort(log: Path, task: Task, reason: str) -> None:

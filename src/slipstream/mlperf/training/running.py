@@ -26,8 +26,6 @@ from slipstream.technique import Settings, Stage, Traits
 from slipstream.workload import Built, build_from
 from slipstream.workload.built import prepare
 
-# Losses that are told one by one, to see whether two runs are the same.
-_FIRST = 64
 _CLOCK = "data was touched before the clock ran"
 
 
@@ -123,6 +121,22 @@ def describe(target: str) -> dict[str, Any]:
     return load(target).to_json()
 
 
+def first_step(task: str, batch: int) -> tuple[Any, Any, Any, Any]:
+    """The step of a task as a workload: (model, batch, loss, optimizer), with its first batch.
+
+    Raises:
+        WorkloadError: the task's code does not give what a task gives.
+    """
+    loaded = load(task)
+    assert loaded.make is not None
+    run = Run(0, batch, Log(None))
+    parts = loaded.make(run)
+    model, loss, optimizer = _three(next(parts, None), loaded)
+    run.started = True
+    batches, _ = _two(next(parts, None), loaded)
+    return model, next(iter(batches)), loss, optimizer
+
+
 def run(
     target: str, combination: str, seed: int, log: str, *, division: str = "open",
     batch: int | None = None, target_quality: float | None = None, threads: int = 1,
@@ -138,7 +152,7 @@ def run(
 
     Returns:
         JSON: status, samples, seconds of the clock and of the processor, qualities by samples,
-        first losses and a digest of all.
+        all losses and their digest.
 
     Raises:
         WorkloadError: the task's own code fails, or does not give what a task gives.
@@ -214,7 +228,7 @@ class _Training:
             "status": status, "reason": reason, "samples": self.samples, "seconds": seconds,
             "cpu_s": cpu_s, "step_s": self.step_s, "step_cpu_s": self.step_cpu_s,
             "steps": len(self.losses), "qualities": self.qualities,
-            "losses": self.losses[:_FIRST], "digest": digest, "seed": self.seed,
+            "losses": self.losses, "digest": digest, "seed": self.seed,
             "batch": self.batch,
         }  # fmt: skip
 
