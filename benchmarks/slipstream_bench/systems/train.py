@@ -35,7 +35,7 @@ _FORESEEN = {
 }
 # What makes the step faster and the training slower.
 _TURNED = ("char_lm", "lowrank:0.03125")
-_ALIKE = ("fashion_cnn", "checkpointing")
+_ALIKE = ("fashion_cnn", "allocator:keep")
 _EXAMPLE = {128: [16, 14, 16, 17, 16, 16, 15, 16, 15, 16], 256: [20, 21, 21, 20, 22, 22, 21, 21, 20,
             20]}  # fmt: skip
 

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from statistics import mean, stdev
+from statistics import mean, median, stdev
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from slipstream.cluster import Cluster
+from slipstream.measure.claims import ratio_between
+from slipstream.technique import combination_name, parse
 from slipstream.techniques.lowrank import Start, factorize, plan
+from slipstream.verbs.proving.sides import prove
 from slipstream_bench.harness import one_thread, paired
 from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, not_judged
+from slipstream_bench.systems.accuracy.cells import measure_cells, workload_of
 from slipstream_bench.systems.lowrank.accuracy import MODELS, percent
 from slipstream_bench.systems.lowrank.models import PUBLISHED, ResNet18, resnet18_ranks, trained
 
@@ -34,6 +39,8 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
         yield from _switch(options)
         yield from _collapse(options)
         yield from _accuracy(options)
+    yield from _predicted(options)
+    yield from _beside_powersgd(options)
 
 
 def _sizes(options: BenchOptions) -> Iterator[Bar]:
@@ -166,3 +173,63 @@ def _accuracy(options: BenchOptions) -> Iterator[Bar]:
                 bar, mean(less), -0.3, "points", n=seeds,
                 detail=f"dense {mean(a for a, _ in pairs):.2f} %{spread}", data={"pairs": pairs},
             )  # fmt: skip
+
+
+_PREDICTED = (
+    "perceptron", "conv_net", "vision_transformer", "language_model", "tiny_language_model",
+    "recommender",
+)  # fmt: skip
+_RATIOS = (0.25, 0.125, 0.0625)
+
+
+def _predicted(options: BenchOptions) -> Iterator[Bar]:
+    """Steps of thin models, foreseen from the dense one's."""
+    near, sign = "predicted step of thin models, median error", "gains promised where none is"
+    if not (options.wants(near, 60) or options.wants(sign, 60)):
+        return
+    cells = [
+        cell
+        for family in (_PREDICTED if options.full else _PREDICTED[:1])
+        for cell in measure_cells(
+            family, workload_of(family), [f"lowrank:{ratio:g}" for ratio in _RATIOS],
+            "30s" if options.full else "10s", options.progress, widest=0.15,
+        )
+    ]  # fmt: skip
+    judged = {cell.name: cell for cell in cells if cell.judged}
+    if not judged:
+        yield not_judged(near, "%", "<= 10 (worst <= 20)", "; ".join(c.note for c in cells))
+        return
+    errors = {name: 100 * abs(cell.error) for name, cell in judged.items()}
+    middle, worst = median(errors.values()), max(errors.values())
+    told = ", ".join(f"{name} {error:.1f}" for name, error in errors.items())
+    yield Bar(
+        near, middle, "%", "<= 10 (worst <= 20)", middle <= 10 and worst <= 20, len(errors),
+        told, 10.0, data={"errors": errors},
+    )  # fmt: skip
+    wrong = [n for n, cell in judged.items() if cell.predicted > 1 and cell.measured < 0.95]
+    yield at_most(sign, len(wrong), 0, f"of {len(judged)}", n=len(judged), detail=", ".join(wrong))
+
+
+# Two ranks on this machine; the link is fast, so that what is compared is what they compute.
+_LINK = "workers=2,link=10gbit,latency=50us"
+
+
+def _beside_powersgd(options: BenchOptions) -> Iterator[Bar]:
+    """Two replicas: thin gradients as they are, beside those of a dense model in as many bytes."""
+    pairs = (("0.0625", 64), ("0.25", 256)) if options.full else (("0.0625", 64),)
+    for ratio, rank in pairs:
+        bar = f"step over PowerSGD's at equal bytes, perceptron, r = {ratio} and rank {rank}"
+        if not options.wants(bar, 40):
+            continue
+        options.progress(bar)
+        thin, compressed = f"ddp:workers=2+lowrank:{ratio}", f"ddp:workers=2+powersgd:{rank}"
+        result = prove(
+            workload_of("perceptron"), [thin, compressed], cluster=Cluster.load(_LINK), threads=1,
+            target=0.03, budget="60s" if options.full else "20s", quality_budget=None,
+        )  # fmt: skip
+        names = [combination_name(parse(one)) for one in (compressed, thin)]
+        claim = ratio_between(result.experiment, "wall", *names)
+        yield at_most(
+            bar, 1 / claim.estimate, 0.6, "x",
+            detail=f"2 ranks on this machine, {1 / claim.high:.3f} to {1 / claim.low:.3f}",
+        )  # fmt: skip

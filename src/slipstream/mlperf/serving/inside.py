@@ -145,7 +145,7 @@ def served_times(
     """
     assert _model is not None
     assert _library is not None
-    found: dict[float, tuple[list[tuple[int, int]], float]] = {}
+    runs: dict[float, tuple[list[tuple[int, int]], float]] = {}
     # What a policy holds back is simulated: at the light rate nothing is to wait.
     for rate, policy in ((light, BatchPolicy(batch)), (loaded, BatchPolicy(batch, delay_ns))):
         taken: list[tuple[int, int]] = []
@@ -159,10 +159,10 @@ def served_times(
                 log = under_load(system.issue, _library, test, Path(folder))
             finally:
                 system.close()
-        found[rate] = taken, log.latencies_ns()["p50"]
-    taken, latency_ns = found[light]
+        runs[rate] = taken, log.latencies_ns()["p50"]
+    taken, latency_ns = runs[light]
     alone_ns = statistics.median(took for _, took in taken)
-    return {"batches": found[loaded][0], "delay_ns": max(0.0, latency_ns - alone_ns)}
+    return {"batches": runs[loaded][0], "delay_ns": max(0.0, latency_ns - alone_ns)}
 
 
 def run(

@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from slipstream.codegen._triton import draw, keep
+from slipstream.codegen.triton_prelude import draw, keep
 
 _BLOCK = 1024
 

@@ -203,8 +203,8 @@ class Beside(Interpreter):
         region, traced = self._planned.regions[number], self._planned.traced
         values: dict[int, Tensor] = {}
         for n in self._planned.members[number]:
-            made = self.env[traced.nodes[n]]
-            several = made if isinstance(made, (list, tuple)) else (made,)
+            value = self.env[traced.nodes[n]]
+            several = value if isinstance(value, (list, tuple)) else (value,)
             present = [one for one in several if isinstance(one, Tensor)]
             values |= dict(zip(traced.outputs[n], present, strict=True))
         given = [self.env[one] for one in region.reads]
@@ -214,10 +214,10 @@ class Beside(Interpreter):
                  if x.is_floating_point() and x.numel() == nest.rows * nest.columns]  # fmt: skip
         # Numbers that cancel in a sum over rows leave less than what rounding leaves of them.
         floor = min(whole, default=0.0)
-        made = zip(region.makes, self._kernels[number](*given), strict=True)
+        pairs = zip(region.makes, self._kernels[number](*given), strict=True)
         return max(
             _apart(ours, values[value], floor if place in sums else 0.0)
-            for place, (value, ours) in enumerate(made)
+            for place, (value, ours) in enumerate(pairs)
         )
 
 

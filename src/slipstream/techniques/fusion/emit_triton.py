@@ -25,7 +25,7 @@ _HEAD = """\"\"\"Generated: regions of a model's operators.\"\"\"
 import triton
 import triton.language as tl
 
-from slipstream.codegen._triton import (
+from slipstream.codegen.triton_prelude import (
     INFINITY, NAN, draw, f_erf, f_exp, f_log, f_max, f_min, f_sqrt, f_tanh, f_where, keep,
 )
 """

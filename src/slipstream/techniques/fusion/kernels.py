@@ -72,21 +72,21 @@ class TritonKernel(Kernel):
         """
         given = self._given(tensors)
         device, (shape, real) = tensors[0].device, self._partial
-        made = [
+        outputs = [
             torch.empty(shape, dtype=real, device=device) if number in self._sums
             else torch.empty_strided(*one[:2], dtype=one[2], device=device)
             for number, one in enumerate(self._outputs)
         ]  # fmt: skip
         with torch.cuda.device_of(tensors[0]):
             try:
-                self._launch(*given, *made, num_warps=self._warps)
+                self._launch(*given, *outputs, num_warps=self._warps)
             except Exception as error:
                 words = f"{type(error).__name__}: {error}"[:_LONGEST]
                 raise CompileError(f"a region's kernel in Triton fails: {words}") from error
         for number in self._sums:
             layout = self._outputs[number]
-            made[number] = made[number].sum(0).to(layout[2]).as_strided(*layout[:2])
-        return tuple(made)
+            outputs[number] = outputs[number].sum(0).to(layout[2]).as_strided(*layout[:2])
+        return tuple(outputs)
 
 
 def _real(nest: Nest) -> torch.dtype:
