@@ -22,7 +22,10 @@ from slipstream.techniques.side_by_side.cuda.fuse import FusedKernel, alone
 from slipstream.techniques.side_by_side.cuda.rewrite import Rewriter, parameter_names
 from slipstream.techniques.side_by_side.hfuse import Emulated, EmulatorError, Launch, differing
 
-_FLAGS = ("-O1", "-ffp-contract=off", "-fno-strict-aliasing", "-Wno-unknown-pragmas")
+# As nvcc reads kernels by default: C++17.
+_FLAGS = (
+    "-std=c++17", "-O1", "-ffp-contract=off", "-fno-strict-aliasing", "-Wno-unknown-pragmas",
+)  # fmt: skip
 _ENTRY = """
 static void slip_body(void** given) {{ slip::call({kernel}, given); }}
 extern "C" {{
