@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from slipstream.measure.store import Store
-from slipstream.mlperf.training import Judged, time_to_quality
+from slipstream.mlperf.training import time_to_quality
 from slipstream.mlperf.training.compare import Factor, Verdict
 from slipstream.mlperf.training.foresight import Expected, Foresight, foresight_table
 from slipstream.mlperf.training.pilot import samples_ratio
@@ -50,9 +49,7 @@ def test_errors_of_factors_add_up_as_squares() -> None:
     assert (unsure.ratio, math.isnan(unsure.low)) == (whole.ratio, True)
 
 
-def test_what_is_predicted_is_kept_before_anything_is_measured(
-    judged: Judged, tmp_path: Path
-) -> None:
+def test_what_is_predicted_is_kept_before_anything_is_measured(tmp_path: Path) -> None:
     out, name = tmp_path / "out", "lowrank:0.25"
     with history(tmp_path / "results.db") as past:
         predictions = foresee("digits", [name], past, runs=3, seeds=1)
@@ -73,7 +70,9 @@ def test_what_is_predicted_is_kept_before_anything_is_measured(
     written = json.loads((out / "result.json").read_text())
     assert (written["arms"], set(written["predictions"])) == ([], {name})
 
-    rows = replace(judged, predictions=predictions).tables()[-1].rows
+    factor = Factor(0.95, 0.9, 1.0, 0.1, 5)
+    verdict = Verdict(name, factor, factor, factor, False, 5, 5, 1.0, 1.0)
+    rows = foresight_table(predictions, [verdict]).rows
     assert [row[1] for row in rows] == ["time of a sample", "samples", "time to quality"]
 
 
