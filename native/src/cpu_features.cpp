@@ -4,6 +4,14 @@
 
 #if defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
+#elif defined(__x86_64__) || defined(__i386__)
+#include <cpuid.h>
+
+// Not every compiler's builtin knows its name.
+static bool has_avx_vnni() {
+  unsigned eax = 0, ebx, ecx, edx;
+  return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) != 0 && (eax >> 4 & 1) != 0;
+}
 #endif
 
 extern "C" uint32_t slipstream_cpu_features(void) {
@@ -12,7 +20,7 @@ extern "C" uint32_t slipstream_cpu_features(void) {
   // The builtins also ask the operating system (XGETBV) whether it saves the wide registers.
   __builtin_cpu_init();
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
-    features |= SLIPSTREAM_CPU_AVX2;
+    features |= SLIPSTREAM_CPU_AVX2 | (has_avx_vnni() ? SLIPSTREAM_CPU_AVX_VNNI : 0);
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
     features |= SLIPSTREAM_CPU_AVX512;

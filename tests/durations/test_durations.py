@@ -20,7 +20,9 @@ from slipstream.durations.durations import machine_key, one_pool
 from slipstream.durations.microbenchmark import random_tensor, run
 from slipstream.errors import ChildError, StoreError
 from slipstream.graph import Call, TensorSpec, cast
+from slipstream.native import cpu_features
 from slipstream.provenance import Provenance
+from slipstream.techniques.lowbit.cost import Costs, questions
 from tiny_models import captured
 
 MM = "aten::mm(Tensor self, Tensor mat2) -> Tensor"
@@ -181,6 +183,32 @@ def test_the_machine_key_depends_on_our_own_kernels(monkeypatch: pytest.MonkeyPa
     monkeypatch.undo()
     switch_library_off(monkeypatch)
     assert machine_key() != before
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("SLIPSTREAM_INSTRUCTION_SET", "scalar"),
+        ("ATEN_CPU_CAPABILITY", "default"),
+        ("ONEDNN_MAX_CPU_ISA", "SSE41"),
+    ],
+)
+def test_what_was_measured_at_one_instruction_set_is_not_known_at_another(
+    path: Path, benchmark: Benchmark, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.delenv(name, raising=False)
+    if cpu_features().best == value:
+        pytest.skip("there is but one level here")
+    # Of a call, and of what costs of low-bit layers are fitted to.
+    Durations(1, path).measure([mm(2), *questions(3, 3)])
+    monkeypatch.setenv(name, value)
+    lower = Durations(1, path)
+    assert lower.lookup(mm(2)) is None
+    assert Costs.fitted(lower, 3, 3) is None
+    monkeypatch.delenv(name)
+    again = Durations(1, path)
+    assert again.lookup(mm(2)) is not None
+    assert Costs.fitted(again, 3, 3) is not None
 
 
 def corrupt(path: Path) -> None:

@@ -119,7 +119,11 @@ def test_the_best_level_is_the_highest_whose_parts_are_all_there(
     everything = {"avx2", "avx512", "avx512_vnni", "avx512_vbmi", "avx512_vpopcntdq"}
     assert CpuFeatures(frozenset(everything), "test").best is InstructionSet.AVX512
     without_vbmi = CpuFeatures(frozenset(everything - {"avx512_vbmi"}), "test")
-    assert without_vbmi.best is InstructionSet.AVX512BW
+    assert without_vbmi.best is InstructionSet.AVX512VNNI
+    assert InstructionSet.AVXVNNI not in without_vbmi.levels
+    assert CpuFeatures(frozenset({"avx2", "avx512"}), "test").best is InstructionSet.AVX512BW
+    client = CpuFeatures(frozenset({"avx2", "avx_vnni"}), "test")
+    assert client.levels == [InstructionSet.AVXVNNI, InstructionSet.AVX2, InstructionSet.SCALAR]
     assert CpuFeatures(frozenset({"avx2"}), "test").best is InstructionSet.AVX2
     assert CpuFeatures(frozenset({"neon"}), "test").best is InstructionSet.NEON
     assert CpuFeatures(frozenset(), "test").best is InstructionSet.SCALAR

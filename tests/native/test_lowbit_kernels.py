@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from lowbit_driver import ROOT, build, run
 
-from slipstream.native import library
+from slipstream.native import cpu_features, library
 
 Require = Callable[[str, bool, str], None]
 KERNELS = ROOT / "native" / "src" / "lowbit"
-EMULATED = "-DSLIPSTREAM_EMULATED_AVX512=ON"
+EMULATED = "-DSLIPSTREAM_EMULATED=ON"
 AARCH64 = (
     "-DCMAKE_SYSTEM_NAME=Linux",
     "-DCMAKE_SYSTEM_PROCESSOR=aarch64",
@@ -29,6 +29,11 @@ LONGER = ("--rounds", "3", "--most", str(1 << 19), "--seed")
 def names(*levels: str) -> set[str]:
     """Of all kernels written for these levels."""
     return {file.stem for level in levels for file in KERNELS.glob(f"*_{level}.cpp")}
+
+
+def avxvnni() -> tuple[str, ...]:
+    """The level whose dot product AVX2 emulates, where there is AVX2."""
+    return ("avxvnni",) if "avx2" in cpu_features().features else ()
 
 
 def everything_is_right(levels: tuple[str, ...], *command: str | Path) -> None:
@@ -54,13 +59,13 @@ def aarch64(cmake: None, require: Require, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="module")
 def emulated(cmake: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Every AVX-512 instruction emulated: the same on any processor."""
+    """Every AVX-512 instruction emulated: the same on any processor. AVX-VNNI needs AVX2."""
     return build(tmp_path_factory.mktemp("emulated"), EMULATED)
 
 
 @pytest.mark.full
-def test_avx512_kernels_are_exact_with_emulated_instructions(emulated: Path) -> None:
-    everything_is_right(("avx512", "scalar"), emulated)
+def test_kernels_are_exact_with_emulated_instructions(emulated: Path) -> None:
+    everything_is_right(("avx512", "scalar", *avxvnni()), emulated)
 
 
 @pytest.mark.full
@@ -77,10 +82,11 @@ def test_the_driver_multiplies_the_problems_it_is_given(emulated: Path) -> None:
 
 
 def test_the_driver_notices_a_wrong_kernel(cmake: None, tmp_path: Path) -> None:
+    """Beside one that is right: that of AVX-VNNI, by instructions of AVX2."""
     copy = tmp_path / "source"
     shutil.copytree(ROOT / "native", copy / "native")
     shutil.copy(ROOT / "CMakeLists.txt", copy)
-    for name in names("avx2", "avx512bw", "avx512"):
+    for name in names("avx512"):
         (copy / f"native/src/lowbit/{name}.cpp").unlink()
     scalar = copy / "native/src/lowbit/dense_scalar.cpp"
     text = scalar.read_text(encoding="utf-8")
@@ -88,9 +94,9 @@ def test_the_driver_notices_a_wrong_kernel(cmake: None, tmp_path: Path) -> None:
     # Right but for the largest product, which an 8-bit sum would lose.
     text = text.replace("a[k] * scratch[k]", "(a[k] * scratch[k]) % 65025")
     scalar.write_text(text, encoding="utf-8")
-    verdicts, complaint = run(build(tmp_path / "build", source=copy))
+    verdicts, complaint = run(build(tmp_path / "build", EMULATED, source=copy))
     failures = {verdict.kernel: verdict.failures for verdict in verdicts}
-    assert failures.keys() == names("scalar")
+    assert failures.keys() == names("scalar", *avxvnni())
     assert [name for name in failures if failures[name]] == ["dense_scalar"]
     assert "W8A8" in complaint
     assert "W7A7" not in complaint
@@ -153,4 +159,5 @@ def test_avx512_kernels_on_many_problems_with_this_processors_instructions(
 def test_kernels_under_sanitizers(cmake: None, tmp_path: Path, options: tuple[str, ...]) -> None:
     flags = "-g -fsanitize=address,undefined -fno-sanitize-recover=all"
     driver = build(tmp_path, *options, flags=flags + (" -march=native" if options else ""))
-    everything_is_right(("avx512",) if options else ("scalar",), driver, "--most", str(1 << 15))
+    levels = ("avx512", *avxvnni()) if options else ("scalar",)
+    everything_is_right(levels, driver, "--most", str(1 << 15))

@@ -41,14 +41,23 @@ struct Int8 {
   }
 };
 
-// Calls `body` with the best tile there is for these widths.
-template <typename Body>
-void with_byte_tile(const Problem& p, Body body) {
-  if (Deferred::supports(p.wbits, p.abits))
-    Deferred::with_tile(p, body);
-  else
-    Int8::with_tile(p, body);
-}
+// The better of the two for these widths: what dense weights (see dense_tiles.h) are multiplied by.
+struct BestBytes {
+  using Vector = lowbit::Vector;
+  using Panel = DeferredTile;
+
+  template <typename Body>
+  static void with_tile(const Problem& p, Body body) {
+    if (Deferred::supports(p.wbits, p.abits))
+      Deferred::with_tile(p, body);
+    else
+      Int8::with_tile(p, body);
+  }
+
+  static Vector::Type step(Vector::Type sum, Vector::Type a, Vector::Type w) {
+    return Vector::add16(sum, Vector::multiply_add8(a, w));
+  }
+};
 
 // A kernel whose weights are kept as bytes, in panels, and multiplied by the tiles of `Way`.
 template <typename Way>

@@ -1,15 +1,15 @@
-// Weights of W bits stored densely (see dense_bytes.h), for AVX2.
+// Weights of W bits stored densely (see dense_tiles.h), for AVX2.
 
 #include "lowbit/byte_tiles_avx2.h"
-#include "lowbit/vector_avx2.h"
-#include "lowbit/dense_bytes.h"
+#include "lowbit/byte_schemes.h"
+#include "lowbit/dense_tiles.h"
 #include "slipstream/engine.h"
 
 namespace slipstream {
 namespace lowbit {
 namespace {
 
-using Scheme = DenseBytes;
+using Scheme = DenseTiles<BestBytes>;
 
 }  // namespace
 

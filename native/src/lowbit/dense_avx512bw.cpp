@@ -1,15 +1,15 @@
-// Weights of W bits stored densely (see dense_bytes.h), for AVX-512 BW.
+// Weights of W bits stored densely (see dense_tiles.h), for AVX-512 BW.
 
 #include "lowbit/byte_tiles_avx512bw.h"
-#include "lowbit/vector_avx512bw.h"
-#include "lowbit/dense_bytes.h"
+#include "lowbit/byte_schemes.h"
+#include "lowbit/dense_tiles.h"
 #include "slipstream/engine.h"
 
 namespace slipstream {
 namespace lowbit {
 namespace {
 
-using Scheme = DenseBytes;
+using Scheme = DenseTiles<BestBytes>;
 
 }  // namespace
 

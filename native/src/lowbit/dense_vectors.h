@@ -2,7 +2,7 @@
 //
 // Few rows of activations: the weights' way from memory takes the time, so they are unpacked in
 // registers on the way. Many rows: a panel is unpacked once, to signed bytes that stay in the cache,
-// and multiplied by the tiles of byte_tiles_*.h.
+// and multiplied by tiles of bytes or dot products.
 //
 // The layout makes unpacking cheap without instructions for fields that straddle bytes: W is split
 // into parts of 4, 2 and 1 bits (3 = 2 + 1), and a vector of a part of s bits holds 8 / s quads (see
@@ -22,16 +22,13 @@ constexpr int64_t kLine = 64;   // bytes of a cache line
 
 inline int64_t blocks_of(int64_t k) { return ceil_div(k, kBlock); }
 
-// From this width on unpacked weights are made signed, so that more products fit 16 bits.
-constexpr int kSignedFrom = 5;
-
 template <typename V>
 struct Dense {
   static constexpr int64_t kColumns = V::kBytes / 4;
   using Type = typename V::Type;
 
   static int32_t weight_offset(const Problem& p) {
-    return p.m > kFewRows || p.wbits >= kSignedFrom ? half_range(p) : 0;
+    return p.m > kFewRows || p.wbits >= V::kSignedFrom ? half_range(p) : 0;
   }
 
   static int64_t weight_bytes(const Problem& p) {
@@ -103,9 +100,10 @@ struct Dense {
     }
   }
 
-  // How many products of quads may be added in 16 bits; 0: not even the two of one.
+  // How many products of quads may be added in 16 bits; 0: not even the two of one. Dot products
+  // do not ask.
   static int group(const Problem& p) {
-    const int32_t most = p.wbits >= kSignedFrom
+    const int32_t most = p.wbits >= V::kSignedFrom
                              ? pair_bound(p.wbits, p.abits)
                              : 2 * ((1 << p.wbits) - 1) * ((1 << p.abits) - 1);
     const int32_t fit = 32767 / most;
@@ -154,16 +152,56 @@ struct Dense {
     return sum;
   }
 
+  static inline void prefetch(const uint8_t* block, int64_t bytes) {
+#pragma GCC unroll 8
+    for (int64_t line = 0; line < bytes; line += kLine)
+      __builtin_prefetch(block + kPrefetch + line);
+  }
+
+  // Quad kQ and those behind it of kR rows times one block, by dot products.
+  template <int kW, int kQ, int kR, int kChains>
+  static inline void dots(const uint8_t* a, int64_t row, const uint8_t* block,
+                          Type (&sum)[kChains][kR]) {
+    const Type x = unpack<kW, (kW >= V::kSignedFrom), kQ>(block);
+#pragma GCC unroll 4
+    for (int i = 0; i < kR; ++i)
+      sum[kQ % kChains][i] =
+          V::dot(sum[kQ % kChains][i], V::broadcast4(a + i * row + 4 * kQ), x);
+    if constexpr (kQ < 7) dots<kW, kQ + 1>(a, row, block, sum);
+  }
+
+  // kR rows times one vector of columns, by dot products; these take several cycles each, so that
+  // every row has chains of them beside each other.
+  template <int kW, int kR>
+  static inline void few_dots(const uint8_t* a, const uint8_t* block, int64_t blocks,
+                              Type (&out)[kR]) {
+    constexpr int kChains = kR == 1 ? 4 : 2;
+    Type sum[kChains][kR];
+#pragma GCC unroll 4
+    for (int c = 0; c < kChains; ++c)
+#pragma GCC unroll 4
+      for (int i = 0; i < kR; ++i) sum[c][i] = V::zero();
+    const int64_t row = blocks * kBlock;
+    for (; blocks > 0; --blocks, block += kW * V::kBytes, a += kBlock) {
+      prefetch(block, kW * V::kBytes);
+      dots<kW, 0>(a, row, block, sum);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < kR; ++i) {
+      out[i] = sum[0][i];
+#pragma GCC unroll 4
+      for (int c = 1; c < kChains; ++c) out[i] = V::add32(out[i], sum[c][i]);
+    }
+  }
+
   // kR rows times one vector of columns.
   template <int kW, int kR>
   static inline void few(const uint8_t* a, const uint8_t* block, int64_t blocks, int group,
                          Type (&sum)[kR]) {
-    constexpr bool kSigned = kW >= kSignedFrom;
+    constexpr bool kSigned = kW >= V::kSignedFrom;
     for (int i = 0; i < kR; ++i) sum[i] = V::zero();
     for (int64_t b = 0; b < blocks; ++b, block += kW * V::kBytes) {
-#pragma GCC unroll 8
-      for (int64_t line = 0; line < kW * V::kBytes; line += kLine)
-        __builtin_prefetch(block + kPrefetch + line);
+      prefetch(block, kW * V::kBytes);
       const Type x[8] = {
           unpack<kW, kSigned, 0>(block), unpack<kW, kSigned, 1>(block),
           unpack<kW, kSigned, 2>(block), unpack<kW, kSigned, 3>(block),
@@ -181,7 +219,10 @@ struct Dense {
                                          const uint8_t* weights, int group, int64_t count,
                                          int32_t* out, int64_t ldo) {
     Type sum[kR];
-    few<kW, kR>(a, weights, blocks_of(p.k), group, sum);
+    if constexpr (V::kDots)
+      few_dots<kW>(a, weights, blocks_of(p.k), sum);
+    else
+      few<kW>(a, weights, blocks_of(p.k), group, sum);
     for (int i = 0; i < kR; ++i) {
       if (count == kColumns) {
         V::store_anywhere(out + i * ldo, sum[i]);

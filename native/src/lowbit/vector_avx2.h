@@ -13,6 +13,9 @@ namespace {
 struct Vector {
   using Type = __m256i;
   static constexpr int64_t kBytes = 32;
+  // From this width on unpacked weights are made signed, so that more products fit 16 bits.
+  static constexpr int kSignedFrom = 5;
+  static constexpr bool kDots = false;  // whether there is `dot`
 
   static Type zero() { return _mm256_setzero_si256(); }
   static Type load(const void* from) { return _mm256_load_si256(static_cast<const Type*>(from)); }

@@ -13,6 +13,9 @@ namespace {
 struct Vector {
   using Type = __m512i;
   static constexpr int64_t kBytes = 64;
+  // From this width on unpacked weights are made signed, so that more products fit 16 bits.
+  static constexpr int kSignedFrom = 5;
+  static constexpr bool kDots = false;  // whether there is `dot`
 
   static Type zero() { return _mm512_setzero_si512(); }
   static Type load(const void* from) { return _mm512_load_si512(static_cast<const Type*>(from)); }

@@ -18,7 +18,7 @@ from typing import Any
 from slipstream.child import Child
 from slipstream.durations import roofline
 from slipstream.durations.fitted import fitted
-from slipstream.durations.levels import Level
+from slipstream.durations.levels import CAPS, Level
 from slipstream.durations.work import work
 from slipstream.errors import SlipstreamWarning, StoreError
 from slipstream.graph import Call, Price
@@ -375,13 +375,18 @@ def cache_folder() -> Path:
 
 
 def machine_key() -> str:
-    """What must be equal for a micro-benchmark to be reused: processor and library builds."""
+    """What must be equal for a micro-benchmark to be reused.
+
+    The processor, the builds of libraries, and the instruction sets that these are held to.
+    """
     from importlib.metadata import version
 
-    from slipstream.native import build
+    from slipstream.native import build, cpu_features
 
     facts = {
         "native": build(),
+        "level": cpu_features().best,
+        "caps": [os.environ.get(name) for name in CAPS],
         "cpu": _cpu_model(),
         "torch": version("torch"),
         "cores": os.cpu_count(),

@@ -1,8 +1,9 @@
 """Instruction sets of this processor as devices of their own: libraries told to use no newer one.
 
-PyTorch's own kernels obey ``ATEN_CPU_CAPABILITY``, those of oneDNN ``ONEDNN_MAX_CPU_ISA``. Other
-libraries (MKL on some processors) choose by themselves, whatever they are told; what is measured
-under a level is measured with them, so that it holds for them.
+PyTorch's own kernels obey ``ATEN_CPU_CAPABILITY``, those of oneDNN ``ONEDNN_MAX_CPU_ISA``, ours
+``SLIPSTREAM_INSTRUCTION_SET``. Other libraries (MKL on some processors) choose by themselves,
+whatever they are told; what is measured under a level is measured with them, so that it holds for
+them.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from slipstream.errors import UnknownNameError
+
+CAPS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA")
+"""What holds PyTorch's libraries to an instruction set."""
 
 
 @dataclass(frozen=True)
@@ -38,12 +42,18 @@ LEVELS = (
     ),
     Level(
         "avx2", "AVX2",
-        {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"},
+        {
+            "ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2",
+            "SLIPSTREAM_INSTRUCTION_SET": "avx2",
+        },
         frozenset({"avx2", "fma"}),
     ),
     Level(
         "sse4.1", "DEFAULT",
-        {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41"},
+        {
+            "ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41",
+            "SLIPSTREAM_INSTRUCTION_SET": "scalar",
+        },
         frozenset({"sse4_1"}),
     ),
 )  # fmt: skip

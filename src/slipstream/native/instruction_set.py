@@ -21,8 +21,12 @@ class InstructionSet(enum.StrEnum):
     SCALAR = "scalar"
     AVX2 = "avx2"
     """x86-64 with AVX2 and FMA."""
+    AVXVNNI = "avxvnni"
+    """AVX2 and the int8 dot product on 256 bits: client processors from Alder Lake on."""
     AVX512BW = "avx512bw"
     """AVX-512 F, BW, DQ and VL: Skylake-SP and later."""
+    AVX512VNNI = "avx512vnni"
+    """Those and VNNI: Cascade Lake, Cooper Lake and later."""
     AVX512 = "avx512"
     """AVX-512 F, BW, DQ, VL, VNNI, VBMI and VPOPCNTDQ: Ice Lake, Zen 4 and later."""
     NEON = "neon"
@@ -35,8 +39,8 @@ class CpuFeatures:
     """What was found.
 
     Attributes:
-        features: any of ``avx2 avx512 avx512_vnni avx512_vbmi avx512_vpopcntdq neon dotprod``;
-            ``avx512`` stands for F, BW, DQ and VL together, ``avx2`` includes FMA.
+        features: any of ``avx2 avx512 avx512_vnni avx512_vbmi avx512_vpopcntdq avx_vnni neon
+            dotprod``; ``avx512`` stands for F, BW, DQ and VL together, ``avx2`` includes FMA.
         source: ``"cpuid"`` (asked the processor and the operating system), ``"/proc/cpuinfo"``,
             ``"platform"`` or ``"unknown"``.
     """
@@ -81,7 +85,9 @@ class CpuFeatures:
 # What each level needs, best first.
 _REQUIRED = {
     InstructionSet.AVX512: {"avx2", "avx512", "avx512_vnni", "avx512_vbmi", "avx512_vpopcntdq"},
+    InstructionSet.AVX512VNNI: {"avx2", "avx512", "avx512_vnni"},
     InstructionSet.AVX512BW: {"avx2", "avx512"},
+    InstructionSet.AVXVNNI: {"avx2", "avx_vnni"},
     InstructionSet.AVX2: {"avx2"},
     InstructionSet.NEON_DOTPROD: {"neon", "dotprod"},
     InstructionSet.NEON: {"neon"},
@@ -99,6 +105,7 @@ _CPUINFO_FLAGS = {
     "avx512_vpopcntdq": {"avx512_vpopcntdq"},
     "neon": {"asimd"},
     "dotprod": {"asimddp"},
+    "avx_vnni": {"avx_vnni"},
 }
 _KNOWN_BIT = 1 << 31
 

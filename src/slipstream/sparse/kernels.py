@@ -27,7 +27,10 @@ _FAMILY = Family("sparse", {
     "sparse_chebyshev": [POINTER, POINTER, POINTER, INT64],
 }, {"sparse_scratch_bytes": INT64}, abi=1)  # fmt: skip
 # Of the numbers of slipstream_sparse_level, the one a named level allows.
-_LEVELS = {InstructionSet.AVX2: 1, InstructionSet.AVX512BW: 2, InstructionSet.AVX512: 2}
+_LEVELS = {
+    InstructionSet.AVX2: 1, InstructionSet.AVXVNNI: 1, InstructionSet.AVX512BW: 2,
+    InstructionSet.AVX512VNNI: 2, InstructionSet.AVX512: 2,
+}  # fmt: skip
 
 _Rows = structure("int64_t rows; void* indptr, column, value")
 _Job = structure(

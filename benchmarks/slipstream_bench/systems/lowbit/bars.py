@@ -157,15 +157,18 @@ def _square_rows(options: BenchOptions) -> Iterator[Bar]:
             options, bar, wide, (w, a), _int8_engines(wide), target, blocks, why
         )
     bar = "512^3 W7A7 with VNNI, times torch._int_mm"
-    if not counts:
+    if not counts and best is not InstructionSet.AVX512VNNI:
         if options.wants(bar):
             yield not_judged(bar, "x", ">= 1", f"needs AVX-512 VNNI; this processor has {best}")
     else:
         yield from _versus(options, bar, shape, (7, 7), peers.int_mm(*shape), 1.0, blocks)
     bar = "AVX2 only, W3A3: deferred widening, times our three-instruction int8"
-    yield from _between(options, bar, shape, "deferred", "int8", "avx2", 1.4, blocks)
+    yield from _between(options, bar, shape, ("deferred", "avx2"), ("int8", "avx2"), 1.4, blocks)
+    bar = "VNNI without VBMI, W3A3, times AVX-512 BW"
+    arms = ("dense", "avx512vnni"), ("dense", "avx512bw")
+    yield from _between(options, bar, shape, *arms, 1.2, blocks)
     bar = "512^3 W3A3, times our bit-serial"
-    yield from _between(options, bar, shape, "auto", "bit_serial", "auto", 1.6, blocks)
+    yield from _between(options, bar, shape, ("auto", "auto"), ("bit_serial", "auto"), 1.6, blocks)
     for bar, level, target in (
         ("AVX2 only, W3A3, times gemmlowp", "avx2", 4.0),
         ("512^3 W3A3, times gemmlowp", "auto", 5.0),
@@ -233,23 +236,22 @@ def _between(
     options: BenchOptions,
     bar: str,
     shape: tuple[int, int, int],
-    fast: str,
-    slow: str,
-    level: str,
+    fast: tuple[str, str],
+    slow: tuple[str, str],
     target: float,
     blocks: int,
 ) -> Iterator[Bar]:
-    """One scheme of ours against another at W3A3."""
+    """One kernel of ours, a scheme and a level, against another at W3A3."""
     if not options.wants(bar):
         return
     options.progress(bar)
-    wanted = cpu_features().best if level == "auto" else InstructionSet(level)
-    able = candidates(Shape(None, *shape[1:], 3, 3), (wanted,))
-    if slow not in able or (fast != "auto" and fast not in able):
-        yield not_judged(bar, "x", f">= {target:g}", f"no such kernels for {wanted} here")
-        return
-    first, kernel = _ours(shape, 3, 3, fast, level)
-    second, other = _ours(shape, 3, 3, slow, level)
+    for scheme, level in (fast, slow):
+        wanted = cpu_features().best if level == "auto" else InstructionSet(level)
+        if scheme not in ("auto", *candidates(Shape(None, *shape[1:], 3, 3), (wanted,))):
+            yield not_judged(bar, "x", f">= {target:g}", f"no {scheme} for {wanted} here")
+            return
+    first, kernel = _ours(shape, 3, 3, *fast)
+    second, other = _ours(shape, 3, 3, *slow)
     taken = _taken({"fast": first, "slow": second}, blocks)
     yield taken.ratio("slow", "fast").at_least(bar, target, detail=f"{kernel} against {other}")
 

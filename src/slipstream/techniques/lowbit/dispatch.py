@@ -92,6 +92,12 @@ def preferred(shape: Shape, level: InstructionSet) -> list[str]:
             wanted = ["bit_serial"]
         elif w == 1:
             wanted = ["word_table"] if a > 6 else ["byte_table"]
+    elif level in (InstructionSet.AVX512VNNI, InstructionSet.AVXVNNI):
+        # Dot products are as fast as tables from 5 bits on, and faster for weights of 2.
+        if w == a == 1 and shape.k >= 1024 and level is InstructionSet.AVX512VNNI:
+            wanted = ["bit_serial"]
+        elif w == 1 and a <= 4:
+            wanted = ["byte_table"]
     elif level is InstructionSet.AVX512BW:
         # Without a population count ones are counted by full adders, which need long sums; word
         # permutes are two instructions in one here, and never pay.

@@ -1,32 +1,36 @@
 // Weights of W bits stored densely: few rows straight from them (dense_vectors.h), many rows by the
-// tiles of byte_schemes.h. Include it behind the tiles and the vectors of an instruction set.
+// tiles of a way to multiply: `BestBytes` of byte_schemes.h, `Dots` of dot_tiles.h.
 
 #pragma once
 
 #include <cstddef>
 
-#include "lowbit/byte_schemes.h"
 #include "lowbit/dense_vectors.h"
 
 namespace slipstream {
 namespace lowbit {
 namespace {
 
-struct DenseBytes : Dense<Vector> {
-  static constexpr int64_t kColumns = DeferredTile::kColumns * DeferredTile::kVectors;
+template <typename Way>
+struct DenseTiles : Dense<typename Way::Vector> {
+  using Vector = typename Way::Vector;
+  using Base = Dense<Vector>;
+  using Panel = typename Way::Panel;
+  using Type = typename Vector::Type;
+  static constexpr int64_t kColumns = Panel::kColumns * Panel::kVectors;
 
   static bool supports(int, int) { return true; }
 
   static int64_t activation_bytes(const Problem& p) {
-    return p.m <= kFewRows ? few_bytes(p) : byte_tile_bytes<DeferredTile>(p);
+    return p.m <= kFewRows ? Base::few_bytes(p) : byte_tile_bytes<Panel>(p);
   }
 
   static void pack_activations(const Problem& p, const uint8_t* a, int64_t lda, uint8_t* packed) {
-    if (p.m <= kFewRows) return pack_few(p, a, lda, packed);
-    with_byte_tile(p, [&](auto tile) { pack_byte_tiles<decltype(tile)>(p, a, lda, packed); });
+    if (p.m <= kFewRows) return Base::pack_few(p, a, lda, packed);
+    Way::with_tile(p, [&](auto tile) { pack_byte_tiles<decltype(tile)>(p, a, lda, packed); });
   }
 
-  static int64_t scratch_bytes(const Problem& p) { return panel_bytes<DeferredTile>(p); }
+  static int64_t scratch_bytes(const Problem& p) { return Base::template panel_bytes<Panel>(p); }
 
   static void multiply(const Problem& p, const uint8_t* activations, const uint8_t* weights,
                        int64_t first_column, int64_t last_column, uint8_t* scratch, int32_t* out,
@@ -34,10 +38,11 @@ struct DenseBytes : Dense<Vector> {
     with_width(p.wbits, [&](auto width) {
       constexpr int kW = decltype(width)::value;
       if (p.m <= kFewRows)
-        return multiply_few<kW>(p, activations, weights, first_column, last_column, out, ldo);
-      with_byte_tile(p, [&](auto tile) {
-        multiply_many<decltype(tile), kW>(p, activations, weights, first_column, last_column,
-                                          scratch, out, ldo);
+        return Base::template multiply_few<kW>(p, activations, weights, first_column, last_column,
+                                               out, ldo);
+      Way::with_tile(p, [&](auto tile) {
+        Base::template multiply_many<decltype(tile), kW>(p, activations, weights, first_column,
+                                                         last_column, scratch, out, ldo);
       });
     });
   }
@@ -47,11 +52,11 @@ struct DenseBytes : Dense<Vector> {
     const Type one = Vector::bytes(1);
     Type sums[kChains], x = Vector::bytes(static_cast<int>(rounds));
 #pragma GCC unroll 8
-    for (int i = 0; i < kChains; ++i) sums[i] = Vector::zero();
+    for (int i = 0; i < kChains; ++i) sums[i] = Vector::bytes(i);
     for (int64_t round = 0; round < rounds; ++round, x = Vector::add8(x, one))
 #pragma GCC unroll 8
       for (int i = 0; i < kChains; ++i)
-        sums[i] = Vector::add16(sums[i], Vector::multiply_add8(x, Vector::bytes(i + 1)));
+        sums[i] = Way::step(sums[i], x, Vector::bytes(i + 1));
 #pragma GCC unroll 8
     for (int i = 1; i < kChains; ++i) sums[0] = Vector::add16(sums[0], sums[i]);
     alignas(64) uint8_t kept[Vector::kBytes];
