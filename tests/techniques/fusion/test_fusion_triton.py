@@ -30,6 +30,7 @@ def test_interpreted_kernels_are_torchs(tmp_path: Path, require: Require) -> Non
     run_tests(TESTS, tmp_path, require, interpreted=True)
 
 
+@pytest.mark.full  # a minute of one core
 def test_kernels_compile_for_a_device_that_is_not_here(tmp_path: Path, require: Require) -> None:
     file = TESTS.with_name("triton_fusion_compiled.py")
     run_tests(file, tmp_path, require, interpreted=False)
