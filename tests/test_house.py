@@ -177,3 +177,9 @@ def empty_locals() -> set[str]:
 
 def test_locals_are_named_after_what_they_hold() -> None:
     assert empty_locals() == set()
+
+
+def test_no_two_files_of_tests_have_one_name() -> None:
+    """Pytest takes the second for the first, and whether it notices depends on who collects."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))
