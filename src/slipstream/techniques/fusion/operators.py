@@ -156,7 +156,8 @@ def _tanh_argument(nest: Nest, x: int) -> int:
 
 def _normal_share(nest: Nest, x: int) -> int:
     """The normal distribution's cumulative function."""
-    return nest.add("real(0.5) * (real(1.0) + f_erf({0} * real(%r)))" % math.sqrt(0.5), x)  # noqa: UP031
+    root = math.sqrt(0.5)
+    return nest.add(f"real(0.5) * (real(1.0) + f_erf({{0}} * real({root!r})))", x)
 
 
 @_rule("gelu_backward")
