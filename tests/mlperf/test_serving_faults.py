@@ -77,6 +77,14 @@ def test_wishes_below_zero_are_refused(setting: dict[str, float]) -> None:
         Wishes(**setting)
 
 
+def test_queries_that_do_not_fit_into_memory_are_refused() -> None:
+    test = Test("offline", rate=1e12)
+    with session("honest") as opened, pytest.raises(SlipstreamError, match="are free") as caught:
+        opened.run(test)
+    assert "offline for 600 s" in caught.value.what
+    assert "--time" in str(caught.value.remedy)
+
+
 def test_a_server_that_drops_connections_is_named() -> None:
     """It describes its model, and then closes every connection on which it is asked something."""
     described = (

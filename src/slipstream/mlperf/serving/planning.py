@@ -24,8 +24,6 @@ from slipstream.mlperf.serving.session import Run, Session
 from slipstream.mlperf.serving.statistics import fewest_queries
 from slipstream.runtimes import BatchPolicy
 
-QUERY_BYTES = 640
-"""Of memory that LoadGen takes for a query made beforehand, or a sample of an offline query."""
 _MOST_MADE = 400_000
 # Queries made beforehand, over those that the measured time would need.
 _HEADROOM = 1.6
@@ -109,23 +107,11 @@ def supported(test: Test, percentile: float, each_ns: float, wishes: Wishes) -> 
 def _bounded(test: Test) -> Test:
     """`test`, shorter where LoadGen would make more queries beforehand than memory is meant for.
 
-    The rules' durations stay as they are: what they take is said beforehand.
+    The rules' durations stay as they are: a session refuses what does not fit (`Session.run`).
     """
-    if test.min_duration_s >= OFFICIAL_DURATION_S:
+    if test.min_duration_s >= OFFICIAL_DURATION_S or test.queries_made <= _MOST_MADE:
         return test
-    queries = queries_made(test)
-    if queries <= _MOST_MADE:
-        return test
-    return replace(test, min_duration_s=test.min_duration_s * _MOST_MADE / queries)
-
-
-def queries_made(test: Test) -> float:
-    """Queries (samples, offline) that LoadGen makes before the clock starts."""
-    if test.scenario == "offline":
-        return max(1.1 * test.min_duration_s * test.rate, test.min_queries)
-    a_second = test.rate if test.scenario == "server" else 1e9 / test.expected_ns
-    samples = test.samples_per_query if test.scenario == "multi-stream" else 1
-    return samples * max(test.min_duration_s * a_second, test.min_queries)
+    return replace(test, min_duration_s=test.min_duration_s * _MOST_MADE / test.queries_made)
 
 
 def measured(

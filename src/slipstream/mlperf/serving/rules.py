@@ -24,6 +24,8 @@ ROUND_SEEDS = {
 """Seeds by round, as published results have them: every round has others."""
 OFFICIAL_DURATION_S = 600.0
 OFFICIAL_OFFLINE_SAMPLES = 24_576
+QUERY_BYTES = 640
+"""Of memory that LoadGen takes for a query made beforehand, or a sample of an offline query."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,15 @@ class Test:
         for name in ("rate", "bound_ns", "expected_ns", "samples_per_query"):
             if getattr(self, name) <= 0:
                 raise InvalidArgumentError(name, "it must be above zero")
+
+    @property
+    def queries_made(self) -> float:
+        """Queries (samples, offline) that LoadGen makes before the clock starts."""
+        if self.scenario == "offline":
+            return max(1.1 * self.min_duration_s * self.rate, self.min_queries)
+        a_second = self.rate if self.scenario == "server" else 1e9 / self.expected_ns
+        samples = self.samples_per_query if self.scenario == "multi-stream" else 1
+        return samples * max(self.min_duration_s * a_second, self.min_queries)
 
     @property
     def shortcomings(self) -> list[str]:

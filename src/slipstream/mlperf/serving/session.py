@@ -13,8 +13,9 @@ from slipstream.child import Child
 from slipstream.errors import InvalidArgumentError, SlipstreamError
 from slipstream.mlperf.serving.logs import DetailLog
 from slipstream.mlperf.serving.queueing import ServiceCurve
-from slipstream.mlperf.serving.rules import NOT_A_RESULT, SCENARIOS, Test
+from slipstream.mlperf.serving.rules import NOT_A_RESULT, QUERY_BYTES, SCENARIOS, Test
 from slipstream.runtimes import BatchPolicy
+from slipstream.units import format_bytes
 
 _INSIDE = "slipstream.mlperf.serving.inside"
 # Importing torch and building a model says nothing meanwhile.
@@ -222,8 +223,10 @@ class Session:
         """One run of LoadGen, as asked; its logs are left in `folder`.
 
         Raises:
-            SlipstreamError: the folder cannot be written; the model failed, or did not answer.
+            SlipstreamError: the folder cannot be written; LoadGen's queries would not fit into
+                memory; the model failed, or did not answer.
         """
+        fits(test)
         folder = folder or self.scratch("run")
         writable(folder)
         self._say(f"{test.scenario}: {test.mode}")
@@ -258,6 +261,24 @@ class Session:
         if self._scratch is not None:
             self._scratch.cleanup()
             self._scratch = None
+
+
+def fits(test: Test) -> None:
+    """Say so where LoadGen's queries would not fit into memory (the system would end a process).
+
+    Raises:
+        SlipstreamError: they would not.
+    """
+    import psutil
+
+    needed, free = QUERY_BYTES * test.queries_made, psutil.virtual_memory().available
+    if test.mode == "performance" and needed > free:
+        raise SlipstreamError(
+            f"{test.scenario} for {test.min_duration_s:g} s at this model's speed is "
+            f"{test.queries_made:,.0f} queries, which LoadGen makes beforehand: up to "
+            f"{format_bytes(needed)}, and {format_bytes(free)} are free",
+            remedy="take fewer seconds (--time), or another --scenario",
+        )
 
 
 def writable(folder: Path) -> None:
