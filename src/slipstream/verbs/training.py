@@ -17,7 +17,7 @@ import numpy as np
 
 from slipstream import mlperf
 from slipstream import technique as techniques
-from slipstream.errors import GraphError
+from slipstream.errors import GraphError, UsageError
 from slipstream.measure.records import PredictionRecord
 from slipstream.mlperf.training.foresight import Expected, Foresight
 from slipstream.mlperf.training.judge import BASELINE, arms_of, describe, spread_of
@@ -59,17 +59,21 @@ def foresee(
 
     Raises:
         UnknownNameError, UsageError, WorkloadError: as there.
+        UsageError: what the others are compared with does not apply.
         ChildError: the profile or a micro-benchmark died.
     """
     first, *arms = arms_of(combinations, against)
     task = describe(target, say)
     drawn = [secrets.randbits(31) for _ in range(seeds)]
-    samples = _samples(target, task, first, arms, runs, threads, batch, drawn, say)
     times = _times(target, task, [first, *arms], past, threads, batch, say)
+    if first != BASELINE and not times[first].applies:
+        raise UsageError(times[first].basis, remedy="another --against")
+    trained = [name for name in arms if times[name].applies]
+    samples = _samples(target, task, first, trained, runs, threads, batch, drawn, say)
     answer = {}
     for name in arms:
         sample = times[name] if first == BASELINE else _over(times[name], times[first])
-        answer[name] = Foresight(name, sample, samples[name])
+        answer[name] = Foresight(name, sample, samples.get(name, sample))
         if answer[name].time.known:
             past.record(_record(answer[name], task, first, runs, threads, batch, past))
     return answer
@@ -106,7 +110,7 @@ def _times(
 
 def _time(one: Prediction) -> Expected:
     if isinstance(one, Refused):
-        return Expected(basis=one.in_words)
+        return Expected(basis=one.in_words, applies=one.busy)
     return Expected(one.ratio, one.low, one.high, "the step's graph")
 
 

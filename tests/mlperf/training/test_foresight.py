@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from slipstream.errors import UsageError
 from slipstream.measure.store import Store
 from slipstream.mlperf.training import time_to_quality
 from slipstream.mlperf.training.compare import Factor, Verdict
@@ -83,6 +84,19 @@ def test_ranks_on_this_machine_tell_no_time(tmp_path: Path) -> None:
     assert "ranks" in one.sample.basis
     assert one.samples.basis == "no pilot was run"
     assert "not predicted" in one.sentence
+
+
+def test_what_does_not_apply_is_not_trained(tmp_path: Path) -> None:
+    with history(tmp_path / "results.db") as past:
+        predictions = foresee("digits", ["scan:auto"], past, seeds=1)
+    assert "no nn.RNN" in predictions["scan:auto"].sentence
+    with pytest.raises(UsageError, match="nothing to train: scan:auto"):
+        time_to_quality("digits", ["scan:auto"], seeds=[1], predictions=predictions)
+    judged = time_to_quality(
+        "digits", ["scan:auto", "fused_optimizer:foreach"], seeds=[1], folder=tmp_path / "out",
+        most_epochs=0.1, predictions=predictions,
+    )  # fmt: skip
+    assert [one.name for one in judged.arms] == ["as it is", "fused_optimizer:foreach"]
 
 
 def test_whether_a_measured_factor_lies_inside() -> None:

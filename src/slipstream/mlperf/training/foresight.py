@@ -25,12 +25,14 @@ class Expected:
         ratio: NaN where it is not predicted.
         low, high: 90 % interval of what will be measured; NaN where nothing says.
         basis: what it rests on, or why it is not predicted.
+        applies: whether the technique can be applied at all.
     """
 
     ratio: float = math.nan
     low: float = math.nan
     high: float = math.nan
     basis: str = ""
+    applies: bool = True
 
     @classmethod
     def of(cls, ratio: float, deviation: float, basis: str) -> Expected:
@@ -84,8 +86,15 @@ class Foresight:
         return self.sample.times(self.samples)
 
     @property
+    def applies(self) -> bool:
+        """Whether there is anything to train."""
+        return self.sample.applies
+
+    @property
     def sentence(self) -> str:
         """In words."""
+        if not self.applies:
+            return f"{self.sample.basis}: not trained"
         told = [
             f"{word} {one}" if one.known else f"{word} is not predicted ({one.basis})"
             for word, one in (("time of a sample", self.sample), ("samples", self.samples))

@@ -217,16 +217,25 @@ def time_to_quality(
         threads: of each process.
         batch, target_quality, most_epochs: in place of the task's; logged.
         seeds: only to repeat what was measured; else they are drawn.
-        predictions: by arm, written to ``result.json`` before the first run.
+        predictions: by arm, written to ``result.json`` before the first run. What they say does
+            not apply is not trained.
 
     Raises:
         UnknownNameError, WorkloadError: there is no such task, or its code fails.
-        UsageError: a combination that cannot be, or the same twice.
+        UsageError: a combination that cannot be, or the same twice; none that applies.
         InvalidArgumentError: no runs, or a seed twice.
     """
     if runs < 1:
         raise InvalidArgumentError("runs", f"{runs} is less than 1")
+    predictions = predictions or {}
     arms = arms_of(combinations, against)
+    refused = [name for name in arms if name in predictions and not predictions[name].applies]
+    arms = [name for name in arms if name not in refused]
+    if refused and len(arms) == 1:
+        raise UsageError(
+            f"nothing to train: {'; '.join(predictions[name].sample.basis for name in refused)}",
+            remedy="another --technique",
+        )
     seeds = list(seeds) if seeds is not None else _drawn(runs)
     if len(set(seeds)) < len(seeds):
         raise InvalidArgumentError("seeds", "a seed stands there twice: runs would be the same")
@@ -242,7 +251,7 @@ def time_to_quality(
                 remedy="another --out",
             )
         place.mkdir(parents=True, exist_ok=True)
-    judged = Judged(task, (), division, predictions or {})
+    judged = Judged(task, (), division, predictions)
     write_text(folder / "result.json", to_json(judged.to_json()))
     done: list[list[Outcome]] = [[] for _ in arms]
     mixed = np.random.default_rng(secrets.randbits(64))
