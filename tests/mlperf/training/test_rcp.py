@@ -9,6 +9,7 @@ import math
 import numpy as np
 import pytest
 
+from slipstream.mlperf.training import compare
 from slipstream.mlperf.training.curve import BatchCurve
 from slipstream.mlperf.training.rcp import Outcome, Point, Reference, official_json
 from slipstream.mlperf.training.tasks import load
@@ -85,7 +86,12 @@ def test_a_curve_over_the_batch_size_leaves_out_what_failed_twice() -> None:
         64: [1.0, 1.1, 0.9, 1.0], 128: [1.6, 1.5, 1.7, 1.6], 256: [1.5, 1.6, 1.5, 1.4],
         512: [2.5, 2.6, 2.4, math.inf], 1024: [3.0, math.inf, math.inf, 3.0],
     }  # fmt: skip
-    curve = BatchCurve(load("fashion_cnn"), epochs, dict.fromkeys(epochs, 1e-5))
+    task = load("fashion_cnn")
+    curve = BatchCurve(task, {
+        batch: [_outcome(seed, one * task.train_samples, 1e-3 / batch)
+                for seed, one in enumerate(some)]
+        for batch, some in epochs.items()
+    })  # fmt: skip
     assert [one.batch for one in curve.points] == [64, 128, 256, 512]
     assert [one.batch for one in curve.reference.points] == [64, 256, 512]
     # 1 at 64 and 2.55 at 512 on nearly a line: twice what a small batch takes at about 230.
@@ -93,3 +99,39 @@ def test_a_curve_over_the_batch_size_leaves_out_what_failed_twice() -> None:
     notes = "\n".join(curve.table().notes)
     assert "1024" in notes
     assert "critical" in notes
+    # A sample takes an eighth, and there are 2.5 times as many.
+    assert (curve.fastest, curve.sentence) == (512, "")
+
+
+def test_a_curve_is_pruned_until_it_is_convex() -> None:
+    # As fashion_cnn was measured: 512 lies below the line from 256 to 1024, which goes, too.
+    means = {64: 1.65, 128: 2.10, 256: 2.06, 512: 2.87, 1024: 4.56, 2048: 5.99}
+    task = load("fashion_cnn")
+    curve = BatchCurve(task, {
+        batch: [_outcome(seed, one * task.train_samples, 1e-3) for seed in range(4)]
+        for batch, one in means.items()
+    })  # fmt: skip
+    assert [one.batch for one in Reference.of(curve.epochs).points] == [64, 256, 512, 2048]
+    assert [one.batch for one in curve.reference.points] == [64, 256, 2048]
+
+
+def test_a_faster_sample_may_make_a_slower_training() -> None:
+    task = load("fashion_cnn")
+    curve = BatchCurve(task, {
+        batch: [_outcome(seed, 1000 * more, each * (1 + seed / 1000)) for seed in range(4)]
+        for batch, more, each in ((64, 1, 1e-3), (256, 2, 0.4e-3), (1024, 8, 0.3e-3))
+    })  # fmt: skip
+    assert curve.fastest == 256
+    assert curve.steps_s(256) == pytest.approx(0.8, rel=0.01)
+    assert curve.sentence == (
+        "batches of 256 reach the target first; of 1024 a sample is 25 % faster, but the training "
+        "is 200 % slower"
+    )
+
+
+def _outcome(seed: int, samples: float, sample_s: float) -> compare.Outcome:
+    done = math.isfinite(samples)
+    return compare.Outcome(
+        seed, "success" if done else "aborted", round(samples) if done else 0, 1.0, 1.0, sample_s,
+        f"{seed} {samples} {sample_s}",
+    )  # fmt: skip

@@ -108,7 +108,10 @@ class Factor:
             return f"{self.ratio:.2f} of it in the one pair, which says nothing"
         if not self.significant:
             narrow = self.high < 1 + _ALIKE and self.low > 1 - _ALIKE
-            return alike if narrow else f"{alike} within {100 * (self.high / self.ratio - 1):.0f} %"
+            reach = self.high / self.ratio - 1
+            if reach > 1:
+                return f"{alike} as far as {self.n} pairs can tell, which is not far"
+            return alike if narrow else f"{alike} within {100 * reach:.0f} %"
         if self.ratio < 1:
             return f"{100 * (1 - self.ratio):.0f} % {better}"
         return f"{100 * (self.ratio - 1):.0f} % {worse}"

@@ -236,7 +236,7 @@ def time_to_quality(
             f"nothing to train: {'; '.join(predictions[name].sample.basis for name in refused)}",
             remedy="another --technique",
         )
-    seeds = list(seeds) if seeds is not None else _drawn(runs)
+    seeds = list(seeds) if seeds is not None else drawn(runs)
     if len(set(seeds)) < len(seeds):
         raise InvalidArgumentError("seeds", "a seed stands there twice: runs would be the same")
     task = describe(target, say)
@@ -290,7 +290,8 @@ def _need_trainable(combinations: Sequence[str]) -> None:
                 )
 
 
-def _drawn(runs: int) -> list[int]:
+def drawn(runs: int) -> list[int]:
+    """So many seeds from the system, none twice."""
     seeds: dict[int, None] = {}
     while len(seeds) < runs:
         seeds.setdefault(secrets.randbits(31))
