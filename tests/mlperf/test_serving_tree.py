@@ -30,6 +30,9 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )  # fmt: skip
     assert found.accuracy == 1.0
     assert [row.run.valid for row in found.rows] == [True] * 3, found.table().notes
+    # The latter asks one by one whatever the scenario: once is enough.
+    assert [one.name for one in found.audits].count("TEST01") == 3
+    assert [one.name for one in found.audits].count("TEST04") == 1
     return root
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -123,6 +124,20 @@ def test_functions_equal_torchs(name: str) -> None:
     plain, fused = both(Mapped(), torch.randn(8, 20, 50), FusionBackend(tuned=False))
     for ours, theirs in zip(fused, plain, strict=True):
         assert torch.allclose(ours, theirs, rtol=1e-5, atol=3e-6)
+
+
+def test_what_is_no_number_stays_none_in_a_maximum() -> None:
+    class Scaled(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.amax(-1, keepdim=True) + x * 0.5
+
+    x = torch.randn(160, 50)
+    x[3, 5], x[4, 6], x[5, :] = math.nan, math.inf, -math.inf
+    x.requires_grad_()
+    backend = FusionBackend(tuned=False)
+    made = torch.compile(Scaled(), backend=backend, dynamic=False)(x)
+    assert sum(one.regions for one in backend.passes) >= 1
+    assert torch.equal(made.nan_to_num(7), Scaled()(x).nan_to_num(7))
 
 
 def test_what_is_made_in_one_order_and_read_in_another_is_right() -> None:

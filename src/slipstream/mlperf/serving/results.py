@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from slipstream.mlperf.serving import planning
@@ -151,15 +152,18 @@ def benchmark(
         SlipstreamError: the model failed or did not answer, or `place` cannot be written.
     """
     need_audits(audits)
-    rows, right, stood = [], None, []
+    rows, right = [], None
+    stood: list[Audit] = []
+    earlier: dict[str, tuple[Audit, Path | None]] = {}
     for scenario in chosen:
         folder = None if place is None else place.scenario(scenario)
         logs = None if place is None else place.performance(scenario)
         run = planning.measured(session, scenario, wishes, logs)
         foreseen = planning.foreseen(session, run.test) if scenario.name == "server" else None
         rows.append(Row(run, foreseen))
-        audited = audit(audits, session.again, session, scenario, wishes, folder)
-        stood += audited
+        audited = audit(audits, session.again, session, scenario, wishes, folder, earlier)
+        stood += [one for one in audited if one not in stood]
+        earlier = {one.name: (one, folder and folder / one.name) for one in audited}
         if place is not None or (session.labelled and right is None):
             logs = None if place is None else place.accuracy(scenario)
             right = planning.accuracy(session, scenario, logs).value

@@ -274,4 +274,13 @@ def reduced(nest: Nest, name: str, x: Tensor, over_rows: bool) -> Result:
         return [Column(value)]
     if name == "mean":
         return [_mean(nest, value)]
-    return [nest.reduce("max" if name == "amax" else "sum", value)]
+    if name == "amax":
+        return [_amax(nest, value)]
+    return [nest.reduce("sum", value)]
+
+
+def _amax(nest: Nest, value: int) -> int:
+    """The maximum, or NaN where there is one: loops compare, and a comparison drops it."""
+    bad = nest.reduce("sum", nest.add("f_where({0} == {0}, real(0.0), real(1.0))", value))
+    largest = nest.reduce("max", value)
+    return nest.add("f_where({0} > 0, {1}, {2})", bad, nest.constant(math.nan), largest)
