@@ -8,7 +8,6 @@ alone; else a pilot (see `slipstream.mlperf.training.pilot`).
 from __future__ import annotations
 
 import math
-import secrets
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,7 +19,7 @@ from slipstream import technique as techniques
 from slipstream.errors import GraphError, UsageError
 from slipstream.measure.records import PredictionRecord
 from slipstream.mlperf.training.foresight import Expected, Foresight
-from slipstream.mlperf.training.judge import BASELINE, arms_of, describe, spread_of
+from slipstream.mlperf.training.judge import BASELINE, arms_of, describe, drawn, spread_of
 from slipstream.mlperf.training.pilot import Pilot, pilots
 from slipstream.mlperf.training.tasks import Task
 from slipstream.provenance import Provenance
@@ -64,12 +63,11 @@ def foresee(
     """
     first, *arms = arms_of(combinations, against)
     task = describe(target, say)
-    drawn = [secrets.randbits(31) for _ in range(seeds)]
     times = _times(target, task, [first, *arms], past, threads, batch, say)
     if first != BASELINE and not times[first].applies:
         raise UsageError(times[first].basis, remedy="another --against")
     trained = [name for name in arms if times[name].applies]
-    samples = _samples(target, task, first, trained, runs, threads, batch, drawn, say)
+    samples = _samples(target, task, first, trained, runs, threads, batch, drawn(seeds), say)
     answer = {}
     for name in arms:
         sample = times[name] if first == BASELINE else _over(times[name], times[first])

@@ -90,12 +90,17 @@ class BatchCurve:
         return min((one.batch for one in self.points), key=self.steps_s, default=0)
 
     @cached_property
+    def largest(self) -> int:
+        """The largest batch size that reached the target; 0 of none."""
+        return max((one.batch for one in self.points), default=0)
+
+    @cached_property
     def larger(self) -> Verdict | None:
-        """The largest batch size against the fastest; None where they are the same, or none is."""
-        largest = max((one.batch for one in self.points), default=0)
-        if largest == self.fastest:
+        """`largest` against `fastest`; None where they are the same."""
+        if self.largest == self.fastest:
             return None
-        return Verdict.of(f"batches of {largest}", self.runs[self.fastest], self.runs[largest])
+        name = f"batches of {self.largest}"
+        return Verdict.of(name, self.runs[self.fastest], self.runs[self.largest])
 
     def sample_s(self, batch: int) -> float:
         """Processor time of a sample, median of the runs."""
@@ -116,7 +121,7 @@ class BatchCurve:
         )
         turn = "but" if one.sample.ratio < 1 < one.time.ratio else "and"
         return (
-            f"batches of {self.fastest} reach the target first; of {one.name.split()[-1]} a sample "
+            f"batches of {self.fastest} reach the target first; of {self.largest} a sample "
             f"is {sample}, {turn} the training is {whole}"
         )
 
