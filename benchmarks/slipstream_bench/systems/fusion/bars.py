@@ -48,6 +48,7 @@ _EFFECT = 0.03
 _INTERPRETED = 1e-5
 _ON_DEVICES = "slipstream_bench.systems.fusion.on_devices"
 _CHILD_S = 900.0
+_STEPS = 200
 _PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm"})
 
 
@@ -63,6 +64,20 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
     if options.wants(bar):
         options.progress(bar)
         yield at_most(bar, _difference(), 1e-10, "relative", detail="dropout 0, every parameter")
+    bar = "losses of 200 steps apart"
+    if options.wants(bar, 15):
+        options.progress(bar)
+        losses = (
+            _trained(lambda model: model),
+            _trained(
+                lambda model: torch.compile(
+                    model, backend=FusionBackend(tuned=False), dynamic=False
+                )
+            ),
+        )
+        apart = max(abs(b / a - 1) for a, b in zip(*losses, strict=True))
+        detail = f"dropout 0, AdamW; from {losses[0][0]:.3f} to {losses[0][-1]:.3f}"
+        yield at_most(bar, 100 * apart, 1.0, "%", n=len(losses[0]), detail=detail)
     yield from _on_devices(options)
     keep_pages()
     with one_thread():
@@ -90,6 +105,23 @@ def _difference() -> float:
         for (name, a), b in pairs
         if name != "key.bias" and a.grad is not None and b.grad is not None
     )
+
+
+def _trained(prepared: Callable[[nn.Module], Callable[[Tensor], Tensor]]) -> list[float]:
+    """Losses of a layer that learns to give back what it reads in another order."""
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    model = EncoderLayer(128, 4, 512, 0.0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    call, losses = prepared(model), []
+    for _ in range(_STEPS):
+        x = torch.randn(4, 32, 128)
+        loss = nn.functional.mse_loss(call(x), x.flip(-1))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses
 
 
 def _on_devices(options: BenchOptions) -> Iterator[Bar]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import itertools
+import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -48,6 +49,12 @@ _QUICK_PROGRAMS = tuple(zip(PROGRAMS[:6], PROGRAMS[6:], strict=True))
 _TO_DEAL, _FREE = 8, 32
 _WITH_BARRIERS = ("block_sums", "warp_sums", "scan", "odd_even", "reverse")
 _ARCHES = ("sm_80", "sm_90")
+_OPTIMIZERS: dict[str, Callable[..., Any]] = {
+    "SGD": functools.partial(torch.optim.SGD, lr=1e-3),
+    "SGD with momentum": functools.partial(torch.optim.SGD, lr=1e-3, momentum=0.9),
+    "Adam": torch.optim.Adam, "AdamW": torch.optim.AdamW,
+}  # fmt: skip
+_RANDOM_STEPS, _WITHIN = 40, 0.98
 _NETWORKS = ((512, 6, 64), (1024, 4, 32), (768, 6, 128), (512, 6, 256))
 
 
@@ -69,7 +76,9 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
     yield from _cost(options)
     with one_thread():
         yield from _interleaved(options)
+        yield from _unbalanced(options)
         yield from _steps(options)
+        yield from _random_steps(options)
 
 
 def _equal(options: BenchOptions, chosen: list[tuple[str, str]]) -> Iterator[Bar]:
@@ -252,12 +261,31 @@ def _interleaved(options: BenchOptions) -> Iterator[Bar]:
         yield taken.ratio("apart", "together").at_least(bar, target, detail=detail)
 
 
-def _as_long(memory: Loop, turns: int) -> Loop:
-    """Arithmetic that takes as long as `memory`: what a balanced pair is."""
+def _as_long(memory: Loop, turns: int, times: float = 1.0) -> Loop:
+    """Arithmetic that takes `times` as long as `memory`; as long: what a balanced pair is."""
     out = torch.empty(192)
     busy, sweep = alone(Loop("Arithmetic", (out,), (turns,))), alone(memory, _fastest(memory))
-    share = np.median(times_s(sweep, 5)) / np.median(times_s(busy, 5))
+    share = times * np.median(times_s(sweep, 5)) / np.median(times_s(busy, 5))
     return Loop("Arithmetic", (out,), (max(1, round(turns * float(share))),))
+
+
+def _unbalanced(options: BenchOptions) -> Iterator[Bar]:
+    """No pair takes less than its longer loop alone: how near that is, at three ratios."""
+    count = 4 << 20
+    sweep = Loop("Sweep", (torch.randn(count), torch.randn(count)), (count,))
+    for words, times in (("half", 0.5), ("as long", 1.0), ("twice", 2.0)):
+        bar = f"a sweep beside arithmetic of {words}, the longer loop's share of it"
+        if not options.wants(bar, 10):
+            continue
+        options.progress(bar)
+        busy = _as_long(sweep, count // 16, times)
+        arms: dict[str, Callable[[], object]] = {
+            "together": interleave(sweep, busy),
+            "memory": alone(sweep, _fastest(sweep)), "compute": alone(busy),
+        }  # fmt: skip
+        taken = paired(arms, blocks=30 if options.full else 10)
+        longer = max("memory", "compute", key=taken.median_s)
+        yield taken.ratio(longer, "together").at_least(bar, 0.85, detail=str(taken))
 
 
 def _steps(options: BenchOptions) -> Iterator[Bar]:
@@ -288,12 +316,46 @@ def _steps(options: BenchOptions) -> Iterator[Bar]:
     yield at_most(other, float(np.median(errors)), 0.12, "relative", n=len(errors), detail=detail)
 
 
-def _network(width: int, layers: int, rows: int) -> tuple[Any, Any, Any, Any]:
+def _random_steps(options: BenchOptions) -> Iterator[Bar]:
+    """Whatever the shapes and the optimizer, the gate lets nothing slower through."""
+    bar = "random steps that are slower by over 2 % with side_by_side"
+    if not (options.full and options.wants(bar, 300)):
+        return
+    draw = random.Random(0)
+    slower, gains, paying = [], [], 0
+    for number in range(_RANDOM_STEPS):
+        width, rows = 32 * draw.randint(4, 32), 8 * draw.randint(1, 32)
+        layers, optimizer = draw.randint(2, 5), draw.choice(sorted(_OPTIMIZERS))
+        words = f"{layers} x {width}, {rows} rows, {optimizer}"
+        options.progress(f"step {number + 1} of {_RANDOM_STEPS}: {words}")
+        made = functools.partial(_network, width, layers, rows, _OPTIMIZERS[optimizer])
+        plain, ours = build_from(made(), [], 0, "net"), build_from(made(), [SideBySide()], 0, "net")
+        ours.step()
+        arms: dict[str, Callable[[], object]] = {"torch": plain.step, "beside": ours.step}
+        ratio = paired(arms, blocks=10).ratio("torch", "beside")
+        gains.append(ratio.value)
+        paying += any(isinstance(part, LinearBeside) for part in ours.model)
+        if ratio.high < _WITHIN:
+            slower.append(f"{words}: {ratio}")
+    detail = f"{paying} with pairs; gains {min(gains):.3f} to {max(gains):.3f}"
+    yield at_most(
+        bar,
+        len(slower),
+        0,
+        f"of {_RANDOM_STEPS}",
+        n=len(gains),
+        detail="; ".join([detail, *slower]),
+    )
+
+
+def _network(
+    width: int, layers: int, rows: int, optimizer: Callable[..., Any] = torch.optim.AdamW
+) -> tuple[Any, Any, Any, Any]:
     torch.manual_seed(0)
     each = (part for _ in range(layers) for part in (nn.Linear(width, width), nn.ReLU()))
     model = nn.Sequential(*each)
     batch = torch.randn(rows, width), torch.randn(rows, width)
-    return model, batch, nn.functional.mse_loss, torch.optim.AdamW(model.parameters(), fused=True)
+    return model, batch, nn.functional.mse_loss, optimizer(model.parameters(), fused=True)
 
 
 def _one_after_the_other(first: Callable[[], None], second: Callable[[], None]) -> None:
