@@ -29,6 +29,7 @@ from slipstream.measure import CallableArm, Settings, run
 from slipstream.measure.claims import ratio_between
 from slipstream.measure.environment import from_facts
 from slipstream.measure.runner import Plan as MeasurePlan
+from slipstream.techniques.fusion.calls import lean
 from slipstream.techniques.fusion.kernels import Kernel
 from slipstream.techniques.fusion.lowering import Region
 from slipstream.techniques.fusion.rewrite import Plan, rewritten
@@ -118,6 +119,7 @@ def boxed(module: GraphModule) -> _Work:
     So a tensor's memory is free after its last use, as in eager mode: what a backward pass is given
     would otherwise lie there until it is over, and no tensor could be made where one was just read.
     """
+    module = lean(module)
     if _BoxedCodeGen is None:
         unpacked = module.forward
         return lambda given: unpacked(*given)

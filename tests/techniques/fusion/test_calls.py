@@ -1,0 +1,65 @@
+"""Fewer and cheaper calls: the same tensors, and what is returned stays what it was."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.fx import Graph, GraphModule, symbolic_trace
+
+from slipstream.techniques.fusion.calls import lean
+
+aten = torch.ops.aten
+
+
+def _traced(*targets: tuple[object, ...]) -> GraphModule:
+    """A chain of operators, each of the one before it, with the tensors it makes."""
+    graph = Graph()
+    node = graph.placeholder("x")
+    node.meta["val"] = value = torch.arange(24.0).view(4, 6)
+    for target, *rest in targets:
+        node = graph.call_function(target, (node, *rest))  # type: ignore[arg-type]
+        node.meta["val"] = value = target(value, *rest)  # type: ignore[operator]
+    graph.output((node,))
+    return GraphModule({}, graph)
+
+
+CHAINS = {
+    "views of views": (((aten.view.default, [24]), (aten.view.default, [2, 12])), 1),
+    "what is turned twice": (
+        ((aten.neg.default,), (aten.t.default,), (aten.t.default,), (aten.mul.Tensor, 2.0)),
+        2,
+    ),
+    "the same shape": (((aten._unsafe_view.default, [4, 6]), (aten.neg.default,)), 1),
+    "what is detached": (((aten.neg.default,), (aten.detach.default,), (aten.neg.default,)), 2),
+    "what is returned is as it was": (((aten.neg.default,), (aten.detach.default,)), 2),
+    "a sum over rows": (((aten.sum.dim_IntList, [0], True), (aten.expand.default, [4, 6])), 2),
+}
+
+
+@pytest.mark.parametrize("chain", list(CHAINS))
+def test_fewer_calls_make_the_same(chain: str) -> None:
+    steps, left = CHAINS[chain]
+    module = _traced(*steps)
+    leaner = lean(module)
+    x = torch.randn(4, 6)
+    (ours,), (theirs,) = leaner(x), module(x)
+    assert torch.equal(ours, theirs)
+    assert ours.stride() == theirs.stride()
+    assert sum(node.op == "call_function" for node in leaner.graph.nodes) == left
+    assert len(module.graph.nodes) == len(steps) + 2, "the traced graph is left as it was"
+
+
+def _noted() -> None:
+    _seen.append(1)
+
+
+_seen: list[int] = []
+
+
+def test_what_nobody_reads_is_called() -> None:
+    module = symbolic_trace(lambda x: x + 1)
+    first = next(node for node in module.graph.nodes if node.op == "call_function")
+    with module.graph.inserting_before(first):
+        module.graph.call_function(_noted)
+    lean(module)(torch.ones(2))
+    assert _seen == [1]
