@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from slipstream.cli._options import Json
-from slipstream.cli._output import emit, need_place, note, progress
+from slipstream.cli._output import emit, emit_result, need_place, note, progress
 from slipstream.errors import UsageError
 
 if TYPE_CHECKING:
@@ -38,12 +38,14 @@ def command(
             "memory; an argument's name gives the emulator its value: a number, or how many "
             "elements a pointer points to (idx=4096<64: whole numbers below 64). Of Triton, "
             "file.py:kernel:grid=16x2,x=4096xfp32,idx=4096xi32<64,n=1000,BLOCK=128: pointers with "
-            "their type; num_warps= and num_stages= as it is launched.",
+            "their type; num_warps= and num_stages= as it is launched. Or a recorded step, "
+            "run.slipgraph: which of its kernels could be fused so, and for how much.",
         ),
     ],
     output: Annotated[
-        Path, typer.Option("-o", metavar="FILE", help="Where the fused kernel goes: .cu or .py.")
-    ],
+        Path | None,
+        typer.Option("-o", metavar="FILE", help="Where the fused kernel goes: .cu or .py."),
+    ] = None,
     name: Annotated[
         str, typer.Option(metavar="NAME", help="Of the fused kernel; by default all names joined.")
     ] = "",
@@ -57,6 +59,9 @@ def command(
         bool,
         typer.Option("--check/--no-check", help="Run it against its kernels, emulated."),
     ] = True,
+    device: Annotated[
+        str, typer.Option(metavar="NAME", help="On which a recorded step is looked at.")
+    ] = "h100",
     as_json: Json = False,
 ) -> None:
     """Fuse independent CUDA or Triton kernels into one that runs them side by side.
@@ -75,15 +80,25 @@ def command(
         slipstream hfuse a.cu:reduce:block=256,n=4000 b.cu:scale:block=512 -o fused.cu --arch sm_90
 
         slipstream hfuse a.py:softmax:grid=8,... b.py:adam:grid=64,... -o fused.py --arch sm_90
+
+    Of a recorded step it tells which kernels do not wait for each other and would gain most:
+
+        slipstream hfuse run.slipgraph --device h100
     """
     from slipstream.files import write_text
     from slipstream.techniques.side_by_side import cuda, triton
     from slipstream.techniques.side_by_side.hfuse import parse_launch
 
+    if len(kernels) == 1 and kernels[0].endswith(".slipgraph"):
+        _tell_pairs(Path(kernels[0]), device, as_json)
+        return
     if len(kernels) < 2:
         raise UsageError(
-            "one kernel has nothing to be fused with", remedy="name two: a.cu:k1 b.cu:k2"
+            "one kernel has nothing to be fused with",
+            remedy="name two: a.cu:k1 b.cu:k2, or a recorded step: run.slipgraph",
         )
+    if output is None:
+        raise UsageError("the fused kernel has no place to go", remedy="-o fused.cu")
     if name and not name.isidentifier():
         raise UsageError(f"--name {name} is no name of a kernel")
     launches = [parse_launch(one) for one in kernels]
@@ -127,6 +142,17 @@ def command(
     if emulated is not None and not emulated.equal:
         note(f"{output} was not written")
         raise typer.Exit(1)
+
+
+def _tell_pairs(recorded: Path, device: str, as_json: bool) -> None:
+    from slipstream.verbs.devices.pairs import StepPairs
+    from slipstream.verbs.request import load_recording
+
+    with progress("pairs"):
+        pairs = StepPairs.of(load_recording(recorded, note), device)
+    emit_result(pairs, *([pairs.table()] if pairs.rows else []), as_json=as_json)
+    if not pairs.rows:
+        note(str(pairs))
 
 
 def _need_no_source(output: Path, sources: Sequence[Path]) -> None:

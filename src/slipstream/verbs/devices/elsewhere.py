@@ -168,7 +168,7 @@ def predict_device(
         known, metric = Provenance.MICROBENCHMARK, "cpu"
         outcome = _other_level(graph, level, source, say)
     else:
-        kind = _kind(device)
+        kind = kind_named(device)
         name, about, known, metric = kind.kind, kind.about, Provenance.DATASHEET, "wall"
         price = kind.price_per_hour.value if kind.price_per_hour is not None else None
         on_gpu = (graph.tasks.kind == Kind.KERNEL).any()
@@ -203,7 +203,12 @@ def _level(name: str) -> Level | None:
     return next((one for one in LEVELS if one.name.replace(".", "") == plain), None)
 
 
-def _kind(name: str) -> Device:
+def kind_named(name: str) -> Device:
+    """A kind of device by its name, the beginning of it, or what a driver calls it.
+
+    Raises:
+        UnknownNameError: no such kind.
+    """
     kinds = device_kinds()
     if name.lower() in kinds:
         return kinds[name.lower()]
