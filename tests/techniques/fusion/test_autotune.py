@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from slipstream.codegen import why_no_compiler
 from slipstream.techniques.fusion import autotune, kernels
-from slipstream.techniques.fusion.backend import FusionBackend
+from slipstream.techniques.fusion.backend import FusionBackend, use_fused
 
 pytestmark = pytest.mark.skipif(why_no_compiler() is not None, reason=str(why_no_compiler()))
 
@@ -141,3 +141,20 @@ def test_what_is_called_without_gradients_is_chosen_without_them() -> None:
         made = _compiled(Noisy(), backend)(x)
     assert len(backend.passes) == 1
     assert not made.requires_grad
+
+
+@pytest.mark.usefixtures("_slow_within")
+def test_a_model_without_kernels_is_called_without_torch_compile() -> None:
+    model, x = Noisy(), torch.randn(800, 512, requires_grad=True)
+    use_fused(model)
+    model(x).sum().backward()
+    assert model._compiled_call_impl is None
+    assert model(x).requires_grad
+
+
+def test_a_model_with_kernels_is_called_with_them() -> None:
+    model, x = Noisy(), torch.randn(800, 512, requires_grad=True)
+    use_fused(model)
+    model(x).sum().backward()
+    assert model._compiled_call_impl is not None
+    assert copy.deepcopy(model)._compiled_call_impl is None

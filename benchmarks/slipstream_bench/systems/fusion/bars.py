@@ -22,7 +22,7 @@ from slipstream.child import Child
 from slipstream.codegen import why_no_compiler
 from slipstream.heap import keep_pages
 from slipstream.technique import parse
-from slipstream.techniques.fusion.backend import FusionBackend
+from slipstream.techniques.fusion.backend import FusionBackend, use_fused
 from slipstream.techniques.fusion.technique import Fusion
 from slipstream.verbs.predicting import predict
 from slipstream.verbs.profiling import profile
@@ -231,7 +231,8 @@ def _step(call: Callable[[Tensor], Tensor], owner: nn.Module, x: Tensor) -> Call
 def _fused(model: nn.Module, x: Tensor) -> Callable[[], None]:
     """The step of a copy as ``-t fusion`` runs it."""
     twin = copy.deepcopy(model)
-    return _step(torch.compile(twin, backend="slipstream_fusion", dynamic=False), twin, x)
+    use_fused(twin)
+    return _step(twin, twin, x)
 
 
 def _in_turns(arms: Mapping[str, Callable[[], object]], blocks: int) -> Paired:

@@ -249,7 +249,12 @@ class Autotuned:
         plain: the piece as the user wrote it.
         traced: the same through `passes`, which `compare` until it was called.
         declined: told why it stays as the user wrote it, where it does.
+
+    Attributes:
+        kept: whether its kernels are what every call runs; None until it was called.
     """
+
+    kept: bool | None = None
 
     def __init__(
         self, plain: _Work, traced: _Work, passes: Sequence[TracedPass],
@@ -262,6 +267,7 @@ class Autotuned:
     def __call__(self, *given: Any) -> Any:
         if self._run is None:
             self._run = self._choose(given)
+            self.kept = self._run is self._traced
         return self._run(*given)
 
     def _choose(self, given: Sequence[Any]) -> _Work:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from slipstream.capture import put_compiled
 from slipstream.codegen import why_no_compiler, why_no_triton
 from slipstream.durations import pace
 from slipstream.graph import Call, Editor, Graph, StepPhase, calls_of, price
@@ -99,15 +98,16 @@ class Fusion(Settings):
         """Let every call of the model go through torch.compile with our back end.
 
         The first call times the model's pass with kernels and without; those that it is faster
-        with stay. Buffers, hooks and names stay; a copy of the model is plain.
+        with stay, and where none does, later calls are plain. Buffers, hooks and names stay; a copy
+        of the model is plain.
 
         Raises:
             WorkloadError: the step hides its model, or the model is compiled already.
         """
-        from slipstream.techniques.fusion.backend import FusionBackend
+        from slipstream.techniques.fusion.backend import use_fused
 
         built.need_model(self.name)
-        put_compiled(built.model, backend=FusionBackend(), dynamic=False)
+        use_fused(built.model)
 
     def code(self, workload: Workload) -> CodeChange | None:
         """Two lines: the import, and the call after the model is made."""
