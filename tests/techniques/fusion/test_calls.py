@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 from torch.fx import Graph, GraphModule, symbolic_trace
 
+from slipstream.techniques.fusion.backend import FusionBackend
 from slipstream.techniques.fusion.calls import lean
 
 aten = torch.ops.aten
@@ -63,3 +65,15 @@ def test_what_nobody_reads_is_called() -> None:
         module.graph.call_function(_noted)
     lean(module)(torch.ones(2))
     assert _seen == [1]
+
+
+def test_what_is_returned_can_be_written_to() -> None:
+    """A view that was made within a pass could not."""
+    model = nn.Linear(8, 8, bias=False)
+    call = torch.compile(model, backend=FusionBackend(tuned=False), dynamic=False)
+    x = torch.randn(2, 3, 8, requires_grad=True)
+    y = call(x)
+    y += 1
+    y.sum().backward()
+    assert x.grad is not None
+    torch.testing.assert_close(x.grad, model.weight.detach().sum(0).expand(2, 3, 8))

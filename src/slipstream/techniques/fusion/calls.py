@@ -47,7 +47,8 @@ _LOOKS = (*_VIEWS, _aten.t.default, _aten.detach.default)
 def lean(module: GraphModule) -> GraphModule:
     """A copy of a traced graph that returns what it does, with fewer and cheaper calls.
 
-    What the graph returns is made by the same operator: torch knows of each whether it is a view.
+    What the graph returns is made by the same operator: autograd knows of each whether it is a
+    view, and forbids to write to some.
     """
     leaner = GraphModule(module, copy.deepcopy(module.graph))
     for node in leaner.graph.nodes:
@@ -59,14 +60,15 @@ def lean(module: GraphModule) -> GraphModule:
         if node.target in _LOOKS and not node.users:
             leaner.graph.erase_node(node)
     for node in leaner.graph.nodes:
-        node.target = _FUNCTIONS.get(node.target, node.target)
+        if not _returned(node):
+            node.target = _FUNCTIONS.get(node.target, node.target)
     leaner.recompile()
     return leaner
 
 
 def _same(node: Node) -> Node | None:
     """What `node` is, where it is another node's tensor as it was."""
-    if any(user.op == "output" for user in node.users):
+    if _returned(node):
         return None
     source = node.args[0] if node.args else None
     if not isinstance(source, Node):
@@ -79,6 +81,10 @@ def _same(node: Node) -> Node | None:
     if node.target in _VIEWS and _shape(source) == _shape(node) is not None:
         return source
     return None
+
+
+def _returned(node: Node) -> bool:
+    return any(user.op == "output" for user in node.users)
 
 
 def _shape(node: Node) -> torch.Size | None:
