@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -13,14 +15,14 @@ from slipstream.techniques.fusion.calls import lean
 aten = torch.ops.aten
 
 
-def _traced(*targets: tuple[object, ...]) -> GraphModule:
+def _traced(*targets: tuple[Any, ...]) -> GraphModule:
     """A chain of operators, each of the one before it, with the tensors it makes."""
     graph = Graph()
     node = graph.placeholder("x")
     node.meta["val"] = value = torch.arange(24.0).view(4, 6)
     for target, *rest in targets:
-        node = graph.call_function(target, (node, *rest))  # type: ignore[arg-type]
-        node.meta["val"] = value = target(value, *rest)  # type: ignore[operator]
+        node = graph.call_function(target, (node, *rest))
+        node.meta["val"] = value = target(value, *rest)
     graph.output((node,))
     return GraphModule({}, graph)
 

@@ -76,8 +76,8 @@ def _same(node: Node) -> Node | None:
     if node.target is _aten.detach.default:
         return source
     if node.target is _aten.t.default and _target(source) is _aten.t.default:
-        twice: Node = source.args[0]  # type: ignore[assignment]
-        return twice
+        twice = source.args[0]
+        return twice if isinstance(twice, Node) else None
     if node.target in _VIEWS and _shape(source) == _shape(node) is not None:
         return source
     return None

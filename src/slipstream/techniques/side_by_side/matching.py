@@ -10,6 +10,7 @@ Source: Li et al., "Automatic Horizontal Fusion for GPU Kernels", CGO 2022; pair
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -63,9 +64,8 @@ class Match:
 
 def together_ns(a: Kernel, b: Kernel) -> float:
     """The least time of both in one kernel."""
-    return max(
-        a.alone_ns, b.alone_ns, a.memory_ns + b.memory_ns, a.compute_ns + b.compute_ns
-    )  # fmt: skip
+    both = a.memory_ns + b.memory_ns, a.compute_ns + b.compute_ns
+    return max(a.alone_ns, b.alone_ns, *both)
 
 
 def kernels_of(graph: Graph, limits: Limits) -> tuple[list[Kernel], list[frozenset[int]]]:
@@ -113,9 +113,7 @@ def match(kernels: Sequence[Kernel], needs: Sequence[Iterable[int]]) -> list[Mat
     longest = sorted(range(len(kernels)), key=lambda n: -kernels[n].alone_ns)[:MOST_KERNELS]
     gain = {
         (a, b): gained
-        for i, one in enumerate(sorted(longest))
-        for other in sorted(longest)[i + 1 :]
-        for a, b in ((one, other),)
+        for a, b in itertools.combinations(sorted(longest), 2)
         if not before[b] >> a & 1 and (gained := _gain(kernels[a], kernels[b])) > 0
     }
     merged = _Merged(needs)

@@ -10,7 +10,7 @@ from slipstream.durations.roofline import datasheet_limits
 from slipstream.errors import InvalidArgumentError
 from slipstream.graph import Graph
 from slipstream.tables import Field, Table
-from slipstream.techniques.side_by_side.matching import kernels_of, match
+from slipstream.techniques.side_by_side.matching import MOST_KERNELS, kernels_of, match
 from slipstream.units import format_duration, format_percent
 from slipstream.verbs.devices.elsewhere import kind_named
 
@@ -102,8 +102,8 @@ class StepPairs:
     def table(self, top: int = 20) -> Table:
         """What gains most first."""
         notes = (
-            "by the limits of its data sheet, were every kernel at them; "
-            "launches and registers are not in it",
+            f"by the limits of its data sheet, of the {MOST_KERNELS} longest kernels, were they at "
+            "them; launches and registers are not in it",
             "slipstream hfuse a.cu:k1 b.cu:k2 -o fused.cu fuses their sources: time both",
         )
         left = len(self.rows) - top
