@@ -36,3 +36,29 @@ def test_views_are_looked_through() -> None:
 def test_an_inference_ends_with_what_nobody_reads() -> None:
     graph = graph_of(inference)
     assert Dataflow(graph).readers[len(graph) - 1] == []
+
+
+def test_what_is_written_over_was_read_before() -> None:
+    graph = graph_of(mlp)
+    flow = Dataflow(graph)
+    calls = [t for t in range(len(graph)) if flow.call(t) is not None and t not in flow.looks]
+    updates = [t for t in calls if graph.tasks.phase[t] == StepPhase.OPTIMIZER]
+    assert updates
+    for t in calls:
+        assert all(other < t and other not in flow.looks for other in flow.waits[t])
+        assert {maker for maker in flow.makers[t] if maker >= 0} <= _all_waits(flow, t)
+    for t in updates:
+        written = set(flow.operands(t)[0]) if "!" in flow.call(t).op else set()
+        for other in calls:
+            if other < t and written & set(flow.operands(other)[0]):
+                assert other in _all_waits(flow, t)
+
+
+def _all_waits(flow: Dataflow, task: int) -> set[int]:
+    found: set[int] = set()
+    todo = [task]
+    while todo:
+        new = flow.waits[todo.pop()] - found
+        found |= new
+        todo += new
+    return found

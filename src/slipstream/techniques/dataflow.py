@@ -18,6 +18,8 @@ class Dataflow:
         readers: by task: the tasks, views apart, that read what it made, in program order.
         views: by task: the views of what it made.
         looks: tasks that only look at their first input's storage and write nothing.
+        waits: by task: those, views apart, that must be over before it begins: they made what it
+            reads, or read or made what it writes over.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -27,7 +29,10 @@ class Dataflow:
         self.readers: list[list[int]] = [[] for _ in range(n)]
         self.views: list[list[int]] = [[] for _ in range(n)]
         self.looks: set[int] = set()
+        self.waits: list[set[int]] = [set() for _ in range(n)]
         written: dict[int, int] = {}
+        changed: dict[int, int] = {}
+        read: dict[int, set[int]] = {}
         for t in range(n):
             call = self.call(t)
             inputs, outputs = self.operands(t)
@@ -43,6 +48,13 @@ class Dataflow:
                 self.readers[maker].append(t)
             for storage in outputs:
                 written[storage] = t
+            # What writes in place may write to any of its inputs: fused updates do to most.
+            over = {*outputs, *(inputs if "!" in call.op else ())}
+            self.waits[t] = {changed[one] for one in (*inputs, *over) if one in changed}
+            self.waits[t].update(*(read.pop(one, ()) for one in over))
+            for storage in inputs:
+                read.setdefault(storage, set()).add(t)
+            changed.update(dict.fromkeys(over, t))
 
     def call(self, task: int) -> Call | None:
         """What `task` calls, or None where its tensors are not known."""

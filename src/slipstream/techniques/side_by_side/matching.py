@@ -18,9 +18,9 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from slipstream.durations.roofline import Limits
-from slipstream.durations.traffic import is_view
 from slipstream.durations.work import work
-from slipstream.graph import Graph, StepPhase
+from slipstream.graph import Graph, TaskView
+from slipstream.techniques.dataflow import Dataflow
 from slipstream.techniques.side_by_side.timing import MOST
 
 MOST_KERNELS = 400
@@ -75,32 +75,21 @@ def kernels_of(graph: Graph, limits: Limits) -> tuple[list[Kernel], list[frozens
         Kernels in the step's order, and for each the numbers of those it waits for: that made
         what it reads, or read or made what it overwrites.
     """
-    kernels: list[Kernel] = []
-    needs: list[frozenset[int]] = []
-    writer: dict[int, int] = {}
-    readers: dict[int, set[int]] = {}
-    for number in range(len(graph)):
-        task = graph.task(number)
-        if task.call is None or is_view(task.call):
-            continue
-        inputs, outputs = (list(filter(lambda s: s >= 0, one)) for one in task.operands)
-        known = work(task.call)
-        rate = limits.flops_per_s.get(known.dtype) if known is not None else None
-        memory = known.nbytes / limits.bytes_per_s * 1e9 if known is not None else 0.0
-        compute = known.flops / rate * 1e9 if known is not None and rate else 0.0
-        kernels.append(Kernel(task.name, max(memory, compute), memory, compute))
-        # Fused updates write what they are given.
-        update = graph.tasks.phase[number] == StepPhase.OPTIMIZER
-        written = {*outputs, *(inputs if update else ())}
-        before = {writer[s] for s in (*inputs, *written) if s in writer}
-        for storage in written:
-            before |= readers.pop(storage, set())
-        this = len(needs)
-        needs.append(frozenset(before - {this}))
-        for storage in inputs:
-            readers.setdefault(storage, set()).add(this)
-        writer.update(dict.fromkeys(written, this))
-    return kernels, needs
+    flow = Dataflow(graph)
+    tasks = [t for t in range(len(graph)) if flow.call(t) is not None and t not in flow.looks]
+    number = {task: n for n, task in enumerate(tasks)}
+    kernels = [_kernel(graph.task(task), limits) for task in tasks]
+    return kernels, [frozenset(number[one] for one in flow.waits[task]) for task in tasks]
+
+
+def _kernel(task: TaskView, limits: Limits) -> Kernel:
+    known = work(task.call) if task.call is not None else None
+    if known is None:
+        return Kernel(task.name, 0.0, 0.0, 0.0)
+    rate = limits.flops_per_s.get(known.dtype)
+    memory = known.nbytes / limits.bytes_per_s * 1e9
+    compute = known.flops / rate * 1e9 if rate else 0.0
+    return Kernel(task.name, max(memory, compute), memory, compute)
 
 
 def match(kernels: Sequence[Kernel], needs: Sequence[Iterable[int]]) -> list[Match]:
