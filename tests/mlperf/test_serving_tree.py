@@ -11,7 +11,15 @@ from pathlib import Path
 import pytest
 
 from slipstream.errors import SlipstreamError
-from slipstream.mlperf.serving import Place, Session, Wishes, benchmark, check, scenarios
+from slipstream.mlperf.serving import (
+    Place,
+    Session,
+    Wishes,
+    audits,
+    benchmark,
+    check,
+    scenarios,
+)
 
 SYSTEMS = Path(__file__).parent / "serving_systems.py"
 SECONDS = 0.4
@@ -23,7 +31,12 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three scenarios of a real model under the real LoadGen, with audits."""
     root = tmp_path_factory.mktemp("results")
     wishes = Wishes(seconds=SECONDS, rate=2000.0, bound_ns=1e9)
-    with Session(f"{SYSTEMS}:honest", f"{SYSTEMS}:samples") as session:
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        Session(f"{SYSTEMS}:honest", f"{SYSTEMS}:samples") as session,
+    ):
+        # What a tree holds is tested here; a busy machine may not leave an audit undecided.
+        patch.setattr(audits, "_FAST_TOLERANCE", 9.0)
         found = benchmark(
             session, scenarios("single-stream,server,offline"), wishes,
             place=Place.of(root, "honest"), audits=("TEST01", "TEST04"), gate=0.99,
