@@ -9,13 +9,14 @@ import pytest
 import slipstream as ss
 from slipstream.graph import Graph, replay
 from slipstream.graph.page_faults import (
+    PAGE_FAULT_LAUNCHES,
     may_fault,
     page_fault_error_ns,
     page_fault_ns,
     page_fault_tasks,
     with_launches,
 )
-from slipstream.verbs.page_faults import launches_in_words
+from slipstream.verbs.page_faults import launches_in_words, watch_launches
 from slipstream.workload import Workload
 
 _LARGE = """
@@ -78,3 +79,24 @@ def test_launches_that_agree_by_chance_are_not_taken_for_sure(graph: Graph) -> N
     step = replay(bare).step_ns
     same = with_launches(with_launches(bare, [0.2 * step]), [0.1 * step, 0.1 * step])
     assert page_fault_error_ns(same) >= 0.1 * page_fault_ns(same)
+
+
+@pytest.mark.parametrize(
+    ("shares", "watched"),
+    [((0.002,) * 4, 1), ((0.02, 0.025, 0.0, 0.0), 2), ((0.1, 0.0, 0.1, 0.0), 4)],
+)
+def test_launches_end_where_faults_matter_in_none_or_all_agree(
+    graph: Graph, monkeypatch: pytest.MonkeyPatch, shares: tuple[float, ...], watched: int
+) -> None:
+    bare = without(graph)
+    bare = replace(bare, meta={k: v for k, v in bare.meta.items() if k != PAGE_FAULT_LAUNCHES})
+    step = replay(bare).step_ns
+    launched: list[float] = []
+
+    def another(*_args: object, **_more: object) -> float:
+        launched.append(shares[len(launched)] * step)
+        return launched[-1]
+
+    monkeypatch.setattr("slipstream.verbs.page_faults.call_in_child", another)
+    watch_launches(bare, Workload.parse(f"{__file__}:graph"))
+    assert len(launched) == watched

@@ -20,7 +20,7 @@ from slipstream.graph import Call, Editor, Graph, replay
 from slipstream.provenance import Provenance
 from slipstream.technique import Context, Quality, QualityKind, Settings, Stage, Traits
 from slipstream.techniques.precision import Amp
-from slipstream.verbs.predicting import predict, prediction_of
+from slipstream.verbs.predicting import Folded, predict, prediction_of
 from slipstream.verbs.profiling import profile
 from slipstream.verbs.results import WORTH_IT, Predicted, Prediction, prediction_table
 from tiny_models import captured, workload
@@ -234,6 +234,16 @@ def test_a_combination_folds_its_parts(graph: Graph) -> None:
     both = one(graph, Faster(0.5), Faster(0.5))
     assert both.step_ns == pytest.approx(one(graph, Faster(0.25)).step_ns, rel=1e-6)
     assert len(both.edits) == 2
+
+
+def test_what_an_earlier_call_made_is_not_made_again(graph: Graph) -> None:
+    first, second = Faster(0.5), Faster(0.25)
+    folded: Folded = {}
+    (alone,) = predict(graph, [[first]], durations=Nothing(), folded=folded)
+    kept = folded[(first,)]
+    both, again = predict(graph, [[first, second], [first]], durations=Nothing(), folded=folded)
+    assert folded[(first,)] is kept
+    assert (again.ratio, both.ratio) == (alone.ratio, one(graph, first, second).ratio)
 
 
 def test_the_quality_is_the_most_consequential(graph: Graph) -> None:

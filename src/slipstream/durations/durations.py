@@ -137,10 +137,8 @@ class Durations:
     def lookup(self, call: Call | Question) -> Answer | None:
         """The duration of `call`, or None when it is not known."""
         key = self._key(call)
-        if key not in self._known and key not in self._unknown:
+        if key not in self._known:
             self._load([key])
-            # The file is opened once for a call that nobody measured, not at every look.
-            self._unknown.add(key)
         return self._known.get(key)
 
     def ratio(self, old: Call, new: Call) -> Ratio | None:
@@ -292,11 +290,14 @@ class Durations:
         return one.key, self.threads if one.threads is None else one.threads
 
     def _load(self, keys: list[_Key]) -> None:
+        # The file is opened once for a call that nobody measured, not at every look.
+        left = [key for key in keys if key not in self._unknown]
+        self._unknown.update(left)
         # Not Path.exists(), which fails in a folder that may not be looked into.
-        if not keys or not os.path.exists(self._path):
+        if not left or not os.path.exists(self._path):
             return
         with self._cache() as cache:
-            for key in keys:
+            for key in left:
                 row = cache.execute(
                     "SELECT nanoseconds, spread, workspace, made FROM duration "
                     "WHERE machine = ? AND call = ? AND threads = ?",

@@ -39,8 +39,8 @@ _KEPT = (0.5, 1.0, 2.0)
 
 # What a step allocates anew, from which on the heap may shrink in between: glibc's least threshold.
 _MAY_SHRINK = 128 << 10
-# Below this share of a step they are left out, as they are where a step is recorded.
-_MATTERS = 0.01
+MATTERS = 0.01
+"""Below this share of a step they are left out, as they are where a step is recorded."""
 
 
 def page_fault_tasks(graph: Graph) -> list[int]:
@@ -83,7 +83,7 @@ def with_launches(graph: Graph, others_ns: Sequence[float]) -> Graph:
     every = [page_fault_ns(graph), *others_ns]
     mean, count = float(np.mean(every)), len(every)
     tasks = page_fault_tasks(graph)
-    if not tasks and mean < _MATTERS * float(graph.tasks.duration_ns.sum()):
+    if not tasks and mean < MATTERS * float(graph.tasks.duration_ns.sum()):
         return graph
     # Of a mean of few and one more launch.
     spread = float(np.std(every, ddof=1)) * math.sqrt(1 + 1 / count) / max(mean, 1.0)

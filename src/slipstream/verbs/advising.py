@@ -22,7 +22,7 @@ from slipstream.units import format_percent
 from slipstream.verbs.combining import Combination, joined, search_combinations
 from slipstream.verbs.goals import Goal
 from slipstream.verbs.outlooks import Outlook, first_look
-from slipstream.verbs.predicting import predict
+from slipstream.verbs.predicting import Folded, predict
 from slipstream.verbs.request import command_for
 from slipstream.verbs.results import (
     BEST_OF_ALL,
@@ -202,12 +202,14 @@ def advise(
     durations = durations or Durations(threads=int(graph.meta.get("threads", 1)))
 
     until = math.inf
+    folded: Folded = {}
 
     def ask(combinations: Sequence[Combination]) -> list[Prediction]:
         measure = time.monotonic() < until
         return predict(
-            graph, combinations, durations=durations, widen=widen, measure=measure, say=say
-        )
+            graph, combinations, durations=durations, widen=widen, measure=measure, folded=folded,
+            say=say,
+        )  # fmt: skip
 
     say("a first look, before anything is measured")
     looked = first_look(graph, single_techniques(), durations, widen)

@@ -184,7 +184,8 @@ class _AsKnown(Durations):
     def measure(
         self, calls: Iterable[Call | Question], say: Callable[[str], None] = lambda line: None
     ) -> None:
-        """Nothing."""
+        """Nothing; what is known of them is read at once."""
+        self._inner.missing(calls)
 
 
 def _at_least(after: Graph, unknown: NDArray[np.bool_], share: float) -> float:

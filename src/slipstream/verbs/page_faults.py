@@ -10,6 +10,7 @@ from typing import Any
 from slipstream.capture.paging import watch_faults
 from slipstream.graph import Graph
 from slipstream.graph.page_faults import (
+    MATTERS,
     PAGE_FAULT_LAUNCHES,
     may_fault,
     page_fault_ns,
@@ -19,7 +20,8 @@ from slipstream.units import format_percent
 from slipstream.verbs.children import DEFAULT_TIMEOUT_S, call_in_child, run_program
 from slipstream.workload import Built, Workload
 
-# Besides the recorded one; fewer where they differ by less than this share of a step.
+# Besides the recorded one; fewer where they differ by less than this share of a step, and one where
+# page faults do not matter in either.
 _LAUNCHES, _ENOUGH = 4, 2
 _ALIKE = 0.03
 # No launch begins after so many seconds of them.
@@ -50,8 +52,11 @@ def watch_launches(
     others: list[float] = []
     began = time.monotonic()
     while len(others) < _LAUNCHES and time.monotonic() - began < _LONGEST_S:
-        apart = max(recorded, *others, 0.0) - min(recorded, *others, math.inf)
+        most = max(recorded, *others, 0.0)
+        apart = most - min(recorded, *others, math.inf)
         if len(others) >= _ENOUGH and apart < _ALIKE * step_ns:
+            break
+        if others and most < MATTERS * step_ns:
             break
         say(f"watching page faults of another launch, {len(others) + 1} of at most {_LAUNCHES}")
         others.append(

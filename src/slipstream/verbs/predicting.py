@@ -50,7 +50,7 @@ _NO_CLUSTER = (
 
 
 @dataclass(frozen=True)
-class _Obstacle:
+class Obstacle:
     """Why a part of a combination cannot follow on those before it."""
 
     part: str
@@ -59,6 +59,10 @@ class _Obstacle:
     def among(self, combination: Sequence[Technique]) -> str:
         """The reason, with the part's name where there are several."""
         return self.reason if len(combination) == 1 else f"{self.part}: {self.reason}"
+
+
+# By combination, what it makes of one graph.
+Folded = dict[tuple[Technique, ...], Graph | Obstacle]
 
 
 def predict(
@@ -70,6 +74,7 @@ def predict(
     widen: Callable[[float, float, float], tuple[float, float]] | None = None,
     baseline: Timeline | None = None,
     measure: bool = True,
+    folded: Folded | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> list[Prediction]:
     """What each of `techniques` would make of `graph`, in their order.
@@ -87,6 +92,7 @@ def predict(
         baseline: `graph` simulated, if that is at hand.
         measure: whether operators that are not known yet are micro-benchmarked; else they are
             estimated from neighbours and limits, and intervals are as wide as that.
+        folded: what earlier calls made of `graph`, which is not edited again; added to.
 
     Raises:
         UsageError: a name or setting that is not in the grammar.
@@ -107,13 +113,13 @@ def predict(
             technique.need_devices(combination, cluster)
     predictions: list[Prediction] = []
     for combination, after in zip(
-        combinations, _fold(graph, combinations, context, say, measure), strict=True
+        combinations, _fold(graph, combinations, context, say, measure, folded), strict=True
     ):
         name = technique.combination_name(combination)
         say(f"simulating {len(predictions) + 1} of {len(combinations)}: {name}")
         quality = technique.quality_of(combination, graph) if combination else None
         answer: Prediction
-        if isinstance(after, _Obstacle):
+        if isinstance(after, Obstacle):
             answer = refusal(name, baseline, after.among(combination), quality)
         else:
             metric = technique.clock(combination)
@@ -136,43 +142,48 @@ def _fold(
     context: Context,
     say: Callable[[str], None],
     measure: bool,
-) -> list[Graph | _Obstacle]:
+    folded: Folded | None,
+) -> list[Graph | Obstacle]:
     """For each combination its edited graph, or the part that does not apply.
 
     A technique is asked about, and asks its questions of, the step as the techniques before it
     would have made it. All combinations advance together, so that what they ask is measured in
     one go, where it is comparable; common beginnings are folded once.
     """
-    folded: dict[tuple[Technique, ...], Graph | _Obstacle] = {(): graph}
+    folded = {} if folded is None else folded
+    folded[()] = graph
     for size in range(1, max(map(len, combinations), default=0) + 1):
         heads = dict.fromkeys(tuple(one[:size]) for one in combinations if len(one) >= size)
+        heads = {head: None for head in heads if head not in folded}
         possible = []
         for head in heads:
             before, last = folded[head[:-1]], head[-1]
-            if isinstance(before, _Obstacle):
+            if isinstance(before, Obstacle):
                 folded[head] = before
             elif context.cluster is None and last.traits.spreads:
-                folded[head] = _Obstacle(last.name, _NO_CLUSTER)
+                folded[head] = Obstacle(last.name, _NO_CLUSTER)
             elif (reason := technique.refusal(last, before)) is not None:
-                folded[head] = _Obstacle(last.name, reason)
+                folded[head] = Obstacle(last.name, reason)
             else:
                 possible.append((head, before))
+        asked = [call for head, before in possible for call in head[-1].questions(before)]
         if measure:
-            asked = [call for head, before in possible for call in head[-1].questions(before)]
             context.durations.measure(asked, say)
+        else:
+            context.durations.missing(asked)  # one look into the cache for all of them
         for number, (head, before) in enumerate(possible, start=1):
             say(f"predicting {number} of {len(possible)}: {technique.combination_name(head)}")
             folded[head] = _changed(head[-1], before, head[-1].predict(before, context))
     return [folded[tuple(one)] for one in combinations]
 
 
-def _changed(part: Technique, before: Graph, after: Graph) -> Graph | _Obstacle:
+def _changed(part: Technique, before: Graph, after: Graph) -> Graph | Obstacle:
     """`after`, or that it changes nothing: no ratio of 1 that asks for a proof."""
     edits = after.edits[len(before.edits) :]
     if after is not before and (not edits or any(edit.tasks for edit in edits)):
         return after
     reasons = "; ".join(edit.what for edit in edits if edit.what)
-    return _Obstacle(part.name, f"it would change nothing here{': ' * bool(reasons)}{reasons}")
+    return Obstacle(part.name, f"it would change nothing here{': ' * bool(reasons)}{reasons}")
 
 
 def _prediction(

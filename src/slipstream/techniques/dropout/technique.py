@@ -279,15 +279,11 @@ def _belongs(graph: Graph, inside: Sequence[bool], task: int, draw: int) -> bool
 
 def _backward(graph: Graph, forward: int, noise: int) -> int | None:
     """The multiplication of a gradient by `noise` that belongs to the task `forward`."""
-    tasks = graph.tasks
-    for task in range(forward + 1, len(graph)):
-        if (
-            tasks.phase[task] == StepPhase.BACKWARD
-            and tasks.sequence[task] == tasks.sequence[forward]
-            and _name(graph, task) == "aten::mul"
-            and noise in graph.storages(task)
-        ):
-            return task
+    tasks: Any = graph.tasks
+    theirs = (tasks.phase == StepPhase.BACKWARD) & (tasks.sequence == tasks.sequence[forward])
+    for task in np.flatnonzero(theirs).tolist():
+        if task > forward and _name(graph, task) == "aten::mul" and noise in graph.storages(task):
+            return int(task)
     return None
 
 
