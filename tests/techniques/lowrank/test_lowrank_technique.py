@@ -153,6 +153,14 @@ def test_a_rank_above_the_full_one_names_its_layer() -> None:
         build(images, LowRank(rank=99, ends=True))
 
 
+def test_a_rank_has_to_fit_those_layers_alone_that_become_thin() -> None:
+    model = build(images, LowRank(rank=16)).model
+    assert model[6].first.out_features == 16
+    assert model[-1].weight.shape == (4, 64), "the last has a full rank of 4, and stays dense"
+    with pytest.raises(WorkloadError, match=r"20 is not from 1 to 16[^\n]*\n.*layer 4"):
+        build(images, LowRank(rank=20))
+
+
 def test_the_switch_comes_when_the_dense_share_is_over() -> None:
     torch.manual_seed(0)
     model, batch, loss, optimizer = images()

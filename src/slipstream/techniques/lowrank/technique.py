@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from slipstream.errors import InvalidArgumentError, WorkloadError
 from slipstream.graph import Call, Editor, Graph, StepPhase
@@ -136,11 +136,9 @@ class LowRank(Settings):
         from slipstream.techniques.lowrank.factors import Start
         from slipstream.techniques.lowrank.layers import factorize, switch
 
-        wanted: Any = ranks or (self.ratio if self.rank is None else self.rank)
-
         def change(model: Any) -> None:
             factorize(
-                model, wanted, optimizer=built.optimizer, keep="none" if self.ends else "ends",
+                model, ranks or self._wanted, optimizer=built.optimizer, keep=self._keep,
                 only=self.only, except_=self.except_, start=Start(keep_norm=not warm),
             )  # fmt: skip
 
@@ -151,20 +149,11 @@ class LowRank(Settings):
 
         Raises:
             WorkloadError: no layer has such a name.
-            InvalidArgumentError: a layer on the meta device, or a rank above its full one.
+            InvalidArgumentError: the rank is above the full one of a layer that is to be thin.
         """
-        from slipstream.techniques.lowrank.layers import candidates, ranks_of
+        from slipstream.techniques.lowrank.layers import plan
 
-        every = candidates(model)
-        self._selection.need_some(self.name, [name for name, _ in every])
-        for name, layer in every:
-            if self.rank is not None and name in self._selection:
-                try:
-                    ranks_of(layer, self.rank)
-                except InvalidArgumentError as error:
-                    raise InvalidArgumentError(
-                        "lowrank:rank", str(error), where=f"layer {name}"
-                    ) from error
+        plan(model, self._wanted, keep=self._keep, only=self.only, except_=self.except_)
 
     def quality(self, graph: Graph | None = None) -> Quality:
         """Another model."""
@@ -177,14 +166,12 @@ class LowRank(Settings):
 
     def code(self, workload: Workload) -> CodeChange | None:
         """The exchange before the model is returned."""
-        rank = self.ratio if self.rank is None else self.rank
         settings = ', keep="none"' * self.ends
         for key, value in (("only", self.only), ("except_", self.except_)):
             if value != getattr(type(self), key):
                 settings += f', {key}="{value}"'
-        lines = (
-            "import slipstream", f"slipstream.lowrank.factorize({{model}}, {rank}{settings})"
-        )  # fmt: skip
+        settings = f"{self._wanted}{settings}"
+        lines = ("import slipstream", f"slipstream.lowrank.factorize({{model}}, {settings})")
         return CodeChange.of(
             workload,
             lambda where: where.after_model(*lines),
@@ -192,6 +179,14 @@ class LowRank(Settings):
             note="to begin dense, call it once a fifth of the training is done, with "
             "optimizer=optimizer; in DistributedDataParallel through slipstream.lowrank.switch",
         )
+
+    @property
+    def _wanted(self) -> float | int:
+        return self.ratio if self.rank is None else self.rank
+
+    @property
+    def _keep(self) -> Literal["ends", "none"]:
+        return "none" if self.ends else "ends"
 
     @property
     def _selection(self) -> Selection:
