@@ -221,6 +221,60 @@ def test_a_model_that_writes_its_buffer_writes_it() -> None:
     assert not torch.equal(before, model.total)
 
 
+class Rotated(nn.Module):
+    """Positions as Llama turns them: [batch, length, heads of 64]."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        angle = torch.linspace(0, 3, 40)[:, None] * torch.linspace(1, 0.1, 64)
+        y = x.view(4, 40, 2, 64).transpose(1, 2)
+        a, b = y.chunk(2, -1)
+        return y * angle.cos() + torch.cat((-b, a), -1) * angle.sin()
+
+
+class Gated(nn.Module):
+    """A packed gate: its gradient is put together of two that are computed."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate, up = (x * 2).chunk(2, -1)
+        return functional.silu(gate) * up
+
+
+class Joined(nn.Module):
+    """Parts that cannot share loops with what follows: rows are reduced over all of them."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        a, b = x.chunk(2, -1)
+        joined = torch.cat((torch.tanh(b) * 2, a * 3, a - b), -1)
+        return torch.softmax(joined, -1) + torch.cat((a, joined), -1)[..., 64:]
+
+
+PARTS: list[type[nn.Module]] = [Rotated, Gated, Joined]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("model", PARTS)
+def test_parts_of_rows_are_taken_and_put_together_as_by_torch(
+    model: type[nn.Module], dtype: torch.dtype
+) -> None:
+    backend, close = FusionBackend(tuned=False), 1e-12 if dtype is torch.float64 else 1e-5
+    plain, fused = both(model(), torch.randn(4, 40, 128, dtype=dtype), backend)
+    for ours, theirs in zip(fused, plain, strict=True):
+        assert torch.allclose(ours, theirs, rtol=close, atol=close)
+    names = [node.name for one in backend.passes for node in one.fused.graph.nodes]
+    assert any("cat" in name for name in names) is (model is Joined)
+
+
+def test_a_norm_of_the_root_mean_square_is_one_kernel_forward_and_one_backward() -> None:
+    backend = FusionBackend(tuned=False)
+    plain, fused = both(nn.RMSNorm(96), torch.randn(4, 32, 96), backend)
+    for ours, theirs in zip(fused, plain, strict=True):
+        assert torch.allclose(ours, theirs, rtol=1e-5, atol=3e-6)
+    assert [one.regions for one in backend.passes] == [1, 1]
+    called = {n.name.partition("_")[0] for one in backend.passes for n in one.fused.graph.nodes
+              if n.op == "call_function"}  # fmt: skip
+    assert called <= {"getitem", "view"}
+
+
 class Packed(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         q, k, v = (x * 2).transpose(0, 1)

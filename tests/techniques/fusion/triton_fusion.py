@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from test_fusion import MAPS, Layer, both
+from test_fusion import MAPS, PARTS, Layer, both
 from torch import nn
 from torch.nn import functional
 
@@ -117,6 +117,15 @@ def test_what_is_infinite_and_masked_stays_what_it_is_in_torch() -> None:
     with torch.no_grad():
         ours = torch.compile(model, backend=untuned(), dynamic=False)(x)
     assert torch.allclose(ours, torch.softmax(x * 2, -1), atol=1e-6, equal_nan=True)
+
+
+@pytest.mark.parametrize("model", [*PARTS, lambda: nn.RMSNorm(128)])
+def test_parts_of_rows_and_numbers_of_rows_are_torchs(model: Callable[[], nn.Module]) -> None:
+    backend = untuned()
+    plain, fused = both(model(), torch.randn(4, 40, 128), backend)
+    assert sum(one.regions for one in backend.passes) >= 2
+    for ours, theirs in zip(fused, plain, strict=True):
+        assert torch.allclose(ours, theirs, rtol=1e-5, atol=3e-6)
 
 
 def test_rows_longer_than_a_program_holds_are_read_for_every_stage() -> None:

@@ -58,6 +58,7 @@ class TracedPass:
 
     Attributes:
         run: what a call of the pass runs: with all kernels, or those that `keep` was told.
+        fused: the pass with those kernels.
         regions: how many there are.
         beside: what calls saw after `compare`.
     """
@@ -67,8 +68,8 @@ class TracedPass:
     def __init__(self, module: GraphModule, planned: Plan, make: Make) -> None:
         self._module, self._planned = module, planned
         self._kernels = make(planned.regions)
-        self._fused = rewritten(module, planned, self._kernels)
-        self.run: _Work = boxed(self._fused)
+        self.fused = rewritten(module, planned, self._kernels)
+        self.run: _Work = boxed(self.fused)
         self.regions = len(planned.regions)
         self._watched: dict[str, _Watched] = {}
 
@@ -84,7 +85,7 @@ class TracedPass:
             of = {graph[n]: number for number, group in enumerate(members) for n in group}
             module = self._module
             if name == _KERNELS:
-                module = self._fused
+                module = self.fused
                 of = {
                     node: int(str(node.target).rpartition("_")[2])
                     for node in module.graph.nodes if node.op == "call_module"
@@ -109,8 +110,8 @@ class TracedPass:
             kernels,
             len(kernels),
         )
-        self._fused = rewritten(self._module, self._planned, kernels)
-        self.run = boxed(self._fused if kernels else self._module)
+        self.fused = rewritten(self._module, self._planned, kernels)
+        self.run = boxed(self.fused if kernels else self._module)
 
 
 def boxed(module: GraphModule) -> _Work:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from slipstream.codegen import PRELUDE
 from slipstream.techniques.dropout.kernels import threshold_and_scale
-from slipstream.techniques.fusion.loops import Nest, Statement
+from slipstream.techniques.fusion.loops import Nest, Statement, Store
 
 _TYPES = {
     "float32": "float", "float64": "double", "bfloat16": "bf16", "bool": "uint8_t",
@@ -141,18 +141,19 @@ class _Function:
         for store in nest.stores:
             one = nest.statements[store.value]
             if one.extent != "full" and not store.column and one.stage == stage:
-                self._store_row(store.output, store.value)
+                self._store_row(store)
         self._loop(stage)
 
-    def _store_row(self, output: int, value: int) -> None:
-        place = self._nest.writes[output]
+    def _store_row(self, store: Store) -> None:
+        place, output = self._nest.writes[store.output], store.output
+        at = f"ro{output} + {store.start}"
         if place.column:
             self._lines.append(
-                f"      for (i64 n = 0; n < N; ++n) put(o{output}, ro{output} + n * "
-                f"{place.column}, v{value});"
+                f"      for (i64 n = 0; n < N; ++n) put(o{output}, {at} + n * "
+                f"{place.column}, v{store.value});"
             )
         else:
-            self._lines.append(f"      put(o{output}, ro{output}, v{value});")
+            self._lines.append(f"      put(o{output}, {at}, v{store.value});")
 
     def _loop(self, stage: int) -> None:
         """Everything that every column has in a stage: sums and maxima, buffers, results."""
@@ -200,7 +201,8 @@ class _Function:
                 put(f"        c{columns.index(store)}[n] += {name};")
             else:
                 stride = nest.writes[store.output].column
-                put(f"        put(o{store.output}, ro{store.output} + n * {stride}, {name});")
+                at = f"ro{store.output} + {store.start} + n * {stride}"
+                put(f"        put(o{store.output}, {at}, {name});")
         put("      }")
         put("      }")
 

@@ -8,7 +8,7 @@ added up afterwards, in a fixed order.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from slipstream.techniques.dropout.kernels import threshold_and_scale
 from slipstream.techniques.fusion.loops import Access, Nest, Statement, UnsupportedError
@@ -145,9 +145,12 @@ class _Program:
     def _reach(self) -> int:
         """The number of the last element that is read, written or drawn."""
         accesses = [*self._nest.reads, *self._nest.writes]
-        ends = [sum((e - 1) * s for e, s in (*one.rows, (self._nest.columns, one.column)))
-                for one in accesses]  # fmt: skip
-        return max(*ends, self._nest.rows * self._nest.columns, 0)
+        ends = [
+            one.start + sum((e - 1) * s for e, s in (*one.rows, (self._nest.columns, one.column)))
+            for one in accesses
+        ]
+        starts = max((store.start for store in self._nest.stores), default=0)
+        return max(*ends, self._nest.rows * self._nest.columns, 0) + starts
 
     def _last(self) -> int:
         return max(self._nest.statements[n].stage for n in self._needed)
@@ -225,6 +228,7 @@ class _Program:
             if spec.dtype in ("bool", "uint8"):
                 value = f"f_where({value} != 0, 1, 0).to(tl.int8)"
             place = self._nest.writes[store.output]
+            place = replace(place, start=store.start)
             self._put(f"tl.store({self._pointer('o', store.output, place)}, {value}"
                       f"{self._mask(place)})")  # fmt: skip
 

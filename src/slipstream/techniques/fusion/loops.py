@@ -58,11 +58,13 @@ class Store:
     Attributes:
         column: whether it is summed over the rows into N numbers.
         output: place among the nest's outputs.
+        start: elements between the output's first and where this value begins in it.
     """
 
     value: int
     output: int
     column: bool = False
+    start: int = 0
 
 
 @dataclass(frozen=True)
@@ -72,10 +74,12 @@ class Access:
     Attributes:
         rows: (extent, stride) of each dimension of a row's number, outermost first.
         column: stride of a column.
+        start: where element (0, 0) lies.
     """
 
     rows: tuple[tuple[int, int], ...]
     column: int
+    start: int = 0
 
     def row(self, divided: str) -> str:
         """Where row ``r`` begins, in elements; `divided` is the language's whole division."""
@@ -88,6 +92,8 @@ class Access:
             if stride:
                 parts.append(f"({index}) * {stride}")
             divisor *= extent
+        if self.start:
+            parts.append(str(self.start))
         return " + ".join(parts) or "0"
 
 
@@ -202,7 +208,9 @@ def broadcast(spec: TensorSpec, shape: Shape) -> Shape:
     return tuple(strides)
 
 
-def access(strides: Sequence[int], extents: Sequence[int], inner: int) -> Access | None:
+def access(
+    strides: Sequence[int], extents: Sequence[int], inner: int, start: int = 0
+) -> Access | None:
     """Where elements lie whose last `inner` dimensions are columns; None: they have no stride."""
     columns = [(e, s) for e, s in zip(extents, strides, strict=True)][len(extents) - inner :]
     rows = [(e, s) for e, s in zip(extents, strides, strict=True)][: len(extents) - inner]
@@ -218,4 +226,4 @@ def access(strides: Sequence[int], extents: Sequence[int], inner: int) -> Access
             merged[-1] = merged[-1][0] * extent, one
         else:
             merged.append((extent, one))
-    return Access(tuple(merged), stride)
+    return Access(tuple(merged), stride, start)

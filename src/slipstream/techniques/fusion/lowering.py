@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -31,7 +31,23 @@ _DEVICE_DTYPES = (*_DTYPES, "float16")
 _DEVICES = ("cpu", "cuda")
 _REDUCTIONS = ("sum", "mean", "amax")
 _FEWEST_COLUMNS = 256
-DROPOUT = "dropout"
+DROPOUT, JOIN = "dropout", "cat"
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where an input of an operator lies.
+
+    Attributes:
+        stands: whatever stands for the tensor in memory: the value itself, or a view of it.
+        spec: of that tensor.
+        start: elements between its first and the input's; None where that is not known, and the
+            tensor is the input itself.
+    """
+
+    stands: Any
+    spec: TensorSpec
+    start: int | None = None
 
 
 @dataclass(frozen=True)
@@ -40,14 +56,13 @@ class Step:
 
     Attributes:
         inputs, outputs: values, one for each tensor of the call.
-        sources: whatever stands for each input as this operator sees it: of views of one value,
-            each has its own.
+        sources: of each input.
     """
 
     call: Call
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    sources: tuple[Any, ...]
+    sources: tuple[Source, ...]
 
     @property
     def name(self) -> str:
@@ -90,6 +105,8 @@ def columns_of(step: Step) -> int | None:
         if not shape or dim % len(shape) != len(shape) - 1:
             raise UnsupportedError("a softmax over an outer dimension")
         return shape[-1]
+    if name == JOIN:
+        return call.outputs[0].shape[-1] // parts_of(step)
     if name in _REDUCTIONS:
         shape = call.inputs[0].shape
         over = _reduced_dims(call)
@@ -100,6 +117,27 @@ def columns_of(step: Step) -> int | None:
             return math.prod(shape[dim] for dim in first)
         raise UnsupportedError("a reduction over dimensions between others")
     return None
+
+
+def parts_of(step: Step) -> int:
+    """How many equal parts of the innermost dimension an operator puts together.
+
+    Raises:
+        UnsupportedError: parts differ, or lie along another dimension.
+    """
+    shape, dim = step.call.outputs[0].shape, step.call.arguments[1]
+    if not shape or dim % len(shape) != len(shape) - 1:
+        raise UnsupportedError("parts along an outer dimension")
+    if len({spec.shape for spec in step.call.inputs}) != 1 or len(step.call.inputs) < 2:
+        raise UnsupportedError("parts of two sizes")
+    return len(step.call.inputs)
+
+
+def reduces_columns(step: Step) -> bool:
+    """Whether an operator makes one number of each row."""
+    if step.name not in _REDUCTIONS:
+        return False
+    return len(step.call.inputs[0].shape) - 1 in _reduced_dims(step.call)
 
 
 def _reduced_dims(call: Call) -> set[int]:
@@ -119,7 +157,7 @@ def _dtypes(device: str) -> tuple[str, ...]:
 def can_lower(step: Step) -> bool:
     """Whether an operator may be a part of a nest, as far as it can be told alone."""
     tensors = (*step.call.inputs, *step.call.outputs)
-    if step.name not in (DROPOUT, *_REDUCTIONS) and not operators.known(step.name):
+    if step.name not in (DROPOUT, JOIN, *_REDUCTIONS) and not operators.known(step.name):
         return False
     if step.name == DROPOUT:
         tensors = (step.call.inputs[0], *step.call.outputs)
@@ -146,7 +184,7 @@ class _Numbered:
     specs: tuple[TensorSpec, ...]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    sources: tuple[int, ...]
+    sources: tuple[Source, ...]
 
 
 def lower(steps: Sequence[Step], makes: Sequence[int]) -> Region:
@@ -164,8 +202,11 @@ def lower(steps: Sequence[Step], makes: Sequence[int]) -> Region:
         return tuple(numbers.setdefault(value, len(numbers)) for value in values)
 
     same = tuple(
-        _Numbered(step.call, step.call.key, step.call.outputs, numbered(step.inputs),
-                  numbered(step.outputs), numbered(step.sources))
+        _Numbered(
+            step.call, step.call.key, step.call.outputs, numbered(step.inputs),
+            numbered(step.outputs),
+            tuple(replace(one, stands=numbered([one.stands])[0]) for one in step.sources),
+        )
         for step in steps
     )  # fmt: skip
     lowered = _lowered(same, numbered(makes))
@@ -188,19 +229,30 @@ def _lowered(same: tuple[_Numbered, ...], makes: tuple[int, ...]) -> Region | Un
 
 
 def _lower(steps: Sequence[Step], makes: Sequence[int]) -> Region:
+    """What cannot be lowered with parts that are put together is lowered without."""
+    joins = [number for number, step in enumerate(steps) if step.name == JOIN]
+    try:
+        return _lower_in_parts(steps, makes, parts_of(steps[joins[0]]) if joins else 1)
+    except UnsupportedError as error:
+        if joins:
+            error.operation = joins[0]
+        raise
+
+
+def _lower_in_parts(steps: Sequence[Step], makes: Sequence[int], parts: int) -> Region:
     wanted = None
     for number, step in enumerate(steps):
         columns = columns_of(step)
         if columns is not None and wanted is not None and columns != wanted:
             raise UnsupportedError(f"{columns} columns where others have {wanted}", number)
         wanted = wanted if columns is None else columns
-    size = max(math.prod(step.shape) for step in steps)
+    size = max(math.prod(step.shape) for step in steps) // parts
     last: UnsupportedError | None = None
     for columns in [wanted] if wanted else _candidates(steps, size):
         if size % columns or columns < 2:
             continue
         try:
-            return _Builder(steps, size // columns, columns).build(makes)
+            return _Builder(steps, size // columns, columns, parts).build(makes)
         except UnsupportedError as error:
             last = error
     raise last or UnsupportedError("no number of columns divides it")
@@ -219,8 +271,15 @@ def _candidates(steps: Sequence[Step], size: int) -> list[int]:
 
 
 class _Builder:
-    def __init__(self, steps: Sequence[Step], rows: int, columns: int) -> None:
-        self._steps = steps
+    """A region's nest, operator by operator.
+
+    Where operators put `parts` of rows together, the nest's columns are those of a part, and what
+    has all columns is a statement for each part: to take parts of it and to put them together is to
+    name them.
+    """
+
+    def __init__(self, steps: Sequence[Step], rows: int, columns: int, parts: int) -> None:
+        self._steps, self._parts = steps, parts
         tensors = [s for step in steps for s in (*step.call.inputs, *step.call.outputs)]
         double = any(spec.dtype == "float64" for spec in tensors)
         device = steps[0].call.outputs[0].device
@@ -228,18 +287,36 @@ class _Builder:
             raise UnsupportedError("tensors of two devices")
         self.nest = Nest(rows, columns, "double" if double else "float", device)
         self._extents, self._inner = self._cut_extents()
-        self._statement: dict[int, int] = {}
+        self._statements: dict[int, tuple[int, ...]] = {}
         self._columns: dict[int, int] = {}
         self._made: dict[int, TensorSpec] = {}
-        self._external: dict[tuple[Any, tuple[int, ...]], int] = {}
+        self._external: dict[tuple[Any, int, tuple[int, ...]], int] = {}
         self._reads: list[Any] = []
+
+    def _in_parts(self, shape: Shape) -> bool:
+        """Whether a tensor of a shape has all columns, where a part has fewer.
+
+        Raises:
+            UnsupportedError: it has, and no part is some of its innermost dimension.
+        """
+        whole = self.nest.columns * self._parts
+        if self._parts == 1 or math.prod(shape) != self.nest.rows * whole:
+            return False
+        if shape[-1] != whole:
+            raise UnsupportedError("parts of what has other columns")
+        return True
+
+    def _part(self, shape: Shape) -> Shape:
+        """Of one part, where a tensor of a shape has several."""
+        return (*shape[:-1], self.nest.columns) if self._in_parts(shape) else shape
 
     def _cut_extents(self) -> tuple[tuple[int, ...], int]:
         """The finest dimensions, and how many of the last are columns."""
         rows, columns = self.nest.rows, self.nest.columns
         shapes: list[Shape] = [(rows, columns)]
         for step in self._steps:
-            for shape in (step.shape, *(spec.shape for spec in step.call.outputs)):
+            for whole in (step.shape, *(spec.shape for spec in step.call.outputs)):
+                shape = self._part(whole)
                 if math.prod(shape) == rows * columns:
                     shapes.append(shape)
                 elif math.prod(shape) == rows:
@@ -253,9 +330,13 @@ class _Builder:
             product *= extents[-inner]
         return extents, inner
 
-    def _strides(self, spec: TensorSpec, shape: Shape) -> list[int]:
-        """Strides over the finest dimensions of a tensor in an operator of a shape."""
-        strides = broadcast(spec, shape)
+    def _strides(self, spec: TensorSpec, whole: Shape) -> tuple[list[int], int]:
+        """Strides over the finest dimensions of a tensor in an operator of a shape.
+
+        Also how many elements lie between its parts, where the operator has several.
+        """
+        strides, shape = broadcast(spec, whole), self._part(whole)
+        between = strides[-1] * self.nest.columns if self._in_parts(whole) else 0
         size = math.prod(shape)
         outer = self._extents[: len(self._extents) - self._inner]
         if size == self.nest.rows * self.nest.columns:
@@ -268,7 +349,7 @@ class _Builder:
             cut_strides = [0] * len(self._extents)
         else:
             raise UnsupportedError(f"{shape} is neither all rows and columns nor all rows")
-        return cut_strides
+        return cut_strides, between
 
     def build(self, makes: Sequence[int]) -> Region:
         for number, step in enumerate(self._steps):
@@ -278,32 +359,43 @@ class _Builder:
                 if error.operation < 0:
                     error.operation = number
                 raise
-        stored = [self._store(value) for value in makes]
-        self.nest.stores.extend(stored)
+        for value in makes:
+            self.nest.stores.extend(self._store(value))
         if self.nest.device != "cpu":
             tiling(self.nest)
         return Region(tuple(self._steps), self.nest, tuple(self._reads), tuple(makes))
 
     def _step(self, step: Step) -> None:
-        call = step.call
-        shape = step.shape
+        call, shape = step.call, step.shape
         if step.name == DROPOUT:
-            results: operators.Result = [self._dropout(step, shape)]
+            results: Sequence[Any] = [(self._dropout(step, shape),)]
+        elif step.name == JOIN:
+            parts = zip(step.inputs, call.inputs, step.sources, strict=True)
+            joined = [self._operand(*one, one[1].shape) for one in parts]
+            results = [tuple(numbers[0] for numbers in joined)]
         else:
             tensors = iter(zip(step.inputs, call.inputs, step.sources, strict=True))
             arguments = [self._argument(one, tensors, shape) for one in call.arguments]
-            if step.name in _REDUCTIONS:
-                over_rows = 0 in _reduced_dims(call) and self._is_outer(call)
-                results = operators.reduced(self.nest, step.name, arguments[0], over_rows)
-            else:
-                results = operators.lower(self.nest, step.name, arguments)
-        present = [one for one in results if one is not None]
-        for value, spec, lowered in zip(step.outputs, call.outputs, present, strict=False):
+            count = self._parts if self._in_parts(shape) else 1
+            if step.name in _REDUCTIONS and count > 1:
+                raise UnsupportedError("a sum of parts")
+            each = [self._lowered(step, _of_part(arguments, part)) for part in range(count)]
+            results = [
+                one[0] if isinstance(one[0], operators.Column) else one
+                for one in zip(*each, strict=True) if one[0] is not None
+            ]  # fmt: skip
+        for value, spec, lowered in zip(step.outputs, call.outputs, results, strict=False):
             if isinstance(lowered, operators.Column):
                 self._columns[value] = lowered.value
             else:
-                self._statement[value] = lowered
+                self._statements[value] = lowered
             self._made[value] = spec
+
+    def _lowered(self, step: Step, arguments: Sequence[Any]) -> operators.Result:
+        if step.name in _REDUCTIONS:
+            over_rows = 0 in _reduced_dims(step.call) and self._is_outer(step.call)
+            return operators.reduced(self.nest, step.name, arguments[0], over_rows)
+        return operators.lower(self.nest, step.name, arguments)
 
     def _is_outer(self, call: Call) -> bool:
         kept = call.inputs[0].numel // max(math.prod(
@@ -312,49 +404,58 @@ class _Builder:
         return kept == self.nest.columns
 
     def _argument(
-        self, value: Any, tensors: Iterator[tuple[int, TensorSpec, Any]], shape: Shape
+        self, value: Any, tensors: Iterator[tuple[int, TensorSpec, Source]], shape: Shape
     ) -> Any:
         if isinstance(value, TensorSpec):
-            return operators.Tensor(self._operand(*next(tensors), shape))
+            return _Parts(self._operand(*next(tensors), shape))
         if isinstance(value, tuple) and any(isinstance(one, TensorSpec) for one in value):
             raise UnsupportedError("an operator of a list of tensors")
         return value
 
-    def _operand(self, value: int, spec: TensorSpec, source: Any, shape: Shape) -> int:
-        """The statement of a tensor as an operator of `shape` sees it."""
+    def _operand(
+        self, value: int, spec: TensorSpec, source: Source, shape: Shape
+    ) -> tuple[int, ...]:
+        """The statements of a tensor as an operator of `shape` sees it, one for each part."""
         if value in self._columns:
             raise UnsupportedError("a sum over rows is used with rows")
         broad = shape
         if math.prod(spec.shape) > math.prod(shape):
             broad = spec.shape
-        strides = self._strides(spec, self._aligned(spec, broad))
-        if value not in self._statement:
-            return self._load(source, spec, strides)
-        number = self._statement[value]
+        aligned = self._aligned(spec, broad)
+        strides, between = self._strides(spec, aligned)
+        count = self._parts if self._in_parts(aligned) else 1
+        if value not in self._statements:
+            return tuple(self._load(source, spec, strides, n * between) for n in range(count))
+        numbers = self._statements[value]
         stored = self._made[value]
-        extent = self.nest.statements[number].extent
-        stored_strides = self._strides(stored, stored.shape)
+        extent = self.nest.statements[numbers[0]].extent
+        stored_strides, stored_between = self._strides(stored, stored.shape)
         if extent == "row" and math.prod(stored.shape) == self.nest.rows * self.nest.columns:
-            return number
+            return numbers
         if stored_strides != strides and extent != "one":
             raise UnsupportedError("what is made here is read in another order")
-        return number
+        if len(numbers) > count and math.prod(spec.shape) < math.prod(stored.shape):
+            if source.start is None or source.start % stored_between:
+                raise UnsupportedError("a part that is not told")
+            return (numbers[source.start // stored_between],)
+        return numbers
 
     def _aligned(self, spec: TensorSpec, shape: Shape) -> Shape:
         """The operator's shape where the operand is broadcast to it, else the operand's own."""
         return shape if len(spec.shape) <= len(shape) else spec.shape
 
-    def _load(self, source: Any, spec: TensorSpec, strides: list[int]) -> int:
+    def _load(self, source: Source, spec: TensorSpec, strides: list[int], beyond: int) -> int:
         if spec.dtype not in _dtypes(self.nest.device):
             raise UnsupportedError(f"numbers of {spec.dtype}")
-        key = source, tuple(strides)
+        start = (source.start or 0) + beyond
+        key = source.stands, start, tuple(strides)
         if key not in self._external:
-            place = access(strides, self._extents, self._inner)
+            place = access(strides, self._extents, self._inner, start)
             if place is None:
                 raise UnsupportedError("columns that do not lie at one distance")
-            self.nest.inputs.append(spec)
+            self.nest.inputs.append(source.spec)
             self.nest.reads.append(place)
-            self._reads.append(source)
+            self._reads.append(source.stands)
             number = len(self.nest.inputs) - 1
             extent = "full" if place.column else "row" if any(s for _, s in place.rows) else "one"
             self._external[key] = self.nest._put(Statement("load", (), extent, 0, number))  # type: ignore[arg-type]
@@ -362,7 +463,9 @@ class _Builder:
 
     def _dropout(self, step: Step, shape: Shape) -> int:
         """A product with factors drawn from the seed; elements are numbered as in memory."""
-        x = self._operand(step.inputs[0], step.call.inputs[0], step.sources[0], shape)
+        if self._parts > 1:
+            raise UnsupportedError("dropout of parts")
+        (x,) = self._operand(step.inputs[0], step.call.inputs[0], step.sources[0], shape)
         contiguous = _contiguous(shape)
         if self.nest.statements[x].extent != "full":
             raise UnsupportedError("dropout of what is the same in a whole row")
@@ -370,14 +473,14 @@ class _Builder:
             (self.nest.rows, self.nest.columns), (self.nest.columns, 1), self._extents
         ):
             raise UnsupportedError("dropout in another order than that of memory")
-        self.nest.inputs.append(step.call.inputs[1])
-        self.nest.reads.append(Access((), 1))
-        self._reads.append(step.sources[1])
+        self.nest.inputs.append(step.sources[1].spec)
+        self.nest.reads.append(Access((), 1, step.sources[1].start or 0))
+        self._reads.append(step.sources[1].stands)
         p = float(step.call.arguments[2])
         drawn = self.nest._put(Statement(f"draw {p!r}", (), "full", 0, len(self.nest.inputs) - 1))
         return self.nest.add("keep({0}, {1})", x, drawn)
 
-    def _store(self, value: int) -> Store:
+    def _store(self, value: int) -> list[Store]:
         spec = self._made[value]
         if spec.dtype not in _dtypes(self.nest.device):
             raise UnsupportedError(f"numbers of {spec.dtype}")
@@ -389,12 +492,31 @@ class _Builder:
             if spec.numel != self.nest.columns or not _dense(spec):
                 raise UnsupportedError("a sum over rows that is not dense")
             self.nest.writes.append(Access((), 1))
-            return Store(self._columns[value], number, column=True)
-        place = access(self._strides(spec, spec.shape), self._extents, self._inner)
+            return [Store(self._columns[value], number, column=True)]
+        strides, between = self._strides(spec, spec.shape)
+        place = access(strides, self._extents, self._inner)
         if place is None:
             raise UnsupportedError("results whose columns do not lie at one distance")
         self.nest.writes.append(place)
-        return Store(self._statement[value], number)
+        return [
+            Store(statement, number, start=n * between)
+            for n, statement in enumerate(self._statements[value])
+        ]
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """A tensor argument: a statement for each of its parts, or one for all."""
+
+    statements: tuple[int, ...]
+
+
+def _of_part(arguments: Sequence[Any], part: int) -> list[Any]:
+    return [
+        operators.Tensor(one.statements[min(part, len(one.statements) - 1)])
+        if isinstance(one, _Parts) else one
+        for one in arguments
+    ]  # fmt: skip
 
 
 def _contiguous(shape: Shape) -> Shape:

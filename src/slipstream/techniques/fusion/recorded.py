@@ -18,7 +18,7 @@ from slipstream.durations.traffic import short_name, traffic
 from slipstream.graph import Call, Graph, StepPhase, TensorSpec
 from slipstream.graph.call import decode, encode
 from slipstream.graph.graph import kept
-from slipstream.techniques.fusion.lowering import DROPOUT, Region, Step, lower
+from slipstream.techniques.fusion.lowering import DROPOUT, Region, Source, Step, lower
 from slipstream.techniques.fusion.regions import Found, find
 
 _DROPOUT = "slipstream::dropout(Tensor x, Tensor seed, float p) -> Tensor"
@@ -80,7 +80,7 @@ def _steps(
         name = short_name(call)
         inputs = _values(one)
         outputs = tuple(v for v, _ in one.writes)
-        step = Step(call, inputs, outputs, inputs)
+        step = Step(call, inputs, outputs, _as_they_are(inputs, call))
         if len(inputs) != len(call.inputs) or len(outputs) != len(call.outputs):
             step = Step(Call("slipstream::unknown()", (), ()), (), (), ())
         elif name == "bernoulli" and outputs:
@@ -94,13 +94,16 @@ def _steps(
             p, seed, tasks = drawn[inputs[place]]
             x, spec = inputs[1 - place], call.inputs[1 - place]
             seeded = TensorSpec("int64", (2,), (1,), spec.device)
-            step = Step(
-                Call(_DROPOUT, (spec, seeded, p), call.outputs), (x, -1 - seed), outputs,
-                (x, -1 - seed),
-            )  # fmt: skip
+            drop = Call(_DROPOUT, (spec, seeded, p), call.outputs)
+            step = Step(drop, (x, -1 - seed), outputs, _as_they_are((x, -1 - seed), drop))
             extra[number] = tasks
         steps.append(step)
     return steps, extra
+
+
+def _as_they_are(inputs: Sequence[int], call: Call) -> tuple[Source, ...]:
+    """Of a recorded call it is not told where its inputs lie in what was made."""
+    return tuple(Source(v, spec) for v, spec in zip(inputs, call.inputs, strict=False))
 
 
 def _is_number(call: Call, place: int) -> bool:
@@ -146,10 +149,10 @@ def region_of(call: Call) -> Region:
     """
     rows, makes = json.loads(call.arguments[0])
     steps = [
-        Step(Call(op, tuple(decode(given)), tuple(decode(specs))), tuple(ins), tuple(outs),
-             tuple(ins))
+        Step(call, tuple(ins), tuple(outs), _as_they_are(ins, call))
         for op, given, specs, ins, outs in rows
-    ]  # fmt: skip
+        for call in [Call(op, tuple(decode(given)), tuple(decode(specs)))]
+    ]
     return lower(steps, makes)
 
 

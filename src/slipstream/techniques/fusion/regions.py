@@ -6,12 +6,21 @@ left alone and the regions are found anew.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from slipstream.durations.movement import Operation, find_regions, iteration_size
 from slipstream.techniques.fusion.loops import UnsupportedError
-from slipstream.techniques.fusion.lowering import DROPOUT, Region, Step, can_lower, lower
+from slipstream.techniques.fusion.lowering import (
+    DROPOUT,
+    JOIN,
+    Region,
+    Step,
+    can_lower,
+    lower,
+    reduces_columns,
+)
 
 # Below, calling a kernel takes longer than the operators it replaces.
 _FEWEST_ELEMENTS = 1 << 12
@@ -43,15 +52,18 @@ def find(operations: Sequence[Operation], steps: Sequence[Step], leaving: Iterab
         leaving: values that must be written, whoever reads them here.
     """
     outside = set(leaving)
-    able = [can_lower(step) and iteration_size(step.call) >= _FEWEST_ELEMENTS for step in steps]
+    can = [can_lower(step) for step in steps]
     left: list[tuple[str, str]] = []
     users: dict[int, set[int]] = {}
     for n, step in enumerate(steps):
         for v in step.inputs:
             users.setdefault(v, set()).add(n)
     while True:
+        sizes = _sizes(steps, can, users)
+        able = [there and size >= _FEWEST_ELEMENTS for there, size in zip(can, sizes, strict=True)]
         groups: dict[int, list[int]] = {}
-        for n, number in enumerate(find_regions(operations, able)):
+        agree = partial(_agree, sizes)
+        for n, number in enumerate(find_regions(operations, able, agree)):
             if able[n]:
                 groups.setdefault(number, []).append(n)
         regions: list[tuple[Region, tuple[int, ...]]] = []
@@ -66,10 +78,43 @@ def find(operations: Sequence[Operation], steps: Sequence[Step], leaving: Iterab
                 regions.append((lower([steps[n] for n in group], makes), tuple(group)))
             except UnsupportedError as error:
                 guilty = group[error.operation if error.operation >= 0 else -1]
-                able[guilty], failed = False, True
+                can[guilty], failed = False, True
                 left.append((steps[guilty].name, str(error)))
         if not failed:
             return Found(tuple(r for r, _ in regions), tuple(m for _, m in regions), tuple(left))
+
+
+def _agree(sizes: Sequence[int], a: int, b: int) -> bool:
+    return sizes[a] == sizes[b]
+
+
+def _sizes(
+    steps: Sequence[Step], can: Sequence[bool], users: Mapping[int, Collection[int]]
+) -> list[int]:
+    """Points of the loops that each operator is a part of: its own, or more.
+
+    What has a number for every row belongs to the loops that made it by reducing them, and what
+    makes a part of a tensor to those that put the parts together.
+    """
+    alone = [iteration_size(step.call) for step in steps]
+    sizes = list(alone)
+    maker = {v: n for n, step in enumerate(steps) if can[n] for v in step.outputs}
+    for n, step in enumerate(steps):
+        for v, spec in zip(step.inputs, step.call.inputs, strict=True):
+            m = maker.get(v, n)
+            rows = sizes[m] > alone[m] or reduces_columns(steps[m])
+            if can[n] and rows and spec.numel == alone[n] < sizes[m]:
+                sizes[n] = sizes[m]
+    for n in reversed(range(len(steps))):
+        after = {u for v in steps[n].outputs for u in users.get(v, ())}
+        larger = {sizes[u] for u in after}
+        grown = all(
+            can[u] and sizes[u] > alone[n] and (alone[u] == alone[n] or steps[u].name == JOIN)
+            for u in after
+        )
+        if can[n] and grown and len(larger) == 1:
+            sizes[n] = larger.pop()
+    return sizes
 
 
 def worth_it(steps: Sequence[Step]) -> bool:

@@ -17,6 +17,7 @@ from slipstream.durations.movement import Operation
 from slipstream.durations.traffic import is_view, traffic
 from slipstream.graph import Call, TensorSpec
 from slipstream.graph.call import SCALAR_TYPE
+from slipstream.techniques.fusion.lowering import Source
 
 
 def spec_of(value: Any) -> TensorSpec | None:
@@ -81,8 +82,8 @@ class Traced:
     Attributes:
         operations: as `durations.movement` takes them.
         nodes: of each operation.
-        inputs, sources: of each operation, for each tensor of its call: its value, and the node
-            that stands for it as the operator sees it.
+        inputs, sources: of each operation, for each tensor of its call: its value, and where it
+            lies: in what was made, whatever views are between.
         outputs: of each operation, a value for each tensor it returns.
         leaving: values that the graph returns.
         value: of each node that stands for one tensor.
@@ -91,7 +92,7 @@ class Traced:
     operations: tuple[Operation, ...]
     nodes: tuple[Node, ...]
     inputs: tuple[tuple[int, ...], ...]
-    sources: tuple[tuple[Node, ...], ...]
+    sources: tuple[tuple[Source, ...], ...]
     outputs: tuple[tuple[int, ...], ...]
     leaving: frozenset[int]
     value: Mapping[Node, int]
@@ -108,9 +109,13 @@ def trace_of(module: GraphModule, part: int = 0, values: dict[str, int] | None =
     known = values if values is not None else {}
     following = max(known.values(), default=-1) + 1
     of: dict[Node, tuple[int, ...]] = {}
-    rows: list[tuple[Operation, Node, tuple[int, ...], tuple[Node, ...], tuple[int, ...]]] = []
+    rows: list[tuple[Operation, Node, tuple[int, ...], tuple[Source, ...], tuple[int, ...]]] = []
+    first: dict[int, Node] = {}
     leaving: set[int] = set()
     for node in module.graph.nodes:
+        for one in node.all_input_nodes:
+            if len(of.get(one, ())) == 1:
+                first.setdefault(of[one][0], one)
         if node.op in ("placeholder", "get_attr"):
             if node.name not in known:
                 known[node.name], following = following, following + 1
@@ -126,9 +131,9 @@ def trace_of(module: GraphModule, part: int = 0, values: dict[str, int] | None =
             of[node] = (parts[index],) if index < len(parts) else ()
         else:
             call = call_of(node)
-            sources = tuple(_tensor_inputs(node)) if call is not None else ()
-            inputs = tuple(of[one][0] for one in sources if of.get(one))
-            if call is None or len(inputs) != len(sources):
+            given = tuple(_tensor_inputs(node)) if call is not None else ()
+            inputs = tuple(of[one][0] for one in given if of.get(one))
+            if call is None or len(inputs) != len(given):
                 returned = node.meta.get("val")
                 count = len(returned) if isinstance(returned, (list, tuple)) else 1
                 of[node] = tuple(range(following, following + count))
@@ -137,8 +142,10 @@ def trace_of(module: GraphModule, part: int = 0, values: dict[str, int] | None =
             moved = traffic(call)
             reads = tuple((v, n) for v, n in zip(inputs, moved.reads, strict=True) if n)
             if call.outputs and is_view(call) and inputs:
-                of[node] = (inputs[0],)
+                seen = node.meta.get("val")
+                of[node] = (inputs[0],) * (len(seen) if isinstance(seen, (list, tuple)) else 1)
                 continue
+            sources = tuple(_source(one, first[v]) for one, v in zip(given, inputs, strict=True))
             # By place in what it returns, which may hold None.
             returned = node.meta.get("val")
             several = returned if isinstance(returned, (list, tuple)) else (returned,)
@@ -153,6 +160,16 @@ def trace_of(module: GraphModule, part: int = 0, values: dict[str, int] | None =
     operations, nodes, inputs_, sources_, outputs_ = (tuple(column) for column in columns)
     values_of = {node: parts[0] for node, parts in of.items() if len(parts) == 1}
     return Traced(operations, nodes, inputs_, sources_, outputs_, frozenset(leaving), values_of)
+
+
+def _source(node: Node, maker: Node) -> Source:
+    """Where the tensor of `node` lies in that of `maker`, of which it is a view."""
+    seen, whole = node.meta["val"], maker.meta["val"]
+    spec, view = spec_of(whole), spec_of(seen)
+    assert view is not None
+    if spec is None or spec.dtype != view.dtype:
+        return Source(node, view)
+    return Source(maker, spec, seen.storage_offset() - whole.storage_offset())
 
 
 def stack_parts(module: GraphModule) -> int:
