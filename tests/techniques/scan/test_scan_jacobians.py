@@ -56,6 +56,32 @@ def test_a_pruned_convolutions_jacobian_is_autograds_and_has_no_zeros(layer: nn.
     assert abs(jacobian.toarray() - expected.reshape(-1, x.numel()).T.numpy()).max() <= 1e-14
 
 
+@pytest.mark.parametrize("layer", LAYERS[:5], ids=str)
+def test_other_numbers_go_into_the_matrix_there_is(layer: nn.Module) -> None:
+    torch.manual_seed(0)
+    layer = copy.deepcopy(layer).double()
+    x = torch.randn(getattr(layer, "in_channels", 3), 7, 8, dtype=torch.float64)
+    matrix = jacobian_transposed(layer, x)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.mul_(-2)
+    expected = jacobian_transposed(layer, -x)
+    assert jacobian_transposed(layer, -x, matrix) is matrix
+    assert abs(matrix - expected).max() == 0
+    matrix.data = matrix.data[:-1]
+    with pytest.raises(InvalidArgumentError, match="as an earlier call"):
+        jacobian_transposed(layer, x, matrix)
+
+
+def test_places_that_change_with_the_numbers_are_not_kept() -> None:
+    x = torch.randn(3, 6, 6)
+    pool, pruned = nn.MaxPool2d(2), nn.Conv2d(3, 2, 3)
+    nn.init.zeros_(pruned.weight)
+    for layer in (pool, pruned):
+        with pytest.raises(InvalidArgumentError, match="into"):
+            jacobian_transposed(layer, x, jacobian_transposed(layer, x))
+
+
 def test_the_table_has_a_row_a_level_and_says_which_way_is_shorter() -> None:
     chain = ChainGradient([], [[4, 6], [9]], critical=15, sequential=20)
     assert chain.pays

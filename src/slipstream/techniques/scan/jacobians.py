@@ -1,15 +1,18 @@
 """Transposed Jacobians of layers as sparse matrices, and gradients of a chain of them by a scan.
 
 A row is an element of a layer's input, a column one of its output, in memory order of one sample.
-Where numbers may stand follows from shapes alone: a convolution's pattern is made once, by
-arithmetic on indices, and its data are gathered from the weights again whenever they change.
+Where numbers may stand follows from shapes alone. Away from an image's edges the rows of a
+convolution are all alike but for a shift: places and numbers are written in a few blocks, each one
+row broadcast over a grid, as fast as memory takes them.
 
 Source: Wang et al., "BPPSA: Scaling Back-propagation by Parallel Scan Algorithm", MLSys 2020.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,10 +28,37 @@ from slipstream.errors import InvalidArgumentError
 from slipstream.tables import Field, Table
 from slipstream.techniques.scan.affine import exclusive_scan
 
-# SciPy keeps places in 32 bits where they fit, and would convert others at every call.
 _Integers = NDArray[np.int64 | np.int32]
 # Share of weights other than zero from which on a convolution's whole pattern is worth having.
 _PRUNED = 0.5
+
+
+@dataclass(frozen=True, eq=False)
+class _Block:
+    """Rows of a grid of places in a channel that reach outputs by the same taps.
+
+    Attributes:
+        start: entries of the channel before those of the first place.
+        grid: places along both axes.
+        steps: entries from a place to the next, along both axes.
+        taps: along both axes, as they index a kernel.
+        columns: of the first row, in the first group.
+        moved: [*grid], by how much those of a place are higher.
+    """
+
+    start: int
+    grid: tuple[int, int]
+    steps: tuple[int, int]
+    taps: tuple[_Integers, ...]
+    columns: _Integers
+    moved: _Integers
+
+    def of(self, entries: NDArray[Any]) -> NDArray[Any]:
+        """A view [channels, *grid, row] of the block's own of all `entries` [channels, entries]."""
+        size = entries.itemsize
+        strides = entries.strides[0], *(step * size for step in self.steps), size
+        shape = len(entries), *self.grid, len(self.columns)
+        return np.ndarray(shape, entries.dtype, entries, self.start * size, strides)
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,46 +66,88 @@ class _Pattern:
     """Where a convolution's numbers stand.
 
     Attributes:
-        indptr, indices: of the CSR matrix.
-        source: of each number, its place in the flat weight.
+        blocks: of a channel of the input.
+        counts: entries of each of its places.
+        channels, groups: of the input.
         shape: inputs, outputs.
     """
 
-    indptr: _Integers
-    indices: _Integers
-    source: _Integers
+    blocks: list[_Block]
+    counts: _Integers
+    channels: int
+    groups: int
     shape: tuple[int, int]
 
     def places(self) -> tuple[_Integers, _Integers]:
-        """Copies of `indices` and `indptr`: SciPy drops zeros in place."""
-        return self.indices.copy(), self.indptr.copy()
+        """The CSR matrix's indices and indptr."""
+        indptr = np.concatenate([[0], np.cumsum(np.tile(self.counts, self.channels))])
+        dtype = _index_type(max(int(indptr[-1]), *self.shape))
+        indices = np.empty((self.channels, int(self.counts.sum())), dtype)
+        group = np.repeat(np.arange(self.groups), self.channels // self.groups)
+        further = group * (self.shape[1] // self.groups)
+        for block in self.blocks:
+            first = np.add.outer(further, block.columns).astype(dtype)[:, None, None]
+            moved = block.moved.astype(dtype)[..., None]
+            # NumPy's sum of a row and a number takes four times as long.
+            out = torch.from_numpy(block.of(indices))
+            torch.add(torch.from_numpy(first), torch.from_numpy(moved), out=out)
+        return indices.reshape(-1), indptr
+
+    def fill(self, numbers: NDArray[Any], weight: NDArray[Any]) -> None:
+        """Write the data of the convolution's weight [O, I, kernel]."""
+        by_channel = numbers.reshape(self.channels, -1)
+        # [groups, their inputs, their outputs, kernel]
+        seen = weight.reshape(self.groups, -1, *weight.shape[1:]).swapaxes(1, 2)
+        for block in self.blocks:
+            row = seen[..., block.taps[0], block.taps[1]]
+            block.of(by_channel)[:] = row.reshape(self.channels, 1, 1, -1)
+
+    @property
+    def entries(self) -> int:
+        """Of all channels."""
+        return self.channels * int(self.counts.sum())
 
 
-def jacobian_transposed(layer: nn.Module, x: torch.Tensor) -> sparse.csr_matrix:
+def jacobian_transposed(
+    layer: nn.Module, x: torch.Tensor, into: sparse.csr_matrix | None = None
+) -> sparse.csr_matrix:
     """The transposed Jacobian of `layer` at one sample, [inputs, outputs], with sorted indices.
 
     Args:
         layer: Conv2d, Linear, ReLU, MaxPool2d, AvgPool2d, Flatten or Identity.
         x: what it is given, without a batch dimension.
+        into: of a ReLU or of a convolution most of whose weights are not zero, what an earlier call
+            for the same sizes returned: its numbers are overwritten, and it is returned.
 
     Raises:
-        InvalidArgumentError: another layer, or padding other than with zeros.
+        InvalidArgumentError: another layer, padding other than with zeros, or an `into` that does
+            not fit.
     """
     if isinstance(layer, nn.Conv2d):
         if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
             raise InvalidArgumentError("layer", "only a convolution padded with zeros, in numbers")
         if int(layer.weight.count_nonzero()) < _PRUNED * layer.weight.numel():
+            if into is not None:
+                raise InvalidArgumentError("into", "places of pruned weights are made anew")
             return _pruned_convolution(layer, x)
         pattern = convolution_pattern(
             tuple(x.shape), layer.out_channels, layer.kernel_size, layer.stride, layer.padding,
             layer.dilation, layer.groups,
         )  # fmt: skip
-        weight: Any = layer.weight.detach().numpy().reshape(-1)
-        return _csr(weight[pattern.source], *pattern.places(), pattern.shape)
+        weight: NDArray[Any] = layer.weight.detach().numpy()
+        numbers = _numbers(into, pattern.entries, pattern.shape, weight.dtype)
+        pattern.fill(numbers, weight)
+        return _csr(numbers, *pattern.places(), pattern.shape) if into is None else into
+    if isinstance(layer, nn.ReLU):
+        flat: NDArray[Any] = x.detach().reshape(-1).numpy()
+        numbers = _numbers(into, len(flat), (len(flat), len(flat)), flat.dtype)
+        # Into the right type at once: a mask on the way takes as long again.
+        np.greater(flat, 0, out=numbers, casting="unsafe")
+        return _diagonal(numbers) if into is None else into
+    if into is not None:
+        raise InvalidArgumentError("into", f"the places of {type(layer).__name__} are not kept")
     if isinstance(layer, nn.Linear):
         return sparse.csr_matrix(layer.weight.detach().numpy().T)
-    if isinstance(layer, nn.ReLU):
-        return _diagonal((x > 0).reshape(-1).numpy().astype(_numpy(x.dtype)))
     if isinstance(layer, nn.Flatten | nn.Identity):
         return _diagonal(np.ones(x.numel(), _numpy(x.dtype)))
     if isinstance(layer, nn.MaxPool2d):
@@ -83,6 +155,21 @@ def jacobian_transposed(layer: nn.Module, x: torch.Tensor) -> sparse.csr_matrix:
     if isinstance(layer, nn.AvgPool2d):
         return _average_pool(layer, x)
     raise InvalidArgumentError("layer", f"no sparse Jacobian of {type(layer).__name__}")
+
+
+def _numbers(
+    into: sparse.csr_matrix | None, count: int, shape: tuple[int, int], dtype: Any
+) -> NDArray[Any]:
+    """Where the numbers of a matrix go: those of `into`, or room for new ones."""
+    if into is None:
+        return np.empty(count, dtype)
+    if into.shape != shape or into.data.shape != (count,) or into.dtype != dtype:
+        raise InvalidArgumentError(
+            "into", f"{into.nnz} numbers in {into.shape} of {into.dtype} do not fit",
+            remedy=f"{count} in {shape} of {dtype}, as an earlier call returned them",
+        )  # fmt: skip
+    numbers: NDArray[Any] = into.data
+    return numbers
 
 
 @functools.lru_cache(maxsize=64)
@@ -96,34 +183,22 @@ def convolution_pattern(
     the tap falls.
     """
     channels, height, width = image
-    taps_y, out_y = _axis(height, kernel[0], stride[0], padding[0], dilation[0])
-    taps_x, out_x = _axis(width, kernel[1], stride[1], padding[1], dilation[1])
-    # Of each place of the input: the outputs it reaches, and by which tap.
-    counts = np.outer([len(p) for p, _ in taps_y], [len(p) for p, _ in taps_x]).reshape(-1)
-    places = np.concatenate(
-        [np.add.outer(y * out_x, x).reshape(-1) for y, _ in taps_y for x, _ in taps_x]
-    )
-    taps = np.concatenate(
-        [np.add.outer(v * kernel[1], u).reshape(-1) for _, v in taps_y for _, u in taps_x]
-    )
-    places, taps = _narrow(places), _narrow(taps)
-    into, out_of = channels // groups, outputs // groups
-    starts = np.concatenate([[0], np.cumsum(counts)])
-    # A row repeats its places once for each output channel of its group.
-    row = np.repeat(np.arange(len(counts)), counts * out_of)
-    within = np.arange(len(row)) - np.repeat(starts[:-1] * out_of, counts * out_of)
-    channel = within // counts[row]
-    at = starts[row] + within - channel * counts[row]
-    columns = channel * (out_y * out_x) + places[at]
-    size = kernel[0] * kernel[1]
-    source = channel * (into * size) + taps[at]
-    groups_of = np.repeat(np.arange(groups), into)
-    inside = np.tile(np.arange(into), groups)
-    indices = columns[None] + (groups_of * out_of * out_y * out_x)[:, None]
-    from_ = source[None] + (groups_of * out_of * into * size + inside * size)[:, None]
-    indptr = np.concatenate([[0], np.cumsum(np.tile(counts * out_of, channels))])
+    runs_y, counts_y, out_y = _axis(height, kernel[0], stride[0], padding[0], dilation[0])
+    runs_x, counts_x, out_x = _axis(width, kernel[1], stride[1], padding[1], dilation[1])
+    of_group, line = outputs // groups, int(counts_x.sum())
+    channel = np.arange(of_group)[:, None, None] * (out_y * out_x)
+    blocks = [
+        _Block(
+            of_group * (y.start * line + len(y.taps) * x.start), (y.places, x.places),
+            (of_group * y.step * line, of_group * len(y.taps) * x.step), np.ix_(y.taps, x.taps),
+            (channel + np.add.outer(np.multiply(y.first, out_x), x.first)).reshape(-1),
+            np.add.outer(np.arange(y.places) * out_x, np.arange(x.places)),
+        )
+        for y, x in itertools.product(runs_y, runs_x)
+    ]  # fmt: skip
+    counts = of_group * np.outer(counts_y, counts_x).reshape(-1)
     shape = channels * height * width, outputs * out_y * out_x
-    return _Pattern(_narrow(indptr), _narrow(indices.reshape(-1)), from_.reshape(-1), shape)
+    return _Pattern(blocks, counts, channels, groups, shape)
 
 
 def _pruned_convolution(layer: nn.Conv2d, x: torch.Tensor) -> sparse.csr_matrix:
@@ -150,18 +225,53 @@ def _pruned_convolution(layer: nn.Conv2d, x: torch.Tensor) -> sparse.csr_matrix:
     return sparse.coo_matrix((data[inside], (rows[inside], columns[inside])), shape).tocsr()
 
 
+@dataclass(frozen=True)
+class _Run:
+    """Places along an axis, a stride apart, that reach outputs by the same taps.
+
+    Attributes:
+        places: how many.
+        start: entries of all places before the first.
+        step: entries from each to the next.
+        taps: by which outputs are reached that rise.
+        first: these outputs, of the first place; of each other one they are one further on.
+    """
+
+    places: int
+    start: int
+    step: int
+    taps: tuple[int, ...]
+    first: tuple[int, ...]
+
+
 def _axis(
     size: int, kernel: int, stride: int, padding: int, dilation: int
-) -> tuple[list[tuple[_Integers, _Integers]], int]:
-    """Along one axis, of each input place the outputs it reaches, rising, and their taps."""
+) -> tuple[list[_Run], _Integers, int]:
+    """Along one axis: runs of input places, outputs that each place reaches, and all outputs."""
     out = (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
-    pairs = []
-    for place in range(size):
-        taps = np.arange(kernel)[::-1]
-        offset = place + padding - taps * dilation
-        reached = (offset % stride == 0) & (offset >= 0) & (offset // stride < out)
-        pairs.append((offset[reached] // stride, taps[reached]))
-    return pairs, out
+    reached = [
+        [
+            (offset // stride, tap)
+            for tap in reversed(range(kernel))
+            if (offset := place + padding - tap * dilation) % stride == 0
+            and 0 <= offset < out * stride
+        ]
+        for place in range(size)
+    ]
+    starts = list(itertools.accumulate(map(len, reached), initial=0))
+
+    def alike(place: int) -> tuple[tuple[int, ...], int]:
+        taps = tuple(tap for _, tap in reached[place])
+        return taps, starts[min(place + stride, size)] - starts[place]
+
+    runs = []
+    for phase in range(min(stride, size)):
+        for (taps, step), group in itertools.groupby(range(phase, size, stride), alike):
+            places = list(group)
+            first = tuple(output for output, _ in reached[places[0]])
+            if taps:
+                runs.append(_Run(len(places), starts[places[0]], step, taps, first))
+    return runs, np.diff(starts), out
 
 
 def _max_pool(layer: nn.MaxPool2d, x: torch.Tensor) -> sparse.csr_matrix:
@@ -187,32 +297,40 @@ def _average_pool(layer: nn.AvgPool2d, x: torch.Tensor) -> sparse.csr_matrix:
     pattern = convolution_pattern(
         tuple(x.shape), x.shape[0], kernel, stride, padding, (1, 1), x.shape[0]
     )
-    share = np.full(len(pattern.indices), 1.0 / (kernel[0] * kernel[1]), _numpy(x.dtype))
-    return _csr(share, *pattern.places(), pattern.shape)
+    indices, indptr = pattern.places()
+    share = np.full(len(indices), 1.0 / (kernel[0] * kernel[1]), _numpy(x.dtype))
+    return _csr(share, indices, indptr, pattern.shape)
 
 
 def _diagonal(values: NDArray[Any]) -> sparse.csr_matrix:
     """All of it, zeros among them: the pattern of any ReLU of so many elements is one."""
     size = len(values)
-    rows = _counted(size + 1)
-    # Copies, since SciPy drops zeros in place.
-    return _csr(values, rows[:size].copy(), rows.copy(), (size, size))
-
-
-@functools.lru_cache(maxsize=64)
-def _counted(size: int) -> _Integers:
-    return _narrow(np.arange(size))
-
-
-def _narrow(places: NDArray[Any]) -> _Integers:
-    wide = len(places) and int(places.max()) > np.iinfo(np.int32).max
-    return places.astype(np.int64 if wide else np.int32)
+    dtype = _index_type(size)
+    return _csr(
+        values, np.arange(size, dtype=dtype), np.arange(size + 1, dtype=dtype), (size, size)
+    )
 
 
 def _csr(data: Any, indices: Any, indptr: Any, shape: tuple[int, int]) -> sparse.csr_matrix:
-    matrix = sparse.csr_matrix((data, indices, indptr), shape=shape, copy=False)
+    dtype = _index_type(max(len(data), *shape))
+    matrix = copy.copy(_bare(shape))
+    matrix.data = data
+    matrix.indices, matrix.indptr = (one.astype(dtype, copy=False) for one in (indices, indptr))
     matrix.has_sorted_indices = True
     return matrix
+
+
+@functools.lru_cache(maxsize=64)
+def _bare(shape: tuple[int, int]) -> sparse.csr_matrix:
+    """A matrix whose arrays are yet to come: SciPy looks through those it is made of."""
+    matrix = sparse.csr_matrix(shape)
+    matrix.indptr = matrix.indices
+    return matrix
+
+
+def _index_type(most: int) -> Any:
+    """Of places up to `most`, as SciPy keeps them: in 32 bits where they fit."""
+    return np.int64 if most > np.iinfo(np.int32).max else np.int32
 
 
 def _numpy(dtype: torch.dtype) -> Any:

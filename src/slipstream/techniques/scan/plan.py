@@ -1,14 +1,16 @@
 """Which way a recurrence is computed in: what is fastest here, as measured once per shape.
 
 Every way takes a fixed time and so much for each step: two runs of the very shape give both, of few
-steps and of so many that these take most of it, and any length follows. Batched ways (chunks, a
-tree) multiply matrices where the others multiply vectors: H + 1 times the arithmetic. They are
-timed only where more threads than that share it.
+steps and of so many that these take most of it, and any length follows. Both are timed as a
+training step meets them, with the caches full of other things. Batched ways (chunks, a tree)
+multiply matrices where the others multiply vectors: H + 1 times the arithmetic. They are timed only
+where more threads than that share it.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -22,9 +24,11 @@ from slipstream.techniques.scan import kernels as door
 
 Way = Literal["fused", "chunked", "tree", "framework"]
 WAYS = ("fused", "chunked", "tree", "framework")
-_SHORT, _LONG, _LONGEST, _SAMPLES = 12, 60, 1 << 14, 8
+_SHORT, _LONG, _LONGEST, _SAMPLES = 12, 60, 1 << 14, 6
 # A long run takes at least so many times as long as the short one.
 _LONGER = 3.0
+# More than the caches hold of the processors this runs on.
+_SWEPT_BYTES = 32 << 20
 
 
 @dataclass(frozen=True)
@@ -74,7 +78,7 @@ def choose(shape: Shape, steps: int, rnn: Runner) -> Way:
 
 @functools.lru_cache(maxsize=256)
 def paces(shape: Shape, rnn: Runner) -> dict[Way, Pace]:
-    """Every way worth timing for this shape, timed; takes some ten milliseconds."""
+    """Every way worth timing for this shape, timed; takes some tenths of a second."""
     ways: list[Way] = ["framework"]
     if door.available() and shape.dtype in door.DTYPES:
         ways.insert(0, "fused")
@@ -84,36 +88,41 @@ def paces(shape: Shape, rnn: Runner) -> dict[Way, Pace]:
         return {"framework": Pace(0.0, 0.0)}
     with torch.random.fork_rng(devices=[]), torch.inference_mode(False):
         torch.manual_seed(0)
-        clock: Literal["cpu", "wall"] = "cpu" if shape.threads == 1 else "wall"
-
-        def seconds(run: Callable[[], object]) -> float:
-            return timed(run)[clock] / 1e9
-
-        def warm_seconds(run: Callable[[], object]) -> float:
-            run()
-            return seconds(run)
-
+        seconds = stopwatch("cpu" if shape.threads == 1 else "wall")
         short = {way: _run(shape, way, _SHORT, rnn) for way in ways}
         steps = dict.fromkeys(ways, _LONG)
         long = {way: _run(shape, way, _LONG, rnn) for way in ways}
         for way in ways:
-            while steps[way] < _LONGEST and warm_seconds(long[way]) < _LONGER * warm_seconds(
-                short[way]
-            ):
+            short[way]()  # what is made once is no part of a call
+            enough_s = _LONGER * seconds(short[way])
+            while steps[way] < _LONGEST and seconds(long[way]) < enough_s:
                 steps[way] *= 4
                 long[way] = _run(shape, way, steps[way], rnn)
-        few: dict[Way, list[float]] = {way: [] for way in ways}
-        many: dict[Way, list[float]] = {way: [] for way in ways}
+        few_s, many_s = dict.fromkeys(ways, math.inf), dict.fromkeys(ways, math.inf)
         for _ in range(_SAMPLES):
             for way in ways:
-                few[way].append(warm_seconds(short[way]))
-                many[way].append(seconds(long[way]))
+                few_s[way] = min(few_s[way], seconds(short[way]))
+                many_s[way] = min(many_s[way], seconds(long[way]))
     by_way: dict[Way, Pace] = {}
     for way in ways:
-        few_s, many_s = min(few[way]), min(many[way])
-        step_s = max(many_s - few_s, 0.0) / (steps[way] - _SHORT)
-        by_way[way] = Pace(max(few_s - _SHORT * step_s, 0.0), step_s)
+        step_s = max(many_s[way] - few_s[way], 0.0) / (steps[way] - _SHORT)
+        by_way[way] = Pace(max(few_s[way] - _SHORT * step_s, 0.0), step_s)
     return by_way
+
+
+def stopwatch(clock: Literal["cpu", "wall"]) -> Callable[[Callable[[], object]], float]:
+    """Tells the seconds of a run as a training step meets it, its code and data out of the caches.
+
+    All else of a step went through these since it ran last. A short recurrence takes up to twice as
+    long then as it does again and again.
+    """
+    swept = torch.ones(_SWEPT_BYTES // 4)
+
+    def seconds(run: Callable[[], object]) -> float:
+        swept.sum()
+        return timed(run)[clock] / 1e9
+
+    return seconds
 
 
 def _run(shape: Shape, way: Way, steps: int, rnn: Runner) -> Callable[[], object]:

@@ -1,0 +1,78 @@
+"""A way's time is a call's and each step's, and the least of all ways is chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from slipstream.techniques.scan import MARGIN, plan
+from slipstream.techniques.scan import kernels as door
+
+SHAPE = plan.Shape("tanh", 2, 3, 3, torch.float32, training=False, threads=1)
+
+
+class Clock:
+    """Takes a run for what its steps cost, and says how often it was asked."""
+
+    def __init__(self, costs: dict[str, tuple[float, float]]) -> None:
+        self._costs, self._took, self.most_steps = costs, 0.0, 0
+
+    def rnn(self, module: Any, x: torch.Tensor, *, backward: str) -> tuple[torch.Tensor]:
+        call_s, step_s = self._costs[backward]
+        self._took, self.most_steps = call_s + step_s * len(x), max(self.most_steps, len(x))
+        return (x,)
+
+    def timed(self, run: Callable[[], object]) -> dict[str, float]:
+        run()
+        return {"cpu": self._took * 1e9}
+
+
+@pytest.fixture
+def clock_of(require: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Clock]:
+    require("native", door.available(), "no compiled kernels")
+
+    def make(**costs: tuple[float, float]) -> Clock:
+        clock = Clock(costs)
+        monkeypatch.setattr(plan, "timed", clock.timed)
+        return clock
+
+    return make
+
+
+def test_any_length_is_told_of_two(clock_of: Callable[..., Clock]) -> None:
+    clock = clock_of(fused=(1e-3, 1e-7), framework=(1e-4, 1e-4))
+    paces = plan.paces(SHAPE, clock.rnn)
+    for steps in (1, 100, 100_000):
+        assert paces["fused"].seconds(steps) == pytest.approx(1e-3 + 1e-7 * steps)
+        assert paces["framework"].seconds(steps) == pytest.approx(1e-4 + 1e-4 * steps)
+    # Steps that are cheap beside the call are told of a run of many.
+    assert clock.most_steps >= 10_000
+
+
+def test_the_least_is_chosen_and_torchs_way_has_to_be_clearly_less(
+    clock_of: Callable[..., Clock],
+) -> None:
+    clock = clock_of(fused=(1e-3, 0.0), framework=(0.0, 1e-4))
+    at_par = int(10 / MARGIN)
+    assert plan.choose(SHAPE, at_par - 1, clock.rnn) == "framework"
+    assert plan.choose(SHAPE, at_par + 1, clock.rnn) == "fused"
+
+
+def test_a_stopwatch_runs_what_it_times_once_behind_more_than_the_caches_hold(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[str] = []
+
+    class Swept:
+        def sum(self) -> None:
+            seen.append("sweep")
+
+    sizes: list[int] = []
+    monkeypatch.setattr(plan.torch, "ones", lambda size: sizes.append(4 * size) or Swept())
+    seconds = plan.stopwatch("wall")
+    assert 0 <= seconds(lambda: seen.append("run")) < 10
+    assert seen == ["sweep", "run"]
+    assert sizes == [32 << 20]
