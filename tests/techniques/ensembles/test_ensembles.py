@@ -125,6 +125,20 @@ def test_tied_weights_and_sums_are_left_whole() -> None:
         compact(model, [torch.zeros(3, 4)])
 
 
+def test_a_unit_is_no_large_multiple_of_one_that_hardly_varies() -> None:
+    model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
+    with torch.no_grad():
+        # The first is the second less 200 times the third, or nearly the second alone.
+        model[0].weight.copy_(torch.tensor([[1.0, 0.0], [1.0, 0.2], [0.0, 0.001]]))
+        model[0].bias.fill_(10.0)
+        model[2].weight.fill_(1.0)
+    torch.manual_seed(0)
+    compacted = compact(model, [torch.randn(512, 2)], 0.93)
+    assert [(one.units, one.dependent) for one in compacted.layers] == [(3, 1)]
+    assert float(compacted.model.get_submodule("2").weight.detach().abs().max()) < 2.5
+    assert compact(model, [torch.randn(512, 2)], 1.0).layers[0].dependent == 1
+
+
 def test_a_lower_correlation_takes_more() -> None:
     torch.manual_seed(0)
     batches = list(torch.randn(8, 64, 6))

@@ -157,7 +157,8 @@ def _pivots(
 ) -> tuple[list[int], torch.Tensor]:
     """Units to keep, and the factor of their products with all: [kept, units], triangular.
 
-    The one with most that is unexplained, until none has enough of its variance.
+    The one with most that is unexplained, until none has enough of its variance. A unit is a sum of
+    those that were kept before it had not.
 
     Source: pivoted Cholesky decomposition, as in Harbrecht et al., 2012.
     """
@@ -166,13 +167,15 @@ def _pivots(
     factor = torch.empty_like(products)
     kept: list[int] = []
     while True:
-        open_ = torch.where(left > enough, left, torch.zeros_like(left))
-        pivot = int(open_.argmax())
-        if not float(open_[pivot]) > 0:
+        open_ = left > enough
+        pivot = int((left * open_).argmax())
+        if not open_[pivot]:
             return kept, factor[: len(kept)]
         above = factor[: len(kept)]
         row = (products[pivot] - above[:, pivot] @ above) / left[pivot].sqrt()
-        row[kept] = 0.0
+        # Later pivots vary less than what is left of a unit that is explained already: it would
+        # take them times hundreds, and training from there would break down.
+        row *= open_
         factor[len(kept)] = row
         left = (left - row * row).clamp_min(0)
         left[pivot] = 0.0
