@@ -157,8 +157,8 @@ def _pivots(
 ) -> tuple[list[int], torch.Tensor]:
     """Units to keep, and the factor of their products with all: [kept, units], triangular.
 
-    The one with most that is unexplained, until none has enough of its variance. A unit is a sum of
-    those that were kept before it had not.
+    The one with most that is unexplained, until none has enough of its variance. Of what is left of
+    a pivot no unit takes more than once.
 
     Source: pivoted Cholesky decomposition, as in Harbrecht et al., 2012.
     """
@@ -173,9 +173,10 @@ def _pivots(
             return kept, factor[: len(kept)]
         above = factor[: len(kept)]
         row = (products[pivot] - above[:, pivot] @ above) / left[pivot].sqrt()
-        # Later pivots vary less than what is left of a unit that is explained already: it would
-        # take them times hundreds, and training from there would break down.
-        row *= open_
+        row[kept] = 0.0
+        # A unit that is explained already has more left than later pivots may vary by: it would take
+        # them times hundreds, and training from there would break down.
+        row *= open_ | (row.abs() <= left[pivot].sqrt())
         factor[len(kept)] = row
         left = (left - row * row).clamp_min(0)
         left[pivot] = 0.0
