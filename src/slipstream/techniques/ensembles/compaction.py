@@ -174,8 +174,8 @@ def _pivots(
         above = factor[: len(kept)]
         row = (products[pivot] - above[:, pivot] @ above) / left[pivot].sqrt()
         row[kept] = 0.0
-        # A unit that is explained already has more left than later pivots may vary by: it would take
-        # them times hundreds, and training from there would break down.
+        # What is left of a unit that is explained may be more than later pivots vary by: it would
+        # take them times hundreds, and training from there would break down.
         row *= open_ | (row.abs() <= left[pivot].sqrt())
         factor[len(kept)] = row
         left = (left - row * row).clamp_min(0)
