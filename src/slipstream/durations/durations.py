@@ -127,7 +127,7 @@ class Durations:
         # As another machine, which it is to whoever asks how long a call takes.
         self._machine = machine_key() + (f" {level.name}" if level is not None else "")
         self._known: dict[_Key, Answer | None] = {}
-        self._unknown: set[_Key] = set()
+        self._looked_up: set[_Key] = set()
         self._neighbours: dict[str, list[tuple[Call, float]]] = {}
         self._warned = False
         # While `measuring` lasts; and the child that serves, with the threads that it can have.
@@ -291,8 +291,8 @@ class Durations:
 
     def _load(self, keys: list[_Key]) -> None:
         # The file is opened once for a call that nobody measured, not at every look.
-        left = [key for key in keys if key not in self._unknown]
-        self._unknown.update(left)
+        left = [key for key in keys if key not in self._looked_up]
+        self._looked_up.update(left)
         # Not Path.exists(), which fails in a folder that may not be looked into.
         if not left or not os.path.exists(self._path):
             return

@@ -48,7 +48,7 @@ TIMERS = "slipstream.timers"
 OPERATORS = "slipstream.operators"
 _ROUNDS = 15
 # What takes long in a round is disturbed less, for its length; it takes part in fewer. That rounds
-# agree is no reason for fewer: all of them may have had the same neighbour.
+# agree is no reason for fewer: all of them may have had the same neighbour. Seconds, by rounds.
 _ENOUGH_S = {5: 0.15, 3: 0.6}
 # What a first run makes for later ones is little beside so long a call: one run tells its length.
 _LONG_NS = 50e6

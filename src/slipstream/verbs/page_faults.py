@@ -54,9 +54,8 @@ def watch_launches(
     while len(others) < _LAUNCHES and time.monotonic() - began < _LONGEST_S:
         most = max(recorded, *others, 0.0)
         apart = most - min(recorded, *others, math.inf)
-        if len(others) >= _ENOUGH and apart < _ALIKE * step_ns:
-            break
-        if others and most < MATTERS * step_ns:
+        enough = _ENOUGH if most >= MATTERS * step_ns else 1
+        if len(others) >= enough and apart < _ALIKE * step_ns:
             break
         say(f"watching page faults of another launch, {len(others) + 1} of at most {_LAUNCHES}")
         others.append(
