@@ -251,7 +251,9 @@ def test_what_was_not_simulated_in_advance_can_be_switched_on(
             "arguments[0])).querySelector('input').click()",
             first,
         )
-        page.until("return document.querySelector('.outcome').innerText", lambda t: "worth" in t)
+        # Of one step on a busy machine the verdict may be any.
+        verdict = page.until("return document.querySelector('.outcome .verdict')?.innerText")
+        assert re.match("(not )?worth it|undecided", verdict), verdict
 
 
 def test_another_device_is_chosen(page: Page) -> None:
