@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import statistics
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ import torch
 
 from slipstream import technique
 from slipstream.capture.place import Place
-from slipstream.errors import SlipstreamError, WorkloadError
+from slipstream.errors import WorkloadError
 from slipstream.measure.checks import QualityStatus, judge
 from slipstream.measure.records import Phase, PredictionRecord
 from slipstream.technique import QualityKind, quality_of
@@ -289,16 +290,37 @@ def test_the_reason_for_wall_time_is_the_technique_s(tmp_path: Path) -> None:
     assert not any("samples a step" in note for note in found.table().notes)
 
 
-def test_a_step_on_a_device_is_refused_rather_than_timed_wrongly(
+class Device(Place):
+    """As a CUDA device is to `prove`: what waits for it, and what its tensors take."""
+
+    def synchronise(self) -> None:
+        time.sleep(0.004)
+
+    def forget_peak(self) -> None:
+        pass
+
+    def peak_bytes(self) -> int:
+        return 1234
+
+
+def test_a_step_on_a_device_is_timed_until_the_device_is_done(
     forked_children: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "train.py").write_text(_TRAIN)
-    monkeypatch.setattr(sides, "find_device", lambda built: Place("cuda"))
-    with pytest.raises(SlipstreamError, match=r"\bCUDA\b"):
-        prove(
-            f"{tmp_path}/train.py:make",
-            ["fused_optimizer"],
-            budget=1.0,
-            quality_budget=None,
-            threads=1,
-        )
+    monkeypatch.setattr(sides, "find_device", lambda built: Device("cuda"))
+    found = prove(
+        f"{tmp_path}/train.py:make",
+        ["fused_optimizer"],
+        budget=1.0,
+        quality_budget=None,
+        threads=1,
+    )
+    experiment = found.experiment
+    steps = experiment.series[sides.BASELINE, "wall", Phase.MEASURE].values
+    assert min(steps) >= 4e6
+    assert found.ratio("fused_optimizer:fused").metric == "wall"
+    assert (sides.BASELINE, "cpu", Phase.MEASURE) not in experiment.series
+    assert set(experiment.series[sides.BASELINE, "peak_memory", Phase.MEASURE].values) == {1234}
+    assert any(re.search(r"\bCUDA\b", note) for note in found.table().notes)
+    (memory,) = tensor_memory(experiment).values()
+    assert (memory.baseline, memory.measured) == (1234, 1234)

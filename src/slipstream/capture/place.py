@@ -34,6 +34,18 @@ class Place:
 
             torch.cuda.synchronize(self.index)
 
+    def forget_peak(self) -> None:
+        """Have `peak_bytes` tell of what follows alone; on a CUDA device."""
+        import torch
+
+        torch.cuda.reset_peak_memory_stats(self.index)
+
+    def peak_bytes(self) -> int:
+        """The most that tensors on the CUDA device took at once since `forget_peak`."""
+        import torch
+
+        return int(torch.cuda.max_memory_allocated(self.index))
+
     def profiler(self, *, memory: bool = False) -> Any:
         """A profiler that sees every thread of the host, and the device with what waits for it.
 

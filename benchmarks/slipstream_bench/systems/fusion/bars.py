@@ -30,6 +30,7 @@ from slipstream.verbs.results import Predicted
 from slipstream.workload import Workload, build_from
 from slipstream_bench.harness import Paired, one_thread, paired
 from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, not_judged
+from slipstream_bench.systems.fusion import on_cuda
 from slipstream_bench.systems.fusion.workloads import WORKLOADS
 from slipstream_bench.systems.movement.layers import EncoderLayer
 
@@ -79,6 +80,7 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
         detail = f"dropout 0, AdamW; from {losses[0][0]:.3f} to {losses[0][-1]:.3f}"
         yield at_most(bar, 100 * apart, 1.0, "%", n=len(losses[0]), detail=detail)
     yield from _on_devices(options)
+    yield from on_cuda.bars(options)
     keep_pages()
     with one_thread():
         for case in _CASES:

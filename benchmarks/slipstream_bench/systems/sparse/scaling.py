@@ -16,7 +16,7 @@ from slipstream.sparse.matrix import Floats
 from slipstream.sparse.pairwise import distance_tiles
 from slipstream.sparse.search import Run
 from slipstream_bench.harness import one_thread, paired
-from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, not_judged
+from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, not_judged, on_cuda
 from slipstream_bench.systems.sparse.samples import heavy_row, prepared, sample, skewed_rows
 
 _NEIGHBOURS = 10
@@ -171,8 +171,7 @@ def _device_bar(
         torch.cuda.synchronize()
 
     taken = paired({"ours": ours, "theirs": theirs}, clock="wall", blocks=8, budget_s=60.0)
-    detail = f"{torch.cuda.get_device_name()}, {said}; {taken}"
-    yield taken.ratio("theirs", "ours").at_least(bar, least, detail=detail)
+    yield on_cuda(taken.ratio("theirs", "ours").at_least(bar, least, detail=f"{said}; {taken}"))
 
 
 def _two_threads(rows: sp.csr_matrix, metric: str) -> tuple[Callable[[], None], str]:

@@ -74,8 +74,9 @@ class Proof:
         if not self.tensors:
             return []
         return [
-            "peak_memory is of the whole process, without what it had before the workload; "
-            "predictions of memory are of the step's tensors alone.",
+            "peak_memory is of the whole process, without what it had before the workload (on a "
+            "CUDA device, of tensors there); predictions of memory are of the step's tensors "
+            "alone.",
             *(one.sentence for one in self.tensors.values()),
         ]
 

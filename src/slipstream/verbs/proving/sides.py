@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from slipstream import technique
 from slipstream.capture.memory import peak_bytes, record_memory
-from slipstream.capture.place import find_device
+from slipstream.capture.place import Place, find_device
 from slipstream.child import channel
 from slipstream.durations.durations import one_pool
 from slipstream.errors import ChildError, WorkloadError
@@ -77,6 +77,11 @@ class WorkloadArm(WorkerArm):
             notes.append(
                 f"{self.name} makes {samples} samples a step; its times are of {before}, as a step "
                 f"has {BASELINE}"
+            )
+        if self.built["on_device"] and self.name == BASELINE:
+            notes.append(
+                "steps run on a CUDA device: time is the wall clock's until the device is done, "
+                "peak_memory the most that tensors there take"
             )
         self.notes = tuple(notes)
 
@@ -257,12 +262,7 @@ def serve_steps(workload: dict[str, Any], keep_in: str, threads: int) -> Any:
     resting = read_status_bytes("VmRSS") if can_reset else 0
 
     def program(built: Built) -> Generator[None, Any, None]:
-        if find_device(built) is not None:
-            # Our clocks would show when the host had issued the step, and call that its time.
-            raise WorkloadError(
-                f"{built.name} runs on a CUDA device, and prove measures steps on a CPU so far",
-                remedy="time both scripts, synchronised at their ends: slipstream measure ab",
-            )
+        place = find_device(built)
         delay = RunDelay()
         delay.open()
         share = built.samples_before / built.samples if built.samples else 1.0
@@ -274,26 +274,37 @@ def serve_steps(workload: dict[str, Any], keep_in: str, threads: int) -> Any:
                     "samples": built.samples or built.samples_before,
                     "samples_before": built.samples_before,
                     "memory": can_reset,
+                    "on_device": place is not None,
                 }
             }
         )
         step_s = math.inf
         for message in calls():
             if message["arguments"].get("tensors"):
-                talk.send({"result": (yield from _tensors(built, step_s))})
+                talk.send({"result": (yield from _tensors(built, place, step_s))})
                 continue
             if step_s < _SHORT_S:
                 # Since our last turn another arm filled the caches; in a real run the step before
                 # this one would have. It is cheap for short steps, and does not matter for long.
                 yield
-            if can_reset:
+            if place is not None:
+                place.synchronise()
+                place.forget_peak()
+            elif can_reset:
                 reset_peak()
             queued = delay.read()
             wall, cpu = time.perf_counter_ns(), time.process_time_ns()
             yield
+            if place is not None:
+                place.synchronise()
             cpu_ns, wall_ns = time.process_time_ns() - cpu, time.perf_counter_ns() - wall
-            sample = {"wall": wall_ns * share, "cpu": cpu_ns * share}
             step_s = wall_ns / 1e9
+            if place is not None:
+                # What the host computes is no measure of a step on its device.
+                sample = {"wall": wall_ns * share, "peak_memory": max(1, place.peak_bytes())}
+                talk.send({"result": sample})
+                continue
+            sample = {"wall": wall_ns * share, "cpu": cpu_ns * share}
             waited_ns = delay_between(queued, delay.read())
             if waited_ns is not None:
                 sample[RUN_DELAY] = waited_ns * share
@@ -304,10 +315,17 @@ def serve_steps(workload: dict[str, Any], keep_in: str, threads: int) -> Any:
     return run_program(workload, keep_in, program)
 
 
-def _tensors(built: Built, step_s: float) -> Generator[None, Any, dict[str, int]]:
+def _tensors(
+    built: Built, place: Place | None, step_s: float
+) -> Generator[None, Any, dict[str, int]]:
     """What `WorkloadArm.afterwards` tells."""
     if step_s > _WATCHED_S:
         return {}
+    if place is not None:
+        place.forget_peak()
+        yield
+        place.synchronise()
+        return {TENSOR_PEAK: place.peak_bytes()}
     _, memory = yield from record_memory(built)
     return {} if memory is None else {TENSOR_PEAK: peak_bytes(memory)}
 
