@@ -57,3 +57,38 @@ def test_offsets_rise_from_zero_to_the_ids(way: str) -> None:
     ):
         with pytest.raises(InvalidArgumentError, match=said):
             bags.check(ids, torch.tensor(offsets), torch.tensor([1]), len(offsets))
+
+
+def test_what_a_device_is_asked_is_what_all_checks_say() -> None:
+    rows = torch.tensor([5])
+    for ids, offsets in (
+        ([0, 4, 2], [0, 1]), ([0, 4, 2], [0, 3, 3]), ([4], None), ([0, 5], [0]), ([-1, 0], None),
+        ([0, 1], [1, 2]), ([0, 1], [0, 2, 1]), ([0, 1], [0, 3]), ([0, 1], [1]),
+    ):  # fmt: skip
+        given = torch.tensor(ids), None if offsets is None else torch.tensor(offsets), rows
+        total = 1 if offsets is None else len(offsets)
+        assert bags._is_sound(*given) == (bags._fault_by_torch(*given, total) is None)
+    assert not bags._is_sound(torch.tensor([0]), None, ROWS)
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+@pytest.mark.parametrize("padding", [-1, 3])
+@pytest.mark.parametrize("has_end", [False, True])
+def test_rows_added_to_their_bags_are_torchs(mode: str, padding: int, has_end: bool) -> None:
+    torch.manual_seed(0)
+    ids, offsets = torch.randint(0, 5, (12,)), torch.tensor([0, 0, 4, 4, 9, 12])
+    weights = torch.randn(12, dtype=torch.float64) if mode == "sum" else None
+    rows = torch.randn(12, 2, dtype=torch.float64)
+    wanted = bags.reduced(rows, ids, offsets, mode, weights, padding, has_end)
+    pooled = bags.summed(rows, ids, offsets, weights, padding, mode == "mean", has_end)
+    assert pooled.shape == (6 - has_end, 2)
+    torch.testing.assert_close(pooled, wanted)
+
+
+def test_gradients_of_rows_added_to_their_bags() -> None:
+    ids, offsets = torch.tensor([0, 3, 1, 2]), torch.tensor([0, 1, 1])
+    rows, weights = (torch.randn(4, *s, dtype=torch.float64).requires_grad_() for s in ((2,), ()))
+    for mean in (False, True):
+        assert torch.autograd.gradcheck(
+            lambda r, w, mean=mean: bags.summed(r, ids, offsets, w, 3, mean, False), (rows, weights)
+        )

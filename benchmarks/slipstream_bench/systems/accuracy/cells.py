@@ -19,6 +19,7 @@ from typing import Any
 
 from slipstream import technique
 from slipstream.errors import SlipstreamError
+from slipstream.graph import Graph
 from slipstream.measure.comparison import Comparison
 from slipstream.measure.records import Verdict
 from slipstream.verbs.predicting import predict
@@ -129,6 +130,7 @@ def measure_cells(
     budget: str,
     say: Callable[[str], None],
     widest: float = _WIDEST,
+    graph: Graph | None = None,
 ) -> Iterator[Cell]:
     """The cells of one family.
 
@@ -136,11 +138,14 @@ def measure_cells(
         family: what its cells are named after.
         budget: of measuring up to four techniques beside the original.
         widest: half-width of a measured interval from which on a cell is not judged.
+        graph: the step where it was recorded already.
     """
-    say(f"{family}: profiling")
-    # What a technique needs to have recorded besides; compiling takes long, so only if asked for.
-    needs = frozenset({"regions"} if any("compile" in name for name in techniques) else ())
-    graph = profile(workload, threads=1, needs=needs, say=lambda line: say(f"{family}: {line}"))
+    if graph is None:
+        say(f"{family}: profiling")
+        # What a technique needs to have recorded besides; compiling takes long, so only if asked
+        # for.
+        needs = frozenset({"regions"} if any("compile" in name for name in techniques) else ())
+        graph = profile(workload, threads=1, needs=needs, say=lambda line: say(f"{family}: {line}"))
     found = predict(graph, techniques, say=lambda line: say(f"{family}: {line}"))
     nothing = (math.nan,) * 3
     for p in found:

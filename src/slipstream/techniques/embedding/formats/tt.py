@@ -209,7 +209,7 @@ class _TensorTrain(CompressedModule):
         rows: torch.Tensor
         if not (torch.is_grad_enabled() and any(one.requires_grad for one in trained)):
             rows = door.look_up(cores, cache, *how)
-        elif cores[0].dtype is not torch.float32:
+        elif cores[0].dtype is not torch.float32 or _by_steps(cores[0]):
             door.check(cores, cache, *how)
             rows = door.by_reference(cores, cache, *how)
         else:
@@ -226,6 +226,15 @@ class _TensorTrain(CompressedModule):
     def _format_repr(self) -> str:
         rows, columns = ("x".join(map(str, f)) for f in (self.shape.rows, self.shape.columns))
         return f", rows {rows}, columns {columns}, ranks {list(self.shape.ranks[1:-1])}"
+
+
+def _by_steps(core: torch.Tensor) -> bool:
+    """Whether rows are made in steps that torch differentiates.
+
+    On a CUDA device nothing is written down that the operator would spare, and its gradient would
+    begin with the rows once more. A compiler is given the operator, which it cannot look into.
+    """
+    return core.is_cuda and not torch.compiler.is_compiling()
 
 
 class TTEmbedding(_TensorTrain, ById):

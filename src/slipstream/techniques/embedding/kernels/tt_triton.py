@@ -21,6 +21,8 @@ from slipstream.techniques.embedding.kernels.tt_reference import of_three
 
 _LEAST = 16  # rows and columns of a product that tensor cores take
 _CHUNK_ROWS = 32
+# With four, a program's three products backwards take more registers than a thread can have.
+_WARPS = 8
 _MOST_NUMBERS = 1 << 14  # of a middle slice that a program holds
 
 
@@ -163,32 +165,29 @@ def _chunks(
     """Places of ids by middle slice, and of each program its slice and where it begins and ends.
 
     There are as many programs as there may be at most: the number that is needed is known on the
-    device alone. Programs that are not needed are empty.
+    device alone, and nothing here waits for it. Programs that are not needed are empty.
     """
-    middle, order = torch.sort(torch.div(ids, p3, rounding_mode="floor") % p2, stable=True)
-    counts = torch.bincount(middle, minlength=p2)
-    needed = torch.div(counts + span - 1, span, rounding_mode="floor")
+    slice_of = (torch.div(ids, p3, rounding_mode="floor") % p2).to(torch.int32)
+    middle, order = torch.sort(slice_of, stable=True)
+    numbers = torch.arange(p2 + 1, dtype=torch.int32, device=ids.device)
+    edges = torch.searchsorted(middle, numbers)
+    needed = torch.div(edges.diff() + span - 1, span, rounding_mode="floor")
     until, most = torch.cumsum(needed, 0), -(-len(ids) // span) + p2
     program = torch.arange(most, device=ids.device)
     slices = torch.searchsorted(until, program, right=True).clamp(max=p2 - 1)
-    end = torch.cumsum(counts, 0)[slices]
-    begin = end - counts[slices] + (program - until[slices] + needed[slices]) * span
-    begin = torch.where(program < until[-1], begin, len(ids))
-    end = torch.minimum(begin + span, torch.where(program < until[-1], end, len(ids)))
-    return torch.stack([slices, begin, end], 1).contiguous(), order, most
+    begin = edges[slices] + (program - until[slices] + needed[slices]) * span
+    begin = begin.clamp(max=len(ids))
+    end = torch.minimum(begin + span, edges[slices + 1])
+    return torch.stack([slices, begin, end], 1), order, most
 
 
-def _told(cores: Sequence[torch.Tensor], ids: torch.Tensor) -> tuple[dict[str, Any], int]:
-    """What both kernels are told, and how many programs there are."""
+def _sizes(cores: Sequence[torch.Tensor]) -> dict[str, int]:
+    """What both kernels are told of the cores."""
     one, two, three = (core.shape for core in cores)
-    launch = _launch(cores)
-    ids = ids.to(torch.int64)
-    chunks, order, programs = _chunks(ids, two[0], three[0], launch["span"])
-    told = {
-        "chunks": chunks, "order": order, "ids": ids, "p2": two[0], "p3": three[0], "q1": one[2],
-        "q2": two[2], "q3": three[2], "r1": two[1], "r2": three[1], **launch,
+    return {
+        "p2": two[0], "p3": three[0], "q1": one[2], "q2": two[2], "q3": three[2], "r1": two[1],
+        "r2": three[1], **_launch(cores), "num_warps": _WARPS,
     }  # fmt: skip
-    return told, programs
 
 
 class _Rows(torch.autograd.Function):
@@ -196,20 +195,21 @@ class _Rows(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, ids: torch.Tensor, *cores: torch.Tensor) -> torch.Tensor:
-        width = cores[0].shape[2] * cores[1].shape[2] * cores[2].shape[2]
-        rows = cores[0].new_empty(len(ids), width)
+        sizes = _sizes(cores)
+        rows = cores[0].new_empty(len(ids), sizes["q1"] * sizes["q2"] * sizes["q3"])
+        ids = ids.to(torch.int64)
+        chunks, order, programs = _chunks(ids, sizes["p2"], sizes["p3"], sizes["span"])
         if rows.numel():
-            told, programs = _told(cores, ids)
-            _forward[(programs,)](*cores, rows, **told)
-        ctx.save_for_backward(ids, *cores)
+            _forward[(programs,)](*cores, rows, chunks, order, ids, **sizes)
+        ctx.save_for_backward(chunks, order, ids, *cores)
         return rows
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        ids, *cores = ctx.saved_tensors
+        chunks, order, ids, *cores = ctx.saved_tensors
         grads = [torch.zeros_like(core) for core in cores]
         if grad.numel():
-            told, programs = _told(cores, ids)
-            _backward[(programs,)](*cores, grad.contiguous(), *grads, **told)
+            told = chunks, order, ids
+            _backward[(len(chunks),)](*cores, grad.contiguous(), *grads, *told, **_sizes(cores))
         return (None, *grads)
