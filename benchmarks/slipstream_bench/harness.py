@@ -147,6 +147,13 @@ class Paired:
         return float(self.times_s(name).min())
 
 
+def on_cuda(bar: Bar) -> Bar:
+    """The row as one of the CUDA device that is there."""
+    import torch
+
+    return replace(bar, device=torch.cuda.get_device_name())
+
+
 def paired(
     arms: Mapping[str, Function | Arm],
     *,

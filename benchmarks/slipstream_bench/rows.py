@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 Source = Literal["now", "recorded"]
@@ -171,13 +171,6 @@ def for_all_seeds(
             said = f"fails for seeds {failed[:5]}"
         passed = count - len(failed)
         yield Bar(bar, passed, f"of {count}", f"= {count}", not failed, count, said)
-
-
-def on_cuda(bar: Bar) -> Bar:
-    """The row as one of the CUDA device that is there."""
-    import torch
-
-    return replace(bar, device=torch.cuda.get_device_name())
 
 
 def not_judged(

@@ -18,7 +18,8 @@ from slipstream.measure.arms import timed
 from slipstream.verbs.profiling import profile
 from slipstream.workload import Workload
 from slipstream_bench import cuda_models
-from slipstream_bench.rows import Bar, BenchOptions, at_most, not_judged, on_cuda
+from slipstream_bench.harness import on_cuda
+from slipstream_bench.rows import Bar, BenchOptions, at_most, not_judged
 from slipstream_bench.systems.accuracy.cells import measure_cells
 
 # What is predicted of kernels alone.

@@ -9,8 +9,8 @@ from torch.nn import functional
 
 from slipstream.techniques.embedding.formats.tt import TTEmbeddingBag
 from slipstream.techniques.embedding.kernels import tt_reference as reference
-from slipstream_bench.harness import Paired, paired
-from slipstream_bench.rows import Bar, BenchOptions, at_most, not_judged, on_cuda
+from slipstream_bench.harness import Paired, on_cuda, paired
+from slipstream_bench.rows import Bar, BenchOptions, at_most, not_judged
 
 _ROWS, _FACTORS, _RANK = 11_000_000, ((200, 220, 250), (4, 4, 4)), 32
 _BAGS, _IDS = 512, 10_240

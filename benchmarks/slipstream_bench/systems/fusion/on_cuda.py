@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from slipstream.techniques.fusion.backend import use_fused
-from slipstream_bench.harness import paired
-from slipstream_bench.rows import Bar, BenchOptions, not_judged, on_cuda
+from slipstream_bench.harness import on_cuda, paired
+from slipstream_bench.rows import Bar, BenchOptions, not_judged
 from slipstream_bench.systems.fusion.workloads import WORKLOADS
 
 # As many items as on a processor's core would leave a device idle.

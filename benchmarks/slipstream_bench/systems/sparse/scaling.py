@@ -15,8 +15,8 @@ from slipstream.sparse.kernels import AT_ONCE
 from slipstream.sparse.matrix import Floats
 from slipstream.sparse.pairwise import distance_tiles
 from slipstream.sparse.search import Run
-from slipstream_bench.harness import one_thread, paired
-from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, not_judged, on_cuda
+from slipstream_bench.harness import on_cuda, one_thread, paired
+from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, not_judged
 from slipstream_bench.systems.sparse.samples import heavy_row, prepared, sample, skewed_rows
 
 _NEIGHBOURS = 10
