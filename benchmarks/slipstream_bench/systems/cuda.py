@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 
@@ -16,7 +17,7 @@ from slipstream import technique
 from slipstream.graph import Graph, replay
 from slipstream.measure.arms import timed
 from slipstream.verbs.profiling import profile
-from slipstream.workload import Workload
+from slipstream.workload import Workload, build_from
 from slipstream_bench import cuda_models
 from slipstream_bench.harness import on_cuda
 from slipstream_bench.rows import Bar, BenchOptions, at_most, not_judged
@@ -48,7 +49,7 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
         options.progress(f"{family}: profiling")
         graph = profile(workload, threads=1, say=options.progress)
         if options.wants(bar):
-            yield on_cuda(_simulated(bar, graph, workload))
+            yield on_cuda(_simulated(bar, graph, make()))
         if asked:
             cells = measure_cells(
                 family, workload, asked, _BUDGET, options.progress, widest=math.inf, graph=graph
@@ -56,9 +57,9 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
             yield from (on_cuda(cell.to_row()) for cell in cells)
 
 
-def _simulated(bar: str, graph: Graph, workload: Workload) -> Bar:
+def _simulated(bar: str, graph: Graph, parts: tuple[Any, ...]) -> Bar:
     """The recorded step, simulated, beside steps of another process that nobody records."""
-    built = workload.build(0)
+    built = build_from(parts, [], 0, bar)
     simulated = replay(graph).step_ns
 
     def step() -> None:
@@ -72,6 +73,7 @@ def _simulated(bar: str, graph: Graph, workload: Workload) -> Bar:
     detail = (
         f"{simulated / 1e6:.3f} ms simulated; {_STEPS} steps took {measured[0] / 1e6:.3f} to "
         f"{measured[-1] / 1e6:.3f}, {median(measured) / 1e6:.3f} in the median; "
-        f"{graph.meta['kernels']} kernels, {graph.meta['kernels_linked']} with their launches"
+        f"{graph.meta['kernels']} kernels, {graph.meta['kernels_linked']} with their launches; the "
+        f"profiler cost {graph.meta['profiler_ns_per_event']:.0f} ns an event"
     )
     return at_most(bar, error, _SIMULATED, "%", n=_STEPS, detail=detail)

@@ -56,17 +56,60 @@ def test_nothing_in_nothing_out() -> None:
     assert not any(core.grad.any() for core in cores if core.grad is not None)
 
 
-def test_every_id_is_in_one_program() -> None:
-    ids = torch.randint(0, 5 * 6 * 7, (300,))
-    chunks, order, programs = kernels._chunks(ids, 6, 7, 8)
-    seen = []
-    for middle, begin, end in chunks.tolist():
-        assert 0 <= end - begin <= 8
-        own = order[begin:end]
-        assert (ids[own] // 7 % 6 == middle).all()
-        seen += own.tolist()
-    assert sorted(seen) == list(range(300))
-    assert programs == len(chunks)
+@pytest.mark.parametrize(("shape", "padding", "dtype"), [
+    (SHAPES[0], 7, torch.int32), (SHAPES[3], -1, torch.int64),
+])  # fmt: skip
+def test_sums_of_bags_are_the_references(shape: Any, padding: int, dtype: Any) -> None:
+    generator = torch.Generator().manual_seed(3)
+    ids = torch.randint(0, math.prod(shape[0]), (70,), generator=generator, dtype=dtype)
+    ids[::6] = 7
+    offsets = torch.tensor([0, 0, 13, 14, 14, 50, 70])
+    grad = torch.randn(7, math.prod(shape[1]), generator=generator)
+    own = [core.to(DEVICE).requires_grad_() for core in cores_of(shape)]
+    exact = [core.double().requires_grad_() for core in cores_of(shape)]
+    limit = math.prod(shape[0])
+    for begins in (offsets, torch.cat([offsets, torch.tensor([70])])):
+        made = kernels.sums_of(own, ids.to(DEVICE), begins.to(DEVICE), 7, padding, limit)
+        assert made is not None
+        expected = reference.bags_of(exact, None, None, ids, offsets, None, padding, 7, "sum")
+        close = {"check_dtype": False, "rtol": 1e-4, "atol": 1e-4}
+        torch.testing.assert_close(made.cpu(), expected, **close)
+        found = torch.autograd.grad(made, own, grad.to(DEVICE))
+        wanted = torch.autograd.grad(expected, exact, grad.double())
+        for one, other in zip(found, wanted, strict=True):
+            torch.testing.assert_close(one.cpu(), other, **close)
+
+
+@pytest.mark.parametrize("bags", [70, 10])
+def test_bags_of_as_many_ids_each_need_no_offsets(bags: int) -> None:
+    ids = torch.randint(0, 5 * 6 * 7, (70,), generator=torch.Generator().manual_seed(4))
+    cores = cores_of(SHAPES[0])
+    made = kernels.sums_of([c.to(DEVICE) for c in cores], ids.to(DEVICE), None, bags, -1, 210)
+    assert made is not None
+    expected = reference.bags_of(cores, None, None, ids, None, None, -1, bags, "sum")
+    torch.testing.assert_close(made.cpu(), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("ids", "offsets"), [
+    ([0, 209, 3], [0, 1]), ([0, -1, 3], [0, 1]), ([0, 1, 2], [1, 2]), ([0, 1, 2], [0, 2, 1]),
+    ([0, 1, 2], [0, 4]),
+])  # fmt: skip
+def test_what_is_out_of_range_makes_no_bags(ids: list[int], offsets: list[int]) -> None:
+    cores = [core.to(DEVICE) for core in cores_of(SHAPES[0])]
+    given = torch.tensor(ids, device=DEVICE), torch.tensor(offsets, device=DEVICE)
+    assert kernels.sums_of(cores, *given, len(offsets), -1, 209) is None
+
+
+def test_ids_are_put_in_the_order_of_their_slices() -> None:
+    ids = torch.randint(0, 5 * 6 * 7, (300,), generator=torch.Generator().manual_seed(5))
+    offsets = torch.tensor([0, 0, 120, 299])
+    there = ids.to(DEVICE), offsets.to(DEVICE)
+    counts, order, bag = (one.cpu() for one in kernels._order(*there, 4, 210, 6, 7))
+    middle = ids // 7 % 6
+    assert counts.tolist() == [*torch.bincount(middle, minlength=6).tolist(), 0]
+    assert sorted(order.tolist()) == list(range(300))
+    assert (middle[order.long()].diff() >= 0).all()
+    assert bag.tolist() == [1] * 120 + [2] * 179 + [3]
 
 
 def test_what_a_program_cannot_hold_is_left_to_torch() -> None:

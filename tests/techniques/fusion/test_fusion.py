@@ -86,7 +86,8 @@ def both(
     ):
         given = x.detach().clone().requires_grad_()
         made = call(given)
-        made.backward(torch.linspace(-1, 1, made.numel(), dtype=made.dtype).view_as(made))
+        drawn = torch.linspace(-1, 1, made.numel(), dtype=made.dtype, device=made.device)
+        made.backward(drawn.view_as(made))
         found.append([made, given.grad, *(p.grad for p in owner.parameters())])
     return found[0], found[1]
 

@@ -210,8 +210,7 @@ class _TensorTrain(CompressedModule):
         if not (torch.is_grad_enabled() and any(one.requires_grad for one in trained)):
             rows = door.look_up(cores, cache, *how)
         elif cores[0].dtype is not torch.float32 or _by_steps(cores[0]):
-            door.check(cores, cache, *how)
-            rows = door.by_reference(cores, cache, *how)
+            rows = door.in_steps(cores, cache, *how)
         else:
             rows = _Rows.apply(len(cores), *cores, cache, *how)
         if self.hot is not None and counted:
@@ -231,8 +230,8 @@ class _TensorTrain(CompressedModule):
 def _by_steps(core: torch.Tensor) -> bool:
     """Whether rows are made in steps that torch differentiates.
 
-    On a CUDA device nothing is written down that the operator would spare, and its gradient would
-    begin with the rows once more. A compiler is given the operator, which it cannot look into.
+    On a CUDA device the operator would spare nothing, and its gradient would begin with the rows
+    once more. A compiler is given the operator, which it need not look into.
     """
     return core.is_cuda and not torch.compiler.is_compiling()
 

@@ -194,28 +194,48 @@ def _check_gradient(cores: Sequence[torch.Tensor], grad: torch.Tensor, how: Sequ
         raise InvalidArgumentError("grad", f"must be {first.dtype} {shape} on '{first.device}'")
 
 
-def check(cores: Sequence[torch.Tensor], *how: Any) -> None:
-    """Raise InvalidArgumentError for a wrong argument of ``slipstream::tt``: names it."""
-    _check(cores, how)
-    _check_ids(how)
-
-
 def _tt(cores: Sequence[torch.Tensor], *how: Any) -> torch.Tensor:
     """``slipstream::tt``; kernels check ids and offsets themselves."""
     _check(cores, how)
     if (kernel := _kernel_for(cores)) is not None:
         return forward_by(kernel, cores, *how)
+    return _in_steps(cores, how)
+
+
+def in_steps(cores: Sequence[torch.Tensor], *how: Any) -> torch.Tensor:
+    """The same in steps that torch differentiates, the arguments checked.
+
+    Raises:
+        InvalidArgumentError: a wrong argument of ``slipstream::tt``: names it.
+    """
+    _check(cores, how)
+    return _in_steps(cores, how)
+
+
+def _in_steps(cores: Sequence[torch.Tensor], how: tuple[Any, ...]) -> torch.Tensor:
+    cache, _, ids, offsets, weights, rows, padding, bags, mode = how
+    triton = _on_device(cores)
+    if triton is not None and cache is None and weights is None and MODES[mode] == "sum":
+        pooled: torch.Tensor | None = triton.sums_of(cores, ids, offsets, bags, padding, rows)
+        if pooled is not None:
+            return pooled
     _check_ids(how)
     return by_reference(cores, *how)
+
+
+def _on_device(cores: Sequence[torch.Tensor]) -> Any:
+    """Triton's kernels, where they make these rows; or None."""
+    if not cores[0].is_cuda:
+        return None
+    triton = triton_module("slipstream.techniques.embedding.kernels.tt_triton")
+    return triton if triton is not None and triton.runs(cores) else None
 
 
 def by_reference(cores: Sequence[torch.Tensor], *how: Any) -> torch.Tensor:
     """The same by torch's operators, and differentiable."""
     cache, hot, ids, offsets, weights, _, padding, bags, mode = how
-    triton = None
-    if cores[0].is_cuda:
-        triton = triton_module("slipstream.techniques.embedding.kernels.tt_triton")
-    rows_of = reference.rows_of if triton is None or not triton.runs(cores) else triton.rows_of
+    triton = _on_device(cores)
+    rows_of = reference.rows_of if triton is None else triton.rows_of
     return reference.bags_of(
         cores, cache, hot, ids, offsets, weights, padding, bags, MODES[mode],
         rows_of,

@@ -1,9 +1,11 @@
-"""Rows of tensor trains on a CUDA device; imported only where Triton is installed.
+"""Rows and bags of tensor trains on a CUDA device; imported only where Triton is installed.
 
 As in ``native/src/tt/``, ids with the same slice of the middle core share one matrix product. Ids
-are sorted by that slice and cut into chunks; a program has one chunk, makes the products of the
-first two cores for all its ids at once and multiplies them with each id's last slice. Backwards it
-makes them again; what is added to the cores is atomic: last bits depend on the order.
+are counted by that slice, put in its order and cut into chunks; a program has one chunk, makes the
+products of the first two cores for all its ids at once and multiplies them with each id's last
+slice. A bag's rows are added where they are made, and its gradient is read where it lies: rows are
+not written down. Backwards the products are made again. Sums are atomic: last bits depend on the
+order.
 
 Kernels have no annotations: Triton compiles those, too.
 """
@@ -21,21 +23,79 @@ from slipstream.techniques.embedding.kernels.tt_reference import of_three
 
 _LEAST = 16  # rows and columns of a product that tensor cores take
 _CHUNK_ROWS = 32
+_MOST_NUMBERS = 1 << 14  # of a middle slice that a program holds
+_MOST_SLICES = 1 << 14  # whose counts every program adds up
+_BLOCK = 256  # ids of a program that counts
 # With four, a program's three products backwards take more registers than a thread can have.
 _WARPS = 8
-_MOST_NUMBERS = 1 << 14  # of a middle slice that a program holds
 
 
 @triton.jit
-def _chunk(chunks, order, ids, program, p2, p3, span: tl.constexpr):
-    """Of a program: its middle slice, the digits of its ids, their places, and which are there."""
-    middle = tl.load(chunks + 3 * program)
-    begin, end = tl.load(chunks + 3 * program + 1), tl.load(chunks + 3 * program + 2)
+def _count(
+    ids, offsets, counts, rank, bag, n, given, bags, rows, p2, p3,
+    pooled: tl.constexpr, halvings: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
+    """How many ids have each slice, and of each id which of them it is, and which bag it is in.
+
+    The last of the counts tells whether an id or an offset is not what it must be.
+    """
+    at = tl.program_id(0) * block + tl.arange(0, block)
+    there = at < n
+    number = tl.load(ids + at, mask=there, other=0).to(tl.int64)
+    sound = (number >= 0) & (number < rows)
+    middle = tl.where(sound, number // p3 % p2, 0)
+    tl.store(rank + at, tl.atomic_add(counts + middle, 1, mask=there), mask=there)
+    if pooled:
+        # The last bag that begins here or before.
+        low = tl.zeros([block], tl.int64)
+        high = low + bags
+        for _ in tl.static_range(halvings):
+            half = (low + high) // 2
+            before = tl.load(offsets + half, mask=there, other=0) <= at
+            low = tl.where(before, half, low)
+            high = tl.where(before, high, half)
+        tl.store(bag + at, low, mask=there)
+        of_bags = at < given
+        begin = tl.load(offsets + at, mask=of_bags, other=0)
+        earlier = tl.load(offsets + at - 1, mask=of_bags & (at > 0), other=0)
+        rises = (begin >= earlier) & (begin <= n) & ((begin == 0) | (at > 0))
+        sound = sound & (rises | (at >= given))
+    tl.atomic_max(counts + p2, tl.max(tl.where(sound, 0, 1), 0))
+
+
+@triton.jit
+def _place(ids, counts, until, rank, order, n, p2, p3, block: tl.constexpr):
+    """The places of ids in the order of their slices."""
+    at = tl.program_id(0) * block + tl.arange(0, block)
+    there = at < n
+    middle = tl.load(ids + at, mask=there, other=0).to(tl.int64) // p3 % p2
+    begin = tl.load(until + middle, mask=there, other=0) - tl.load(counts + middle)
+    tl.store(order + begin + tl.load(rank + at, mask=there, other=0), at, mask=there)
+
+
+@triton.jit
+def _chunk(
+    counts, order, ids, bag, program, p2, p3, padding,
+    p2_wide: tl.constexpr, span: tl.constexpr, pooled: tl.constexpr,
+):  # fmt: skip
+    """Of a program: its middle slice, the digits of its ids, their rows, and which are there.
+
+    There are as many programs as there may be at most; those that are not needed have no ids.
+    """
+    slices = tl.arange(0, p2_wide)
+    count = tl.load(counts + slices, mask=slices < p2, other=0)
+    needed = (count + span - 1) // span
+    middle = tl.sum((tl.cumsum(needed, 0) <= program).to(tl.int32), 0)
+    earlier = slices < middle
+    begin = tl.sum(tl.where(earlier, count, 0), 0)
+    end = begin + tl.sum(tl.where(slices == middle, count, 0), 0)
+    begin += (program - tl.sum(tl.where(earlier, needed, 0), 0)) * span
     at = begin + tl.arange(0, span)
-    there = at < end
-    place = tl.load(order + at, mask=there, other=0)
-    number = tl.load(ids + place, mask=there, other=0)
-    return middle, number // (p2 * p3), number % p3, place, there
+    place = tl.load(order + at, mask=at < end, other=0)
+    number = tl.load(ids + place, mask=at < end, other=0).to(tl.int64)
+    there = (at < end) & (number != padding)
+    to = tl.load(bag + place, mask=there, other=0) if pooled else place
+    return tl.minimum(middle, p2 - 1), number // (p2 * p3), number % p3, to.to(tl.int64), there
 
 
 @triton.jit
@@ -59,12 +119,14 @@ def _left(
 
 @triton.jit
 def _forward(
-    one, two, three, made, chunks, order, ids, p2, p3, q1, q2, q3, r1, r2,
-    q1_wide: tl.constexpr, q2_wide: tl.constexpr, r1_wide: tl.constexpr, r2_wide: tl.constexpr,
-    span: tl.constexpr,
+    one, two, three, made, counts, order, ids, bag, padding, p2, p3, q1, q2, q3, r1, r2,
+    p2_wide: tl.constexpr, q1_wide: tl.constexpr, q2_wide: tl.constexpr, r1_wide: tl.constexpr,
+    r2_wide: tl.constexpr, span: tl.constexpr, pooled: tl.constexpr,
 ):  # fmt: skip
     rows: tl.constexpr = q1_wide * span
-    middle, first, last, place, there = _chunk(chunks, order, ids, tl.program_id(0), p2, p3, span)
+    middle, first, last, place, there = _chunk(
+        counts, order, ids, bag, tl.program_id(0), p2, p3, padding, p2_wide, span, pooled
+    )
     first = tl.reshape(tl.broadcast_to(first[:, None], (span, q1_wide)), (rows,))
     last = tl.reshape(tl.broadcast_to(last[:, None], (span, q1_wide)), (rows,))
     place = tl.reshape(tl.broadcast_to(place[:, None], (span, q1_wide)), (rows,))
@@ -79,18 +141,24 @@ def _forward(
     for c in range(q3):
         offset = last[:, None] * (r2 * q3) + s[None] * q3 + c
         slice_ = tl.load(three + offset, mask=there[:, None] & (s < r2)[None], other=0.0)
-        tl.store(made + to + c, tl.sum(product * slice_[:, None, :], axis=2), mask=inside)
+        values = tl.sum(product * slice_[:, None, :], axis=2)
+        if pooled:
+            tl.atomic_add(made + to + c, values, mask=inside)
+        else:
+            tl.store(made + to + c, values, mask=inside)
 
 
 @triton.jit
 def _backward(
-    one, two, three, grad, one_grad, two_grad, three_grad, chunks, order, ids,
+    one, two, three, grad, one_grad, two_grad, three_grad, counts, order, ids, bag, padding,
     p2, p3, q1, q2, q3, r1, r2,
-    q1_wide: tl.constexpr, q2_wide: tl.constexpr, r1_wide: tl.constexpr, r2_wide: tl.constexpr,
-    span: tl.constexpr,
+    p2_wide: tl.constexpr, q1_wide: tl.constexpr, q2_wide: tl.constexpr, r1_wide: tl.constexpr,
+    r2_wide: tl.constexpr, span: tl.constexpr, pooled: tl.constexpr,
 ):  # fmt: skip
     rows: tl.constexpr = q1_wide * span
-    middle, first, last, place, there = _chunk(chunks, order, ids, tl.program_id(0), p2, p3, span)
+    middle, first, last, place, there = _chunk(
+        counts, order, ids, bag, tl.program_id(0), p2, p3, padding, p2_wide, span, pooled
+    )
     s = tl.arange(0, r2_wide)
     # Of ids, before they are spread over rows: what the last slices get is a sum over an id's rows.
     last_to = last[:, None] * (r2 * q3) + s[None] * q3
@@ -135,81 +203,135 @@ def runs(cores: Sequence[torch.Tensor]) -> bool:
     """Whether a program can hold what these cores need; two cores are three of them."""
     if len(cores) not in (2, 3) or cores[0].dtype is not torch.float32:
         return False
-    launch = _launch(of_three(cores))
-    return launch["r1_wide"] * launch["q2_wide"] * launch["r2_wide"] <= _MOST_NUMBERS
+    sizes = _sizes(of_three(cores))
+    numbers = sizes["r1_wide"] * sizes["q2_wide"] * sizes["r2_wide"]
+    return numbers <= _MOST_NUMBERS and sizes["p2_wide"] <= _MOST_SLICES
 
 
 def rows_of(cores: Sequence[torch.Tensor], ids: torch.Tensor) -> torch.Tensor:
-    """As `tt_reference.rows_of`, of cores that `runs`: [n, q_1 ... q_d], differentiable."""
-    rows: torch.Tensor = _Rows.apply(ids, *of_three(cores))
+    """As `tt_reference.rows_of`, of cores that `runs`: [n, q_1 ... q_d], differentiable.
+
+    Raises:
+        IndexError: an id is no row of the cores.
+    """
+    rows: torch.Tensor = _Rows.apply(ids, None, len(ids), -1, None, *of_three(cores))
     return rows
 
 
-def _launch(cores: Sequence[torch.Tensor]) -> dict[str, int]:
-    """Sizes of a program's products, each a power of two."""
-    one, two, three = (core.shape for core in cores)
-    a, b = (triton.next_power_of_2(core[2]) for core in (one, two))
-    r, s = (max(triton.next_power_of_2(core[1]), _LEAST) for core in (two, three))
-    return {
-        "q1_wide": a,
-        "q2_wide": b,
-        "r1_wide": r,
-        "r2_wide": s,
-        "span": max(_CHUNK_ROWS // a, 1),
-    }
+def sums_of(
+    cores: Sequence[torch.Tensor],
+    ids: torch.Tensor,
+    offsets: torch.Tensor | None,
+    bags: int,
+    padding: int,
+    rows: int,
+) -> torch.Tensor | None:
+    """Each bag's rows added up, of cores that `runs`: [bags, q_1 ... q_d], differentiable.
 
+    Args:
+        offsets: int64, of the `bags`, or one more; None for bags of as many ids each.
+        padding: an id that does not count.
+        rows: ids are below that.
 
-def _chunks(
-    ids: torch.Tensor, p2: int, p3: int, span: int
-) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Places of ids by middle slice, and of each program its slice and where it begins and ends.
-
-    There are as many programs as there may be at most: the number that is needed is known on the
-    device alone, and nothing here waits for it. Programs that are not needed are empty.
+    Returns:
+        None where an id is no row, or offsets are out of order: `bags.check` says which.
     """
-    slice_of = (torch.div(ids, p3, rounding_mode="floor") % p2).to(torch.int32)
-    middle, order = torch.sort(slice_of, stable=True)
-    numbers = torch.arange(p2 + 1, dtype=torch.int32, device=ids.device)
-    edges = torch.searchsorted(middle, numbers)
-    needed = torch.div(edges.diff() + span - 1, span, rounding_mode="floor")
-    until, most = torch.cumsum(needed, 0), -(-len(ids) // span) + p2
-    program = torch.arange(most, device=ids.device)
-    slices = torch.searchsorted(until, program, right=True).clamp(max=p2 - 1)
-    begin = edges[slices] + (program - until[slices] + needed[slices]) * span
-    begin = begin.clamp(max=len(ids))
-    end = torch.minimum(begin + span, edges[slices + 1])
-    return torch.stack([slices, begin, end], 1), order, most
+    if offsets is None and bags != len(ids):
+        offsets = torch.arange(bags, device=ids.device) * (len(ids) // max(bags, 1))
+    try:
+        pooled: torch.Tensor = _Rows.apply(ids, offsets, bags, padding, rows, *of_three(cores))
+    except IndexError:
+        return None
+    return pooled
 
 
 def _sizes(cores: Sequence[torch.Tensor]) -> dict[str, int]:
-    """What both kernels are told of the cores."""
+    """What both kernels are told of the cores; sizes of a program's products are powers of two."""
     one, two, three = (core.shape for core in cores)
+    wide = {
+        "p2_wide": triton.next_power_of_2(two[0]),
+        "q1_wide": triton.next_power_of_2(one[2]),
+        "q2_wide": triton.next_power_of_2(two[2]),
+        "r1_wide": max(triton.next_power_of_2(two[1]), _LEAST),
+        "r2_wide": max(triton.next_power_of_2(three[1]), _LEAST),
+    }
     return {
         "p2": two[0], "p3": three[0], "q1": one[2], "q2": two[2], "q3": three[2], "r1": two[1],
-        "r2": three[1], **_launch(cores), "num_warps": _WARPS,
+        "r2": three[1], **wide, "span": max(_CHUNK_ROWS // wide["q1_wide"], 1), "num_warps": _WARPS,
     }  # fmt: skip
+
+
+def _order(
+    ids: torch.Tensor, offsets: torch.Tensor | None, bags: int, rows: int, p2: int, p3: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Ids counted by slice [p2 + 1], their places in the slices' order [n], and their bags [n].
+
+    Waits for the device once, to learn whether all is as it must be.
+
+    Raises:
+        IndexError: it is not.
+    """
+    n, pooled = len(ids), offsets is not None
+    counts = torch.zeros(p2 + 1, dtype=torch.int32, device=ids.device)
+    order, rank, bag = torch.empty(3, n, dtype=torch.int32, device=ids.device)
+    given = len(offsets) if offsets is not None else 0
+    _count[(triton.cdiv(max(n, given, 1), _BLOCK),)](
+        ids, ids if offsets is None else offsets, counts, rank, bag, n, given, bags, rows, p2, p3,
+        pooled=pooled, halvings=max(bags - 1, 1).bit_length(), block=_BLOCK,
+    )  # fmt: skip
+    if int(counts[p2]):
+        raise IndexError("an id or an offset is out of range")
+    until = torch.cumsum(counts, 0)
+    _place[(triton.cdiv(n, _BLOCK),)](ids, counts, until, rank, order, n, p2, p3, block=_BLOCK)
+    return counts, order, bag
 
 
 class _Rows(torch.autograd.Function):
     """Products in between are made once more backwards."""
 
     @staticmethod
-    def forward(ctx: Any, ids: torch.Tensor, *cores: torch.Tensor) -> torch.Tensor:
+    def forward(
+        ctx: Any, ids: torch.Tensor, offsets: torch.Tensor | None, bags: int, padding: int,
+        rows: int | None, *cores: torch.Tensor,
+    ) -> torch.Tensor:  # fmt: skip
         sizes = _sizes(cores)
-        rows = cores[0].new_empty(len(ids), sizes["q1"] * sizes["q2"] * sizes["q3"])
-        ids = ids.to(torch.int64)
-        chunks, order, programs = _chunks(ids, sizes["p2"], sizes["p3"], sizes["span"])
-        if rows.numel():
-            _forward[(programs,)](*cores, rows, chunks, order, ids, **sizes)
-        ctx.save_for_backward(chunks, order, ids, *cores)
-        return rows
+        p2, p3 = sizes["p2"], sizes["p3"]
+        width = sizes["q1"] * sizes["q2"] * sizes["q3"]
+        rows = len(cores[0]) * p2 * p3 if rows is None else rows
+        pooled = cores[0].new_zeros(bags, width)
+        counts, order, bag = ids, ids, ids
+        if len(ids) and bags:
+            counts, order, bag = _order(ids, offsets, bags, rows, p2, p3)
+            _forward[(_programs(ids, sizes),)](
+                *cores,
+                pooled,
+                counts,
+                order,
+                ids,
+                bag,
+                padding,
+                **sizes,
+                pooled=offsets is not None,
+            )
+        ctx.save_for_backward(counts, order, ids, bag, *cores)
+        ctx.padding, ctx.pooled = padding, offsets is not None
+        return pooled
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        chunks, order, ids, *cores = ctx.saved_tensors
-        grads = [torch.zeros_like(core) for core in cores]
-        if grad.numel():
-            told = chunks, order, ids
-            _backward[(len(chunks),)](*cores, grad.contiguous(), *grads, *told, **_sizes(cores))
-        return (None, *grads)
+        counts, order, ids, bag, *cores = ctx.saved_tensors
+        sizes = _sizes(cores)
+        flat = cores[0].new_zeros(sum(core.numel() for core in cores))
+        parts = flat.split([core.numel() for core in cores])
+        grads = [part.view_as(core) for part, core in zip(parts, cores, strict=True)]
+        if len(ids) and grad.numel():
+            _backward[(_programs(ids, sizes),)](
+                *cores, grad.contiguous(), *grads, counts, order, ids, bag, ctx.padding, **sizes,
+                pooled=ctx.pooled,
+            )  # fmt: skip
+        return (*[None] * 5, *grads)
+
+
+def _programs(ids: torch.Tensor, sizes: dict[str, int]) -> int:
+    return -(-len(ids) // sizes["span"]) + sizes["p2"]
