@@ -122,7 +122,7 @@ def predict(
         if isinstance(after, Obstacle):
             answer = refusal(name, baseline, after.among(combination), quality)
         else:
-            metric = technique.clock(combination)
+            metric = "wall" if _by_wall(graph) else technique.clock(combination)
             answer = _prediction(name, metric, baseline, after, quality, cluster, widen)
         predictions.append(replace(answer, techniques=combination))
     return predictions
@@ -184,6 +184,11 @@ def _changed(part: Technique, before: Graph, after: Graph) -> Graph | Obstacle:
         return after
     reasons = "; ".join(edit.what for edit in edits if edit.what)
     return Obstacle(part.name, f"it would change nothing here{': ' * bool(reasons)}{reasons}")
+
+
+def _by_wall(graph: Graph) -> bool:
+    """Whether the step was recorded by the wall clock: on a device, or on several threads."""
+    return "lanes_of" in graph.meta or graph.meta.get("device") == "cuda"
 
 
 def _prediction(

@@ -44,7 +44,8 @@ class Predicted:
         edits: what was changed, in words.
         notes: by technique, what to know before one decides for it, as a cheaper choice.
         memory: peak bytes of the step before and after; 0 if not recorded or not predicted.
-        metric: which clock shows it: ``cpu``, or ``wall`` where work moves to other cores.
+        metric: which clock shows it: ``cpu``, or ``wall`` where work moves to other cores or to a
+            device.
         graph: the step as it would be.
         shared: the step's communication, cost and walls, where several workers take it together.
         techniques: what is combined; empty for edits that no technique makes.
