@@ -91,7 +91,9 @@ class Shop(nn.Module):
         return made
 
 
-@pytest.mark.parametrize("way", ["lowdim", "int8", "int4", "lowdim_int8", "tt", "robe", "hash"])
+@pytest.mark.parametrize(
+    "way", ["lowdim", "int8", "int4", "lowdim_int8", "lowdim_int4", "tt", "robe", "hash"]
+)
 def test_whole_models_in_every_way(way: str, tmp_path: Path) -> None:
     model = Shop()
     seen = {"user": 1e6 / torch.arange(1, ROWS + 1)}

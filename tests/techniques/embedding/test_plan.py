@@ -71,7 +71,9 @@ def test_a_plan_fits_its_budget_and_says_what_it_takes(trained: bool, ratio: flo
     assert made.method == fitting[0].method
     assert {one.method for one in made.alternatives} == {*FORMATS, "mixed"} - {"dense"}
     if not trained:
-        assert {c.format for c in made.tables.values()}.isdisjoint({"int8", "int4", "lowdim_int8"})
+        assert {c.format for c in made.tables.values()}.isdisjoint(
+            {"int8", "int4", "lowdim_int8", "lowdim_int4"}
+        )
     new = made.apply(copy.deepcopy(model))
     assert isinstance(new.day, nn.Embedding)
     total = 0
@@ -93,6 +95,7 @@ def test_what_is_lost_is_what_the_modules_lose() -> None:
         "int4",
         "lowdim",
         "lowdim_int8",
+        "lowdim_int4",
         "hash",
         "hot_hash",
         "tt",
@@ -107,8 +110,7 @@ def test_what_is_lost_is_what_the_modules_lose() -> None:
         assert choice.format == name
         written = made.apply(copy.deepcopy(model)).item.to_dense()  # type: ignore[operator, union-attr]
         error = relative_error(model.item.weight, written, told["item"])
-        # Sizes between those that were measured are drawn straight; codes of narrow rows are
-        # rounded as those of the whole table.
+        # Sizes between those that were measured are drawn straight.
         assert error == pytest.approx(choice.error, rel=0.25, abs=2e-3), name
 
 

@@ -33,6 +33,7 @@ def tables() -> dict[str, Any]:
     return {
         "lowdim": narrow,
         "lowdim_int8": narrow.quantized(),
+        "lowdim_int4": narrow.quantized(4),
         "int8": QuantizedTable.from_dense(weight, 8),
         "int4": QuantizedTable.from_dense(weight, 4),
         "hash": HashedTable(ROWS, DIM, 7),

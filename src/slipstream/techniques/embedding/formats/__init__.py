@@ -8,7 +8,7 @@ from slipstream.errors import InvalidArgumentError, UnknownNameError
 from slipstream.techniques.embedding.formats.codes import Int4, Int8
 from slipstream.techniques.embedding.formats.format import Dense, TableFormat
 from slipstream.techniques.embedding.formats.hashed import Hash, HotHash
-from slipstream.techniques.embedding.formats.lowdim import LowDim, LowDimCodes
+from slipstream.techniques.embedding.formats.lowdim import LowDim, LowDimInt4, LowDimInt8
 from slipstream.techniques.embedding.formats.robe import Robe
 from slipstream.techniques.embedding.formats.tt import TT, HotTT
 
@@ -17,7 +17,8 @@ FORMATS: dict[str, TableFormat] = {
     for one in (
         Dense(),
         LowDim(),
-        LowDimCodes(),
+        LowDimInt8(),
+        LowDimInt4(),
         Int8(),
         Int4(),
         TT(),

@@ -6,7 +6,8 @@ It is what every other format has to beat at the same bytes.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -27,6 +28,7 @@ from slipstream.techniques.embedding.formats.format import (
     TableFormat,
     sizes,
     usual_energies,
+    with_errors,
 )
 from slipstream.techniques.embedding.modules import Table, over
 from slipstream.techniques.embedding.weighting import chunks, row_weights_of
@@ -192,22 +194,47 @@ class LowDim(TableFormat):
         return LowDimTable(table.rows, table.dim, dim, init_std=start.std, **start.where)
 
 
-class LowDimCodes(LowDim):
-    """`LowDimTable` with rows of eight bits."""
+class _LowDimCodes(LowDim):
+    """`LowDimTable` with rows of `bits` bits."""
 
-    name: ClassVar[str] = "lowdim_int8"
     trains: ClassVar[bool] = False
+    bits: ClassVar[int]
 
     def choices(self, table: TableFacts) -> Iterator[Choice]:
-        """Those of `LowDim`, with what the codes lose besides."""
-        rounding = rounding_error(table, 8)
-        for choice in super().choices(table):
-            dim = choice.settings["dim"]
-            assert isinstance(dim, int)
-            nbytes = table_bytes(table.rows, dim, 8) + dim * table.dim * table.item_bytes
+        """Those of `LowDim`, with what codes of their rows lose besides."""
+        choices = list(super().choices(table))
+        dims = [int(str(choice.settings["dim"])) for choice in choices]
+        rounding = dict(with_errors(self._rounding_of(table), dims))
+        for choice, dim in zip(choices, dims, strict=True):
+            nbytes = table_bytes(table.rows, dim, self.bits) + dim * table.dim * table.item_bytes
             if nbytes < choice.nbytes:
-                yield Choice(self.name, choice.settings, nbytes, choice.error + rounding)
+                error = choice.error + (1 - choice.error) * rounding[dim]
+                yield Choice(self.name, choice.settings, nbytes, error)
+
+    def _rounding_of(self, table: TableFacts) -> Callable[[int], float]:
+        """What codes lose of rows of so many numbers: fewer ones are nearer to their largest."""
+        if table.weight is None:
+            return lambda dim: rounding_error(replace(table, dim=dim), self.bits)
+        weight, (_, axes) = table.weight.detach(), principal(table.weight, table.shares)
+        axes = axes.to(weight.dtype)
+        return lambda dim: rounding_error(
+            replace(table, dim=dim, weight=weight @ axes[:, :dim]), self.bits
+        )
 
     def module(self, one: Exchange, start: Start) -> Any:
         """Codes of the nearest table of that dimension."""
-        return over(one.old, self._table(one, start).quantized())
+        return over(one.old, self._table(one, start).quantized(self.bits))
+
+
+class LowDimInt8(_LowDimCodes):
+    """`LowDimTable` with rows of eight bits."""
+
+    name: ClassVar[str] = "lowdim_int8"
+    bits: ClassVar[int] = 8
+
+
+class LowDimInt4(_LowDimCodes):
+    """`LowDimTable` with rows of four bits."""
+
+    name: ClassVar[str] = "lowdim_int4"
+    bits: ClassVar[int] = 4
