@@ -148,6 +148,11 @@ class DeviceSearch:
 
     def _distances(self, first: int, last: int, out: Any) -> None:
         torch = importlib.import_module("torch")
+        with torch.cuda.device_of(out):
+            self._launch(first, last, out)
+
+    def _launch(self, first: int, last: int, out: Any) -> None:
+        torch = importlib.import_module("torch")
         plan, a, b = self.plan, self._a, self._b
         queries, width = last - first, self.right.width
         tiles = -(-queries // _TILE)

@@ -20,7 +20,7 @@ from slipstream.techniques.embedding.formats.format import (
 from slipstream.techniques.embedding.modules import Table, over
 from slipstream.techniques.embedding.weighting import chunks, relative_error, row_weights_of
 
-_SCALE_BYTES = 4
+_SCALE_BYTES, _REACH_BYTES = 2, 4
 _NIBBLE = 15
 
 
@@ -30,7 +30,8 @@ class QuantizedTable(Table):
     Args:
         codes: uint8 [rows, bytes]: two codes a byte with four bits, the first one in the lower
             half.
-        scale: float32 [rows]; a number is its code times its row's scale.
+        scale: float16 [rows], at most 1; a number is its code times its row's scale times `reach`.
+        reach: float32 []; the largest row's.
         embedding_dim: numbers in a row.
         bits: 8 or 4.
 
@@ -40,19 +41,28 @@ class QuantizedTable(Table):
 
     codes: torch.Tensor
     scale: torch.Tensor
+    reach: torch.Tensor
 
     def __init__(
-        self, codes: torch.Tensor, scale: torch.Tensor, embedding_dim: int, bits: int
+        self,
+        codes: torch.Tensor,
+        scale: torch.Tensor,
+        reach: torch.Tensor,
+        embedding_dim: int,
+        bits: int,
     ) -> None:
         super().__init__()
         row = code_bytes(embedding_dim, bits)
         if codes.dim() != 2 or codes.shape[1] != row or codes.dtype is not torch.uint8:
             raise InvalidArgumentError("codes", f"must be uint8 [rows, {row}]")
-        if scale.shape != codes.shape[:1]:
-            raise InvalidArgumentError("scale", f"must have the shape [{codes.shape[0]}]")
+        if scale.shape != codes.shape[:1] or scale.dtype is not torch.float16:
+            raise InvalidArgumentError("scale", f"must be float16 [{codes.shape[0]}]")
+        if reach.shape or reach.dtype is not torch.float32:
+            raise InvalidArgumentError("reach", "must be one float32")
         self.num_embeddings, self.embedding_dim, self.bits = codes.shape[0], embedding_dim, bits
         self.register_buffer("codes", codes)
         self.register_buffer("scale", scale)
+        self.register_buffer("reach", reach)
 
     @classmethod
     def from_dense(cls, weight: torch.Tensor, bits: int = 8) -> QuantizedTable:
@@ -67,11 +77,15 @@ class QuantizedTable(Table):
         codes = torch.empty(rows, row, dtype=torch.uint8, device=weight.device)
         scale = torch.empty(rows, device=weight.device)
         for part in chunks(rows):
-            signed, scale[part] = code_weights(
+            signed, of_rows = code_weights(
                 weight[part], bits, Granularity(axis=0), least_error=bits == 4, narrow=True
             )
+            # That of an empty row is any number, and no measure of the largest.
+            scale[part] = of_rows.masked_fill(~signed.any(1), 0)
             codes[part] = _packed(signed.view(torch.uint8), bits)
-        return cls(codes, scale, columns, bits)
+        # Half the bytes of float32, and never out of range: rows far below the largest are nothing.
+        reach = scale.max().clamp(min=torch.finfo(torch.float32).tiny)
+        return cls(codes, (scale / reach).half(), reach, columns, bits)
 
     def look_up(self, ids: torch.Tensor) -> torch.Tensor:
         """Rows of `ids` [count]: float32 [count, embedding_dim]."""
@@ -83,12 +97,12 @@ class QuantizedTable(Table):
             codes = codes[:, : self.embedding_dim]
         # Two's complement, as they were written.
         half = 1 << (self.bits - 1)
-        return ((codes ^ half).float() - half) * self.scale[ids, None]
+        return ((codes ^ half).float() - half) * (self.scale[ids, None].float() * self.reach)
 
     @property
     def parameter(self) -> torch.Tensor:
         """What tells device and dtype."""
-        return self.scale
+        return self.reach
 
     @property
     def flops_per_id(self) -> int:
@@ -117,7 +131,7 @@ def code_bytes(columns: int, bits: int) -> int:
 
 def table_bytes(rows: int, columns: int, bits: int) -> int:
     """Bytes of a table's codes and scales."""
-    return rows * (code_bytes(columns, bits) + _SCALE_BYTES)
+    return rows * (code_bytes(columns, bits) + _SCALE_BYTES) + _REACH_BYTES
 
 
 def _packed(codes: torch.Tensor, bits: int) -> torch.Tensor:

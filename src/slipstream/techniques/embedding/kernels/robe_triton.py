@@ -180,10 +180,11 @@ def forward(array: torch.Tensor, *how: Any) -> torch.Tensor:
     if pooled.numel():
         told, widest = _described(array, how)
         launch = _launch(widest)
-        _forward[len(tables) * bags, triton.cdiv(widest, launch["span"])](
-            array, pooled, weights=array if weights is None else weights, **told, mode=mode,
-            weighted=weights is not None, **launch,
-        )  # fmt: skip
+        with torch.cuda.device_of(array):
+            _forward[len(tables) * bags, triton.cdiv(widest, launch["span"])](
+                array, pooled, weights=array if weights is None else weights, **told, mode=mode,
+                weighted=weights is not None, **launch,
+            )  # fmt: skip
     return pooled
 
 
@@ -196,11 +197,12 @@ def backward(
     if grad.numel():
         told, widest = _described(array, how)
         launch = _launch(widest)
-        _backward[len(tables) * bags, triton.cdiv(widest, launch["span"])](
-            grad, array, grad if made is None else made, gradient,
-            weights=array if weights is None else weights, **told, scale=scale, mode=mode,
-            weighted=weights is not None, **launch,
-        )  # fmt: skip
+        with torch.cuda.device_of(array):
+            _backward[len(tables) * bags, triton.cdiv(widest, launch["span"])](
+                grad, array, grad if made is None else made, gradient,
+                weights=array if weights is None else weights, **told, scale=scale, mode=mode,
+                weighted=weights is not None, **launch,
+            )  # fmt: skip
     return gradient
 
 
@@ -210,5 +212,6 @@ def weight_gradient(grad: torch.Tensor, array: torch.Tensor, *how: Any) -> torch
     gradient = array.new_zeros(ids.numel())
     if grad.numel() and ids.numel():
         told, widest = _described(array, how)
-        _weights[(len(tables) * bags,)](grad, array, gradient, **told, **_launch(widest))
+        with torch.cuda.device_of(array):
+            _weights[(len(tables) * bags,)](grad, array, gradient, **told, **_launch(widest))
     return gradient

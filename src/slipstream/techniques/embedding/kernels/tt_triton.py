@@ -301,18 +301,12 @@ class _Rows(torch.autograd.Function):
         pooled = cores[0].new_zeros(bags, width)
         counts, order, bag = ids, ids, ids
         if len(ids) and bags:
-            counts, order, bag = _order(ids, offsets, bags, rows, p2, p3)
-            _forward[(_programs(ids, sizes),)](
-                *cores,
-                pooled,
-                counts,
-                order,
-                ids,
-                bag,
-                padding,
-                **sizes,
-                pooled=offsets is not None,
-            )
+            with torch.cuda.device_of(pooled):
+                counts, order, bag = _order(ids, offsets, bags, rows, p2, p3)
+                _forward[(_programs(ids, sizes),)](
+                    *cores, pooled, counts, order, ids, bag, padding, **sizes,
+                    pooled=offsets is not None,
+                )  # fmt: skip
         ctx.save_for_backward(counts, order, ids, bag, *cores)
         ctx.padding, ctx.pooled = padding, offsets is not None
         return pooled
@@ -326,10 +320,11 @@ class _Rows(torch.autograd.Function):
         parts = flat.split([core.numel() for core in cores])
         grads = [part.view_as(core) for part, core in zip(parts, cores, strict=True)]
         if len(ids) and grad.numel():
-            _backward[(_programs(ids, sizes),)](
-                *cores, grad.contiguous(), *grads, counts, order, ids, bag, ctx.padding, **sizes,
-                pooled=ctx.pooled,
-            )  # fmt: skip
+            told = counts, order, ids, bag, ctx.padding
+            with torch.cuda.device_of(flat):
+                _backward[(_programs(ids, sizes),)](
+                    *cores, grad.contiguous(), *grads, *told, **sizes, pooled=ctx.pooled
+                )
         return (*[None] * 5, *grads)
 
 
