@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from slipstream.errors import InvalidArgumentError
+from slipstream.techniques.embedding.kernels import tt as door
 from slipstream.techniques.embedding.kernels import tt_reference as reference
 from slipstream.techniques.embedding.kernels import tt_triton as kernels
 
@@ -98,6 +100,23 @@ def test_what_is_out_of_range_makes_no_bags(ids: list[int], offsets: list[int]) 
     cores = [core.to(DEVICE) for core in cores_of(SHAPES[0])]
     given = torch.tensor(ids, device=DEVICE), torch.tensor(offsets, device=DEVICE)
     assert kernels.sums_of(cores, *given, len(offsets), -1, 209) is None
+
+
+def test_bags_in_steps_say_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door, "_on_device", lambda cores: kernels)
+    cores = [core.to(DEVICE) for core in cores_of(SHAPES[0])]
+    ids, offsets = torch.tensor([3, 209, 0], device=DEVICE), torch.tensor([0, 2], device=DEVICE)
+
+    def bags(ids: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        how = (None, None, ids, offsets, None, 210, -1, len(offsets), door.MODES.index("sum"))
+        return door.in_steps(cores, *how)
+
+    expected = reference.bags_of(cores, None, None, ids, offsets, None, -1, 2, "sum")
+    torch.testing.assert_close(bags(ids, offsets), expected, rtol=1e-4, atol=1e-4)
+    with pytest.raises(IndexError, match=r"\b210\b.*\bplace 0\b"):
+        bags(ids.fill_(210), offsets)
+    with pytest.raises(InvalidArgumentError, match=r"^offsets"):
+        bags(ids[:0], offsets + 1)
 
 
 def test_ids_are_put_in_the_order_of_their_slices() -> None:

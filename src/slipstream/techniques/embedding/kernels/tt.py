@@ -214,8 +214,9 @@ def in_steps(cores: Sequence[torch.Tensor], *how: Any) -> torch.Tensor:
 
 def _in_steps(cores: Sequence[torch.Tensor], how: tuple[Any, ...]) -> torch.Tensor:
     cache, _, ids, offsets, weights, rows, padding, bags, mode = how
-    triton = _on_device(cores)
-    if triton is not None and cache is None and weights is None and MODES[mode] == "sum":
+    plain = cache is None and weights is None and MODES[mode] == "sum" and ids.numel() and bags
+    triton = _on_device(cores) if plain else None
+    if triton is not None:
         pooled: torch.Tensor | None = triton.sums_of(cores, ids, offsets, bags, padding, rows)
         if pooled is not None:
             return pooled
