@@ -103,7 +103,7 @@ def test_what_is_out_of_range_makes_no_bags(ids: list[int], offsets: list[int]) 
 
 
 def test_bags_in_steps_say_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door, "_on_device", lambda cores: kernels)
+    monkeypatch.setattr(door, "on_device", lambda cores: kernels)
     cores = [core.to(DEVICE) for core in cores_of(SHAPES[0])]
     ids, offsets = torch.tensor([3, 209, 0], device=DEVICE), torch.tensor([0, 2], device=DEVICE)
 

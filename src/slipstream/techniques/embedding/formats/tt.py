@@ -209,7 +209,7 @@ class _TensorTrain(CompressedModule):
         rows: torch.Tensor
         if not (torch.is_grad_enabled() and any(one.requires_grad for one in trained)):
             rows = door.look_up(cores, cache, *how)
-        elif cores[0].dtype is not torch.float32 or _by_steps(cores[0]):
+        elif cores[0].dtype is not torch.float32 or _by_steps(cores):
             rows = door.in_steps(cores, cache, *how)
         else:
             rows = _Rows.apply(len(cores), *cores, cache, *how)
@@ -227,13 +227,13 @@ class _TensorTrain(CompressedModule):
         return f", rows {rows}, columns {columns}, ranks {list(self.shape.ranks[1:-1])}"
 
 
-def _by_steps(core: torch.Tensor) -> bool:
+def _by_steps(cores: list[torch.Tensor]) -> bool:
     """Whether rows are made in steps that torch differentiates.
 
-    On a CUDA device the operator would spare nothing, and its gradient would begin with the rows
-    once more. A compiler is given the operator, which it need not look into.
+    Where a CUDA device has kernels the operator would spare nothing, and its gradient would begin
+    with the rows once more. A compiler is given the operator, which it need not look into.
     """
-    return core.is_cuda and not torch.compiler.is_compiling()
+    return not torch.compiler.is_compiling() and door.on_device(cores) is not None
 
 
 class TTEmbedding(_TensorTrain, ById):

@@ -215,7 +215,7 @@ def in_steps(cores: Sequence[torch.Tensor], *how: Any) -> torch.Tensor:
 def _in_steps(cores: Sequence[torch.Tensor], how: tuple[Any, ...]) -> torch.Tensor:
     cache, _, ids, offsets, weights, rows, padding, bags, mode = how
     plain = cache is None and weights is None and MODES[mode] == "sum" and ids.numel() and bags
-    triton = _on_device(cores) if plain else None
+    triton = on_device(cores) if plain else None
     if triton is not None:
         pooled: torch.Tensor | None = triton.sums_of(cores, ids, offsets, bags, padding, rows)
         if pooled is not None:
@@ -224,7 +224,7 @@ def _in_steps(cores: Sequence[torch.Tensor], how: tuple[Any, ...]) -> torch.Tens
     return by_reference(cores, *how)
 
 
-def _on_device(cores: Sequence[torch.Tensor]) -> Any:
+def on_device(cores: Sequence[torch.Tensor]) -> Any:
     """Triton's kernels, where they make these rows; or None."""
     if not cores[0].is_cuda:
         return None
@@ -235,7 +235,7 @@ def _on_device(cores: Sequence[torch.Tensor]) -> Any:
 def by_reference(cores: Sequence[torch.Tensor], *how: Any) -> torch.Tensor:
     """The same by torch's operators, and differentiable."""
     cache, hot, ids, offsets, weights, _, padding, bags, mode = how
-    triton = _on_device(cores)
+    triton = on_device(cores)
     rows_of = reference.rows_of if triton is None else triton.rows_of
     return reference.bags_of(
         cores, cache, hot, ids, offsets, weights, padding, bags, MODES[mode],
