@@ -36,7 +36,9 @@ class BytesMoved(KnownDurations):
     def __init__(self) -> None:
         self._known: set[str] = set()
 
-    def measure(self, calls: Iterable[Call], say: Callable[[str], None] | None = None) -> None:
+    def measure(
+        self, calls: Iterable[Call], say: Callable[[str], None] | None = None, until: float = 0.0
+    ) -> None:
         """Know `calls` from now on."""
         self._known |= {call.key for call in calls}
 

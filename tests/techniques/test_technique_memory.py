@@ -79,10 +79,23 @@ def test_the_predicted_peak_is_that_of_the_real_step(make: Any, text: str, tmp_p
     (technique,) = parse(text)
     graph = graph_of(make)
     durations = Durations(threads=1, path=tmp_path / "durations.db")
+    durations.measure(technique.questions(graph))
     after = technique.predict(graph, Context(durations))
     after.check()
     peak = replay(after).peak_bytes
     assert peak == pytest.approx(replay(real(make, text)).peak_bytes, rel=0.05)
+
+
+def test_until_it_is_measured_a_foreach_update_needs_the_parameters_once_more(
+    tmp_path: Path,
+) -> None:
+    (technique,) = parse("fused_optimizer:foreach")
+    graph = graph_of(wide)
+    context = Context(Durations(threads=1, path=tmp_path / "durations.db"))
+    after = technique.predict(graph, context)
+    update = [int(n) for n in after.memory.nbytes[after.memory.role == Role.TEMPORARY]]
+    parameters = sum(p.nbytes for p in wide()[0].parameters())
+    assert parameters in update
 
 
 @pytest.mark.parametrize("make", [deep, images])

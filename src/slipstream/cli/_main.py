@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import importlib
 import keyword
 import os
@@ -36,6 +37,9 @@ _INTERRUPTED = 130
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 # Ending children and putting files back takes this long at most; further Ctrl-C wait for it.
 _CLEANING_UP_S = 10.0
+# Graphs and torch are a million objects that stay: with Python's own thresholds (700, 10, 10) a
+# fifth of `advise` is the search for garbage among them.
+_GARBAGE = 50_000, 20, 100
 
 
 def _assemble() -> typer.Typer:
@@ -127,6 +131,7 @@ def main() -> None:
 
 def _run() -> int:
     try:
+        gc.set_threshold(*_GARBAGE)
         _interrupt_once()
         _warn_in_a_line()
         return _command(_without_debug(sys.argv[1:]))

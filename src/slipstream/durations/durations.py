@@ -9,6 +9,7 @@ import math
 import os
 import sqlite3
 import tempfile
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -214,7 +215,10 @@ class Durations:
                 ) from error
 
     def measure(
-        self, calls: Iterable[Call | Question], say: Callable[[str], None] = lambda line: None
+        self,
+        calls: Iterable[Call | Question],
+        say: Callable[[str], None] = lambda line: None,
+        until: float = math.inf,
     ) -> None:
         """Micro-benchmark every call that is not known yet, in a child process.
 
@@ -223,16 +227,21 @@ class Durations:
         for a core serves this object alone, since the machine may be idle the next time. Where
         there was such a call, the machine's limits are measured too, which `ratio` falls back on.
 
+        Args:
+            until: of `time.monotonic`, when no further batch is begun.
+
         Raises:
             ChildError: the benchmarking process died.
         """
         asked = list(calls)
         missing = self.missing(asked)
-        if not missing:
+        if not missing or time.monotonic() >= until:
             return
         most = max(threads for (_, threads), _ in missing)
         with self._child(most) as child:
             for begin in range(0, len(missing), _BATCH):
+                if time.monotonic() >= until:
+                    return
                 batch = missing[begin : begin + _BATCH]
                 say(f"measuring operators {begin + 1} to {begin + len(batch)} of {len(missing)}")
                 self._benchmark(child, batch)

@@ -169,8 +169,7 @@ def find_regions(
         agree: whether two operations can share a kernel; `iteration_size` where None.
     """
     able = [fusible(one.call) for one in operations] if can is None else can
-    size = [iteration_size(one.call) for one in operations]
-    same = agree if agree is not None else lambda a, b: size[a] == size[b]
+    same = agree if agree is not None else _same_size(operations)
     users: dict[int, list[int]] = {}
     for number, one in enumerate(operations):
         for v, _ in one.reads:
@@ -181,9 +180,10 @@ def find_regions(
     maker: dict[int, int] = {}
     # Readers of a value at a level: siblings.
     readers: dict[tuple[int, int], list[int]] = {}
+    part = [one.part for one in operations]
 
     def fuses(a: int, b: int) -> bool:
-        return able[a] and able[b] and operations[a].part == operations[b].part and same(a, b)
+        return able[a] and able[b] and part[a] == part[b] and same(a, b)
 
     def join(a: int, b: int) -> None:
         big, small = sorted((region[a], region[b]), key=lambda r: -len(members[r]))
@@ -226,6 +226,11 @@ def find_regions(
         for v, _ in one.writes:
             maker[v] = number
     return region
+
+
+def _same_size(operations: Sequence[Operation]) -> Callable[[int, int], bool]:
+    size = [iteration_size(one.call) for one in operations]
+    return lambda a, b: size[a] == size[b]
 
 
 def analyze(

@@ -119,7 +119,12 @@ def _typed(part: str) -> tuple[str, str, str]:
 
 def short_name(call: Call) -> str:
     """``add`` of ``aten::add_.Tensor(...)``: without namespace, overload and in-place mark."""
-    name = call.name.partition("::")[2] or call.name
+    return _short(call.name)
+
+
+@functools.lru_cache(maxsize=4096)
+def _short(full: str) -> str:
+    name = full.partition("::")[2] or full
     return name if name.startswith("__") else name.removesuffix("_") or name
 
 

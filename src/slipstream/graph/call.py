@@ -34,7 +34,7 @@ class TensorSpec:
     strides: tuple[int, ...]
     device: str = "cpu"
 
-    @property
+    @cached_property
     def numel(self) -> int:
         """Number of elements."""
         return math.prod(self.shape)
@@ -67,7 +67,7 @@ class Call:
     arguments: tuple[Argument, ...]
     outputs: tuple[TensorSpec, ...] = ()
 
-    @property
+    @cached_property
     def name(self) -> str:
         """``aten::add`` without overload and arguments."""
         return self.op.partition("(")[0].partition(".")[0]

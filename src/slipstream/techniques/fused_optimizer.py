@@ -6,12 +6,12 @@ Modelled as in Daydream (Zhu et al., ATC 2020, section 5.2): the update's tasks 
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
+from slipstream.durations import Answer
 from slipstream.errors import WorkloadError
 from slipstream.graph import UNKNOWN_SPREAD, Call, Editor, Graph, Price, Role, StepPhase, price
 from slipstream.provenance import Provenance
@@ -25,7 +25,6 @@ _FOREACH = (
     "ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop",
     "Rprop", "SGD",
 )  # fmt: skip
-_SMALL = 4096
 
 
 @dataclass(frozen=True)
@@ -82,7 +81,8 @@ class FusedOptimizer(Settings):
         update = edit.put(int(tasks[-1]), then, took, name=f"{self.kind} update")
         if len(graph.memory):
             # The fused kernel works in place; foreach holds a temporary for all at once.
-            nbytes = 0 if self.kind == "fused" else _foreach_bytes(then)
+            known = context.durations.lookup(then)
+            nbytes = 0 if self.kind == "fused" else _foreach_bytes(then, known)
             edit.allocate(nbytes, Role.TEMPORARY, update, update)
         return edit.apply(f"{len(tasks)} operators of the update in one")
 
@@ -140,28 +140,14 @@ def _update(graph: Graph, flags: dict[str, bool]) -> Call:
     )
 
 
-def _foreach_bytes(update: Call) -> int:
-    """The most temporary memory of a foreach update: so many copies of the tensors of a dtype."""
-    kind, settings, specs = update.arguments
+def _foreach_bytes(update: Call, known: Answer | None) -> int:
+    """The most temporary memory of a foreach update: as measured, or as torch documents it.
+
+    That is the parameters once more; it goes by dtype, one after the other.
+    """
+    if known is not None and known.workspace is not None:
+        return known.workspace
     by_dtype: dict[str, int] = {}
-    for spec in specs:
+    for spec in update.arguments[2]:
         by_dtype[spec.dtype] = by_dtype.get(spec.dtype, 0) + spec.nbytes
-    return round(_foreach_copies(kind, settings) * max(by_dtype.values(), default=0))
-
-
-@functools.cache
-def _foreach_copies(kind: str, settings: tuple[tuple[str, Any], ...]) -> float:
-    """Temporary bytes per byte of parameters, from the update of one small tensor."""
-    import inspect
-
-    import torch
-
-    from slipstream.techniques._temporaries import most_temporary_bytes
-
-    parameter = torch.nn.Parameter(torch.ones(_SMALL))
-    parameter.grad = torch.ones(_SMALL)
-    make = getattr(torch.optim, kind)
-    accepted = inspect.signature(make).parameters
-    optimizer = make([parameter], **{name: v for name, v in settings if name in accepted})
-    optimizer.step()
-    return most_temporary_bytes(optimizer.step) / parameter.nbytes
+    return max(by_dtype.values(), default=0)

@@ -40,6 +40,8 @@ from slipstream.workload import Workload
 
 # A part of a combination must save this share of time or memory on its own.
 _USEFUL = 0.01
+# And take no longer than so many steps: memory at a higher price is bought alone if at all.
+_DEAREST = 2.0
 # A larger combination must be better than a smaller one by this share to be worth its trouble.
 _WORTH_A_PART = 0.01
 _BEAM = 6
@@ -205,10 +207,9 @@ def advise(
     folded: Folded = {}
 
     def ask(combinations: Sequence[Combination]) -> list[Prediction]:
-        measure = time.monotonic() < until
         return predict(
-            graph, combinations, durations=durations, widen=widen, measure=measure, folded=folded,
-            say=say,
+            graph, combinations, durations=durations, widen=widen,
+            measuring_s=until - time.monotonic(), folded=folded, say=say,
         )  # fmt: skip
 
     say("a first look, before anything is measured")
@@ -287,7 +288,8 @@ def _grow(
 
 def _saves(p: Predicted) -> bool:
     before, after = p.memory
-    return p.ratio < 1 - _USEFUL or after < before * (1 - _USEFUL)
+    sparing = after < before * (1 - _USEFUL) and p.ratio < _DEAREST
+    return sparing or p.ratio < 1 - _USEFUL
 
 
 def _adds(p: Predicted, known: dict[Combination, Predicted]) -> bool:

@@ -20,7 +20,7 @@ from slipstream.verbs.results import Predicted, Prediction
 Combination = tuple[Technique, ...]
 
 # What the search may cost on top of the combinations that were grown.
-_MOST, _SECONDS = 48, 20.0
+_MOST, _SECONDS = 48, 10.0
 _OUT = "-"
 
 

@@ -9,6 +9,7 @@ whose rank it decides.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -182,7 +183,10 @@ class _AsKnown(Durations):
         return None if self._inner.missing([old, new]) else self._inner.ratio(old, new)
 
     def measure(
-        self, calls: Iterable[Call | Question], say: Callable[[str], None] = lambda line: None
+        self,
+        calls: Iterable[Call | Question],
+        say: Callable[[str], None] = lambda line: None,
+        until: float = math.inf,
     ) -> None:
         """Nothing; what is known of them is read at once."""
         self._inner.missing(calls)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -73,7 +74,7 @@ def predict(
     cluster: Cluster | None = None,
     widen: Callable[[float, float, float], tuple[float, float]] | None = None,
     baseline: Timeline | None = None,
-    measure: bool = True,
+    measuring_s: float = math.inf,
     folded: Folded | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> list[Prediction]:
@@ -90,8 +91,8 @@ def predict(
         widen: (ratio, low, high) -> (low, high): this machine's history of errors, see
             `slipstream.measure.ledger`.
         baseline: `graph` simulated, if that is at hand.
-        measure: whether operators that are not known yet are micro-benchmarked; else they are
-            estimated from neighbours and limits, and intervals are as wide as that.
+        measuring_s: how long operators that are not known yet are micro-benchmarked, in seconds;
+            what is left is estimated from neighbours and limits, and intervals are as wide as that.
         folded: what earlier calls made of `graph`, which is not edited again; added to.
 
     Raises:
@@ -113,7 +114,7 @@ def predict(
             technique.need_devices(combination, cluster)
     predictions: list[Prediction] = []
     for combination, after in zip(
-        combinations, _fold(graph, combinations, context, say, measure, folded), strict=True
+        combinations, _fold(graph, combinations, context, say, measuring_s, folded), strict=True
     ):
         name = technique.combination_name(combination)
         say(f"simulating {len(predictions) + 1} of {len(combinations)}: {name}")
@@ -141,7 +142,7 @@ def _fold(
     combinations: Sequence[Sequence[Technique]],
     context: Context,
     say: Callable[[str], None],
-    measure: bool,
+    measuring_s: float,
     folded: Folded | None,
 ) -> list[Graph | Obstacle]:
     """For each combination its edited graph, or the part that does not apply.
@@ -152,6 +153,7 @@ def _fold(
     """
     folded = {} if folded is None else folded
     folded[()] = graph
+    until = time.monotonic() + measuring_s
     for size in range(1, max(map(len, combinations), default=0) + 1):
         heads = dict.fromkeys(tuple(one[:size]) for one in combinations if len(one) >= size)
         heads = {head: None for head in heads if head not in folded}
@@ -167,10 +169,7 @@ def _fold(
             else:
                 possible.append((head, before))
         asked = [call for head, before in possible for call in head[-1].questions(before)]
-        if measure:
-            context.durations.measure(asked, say)
-        else:
-            context.durations.missing(asked)  # one look into the cache for all of them
+        context.durations.measure(asked, say, until=until)
         for number, (head, before) in enumerate(possible, start=1):
             say(f"predicting {number} of {len(possible)}: {technique.combination_name(head)}")
             folded[head] = _changed(head[-1], before, head[-1].predict(before, context))

@@ -234,5 +234,5 @@ def test_calls_of_products_can_be_looked_up_by_others(make: Any, tmp_path: Path)
     durations = Durations(threads=1, path=tmp_path / "durations.db")
     after = LowRank(0.25, ends=True).predict(graph_of(make), Context(durations))
     assert {hash(call) for call in after.calls}
-    (told,) = predict(graph_of(make), ["lowrank:0.25+amp:bf16"], durations=durations, measure=False)
+    (told,) = predict(graph_of(make), ["lowrank:0.25+amp:bf16"], durations=durations, measuring_s=0)
     assert isinstance(told, Predicted)

@@ -169,7 +169,7 @@ def test_layers_of_another_technique_are_left_to_it(tmp_path: Path) -> None:
     thinner = lowrank.predict(graph_of(wide), Context(durations))
     assert "another technique's" in str(ScanBackprop().why_not(thinner))
     both = [lowrank, ScanBackprop()]
-    (told,) = predict(graph_of(wide), [both], durations=durations, measure=False)
+    (told,) = predict(graph_of(wide), [both], durations=durations, measuring_s=0)
     assert isinstance(told, Refused)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -205,7 +205,7 @@ def lower(steps: Sequence[Step], makes: Sequence[int]) -> Region:
         _Numbered(
             step.call, step.call.key, step.call.outputs, numbered(step.inputs),
             numbered(step.outputs),
-            tuple(replace(one, stands=numbered([one.stands])[0]) for one in step.sources),
+            tuple(Source(numbered([one.stands])[0], one.spec, one.start) for one in step.sources),
         )
         for step in steps
     )  # fmt: skip

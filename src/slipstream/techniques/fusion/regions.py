@@ -58,8 +58,11 @@ def find(operations: Sequence[Operation], steps: Sequence[Step], leaving: Iterab
     for n, step in enumerate(steps):
         for v in step.inputs:
             users.setdefault(v, set()).add(n)
+    alone = [iteration_size(step.call) for step in steps]
+    # Most groups are the same again where one of them failed.
+    lowered: dict[tuple[tuple[int, ...], tuple[int, ...]], Region] = {}
     while True:
-        sizes = _sizes(steps, can, users)
+        sizes = _sizes(steps, alone, can, users)
         able = [there and size >= _FEWEST_ELEMENTS for there, size in zip(can, sizes, strict=True)]
         groups: dict[int, list[int]] = {}
         agree = partial(_agree, sizes)
@@ -68,14 +71,16 @@ def find(operations: Sequence[Operation], steps: Sequence[Step], leaving: Iterab
                 groups.setdefault(number, []).append(n)
         regions: list[tuple[Region, tuple[int, ...]]] = []
         failed = False
-        for group in groups.values():
+        for group in map(tuple, groups.values()):
             inside = set(group)
             if not worth_it([steps[n] for n in group]):
                 continue
             outputs = [v for n in group for v in steps[n].outputs]
-            makes = [v for v in outputs if v in outside or users.get(v, set()) - inside]
+            makes = tuple(v for v in outputs if v in outside or users.get(v, set()) - inside)
             try:
-                regions.append((lower([steps[n] for n in group], makes), tuple(group)))
+                if (group, makes) not in lowered:
+                    lowered[group, makes] = lower([steps[n] for n in group], makes)
+                regions.append((lowered[group, makes], group))
             except UnsupportedError as error:
                 guilty = group[error.operation if error.operation >= 0 else -1]
                 can[guilty], failed = False, True
@@ -89,30 +94,40 @@ def _agree(sizes: Sequence[int], a: int, b: int) -> bool:
 
 
 def _sizes(
-    steps: Sequence[Step], can: Sequence[bool], users: Mapping[int, Collection[int]]
+    steps: Sequence[Step],
+    alone: Sequence[int],
+    can: Sequence[bool],
+    users: Mapping[int, Collection[int]],
 ) -> list[int]:
     """Points of the loops that each operator is a part of: its own, or more.
 
     What has a number for every row belongs to the loops that made it by reducing them, and what
     makes a part of a tensor to those that put the parts together.
+
+    Args:
+        alone: `iteration_size` of each.
     """
-    alone = [iteration_size(step.call) for step in steps]
     sizes = list(alone)
     maker = {v: n for n, step in enumerate(steps) if can[n] for v in step.outputs}
     for n, step in enumerate(steps):
+        if not can[n]:
+            continue
         for v, spec in zip(step.inputs, step.call.inputs, strict=True):
             m = maker.get(v, n)
-            rows = sizes[m] > alone[m] or reduces_columns(steps[m])
-            if can[n] and rows and spec.numel == alone[n] < sizes[m]:
+            if spec.numel == alone[n] < sizes[m] and (
+                sizes[m] > alone[m] or reduces_columns(steps[m])
+            ):
                 sizes[n] = sizes[m]
     for n in reversed(range(len(steps))):
+        if not can[n]:
+            continue
         after = {u for v in steps[n].outputs for u in users.get(v, ())}
         larger = {sizes[u] for u in after}
         grown = all(
             can[u] and sizes[u] > alone[n] and (alone[u] == alone[n] or steps[u].name == JOIN)
             for u in after
         )
-        if can[n] and grown and len(larger) == 1:
+        if grown and len(larger) == 1:
             sizes[n] = larger.pop()
     return sizes
 
