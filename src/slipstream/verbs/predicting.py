@@ -169,7 +169,7 @@ def _fold(
             else:
                 possible.append((head, before))
         asked = [call for head, before in possible for call in head[-1].questions(before)]
-        context.durations.measure(asked, say, until=until)
+        context.durations.measure(asked, say, until)
         for number, (head, before) in enumerate(possible, start=1):
             say(f"predicting {number} of {len(possible)}: {technique.combination_name(head)}")
             folded[head] = _changed(head[-1], before, head[-1].predict(before, context))
