@@ -17,6 +17,7 @@ from slipstream.graph import ITEM_BYTES, Editor, Graph, Role, StepPhase, TensorS
 from slipstream.graph.graph import kept
 from slipstream.graph.uses import Spans, uses_of
 from slipstream.techniques._recomputation import change_lifetimes, nodes_of
+from slipstream.techniques._workspaces import resize_workspaces, workspaces
 from slipstream.techniques.autocast import ROOT, AutocastPlan
 
 _Numbers = NDArray[np.int64]
@@ -166,12 +167,10 @@ class _Results:
     Attributes:
         allocation: int64 [k], of results that an allocation was made for.
         result: int64 [k], which of the results of all pairs it is, one pair after the other.
-        workspace: int64 [changed], the allocation that is the task's workspace; -1: none.
     """
 
     allocation: _Numbers
     result: _Numbers
-    workspace: _Numbers
 
 
 @kept
@@ -186,10 +185,7 @@ def _results(graph: Graph, changed: Changed) -> _Results:
     allocation = uses_of(graph).allocations(graph.operands[spans.place].astype(np.int64), task)
     produced = (allocation >= 0) & (memory.producer[allocation] == task)
     result = first[changed.pair[spans.asker]] + spans.place - begin[spans.asker]
-    scratch = np.flatnonzero((memory.producer == memory.release) & (memory.storage < 0))
-    workspace = np.full(len(graph) + 1, -1)
-    workspace[memory.producer[scratch]] = scratch
-    return _Results(allocation[produced], result[produced], workspace[tasks])
+    return _Results(allocation[produced], result[produced])
 
 
 def _lower_results(edit: Editor, graph: Graph, changed: Changed, durations: Durations) -> None:
@@ -215,13 +211,10 @@ def _lower_results(edit: Editor, graph: Graph, changed: Changed, durations: Dura
     # Copies of its tensors, in the order its kernel likes, where nothing was measured.
     ratio = np.array([new.moved_bytes / max(old.moved_bytes, 1) for old, new in changed.pairs])
     needs = [-1 if one is None or one.workspace is None else one.workspace for one in answers]
-    wanted, scratch = np.array(needs, np.int64)[changed.pair], results.workspace
-    there = scratch >= 0
-    scaled = np.rint(memory.nbytes[scratch[there]] * ratio[changed.pair[there]]).astype(np.int64)
-    edit.resize(scratch[there], np.where(wanted[there] >= 0, wanted[there], scaled))
-    new_one = ~there & (wanted > 0)
-    tasks, alike = changed.tasks[new_one], np.ones(int(new_one.sum()), np.int64)
-    edit.allocate(wanted[new_one], alike * Role.TEMPORARY, tasks, tasks, -alike)
+    wanted, scratch = np.array(needs, np.int64)[changed.pair], workspaces(graph)[changed.tasks]
+    guessed = (wanted < 0) & (scratch >= 0)
+    wanted[guessed] = np.rint(memory.nbytes[scratch[guessed]] * ratio[changed.pair[guessed]])
+    resize_workspaces(edit, graph, changed.tasks, wanted)
 
 
 def _narrowed(old: TensorSpec, new: TensorSpec) -> float:

@@ -10,11 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+import numpy as np
+
 from slipstream.durations import questions, rescale
 from slipstream.graph import Call, Editor, Graph, StepPhase, TensorSpec
 from slipstream.source import AlreadyThereError, Places, Source, value_of
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
 from slipstream.techniques._baseline import already_compiled
+from slipstream.techniques._workspaces import resize_workspaces
 from slipstream.workload import Built, Workload
 
 _CONVOLUTIONS = ("aten::convolution", "aten::_convolution", "aten::mkldnn_convolution")
@@ -62,6 +65,11 @@ class ChannelsLast(Settings):
             answer = context.durations.lookup(call)
             if answer is not None:
                 edit.put(t, call, answer, before=True)
+        if len(graph.memory):
+            # The kernel of the other format, whose copies and sums are its own.
+            answers = [context.durations.lookup(call) for call in changed.values()]
+            needs = [-1 if a is None or a.workspace is None else a.workspace for a in answers]
+            resize_workspaces(edit, graph, np.array(list(changed), int), np.array(needs, int))
         return edit.apply(f"{len(changed)} operators on images, {len(copies)} copies back")
 
     def apply(self, built: Built) -> None:
