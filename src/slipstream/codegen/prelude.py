@@ -2,16 +2,17 @@
 
 The functions are branch-free in C++ that compilers turn into vectors. Polynomials are our own fits:
 exp to 1 unit in the last place or two, tanh to 2e-7, erf to 4e-7. Double takes the library's.
-Random numbers are those of the operator ``slipstream::dropout``, number by number.
+Random numbers are those of the operator ``slipstream::dropout``, number by number. What the library
+has is called by the compiler's own names: to read <cmath> takes longer than to compile a kernel.
 
 Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 """
 
 PRELUDE = r"""
-#include <cmath>
-#include <cstdint>
-#include <cstring>
+#include <stdint.h>
 
+#define INFINITY __builtin_inff()
+#define NAN __builtin_nanf("")
 // Or a loop that calls one of several users' functions is no vector loop.
 #define INLINE inline __attribute__((always_inline))
 #define f_where(condition, yes, no) ((condition) ? (yes) : (no))
@@ -29,7 +30,7 @@ INLINE float get(const uint8_t* p, i64 i) { return static_cast<float>(p[i]); }
 INLINE float get(const bf16* p, i64 i) {
   const u32 wide = static_cast<u32>(p[i].bits) << 16;
   float value;
-  std::memcpy(&value, &wide, 4);
+  __builtin_memcpy(&value, &wide, 4);
   return value;
 }
 INLINE void put(float* p, i64 i, float v) { p[i] = v; }
@@ -38,7 +39,7 @@ INLINE void put(float* p, i64 i, double v) { p[i] = static_cast<float>(v); }
 template <typename T> INLINE void put(uint8_t* p, i64 i, T v) { p[i] = v != T(0); }
 INLINE void put(bf16* p, i64 i, float v) {
   u32 bits;
-  std::memcpy(&bits, &v, 4);
+  __builtin_memcpy(&bits, &v, 4);
   const u32 up = (bits + 0x7FFFu + (bits >> 16 & 1u)) >> 16;
   // What is not a number stays one: rounding could carry it into infinity.
   p[i].bits = static_cast<uint16_t>((bits & 0x7FFFFFFFu) > 0x7F800000u ? 0x7FC0u : up);
@@ -61,9 +62,9 @@ INLINE float f_exp(float x) {
   p = p * r + 1.0f;
   const int32_t power = (static_cast<int32_t>(whole) + 127) << 23;
   float scale;
-  std::memcpy(&scale, &power, 4);
+  __builtin_memcpy(&scale, &power, 4);
   const float value = p * scale;
-  return x < -87.3f ? 0.0f : (x > 88.7f ? INFINITY : value);
+  return x < -87.3f ? 0.0f : (x > 88.7f ? __builtin_inff() : value);
 }
 // A quotient of polynomials of the square, without exp; 1 to within a rounding where it is cut off.
 INLINE float f_erf(float x) {
@@ -96,13 +97,13 @@ INLINE float f_tanh(float x) {
   const float far = 1.0f - 2.0f / (f_exp(2.0f * x) + 1.0f);
   return u < 0.4f ? x * p : far;
 }
-INLINE float f_log(float x) { return std::log(x); }
-INLINE float f_sqrt(float x) { return std::sqrt(x); }
-INLINE double f_exp(double x) { return std::exp(x); }
-INLINE double f_erf(double x) { return std::erf(x); }
-INLINE double f_tanh(double x) { return std::tanh(x); }
-INLINE double f_log(double x) { return std::log(x); }
-INLINE double f_sqrt(double x) { return std::sqrt(x); }
+INLINE float f_log(float x) { return __builtin_logf(x); }
+INLINE float f_sqrt(float x) { return __builtin_sqrtf(x); }
+INLINE double f_exp(double x) { return __builtin_exp(x); }
+INLINE double f_erf(double x) { return __builtin_erf(x); }
+INLINE double f_tanh(double x) { return __builtin_tanh(x); }
+INLINE double f_log(double x) { return __builtin_log(x); }
+INLINE double f_sqrt(double x) { return __builtin_sqrt(x); }
 template <typename T> INLINE T f_max(T a, T b) { return a > b || a != a ? a : b; }
 template <typename T> INLINE T f_min(T a, T b) { return a < b || a != a ? a : b; }
 
@@ -111,10 +112,10 @@ template <typename T> INLINE T f_min(T a, T b) { return a < b || a != a ? a : b;
 INLINE float keep(float x, float factor) {
   const float product = x * factor;
   u32 bits;
-  std::memcpy(&bits, &product, 4);
+  __builtin_memcpy(&bits, &product, 4);
   bits &= factor != 0.0f ? 0xFFFFFFFFu : 0u;
   float kept;
-  std::memcpy(&kept, &bits, 4);
+  __builtin_memcpy(&kept, &bits, 4);
   return kept;
 }
 INLINE double keep(double x, double factor) { return factor != 0.0 ? x * factor : 0.0; }
@@ -178,7 +179,7 @@ inline const T* draw(const u64* seed, u32 threshold, T scale, i64 first, i64 cou
       packed[8 + i] = word[2][i] | word[3][i] << 32;
     }
     uint16_t number[64];
-    std::memcpy(number, packed, sizeof packed);
+    __builtin_memcpy(number, packed, sizeof packed);
     T* place = out + (batch - begin) * 64;
     int equal = 0;
     for (int i = 0; i < 64; ++i) {

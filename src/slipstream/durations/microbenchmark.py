@@ -17,8 +17,9 @@ operator called with autograd, without, or in inference mode; and ``slipstream::
 forward or backward pass of a module, Python and all.
 A technique adds calls of its own, ``slipstream::NAME``, by an entry point NAME in the group
 ``slipstream.timers``: a function from the `Call` to what is to be timed; and an operator of
-torch's library by one in ``slipstream.operators``: the module that registers it. Only what is
-installed can be named so, whatever a graph holds.
+torch's library by one in ``slipstream.operators``: the module that registers it. A function of the
+same name in ``slipstream.timers_together`` is given a batch's calls first: to compile them in one
+go. Only what is installed can be named so, whatever a graph holds.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ TAKE_BATCH = "slipstream::take_batch"
 IN_MODE = "slipstream::in_mode"
 MODULE_PASS = "slipstream::module_pass"
 TIMERS = "slipstream.timers"
+TOGETHER = "slipstream.timers_together"
 OPERATORS = "slipstream.operators"
 _ROUNDS = 15
 # What takes long in a round is disturbed less, for its length; it takes part in fewer. That rounds
@@ -93,6 +95,7 @@ def run(
         time.thread_time_ns if count == 1 and not by_wall else time.perf_counter_ns
         for count, by_wall in zip(counts, wall or [False] * len(calls), strict=True)
     ]
+    _make_ready([Call.from_json(value) for value in calls])
     results: list[dict[str, Any]] = []
     timers: list[_Timer | None] = []
     # With each sample the share of it that was waited.
@@ -237,6 +240,18 @@ def _registered(name: str) -> Callable[[Call], Callable[[], object]] | None:
         timer: Callable[[Call], Callable[[], object]] = point.load()
         return timer
     return None
+
+
+def _make_ready(calls: Sequence[Call]) -> None:
+    """Give the calls of each timer to what makes them ready together, where it has such a one.
+
+    What goes wrong there is left to each call's own timer, which tells it apart.
+    """
+    for point in entry_points(group=TOGETHER):
+        alike = [call for call in calls if call.name == f"slipstream::{point.name}"]
+        if len(alike) > 1:
+            with contextlib.suppress(Exception):
+                point.load()(alike)
 
 
 def _repeated(work: Callable[[], object], clock: Callable[[], int]) -> Callable[[], float]:
