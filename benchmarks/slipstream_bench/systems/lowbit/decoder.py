@@ -69,9 +69,12 @@ class Decoder(nn.Module):
         return self.head(self.norm(x)), kept
 
     @torch.no_grad()
-    def decode(self, ids: torch.Tensor, count: int) -> torch.Tensor:
-        """The `count` likeliest bytes behind `ids` [1, n], one at a time."""
-        logits, cache = self(ids)
+    def decode(self, logits: torch.Tensor, cache: Cache, count: int) -> torch.Tensor:
+        """The `count` likeliest bytes behind what was read, one at a time.
+
+        Args:
+            logits, cache: what the ids before gave.
+        """
         made = []
         for _ in range(count):
             made.append(logits[:, -1:].argmax(-1))
