@@ -95,7 +95,7 @@ def run(
         time.thread_time_ns if count == 1 and not by_wall else time.perf_counter_ns
         for count, by_wall in zip(counts, wall or [False] * len(calls), strict=True)
     ]
-    _make_ready([Call.from_json(value) for value in calls])
+    _make_ready(calls)
     results: list[dict[str, Any]] = []
     timers: list[_Timer | None] = []
     # With each sample the share of it that was waited.
@@ -242,16 +242,16 @@ def _registered(name: str) -> Callable[[Call], Callable[[], object]] | None:
     return None
 
 
-def _make_ready(calls: Sequence[Call]) -> None:
+def _make_ready(calls: Sequence[Any]) -> None:
     """Give the calls of each timer to what makes them ready together, where it has such a one.
 
     What goes wrong there is left to each call's own timer, which tells it apart.
     """
     for point in entry_points(group=TOGETHER):
-        alike = [call for call in calls if call.name == f"slipstream::{point.name}"]
+        alike = [one for one in calls if str(one[0]).startswith(f"slipstream::{point.name}(")]
         if len(alike) > 1:
             with contextlib.suppress(Exception):
-                point.load()(alike)
+                point.load()([Call.from_json(one) for one in alike])
 
 
 def _repeated(work: Callable[[], object], clock: Callable[[], int]) -> Callable[[], float]:
