@@ -7,8 +7,10 @@ import math
 import re
 import sqlite3
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -146,6 +148,19 @@ def test_only_what_is_missing_is_measured(path: Path, benchmark: Benchmark) -> N
     asked = len(benchmark.asked)
     known.measure([mm(2), NOT_THERE])
     assert len(benchmark.asked) == asked
+
+
+def test_no_batch_is_begun_after_the_deadline(
+    path: Path, benchmark: Benchmark, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = [mm(n) for n in range(2, 60)]
+    Durations(1, path).measure(calls, until=time.monotonic())
+    assert not benchmark.started
+    # Each look at the clock is ten seconds later: two batches of 24 are begun.
+    clock = iter(range(0, 1000, 10))
+    monkeypatch.setattr(durations, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    Durations(1, path).measure(calls, until=25)
+    assert len(benchmark.asked) == 48
 
 
 def test_what_cannot_be_run_is_remembered_as_such(path: Path, benchmark: Benchmark) -> None:

@@ -78,6 +78,19 @@ def test_a_combination_no_better_than_its_part_is_left_out(advised: Any) -> None
     assert names(found) == ["amp:bf16", "channels_last"]
 
 
+def test_memory_at_more_than_twice_the_time_is_offered_alone(advised: Any) -> None:
+    found = advised(
+        predicted("amp:bf16", 2.1, 90),
+        predicted("checkpointing", 1.9, 60),
+        predicted("channels_last", 0.9),
+        predicted("channels_last+amp:bf16", 2.0, 90),
+        predicted("channels_last+checkpointing", 1.8, 60),
+    )
+    assert "amp:bf16" in names(found)
+    assert "channels_last+amp:bf16" not in names(found)
+    assert "channels_last+checkpointing" in names(found)
+
+
 def test_a_combination_is_listed_once_whichever_part_comes_first(advised: Any) -> None:
     joint = predicted("dropout+robe_embedding:10.0", 0.5)
     for table in (("dropout", "robe_embedding:10.0"), ("robe_embedding:10.0", "dropout")):
