@@ -158,7 +158,7 @@ def test_a_graph_without_memory_gets_none(tmp_path: Path) -> None:
 
 
 def steep() -> Any:
-    """A convolution's gradient needs much for a while, with AVX2 two thirds more in NCHW."""
+    """Gradients of convolutions need much for a while: with AVX2 9.0 MB of NCHW, 6.4 of NHWC."""
     model = nn.Sequential(
         nn.Conv2d(3, 24, 3, stride=2, padding=1), nn.ReLU(),
         nn.Conv2d(24, 48, 3, stride=2, padding=1), nn.ReLU(),

@@ -37,8 +37,8 @@ _INTERRUPTED = 130
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 # Ending children and putting files back takes this long at most; further Ctrl-C wait for it.
 _CLEANING_UP_S = 10.0
-# Graphs and torch are a million objects that stay: with Python's own thresholds (700, 10, 10) a
-# fifth of `advise` is the search for garbage among them.
+# Graphs and torch are many objects that stay: with Python's own thresholds (700, 10, 10) a sixth of
+# what `advise` itself computes was the search for garbage among them.
 _GARBAGE = 50_000, 20, 100
 
 

@@ -3,7 +3,7 @@
 The functions are branch-free in C++ that compilers turn into vectors. Polynomials are our own fits:
 exp to 1 unit in the last place or two, tanh to 2e-7, erf to 4e-7. Double takes the library's.
 Random numbers are those of the operator ``slipstream::dropout``, number by number. What the library
-has is called by the compiler's own names: to read <cmath> takes longer than to compile a kernel.
+has is called by the compiler's own names: to read its headers took a quarter of compiling a kernel.
 
 Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 """

@@ -17,7 +17,11 @@ from slipstream.graph import ITEM_BYTES, Editor, Graph, Role, StepPhase, TensorS
 from slipstream.graph.graph import kept
 from slipstream.graph.uses import Spans, uses_of
 from slipstream.techniques._recomputation import change_lifetimes, nodes_of
-from slipstream.techniques._workspaces import resize_workspaces, workspaces
+from slipstream.techniques._workspaces import (
+    measured_workspaces,
+    resize_workspaces,
+    workspaces,
+)
 from slipstream.techniques.autocast import ROOT, AutocastPlan
 
 _Numbers = NDArray[np.int64]
@@ -210,8 +214,8 @@ def _lower_results(edit: Editor, graph: Graph, changed: Changed, durations: Dura
     edit.resize(results.allocation, np.where(of_kernel >= 0, of_kernel, nbytes))
     # Copies of its tensors, in the order its kernel likes, where nothing was measured.
     ratio = np.array([new.moved_bytes / max(old.moved_bytes, 1) for old, new in changed.pairs])
-    needs = [-1 if one is None or one.workspace is None else one.workspace for one in answers]
-    wanted, scratch = np.array(needs, np.int64)[changed.pair], workspaces(graph)[changed.tasks]
+    needs = measured_workspaces(durations, (new for _, new in changed.pairs))
+    wanted, scratch = needs[changed.pair], workspaces(graph)[changed.tasks]
     guessed = (wanted < 0) & (scratch >= 0)
     wanted[guessed] = np.rint(memory.nbytes[scratch[guessed]] * ratio[changed.pair[guessed]])
     resize_workspaces(edit, graph, changed.tasks, wanted)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 from numpy.typing import NDArray
 
-from slipstream.graph import Editor, Graph, Role
+from slipstream.durations import Durations
+from slipstream.graph import Call, Editor, Graph, Role
 from slipstream.graph.graph import kept
 
 _Numbers = NDArray[np.int64]
@@ -19,6 +22,13 @@ def workspaces(graph: Graph) -> _Numbers:
     workspace = np.full(len(graph) + 1, -1)
     workspace[memory.producer[scratch]] = scratch
     return workspace
+
+
+def measured_workspaces(durations: Durations, calls: Iterable[Call]) -> _Numbers:
+    """int64 [calls], bytes as their kernels were measured to need; -1: not known."""
+    answers = [durations.lookup(call) for call in calls]
+    needs = [-1 if one is None or one.workspace is None else one.workspace for one in answers]
+    return np.array(needs, np.int64)
 
 
 def resize_workspaces(edit: Editor, graph: Graph, tasks: _Numbers, nbytes: _Numbers) -> None:

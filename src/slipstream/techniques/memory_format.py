@@ -17,7 +17,7 @@ from slipstream.graph import Call, Editor, Graph, StepPhase, TensorSpec
 from slipstream.source import AlreadyThereError, Places, Source, value_of
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
 from slipstream.techniques._baseline import already_compiled
-from slipstream.techniques._workspaces import resize_workspaces
+from slipstream.techniques._workspaces import measured_workspaces, resize_workspaces
 from slipstream.workload import Built, Workload
 
 _CONVOLUTIONS = ("aten::convolution", "aten::_convolution", "aten::mkldnn_convolution")
@@ -67,9 +67,8 @@ class ChannelsLast(Settings):
                 edit.put(t, call, answer, before=True)
         if len(graph.memory):
             # The kernel of the other format, whose copies and sums are its own.
-            answers = [context.durations.lookup(call) for call in changed.values()]
-            needs = [-1 if a is None or a.workspace is None else a.workspace for a in answers]
-            resize_workspaces(edit, graph, np.array(list(changed), int), np.array(needs, int))
+            needs = measured_workspaces(context.durations, changed.values())
+            resize_workspaces(edit, graph, np.array(list(changed), np.int64), needs)
         return edit.apply(f"{len(changed)} operators on images, {len(copies)} copies back")
 
     def apply(self, built: Built) -> None:
