@@ -6,11 +6,30 @@
 #include <sys/auxv.h>
 #elif defined(__x86_64__) || defined(__i386__)
 #include <cpuid.h>
+#if defined(__x86_64__) && defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 // Not every compiler's builtin knows its name.
 static bool has_avx_vnni() {
   unsigned eax = 0, ebx, ecx, edx;
   return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) != 0 && (eax >> 4 & 1) != 0;
+}
+
+// Whether there are tiles for products of bytes, and the operating system lets this process use them:
+// they are large, so that Linux wants to be asked (since 5.16; it is asked by each who needs them).
+static bool has_amx_int8() {
+#if defined(__x86_64__) && defined(__linux__)
+  constexpr unsigned kTiles = 1u << 24 | 1u << 25, kSaved = 3u << 17;
+  constexpr long kRequest = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM
+  unsigned eax = 0, ebx, ecx, edx = 0;
+  if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0 || (edx & kTiles) != kTiles) return false;
+  __asm__("xgetbv" : "=a"(eax), "=d"(edx) : "c"(0));
+  return (eax & kSaved) == kSaved && syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
+#else
+  return false;
+#endif
 }
 #endif
 
@@ -20,7 +39,8 @@ extern "C" uint32_t slipstream_cpu_features(void) {
   // The builtins also ask the operating system (XGETBV) whether it saves the wide registers.
   __builtin_cpu_init();
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
-    features |= SLIPSTREAM_CPU_AVX2 | (has_avx_vnni() ? SLIPSTREAM_CPU_AVX_VNNI : 0);
+    features |= SLIPSTREAM_CPU_AVX2 | (has_avx_vnni() ? SLIPSTREAM_CPU_AVX_VNNI : 0) |
+                (has_amx_int8() ? SLIPSTREAM_CPU_AMX_INT8 : 0);
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
     features |= SLIPSTREAM_CPU_AVX512;

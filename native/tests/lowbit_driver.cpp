@@ -228,7 +228,7 @@ bool runs_here(const Kernel& kernel) {
   uint32_t features = slipstream_cpu_features();
 #ifdef SLIPSTREAM_EMULATED
   if (std::strcmp(kernel.level, "avx512") == 0) return true;
-  features |= SLIPSTREAM_CPU_AVX_VNNI;  // of AVX2's instructions
+  features |= SLIPSTREAM_CPU_AVX_VNNI | SLIPSTREAM_CPU_AMX_INT8;  // of AVX2's instructions
 #endif
   return (kernel.features & ~features) == 0;
 }

@@ -118,6 +118,8 @@ def test_the_best_level_is_the_highest_whose_parts_are_all_there(
     monkeypatch.delenv("SLIPSTREAM_INSTRUCTION_SET", raising=False)
     everything = {"avx2", "avx512", "avx512_vnni", "avx512_vbmi", "avx512_vpopcntdq"}
     assert CpuFeatures(frozenset(everything), "test").best is InstructionSet.AVX512
+    tiles = CpuFeatures(frozenset(everything | {"amx_int8"}), "test")
+    assert tiles.levels[:2] == [InstructionSet.AMX, InstructionSet.AVX512]
     without_vbmi = CpuFeatures(frozenset(everything - {"avx512_vbmi"}), "test")
     assert without_vbmi.best is InstructionSet.AVX512VNNI
     assert InstructionSet.AVXVNNI not in without_vbmi.levels

@@ -31,9 +31,9 @@ def names(*levels: str) -> set[str]:
     return {file.stem for level in levels for file in KERNELS.glob(f"*_{level}.cpp")}
 
 
-def avxvnni() -> tuple[str, ...]:
-    """The level whose dot product AVX2 emulates, where there is AVX2."""
-    return ("avxvnni",) if "avx2" in cpu_features().features else ()
+def of_avx2() -> tuple[str, ...]:
+    """The levels whose newest instructions AVX2 emulates, where there is AVX2."""
+    return ("avxvnni", "amx") if "avx2" in cpu_features().features else ()
 
 
 def everything_is_right(levels: tuple[str, ...], *command: str | Path) -> None:
@@ -59,13 +59,13 @@ def aarch64(cmake: None, require: Require, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="module")
 def emulated(cmake: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Every AVX-512 instruction emulated: the same on any processor. AVX-VNNI needs AVX2."""
+    """Every AVX-512 instruction emulated: the same on any processor. AVX-VNNI, AMX need AVX2."""
     return build(tmp_path_factory.mktemp("emulated"), EMULATED)
 
 
 @pytest.mark.full
 def test_kernels_are_exact_with_emulated_instructions(emulated: Path) -> None:
-    everything_is_right(("avx512", "scalar", *avxvnni()), emulated)
+    everything_is_right(("avx512", "scalar", *of_avx2()), emulated)
 
 
 @pytest.mark.full
@@ -96,7 +96,7 @@ def test_the_driver_notices_a_wrong_kernel(cmake: None, tmp_path: Path) -> None:
     scalar.write_text(text, encoding="utf-8")
     verdicts, complaint = run(build(tmp_path / "build", EMULATED, source=copy))
     failures = {verdict.kernel: verdict.failures for verdict in verdicts}
-    assert failures.keys() == names("scalar", *avxvnni())
+    assert failures.keys() == names("scalar", *of_avx2())
     assert [name for name in failures if failures[name]] == ["dense_scalar"]
     assert "W8A8" in complaint
     assert "W7A7" not in complaint
@@ -159,5 +159,5 @@ def test_avx512_kernels_on_many_problems_with_this_processors_instructions(
 def test_kernels_under_sanitizers(cmake: None, tmp_path: Path, options: tuple[str, ...]) -> None:
     flags = "-g -fsanitize=address,undefined -fno-sanitize-recover=all"
     driver = build(tmp_path, *options, flags=flags + (" -march=native" if options else ""))
-    levels = ("avx512", *avxvnni()) if options else ("scalar",)
+    levels = ("avx512", *of_avx2()) if options else ("scalar",)
     everything_is_right(levels, driver, "--most", str(1 << 15))

@@ -107,6 +107,7 @@ SLIPSTREAM_API int32_t slipstream_engine_abi(void);
 #define SLIPSTREAM_CPU_NEON (1u << 5)
 #define SLIPSTREAM_CPU_DOTPROD (1u << 6)
 #define SLIPSTREAM_CPU_AVX_VNNI (1u << 7)
+#define SLIPSTREAM_CPU_AMX_INT8 (1u << 8)          /* and the process may use tiles */
 
 /* What this processor and operating system can run; bit 31 is set when the answer is known. */
 SLIPSTREAM_API uint32_t slipstream_cpu_features(void);

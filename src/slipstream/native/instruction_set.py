@@ -29,6 +29,8 @@ class InstructionSet(enum.StrEnum):
     """Those and VNNI: Cascade Lake, Cooper Lake and later."""
     AVX512 = "avx512"
     """AVX-512 F, BW, DQ, VL, VNNI, VBMI and VPOPCNTDQ: Ice Lake, Zen 4 and later."""
+    AMX = "amx"
+    """x86-64 with tiles of bytes: Sapphire Rapids and later."""
     NEON = "neon"
     NEON_DOTPROD = "neon_dotprod"
     """AArch64 with the int8 dot product (Armv8.2)."""
@@ -39,8 +41,8 @@ class CpuFeatures:
     """What was found.
 
     Attributes:
-        features: any of ``avx2 avx512 avx512_vnni avx512_vbmi avx512_vpopcntdq avx_vnni neon
-            dotprod``; ``avx512`` stands for F, BW, DQ and VL together, ``avx2`` includes FMA.
+        features: any of ``avx2 avx512 avx512_vnni avx512_vbmi avx512_vpopcntdq avx_vnni amx_int8
+            neon dotprod``; ``avx512`` stands for F, BW, DQ and VL together, ``avx2`` includes FMA.
         source: ``"cpuid"`` (asked the processor and the operating system), ``"/proc/cpuinfo"``,
             ``"platform"`` or ``"unknown"``.
     """
@@ -84,6 +86,7 @@ class CpuFeatures:
 
 # What each level needs, best first.
 _REQUIRED = {
+    InstructionSet.AMX: {"avx2", "amx_int8"},
     InstructionSet.AVX512: {"avx2", "avx512", "avx512_vnni", "avx512_vbmi", "avx512_vpopcntdq"},
     InstructionSet.AVX512VNNI: {"avx2", "avx512", "avx512_vnni"},
     InstructionSet.AVX512BW: {"avx2", "avx512"},
@@ -106,6 +109,7 @@ _CPUINFO_FLAGS = {
     "neon": {"asimd"},
     "dotprod": {"asimddp"},
     "avx_vnni": {"avx_vnni"},
+    "amx_int8": {"amx_tile", "amx_int8"},
 }
 _KNOWN_BIT = 1 << 31
 

@@ -29,7 +29,7 @@ _FAMILY = Family("sparse", {
 # Of the numbers of slipstream_sparse_level, the one a named level allows.
 _LEVELS = {
     InstructionSet.AVX2: 1, InstructionSet.AVXVNNI: 1, InstructionSet.AVX512BW: 2,
-    InstructionSet.AVX512VNNI: 2, InstructionSet.AVX512: 2,
+    InstructionSet.AVX512VNNI: 2, InstructionSet.AVX512: 2, InstructionSet.AMX: 2,
 }  # fmt: skip
 
 _Rows = structure("int64_t rows; void* indptr, column, value")

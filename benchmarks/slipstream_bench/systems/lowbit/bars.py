@@ -142,8 +142,8 @@ def _int8_engines(shape: tuple[int, int, int]) -> dict[str, Run]:
 def _square_rows(options: BenchOptions) -> Iterator[Bar]:
     shape = (_SIDE, _SIDE, _SIDE)
     blocks = 30 if options.full else 12
-    best = cpu_features().best
-    counts = best is InstructionSet.AVX512
+    here = cpu_features()
+    counts = here.runs(InstructionSet.AVX512)
     engines = _int8_engines(shape)
     for w, a, target in ((1, 1, 4.5), (1, 2, 2.3), (2, 2, 1.3)):
         bar = f"512^3 W{w}A{a}, times the fastest torch int8"
@@ -157,9 +157,10 @@ def _square_rows(options: BenchOptions) -> Iterator[Bar]:
             options, bar, wide, (w, a), _int8_engines(wide), target, blocks, why
         )
     bar = "512^3 W7A7 with VNNI, times torch._int_mm"
-    if not counts and best is not InstructionSet.AVX512VNNI:
+    if not here.runs(InstructionSet.AVX512VNNI):
         if options.wants(bar):
-            yield not_judged(bar, "x", ">= 1", f"needs AVX-512 VNNI; this processor has {best}")
+            why = f"needs AVX-512 VNNI; this processor has {here.best}"
+            yield not_judged(bar, "x", ">= 1", why)
     else:
         yield from _versus(options, bar, shape, (7, 7), peers.int_mm(*shape), 1.0, blocks)
     bar = "AVX2 only, W3A3: deferred widening, times our three-instruction int8"
@@ -167,6 +168,9 @@ def _square_rows(options: BenchOptions) -> Iterator[Bar]:
     bar = "VNNI without VBMI, W3A3, times AVX-512 BW"
     arms = ("dense", "avx512vnni"), ("dense", "avx512bw")
     yield from _between(options, bar, shape, *arms, 1.2, blocks)
+    bar = "512^3 W3A3 with AMX, times AVX-512"
+    arms = ("tiles", "amx"), ("dense", "avx512")
+    yield from _between(options, bar, shape, *arms, 2.0, blocks)
     bar = "512^3 W3A3, times our bit-serial"
     yield from _between(options, bar, shape, ("auto", "auto"), ("bit_serial", "auto"), 1.6, blocks)
     for bar, level, target in (
@@ -246,9 +250,9 @@ def _between(
         return
     options.progress(bar)
     for scheme, level in (fast, slow):
-        wanted = cpu_features().best if level == "auto" else InstructionSet(level)
-        if scheme not in ("auto", *candidates(Shape(None, *shape[1:], 3, 3), (wanted,))):
-            yield not_judged(bar, "x", f">= {target:g}", f"no {scheme} for {wanted} here")
+        levels = cpu_features().levels if level == "auto" else [InstructionSet(level)]
+        if scheme not in ("auto", *candidates(Shape(None, *shape[1:], 3, 3), levels)):
+            yield not_judged(bar, "x", f">= {target:g}", f"no {scheme} for {levels[0]} here")
             return
     first, kernel = _ours(shape, 3, 3, *fast)
     second, other = _ours(shape, 3, 3, *slow)
