@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -170,11 +171,20 @@ def lowbits() -> Iterator[tuple[str, Sample]]:
         assert (a.dtype, len(weight)) in ((torch.uint8, n), (torch.int8, n))
         return reference_matmul(a, weight, activation_zero=zero).int()
 
-    def linear(x: Any, weights: Any, scale: Any, bias: Any, step: float, zero: int,
-               binary: bool, relu: bool) -> Any:  # fmt: skip
-        matrices = [read(one) for one in weights]
+    def coded(x: Any, step: float, zero: int) -> Any:
+        assert 0 <= zero < 16
+        assert 0 < step < float("inf")
         steps = (x / torch.tensor(step, dtype=torch.float32)).round()
-        codes = steps.clamp(-zero, 15 - zero).nan_to_num(0).long()
+        return steps.clamp(-zero, 15 - zero).nan_to_num(0).long()
+
+    def finished(made: Any, relu: bool, ceiling: float) -> Any:
+        made = made.clamp(min=0) if relu else made
+        return made.clamp(max=ceiling) if ceiling < 1e38 else made
+
+    def linear(x: Any, weights: Any, scale: Any, bias: Any, step: float, zero: int,
+               binary: bool, relu: bool, ceiling: float) -> Any:  # fmt: skip
+        matrices = [read(one) for one in weights]
+        codes = coded(x, step, zero)
         first, total = 0, 0
         factors = scale if scale.dim() == 2 else scale[:, None]
         for number, matrix in enumerate(matrices):
@@ -184,24 +194,33 @@ def lowbits() -> Iterator[tuple[str, Sample]]:
             total = total + part.float() * factors[:, number]
             first += matrix.shape[1]
         assert first == x.shape[-1]
-        assert 0 <= zero < 16
-        assert 0 < step < float("inf")
-        made = total if bias is None else total + bias
-        made = made.clamp(min=0) if relu else made
+        made = finished(total if bias is None else total + bias, relu, ceiling)
         return made.masked_fill(x.isnan().any(-1, keepdim=True), float("nan"))
 
     def conv2d(x: Any, weights: Any, scale: Any, bias: Any, *how: Any) -> Any:
-        step, zero, binary, relu, kernel, stride, padding, dilation = how
+        step, zero, binary, relu, ceiling, kernel, stride, padding, dilation, depthwise = how
         channels = x.shape[1]
+        spoiled = x.isnan().flatten(1).any(1)[:, None, None, None]
+        if depthwise:
+            (weight,) = map(read, weights)
+            weight = 2 * weight[:-1] - 1 if binary else weight
+            assert weight.shape == (channels, math.prod(kernel))
+            sums = torch.nn.functional.conv2d(
+                coded(x, step, zero).double(), weight.double().view(channels, 1, *kernel), None,
+                stride, padding, dilation, channels,
+            )  # fmt: skip
+            made = sums.float() * scale[:, None, None]
+            made = made if bias is None else made + bias[:, None, None]
+            return finished(made, relu, ceiling).masked_fill(spoiled, float("nan"))
         seen = torch.nn.functional.unfold(x, kernel, dilation, padding, stride)
         rows = seen.unflatten(1, (channels, -1)).permute(0, 3, 2, 1).flatten(2)
-        made = linear(rows, weights, scale, bias, step, zero, binary, relu)
+        made = linear(rows, weights, scale, bias, step, zero, binary, relu, ceiling)
         size = [
             (n + 2 * p - d * (k - 1) - 1) // s + 1
             for n, k, s, p, d in zip(x.shape[2:], kernel, stride, padding, dilation, strict=True)
         ]
         made = made.transpose(1, 2).unflatten(2, size)
-        return made.masked_fill(x.isnan().flatten(1).any(1)[:, None, None, None], float("nan"))
+        return made.masked_fill(spoiled, float("nan"))
 
     codes = torch.randint(0, 16, (5, 30), dtype=torch.uint8)
     yield "lowbit_matmul", Sample((codes, packed(7, 30, 3), 7, 2), matmul)
@@ -212,10 +231,13 @@ def lowbits() -> Iterator[tuple[str, Sample]]:
         ([packed(7, 30, 4)], scale, False), (blocks, torch.rand(7, 2), False),
         ([packed(7, 30, 1)], scale, True),
     ):  # fmt: skip
-        how = (weights, factors, bias, 0.3, 5, binary, True)
+        how = (weights, factors, bias, 0.3, 5, binary, True, 20.0)
         yield "lowbit_linear", Sample((rows, *how), linear)
         window = ((2, 3), (1, 2), (1, 0), (1, 1))
-        yield "lowbit_conv2d", Sample((drawn(2, 5, 6, 7), *how, *window), conv2d)
+        yield "lowbit_conv2d", Sample((drawn(2, 5, 6, 7), *how, *window, False), conv2d)
+    for bits, binary in ((8, False), (1, True)):
+        how = ([packed(7, 6, bits)], scale, bias, 0.3, 5, binary, True, 20.0)
+        yield "lowbit_conv2d", Sample((drawn(2, 7, 6, 7), *how, *window, True), conv2d)
 
 
 def scans() -> Iterator[tuple[str, Sample]]:

@@ -81,8 +81,9 @@ class Machine:
                 return torch_ns and Answer(torch_ns, 0.01, Provenance.MICROBENCHMARK)  # type: ignore[return-value]
             if isinstance(call.arguments[0], str):
                 return Answer(500.0, 0.01, Provenance.MICROBENCHMARK)
-            wbits, abits, image, n, kernel, stride, padding, *_ = call.arguments
-            nanoseconds = self.time(Layer(image, n, kernel, stride, padding), wbits, abits)
+            wbits, abits, image, n, kernel, stride, padding, _, _, depthwise = call.arguments
+            layer = Layer(image, n, kernel, stride, padding, depthwise=depthwise)
+            nanoseconds = self.time(layer, wbits, abits)
         if call.name == "aten::sum":
             nanoseconds = 1.0  # as good as no limit
         return Answer(nanoseconds, 0.01, Provenance.MICROBENCHMARK)
@@ -108,8 +109,8 @@ def test_layers_take_what_the_model_says_and_what_follows_is_gone(
     asked: list[float] = []
     monkeypatch.setattr(lowbit_technique, "come_from_memory", asked.append)
     edited = predicted(graph, machine)
-    # Of the weights by their bits: stem and head in eight, the convolution between them in three.
-    assert asked == [8 * 27 + 4 * 8 + 8 * 72 * 3 / 8]
+    # Of the weights by their bits: stem, head and each channel's in eight, others in three.
+    assert asked == [8 * 27 + 4 * 8 + 8 * 9 + 8 * 72 * 3 / 8]
     edited.check()
     names = [edited.string(int(name)) for name in edited.tasks.name]
     before = [graph.string(int(name)) for name in graph.tasks.name]
@@ -121,11 +122,12 @@ def test_layers_take_what_the_model_says_and_what_follows_is_gone(
         for c in edited.tasks.call
         if c >= 0 and edited.calls[c].name == "slipstream::lowbit"
     ]
-    # The first and the last in eight bits; the depthwise one stays what it is.
-    assert [one[:4] for one in found] == [
-        (8, 8, (2, 8, 8, 3), 8), (3, 3, (2, 8, 8, 8), 8), (8, 8, (1, 1, 2, 8), 4),
+    # The first and the last in eight bits, and the depthwise one.
+    assert [(*one[:4], one[9]) for one in found] == [
+        (8, 8, (2, 8, 8, 3), 8, False), (3, 3, (2, 8, 8, 8), 8, False),
+        (8, 8, (2, 8, 8, 8), 8, True), (8, 8, (1, 1, 2, 8), 4, False),
     ]  # fmt: skip
-    assert re.search(r"\b3\b.*\bw3a3\b.*\b1\.0x\b.*\b8 bits", edited.edits[-1].what)
+    assert re.search(r"\b4\b.*\bw3a3\b.*\b1\.0x\b.*\b8 bits", edited.edits[-1].what)
 
 
 def test_it_says_where_few_bits_are_faster_or_slower() -> None:
@@ -237,7 +239,7 @@ def test_it_foresees_what_is_handed_over_as_codes(monkeypatch: pytest.MonkeyPatc
     edited = predicted(graph, machine)
     found = [edited.calls[c].arguments for c in edited.tasks.call
              if c >= 0 and edited.calls[c].name == "slipstream::lowbit"]  # fmt: skip
-    assert [one[7:] if isinstance(one[0], int) else one[0] for one in found] == [
+    assert [one[7:9] if isinstance(one[0], int) else one[0] for one in found] == [
         ("planes", "floats"), ("floats", "codes"), ("codes", "sum"), ("codes", "codes"),
         ("codes", "codes"), "concat", "pool", ("codes", "floats"), ("floats", "floats"),
     ]  # fmt: skip
@@ -268,7 +270,7 @@ def test_without_answers_nothing_is_claimed() -> None:
     graph = graph_of(net)
     edited = predicted(graph, Nothing(EVEN))
     assert edited.tasks.duration_ns.sum() <= graph.tasks.duration_ns.sum()
-    assert edited.edits[-1].what == "3 layers in w3a3"
+    assert edited.edits[-1].what == "4 layers in w3a3"
     training = predicted(graph, Nothing(EVEN), LowBit(train=True))
     assert training.tasks.duration_ns.tolist() == graph.tasks.duration_ns.tolist()
 
@@ -276,12 +278,15 @@ def test_without_answers_nothing_is_claimed() -> None:
 @pytest.mark.parametrize(
     "layer",
     [linear(1, 700, 300), linear(5, 64, 64), linear(77, 90, 800),
-     Layer((1, 20, 20, 48), 96, (3, 3), padding=(1, 1))],
+     Layer((1, 20, 20, 48), 96, (3, 3), padding=(1, 1)),
+     Layer((1, 20, 20, 48), 48, (3, 3), padding=(1, 1), depthwise=True)],
 )  # fmt: skip
 def test_the_model_recovers_a_law_it_can_express(layer: Layer) -> None:
     machine = Machine({(3, 3): 0.004, (8, 8): 0.01})
     for bits in machine.per_product:
-        costs = Costs.fitted(machine, *bits)  # type: ignore[arg-type]
+        if layer.depthwise:
+            bits = (8, 8)
+        costs = Costs.fitted(machine, *bits, layer.depthwise)  # type: ignore[arg-type]
         assert costs is not None
         assert costs.nanoseconds(layer) == pytest.approx(machine.time(layer, *bits), rel=0.02)
 
@@ -290,12 +295,15 @@ def test_what_lies_around_products_is_timed_once_for_all_bits() -> None:
     three, two = ({call.key for call in questions(*bits)} for bits in ((3, 3), (2, 2)))
     assert len(two - three) == len(cost.PRODUCTS)
     assert {call.key for call in questions(8, 8)} < three
+    assert len({call.key for call in questions(3, 3, depthwise=True)} - three) == len(
+        cost.DEPTHWISE
+    )
 
 
 def test_memory_bounds_layers_of_few_rows() -> None:
     few, many = linear(1, 8192, 8192), linear(64, 8192, 8192)
     constants = [[0.0] * (len(layer.features()) - 1) + [1e-9] for layer in (few, many)]
-    costs = Costs(tuple(constants[0]), tuple(constants[1]), 10.0, 0.1, 3)
+    costs = Costs(tuple(constants[0]), tuple(constants[1]), (), 10.0, 0.1, 3)
     assert costs.nanoseconds(few) == pytest.approx(8192 * 8192 * 3 / 8 / 10)
     # As many rows as the same weights must serve cost no further bytes.
     assert costs.nanoseconds(many) == pytest.approx(8192 * 8192 * 3 / 8 / 10)
@@ -339,8 +347,9 @@ def test_what_all_predictions_say_rests_on_recorded_cases(monkeypatch: pytest.Mo
 
 
 def test_its_questions_can_be_answered() -> None:
-    asked = [*questions(3, 3)[:2], questions(3, 3)[-6], *LowBit(train=True).questions(
-        graph_of(mlp))[-2:]]  # fmt: skip
+    training = LowBit(train=True).questions(graph_of(mlp))[-2:]
+    layers, depthwise = questions(3, 3), questions(3, 3, depthwise=True)[-4:-1]
+    asked = [*layers[:2], layers[-6], *depthwise, *training]
     answers = run([call.to_json() for call in asked], 1)
     assert all(answer["nanoseconds"] > 0 for answer in answers)
     unknown = run([Call("slipstream::nobody()", ()).to_json()], 1)
@@ -352,9 +361,11 @@ def test_real_layers_are_put_in() -> None:
     assert isinstance(made.model.stem, LowBitConv2d)
     assert isinstance(made.model.head, LowBitLinear)
     assert isinstance(made.model.norm, nn.Identity)
-    assert type(made.model.depthwise) is nn.Conv2d
+    assert made.model.depthwise.groups == 8
+    assert isinstance(made.model.depthwise, LowBitConv2d)
     error = (made.step() - plain.step()).norm() / plain.step().norm()
     assert float(error) < 0.1
+    assert build(net, LowBit("w3a2")).model.depthwise.wbits == 8
     few = build(net, LowBit("w3a2", only="i*"))
     assert (few.model.inner.wbits, few.model.inner.abits) == (3, 2)
     assert type(few.model.stem) is nn.Conv2d

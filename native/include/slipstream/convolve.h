@@ -18,13 +18,14 @@ extern "C" {
 SLIPSTREAM_API int32_t slipstream_quantise(int32_t wide, const float *x, int64_t n, float scale,
                                            int32_t zero, int32_t top, uint8_t *codes);
 
-/* What becomes of products: max(scale[j] * product + bias[j] + added, floor), as float, or quantised
- * as above, or both. With `binary`, weights 0 and 1 stand for -1 and 1, and the column behind the
+/* What becomes of products: scale[j] * product + bias[j] + added, held within floor and ceiling, as
+ * float, or quantised as above, or both. With `binary`, weights 0 and 1 stand for -1 and 1, and the column behind the
  * last holds what the activations add up to: product = 2 * product[j] - product[columns]. */
 typedef struct slipstream_epilogue {
   const float *scale; /* [columns] */
   const float *bias;  /* [columns], or NULL */
   float floor;        /* 0 for a ReLU, minus infinity for none */
+  float ceiling;      /* 6 for a ReLU6, infinity for none */
   int32_t binary;
   float code_scale; /* of the codes that are written; 0: floats are */
   int32_t code_zero;
@@ -67,6 +68,15 @@ SLIPSTREAM_API int32_t slipstream_convolve(int32_t wide, const slipstream_convol
                                            int64_t out_channels,
                                            const slipstream_epilogue *epilogue,
                                            const slipstream_result *result, int32_t threads);
+
+/* The same for a depthwise layer: each channel is seen through weights of its own, as many as the
+ * kernel has pixels. These lie in pairs, [(pixels + 1) / 2][channels][2], the last one 0 where their
+ * number is odd. SLIPSTREAM_INVALID: some code has more than `activation_bits` bits. */
+SLIPSTREAM_API int32_t slipstream_depthwise(int32_t wide, const slipstream_convolution *shape,
+                                            const uint8_t *codes, int32_t activation_zero,
+                                            int32_t activation_bits, const int16_t *weights,
+                                            const slipstream_epilogue *epilogue,
+                                            const slipstream_result *result, int32_t threads);
 
 /* The greatest code each output pixel sees, channel by channel; what lies beyond the image is less
  * than any. Every output pixel sees part of the image. */

@@ -25,9 +25,14 @@ struct Around {
   void (*correct)(int32_t* out, int64_t n, uint32_t factor, const uint32_t* multiplier,
                   const uint32_t* addend);
 
-  // y[j] = max(scale[j] * product[j] + bias[j] + added[j], floor); bias and added may be null.
+  // y[j] = scale[j] * product[j] + bias[j] + added[j], held within floor and ceiling; bias and added
+  // may be null.
   void (*rescale)(const int32_t* product, int64_t n, const float* scale, const float* bias,
-                  const float* added, float floor, float* y);
+                  const float* added, float floor, float ceiling, float* y);
+
+  // y[j] = start[j] + the sum of seen[t][j] * weights[t / 2][j][t % 2] over 2 * pairs values of t
+  void (*depthwise)(const uint8_t* const* seen, int64_t pairs, const int16_t* weights,
+                    const int32_t* start, int64_t n, int32_t* y);
 
   // y[j] = max(y[j], x[j])
   void (*enlarge)(uint8_t* y, const uint8_t* x, int64_t n);

@@ -9,6 +9,7 @@
 
 #include "lowbit/around.h"
 #include "lowbit/multiply.h"
+#include "threads.h"
 
 namespace slipstream {
 namespace lowbit {
@@ -124,7 +125,8 @@ class Finish {
       for (int64_t j = 0; j < columns_; ++j) signed_[j] = 2 * products[j] - products[columns_];
       products = signed_.get();
     }
-    around_.rescale(products, columns_, epilogue_.scale, epilogue_.bias, added, epilogue_.floor, y);
+    around_.rescale(products, columns_, epilogue_.scale, epilogue_.bias, added, epilogue_.floor,
+                    epilogue_.ceiling, y);
   }
 
   const Around& around_;
@@ -142,6 +144,53 @@ struct Steps {
   Steps(int64_t start, int64_t kernel, int64_t dilation, int64_t size)
       : first(start < 0 ? (-start + dilation - 1) / dilation : 0),
         last(std::min(kernel, (size - start + dilation - 1) / dilation)) {}
+};
+
+// Some output pixels of a depthwise layer, shared among threads.
+struct Depthwise {
+  const Around& around;
+  const slipstream_convolution& s;
+  const uint8_t* codes;
+  const uint8_t* outside;  // what every channel is beyond the image
+  const int16_t* weights;
+  const int32_t* start;
+  int64_t pairs;
+  const uint8_t** seen;  // 2 * pairs of each task
+  int64_t first, last, at_once;
+  int32_t* products;  // of `first` and those behind
+
+  // What an output pixel of `image` sees, one pointer for each pixel of the kernel.
+  void look(const uint8_t* image, int64_t row, int64_t column, const uint8_t** seen_by) const {
+    const int64_t top = row * s.stride_height - s.padding_height;
+    const int64_t left = column * s.stride_width - s.padding_width;
+    for (int64_t y = top; y < top + s.kernel_height * s.dilation_height; y += s.dilation_height) {
+      const bool within = y >= 0 && y < s.height;
+      const uint8_t* line = within ? image + y * s.width * s.channels : outside;
+      for (int64_t x = left; x < left + s.kernel_width * s.dilation_width; x += s.dilation_width)
+        *seen_by++ = within && x >= 0 && x < s.width ? line + x * s.channels : outside;
+    }
+  }
+
+  static void task(void* context, int64_t index) {
+    const Depthwise& layer = *static_cast<const Depthwise*>(context);
+    const uint8_t** seen = layer.seen + 2 * layer.pairs * index;
+    const int64_t begin = layer.first + index * layer.at_once, n = layer.s.channels;
+    const int64_t end = std::min(begin + layer.at_once, layer.last);
+    const int64_t pixels = layer.s.height * layer.s.width * n;
+    int64_t column = begin % layer.s.out_width, row = begin / layer.s.out_width;
+    const uint8_t* image = layer.codes + row / layer.s.out_height * pixels;
+    row %= layer.s.out_height;
+    for (int64_t i = begin; i < end; ++i) {
+      layer.look(image, row, column, seen);
+      layer.around.depthwise(seen, layer.pairs, layer.weights, layer.start, n,
+                             layer.products + (i - layer.first) * n);
+      if (++column < layer.s.out_width) continue;
+      column = 0;
+      if (++row < layer.s.out_height) continue;
+      row = 0;
+      image += pixels;
+    }
+  }
 };
 
 }  // namespace
@@ -202,6 +251,42 @@ int32_t slipstream_convolve(int32_t wide, const slipstream_convolution* shape,
         multiply_codes(weights, a, last - first, activation_zero, products.get(), ldp, threads);
     if (status != SLIPSTREAM_OK) return status;
     finish(products.get(), ldp, first, last);
+  }
+  return SLIPSTREAM_OK;
+}
+
+int32_t slipstream_depthwise(int32_t wide, const slipstream_convolution* shape,
+                             const uint8_t* codes, int32_t activation_zero, int32_t activation_bits,
+                             const int16_t* weights, const slipstream_epilogue* epilogue,
+                             const slipstream_result* result, int32_t threads) {
+  const slipstream_convolution& s = *shape;
+  const Around& with = around(wide);
+  const int64_t n = s.channels, total = s.images * s.out_height * s.out_width;
+  if (activation_bits < 8 &&
+      with.summarise(codes, s.images * s.height * s.width * n).any >> activation_bits != 0)
+    return SLIPSTREAM_INVALID;
+  const int64_t pairs = (s.kernel_height * s.kernel_width + 1) / 2, tasks = std::max(threads, 1);
+  const int64_t block = std::min(total, std::max(kLeastRows, kBlockBytes / (4 * n)) * tasks);
+  const std::unique_ptr<uint8_t[]> outside(new (std::nothrow) uint8_t[n]);
+  const std::unique_ptr<const uint8_t*[]> seen(new (std::nothrow)
+                                                   const uint8_t*[2 * pairs * tasks]);
+  const std::unique_ptr<int32_t[]> start(new (std::nothrow) int32_t[2 * n]);
+  const std::unique_ptr<int32_t[]> products(new (std::nothrow) int32_t[block * n]);
+  Finish finish(with, *epilogue, n, *result);
+  if (!outside || !seen || !start || !products || !finish.ready()) return SLIPSTREAM_NO_MEMORY;
+  std::memset(outside.get(), activation_zero, n);
+  std::fill_n(seen.get(), 2 * pairs * tasks, outside.get());
+  // Where all is outside, the sum has to be 0.
+  std::memset(start.get(), 0, 4 * n);
+  with.depthwise(seen.get(), pairs, weights, start.get(), n, start.get() + n);
+  for (int64_t j = 0; j < n; ++j) start[j] = -start[n + j];
+  Depthwise layer{with,  s,          codes, outside.get(), weights, start.get(),
+                  pairs, seen.get(), 0,     0,             0,       products.get()};
+  for (; layer.first < total; layer.first = layer.last) {
+    layer.last = std::min(layer.first + block, total);
+    layer.at_once = (layer.last - layer.first + tasks - 1) / tasks;
+    slipstream::parallel_for(tasks, static_cast<int>(tasks), Depthwise::task, &layer);
+    finish(products.get(), n, layer.first, layer.last);
   }
   return SLIPSTREAM_OK;
 }

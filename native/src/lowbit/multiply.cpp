@@ -241,7 +241,7 @@ void finish_columns(Product& product, int64_t block, const Prepared& from, int64
       float* y = product.y + (top + i) * product.ldy + column;
       around.rescale(out + i * ldo, count, product.scale + column,
                      product.bias == nullptr ? nullptr : product.bias + column, nullptr,
-                     product.floor, y);
+                     product.floor, std::numeric_limits<float>::infinity(), y);
       if (from.strange[i])
         for (int64_t j = 0; j < count; ++j) y[j] = std::numeric_limits<float>::quiet_NaN();
     }

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from slipstream.errors import InvalidArgumentError
 from slipstream.quant import calibrate
 from slipstream.techniques.lowbit import cost
 from slipstream.techniques.lowbit.coded import CodedTensor, HeldTensor, Unfinished
@@ -41,6 +42,8 @@ def codes_of(x: torch.Tensor) -> torch.Tensor:
 THROUGH: dict[str, Callable[[Any], Any]] = {
     "relu": torch.relu,
     "relu in place": lambda x: functional.relu(x, inplace=True),
+    "relu6": functional.relu6,
+    "held within others in place": lambda x: functional.hardtanh(x, -0.3, 0.8, inplace=True),
     "window": lambda x: functional.max_pool2d(x, 3, 2, 1),
     "window, sizes rounded up": lambda x: nn.MaxPool2d((3, 2), ceil_mode=True)(x),
     "window with gaps": lambda x: torch.max_pool2d(x, 2, dilation=2),
@@ -98,6 +101,41 @@ def test_what_is_written_to_is_no_code_any_more() -> None:
         assert torch.equal(held.relu(), wanted.relu())
         # Who else has the numbers keeps them.
         assert not torch.equal(exact, wanted)
+
+
+@pytest.mark.parametrize("groups", [1, 5])
+def test_what_a_layer_keeps_from_one_image_to_the_next_is_looked_at(groups: int) -> None:
+    torch.manual_seed(0)
+    module = nn.Conv2d(5, 5, 3, padding=1, groups=groups)
+    layer = LowBitConv2d.from_float(module, 4, 4, (-1.0, 2.0)).eval()
+    to, x, other = layer.input_codes, numbers(2, 5, 8, 8), numbers(1, 5, 4, 9, seed=1)
+
+    def held(x: torch.Tensor) -> CodedTensor:
+        return CodedTensor(quantise(x, to)[0], to)
+
+    def same(x: torch.Tensor) -> None:
+        wanted = copy.deepcopy(layer)(x)
+        made = layer(held(x))
+        assert made.shape == wanted.shape
+        assert made.stride() == wanted.stride()
+        assert torch.equal(made + 0, wanted + 0)
+
+    for image in (x, x, -x, other, x, x.contiguous(), x, x[:0], x):
+        same(image)
+    assert layer.scale is not None
+    for change in (
+        lambda: setattr(layer, "scale", 2 * layer.scale),
+        lambda: layer.scale.data.mul_(0.5),
+        lambda: setattr(layer.scale, "data", 3 * layer.scale),
+        lambda: setattr(layer, "relu", True),
+        lambda: setattr(layer, "output_codes", OF),
+    ):
+        change()
+        same(x)
+        same(-x)
+    layer._buffers["scale"] = torch.ones(3)
+    with pytest.raises(InvalidArgumentError, match="scale"):
+        layer(held(x))
 
 
 @pytest.mark.parametrize("codes", [None, OF])

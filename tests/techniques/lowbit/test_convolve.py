@@ -158,11 +158,12 @@ def finish(
 
 
 @given(st.integers(1, 40), st.integers(1, 40), st.booleans(), st.booleans(), st.booleans(),
-       st.none() | codes(), st.booleans(), st.booleans(), st.integers(0, 9))  # fmt: skip
+       st.none() | codes(), st.booleans(), st.booleans(), st.sampled_from([6.0, 0.5, math.inf]),
+       st.integers(0, 9))  # fmt: skip
 @settings(max_examples=150, deadline=None)
 def test_epilogues_are_equal_to_the_bit(
     rows: int, columns: int, bias: bool, relu: bool, binary: bool, to: Codes | None, both: bool,
-    sums: bool, seed: int,
+    sums: bool, ceiling: float, seed: int,
 ) -> None:  # fmt: skip
     g = generator(seed)
     products = torch.randint(
@@ -170,10 +171,12 @@ def test_epilogues_are_equal_to_the_bit(
     )
     scale = torch.rand(columns, generator=g) * 1e-5
     epilogue = Epilogue(
-        scale, torch.randn(columns, generator=g) if bias else None, relu, binary, to, both
+        scale, torch.randn(columns, generator=g) if bias else None, relu, binary, to, both, ceiling
     )
     added = torch.randn(rows, columns, generator=g) if sums else None
-    assert_same(finish(products, epilogue, added), reference_finish(products, epilogue, added))
+    made = finish(products, epilogue, added)
+    assert_same(made, reference_finish(products, epilogue, added))
+    assert made.floats is None or float(made.floats.max()) <= ceiling
 
 
 @pytest.mark.parametrize("binary", [False, True])
@@ -200,6 +203,54 @@ def test_a_whole_layer_is_its_parts(
     assert_same(made, Outcome(*(None if one is None else one.reshape(whole) for one in wanted)))
 
 
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("bits", [1, 3, 8])
+@pytest.mark.parametrize("to", [None, Codes(3, 0.3, 2)])
+@given(convolutions(), st.integers(1, 70), st.integers(0, 7))
+@settings(max_examples=20, deadline=None)
+def test_a_depthwise_layer_is_torchs_on_the_codes(
+    threads: int, bits: int, to: Codes | None, shape: Convolution, n: int, zero: int
+) -> None:
+    g = generator(5)
+    shape = dataclasses.replace(shape, image=(*shape.image[:3], n), depthwise=True)
+    abits = 8 if bits == 8 else 3
+    image = torch.randint(0, 2**abits, shape.image, dtype=torch.uint8, generator=g)
+    low, high = (0, 2) if bits == 1 else (-(2 ** (bits - 1)), 2 ** (bits - 1))
+    weight = torch.randint(low, high, (n, shape.columns), generator=g)
+    stored = torch.cat([weight, torch.ones_like(weight[:1])]) if bits == 1 else weight
+    packed = pack_weights(
+        stored.to(torch.uint8 if bits == 1 else torch.int8), bits, activation_bits=abits
+    )
+    signed = 2 * weight - 1 if bits == 1 else weight
+    high_padding, wide_padding = shape.padding
+    padded = torch.nn.functional.pad(
+        image.permute(0, 3, 1, 2).double() - zero,
+        (wide_padding, wide_padding, high_padding, high_padding),
+    )
+    sums = torch.nn.functional.conv2d(
+        padded, signed.double().view(n, 1, *shape.kernel), stride=shape.stride,
+        dilation=shape.dilation, groups=n,
+    )  # fmt: skip
+    products = sums.permute(0, 2, 3, 1).reshape(shape.rows, n).to(torch.int32)
+    epilogue = Epilogue(
+        torch.rand(n, generator=g), torch.randn(n, generator=g), True, bits == 1, to,
+        both=zero % 2 == 0, ceiling=40.0,
+    )  # fmt: skip
+    whole = (shape.image[0], *shape.out_size, n)
+    added = torch.randn(whole, generator=g) if zero % 3 == 0 else None
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        made = Prepared(packed, shape, epilogue, zero)(image, added)
+    finally:
+        torch.set_num_threads(before)
+    wanted = reference_finish(
+        products, dataclasses.replace(epilogue, binary=False),
+        None if added is None else added.reshape(-1, n),
+    )  # fmt: skip
+    assert_same(made, Outcome(*(None if one is None else one.reshape(whole) for one in wanted)))
+
+
 def test_many_blocks_are_one_layer() -> None:
     g = generator(2)
     shape = Convolution((2, 60, 50, 64), (3, 3), padding=(1, 1))
@@ -222,6 +273,16 @@ def test_codes_out_of_range_are_refused() -> None:
         Prepared(packed, shape, Epilogue(torch.ones(2)))(
             torch.full(shape.image, 9, dtype=torch.uint8)
         )
+    by_channel = dataclasses.replace(shape, depthwise=True)
+    weights = pack_weights(torch.ones(8, 1, dtype=torch.int8), 2, activation_bits=3)
+    with pytest.raises(InvalidArgumentError, match="above 7"):
+        Prepared(weights, by_channel, Epilogue(torch.ones(8)))(
+            torch.full(shape.image, 9, dtype=torch.uint8)
+        )
+    with pytest.raises(InvalidArgumentError, match="8 channels, the weights are for 3"):
+        Prepared(
+            pack_weights(torch.ones(3, 1, dtype=torch.int8), 2), by_channel, Epilogue(torch.ones(3))
+        )
     for bad in [(0, 1.0, 0), (9, 1.0, 0), (3, 0.0, 0), (3, math.inf, 0), (3, 1.0, 8)]:
         with pytest.raises(InvalidArgumentError):
             Codes(*bad)
@@ -236,12 +297,19 @@ def test_without_compiled_code_the_same(monkeypatch: pytest.MonkeyPatch) -> None
 
     window = Convolution(shape.image, (3, 3), (2, 2), (1, 1))
 
-    def layer() -> tuple[Outcome, torch.Tensor]:
+    by_channel = dataclasses.replace(shape, depthwise=True)
+
+    def layer() -> tuple[Outcome, Outcome, torch.Tensor]:
         packed = pack_weights(weight, 3, activation_bits=4)
         made = Prepared(packed, shape, epilogue, 3)(image)
-        return made, max_pool(image, window, window.out_size)
+        few = pack_weights(weight[:5, : by_channel.columns], 3, activation_bits=4)
+        fewer = dataclasses.replace(epilogue, scale=epilogue.scale[:5])
+        depthwise = Prepared(few, by_channel, fewer, 3)(image)
+        return made, depthwise, max_pool(image, window, window.out_size)
 
     compiled = layer()
     switch_library_off(monkeypatch)
-    assert_same(layer()[0], compiled[0])
-    assert torch.equal(layer()[1], compiled[1])
+    by_torch = layer()
+    assert_same(by_torch[0], compiled[0])
+    assert_same(by_torch[1], compiled[1])
+    assert torch.equal(by_torch[2], compiled[2])

@@ -23,7 +23,9 @@ def made(kind: str) -> tuple[Any, torch.Tensor]:
     torch.manual_seed(0)
     if kind.startswith("conv"):
         bits, scales = (1, "channel") if kind == "conv binary" else (4, "channel")
-        module = nn.Conv2d(6, 9, 3, stride=(2, 1), padding=1)
+        shape = (6, 6) if kind == "conv depthwise" else (6, 9)
+        groups = 6 if kind == "conv depthwise" else 1
+        module = nn.Conv2d(*shape, 3, stride=(2, 1), padding=1, groups=groups)
         layer: Any = LowBitConv2d.from_float(module, bits, 6, RANGE, scales=scales)
         return layer.eval(), torch.randn(2, 6, 8, 7)
     bits, scales = {"linear": (4, "channel"), "blocks": (3, "block32"), "binary": (1, "channel")}[
@@ -33,7 +35,9 @@ def made(kind: str) -> tuple[Any, torch.Tensor]:
     return layer.eval(), torch.randn(3, 70)
 
 
-KINDS = pytest.mark.parametrize("kind", ["linear", "blocks", "binary", "conv", "conv binary"])
+KINDS = pytest.mark.parametrize(
+    "kind", ["linear", "blocks", "binary", "conv", "conv binary", "conv depthwise"]
+)
 
 
 @KINDS
@@ -63,7 +67,7 @@ def test_a_layer_on_meta_has_shapes_and_no_numbers(kind: str) -> None:
 def test_buffers_are_looked_at_in_every_call(kind: str) -> None:
     layer, x = made(kind)
     wanted = layer(x)
-    good = layer.scale.clone()
+    good, n = layer.scale.clone(), len(layer.scale)
     wide = torch.stack([good, good], -1)[..., 0]
 
     def attempts() -> Any:
@@ -74,7 +78,7 @@ def test_buffers_are_looked_at_in_every_call(kind: str) -> None:
         yield lambda: layer._buffers.update(scale=good.half())
 
     for spoil in attempts():
-        layer.scale, layer.bias = good.clone(), layer.bias[:1].expand(9).contiguous()
+        layer.scale, layer.bias = good.clone(), layer.bias[:1].expand(n).contiguous()
         layer(x)
         spoil()
         with pytest.raises(InvalidArgumentError):
@@ -86,10 +90,10 @@ def test_buffers_are_looked_at_in_every_call(kind: str) -> None:
         with pytest.raises(InvalidArgumentError, match="contiguous"):
             layer(x)
     layer.scale = 2 * good
-    layer.bias = torch.zeros(9)
+    layer.bias = torch.zeros(n)
     doubled = layer(x)
     layer.scale = good
-    layer.bias = torch.zeros(9)
+    layer.bias = torch.zeros(n)
     torch.testing.assert_close(doubled, 2 * layer(x))
     assert not torch.equal(doubled, wanted)
 
@@ -159,7 +163,7 @@ def test_operators_are_what_torch_wants_of_them(kind: str) -> None:
     operands = layer._operands(x)
     if kind.startswith("conv"):
         shape = (layer.kernel_size, layer.stride, layer.padding, layer.dilation)
-        arguments = (*operands, *map(list, shape))
+        arguments = (*operands, *map(list, shape), layer.groups > 1)
         torch.library.opcheck(operators.lowbit_conv2d.default, arguments)
     else:
         torch.library.opcheck(operators.lowbit_linear.default, operands)

@@ -193,7 +193,8 @@ def test_bad_input_is_named() -> None:
         (lambda: LowBitLinear(8, 4, scales="row"), "scales"),
         (lambda: LowBitConv2d(3, 4, 0), "kernel_size"),
         (lambda: LowBitConv2d(3, 4, 3, padding=-1), "padding"),
-        (lambda: LowBitConv2d.from_float(nn.Conv2d(4, 4, 3, groups=4), 3, 3, RANGE), "module"),
+        (lambda: LowBitConv2d.from_float(nn.Conv2d(4, 8, 3, groups=4), 3, 3, RANGE), "module"),
+        (lambda: LowBitConv2d(4, 8, 3, groups=4), "groups"),
         (lambda: LowBitLinear.from_float(nn.Linear(2, 2), 3, 3, (0.0, math.nan)), "high"),
         (lambda: LowBitLinear(8, 4)(torch.ones(1, 8)), "layer"),
     ],
@@ -212,8 +213,9 @@ def test_foreign_states_are_refused() -> None:
 
 
 def test_what_stays_in_float_says_why() -> None:
-    assert "depthwise" in str(why_kept(nn.Conv2d(4, 4, 3, groups=4)))
     assert "grouped" in str(why_kept(nn.Conv2d(4, 8, 3, groups=2)))
+    assert "grouped" in str(why_kept(nn.Conv2d(4, 8, 3, groups=4)))
+    assert why_kept(nn.Conv2d(4, 4, 3, groups=4)) is None
     assert "reflect" in str(why_kept(nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect")))
     assert "one side" in str(why_kept(nn.Conv2d(4, 4, 2, padding="same")))
     assert "LSTM" in str(why_kept(nn.LSTM(2, 2)))

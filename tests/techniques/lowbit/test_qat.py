@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import io
+import math
 from typing import Any
 
 import pytest
@@ -117,8 +118,8 @@ def test_eight_bits_after_training_are_nearly_float() -> None:
     model, x = residual()
     wanted = model(x).detach()
     names = quantise_model(model, [x], wbits=8, abits=8)
-    assert names == ["stem", "twice", "last", "head"]
-    assert isinstance(model.depthwise, nn.Conv2d)
+    assert names == ["stem", "depthwise", "twice", "last", "head"]
+    assert isinstance(model.depthwise, LowBitConv2d)
     assert isinstance(model.norm, nn.Identity)
     assert isinstance(model.twice, LowBitConv2d)
     assert model.twice.output_codes is None
@@ -145,6 +146,45 @@ def test_fusing_changes_nothing_but_rounding() -> None:
     assert codes == [True, True, True, False]
 
 
+def test_a_block_of_mobile_networks_is_codes_throughout() -> None:
+    def block(clip: Any) -> nn.Sequential:
+        torch.manual_seed(0)
+        return nn.Sequential(
+            nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), clip(),
+            nn.Conv2d(8, 8, 3, padding=1, groups=8, bias=False), nn.BatchNorm2d(8), clip(),
+            nn.Conv2d(8, 8, 1),
+        ).eval()  # fmt: skip
+
+    class Functional(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.functional.relu6(x)
+
+    # Far beyond 6, so that it matters.
+    x = 40 * torch.randn(2, 3, 9, 9)
+    made = []
+    for clip in (nn.ReLU6, Functional):
+        model = block(clip)
+        wanted = model(x).detach()
+        quantise_model(model, [x], wbits=4, abits=4)
+        assert isinstance(model[3], LowBitConv2d)
+        assert (model[3].wbits, model[3].abits, model[3].groups) == (8, 8, 8)
+        assert model[0].output_codes == model[3].input_codes
+        assert model[3].output_codes == model[6].input_codes
+        fused = clip is nn.ReLU6
+        assert isinstance(model[2], nn.Identity) is isinstance(model[5], nn.Identity) is fused
+        assert model[3].ceiling == (6.0 if fused else math.inf)
+        made.append(model(x))
+        assert float((made[-1] - wanted).norm() / wanted.norm()) < 0.1
+        state = io.BytesIO()
+        torch.save(model.state_dict(), state)
+        state.seek(0)
+        twin = block(clip)
+        load(twin, torch.load(state, weights_only=True))
+        assert torch.equal(twin(x), made[-1])
+        assert twin[3].ceiling == model[3].ceiling
+    assert torch.equal(*made)
+
+
 def test_training_keeps_the_very_parameters() -> None:
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
     weights = [one.weight for one in (model[0], model[2], model[4])]
@@ -167,6 +207,7 @@ def test_each_layer_converts_to_what_it_was(wbits: int, abits: int, scales: str)
     for layer, x in (
         (nn.Linear(70, 9), torch.randn(5, 70)),
         (nn.Conv2d(9, 6, 3, stride=2, padding=1, bias=False), torch.randn(2, 9, 8, 8)),
+        (nn.Conv2d(9, 9, 7, stride=2, padding=3, groups=9), torch.randn(2, 9, 8, 8)),
     ):
         model = nn.Sequential(layer)
         ranges = calibrate(model, [x])

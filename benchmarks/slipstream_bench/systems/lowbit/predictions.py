@@ -196,7 +196,7 @@ def unseen_layers(count: int) -> list[tuple[Layer, tuple[int, int]]]:
     from torch import nn
 
     from slipstream.techniques.lowbit.cost import CALIBRATED, Layer, linear
-    from slipstream.techniques.lowbit.layer import why_kept
+    from slipstream.techniques.lowbit.layer import is_depthwise, why_kept
     from slipstream.techniques.lowbit.nn import padding_of
     from slipstream_bench.systems.lowbit.networks import NETWORKS, SIZE
 
@@ -207,7 +207,8 @@ def unseen_layers(count: int) -> list[tuple[Layer, tuple[int, int]]]:
     ]  # fmt: skip
 
     def note(module: Any, args: Any, output: Any) -> None:
-        if why_kept(module) is not None:
+        # Depthwise ones have costs and bits of their own; a network shows what these are worth.
+        if why_kept(module) is not None or is_depthwise(module):
             return
         x = args[0]
         if isinstance(module, nn.Linear):

@@ -55,6 +55,7 @@ _FAMILY = Family("lowbit", {
     "max_pool": [_i32, _ptr, _ptr, _ptr],
     "patches": [_ptr, _ptr, UINT8, _i64, _i64, _ptr],
     "convolve": [_i32, _ptr, _ptr, _i32, _ptr, _i64, _ptr, _ptr, _i32],
+    "depthwise": [_i32, _ptr, _ptr, _i32, _i32, _ptr, _ptr, _ptr, _i32],
 }, {
     "cpu_features": UINT32, "spin": None, "lowbit_scheme": TEXT, "lowbit_level": TEXT,
     "lowbit_features": UINT32, "lowbit_spin": _i64, "lowbit_free": None, "lowbit_bytes": _i64,

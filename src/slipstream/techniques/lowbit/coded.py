@@ -17,7 +17,7 @@ from typing import Any, Self
 
 import torch
 
-from slipstream.techniques.lowbit.convolve import Codes, max_pool
+from slipstream.techniques.lowbit.convolve import Codes, max_pool, quantise
 from slipstream.techniques.lowbit.windows import Convolution, pair
 
 _aten = torch.ops.aten
@@ -175,12 +175,26 @@ class CodedTensor(HeldTensor):
             exact = None if exact is None else exact.relu()
         return CodedTensor(codes, self.of, exact, clipped=True)
 
+    def _hardtanh(self, low: float = -1.0, high: float = 1.0) -> torch.Tensor | None:
+        """Every number is held within `low` and `high`, as by a ReLU6."""
+        if self.written is not None:
+            return None
+        ends = quantise(torch.tensor([low, high], dtype=torch.float32), self.of)[0].tolist()
+        exact = None if self.exact is None else self.exact.clamp(low, high)
+        return CodedTensor(self.codes.clamp(*ends), self.of, exact, self.clipped or low >= 0)
+
     def _relu_(self) -> torch.Tensor | None:
         """The same in place."""
-        coded = CodedTensor._relu(self)
-        if not isinstance(coded, CodedTensor):
+        return self._becomes(CodedTensor._relu(self))
+
+    def _hardtanh_(self, low: float = -1.0, high: float = 1.0) -> torch.Tensor | None:
+        """The same in place."""
+        return self._becomes(CodedTensor._hardtanh(self, low, high))
+
+    def _becomes(self, other: torch.Tensor | None) -> torch.Tensor | None:
+        if not isinstance(other, CodedTensor):
             return None
-        self.codes, self.exact, self.clipped = coded.codes, coded.exact, True
+        self.codes, self.exact, self.clipped = other.codes, other.exact, other.clipped
         return self
 
     def _cloned(self, *, memory_format: Any = None) -> torch.Tensor | None:
@@ -310,6 +324,8 @@ def _of_codes(operator: Callable[..., Any]) -> Callable[..., Any]:
 _OPERATORS: dict[Any, Callable[..., torch.Tensor | None]] = {
     _aten.relu.default: _of_codes(CodedTensor._relu),
     _aten.relu_.default: _of_codes(CodedTensor._relu_),
+    _aten.hardtanh.default: _of_codes(CodedTensor._hardtanh),
+    _aten.hardtanh_.default: _of_codes(CodedTensor._hardtanh_),
     _aten.clone.default: _of_codes(CodedTensor._cloned),
     _aten._unsafe_view.default: _of_codes(CodedTensor._reshaped),
     _aten.cat.default: CodedTensor._joined,

@@ -9,7 +9,7 @@ import ctypes
 import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +22,7 @@ from slipstream.techniques.lowbit.kernels import PackedWeights, check_vector, ma
 from slipstream.techniques.lowbit.windows import Convolution
 
 _i32, _i64, _f32, _ptr = INT32, INT64, FLOAT, POINTER
+_LARGEST = torch.finfo(torch.float32).max
 
 
 @dataclass(frozen=True)
@@ -57,15 +58,20 @@ class Codes:
 
 @dataclass(frozen=True)
 class Epilogue:
-    """What becomes of products: ``max(scale * product + bias + added, 0 if relu)``, in float32.
+    """What becomes of products: ``scale * product + bias + added``, clipped, in float32.
 
     Attributes:
         scale: float32 [n].
         bias: float32 [n] or None.
+        relu: nothing stays below 0.
         binary: weights 0 and 1 stand for -1 and 1, and the last of n + 1 columns of products holds
             what the activations add up to.
         codes: write the codes of that rather than floats.
         both: write floats besides codes.
+        ceiling: nothing stays above it.
+
+    Raises:
+        InvalidArgumentError: `ceiling` is no number of float32.
     """
 
     scale: torch.Tensor
@@ -74,6 +80,11 @@ class Epilogue:
     binary: bool = False
     codes: Codes | None = None
     both: bool = False
+    ceiling: float = math.inf
+
+    def __post_init__(self) -> None:
+        if not self.ceiling >= -_LARGEST:
+            raise InvalidArgumentError("ceiling", f"{self.ceiling} is no number of float32")
 
 
 class Outcome(NamedTuple):
@@ -88,6 +99,7 @@ class _Epilogue(ctypes.Structure):
         ("scale", _ptr),
         ("bias", _ptr),
         ("floor", _f32),
+        ("ceiling", _f32),
         ("binary", _i32),
         ("code_scale", _f32),
         ("code_zero", _i32),
@@ -177,7 +189,7 @@ def reference_patches(image: torch.Tensor, shape: Convolution, outside: int) -> 
     )
     channels, pixels = shape.image[3], math.prod(shape.kernel)
     by_pixel = seen.reshape(shape.image[0], channels, pixels, -1).permute(0, 3, 2, 1)
-    return by_pixel.reshape(shape.rows, shape.columns).to(torch.uint8).contiguous()
+    return by_pixel.reshape(shape.rows, pixels * channels).to(torch.uint8).contiguous()
 
 
 def reference_finish(
@@ -206,6 +218,8 @@ def behind(
         y = y + added
     if epilogue.relu:
         y = y.clamp(min=0.0)
+    if epilogue.ceiling <= _LARGEST:
+        y = y.clamp(max=epilogue.ceiling)
     if epilogue.codes is None:
         return Outcome(y, None)
     return Outcome(y if epilogue.both else None, rounding(y, epilogue.codes)[0])
@@ -215,8 +229,8 @@ class Prepared:
     """A layer from codes to floats or codes: patches, product, epilogue, for images of one shape.
 
     Args:
-        packed: weights [n, kernel height * width * channels]; with one row of ones more if the
-            epilogue is binary.
+        packed: weights [n, kernel height * width * channels], of a depthwise shape [n, kernel
+            height * width]; with one row of ones more if the epilogue is binary.
         zero: the code of 0; what lies outside the image has it.
 
     Attributes:
@@ -240,6 +254,14 @@ class Prepared:
         self._memory = [
             0 if one is None else one.data_ptr() for one in (epilogue.scale, epilogue.bias)
         ]
+        self._by_channel: torch.Tensor | None = None
+        if shape.depthwise:
+            if shape.image[3] != n:
+                raise InvalidArgumentError(
+                    "image", f"has {shape.image[3]} channels, the weights are for {n}"
+                )
+            self._by_channel = _by_channel(packed, epilogue.binary)
+            epilogue = replace(epilogue, binary=False)
         self._epilogue = epilogue
         self.out = (shape.image[0], *shape.out_size, n)
         self._packed, self._shape, self._zero = packed, shape, zero
@@ -247,13 +269,17 @@ class Prepared:
         self._wide = _wide()
         self._structures = _shape(shape), _epilogue(epilogue)
         self._pointers = tuple(map(ctypes.byref, self._structures))
+        images, height, width, channels = shape.image
+        self._taken = torch.Size((images, channels, height, width))
+        self._strides = (height * width * channels, 1, width * channels, channels)
+        self._given = (images, n, *shape.out_size)
 
     def serves(self, scale: torch.Tensor, bias: torch.Tensor | None) -> bool:
         """Whether it was made with these, and they are what they were."""
-        known = self._epilogue.scale is scale and self._epilogue.bias is bias
-        if not known or self._memory != [
-            0 if one is None else one.data_ptr() for one in (scale, bias)
-        ]:
+        epilogue = self._epilogue
+        if epilogue.scale is not scale or epilogue.bias is not bias:
+            return False
+        if self._memory != [scale.data_ptr(), 0 if bias is None else bias.data_ptr()]:
             return False
         # Data may have been given to a tensor that lie where its own did.
         _check_vectors(self._epilogue, self.out[3])
@@ -276,26 +302,69 @@ class Prepared:
         if self._bound is None:
             return self._by_torch(image, added)
         out = _empty(self.out, self._epilogue)
+        self._run(image, out, added)
+        return out
+
+    def in_torchs_order(self, image: torch.Tensor) -> Outcome | None:
+        """The output, both it and the image as torch has them: (images, channels, height, width).
+
+        Layers are called more often than small ones take to look at views of what they are given.
+
+        Returns:
+            None where the image is another, or does not lie in memory as layers write it.
+        """
+        if image.shape != self._taken or image.stride() != self._strides or self._bound is None:
+            return None
+        out = _empty(self._given, self._epilogue, torch.channels_last)
+        self._run(image, out, None)
+        return out
+
+    def _run(self, image: torch.Tensor, out: Outcome, added: torch.Tensor | None) -> None:
+        bound: Any = self._bound
         shape, epilogue = self._pointers
-        result = _result(out, added)
-        status = self._bound.slipstream_convolve(
-            self._wide, shape, image.data_ptr(), self._zero, self._packed._handle, self.out[3],
-            epilogue, ctypes.byref(result), torch.get_num_threads(),
-        )  # fmt: skip
+        result = ctypes.byref(_result(out, added))
+        source, threads = (self._wide, shape, image.data_ptr(), self._zero), torch.get_num_threads()
+        if self._by_channel is not None:
+            status = bound.slipstream_depthwise(
+                *source, self._packed.activation_bits, self._by_channel.data_ptr(), epilogue,
+                result, threads,
+            )  # fmt: skip
+        else:
+            status = bound.slipstream_convolve(
+                *source, self._packed._handle, self.out[3], epilogue, result, threads
+            )
         if status == INVALID:
             raise InvalidArgumentError(
                 "image", f"has codes above {2**self._packed.activation_bits - 1}",
                 remedy="quantise it to the bits the weights were packed for",
             )  # fmt: skip
         _check(status)
-        return out
 
     def _by_torch(self, image: torch.Tensor, added: torch.Tensor | None) -> Outcome:
         seen = reference_patches(image, self._shape, self._zero)
-        products = matmul(seen, self._packed, activation_zero=self._zero)
+        if self._by_channel is not None:
+            weights = self._by_channel.transpose(0, 1).flatten(1)[:, : self._packed.k]
+            each = seen.view(seen.shape[0], self._packed.k, -1).to(torch.int32) - self._zero
+            products = (each * weights.T).sum(1, dtype=torch.int32)
+        else:
+            products = matmul(seen, self._packed, activation_zero=self._zero)
         rows = None if added is None else added.reshape(products.shape[0], self.out[3])
         outputs = reference_finish(products, self._epilogue, rows)
         return Outcome(*(None if one is None else one.reshape(self.out) for one in outputs))
+
+
+def _by_channel(packed: PackedWeights, binary: bool) -> torch.Tensor:
+    """Weights of a depthwise layer as its kernel reads them: int16 [pairs of pixels, n, 2].
+
+    Args:
+        binary: they are 0 and 1 for -1 and 1, in all rows but the last.
+    """
+    weights = packed.weights().to(torch.int16)
+    if binary:
+        weights = 2 * weights[:-1] - 1
+    even = torch.nn.functional.pad(weights, (0, packed.k % 2))
+    pairs: torch.Tensor = even.unflatten(1, (-1, 2)).transpose(0, 1).contiguous()
+    return pairs
 
 
 def convolved(
@@ -375,11 +444,15 @@ def reference_max_pool(
     return pooled.permute(0, 2, 3, 1).to(torch.uint8).contiguous()
 
 
-def _empty(shape: tuple[int, ...], epilogue: Epilogue) -> Outcome:
+def _empty(
+    shape: tuple[int, ...],
+    epilogue: Epilogue,
+    order: torch.memory_format = torch.contiguous_format,
+) -> Outcome:
     coded = epilogue.codes is not None
     return Outcome(
-        torch.empty(shape) if epilogue.both or not coded else None,
-        torch.empty(shape, dtype=torch.uint8) if coded else None,
+        torch.empty(shape, memory_format=order) if epilogue.both or not coded else None,
+        torch.empty(shape, dtype=torch.uint8, memory_format=order) if coded else None,
     )
 
 
@@ -402,6 +475,7 @@ def _epilogue(epilogue: Epilogue) -> Any:
         tensor_pointer(epilogue.scale),
         tensor_pointer(epilogue.bias),
         0.0 if epilogue.relu else -math.inf,
+        epilogue.ceiling,
         epilogue.binary,
         0.0 if codes is None else codes.scale,
         0 if codes is None else codes.zero,

@@ -60,6 +60,7 @@ class Layer:
         image: images, height, width, channels of the input, as in `layer_call`.
         n: output channels.
         kernel, stride, padding: of a convolution.
+        depthwise: whether each channel sees itself alone.
         reads, gives: the forms of input and output.
     """
 
@@ -70,6 +71,7 @@ class Layer:
     padding: tuple[int, int] = (0, 0)
     reads: Form = Form.FLOATS
     gives: Form = Form.FLOATS
+    depthwise: bool = False
 
     @property
     def rows(self) -> int:
@@ -83,7 +85,9 @@ class Layer:
 
     @property
     def _shape(self) -> Convolution:
-        return Convolution(self.image, self.kernel, self.stride, self.padding)
+        return Convolution(
+            self.image, self.kernel, self.stride, self.padding, depthwise=self.depthwise
+        )
 
     @property
     def products(self) -> int:
@@ -94,13 +98,20 @@ class Layer:
         """The question how long it takes."""
         return layer_call(
             wbits, abits, self.image, self.n, self.kernel, self.stride, self.padding,
-            str(self.reads), str(self.gives),
+            str(self.reads), str(self.gives), self.depthwise,
         )  # fmt: skip
 
     def features(self) -> list[float]:
         """What each constant of its regime is multiplied with; products are the last."""
         rounded = 0 if self.reads is Form.CODES else math.prod(self.image)
         handed = 1.0 if self.reads is Form.CODES or self.gives is not Form.FLOATS else 0.0
+        if self.depthwise:
+            outputs = self.rows * self.n
+            return [
+                1.0, handed, rounded, rounded * (self.reads is Form.PLANES), self.rows * self.k,
+                outputs * (self.gives is not Form.CODES),
+                outputs * (self.gives in (Form.CODES, Form.SUM)), self.products,
+            ]  # fmt: skip
         if self.rows <= FEW_ROWS:
             return [1.0, handed, self.rows * self.k, self.n * self.k, self.products]
         pointwise = self.kernel == (1, 1) and self.stride == (1, 1)
@@ -160,16 +171,39 @@ AROUND = (
     _between(_square(28, 64, 256, 1), Form.SUM), _between(_square(20, 96, 128), Form.SUM_FLOATS),
 )  # fmt: skip
 CALIBRATED = PRODUCTS + AROUND
+
+
+def _by_channel(
+    size: int, channels: int, stride: int = 1, kernel: int = 3, gives: Form = Form.CODES
+) -> Layer:
+    return replace(
+        _between(_square(size, channels, channels, kernel, stride), gives), depthwise=True
+    )
+
+
+# Timed in eight bits where a step has such layers.
+DEPTHWISE = (
+    _by_channel(112, 32), _by_channel(56, 96, 2), _by_channel(28, 144), _by_channel(14, 384),
+    _by_channel(7, 960), _by_channel(14, 240, 1, 5), _by_channel(28, 72, 2, 5),
+    _by_channel(32, 48, gives=Form.FLOATS), _by_channel(14, 128, gives=Form.FLOATS),
+    replace(_by_channel(28, 96, gives=Form.FLOATS), reads=Form.FLOATS),
+    replace(_by_channel(14, 256, gives=Form.FLOATS), reads=Form.PLANES),
+    replace(_by_channel(56, 64), reads=Form.FLOATS),
+)  # fmt: skip
 _EIGHT = (8, 8)
 # Features whose constants are of a product: its unpacking and its multiplications; of many rows,
 # also the packing of activations.
 _OF_FEW, _OF_MANY = (-2, -1), (6, -2, -1)
 
 
-def questions(wbits: int, abits: int) -> list[Call]:
-    """What has to be measured here before layers of these bits can be predicted."""
+def questions(wbits: int, abits: int, depthwise: bool = False) -> list[Call]:
+    """What has to be measured here before layers of these bits can be predicted.
+
+    Args:
+        depthwise: whether there are depthwise ones among them.
+    """
     asked = [layer.call(wbits, abits) for layer in PRODUCTS]
-    asked += [layer.call(*_EIGHT) for layer in CALIBRATED]
+    asked += [layer.call(*_EIGHT) for layer in CALIBRATED + DEPTHWISE * depthwise]
     return [*dict.fromkeys(asked), _stream()]
 
 
@@ -179,6 +213,7 @@ class Costs:
 
     Attributes:
         few, many: nanoseconds per feature (see `Layer.features`), of few rows and of more.
+        by_channel: likewise of depthwise layers, in eight bits; empty where none were asked for.
         bytes_per_ns: what memory gives.
         spread: relative size of the fit's residuals, at least 0.08.
         wbits: of a weight.
@@ -186,17 +221,21 @@ class Costs:
 
     few: tuple[float, ...]
     many: tuple[float, ...]
+    by_channel: tuple[float, ...]
     bytes_per_ns: float
     spread: float
     wbits: int
 
     @classmethod
-    def fitted(cls, durations: Durations, wbits: int, abits: int) -> Costs | None:
+    def fitted(
+        cls, durations: Durations, wbits: int, abits: int, depthwise: bool = False
+    ) -> Costs | None:
         """From the answers to `questions`; None when one was not measured."""
         stream = durations.lookup(_stream())
         around = _timed(durations, CALIBRATED, _EIGHT)
         timed = _timed(durations, PRODUCTS, (wbits, abits))
-        if stream is None or around is None or timed is None:
+        channels = _timed(durations, DEPTHWISE * depthwise, _EIGHT)
+        if stream is None or around is None or timed is None or channels is None:
             return None
         constants = []
         for few, which in ((True, _OF_FEW), (False, _OF_MANY)):
@@ -205,7 +244,8 @@ class Costs:
                 fit = _fit([one for one in timed if (one[0].rows <= FEW_ROWS) is few], fit, which)
             constants.append(fit)
         bytes_per_ns = 4 * _STREAM_FLOATS / stream.nanoseconds
-        costs = cls(constants[0], constants[1], bytes_per_ns, 0.0, wbits)
+        by_channel = _fit(channels) if depthwise else ()
+        costs = cls(constants[0], constants[1], by_channel, bytes_per_ns, 0.0, wbits)
         errors = [math.log(costs.nanoseconds(layer) / ns) for layer, ns in timed]
         spread = max(_LEAST_SPREAD, math.sqrt(float(np.mean(np.square(errors)))))
         return replace(costs, spread=spread)
@@ -217,8 +257,10 @@ class Costs:
             cold: its weights come from memory, since those of other layers have driven them out.
         """
         constants = self.few if layer.rows <= FEW_ROWS else self.many
+        if layer.depthwise:
+            constants = self.by_channel
         parts = [a * b for a, b in zip(constants, layer.features(), strict=True)]
-        if not (cold or come_from_memory(self.weight_bytes(layer))):
+        if layer.depthwise or not (cold or come_from_memory(self.weight_bytes(layer))):
             return sum(parts)
         streamed = self.weight_bytes(layer) / self.bytes_per_ns
         # Unpacking goes on beside the loads as well.

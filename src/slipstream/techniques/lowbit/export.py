@@ -10,6 +10,7 @@ Source: ONNX Runtime, ``docs/ContribOperators.md``.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,8 @@ class _Writer:
         self._bias(layer.bias)
         if layer.relu:
             self._node("Relu")
+        if layer.ceiling < math.inf:
+            self._node("Clip", "", self._constant(np.float32(layer.ceiling)))
 
     def _round(self, codes: Any) -> None:
         scale = self._constant(np.float32(codes.scale))

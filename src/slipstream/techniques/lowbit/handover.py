@@ -23,8 +23,11 @@ from slipstream.techniques.lowbit.nn import LowBitConv2d
 _aten = torch.ops.aten
 _RELUS = (_aten.relu.default, _aten.relu_.default)
 _SUMS = (_aten.add.Tensor, _aten.add_.Tensor)
-_IN_PLACE = (_aten.relu_.default, _aten.add_.Tensor)
-_THROUGH = (_aten.clone.default, _aten._unsafe_view.default)
+_IN_PLACE = (_aten.relu_.default, _aten.hardtanh_.default, _aten.add_.Tensor)
+_THROUGH = (
+    _aten.clone.default, _aten._unsafe_view.default, _aten.hardtanh.default,
+    _aten.hardtanh_.default,
+)  # fmt: skip
 _POOLS = (torch.max_pool2d, torch.nn.functional.max_pool2d)
 
 

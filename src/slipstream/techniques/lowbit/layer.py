@@ -28,12 +28,12 @@ from slipstream.techniques.lowbit.operators import stored
 from slipstream.techniques.lowbit.windows import Convolution
 
 _Module = TypeVar("_Module", bound=nn.Module)
-_VERSION = 2
-# Before it, layers handed codes to one successor only.
-_READ_VERSIONS = (1, 2)
+_VERSION = 3
+# Before 2, layers handed codes to one successor only; before 3, none had a ceiling.
+_READ_VERSIONS = (1, 2, 3)
 # Attributes that say how a layer's usual input is multiplied.
 _DECIDES = frozenset(
-    {"_packed", "input_codes", "output_codes", "relu", "after_sum", "scale", "bias"}
+    {"_packed", "input_codes", "output_codes", "relu", "ceiling", "after_sum", "scale", "bias"}
 )
 # What refers to this process's memory.
 _NOT_SAVED = frozenset({"_call", "_prepared"})
@@ -62,6 +62,7 @@ class LowBitLayer(nn.Module):
         output_codes: None, or as what codes outputs are handed to the layers that read them.
         after_sum: what becomes of the sum that the output is a term of; None: it goes elsewhere.
         relu: whether the output is clipped at zero.
+        ceiling: what the output is clipped at from above; infinity where it is not.
         absorbed: names of modules of the model whose work this layer does, too.
         scale: float32 [n], or [n, blocks]: of a product; what follows in the same channel (a batch
             norm) is multiplied in.
@@ -73,8 +74,9 @@ class LowBitLayer(nn.Module):
 
     scale: torch.Tensor
     bias: torch.Tensor | None
-    # Empty: there is none; None: to be made.
-    _call: tuple[Any, ...] | None
+    # What the usual input is given to: of a linear layer a compiled function and its arguments
+    # (empty: there is none), of a convolution a `Prepared`; None: to be made.
+    _call: Any
     # By the shape of an image, and whether a sum is taken along.
     _prepared: dict[tuple[torch.Size, bool], Prepared]
 
@@ -93,7 +95,7 @@ class LowBitLayer(nn.Module):
         self.input_codes = Codes(abits, 1.0)
         self.output_codes: Codes | None = None
         self.after_sum: AfterSum | None = None
-        self.relu = False
+        self.relu, self.ceiling = False, math.inf
         self.absorbed: tuple[str, ...] = ()
         self._n, self._k = n, k
         blocks = self._blocks()
@@ -124,8 +126,8 @@ class LowBitLayer(nn.Module):
             least_error: of the weights: see `slipstream.quant.code_weights`.
 
         Raises:
-            InvalidArgumentError: groups (depthwise convolutions are no matrix product), padding
-                other than with zeros, NaN or infinity in a weight or range, or other bits.
+            InvalidArgumentError: groups other than depthwise, padding other than with zeros, NaN or
+                infinity in a weight or range, or other bits.
         """
         if (reason := why_kept(module)) is not None:
             raise InvalidArgumentError("module", reason, remedy="leave it as it is")
@@ -268,6 +270,7 @@ class LowBitLayer(nn.Module):
             "wbits": self.wbits,
             "scales": str(self.granularity),
             "relu": self.relu,
+            "ceiling": self.ceiling,
             "absorbed": list(self.absorbed),
             "input": _numbers(self.input_codes),
             "output": _numbers(self.output_codes),
@@ -297,6 +300,7 @@ class LowBitLayer(nn.Module):
             raise InvalidArgumentError("state", "holds weights of another shape")
         self._packed = tuple(packed)
         self.relu = bool(state["relu"])
+        self.ceiling = float(state.get("ceiling", math.inf))
         self.absorbed = tuple(map(str, state["absorbed"]))
         self.input_codes = Codes(*state["input"])
         self.output_codes = _codes_or_none(state["output"])
@@ -333,12 +337,15 @@ class LowBitLayer(nn.Module):
         binary = self.wbits == 1
         if summed is not None:
             return Epilogue(self.scale, self.bias, summed.relu, binary, summed.codes, both=True)
-        return Epilogue(self.scale, self.bias, self.relu, binary, self.output_codes)
+        return Epilogue(
+            self.scale, self.bias, self.relu, binary, self.output_codes, ceiling=self.ceiling
+        )
 
     def _floats_at_once(self) -> bool:
         """Whether `linear`, which reads and writes floats, does all there is to do."""
         codes = self.output_codes is not None or self.after_sum is not None
-        return self.wbits > 1 and not codes and len(self.packed) == 1
+        plain = self.wbits > 1 and not codes and self.ceiling == math.inf
+        return plain and len(self.packed) == 1
 
     def _runs_plainly(self, x: torch.Tensor) -> bool:
         """Whether `x` is for kernels as it is, and nobody has to see an operator."""
@@ -372,7 +379,7 @@ class LowBitLayer(nn.Module):
         codes = self.input_codes
         return (
             x.to(torch.float32), weights, self.scale, self.bias, codes.scale, codes.zero,
-            self.wbits == 1, self.relu,
+            self.wbits == 1, self.relu, self.ceiling,
         )  # fmt: skip
 
     def _check(self, x: torch.Tensor) -> None:
@@ -421,7 +428,8 @@ class LowBitLayer(nn.Module):
 
     def _described(self) -> str:
         parts = [f"W{self.wbits}A{self.abits}", f"scales per {self.granularity}"]
-        return ", ".join(parts + ["relu"] * self.relu)
+        parts += ["relu"] * self.relu
+        return ", ".join(parts + [f"at most {self.ceiling:g}"] * (self.ceiling < math.inf))
 
 
 def _refuse_onnx() -> None:
@@ -456,9 +464,8 @@ def why_kept(module: nn.Module) -> str | None:
         return None
     if not isinstance(module, nn.Conv2d):
         return f"a {type(module).__name__} is neither linear nor a two-dimensional convolution"
-    if module.groups != 1:
-        what = "depthwise" if module.groups == module.in_channels else "grouped"
-        return f"a {what} convolution is no matrix product"
+    if module.groups != 1 and not is_depthwise(module):
+        return "a grouped convolution is neither one matrix product nor depthwise"
     if module.padding_mode != "zeros":
         return f"it pads with '{module.padding_mode}', not with zeros"
     if module.padding == "same" and any((k - 1) * d % 2 for k, d in zip(
@@ -466,6 +473,12 @@ def why_kept(module: nn.Module) -> str | None:
     )):  # fmt: skip
         return "it pads one side more than the other"
     return None
+
+
+def is_depthwise(module: Any) -> bool:
+    """Whether it is a convolution in which each channel sees itself alone."""
+    groups = getattr(module, "groups", 1)
+    return bool(1 < groups == module.in_channels == module.out_channels)
 
 
 def is_transposed_linear(module: Any) -> bool:

@@ -16,9 +16,10 @@ from torch import nn
 
 from slipstream.errors import InvalidArgumentError
 from slipstream.native.operators import plainly, profiled
+from slipstream.quant import Granularity
 from slipstream.techniques.lowbit.bindings import OK
 from slipstream.techniques.lowbit.coded import CodedTensor, Unfinished
-from slipstream.techniques.lowbit.convolve import Codes
+from slipstream.techniques.lowbit.convolve import Codes, Prepared
 from slipstream.techniques.lowbit.kernels import linear
 from slipstream.techniques.lowbit.layer import LowBitLayer
 from slipstream.techniques.lowbit.operators import window
@@ -154,16 +155,17 @@ class LowBitLinear(LowBitLayer):
 
 
 class LowBitConv2d(LowBitLayer):
-    """``nn.Conv2d`` without groups, for inference, with weights and activations of few bits.
+    """``nn.Conv2d`` without groups or depthwise, for inference, with few bits.
 
     Images are NCHW in shape and channels-last in memory; what comes otherwise is copied. Beyond the
     image lies the code of zero.
 
     Args:
-        in_channels, out_channels, kernel_size, stride, padding, dilation, bias: as of
-            ``nn.Conv2d``; numbers only.
+        in_channels, out_channels, kernel_size, stride, padding, dilation, bias, groups: as of
+            ``nn.Conv2d``; numbers only. Groups are 1, or as many as there are channels.
         wbits, abits, scales: as of `LowBitLinear`; channels of weights count kernel height, kernel
-            width, input channel in this order.
+            width, input channel in this order. Depthwise ones are too short for blocks: these
+            have a scale a channel.
 
     Raises:
         InvalidArgumentError: values other than these.
@@ -179,13 +181,21 @@ class LowBitConv2d(LowBitLayer):
         dilation: int | tuple[int, int] = 1,
         bias: bool = True,
         *,
+        groups: int = 1,
         wbits: int = 3,
         abits: int = 3,
         scales: str = "channel",
     ) -> None:
         kernel = _pair("kernel_size", kernel_size, 1)
-        super().__init__(out_channels, in_channels * math.prod(kernel), bias, wbits, abits, scales)
-        self.in_channels, self.out_channels = in_channels, out_channels
+        if groups != 1 and not groups == in_channels == out_channels:
+            raise InvalidArgumentError(
+                "groups", f"{groups} are neither 1 nor {in_channels} channels to {out_channels}"
+            )
+        columns = math.prod(kernel) * (1 if groups > 1 else in_channels)
+        if groups > 1 and Granularity.of(scales).block:
+            scales = "channel"
+        super().__init__(out_channels, columns, bias, wbits, abits, scales)
+        self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
         self.kernel_size = kernel
         self.stride = _pair("stride", stride, 1)
         self.padding = _pair("padding", padding, 0)
@@ -199,7 +209,7 @@ class LowBitConv2d(LowBitLayer):
         return cls(
             module.in_channels, module.out_channels, pair(module.kernel_size),
             pair(module.stride), padding_of(module), pair(module.dilation), bias,
-            wbits=wbits, abits=abits, scales=scales,
+            groups=module.groups, wbits=wbits, abits=abits, scales=scales,
         )  # fmt: skip
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -217,14 +227,18 @@ class LowBitConv2d(LowBitLayer):
         if torch.compiler.is_compiling() or not self._runs_plainly(x):
             return self._as_operator(x)
         x = self._read(x)
+        output = self._at_once(x)
+        if output is not None:
+            return output
         self._check(x)
         if x.dim() == 3:
             return self.forward(x[None])[0]
         self._check_shape(x)
         pixels = x.permute(0, 2, 3, 1).contiguous()
         shape = _shape(
-            tuple(pixels.shape), self.kernel_size, self.stride, self.padding, self.dilation
-        )
+            tuple(pixels.shape), self.kernel_size, self.stride, self.padding, self.dilation,
+            self.groups > 1,
+        )  # fmt: skip
         if x.dtype is torch.float32 and shape.pointwise and self._floats_at_once():
             codes = self.input_codes
             out = linear(
@@ -249,8 +263,25 @@ class LowBitConv2d(LowBitLayer):
             )
 
         if self.after_sum is None:
-            return finish()
+            output = finish()
+            if len(self._packed) == 1 and x.dtype is torch.uint8:
+                self.__dict__["_call"] = self._prepare(image.shape, shape, sums=False)
+            return output
         return Unfinished((x.shape[0], *shape.out_size, self.out_channels), finish)
+
+    def _at_once(self, x: torch.Tensor) -> torch.Tensor | None:
+        """The output for codes like the last ones; None where there is more to see to."""
+        prepared = self._call
+        if not isinstance(prepared, Prepared) or x.dtype is not torch.uint8:
+            return None
+        buffers = self._buffers
+        scale = buffers["scale"]
+        if scale is None or not prepared.serves(scale, buffers["bias"]):
+            return None
+        output = prepared.in_torchs_order(x)
+        if output is None:
+            return None
+        return _handed(*output, self.output_codes, self.relu)
 
     def _as_operator(self, x: torch.Tensor) -> torch.Tensor:
         """The same, seen by compilers, tracers and autograd."""
@@ -259,7 +290,7 @@ class LowBitConv2d(LowBitLayer):
         operands = self._operands(x)
         self._check_shape(x)
         output: torch.Tensor = torch.ops.slipstream.lowbit_conv2d(
-            *operands, self.kernel_size, self.stride, self.padding, self.dilation
+            *operands, self.kernel_size, self.stride, self.padding, self.dilation, self.groups > 1
         )
         return output.to(x.dtype)
 
@@ -275,7 +306,8 @@ class LowBitConv2d(LowBitLayer):
         """For ``print(model)``."""
         return (
             f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, "
-            f"stride={self.stride}, padding={self.padding}, {self._described()}"
+            f"stride={self.stride}, padding={self.padding}, groups={self.groups}, "
+            f"{self._described()}"
         )
 
 

@@ -7,6 +7,7 @@ on any processor: what a kernel reads is made of them once and kept beside their
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -51,7 +52,15 @@ def linear(
     """See `slipstream.techniques.lowbit.kernels.linear`; also seen by compilers."""
     if _watched(x) or x.requires_grad:
         output: torch.Tensor = torch.ops.slipstream.lowbit_linear(
-            x, [stored(packed)], scale, bias, activation_scale, activation_zero, False, relu
+            x,
+            [stored(packed)],
+            scale,
+            bias,
+            activation_scale,
+            activation_zero,
+            False,
+            relu,
+            math.inf,
         )
         return output
     return kernels.linear(
@@ -137,9 +146,10 @@ def _linear(
     activation_zero: int,
     binary: bool,
     relu: bool,
+    ceiling: float,
 ) -> torch.Tensor:
     packed = _all_packed(weights)
-    if len(packed) == 1 and not binary:
+    if len(packed) == 1 and not binary and ceiling == math.inf:
         return kernels.linear(
             x, packed[0], scale, bias, activation_scale=activation_scale,
             activation_zero=activation_zero, relu=relu,
@@ -148,8 +158,8 @@ def _linear(
     rows = x.reshape(-1, x.shape[-1]).contiguous()
     shape = Convolution((1, 1, *rows.shape))
     output = _multiplied(
-        rows.view(shape.image), shape, packed, Epilogue(scale, bias, relu, binary),
-        activation_scale, activation_zero,
+        rows.view(shape.image), shape, packed,
+        Epilogue(scale, bias, relu, binary, ceiling=ceiling), activation_scale, activation_zero,
     )  # fmt: skip
     output[0, 0][rows.isnan().any(1)] = torch.nan
     return output.view(*x.shape[:-1], output.shape[-1])
@@ -164,10 +174,12 @@ def _conv2d(
     activation_zero: int,
     binary: bool,
     relu: bool,
+    ceiling: float,
     kernel: Sequence[int],
     stride: Sequence[int],
     padding: Sequence[int],
     dilation: Sequence[int],
+    depthwise: bool,
 ) -> torch.Tensor:
     packed = _all_packed(weights)
     if x.dim() != 4 or x.dtype is not torch.float32 or not x.is_cpu:
@@ -175,10 +187,10 @@ def _conv2d(
             "x", f"is {x.dtype} {tuple(x.shape)} on '{x.device}', not float32 images on the CPU"
         )
     pixels = x.permute(0, 2, 3, 1).contiguous()
-    shape = window(tuple(pixels.shape), kernel, stride, padding, dilation)
+    shape = window(tuple(pixels.shape), kernel, stride, padding, dilation, depthwise)
     output = _multiplied(
-        pixels, shape, packed, Epilogue(scale, bias, relu, binary), activation_scale,
-        activation_zero,
+        pixels, shape, packed, Epilogue(scale, bias, relu, binary, ceiling=ceiling),
+        activation_scale, activation_zero,
     )  # fmt: skip
     output[pixels.isnan().flatten(1).any(1)] = torch.nan
     return output.permute(0, 3, 1, 2)
@@ -211,6 +223,7 @@ def window(
     stride: Sequence[int],
     padding: Sequence[int],
     dilation: Sequence[int],
+    depthwise: bool = False,
 ) -> Convolution:
     """The shape of a convolution over images (NHWC).
 
@@ -223,7 +236,7 @@ def window(
             raise InvalidArgumentError(name, f"{list(sizes)} is not a height and a width")
     images, height, width, channels = image
     pairs = [(int(one), int(other)) for one, other in each.values()]
-    shape = Convolution((images, height, width, channels), *pairs)
+    shape = Convolution((images, height, width, channels), *pairs, depthwise=depthwise)
     # Compilers know no size to compare.
     known = isinstance(height, int) and isinstance(width, int)
     if known and min(height, width, *shape.out_size) < 1:
@@ -244,7 +257,7 @@ def _linear_shape(x: Any, weights: Any, scale: Any, *how: Any) -> torch.Tensor:
 
 def _conv2d_shape(x: Any, weights: Any, scale: Any, *how: Any) -> torch.Tensor:
     images, channels, height, width = x.shape
-    out = window((images, height, width, channels), *how[-4:]).out_size
+    out = window((images, height, width, channels), *how[-5:]).out_size
     output: torch.Tensor = x.new_empty((images, *out, scale.shape[0])).permute(0, 3, 1, 2)
     return output
 
@@ -270,7 +283,7 @@ def _batched(operator: str, dims: int) -> Any:
 
 _HOW = (
     "Tensor[] weights, Tensor scale, Tensor? bias, float activation_scale, int activation_zero, "
-    "bool binary, bool relu"
+    "bool binary, bool relu, float ceiling"
 )
 define(
     "lowbit_matmul(Tensor a, Tensor weights, SymInt n, int activation_zero) -> Tensor",
@@ -288,8 +301,8 @@ define(
     batched=_batched("lowbit_linear", 0),
 )
 define(
-    f"lowbit_conv2d(Tensor x, {_HOW}, int[] kernel, int[] stride, int[] padding, int[] dilation) "
-    "-> Tensor",
+    f"lowbit_conv2d(Tensor x, {_HOW}, int[] kernel, int[] stride, int[] padding, int[] dilation, "
+    "bool depthwise) -> Tensor",
     _conv2d,
     _conv2d_shape,
     ("CPU",),

@@ -10,6 +10,7 @@ bits as there.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
@@ -37,6 +38,7 @@ from slipstream.techniques.lowbit.layer import (
     LowBitLayer,
     as_rows,
     as_torch,
+    is_depthwise,
     is_transposed_linear,
     shallow_copy,
     why_kept,
@@ -137,7 +139,8 @@ def prepare_training(
         wbits, abits: of weights and activations, 1 to 8.
         ranges: of the layers' inputs, from `slipstream.quant.calibrate` on a few batches.
         scales: ``"tensor"``, ``"channel"`` or ``"blockN"``, of weights.
-        edge_bits: of the layers that run first and last, where they are among the chosen.
+        edge_bits: of the layers that run first and last, where they are among the chosen, and of
+            depthwise convolutions.
         only, except_: patterns of qualified names.
 
     Returns:
@@ -151,11 +154,13 @@ def prepare_training(
         name for name in chosen_layers(model, ranges, only, except_)
         if not is_transposed_linear(model.get_submodule(name))
     ]  # fmt: skip
-    for name, weight_bits, input_bits in _with_bits(chosen, ranges, wbits, abits, edge_bits):
+    for name, weight_bits, input_bits in _with_bits(model, chosen, ranges, wbits, abits, edge_bits):
         old = model.get_submodule(name)
         # With the very parameters of the old one.
         layer: Any = shallow_copy(old, QatLinear if isinstance(old, nn.Linear) else QatConv2d)
-        layer.take(weight_bits, input_bits, granularity, ranges[name])
+        short = is_depthwise(old) and granularity.block
+        each = Granularity.of("channel") if short else granularity
+        layer.take(weight_bits, input_bits, each, ranges[name])
         place(model, name, layer)
     return chosen
 
@@ -208,7 +213,7 @@ def convert(
         place(model, name, _converted(model.get_submodule(name)))
     if ranges is not None:
         chosen = chosen_layers(model, ranges, only, except_, needed=not names)
-        bits = _with_bits(chosen, ranges, wbits, abits, edge_bits)
+        bits = _with_bits(model, chosen, ranges, wbits, abits, edge_bits)
         for name, weight_bits, input_bits in bits:
             old = model.get_submodule(name)
             layer = low_bit_class(old).from_float(
@@ -317,9 +322,9 @@ def fuse(model: nn.Module, run: Callable[[], object]) -> int:
         layer.multiply_add(factor.float(), addend.float())
         _absorb(model, layer, pair.second)
         fused += 1
-    for pair in consecutive_pairs(model, run, layers, (nn.ReLU,)):
-        layer = model.get_submodule(pair.first)
-        layer.relu = True
+    for pair in consecutive_pairs(model, run, layers, (nn.ReLU, nn.ReLU6)):
+        layer, clip = map(model.get_submodule, (pair.first, pair.second))
+        layer.relu, layer.ceiling = True, getattr(clip, "max_val", math.inf)
         _absorb(model, layer, pair.second)
         fused += 1
     return fused + hand_over(model, run)
@@ -381,16 +386,18 @@ def convertible(name: str, module: Any) -> bool:
 
 
 def _with_bits(
-    chosen: list[str], ranges: Calibration, wbits: int, abits: int, edge_bits: int
+    model: nn.Module, chosen: list[str], ranges: Calibration, wbits: int, abits: int, edge_bits: int
 ) -> list[tuple[str, int, int]]:
-    """Bits of weights and activations of each; more at the model's two ends."""
+    """Bits of weights and activations of each; more at the model's two ends and where few save
+    nothing: depthwise convolutions, whose few weights matter much."""
     ran = [name for name in ranges if ":" not in name]
     edges = {ran[0], ran[-1]}
     return [
-        (name, max(edge_bits, wbits), max(edge_bits, abits)) if name in edges
+        (name, max(edge_bits, wbits), max(edge_bits, abits))
+        if name in edges or is_depthwise(model.get_submodule(name))
         else (name, wbits, abits)
         for name in chosen
-    ]  # fmt: skip
+    ]
 
 
 def _converted(old: Any) -> LowBitLayer:

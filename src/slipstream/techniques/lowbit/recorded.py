@@ -18,6 +18,8 @@ from slipstream.techniques.lowbit.windows import pair
 from slipstream.techniques.memory_format import channels_last, is_channels_last
 
 RELUS = ("aten::relu", "aten::relu_")
+# As of a ReLU6; codes go through these as through a ReLU.
+CLIPS = (*RELUS, "aten::hardtanh", "aten::hardtanh_")
 SUMS = ("aten::add", "aten::add_")
 POOLS = ("aten::max_pool2d_with_indices", "aten::max_pool2d")
 _JOINS = ("aten::cat",)
@@ -67,7 +69,7 @@ def handover(
         task: reach.sums[0]
         for task, reach in reaches.items()
         # What a layer clips before the sum, it cannot add to first.
-        if _name(flow, last[task]) not in RELUS and _takes_sum(flow, reach)
+        if _name(flow, last[task]) not in CLIPS and _takes_sum(flow, reach)
     }
     # Of two layers whose outputs are added, the second to run waits for nobody; torch's order says.
     taken: dict[int, int] = {}
@@ -122,7 +124,7 @@ def _reach(flow: Dataflow, task: int, bits: Mapping[int, int]) -> _Reach:
             name = _name(flow, reader)
             if reader in bits and flow.makers[reader][_input(flow, reader)] == one:
                 reach.layers.append(reader)
-            elif name in (*RELUS, *POOLS, *_JOINS):
+            elif name in (*CLIPS, *POOLS, *_JOINS):
                 reach.through.append(reader)
                 waiting.append(reader)
             elif name in SUMS and len(flow.operands(reader)[0]) == 2 and one == task:
@@ -159,7 +161,7 @@ def _of_layers(
     if task in made_by:
         reach = reaches[made_by[task]]
         return not (reach.others or reach.sums)
-    if task < 0 or _name(flow, task) not in (*RELUS, *POOLS, *_JOINS):
+    if task < 0 or _name(flow, task) not in (*CLIPS, *POOLS, *_JOINS):
         return False
     return all(_of_layers(flow, maker, made_by, reaches) for maker in flow.makers[task])
 
@@ -168,7 +170,7 @@ def _code(graph: Graph, flow: Dataflow, task: int, found: Handover) -> None:
     """What `task` is when it works on codes."""
     call = flow.call(task)
     assert call is not None
-    if call.name in RELUS:
+    if call.name in CLIPS:
         found.gone.add(task)
         return
     batch, channels, height, width = (*call.inputs[0].shape, 1, 1)[:4]

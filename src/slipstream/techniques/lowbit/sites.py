@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from slipstream.graph import Call
 from slipstream.techniques.dataflow import Dataflow
 from slipstream.techniques.lowbit.cost import Layer, linear
-from slipstream.techniques.lowbit.recorded import RELUS
+from slipstream.techniques.lowbit.recorded import CLIPS
 from slipstream.techniques.lowbit.windows import pair
 
 CONVOLUTIONS = ("aten::convolution", "aten::_convolution", "aten::mkldnn_convolution")
@@ -57,9 +57,13 @@ def layer_of(call: Call, inputs: list[int], parameters: set[int]) -> Layer | Non
     if call.name in CONVOLUTIONS:
         image, weight = call.inputs[0], call.inputs[1]
         window = Window.of(call)
-        if window is None or window.groups != 1 or (parameters and inputs[1] not in parameters):
+        if window is None or (parameters and inputs[1] not in parameters):
             return None
         n, channels, *kernel = weight.shape
+        depthwise = 1 < window.groups == n == image.shape[1]
+        if window.groups != 1 and not depthwise:
+            return None
+        channels = image.shape[1]
         wide = tuple((k - 1) * d + 1 for k, d in zip(kernel, window.dilation, strict=True))
         batch, _, height, width = image.shape
         if window.dilation != (1, 1):
@@ -67,8 +71,9 @@ def layer_of(call: Call, inputs: list[int], parameters: set[int]) -> Layer | Non
             over = [full - k for full, k in zip(wide, kernel, strict=True)]
             height, width = height - over[0], width - over[1]
         return Layer(
-            (batch, height, width, channels), n, pair(kernel), window.stride, window.padding
-        )
+            (batch, height, width, channels), n, pair(kernel), window.stride, window.padding,
+            depthwise=depthwise,
+        )  # fmt: skip
     if call.name in ("aten::addmm", "aten::mm"):
         place = 2 if call.name == "aten::addmm" else 1
         if parameters and inputs[place] not in parameters:
@@ -79,9 +84,9 @@ def layer_of(call: Call, inputs: list[int], parameters: set[int]) -> Layer | Non
 
 
 def behind(flow: Dataflow, task: int) -> list[int]:
-    """A norm and a ReLU that read nothing but what the one before made, and alone."""
+    """A norm and a ReLU (or ReLU6) that read nothing but what the one before made, and alone."""
     followers: list[int] = []
-    for names in (_NORMS, RELUS):
+    for names in (_NORMS, CLIPS):
         last = followers[-1] if followers else task
         readers = flow.readers[last]
         if len(readers) != 1 or flow.views[last]:

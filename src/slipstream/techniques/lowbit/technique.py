@@ -52,8 +52,9 @@ _TRAINS = "the step trains, and low-bit kernels only infer"
 class LowBit(Settings):
     """Weights of W and activations of A bits: ``lowbit:w3a3``, 1 to 8 each.
 
-    The first and the last layer that run have eight bits. With ``train=yes`` a training step gets
-    fake quantisation, so that the trained model can be converted; that is slower, not faster.
+    The first and the last layer that run have eight bits, and so have depthwise convolutions. With
+    ``train=yes`` a training step gets fake quantisation, so that the trained model can be
+    converted; that is slower, not faster.
 
     Attributes:
         bits: ``wXaY``.
@@ -111,7 +112,7 @@ class LowBit(Settings):
         if any(spec.device != "cpu" for call in graph.calls for spec in call.inputs):
             return "its kernels are for CPUs, and the step runs on another device"
         if not (every := self.sites(graph, Selection())):
-            return "the step has no linear layer or plain convolution that can be taken"
+            return "the step has no linear layer, plain or depthwise convolution to take"
         names = [module_of(graph, site.task) for site in every]
         return Selection(self.only, self.except_).why_none(names)
 
@@ -121,8 +122,9 @@ class LowBit(Settings):
         asked = calls_of(graph, [site.task for site in sites])
         if self.train:
             return [*asked, *(call for site in sites for call in _rounding(site.layer))]
+        depthwise = any(site.layer.depthwise for site in sites)
         for bits in sorted({(self.wbits, self.abits), *(site.bits for site in sites), (8, 8)}):
-            asked += questions(*bits)
+            asked += questions(*bits, depthwise)
         around = _handover(graph, sites)
         theirs = TorchInt8.of(graph, sites, Selection(self.only, self.except_))
         asked += [*both_of(graph, around.moved), *around.coded.values(), *theirs.questions]
@@ -137,8 +139,9 @@ class LowBit(Settings):
         sites = self.sites(graph)
         if self.train:
             return self._predict_training(graph, sites, context)
+        depthwise = any(site.layer.depthwise for site in sites)
         costs = {
-            bits: Costs.fitted(context.durations, *bits)
+            bits: Costs.fitted(context.durations, *bits, depthwise)
             for bits in {(8, 8), (self.wbits, self.abits), *(site.bits for site in sites)}
         }
         changed = [site.task for site in sites]
@@ -287,7 +290,7 @@ class LowBit(Settings):
             if not module or module not in selection:
                 continue
             bits = (self.wbits, self.abits)
-            if t in ends:
+            if t in ends or layer.depthwise:
                 bits = (max(bits[0], _EDGE_BITS), max(bits[1], _EDGE_BITS))
             sites.append(Site(t, layer, bits, tuple(behind(flow, t))))
         return sites

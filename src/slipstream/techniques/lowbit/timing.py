@@ -22,6 +22,7 @@ def layer_call(
     padding: tuple[int, int] = (0, 0),
     reads: str = "floats",
     gives: str = "floats",
+    depthwise: bool = False,
 ) -> Call:
     """A layer: to be asked of `slipstream.durations`.
 
@@ -30,8 +31,9 @@ def layer_call(
             is one image of 1 x m pixels with k channels.
         n: output channels.
         reads, gives: what comes in and goes out: values of `slipstream.techniques.lowbit.Form`.
+        depthwise: whether each of n channels sees itself alone.
     """
-    return _call(wbits, abits, image, n, kernel, stride, padding, reads, gives)
+    return _call(wbits, abits, image, n, kernel, stride, padding, reads, gives, depthwise)
 
 
 def pool_call(
@@ -101,7 +103,7 @@ def timer(call: Call) -> Callable[[], object]:
     from slipstream.techniques.lowbit.nn import low_bit_class
 
     wbits, abits = call.arguments[:2]
-    reads, gives = call.arguments[7:]
+    reads, gives = call.arguments[7:9]
     module, x = float_layer(call)
     layer = (
         low_bit_class(module).from_float(module, wbits, abits, (0.0, 1.0), least_error=False).eval()
@@ -215,10 +217,13 @@ def float_layer(call: Call) -> tuple[Any, Any]:
     from torch import nn
 
     image, n, kernel, stride, padding = call.arguments[2:7]
+    depthwise = call.arguments[9]
     images, height, width, channels = image
-    if tuple(kernel) == (1, 1) and tuple(stride) == (1, 1) and height == 1:
+    if tuple(kernel) == (1, 1) and tuple(stride) == (1, 1) and height == 1 and not depthwise:
         return nn.Linear(channels, n).eval(), torch.rand(images * width, channels)
-    module = nn.Conv2d(channels, n, tuple(kernel), tuple(stride), tuple(padding)).eval()
+    module = nn.Conv2d(
+        channels, n, tuple(kernel), tuple(stride), tuple(padding), groups=n if depthwise else 1
+    ).eval()
     x = torch.rand(images, channels, height, width)
     return module, x.to(memory_format=torch.channels_last)
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
 @dataclass(frozen=True)
 class Convolution:
-    """The shape of a two-dimensional convolution over NHWC images, without groups.
+    """The shape of a two-dimensional convolution over NHWC images.
 
     Attributes:
         image: images, height, width, channels.
         kernel, stride, padding, dilation: height and width each.
+        depthwise: whether an output channel sees the input channel of its number alone; else all.
     """
 
     image: tuple[int, int, int, int]
@@ -22,6 +23,7 @@ class Convolution:
     stride: tuple[int, int] = (1, 1)
     padding: tuple[int, int] = (0, 0)
     dilation: tuple[int, int] = (1, 1)
+    depthwise: bool = field(default=False, kw_only=True)
 
     @functools.cached_property
     def out_size(self) -> tuple[int, int]:
@@ -41,13 +43,14 @@ class Convolution:
 
     @property
     def columns(self) -> int:
-        """Codes that each output pixel sees."""
-        return math.prod(self.kernel) * self.image[3]
+        """Codes that each number of the output is made of."""
+        return math.prod(self.kernel) * (1 if self.depthwise else self.image[3])
 
     @property
     def pointwise(self) -> bool:
         """Whether output pixels are the input's pixels, in their order."""
-        return (self.kernel, self.stride, self.padding) == ((1, 1), (1, 1), (0, 0))
+        window = (self.kernel, self.stride, self.padding)
+        return window == ((1, 1), (1, 1), (0, 0)) and not self.depthwise
 
 
 def pair(value: Any) -> tuple[int, int]:
