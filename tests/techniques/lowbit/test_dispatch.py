@@ -37,9 +37,9 @@ def test_the_rule_takes_what_is_fastest_at_a_level() -> None:
     def first(level: InstructionSet, w: int, a: int, k: int = 512) -> str:
         return dispatch.preferred(Shape(None, 512, k, w, a), level)[0]
 
-    assert first(InstructionSet.AMX, 3, 3) == first(InstructionSet.AMX, 1, 1) == "tiles"
-    assert first(InstructionSet.AMX, 3, 3, k=27) == "dense"
-    assert dispatch.preferred(Shape(1, 512, 512, 3, 3), InstructionSet.AMX) == ["dense"]
+    # As the level below: nobody has measured its own kernel.
+    assert first(InstructionSet.AMX, 3, 3) == "dense"
+    assert first(InstructionSet.AMX, 2, 2) == "bit_serial"
     assert first(InstructionSet.AVX512, 2, 2) == "bit_serial"
     assert first(InstructionSet.AVX512, 1, 8) == "word_table"
     assert first(InstructionSet.AVX512, 3, 3) == "dense"

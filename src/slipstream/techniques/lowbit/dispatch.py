@@ -18,8 +18,6 @@ from slipstream.techniques.lowbit.bindings import Kernel, kernels
 
 # Up to this many rows the weights' way from memory is what takes the time.
 FEW_ROWS = 8
-# Of a tile's 64 columns.
-LEAST_DEEP = 32
 
 
 @dataclass(frozen=True)
@@ -88,10 +86,8 @@ def preferred(shape: Shape, level: InstructionSet) -> list[str]:
         # Nothing but the bytes of the weights counts, and dense weights are fewest.
         return ["dense"]
     wanted: list[str] = []
-    if level is InstructionSet.AMX:
-        # A tile's products take as long however few of them are wanted.
-        wanted = ["tiles"] if shape.k >= LEAST_DEEP else []
-    elif level is InstructionSet.AVX512:
+    # Tiles have not run on their own processor yet: they are for who asks for them, or tries.
+    if level in (InstructionSet.AVX512, InstructionSet.AMX):
         # As many population counts or permutes in a cycle as products of 64 bytes.
         if w * a <= 2 or w == a == 2:
             wanted = ["bit_serial"]
