@@ -51,9 +51,27 @@ class InPlace(Two):
         return self.norm(y)
 
 
-def found(model: nn.Module) -> list[Pair]:
+class Clips(nn.Module):
+    """A layer and a ReLU in place, whose output is the layer's and is read by others afterwards."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.relu = nn.Linear(4, 4), nn.ReLU(inplace=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.relu(self.layer(x))
+        return y + y.exp()
+
+
+class ClipsLate(Clips):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layer(x)
+        return y.exp() + self.relu(y)
+
+
+def found(model: nn.Module, second: tuple[type[nn.Module], ...] = (*NORMS, nn.ReLU)) -> list[Pair]:
     model.eval()
-    return consecutive_pairs(model, lambda: model(torch.randn(3, 4)), LAYERS, NORMS)
+    return consecutive_pairs(model, lambda: model(torch.randn(3, 4)), LAYERS, second)
 
 
 def test_a_norm_right_after_a_layer_is_a_pair() -> None:
@@ -71,6 +89,11 @@ def test_an_output_that_is_read_elsewhere_too_is_none() -> None:
 def test_an_output_changed_on_the_way_is_none() -> None:
     assert found(InPlace()) == []
     assert found(Between()) == []
+
+
+def test_what_is_written_in_place_is_the_second_ones() -> None:
+    assert found(Clips()) == [Pair("layer", "relu")]
+    assert found(ClipsLate()) == []
 
 
 def test_modules_that_are_called_twice_are_none() -> None:

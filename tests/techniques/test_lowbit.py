@@ -17,7 +17,7 @@ from torch import nn
 from slipstream.durations import Answer, Ratio
 from slipstream.durations.microbenchmark import run
 from slipstream.errors import InvalidArgumentError, WorkloadError
-from slipstream.graph import Call, Graph
+from slipstream.graph import Call, Graph, replay
 from slipstream.provenance import Provenance
 from slipstream.quant import FakeQuantize
 from slipstream.surgery import Selection
@@ -37,6 +37,7 @@ from slipstream.techniques.lowbit.timing import (
 from slipstream.workload import Workload
 from slipstream_bench.rows import Bar, BenchOptions
 from slipstream_bench.systems.lowbit import predictions as bench_predictions
+from tiny_models import record
 
 
 class Net(nn.Module):
@@ -254,6 +255,40 @@ def test_it_foresees_what_is_handed_over_as_codes(monkeypatch: pytest.MonkeyPatc
     assert handed == [False, True, False, True, True, False, False]
     assert model.second.after_sum.relu
     assert model.second.after_sum.codes == model.left.input_codes
+
+
+class Mobile(nn.Module):
+    """A block of mobile networks, and a maximum over windows, between a stem and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(3, 8, 3, 2, 1, bias=False), nn.BatchNorm2d(8), nn.ReLU6(inplace=True),
+            nn.Conv2d(8, 48, 1, bias=False), nn.BatchNorm2d(48), nn.ReLU6(inplace=True),
+            nn.Conv2d(48, 48, 3, padding=1, groups=48), nn.BatchNorm2d(48), nn.ReLU6(),
+            nn.Conv2d(48, 16, 1), nn.MaxPool2d(2), nn.Conv2d(16, 32, 1),
+        )  # fmt: skip
+        self.head = nn.Linear(32, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(x).mean((2, 3)))
+
+
+def mobile() -> Any:
+    return Mobile().eval(), torch.randn(1, 3, 96, 96)
+
+
+@pytest.mark.parametrize("bits", ["w8a8", "w3a3"])
+def test_what_tensors_take_is_foreseen(bits: str) -> None:
+    graph, technique = graph_of(mobile), LowBit(bits)
+    told = predicted(graph, Machine(EVEN), technique)
+    told.check()
+    now, then, real = (
+        replay(one).peak_bytes for one in (graph, told, record(build(mobile, technique), steps=2))
+    )
+    # The expanded image in float32, twice, against one byte a number.
+    assert then < 0.4 * now
+    assert then == pytest.approx(real, rel=0.1)
 
 
 def test_what_it_asks_is_what_it_looks_up() -> None:

@@ -33,7 +33,8 @@ def consecutive_pairs(
     """Where a module of a class in `second` takes the output of one in `first`, and nobody else.
 
     Found by running one forward pass with hooks. Both are called exactly once in it, the second
-    with nothing but the first's output, which no function and no other module reads.
+    with nothing but the first's output, which no function and no other module reads; where the
+    second writes over it (a ReLU in place), before that.
 
     Args:
         model: an ``nn.Module``.
@@ -52,6 +53,8 @@ def consecutive_pairs(
     # Keeps outputs alive, so that no other tensor gets one's id.
     kept: list[Any] = []
     uses: Counter[int] = Counter()
+    # Outputs that the second module has written over: who reads one now reads what that made.
+    written: set[int] = set()
     inside: list[Any] = []
 
     class Uses(TorchFunctionMode):
@@ -64,7 +67,7 @@ def consecutive_pairs(
             if not looks:
                 for number in _tensor_ids((args, kwargs or {})):
                     # What the second module itself does with its input is its own business.
-                    if taken.get(number) not in inside:
+                    if number not in written and taken.get(number) not in inside:
                         uses[number] += 1
             return func(*args, **(kwargs or {}))
 
@@ -76,12 +79,15 @@ def consecutive_pairs(
 
     def after(module: Any, args: Any, output: Any) -> None:
         inside.pop()
+        if type(module) in second and taken.get(id(output)) == id(module):
+            written.add(id(output))
         if type(module) in first and hasattr(output, "untyped_storage"):
             kept.append(output)
             made_by[id(output)] = module
             # What was read under this id before was another tensor, gone by now.
             uses.pop(id(output), None)
             taken.pop(id(output), None)
+            written.discard(id(output))
 
     with contextlib.ExitStack() as hooks:
         for module in watched:

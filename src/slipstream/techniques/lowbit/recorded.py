@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from slipstream.graph import Call, Graph, StepPhase
 from slipstream.techniques.dataflow import Dataflow
 from slipstream.techniques.lowbit import cost
@@ -23,6 +26,9 @@ CLIPS = (*RELUS, "aten::hardtanh", "aten::hardtanh_")
 SUMS = ("aten::add", "aten::add_")
 POOLS = ("aten::max_pool2d_with_indices", "aten::max_pool2d")
 _JOINS = ("aten::cat",)
+_SUMMED = (Form.SUM, Form.SUM_FLOATS)
+# Of a number, as a layer gives it.
+_BYTES_OF = {Form.CODES: 1, Form.SUM: 5}
 
 
 @dataclass
@@ -106,6 +112,60 @@ def handover(
                 forms.reads[reader] = Form.CODES
     _order(graph, flow, bits, forms, set(ends.values()))
     return forms
+
+
+def held(
+    graph: Graph, flow: Dataflow, behind: Mapping[int, Sequence[int]], forms: Handover
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """By allocation of the step, where codes of a byte stand for float32: its bytes, its release.
+
+    A layer makes one output for all that it does, which is there for as long as the last of them
+    was. A sum that is handed on is held as floats and codes.
+
+    Args:
+        behind: by the task of each layer, the tasks right behind that become part of it.
+        forms: what `handover` says of these.
+    """
+    memory = graph.memory
+    nbytes, release = memory.nbytes.astype(np.float64), memory.release.astype(np.int64)
+    outputs_of: dict[int, list[int]] = {}
+    for number, producer in enumerate(memory.producer.tolist()):
+        outputs_of.setdefault(producer, []).append(number)
+    layer_of = {one: task for task, tasks in behind.items() for one in (task, *tasks)}
+    chains = {task: [task, *tasks] for task, tasks in behind.items()}
+    for total in forms.gone:
+        if _name(flow, total) not in SUMS:
+            continue
+        layers = [layer_of[maker] for maker in flow.makers[total] if maker in layer_of]
+        for layer in layers:
+            if forms.gives[layer] in _SUMMED and _sums_with(flow, chains[layer][-1], total):
+                clips = [one for one in flow.readers[total] if one in forms.gone]
+                chains[layer] += [total, *clips]
+                break
+    for task, chain in chains.items():
+        # Of what a task makes, the largest is its output; others are statistics.
+        outputs = [
+            max(outputs_of[one], key=lambda number: nbytes[number])
+            for one in chain
+            if one in outputs_of
+        ]
+        if not outputs:
+            continue
+        own, last = outputs[0], outputs[-1]
+        size = nbytes[last] * _BYTES_OF.get(forms.gives.get(task, Form.FLOATS), 4) / 4
+        nbytes[[number for one in chain for number in outputs_of.get(one, ())]] = 0.0
+        nbytes[own], release[own] = size, release[last]
+    chained = {one for chain in chains.values() for one in chain}
+    for task in (forms.gone - chained) | forms.coded.keys():
+        # The first of a maximum's outputs; where each was found is not asked.
+        outputs = outputs_of.get(task, [])
+        nbytes[outputs[1:]] = 0.0
+        nbytes[outputs[:1]] /= 4
+    return np.ceil(nbytes).astype(np.int64), release
+
+
+def _sums_with(flow: Dataflow, last: int, total: int) -> bool:
+    return last in flow.makers[total] and flow.readers[last] == [total]
 
 
 def _name(flow: Dataflow, task: int) -> str:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+
 from slipstream.durations import common_spread, pace, rescale
 from slipstream.durations import questions as both_of
 from slipstream.errors import InvalidArgumentError, WorkloadError
@@ -29,7 +31,7 @@ from slipstream.techniques.lowbit.cost import (
     questions,
 )
 from slipstream.techniques.lowbit.eight_bits import TorchInt8
-from slipstream.techniques.lowbit.recorded import Handover, handover
+from slipstream.techniques.lowbit.recorded import Handover, handover, held
 from slipstream.techniques.lowbit.sites import Site, behind, layer_of
 from slipstream.units import format_duration
 
@@ -181,6 +183,7 @@ class LowBit(Settings):
             if answer is not None:
                 edit.set_price(task, answer.at(in_step), call=call)
         rescale(edit, graph, around.moved, context.durations)
+        self._resize(edit, graph, sites, around)
         what = f"{len(sites)} layers in {self.bits}{_beside(lowbit, eight)}"
         theirs = TorchInt8.of(graph, sites, Selection(self.only, self.except_))
         torch_ns = theirs.step_ns(graph, context.durations, in_step)
@@ -294,6 +297,25 @@ class LowBit(Settings):
                 bits = (max(bits[0], _EDGE_BITS), max(bits[1], _EDGE_BITS))
             sites.append(Site(t, layer, bits, tuple(behind(flow, t))))
         return sites
+
+    @staticmethod
+    def _resize(edit: Editor, graph: Graph, sites: Sequence[Site], around: Handover) -> None:
+        """Activations in the form in which they are handed on, weights in their bits."""
+        flow, memory = Dataflow(graph), graph.memory
+        nbytes, release = held(graph, flow, {site.task: site.behind for site in sites}, around)
+        bits = {}
+        for site in sites:
+            inputs, call = flow.operands(site.task)[0], flow.call(site.task)
+            # The bias comes first in one.
+            biased = call is not None and call.name == "aten::addmm"
+            bits[inputs[2 if biased else 1]] = site.bits[0]
+        for number in np.flatnonzero((memory.producer < 0) & (memory.storage >= 0)).tolist():
+            if (width := bits.get(int(memory.storage[number]))) is not None:
+                nbytes[number] = -(-int(memory.nbytes[number]) * width // 32)
+        changed = np.flatnonzero(nbytes != memory.nbytes)
+        edit.resize(changed, nbytes[changed])
+        longer = np.flatnonzero(release != memory.release)
+        edit.release_after(longer, release[longer])
 
     def _cheaper(self, ours_ns: float, lowbit: float, eight: float, torch_ns: float | None) -> str:
         """What eight bits would take, and which choice is the cheaper.
