@@ -151,10 +151,10 @@ def held(
         ]
         if not outputs:
             continue
-        own, last = outputs[0], outputs[-1]
+        first, last = outputs[0], outputs[-1]
         size = nbytes[last] * _BYTES_OF.get(forms.gives.get(task, Form.FLOATS), 4) / 4
         nbytes[[number for one in chain for number in outputs_of.get(one, ())]] = 0.0
-        nbytes[own], release[own] = size, release[last]
+        nbytes[first], release[first] = size, release[last]
     chained = {one for chain in chains.values() for one in chain}
     for task in (forms.gone - chained) | forms.coded.keys():
         # The first of a maximum's outputs; where each was found is not asked.
