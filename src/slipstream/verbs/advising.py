@@ -167,7 +167,7 @@ class Advice:
         if any(not goal.met_by(p) for p in above for goal in self.goals):
             reasons.append("reaches the goal")
         if not best.trains_anew and any(p.trains_anew for p in above):
-            reasons.append("keeps the model as it is")
+            reasons.append("needs no other training")
         if best.verdict == "worth it" and any(p.verdict != best.verdict for p in above):
             reasons.append("is certain")
         if not reasons:
