@@ -52,16 +52,9 @@ def linear(
     """See `slipstream.techniques.lowbit.kernels.linear`; also seen by compilers."""
     if _watched(x) or x.requires_grad:
         output: torch.Tensor = torch.ops.slipstream.lowbit_linear(
-            x,
-            [stored(packed)],
-            scale,
-            bias,
-            activation_scale,
-            activation_zero,
-            False,
-            relu,
+            x, [stored(packed)], scale, bias, activation_scale, activation_zero, False, relu,
             math.inf,
-        )
+        )  # fmt: skip
         return output
     return kernels.linear(
         x, packed, scale, bias, activation_scale=activation_scale,

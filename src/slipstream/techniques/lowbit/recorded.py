@@ -26,7 +26,6 @@ CLIPS = (*RELUS, "aten::hardtanh", "aten::hardtanh_")
 SUMS = ("aten::add", "aten::add_")
 POOLS = ("aten::max_pool2d_with_indices", "aten::max_pool2d")
 _JOINS = ("aten::cat",)
-_SUMMED = (Form.SUM, Form.SUM_FLOATS)
 # Of a number, as a layer gives it.
 _BYTES_OF = {Form.CODES: 1, Form.SUM: 5}
 
@@ -37,6 +36,7 @@ class Handover:
 
     Attributes:
         reads, gives: by the layer's task, the form of its input and of its output.
+        chains: by the layer's task, it and all tasks whose work it does, in their order.
         gone: tasks whose work layers do, or that bytes make free.
         coded: by task, what it is when it works on codes.
         moved: by task, its call on images in channels-last order, in which layers write them.
@@ -44,6 +44,7 @@ class Handover:
 
     reads: dict[int, Form] = field(default_factory=dict)
     gives: dict[int, Form] = field(default_factory=dict)
+    chains: dict[int, list[int]] = field(default_factory=dict)
     gone: set[int] = field(default_factory=set)
     coded: dict[int, Call] = field(default_factory=dict)
     moved: dict[int, Call] = field(default_factory=dict)
@@ -68,7 +69,10 @@ def handover(
         behind: by the task of each layer, the tasks right behind that become part of it.
         bits: by the task of each layer, those of its input.
     """
-    forms = Handover(gone={one for tasks in behind.values() for one in tasks})
+    forms = Handover(
+        gone={one for tasks in behind.values() for one in tasks},
+        chains={task: [task, *tasks] for task, tasks in behind.items()},
+    )
     last = {task: tasks[-1] if tasks else task for task, tasks in behind.items()}
     reaches = {task: _reach(flow, end, bits) for task, end in last.items()}
     summing = {
@@ -86,10 +90,12 @@ def handover(
     ends = dict(last)
     for total, task in taken.items():
         forms.gone.add(total)
+        forms.chains[task].append(total)
         ends[task] = total
         relu = flow.readers[total]
         if len(relu) == 1 and _name(flow, relu[0]) in RELUS:
             forms.gone.add(relu[0])
+            forms.chains[task].append(relu[0])
             ends[task] = relu[0]
     made_by = {end: task for task, end in ends.items()}
     reaches = {task: _reach(flow, end, bits) for task, end in ends.items()}
@@ -114,35 +120,21 @@ def handover(
     return forms
 
 
-def held(
-    graph: Graph, flow: Dataflow, behind: Mapping[int, Sequence[int]], forms: Handover
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def held(graph: Graph, forms: Handover) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """By allocation of the step, where codes of a byte stand for float32: its bytes, its release.
 
     A layer makes one output for all that it does, which is there for as long as the last of them
     was. A sum that is handed on is held as floats and codes.
 
     Args:
-        behind: by the task of each layer, the tasks right behind that become part of it.
-        forms: what `handover` says of these.
+        forms: what `handover` says of the layers.
     """
     memory = graph.memory
     nbytes, release = memory.nbytes.astype(np.float64), memory.release.astype(np.int64)
     outputs_of: dict[int, list[int]] = {}
     for number, producer in enumerate(memory.producer.tolist()):
         outputs_of.setdefault(producer, []).append(number)
-    layer_of = {one: task for task, tasks in behind.items() for one in (task, *tasks)}
-    chains = {task: [task, *tasks] for task, tasks in behind.items()}
-    for total in forms.gone:
-        if _name(flow, total) not in SUMS:
-            continue
-        layers = [layer_of[maker] for maker in flow.makers[total] if maker in layer_of]
-        for layer in layers:
-            if forms.gives[layer] in _SUMMED and _sums_with(flow, chains[layer][-1], total):
-                clips = [one for one in flow.readers[total] if one in forms.gone]
-                chains[layer] += [total, *clips]
-                break
-    for task, chain in chains.items():
+    for task, chain in forms.chains.items():
         # Of what a task makes, the largest is its output; others are statistics.
         outputs = [
             max(outputs_of[one], key=lambda number: nbytes[number])
@@ -155,17 +147,13 @@ def held(
         size = nbytes[last] * _BYTES_OF.get(forms.gives.get(task, Form.FLOATS), 4) / 4
         nbytes[[number for one in chain for number in outputs_of.get(one, ())]] = 0.0
         nbytes[first], release[first] = size, release[last]
-    chained = {one for chain in chains.values() for one in chain}
+    chained = {one for chain in forms.chains.values() for one in chain}
     for task in (forms.gone - chained) | forms.coded.keys():
         # The first of a maximum's outputs; where each was found is not asked.
         outputs = outputs_of.get(task, [])
         nbytes[outputs[1:]] = 0.0
         nbytes[outputs[:1]] /= 4
     return np.ceil(nbytes).astype(np.int64), release
-
-
-def _sums_with(flow: Dataflow, last: int, total: int) -> bool:
-    return last in flow.makers[total] and flow.readers[last] == [total]
 
 
 def _name(flow: Dataflow, task: int) -> str:

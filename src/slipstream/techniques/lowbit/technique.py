@@ -302,7 +302,7 @@ class LowBit(Settings):
     def _resize(edit: Editor, graph: Graph, sites: Sequence[Site], around: Handover) -> None:
         """Activations in the form in which they are handed on, weights in their bits."""
         flow, memory = Dataflow(graph), graph.memory
-        nbytes, release = held(graph, flow, {site.task: site.behind for site in sites}, around)
+        nbytes, release = held(graph, around)
         bits = {}
         for site in sites:
             inputs, call = flow.operands(site.task)[0], flow.call(site.task)
