@@ -19,8 +19,9 @@ SLIPSTREAM_API int32_t slipstream_quantise(int32_t wide, const float *x, int64_t
                                            int32_t zero, int32_t top, uint8_t *codes);
 
 /* What becomes of products: scale[j] * product + bias[j] + added, held within floor and ceiling, as
- * float, or quantised as above, or both. With `binary`, weights 0 and 1 stand for -1 and 1, and the column behind the
- * last holds what the activations add up to: product = 2 * product[j] - product[columns]. */
+ * float, or quantised as above, or both. With `binary`, weights 0 and 1 stand for -1 and 1, and the
+ * column behind the last holds what the activations add up to:
+ * product = 2 * product[j] - product[columns]. */
 typedef struct slipstream_epilogue {
   const float *scale; /* [columns] */
   const float *bias;  /* [columns], or NULL */
