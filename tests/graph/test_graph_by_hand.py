@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_graphs import graph_of, graphs
 
 from slipstream.cluster import Collective
 from slipstream.errors import GraphError, InvalidArgumentError
 from slipstream.graph import Exchange, Graph, StepPhase, replay, schedule
 from slipstream.provenance import Provenance
 from slipstream.workload import build_from
+from small_graphs import graph_of, graphs
 from tiny_models import parts, record
 
 

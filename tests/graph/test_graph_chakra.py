@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_graphs import graph_of, graphs
 from small_traces import graph as traced
 from small_traces import kernel, launch, op
 
@@ -27,6 +26,7 @@ from slipstream.graph import (
 )
 from slipstream.graph.io._chakra_schema import AttributeProto, GlobalMetadata, Node
 from slipstream.graph.io.chakra import from_chakra, to_chakra
+from small_graphs import graph_of, graphs
 
 
 def _framed(message: Any) -> bytes:

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_graphs import graph_of, graphs
 
 from slipstream.errors import InvalidArgumentError
 from slipstream.graph import (
@@ -22,6 +21,7 @@ from slipstream.graph import (
     virtual_speedups,
 )
 from slipstream.graph.views.critical_path import GROUPS, Causes
+from small_graphs import graph_of, graphs
 
 
 def _two_lanes() -> Graph:

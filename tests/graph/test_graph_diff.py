@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from small_graphs import graph_of, graphs
 
 from slipstream.graph import Dependency, Graph, difference, replace_tasks
 from slipstream.graph.views.diff import LEAST_HALF_WIDTH
+from small_graphs import graph_of, graphs
 
 
 def _named(graph: Graph, names: list[str]) -> Graph:

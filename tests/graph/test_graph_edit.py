@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_graphs import graph_of, graphs
 
 from slipstream.errors import GraphError
 from slipstream.graph import PROVENANCES, Call, Editor, Graph, TensorSpec, load, replay, save
 from slipstream.provenance import Provenance
+from small_graphs import graph_of, graphs
 
 MICRO = Provenance.MICROBENCHMARK
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_graphs import graph_of
 
 from slipstream.cluster import Cluster, Collective, Group
 from slipstream.graph import (
@@ -27,6 +26,7 @@ from slipstream.graph import (
 )
 from slipstream.graph.views.exposed import computing_lane
 from slipstream.technique import combine, parse
+from small_graphs import graph_of
 from small_steps import FAST, context, tail_heavy
 from small_steps import graph_of as step_of
 

@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from small_graphs import graph_of, graphs
 
 import slipstream as ss
 from slipstream.errors import GraphError
 from slipstream.graph import Edges, Editor, Graph, load, replace_tasks, save
+from small_graphs import graph_of, graphs
 from tiny_models import captured
 
 fuzz = settings(

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_graphs import graph_of, graphs
 
 from slipstream.errors import GraphError
 from slipstream.graph import Allocations, Editor, Graph, Role, find_peak, load, replay, save
@@ -18,6 +17,7 @@ from slipstream.graph.values import stretches
 from slipstream.native import changes_in_turn, heap_growth
 from slipstream.native._heap import _reference
 from slipstream.provenance import Provenance
+from small_graphs import graph_of, graphs
 
 MICRO = Provenance.MICROBENCHMARK
 Row = tuple[int, int, int, int, int]

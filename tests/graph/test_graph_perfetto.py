@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 from hypothesis import given
-from small_graphs import graph_of, graphs
 from small_traces import graph as traced
 from small_traces import kernel, launch, op
 
 from slipstream.errors import GraphError
 from slipstream.graph import Graph, replay, to_perfetto, write_perfetto
+from small_graphs import graph_of, graphs
 
 
 def _of_phase(trace: dict[str, Any], phase: str) -> list[dict[str, Any]]:

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from small_graphs import graph_of
 
 from slipstream.errors import GraphError
 from slipstream.graph import Allocations, Call, Editor, Graph, Role, TensorSpec, find_peak, replay
 from slipstream.provenance import Provenance
+from small_graphs import graph_of
 
 SPEC = TensorSpec("float32", (64,), (1,))
 SINE = Call("aten::sin(Tensor self) -> Tensor", (SPEC,), (SPEC,))

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_graphs import graph_of
 
 from slipstream.errors import GraphError
 from slipstream.graph import (
@@ -24,6 +23,7 @@ from slipstream.graph import (
     save,
     write_chakra,
 )
+from small_graphs import graph_of
 
 FOUND = Statistics(
     recorded=("grads", "ids", "sparsity", "spectra"),

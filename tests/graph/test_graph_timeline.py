@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from small_graphs import graph_of, graphs
 
 from slipstream.errors import GraphError
 from slipstream.graph import Edges, Graph, replay
 from slipstream.native import RESOLUTION_NS
+from small_graphs import graph_of, graphs
 
 
 @given(graphs(most_lanes=1))

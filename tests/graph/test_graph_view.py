@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from small_graphs import graph_of
 
 from slipstream.durations import Answer
 from slipstream.errors import GraphError
@@ -21,6 +20,7 @@ from slipstream.graph import (
     price_columns,
 )
 from slipstream.provenance import Provenance
+from small_graphs import graph_of
 from tiny_models import captured
 
 SPEC = TensorSpec("float32", (4,), (1,))

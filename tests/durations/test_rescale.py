@@ -1,0 +1,72 @@
+"""What a task is given that would make another call: times a ratio, or plus what it computes."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from known_durations import KnownDurations
+from slipstream.durations import Answer, Durations, rescale
+from slipstream.graph import PROVENANCES, Call, Editor, TensorSpec, replace_tasks
+from slipstream.provenance import Provenance
+from small_graphs import graph_of
+
+RECORDED_NS = 80.0
+FULL, HALF = "float32", "bfloat16"
+
+
+class Alone(KnownDurations):
+    """Calls by the dtype and the rows of their first input, in ns."""
+
+    def __init__(self, **took: float) -> None:
+        self._took = took
+
+    def lookup(self, call: Any) -> Answer | None:
+        first = call.inputs[0]
+        took = self._took.get(f"{first.dtype}_{first.shape[0]}")
+        return None if took is None else Answer(took, 0.1, Provenance.MICROBENCHMARK)
+
+
+def product(dtype: str, rows: int = 8) -> Call:
+    left, right = TensorSpec(dtype, (rows, 4), (4, 1)), TensorSpec(dtype, (4, 4), (4, 1))
+    op = "aten::mm(Tensor self, Tensor mat2) -> Tensor"
+    return Call(op, (left, right), (TensorSpec(dtype, (rows, 4), (4, 1)),))
+
+
+def told(new: Call, **alone: float) -> tuple[float, float, Provenance]:
+    """Duration, spread and provenance as `new` of a task that was recorded with `RECORDED_NS`."""
+    graph = graph_of([(0, RECORDED_NS, 0.0)], calls=(product(FULL),))
+    graph = replace_tasks(graph, call=np.zeros(1, np.int32))
+    edit = Editor(graph, "another")
+    rescale(edit, graph, {0: new}, cast("Durations", Alone(**alone)))
+    after = edit.apply("made another call").tasks
+    return (
+        float(after.duration_ns[0]), float(after.spread[0]), PROVENANCES[after.provenance[0]],
+    )  # fmt: skip
+
+
+def test_a_shorter_call_takes_its_share_of_what_was_recorded() -> None:
+    duration, spread, provenance = told(product(HALF), float32_8=100.0, bfloat16_8=50.0)
+    assert duration == pytest.approx(RECORDED_NS * 0.5)
+    assert spread == pytest.approx(0.1 * 2**0.5)
+    assert provenance is Provenance.MICROBENCHMARK
+
+
+def test_a_call_that_computes_longer_on_less_memory_adds_what_it_computes() -> None:
+    # What its near operands saved in the step, 20 ns, they save once, not seventy times.
+    duration, spread, provenance = told(product(HALF), float32_8=100.0, bfloat16_8=7000.0)
+    assert duration == pytest.approx(RECORDED_NS + 6900.0)
+    assert spread == pytest.approx(0.1 * 2**0.5)
+    assert provenance is Provenance.MICROBENCHMARK
+
+
+def test_a_call_on_more_memory_takes_its_multiple() -> None:
+    duration, _, _ = told(product(FULL, rows=16), float32_8=100.0, float32_16=190.0)
+    assert duration == pytest.approx(RECORDED_NS * 1.9)
+
+
+def test_what_nothing_is_known_of_keeps_its_time() -> None:
+    duration, _, provenance = told(product(HALF), float32_8=100.0)
+    assert (duration, provenance) == (RECORDED_NS, Provenance.ASSUMED)
