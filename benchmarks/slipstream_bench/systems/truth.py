@@ -7,13 +7,14 @@ being measured too widely: it counts as one that was not told to 12 %.
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import math
 import os
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from statistics import median
+from statistics import NormalDist, fmean, median
 
 from slipstream import technique
 from slipstream.workload import Workload
@@ -33,6 +34,9 @@ _QUICK = ("dlrm", "autoencoder")
 _QUICK_TECHNIQUES = ("amp:bf16", "fused_optimizer:fused", "batch_size:x2", "allocator:keep")
 _CONDITIONS = ("idle", "busy")
 _WORST = 12.0
+_NORMAL = NormalDist()
+# Half of a 90 % interval, in standard deviations.
+_REACH = _NORMAL.inv_cdf(0.95)
 
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
@@ -100,13 +104,17 @@ def _judged(condition: str, cells: Sequence[Cell]) -> Iterator[Bar]:
     errors = sorted(100 * abs(cell.error) for cell in judged)
     reach = sorted(50 * (cell.measured_high / cell.measured_low - 1) for cell in judged)
     worst = max(judged, key=lambda cell: abs(cell.error))
+    best = WithoutError(judged)
     yield at_most(name, median(errors), 4, "%", n=n,
                   detail=f"measured to +-{median(reach):.1f} % in the median, +-{reach[-1]:.0f} % "
-                  f"at most; largest error {errors[-1]:.0f} %, {worst.name}")  # fmt: skip
+                  f"at most, for which alone a prediction without error would show "
+                  f"{best.median():.1f} %; largest error {errors[-1]:.0f} %, "
+                  f"{worst.name}")  # fmt: skip
     beyond = [cell.name for cell in cells if not _within(cell)]
     yield at_least(
         f"{condition}: cells told to {_WORST:g} %", 100 * (1 - len(beyond) / len(cells)), 95, "%",
-        n=len(cells), detail=", ".join(beyond),
+        n=len(cells), detail=f"{100 * best.within(_WORST):.0f} % without an error of the "
+        f"prediction; beyond: {', '.join(beyond) or 'none'}",
     )  # fmt: skip
     outside = [cell.name for cell in judged
                if not cell.predicted_low <= cell.measured <= cell.predicted_high]  # fmt: skip
@@ -115,7 +123,8 @@ def _judged(condition: str, cells: Sequence[Cell]) -> Iterator[Bar]:
     yield Bar(
         f"{condition}: printed 90 % intervals that hold", covered, "%", "85 to 95",
         85 <= covered <= 95, n,
-        f"+-{width:.1f} % wide in the median" + "; outside: " * bool(outside) + ", ".join(outside),
+        f"+-{width:.1f} % wide in the median; intervals that hold 90 % of true values would hold "
+        f"{100 * best.held():.0f} % of those measured; outside: {', '.join(outside) or 'none'}",
     )  # fmt: skip
     watched = [cell for cell in judged if math.isfinite(cell.memory_error)]
     if watched:
@@ -125,6 +134,35 @@ def _judged(condition: str, cells: Sequence[Cell]) -> Iterator[Bar]:
             f"{condition}: error of the tensors' peak, largest", 100 * abs(largest.memory_error),
             5, "%", n=len(watched), detail=f"median {middle:.2f} %; {largest.name}",
         )  # fmt: skip
+
+
+class WithoutError:
+    """What cells would show were every prediction right: the noise of what was measured alone."""
+
+    def __init__(self, cells: Sequence[Cell]) -> None:
+        self._measured = [_deviation(cell.measured_low, cell.measured_high) for cell in cells]
+        self._printed = [_deviation(cell.predicted_low, cell.predicted_high) for cell in cells]
+
+    def within(self, error: float) -> float:
+        """Share of cells with an error of at most `error` %."""
+        reach = math.log1p(error / 100)
+        return fmean(2 * _NORMAL.cdf(reach / each) - 1 for each in self._measured)
+
+    def median(self) -> float:
+        """Error in % that half of the cells stay below, to a hundredth."""
+        return 0.01 * bisect.bisect_left(range(100_000), 0.5, key=lambda e: self.within(0.01 * e))
+
+    def held(self) -> float:
+        """Share of measured values in intervals that hold 90 % of the true ones."""
+        return fmean(
+            2 * _NORMAL.cdf(_REACH * printed / math.hypot(printed, measured)) - 1
+            for printed, measured in zip(self._printed, self._measured, strict=True)
+        )
+
+
+def _deviation(low: float, high: float) -> float:
+    """Of a logarithm, by its 90 % interval."""
+    return max(math.log(high / low) / (2 * _REACH), 1e-9)
 
 
 def _within(cell: Cell) -> bool:

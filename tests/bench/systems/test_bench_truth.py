@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable
+from statistics import NormalDist, fmean, median
 
 import pytest
 import torch
@@ -42,3 +44,25 @@ def test_an_interval_holds_where_the_measured_value_lies_in_it() -> None:
     wide = Cell("a idle", "amp:bf16", 1.0, 0.95, 1.05, 1.06, 1.0, 1.2)
     rows = {row.bar: row for row in truth._judged("idle", [wide])}
     assert rows["idle: printed 90 % intervals that hold"].value == 0
+
+
+def test_a_right_prediction_shows_the_noise_of_what_was_measured() -> None:
+    generator = random.Random(0)
+    told, noise = 0.06, 0.04
+    reach = NormalDist().inv_cdf(0.95)
+
+    def around(value: float, deviation: float) -> tuple[float, float]:
+        return value * math.exp(-reach * deviation), value * math.exp(reach * deviation)
+
+    cells = []
+    for _ in range(4000):
+        true = math.exp(generator.gauss(0, told))
+        measured = true * math.exp(generator.gauss(0, noise))
+        cells.append(Cell("a idle", "x", 1.0, *around(1, told), measured, *around(measured, noise)))
+    best = truth.WithoutError(cells)
+    held = [cell.predicted_low <= cell.measured <= cell.predicted_high for cell in cells]
+    assert best.held() == pytest.approx(fmean(held), abs=0.02)
+    # Of the true value no error is left but the measurement's.
+    errors = [abs(math.expm1(generator.gauss(0, noise))) for _ in cells]
+    assert best.median() == pytest.approx(100 * median(errors), rel=0.1)
+    assert best.within(5) == pytest.approx(fmean(error <= 0.05 for error in errors), abs=0.03)
