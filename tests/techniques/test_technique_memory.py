@@ -41,6 +41,22 @@ def deep() -> Any:
     return model, batch, cross_entropy, torch.optim.SGD(model.parameters(), lr=1e-2)
 
 
+def attention() -> Any:
+    """With dropout, so composed of products; one saves a view of what all projections lie in."""
+
+    class Classifier(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.head = nn.TransformerEncoderLayer(32, 4, 64), nn.Linear(32, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.layer(x)[0])
+
+    model = Classifier()
+    batch = (torch.randn(48, 16, 32), torch.randint(0, 4, (16,)))
+    return model, batch, cross_entropy, torch.optim.SGD(model.parameters(), lr=1e-2)
+
+
 def adagrad() -> Any:
     return wide(torch.optim.Adagrad)
 
@@ -98,7 +114,7 @@ def test_until_it_is_measured_a_foreach_update_needs_the_parameters_once_more(
     assert parameters in update
 
 
-@pytest.mark.parametrize("make", [deep, images])
+@pytest.mark.parametrize("make", [deep, images, attention])
 def test_autocast_saves_what_the_real_step_saves(make: Any, tmp_path: Path) -> None:
     """Without workspaces: those of kernels in 16 bits are the processor's own affair."""
     (technique,) = parse("amp:bf16")

@@ -109,6 +109,11 @@ class _Copies:
         release = memory.release[allocation].astype(np.int64)
         spans = uses.between(memory.storage[allocation].astype(np.int64), producer, release)
         task, through = uses.task[spans.place], self._copied[spans.place]
+        # A view that a node of the backward pass makes of what its forward read in copy is one of
+        # the copy.
+        sequence = self._graph.tasks.sequence
+        node = spans.asker * (int(sequence.max(initial=0)) + 1) + sequence[task]
+        through |= backward[task] & (sequence[task] >= 0) & np.isin(node, node[through])
         # The last direct use, and after it those in the forward pass through a copy.
         at = np.full(len(allocation), -1)
         direct = np.flatnonzero(~through)
