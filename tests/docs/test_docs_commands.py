@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import os
 import re
 import shlex
 import shutil
 import subprocess
+import sys
 import textwrap
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -235,6 +237,10 @@ def reader(
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("COLUMNS", "160")
+    # The environment in which slipstream is installed is active where a reader types; there are
+    # machines whose own Python is `python3` alone.
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    monkeypatch.setenv("PATH", path)
     monkeypatch.delenv("SLIPSTREAM_STORE", raising=False)
 
     def run(arguments: Sequence[str]) -> str:
