@@ -37,7 +37,11 @@ class BytesMoved(KnownDurations):
         self._known: set[str] = set()
 
     def measure(
-        self, calls: Iterable[Call], say: Callable[[str], None] | None = None, until: float = 0.0
+        self,
+        calls: Iterable[Call],
+        say: Callable[[str], None] | None = None,
+        until: float = 0.0,
+        **how: object,
     ) -> None:
         """Know `calls` from now on."""
         self._known |= {call.key for call in calls}

@@ -86,7 +86,7 @@ def test_keys_of_json_are_there(
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.delenv("SLIPSTREAM_STORE", raising=False)
     # Timing hundreds of operators takes minutes; what is not timed is taken as assumed.
-    monkeypatch.setattr(Durations, "measure", lambda *ignored: None)
+    monkeypatch.setattr(Durations, "measure", lambda *ignored, **how: None)
 
     def reader(arguments: Sequence[str]) -> str:
         code = _command(list(arguments))

@@ -9,6 +9,7 @@ import sqlite3
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -161,6 +162,36 @@ def test_no_batch_is_begun_after_the_deadline(
     monkeypatch.setattr(durations, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     Durations(1, path).measure(calls, until=25)
     assert len(benchmark.asked) == 48
+
+
+def test_what_was_measured_roughly_is_not_kept(path: Path, benchmark: Benchmark) -> None:
+    known = Durations(1, path)
+    known.measure([mm(2)], roughly=True)
+    assert known.lookup(mm(2)) is not None
+    assert Durations(1, path).lookup(mm(2)) is None
+    Durations(1, path).measure([mm(2)])
+    assert Durations(1, path).lookup(mm(2)) is not None
+
+
+def test_a_rough_measurement_takes_fewer_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds: list[int] = []
+
+    def counting(*arguments: Any) -> Any:
+        timer = microbenchmark_timer(*arguments)
+        rounds.append(0)
+
+        def sample() -> float:
+            rounds[-1] += 1
+            return timer.sample()
+
+        return replace(timer, sample=sample)
+
+    microbenchmark_timer = microbenchmark._timer
+    monkeypatch.setattr(microbenchmark, "_timer", counting)
+    for roughly in (False, True):
+        (answer,) = run([mm(8).to_json()], 1, roughly=roughly)
+        assert answer["nanoseconds"] > 0
+    assert rounds[0] > 3 * rounds[1] > 0
 
 
 def test_what_cannot_be_run_is_remembered_as_such(path: Path, benchmark: Benchmark) -> None:

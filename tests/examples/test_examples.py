@@ -49,7 +49,7 @@ FUNCTIONS = (
 class NothingTimed(Durations):
     """Where operators are not timed, their durations are taken as assumed."""
 
-    def measure(self, *ignored: Any) -> None:
+    def measure(self, *ignored: Any, **how: Any) -> None:
         """Leave everything unknown."""
 
 

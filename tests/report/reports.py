@@ -29,7 +29,9 @@ class AlikeDurations(Durations):
     def lookup(self, call: Any) -> Answer:
         return Answer(1e4, 0.02, Provenance.MICROBENCHMARK)
 
-    def measure(self, calls: Any, say: Any = lambda line: None, until: Any = None) -> None:
+    def measure(
+        self, calls: Any, say: Any = lambda line: None, until: Any = None, **how: Any
+    ) -> None:
         for _ in calls:
             pass
 

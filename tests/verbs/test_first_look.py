@@ -47,7 +47,9 @@ class Told(Durations):
     def missing(self, calls: Any) -> Any:
         return [] if self.told else [(self._key(call), call) for call in calls]
 
-    def measure(self, calls: Any, say: Any = lambda line: None, until: Any = None) -> None:
+    def measure(
+        self, calls: Any, say: Any = lambda line: None, until: Any = None, **how: Any
+    ) -> None:
         self.asked += list(calls)
         self.told = True
 

@@ -96,7 +96,9 @@ def test_timings_that_differ_too_much_are_no_prediction() -> None:
 class Nothing(KnownDurations):
     """Durations that must not be asked for anything."""
 
-    def measure(self, calls: Sequence[Call], say: Any = None, until: Any = None) -> None:
+    def measure(
+        self, calls: Sequence[Call], say: Any = None, until: Any = None, **how: Any
+    ) -> None:
         assert not list(calls)
 
     def lookup(self, call: Call) -> Answer | None:
@@ -336,7 +338,7 @@ class Asked(Nothing):
     def __init__(self) -> None:
         self.calls: list[Any] = []
 
-    def measure(self, calls: Sequence[Any], say: Any = None, until: Any = None) -> None:
+    def measure(self, calls: Sequence[Any], say: Any = None, until: Any = None, **how: Any) -> None:
         self.calls.append(list(calls))
 
 

@@ -70,6 +70,8 @@ class CaptureSettings:
             keep its pages; see `paging`.
         other_size: whether a step with another number of samples is recorded, from which the
             shapes of any other follow.
+        longest_s: how long plain and profiled steps may take together; three are recorded in any
+            case.
         once: whether a rough value will do: one step tells times and memory, in the state that
             caches happen to be in.
     """
@@ -80,6 +82,7 @@ class CaptureSettings:
     needs: tuple[str, ...] = ()
     own_process: bool = True
     other_size: bool = True
+    longest_s: float = _LONGEST_CAPTURE_S
     once: bool = False
 
     @classmethod
@@ -124,7 +127,7 @@ def capture(
         # Of building and warming up; afterwards the workload's own pace of collecting is enough.
         gc.collect()
         # A slow step needs fewer repetitions: its tasks are long against the noise.
-        affordable = int(_LONGEST_CAPTURE_S / 2 / max(per_step_s, 1e-9))
+        affordable = int(settings.longest_s / 2 / max(per_step_s, 1e-9))
         steps = max(min(settings.steps, affordable), min(_FEWEST_STEPS, settings.steps))
         if place is not None:
             graph = yield from capture_lanes(built, place, steps, say)

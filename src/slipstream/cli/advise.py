@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
     from slipstream.graph import Graph
     from slipstream.verbs.outlooks import Outlook
     from slipstream.workload import Workload
+
+
+# To rank what was predicted, and to print it.
+_TABLE_S = 2.0
 
 
 @options.asks(options.Target, threads=0, steps=24, timeout="5min")
@@ -34,6 +39,13 @@ def command(
     workers: Annotated[
         int, typer.Option(metavar="N", min=0, help="With --cluster: how many; 0: all devices.")
     ] = 0,
+    within: Annotated[
+        str,
+        typer.Option(
+            metavar="TIME",
+            help="How long it may take; half of it at least is left for after the recording.",
+        ),
+    ] = "1min",
     store: options.StorePath = None,
     as_json: options.Json = False,
 ) -> None:
@@ -42,13 +54,14 @@ def command(
     Single techniques and combinations of those that help, the cheapest sample first. A star marks
     what nothing else beats in time, memory and effect on the numbers at once. Nothing is applied.
 
-    Operators that techniques would change are timed once per machine, which takes up to a few
-    minutes. Meanwhile a first table on stderr says what each technique can gain at most; stdout
-    has the final table only. With --json there is no first table.
+    Operators that techniques would change are timed once per machine, those first that most of the
+    step hangs on; what there is no time for is estimated, intervals are as wide as that, and asking
+    again goes on. Meanwhile a first table on stderr says what each technique can gain at most;
+    stdout has the final table only. With --json there is no first table.
 
         slipstream advise train.py:make_workload
 
-        slipstream advise run.slipgraph --goal 'memory<2GiB'
+        slipstream advise run.slipgraph --goal 'memory<2GiB' --within 5min
 
         slipstream advise serve.py:make --goal 'p99<20ms' --rate 40/s
 
@@ -57,12 +70,14 @@ def command(
 
         slipstream advise run.slipgraph --cluster workers=8,link=1gbit,latency=50us
     """
+    from slipstream.units import parse_duration_ns
     from slipstream.verbs.advising import advise
     from slipstream.verbs.goals import parse_goals
     from slipstream.verbs.history import history
     from slipstream.verbs.outlooks import first_look_table
     from slipstream.verbs.serving import need_inference
 
+    began, within_s = time.monotonic(), parse_duration_ns(within, "--within") / 1e9
     where = options.cluster_of(cluster, cluster_sizes)
     if where is not None:
         _on_cluster(request, where, workers, store=store, as_json=as_json)
@@ -70,7 +85,8 @@ def command(
     goals = parse_goals(goal or (), rate)
     with progress("advising") as say, history(store) as past:
         # What other launches differ by is watched after the first table: it takes longer.
-        graph = request.graph(say, options.statistics_of(record), note, launches=False)
+        graph = request.graph(say, options.statistics_of(record), note, in_haste=True)
+        until = max(began + within_s, time.monotonic() + within_s / 2) - _TABLE_S
         if rate is not None:
             need_inference(graph)
 
@@ -87,7 +103,7 @@ def command(
 
         advice = advise(
             graph, goals=goals, combinations=combinations, widen=past.widen, say=say, show=show,
-            settle=settle,
+            settle=settle, until=until,
         )  # fmt: skip
         past.keep(advice.predictions, str(graph.meta.get("workload", request.target)))
     emit_result(advice, advice.table(graph, _script(graph, request), past.note), as_json=as_json)

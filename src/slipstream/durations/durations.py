@@ -219,6 +219,8 @@ class Durations:
         calls: Iterable[Call | Question],
         say: Callable[[str], None] = lambda line: None,
         until: float = math.inf,
+        *,
+        roughly: bool = False,
     ) -> None:
         """Micro-benchmark every call that is not known yet, in a child process.
 
@@ -228,7 +230,10 @@ class Durations:
         there was such a call, the machine's limits are measured too, which `ratio` falls back on.
 
         Args:
+            calls: those first that matter most, where there is no time for all.
             until: of `time.monotonic`, when no further batch is begun.
+            roughly: whether a few repetitions will do; what is measured so serves this object
+                alone.
 
         Raises:
             ChildError: the benchmarking process died.
@@ -238,21 +243,24 @@ class Durations:
         if not missing or time.monotonic() >= until:
             return
         most = max(threads for (_, threads), _ in missing)
-        with self._child(most) as child:
+        with self.measuring():
             for begin in range(0, len(missing), _BATCH):
                 if time.monotonic() >= until:
                     return
                 batch = missing[begin : begin + _BATCH]
                 say(f"measuring operators {begin + 1} to {begin + len(batch)} of {len(missing)}")
-                self._benchmark(child, batch)
+                self._benchmark(most, batch, roughly)
             dtypes = self._without_answer(asked)
             if dtypes and (probes := self.missing(roofline.probes(dtypes))):
                 say("measuring this machine's limits")
-                self._benchmark(child, probes)
+                self._benchmark(self.threads, probes)
 
     @contextlib.contextmanager
     def measuring(self) -> Iterator[None]:
         """Within it one child serves every `measure`: each takes seconds to import torch."""
+        if self._children is not None:
+            yield
+            return
         with contextlib.ExitStack() as children:
             self._children = children
             try:
@@ -260,19 +268,21 @@ class Durations:
             finally:
                 self._children = self._kept = None
 
-    @contextlib.contextmanager
-    def _child(self, threads: int) -> Iterator[Child]:
-        kept, self._kept = self._kept, None
-        with contextlib.ExitStack() as ours:
-            if kept is None or kept[1] < threads:
-                environment = one_pool(threads) | self._environment
-                child = Child("the micro-benchmark", environment=environment)
-                kept = (self._children or ours).enter_context(child), threads
-            yield kept[0]
-        # One that failed serves no more.
-        self._kept = kept if self._children is not None else None
+    def _child(self, threads: int) -> Child:
+        """The one that serves while `measuring` lasts; another where it has too few threads."""
+        assert self._children is not None
+        if self._kept is None or self._kept[1] < threads:
+            environment = one_pool(threads) | self._environment
+            child = Child("the micro-benchmark", environment=environment)
+            self._kept = self._children.enter_context(child), threads
+        return self._kept[0]
 
-    def _benchmark(self, child: Child, batch: list[tuple[_Key, Question]]) -> None:
+    def _benchmark(
+        self, most: int, batch: list[tuple[_Key, Question]], roughly: bool = False
+    ) -> None:
+        child = self._child(most)
+        # One that fails serves no more.
+        kept, self._kept = self._kept, None
         answers = child.call(
             "slipstream.durations.microbenchmark:run",
             timeout_s=_BATCH_TIMEOUT_S,
@@ -280,8 +290,10 @@ class Durations:
             threads=[threads for (_, threads), _ in batch],
             wall=[one.wall for _, one in batch],
             warm=[one.warm for _, one in batch],
+            roughly=roughly,
         )
-        self._save(list(zip(batch, answers, strict=True)))
+        self._kept = kept
+        self._save(list(zip(batch, answers, strict=True)), keep=not roughly)
 
     def _without_answer(self, asked: Iterable[Call | Question]) -> frozenset[str]:
         """The dtypes of calls that could not be run alone, and whose work is known."""
@@ -315,9 +327,11 @@ class Durations:
                 if row is not None:
                     self._known[key] = _answer(row[0], row[1], row[2], json.loads(row[3] or "null"))
 
-    def _save(self, rows: list[tuple[tuple[_Key, Question], dict[str, Any]]]) -> None:
+    def _save(
+        self, rows: list[tuple[tuple[_Key, Question], dict[str, Any]]], *, keep: bool = True
+    ) -> None:
         with self._without_cache(), self._cache() as cache, transaction(cache):
-            for (key, one), answer in rows:
+            for (key, one), answer in rows if keep else ():
                 if answer.get("waited", 0.0) > _MOST_WAITED:
                     continue
                 plain = one.key == one.call.key

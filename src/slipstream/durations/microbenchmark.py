@@ -48,7 +48,7 @@ MODULE_PASS = "slipstream::module_pass"
 TIMERS = "slipstream.timers"
 TOGETHER = "slipstream.timers_together"
 OPERATORS = "slipstream.operators"
-_ROUNDS = 15
+_ROUNDS, _FEW_ROUNDS = 15, 4
 # What takes long in a round is disturbed less, for its length; it takes part in fewer. That rounds
 # agree is no reason for fewer: all of them may have had the same neighbour. Seconds, by rounds.
 _ENOUGH_S = {5: 0.15, 3: 0.6}
@@ -71,6 +71,7 @@ def run(
     threads: int | Sequence[int],
     wall: Sequence[bool] = (),
     warm: Sequence[bool] = (),
+    roughly: bool = False,
 ) -> list[dict[str, Any]]:
     """For each call (JSON of `Call.to_json`) how long it takes, or ``{"error"}``.
 
@@ -81,6 +82,7 @@ def run(
         threads: intra-op threads, of all or of each; 0 for what torch chooses.
         wall: of each, whether to take the wall clock on one thread too.
         warm: of each, whether its operands are to be in the caches already.
+        roughly: whether a few rounds will do.
     """
     import torch
 
@@ -116,7 +118,7 @@ def run(
             needs = _needs([None if timer is None else timer.once for timer in timers])
             began = time.monotonic()
             spent_s = [0.0] * len(timers)
-            for round_ in range(_ROUNDS):
+            for round_ in range(_FEW_ROUNDS if roughly else _ROUNDS):
                 for i, timer in enumerate(timers):
                     enough = any(round_ >= n and spent_s[i] > s for n, s in _ENOUGH_S.items())
                     if timer is not None and not enough:

@@ -21,6 +21,7 @@ from slipstream.technique import QualityKind, Technique
 from slipstream.units import format_percent
 from slipstream.verbs.combining import Combination, joined, search_combinations
 from slipstream.verbs.goals import Goal
+from slipstream.verbs.haste import as_far_as_known, estimated_in_words, measure_in_time
 from slipstream.verbs.outlooks import Outlook, first_look
 from slipstream.verbs.predicting import Folded, predict
 from slipstream.verbs.request import command_for
@@ -48,6 +49,10 @@ _BEAM = 6
 _MOST_PARTS = 3
 # What combinations ask beyond the single techniques is measured for so long; the rest is estimated.
 _LONGEST_MEASURING_S = 12.0
+# Of the time that is left for single techniques and combinations together.
+_FOR_COMBINATIONS = 0.25
+# Combinations that are predicted between two looks at the clock.
+_AT_ONCE = 8
 _RISK = {kind: number for number, kind in enumerate(QualityKind)}
 
 
@@ -67,6 +72,7 @@ class Advice:
         unmet: of these, those that nothing meets; all of them when no step meets all.
         seen, combinations: combinations that were predicted, and how many there are of the
             techniques that help alone; 0 where they were not looked for.
+        estimated: operators that single techniques asked for and there was no time to measure.
     """
 
     predictions: tuple[Prediction, ...]
@@ -77,6 +83,7 @@ class Advice:
     unmet: tuple[Goal, ...] = ()
     seen: int = 0
     combinations: int = 0
+    estimated: int = 0
 
     def _repr_html_(self) -> str:
         notes = [BEST_OF_ALL if applying(self.predictions) else ""]
@@ -92,6 +99,7 @@ class Advice:
             "front": sorted(self.front),
             "best": self.best.technique if self.best is not None else None,
             "combinations": {"seen": self.seen, "all": self.combinations},
+            "estimated": self.estimated,
             "goals": [
                 {
                     "goal": str(one),
@@ -119,6 +127,7 @@ class Advice:
             if by_hand
             else "",
             self._why_not_the_largest(),
+            estimated_in_words(self.estimated),
             f"{self.seen:,} of {self.combinations:,} combinations of what helps were predicted"
             if self.combinations
             else "",
@@ -185,6 +194,7 @@ def advise(
     say: Callable[[str], None] = lambda line: None,
     show: Callable[[Sequence[Outlook]], None] = lambda outlooks: None,
     settle: Callable[[Graph], Graph] = lambda graph: graph,
+    until: float = math.inf,
 ) -> Advice:
     """Predict every installed technique and the useful combinations of them.
 
@@ -195,6 +205,9 @@ def advise(
         show: called with what is known of each technique at once, before the first of their
             operators is micro-benchmarked; not called when all of them were before.
         settle: called after that; returns the graph with what takes too long to record before.
+        until: of `time.monotonic`, by when it is to be done, within a second or two: operators that
+            most of the step hangs on are measured first, what is left is estimated, and
+            combinations are tried as long as there is time, the most promising first.
 
     Raises:
         SlipstreamError: an installed technique cannot be loaded.
@@ -202,34 +215,64 @@ def advise(
     """
     need_graph(graph)
     durations = durations or Durations(threads=int(graph.meta.get("threads", 1)))
-
-    until = math.inf
     folded: Folded = {}
+    tried: set[Combination] = set()
+    in_time = until < math.inf
+    seen = size = estimated = 0
 
-    def ask(combinations: Sequence[Combination]) -> list[Prediction]:
+    def ask(combinations: Sequence[Combination], measuring_s: float = math.inf) -> list[Prediction]:
         return predict(
-            graph, combinations, durations=durations, widen=widen,
-            measuring_s=until - time.monotonic(), folded=folded, say=say,
+            graph, combinations, durations=durations, widen=widen, measuring_s=measuring_s,
+            folded=folded, say=say,
         )  # fmt: skip
 
+    def try_together(combinations: Sequence[Combination]) -> list[Prediction]:
+        """As many as there is time for."""
+        at_once = _AT_ONCE if in_time else max(len(combinations), 1)
+        told: list[Prediction] = []
+        for begin in range(0, len(combinations), at_once):
+            now = time.monotonic()
+            if now >= until:
+                break
+            some = combinations[begin : begin + at_once]
+            # What the single techniques left is more telling than what comes on top of it.
+            measuring_s = 0.0 if estimated else min(measured - now, (until - now) / 2)
+            told += ask(some, measuring_s)
+            tried.update(some)
+        return told
+
     say("a first look, before anything is measured")
+    began = time.monotonic()
     looked = first_look(graph, single_techniques(), durations, widen)
+    looked_s = time.monotonic() - began
     if any(one.missing for one in looked):
         show(looked)
     graph = settle(graph)
     # What cannot be worth it whatever its operators take is not measured.
-    undecided = [one.prediction.techniques for one in looked if not one.decided]
+    undecided = [one for one in looked if not one.decided]
     decided = [_worth_training(one.prediction, one.most) for one in looked if one.decided]
-    seen = size = 0
     with durations.measuring():
-        singles = [*map(_worth_training, ask(undecided)), *decided]
+        if in_time:
+            # Simulating them again takes as long as the first look.
+            left_s = (until - time.monotonic()) * (1 - _FOR_COMBINATIONS * combinations) - looked_s
+            enough = time.monotonic() + left_s
+            estimated = measure_in_time(graph, undecided, durations, enough, say)
+        singles = ask(
+            [one.prediction.techniques for one in undecided], 0.0 if in_time else math.inf
+        )
+        if estimated:
+            singles = [as_far_as_known(graph, one, durations) for one in singles]
+        singles = [*map(_worth_training, singles), *decided]
         known = {p.techniques: p for p in applying(singles)}
         if combinations:
-            until = time.monotonic() + _LONGEST_MEASURING_S
+            measured = time.monotonic() + _LONGEST_MEASURING_S
             parts = [one for one, p in known.items() if _saves(p)]
-            tried = _grow(known, ask, say)
-            more, size = search_combinations(parts, known, tried, ask, say)
-            seen = min(len(tried) + len(more), size)
+            tried.update(parts)
+            _grow(known, try_together, say)
+            more, size = search_combinations(
+                parts, known, frozenset(tried), try_together, say, until - time.monotonic()
+            )
+            seen = min(len(tried), size)
             known.update({p.techniques: p for p in applying(more.values()) if _adds(p, known)})
     ranked = sorted(known.values(), key=lambda p: p.ratio)
     front = frozenset(p.technique for p in ranked if not _beaten(p, ranked))
@@ -244,7 +287,7 @@ def advise(
     unmet = tuple(goal for goal in needed if not any(goal.met_by(p) for p in ranked))
     return Advice(
         (*ranked, *refused(singles)), front, best, tuple(goals), needed,
-        unmet if unmet or meeting else needed, seen, size,
+        unmet if unmet or meeting else needed, seen, size, estimated,
     )  # fmt: skip
 
 
@@ -258,14 +301,15 @@ def _grow(
     known: dict[Combination, Predicted],
     ask: Callable[[Sequence[Combination]], list[Prediction]],
     say: Callable[[str], None],
-) -> set[Combination]:
-    """Add combinations to `known`: useful parts, joined as long as the joint is better.
-
-    Returns:
-        all that were predicted, the parts among them.
-    """
+) -> None:
+    """Add combinations to `known`: useful parts, joined as long as the joint is better."""
     parts = [one for one, p in known.items() if _saves(p)]
-    tried = set(parts)
+    alone = {one: known[one,].ratio for (one,) in parts}
+
+    def promise(joint: Combination) -> float:
+        """What it would gain if gains multiplied, the largest first."""
+        return math.prod(alone[one] for one in joint)
+
     beam = list(parts)
     for size in range(2, _MOST_PARTS + 1):
         wanted = {
@@ -276,14 +320,12 @@ def _grow(
         }
         if not wanted:
             break
-        tried |= set(wanted)
         say(f"trying {len(wanted)} combinations of {size} techniques")
-        better = [p for p in applying(ask(list(wanted))) if _adds(p, known)]
+        better = [p for p in applying(ask(sorted(wanted, key=promise))) if _adds(p, known)]
         known.update({p.techniques: p for p in better})
         by_time = sorted(better, key=lambda p: p.ratio)[:_BEAM]
         by_memory = sorted(better, key=lambda p: p.memory[1])[:_BEAM]
         beam = list({p.techniques: None for p in (*by_time, *by_memory)})
-    return tried
 
 
 def _saves(p: Predicted) -> bool:

@@ -7,6 +7,7 @@ simulator of graphs is the estimator; the search begins with the combinations gr
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -38,6 +39,7 @@ def search_combinations(
     tried: Collection[Combination],
     ask: Callable[[Sequence[Combination]], list[Prediction]],
     say: Callable[[str], None],
+    longest_s: float = math.inf,
 ) -> tuple[dict[Combination, Prediction], int]:
     """Predict more combinations of `parts`, those of many techniques among them.
 
@@ -45,6 +47,7 @@ def search_combinations(
         parts: techniques that help alone.
         known: predictions so far, by combination; the search begins with the best of them.
         tried: combinations that were predicted, whatever came of it.
+        longest_s: how long it may take, in seconds; there is a limit of its own besides.
 
     Returns:
         what was predicted in addition; how many combinations there are, those that cannot stand
@@ -74,15 +77,18 @@ def search_combinations(
         if combined not in predicted and combined in tried:
             raise ValueError("it does not apply")
         if combined not in predicted:
-            (predicted[combined],) = ask([combined])
-            added[combined] = predicted[combined]
+            for prediction in ask([combined]):
+                added[combined] = predicted[combined] = prediction
+        if combined not in predicted:
+            raise ValueError("there is no time left")
         one = predicted[combined]
         if not isinstance(one, Predicted):
             raise ValueError("it does not apply")
         return {"ratio": one.ratio, "memory": float(one.memory[1])}
 
     size = (space.size or 1) - 1
-    if size <= len(tried):
+    seconds = min(_SECONDS, longest_s)
+    if size <= len(tried) or seconds <= 0:
         return {}, size
     if size - len(tried) <= _MOST:
         # A search would propose the same ones over and over, for as long as it may.
@@ -91,7 +97,7 @@ def search_combinations(
             combined = combination(dict(zip(settings, values, strict=True)))
             if combined is None or combined in predicted or combined in tried:
                 continue
-            if time.monotonic() - began > _SECONDS:
+            if time.monotonic() - began > seconds:
                 break
             for prediction in ask([combined]):
                 added[combined] = prediction
@@ -102,7 +108,7 @@ def search_combinations(
     say(f"searching {size:,} combinations")
     study(
         "combinations", space, {"ratio": "min", "memory": "min"}, estimator=estimate,
-        strategy="evolution", start=start, budget=Budget(trials=_MOST, seconds=_SECONDS),
+        strategy="evolution", start=start, budget=Budget(trials=_MOST, seconds=seconds),
     ).run()  # fmt: skip
     return added, size
 

@@ -187,6 +187,8 @@ class _AsKnown(Durations):
         calls: Iterable[Call | Question],
         say: Callable[[str], None] = lambda line: None,
         until: float = math.inf,
+        *,
+        roughly: bool = False,
     ) -> None:
         """Nothing; what is known of them is read at once."""
         self._inner.missing(calls)

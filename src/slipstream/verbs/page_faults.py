@@ -24,7 +24,6 @@ from slipstream.workload import Built, Workload
 # page faults do not matter in either.
 _LAUNCHES, _ENOUGH = 4, 2
 _ALIKE = 0.03
-# No launch begins after so many seconds of them.
 _LONGEST_S = 15.0
 
 
@@ -34,12 +33,16 @@ def watch_launches(
     *,
     threads: int = 0,
     timeout_s: float = DEFAULT_TIMEOUT_S,
+    longest_s: float = _LONGEST_S,
     say: Callable[[str], None] = lambda line: None,
 ) -> Graph:
     """The recorded step, its page faults being those of several launches in the mean.
 
     As it is where a step has no memory to give back, runs on several lanes or in this process, or
     where they were watched already.
+
+    Args:
+        longest_s: no launch begins after so many seconds of them.
 
     Raises:
         WorkloadError, ChildError: as recording it does.
@@ -51,7 +54,7 @@ def watch_launches(
     step_ns = float(graph.tasks.duration_ns.sum() + graph.tasks.gap_ns.sum())
     others: list[float] = []
     began = time.monotonic()
-    while len(others) < _LAUNCHES and time.monotonic() - began < _LONGEST_S:
+    while len(others) < _LAUNCHES and time.monotonic() - began < longest_s:
         most = max(recorded, *others, 0.0)
         apart = most - min(recorded, *others, math.inf)
         enough = _ENOUGH if most >= MATTERS * step_ns else 1

@@ -41,6 +41,7 @@ def profile(
     timeout_s: float = DEFAULT_TIMEOUT_S,
     needs: Collection[str] = (),
     launches: bool = True,
+    longest_s: float = CaptureSettings.longest_s,
     say: Callable[[str], None] = lambda line: None,
 ) -> Graph:
     """Record the dependency graph of one step of `workload`.
@@ -57,6 +58,8 @@ def profile(
         needs: statistics to record besides, such as "regions" (see `Technique.needs`).
         launches: whether other launches of the program are watched for their page faults, see
             `slipstream.verbs.page_faults`.
+        longest_s: how long `steps` may take, profiled and plain ones beside them; a slow step is
+            recorded less often.
         say: called with a short line whenever there is progress.
 
     Raises:
@@ -73,7 +76,9 @@ def profile(
             raise UnknownNameError("statistic", name, STATISTICS)
     if not isinstance(workload, Workload):
         workload = Workload.parse(workload)
-    settings = CaptureSettings(warmup, steps, threads, tuple(sorted(set(needs))))
+    settings = CaptureSettings(
+        warmup, steps, threads, tuple(sorted(set(needs))), longest_s=longest_s
+    )
     if workload.live is not None:
         # Its heap is the caller's own, too.
         here = replace(settings, own_process=False)

@@ -17,6 +17,8 @@ from slipstream.verbs.children import DEFAULT_TIMEOUT_S
 from slipstream.workload import Workload
 
 RECORDING = ".slipgraph"
+# What steps, and afterwards launches, may take where somebody waits for a first answer.
+_IN_HASTE_S = 4.0
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ class Request:
         needs: Collection[str] = (),
         warn: Callable[[str], None] = lambda line: None,
         *,
-        launches: bool = True,
+        in_haste: bool = False,
     ) -> Graph:
         """The recorded graph, or one recorded now.
 
@@ -116,7 +118,8 @@ class Request:
             say: called with a short line whenever there is progress.
             needs: statistics to record besides.
             warn: called with what is doubtful about a recording; see `load_recording`.
-            launches: whether other launches are watched, too; `settled` does it later.
+            in_haste: whether somebody waits for it: of a slow step fewer are recorded, and other
+                launches are not watched; `settled` does that later.
 
         Raises:
             SlipstreamError: as `load_recording`, or `slipstream.verbs.profiling.profile`.
@@ -125,9 +128,10 @@ class Request:
 
         if self.recorded:
             return load_recording(Path(self.target), warn)
+        haste: dict[str, Any] = {"launches": False, "longest_s": _IN_HASTE_S} if in_haste else {}
         return profile(
             self.workload(), steps=self.steps, threads=self.threads, timeout_s=self.timeout_s,
-            needs=needs, launches=launches, say=say,
+            needs=needs, say=say, **haste,
         )  # fmt: skip
 
     def settled(self, graph: Graph, say: Callable[[str], None] = lambda line: None) -> Graph:
@@ -137,8 +141,9 @@ class Request:
         if self.recorded:
             return graph
         return watch_launches(
-            graph, self.workload(), threads=self.threads, timeout_s=self.timeout_s, say=say
-        )
+            graph, self.workload(), threads=self.threads, timeout_s=self.timeout_s,
+            longest_s=_IN_HASTE_S, say=say,
+        )  # fmt: skip
 
     def command(self, verb: str, technique: str) -> str:
         """The command line that does `verb` with `technique` to the workload."""

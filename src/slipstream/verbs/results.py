@@ -153,7 +153,8 @@ class Refused:
         why_not: the reason, in words.
         quality: what it would do to the model's numbers.
         peak_bytes: of the step as recorded; 0 if not recorded.
-        busy: whether it may well apply, and the cores here were too busy to tell its time.
+        busy: whether it may well apply, and its time cannot be told: the cores here were too busy,
+            or there was no time to measure.
         techniques: what is combined; empty for edits that no technique makes.
 
     The numbers of a `Predicted` are there as NaN, for code that reads any prediction's.

@@ -1,0 +1,122 @@
+"""What is micro-benchmarked where somebody waits: what most of the step hangs on comes first.
+
+A few dozen of a step's calls make up nine tenths of it. These are timed with care, what makes up
+the rest only roughly, and its last fiftieth not at all: whatever that took, it would hardly change
+a rank.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping
+
+import numpy as np
+
+from slipstream.durations import Durations, Question
+from slipstream.durations.roofline import probes
+from slipstream.durations.work import work
+from slipstream.graph import Call, Graph
+from slipstream.provenance import Provenance
+from slipstream.verbs.outlooks import Outlook
+from slipstream.verbs.results import Predicted, Prediction, Refused
+
+# Of the recorded step: what calls timed roughly, and those not timed, make up together.
+_ROUGHLY, _HARDLY = 0.2, 0.02
+# Of the predicted step: what may be assumed, for want of time, in a prediction that is shown.
+_MOST_ASSUMED = 0.05
+_MORE_TIME = "--within 5min, or asking again, measures more"
+
+
+def measure_in_time(
+    graph: Graph,
+    outlooks: Iterable[Outlook],
+    durations: Durations,
+    until: float,
+    say: Callable[[str], None] = lambda line: None,
+) -> int:
+    """Micro-benchmark what these techniques ask, as far as there is time.
+
+    A call weighs as much as the step spends in it, recorded or edited by a technique. One that is
+    in no step, which a technique's own model rests on, weighs most. Techniques that ask least come
+    first, so that most of them are known; and before all the machine's limits, by which the rest
+    is estimated.
+
+    Args:
+        until: of `time.monotonic`, when no further batch is begun.
+
+    Returns:
+        how many operators there was no time for.
+    """
+    recorded = _time_by_call(graph)
+    careful, hardly = _lightest(recorded, _ROUGHLY), _lightest(recorded, _HARDLY)
+    heavy, light = [], []
+    for one in outlooks:
+        after = one.prediction.graph if isinstance(one.prediction, Predicted) else None
+        edited = _time_by_call(after) if after is not None else {}
+        parts = one.prediction.techniques if one.missing else ()
+        asked = [_question(call) for part in parts for call in part.questions(graph)]
+        # What nothing is known of yet may have been put in with no time at all.
+        weights = [
+            max(recorded.get(call.call.key, 0.0), edited.get(call.call.key, 0.0)) or math.inf
+            for call in asked
+        ]
+        weighed = [asked[i] for i in sorted(range(len(asked)), key=lambda i: -weights[i])]
+        weights.sort(reverse=True)
+        most, all_but_hardly = (
+            sum(weight >= least for weight in weights) for least in (careful, hardly)
+        )
+        heavy.append(weighed[:most])
+        light.append(weighed[most:all_but_hardly])
+    done = (work(call) for call in graph.calls)
+    dtypes = frozenset(one.dtype for one in done if one is not None and one.flops)
+    first = [*map(_question, probes(dtypes)), *itertools.chain(*sorted(heavy, key=len))]
+    then = [*itertools.chain(*sorted(light, key=len))]
+    durations.measure(first, say, until)
+    durations.measure(then, say, until, roughly=True)
+    return len(durations.missing([*first, *then]))
+
+
+def _question(call: Call | Question) -> Question:
+    return call if isinstance(call, Question) else Question(call)
+
+
+def _lightest(lasts: Mapping[str, float], share: float) -> float:
+    """How long those calls take at least that take all but this share of the step, in ns."""
+    ordered = np.sort(np.fromiter(lasts.values(), float, len(lasts)))
+    lighter = ordered.cumsum() <= share * ordered.sum()
+    return float(ordered[~lighter].min(initial=math.inf))
+
+
+def as_far_as_known(graph: Graph, p: Prediction, durations: Durations) -> Prediction:
+    """`p`, or that there was no time for it where too much of it would be an assumption."""
+    if not isinstance(p, Predicted) or p.shares.get(Provenance.ASSUMED, 0.0) <= _MOST_ASSUMED:
+        return p
+    left = len(durations.missing(call for part in p.techniques for call in part.questions(graph)))
+    if not left:
+        return p
+    reason = f"there was no time to measure {left} operators; {_MORE_TIME}"
+    return Refused(
+        p.technique, p.baseline_ns, reason, p.quality, p.memory[0], True, p.techniques
+    )  # fmt: skip
+
+
+def estimated_in_words(count: int) -> str:
+    """What there was no time for; empty where there was."""
+    if not count:
+        return ""
+    return (
+        f"{count:,} operators were estimated, for want of time, and intervals are as wide as that: "
+        f"{_MORE_TIME}"
+    )
+
+
+def _time_by_call(graph: Graph) -> dict[str, float]:
+    """How long the step spends in each call, in ns."""
+    tasks = graph.tasks
+    calling = tasks.call >= 0
+    times = np.bincount(tasks.call[calling], tasks.duration_ns[calling], len(graph.calls))
+    lasts: dict[str, float] = {}
+    for call, time_ns in zip(graph.calls, times.tolist(), strict=True):
+        lasts[call.key] = lasts.get(call.key, 0.0) + time_ns
+    return lasts
