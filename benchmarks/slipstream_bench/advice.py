@@ -15,6 +15,8 @@ from slipstream.errors import MeasurementError
 
 SLIPSTREAM = [sys.executable, "-c", "from slipstream.cli import main; main()"]
 _FIRST, _AS_IT_IS, _ERROR = "first look at ", "as it is: ", "error: "
+# Before the first step; said every few seconds.
+_BUILDING = ("advising: importing ", "advising: running ")
 
 
 @dataclass(frozen=True)
@@ -22,11 +24,14 @@ class AdviceTimes:
     """What a person waits for who has never asked on this machine.
 
     Attributes:
-        first_s, final_s: seconds of wall time to the first and to the final table.
+        building_s: seconds of wall time until the workload was last heard to be built, at most a
+            few before its first step.
+        first_s, final_s: to the first and to the final table.
         cpu_s: processor seconds of the command and all that it started.
         step: what advise says of the step as it is.
     """
 
+    building_s: float
     first_s: float
     final_s: float
     cpu_s: float
@@ -49,18 +54,20 @@ def time_advice(target: str, folder: str, *options: str) -> AdviceTimes:
             stderr=subprocess.PIPE,
             text=True,
         )
-        first, step, said = float("nan"), "", ""
+        building, first, step, said = 0.0, float("nan"), "", ""
         with process:
             for line in process.stderr or ():
                 # Behind the error stands what to do.
                 said = said if said.startswith(_ERROR) else line
-                if line.startswith(_FIRST):
+                if line.startswith(_BUILDING):
+                    building = time.perf_counter() - begin
+                elif line.startswith(_FIRST):
                     first = time.perf_counter() - begin
                 elif line.startswith(_AS_IT_IS):
                     step = line.removeprefix(_AS_IT_IS).strip()
         if process.returncode or not step:
             raise MeasurementError(f"advise failed: {said.strip()}")
-        return AdviceTimes(first, time.perf_counter() - begin, _children_s() - before, step)
+        return AdviceTimes(building, first, time.perf_counter() - begin, _children_s() - before, step)
 
 
 def _children_s() -> float:

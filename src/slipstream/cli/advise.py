@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from slipstream.workload import Workload
 
 
-# To rank what was predicted, and to print it.
-_TABLE_S = 2.0
+# To end the batch and the combinations under way, to rank all, and to print it.
+_ENDING_S = 4.0
 
 
 @options.asks(options.Target, threads=0, steps=24, timeout="5min")
@@ -85,8 +85,8 @@ def command(
     goals = parse_goals(goal or (), rate)
     with progress("advising") as say, history(store) as past:
         # What other launches differ by is watched after the first table: it takes longer.
-        graph = request.graph(say, options.statistics_of(record), note, in_haste=True)
-        until = max(began + within_s, time.monotonic() + within_s / 2) - _TABLE_S
+        graph = request.graph(say, options.statistics_of(record), note, briefly=True)
+        until = max(began + within_s, time.monotonic() + within_s / 2) - _ENDING_S
         if rate is not None:
             need_inference(graph)
 

@@ -21,7 +21,7 @@ from slipstream.technique import QualityKind, Technique
 from slipstream.units import format_percent
 from slipstream.verbs.combining import Combination, joined, search_combinations
 from slipstream.verbs.goals import Goal
-from slipstream.verbs.haste import as_far_as_known, estimated_in_words, measure_in_time
+from slipstream.verbs.deadline import as_far_as_known, estimated_in_words, measure_in_time
 from slipstream.verbs.outlooks import Outlook, first_look
 from slipstream.verbs.predicting import Folded, predict
 from slipstream.verbs.request import command_for

@@ -18,7 +18,7 @@ from slipstream.workload import Workload
 
 RECORDING = ".slipgraph"
 # What steps, and afterwards launches, may take where somebody waits for a first answer.
-_IN_HASTE_S = 4.0
+_BRIEFLY_S = 4.0
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class Request:
         needs: Collection[str] = (),
         warn: Callable[[str], None] = lambda line: None,
         *,
-        in_haste: bool = False,
+        briefly: bool = False,
     ) -> Graph:
         """The recorded graph, or one recorded now.
 
@@ -118,7 +118,7 @@ class Request:
             say: called with a short line whenever there is progress.
             needs: statistics to record besides.
             warn: called with what is doubtful about a recording; see `load_recording`.
-            in_haste: whether somebody waits for it: of a slow step fewer are recorded, and other
+            briefly: whether somebody waits for it: of a slow step fewer are recorded, and other
                 launches are not watched; `settled` does that later.
 
         Raises:
@@ -128,10 +128,10 @@ class Request:
 
         if self.recorded:
             return load_recording(Path(self.target), warn)
-        haste: dict[str, Any] = {"launches": False, "longest_s": _IN_HASTE_S} if in_haste else {}
+        brief: dict[str, Any] = {"launches": False, "longest_s": _BRIEFLY_S} if briefly else {}
         return profile(
             self.workload(), steps=self.steps, threads=self.threads, timeout_s=self.timeout_s,
-            needs=needs, say=say, **haste,
+            needs=needs, say=say, **brief,
         )  # fmt: skip
 
     def settled(self, graph: Graph, say: Callable[[str], None] = lambda line: None) -> Graph:
@@ -142,7 +142,7 @@ class Request:
             return graph
         return watch_launches(
             graph, self.workload(), threads=self.threads, timeout_s=self.timeout_s,
-            longest_s=_IN_HASTE_S, say=say,
+            longest_s=_BRIEFLY_S, say=say,
         )  # fmt: skip
 
     def command(self, verb: str, technique: str) -> str:

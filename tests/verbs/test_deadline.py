@@ -18,7 +18,7 @@ from slipstream.provenance import Provenance
 from slipstream.technique import parse
 from slipstream.verbs import advising
 from slipstream.verbs.advising import advise
-from slipstream.verbs.haste import as_far_as_known, estimated_in_words, measure_in_time
+from slipstream.verbs.deadline import as_far_as_known, estimated_in_words, measure_in_time
 from slipstream.verbs.outlooks import first_look
 from slipstream.verbs.predicting import predict
 from slipstream.verbs.results import Predicted, Refused

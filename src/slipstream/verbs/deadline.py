@@ -1,4 +1,4 @@
-"""What is micro-benchmarked where somebody waits: what most of the step hangs on comes first.
+"""What is micro-benchmarked before a deadline: what most of the step hangs on comes first.
 
 A few dozen of a step's calls make up nine tenths of it. These are timed with care, what makes up
 the rest only roughly, and its last fiftieth not at all: whatever that took, it would hardly change
