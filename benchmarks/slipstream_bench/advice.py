@@ -67,7 +67,9 @@ def time_advice(target: str, folder: str, *options: str) -> AdviceTimes:
                     step = line.removeprefix(_AS_IT_IS).strip()
         if process.returncode or not step:
             raise MeasurementError(f"advise failed: {said.strip()}")
-        return AdviceTimes(building, first, time.perf_counter() - begin, _children_s() - before, step)
+        return AdviceTimes(
+            building, first, time.perf_counter() - begin, _children_s() - before, step
+        )
 
 
 def _children_s() -> float:
