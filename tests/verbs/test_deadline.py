@@ -18,7 +18,12 @@ from slipstream.provenance import Provenance
 from slipstream.technique import parse
 from slipstream.verbs import advising
 from slipstream.verbs.advising import advise
-from slipstream.verbs.deadline import as_far_as_known, estimated_in_words, measure_in_time
+from slipstream.verbs.deadline import (
+    as_far_as_known,
+    estimated_in_words,
+    is_guessed,
+    measure_in_time,
+)
 from slipstream.verbs.outlooks import first_look
 from slipstream.verbs.predicting import predict
 from slipstream.verbs.results import Predicted, Refused
@@ -111,6 +116,19 @@ def test_what_was_measured_is_told(graph: Graph, tmp_path: Path) -> None:
     (told,) = predict(graph, ["amp:bf16"], durations=durations, measuring_s=0.0)
     assert as_far_as_known(graph, told, durations) is told
     assert estimated_in_words(0) == ""
+
+
+def test_a_combination_rests_on_no_more_than_its_parts(graph: Graph, tmp_path: Path) -> None:
+    durations = Some(tmp_path / "none.db")
+    parts = ["fused_optimizer:fused", "amp:bf16"]
+    assert measured(graph, durations, *parts) == 0
+    singles = predict(graph, parts, durations=durations, measuring_s=0.0)
+    (joint,) = predict(graph, ["+".join(parts)], durations=durations, measuring_s=0.0)
+    alone = [p for p in singles if isinstance(p, Predicted)]
+    assert not is_guessed(joint, alone)
+    # At twice the batch nobody has timed the casts.
+    (guessed,) = predict(graph, ["batch_size:x2+amp:bf16"], durations=durations, measuring_s=0.0)
+    assert is_guessed(guessed, alone)
 
 
 @pytest.mark.parametrize(("seconds", "told"), [(60.0, True), (0.0, False)])

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 # To end the batch and the combinations under way, to rank all, and to print it.
-_ENDING_S = 4.0
+_ENDING_S = 5.0
 
 
 @options.asks(options.Target, threads=0, steps=24, timeout="5min")

@@ -20,8 +20,13 @@ from slipstream.tables import Table
 from slipstream.technique import QualityKind, Technique
 from slipstream.units import format_percent
 from slipstream.verbs.combining import Combination, joined, search_combinations
+from slipstream.verbs.deadline import (
+    as_far_as_known,
+    estimated_in_words,
+    is_guessed,
+    measure_in_time,
+)
 from slipstream.verbs.goals import Goal
-from slipstream.verbs.deadline import as_far_as_known, estimated_in_words, measure_in_time
 from slipstream.verbs.outlooks import Outlook, first_look
 from slipstream.verbs.predicting import Folded, predict
 from slipstream.verbs.request import command_for
@@ -236,10 +241,12 @@ def advise(
                 break
             some = combinations[begin : begin + at_once]
             # What the single techniques left is more telling than what comes on top of it.
-            measuring_s = 0.0 if estimated else min(measured - now, (until - now) / 2)
+            measuring_s = 0.0 if estimated else min(measured - now, (until - now) / 4)
             told += ask(some, measuring_s)
             tried.update(some)
-        return told
+        if not in_time:
+            return told
+        return [p for p in told if not is_guessed(p, (known[part,] for part in p.techniques))]
 
     say("a first look, before anything is measured")
     began = time.monotonic()

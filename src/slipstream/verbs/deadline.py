@@ -101,6 +101,12 @@ def as_far_as_known(graph: Graph, p: Prediction, durations: Durations) -> Predic
     )  # fmt: skip
 
 
+def is_guessed(p: Prediction, parts: Iterable[Predicted]) -> bool:
+    """Whether a combination rests on assumptions, for want of time, that its parts do not."""
+    theirs = max((part.shares.get(Provenance.ASSUMED, 0.0) for part in parts), default=0.0)
+    return p.shares.get(Provenance.ASSUMED, 0.0) > theirs + _MOST_ASSUMED
+
+
 def estimated_in_words(count: int) -> str:
     """What there was no time for; empty where there was."""
     if not count:
