@@ -431,3 +431,18 @@ def test_the_fused_call_has_the_storages_of_what_it_replaces() -> None:
 
 def names_of(graph: Graph, task: int) -> str:
     return graph.string(int(graph.tasks.name[task]))
+
+
+def test_the_fused_call_saves_what_it_was_called_with() -> None:
+    """Views of all three projections, where products had saved copies of their own."""
+    size = BATCH * LENGTH * 3 * WIDTH * 4
+
+    def saved(graph: Graph) -> int:
+        memory, phase = graph.memory, graph.tasks.phase
+        until_backward = phase[memory.release] == StepPhase.BACKWARD
+        since_forward = (memory.producer >= 0) & (phase[memory.producer] == StepPhase.FORWARD)
+        return int((since_forward & until_backward & (memory.nbytes == size)).sum())
+
+    graph = graph_of(written_out)
+    assert saved(graph) == 0
+    assert saved(predicted(graph, Table())) == saved(graph_of(fused)) == 2

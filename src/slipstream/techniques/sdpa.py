@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from slipstream.durations import pace
 from slipstream.errors import WorkloadError
@@ -97,14 +98,15 @@ class Sdpa(Settings):
 
         def put(
             at: int, call: Call, old: Sequence[int], storages: Sequence[int], sequence: int
-        ) -> None:
+        ) -> int:
             before_ns = float(graph.tasks.duration_ns[list(old)].sum())
-            edit.put(
+            handle = edit.put(
                 at, call, price(context.durations, call, before_ns, pace=in_step), before=True,
                 gap_ns=graph.task(old[-1]).gap_ns, storages=storages,
                 sequence=sequence if storages else -1,
             )  # fmt: skip
             edit.remove(np.array(old))
+            return handle
 
         for one in chosen:
             there, back = ((), ()) if one.storages is None else one.storages
@@ -114,7 +116,11 @@ class Sdpa(Settings):
                     edit.put(one.forward[-1], one.keep, answer.at(in_step), before=True)
             put(one.forward[-1], one.call, one.forward, there, one.sequence)
             if one.backward and one.backward_call is not None:
-                put(one.backward[0], one.backward_call, one.backward, back, one.sequence)
+                at = one.backward[0]
+                handle = put(at, one.backward_call, one.backward, back, one.sequence)
+                # It saves what it was called with: views, where matmul had made copies of its own.
+                saved = _freed_before(graph, there[:-1], one.forward, at)
+                edit.release_after(saved, np.full(len(saved), handle))
             elif one.backward:
                 edit.remove(np.array(one.backward))
         removed = sum(len(one.forward) + len(one.backward) for one in chosen)
@@ -172,6 +178,16 @@ class Sdpa(Settings):
             for one in find_attention(graph)
             if one.refusal is None and _module(graph, one) in self._selection
         ]
+
+
+def _freed_before(
+    graph: Graph, storages: Sequence[int], forward: Sequence[int], backward: int
+) -> NDArray[np.int64]:
+    """int64 [k], allocations in `storages` that are there in `forward` and not at `backward`."""
+    memory = graph.memory
+    chosen = np.isin(memory.storage, storages) & (memory.producer <= forward[-1])
+    chosen &= (memory.release >= forward[0]) & (memory.release < backward)
+    return np.flatnonzero(chosen)
 
 
 def _module(graph: Graph, one: Attention) -> str:
