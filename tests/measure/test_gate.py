@@ -87,3 +87,15 @@ def test_a_process_that_loses_its_core_often_is_disturbed(monkeypatch, per_s, le
     clock = iter([0.0, 1.0])
     monkeypatch.setattr(gate.time, "monotonic", lambda: next(clock))
     assert gate.Gate().read().level is level
+
+
+@pytest.mark.parametrize(
+    ("pressure", "load", "expected"),
+    [(20.0, 9.0, ""), (80.0, 0.0, "80 %"), (None, 9.0, "9.0 a core"), (None, 0.5, "")],
+)
+def test_a_busy_machine_is_told_at_once(monkeypatch, pressure, load, expected):
+    monkeypatch.setattr(gate, "_pressure", lambda: pressure)
+    monkeypatch.setattr(gate.os, "getloadavg", lambda: (load, 0.0, 0.0))
+    monkeypatch.setattr(gate.os, "cpu_count", lambda: 1)
+    assert expected in gate.busy_in_words()
+    assert bool(gate.busy_in_words()) == bool(expected)

@@ -43,7 +43,7 @@ def command(
         if option in ("-o", "--output") and value.endswith(".slipgraph"):
             note(f"'{option} {value}' stands after -- and goes to the script; keeping {output}")
     with progress(f"profiling {recipe.name}") as say:
-        graph = request.graph(say, options.statistics_of(record))
+        graph = request.graph(say, options.statistics_of(record), note)
         save(graph, output)
     emit(summary(graph), summary_json(graph, output), as_json=as_json)
     named = shlex.quote(str(output))

@@ -134,6 +134,18 @@ class Gate:
         return rates, sorted(spans.keys() - rates.keys())
 
 
+def busy_in_words() -> str:
+    """How busy this machine has been for the last seconds; empty unless it is red.
+
+    Of what needs no time between two readings: pressure, or the load where that is not told.
+    """
+    values = Gate().read().values
+    for name in ("pressure_percent", "load_per_core"):
+        if (value := values.get(name)) is not None:
+            return _LIMITS[name].text.format(value) if value >= _LIMITS[name].red else ""
+    return ""
+
+
 def _pressure() -> float | None:
     first = Path("/proc/pressure/cpu").read_text().splitlines()[0]
     return float(first.split("avg10=")[1].split()[0])

@@ -12,6 +12,7 @@ from typing import Any
 from slipstream.errors import InvalidArgumentError, UsageError
 from slipstream.graph import Graph, load
 from slipstream.graph.origin import has_changed
+from slipstream.measure.gate import busy_in_words
 from slipstream.units import parse_duration_ns
 from slipstream.verbs.children import DEFAULT_TIMEOUT_S
 from slipstream.workload import Workload
@@ -19,6 +20,11 @@ from slipstream.workload import Workload
 RECORDING = ".slipgraph"
 # What steps, and afterwards launches, may take where somebody waits for a first answer.
 _BRIEFLY_S = 4.0
+_BUSY = (
+    "this machine is busy: {0}. A step on one thread is timed by its own processor time, and can "
+    "be told with wider intervals; of several threads (--threads, threads:N) hardly anything can, "
+    "and prove takes half as long again"
+)
 
 
 @dataclass(frozen=True)
@@ -117,7 +123,8 @@ class Request:
         Args:
             say: called with a short line whenever there is progress.
             needs: statistics to record besides.
-            warn: called with what is doubtful about a recording; see `load_recording`.
+            warn: called with what is doubtful about a recording, see `load_recording`; or, before
+                one is made now, with how busy the machine is.
             briefly: whether somebody waits for it: of a slow step fewer are recorded, and other
                 launches are not watched; `settled` does that later.
 
@@ -128,6 +135,8 @@ class Request:
 
         if self.recorded:
             return load_recording(Path(self.target), warn)
+        if busy := busy_in_words():
+            warn(_BUSY.format(busy))
         brief: dict[str, Any] = {"launches": False, "longest_s": _BRIEFLY_S} if briefly else {}
         return profile(
             self.workload(), steps=self.steps, threads=self.threads, timeout_s=self.timeout_s,
