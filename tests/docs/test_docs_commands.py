@@ -291,7 +291,7 @@ def test_it_runs_and_prints_what_is_shown(
     if "gelu:" in text:
         monkeypatch.syspath_prepend(gelu)
     # Timing hundreds of operators takes minutes; what is not timed is taken as assumed.
-    monkeypatch.setattr(Durations, "measure", lambda *ignored: None)
+    monkeypatch.setattr(Durations, "measure", lambda *ignored, **how: None)
     command = COMMANDS[text]
     said = reader(shortened(command.arguments))
     assert set(headings(command.output)) <= set(headings(said))
@@ -325,7 +325,7 @@ def test_the_python_of_the_readme_runs(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(Durations, "measure", lambda *ignored: None)
+    monkeypatch.setattr(Durations, "measure", lambda *ignored, **how: None)
     shown = [one.text for one in blocks(pages()["README.md"]) if one.language == "python"]
     exec(compile(shown[-1], "README.md", "exec"), {})
     assert capsys.readouterr().out.startswith("amp:bf16")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import statistics
 import time
@@ -249,7 +250,8 @@ def test_times_are_of_as_many_samples_on_both_sides(forked_children: None, tmp_p
     assert found.ratio("batch_size:x32").ratio < 0.5
     (note,) = [note for note in found.table().notes if "samples" in note]
     assert re.search(r"batch_size:x32\b.*\b256\b.*\b8\b", note)
-    # 32 times the batch: more is resident at the peak than without. Not every kernel tells.
+    # 32 times a small batch is less than the pages by which two processes differ. Not every kernel
+    # tells.
     peaks = [
         statistics.median(series.values)
         for (arm, metric, phase), series in found.experiment.series.items()
@@ -258,7 +260,7 @@ def test_times_are_of_as_many_samples_on_both_sides(forked_children: None, tmp_p
     ]
     assert len(peaks) == 2 * sides.resettable()
     assert all(1 << 20 < peak < 1 << 30 for peak in peaks)
-    assert peaks == sorted(peaks)
+    assert all(after > 0.9 * before for before, after in itertools.pairwise(peaks))
     memory = tensor_memory(found.experiment)["batch_size:x32"]
     assert memory.measured > memory.baseline > 0
     assert memory.predicted is None

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 # To end the batch and the combinations under way, to rank all, and to print it; and for what is
 # measured on two threads, which takes twice its seconds.
-_ENDING_S = 7.0
+_ENDING_S, _ENDING = 7.0, 0.12
 
 
 @options.asks(options.Target, threads=0, steps=24, timeout="5min")
@@ -87,7 +87,8 @@ def command(
     with progress("advising") as say, history(store) as past:
         # What other launches differ by is watched after the first table: it takes longer.
         graph = request.graph(say, options.statistics_of(record), note, briefly=True)
-        until = max(began + within_s, time.monotonic() + within_s / 2) - _ENDING_S
+        until = max(began + within_s, time.monotonic() + within_s / 2)
+        until -= min(_ENDING_S, _ENDING * within_s)
         if rate is not None:
             need_inference(graph)
 

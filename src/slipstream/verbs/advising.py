@@ -52,9 +52,9 @@ _DEAREST = 2.0
 _WORTH_A_PART = 0.01
 _BEAM = 6
 _MOST_PARTS = 3
-# What combinations ask beyond the single techniques is measured for so long, with a deadline or
-# without one; the rest is estimated.
-_LONGEST_MEASURING_S = {True: 6.0, False: 12.0}
+# What combinations ask beyond the single techniques is measured for so long, the rest estimated;
+# before a deadline for less.
+_LONGEST_MEASURING_S, _MEASURING_IN_TIME_S = 12.0, 6.0
 # Of the time that is left for single techniques and combinations together.
 _FOR_COMBINATIONS = 0.25
 # Combinations that are predicted between two looks at the clock.
@@ -273,7 +273,8 @@ def advise(
         singles = [*map(_worth_training, singles), *decided]
         known = {p.techniques: p for p in applying(singles)}
         if combinations:
-            measured = time.monotonic() + _LONGEST_MEASURING_S[in_time]
+            longest_s = _MEASURING_IN_TIME_S if in_time else _LONGEST_MEASURING_S
+            measured = time.monotonic() + longest_s
             parts = [one for one, p in known.items() if _saves(p)]
             tried.update(parts)
             _grow(known, try_together, say)
