@@ -100,6 +100,11 @@ class Question:
     wall: bool = False
     warm: bool = False
 
+    @classmethod
+    def of(cls, call: Call | Question) -> Question:
+        """`call`, asked about under the step's own conditions; a question as it is."""
+        return call if isinstance(call, Question) else cls(call)
+
     @property
     def key(self) -> str:
         """What an answer is kept under, beside the number of threads."""
@@ -302,12 +307,12 @@ class Durations:
 
     def missing(self, calls: Iterable[Call | Question]) -> list[tuple[_Key, Question]]:
         """Those of `calls` that `measure` would micro-benchmark now, with their keys."""
-        wanted = {self._key(call): _question(call) for call in calls}
+        wanted = {self._key(call): Question.of(call) for call in calls}
         self._load([key for key in wanted if key not in self._known])
         return [(key, one) for key, one in wanted.items() if key not in self._known]
 
     def _key(self, call: Call | Question) -> _Key:
-        one = _question(call)
+        one = Question.of(call)
         return one.key, self.threads if one.threads is None else one.threads
 
     def _load(self, keys: list[_Key]) -> None:
@@ -364,10 +369,6 @@ class Durations:
                     stacklevel=2,
                 )
             self._warned = True
-
-
-def _question(call: Call | Question) -> Question:
-    return call if isinstance(call, Question) else Question(call)
 
 
 def _answer(

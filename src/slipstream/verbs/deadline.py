@@ -16,7 +16,7 @@ import numpy as np
 from slipstream.durations import Durations, Question
 from slipstream.durations.roofline import probes
 from slipstream.durations.work import work
-from slipstream.graph import Call, Graph
+from slipstream.graph import Graph
 from slipstream.provenance import Provenance
 from slipstream.verbs.outlooks import Outlook
 from slipstream.verbs.results import Predicted, Prediction, Refused
@@ -55,7 +55,7 @@ def measure_in_time(
         after = one.prediction.graph if isinstance(one.prediction, Predicted) else None
         edited = _time_by_call(after) if after is not None else {}
         parts = one.prediction.techniques if one.missing else ()
-        asked = [_question(call) for part in parts for call in part.questions(graph)]
+        asked = [Question.of(call) for part in parts for call in part.questions(graph)]
         # What nothing is known of yet may have been put in with no time at all.
         weights = [
             max(recorded.get(call.call.key, 0.0), edited.get(call.call.key, 0.0)) or math.inf
@@ -70,15 +70,11 @@ def measure_in_time(
         light.append(weighed[most:all_but_hardly])
     done = (work(call) for call in graph.calls)
     dtypes = frozenset(one.dtype for one in done if one is not None and one.flops)
-    first = [*map(_question, probes(dtypes)), *itertools.chain(*sorted(heavy, key=len))]
+    first = [*map(Question.of, probes(dtypes)), *itertools.chain(*sorted(heavy, key=len))]
     then = [*itertools.chain(*sorted(light, key=len))]
     durations.measure(first, say, until)
     durations.measure(then, say, until, roughly=True)
     return len(durations.missing([*first, *then]))
-
-
-def _question(call: Call | Question) -> Question:
-    return call if isinstance(call, Question) else Question(call)
 
 
 def _lightest(lasts: Mapping[str, float], share: float) -> float:
