@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NoReturn
 
 import psutil
 import pytest
 
-from slipstream.child import Channel, Child, channel
+from slipstream.child import Channel, Child, channel, started_by
 from slipstream.errors import (
     ChildDiedError,
     ChildError,
@@ -303,6 +306,40 @@ def test_it_cannot_start_in_a_folder_that_is_not_there(tmp_path: Path) -> None:
     fds = len(os.listdir("/proc/self/fd"))
     with pytest.raises(ChildError, match=r"\bstarted\b.*\bNo such file\b"):
         Child(directory=tmp_path / "absent")
+    assert len(os.listdir("/proc/self/fd")) == fds
+
+
+def test_ctrl_c_before_it_starts_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def interrupted() -> NoReturn:
+        assert list(tmp_path.glob("slipstream-*.log"))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "pipe", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Child()
+    gc.collect()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_while_it_starts_leaves_no_file_and_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def interrupted(*arguments: Any, **options: Any) -> NoReturn:
+        processes.append(subprocess.Popen(*arguments, **options))
+        raise KeyboardInterrupt
+
+    fds = len(os.listdir("/proc/self/fd"))
+    with started_by(interrupted), pytest.raises(KeyboardInterrupt):
+        Child()
+    assert processes[0].wait(30) == 0
+    assert list(tmp_path.iterdir()) == []
     assert len(os.listdir("/proc/self/fd")) == fds
 
 

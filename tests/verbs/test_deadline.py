@@ -116,6 +116,7 @@ def test_what_was_measured_is_told(graph: Graph, tmp_path: Path) -> None:
     (told,) = predict(graph, ["amp:bf16"], durations=durations, measuring_s=0.0)
     assert as_far_as_known(graph, told, durations) is told
     assert estimated_in_words(0) == ""
+    assert estimated_in_words(1).startswith("1 operator was ")
 
 
 def test_a_combination_rests_on_no_more_than_its_parts(graph: Graph, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import threading
 import time
+import uuid
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
@@ -69,10 +70,13 @@ class Child:
         self.name = name
         self._owner = os.getpid()
         self._stopped = False
+        # What removes the log is there before the log is: Ctrl-C may come between any two lines.
+        log = os.path.join(tempfile.gettempdir(), f"slipstream-{uuid.uuid4().hex}.log")
+        self.log_path = Path(log)
+        self._remove_log = weakref.finalize(self, _remove, self.log_path, self._owner)
+        log_fd = os.open(log, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
         to_child_read, to_child_write = os.pipe()
         to_us_read, to_us_write = os.pipe()
-        log_fd, log_path = tempfile.mkstemp(prefix="slipstream-", suffix=".log")
-        self.log_path = Path(log_path)
         # A child dies with the *thread* that started it, so that only the main thread, which ends
         # with the process, may ask for that; others' children are ended at our exit.
         in_main_thread = threading.current_thread() is threading.main_thread()
@@ -91,10 +95,13 @@ class Child:
                 # Ctrl-C goes to us alone; we then end the child and all it started.
                 start_new_session=True,
             )
+            self._channel = Channel(to_us_read, to_child_write)
+            _living.add(self)
         except BaseException as error:
+            # A process that was started all the same ends when it finds nobody at its pipe.
             os.close(to_us_read)
             os.close(to_child_write)
-            self.log_path.unlink(missing_ok=True)
+            self._remove_log()
             if not isinstance(error, OSError):
                 # Whoever starts processes in place of us may have reasons of its own not to.
                 raise
@@ -105,8 +112,6 @@ class Child:
         finally:
             for fd in (to_child_read, to_us_write, log_fd):
                 os.close(fd)
-        self._channel = Channel(to_us_read, to_child_write)
-        _living.add(self)
 
     @property
     def pid(self) -> int:
@@ -240,7 +245,7 @@ class Child:
             self._await_end()
         finally:
             self.kill()
-            self.log_path.unlink(missing_ok=True)
+            self._remove_log()
 
     def _has_ended(self) -> bool:
         """Whether the process is over; its exit is left to be collected by `kill`."""
@@ -334,6 +339,12 @@ def ready(children: Sequence[Child], timeout_s: float) -> list[Child]:
     ]
 
 
+def _remove(log: Path, owner: int) -> None:
+    # A process forked from ours inherits this duty, too, while we go on writing.
+    if os.getpid() == owner:
+        log.unlink(missing_ok=True)
+
+
 _living: weakref.WeakSet[Child] = weakref.WeakSet()
 
 
@@ -343,4 +354,4 @@ def _end_all() -> None:
         # A process forked from ours inherits this list, and must not end our children.
         if child._owner == os.getpid():
             child.kill()
-            child.log_path.unlink(missing_ok=True)
+            child._remove_log()

@@ -91,7 +91,7 @@ def as_far_as_known(graph: Graph, p: Prediction, durations: Durations) -> Predic
     left = len(durations.missing(call for part in p.techniques for call in part.questions(graph)))
     if not left:
         return p
-    reason = f"there was no time to measure {left} operators; {_MORE_TIME}"
+    reason = f"there was no time to measure {left:,} operator{'s' * (left > 1)}; {_MORE_TIME}"
     return Refused(
         p.technique, p.baseline_ns, reason, p.quality, p.memory[0], True, p.techniques
     )  # fmt: skip
@@ -107,8 +107,9 @@ def estimated_in_words(count: int) -> str:
     """What there was no time for; empty where there was."""
     if not count:
         return ""
+    were = "operators were" if count > 1 else "operator was"
     return (
-        f"{count:,} operators were estimated, for want of time, and intervals are as wide as that: "
+        f"{count:,} {were} estimated, for want of time, and intervals are as wide as that: "
         f"{_MORE_TIME}"
     )
 
