@@ -71,10 +71,9 @@ class Child:
         self._owner = os.getpid()
         self._stopped = False
         # What removes the log is there before the log is: Ctrl-C may come between any two lines.
-        log = os.path.join(tempfile.gettempdir(), f"slipstream-{uuid.uuid4().hex}.log")
-        self.log_path = Path(log)
+        self.log_path = Path(tempfile.gettempdir(), f"slipstream-{uuid.uuid4().hex}.log")
         self._remove_log = weakref.finalize(self, _remove, self.log_path, self._owner)
-        log_fd = os.open(log, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+        log_fd = os.open(self.log_path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
         to_child_read, to_child_write = os.pipe()
         to_us_read, to_us_write = os.pipe()
         # A child dies with the *thread* that started it, so that only the main thread, which ends

@@ -26,7 +26,7 @@ PAGE_FAULT_LAUNCHES = "page_fault_launches_ns"
 """Of a graph's `meta`: their time in each launch that was watched, the recorded one first."""
 # What the rule of growth is off by where memory changes, for each e-fold: over seven models and six
 # techniques, page faults followed it within a factor of 1.6. It knows nothing of holes, and is off
-# by more where these decide: a net of depthwise layers, checkpointed, faults in four times as much.
+# by more where these decide: checkpointed, a depthwise net faults two to four times as often.
 _OF_CHANGE = 0.4
 _LEAST_FACTOR = 0.1
 # Few launches that happen to agree do not show that all do.
