@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import pytest
@@ -221,8 +222,10 @@ def test_ours_are_registered_for_real(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_one_that_declares_no_traits_is_told_of_once(installed: Installed) -> None:
-    class Undeclared(Settings):
+    @dataclass(frozen=True)
+    class Undeclared(Plain):
         name: ClassVar[str] = "undeclared"
+        traits: ClassVar[Traits] = Settings.traits
         stage: ClassVar[int] = Stage.COMPILE
 
     installed.add("undeclared", Undeclared)
@@ -245,12 +248,28 @@ def test_one_of_another_package_is_found_and_parsed(installed: Installed) -> Non
     assert parse("theirs:3+amp:bf16") == (Theirs(3), Amp())
 
 
-@pytest.mark.parametrize("value", ["another_package:NotThere", "no_such_package:Kind", "amp"])
-def test_a_broken_one_is_named(installed: Installed, value: str) -> None:
+@pytest.mark.parametrize(
+    "value",
+    ["another_package:NotThere", "no_such_package:Kind", "amp", "json:dumps", "json:JSONDecoder"],
+)
+def test_a_broken_plug_in_is_skipped_unless_it_is_named(installed: Installed, value: str) -> None:
     installed.points.append(EntryPoint("broken", value, technique.GROUP))
+    with pytest.warns(SlipstreamWarning, match=r"'broken'.*skipped"):
+        assert {"amp", "shrink"} <= technique.registry().keys() - {"broken"}
+    assert parse("amp:bf16+shrink") == (Shrink(), Amp())
     with pytest.raises(SlipstreamError, match="'broken'") as caught:
-        technique.registry()
+        parse("broken")
     assert value in str(caught.value)
+
+
+def test_a_plug_in_that_exits_is_skipped(
+    installed: Installed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "exiting_package.py").write_text("raise SystemExit(3)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    installed.points.append(EntryPoint("exiting", "exiting_package:Kind", technique.GROUP))
+    with pytest.warns(SlipstreamWarning, match="'exiting'"):
+        assert "exiting" not in technique.registry()
 
 
 def test_predictions_are_folded_in_stage_order() -> None:
@@ -318,3 +337,16 @@ def test_looking_for_techniques_loads_nothing_that_only_their_use_needs() -> Non
     code = "import sys\nfrom slipstream import technique\ntechnique.registry()\n"
     code += "sys.exit(bool({'scipy', 'sklearn', 'onnx', 'rich'} & set(sys.modules)))\n"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_only_the_named_techniques_are_imported() -> None:
+    code = """if True:
+        import sys
+        from slipstream import technique
+        technique.parse("amp:bf16+channels_last")
+        points = technique.entry_points(group=technique.GROUP)
+        loaded = {point.name for point in points if point.value.partition(":")[0] in sys.modules}
+        sys.exit(loaded != {"amp", "channels_last"} and f"{loaded}")
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr.decode()

@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
-from importlib.metadata import EntryPoints, entry_points
+from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeGuard, runtime_checkable
 
@@ -239,6 +239,9 @@ class Technique(Protocol):
         """
 
 
+_MEMBERS = (*Technique.__annotations__, *(name for name in vars(Technique) if name[0] != "_"))
+
+
 class Replicating(Technique, Protocol):
     """A technique that makes replicas: ``traits.replicas == "makes"``.
 
@@ -298,22 +301,46 @@ class Settings:
 def registry() -> dict[str, type[Technique]]:
     """Every installed technique by name, ours and others', from the entry points `GROUP`.
 
-    Raises:
-        SlipstreamError: an installed technique cannot be imported.
+    One that cannot be loaded is left out, with a `SlipstreamWarning` that names its package.
     """
     kinds: dict[str, type[Technique]] = {}
     for point in _points(entry_points, tuple(sys.path)):
         try:
-            kinds[point.name] = point.load()
-        except Exception as error:
-            package = point.dist.name if point.dist else "?"
-            raise SlipstreamError(
-                f"the technique '{point.name}' of the package {package} cannot be loaded: {error}",
-                where=point.value,
-                remedy=f"mend or uninstall {package}",
-            ) from error
-        _warn_undeclared(kinds[point.name], point.name, point.dist.name if point.dist else "?")
+            kinds[point.name] = _load(point)
+        except SlipstreamError as error:
+            _warn_skipped(error.what, error.remedy)
     return dict(sorted(kinds.items()))
+
+
+def _load(point: EntryPoint) -> type[Technique]:
+    """Import one technique.
+
+    Raises:
+        SlipstreamError: the import fails, or the object is not a technique's class.
+    """
+    package = point.dist.name if point.dist else "?"
+    try:
+        kind: type[Technique] = point.load()
+        if not isinstance(kind, type) or not hasattr(kind, "__dataclass_fields__"):
+            raise TypeError(f"{point.value} is not a dataclass")
+        missing = [name for name in _MEMBERS if not hasattr(kind, name)]
+        if missing:
+            raise TypeError(f"{kind.__name__} does not define {', '.join(missing)}")
+    except (Exception, SystemExit) as error:
+        reason = f"{error}" or type(error).__name__
+        raise SlipstreamError(
+            f"the technique '{point.name}' of the package {package} cannot be loaded: {reason}",
+            where=point.value,
+            remedy=f"fix or uninstall {package}",
+        ) from error
+    _warn_undeclared(kind, point.name, package)
+    return kind
+
+
+@functools.cache
+def _warn_skipped(what: str, remedy: str | None) -> None:
+    """Warn once per process about a technique that `registry` leaves out."""
+    warnings.warn(f"{what}; it is skipped ({remedy})", SlipstreamWarning, stacklevel=3)
 
 
 @functools.cache
@@ -335,12 +362,21 @@ def need_known(techniques: Iterable[str]) -> None:
     Raises:
         UnknownNameError: there is none of a name; the nearest is suggested.
     """
-    known = {point.name for point in _points(entry_points, tuple(sys.path))}
     for text in techniques:
         for part in text.split("+"):
-            name = part.strip().partition(":")[0]
-            if name not in known:
-                raise UnknownNameError("technique", name, known)
+            _point(part.strip().partition(":")[0])
+
+
+def _point(name: str) -> EntryPoint:
+    """The entry point of a technique, which is not imported yet.
+
+    Raises:
+        UnknownNameError: no technique of this name is installed; the nearest is suggested.
+    """
+    points = {point.name: point for point in _points(entry_points, tuple(sys.path))}
+    if name not in points:
+        raise UnknownNameError("technique", name, points)
+    return points[name]
 
 
 @functools.lru_cache(maxsize=4)
@@ -352,13 +388,15 @@ def _points(find: Callable[..., EntryPoints], path: tuple[str, ...]) -> EntryPoi
 def parse(text: str) -> tuple[Technique, ...]:
     """The techniques ``a:1+b:key=2`` names, in their order (see `slipstream.workload.in_order`).
 
+    Only the modules of these techniques are imported.
+
     Raises:
         UnknownNameError: no such technique or setting; the nearest is suggested.
         InvalidArgumentError: a value of the wrong kind.
         UsageError: an empty name, a technique twice, or two that conflict.
+        SlipstreamError: one of them cannot be loaded.
     """
-    known = registry()
-    return combination(_parse_one(part.strip(), known) for part in text.split("+"))
+    return combination(_parse_one(part.strip()) for part in text.split("+"))
 
 
 def combination(techniques: Iterable[Technique]) -> tuple[Technique, ...]:
@@ -409,7 +447,7 @@ def variants(kind: type[Technique]) -> list[Technique]:
         UsageError: it declares what its grammar does not have.
     """
     if kind.traits.variants:
-        return [_parse_one(text, {kind.name: kind}) for text in kind.traits.variants]
+        return [_parse_one(text, kind) for text in kind.traits.variants]
     fields = dataclasses.fields(kind)  # type: ignore[arg-type]
     if any(one.default is dataclasses.MISSING is one.default_factory for one in fields):
         return []
@@ -566,13 +604,13 @@ def clock(techniques: Sequence[Technique]) -> str:
     return "wall" if any(one.traits.clock == "wall" for one in techniques) else "cpu"
 
 
-def _parse_one(text: str, known: dict[str, type[Technique]]) -> Technique:
+def _parse_one(text: str, kind: Any = None) -> Technique:
+    """The technique that `text` describes, of the class `kind` or of the one its name finds."""
     name, _, rest = text.partition(":")
     if not name:
         raise UsageError("an empty technique name", remedy="as amp:bf16 or amp:bf16+other")
-    if name not in known:
-        raise UnknownNameError("technique", name, known)
-    kind: Any = known[name]
+    if kind is None:
+        kind = _load(_point(name))
     fields = {field.name.rstrip("_"): field for field in dataclasses.fields(kind)}
     hints = typing.get_type_hints(kind)
     values: dict[str, Any] = {}

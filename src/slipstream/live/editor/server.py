@@ -345,7 +345,7 @@ def _refused(error: SlipstreamError) -> JsonRpcException:
 def _warm_up() -> None:
     from slipstream import technique
 
-    technique.parse("channels_last")
+    technique.registry()
 
 
 def _ignore(*_: object) -> None:
