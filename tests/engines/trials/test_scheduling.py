@@ -82,6 +82,24 @@ def cut(start: float, end: float, times: list[float]) -> list[tuple[float, float
     return list(itertools.pairwise(inside))
 
 
+@pytest.mark.parametrize("restart_s", [0.0, 15.0])
+def test_equal_trials_are_not_resized_forever(
+    restart_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spread, calls = ClusterState.spread, [0]
+
+    def counted(state: ClusterState, i: int, width: int) -> None:
+        calls[0] += 1
+        assert calls[0] < 1000
+        spread(state, i, width)
+
+    monkeypatch.setattr(ClusterState, "spread", counted)
+    for m, n, work_s in itertools.product((2, 3, 5, 9), (3, 4, 8, 16), (0.0, 10.0, 60.0)):
+        calls[0] = 0
+        trials = TrialSet.of(np.full(m, work_s), np.full(m, 0.1), np.ones(m))
+        makespan(trials, n, scheduler_named("level"), restart_s=restart_s)
+
+
 def test_the_same_seed_gives_the_same_events() -> None:
     digests = {
         simulate(drawn(30, 4), 7, scheduler_named("level"), record=True).digest() for _ in range(2)

@@ -318,13 +318,15 @@ def widen(state: ClusterState, most: int) -> None:
         widest = min(len(state.free) + held, most, state.trials.rates.shape[1])
         if widest <= held:
             return
-        times = state.restart_s + state.left_s[i] / state.trials.rates[i, :widest]
-        width = int(np.argmin(times)) + 1
-        if times[width - 1] > now * (1.0 - _GAIN) or width == state.width[i] == held:
+        restart_s = state.restart_s if state.begun[i] else 0.0
+        times = restart_s + state.left_s[i] / state.trials.rates[i, :widest]
+        worthwhile = times < now * (1.0 - _GAIN)
+        if not worthwhile.any():
             return
-        # No wider than needed to end with the one before it.
+        # No wider than needed to end with the trial before it. Only a width that brings the end
+        # nearer counts: of trials that end together, the width that one already has would do.
         second = float(np.partition(ends, -2)[-2]) if len(ends) > 1 else 0.0
-        enough = np.flatnonzero(times <= max(second, float(times.min())))
+        enough = np.flatnonzero(worthwhile & (times <= max(second, float(times.min()))))
         state.spread(i, int(enough[0]) + 1)
 
 
