@@ -17,7 +17,7 @@ from slipstream.engines.trials import (
     scheduler_named,
     simulate,
 )
-from slipstream.engines.trials.forecast import knee, predict
+from slipstream.engines.trials.forecast import empty_state, knee, predict, rates_of
 from slipstream.engines.trials.timeline import perfetto
 from slipstream.errors import InvalidArgumentError, SlipstreamError, UnknownNameError
 from slipstream.search import Asha, Budget, Cost, Float, Halving, Space, estimator, study
@@ -98,6 +98,37 @@ def test_equal_trials_are_not_resized_forever(
         calls[0] = 0
         trials = TrialSet.of(np.full(m, work_s), np.full(m, 0.1), np.ones(m))
         makespan(trials, n, scheduler_named("level"), restart_s=restart_s)
+
+
+def test_an_arrival_gets_a_device_of_a_wide_trial() -> None:
+    state = empty_state(2, 8, restart_s=5.0, max_pack=4)
+    level, rates = scheduler_named("level"), rates_of(Cost(1.0, gamma=0.05), 8)
+    long, short = (state.add(work_s, rates, 1.0, 0.0) for work_s in (300.0, 5.0))
+
+    def pass_time(seconds: float) -> None:
+        state.begun[state.running] = True
+        state.elapse(seconds)
+
+    state.arrive(np.array([long]))
+    level.decide(state)
+    assert state.width.tolist()[:2] == [2, 0]
+    pass_time(20.0)
+    state.arrive(np.array([short]))
+    level.decide(state)
+    assert state.width.tolist()[:2] == [1, 1]
+    pass_time(5.0)
+    state.leave(short)
+    # The restart has taken 5 s so far; 5 s of computing come before the next one.
+    level.decide(state)
+    assert state.width[long] == 1
+    pass_time(5.0)
+    level.decide(state)
+    assert state.width[long] == 2
+    # Where the wide trial is about to end, waiting is cheaper than a restart.
+    pass_time(float(state.finishes(state.running)[0]) - 3.0)
+    state.arrive(np.array([state.add(5.0, rates, 1.0, 0.0)]))
+    level.decide(state)
+    assert state.width[long] == 2
 
 
 def test_the_same_seed_gives_the_same_events() -> None:

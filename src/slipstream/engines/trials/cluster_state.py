@@ -30,6 +30,7 @@ class ClusterState:
         width: devices it has; 1 where it is packed, 0 where it does not run, int64 [m].
         packed_on: device that it shares, or -1, int64 [m].
         pause_s: until it computes again, float64 [m].
+        hold_s: computing that is left before it may be widened again, float64 [m].
         begun: it has computed, so that a change of devices costs a restart, bool [m].
         here: it has arrived and is not over, bool [m].
         load, count, memory: of packed devices: sums over members, [devices].
@@ -49,6 +50,7 @@ class ClusterState:
         self.width = np.zeros(m, dtype=np.int64)
         self.packed_on = np.full(m, -1, dtype=np.int64)
         self.pause_s = np.zeros(m)
+        self.hold_s = np.zeros(m)
         self.begun = np.zeros(m, dtype=np.bool_)
         self.here = np.zeros(m, dtype=np.bool_)
         self.load = np.zeros(devices)
@@ -73,6 +75,10 @@ class ClusterState:
         """Whether trial `i` keeps the devices it has."""
         return not self.resizable and bool(self.begun[i])
 
+    def held(self, i: int) -> bool:
+        """Whether trial `i` may not be widened now."""
+        return self.fixed(i) or bool(self.hold_s[i] > 0)
+
     def rates(self, at: NDArray[np.int64]) -> Floats:
         """How fast the trials `at` run, as times one device by itself; pauses left aside."""
         packed = self.packed_on[at]
@@ -88,8 +94,11 @@ class ClusterState:
         """Time passes for the trials that run: of their pauses, then of their work."""
         running = self.running
         pause = self.pause_s[running]
-        worked = np.maximum(seconds - pause, 0.0) * self.rates(running)
-        self.left_s[running] = np.maximum(self.left_s[running] - worked, 0.0)
+        computed = np.maximum(seconds - pause, 0.0)
+        self.left_s[running] = np.maximum(
+            self.left_s[running] - computed * self.rates(running), 0.0
+        )
+        self.hold_s[running] = np.maximum(self.hold_s[running] - computed, 0.0)
         self.pause_s[running] = np.maximum(pause - seconds, 0.0)
 
     def add(self, work_s: float, rates: Floats, utilisation: float, memory: float) -> int:
@@ -124,6 +133,7 @@ class ClusterState:
         self.width = np.append(self.width, np.zeros(by, dtype=np.int64))
         self.packed_on = np.append(self.packed_on, np.full(by, -1, dtype=np.int64))
         self.pause_s = np.append(self.pause_s, 0.0 * ones)
+        self.hold_s = np.append(self.hold_s, 0.0 * ones)
         self.begun = np.append(self.begun, np.zeros(by, dtype=np.bool_))
         self.here = np.append(self.here, np.zeros(by, dtype=np.bool_))
         self.on += [[] for _ in range(by)]

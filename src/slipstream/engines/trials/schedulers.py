@@ -61,7 +61,7 @@ class Uniform(Scheduler):
         share = min(max(state.devices // len(running), 1), state.trials.rates.shape[1])
         for i in running:
             extra = share - int(state.width[i])
-            if 0 < extra <= len(state.free) and not state.fixed(int(i)):
+            if 0 < extra <= len(state.free) and not state.held(int(i)):
                 state.spread(int(i), share)
 
 
@@ -108,7 +108,8 @@ class Level(Scheduler):
     smallest width that makes it by T or packed with others that do, has devices. What has no room
     at once is packed longest first. Whatever idles at the end goes to whoever ends last, where
     that is worth its restart. Of several fillings the one that a simulation says ends first is
-    taken, with the plainer rules among them.
+    taken, with the plainer rules among them. A trial that arrives while wide trials hold all
+    devices gets one of theirs, if that saves more waiting than the restart costs.
 
     Attributes:
         chosen: the rule taken for the last group.
@@ -118,12 +119,15 @@ class Level(Scheduler):
 
     def __init__(self) -> None:
         self.chosen: Scheduler | None = None
+        self._backlog = np.zeros(0, dtype=np.int64)
 
     def decide(self, state: ClusterState) -> None:
         waiting = state.waiting
         if self.chosen is None or (len(waiting) > 1 and not len(state.running)):
             self.chosen = self._best(state)
+        make_room(state, len(np.setdiff1d(waiting, self._backlog, assume_unique=True)))
         self.chosen.decide(state)
+        self._backlog = state.waiting
 
     def _best(self, state: ClusterState) -> Scheduler:
         m, n = len(state.waiting), state.devices
@@ -311,7 +315,7 @@ def widen(state: ClusterState, most: int) -> None:
         ends = state.finishes(running)
         last = int(np.argmax(ends))
         i, now = int(running[last]), float(ends[last])
-        if state.fixed(i):
+        if state.held(i):
             return
         device = int(state.packed_on[i])
         held = int(state.width[i]) if device < 0 or state.count[device] == 1 else 0
@@ -328,6 +332,35 @@ def widen(state: ClusterState, most: int) -> None:
         second = float(np.partition(ends, -2)[-2]) if len(ends) > 1 else 0.0
         enough = np.flatnonzero(worthwhile & (times <= max(second, float(times.min()))))
         state.spread(i, int(enough[0]) + 1)
+
+
+def make_room(state: ClusterState, arrivals: int) -> None:
+    """Take devices from wide trials for `arrivals` trials, if that shortens the sum of all waits.
+
+    The wide trial ends later, by its restart and its narrower width; the arrivals begin now instead
+    of when devices become free.
+    """
+    while arrivals and not state.free:
+        running = state.running
+        width, left_s = state.width[running], state.left_s[running]
+        ends = state.finishes(running)
+        waits_s = np.cumsum(np.sort(np.repeat(ends, width))[:arrivals])
+        gain_s, at, taken = 0.0, -1, 0
+        for k in np.flatnonzero(width > 1).tolist():
+            if state.fixed(int(running[k])):
+                continue
+            most = min(int(width[k]) - 1, len(waits_s))
+            narrower = state.trials.rates[running[k], width[k] - 2 :: -1][:most]
+            gains = waits_s[:most] - (state.restart_s + left_s[k] / narrower - ends[k])
+            if gains.max() > gain_s:
+                gain_s, at, taken = float(gains.max()), k, int(np.argmax(gains)) + 1
+        if at < 0:
+            return
+        i = int(running[at])
+        state.spread(i, int(width[at]) - taken)
+        # It computes for at least as long as its restart took before it is widened again.
+        state.hold_s[i] = state.restart_s
+        arrivals -= taken
 
 
 SCHEDULERS: dict[str, Callable[[], Scheduler]] = {
