@@ -1,0 +1,73 @@
+"""Training scripts as users write them, in many styles; slipstream must handle every one.
+
+Each file is complete and runs by itself in seconds. None of them mentions slipstream, and their
+style is their authors': neither ruff nor mypy checks them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+FOLDER = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Script:
+    """A script and what a profile of it shows.
+
+    Attributes:
+        name: file name without its suffix.
+        kind: ``"training"`` and ``"inference"`` are profiled by their steps; in ``"none"`` no step
+            can be found.
+        arguments: command-line arguments of the script itself.
+        sentence: part of the error for kind ``"none"``; otherwise empty.
+        packages: packages that it imports in addition to torch and numpy.
+        same_step: name of the script that trains the same model on the same batches, without a
+            closure; empty if there is none.
+    """
+
+    name: str
+    kind: Literal["training", "inference", "none"] = "training"
+    arguments: tuple[str, ...] = ()
+    sentence: str = ""
+    packages: tuple[str, ...] = ()
+    same_step: str = ""
+
+    @property
+    def path(self) -> Path:
+        """Path of the file."""
+        return FOLDER / f"{self.name}.py"
+
+
+SCRIPTS = (
+    Script("bare_loop"),
+    Script("argparse_main", arguments=("--epochs", "6", "--hidden", "256")),
+    Script("trainer_class"),
+    Script("dict_batches_workers"),
+    Script("amp_scaler"),
+    Script("compiled_model"),
+    Script("gan"),
+    Script("gradient_accumulation"),
+    Script("click_stream"),
+    Script("ema"),
+    Script("checkpoints"),
+    Script("gcn_full_batch"),
+    Script("lstm_packed"),
+    Script("cnn_channels_last"),
+    Script("transformer_groups"),
+    Script("lbfgs"),
+    Script("plain_closure", same_step="bare_loop"),
+    Script("lightning_automatic", packages=("lightning",), same_step="lightning_manual"),
+    Script("lightning_manual", packages=("lightning",)),
+    Script("hf_trainer", packages=("transformers",)),
+    Script("accelerate_loop", packages=("accelerate",)),
+    Script("custom_function"),
+    Script("actor_critic"),
+    Script("ten_steps"),
+    Script("inference", "inference"),
+    Script("manual_sgd", "none", sentence="the steps of a script are counted by optimizer.step()"),
+    Script("child_process", "none", sentence="what trains in a process that it starts is not seen"),
+)
+"""All scripts; the last two have no step that can be found."""
