@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import secrets
 import socket
 import threading
 from collections.abc import Iterator
@@ -13,9 +14,20 @@ from typing import Any
 from slipstream.errors import MissingExtraError, SlipstreamError
 
 HOST = "127.0.0.1"
+_KEY_BYTES = 24
 # Of a default, as many more ports are tried: several of a kind may run at once.
 _PORTS_TRIED = 20
 _START_S, _END_S = 30.0, 10.0
+
+
+def new_key() -> str:
+    """A random key for one server: a client must send it with what it asks for."""
+    return secrets.token_urlsafe(_KEY_BYTES)
+
+
+def same_key(given: str, key: str) -> bool:
+    """Whether `given` is `key`, in a time that does not depend on where they differ."""
+    return secrets.compare_digest(given.encode(errors="replace"), key.encode())
 
 
 def listen(port: int | None, default: int) -> socket.socket:

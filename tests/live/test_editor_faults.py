@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from editor_client import BRIEFLY, PATIENCE_S, Editor, Session, started
 from live_workloads import TRAIN
 from lsprotocol import types
 from pygls.exceptions import JsonRpcException
+
+from raw_sockets import exchange
 
 _MODEL = "import torch\n\n\ndef skyline_model_provider():\n    return torch.nn.Linear(2, 2)\n"
 _INPUT = "\n\ndef skyline_input_provider(batch_size=4):\n    return (torch.ones(batch_size, 2),)\n"
@@ -129,31 +134,111 @@ def test_two_names_of_a_workload_are_one_analysis(session: Session) -> None:
     assert len(lenses[session.line("def make_workload")]) <= 3
 
 
-def test_a_second_editor_is_refused_and_the_first_served(tmp_path: Path) -> None:
-    path = tmp_path / "train.py"
-    server = subprocess.Popen(
+@dataclass
+class TcpServer:
+    """`slipstream lsp --tcp 0`, and a workload that leaves a mark when it is run."""
+
+    process: subprocess.Popen[str]
+    port: int
+    key: str
+    workload: Path
+    mark: Path
+
+
+@pytest.fixture(scope="module")
+def tcp(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TcpServer]:
+    folder = tmp_path_factory.mktemp("tcp")
+    mark, workload = folder / "mark", folder / "train.py"
+    workload.write_text(f"open({str(mark)!r}, 'w').close()\n{TRAIN}")
+    process = subprocess.Popen(
         [sys.executable, "-m", "slipstream", "lsp", "--tcp", "0", *BRIEFLY],
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        cwd=folder,
     )  # fmt: skip
     try:
-        assert server.stderr is not None
-        said = re.search(r"127\.0\.0\.1:(\d+)", server.stderr.readline())
+        assert process.stderr is not None
+        said = re.search(r'127\.0\.0\.1:(\d+).*"key": "(.*)"', process.stderr.readline())
         assert said
-        port = int(said[1])
-        session = Session(path, TRAIN)
-        session.do(session.editor.client.start_tcp("127.0.0.1", port))
-        session.do(session.editor.initialize())
-        session.editor.open()
-        with pytest.raises(ConnectionRefusedError):
-            socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
-        assert session.do(session.editor.lenses())
-        session.end()
-        assert server.wait(PATIENCE_S) == 0
-        assert server.stdout is not None
-        assert server.stdout.read() == ""
+        assert len(said[2]) == len(KEY)
+        yield TcpServer(process, int(said[1]), said[2], workload, mark)
     finally:
-        server.kill()
-        server.communicate()
+        process.kill()
+        process.communicate()
+
+
+def request(method: str, **params: Any) -> bytes:
+    return json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).encode()
+
+
+def framed(body: bytes, *headers: bytes) -> bytes:
+    lines = (*headers, b"Content-Length: %d" % len(body), b"", body)
+    return b"\r\n".join(lines)
+
+
+# As long as the server's own, which takes its place.
+KEY, WORKLOAD = "K" * 32, "train.py:make_workload"
+ANALYSE = request("workspace/executeCommand", command="slipstream.analyse", arguments=[WORKLOAD])
+HTTP = (b"POST / HTTP/1.1", b"Host: 127.0.0.1", b"Origin: http://evil.example")
+ATTACKS = {
+    "a web page's POST": framed(ANALYSE, *HTTP),
+    "a web page's POST with the right key": framed(
+        request("initialize", initializationOptions={"key": KEY}), *HTTP
+    ),
+    "a GET": b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
+    "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    "another header first": framed(ANALYSE, b"Host: 127.0.0.1"),
+    "a command before initialize": framed(ANALYSE),
+    "initialize without options": framed(request("initialize")),
+    "no key": framed(request("initialize", initializationOptions={"target": WORKLOAD})),
+    "a wrong key": framed(request("initialize", initializationOptions={"key": "guessed"})),
+    "a key that is no text": framed(request("initialize", initializationOptions={"key": [1]})),
+    "a key that is no Unicode": framed(
+        request("initialize", initializationOptions={"key": "\ud800"})
+    ),
+    "a wrong key, then a command": framed(
+        request("initialize", initializationOptions={"key": "guessed"})
+    ) + framed(ANALYSE),
+    "a notification": framed(b'{"jsonrpc": "2.0", "method": "initialized"}'),
+    "a batch": framed(b"[" + request("initialize") + b"]"),
+    "no JSON": framed(b"{]"),
+    "deep JSON": framed(b"[" * 500_000),
+    "a number of 5,000 digits": framed(b"1" * 5_000),
+    "a length of 400 digits": b"Content-Length: " + b"9" * 400 + b"\r\n\r\n{}",
+    "9 MB announced": b"Content-Length: 9000000\r\n\r\n{}",
+    "a negative length": b"Content-Length: -1\r\n\r\n{}",
+    "an endless header": b"Content-Type: " + b"a" * 100_000,
+    "half a message": b"Content-Length: 100\r\n\r\n{",
+    "nothing": b"",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_who_has_no_key_is_refused_and_nothing_runs(tcp: TcpServer, name: str) -> None:
+    sent = ATTACKS[name].replace(KEY.encode(), tcp.key.encode())
+    answer = exchange(tcp.port, sent, then_close=name in ("half a message", "nothing"))
+    assert answer == b"" or b'"error"' in answer
+    assert not tcp.mark.exists()
+
+
+def test_silent_connections_keep_no_editor_out_and_a_second_editor_is_refused(
+    tcp: TcpServer,
+) -> None:
+    silent = [socket.create_connection(("127.0.0.1", tcp.port)) for _ in range(70)]
+    session = Session(tcp.workload, tcp.workload.read_text())
+    session.do(session.editor.client.start_tcp("127.0.0.1", tcp.port))
+    session.do(session.editor.initialize({"key": tcp.key}))
+    session.editor.open()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", tcp.port), timeout=PATIENCE_S)
+    assert session.do(session.editor.lenses())
+    assert not tcp.mark.exists()
+    for connection in silent:
+        connection.close()
+    session.end()
+    assert tcp.process.wait(PATIENCE_S) == 0
+    assert tcp.process.stdout is not None
+    assert tcp.process.stdout.read() == ""
 
 
 @pytest.mark.full

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from starlette.websockets import WebSocket
 
 DEFAULT_PORT = 8377
-_KEY_BYTES = 24
 _LONGEST_MESSAGE = 1 << 20
 _TYPES = {"document.json": "application/json", "columns.deflate": "application/octet-stream"}
 
@@ -64,7 +62,7 @@ def serving(analyst: Analyst, port: int | None = None) -> Iterator[Live]:
         SlipstreamError: the port is taken, or the page is missing from the installation.
     """
     listening = loopback.listen(port, DEFAULT_PORT)
-    live = Live(analyst, listening.getsockname()[1], secrets.token_urlsafe(_KEY_BYTES))
+    live = Live(analyst, listening.getsockname()[1], loopback.new_key())
     assets()
     application = Guard(_application(analyst), live.port, live.key)
     with loopback.running(

@@ -102,22 +102,29 @@ def serve_stdio(make_analyst: MakeAnalyst, target: str | None = None) -> None:
 
 
 def serve_tcp(make_analyst: MakeAnalyst, port: int, target: str | None = None) -> None:
-    """Serve the one editor that connects to a port of this machine, until it leaves.
+    """Serve the one editor that connects to a port of this machine with the key, until it leaves.
 
     Args:
-        port: 0 for a free one; which it is, stderr tells.
+        port: 0 for a free one; the port and the key are printed on stderr.
 
     Raises:
         SlipstreamError: the port is taken.
     """
     # Here: over stdin and stdout nothing of the page's server is needed.
-    from slipstream.loopback import HOST, listen
+    from slipstream.live.editor.admission import wait_for_editor
+    from slipstream.loopback import HOST, listen, new_key
 
+    key = new_key()
     with listen(port, 0) as listening:
-        print(f"waiting for an editor on {HOST}:{listening.getsockname()[1]}", file=sys.stderr)
-        connection, _ = listening.accept()
-    # Nobody listens from here on: a second editor's connection is refused.
-    with connection, connection.makefile("rb") as requests, connection.makefile("wb") as answers:
+        print(
+            f"waiting for an editor on {HOST}:{listening.getsockname()[1]}, "
+            f'with {{"key": "{key}"}} in its initializationOptions',
+            file=sys.stderr,
+            flush=True,
+        )
+        connection, requests = wait_for_editor(listening, key)
+    # The port is closed from here on: a second editor's connection is refused.
+    with connection, requests, connection.makefile("wb") as answers:
         _serve(make_analyst, target, requests, answers)
 
 
