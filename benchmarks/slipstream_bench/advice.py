@@ -45,7 +45,7 @@ def time_advice(target: str, folder: str, *options: str) -> AdviceTimes:
         MeasurementError: it failed.
     """
     with tempfile.TemporaryDirectory(prefix="slipstream-bench-") as cache:
-        before, begin = _children_s(), time.perf_counter()
+        before, begin = children_s(), time.perf_counter()
         process = subprocess.Popen(
             [*SLIPSTREAM, "advise", target, *options],
             cwd=folder,
@@ -68,10 +68,11 @@ def time_advice(target: str, folder: str, *options: str) -> AdviceTimes:
         if process.returncode or not step:
             raise MeasurementError(f"advise failed: {said.strip()}")
         return AdviceTimes(
-            building, first, time.perf_counter() - begin, _children_s() - before, step
+            building, first, time.perf_counter() - begin, children_s() - before, step
         )
 
 
-def _children_s() -> float:
+def children_s() -> float:
+    """Return the CPU time of all child processes that have ended, in seconds."""
     times = psutil.Process().cpu_times()
     return float(times.children_user + times.children_system)
