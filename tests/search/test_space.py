@@ -45,14 +45,34 @@ def trees(leaf: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
     return mapping(inner)
 
 
+def reordered(tree: Any) -> Any:
+    """The same definition with every mapping and choice in reverse order."""
+    if isinstance(tree, Choice):
+        return Choice(reordered(tree.branches))
+    if not isinstance(tree, dict):
+        return tree
+    return {name: reordered(inner) for name, inner in reversed(tree.items())}
+
+
+def unsorted(data: dict[str, Any]) -> dict[str, Any]:
+    """The JSON of a space with the branches of its choices in another order."""
+    above = {path for one in data["parameters"].values() for path in one.get("when", ())}
+    parameters = {
+        path: {**one, "choices": one["choices"][::-1]} if path in above else one
+        for path, one in data["parameters"].items()
+    }
+    return {**data, "parameters": parameters}
+
+
 @given(trees(ANY), st.integers(0, 2**32))
 def test_a_candidate_survives_json_and_its_definition_in_another_order(
     tree: dict[str, Any], seed: int
 ) -> None:
     space = Space(tree)
-    turned = Space(dict(reversed(tree.items())))
+    turned = Space(reordered(tree))
     again = Space.from_json(json.loads(json.dumps(space.to_json())))
     assert space.id == turned.id == again.id
+    assert space.id == Space.from_json(unsorted(space.to_json())).id
     made = space.sample(np.random.default_rng(seed))
     assert space.load(made.json).id == made.id
     shuffled = dict(reversed(made.config.items()))
@@ -70,6 +90,20 @@ def test_numbers_and_candidates_are_one_to_one(tree: dict[str, Any]) -> None:
     assert len({one.id for one in made}) == len(made)
     for one in made[:20]:
         assert space.from_units(space.to_units(one).tolist()) == one
+
+
+def test_ties_may_derive_from_ties_in_any_order() -> None:
+    ties = {"c": "a + b", "b": "a + 1", "a": "2 * net.mlp.width"}
+    tree = {"net": Choice(mlp={"width": Int(1, 4)}, none={})}
+    space = Space(tree, ties=ties, forbid=["c > 10"])
+    assert space.candidate({"net": "mlp", "net.mlp.width": 2}).config == {
+        "net": "mlp", "net.mlp.width": 2, "a": 4, "b": 5, "c": 9,
+    }  # fmt: skip
+    assert space.candidate({"net": "none"}).config == {"net": "none"}
+    columns = space.sample_columns(200, np.random.default_rng(0))
+    rows = [space.row(columns, at) for at in range(200)]
+    assert space.allowed(columns).tolist() == [space.broken_rule(row) is None for row in rows]
+    assert space.id == Space(tree, ties=dict(reversed(ties.items())), forbid=["c > 10"]).id
 
 
 def test_inactive_values_do_not_count() -> None:
@@ -128,6 +162,11 @@ def test_rules_over_arrays_are_those_over_candidates() -> None:
         (lambda: Space({"a": Int(0, 9)}, forbid=["a ** a > 3"]), "exponent"),
         (lambda: Space({"a": Int(0, 9)}).candidate({"a": 10}), "among 0 to 9"),
         (lambda: Space({"a": Int(0, 9)}).candidate({}), "no value"),
+        (lambda: Space({"a": Bool()}, ties={"b": "c + 1", "c": "b + 1"}), "c -> b|b -> c"),
+        (lambda: Space({"a": Bool()}, ties={"b": "b + a"}), "b -> b"),
+        (lambda: Space({"a": Int(0, 9)}, forbid=["1 / a > 2"]).check(), "'1 / a > 2'.* a=0: div"),
+        (lambda: Space({"a": Categorical(["x"])}, forbid=["a > 2"]).check(), "at a='x'"),
+        (lambda: Space({"a": Choice({1: {}})}), "no name"),
     ],
 )
 def test_what_is_wrong_with_a_space_is_said(make: Any, said: str) -> None:

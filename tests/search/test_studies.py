@@ -22,6 +22,7 @@ from slipstream.provenance import Provenance
 from slipstream.search import (
     Asha,
     Budget,
+    Cost,
     Estimator,
     Float,
     Halving,
@@ -110,6 +111,31 @@ def test_failures_are_states_with_reasons(tmp_path: Path) -> None:
     best = made.best()
     assert best is not None
     assert best.candidate.values["n"] == 3
+
+
+@pytest.mark.parametrize("where", ["estimator", "analytic", "cost", "tie"])
+def test_user_code_that_fails_fails_its_trial_alone(where: str) -> None:
+    def fails(config: dict[str, Any]) -> Any:
+        if config["n"] == 2:
+            sys.exit("no data")
+        if config["n"] == 3:
+            return 1 / 0
+        return 1.0 if where != "cost" else Cost(1.0)
+
+    def fine(config: dict[str, Any]) -> float:
+        return 1.0
+
+    made = study(
+        "s", Space({"n": Int(1, 4)}, ties={"t": "1 / (n - 3)"} if where == "tie" else {}), "y",
+        estimator=Estimator(fails if where == "estimator" else fine,
+                            cost=fails if where == "cost" else None),
+        analytic=[Estimator(fails, {"z": ""})] if where == "analytic" else [], strategy="grid",
+    ).run()  # fmt: skip
+    reasons = {one.candidate.values["n"]: one.reason for one in made.trials}
+    assert "division by zero" in str(reasons.pop(3))
+    if where != "tie":
+        assert re.fullmatch(r"it called sys.exit\(no data\) \(.*\)", str(reasons.pop(2)))
+    assert set(reasons.values()) == {None}
 
 
 def test_analytic_constraints_keep_the_estimator_from_being_called() -> None:

@@ -84,14 +84,15 @@ def evaluate(task: Task) -> Outcome:
     try:
         returned = call(task.estimator.function, task.config, task.run)
         values = values_of(returned, task.only_metric)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         took = time.perf_counter() - clock
-        return Outcome(task.number, State.FAILED, {}, _reason(error), began, began + took, took)
+        return Outcome(task.number, State.FAILED, {}, reason_of(error), began, began + took, took)
     took = time.perf_counter() - clock
     return Outcome(task.number, State.COMPLETE, values, None, began, began + took, took)
 
 
-def _reason(error: BaseException) -> str:
+def reason_of(error: BaseException) -> str:
+    """Why a trial failed, with the line of the user's code that raised it."""
     if isinstance(error, SlipstreamError):
         return " ".join(str(error).split())
     where, traceback = "", error.__traceback__
@@ -100,6 +101,8 @@ def _reason(error: BaseException) -> str:
             code = traceback.tb_frame.f_code
             where = f" ({os.path.basename(code.co_filename)}:{traceback.tb_lineno})"
         traceback = traceback.tb_next
+    if isinstance(error, SystemExit):
+        return f"it called sys.exit({'' if error.code is None else error.code}){where}"
     kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
     return f"{kind}{error}{where}"
 
@@ -195,7 +198,7 @@ class Processes:
         except ChildError as error:
             return self._replace(at, worker, State.LOST, error.what.splitlines()[0])
         except SlipstreamError as error:
-            answer = {"reason": _reason(error)}
+            answer = {"reason": reason_of(error)}
         number, worker.task, worker.fresh = worker.task.number, None, False
         ended, took = time.time(), answer.get("took_s", time.time() - worker.since)
         values = {

@@ -77,13 +77,24 @@ class Expression:
         return text
 
     def __call__(self, values: Mapping[str, Any]) -> Any:
-        """Its value; None where one of its parameters is not active."""
+        """Return its value, or None if one of its parameters is inactive.
+
+        Raises:
+            InvalidArgumentError: it divides by zero, or an operator does not take the values.
+        """
         names: dict[str, Any] = {"__builtins__": {}, **_FUNCTIONS}
         for path, variable in self._variables:
             if path not in values:
                 return None
             names[variable] = values[path]
-        return eval(self._code, names)
+        try:
+            return eval(self._code, names)
+        except (ArithmeticError, TypeError, ValueError) as error:
+            at = ", ".join(f"{path}={values[path]!r}" for path in self.paths)
+            raise InvalidArgumentError(
+                "rule", f"'{self.text}' cannot be evaluated at {at}: {error}",
+                remedy="exclude such values first, for example 'x != 0 and 1 / x > 2'",
+            ) from None  # fmt: skip
 
     def over(self, columns: Mapping[str, Any]) -> Any:
         """Its value over arrays, one number a candidate.
@@ -91,9 +102,13 @@ class Expression:
         Args:
             columns: arrays [n] by path, of the values themselves.
         """
+        import numpy as np
+
         names = {"__builtins__": {}, "_np": _array_functions()}
         names |= {variable: columns[path] for path, variable in self._variables}
-        return eval(self._array_code, names)
+        # Both sides of "x != 0 and 1 / x > 2" are evaluated over all candidates.
+        with np.errstate(all="ignore"):
+            return eval(self._array_code, names)
 
     @cached_property
     def _array_code(self) -> Any:

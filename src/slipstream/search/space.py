@@ -6,6 +6,7 @@ id. A candidate is the values of the parameters that are *active*, and is identi
 
 from __future__ import annotations
 
+import graphlib
 import hashlib
 import json
 import math
@@ -142,7 +143,8 @@ class Space:
         forbid: expressions; a candidate for which one is true is not in the space.
 
     Raises:
-        InvalidArgumentError: a name that is no identifier, a rule about unknown parameters.
+        InvalidArgumentError: a name that is not an identifier, ties that derive from each other.
+        UnknownNameError: a rule about a parameter that is not in the space.
     """
 
     def __init__(
@@ -179,6 +181,10 @@ class Space:
         for path in self.ties:
             if path in self._by_path:
                 raise InvalidArgumentError("ties", f"'{path}' is a parameter already")
+        self.ties = _in_order(self.ties)
+        self._sources = {path: {path} for path in self._by_path}
+        for path, tie in self.ties.items():
+            self._sources[path] = set().union(*(self._sources[above] for above in tie.paths))
         self.hasher = hashlib.blake2b(self.id, digest_size=16)
 
     @classmethod
@@ -193,6 +199,9 @@ class Space:
         try:
             flat = {path: dict(one) for path, one in data["parameters"].items()}
             whens = {path: tuple(sorted(one.pop("when", {}).items())) for path, one in flat.items()}
+            # Earlier versions kept the branches of a choice in the order of their definition.
+            for above in {above for when in whens.values() for above, _ in when}:
+                flat[above]["choices"] = sorted(flat[above]["choices"])
             parameters = {path: parameter_from_json(one) for path, one in flat.items()}
         except (KeyError, AttributeError, TypeError) as error:
             raise InvalidArgumentError("space", f"it is malformed: {error!r}") from None
@@ -423,7 +432,7 @@ class Space:
             # A rule about what is inactive says nothing.
             about = np.ones(n, dtype=np.bool_)
             for path in rule.paths:
-                for inner in self.ties[path].paths if path in self.ties else (path,):
+                for inner in self._sources[path]:
                     about &= self.active(columns, inner)
             fine &= ~(about & np.asarray(rule.over(full), dtype=np.bool_))
         return fine
@@ -488,7 +497,7 @@ def _flatten(
         if isinstance(value, _Placed):
             flat[path] = (value.parameter, value.when)
             continue
-        if not name.isidentifier():
+        if not (isinstance(name, str) and name.isidentifier()):
             raise InvalidArgumentError(
                 "space", f"'{name}' is no name that rules can use", where=path,
                 remedy="letters, digits and underscores, a letter first",
@@ -498,7 +507,7 @@ def _flatten(
         elif isinstance(value, Choice):
             if not value.branches:
                 raise InvalidArgumentError("space", "a choice without branches", where=path)
-            flat[path] = (Categorical(tuple(value.branches)), when)
+            flat[path] = (Categorical(tuple(sorted(value.branches, key=str))), when)
             for branch, inner in value.branches.items():
                 condition = tuple(sorted((*when, (path, branch))))
                 _flatten({branch: inner}, f"{path}.", condition, flat, ties, rules)
@@ -516,6 +525,22 @@ def _flatten(
                 "space", f"{type(value).__name__} is no parameter", where=path,
                 remedy="Float, Int, Bool, Categorical, Permutation, Subset, Sequence, Choice",
             )  # fmt: skip
+
+
+def _in_order(ties: Mapping[str, Expression]) -> dict[str, Expression]:
+    """Sort ties so that each follows the ties it derives from.
+
+    Raises:
+        InvalidArgumentError: ties derive from each other.
+    """
+    graph = {path: [above for above in ties[path].paths if above in ties] for path in sorted(ties)}
+    try:
+        return {path: ties[path] for path in graphlib.TopologicalSorter(graph).static_order()}
+    except graphlib.CycleError as error:
+        raise InvalidArgumentError(
+            "ties", f"they derive from each other: {' -> '.join(error.args[1])}",
+            remedy="derive every tie from parameters, directly or through other ties",
+        ) from None  # fmt: skip
 
 
 def _active(leaf: Leaf, values: Mapping[str, Any]) -> bool:

@@ -12,8 +12,8 @@ from typing import Any
 
 from slipstream.errors import InvalidArgumentError, SlipstreamError
 from slipstream.search.choosing import choose, strategy_named
-from slipstream.search.estimators import Estimator, Run, as_estimator, call, values_of
-from slipstream.search.executors import Executor, Inline, Outcome, Task
+from slipstream.search.estimators import Cost, Estimator, Run, as_estimator, call, values_of
+from slipstream.search.executors import Executor, Inline, Outcome, Task, reason_of
 from slipstream.search.metrics import (
     SCORED,
     State,
@@ -335,11 +335,12 @@ class Study:
                 self._followers.setdefault(known.number, []).append(trial)
             return
         self._seen[trial.candidate.id, trial.fidelity] = trial
-        config = trial.candidate.config
         try:
+            config = trial.candidate.config
             self._predict(trial, config)
-        except Exception as error:
-            trial.state, trial.reason = State.FAILED, f"{type(error).__name__}: {error}"
+            cost = self._cost(trial, config)
+        except (Exception, SystemExit) as error:
+            trial.state, trial.reason = State.FAILED, reason_of(error)
             self._tell(trial)
             return
         if trial.violation > 0:
@@ -349,9 +350,9 @@ class Study:
         trial.attempts += 1
         self._begun += 1
         self._store.put(trial, self.units or {})
-        executor.submit(self._task(trial, config))
+        executor.submit(self._task(trial, config, cost))
 
-    def _task(self, trial: Trial, config: dict[str, Any]) -> Task:
+    def _task(self, trial: Trial, config: dict[str, Any], cost: Cost | None) -> Task:
         parent = self.trials[trial.parent].fidelity if trial.parent is not None else 0.0
         folder = None
         if self.store_path is not None and not isinstance(self._policy, Whole):
@@ -359,11 +360,13 @@ class Study:
             path.mkdir(parents=True, exist_ok=True)
             folder = str(path.resolve())
         run = Run(trial.fidelity, self.trial_seed(trial.candidate), folder, parent)
-        source = self._estimator(trial)
-        cost = None if source.cost is None else source.cost(config)
         metric = self.objectives[0].metric
         group = (trial.bracket, trial.rung)
-        return Task(trial.number, source, config, run, metric, group, cost)
+        return Task(trial.number, self._estimator(trial), config, run, metric, group, cost)
+
+    def _cost(self, trial: Trial, config: dict[str, Any]) -> Cost | None:
+        source = self._estimator(trial)
+        return None if source.cost is None else source.cost(config)
 
     def _estimator(self, trial: Trial) -> Estimator:
         levels = self._policy.levels
@@ -407,7 +410,8 @@ class Study:
         if outcome.state is State.LOST and trial.attempts < _ATTEMPTS:
             trial.state = State.RUNNING
             trial.attempts += 1
-            executor.submit(self._task(trial, trial.candidate.config))
+            config = trial.candidate.config
+            executor.submit(self._task(trial, config, self._cost(trial, config)))
             return
         if outcome.state is State.COMPLETE:
             source = self._estimator(trial)
