@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
+import psutil
 import pytest
 
-from slipstream.files import replacing
+from slipstream.files import leftovers, remove_leftovers, replacing, temporary_folder
 
 
 def test_what_was_written_takes_the_files_place(tmp_path: Path) -> None:
@@ -39,3 +44,53 @@ def test_its_rights_are_those_of_any_new_file(tmp_path: Path) -> None:
     with replacing(tmp_path / "a.txt") as beside:
         beside.write_text("")
     assert (tmp_path / "a.txt").stat().st_mode == plain.stat().st_mode
+
+
+_KILLED = """
+import os, signal
+from slipstream.child import Child
+from slipstream.files import temporary_folder
+with temporary_folder("graph") as folder, Child() as child:
+    (folder / "run.slipgraph").touch()
+    child.call("slipstream.child:end_descendants")
+    print(child.pid, flush=True)
+    input()
+"""
+
+
+def test_what_a_killed_process_left_goes_and_what_a_living_one_has_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    process = subprocess.Popen(
+        [sys.executable, "-c", _KILLED],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        text=True,
+    )
+    assert process.stdout is not None
+    child = int(process.stdout.readline())
+    made = sorted(tmp_path.iterdir())
+    assert [path.name.split("-")[1] for path in made] == ["child", "graph"]
+    for kind in ("child", "graph"):
+        remove_leftovers(kind)
+    assert sorted(tmp_path.iterdir()) == made
+    process.kill()
+    process.communicate()
+    psutil.wait_procs([psutil.Process(child)] if psutil.pid_exists(child) else [])
+    with temporary_folder("graph") as folder:
+        remove_leftovers("child")
+        assert list(tmp_path.iterdir()) == [folder]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_another_user_put_there_is_no_leftover_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "slipstream-backup-1-planted").mkdir()
+    (tmp_path / "slipstream-backup-2-planted").symlink_to(tmp_path)
+    assert len(list(leftovers("backup"))) == 1
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    assert list(leftovers("backup")) == []

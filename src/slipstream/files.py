@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import gzip
 import io
 import os
 import secrets
+import shutil
 import stat
+import tempfile
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -167,3 +170,74 @@ def write_text(
         raise SlipstreamError(
             f"{what} cannot be written: {error.strerror or error}", where=str(path), remedy=remedy
         ) from error
+
+
+def temporary_path(kind: str, suffix: str = "") -> Path:
+    """A new path in the folder for temporary files, with this process's id; nothing is created."""
+    name = f"slipstream-{kind}-{os.getpid()}-{secrets.token_hex(8)}{suffix}"
+    return Path(tempfile.gettempdir(), name)
+
+
+def mark_in_use(fd: int) -> None:
+    """Keep `leftovers` from returning an open file or folder while a copy of `fd` is open."""
+    # Without locks on this file system `leftovers` returns nothing.
+    with suppress(OSError):
+        fcntl.flock(fd, fcntl.LOCK_SH)
+
+
+def make_folder_in_use(path: Path) -> int:
+    """Create the folder `path`; return an open descriptor that marks it as in use."""
+    while True:
+        os.mkdir(path, 0o700)
+        fd = os.open(path, os.O_RDONLY)
+        mark_in_use(fd)
+        # Another process may have removed it as a leftover before it was marked.
+        if path.exists():
+            return fd
+        os.close(fd)
+
+
+def leftovers(kind: str) -> Iterator[Path]:
+    """Temporary files and folders of `kind` of this user that no living process uses.
+
+    Each is locked until the next one is requested.
+    """
+    for path in Path(tempfile.gettempdir()).glob(f"slipstream-{kind}-[0-9]*-*"):
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError:
+            continue
+        try:
+            # Anybody may create files of this name in a shared folder.
+            if os.fstat(fd).st_uid == os.geteuid():
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # Another process may have removed it before it was locked.
+                if path.exists():
+                    yield path
+        except OSError:
+            continue
+        finally:
+            os.close(fd)
+
+
+def remove_leftovers(kind: str) -> None:
+    """Remove the `leftovers` of `kind`."""
+    for path in leftovers(kind):
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+@contextmanager
+def temporary_folder(kind: str) -> Iterator[Path]:
+    """A folder for temporary files, removed at the end; if killed, at another process's start."""
+    remove_leftovers(kind)
+    path, fd = temporary_path(kind), -1
+    try:
+        fd = make_folder_in_use(path)
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+        if fd >= 0:
+            os.close(fd)

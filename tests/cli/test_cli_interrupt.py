@@ -8,6 +8,7 @@ import re
 import select
 import shutil
 import signal
+import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -32,6 +33,11 @@ for step in itertools.count():
     if step == 5:
         open("reached", "w").close()
 """
+# The same as a function that never returns.
+_FUNCTION = f"""\
+def endless():
+{textwrap.indent(_SCRIPT, "    ")}
+"""
 
 Snapshot = Callable[[Path], dict[str, object]]
 
@@ -40,6 +46,7 @@ Snapshot = Callable[[Path], dict[str, object]]
 def project(slipstream: Any) -> Path:
     folder: Path = slipstream.folder
     (folder / "script.py").write_text(_SCRIPT)
+    (folder / "function.py").write_text(_FUNCTION)
     (folder / "notes.txt").write_text("mine")
     (folder / "checkpoint.pt").write_text("a model that took a week")
     return folder
@@ -137,9 +144,12 @@ def test_impatience_on_a_terminal(slipstream: Any, project: Path, snapshot: Snap
     assert snapshot(project) == before
 
 
-def test_killed_without_a_chance(slipstream: Any, project: Path, snapshot: Snapshot) -> None:
+@pytest.mark.parametrize("workload", ["script.py", "function.py:endless"])
+def test_killed_without_a_chance(
+    slipstream: Any, project: Path, snapshot: Snapshot, workload: str
+) -> None:
     before = snapshot(project)
-    process = slipstream.start("profile", "script.py", "--steps", 10**6)
+    process = slipstream.start("profile", workload, "--steps", 10**6)
     wait_for((project / "reached").exists, process)
     process.kill()
     process.communicate()

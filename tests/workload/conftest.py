@@ -116,7 +116,7 @@ def drive_forked(fork: Fork, tmp_path: Path) -> Callable[..., Outcome]:
             channel().send({"result": result})
             os._exit(0)
 
-        with file_backups(watched=False) as keep_in:
+        with file_backups() as keep_in:
             return fork(lambda: drive(workload, program, leave, keep_in=keep_in))
 
     return run

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import psutil
 import pytest
 
-from slipstream.errors import WorkloadError
+from slipstream.errors import SlipstreamWarning, WorkloadError
 from slipstream.workload import backup
 from slipstream.workload.backup import back_up, file_backups, restore_files
 from slipstream.workload.guard import FileGuard
@@ -128,7 +128,7 @@ CODE = {
 @pytest.mark.parametrize("code", CODE.values(), ids=CODE.keys())
 def test_everything_is_as_before(fork: Fork, project: Path, code: str) -> None:
     before = snapshot(project)
-    with file_backups(watched=False) as keep_in:
+    with file_backups() as keep_in:
         outcome = code_runs(fork, project, code, keep_in)
         assert outcome.result == "ran" or "half way" in outcome.what
     assert snapshot(project) == before
@@ -146,7 +146,7 @@ def test_a_database_that_was_there_is_as_before(fork: Fork, project: Path) -> No
         "import sqlite3\n"
         "with sqlite3.connect('runs.db') as c: c.execute('insert into t values (1)')"
     )
-    with file_backups(watched=False) as keep_in:
+    with file_backups() as keep_in:
         assert code_runs(fork, project, code, keep_in).result == "ran"
         assert snapshot(project) != before
     assert snapshot(project) == before
@@ -158,7 +158,7 @@ def test_a_project_that_is_reached_through_a_link_is_guarded_too(
     (tmp_path / "link").symlink_to(project)
     before = snapshot(project)
     code = f"open({str(tmp_path / 'link' / 'checkpoint.pt')!r}, 'w')"
-    with file_backups(watched=False) as keep_in:
+    with file_backups() as keep_in:
         code_runs(fork, project, code, keep_in)
     assert snapshot(project) == before
 
@@ -166,14 +166,14 @@ def test_a_project_that_is_reached_through_a_link_is_guarded_too(
 def test_a_file_that_did_not_change_is_not_written_again(fork: Fork, project: Path) -> None:
     os.link(project / "checkpoint.pt", project / "second name")
     inode = (project / "checkpoint.pt").stat().st_ino
-    with file_backups(watched=False) as keep_in:
+    with file_backups() as keep_in:
         code_runs(fork, project, "open('checkpoint.pt', 'a')", keep_in)
     assert (project / "checkpoint.pt").stat().st_ino == inode
 
 
 def test_other_names_of_a_file_are_restored_with_it(fork: Fork, project: Path) -> None:
     os.link(project / "checkpoint.pt", project / "second name")
-    with file_backups(watched=False) as keep_in:
+    with file_backups() as keep_in:
         code_runs(fork, project, "open('checkpoint.pt', 'w')", keep_in)
     assert (project / "second name").read_bytes() == b"a model that took a week"
 
@@ -185,7 +185,7 @@ def test_caches_in_the_home_folder_are_left_alone(
     (home / ".cache").mkdir(parents=True)
     monkeypatch.setenv("HOME", str(home))
     code = "import os; open(os.path.expanduser('~/.cache/downloaded'), 'w').write('much')"
-    with file_backups(watched=False) as keep_in:
+    with file_backups() as keep_in:
         code_runs(fork, project, code, keep_in)
     assert (home / ".cache" / "downloaded").read_text() == "much"
 
@@ -205,7 +205,7 @@ def test_new_folders_can_be_left_for_those_who_still_write_there(
 ) -> None:
     code = "import os; os.mkdir('new'); open('new/a', 'w'); open('checkpoint.pt', 'w')"
     before = snapshot(project)
-    with file_backups(watched=False) as keep_in:
+    with file_backups() as keep_in:
         code_runs(fork, project, code, keep_in)
         restore_files(keep_in, leave_folders=True)
         assert snapshot(project) == {**before, "new": "a folder"}
@@ -218,7 +218,7 @@ def test_what_cannot_be_set_aside_is_not_overwritten(
     full = type(shutil.disk_usage("/"))(10, 10, 0)
     monkeypatch.setattr(backup.shutil, "disk_usage", lambda path: full)
     before = snapshot(project)
-    with file_backups(watched=False) as keep_in:
+    with file_backups() as keep_in:
         outcome = code_runs(fork, project, "open('checkpoint.pt', 'w')", keep_in)
     assert "about to overwrite" in outcome.what
     assert "disk space" in outcome.error["remedy"]
@@ -233,7 +233,7 @@ def test_what_cannot_be_put_back_is_named_and_its_copy_stays(
 
     path = project / "checkpoint.pt"
     with ExitStack() as stack:
-        keep_in = stack.enter_context(file_backups(watched=False))
+        keep_in = stack.enter_context(file_backups())
         back_up(keep_in, str(path))
         path.write_text("new")
         monkeypatch.setattr(backup.shutil, "copyfile", refuse)
@@ -268,6 +268,14 @@ while True:
 """
 
 
+# Kills its writer, the process that watches over it, and itself.
+_ALL_KILLED = """import psutil
+    for process in psutil.Process().children():
+        process.kill()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
 def _becomes_true(condition: Callable[[], bool]) -> bool:
     deadline = time.monotonic() + 600
     while not condition() and time.monotonic() < deadline:
@@ -283,9 +291,8 @@ def _ended(pid: int) -> bool:
         return True
 
 
-@pytest.mark.parametrize("end", ["os.kill(os.getpid(), signal.SIGKILL)", "os._exit(1)"])
-def test_files_go_back_even_when_our_own_process_is_killed(project: Path, end: str) -> None:
-    before = snapshot(project)
+def _run_owner(end: str) -> tuple[Path, int]:
+    """Run `_OWNER`; return the folder of its backups and the process id of its writer."""
     done = subprocess.run(
         [sys.executable, "-c", _OWNER.replace("END", end)],
         stdout=subprocess.PIPE,
@@ -294,9 +301,71 @@ def test_files_go_back_even_when_our_own_process_is_killed(project: Path, end: s
         check=False,
     )
     keep_in, writer = done.stdout.split()
-    assert _becomes_true(lambda: not Path(keep_in).exists())
+    return Path(keep_in), int(writer)
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder for temporary files, here and in processes started from here."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+@pytest.mark.parametrize("end", ["os.kill(os.getpid(), signal.SIGKILL)", "os._exit(1)"])
+def test_files_go_back_even_when_our_own_process_is_killed(project: Path, end: str) -> None:
+    before = snapshot(project)
+    keep_in, writer = _run_owner(end)
+    assert _becomes_true(lambda: not keep_in.exists())
     assert snapshot(project) == before
-    assert _becomes_true(lambda: _ended(int(writer)))
+    assert _becomes_true(lambda: _ended(writer))
+
+
+def test_the_next_start_restores_what_no_process_was_left_to(
+    project: Path, temporary: Path
+) -> None:
+    before = snapshot(project)
+    _run_owner(_ALL_KILLED)
+    assert snapshot(project) != before
+    with pytest.warns(SlipstreamWarning, match=r"restored .*checkpoint\.pt'"), file_backups():
+        assert snapshot(project) == before
+    assert list(temporary.iterdir()) == []
+
+
+def test_what_changed_after_the_kill_stays_and_its_backup_is_named(
+    project: Path, temporary: Path
+) -> None:
+    keep_in, _ = _run_owner(_ALL_KILLED)
+    killed_s = time.time() - 3600
+    os.utime(keep_in, (killed_s, killed_s))
+    (project / "checkpoint.pt").write_text("trained since")
+    with pytest.warns(SlipstreamWarning) as warned:
+        backup.restore_leftovers()
+    assert (project / "checkpoint.pt").read_text() == "trained since"
+    saved = Path(str(warned[0].message).rpartition(": ")[2])
+    assert saved.read_bytes() == b"a model that took a week"
+    # Named once.
+    backup.restore_leftovers()
+
+
+def test_damaged_backups_are_set_aside_once(project: Path, temporary: Path) -> None:
+    (folder := temporary / "slipstream-backup-1-ab").mkdir()
+    (folder / "cd.json").touch()
+    with pytest.warns(SlipstreamWarning, match="are damaged"):
+        backup.restore_leftovers()
+    backup.restore_leftovers()
+
+
+def test_backups_that_are_in_use_stay(project: Path, temporary: Path) -> None:
+    before = snapshot(project)
+    with file_backups() as keep_in:
+        back_up(keep_in, str(project / "checkpoint.pt"))
+        (project / "checkpoint.pt").write_text("new")
+        backup.restore_leftovers()
+        assert (project / "checkpoint.pt").read_text() == "new"
+    assert snapshot(project) == before
 
 
 def test_a_ctrl_c_as_soon_as_the_folder_is_there_leaves_none(
@@ -310,6 +379,6 @@ def test_a_ctrl_c_as_soon_as_the_folder_is_there_leaves_none(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(os, "mkdir", interrupted)
-    with pytest.raises(KeyboardInterrupt), file_backups(watched=False):
+    with pytest.raises(KeyboardInterrupt), file_backups():
         pass
     assert list(tmp_path.iterdir()) == []

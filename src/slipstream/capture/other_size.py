@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slipstream.capture.trace import Node, read_trace, recorded
 from slipstream.capture.units import find_units
+from slipstream.files import temporary_folder
 from slipstream.graph import Call
 
 if TYPE_CHECKING:
@@ -68,8 +67,8 @@ def record_other_size(built: Built, trace: Sequence[Node]) -> OtherSize:
     other = samples // rows * (rows // 2 if rows >= _FEWEST_TO_HALVE else 2 * rows)
     try:
         built.resize(other)
-        with tempfile.TemporaryDirectory(prefix="slipstream-trace-") as folder:
-            path = Path(folder) / "trace.json"
+        with temporary_folder("trace") as folder:
+            path = folder / "trace.json"
             with recorded(path):
                 built.step()
             there = _units(read_trace(path))

@@ -9,7 +9,6 @@ otherwise each would carry what is left of the one before it.
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
@@ -25,6 +24,7 @@ from slipstream.capture.memory import gradients, held
 from slipstream.capture.modules import ModuleNames
 from slipstream.capture.place import Place
 from slipstream.capture.trace import Node
+from slipstream.files import temporary_folder
 from slipstream.graph import Graph, KinetoTrace, StringTable, read_trace, replace_tasks
 from slipstream.graph.collection import no_collection
 
@@ -66,9 +66,9 @@ def capture_lanes(
     Raises (when run):
         GraphError: the steps differ too much from one another to be aligned.
     """
-    with tempfile.TemporaryDirectory(prefix="slipstream-trace-") as folder:
+    with temporary_folder("trace") as folder:
         names = ModuleNames(built.model, built.lines)
-        recording = yield from _record(built, place, steps, names, Path(folder), say)
+        recording = yield from _record(built, place, steps, names, folder, say)
     say("putting the recordings together")
     with no_collection():
         graph = read_steps(recording, place)

@@ -9,10 +9,8 @@ import select
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-import uuid
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
@@ -24,7 +22,9 @@ from slipstream.child.descendants import descendants, end, end_group
 from slipstream.child.pipe import TICK_S, Channel, Message
 from slipstream.child.report import is_user_file, revive
 from slipstream.errors import ChildDiedError, ChildError
+from slipstream.files import mark_in_use, remove_leftovers, temporary_path
 
+_LOG = "child"
 _GRACE_S = 2.0
 # How long a child may leave a message unread, and how long the system takes to end a process.
 _LONGEST_SEND_S, _LONGEST_END_S = 300.0, 30.0
@@ -70,10 +70,14 @@ class Child:
         self.name = name
         self._owner = os.getpid()
         self._stopped = False
+        remove_leftovers(_LOG)
         # What removes the log is there before the log is: Ctrl-C may come between any two lines.
-        self.log_path = Path(tempfile.gettempdir(), f"slipstream-{uuid.uuid4().hex}.log")
-        self._remove_log = weakref.finalize(self, _remove, self.log_path, self._owner)
+        self.log_path = temporary_path(_LOG, ".log")
+        opened: list[int] = []
+        self._remove_log = weakref.finalize(self, _remove, self.log_path, self._owner, opened)
         log_fd = os.open(self.log_path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+        opened.append(log_fd)
+        mark_in_use(log_fd)
         to_child_read, to_child_write = os.pipe()
         to_us_read, to_us_write = os.pipe()
         # A child dies with the *thread* that started it, so that only the main thread, which ends
@@ -109,7 +113,7 @@ class Child:
                 where=error.filename and os.fsdecode(error.filename),
             ) from error
         finally:
-            for fd in (to_child_read, to_us_write, log_fd):
+            for fd in (to_child_read, to_us_write):
                 os.close(fd)
 
     @property
@@ -338,10 +342,12 @@ def ready(children: Sequence[Child], timeout_s: float) -> list[Child]:
     ]
 
 
-def _remove(log: Path, owner: int) -> None:
+def _remove(log: Path, owner: int, opened: Sequence[int]) -> None:
     # A process forked from ours inherits this duty, too, while we go on writing.
     if os.getpid() == owner:
         log.unlink(missing_ok=True)
+        for fd in opened:
+            os.close(fd)
 
 
 _living: weakref.WeakSet[Child] = weakref.WeakSet()

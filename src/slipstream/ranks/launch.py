@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from typing import Any
 from slipstream.child import Child
 from slipstream.cluster.errors import ClusterError
 from slipstream.errors import ChildError
+from slipstream.files import temporary_folder
 
 RANK_TIMEOUT_S = 60.0
 """How long a rank of `joined` waits in one communication, unless told otherwise."""
@@ -168,7 +168,7 @@ def joined(
         ClusterError: from a call: a rank failed, died or took too long; it is named.
     """
     with (
-        tempfile.TemporaryDirectory(prefix="slipstream-ranks-") as folder,
+        temporary_folder("ranks") as folder,
         WorkerProcesses(name, hosts, environment={"OMP_NUM_THREADS": "1"}) as processes,
     ):
         group = {

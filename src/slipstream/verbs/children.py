@@ -25,8 +25,7 @@ def workload_child(workload: Workload, threads: int) -> Iterator[tuple[Child, Pa
     However the child ends, what the user's code wrote is as before.
     """
     with (
-        # A script writes what it likes; a function that builds a model hardly ever does.
-        file_backups(watched=workload.function is None) as keep_in,
+        file_backups() as keep_in,
         Child(
             workload.name,
             environment=one_pool(threads),
@@ -105,7 +104,7 @@ def run_program(
 ) -> Any:
     """Build the workload of this JSON and run `program` over it; the result must be JSON."""
     recipe = workload_of(workload)
-    say(f"running {recipe.name}" + " up to its second optimizer step" * (recipe.function is None))
+    say(f"running {recipe.name}" + " up to its second step" * (recipe.function is None))
     return drive(recipe, program, leave, keep_in=Path(keep_in), seed=seed)
 
 

@@ -20,11 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from slipstream import heap
+from slipstream.capture.closures import ClosureWatch
 from slipstream.capture.memory import record_memory
 from slipstream.capture.place import Place, find_device
 from slipstream.child import Child
 from slipstream.durations.durations import one_pool
 from slipstream.errors import ChildDiedError, SlipstreamError, WorkloadError
+from slipstream.graph import CLOSURE_RANGE
 from slipstream.measure.memory import read_status_bytes
 from slipstream.units import format_bytes
 from slipstream.verbs.batch.segments import Least, Segments
@@ -278,7 +280,7 @@ class Sampler:
         """
         workload = self._sized(shown)
         called = f"{_HOME}:{function}"
-        with file_backups(watched=workload.function is None) as keep_in:
+        with file_backups() as keep_in:
             arguments |= {
                 "workload": workload.to_json(), "keep_in": str(keep_in),
                 "threads": self._threads, "loads": self._loads(shown),
@@ -542,14 +544,14 @@ def _tensor_bytes(built: Built, place: Place | None) -> Generator[None, Any, tup
         yield
         place.synchronise()
         return int(torch.cuda.max_memory_allocated(place.index)), 0
-    _, record = yield from record_memory(built)
+    with ClosureWatch():
+        _, record = yield from record_memory(built)
     if record is None:
         return 0, 0
-    updates = [
-        begin
-        for begin, name in zip(record.start_ns.tolist(), record.names, strict=True)
-        if name.startswith(_UPDATE)
-    ]
+    spans = list(zip(record.start_ns.tolist(), record.end_ns.tolist(), record.names, strict=True))
+    # A closure of the update runs the forward and backward pass.
+    closed = max((end for _, end, name in spans if name == CLOSURE_RANGE), default=0)
+    updates = [max(begin, closed) for begin, _, name in spans if name.startswith(_UPDATE)]
     level = most = sum(nbytes for nbytes, _ in record.before.values())
     updating = 0
     for time_ns, _, change in record.changes:

@@ -21,6 +21,7 @@ from slipstream.measure.comparison import Comparison, compare, seconds
 from slipstream.measure.launches import MOST_LAUNCHES
 from slipstream.measure.memory import read_status_bytes, reset_peak, resettable
 from slipstream.measure.records import RUN_DELAY, PredictionRecord
+from slipstream.measure.runner import Plan
 from slipstream.technique import QualityKind, Technique
 from slipstream.verbs.children import (
     DEFAULT_TIMEOUT_S,
@@ -124,6 +125,7 @@ def prove(
     quality_budget: str | float | None = "auto",
     threads: int = 0,
     timeout_s: float = DEFAULT_TIMEOUT_S,
+    until: float = math.inf,
     store: Any = None,
     progress: Callable[[Any], None] | None = None,
     say: Callable[[str], None] = lambda line: None,
@@ -153,6 +155,7 @@ def prove(
         quality_budget: about how long each side runs for the sake of its quality; "auto" for
             `default_quality_budget`; None for not at all, and then nothing that changes the
             numbers is called faster.
+        until: of `time.monotonic`: no step begins after it, whatever the budget.
         store: a `slipstream.measure.store.Store` that keeps the run while it goes on.
 
     Raises:
@@ -181,7 +184,7 @@ def prove(
     with (
         rank_hosts(workload, combinations, cluster) as (hosts, spread),
         # One folder for all arms: whichever writes first keeps what was there before any of them.
-        file_backups(watched=workload.function is None) as keep_in,
+        file_backups() as keep_in,
         contextlib.ExitStack() as ended,
     ):
         arms: list[Arm] = [WorkloadArm(BASELINE, workload, threads, keep_in)]
@@ -208,6 +211,7 @@ def prove(
             budget=budget,
             launches=launches,
             timeout=timeout_s,
+            plan=Plan(until=until),
             title=workload.name,
             changes_numerics=[
                 name
