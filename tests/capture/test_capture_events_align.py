@@ -117,3 +117,12 @@ def test_steps_with_little_in_common_are_refused_with_the_place() -> None:
         align("abcd", [step("axyz"), step("axyz")])
     assert " 25 %" in caught.value.what
     assert caught.value.remedy
+
+
+def test_an_exhausted_iterator_is_not_taken_for_the_one_that_loads() -> None:
+    names = ("next", "next", "stack", "mm")
+    start = np.array([0, 10, 12, 40], np.int64)
+    epoch_end = Step(names, start, np.array([5, 30, 20, 50], np.int64), 60)
+    found = align(names[1:], [epoch_end], np.array([-1, 0, -1]))
+    assert found.start_ns[0].tolist() == [10, 12, 40]
+    assert found.end_ns[0].tolist() == [30, 20, 50]

@@ -43,11 +43,19 @@ def test_a_loading_is_a_unit_and_so_are_the_operators_inside() -> None:
 
 
 def test_what_is_inside_follows_and_nothing_is_lost() -> None:
-    start = np.array([[0, 10, 20, 50, 120], [0, 10, 30, 60, 150]])
-    end = np.array([[5, 100, 30, 70, 130], [5, 140, 50, 70, 155]])
+    start = np.array([[0, 10, 20, 50, 120], [0, 10, 30, 60, 150]], float)
+    end = np.array([[5, 100, 30, 70, 130], [5, 140, 50, 70, 155]], float)
     begins, ends = lay_out(units(), start, end)
     assert begins.tolist() == [[0, 10, 70, 80, 120], [0, 10, 110, 130, 150]]
     assert ends.tolist() == [[5, 70, 80, 100, 130], [5, 110, 130, 140, 155]]
+
+
+def test_a_loading_that_does_not_enclose_its_operators_is_unknown() -> None:
+    start = np.array([[0.0, 10.0, 20.0, 50.0, 120.0]])
+    end = np.array([[5.0, 12.0, 30.0, 70.0, 130.0]])
+    begins, ends = lay_out(units(), start, end)
+    assert np.isnan((ends - begins)[0, 1])
+    assert (ends - begins)[0, [0, 4]].tolist() == [5, 10]
 
 
 def test_events_inside_are_counted_once() -> None:

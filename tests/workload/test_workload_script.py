@@ -246,7 +246,8 @@ def test_nothing_of_the_script_runs_once_the_program_is_done(
             "train.py:FUNCTION",
         ),
         ("train(model, optimizer, 1)", " 1 optimizer step,", "epochs"),
-        ("train(model, optimizer, 4)", " 4 optimizer steps,", "--steps"),
+        ("train(model, optimizer, 4)", " 4 optimizer steps,", "epochs"),
+        ("with torch.no_grad():\n    for _ in range(2): model(torch.randn(5, 3))", " 2 calls ", ""),
         ("import sys; sys.exit()", " sys.exit() ", " --"),
         ("raise SystemExit('no data')", ": no data", ""),
         ("train(model, optimizer, 3); exit(3)", " 3 optimizer steps with sys.exit(3)", ""),
@@ -264,6 +265,34 @@ def test_a_script_without_enough_steps_is_told_what_to_do(
     outcome = drive_forked(script(text), look)
     assert said in outcome.what
     assert remedy in outcome.error["remedy"]
+
+
+INFERENCE = """
+with torch.inference_mode():
+    for _ in range(20):
+        model(torch.randn(5, 3))
+"""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        # Only its end shows that the first one trains nothing.
+        script(INFERENCE),
+        "import torch\nfrom torch import nn\nmodel = nn.Linear(3, 4)\n" + INFERENCE,
+    ],
+)
+def test_calls_of_the_model_are_the_steps_of_inference(drive_forked: Run, text: str) -> None:
+    def calls(built: Built) -> Generator[None, Any, list[Any]]:
+        output = yield
+        return [built.training, built.samples, type(built.model).__name__, len(output)]
+
+    assert drive_forked(text, calls).result[:2] == [False, 5]
+
+
+def test_a_model_that_is_called_before_the_training_does_not_mark_steps(drive_forked: Run) -> None:
+    text = script(INFERENCE + f"train(model, optimizer, {_ENOUGH})\n")
+    assert drive_forked(text, look).result["optimizer"] == "SGD"
 
 
 def test_an_error_of_the_script_names_its_line(drive_forked: Run) -> None:

@@ -1,11 +1,12 @@
 """Run a step a few times under the profiler and turn what ran into a `Graph`."""
 
 from slipstream.capture.compiling import put_compiled, use_compiled
-from slipstream.capture.program import CaptureSettings, capture
+from slipstream.capture.program import MIN_STEPS, CaptureSettings, capture
 from slipstream.capture.regions import covered_tasks, repeats
 from slipstream.capture.statistics import STATISTICS
 
 __all__ = [
+    "MIN_STEPS",
     "STATISTICS",
     "CaptureSettings",
     "capture",

@@ -81,7 +81,7 @@ def assemble(
             "no operator of PyTorch ran in the step",
             remedy="does the function return the step itself, or (model, batch, loss, optimizer)?",
         )
-    aligned = align(units.events, profiled)
+    aligned = align(units.events, profiled, units.parents)
     durations, gaps = _unit_times(units, aligned)
     provenance = _guess(units, durations, gaps)
     inner, between = count_events(units)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from slipstream.capture.closures import ClosureWatch
 from slipstream.measure.arms import RunDelay, delay_between
 
 # Of a step; and in at least every so manieth one: else chance would decide whether it is seen.
@@ -108,11 +109,16 @@ class UpdateTime:
 
 
 class UpdateClock(_Clock[UpdateTime]):
-    """Within it: how long ``step`` of `optimizer` takes, of whatever make; ``take`` reads it."""
+    """Within it: how long ``step`` of `optimizer` takes without its closure; ``take`` reads it.
 
-    def __init__(self, optimizer: Any) -> None:
+    Args:
+        closures: the watch that is entered, if any.
+    """
+
+    def __init__(self, optimizer: Any, closures: ClosureWatch | None = None) -> None:
         super().__init__(UpdateTime(0, 0))
         self._optimizer = optimizer
+        self._closures = closures or ClosureWatch()
         self._began = (0, 0)
         self._handles: list[Any] = []
 
@@ -129,12 +135,19 @@ class UpdateClock(_Clock[UpdateTime]):
             handle.remove()
 
     def _begin(self, *arguments: object) -> None:
-        self._began = time.perf_counter_ns(), time.thread_time_ns()
+        self._began = self._now()
 
     def _end(self, *arguments: object) -> None:
-        cpu, wall = time.thread_time_ns(), time.perf_counter_ns()
+        wall, cpu = self._now()
         self._time = UpdateTime(
             self._time.wall_ns + wall - self._began[0], self._time.cpu_ns + cpu - self._began[1]
+        )
+
+    def _now(self) -> tuple[int, int]:
+        """Wall and CPU clock, both of which stop within closures."""
+        return (
+            time.perf_counter_ns() - self._closures.wall_ns,
+            time.thread_time_ns() - self._closures.cpu_ns,
         )
 
 

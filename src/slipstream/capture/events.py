@@ -12,8 +12,10 @@ small between two steps of one model.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
@@ -82,6 +84,19 @@ class Step:
     start_ns: NDArray[np.int64]
     end_ns: NDArray[np.int64]
     length_ns: int
+
+    @cached_property
+    def parents(self) -> NDArray[np.int64]:
+        """Index of the event that encloses each, int64 [e]; -1 at the top."""
+        parents: list[int] = []
+        enclosing: list[tuple[int, int]] = []
+        spans = zip(self.start_ns.tolist(), self.end_ns.tolist(), strict=True)
+        for index, (start, end) in enumerate(spans):
+            while enclosing and enclosing[-1][0] <= start:
+                enclosing.pop()
+            parents.append(enclosing[-1][1] if enclosing else -1)
+            enclosing.append((end, index))
+        return np.array(parents, np.int64)
 
 
 def steps_of(events: Iterable[Any]) -> list[Step]:
@@ -160,8 +175,14 @@ class Aligned:
     unaligned: float
 
 
-def align(reference: Sequence[str], steps: Sequence[Step]) -> Aligned:
-    """The events of `reference` in those `steps` that have them all, else in all steps.
+def align(
+    reference: Sequence[str], steps: Sequence[Step], parents: NDArray[np.int64] | None = None
+) -> Aligned:
+    """Find the events of `reference` in those `steps` that have them all, else in all steps.
+
+    Args:
+        parents: int64 [e], index of the event that encloses each of `reference`, -1 at the top;
+            None where nesting does not matter.
 
     Raises:
         GraphError: the steps have less than half of their events in common.
@@ -169,6 +190,8 @@ def align(reference: Sequence[str], steps: Sequence[Step]) -> Aligned:
     # Steps hardly differ in their names: each way through the model is compared once.
     ways = {names: positions(reference, names) for names in {step.names for step in steps}}
     places = [ways[step.names] for step in steps]
+    if parents is not None:
+        places = [nested(found, parents, step) for found, step in zip(places, steps, strict=True)]
     whole = [n for n, one in enumerate(places) if is_whole(one, len(steps[n].names))]
     if len(whole) >= _MOSTLY_WHOLE * len(steps):
         return _gathered(reference, [steps[n] for n in whole], [places[n] for n in whole], 0.0)
@@ -183,9 +206,43 @@ def align(reference: Sequence[str], steps: Sequence[Step]) -> Aligned:
     return _gathered(reference, steps, places, 1.0 - common / events)
 
 
+def nested(found: NDArray[np.int64], parents: NDArray[np.int64], step: Step) -> NDArray[np.int64]:
+    """Match a parent to the event of its name that encloses its children's matches.
+
+    Names alone confuse neighbours: where an epoch ends, an exhausted iterator's ``__next__``
+    precedes the one that loads the batch.
+
+    Args:
+        found: int64 [e], index in `step` of each event of the reference, -1 where it is absent.
+        parents: int64 [e], index of the enclosing event in the reference, -1 at the top.
+    """
+    children = np.flatnonzero((found >= 0) & (parents >= 0))
+    matched = found[parents[children]]
+    enclosing = step.parents[found[children]]
+    wrong = np.flatnonzero((enclosing != matched) & (enclosing >= 0) & (matched >= 0))
+    if not len(wrong):
+        return found
+    corrected = found.copy()
+    for at in wrong.tolist():
+        if step.names[enclosing[at]] == step.names[matched[at]]:
+            corrected[parents[children[at]]] = enclosing[at]
+    return corrected
+
+
 def is_whole(found: NDArray[np.int64], events: int) -> bool:
     """Whether a step of so many `events` has all of the reference's, and hardly any others."""
     return bool((found >= 0).all()) and events <= (1 + _MOST_OTHERS) * len(found)
+
+
+def is_typical(reference: Sequence[str], steps: Sequence[Step]) -> bool:
+    """Whether the way that most of `steps` take, if there is one, has the reference's events."""
+    ways = Counter(step.names for step in steps)
+    if not ways:
+        return True
+    names, count = ways.most_common(1)[0]
+    if count < _MOSTLY_WHOLE * len(steps):
+        return True
+    return is_whole(positions(reference, names), len(names))
 
 
 def _gathered(

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from slipstream.capture.clocks import CollectionTime, LoadingTime, UpdateTime
 from slipstream.capture.modules import UPDATE
+from slipstream.graph import CLOSURE_RANGE
 
 if TYPE_CHECKING:
     from slipstream.capture.events import Aligned
@@ -199,24 +200,33 @@ def find_update(units: Units, aligned: Aligned) -> UpdateSpan | None:
     # Of the last step alone: which events lie inside is the same in all.
     first, last = start[-1, update], end[-1, update]
     inside = (start[-1, units.first] >= first) & (end[-1, units.first] <= last)
-    inside &= units.first > update
+    inside &= (units.first > update) & ~units.in_closure[units.first]
     indices = np.flatnonzero(inside)
     if len(indices) < 2 or len(indices) != indices[-1] - indices[0] + 1:
         return None
     gaps = np.zeros(len(inside) + 1, np.bool_)
     # Gap i lies before unit i.
     gaps[indices[1:]] = True
-    before = start[:, units.first[indices[0]]] - start[:, update]
+    begin = start[:, update]
+    closures = [i for i, name in enumerate(units.events) if name == CLOSURE_RANGE and i > update]
+    if closures:
+        begin = np.maximum(begin, end[:, closures[-1]])
+    before = start[:, units.first[indices[0]]] - begin
     after = end[:, update] - end[:, units.first[indices[-1]]]
     return UpdateSpan(inside, gaps, float(before.min() + after.min()))
 
 
 def lay_out(units: Units, start: NDArray[np.float64], end: NDArray[np.float64]) -> _Times:
-    """Begins and ends of the units, float64 [steps, u], those inside of a loading behind it."""
+    """Begins and ends of the units, float64 [steps, u], those inside of a loading after it.
+
+    NaN where unknown.
+    """
     start, end = start.copy(), end.copy()
     for loading, inside in _loadings(units):
         lengths = end[:, inside] - start[:, inside]
         own_end = end[:, loading] - lengths.sum(axis=1)
+        # Unknown where the recorded annotation does not enclose its operators.
+        own_end[own_end < start[:, loading]] = np.nan
         end[:, loading] = own_end
         end[:, inside] = own_end[:, None] + np.cumsum(lengths, axis=1)
         start[:, inside] = end[:, inside] - lengths

@@ -26,10 +26,11 @@ from slipstream.capture.clocks import (
     UpdateClock,
     UpdateTime,
 )
+from slipstream.capture.closures import ClosureWatch
 from slipstream.capture.compiling import compiled_already, nothing
-from slipstream.capture.events import Step, mark, profiler, steps_of
-from slipstream.capture.lines import LineWatch
-from slipstream.capture.memory import record_memory
+from slipstream.capture.events import Step, is_typical, mark, profiler, steps_of
+from slipstream.capture.lines import LineWatch, Seen
+from slipstream.capture.memory import MemoryRecord, record_memory
 from slipstream.capture.modules import ModuleNames
 from slipstream.capture.other_size import OtherSize, record_other_size
 from slipstream.capture.overhead import StepTimes
@@ -38,7 +39,8 @@ from slipstream.capture.parallel import capture_lanes
 from slipstream.capture.place import MATTERS, Elsewhere, Place, find_device, find_elsewhere
 from slipstream.capture.regions import record_regions
 from slipstream.capture.statistics import OF_VALUES, record_statistics
-from slipstream.capture.trace import PARAMETERS, read_trace, recorded, take_parameters
+from slipstream.capture.trace import PARAMETERS, Node, read_trace, recorded, take_parameters
+from slipstream.capture.units import find_units
 from slipstream.graph import Graph, Statistics
 from slipstream.graph.collection import no_collection
 from slipstream.measure.arms import RunDelay, delay_between
@@ -52,9 +54,10 @@ _STEPS_PER_WINDOW = 3
 # Reading a window's records empties the caches; a step this short is slower for a few steps after.
 _SHORT_S, _SHORT_STEPS_PER_WINDOW, _SETTLING = 0.05, 6, 4
 _LONGEST_CAPTURE_S = 60.0
-_FEWEST_STEPS = 3
+_MIN_PROFILED = 3
 # Before a step counts as one of several threads.
 _SECOND_LOOKS = 3
+_TRACE_RETRIES = 2
 
 
 @dataclass(frozen=True)
@@ -65,15 +68,16 @@ class CaptureSettings:
         warmup: steps that run before anything is recorded: lazy state, caches, allocator.
         steps: profiled steps whose per-task minimum is taken, and as many plain ones.
         threads: intra-op threads, or 0 for what the workload sets.
-        needs: statistics to record besides, see `statistics.STATISTICS`.
+        needs: further statistics to record, see `statistics.STATISTICS`.
         own_process: whether the process ends with the capture, so that its heap may be told to
             keep its pages; see `paging`.
         other_size: whether a step with another number of samples is recorded, from which the
             shapes of any other follow.
         longest_s: how long plain and profiled steps may take together; three are recorded in any
             case.
-        once: whether a rough value will do: one step tells times and memory, in the state that
+        once: whether a rough value will do: one step shows times and memory, in the state that
             caches happen to be in.
+        short: whether the workload ends soon: no step runs only to settle the caches.
     """
 
     warmup: int = 3
@@ -84,72 +88,157 @@ class CaptureSettings:
     other_size: bool = True
     longest_s: float = _LONGEST_CAPTURE_S
     once: bool = False
+    short: bool = False
 
     @classmethod
     def first_look(cls, threads: int) -> CaptureSettings:
         """Numbers as soon as they can be had, after six steps; more will be recorded."""
         return cls(0, 1, threads, own_process=False, other_size=False, once=True)
 
+    def within(self, available: int) -> CaptureSettings | None:
+        """Return the settings for a workload of `available` steps; None if those are too few."""
+        if available < MIN_STEPS:
+            return None
+        warmup = min(self.warmup, max(available - _FIXED_STEPS - 2, 0) // 4)
+        steps = min(self.steps, (available - _FIXED_STEPS - warmup) // 2)
+        return replace(
+            self, warmup=warmup, steps=max(steps, 1), own_process=False, short=True, once=steps < 1
+        )
+
+
+_FIXED_STEPS = 7
+"""Steps that a capture takes in addition to `CaptureSettings.warmup` and twice its `steps`: the
+profiler's first, and those that record lines, memory (two) and arguments (up to three)."""
+MIN_STEPS = 6
+"""Steps without which nothing can be captured."""
+
 
 def capture(
     settings: CaptureSettings, say: Callable[[str], None] = lambda line: None
 ) -> Callable[[Built], Generator[None, Any, Graph]]:
-    """The program that captures one step of whatever it is given.
+    """Make the program that captures one step of the workload that it is given.
 
     Raises (when run):
         GraphError: the steps differ too much from one another to be aligned.
     """
 
     def program(built: Built) -> Generator[None, Any, Graph]:
+        with ClosureWatch() as closures:
+            return (yield from _Capture(built, settings, say, closures).run())
+
+    return program
+
+
+class _Capture:
+    """One capture under way."""
+
+    def __init__(
+        self,
+        built: Built,
+        settings: CaptureSettings,
+        say: Callable[[str], None],
+        closures: ClosureWatch,
+    ) -> None:
+        self._built = built
+        self._settings = settings
+        self._say = say
+        self._plain = _PlainSteps(built, closures)
+        self._profiled: list[Step] = []
+        self._memory: MemoryRecord | None = None
+        self._started = time.perf_counter()
+
+    def run(self) -> Generator[None, Any, Graph]:
+        """Record everything and put it together."""
         import torch
 
+        built, settings, say = self._built, self._settings, self._say
         if settings.threads:
             torch.set_num_threads(settings.threads)
-        say("warming up")
-        started = time.perf_counter()
-        for _ in range(settings.warmup):
-            yield
-        place = find_device(built)
-        with (place or Place("cpu")).profiler() as watching:
-            # The profiler's own first start is slow and allocates.
-            yield
-        per_step_s = (time.perf_counter() - started) / (settings.warmup + 1)
-        elsewhere = Elsewhere(0, 0.0)
-        if place is None:
-            elsewhere = find_elsewhere(watching.profiler.kineto_results.events())
-            for _ in range(_SECOND_LOOKS if elsewhere.share > MATTERS else 0):
-                # What a busy machine only held up in one step is short in another.
-                with Place("cpu").profiler() as watching:
-                    yield
-                again = find_elsewhere(watching.profiler.kineto_results.events())
-                elsewhere = min(elsewhere, again, key=lambda one: one.share)
-            place = Place("cpu") if elsewhere.share > MATTERS else None
+        place, elsewhere = yield from self._warm_up()
+        per_step_s = (time.perf_counter() - self._started) / (settings.warmup + 1)
         # Of building and warming up; afterwards the workload's own pace of collecting is enough.
         gc.collect()
         # A slow step needs fewer repetitions: its tasks are long against the noise.
         affordable = int(settings.longest_s / 2 / max(per_step_s, 1e-9))
-        steps = max(min(settings.steps, affordable), min(_FEWEST_STEPS, settings.steps))
+        steps = max(min(settings.steps, affordable), min(_MIN_PROFILED, settings.steps))
         if place is not None:
+            if settings.short:
+                # Lanes take three steps where one thread takes two, and a few to settle.
+                steps = max(2 * steps // 3 - 1, 1)
             graph = yield from capture_lanes(built, place, steps, say)
             return _without_statistics(graph, place, settings.needs)
         faulting = None
         if settings.own_process:
             faulting = yield from keep_pages(steps, say)
-        plain = _PlainSteps(built)
-        profiled: list[Step] = []
-        memory = None
         if settings.once:
-            yield from plain.run(1)
+            yield from self._record_once()
+        else:
+            yield from self._record_steps(steps, per_step_s < _SHORT_S and not settings.short)
+        seen = yield from self._record_lines()
+        if not settings.once:
             say("recording memory")
             with no_collection():
-                watching, memory = yield from record_memory(built)
-            profiled = steps_of(watching.profiler.kineto_results.events())
-        short = per_step_s < _SHORT_S
-        most, settling = (_SHORT_STEPS_PER_WINDOW, _SETTLING) if short else (_STEPS_PER_WINDOW, 0)
-        while len(profiled) < steps and not _long_enough(started, len(profiled)):
-            window = min(most, steps - len(profiled))
-            say(f"step {len(profiled) + 1} of {steps}")
-            yield from plain.run(window, settling)
+                _, self._memory = yield from record_memory(built)
+        names, parameters, trace = yield from self._record_arguments()
+        if settings.other_size:
+            say("recording another number of samples")
+            other = record_other_size(built, trace)
+        else:
+            other = OtherSize(0, built.samples, reason="no other number of samples was requested")
+        say("putting the recordings together")
+        threads = torch.get_num_threads()
+        with no_collection():
+            graph = assemble(
+                built, trace, parameters, names, self._profiled, self._plain.times, threads, other,
+                self._memory, faulting, seen,
+            )  # fmt: skip
+        if elsewhere.operators:
+            graph = replace(graph, meta={**graph.meta, "elsewhere": asdict(elsewhere)})
+        return (yield from self._with_statistics(graph))
+
+    def _warm_up(self) -> Generator[None, None, tuple[Place | None, Elsewhere]]:
+        """Take the first steps; return their place (None: one thread), and what ran elsewhere."""
+        self._say("warming up")
+        for _ in range(self._settings.warmup):
+            yield
+        place = find_device(self._built)
+        with (place or Place("cpu")).profiler() as watching:
+            # The profiler's own first start is slow and allocates.
+            yield
+        elsewhere = Elsewhere(0, 0.0)
+        if place is not None:
+            return place, elsewhere
+        elsewhere = find_elsewhere(watching.profiler.kineto_results.events())
+        repeats = 0 if self._settings.short else _SECOND_LOOKS
+        for _ in range(repeats if elsewhere.share > MATTERS else 0):
+            # What a busy machine only held up in one step is short in another.
+            with Place("cpu").profiler() as watching:
+                yield
+            again = find_elsewhere(watching.profiler.kineto_results.events())
+            elsewhere = min(elsewhere, again, key=lambda look: look.share)
+        return Place("cpu") if elsewhere.share > MATTERS else None, elsewhere
+
+    def _record_once(self) -> Generator[None, None, None]:
+        yield from self._plain.run(1)
+        self._say("recording memory")
+        with no_collection():
+            watching, self._memory = yield from record_memory(self._built)
+        self._profiled = steps_of(watching.profiler.kineto_results.events())
+
+    def _record_steps(self, steps: int, settle: bool) -> Generator[None, None, None]:
+        """Alternate windows of plain and profiled steps.
+
+        Args:
+            settle: whether windows begin with steps that fill the caches again.
+        """
+        window_steps, settling = _STEPS_PER_WINDOW, 0
+        if settle:
+            window_steps, settling = _SHORT_STEPS_PER_WINDOW, _SETTLING
+        profiled = self._profiled
+        while len(profiled) < steps and not _long_enough(self._started, len(profiled)):
+            window = min(window_steps, steps - len(profiled))
+            self._say(f"step {len(profiled) + 1} of {steps}")
+            yield from self._plain.run(window, settling)
             with no_collection():
                 with profiler() as watching:
                     for _ in range(settling):
@@ -159,65 +248,65 @@ def capture(
                         yield
                         mark()
                 profiled += steps_of(watching.profiler.kineto_results.events())
-        compiled = built.model is None or compiled_already(built.model)
-        seen = None
-        if built.model is None or not compiled:
-            say("recording lines")
-            # Compiled code would be run one by one, or compiled again.
-            with no_collection(), LineWatch(built.lines) as watch:
-                yield
-            seen = watch.seen
-        if not settings.once:
-            say("recording memory")
-            with no_collection():
-                _, memory = yield from record_memory(built)
-        say("recording arguments")
-        names = ModuleNames(built.model, built.lines)
-        if compiled:
+
+    def _record_lines(self) -> Generator[None, None, Seen | None]:
+        """Record the user's lines; None for compiled code, whose operators would run one by one."""
+        if self._compiled:
+            return None
+        self._say("recording lines")
+        with no_collection(), LineWatch(self._built.lines) as watch:
+            yield
+        return watch.seen
+
+    def _record_arguments(self) -> Generator[None, None, tuple[ModuleNames, list[int], list[Node]]]:
+        """Record a step's operators with their arguments: module names, parameters and the trace.
+
+        A step that runs other operators than most profiled ones (an epoch ends in it, a checkpoint
+        is saved) is recorded again.
+        """
+        self._say("recording arguments")
+        names = ModuleNames(self._built.model, self._built.lines)
+        if self._compiled or self._built.model is None:
             # Hooks make torch.compile compile again; not in the step that is recorded.
             with names:
                 yield
+        retries = 0 if self._settings.once else _TRACE_RETRIES
         with tempfile.TemporaryDirectory(prefix="slipstream-trace-") as folder:
-            path = Path(folder) / "trace.json"
-            with names, recorded(path):
-                _show_parameters(built.model)
-                yield
-            say("building the graph")
-            with no_collection():
-                parameters, trace = take_parameters(read_trace(path))
-        if settings.other_size:
-            say("recording another number of samples")
-            other = record_other_size(built, trace)
-        else:
-            other = OtherSize(0, built.samples, reason="no other number of samples was asked for")
-        say("putting the recordings together")
-        threads = torch.get_num_threads()
-        with no_collection():
-            graph = assemble(
-                built, trace, parameters, names, profiled, plain.times, threads, other, memory,
-                faulting, seen,
-            )  # fmt: skip
-        if elsewhere.operators:
-            graph = replace(graph, meta={**graph.meta, "elsewhere": asdict(elsewhere)})
-        if "regions" in settings.needs:
-            regions = yield from record_regions(built, graph, settings.steps, say)
+            for attempt in range(retries + 1):
+                path = Path(folder) / f"trace-{attempt}.json"
+                with names, recorded(path):
+                    _show_parameters(self._built.model)
+                    yield
+                with no_collection():
+                    parameters, trace = take_parameters(read_trace(path))
+                if is_typical(find_units(trace).events, self._profiled):
+                    break
+        return names, parameters, trace
+
+    def _with_statistics(self, graph: Graph) -> Generator[None, Any, Graph]:
+        needs = self._settings.needs
+        if "regions" in needs:
+            regions = yield from record_regions(self._built, graph, self._settings.steps, self._say)
             graph = replace(graph, meta={**graph.meta, "regions": regions})
-        if OF_VALUES.intersection(settings.needs):
+        if OF_VALUES.intersection(needs):
             # Last: it keeps sums and watches every operator.
             observed = yield from record_statistics(
-                built, settings.needs, min(plain.times.wall_ns), say
+                self._built, needs, min(self._plain.times.wall_ns), self._say
             )
             graph = replace(graph, statistics=observed)
         return graph
 
-    return program
+    @property
+    def _compiled(self) -> bool:
+        return self._built.model is not None and compiled_already(self._built.model)
 
 
 class _PlainSteps:
     """Steps without a profiler, and what clocks say of them."""
 
-    def __init__(self, built: Built) -> None:
+    def __init__(self, built: Built, closures: ClosureWatch) -> None:
         self._built = built
+        self._closures = closures
         self.times = StepTimes((), ())
 
     def run(self, count: int, settling: int = 0) -> Generator[None, None, None]:
@@ -230,7 +319,7 @@ class _PlainSteps:
         # For all of them: putting clocks in place costs the next step its caches, too.
         with (
             LoadingClock() as loader,
-            UpdateClock(self._built.optimizer) as update,
+            UpdateClock(self._built.optimizer, self._closures) as update,
             CollectionClock(loader) as collector,
             closing(RunDelay()) as delay,
         ):
@@ -261,7 +350,7 @@ class _PlainSteps:
 
 def _long_enough(started: float, profiled: int) -> bool:
     """Whether to make do with fewer steps: a machine may become busy after the first ones."""
-    return profiled >= _FEWEST_STEPS and time.perf_counter() - started > _LONGEST_CAPTURE_S
+    return profiled >= _MIN_PROFILED and time.perf_counter() - started > _LONGEST_CAPTURE_S
 
 
 def _without_statistics(graph: Graph, place: Place, needs: tuple[str, ...]) -> Graph:

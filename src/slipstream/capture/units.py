@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.capture.modules import PREFIX
 from slipstream.capture.trace import Node
-from slipstream.graph import StepPhase
+from slipstream.graph import CLOSURE_RANGE, StepPhase
 
 _AUTOGRAD = "autograd::engine::evaluate_function: "
 LOADING = "enumerate(DataLoader)#"
@@ -37,7 +37,8 @@ class Units:
         sequence: int64 [u], autograd's number; -1 for none.
         loading: int64 [u], the unit that gets the batch whose making this one is part of: itself
             for that unit, -1 for those that load nothing.
-        events: names of all events, what the profiler's steps are aligned with.
+        events: names of all e events, which the profiler's steps are aligned with.
+        parents: int64 [e], index of the event that encloses each, -1 at the top.
     """
 
     nodes: NDArray[np.int64]
@@ -49,6 +50,15 @@ class Units:
     sequence: NDArray[np.int64]
     loading: NDArray[np.int64]
     events: tuple[str, ...]
+    parents: NDArray[np.int64]
+
+    @cached_property
+    def in_closure(self) -> NDArray[np.bool_]:
+        """Whether each event lies within a closure of ``Optimizer.step``, bool [e]."""
+        inside: list[bool] = []
+        for name, parent in zip(self.events, self.parents.tolist(), strict=True):
+            inside.append(name == CLOSURE_RANGE or (parent >= 0 and inside[parent]))
+        return np.array(inside, np.bool_)
 
 
 @dataclass
@@ -70,6 +80,9 @@ def find_units(nodes: Sequence[Node]) -> Units:
     last: list[int] = []
     loading: list[int] = []
     events: list[str] = []
+    parents: list[int] = []
+    # By node: its own event, or the one that encloses a module's annotation.
+    event_of: list[int] = []
     by_sequence: dict[int, str] = {}
     # By storage: the module in whose backward pass it was made last.
     gradient_of: dict[int, str] = {}
@@ -77,16 +90,23 @@ def find_units(nodes: Sequence[Node]) -> Units:
     backward_seen = False
     for i, node in enumerate(nodes):
         around = places[node.parent] if node.parent >= 0 else None
-        if around is None and node.name.startswith(PREFIX):
+        if node.parent >= 0 and nodes[node.parent].name == CLOSURE_RANGE:
+            # Like the top of a step: the update around it begins after it.
+            around = None
+        if node.name == CLOSURE_RANGE or (around is None and node.name.startswith(PREFIX)):
             # Another forward pass: a step may have several (gradient accumulation).
             backward_seen = False
         place = _place(node, around, backward_seen, engine.get(i, -1))
         backward_seen = backward_seen or place.phase is StepPhase.BACKWARD
         places.append(place)
+        enclosing = event_of[node.parent] if node.parent >= 0 else -1
         if node.name.startswith(PREFIX):
+            event_of.append(enclosing)
             continue
         event = len(events)
         events.append(node.name)
+        parents.append(enclosing)
+        event_of.append(event)
         if place.loading >= 0:
             last[place.loading] = event
         elif node.name.startswith(LOADING):
@@ -128,6 +148,7 @@ def find_units(nodes: Sequence[Node]) -> Units:
         sequence=np.array([row[5] for row in rows], np.int64),
         loading=np.array(loading, np.int64),
         events=tuple(events),
+        parents=np.array(parents, np.int64),
     )
 
 

@@ -28,6 +28,7 @@ from slipstream.graph.statistics import (
 )
 from slipstream.graph.timeline import Timeline, lower, replay
 from slipstream.graph.values import (
+    CLOSURE_RANGE,
     MODULE_RANGE,
     PROVENANCES,
     Allocations,
@@ -56,6 +57,7 @@ from slipstream.graph.views.peak import Peak, find_peak
 from slipstream.graph.views.perfetto import to_perfetto, write_perfetto
 
 __all__ = [
+    "CLOSURE_RANGE",
     "ITEM_BYTES",
     "MODULE_RANGE",
     "MOST_IDS",

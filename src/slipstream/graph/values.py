@@ -21,6 +21,8 @@ PROVENANCES = tuple(Provenance)
 """Provenance by the code in `Tasks.provenance`."""
 MODULE_RANGE = "module::"
 """What the annotations begin with that slipstream's own hooks open around modules' forwards."""
+CLOSURE_RANGE = "slipstream::closure"
+"""Annotation of a closure that ``Optimizer.step`` calls: it is not part of the update."""
 
 
 class Kind(IntEnum):

@@ -19,6 +19,7 @@ from slipstream.graph.page_faults import (
 from slipstream.units import format_percent
 from slipstream.verbs.children import DEFAULT_TIMEOUT_S, call_in_child, run_program
 from slipstream.workload import Built, Workload
+from slipstream.workload.script import ScriptEndedError
 
 # Besides the recorded one; fewer where they differ by less than this share of a step, and one where
 # page faults do not matter in either.
@@ -61,15 +62,18 @@ def watch_launches(
         if len(others) >= enough and apart < _ALIKE * step_ns:
             break
         say(f"watching page faults of another launch, {len(others) + 1} of at most {_LAUNCHES}")
-        others.append(
-            call_in_child(
-                workload,
-                "slipstream.verbs.page_faults:watch_in_child",
-                threads=threads,
-                timeout_s=timeout_s,
-                step_threads=int(graph.meta["threads"]),
+        try:
+            others.append(
+                call_in_child(
+                    workload,
+                    "slipstream.verbs.page_faults:watch_in_child",
+                    threads=threads,
+                    timeout_s=timeout_s,
+                    step_threads=int(graph.meta["threads"]),
+                )
             )
-        )
+        except ScriptEndedError:
+            break
     return with_launches(graph, others)
 
 

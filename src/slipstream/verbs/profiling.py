@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from slipstream.capture import STATISTICS, CaptureSettings, capture
+from slipstream.capture import MIN_STEPS, STATISTICS, CaptureSettings, capture
 from slipstream.errors import (
     GraphError,
     InvalidArgumentError,
@@ -17,6 +17,7 @@ from slipstream.errors import (
     UnknownNameError,
     WorkloadError,
 )
+from slipstream.files import temporary_folder
 from slipstream.graph import Graph, load, replay, save
 from slipstream.graph.origin import describe_source
 from slipstream.tables import Field, Table
@@ -26,6 +27,7 @@ from slipstream.verbs.children import DEFAULT_TIMEOUT_S, call_in_child, run_prog
 from slipstream.verbs.children import say as tell
 from slipstream.verbs.page_faults import launches_in_words, watch_launches
 from slipstream.workload import Workload, run_steps
+from slipstream.workload.script import ScriptEndedError
 
 _LEAST_FREE_BYTES = 1 << 20
 # Operators that a summary names.
@@ -86,18 +88,30 @@ def profile(
             return run_steps(workload.build(), capture(here, say))
     # As it was before the run: what changes meanwhile may not be what ran.
     source = describe_source(workload.path)
-    with tempfile.TemporaryDirectory(prefix="slipstream-graph-") as folder:
-        path = Path(folder) / "run.slipgraph"
+    with temporary_folder("graph") as folder:
+        path = folder / "run.slipgraph"
         say(f"importing torch and {workload.path.name}")
-        call_in_child(
-            workload,
-            "slipstream.verbs.profiling:profile_in_child",
-            threads=threads,
-            timeout_s=timeout_s,
-            say=say,
-            settings=asdict(settings),
-            path=str(path),
-        )
+
+        def record(settings: CaptureSettings) -> None:
+            call_in_child(
+                workload,
+                "slipstream.verbs.profiling:profile_in_child",
+                threads=threads,
+                timeout_s=timeout_s,
+                say=say,
+                settings=asdict(settings),
+                path=str(path),
+            )
+
+        try:
+            record(settings)
+        except ScriptEndedError as end:
+            fewer = settings.within(end.available)
+            if fewer is None:
+                end.remedy = f"{end.remedy}: recording needs at least {MIN_STEPS + 3} steps"
+                raise
+            say(f"{end.ended}; running it again to record fewer steps")
+            record(fewer)
         graph = load(path)
     if launches:
         graph = watch_launches(graph, workload, threads=threads, timeout_s=timeout_s, say=say)
@@ -189,8 +203,8 @@ def _recorded(graph: Graph) -> list[str]:
     meta: Any = graph.meta
     threads, cost_ns = meta["threads"], round(meta["profiler_ns_per_event"])
     notes = [
-        f"{len(graph) - 1} operators, {threads} thread{'s' * (threads != 1)}, least of "
-        f"{meta['aligned_steps']} steps each"
+        f"{len(graph) - 1} operators, {threads} thread{'s' * (threads != 1)}, minimum over "
+        f"{meta['aligned_steps']} step{'s' * (meta['aligned_steps'] != 1)}"
         + (f"; profiler's cost of {cost_ns} ns per event taken off" if cost_ns else ""),
     ]
     if "lanes_of" in meta:

@@ -1,10 +1,12 @@
-"""A plain training script as a workload: its optimizer steps are its steps.
+"""A plain script as a workload: its optimizer steps are its steps, or its calls of the model.
 
 The script runs as ``__main__``, unchanged, or as techniques that change its loop have edited it:
-its file stays as it is. The first two optimizer steps tell which models and
-optimizers there are; from then on every optimizer step resumes the program. When the program has
-what it needs, the process ends at once, so that nothing the script would do later (saving a
-checkpoint, overwriting results) happens.
+its file is not modified. The first two optimizer steps reveal the models and optimizers; from then
+on every optimizer step resumes the program. When the program has what it needs, the process ends at
+once, so that nothing the script would do later (saving a checkpoint, overwriting results) happens.
+
+A script that calls a model and never runs a backward pass is inference: the calls of that model are
+its steps. If that is known only at its end, it runs again.
 """
 
 from __future__ import annotations
@@ -13,12 +15,14 @@ import functools
 import importlib.util
 import linecache
 import os
+import re
 import runpy
 import stat
 import sys
 import traceback
 import types
-from collections.abc import Callable, Generator, Iterable
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import Path
 from textwrap import indent
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -35,6 +39,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _STEPS_TO_DISCOVER = 2
+# Words of a script that only runs a model, and of one that may train it (or what it imports).
+_INFERS = re.compile(r"\b(inference_mode|no_grad)\b")
+_TRAINS = re.compile(r"\b(backward|fit|optim\w*|[Tt]rain\w*)\b")
 # What argparse leaves with when the arguments are wrong.
 ARGPARSE = 2
 _SHOWN_BYTES, _SHOWN_LINES, _SHOWN_FUNCTIONS = 4096, 5, 3
@@ -46,15 +53,17 @@ class ScriptEndedError(WorkloadError):
 
     Attributes:
         ended: that it did, and after how many steps, in words.
+        available: steps that the program could have had.
     """
 
-    def __init__(self, ended: str, *, remedy: str) -> None:
+    def __init__(self, ended: str, available: int, *, remedy: str) -> None:
         self.ended = ended
+        self.available = available
         super().__init__(f"{ended}, which are too few", remedy=remedy)
 
 
 class _Discovery:
-    """Which models the optimizers train, seen from what runs between two optimizer steps.
+    """The models that the optimizers train, or that are called, and what they are called with.
 
     Args:
         adds_up: whether a step's loss is all that ``backward`` was called on, not only the last.
@@ -67,6 +76,8 @@ class _Discovery:
         self._hooks: list[Any] = []
         self._depth = 0
         self._loss: Any = None
+        self._calls: Counter[int] = Counter()
+        self.called: Callable[[torch.nn.Module, int], None] = lambda module, count: None
         self.forwards = self.backwards = 0
 
     def before_forward(self, module: torch.nn.Module, inputs: Any) -> None:
@@ -83,6 +94,22 @@ class _Discovery:
 
     def after_forward(self, module: torch.nn.Module, inputs: Any, output: Any) -> None:
         self._depth = max(0, self._depth - 1)
+        if self._depth == 0:
+            self._calls[id(module)] += 1
+            self.called(module, self._calls[id(module)])
+
+    @property
+    def most_calls(self) -> int:
+        """Calls of the outermost module that was called most often."""
+        return max(self._calls.values(), default=0)
+
+    def forget(self) -> None:
+        """Begin again, for another run of the script."""
+        self.finish()
+        self.roots.clear()
+        self._batches.clear()
+        self._calls.clear()
+        self._depth = 0
 
     def note_losses(self) -> None:
         """Have `take_loss` know what ``backward`` was called on: a script returns no loss."""
@@ -141,7 +168,7 @@ def run_script(
 
     path = workload.path.resolve()
     content = edited(path, workload.techniques)
-    # What an edit changes is how many batches there are in a step: the loss is all of theirs.
+    # An edit changes how many batches there are in a step: the loss is the sum over them.
     discovery = _Discovery(adds_up=content is not None)
     lines = UserLines(project_root(path))
     hooks = [
@@ -151,48 +178,72 @@ def run_script(
         ),
     ]
     steps_of: dict[int, int] = {}
-    marking_step: list[torch.optim.Optimizer] = []
+    resumed: list[_Resumed] = []
 
-    def discover(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        # The optimizer that steps twice first marks the step; others belong inside it.
-        steps_of[id(optimizer)] = steps_of.get(id(optimizer), 0) + 1
-        if marking_step or steps_of[id(optimizer)] < _STEPS_TO_DISCOVER:
-            return
-        marking_step.append(optimizer)
+    def begin(model: torch.nn.Module | None, optimizer: torch.optim.Optimizer | None) -> _Resumed:
+        """The program, about to run over the steps of what was discovered."""
         for hook in hooks:
             hook.remove()
         discovery.finish()
         lines.__exit__()
         try:
-            built = _discovered(workload, discovery, optimizer)
+            built = _discovered(workload, model, discovery.batch_of(model), optimizer)
             built.lines = lines
             for technique in in_order(workload.techniques):
                 technique.apply(built)
         except Exception as error:
             _leave_with(error)
-        _resume_after_step(optimizer, discovery.take_loss, program(built), leave)
+        resumed.append(_Resumed(program(built), leave))
+        return resumed[0]
+
+    def discover(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        # The optimizer that steps twice first marks the step; others belong inside it.
+        steps_of[id(optimizer)] = steps_of.get(id(optimizer), 0) + 1
+        if not resumed and steps_of[id(optimizer)] == _STEPS_TO_DISCOVER:
+            started = begin(discovery.model_of(optimizer), optimizer)
+            _resume_after_step(optimizer, discovery.take_loss, started)
+
+    def discover_call(model: torch.nn.Module, count: int) -> None:
+        if not resumed and count == _STEPS_TO_DISCOVER:
+            _resume_after_call(model, begin(model, None))
 
     register_optimizer_step_post_hook(discover)
     discovery.note_losses()
     prepare(workload.techniques)
-    torch.manual_seed(seed)
-    sys.argv = [str(path), *workload.script_arguments]
     sys.path.insert(0, str(path.parent))
     lines.__enter__()
+    text = path.read_text(encoding="utf-8", errors="replace")
+    if _INFERS.search(text) and not _TRAINS.search(text):
+        discovery.called = discover_call
+    exit_ = _run(workload, path, content, seed)
+    infers = not steps_of and not discovery.backwards and not (exit_ is not None and exit_.code)
+    if infers and discovery.most_calls > _STEPS_TO_DISCOVER and not resumed:
+        discovery.forget()
+        discovery.called = discover_call
+        exit_ = _run(workload, path, content, seed)
+    raise _too_short(path, steps_of, discovery, exit_, resumed)
+
+
+def _run(workload: Workload, path: Path, content: bytes | None, seed: int) -> SystemExit | None:
+    """Run the script to its end; return how it exited, None if it did not call ``sys.exit``."""
+    import torch
+
+    torch.manual_seed(seed)
+    sys.argv = [str(path), *workload.script_arguments]
     try:
         if content is None:
             runpy.run_path(str(path), run_name="__main__")
         else:
             _run_edited(path, content)
     except SystemExit as exit_:
-        raise _too_short(path, steps_of, discovery, exit_) from None
+        return exit_
     except Exception as error:
         remedy = _remedy(error, workload)
         if remedy is None:
             raise
         described = describe_error(error)
         raise WorkloadError(described["what"], where=described["where"], remedy=remedy) from error
-    raise _too_short(path, steps_of, discovery, None)
+    return None
 
 
 def edited(script: Path, techniques: Iterable[Applicable]) -> bytes | None:
@@ -224,11 +275,31 @@ def _run_edited(path: Path, content: bytes) -> None:
     exec(compile(content, str(path), "exec"), vars(module))
 
 
+class _Resumed:
+    """A program that the script's steps resume.
+
+    Attributes:
+        turns: how often it was resumed; the first time it only begins.
+    """
+
+    def __init__(self, running: Generator[None, Any, T], leave: Callable[[T], NoReturn]) -> None:
+        self._running = running
+        self._leave = leave
+        self.turns = 0
+
+    def resume(self, value: Any) -> None:
+        """Let the program go on, after a step that gave `value`."""
+        try:
+            self.turns += 1
+            self._running.send(value if self.turns > 1 else None)
+        except StopIteration as end:
+            self._leave(end.value)
+        except Exception as error:
+            _leave_with(error)
+
+
 def _resume_after_step(
-    optimizer: torch.optim.Optimizer,
-    take_loss: Callable[[], Any],
-    running: Generator[None, Any, T],
-    leave: Callable[[T], NoReturn],
+    optimizer: torch.optim.Optimizer, take_loss: Callable[[], Any], program: _Resumed
 ) -> None:
     """From now on each ``optimizer.step()`` of the script ends with one turn of the program.
 
@@ -236,24 +307,38 @@ def _resume_after_step(
     step, and the program must begin and end its recordings outside of it.
     """
     original = optimizer.step
-    started = False
 
     # With its attributes: learning rate schedulers look for theirs.
     @functools.wraps(original)
     def step(*args: Any, **kwargs: Any) -> Any:
-        nonlocal started
         result = original(*args, **kwargs)
-        loss = take_loss()
-        try:
-            running.send(loss if started else None)
-            started = True
-        except StopIteration as end:
-            leave(end.value)
-        except Exception as error:
-            _leave_with(error)
+        program.resume(take_loss())
         return result
 
     optimizer.step = step  # type: ignore[method-assign]
+
+
+def _resume_after_call(model: torch.nn.Module, program: _Resumed) -> None:
+    """From now on each call of `model` ends with one turn of the program.
+
+    Through a subclass, not a hook: hooks run inside the annotation of the module's forward pass.
+    """
+    original: Any = type(model)
+    depth = 0
+
+    def call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        nonlocal depth
+        depth += 1
+        try:
+            result = original.__call__(self, *args, **kwargs)
+        finally:
+            depth -= 1
+        if self is model and depth == 0:
+            program.resume(result)
+        return result
+
+    names = {"__call__": call, "__module__": original.__module__, "__doc__": original.__doc__}
+    model.__class__ = type(original.__name__, (original,), names)
 
 
 def _leave_with(error: Exception) -> NoReturn:
@@ -265,10 +350,11 @@ def _leave_with(error: Exception) -> NoReturn:
 
 
 def _discovered(
-    workload: Workload, discovery: _Discovery, optimizer: torch.optim.Optimizer
+    workload: Workload,
+    model: torch.nn.Module | None,
+    batch: Any,
+    optimizer: torch.optim.Optimizer | None,
 ) -> Built:
-    model = discovery.model_of(optimizer)
-    batch = discovery.batch_of(model)
     return Built(
         model,
         batch=batch,
@@ -294,7 +380,11 @@ def _remedy(error: Exception, workload: Workload) -> str | None:
 
 
 def _too_short(
-    path: Path, steps_of: dict[int, int], discovery: _Discovery, left: SystemExit | None
+    path: Path,
+    steps_of: dict[int, int],
+    discovery: _Discovery,
+    left: SystemExit | None,
+    resumed: Sequence[_Resumed],
 ) -> WorkloadError:
     """Why the script gave no (or not enough) steps: it failed, it is no training, it is short."""
     name, steps = path.name, max(steps_of.values(), default=0)
@@ -315,12 +405,15 @@ def _too_short(
             remedy=remedy,
         )
     how = "ended" if left is None else "called sys.exit()"
-    if steps == 0:
+    turns = sum(program.turns for program in resumed)
+    if steps == 0 and not resumed:
         return _never_stepped(path, how, discovery)
+    if steps == 0:
+        after = f"after {_calls(_STEPS_TO_DISCOVER + turns)} of its model"
     return ScriptEndedError(
         f"{name} {how} {after}",
-        remedy="let it run longer (more epochs or data), or ask for fewer: --steps N takes about "
-        "2 N + 26 of them",
+        max(turns - 1, 0),
+        remedy="let it run longer (more epochs or more data)",
     )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.graph.io._kineto_columns import Category, Columns, Floats, Ints
-from slipstream.graph.values import MODULE_RANGE, StepPhase, StringTable
+from slipstream.graph.values import CLOSURE_RANGE, MODULE_RANGE, StepPhase, StringTable
 
 _BACKWARD = "autograd::engine::evaluate_function"
 _OPTIMIZER = "Optimizer.step#"
@@ -45,7 +45,9 @@ class Segments:
 
 def frames(columns: Columns) -> NDArray[np.bool_]:
     """bool [n]; events that run nothing themselves but say where their children belong."""
-    ours = columns.named_like(lambda text: text.startswith((_OPTIMIZER, MODULE_RANGE)))
+    ours = columns.named_like(
+        lambda text: text.startswith((_OPTIMIZER, MODULE_RANGE, CLOSURE_RANGE))
+    )
     ranges = ours & (columns.category == Category.ANNOTATION)
     chosen: NDArray[np.bool_] = ranges | (columns.category == Category.PYTHON)
     return chosen
@@ -198,6 +200,8 @@ class _Sweep:
         """Module, source line and phase inside the frame `name`."""
         if name.startswith(_OPTIMIZER):
             return module, source, int(StepPhase.OPTIMIZER)
+        if name == CLOSURE_RANGE:
+            return module, source, int(StepPhase.OTHER)
         for prefix in (_MODULE_FRAME, MODULE_RANGE):
             if name.startswith(prefix):
                 return self._strings.add(name[len(prefix) :]), source, phase
