@@ -28,7 +28,14 @@ from slipstream.errors import (
     UnknownNameError,
     UsageError,
 )
-from slipstream.source import AlreadyThereError, NotPlacedError, Places, Source, locate
+from slipstream.source import (
+    AlreadyThereError,
+    NotPlacedError,
+    Places,
+    Source,
+    find_switch,
+    locate,
+)
 from slipstream.workload import Built, Workload, in_order
 
 if TYPE_CHECKING:
@@ -94,7 +101,13 @@ class CodeChange:
 
     @classmethod
     def of(
-        cls, workload: Workload, edit: Callable[[Places], Source], *, by_hand: str, note: str = ""
+        cls,
+        workload: Workload,
+        edit: Callable[[Places], Source],
+        *,
+        by_hand: str,
+        note: str = "",
+        technique: Technique | None = None,
     ) -> CodeChange | None:
         """The change `edit` makes in the workload's file; None for live objects, without a file.
 
@@ -102,15 +115,21 @@ class CodeChange:
             edit: see `slipstream.source`.
             by_hand: the lines to write where the edit cannot be placed.
             note: what the reader of the diff should know.
+            technique: a technique that training frameworks have a switch for; in a script that
+                trains through one, the switch is set instead.
 
         Raises:
             WorkloadError: the file cannot be read.
         """
         if workload.live is not None:
             return None
-        source = Source.read(workload.path)
+        where = locate(Source.read(workload.path), workload.function)
+        if technique is not None:
+            switch = find_switch(where, str(technique), vars(technique))
+            if switch is not None:
+                edit, by_hand, note = switch, switch.by_hand(where), switch.note(where)
         try:
-            return cls(edit(locate(source, workload.function)).diff(), note, edit)
+            return cls(edit(where).diff(), note, edit)
         except AlreadyThereError as error:
             return cls("", f"already so: {error.what} ({error.where})", edit)
         except NotPlacedError as error:
@@ -193,7 +212,7 @@ class Traits:
 class Technique(Protocol):
     """One way to make a workload cheaper; see the module's text.
 
-    `Settings`, the base of techniques, answers the last four methods as most would, and `quality`
+    `Settings`, the base of techniques, answers the last five methods as most would, and `quality`
     and `questions` for those that have one `effect` and nothing to ask.
 
     Attributes:
@@ -221,6 +240,9 @@ class Technique(Protocol):
 
     def code(self, workload: Workload) -> CodeChange | None:
         """The edit of the user's source that does the same, or None when there is no such edit."""
+
+    def already(self, built: Built) -> str | None:
+        """The reason that `apply` would change nothing in `built`; None if it would, or unknown."""
 
     def minimum_share(self, graph: Graph) -> float:
         """The smallest share of its time that a changed operator can take; 0 if unknown."""
@@ -270,6 +292,10 @@ class Settings:
     def quality(self, graph: Graph | None = None) -> Quality:
         """Its `effect`."""
         return self.effect
+
+    def already(self, built: Built) -> str | None:
+        """None: unknown."""
+        return None
 
     def minimum_share(self, graph: Graph) -> float:
         """None that is known."""

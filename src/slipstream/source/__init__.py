@@ -37,6 +37,10 @@ num_workers="4")``                                     name, added or replaced: 
                                                        ``checkpoint``, where it is defined
 =====================================================  ==========================================
 
+A script that trains through Hugging Face's ``Trainer``, Lightning or Accelerate is edited in the
+arguments of the framework's own call where there is such a switch: `find_switch`. Its model is what
+the trainer gets; it has no training loop in the file.
+
 Each returns a `Source`. A second edit after it begins with ``where.on(source)``, which locates
 everything anew in the edited text. For what these do not cover: ``where.model`` (its ``name`` and
 ``statement``), ``where.optimizer`` (``call``, ``kind``), ``where.step`` (``container``,
@@ -57,6 +61,7 @@ from slipstream.source._accumulate import accumulate
 from slipstream.source._attention import fuse_attention
 from slipstream.source._batch_size import BatchSize, find_batch_size
 from slipstream.source._blocks import checkpoint_blocks
+from slipstream.source._frameworks import FrameworkEdit, find_switch
 from slipstream.source._function import value_of
 from slipstream.source._places import Places, locate, refuse_inside
 from slipstream.source._source import AlreadyThereError, NotPlacedError, Source
@@ -65,6 +70,7 @@ from slipstream.source._write import Undone, Written, undo, write
 __all__ = [
     "AlreadyThereError",
     "BatchSize",
+    "FrameworkEdit",
     "NotPlacedError",
     "Places",
     "Source",
@@ -73,6 +79,7 @@ __all__ = [
     "accumulate",
     "checkpoint_blocks",
     "find_batch_size",
+    "find_switch",
     "fuse_attention",
     "locate",
     "refuse_inside",

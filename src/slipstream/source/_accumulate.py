@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable
 
+from slipstream.source._frameworks import find_switch
 from slipstream.source._names import Loop, Names, is_written, nodes_in, position, variables_in
 from slipstream.source._optimizer import assigned_to
 from slipstream.source._places import Places, is_main_guard
@@ -22,7 +23,7 @@ _COUNTERS = ("step", "batch_index", "turn")
 
 
 def accumulate(where: Places, batches: int) -> Source:
-    """The training loop with one update for every `batches` of its batches.
+    """The training loop, or a framework's, with one update for every `batches` of its batches.
 
     The loss is divided where ``backward`` is called, so that what the loop prints of it stays what
     it was. Clipping, the learning rate's schedule and clearing gradients go with the update, and
@@ -32,6 +33,9 @@ def accumulate(where: Places, batches: int) -> Source:
         NotPlacedError: the loop has another form than batch, backward, update.
         AlreadyThereError: the update depends on a count of batches already.
     """
+    switch = find_switch(where, f"accumulation:{batches}", {"batches": batches})
+    if switch is not None:
+        return switch(where)
     source, names, step = where.source, where.source.names, where.step
     loop = step.container
     if not isinstance(loop, ast.For):

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 from dataclasses import dataclass
 
 from slipstream.source._names import Function, default_of, is_written, variables_in
 from slipstream.source._places import Places
 from slipstream.source._source import NotPlacedError, Source
+from slipstream.source._trainers import Framework
 
 _NAME = "batch_size"
 _LOADER = "torch.utils.data.DataLoader"
+# An argument of Hugging Face's TrainingArguments, and its default.
+_TRAINER_NAME, _TRAINER_DEFAULT = "per_device_train_batch_size", 8
 # Of other profilers: their function's default is the batch that is profiled.
 _PROVIDERS = ("skyline_input_provider", "deepview_input_provider")
 
@@ -21,12 +25,12 @@ class BatchSize:
 
     Attributes:
         value: samples.
-        node: the literal in ``source.tree``.
+        node: the literal in ``source.tree``, or the call of ``TrainingArguments`` without one.
     """
 
     source: Source
     value: int
-    node: ast.Constant
+    node: ast.Constant | ast.Call
 
     @property
     def line(self) -> int:
@@ -35,6 +39,8 @@ class BatchSize:
 
     def set(self, value: int) -> Source:
         """The file with another number there, and every other byte as it is."""
+        if isinstance(self.node, ast.Call):
+            return self.source.set_keywords(self.node, **{_TRAINER_NAME: str(value)})
         return self.source.replace(self.node, str(value))
 
 
@@ -56,7 +62,9 @@ def find_batch_size(where: Places) -> BatchSize:
             one for one in tree.body if isinstance(one, ast.FunctionDef) and one.name in _PROVIDERS
         ]
         function = providers[0] if len(providers) == 1 else None
-    value = _default(source, function) if function is not None else _given(source)
+    value = _default(source, function) if function is not None else _given(where)
+    if isinstance(value, ast.Call):
+        return BatchSize(source, _TRAINER_DEFAULT, value)
     return _literal(source, value)
 
 
@@ -73,12 +81,25 @@ def _default(source: Source, function: Function) -> ast.expr:
     )
 
 
-def _given(source: Source) -> ast.expr:
-    names = source.names
-    calls = [one for one in names.calls() if names.qualified(one.func) == _LOADER]
-    given = [keyword.value for call in calls for keyword in call.keywords if keyword.arg == _NAME]
+def _given(where: Places) -> ast.expr:
+    """What sets a script's batch size; a call of ``TrainingArguments`` that leaves the default."""
+    source, training = where.source, where.training
+    if training is not None and training.framework is Framework.HUGGING_FACE:
+        maker, name = "TrainingArguments", _TRAINER_NAME
+        calls = [] if training.settings is None else [training.settings]
+        if calls and all(keyword.arg not in (name, None) for keyword in calls[0].keywords):
+            return calls[0]
+    else:
+        maker, name = "DataLoader", _NAME
+        calls = [
+            call for call in source.names.calls() if source.names.qualified(call.func) == _LOADER
+        ]
+        if len(calls) > 1:
+            with contextlib.suppress(NotPlacedError):
+                calls = where.of_training(calls)
+    given = [keyword.value for call in calls for keyword in call.keywords if keyword.arg == name]
     if len(calls) != 1 or len(given) != 1:
-        several = "several DataLoaders" if len(calls) > 1 else "no DataLoader with a batch_size"
+        several = f"several {maker}s" if len(calls) > 1 else f"no {maker} with a {name}"
         raise NotPlacedError(
             f"the script has {several}, so that it cannot be told what sets the batch",
             where=str(source.path),

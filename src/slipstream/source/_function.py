@@ -16,13 +16,13 @@ _BUILT = ("slipstream.Built", "slipstream.workload.Built")
 
 @dataclass(frozen=True)
 class Returned:
-    """The only ``return`` of a function, taken apart.
+    """The only ``return`` of a function, or the call that a trainer gets a model by, taken apart.
 
     Attributes:
         fields: by name, in the order they are evaluated.
     """
 
-    statement: ast.Return
+    statement: ast.stmt
     fields: Mapping[str, ast.expr]
 
     def get(self, field: str) -> ast.expr | None:

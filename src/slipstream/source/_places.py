@@ -14,8 +14,11 @@ from slipstream.source._optimizer import Optimizer, assigned_to, optimizers_in, 
 from slipstream.source._parts import code_of, local_class, mentions
 from slipstream.source._source import AlreadyThereError, NotPlacedError, Source
 from slipstream.source._step import Step, find_step
+from slipstream.source._trainers import Training, find_training
 
 _TORCH = "torch"
+# Where modules and data modules of Lightning make the loader that they are trained from.
+_LOADER_METHOD = "train_dataloader"
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,11 @@ class Places:
         return returned_by(self.source, self.function)
 
     @cached_property
+    def training(self) -> Training | None:
+        """How a plain script trains through a framework; None if it has its own loop."""
+        return None if self.function_name else find_training(self.source)
+
+    @cached_property
     def optimizer(self) -> Optimizer:
         """The call that makes the optimizer, and its class."""
         optimizers = self._optimizers
@@ -82,10 +90,10 @@ class Places:
     @cached_property
     def model(self) -> Model:
         """The model's name, and the statement after which it is complete."""
-        if self.function is not None:
-            expression = self.returned.get("model")
+        if (handed := self._handed_over) is not None:
+            expression = handed.get("model")
             if not isinstance(expression, (ast.Name, ast.Attribute)):
-                raise self.source.not_placed("the model has no name", self.returned.statement)
+                raise self.source.not_placed("the model has no name", handed.statement)
             identity = self.source.names.identity(expression)
         else:
             identity, expression = self._trained
@@ -101,6 +109,10 @@ class Places:
         if self.function is not None:
             raise self.source.not_placed(
                 f"{self.function.name}() has no training loop of its own", self.function
+            )
+        if self.training is not None and self.training.owns_loop:
+            raise self.source.not_placed(
+                f"{self.training.framework} runs the training loop", self.training.start
             )
         names = {one.identity for one in self._optimizers}
         identity = names.pop() if len(names) == 1 else None
@@ -120,11 +132,12 @@ class Places:
     @cached_property
     def model_code(self) -> frozenset[ast.AST]:
         """The nodes of all code that makes the model and its parts, as far as it is in the file."""
-        if self.function is None:
-            roots: list[ast.AST] = [self.model.statement]
-        else:
-            roots = [self._returned_as("model")]
-        return frozenset(code_of(self.source.names, roots))
+        handed = self._handed_over
+        expression = handed.get("model") if handed is not None else None
+        if self.function is not None:
+            expression = self._returned_as("model")
+        root = expression if expression is not None else self.model.statement
+        return frozenset(code_of(self.source.names, [root]))
 
     @cached_property
     def model_class(self) -> ast.ClassDef:
@@ -148,23 +161,27 @@ class Places:
         return self.source.names.module_name(_TORCH) or _TORCH
 
     def with_named_model(self) -> Places:
-        """The same with ``model = ...`` before a ``return`` whose model has no name."""
-        if self.function is None:
+        """The same with ``model = ...`` before a ``return`` or trainer whose model has no name."""
+        handed = self._handed_over
+        if handed is None:
             return self
-        expression, statement = self.returned.get("model"), self.returned.statement
+        expression, statement = handed.get("model"), handed.statement
         if isinstance(expression, (ast.Name, ast.Attribute)):
             return self
         source = self.source
         if expression is None:
-            raise source.not_placed("the function returns no model", statement)
+            raise source.not_placed(
+                "the function returns no model" if self.function else "the trainer gets no model",
+                statement,
+            )
         value = expression
         name = source.fresh_name("model", "net")
         if isinstance(expression, ast.NamedExpr):
             name, value = source.segment(expression.target), expression.value
-        for field, other in self.returned.before("model"):
+        for field, other in handed.before("model"):
             if not isinstance(other, (ast.Name, ast.Constant, ast.Attribute)):
                 raise source.not_placed(
-                    f"the model is made inside the return statement, after its {field}", statement
+                    f"the model is made inside the statement, after its {field}", statement
                 )
         text = source.segment(value)
         if value.end_lineno != value.lineno:
@@ -246,8 +263,7 @@ class Places:
             raise self.source.not_placed(f"{function} is not called in this file")
         if len(calls) > 1:
             with contextlib.suppress(NotPlacedError):
-                over = self.step.iterates(names)
-                calls = [one for one in calls if over and assigned_to(names, one) == over] or calls
+                calls = self.of_training(calls) or calls
         if len(calls) > 1:
             parts: list[ast.Call] = []
             with contextlib.suppress(NotPlacedError):
@@ -322,6 +338,37 @@ class Places:
                     raise source.already_there(f"'{written}' is there", above)
         return source.wrap(first, last, written)
 
+    def of_training(self, calls: Sequence[ast.Call]) -> list[ast.Call]:
+        """Those of `calls` whose value the training loop iterates over.
+
+        Raises:
+            NotPlacedError: the training loop cannot be seen.
+        """
+        names = self.source.names
+        if self.training is None or not self.training.owns_loop:
+            over = self.step.iterates(names)
+            return [call for call in calls if over and assigned_to(names, call) == over]
+        loader = self.training.loader
+        over = None if loader is None else names.identity(loader)
+        chosen = [
+            call
+            for call in calls
+            if call is loader or (over is not None and assigned_to(names, call) == over)
+        ]
+        return chosen or [
+            call for call in calls if getattr(names.scope(call), "name", "") == _LOADER_METHOD
+        ]
+
+    @cached_property
+    def _handed_over(self) -> Returned | None:
+        """What the function returns or a framework trains; None for a script with its own loop."""
+        if self.function is not None:
+            return self.returned
+        training = self.training
+        if training is None or not training.owns_loop:
+            return None
+        return Returned(self.source.names.statement(training.start), training.arguments)
+
     @cached_property
     def _optimizers(self) -> list[Optimizer]:
         if self.function is None:
@@ -375,14 +422,13 @@ class Places:
         """Before which statement of the same scope the model must be complete."""
         names = self.source.names
         scopes = {names.scope(node) for node in nodes}
-        uses: list[ast.AST] = []
+        handed = self._handed_over
+        uses: list[ast.AST] = [] if handed is None else [handed.statement]
         try:
             uses += [one.call for one in self._optimizers]
         except NotPlacedError:
-            if self.function is None:
+            if handed is None:
                 raise
-        if self.function is not None:
-            uses.append(self.returned.statement)
         statements = [names.statement(one) for one in uses if names.scope(one) in scopes]
         return min(statements, key=position, default=None)
 

@@ -287,7 +287,7 @@ class Source:
         for name, value in values.items():
             if name not in given:
                 missing.append(f"{name}={value}")
-            elif not _same(given[name], value):
+            elif not is_same(given[name], value):
                 edited = edited.replace(given[name], value)
         if missing and None in given:
             raise self.not_placed(
@@ -313,7 +313,7 @@ class Source:
         if default is None:
             what = f"{function.name}() has no argument '{name}' with a default"
             raise self.not_placed(what, function)
-        if _same(default, value):
+        if is_same(default, value):
             raise self.already_there(f"{name}={value} is there", default)
         return self.replace(default, value)
 
@@ -435,8 +435,9 @@ class Source:
         return self._edited((at, at, f", {text}"))
 
 
-def _same(expression: ast.expr, text: str) -> bool:
-    return ast.dump(expression) == ast.dump(ast.parse(text, mode="eval").body)
+def is_same(expression: ast.expr, *texts: str) -> bool:
+    """Whether an expression is one of `texts`, however it is written."""
+    return any(ast.dump(expression) == ast.dump(ast.parse(t, mode="eval").body) for t in texts)
 
 
 def _encoding(content: bytes) -> str:

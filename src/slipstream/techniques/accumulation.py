@@ -182,6 +182,7 @@ class Accumulation(Settings):
             note=f"it trains as a batch {n} times as large: learning rate and schedule have to "
             f"follow; fewer than {n} batches, left over when a pass ends, make no update of their "
             "own",
+            technique=self,
         )
 
 

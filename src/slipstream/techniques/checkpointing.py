@@ -133,6 +133,7 @@ class Checkpointing(Settings):
             by_hand="from torch.utils.checkpoint import checkpoint\n"
             "x = checkpoint(block, x, use_reentrant=False)  # in place of x = block(x)",
             note="without gradients, checkpoint only calls the block",
+            technique=self,
         )
 
     def _blocks(self, graph: Graph) -> Blocks:

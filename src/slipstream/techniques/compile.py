@@ -126,7 +126,9 @@ class Compile(Settings):
                 f"{{model}} = {{torch}}.compile({{model}}{mode})"
             )
 
-        return CodeChange.of(workload, edit, by_hand=f"model = torch.compile(model{mode})")
+        return CodeChange.of(
+            workload, edit, by_hand=f"model = torch.compile(model{mode})", technique=self
+        )
 
     @property
     def _mode(self) -> str:

@@ -154,6 +154,7 @@ class DataLoader(Settings):
             by_hand=f"DataLoader(..., num_workers={self.workers}, persistent_workers=True)",
             note="where processes are spawned (Windows, macOS, Python 3.14), a script has to keep "
             "what it does under `if __name__ == '__main__':`",
+            technique=self,
         )
 
     def _taking(self, graph: Graph, loading: NDArray[np.int64], context: Context) -> Price:

@@ -7,7 +7,7 @@ Modelled as in Daydream (Zhu et al., ATC 2020, section 5.2): the update's tasks 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -52,8 +52,8 @@ class FusedOptimizer(Settings):
         if described["class"] not in known:
             return f"torch has no {self.kind} form of {described['class']}"
         settings = described["settings"]
-        if settings.get("fused") or (self.kind == "foreach" and settings.get("foreach")):
-            return f"the optimizer is {'fused' if settings.get('fused') else 'foreach'} already"
+        if (reason := self._has(settings)) is not None:
+            return reason
         if settings.get("differentiable"):
             return "a differentiable optimizer cannot be fused"
         return None
@@ -103,12 +103,19 @@ class FusedOptimizer(Settings):
         for group in built.optimizer.param_groups:
             group.update(self._flags())
 
+    def already(self, built: Built) -> str | None:
+        """Why the optimizer's update stays what it is; None if it changes."""
+        groups = [] if built.optimizer is None else built.optimizer.param_groups
+        reasons = {self._has(group) for group in groups}
+        return reasons.pop() if len(reasons) == 1 else None
+
     def code(self, workload: Workload) -> CodeChange | None:
         """``fused=True`` (or ``foreach=True``) where the optimizer is made."""
         return CodeChange.of(
             workload,
             self._edit,
             by_hand=f"optimizer = torch.optim.AdamW(..., {self.kind}=True)  # or the class you use",
+            technique=self,
         )
 
     def _edit(self, where: Places) -> Source:
@@ -121,6 +128,14 @@ class FusedOptimizer(Settings):
         given = {keyword.arg for keyword in site.call.keywords}
         flags = {k: str(v) for k, v in self._flags().items() if v or k in given}
         return where.source.set_keywords(site.call, **flags)
+
+    def _has(self, settings: Mapping[str, Any]) -> str | None:
+        """The reason that an optimizer with these settings needs no flag, or None."""
+        if settings.get("fused"):
+            return "the optimizer is fused already"
+        if self.kind == "foreach" and settings.get("foreach"):
+            return "the optimizer is foreach already"
+        return None
 
     def _flags(self) -> dict[str, bool]:
         return {"fused": self.kind == "fused", "foreach": self.kind == "foreach"}

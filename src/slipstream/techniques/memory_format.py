@@ -101,6 +101,7 @@ class ChannelsLast(Settings):
             by_hand="model = model.to(memory_format=torch.channels_last)\n"
             "inputs = inputs.to(memory_format=torch.channels_last)",
             note="the input has to be a batch of images, with four dimensions",
+            technique=self,
         )
 
 

@@ -108,6 +108,7 @@ class Amp(Settings):
             "    loss = loss_function(model(inputs), targets)\nloss.backward()",
             note="the loss is computed under autocast too, which does it in float32 for the losses "
             "of torch; in the trial the model's output is made float32 first",
+            technique=self,
         )
 
     def _edit(self, where: Places) -> Source:

@@ -86,7 +86,10 @@ class Tf32(Settings):
         """The flag of matrix products, after the imports; that of cuDNN is set by default."""
         flag = "backends.cuda.matmul.allow_tf32 = True"
         return CodeChange.of(
-            workload, lambda where: where.at_top(f"{{torch}}.{flag}"), by_hand=f"torch.{flag}"
+            workload,
+            lambda where: where.at_top(f"{{torch}}.{flag}"),
+            by_hand=f"torch.{flag}",
+            technique=self,
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,7 +15,7 @@ from slipstream.tables import Field, Table
 from slipstream.technique import CodeChange, Technique
 from slipstream.verbs.children import DEFAULT_TIMEOUT_S, call_in_child, run_program
 from slipstream.verbs.first_steps import first_steps, losses, trial_of
-from slipstream.workload import Workload, run_steps
+from slipstream.workload import Built, Workload, run_steps
 
 _TRIAL_STEPS = 5
 
@@ -31,7 +31,8 @@ class Applied:
         code: edits of the user's source that do the same, where there are such.
         source: the user's file with all of these edits; None unless there is one for every
             technique, so that it is never half of what ran.
-        not_run: why the transformed workload was not run, in words; then `after` knows no loss.
+        not_run: why the transformed workload was not run, in words (no place in the script, or
+            already so); then `after` knows no loss.
         outputs: of an inference whose steps return no number: how far the output of the
             transformed one is from the original's, and None for all else.
         technique: what is on top, as it was written.
@@ -166,28 +167,38 @@ def apply(
     name = techniques if isinstance(techniques, str) else technique.combination_name(chosen)
     transformed = workload.with_technique(*chosen)
     # Before anything runs: a file that is edited meanwhile is not written.
-    code = tuple(change for one in chosen if (change := one.code(workload)) is not None)
-    source = _edited(workload, code) if len(code) == len(chosen) else None
+    edits = [one.code(workload) for one in chosen]
+    content = Source.read(workload.path) if workload.live is None else None
     not_run = technique.not_in_script(chosen, workload)
     say(f"running {steps} steps as it is")
-    before, original = _first_steps(workload, steps, threads=threads, timeout_s=timeout_s)
+    before, original, already = _first_steps(
+        workload, steps, chosen, threads=threads, timeout_s=timeout_s
+    )
+    for number, reason in enumerate(already):
+        if reason is not None and edits[number] is not None:
+            edits[number] = CodeChange("", f"already so: {reason}", lambda where: where.source)
+    code = tuple(change for change in edits if change is not None)
+    source = None
+    if content is not None and len(code) == len(chosen):
+        source = _edited(content, workload.function, code)
+    if already and None not in already:
+        not_run = " and ".join(map(str, already))
     if not_run is not None:
         nothing = (None,) * steps
         return Applied(transformed, before, nothing, code, source, not_run, technique=name)
     say(f"running {steps} steps transformed")
-    after, changed = _first_steps(transformed, steps, threads=threads, timeout_s=timeout_s)
+    after, changed, _ = _first_steps(transformed, steps, (), threads=threads, timeout_s=timeout_s)
     outputs = _output_check(chosen, original, changed)
     return Applied(transformed, before, after, code, source, outputs=outputs, technique=name)
 
 
-def _edited(workload: Workload, code: Sequence[CodeChange]) -> Source | None:
-    """The workload's file with every change, one after the other; None where one has no place."""
-    source = Source.read(workload.path)
+def _edited(source: Source, function: str | None, code: Sequence[CodeChange]) -> Source | None:
+    """`source` with every change, one after the other; None where one has no place."""
     for change in code:
         if change.edit is None:
             return None
         try:
-            source = change.edit(locate(source, workload.function)).settled()
+            source = change.edit(locate(source, function)).settled()
         except AlreadyThereError:
             continue
         except NotPlacedError:
@@ -196,11 +207,21 @@ def _edited(workload: Workload, code: Sequence[CodeChange]) -> Source | None:
 
 
 def _first_steps(
-    workload: Workload, steps: int, *, threads: int, timeout_s: float
-) -> tuple[tuple[float | None, ...], Trial]:
-    """What the first steps from seed 0 give, in a child; those of live objects run here."""
+    workload: Workload,
+    steps: int,
+    techniques: Sequence[Technique],
+    *,
+    threads: int,
+    timeout_s: float,
+) -> tuple[tuple[float | None, ...], Trial, Sequence[str | None]]:
+    """What the first steps from seed 0 give, in a child; those of live objects run here.
+
+    Returns:
+        The losses, what they are judged by, and why each of `techniques` would change nothing.
+    """
     if workload.live is not None:
-        answer = run_steps(workload.build(), partial(first_steps, steps=steps))
+        program = partial(_steps_and_reasons, steps=steps, techniques=techniques)
+        answer = run_steps(workload.build(), program)
     else:
         answer = call_in_child(
             workload,
@@ -208,13 +229,26 @@ def _first_steps(
             threads=threads,
             timeout_s=timeout_s,
             steps=steps,
+            techniques=technique.combination_name(techniques) if techniques else None,
         )
-    return losses(answer), trial_of(0, answer)
+    return losses(answer), trial_of(0, answer), answer["already"]
 
 
-def steps_in_child(workload: dict[str, Any], keep_in: str, steps: int) -> Any:
+def steps_in_child(
+    workload: dict[str, Any], keep_in: str, steps: int, techniques: str | None
+) -> Any:
     """What the first steps gave. Runs in the child."""
-    return run_program(workload, keep_in, partial(first_steps, steps=steps))
+    chosen = technique.parse(techniques) if techniques else ()
+    program = partial(_steps_and_reasons, steps=steps, techniques=chosen)
+    return run_program(workload, keep_in, program)
+
+
+def _steps_and_reasons(
+    built: Built, steps: int, techniques: Sequence[Technique]
+) -> Generator[None, Any, dict[str, Any]]:
+    """Run `first_steps`; in ``already``, the reason that each technique would change nothing."""
+    already = [one.already(built) for one in techniques]
+    return {**(yield from first_steps(built, steps)), "already": already}
 
 
 def _output_check(chosen: Sequence[Technique], before: Trial, after: Trial) -> QualityCheck | None:

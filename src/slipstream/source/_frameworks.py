@@ -1,0 +1,301 @@
+"""The switches of training frameworks that do what a technique does, one table per framework."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from slipstream.source._names import nodes_in
+from slipstream.source._optimizer import assigned_to, optimizers_in
+from slipstream.source._places import Places
+from slipstream.source._source import AlreadyThereError, NotPlacedError, Source, is_same
+from slipstream.source._trainers import Framework
+
+_SETTINGS = {
+    Framework.HUGGING_FACE: "TrainingArguments",
+    Framework.LIGHTNING: "Trainer",
+    Framework.ACCELERATE: "Accelerator",
+}
+
+
+@dataclass(frozen=True)
+class Switch:
+    """Keyword arguments with which a framework does what a technique does.
+
+    In its texts ``{setting}`` stands for the technique's setting of that name and ``{torch}`` for
+    the name by which the file imports torch.
+
+    Attributes:
+        technique: as it is written, such as ``accumulation:{batches}``.
+        values: the arguments, as source text; empty if the framework has no switch.
+        unset: values of the first argument that may be replaced; empty if any value may be.
+        excluded: arguments that exclude these and the value that turns each off, set if present.
+        without_gpu: arguments to add on a machine without a GPU unless they are present.
+        lines: what to write where the edit cannot be placed; by default the arguments.
+        note: what the diff does not show; without arguments, the reason.
+        applies: whether the entry is for this script.
+        then: a further edit that the arguments need; the same `Source` if it is made already.
+    """
+
+    technique: str
+    values: Mapping[str, str] = field(default_factory=dict)
+    unset: tuple[str, ...] = ()
+    excluded: Mapping[str, str] = field(default_factory=dict)
+    without_gpu: Mapping[str, str] = field(default_factory=dict)
+    lines: str = ""
+    note: str = ""
+    applies: Callable[[Places], bool] = lambda where: True
+    then: Callable[[Places, Source], Source] = lambda where, source: source
+
+
+@dataclass(frozen=True)
+class FrameworkEdit:
+    """A `Switch` with a technique's settings: the edit, and what to say about it."""
+
+    switch: Switch
+    settings: Mapping[str, object]
+
+    def __call__(self, where: Places) -> Source:
+        """Set the switch.
+
+        Raises:
+            NotPlacedError: the framework has none, or the call that takes it cannot be edited.
+            AlreadyThereError: it is set.
+        """
+        training, source, switch = where.training, where.source, self.switch
+        assert training is not None
+        if not switch.values:
+            name = self._text(switch.technique, where)
+            why = f", since {switch.note}" if switch.note else ""
+            raise source.not_placed(
+                f"{training.framework} has no switch for {name}{why}", training.start
+            )
+        call = training.settings
+        if call is None:
+            origin = "the command line" if training.flag else "a call that cannot be determined"
+            raise source.not_placed(
+                f"{training.framework} takes its settings from {origin}", training.start
+            )
+        present = {keyword.arg: keyword.value for keyword in call.keywords}
+        values = self._filled(switch.values, where)
+        first = next(iter(values))
+        replaceable = (*switch.unset, values[first]) if switch.unset else ()
+        if replaceable and first in present and not is_same(present[first], *replaceable):
+            value = source.segment(present[first])
+            raise source.not_placed(f"{first}={value} is set already", present[first])
+        values |= {name: value for name, value in switch.excluded.items() if name in present}
+        if switch.without_gpu and not present.keys() & switch.without_gpu.keys() and not _has_gpu():
+            source = source.with_import("torch")
+            values |= self._filled(switch.without_gpu, where)
+        try:
+            edited = source.set_keywords(call, **values)
+        except AlreadyThereError:
+            edited = switch.then(where, where.source)
+            if edited is where.source:
+                raise
+            return edited
+        return switch.then(where, edited)
+
+    def note(self, where: Places) -> str:
+        """What the reader of the diff should know."""
+        return self._text(self.switch.note, where)
+
+    def by_hand(self, where: Places) -> str:
+        """The lines to write where the edit cannot be placed."""
+        training, values = where.training, self._filled(self.switch.values, where)
+        assert training is not None
+        if training.flag and values:
+            plain = {name: text.strip('"') for name, text in values.items()}
+            return " ".join(f"{training.flag}{name} {text}" for name, text in plain.items())
+        if self.switch.lines:
+            return self._text(self.switch.lines, where)
+        call = training.settings
+        function = where.source.segment(call.func) if call else _SETTINGS[training.framework]
+        return f"{function}(..., {', '.join(f'{name}={text}' for name, text in values.items())})"
+
+    def _filled(self, values: Mapping[str, str], where: Places) -> dict[str, str]:
+        return {name: self._text(text, where) for name, text in values.items()}
+
+    def _text(self, text: str, where: Places) -> str:
+        return text.format(torch=where.torch, **self.settings)
+
+
+def find_switch(
+    where: Places, technique: str, settings: Mapping[str, object]
+) -> FrameworkEdit | None:
+    """Return the framework's own edit for a technique.
+
+    Args:
+        technique: as it is written, such as ``accumulation:4``.
+        settings: its settings by name.
+
+    Returns:
+        None for a script with its own loop, and if the edit of such a script fits here too.
+    """
+    training = where.training
+    if training is None:
+        return None
+    for switch in _SWITCHES[training.framework]:
+        named = switch.technique.partition(":")[0] == technique.partition(":")[0]
+        if named and switch.technique.format(**settings) == technique and switch.applies(where):
+            return FrameworkEdit(switch, settings)
+    return None
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def _makes_no_optimizer(where: Places) -> bool:
+    try:
+        return not optimizers_in(where.source)
+    except NotPlacedError:
+        return True
+
+
+def _has_library_model(where: Places) -> bool:
+    """Whether the model is the framework's, as far as the file shows, rather than the file's."""
+    try:
+        bases = where.model_class.bases
+    except NotPlacedError:
+        return True
+    qualified = [where.source.names.qualified(base) or "" for base in bases]
+    return any(name.startswith("transformers.") for name in qualified)
+
+
+def _optimizes_manually(where: Places) -> bool:
+    return "automatic_optimization" in where.source.names.attributes
+
+
+def _accumulates(where: Places, source: Source) -> Source:
+    """The loop's body under ``accelerator.accumulate(model)``, unless something is.
+
+    Raises:
+        NotPlacedError: the loop cannot be seen, or clips the gradients of every batch.
+    """
+    names, training = where.source.names, where.training
+    if "accumulate" in names.attributes:
+        return source
+    assert training is not None
+    assert training.settings is not None
+    step = where.step
+    loop, receiver = step.container, step.loss
+    if not isinstance(loop, ast.For):
+        raise where.source.not_placed("the training loop is not a for loop", loop)
+    if names.identity(receiver) != assigned_to(names, training.settings):
+        raise where.source.not_placed("backward is not a call of the Accelerator", step.backward)
+    for call in nodes_in(ast.Call, loop):
+        if "clip_grad" in where.source.segment(call.func):
+            raise where.source.not_placed("gradients are clipped at every batch", call)
+    accelerator, model = where.source.segment(receiver), step.model_name(where.source)
+    return source.wrap(loop.body[0], loop.body[-1], f"with {accelerator}.accumulate({model}):")
+
+
+_LARGER_BATCH = "it trains as a batch {batches} times as large: the learning rate has to follow"
+_HUGGING_FACE = (
+    Switch(
+        "amp:bf16",
+        {"bf16": "True"},
+        excluded={"fp16": "False"},
+        without_gpu={"use_cpu": "not {torch}.cuda.is_available()"},
+        note="the loss is computed under autocast too; without a GPU, TrainingArguments accepts "
+        "bf16 only with use_cpu",
+    ),
+    Switch(
+        "fused_optimizer:fused",
+        {"optim": '"adamw_torch_fused"'},
+        unset=('"adamw_torch"',),
+        lines='TrainingArguments(..., optim="adamw_torch_fused")  # for AdamW; for other classes\n'
+        "Trainer(..., optimizers=({torch}.optim.SGD(model.parameters(), fused=True), None))",
+        applies=_makes_no_optimizer,
+    ),
+    Switch(
+        "fused_optimizer:foreach",
+        lines="Trainer(..., "
+        "optimizers=({torch}.optim.AdamW(model.parameters(), foreach=True), None))",
+        applies=_makes_no_optimizer,
+    ),
+    Switch(
+        "accumulation:{batches}",
+        {"gradient_accumulation_steps": "{batches}"},
+        unset=("1",),
+        note=_LARGER_BATCH + ", and the numbers of steps in TrainingArguments count updates",
+    ),
+    Switch(
+        "checkpointing",
+        {"gradient_checkpointing": "True"},
+        applies=_has_library_model,
+    ),
+    Switch("compile:default", {"torch_compile": "True"}),
+    Switch(
+        "compile:reduce_overhead",
+        {"torch_compile": "True", "torch_compile_mode": '"reduce-overhead"'},
+    ),
+    Switch(
+        "compile:max_autotune",
+        {"torch_compile": "True", "torch_compile_mode": '"max-autotune"'},
+    ),
+    Switch("tf32", {"tf32": "True"}),
+    Switch(
+        "dataloader:{workers}",
+        {"dataloader_num_workers": "{workers}", "dataloader_persistent_workers": "True"},
+        note="where processes are spawned (Windows, macOS, Python 3.14), the script has to train "
+        "under `if __name__ == '__main__':`",
+    ),
+    Switch(
+        "channels_last",
+        lines="model = model.to(memory_format={torch}.channels_last)\n"
+        "# in the data_collator given to Trainer:\n"
+        'batch["pixel_values"] = batch["pixel_values"].to(memory_format={torch}.channels_last)',
+    ),
+)
+_LIGHTNING = (
+    Switch(
+        "amp:bf16",
+        {"precision": '"bf16-mixed"'},
+        note="all of training_step runs under autocast, the loss included",
+    ),
+    Switch(
+        "accumulation:{batches}",
+        lines="self.manual_backward(loss / {batches})\nif (batch_idx + 1) % {batches} == 0:\n"
+        "    optimizer.step()\n    optimizer.zero_grad()",
+        note="the module optimizes manually",
+        applies=_optimizes_manually,
+    ),
+    Switch(
+        "accumulation:{batches}",
+        {"accumulate_grad_batches": "{batches}"},
+        unset=("1",),
+        note=_LARGER_BATCH + ", and max_steps counts updates",
+    ),
+    Switch(
+        "channels_last",
+        lines="model = model.to(memory_format={torch}.channels_last)  # before trainer.fit\n"
+        "x = x.to(memory_format={torch}.channels_last)  # first in training_step",
+    ),
+)
+_ACCELERATE = (
+    Switch(
+        "amp:bf16",
+        {"mixed_precision": '"bf16"'},
+        note="the model runs under autocast; its output is converted to float32 before the loss",
+    ),
+    Switch(
+        "accumulation:{batches}",
+        {"gradient_accumulation_steps": "{batches}"},
+        unset=("1",),
+        lines="accelerator = Accelerator(..., gradient_accumulation_steps={batches})\n"
+        "with accelerator.accumulate(model):  # around the body of the training loop\n"
+        "    if accelerator.sync_gradients:  # around accelerator.clip_grad_norm_",
+        note=_LARGER_BATCH,
+        then=_accumulates,
+    ),
+)
+_SWITCHES = {
+    Framework.HUGGING_FACE: _HUGGING_FACE,
+    Framework.LIGHTNING: _LIGHTNING,
+    Framework.ACCELERATE: _ACCELERATE,
+}
