@@ -190,6 +190,40 @@ def make():
 """A model of several blocks, each of several parts of one class, beside another model."""
 
 SCRIPTS = {"plain": PLAIN, "main": MAIN, "class": CLASS}
+_ADAM = "torch.optim.Adam([{'params': large}, {'params': small}], lr=1e-2)\n"
+_METHOD = f"""\
+
+    def make_optimizer(self):
+        named = {{name: p for name, p in self.named_parameters() if p.requires_grad}}
+        large = [p for _, p in named.items() if p.ndim > 1]
+        small = [p for _, p in named.items() if p.ndim <= 1]
+        optimizer = {_ADAM}
+        return optimizer
+
+"""
+_GROUPS = {
+    "list": "large = [p for p in model.parameters() if p.ndim > 1]\n"
+    "small = [p for n, p in model.named_parameters() if p.ndim <= 1]\n"
+    f"optimizer = {_ADAM}",
+    "loop": "large, small = [], []\n"
+    "for module in model.modules():\n    for p in module.parameters(recurse=False):\n"
+    f"        (large if p.ndim > 1 else small).append(p)\noptimizer = {_ADAM}",
+    "function": "def groups(net):\n    return [{'params': net.parameters()}]\n"
+    "optimizer = torch.optim.Adam(groups(model), lr=1e-2)\n",
+    "parts": "optimizer = torch.optim.Adam([{'params': model.head.parameters()},\n"
+    "    {'params': model.conv.parameters()}, {'params': model.norm.parameters()}], lr=1e-2)\n",
+    "other": "teacher = model.head\nfor p in teacher.parameters():\n    p.requires_grad_(True)\n"
+    "optimizer = torch.optim.Adam([{'params': [p for p in model.parameters()]}], lr=1e-2)\n",
+    "method": "optimizer = model.make_optimizer()\n",
+}
+_OPTIMIZER = "optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)\n"
+GROUPS = {
+    name: (
+        PLAIN.replace(_MAKE, _MAKE.rstrip() + "\n" + _METHOD) if name == "method" else PLAIN
+    ).replace(_OPTIMIZER, text)
+    for name, text in _GROUPS.items()
+}
+"""The plain script, its optimizer given the same parameters as groups."""
 FUNCTIONS = {"function": FUNCTION, "inline": INLINE}
 
 

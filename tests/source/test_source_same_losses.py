@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from scripts import FUNCTION, FUNCTIONS, SCRIPTS, STEPS, function_losses, script_losses
+from scripts import FUNCTION, FUNCTIONS, GROUPS, SCRIPTS, STEPS, function_losses, script_losses
 
 from slipstream.source import Source, locate, write
 from slipstream.technique import parse
@@ -61,6 +61,13 @@ def test_a_script(tmp_path: Path, shape: str, technique: str) -> None:
     assert script_losses(path) == applied(tmp_path / "function.py", "")
     edited(path, SCRIPTS[shape], technique)
     assert script_losses(path) == applied(tmp_path / "function.py", technique)
+
+
+@pytest.mark.parametrize("shape", GROUPS)
+def test_a_script_with_groups_of_parameters(tmp_path: Path, shape: str) -> None:
+    path = tmp_path / "user.py"
+    edited(path, GROUPS[shape], "amp:bf16+channels_last")
+    assert script_losses(path) == applied(tmp_path / "function.py", "amp:bf16+channels_last")
 
 
 @pytest.mark.parametrize("shape", SCRIPTS)

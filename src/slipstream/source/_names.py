@@ -204,6 +204,8 @@ class Names:
                 return keyword.value
         names = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
         if isinstance(self.parent(function), ast.ClassDef):
+            if name == names[0]:
+                return call.func.value if isinstance(call.func, ast.Attribute) else None
             names = names[1:]
         if name not in names or any(isinstance(one, ast.Starred) for one in call.args):
             return None

@@ -32,11 +32,11 @@ def code_of(names: Names, roots: Iterable[ast.AST]) -> set[ast.AST]:
                 if owner is None or (owner, one.id) in variables:
                     continue
                 variables.add((owner, one.id))
-                left += _values(names, (owner, one.id))
+                left += definitions(names, (owner, one.id))
     return reached
 
 
-def _values(names: Names, variable: Identity) -> Iterator[ast.AST]:
+def definitions(names: Names, variable: Identity) -> Iterator[ast.AST]:
     """What a variable stands for, and what is done to it where it belongs."""
     owner, name = variable
     for node in names.bindings(owner, name):
@@ -58,7 +58,7 @@ def _values(names: Names, variable: Identity) -> Iterator[ast.AST]:
                 changed = [statement.value.func] if isinstance(statement.value, ast.Call) else []
             else:
                 changed = statement.targets if isinstance(statement, ast.Assign) else []
-            if any(_root(one) is node for one in changed):
+            if any(node in _roots(one) for one in changed):
                 yield statement
 
 
@@ -69,12 +69,17 @@ def _heads(statement: ast.stmt) -> Iterator[ast.AST]:
             yield child
 
 
-def _root(expression: ast.expr) -> ast.expr | None:
-    """``layers`` of ``layers.append`` and ``model.blocks[0]``; None of a plain name."""
+def _roots(expression: ast.expr) -> list[ast.expr]:
+    """``layers`` of ``layers.append`` and ``model.blocks[0]``; both of ``(a if b else c).append``.
+
+    A plain name has none.
+    """
     inner = expression
     while isinstance(inner, (ast.Attribute, ast.Subscript)):
         inner = inner.value
-    return inner if inner is not expression else None
+    if inner is expression:
+        return []
+    return [inner.body, inner.orelse] if isinstance(inner, ast.IfExp) else [inner]
 
 
 def local_class(names: Names, expression: ast.expr) -> ast.ClassDef | None:

@@ -425,7 +425,7 @@ class Places:
         handed = self._handed_over
         uses: list[ast.AST] = [] if handed is None else [handed.statement]
         try:
-            uses += [one.call for one in self._optimizers]
+            uses += [one.origin for one in self._optimizers]
         except NotPlacedError:
             if handed is None:
                 raise
