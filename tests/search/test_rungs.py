@@ -80,6 +80,21 @@ def test_asha_promotes_who_was_in_the_best_third_when_asked() -> None:
         assert len(promoted) == len(set(promoted))
 
 
+def test_what_asha_runs_for_certain_is_in_every_order_of_ends() -> None:
+    rng = random.Random(5)
+    curves = [[rng.random()] * 4 for _ in range(60)]
+    runs, certain = [], []
+    for workers, seed in ((1, 0), (4, 1), (60, 2), (60, 3)):
+        policy = Asha(1, 27, n=60)
+        trials = run_policy(policy, curves, workers, seed)
+        runs.append({(one.values["y"], one.rung) for one in trials})
+        certain.append({(one.values["y"], one.rung) for one in policy.certain(trials)})
+    assert len(certain[0]) == 60 + 20 + 6 + 2
+    assert certain[1:] == certain[:-1]
+    assert certain[0] <= set.intersection(*runs)
+    assert len({frozenset(run) for run in runs}) > 1
+
+
 def test_hyperband_has_the_papers_brackets() -> None:
     trials = run_policy(Hyperband(1, 81, rounds=1), [[0.1 * r for r in range(5)]], 8, 0)
     sizes = {}

@@ -15,7 +15,7 @@ from typing import Any
 from slipstream.errors import InvalidArgumentError
 from slipstream.search.estimators import Estimator, as_estimator
 from slipstream.search.metrics import SCORED, State, Trial
-from slipstream.search.rungs import RungPolicy, Slot
+from slipstream.search.rungs import RungPolicy, Slot, surely_promoted
 
 # Below it an order says so little that what it prunes is chance.
 _LEAST_TAU = 0.2
@@ -147,6 +147,9 @@ class Cascade(RungPolicy):
             {one.number: place for place, one in enumerate(self.order(side))} for side in sides
         ]
         return [(places[0][one.number], places[1][two.number]) for one, two in pairs]
+
+    def certain(self, trials: Sequence[Trial]) -> list[Trial]:
+        return surely_promoted(trials, self.order, self.eta)
 
     def notes(self) -> list[str]:
         return [

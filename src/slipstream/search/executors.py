@@ -92,7 +92,7 @@ def evaluate(task: Task) -> Outcome:
 
 
 def reason_of(error: BaseException) -> str:
-    """Why a trial failed, with the line of the user's code that raised it."""
+    """Return why a trial failed, with the line of the user's code that raised it."""
     if isinstance(error, SlipstreamError):
         return " ".join(str(error).split())
     where, traceback = "", error.__traceback__

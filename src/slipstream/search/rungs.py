@@ -56,6 +56,15 @@ class RungPolicy(ABC):
     def tell(self, trial: Trial) -> None:
         """A trial ended."""
 
+    @property
+    def rungs(self) -> int:
+        """Evaluations of one candidate at most."""
+        return 1 + len(self.levels)
+
+    def certain(self, trials: Sequence[Trial]) -> list[Trial]:
+        """Return the trials of a finished run that run whatever ends first: first rungs here."""
+        return [trial for trial in trials if trial.parent is None]
+
     def notes(self) -> list[str]:
         """What a reader of the study should know of how its trials were promoted."""
         return []
@@ -89,6 +98,22 @@ def fidelities(minimum: float, maximum: float, eta: float) -> list[float]:
         raise InvalidArgumentError("rungs", f"from {minimum} to {maximum} by a factor of {eta}")
     count = math.floor(math.log(maximum / minimum) / math.log(eta) + 1e-9) + 1
     return [maximum / eta ** (count - 1 - rung) for rung in range(count)]
+
+
+def surely_promoted(trials: Sequence[Trial], order: Order, eta: float) -> list[Trial]:
+    """Return the trials that an asynchronous policy runs whatever ends first.
+
+    These are all first rungs and, of each rung's, the promotions of the best 1 / `eta`, if a
+    candidate that is better at one rung is better at all.
+    """
+    promotions = {trial.parent: trial for trial in trials if trial.parent is not None}
+    rung = [trial for trial in trials if trial.parent is None]
+    certain: list[Trial] = []
+    while rung:
+        certain += rung
+        best = order(rung)[: int(len(rung) / eta + 1e-9)]
+        rung = [promotions[trial.number] for trial in best if trial.number in promotions]
+    return certain
 
 
 @dataclass
@@ -159,6 +184,13 @@ class Halving(RungPolicy):
             above.size = min(above.size, alive + rung.size - len(rung.told))
 
     @property
+    def rungs(self) -> int:
+        return len(self._at)
+
+    def certain(self, trials: Sequence[Trial]) -> list[Trial]:
+        return list(trials)
+
+    @property
     def full(self) -> bool:
         """Whether no new candidate has room."""
         return self._rungs[0].asked >= self._rungs[0].size
@@ -205,6 +237,13 @@ class Hyperband(RungPolicy):
 
     def tell(self, trial: Trial) -> None:
         self._brackets[trial.bracket].tell(trial)
+
+    @property
+    def rungs(self) -> int:
+        return len(self._at)
+
+    def certain(self, trials: Sequence[Trial]) -> list[Trial]:
+        return list(trials)
 
     @property
     def _all_begun(self) -> bool:
@@ -258,6 +297,13 @@ class Asha(RungPolicy):
     def tell(self, trial: Trial) -> None:
         self._open -= 1
         self._told[trial.rung].append(trial)
+
+    @property
+    def rungs(self) -> int:
+        return len(self._at)
+
+    def certain(self, trials: Sequence[Trial]) -> list[Trial]:
+        return surely_promoted(trials, self.order, self.eta)
 
     @property
     def done(self) -> bool:

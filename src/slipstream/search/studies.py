@@ -93,11 +93,12 @@ class Study:
         self.objectives = parse_objectives(objectives)
         self.estimator = as_estimator(estimator)
         self.analytic = tuple(analytic)
-        self._policy = rungs or Whole()
+        self.policy = rungs or Whole()
+        """The rung policy before any run; `rungs` is the one of this run."""
         self.units = self._declared()
         self.limits = parse_limits(constraints or {}, self.units)
         need_reported(self.objectives, self.limits, self.units)
-        for one in self._policy.levels:
+        for one in self.policy.levels:
             need_reported(self.objectives, (), one.metrics)
         self.space.check()
         self.start = [self.space.candidate(values) for values in start]
@@ -107,7 +108,7 @@ class Study:
         if strategy == "auto":
             strategy, self.why_strategy = choose(self.space, self.objectives, self.budget.trials)
         self.strategy = strategy if isinstance(strategy, Strategy) else strategy_named(strategy)
-        self.rungs = copy.deepcopy(self._policy)
+        self.rungs = copy.deepcopy(self.policy)
         self._warm = list(warm_start)
         self.trials: list[Trial] = []
         self.running: dict[int, Trial] = {}
@@ -119,7 +120,7 @@ class Study:
         if self.estimator.metrics is None:
             return None
         units = dict(self.estimator.metrics)
-        for one in (*self.analytic, *self._policy.levels):
+        for one in (*self.analytic, *self.policy.levels):
             for metric, unit in (one.metrics or {}).items():
                 if units.setdefault(metric, unit) != unit:
                     raise InvalidArgumentError(
@@ -134,7 +135,7 @@ class Study:
         return {
             "objectives": {one.metric: one.direction for one in self.objectives},
             "constraints": [f"{one.metric} {one.text}" for one in self.limits],
-            "seed": self.seed, "strategy": self.strategy.name, "rungs": repr(self._policy),
+            "seed": self.seed, "strategy": self.strategy.name, "rungs": repr(self.policy),
         }  # fmt: skip
 
     # Running
@@ -182,7 +183,7 @@ class Study:
         self._events = self._evaluated = self._begun = 0
         self._device_s = 0.0
         self._idle = 0
-        self.rungs = copy.deepcopy(self._policy)
+        self.rungs = copy.deepcopy(self.policy)
         self.rungs.order = lambda trials: order(trials, self.objectives)
         self.strategy.begin(self.space, self.objectives, self.limits, self.seed)
         for one in self._warm_facts():
@@ -313,7 +314,7 @@ class Study:
             number, candidate, slot.fidelity, slot.bracket, slot.rung,
             slot.parent.number if slot.parent is not None else None, asked=self._events,
         )  # fmt: skip
-        if slot.parent is not None and self._policy.levels:
+        if slot.parent is not None and self.policy.levels:
             # What cheaper levels said stays beside what this one will say.
             trial.measurements = dict(slot.parent.measurements)
         self._events += 1
@@ -355,7 +356,7 @@ class Study:
     def _task(self, trial: Trial, config: dict[str, Any], cost: Cost | None) -> Task:
         parent = self.trials[trial.parent].fidelity if trial.parent is not None else 0.0
         folder = None
-        if self.store_path is not None and not isinstance(self._policy, Whole):
+        if self.store_path is not None and not isinstance(self.policy, Whole):
             path = Path(f"{self.store_path}.files", trial.candidate.id.hex())
             path.mkdir(parents=True, exist_ok=True)
             folder = str(path.resolve())
@@ -369,7 +370,7 @@ class Study:
         return None if source.cost is None else source.cost(config)
 
     def _estimator(self, trial: Trial) -> Estimator:
-        levels = self._policy.levels
+        levels = self.policy.levels
         return levels[trial.rung] if trial.rung < len(levels) else self.estimator
 
     def trial_seed(self, candidate: Candidate, purpose: bytes = b"trial") -> int:

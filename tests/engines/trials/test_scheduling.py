@@ -20,7 +20,17 @@ from slipstream.engines.trials import (
 from slipstream.engines.trials.forecast import empty_state, knee, predict, rates_of
 from slipstream.engines.trials.timeline import perfetto
 from slipstream.errors import InvalidArgumentError, SlipstreamError, UnknownNameError
-from slipstream.search import Asha, Budget, Cost, Float, Halving, Space, estimator, study
+from slipstream.search import (
+    Asha,
+    Budget,
+    Cost,
+    Float,
+    Halving,
+    Hyperband,
+    Space,
+    estimator,
+    study,
+)
 
 NAMES = ["fifo", "uniform", "fluid", "level"]
 
@@ -203,13 +213,58 @@ def test_a_prediction_runs_the_policy_on_a_virtual_clock(rungs: Any) -> None:
 
 def test_without_costs_or_an_end_there_is_no_prediction() -> None:
     plain = study("s", SPACE, "y", estimator=lambda c: c["x"], budget=Budget(trials=5))
-    with pytest.raises(SlipstreamError, match="nobody knows"):
+    with pytest.raises(SlipstreamError, match="0 trials are recorded"):
         predict(plain, [4])
     with pytest.raises(SlipstreamError, match="no end"):
         predict(study("s", SPACE, "y", estimator=costly), [4])
     # What trials took is a cost, too.
     plain.run()
     assert predict(plain, [1, 5])[1].makespan_s < 1.0
+
+
+@pytest.mark.parametrize("seed", [3, 4, 9])
+@pytest.mark.parametrize(
+    ("rungs", "budget"), [(Asha(1, 27, n=30), None), (Asha(1, 27), 40), (Hyperband(1, 9), 40)]
+)
+def test_no_schedule_ends_before_the_bound_of_another(seed: int, rungs: Any, budget: Any) -> None:
+    """Schedules of one asynchronous study promote different trials."""
+    for devices in (2, 16):
+        found = [
+            predict(
+                study("s", SPACE, "y", estimator=costly, rungs=rungs, seed=seed,
+                      budget=Budget(trials=budget)), [devices], scheduler=name, max_width=width,
+            )[0]
+            for name, width in itertools.product(NAMES, (1, 8))
+        ]  # fmt: skip
+        wide = [one.bound_s for one in found[1::2]]
+        assert 0 < max(wide) <= min(one.makespan_s for one in found) * (1 + 1e-9)
+
+
+def test_skewed_recorded_times_give_an_interval_and_a_bound() -> None:
+    made = study("s", SPACE, "y", estimator=lambda c: c["x"], budget=Budget(trials=40)).run()
+    times = np.random.default_rng(2).lognormal(0.0, 1.4, 40)
+    for trial, device_s in zip(made.trials, times, strict=True):
+        trial.device_s = float(device_s)
+    (found,) = predict(made, [2])
+    low, high = found.interval_s or (0.0, 0.0)
+    real = makespan(
+        TrialSet.of(times, np.ones(40), np.ones(40), max_width=1), 2, scheduler_named("fifo")
+    )
+    assert low < real < high
+    assert low < found.makespan_s < high
+    assert 0 < found.bound_s <= max(times.sum() / 2, times.max())
+    # Medians know nothing of the few long trials, which make most of the time.
+    assert found.makespan_s > 1.5 * 20 * np.median(times)
+    assert predict(made, [2])[0] == found
+
+
+def test_a_promoted_trial_costs_the_fidelity_that_it_adds() -> None:
+    made = study("s", SPACE, "y", estimator=lambda c: c["x"], rungs=Halving(1, 9)).run()
+    for trial in made.trials:
+        before = 0.0 if trial.parent is None else made.trials[trial.parent].fidelity
+        trial.device_s = 2.0 * (trial.fidelity - before)
+    (found,) = predict(made, [1])
+    assert found.makespan_s == pytest.approx(2.0 * (9 * 1 + 3 * 2 + 1 * 6))
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import math
-import statistics
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from slipstream.engines.trials.schedulers import scheduler_named
 from slipstream.engines.trials.simulator import Clock, Interval
 from slipstream.engines.trials.trialset import Floats, TrialSet, bound_s
 from slipstream.errors import InvalidArgumentError, SlipstreamError
-from slipstream.search import Cost, Outcome, State, Study, Task, Value
+from slipstream.search import Cost, Outcome, State, Study, Task, Trial, Value
 from slipstream.tables import Field, Table
 from slipstream.units import format_duration, format_percent
 
@@ -26,6 +25,10 @@ _HOUR_S = 3600.0
 _WORTH = 0.75
 # Whoever has no synchronous policy proposes so many trials a device ahead.
 _AHEAD = 2
+# Another run lies between the shortest and the longest of 39 with a probability of 95 %.
+_DRAWS = 39
+# Fewer recorded trials show too little of how much times vary.
+_MIN_RECORDED = 5
 
 
 def empty_state(
@@ -65,8 +68,7 @@ class Simulated:
         self._arrived: list[int] = []
         self.rows: dict[int, int] = {}
         """Trial numbers by row of the clock's state."""
-        self.chains: dict[str, tuple[float, Cost]] = {}
-        """By candidate: its work over all rungs, and its cost."""
+        self._work: dict[int, tuple[str, float, Cost]] = {}
 
     def capacity(self) -> int:
         return self._ahead - len(self._tasks)
@@ -78,9 +80,7 @@ class Simulated:
         row = self.clock.state.add(work, rates, cost.utilisation, cost.memory)
         self._tasks[row] = (task, work)
         self.rows[row] = task.number
-        key = repr(sorted(task.config.items()))
-        before = self.chains.get(key, (0.0, cost))[0]
-        self.chains[key] = (before + work, cost)
+        self._work[task.number] = (repr(sorted(task.config.items())), work, cost)
         self._arrived.append(row)
 
     def poll(self) -> Sequence[Outcome]:
@@ -98,27 +98,38 @@ class Simulated:
     def close(self) -> None:
         self._tasks.clear()
 
-    def bound_s(self) -> float:
-        """T* over candidates, each with the work of all its rungs: below any schedule's end."""
-        work = np.array([work for work, _ in self.chains.values()])
-        costs = [cost for _, cost in self.chains.values()]
-        trials = TrialSet(
-            work, np.array([rates_of(one, self._max_width) for one in costs]),
-            np.array([one.utilisation for one in costs]), np.array([one.memory for one in costs]),
-        )  # fmt: skip
-        return bound_s(trials, self.clock.state.devices)
+    def bound_s(self, trials: Iterable[Trial]) -> float:
+        """Return T* of `trials`, each candidate's rungs one after another; 0.0 without any."""
+        chains: dict[str, tuple[float, Cost]] = {}
+        for trial in trials:
+            if trial.number in self._work:
+                key, work, cost = self._work[trial.number]
+                chains[key] = (chains.get(key, (0.0, cost))[0] + work, cost)
+        if not chains:
+            return 0.0
+        costs = [cost for _, cost in chains.values()]
+        chained = TrialSet(
+            np.array([work for work, _ in chains.values()]),
+            np.array([rates_of(cost, self._max_width) for cost in costs]),
+            np.array([cost.utilisation for cost in costs]),
+            np.array([cost.memory for cost in costs]),
+        )
+        return bound_s(chained, self.clock.state.devices)
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """A study on so many devices, predicted.
+    """A study on N devices, predicted.
 
     Attributes:
-        makespan_s: until the last trial ends.
-        bound_s: T*, which no schedule of these trials is below.
+        makespan_s: until the last trial ends; with recorded costs, in the median of the draws.
+        bound_s: T*: no schedule runs these trials in less, whichever of them it promotes.
         device_s: devices rented, times the makespan.
         busy: share of it in which a device had a trial.
         restarts: trials that were given other devices while they ran.
+        interval_s: shortest and longest makespan of the draws, a 95 % interval; None with declared
+            costs.
+        recorded: trials whose device times were drawn; 0 with declared costs.
     """
 
     devices: int
@@ -130,6 +141,8 @@ class Forecast:
     restarts: int
     intervals: Sequence[Interval] = ()
     rows: Mapping[int, int] | None = None
+    interval_s: tuple[float, float] | None = None
+    recorded: int = 0
 
     @property
     def device_s(self) -> float:
@@ -143,51 +156,61 @@ def predict(
 ) -> list[Forecast]:  # fmt: skip
     """How long the study takes on each number of devices, without one.
 
-    The study's loop, space, seed and rung policy run as they are; candidates are random, who is
-    promoted is drawn by lot, and work is what the estimator's ``cost`` declares, or what the trials
-    in the study's store took.
+    The study's own loop, space, seed and rung policy run; candidates are random, and who is
+    promoted is drawn by lot. Work is what the estimator's ``cost`` declares. Without it, device
+    times of the trials in the study's store are drawn for the new ones, 39 times over; how a trial
+    scales is unknown then, and each runs on one device, in the order of asking.
 
     Raises:
-        SlipstreamError: nobody knows what a trial takes, or the study has no end.
+        SlipstreamError: no cost is declared and fewer than 5 trials are recorded, or the study has
+            no end.
         InvalidArgumentError: no device, or a trial that fits on none.
     """
-    costs = _costs(study)
-    if study.budget.trials is None and not getattr(study.rungs, "n", None) and not getattr(
-        study.rungs, "rounds", None
-    ) and not study.rungs.synchronous:  # fmt: skip
+    scheduler_named(scheduler)
+    costs, recorded = _costs(study)
+    if study.budget.trials is None and not getattr(study.policy, "n", None) and not getattr(
+        study.policy, "rounds", None
+    ) and not study.policy.synchronous:  # fmt: skip
         raise SlipstreamError(
             "the study has no end that a prediction could find",
             remedy="give it budget=Budget(trials=...), or rounds= or n= to its rungs",
         )
     forecasts = []
     for n in devices:
-        ahead = 10**9 if study.rungs.synchronous else _AHEAD * n
-        executor = Simulated(
-            n, scheduler, score=lambda task: _by_lot(study, task), costs=costs, ahead=ahead,
-            max_width=max_width, max_pack=max_pack, restart_s=restart_s, record=record,
-        )  # fmt: skip
-        twin = Study(
-            study.name, study.space, {study.objectives[0].metric: study.objectives[0].direction},
-            estimator=study.estimator, strategy="random", rungs=copy.deepcopy(study.rungs),
-            seed=study.seed, budget=study.budget,
-        )  # fmt: skip
-        twin.run(executor)
-        clock = executor.clock
-        total = n * clock.now_s
-        forecasts.append(
-            Forecast(
-                n,
-                scheduler,
-                len(twin.trials),
-                clock.now_s,
-                executor.bound_s(),
-                clock.busy_device_s / total if total else 0.0,
-                clock.state.restarts,
-                clock.intervals,
-                executor.rows,
-            )
-        )
+        runs = []
+        for cost in costs:
+            executor = Simulated(
+                n, "fifo" if recorded else scheduler, score=lambda task: _by_lot(study, task),
+                costs=cost, ahead=10**9 if study.policy.synchronous else _AHEAD * n,
+                max_width=max_width, max_pack=max_pack, restart_s=restart_s, record=record,
+            )  # fmt: skip
+            runs.append(_run(study, executor, scheduler, recorded))
+        runs.sort(key=lambda run: run.makespan_s)
+        interval_s = (runs[0].makespan_s, runs[-1].makespan_s) if recorded else None
+        bound = min(run.bound_s for run in runs)
+        forecasts.append(replace(runs[len(runs) // 2], bound_s=bound, interval_s=interval_s))
     return forecasts
+
+
+def _run(study: Study, executor: Simulated, scheduler: str, recorded: int) -> Forecast:
+    twin = Study(
+        study.name, study.space, {study.objectives[0].metric: study.objectives[0].direction},
+        estimator=study.estimator, strategy="random", rungs=study.policy,
+        seed=study.seed, budget=study.budget,
+    )  # fmt: skip
+    twin.run(executor)
+    clock = executor.clock
+    certain = twin.rungs.certain(twin.trials)
+    if twin.stopped.startswith("the budget"):
+        # Other schedules may spend it on more rungs of fewer candidates: on these, at least.
+        new = [trial for trial in twin.trials if trial.parent is None]
+        certain = new[: -(-(study.budget.trials or 1) // twin.rungs.rungs)]
+    total = clock.state.devices * clock.now_s
+    return Forecast(
+        clock.state.devices, scheduler, len(twin.trials), clock.now_s, executor.bound_s(certain),
+        clock.busy_device_s / total if total else 0.0, clock.state.restarts, clock.intervals,
+        executor.rows, recorded=recorded,
+    )  # fmt: skip
 
 
 def _by_lot(study: Study, task: Task) -> dict[str, Value]:
@@ -195,23 +218,48 @@ def _by_lot(study: Study, task: Task) -> dict[str, Value]:
     return {task.only_metric: Value(task.run.seed / 2**31)}
 
 
-def _costs(study: Study) -> Callable[[Task], Cost]:
-    if study.estimator.cost is not None:
-        declared = study.estimator.cost
-        return lambda task: declared(task.config)
+def _costs(study: Study) -> tuple[list[Callable[[Task], Cost]], int]:
+    """Return what a trial takes, as declared or once per draw, and how many trials are recorded."""
+    if (declared := study.estimator.cost) is not None:
+        return [lambda task: declared(task.config)], 0
     trials = study.trials
     if not trials and study.store_path is not None and study.store_path.exists():
         trials = study.load().trials
-    took = [one.device_s / one.fidelity for one in trials if one.state is State.COMPLETE]
-    if not took:
+    times = [_unit_s(trial, trials) for trial in trials if trial.device_s > 0]
+    if len(times) < _MIN_RECORDED:
         raise SlipstreamError(
-            "nobody knows what a trial takes",
+            f"nothing shows what a trial takes: no cost is declared, and {len(times)} trials are "
+            "recorded",
             where=f"study '{study.name}'",
-            remedy="declare it, @estimator(..., cost=lambda config: Cost(seconds=60)), or run some "
-            "trials first",
+            remedy="declare it, @estimator(..., cost=lambda config: Cost(seconds=60)), or run "
+            f"{_MIN_RECORDED} trials first",
         )
-    middle = Cost(statistics.median(took))
-    return lambda task: middle
+    rng = np.random.default_rng(study.seed)
+    return [_drawn(_redrawn(np.log(times), rng), rng) for _ in range(_DRAWS)], len(times)
+
+
+def _unit_s(trial: Trial, trials: Sequence[Trial]) -> float:
+    """Return the device seconds of a trial for each unit of fidelity that it added."""
+    parent = 0.0 if trial.parent is None else trials[trial.parent].fidelity
+    return trial.device_s / (trial.fidelity - parent)
+
+
+def _redrawn(logs: Floats, rng: np.random.Generator) -> Floats:
+    """Return the times with a mean and deviation of their logarithms that could as well be true.
+
+    Resampling alone covers too little where few times are skewed: 80 % with 6 log-normal ones.
+    """
+    n, mean, deviation = len(logs), logs.mean(), logs.std(ddof=1)
+    scale = np.sqrt((n - 1) / rng.chisquare(n - 1))
+    mean_drawn = mean + deviation * scale / np.sqrt(n) * rng.normal()
+    return np.asarray(np.exp(mean_drawn + (logs - mean) * scale))
+
+
+def _drawn(times: Floats, rng: np.random.Generator) -> Callable[[Task], Cost]:
+    # A candidate has one seed, and one time, at all of its rungs. With gamma 1 it gains nothing by
+    # a second device.
+    seconds: dict[int, float] = defaultdict(lambda: float(rng.choice(times)))
+    return lambda task: Cost(seconds[task.run.seed], gamma=1.0)
 
 
 def knee(forecasts: Sequence[Forecast]) -> int | None:
@@ -238,20 +286,40 @@ def forecast_table(
         Field.number("takes", lambda one: format_duration(one.makespan_s * 1e9)),
         Field.number("speed-up", lambda one: f"{first.makespan_s / one.makespan_s:.2f}x"),
         Field.number("T*", lambda one: format_duration(one.bound_s * 1e9)),
-        Field.number("over T*", lambda one: f"{one.makespan_s / one.bound_s:.2f}x"),
+        Field.number("over T*", _over),
         Field.number("busy", lambda one: format_percent(one.busy)),
         Field.number("device-hours", lambda one: f"{one.device_s / _HOUR_S:.3g}"),
         Field.number("resized", lambda one: one.restarts, optional=True),
     ]
+    if first.recorded:
+        fields.insert(2, Field.number("95 % of runs", _interval))
     if price is not None:
         fields.append(Field.number("cost", lambda one: f"{price * one.device_s / _HOUR_S:.2f}"))
     at = knee(forecasts)
+    if first.recorded:
+        costs = (
+            f"device times drawn {_DRAWS} times from {first.recorded} recorded trials; no cost is "
+            "declared, so that each trial has one device, in the order of asking"
+        )
+    else:
+        costs = f"costs as declared, under the scheduler '{first.scheduler}'"
     notes = [
-        f"simulated: {first.trials} trials under the scheduler '{first.scheduler}'; T* is below "
-        "what any schedule of these trials takes, were they all known at once",
+        f"simulated: {first.trials} trials, {costs}",
+        "T*: no schedule takes less for the trials that run whatever ends first, were all known in "
+        "advance",
         f"beyond {at} devices, more of them bring little" if at is not None else "",
     ]
     return Table.of(forecasts, fields, title, notes)
+
+
+def _over(forecast: Forecast) -> str:
+    # T* of drawn times is of another draw than the makespan.
+    known = forecast.bound_s and not forecast.recorded
+    return f"{forecast.makespan_s / forecast.bound_s:.2f}x" if known else "-"
+
+
+def _interval(forecast: Forecast) -> str:
+    return " to ".join(format_duration(s * 1e9) for s in forecast.interval_s or ())
 
 
 def to_json(forecasts: Sequence[Forecast], price: float | None) -> list[dict[str, Any]]:
@@ -259,10 +327,11 @@ def to_json(forecasts: Sequence[Forecast], price: float | None) -> list[dict[str
     return [
         {
             "devices": one.devices, "scheduler": one.scheduler, "trials": one.trials,
-            "makespan_s": one.makespan_s, "bound_s": one.bound_s, "busy": one.busy,
+            "makespan_s": one.makespan_s, "interval_s": one.interval_s, "bound_s": one.bound_s,
+            "busy": one.busy,
             "device_hours": one.device_s / _HOUR_S, "restarts": one.restarts,
             "cost": None if price is None else price * one.device_s / _HOUR_S,
-            "provenance": "simulated",
+            "recorded": one.recorded, "provenance": "simulated",
         }
         for one in forecasts
     ]  # fmt: skip
