@@ -163,6 +163,27 @@ def test_analytic_constraints_keep_the_estimator_from_being_called() -> None:
     assert {one.state for one in made.trials} <= {State.REJECTED, State.COMPLETE, State.INFEASIBLE}
 
 
+@pytest.mark.parametrize("ratio", [0.5, 1.5])
+def test_the_analytic_filter_learns_by_how_much_it_is_wrong(tmp_path: Path, ratio: float) -> None:
+    measured = Estimator(lambda c: {"y": 0.0, "memory": 100 * ratio * c["x"]}, 
+                         {"y": "", "memory": "KB"})  # fmt: skip
+    predicted = Estimator(lambda c: 100 * c["x"], {"memory": "KB"}, Provenance.SIMULATED)
+
+    def made(store: str, trials: int) -> Study:
+        return study("s", Space({"x": Float(0.01, 1)}), "y", estimator=measured,
+                     analytic=[predicted], constraints={"memory": "<= 60KB"}, strategy="random",
+                     store=tmp_path / store).run(budget=Budget(trials=trials))  # fmt: skip
+
+    whole = made("whole.db", 60)
+    later = [one for one in whole.trials if one.asked > 40]
+    assert all((one.state is State.COMPLETE) == (one.candidate.values["x"] * ratio <= 0.6)
+               for one in later)  # fmt: skip
+    reasons = [str(one.reason) for one in later if one.state is State.REJECTED]
+    assert all("predicted, times 1.5)" in reason for reason in reasons)
+    made("cut.db", 25)
+    assert facts(made("cut.db", 60)) == facts(whole)
+
+
 def test_nothing_is_evaluated_twice() -> None:
     called: list[int] = []
 

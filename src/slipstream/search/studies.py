@@ -5,17 +5,20 @@ from __future__ import annotations
 import copy
 import hashlib
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from slipstream.errors import InvalidArgumentError, SlipstreamError
+from slipstream.provenance import Provenance
 from slipstream.search.choosing import choose, strategy_named
 from slipstream.search.estimators import Cost, Estimator, Run, as_estimator, call, values_of
 from slipstream.search.executors import Executor, Inline, Outcome, Task, reason_of
 from slipstream.search.metrics import (
     SCORED,
+    Limit,
     State,
     Trial,
     Value,
@@ -35,6 +38,8 @@ from slipstream.units import parse_duration_ns
 
 # A trial whose worker died is run again so often.
 _ATTEMPTS = 3
+# Predictions are corrected from so many measured trials on, by the latest of them.
+_MIN_RATIOS, _MAX_RATIOS = 8, 64
 # So many proposals in a row that need no evaluation: the strategy has nothing new.
 _NOTHING_NEW = 1000
 
@@ -183,6 +188,7 @@ class Study:
         self._events = self._evaluated = self._begun = 0
         self._device_s = 0.0
         self._idle = 0
+        self._ratios: dict[str, deque[float]] = {}
         self.rungs = copy.deepcopy(self.policy)
         self.rungs.order = lambda trials: order(trials, self.objectives)
         self.strategy.begin(self.space, self.objectives, self.limits, self.seed)
@@ -384,10 +390,7 @@ class Study:
             returned = call(one.function, config, run)
             metric = next(iter(one.metrics or ()), self.objectives[0].metric)
             self._note(trial, values_of(returned, metric), one)
-        over = [one for one in self._violated(trial) if one[1] > 0]
-        trial.violation = sum(amount for _, amount in over)
-        if over:
-            trial.reason = "; ".join(text for text, _ in over)
+        self._hold(trial, predicted=True)
 
     def _note(self, trial: Trial, values: Mapping[str, Value], source: Estimator) -> None:
         for metric, one in values.items():
@@ -395,13 +398,42 @@ class Study:
             trial.measurements[metric, kind] = Value(one.value, kind, one.stddev)
             trial.values[metric] = one.value
 
-    def _violated(self, trial: Trial) -> list[tuple[str, float]]:
-        return [
-            (f"{one.metric} {one.text}: {trial.values[one.metric]:.4g}",
-             one.violation(trial.values[one.metric]))
-            for one in self.limits
-            if one.metric in trial.values
-        ]  # fmt: skip
+    def _hold(self, trial: Trial, *, predicted: bool = False) -> None:
+        """Hold a trial's values against the limits: set its violation, and a reason if any."""
+        trial.violation, reasons = 0.0, []
+        for limit in self.limits:
+            if limit.metric not in trial.values:
+                continue
+            value = trial.values[limit.metric]
+            factor = self._correction(limit) if predicted else 1.0
+            if amount := limit.violation(factor * value):
+                said = "" if factor == 1 else f" ({value:.4g} predicted, times {factor:.3g})"
+                reasons.append(f"{limit.metric} {limit.text}: {factor * value:.4g}{said}")
+                trial.violation += amount
+        if reasons:
+            trial.reason = "; ".join(reasons)
+
+    def _correction(self, limit: Limit) -> float:
+        """Return measured / predicted of a limited metric, or 1.0 with fewer than 8 trials.
+
+        It is the tenth or ninetieth percentile, whichever rejects less: a rejected candidate is
+        never measured.
+        """
+        ratios = sorted(self._ratios.get(limit.metric, ()))
+        if len(ratios) < _MIN_RATIOS:
+            return 1.0
+        tenth = len(ratios) // 10
+        return ratios[tenth if limit.op[0] == "<" else -1 - tenth]
+
+    def _learn(self, trial: Trial) -> None:
+        """Note by how much measured values differ from predicted ones of the same trial."""
+        if not self.analytic or trial.state not in (State.COMPLETE, State.INFEASIBLE):
+            return
+        for (metric, kind), told in trial.measurements.items():
+            measured = trial.measurements.get((metric, Provenance.MEASURED))
+            if kind is not Provenance.MEASURED and measured and measured.value * told.value > 0:
+                ratios = self._ratios.setdefault(metric, deque(maxlen=_MAX_RATIOS))
+                ratios.append(measured.value / told.value)
 
     def _end(self, executor: Executor, outcome: Outcome) -> None:
         trial = self.running[outcome.number]
@@ -426,12 +458,10 @@ class Study:
                 reported = ", ".join(sorted(trial.values)) or "nothing"
                 trial.state = State.FAILED
                 trial.reason = f"reported no {', '.join(missing)}; it reported {reported}"
-            elif self.limits:
-                over = [one for one in self._violated(trial) if one[1] > 0]
-                trial.violation = sum(amount for _, amount in over)
-                if over:
+            else:
+                self._hold(trial)
+                if trial.violation:
                     trial.state = State.INFEASIBLE
-                    trial.reason = "; ".join(text for text, _ in over)
         self._tell(trial)
         for follower in self._followers.pop(trial.number, ()):
             self._repeat(follower, trial)
@@ -459,6 +489,7 @@ class Study:
         self._idle = self._idle + 1 if free else 0
         self._begun += begun and not free
         self._device_s += trial.device_s
+        self._learn(trial)
 
     # Answers
 
