@@ -24,6 +24,7 @@ class Script:
         arguments: command-line arguments of the script itself.
         sentence: part of the error for kind ``"none"``; otherwise empty.
         packages: packages that it imports in addition to torch and numpy.
+        technique: a technique that can be applied to it, quick to predict and to measure.
         same_step: name of the script that trains the same model on the same batches, without a
             closure; empty if there is none.
     """
@@ -33,6 +34,7 @@ class Script:
     arguments: tuple[str, ...] = ()
     sentence: str = ""
     packages: tuple[str, ...] = ()
+    technique: str = "fused_optimizer:fused"
     same_step: str = ""
 
     @property
@@ -43,30 +45,30 @@ class Script:
 
 SCRIPTS = (
     Script("bare_loop"),
-    Script("argparse_main", arguments=("--epochs", "6", "--hidden", "256")),
+    Script("argparse_main", arguments=("--epochs", "6", "--hidden", "256"), technique="amp:bf16"),
     Script("trainer_class"),
     Script("dict_batches_workers"),
     Script("amp_scaler"),
     Script("compiled_model"),
     Script("gan"),
-    Script("gradient_accumulation"),
-    Script("click_stream"),
+    Script("gradient_accumulation", technique="amp:bf16"),
+    Script("click_stream", technique="allocator:keep"),
     Script("ema"),
     Script("checkpoints"),
     Script("gcn_full_batch"),
     Script("lstm_packed"),
     Script("cnn_channels_last"),
     Script("transformer_groups"),
-    Script("lbfgs"),
+    Script("lbfgs", technique="allocator:keep"),
     Script("plain_closure", same_step="bare_loop"),
     Script("lightning_automatic", packages=("lightning",), same_step="lightning_manual"),
     Script("lightning_manual", packages=("lightning",)),
-    Script("hf_trainer", packages=("transformers",)),
+    Script("hf_trainer", packages=("transformers",), technique="amp:bf16"),
     Script("accelerate_loop", packages=("accelerate",)),
     Script("custom_function"),
     Script("actor_critic"),
     Script("ten_steps"),
-    Script("inference", "inference"),
+    Script("inference", "inference", technique="amp:bf16"),
     Script("manual_sgd", "none", sentence="the steps of a script are counted by optimizer.step()"),
     Script("child_process", "none", sentence="what trains in a process that it starts is not seen"),
 )

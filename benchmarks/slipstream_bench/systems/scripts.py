@@ -23,7 +23,7 @@ from slipstream_bench.scripts import SCRIPTS, Script
 
 _QUICK = ("ten_steps", "plain_closure", "bare_loop", "manual_sgd")
 _TECHNIQUES = ("fused_optimizer:fused", "amp:bf16", "allocator:keep")
-_PROVED = _TECHNIQUES[:2]
+_PROVED = {"fused_optimizer:fused", "amp:bf16"}
 _VERBS = ("profile", "predict", "prove", "apply", "report", "advise")
 _TIMEOUT_S = 600.0
 _ADVISE_S = 60.0
@@ -162,13 +162,11 @@ def _pass_through(script: Script, options: BenchOptions) -> tuple[Passage, int]:
         passage.predicted = {
             p["technique"]: p["speedup"] for p in predictions or () if p["why_not"] is None
         }
-        proved = [name for name in passage.predicted if name in _PROVED]
-        _note_proof(passage, user("prove", *_named(proved), *user.budget) if proved else None)
-        if not proved:
-            passage.succeeded.append("prove")
+        proved = sorted({script.technique, *passage.predicted.keys() & _PROVED})
+        _note_proof(passage, user("prove", *_named(proved), *user.budget))
         verbs = _VERBS if options.full else _VERBS[:3]
         if options.full:
-            user("apply", *_named(proved[:1] or ["amp:bf16"]))
+            user("apply", *_named([script.technique]))
             user.of_graph("report", "-o", "run.html", json_too=False)
             _note_advice(passage, user("advise", "--time-limit", f"{_ADVISE_S:g}s"))
             passage.advise_s = user.cpu_s
