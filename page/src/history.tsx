@@ -22,17 +22,15 @@ export function HistoryView() {
     );
   }
   const scores = [...history.scores].reverse();
-  const held = scores.filter((score) => score.within).length;
+  const held = scores.filter((score) => score.inside).length;
   const scale = scaleOf(
-    scores.flatMap((s) =>
-      [s.predicted[1], s.predicted[2], s.measured[1], s.measured[2]].map((r) => 1 / r),
-    ),
+    scores.flatMap((s) => [s.predicted[1], s.predicted[2], s.measured[1], s.measured[2]]),
   );
   return (
     <section aria-label="History">
       <h2>Predicted, then measured</h2>
       <p>
-        {held} of {scores.length} measured speed-ups lay within their predicted 90 % interval.
+        {held} of {scores.length} measured speed-ups are inside their predicted 90 % interval.
         {history.total > scores.length ? ` The latest of ${history.total} are shown.` : ""}{" "}
         <span class="faint">{history.note}.</span>
       </p>
@@ -76,10 +74,10 @@ export function HistoryView() {
 
 function Line(props: { score: Score; scale: { low: number; high: number }; here: boolean }) {
   const { score, scale, here } = props;
-  const [p, m] = [score.predicted, score.measured].map(([ratio, low, high]) => ({
-    middle: 1 / ratio,
-    low: 1 / high,
-    high: 1 / low,
+  const [p, m] = [score.predicted, score.measured].map(([middle, low, high]) => ({
+    middle,
+    low,
+    high,
   }));
   return (
     <tr>
@@ -96,8 +94,8 @@ function Line(props: { score: Score; scale: { low: number; high: number }; here:
           ]}
         />
       </td>
-      <td class={`verdict ${score.within ? "good" : "poor"}`}>
-        {score.within ? "within" : "outside"}
+      <td class={`verdict ${score.inside ? "good" : "poor"}`}>
+        {score.inside ? "inside" : "outside"}
       </td>
       <td class="faint">{score.created.slice(0, 10)}</td>
     </tr>

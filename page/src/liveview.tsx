@@ -143,7 +143,7 @@ function ProblemBox() {
 function Held({ expected }: { expected: Expected }) {
   const known = costs.value!;
   const [predicted, low, high] = expected.step_ns;
-  const within = known.step_ns >= low && known.step_ns <= high;
+  const inside = known.step_ns >= low && known.step_ns <= high;
   const firm = now.value?.state === "recorded" || now.value?.state === "ready";
   return (
     <div class="held" id="held">
@@ -182,9 +182,9 @@ function Held({ expected }: { expected: Expected }) {
       </table>
       <p class="faint small">
         {firm
-          ? within
-            ? "The measured step lies within the predicted interval."
-            : "The measured step lies outside the predicted interval."
+          ? inside
+            ? "The measured step is inside the predicted interval."
+            : "The measured step is outside the predicted interval."
           : "One step was measured so far."}
       </p>
     </div>
@@ -247,9 +247,8 @@ const there = signal<Answer | null>(null);
 interface Elsewhere {
   why_not?: string;
   step_ns: number;
-  ratio: number;
+  speedup: number;
   samples: number;
-  interval: [number, number];
 }
 
 /** 2, 4, 8 and so on, and `most`. */
@@ -274,7 +273,7 @@ function Elsewhere() {
       "simulating",
       { do: "simulate", technique: how, cluster: name, workers: many },
       (found) =>
-        `${times(1 / found.ratio)} the samples per second with ${many} workers: ${duration(found.step_ns)} per step of ${count(found.samples)} samples`,
+        `${times(found.speedup)} the samples per second with ${many} workers: ${duration(found.step_ns)} per step of ${count(found.samples)} samples`,
     );
   };
   return (
@@ -329,7 +328,7 @@ interface OnDevice {
   known: string;
   step_ns: number;
   speedup: number;
-  interval: [number, number];
+  speedup_interval: [number, number];
 }
 
 /** The step on one other device. */
@@ -343,7 +342,7 @@ function OtherDevice() {
       "predicting; what was never timed is timed first, which may take a minute",
       { do: "device", device: name },
       (found) =>
-        `${duration(found.step_ns)} a step, ${times(found.speedup)} [${times(1 / found.interval[1])}, ${times(1 / found.interval[0])}]: ${found.about} (${found.known})`,
+        `${duration(found.step_ns)} a step, ${times(found.speedup)} [${times(found.speedup_interval[0])}, ${times(found.speedup_interval[1])}]: ${found.about} (${found.known})`,
     );
   return (
     <div class="elsewhere">

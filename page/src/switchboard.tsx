@@ -63,11 +63,11 @@ function Outcome() {
   return (
     <div class="outcome" aria-live="polite">
       <p class="big">
-        {now ? times(1 / now.ratio) : run.tasks ? duration(run.step_ns) : "–"}
+        {now ? times(now.speedup) : run.tasks ? duration(run.step_ns) : "–"}
         {now ? (
           <span class="faint">
             {" "}
-            [{(1 / now.interval[1]).toFixed(2)}, {(1 / now.interval[0]).toFixed(2)}]
+            [{now.speedup_interval[0].toFixed(2)}, {now.speedup_interval[1].toFixed(2)}]
           </span>
         ) : (
           <span class="faint"> as it is</span>
@@ -170,7 +170,7 @@ function Effect({ name, on }: { name: string; on: boolean }) {
       </span>
     );
   }
-  const factor = (before?.ratio ?? 1) / after.ratio;
+  const factor = after.speedup / (before?.speedup ?? 1);
   const kind = factor > 1.005 ? "good" : factor < 0.995 ? "poor" : "faint";
   return <span class={on ? kind : `${kind} off`}>{times(factor)}</span>;
 }

@@ -37,25 +37,25 @@ export interface Run {
   edits: string[];
 }
 
-/** What a paired measurement found; times before over after is one over the ratio. */
+/** What a paired measurement found. */
 export interface Measured {
-  ratio: number;
-  interval: [number, number];
+  speedup: number;
+  speedup_interval: [number, number];
   level: number;
   metric: string;
   blocks: number;
   verdict: string;
   created: string;
-  /** Whether it lies within the predicted interval; null where it cannot be trusted. */
-  within: boolean | null;
+  /** Whether it is inside the predicted interval; null where it cannot be trusted. */
+  inside: boolean | null;
 }
 
 export interface Prediction {
   technique: string;
   parts: string[];
   step_ns: number;
-  ratio: number;
-  interval: [number, number];
+  speedup: number;
+  speedup_interval: [number, number];
   samples: number;
   peak_bytes: number;
   shares: Shares;
@@ -95,11 +95,12 @@ export interface Score {
   technique: string;
   metric: string;
   created: string;
+  /** Speed-ups, each with its interval. */
   predicted: [number, number, number];
   measured: [number, number, number];
   level: number;
   blocks: number;
-  within: boolean;
+  inside: boolean;
   experiment: string;
 }
 

@@ -51,8 +51,8 @@ function Failures({ found }: { found: WhatIfs }) {
 function MeasuredNote({ found }: { found: WhatIfs }) {
   const shown = found.predictions.filter((p) => found.ranked.includes(p.technique));
   const known = shown.filter((p) => p.measured);
-  const judged = known.filter((p) => p.measured?.within != null);
-  const held = judged.filter((p) => p.measured?.within).length;
+  const judged = known.filter((p) => p.measured?.inside != null);
+  const held = judged.filter((p) => p.measured?.inside).length;
   const next =
     shown.find((p) => !p.measured && p.technique === found.best) ?? shown.find((p) => !p.measured);
   return (
@@ -61,7 +61,7 @@ function MeasuredNote({ found }: { found: WhatIfs }) {
         <>
           <Keys /> in pairs on this machine, with its interval
           {judged.length
-            ? `: ${held} of ${judged.length} lay within the predicted interval. `
+            ? `: ${held} of ${judged.length} are inside the predicted interval. `
             : ". "}
         </>
       ) : (
@@ -135,16 +135,15 @@ export function Ranking({ names, brief = false }: { names: string[]; brief?: boo
 }
 
 function reachesOf(p: Prediction): Reach[] {
-  const reach = (ratio: number, [low, high]: [number, number], kind: Reach["kind"]): Reach => ({
-    low: 1 / high,
-    middle: 1 / ratio,
-    high: 1 / low,
+  const reach = (found: Prediction | Measured, kind: Reach["kind"]): Reach => ({
+    low: found.speedup_interval[0],
+    middle: found.speedup,
+    high: found.speedup_interval[1],
     kind,
   });
-  const predicted = reach(p.ratio, p.interval, "predicted");
   return p.measured
-    ? [predicted, reach(p.measured.ratio, p.measured.interval, "measured")]
-    : [predicted];
+    ? [reach(p, "predicted"), reach(p.measured, "measured")]
+    : [reach(p, "predicted")];
 }
 
 function MeasuredCell({ measured }: { measured: Measured | null }) {
@@ -155,21 +154,21 @@ function MeasuredCell({ measured }: { measured: Measured | null }) {
       </td>
     );
   }
-  const [low, high] = [1 / measured.interval[1], 1 / measured.interval[0]];
+  const [low, high] = measured.speedup_interval;
   const told =
     `${measured.metric}, ${plural(measured.blocks, "block")}, ${measured.created.slice(0, 10)}; ` +
     `interval at ${(100 * measured.level).toFixed(0)} %; ${measured.verdict}`;
   return (
     <td class="right" title={told}>
-      <b>{times(1 / measured.ratio)}</b>
+      <b>{times(measured.speedup)}</b>
       <span class="under faint">
         [{low.toFixed(2)}, {high.toFixed(2)}]
       </span>
-      {measured.within === null ? (
+      {measured.inside === null ? (
         <span class="under verdict poor">{measured.verdict}</span>
       ) : (
-        <span class={`under verdict ${measured.within ? "good" : "open"}`}>
-          {measured.within ? "within" : "outside"}
+        <span class={`under verdict ${measured.inside ? "good" : "open"}`}>
+          {measured.inside ? "inside" : "outside"}
         </span>
       )}
     </td>
@@ -181,7 +180,7 @@ function Line(props: { p: Prediction; scale: { low: number; high: number }; brie
   const { run, what_ifs: found } = doc();
   const on =
     p.parts.length === selection.value.size && p.parts.every((part) => selection.value.has(part));
-  const [low, high] = [1 / p.interval[1], 1 / p.interval[0]];
+  const [low, high] = p.speedup_interval;
   return (
     <tr class={on ? "on" : ""}>
       <td>
@@ -215,7 +214,7 @@ function Line(props: { p: Prediction; scale: { low: number; high: number }; brie
       </td>
       <td class="right">
         <b class={`verdict ${tone(p.verdict)}`} title={p.verdict}>
-          {times(1 / p.ratio)}
+          {times(p.speedup)}
         </b>
         <span class="under faint">
           [{low.toFixed(2)}, {high.toFixed(2)}]

@@ -137,12 +137,14 @@ class Table:
     Attributes:
         rows: one tuple of cells a row, as long as `columns`; cells are shown with ``str``.
         notes: lines printed under the table: units, conditions, what a number rests on.
+        lead: sentences printed above the title: what to conclude from the table.
     """
 
     columns: Sequence[Column]
     rows: Sequence[Sequence[object]]
     title: str = ""
     notes: Sequence[str] = field(default=())
+    lead: Sequence[str] = field(default=())
 
     def __post_init__(self) -> None:
         for row in self.rows:
@@ -163,7 +165,8 @@ class Table:
 
     def to_markdown(self) -> str:
         """A GitHub-flavoured Markdown table, the title as bold text, the notes below."""
-        lines = [f"**{self.title}**", ""] if self.title else []
+        lines = [line for sentence in self.lead for line in (sentence, "")]
+        lines += [f"**{self.title}**", ""] if self.title else []
         lines.append("| " + " | ".join(_markdown(column.name) for column in self.columns) + " |")
         rule = ["---:" if column.align == "right" else "---" for column in self.columns]
         lines.append("| " + " | ".join(rule) + " |")
@@ -192,7 +195,9 @@ class Table:
         notes = "".join(
             f'<p class="notes"><small>{escape(note)}</small></p>' for note in self.notes
         )
-        return f"<table>{title}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{notes}"
+        lead = "".join(f"<p>{escape(sentence)}</p>" for sentence in self.lead)
+        table = f"{title}<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
+        return f"{lead}<table>{table}</table>{notes}"
 
     def to_records(self) -> list[dict[str, object]]:
         """One dictionary a row, keyed by column name, the cells as they are."""
@@ -208,6 +213,8 @@ class Table:
         console = console_for(file or sys.stdout)
         if not console.is_terminal and "COLUMNS" not in os.environ:
             console.width = _PIPED_WIDTH
+        for sentence in self.lead:
+            console.print(Text(sentence))
         if not self.rows and self.notes:
             # Headings over nothing say less than the notes do.
             console.print(Text(self.title, style="bold"))

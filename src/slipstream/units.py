@@ -151,6 +151,21 @@ def format_reach(
     return f"[{', '.join(ends)}]"
 
 
+def format_speedup(speedup: tuple[float, float, float], digits: int = 2) -> str:
+    """A speed-up and its interval, from (estimate, low, high): ``"1.22x [1.18, 1.27]"``."""
+    middle, low, high = speedup
+    if not math.isfinite(middle):
+        return "-"
+    as_text = f"{{:.{digits}f}}".format
+    return f"{as_text(middle)}x {format_reach(middle, low, high, as_text)}"
+
+
+def inverse_interval(ratio: float, low: float, high: float) -> tuple[float, float, float]:
+    """The estimate and interval of 1 / ratio; infinite where 0 is divided by."""
+    middle, lower, upper = (1 / end if end else math.inf for end in (ratio, high, low))
+    return middle, lower, upper
+
+
 def format_detectable(fraction: float) -> str:
     """The smallest difference that could be told: ``"±1.2 %"``; a dash where nothing could."""
     return f"±{format_percent(fraction)}" if fraction <= _WIDEST else _NOTHING

@@ -115,4 +115,4 @@ def test_a_trace_of_a_gpu(slipstream: Any, shared_data: Path) -> None:
     assert run.returncode == 0, run.stderr
     found = json.loads(run.stdout)
     assert [one["sample_ns"] for one in found] == sorted(one["sample_ns"] for one in found)
-    assert next(one for one in found if one["device"] == "a100-sxm")["ratio"] == 1.0
+    assert next(one for one in found if one["device"] == "a100-sxm")["speedup"] == 1.0

@@ -2,33 +2,43 @@
 
 from __future__ import annotations
 
-import math
 import re
 
 import pytest
 
 from slipstream.cli import demo
 from slipstream.measure import environment
-from slipstream.measure.records import Claim, Verdict
+from slipstream.measure.environment import from_facts
+from slipstream.measure.records import Claim, Experiment, PredictionRecord, Settings, Verdict
+from slipstream.measure.render import ComparisonRow, comparison_rows
 
 
-def _claim(verdict: Verdict, ratio: float, arm: str = "amp:bf16") -> Claim:
-    return Claim("cpu", arm, "as it is", "median", ratio, 0.0, math.inf, 0.95, verdict, 0.1, 5)
+def _row(verdict: Verdict, ratio: float, arm: str = "amp:bf16") -> ComparisonRow:
+    claim = Claim(
+        "cpu", arm, "as it is", "median", ratio, ratio - 0.05, ratio + 0.05, 0.95, verdict, 0.1, 5
+    )
+    shown = PredictionRecord("", arm, "cpu", 0.82, 0.78, 0.86, "simulated", "", "")
+    place = from_facts({})
+    made = Experiment("demo", "", place, Settings("as it is"), (), {}, predictions={arm: shown})
+    return comparison_rows(made, [claim])[0]
 
 
 def test_what_was_not_decided_is_said_plainly_with_what_to_do() -> None:
     for verdict in (Verdict.INCONCLUSIVE, Verdict.UNTRUSTWORTHY):
-        (said,) = demo.outcome(_claim(verdict, 3.457), False)
+        (said,) = demo.outcome(_row(verdict, 3.457), False)
         assert re.search(r"\b5 blocks\b.*\bnot decide\b", said)
         assert "slipstream demo --budget 3min" in said
 
 
-def test_what_pays_and_what_does_not_are_told_apart() -> None:
-    (said,) = demo.outcome(_claim(Verdict.FASTER, 0.8, "fused_optimizer:fused"), False)
-    assert re.search(r"^fused_optimizer:fused\b.*\bfaster\b.*\b1\.25 times\b", said)
-    (said,) = demo.outcome(_claim(Verdict.UNBACKED, 0.8), False)
-    assert "quality not checked" in said
-    (said,) = demo.outcome(_claim(Verdict.EQUIVALENT, 1.0), False)
+def test_each_technique_is_shown_as_predicted_and_as_measured() -> None:
+    (said,) = demo.outcome(_row(Verdict.FASTER, 0.8, "fused_optimizer:fused"), False)
+    assert said == (
+        "fused_optimizer:fused: predicted 1.22x [1.16, 1.28], measured 1.25x [1.18, 1.33]: "
+        "inside; faster"
+    )
+    (said,) = demo.outcome(_row(Verdict.UNBACKED, 0.7), False)
+    assert "outside; faster (quality not checked)" in said
+    (said,) = demo.outcome(_row(Verdict.EQUIVALENT, 1.0), False)
     assert "no difference" in said
 
 
@@ -36,10 +46,10 @@ def test_what_pays_and_what_does_not_are_told_apart() -> None:
 def test_a_slower_amp_is_explained_by_a_processor_without_its_instructions(
     bf16: bool | None, told: bool
 ) -> None:
-    said = " ".join(demo.outcome(_claim(Verdict.SLOWER, 3.1), bf16))
-    assert re.search(r"\bslower\b.*\b3\.10\b", said)
+    said = " ".join(demo.outcome(_row(Verdict.SLOWER, 3.1), bf16))
+    assert re.search(r"\b0\.32x\b.*\bslower\b", said)
     assert bool(re.search(r"\bprocessor\b.*\bno bfloat16\b", said)) is told
-    other = demo.outcome(_claim(Verdict.SLOWER, 1.1, "fused_optimizer:fused"), bf16)
+    other = demo.outcome(_row(Verdict.SLOWER, 1.1, "fused_optimizer:fused"), bf16)
     assert len(other) == 1
 
 

@@ -38,7 +38,7 @@ def test_two_commands_are_compared_and_kept(tmp_path):
     head = next(row for row in found["rows"] if row["arm"] == "head" and row["carries"])
     assert head["metric"] == "wall"
     assert head["verdict"] in VERDICTS
-    assert head["ratio"] > 1
+    assert head["speedup"] < 1
     with Store(store) as opened:
         kept = opened.load("last")
     assert kept.title == "base vs head"
@@ -69,7 +69,7 @@ def test_two_revisions_run_the_same_command(tmp_path, monkeypatch):
     )  # fmt: skip
     row = next(row for row in json.loads(done.stdout)["rows"] if row["carries"])
     assert (row["arm"], row["baseline"]) == ("HEAD", "HEAD~1")
-    assert row["ratio"] > 1
+    assert row["speedup"] < 1
 
 
 @pytest.mark.parametrize(

@@ -125,10 +125,10 @@ def test_show_puts_prediction_and_measurement_on_one_line(path: Path, first: str
     line = next(
         line for line in _run("show", first, "--store", path).splitlines() if "amp: wall" in line
     )
-    assert "0.750 [0.700, 0.900]" in line
+    assert "1.333x [1.111, 1.429]" in line
     assert "faster" in line
     payload = _json("show", "last", "--store", path)
-    assert payload["rows"][0]["predicted"]["ratio"] == 0.75  # type: ignore[index]
+    assert payload["rows"][0]["predicted_speedup"] == 1 / 0.75  # type: ignore[index]
 
 
 def test_show_in_other_forms(path: Path, first: str, tmp_path: Path) -> None:

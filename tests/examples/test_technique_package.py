@@ -87,7 +87,7 @@ def test_it_is_predicted_and_appears_in_the_advice(reader: Callable[..., str]) -
     assert found["gelu:erf"]["provenance"]["microbenchmark"] > 0
     assert found["gelu:tanh"]["why_not"] == "its GELU is computed by tanh already"
     advice = predictions(reader("advise", "run.slipgraph", "--no-combinations", "--json"))
-    assert advice["gelu:erf"]["ratio"] == found["gelu:erf"]["ratio"]
+    assert advice["gelu:erf"]["speedup"] == found["gelu:erf"]["speedup"]
 
 
 def test_it_is_applied_with_an_edit_of_the_source(reader: Callable[..., str]) -> None:

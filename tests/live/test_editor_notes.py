@@ -93,8 +93,8 @@ class Known:
 
 def prediction(technique: str, ratio: float, **more: Any) -> dict[str, Any]:
     return {
-        "technique": technique, "ratio": ratio, "interval": [ratio * 0.9, ratio * 1.1],
-        "quality": "exact", "why_not": None, **more,
+        "technique": technique, "speedup": 1 / ratio, "quality": "exact", "why_not": None,
+        "speedup_interval": [1 / (ratio * 1.1), 1 / (ratio * 0.9)], **more,
     }  # fmt: skip
 
 

@@ -132,7 +132,7 @@ def test_an_interval_wider_than_the_loss_many_times_is_a_dash():
     made = experiment(events=(wild.to_event(),))
     table = comparison_table(made, claims(made)).to_records()
     (row,) = [row for row in table if str(row["what"]).endswith("quality")]
-    assert str(row["ratio [95% CI]"]).endswith("[–, –]")
+    assert str(row["change [95% CI]"]).endswith("[–, –]")
 
 
 def test_steps_that_return_no_number_are_not_checked_and_it_is_said():
@@ -207,7 +207,7 @@ def test_a_check_is_kept_to_the_digit_and_shown_everywhere(tmp_path: Path):
     table = comparison_table(loaded, stored)
     (row,) = (r for r in table.to_records() if r["what"] == "fast: quality")
     assert row["verdict"] == "within seed noise"
-    assert str(row["ratio [95% CI]"]).startswith("1.0000 [0.9999,")
+    assert str(row["change [95% CI]"]).startswith("1.0000 [0.9999,")
     assert row["detectable"] == "±2.0 % seeds"
     assert found.sentence in table.notes
     page = comparison_html(loaded, stored)

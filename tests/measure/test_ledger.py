@@ -41,7 +41,7 @@ def test_a_later_measurement_of_the_same_thing_scores_a_prediction(store: Store)
     assert score.residual == pytest.approx(math.log(0.6 / 0.5))
     # The interval reaches log(0.625 / 0.5) upwards.
     assert score.stretch == pytest.approx(math.log(1.2) / math.log(1.25))
-    assert score.within
+    assert score.inside
 
 
 def test_a_miss_on_the_short_side_is_measured_by_that_side(store: Store) -> None:
@@ -49,7 +49,7 @@ def test_a_miss_on_the_short_side_is_measured_by_that_side(store: Store) -> None
     store.save(experiment(), [claim(ratio=0.4)])
     (score,) = Ledger(store).scores()
     assert score.stretch == pytest.approx(math.log(0.5 / 0.4) / math.log(0.5 / 0.45))
-    assert not score.within
+    assert not score.inside
 
 
 def test_a_prediction_is_scored_once_and_by_the_first(store: Store) -> None:
@@ -102,33 +102,28 @@ def _proved(
     return store.save(proved, [claim(arm="lowrank:0.25", ratio=ratio)])
 
 
-def test_what_a_person_was_shown_is_scored_beside_what_prove_predicts_itself(store: Store) -> None:
-    shown = [
-        prediction(ratio=0.7, low=r, high=0.75, created=f"2026-01-0{day}T00:00:00Z",
-                   detail={"threads": 1})
-        for day, r in ((1, 0.5), (2, 0.65))
-    ]  # fmt: skip
+def test_a_proof_scores_the_prediction_it_was_begun_with_and_no_other(store: Store) -> None:
     ledger = Ledger(store)
-    for one in shown:
-        ledger.record(one, ENVIRONMENT)
+    older = prediction(ratio=0.9, low=0.8, high=0.95, created="2026-01-01T00:00:00Z")
+    ledger.record(older, ENVIRONMENT)
     _proved(store, "2026-01-03T00:00:00Z")
-    assert [(s.attached, s.within) for s in ledger.scores()] == [
-        (True, True), (False, True), (False, False),
-    ]  # fmt: skip
-    (counts,) = ledger.evidence()
-    assert counts.prediction == shown[1], "the latest that was shown"
-    # A second proof without a look before it does not make the miss undone.
-    _proved(store, "2026-01-04T00:00:00Z")
-    assert [s.attached for s in ledger.evidence()] == [False, True]
+    (score,) = ledger.scores()
+    assert (score.prediction.ratio, score.inside) == (0.6, True)
+    # Proved again, it is still one piece of evidence: the latest measurement.
+    _proved(store, "2026-01-04T00:00:00Z", ratio=0.7)
+    assert [score.inside for score in ledger.scores()] == [True, False]
     found = ledger.calibration(ENVIRONMENT, "cpu")
     assert (found.n, found.coverage) == (1, 0.0)
     assert "outside" in found.note
 
 
-def test_a_prediction_of_other_threads_is_not_scored(store: Store) -> None:
-    Ledger(store).record(prediction(detail={"threads": 2}), ENVIRONMENT)
-    _proved(store, "2026-01-03T00:00:00Z", threads=1)
-    assert [s.attached for s in Ledger(store).scores()] == [True]
+def test_of_several_predictions_the_latest_is_scored(store: Store) -> None:
+    ledger = Ledger(store)
+    for day in (1, 2):
+        ledger.record(prediction(ratio=0.5 + day / 100, created=f"2026-01-0{day}"), ENVIRONMENT)
+    store.save(experiment(created="2026-01-03"), [claim()])
+    store.save(experiment(created="2026-01-04"), [claim()])
+    assert [score.prediction.ratio for score in ledger.scores()] == [0.52]
 
 
 def test_the_same_machine_has_the_same_history_before_anything_was_recorded_there(
@@ -140,13 +135,16 @@ def test_the_same_machine_has_the_same_history_before_anything_was_recorded_ther
     assert ledger.calibration(environment(cpu_model="another"), "cpu").n == 0
 
 
-def test_a_measured_ratio_is_inside_or_not_unless_it_cannot_be_trusted() -> None:
-    def within(low: float, high: float, **changes: Any) -> object:
-        return Measured(claim(ratio=0.6, **changes), "2026-01-03").to_json(low, high)["within"]
+def test_a_measurement_is_inside_or_not_unless_it_cannot_be_trusted() -> None:
+    def found(low: float, high: float, **changes: Any) -> dict[str, Any]:
+        predicted = prediction(ratio=0.6, low=low, high=high)
+        return Measured(claim(ratio=0.6, **changes), "2026-01-03", predicted=predicted).to_json()
 
-    assert within(0.5, 0.7) is True
-    assert within(0.5, 0.59) is within(0.61, 0.7) is False
-    assert within(0.5, 0.7, verdict=Verdict.UNTRUSTWORTHY) is None
+    inside = found(0.5, 0.8)
+    assert inside["inside"] is True
+    assert inside["predicted_speedup_interval"] == pytest.approx([1.25, 2.0])
+    assert found(0.5, 0.59)["inside"] is found(0.61, 0.7)["inside"] is False
+    assert found(0.5, 0.7, verdict=Verdict.UNTRUSTWORTHY)["inside"] is None
 
 
 def test_an_untrustworthy_claim_scores_nothing(store: Store) -> None:
@@ -177,7 +175,7 @@ def test_few_rows_claim_only_the_level_they_can_hold() -> None:
 
 def test_the_note_says_what_the_history_is_and_what_it_did() -> None:
     (one,) = (calibrate([_score(0.5)]),)
-    assert re.search(r"\b1\b.*`slipstream prove`.*within.*90 %.*50 %", one.note)
+    assert re.search(r"\b1\b.*`slipstream prove`.*inside.*90 %.*50 %", one.note)
     assert (one.factor, one.n, one.level) == (1.0, 1, 0.5)
     assert "times as wide" not in one.note, "nothing was widened"
     assert "vouch" not in calibrate([_score(0.5)] * 9).note

@@ -33,10 +33,10 @@ def test_one_line_holds_prediction_and_measurement() -> None:
     table = comparison_table(experiment(predictions={"fast": prediction()}), [claim()])
     (row,) = table.to_records()
     assert row["what"] == "fast: cpu"
-    assert row["ratio [95% CI]"] == "0.800 [0.790, 0.810]"
+    assert row["change [95% CI]"] == "1.250x [1.235, 1.266]"
     assert row["verdict"] == "faster"
-    assert row["predicted [90%]"] == "0.500 [0.400, 0.625]"
-    assert row["error"] == "+60.0 % (outside)"
+    assert row["predicted [90%]"] == "2.000x [1.600, 2.500]"
+    assert row["error"] == "-37.5 % (outside)"
     assert row["detectable"] == "±1.2 %"
     assert row["blocks"] == 60
     assert row["gate"] == "green 40/60, amber 20/60"
@@ -47,8 +47,16 @@ def test_one_line_holds_prediction_and_measurement() -> None:
 
 def test_a_prediction_that_holds_is_not_called_outside() -> None:
     rows = comparison_rows(experiment(), [claim()], {"fast": prediction(ratio=0.78, high=0.9)})
-    assert rows[0].within
-    assert rows[0].prediction_error == pytest.approx(0.8 / 0.78 - 1)
+    assert rows[0].inside
+    assert rows[0].prediction_error == pytest.approx(0.78 / 0.8 - 1)
+
+
+def test_times_are_speed_ups_and_sizes_are_percentages() -> None:
+    found = [claim(metric="throughput"), claim(metric="peak_memory"), claim(metric="accuracy")]
+    table = comparison_table(experiment(), found).to_records()
+    assert [row["change [95% CI]"] for row in table] == [
+        "0.800x [0.790, 0.810]", "-20.0 % [-21.0, -19.0]", "0.800 [0.790, 0.810]",
+    ]  # fmt: skip
 
 
 def test_predictions_of_several_metrics_find_their_rows() -> None:
@@ -131,7 +139,7 @@ def test_an_interrupted_experiment_is_marked() -> None:
 def test_what_could_not_be_computed_is_a_dash() -> None:
     refused = claim(ratio=math.nan, low=0.0, high=math.inf, metric="cpu_p99", detectable=math.inf)
     (row,) = comparison_table(experiment(), [refused]).to_records()
-    assert row["ratio [95% CI]"] == "- [–, –]"
+    assert row["change [95% CI]"] == "-"
     assert row["detectable"] == "–"
 
 
@@ -140,9 +148,9 @@ def test_what_says_nothing_is_a_dash_and_not_three_hundred_digits() -> None:
     guard = replace(wild, arm="base'", low=1e-9, high=1e9, carries=False)
     table = comparison_table(experiment(), [wild, guard])
     (row,) = table.to_records()
-    assert (row["ratio [95% CI]"], row["detectable"]) == ("3.457 [–, –]", "–")
+    assert (row["change [95% CI]"], row["detectable"]) == ("0.289x [–, –]", "–")
     (line,) = [note for note in table.notes if "A/A guard" in note]
-    assert "3.457 [–, –] at" in line
+    assert "0.289x [–, –] at" in line
     assert not re.search(r"\d{8}", " ".join([*table.notes, str(row)]))
 
 
@@ -215,8 +223,10 @@ def test_json_says_what_the_table_says_in_full() -> None:
     rows = comparison_rows(made, found)
     payload = json.loads(to_json(rows_payload(made, rows, found)))
     row = payload["rows"][0]
-    assert row["ratio"] == found[0].ratio
-    assert row["predicted"]["ratio"] == 0.5
+    assert row["speedup"] == 1 / found[0].ratio
+    assert row["speedup_interval"] == [1 / found[0].high, 1 / found[0].low]
+    assert (row["predicted_speedup"], row["predicted_speedup_interval"]) == (2.0, [1.6, 2.5])
+    assert not {"ratio", "low", "high"} & {*row, *row["predicted"], *payload["claims"][0]}
     assert row["detectable"] == found[0].detectable
     assert payload["warnings"][0]["detail"]["what"] == "<b>odd</b>"
     assert payload["environment"]["facts"]["cpu.model"] == "Testor 3000"
@@ -267,7 +277,7 @@ def test_the_page_stands_alone_in_light_and_dark() -> None:
     assert "prefers-color-scheme: dark" in html
     assert "color-scheme: light dark" in html
     assert "url(" not in html
-    assert "0.500 [0.400, 0.625]" in page.text
+    assert "2.000x [1.600, 2.500]" in page.text
     assert "Testor 3000" in page.text
     assert "svg" in page.tags
 
@@ -387,4 +397,4 @@ def test_more_throughput_is_no_regression() -> None:
 def test_settings_of_another_level_show_in_the_heading() -> None:
     made = experiment(settings=Settings("base", level=0.99))
     names = [c.name for c in comparison_table(made, [claim(level=0.99)]).columns]
-    assert "ratio [99% CI]" in names
+    assert "change [99% CI]" in names

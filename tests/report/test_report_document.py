@@ -94,7 +94,8 @@ def test_every_allowed_combination_of_few_techniques_is_there(report: Report) ->
     for prediction in found["predictions"]:
         scene = report.document["scenes"][prediction["scene"]]
         assert scene["step_ns"] == prediction["step_ns"]
-        assert prediction["interval"][0] < prediction["ratio"] < prediction["interval"][1]
+        low, high = prediction["speedup_interval"]
+        assert low < prediction["speedup"] < high
         assert sum(prediction["shares"].values()) == pytest.approx(1)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,9 @@ from slipstream.measure.records import (
     Verdict,
 )
 from slipstream.measure.store import Store
+from slipstream.report.document import prediction_document
 from slipstream.report.history import past_predictions
+from slipstream.verbs.results import Predicted
 
 HERE = from_facts({"cpu.model": "Testor 3000", "torch.threads": 1})
 UPDATED = from_facts({"cpu.model": "Testor 3000", "torch.threads": 2})
@@ -53,9 +56,9 @@ def test_a_measured_prediction_is_told_with_both_intervals(path: Path) -> None:
     past = past_predictions(path, HERE)
     (score,) = past.scores
     assert (past.state, past.total) == ("ready", 1)
-    assert score["predicted"] == [0.5, 0.4, 0.625]
-    assert score["measured"] == [0.8, 0.78, 0.82]
-    assert not score["within"]
+    assert score["predicted"] == (2.0, 1.6, 2.5)
+    assert score["measured"] == pytest.approx((1.25, 1 / 0.82, 1 / 0.78))
+    assert not score["inside"]
 
 
 def test_the_next_interval_is_widened_on_the_same_machine_only(path: Path) -> None:
@@ -73,11 +76,10 @@ def test_what_was_measured_stands_beside_what_is_predicted(path: Path) -> None:
     past = past_predictions(path, UPDATED, "train.py:step")
     assert set(past.measured) == {("amp:bf16", "cpu")}
     found = past.measured["amp:bf16", "cpu"]
-    assert found.to_json(0.7, 0.85) == {
-        "ratio": 0.8, "interval": [0.78, 0.82], "level": 0.95, "metric": "cpu", "blocks": 60,
-        "verdict": "faster", "created": "2026-01-02T03:04:05Z", "within": True,
+    assert found.to_json() == {
+        "speedup": 1.25, "speedup_interval": [1 / 0.82, 1 / 0.78], "level": 0.95, "metric": "cpu",
+        "blocks": 60, "verdict": "faster", "created": "2026-01-02T03:04:05Z", "inside": None,
     }  # fmt: skip
-    assert found.to_json(0.4, 0.625)["within"] is False
     assert past_predictions(path, HERE, "other.py:step").measured == {}
     assert past_predictions(path, ELSEWHERE, "train.py:step").measured == {}
 
@@ -95,22 +97,15 @@ def test_a_comparison_that_is_given_counts_as_the_latest(path: Path, tmp_path: P
     for store in (path, tmp_path / "none.db"):
         found = past_predictions(store, HERE, "train.py:step", given).measured["amp:bf16", "cpu"]
         assert found.claim.ratio == 0.9
-        # Whether a prediction holds cannot be told from what cannot be trusted.
-        assert found.to_json(0.8, 1.0)["within"] is None
     with pytest.raises(InvalidArgumentError, match="measured no technique"):
         past_predictions(path, HERE, "other.py:step", given)
 
 
-def test_the_history_is_of_what_was_shown_not_of_what_prove_predicted_itself(path: Path) -> None:
-    shown, own = (
-        PredictionRecord(
-            "train.py:step", "fused", "cpu", ratio, low, high, "simulated", created, HERE.env_id
-        )
-        for ratio, low, high, created in (
-            (0.72, 0.68, 0.76, "2026-01-03T00:00:00Z"),
-            (0.61, 0.55, 0.65, "2026-01-04T00:00:00Z"),
-        )
-    )
+def test_one_prediction_of_what_was_proved(path: Path) -> None:
+    shown = PredictionRecord(
+        "train.py:step", "fused", "cpu", 0.72, 0.68, 0.76, "simulated", "2026-01-03T00:00:00Z",
+        HERE.env_id,
+    )  # fmt: skip
     claim = Claim(
         "cpu", "fused", "as it is", "median", 0.6, 0.58, 0.62, 0.95, Verdict.FASTER, 0.01, 60,
         carries=True,
@@ -120,14 +115,19 @@ def test_the_history_is_of_what_was_shown_not_of_what_prove_predicted_itself(pat
         Ledger(store).record(shown, HERE)
         proved = Experiment(
             "train.py:step", "2026-01-04T00:00:01Z", UPDATED, Settings("as it is"), arms, {},
-            predictions={"fused": own},
+            predictions={"fused": shown},
         )  # fmt: skip
         store.save(proved, [claim])
     past = past_predictions(path, HERE, "train.py:step")
     (score,) = (one for one in past.scores if one["technique"] == "fused")
-    assert (score["created"], score["within"]) == (shown.created, False)
-    # The same answer as beside what was shown.
-    assert past.measured["fused", "cpu"].to_json(shown.low, shown.high)["within"] is False
+    assert (score["created"], score["inside"]) == (shown.created, False)
+    # The what-ifs show the same prediction, not another one of the page.
+    again = Predicted("fused", 1e6, 6e5, 0.6, 0.5, 0.7)
+    found = prediction_document(again, past)
+    assert found["speedup"] == found["measured"]["predicted_speedup"] == score["predicted"][0]
+    assert found["measured"]["inside"] is False
+    alone = prediction_document(replace(again, technique="amp:bf16", ratio=0.8), past)
+    assert (alone["speedup"], alone["measured"]["inside"]) == (1.25, False)
 
 
 def test_no_store_and_a_torn_one_are_states(tmp_path: Path) -> None:

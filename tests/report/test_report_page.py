@@ -125,7 +125,7 @@ def test_a_switch_changes_the_numbers_and_the_timeline(page: Browser, path: Path
     page.run(SWITCH % "fused_optimizer:fused" + ".querySelector('input').click()")
     settle(page)
     after = page.run(FIGURES)
-    assert f"{1 / both['ratio']:.2f}x" in after
+    assert f"{both['speedup']:.2f}x" in after
     assert after != before
     assert page.run(SHOWN) != whole
     page.run("[...document.querySelectorAll('aside > button')].at(-1).click()")
@@ -179,7 +179,7 @@ def test_a_measured_speed_up_stands_beside_the_predicted_one(page: Browser, tmp_
     )  # fmt: skip
     predictions = Report(path).document["what_ifs"]["predictions"]
     predicted = next(p for p in predictions if p["technique"] == wanted[0])
-    assert predicted["measured"]["ratio"] == 0.5
+    assert predicted["measured"]["speedup"] == 2.0
     page.open(path, view="whatifs")
     cells = {
         name: page.run(
@@ -188,7 +188,7 @@ def test_a_measured_speed_up_stands_beside_the_predicted_one(page: Browser, tmp_
         )
         for name in wanted
     }
-    held = "within" if predicted["measured"]["within"] else "outside"
+    held = "inside" if predicted["measured"]["inside"] else "outside"
     assert cells == {wanted[0]: f"2.00x\n[1.60, 2.50]\n{held}", wanted[1]: "–"}
     said = page.run("return document.getElementById('view').innerText")
     assert "slipstream prove WORKLOAD --technique checkpointing" in said

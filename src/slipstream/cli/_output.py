@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from slipstream.errors import UsageError
 from slipstream.tables import Table, to_json
-from slipstream.units import format_reach
 
 if TYPE_CHECKING:
     from slipstream.measure.records import Claim
@@ -174,19 +173,19 @@ def show_progress(say: Say) -> Callable[[Progress], None]:
             line = f"process {now.launch} of {now.launches}, " if now.launches > 1 else ""
             line += f"block {now.block}, at most {now.seconds_left:.0f} s left"
             line += f" ({now.widened})" if now.widened else ""
-        say("; ".join([line, *_ratios([claim for claim in now.claims if claim.carries])]))
+        say("; ".join([line, *_speedups([claim for claim in now.claims if claim.carries])]))
 
     return show
 
 
-def _ratios(claims: Sequence[Claim]) -> list[str]:
-    """The cheapest arms' ratios; the others only counted, so that a line stays one."""
+def _speedups(claims: Sequence[Claim]) -> list[str]:
+    """The cheapest arms' speed-ups; the others only counted, so that a line stays one."""
+    from slipstream.measure.render import format_change
+
     best = sorted(claims, key=lambda claim: claim.ratio)
-    ratios = [
-        f"{c.arm} {c.ratio:.2f} {format_reach(c.ratio, c.low, c.high)}" for c in best[:_SHOWN_ARMS]
-    ]
+    speedups = [f"{claim.arm} {format_change(claim, 2)}" for claim in best[:_SHOWN_ARMS]]
     left = len(best) - _SHOWN_ARMS
-    return ratios + ([f"{left} more"] if left > 0 else [])
+    return speedups + ([f"{left} more"] if left > 0 else [])
 
 
 def note(line: str) -> None:

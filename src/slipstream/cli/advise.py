@@ -5,24 +5,20 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from slipstream.cli import _options as options
-from slipstream.cli._output import emit_result, note, progress
+from slipstream.cli._output import emit_result, note, progress, show_progress
 
 if TYPE_CHECKING:
     from slipstream.cluster import Cluster
     from slipstream.graph import Graph
     from slipstream.verbs.outlooks import Outlook
     from slipstream.workload import Workload
-
-
-# To end the batch and the combinations under way, to rank all, and to print it; and for what is
-# measured on two threads, which takes twice its seconds.
-_ENDING_S, _ENDING = 7.0, 0.12
 
 
 @options.asks(options.Target, threads=0, steps=24, timeout="5min")
@@ -40,20 +36,31 @@ def command(
     workers: Annotated[
         int, typer.Option(metavar="N", min=0, help="With --cluster: how many; 0: all devices.")
     ] = 0,
-    within: Annotated[
+    time_limit: Annotated[
         str,
         typer.Option(
             metavar="TIME",
-            help="How long it may take; half of it at least is left for after the recording.",
+            help="Time limit; at least half is reserved for the analysis after recording.",
         ),
     ] = "1min",
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check/--no-check", help="Measure the first choice next to the unmodified workload."
+        ),
+    ] = True,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also list what does not apply, with the reasons.")
+    ] = False,
     store: options.StorePath = None,
     as_json: options.Json = False,
 ) -> None:
-    """Try every technique on paper and rank them; say what does not pay, and why.
+    """Predict and rank every technique, and measure the first choice.
 
     Single techniques and combinations of those that help, the cheapest sample first. A star marks
-    what nothing else beats in time, memory and effect on the numbers at once. Nothing is applied.
+    what nothing else beats in time, memory and effect on the numbers at once. At the end, within
+    the time limit, the first choice takes some steps next to the unmodified workload (not of a
+    recording). Your files are not changed.
 
     Operators that techniques would change are timed once per machine, those first that most of the
     step hangs on; what there is no time for is estimated, intervals are as wide as that, and asking
@@ -62,7 +69,7 @@ def command(
 
         slipstream advise train.py:make_workload
 
-        slipstream advise run.slipgraph --goal 'memory<2GiB' --within 5min
+        slipstream advise run.slipgraph --goal 'memory<2GiB' --time-limit 5min
 
         slipstream advise serve.py:make --goal 'p99<20ms' --rate 40/s
 
@@ -73,12 +80,14 @@ def command(
     """
     from slipstream.units import parse_duration_ns
     from slipstream.verbs.advising import advise
+    from slipstream.verbs.checking import Check, measure_first_choice
+    from slipstream.verbs.deadline import Schedule
     from slipstream.verbs.goals import parse_goals
     from slipstream.verbs.history import history
     from slipstream.verbs.outlooks import first_look_table
     from slipstream.verbs.serving import need_inference
 
-    began, within_s = time.monotonic(), parse_duration_ns(within, "--within") / 1e9
+    began, limit_s = time.monotonic(), parse_duration_ns(time_limit, "--time-limit") / 1e9
     where = options.cluster_of(cluster, cluster_sizes)
     if where is not None:
         _on_cluster(request, where, workers, store=store, as_json=as_json)
@@ -87,8 +96,8 @@ def command(
     with progress("advising") as say, history(store) as past:
         # What other launches differ by is watched after the first table: it takes longer.
         graph = request.graph(say, options.statistics_of(record), note, briefly=True)
-        until = max(began + within_s, time.monotonic() + within_s / 2)
-        until -= min(_ENDING_S, _ENDING * within_s)
+        check = check and not request.recorded
+        schedule = Schedule.of(began, time.monotonic(), limit_s, check=check)
         if rate is not None:
             need_inference(graph)
 
@@ -105,10 +114,24 @@ def command(
 
         advice = advise(
             graph, goals=goals, combinations=combinations, widen=past.widen, say=say, show=show,
-            settle=settle, until=until,
+            settle=settle, until=schedule.analysis,
         )  # fmt: skip
-        past.keep(advice.predictions, str(graph.meta.get("workload", request.target)))
-    emit_result(advice, advice.table(graph, _script(graph, request), past.note), as_json=as_json)
+        shown = past.keep(advice.predictions, str(graph.meta.get("workload", request.target)))
+        if advice.best is not None:
+            first = Check(
+                advice.best, alternative=advice.second, for_limit=bool(advice.needed),
+                reason="a recording is not run" if request.recorded else "--no-check",
+            )  # fmt: skip
+            if check:
+                first = measure_first_choice(
+                    first, request, schedule, shown, store=past.store if past.kept else None,
+                    progress=show_progress(say), say=say,
+                )  # fmt: skip
+            advice = replace(advice, check=first)
+    table = advice.table(
+        graph, _script(graph, request), past.note, everything=everything, time_limit=time_limit
+    )
+    emit_result(advice, table, as_json=as_json)
 
 
 def _on_cluster(

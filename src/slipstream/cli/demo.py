@@ -12,15 +12,13 @@ from slipstream.errors import SlipstreamError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from slipstream.measure.records import Claim
+    from slipstream.measure.render import ComparisonRow
 
 _PAYS, _AMP = "fused_optimizer:fused", "amp:bf16"
 _TECHNIQUES = [_PAYS, _AMP]
 # So small that the budget holds enough blocks on a busy machine, too, where one of three sides and
 # their guard takes several times as long as on a quiet one.
 _SETTINGS = ["batch_size=2", "context=64"]
-# `prove` records the step once more; fewer steps than the first time keep the demo short.
-_AGAIN = 9
 
 
 def command(
@@ -53,10 +51,9 @@ def command(
     note(f"\n3/4 apply: the real {_PAYS}, beside the original, from the same seed")
     apply.command(target, settings=_SETTINGS, technique=[_PAYS], threads=1)
     note("\n4/4 prove: does it still learn as well? All train a little from the same seeds; then")
-    note(f"    they are measured in turns for about {budget}, the predictions beside them")
+    note(f"    they are measured alternately for about {budget}, next to what was predicted above")
     prove.command(
-        target, settings=_SETTINGS, technique=_TECHNIQUES, budget=budget, threads=1,
-        steps=_AGAIN, store=store,
+        target, settings=_SETTINGS, technique=_TECHNIQUES, budget=budget, threads=1, store=store,
     )  # fmt: skip
     note("")
     for line in _ending(store):
@@ -65,36 +62,39 @@ def command(
 
 
 def _ending(store: Path | None) -> list[str]:
-    """What the latest experiment in `store` found, one line a technique."""
-    from slipstream.measure.claims import headline
+    """What the latest experiment in `store` found, one line per technique."""
     from slipstream.measure.environment import computes_in_bf16
+    from slipstream.measure.render import comparison_rows, is_guard
     from slipstream.measure.store import Store
 
-    with Store(store, read_only=True) as kept:
-        claims = headline(kept.claims("last"))
-    return [line for claim in claims for line in outcome(claim, computes_in_bf16())]
+    with Store(store, read_only=True) as opened:
+        rows = comparison_rows(opened.load("last"), opened.claims("last"))
+    carrying = [row for row in rows if row.carries and not is_guard(row)]
+    return [line for row in carrying for line in outcome(row, computes_in_bf16())]
 
 
-def outcome(claim: Claim, bf16: bool | None) -> list[str]:
-    """What a measurement of the demo says, in a sentence or two.
+def outcome(row: ComparisonRow, bf16: bool | None) -> list[str]:
+    """What a measurement of the demo shows, in a sentence or two.
 
     Args:
         bf16: whether this processor computes in bfloat16; None where it does not say.
     """
     from slipstream.measure.records import Verdict
+    from slipstream.measure.render import format_change
 
-    name = claim.arm
-    if claim.verdict in (Verdict.INCONCLUSIVE, Verdict.UNTRUSTWORTHY):
+    name, measured = row.arm, f"measured {format_change(row, 2)}"
+    if row.predicted is not None:
+        inside = "inside" if row.inside else "outside"
+        measured = f"predicted {format_change(row.predicted, 2)}, {measured}: {inside}"
+    if row.verdict in (Verdict.INCONCLUSIVE, Verdict.UNTRUSTWORTHY):
         return [
-            f"{name}: {claim.blocks} blocks did not decide it on this machine now; give it more "
+            f"{name}: {row.blocks} blocks did not decide it on this machine now; give it more "
             "time: slipstream demo --budget 3min"
         ]
-    if claim.verdict is Verdict.EQUIVALENT:
-        return [f"{name}: measured, and it makes no difference here"]
-    if claim.verdict is not Verdict.SLOWER:
-        return [f"{name}: {claim.verdict}, {1 / claim.ratio:.2f} times as fast as it was"]
-    lines = [f"{name}: slower, a step takes {claim.ratio:.2f} times as long"]
-    if name == _AMP and bf16 is False:
+    if row.verdict == Verdict.EQUIVALENT:
+        return [f"{name}: {measured}; it makes no difference here"]
+    lines = [f"{name}: {measured}; {row.verdict}"]
+    if name == _AMP and row.verdict == Verdict.SLOWER and bf16 is False:
         lines.append(
             "    this processor has no bfloat16 instructions (no avx512_bf16, amx_bf16 or bf16 "
             "among its flags), so it computes such numbers by way of others; one that has them "

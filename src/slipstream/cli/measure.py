@@ -93,7 +93,7 @@ def ab(
             store=kept,
             progress=show_progress(say),
         )
-    proof = Proof(comparison, before=())
+    proof = Proof(comparison)
     emit_result(proof, *proof.tables(), as_json=as_json)
 
 

@@ -82,7 +82,7 @@ def command(
     payload = []
     for p in predictions:
         one = measured.get(p.technique)
-        payload.append(p.to_json() | {"measured": one and one.to_json(p.low, p.high)})
+        payload.append(p.to_json() | {"measured": one and one.to_json()})
     if rate is not None:
         bound = next((one.bound for one in goals if one.bound), None)
         foreseen = foresee(applying(predictions), parse_rate(rate), bound)

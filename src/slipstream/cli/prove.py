@@ -98,13 +98,13 @@ def command(
     store: options.StorePath = None,
     as_json: options.Json = False,
 ) -> None:
-    """Measure the workload with and without techniques, in turns, and score the predictions.
+    """Measure the workload with and without techniques, alternately, and score the predictions.
 
     Each side lives in a process of its own; they take steps in turns, in random order, so that
     whatever the machine does happens to both. The result is kept: see `slipstream results`.
 
-    The step is recorded and predicted anew for that. What `predict` or `advise` showed before is
-    scored too, and stands below the table.
+    The prediction that `predict` or `advise` showed for the same workload, technique and threads is
+    shown next to the measurement and scored. Without one, the step is recorded and predicted first.
 
     Before that, a technique that changes the numbers runs the same first steps as the original,
     from several seeds; what becomes of the loss stands beside the speed.
@@ -127,7 +127,7 @@ def command(
     from slipstream.verbs.proving.proof import Proof
     from slipstream.verbs.proving.ranks import check_ranks
     from slipstream.verbs.proving.sides import check_script, default_quality_budget, prove
-    from slipstream.verbs.results import applying, refused
+    from slipstream.verbs.results import refused
 
     if not technique:
         raise UsageError("no technique is named", remedy="--technique amp:bf16")
@@ -167,18 +167,18 @@ def command(
             "--quality-budget", "no time to check in", remedy="as 3s, 1min; or --no-quality"
         )
     with progress(f"proving {recipe.name}") as say, history(store, measures=True) as past:
-        graph = request.graph(say, options.needs_of(names), note)
-        predictions = predict(graph, names, cluster=where, widen=past.widen, say=say)
-        # Before it is measured: where it fails, this says why.
-        for p in refused(predictions):
-            note(f"{p.technique} is measured though it should not apply: {p.why_not}")
+        shown = past.shown(request, where)
+        if new := [name for name in names if name not in shown]:
+            graph = request.graph(say, options.needs_of(new), note)
+            predictions = predict(graph, new, cluster=where, widen=past.widen, say=say)
+            # Before it is measured: where it fails, this says why.
+            for p in refused(predictions):
+                note(f"{p.technique} is measured though it should not apply: {p.why_not}")
+            shown |= past.keep(predictions, recipe.name)
         comparison = prove(
             recipe,
             names,
-            predictions={
-                p.technique: p.to_record(recipe.name, past.environment.env_id)
-                for p in applying(predictions)
-            },
+            predictions={name: shown[name] for name in names if name in shown},
             cluster=where,
             budget=budget,
             target=target,
@@ -190,8 +190,7 @@ def command(
             progress=show_progress(say),
             say=say,
         )
-        before = past.shown_before(comparison.experiment.experiment_id)
-    proof = Proof(comparison, before)
+    proof = Proof(comparison)
     if svg is not None:
         _draw(svg, recipe.name, proof.exposed)
     emit_result(proof, *(proof.tables() if details else [proof.summary()]), as_json=as_json)

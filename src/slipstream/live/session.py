@@ -158,11 +158,12 @@ class Session:
             if "why_not" in predicted:
                 return None
             samples = predicted["samples"] or costs.samples
-            low, high = predicted["interval"]
-            scale = predicted["step_ns"] / predicted["ratio"] if predicted["ratio"] else 0.0
+            low, high = predicted["speedup_interval"]
+            # Of a step as long as the recorded one, at as many samples as the predicted one has.
+            scale = predicted["step_ns"] * predicted["speedup"]
             expected = {
                 "samples": samples,
-                "step_ns": [predicted["step_ns"], low * scale, high * scale],
+                "step_ns": [predicted["step_ns"], scale / high, scale / low],
                 "peak_bytes": predicted["peak_bytes"],
             }
         before = {

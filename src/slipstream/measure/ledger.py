@@ -45,7 +45,6 @@ class Score:
     """A prediction beside what was measured.
 
     Attributes:
-        attached: the experiment was begun with it, where others were shown before.
         residual: log(measured / predicted); 0.1 is 10 % more than predicted.
         stretch: by how much the interval must be widened to hold the measured ratio; below 1 is a
             hit.
@@ -57,12 +56,11 @@ class Score:
     experiment_id: str
     residual: float
     stretch: float
-    attached: bool = False
 
     @property
-    def within(self) -> bool:
-        """Whether the measured ratio lies in the predicted 90 % interval."""
-        return self.stretch <= 1
+    def inside(self) -> bool:
+        """Whether the measured ratio is inside the predicted interval."""
+        return self.prediction.holds(self.claim.ratio)
 
 
 @dataclass(frozen=True)
@@ -114,12 +112,11 @@ class Ledger:
         self._store.record_prediction(prediction, environment)
 
     def scores(self) -> tuple[Score, ...]:
-        """Every prediction that was measured since, in the order of the measurements.
+        """One score per claim about something predicted, in the order of the measurements.
 
-        A prediction an experiment was begun with is scored by that experiment. Any other is scored
-        by the first later one on the same machine, with as many threads where that is known, whose
-        arm has its workload and technique. Of one claim the former comes first, then the others as
-        they were made. Claims that are not trustworthy score nothing.
+        An experiment scores the predictions it was begun with. A claim without one scores the
+        latest prediction made before, of the same workload, technique and machine, and no other
+        claim scores that. Claims that are not trustworthy score nothing.
         """
         waiting = list(self._store.predictions())
         machines = {e.env_id: machine_id(e) for e in self._store.environments()}
@@ -135,43 +132,28 @@ class Ledger:
                 if arm is None or not _usable(claim):
                     continue
                 attached = experiment.predictions.get(claim.arm)
-                if attached is not None and attached.metric != claim.metric:
-                    attached = None
+                if attached is not None and attached.metric == claim.metric:
+                    waiting = [made for made in waiting if made != attached]
+                    scored.append(_score(attached, claim, summary.experiment_id))
+                    continue
                 fitting = [
                     prediction
                     for prediction in waiting
                     if prediction.metric == claim.metric
-                    and prediction != attached
                     and (prediction.workload, prediction.technique) == subject(experiment, arm)
                     and machines.get(prediction.env_id) == machines[summary.env_id]
                     and prediction.created <= summary.created
-                    and _same_threads(prediction, attached)
                 ]
-                if attached in waiting:
-                    fitting.insert(0, attached)
-                for prediction in fitting:
-                    waiting.remove(prediction)
-                    scored.append(
-                        _score(prediction, claim, summary.experiment_id, prediction == attached)
-                    )
+                if fitting:
+                    waiting = [made for made in waiting if made not in fitting]
+                    scored.append(_score(fitting[-1], claim, summary.experiment_id))
         return tuple(scored)
-
-    def evidence(self) -> tuple[Score, ...]:
-        """One score a claim, in the order of the measurements: of what was shown last before it.
-
-        Where nothing was shown, of the prediction that the experiment was begun with.
-        """
-        latest: dict[tuple[str, str, Metric], Score] = {}
-        for score in self.scores():
-            latest[score.experiment_id, score.claim.arm, score.claim.metric] = score
-        return tuple(latest.values())
 
     def calibration(self, environment: str | Environment, metric: Metric = "wall") -> Calibration:
         """How far to trust predictions of `metric` on the machine of `environment`, or of its id.
 
         Other software and other code on the same machine count too; other machines do not. Several
-        predictions of one workload and technique are one piece of evidence: the latest that was
-        shown before it was measured counts, else the latest that a measurement began with.
+        predictions of one workload and technique are one piece of evidence: the latest measurement.
 
         Raises:
             UnknownNameError: an id in which nothing was ever recorded.
@@ -184,7 +166,7 @@ class Ledger:
         done = {one.experiment_id for one in self._store.list() if one.env_id in here}
         latest = {
             (score.prediction.workload, score.prediction.technique): score
-            for score in sorted(self.evidence(), key=lambda score: not score.attached)
+            for score in self.scores()
             if score.prediction.metric == metric and score.experiment_id in done
         }
         return calibrate(tuple(latest.values()), where=str(self._store.path))
@@ -207,7 +189,7 @@ def calibrate(scores: Sequence[Score], *, where: str = "the store") -> Calibrati
     rank = math.ceil(_LEVEL * (n + 1))
     level = _LEVEL if rank <= n else n / (n + 1)
     factor = max(1.0, stretches[min(rank, n) - 1])
-    hits = sum(score.within for score in scores)
+    hits = sum(score.inside for score in scores)
     held = wilson(hits, n)
     bias = median(score.residual for score in scores)
     note = _in_words(hits, n, factor, level)
@@ -218,9 +200,9 @@ def _in_words(hits: int, n: int, factor: float, level: float) -> str:
     """What was checked, how it turned out, and what it did to the intervals."""
     checked = f"{n} earlier prediction{'s were' if n > 1 else ' was'} checked on this machine"
     if n == 1:
-        held = "the measured ratio lay " + ("within" if hits else "outside") + " its interval"
+        held = "the measured speed-up was " + ("inside" if hits else "outside") + " its interval"
     else:
-        held = f"the measured ratio lay within the interval of {hits}"
+        held = f"the measured speed-up was inside the interval of {hits}"
     text = f"history: {checked} by `slipstream prove`, and {held}; "
     if factor < 1.005:
         text += "so intervals here are the simulation's own"
@@ -239,20 +221,12 @@ def subject(experiment: Experiment, arm: ArmRecord) -> tuple[str, str]:
     return arm.workload or experiment.title, arm.technique or arm.name
 
 
-def _same_threads(prediction: PredictionRecord, attached: PredictionRecord | None) -> bool:
-    """False where both are known to be of a number of threads, and of another one."""
-    known = {
-        one.detail["threads"] for one in (prediction, attached) if one and "threads" in one.detail
-    }
-    return len(known) <= 1
-
-
 def _usable(claim: Claim) -> bool:
     return claim.verdict is not Verdict.UNTRUSTWORTHY and 0 < claim.ratio < math.inf
 
 
-def _score(prediction: PredictionRecord, claim: Claim, experiment_id: str, attached: bool) -> Score:
+def _score(prediction: PredictionRecord, claim: Claim, experiment_id: str) -> Score:
     residual = math.log(claim.ratio / prediction.ratio)
     end = prediction.high if residual > 0 else prediction.low
     reach = max(abs(math.log(end / prediction.ratio)), _NARROWEST)
-    return Score(prediction, claim, experiment_id, residual, abs(residual) / reach, attached)
+    return Score(prediction, claim, experiment_id, residual, abs(residual) / reach)

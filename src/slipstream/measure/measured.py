@@ -9,7 +9,15 @@ from typing import Any
 
 from slipstream.measure.environment import machine_id
 from slipstream.measure.ledger import subject
-from slipstream.measure.records import Claim, Environment, Experiment, Metric, Verdict
+from slipstream.measure.records import (
+    Claim,
+    Environment,
+    Experiment,
+    Metric,
+    PredictionRecord,
+    Verdict,
+)
+from slipstream.measure.render import change_json
 from slipstream.measure.store import Store
 
 
@@ -18,26 +26,34 @@ class Measured:
     """A claim about one technique on one workload, and when it was measured.
 
     Attributes:
-        threads: how many the workload computed on; None where that is not known.
+        threads: how many the workload computed on; None if unknown.
+        predicted: the prediction that the measurement was begun with; None without one.
     """
 
     claim: Claim
     created: str
     threads: int | None = None
+    predicted: PredictionRecord | None = None
 
-    def to_json(self, low: float, high: float) -> dict[str, Any]:
-        """As results are shown, beside a predicted ratio of `low` to `high`."""
+    @property
+    def inside(self) -> bool | None:
+        """Whether it is inside the predicted interval; None if untrustworthy, or not predicted."""
+        if self.predicted is None or self.claim.verdict is Verdict.UNTRUSTWORTHY:
+            return None
+        return self.predicted.holds(self.claim.ratio)
+
+    def to_json(self) -> dict[str, Any]:
+        """Convert to JSON, with the prediction that was measured."""
         claim = self.claim
-        trusted = claim.verdict is not Verdict.UNTRUSTWORTHY
         return {
-            "ratio": claim.ratio,
-            "interval": [claim.low, claim.high],
+            **change_json(claim),
+            **({} if self.predicted is None else change_json(self.predicted, "predicted_")),
+            "inside": self.inside,
             "level": claim.level,
             "metric": claim.metric,
             "blocks": claim.blocks,
             "verdict": str(claim.verdict),
             "created": self.created,
-            "within": low <= claim.ratio <= high if trusted else None,
         }
 
 
@@ -56,7 +72,12 @@ def measured_in(
         if 0 < claim.ratio < math.inf:
             predicted = experiment.predictions.get(claim.arm)
             threads = predicted.detail.get("threads") if predicted else None
-            yield (technique, claim.metric), Measured(claim, experiment.created, threads)
+            if predicted is not None and predicted.metric != claim.metric:
+                predicted = None
+            yield (
+                (technique, claim.metric),
+                Measured(claim, experiment.created, threads, predicted),
+            )
 
 
 def latest_measured(

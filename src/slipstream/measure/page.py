@@ -6,13 +6,14 @@ import math
 from collections.abc import Sequence
 from html import escape
 
-from slipstream.measure.records import Claim, Experiment
+from slipstream.measure.records import Claim, Experiment, PredictionRecord
 from slipstream.measure.render import (
     ComparisonRow,
     Predictions,
     quality_rows,
     rows_and_notes,
     rows_table,
+    speedup,
 )
 
 # In a notebook, whose own text colour is used.
@@ -83,9 +84,9 @@ def comparison_html(
 
 
 def _drawing(rows: Sequence[ComparisonRow]) -> str:
-    """Each ratio with its interval, the prediction below it, on one logarithmic axis."""
-    reaches = [reach for row in rows for reach in (row, row.predicted) if reach is not None]
-    ends = [end for one in reaches for end in (one.low, one.high) if 0 < end < math.inf]
+    """Each change with its interval, the prediction below it, on one logarithmic axis."""
+    reaches = [_reach(reach) for row in rows for reach in (row, row.predicted) if reach is not None]
+    ends = [end for _, *both in reaches for end in both if 0 < end < math.inf]
     if not ends:
         return ""
     low, high = math.log(min(*ends, 0.98)), math.log(max(*ends, 1.02))
@@ -96,7 +97,7 @@ def _drawing(rows: Sequence[ComparisonRow]) -> str:
         return _LABELS + 20 + (inside - low) / (high - low) * (_WIDTH - _LABELS - 60)
 
     parts = [
-        f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="Ratios with intervals">',
+        f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="Changes with intervals">',
         f'<line x1="{x(1):.1f}" x2="{x(1):.1f}" y1="{_TOP - 6}" y2="{height}"'
         ' stroke="var(--faint)" stroke-dasharray="3 3"/>',
         f'<text x="{x(1):.1f}" y="14" text-anchor="middle">same cost</text>',
@@ -107,14 +108,19 @@ def _drawing(rows: Sequence[ComparisonRow]) -> str:
         y = _TOP + _ROW * number + 12
         parts.append(f'<text x="0" y="{y + 6}">{escape(f"{row.arm}: {row.metric}")}</text>')
         if math.isfinite(row.ratio):
-            parts.append(_bar(x(row.low), x(row.ratio), x(row.high), y, "measured"))
+            parts.append(_bar([x(end) for end in _reach(row)], y, "measured"))
         if row.predicted is not None:
-            p = row.predicted
-            parts.append(_bar(x(p.low), x(p.ratio), x(p.high), y + 11, "predicted"))
+            parts.append(_bar([x(end) for end in _reach(row.predicted)], y + 11, "predicted"))
     return "".join([*parts, "</svg>"])
 
 
-def _bar(low: float, middle: float, high: float, y: int, name: str) -> str:
+def _reach(result: ComparisonRow | PredictionRecord) -> tuple[float, float, float]:
+    """Return the estimate and interval to draw: the speed-up of a time, else the ratio."""
+    return speedup(result) or (result.ratio, result.low, result.high)
+
+
+def _bar(reach: Sequence[float], y: int, name: str) -> str:
+    middle, low, high = reach
     return (
         f'<g stroke="var(--{name})" fill="var(--{name})" stroke-width="3">'
         f'<line x1="{low:.1f}" x2="{high:.1f}" y1="{y}" y2="{y}"/>'

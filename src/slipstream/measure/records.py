@@ -249,6 +249,10 @@ class PredictionRecord:
     env_id: str
     detail: Mapping[str, Any] = field(default_factory=dict)
 
+    def holds(self, ratio: float) -> bool:
+        """Whether a measured `ratio` is inside the predicted interval."""
+        return self.low <= ratio <= self.high
+
 
 @dataclass(frozen=True)
 class BlockRows:

@@ -41,13 +41,15 @@ from slipstream.units import (
     format_duration,
     format_percent,
     format_reach,
+    format_speedup,
+    inverse_interval,
 )
 
 Predictions = Mapping[str, PredictionRecord | Sequence[PredictionRecord]]
 """By arm: what was predicted for it; several where several metrics were predicted."""
 
 _TIMES = ("wall", "cpu")
-_DURATIONS = (*_TIMES, "run_delay", "cold_start", "latency")
+_DURATIONS = (*_TIMES, "run_delay", "cold_start", "latency", "time_to_quality")
 _SIZES = ("memory", "bytes", "wire", "size")
 _THROUGHPUT = "throughput"
 # An A/A interval that reaches further from 1 would hold 1 on a machine that is not fit, too.
@@ -71,8 +73,8 @@ class ComparisonRow:
         detectable: smallest relative difference the run could have told from none; None where
             that is not known (unpaired).
         predicted: what the ledger holds for it, or None.
-        prediction_error: measured / predicted - 1.
-        within: whether the measured ratio lies in the prediction's 90 % interval.
+        prediction_error: measured / predicted - 1, of the speed-up if the metric is a time.
+        inside: whether the measured ratio is inside the predicted interval.
         carries: whether this metric carries the claim; others are diagnostics.
         reason: why it carries the claim, or why the verdict is what it is.
         launches: in how many processes of every side, one after the other.
@@ -103,9 +105,13 @@ class ComparisonRow:
     launches: int = 1
     predicted: PredictionRecord | None = None
     prediction_error: float | None = None
-    within: bool | None = None
+    inside: bool | None = None
     mark: str = ""
     doubt: str = ""
+
+
+Result = Claim | PredictionRecord | ComparisonRow
+"""A ratio to the baseline, with its interval, in some metric."""
 
 
 def comparison_rows(
@@ -205,7 +211,7 @@ def rows_table(
         Column("what"),
         Column("A", "right", optional=True),
         Column("B", "right", optional=True),
-        Column(f"ratio [{level} CI]", "right"),
+        Column(f"change [{level} CI]", "right"),
         Column("verdict"),
         Column("predicted [90%]", "right"),
         Column("error", "right"),
@@ -240,8 +246,8 @@ def rows_payload(
         | {"facts": dict(experiment.environment.facts)},
         "settings": asdict(experiment.settings),
         "arms": [asdict(arm) for arm in experiment.arms],
-        "rows": [asdict(row) for row in rows],
-        "claims": [asdict(claim) for claim in claims],
+        "rows": [row_json(row) for row in rows],
+        "claims": [_with_change(claim) for claim in claims],
         "quality": [asdict(one) | {"says": one.sentence} for one in quality_rows(experiment)],
         "notes": list(event_notes(experiment)),
         "warnings": [
@@ -255,6 +261,51 @@ def rows_payload(
             for spread in launch_spreads(experiment, metric)
         ],
     }
+
+
+def speedup(result: Result) -> tuple[float, float, float] | None:
+    """Return the speed-up and its interval; None if the metric is not a time or a throughput."""
+    if unit_of(result.metric) == "ns":
+        return inverse_interval(result.ratio, result.low, result.high)
+    is_speed = result.metric == _THROUGHPUT
+    return (result.ratio, result.low, result.high) if is_speed else None
+
+
+def change_json(result: Result, prefix: str = "") -> dict[str, Any]:
+    """Return ``speedup`` and ``speedup_interval``, or ``ratio`` and ``ratio_interval``."""
+    found = speedup(result)
+    name = f"{prefix}{'ratio' if found is None else 'speedup'}"
+    middle, low, high = found or (result.ratio, result.low, result.high)
+    return {name: middle, f"{name}_interval": [low, high]}
+
+
+def format_change(result: Result, digits: int = 3) -> str:
+    """Format a speed-up, a signed percentage of a size, or a plain ratio, with its interval."""
+    found = speedup(result)
+    if found is not None:
+        return format_speedup(found, digits)
+    if unit_of(result.metric) != "bytes":
+        return format_interval(result.ratio, result.low, result.high)
+    middle = format_percent(result.ratio - 1, signed=True)
+    ends = (result.ratio, result.low, result.high)
+    return f"{middle} {format_reach(*ends, lambda end: f'{100 * (end - 1):+.1f}')}"
+
+
+def row_json(row: ComparisonRow) -> dict[str, Any]:
+    """Convert a row to JSON: its change in one direction, next to the predicted one."""
+    values = _with_change(row)
+    predicted = values["predicted"] = None if row.predicted is None else _with_change(row.predicted)
+    change = {"speedup": None, "speedup_interval": None}
+    if predicted is not None:
+        change = {name: predicted.pop(name) for name in change_json(row)}
+    return values | {f"predicted_{name}": value for name, value in change.items()}
+
+
+def _with_change(result: Result) -> dict[str, Any]:
+    values = asdict(result)
+    for name in ("ratio", "low", "high"):
+        del values[name]
+    return values | change_json(result)
 
 
 def compare_experiments(
@@ -379,11 +430,11 @@ def _prediction(claim: Claim, *sources: Predictions) -> PredictionRecord | None:
 
 
 def _beside(row: ComparisonRow, predicted: PredictionRecord) -> ComparisonRow:
+    error = _divide(row.ratio, predicted.ratio)
+    if unit_of(row.metric) == "ns":
+        error = _divide(predicted.ratio, row.ratio)
     return replace(
-        row,
-        predicted=predicted,
-        prediction_error=_divide(row.ratio, predicted.ratio) - 1,
-        within=predicted.low <= row.ratio <= predicted.high,
+        row, predicted=predicted, prediction_error=error - 1, inside=predicted.holds(row.ratio)
     )
 
 
@@ -411,16 +462,14 @@ def _cells(row: ComparisonRow, marked: bool) -> list[object]:
     error = "-"
     if row.prediction_error is not None:
         error = format_percent(row.prediction_error, signed=True)
-        error += "" if row.within else " (outside)"
+        error += "" if row.inside else " (outside)"
     return [
         f"{row.arm}: {row.metric}",
         format_value(row.baseline_value, row.unit),
         format_value(row.value, row.unit),
-        format_interval(row.ratio, row.low, row.high),
+        format_change(row),
         _verdict(row),
-        "-"
-        if predicted is None
-        else format_interval(predicted.ratio, predicted.low, predicted.high),
+        "-" if predicted is None else format_change(predicted),
         error,
         "-" if row.detectable is None else format_detectable(row.detectable),
         row.blocks,
@@ -528,8 +577,8 @@ def guard_sentence(row: ComparisonRow) -> str:
     """What the baseline against itself came to; for a row of which `is_guard` holds."""
     return (
         f"{row.baseline} against itself, {row.metric}: "
-        f"{format_interval(row.ratio, row.low, row.high)} at {format_percent(row.level)}, "
-        f"{row.blocks} blocks: {_guard_says(row)}"
+        f"{format_change(row)} at {format_percent(row.level)}, {row.blocks} blocks: "
+        f"{_guard_says(row)}"
     )
 
 
@@ -544,9 +593,9 @@ def _notes(
 ) -> list[str]:
     settings = experiment.settings
     notes = [
-        f"A = {settings.baseline}; ratio = B / A of paired blocks, below 1 is cheaper; "
-        f"intervals hold at {format_percent(settings.level)} over all looks together; "
-        "error: measured against predicted; "
+        f"A = {settings.baseline}; changes are of paired blocks: of times the speed-up A / B, of "
+        f"sizes in percent, else B / A; intervals hold at {format_percent(settings.level)} over "
+        "all looks together; error: measured against predicted; "
         "detectable: the smallest difference this run could have told from none; "
         "\u2013: cannot be told yet."
     ]

@@ -100,6 +100,8 @@ class Plan:
         guard: whether the baseline runs against itself in a tenth of the blocks.
         red_factor: by how much a machine that is red at the start widens the budget.
         peak_memory: also take the peak memory of in-process arms, after the timed blocks.
+        until: of `time.monotonic`: no block begins after it, whatever the budget, and arms show
+            nothing after the run.
     """
 
     timeout_s: float = 600.0
@@ -109,6 +111,7 @@ class Plan:
     guard: bool = True
     red_factor: float = 1.5
     peak_memory: bool = False
+    until: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -319,6 +322,7 @@ class _Run:
                 if self.gate_level is Level.RED:
                     self.deadline += self.settings.budget_s * (self.plan.red_factor - 1)
                     self.widened = f"{self.plan.red_factor:g} times the budget: the machine is busy"
+                self.deadline = min(self.deadline, self.plan.until)
                 self._warm_up()
                 self._calibrate()
                 reason = self._measure_launches()
@@ -328,7 +332,8 @@ class _Run:
             if self.plan.peak_memory:
                 self._take_memory()
             self.measured = True
-            self._look_afterwards()
+            if self.plan.until == math.inf:
+                self._look_afterwards()
         except BaseException as error:
             interrupted = isinstance(error, KeyboardInterrupt)
             if interrupted and self.measured:

@@ -6,6 +6,7 @@ A report carries it in its file; whatever else shows the same page serves the sa
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from slipstream import technique
@@ -20,7 +21,7 @@ from slipstream.report.history import Past
 from slipstream.report.what_if import WhatIfs
 from slipstream.verbs.explaining.movement import movement_page
 from slipstream.verbs.predicting import predict
-from slipstream.verbs.results import Prediction
+from slipstream.verbs.results import Predicted, Prediction
 
 SCHEMA = 1
 # Tasks of all edited steps together that get a timeline of their own; the others give numbers.
@@ -107,10 +108,20 @@ def _what_ifs(
 def prediction_document(
     p: Prediction, past: Past | None = None, scene: int | None = None
 ) -> dict[str, Any]:
-    """What the page shows of one: the step as it would be, ratios against the step as it is."""
-    facts = p.to_json()
+    """Convert a prediction to what the page shows.
+
+    For a technique that was measured, the speed-up is the one predicted before the measurement.
+    """
     measured = past.measured.get((p.technique, p.metric)) if past is not None else None
-    same = ("technique", "step_ns", "ratio", "interval", "quality", "verdict", "edits", "metric")
+    if measured is not None and isinstance(p, Predicted):
+        shown = measured.predicted or p.to_record("", "")
+        p = replace(p, ratio=shown.ratio, low=shown.low, high=shown.high)
+        measured = replace(measured, predicted=shown)
+    facts = p.to_json()
+    same = (
+        "technique", "step_ns", "speedup", "speedup_interval", "quality", "verdict", "edits",
+        "metric",
+    )  # fmt: skip
     return {
         **{key: facts[key] for key in same},
         "parts": [str(one) for one in p.techniques],
@@ -119,7 +130,7 @@ def prediction_document(
         "shares": facts["provenance"],
         "basis": facts["quality_basis"] or "",
         "scene": scene,
-        "measured": measured.to_json(*facts["interval"]) if measured is not None else None,
+        "measured": measured.to_json() if measured is not None else None,
     }
 
 

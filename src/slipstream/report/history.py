@@ -13,6 +13,7 @@ from slipstream.measure.environment import machine_id
 from slipstream.measure.ledger import Ledger, Score
 from slipstream.measure.measured import Measured, latest_measured, measured_in
 from slipstream.measure.records import Environment
+from slipstream.measure.render import speedup
 from slipstream.measure.store import Store, default_path
 
 # The latest ones; a page is no archive.
@@ -27,8 +28,7 @@ class Past:
         state: ``ready``; ``none`` when nothing predicted was measured yet; ``failed`` when the
             store cannot be read.
         note: the state in one sentence.
-        scores: measured predictions, the latest last: of each measurement the one that was shown
-            last before it.
+        scores: measured predictions, the latest last.
         total: how many there are.
         widen: (ratio, low, high) -> (low, high), as past errors demand; None without any.
         measured: by technique and metric, what the latest measurement of the workload on this
@@ -73,7 +73,7 @@ def past_predictions(
     try:
         with Store(path, read_only=True) as store:
             ledger = Ledger(store)
-            scores = ledger.evidence()
+            scores = ledger.scores()
             note, widen = "none of them on this machine", None
             here = machine_id(environment)
             # Other software on the same machine is the same machine.
@@ -110,10 +110,10 @@ def _score(one: Score) -> dict[str, Any]:
         "technique": prediction.technique,
         "metric": str(prediction.metric),
         "created": prediction.created,
-        "predicted": [prediction.ratio, prediction.low, prediction.high],
-        "measured": [claim.ratio, claim.low, claim.high],
+        "predicted": speedup(prediction) or (prediction.ratio, prediction.low, prediction.high),
+        "measured": speedup(claim) or (claim.ratio, claim.low, claim.high),
         "level": claim.level,
         "blocks": claim.blocks,
-        "within": one.within,
+        "inside": one.inside,
         "experiment": one.experiment_id,
     }

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from slipstream import technique
@@ -19,20 +19,23 @@ from slipstream.graph import Graph, need_graph
 from slipstream.tables import Table
 from slipstream.technique import QualityKind, Technique
 from slipstream.units import format_percent
+from slipstream.verbs.checking import Check
 from slipstream.verbs.combining import Combination, joined, search_combinations
 from slipstream.verbs.deadline import (
+    MORE_TIME,
     as_far_as_known,
     estimated_in_words,
     is_guessed,
     measure_in_time,
 )
 from slipstream.verbs.goals import Goal
-from slipstream.verbs.outlooks import Outlook, first_look
+from slipstream.verbs.outlooks import Outlook, first_look, format_bound
 from slipstream.verbs.predicting import Folded, predict
 from slipstream.verbs.request import command_for
 from slipstream.verbs.results import (
     BEST_OF_ALL,
     DRAWN,
+    WORTH_IT,
     WORTH_TRAINING,
     Predicted,
     Prediction,
@@ -71,14 +74,18 @@ class Advice:
             then what does not apply, with the reason.
         front: names of those that nothing else beats in time per sample, memory and quality
             at once.
-        best: the one to try first: of those that meet the goals the cheapest, or None when
-            none is worth it or the goals cannot be met.
+        best: the first choice: of those that meet the goals the cheapest, or None when none is
+            worth it or the goals cannot be met.
+        second: the first choice without `best`.
         goals: all that were asked for.
         needed: goals that the step does not meet unmodified.
         unmet: of these, those that nothing meets; all of them when no step meets all.
         seen, combinations: combinations that were predicted, and how many there are of the
             techniques that help alone; 0 where they were not looked for.
         estimated: operators that single techniques asked for and there was no time to measure.
+        not_timed: by technique that there was no time for: the speed-up that it can reach at most,
+            None if that has no bound.
+        check: the first choice, measured next to the baseline.
     """
 
     predictions: tuple[Prediction, ...]
@@ -90,10 +97,13 @@ class Advice:
     seen: int = 0
     combinations: int = 0
     estimated: int = 0
+    second: Predicted | None = None
+    not_timed: Mapping[str, float | None] = field(default_factory=dict)
+    check: Check | None = None
 
     def _repr_html_(self) -> str:
         notes = [BEST_OF_ALL if applying(self.predictions) else ""]
-        notes += [f"to try first: {self.best.technique}" if self.best else ""]
+        notes += [f"first choice: {self.best.technique}" if self.best else ""]
         notes += [p.in_words for p in refused(self.predictions)]
         fields = (starred(self.front), *DRAWN[1:])
         return Table.of(applying(self.predictions), fields, notes=notes).to_html()
@@ -106,6 +116,11 @@ class Advice:
             "best": self.best.technique if self.best is not None else None,
             "combinations": {"seen": self.seen, "all": self.combinations},
             "estimated": self.estimated,
+            "not_timed": [
+                {"technique": name, "speedup_at_most": most}
+                for name, most in self.not_timed.items()
+            ],
+            "check": self.check and self.check.to_json(),
             "goals": [
                 {
                     "goal": str(one),
@@ -116,12 +131,22 @@ class Advice:
             ],
         }
 
-    def table(self, graph: Graph, script: Workload | None, past: str = "") -> Table:
+    def table(
+        self,
+        graph: Graph,
+        script: Workload | None,
+        past: str = "",
+        *,
+        everything: bool = True,
+        time_limit: str = "",
+    ) -> Table:
         """All predictions for the recorded step, and what to do with them.
 
         Args:
-            script: what is to be measured next, where that is a plain script.
-            past: what predictions on this machine came to before, in a sentence.
+            script: the plain script to be measured next; None for a function.
+            past: how predictions on this machine turned out before, in a sentence.
+            everything: whether to list what does not apply, with the reasons.
+            time_limit: that the advice was to be given in, as the user wrote it.
         """
         by_hand = [] if script is None else self._by_hand(script)
         lines = (
@@ -139,7 +164,56 @@ class Advice:
             else "",
             self._next(graph, by_hand),
         )
-        return prediction_table(graph, self.predictions, *lines, marked=self.front)
+        table = prediction_table(
+            graph, self.predictions, *lines, marked=self.front,
+            reasons=None if everything else self._short_reasons(),
+        )  # fmt: skip
+        return replace(table, lead=self._lead(time_limit))
+
+    def _lead(self, time_limit: str) -> list[str]:
+        """The first choice as predicted and measured, and what might be better and is unknown."""
+        if self.check is not None:
+            lines = [self.check.sentence]
+        elif self.best is not None:
+            lines = [f"first choice {self.best.technique}: predicted {self.best.gain}"]
+        elif self.unmet:
+            lines = [
+                "nothing here reaches the limits: use a smaller model or batch, or more memory"
+            ]
+        else:
+            lines = ["nothing here is worth the trouble: keep the step unchanged"]
+        if promising := self._promising():
+            bounds = ", ".join(
+                f"{name} ({'no bound' if most is None else f'up to {format_bound(most)}'})"
+                for name, most in promising.items()
+            )
+            limit = f" in {time_limit}" if time_limit else ""
+            lines.append(f"not timed{limit}, could be better: {bounds}; {MORE_TIME} times them")
+        return lines
+
+    def _promising(self) -> dict[str, float | None]:
+        """Return the techniques not timed that might beat the first choice, largest bound first."""
+        least = self.best.speedup if self.best is not None else WORTH_IT
+        found = {
+            name: most for name, most in self.not_timed.items() if most is None or most > least
+        }
+        return dict(sorted(found.items(), key=lambda item: -(item[1] or 0.0)))
+
+    def _short_reasons(self) -> list[str]:
+        """Count what does not apply; name what cannot be predicted on a busy machine."""
+        others = [p for p in refused(self.predictions) if p.technique not in self.not_timed]
+        lines = [p.in_words for p in others if p.busy]
+        if behind := len(self.not_timed) - len(self._promising()):
+            lines.append(
+                f"{behind} more {'were' if behind > 1 else 'was'} not timed, and cannot beat the "
+                "first choice"
+            )
+        if count := sum(not p.busy for p in others):
+            lines.append(
+                f"{count} technique{'s do' if count > 1 else ' does'} not apply here: --all lists "
+                f"{'them with their reasons' if count > 1 else 'it with its reason'}"
+            )
+        return lines
 
     def _about(self, goal: Goal) -> str:
         """Whether the goal holds already, with which technique, or not at all."""
@@ -160,13 +234,14 @@ class Advice:
         ]
 
     def _next(self, graph: Graph, by_hand: Collection[str]) -> str:
-        """What to do with the ranking, in one line."""
-        if self.best is not None:
-            verb = "apply" if self.best.technique in by_hand else "prove"
-            return f"next: {command_for(verb, graph, self.best.technique)}"
-        if self.unmet:
-            return "a smaller model or batch, or a larger machine, is what is left"
-        return "nothing here is worth the trouble: keep the step as it is"
+        """The command to run next; empty if nothing is worth it."""
+        following = self.best
+        if self.check is not None and self.check.worth_it is False:
+            following = self.second
+        if following is None:
+            return ""
+        verb = "apply" if following.technique in by_hand else "prove"
+        return f"next: {command_for(verb, graph, following.technique)}"
 
     def _why_not_the_largest(self) -> str:
         """What the best has and those that gain more lack; empty where none gains more."""
@@ -187,7 +262,7 @@ class Advice:
             reasons.append("is certain")
         if not reasons:
             return ""
-        return f"{best.technique} comes next: the largest gain that {' and '.join(reasons)}"
+        return f"{best.technique} is first: the largest gain that {' and '.join(reasons)}"
 
 
 def advise(
@@ -268,8 +343,15 @@ def advise(
         singles = ask(
             [one.prediction.techniques for one in undecided], 0.0 if in_time else math.inf
         )
+        not_timed: dict[str, float | None] = {}
         if estimated:
-            singles = [as_far_as_known(graph, one, durations) for one in singles]
+            shown = [as_far_as_known(graph, p, durations) for p in singles]
+            not_timed = {
+                look.prediction.technique: look.most
+                for look, before, after in zip(undecided, singles, shown, strict=True)
+                if after is not before
+            }
+            singles = shown
         singles = [*map(_worth_training, singles), *decided]
         known = {p.techniques: p for p in applying(singles)}
         if combinations:
@@ -291,12 +373,14 @@ def advise(
     peak_bytes = max((p.memory[0] for p in singles), default=0)
     needed = tuple(goal for goal in goals if not goal.met(step_ns, peak_bytes))
     meeting = [p for p in ranked if all(goal.met_by(p) for goal in goals)]
-    best = _best([p for p in meeting if p.technique in front], needed=bool(needed))
+    leading = [p for p in meeting if p.technique in front]
+    best = _best(leading, needed=bool(needed))
+    second = _best([p for p in leading if p is not best], needed=bool(needed))
     # Where each can be met, but no step meets them all, they all stand.
     unmet = tuple(goal for goal in needed if not any(goal.met_by(p) for p in ranked))
     return Advice(
         (*ranked, *refused(singles)), front, best, tuple(goals), needed,
-        unmet if unmet or meeting else needed, seen, size, estimated,
+        unmet if unmet or meeting else needed, seen, size, estimated, second, not_timed,
     )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -25,7 +26,50 @@ from slipstream.verbs.results import Predicted, Prediction, Refused
 _ROUGHLY, _HARDLY = 0.2, 0.02
 # Of the predicted step: what may be assumed, for want of time, in a prediction that is shown.
 _MOST_ASSUMED = 0.05
-_MORE_TIME = "--within 5min, or asking again, measures more"
+MORE_TIME = "--time-limit 5min"
+_MORE_TIME = f"{MORE_TIME}, or asking again, measures more"
+# To end the batch and the combinations under way, to rank all, and to print it; and for what is
+# measured on two threads, which takes twice its seconds.
+_ENDING_S, _ENDING = 7.0, 0.12
+# To print what the first choice was measured at.
+_PRINTING_S = 1.0
+# The first choice is measured for about so long, after both sides were started; for less if there
+# is little time, but not for less than the second number.
+CHECK_S, _SHORTEST_CHECK_S = 10.0, 3.0
+# Of the time after the recording, the largest share that is reserved for that.
+_FOR_CHECK = 0.5
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """When the parts of an `advise` are to be done, of `time.monotonic`.
+
+    Attributes:
+        analysis: timing operators and predicting.
+        check: measuring the first choice; None if there is too little time for that.
+        starting_s: an estimate of what starting both sides takes, in seconds.
+    """
+
+    analysis: float
+    check: float | None
+    starting_s: float
+
+    @classmethod
+    def of(cls, began: float, recorded: float, limit_s: float, *, check: bool) -> Schedule:
+        """Share out `limit_s` seconds; half of them at least remain after the recording.
+
+        Args:
+            began, recorded: of `time.monotonic`: the command, and the end of its recording.
+            check: whether the first choice is to be measured.
+        """
+        end = max(began + limit_s, recorded + limit_s / 2)
+        analysis = end - min(_ENDING_S, _ENDING * limit_s)
+        # A recording starts the program once, and takes as long again for its steps.
+        starting_s = recorded - began
+        reserved_s = min(starting_s + CHECK_S, _FOR_CHECK * (end - recorded))
+        if not check or reserved_s < starting_s + _SHORTEST_CHECK_S:
+            return cls(analysis, None, starting_s)
+        return cls(analysis - reserved_s, end - _PRINTING_S, starting_s)
 
 
 def measure_in_time(

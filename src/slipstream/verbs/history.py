@@ -7,15 +7,20 @@ import sqlite3
 import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from slipstream.errors import SlipstreamWarning, StoreError
 from slipstream.graph import Graph
-from slipstream.measure.environment import capture
-from slipstream.measure.ledger import Ledger, Score
+from slipstream.measure.environment import capture, machine_id
+from slipstream.measure.ledger import Ledger
 from slipstream.measure.measured import Measured, latest_measured
 from slipstream.measure.records import Environment, PredictionRecord
 from slipstream.measure.store import Store, default_path
+from slipstream.verbs.request import Request
 from slipstream.verbs.results import Prediction, applying
+
+if TYPE_CHECKING:
+    from slipstream.cluster import Cluster
 
 
 class History:
@@ -38,10 +43,13 @@ class History:
         """The interval of a prediction, as wide as this machine's past errors demand."""
         return self._calibration.widen(ratio, low, high)
 
-    def keep(self, predictions: Iterable[Prediction], workload: str) -> None:
-        """Record what was predicted, to be scored by a later measurement."""
-        for prediction in applying(predictions):
-            self.record(prediction.to_record(workload, self.environment.env_id))
+    def keep(self, predictions: Iterable[Prediction], workload: str) -> dict[str, PredictionRecord]:
+        """Record what was predicted, to be scored by a later measurement; by technique."""
+        env_id = self.environment.env_id
+        records = {p.technique: p.to_record(workload, env_id) for p in applying(predictions)}
+        for record in records.values():
+            self.record(record)
+        return records
 
     def record(self, prediction: PredictionRecord) -> None:
         """Keep one."""
@@ -60,10 +68,24 @@ class History:
             if (p.technique, p.metric) in latest
         }
 
-    def shown_before(self, experiment_id: str) -> list[Score]:
-        """Scores, by that experiment, of what was shown before it; the latest of each."""
-        scores = self._ledger.evidence()
-        return [one for one in scores if one.experiment_id == experiment_id and not one.attached]
+    def shown(
+        self, request: Request, cluster: Cluster | None = None
+    ) -> dict[str, PredictionRecord]:
+        """Return the latest predictions shown for `request` on this machine, by technique.
+
+        Those for another version of the file, other arguments or threads, or another cluster are
+        left out.
+        """
+        name, fingerprint = request.workload().name, request.fingerprint()
+        here = machine_id(self.environment)
+        ours = {e.env_id for e in self.store.environments() if machine_id(e) == here}
+        return {
+            record.technique: record
+            for record in self.store.predictions()
+            if (record.workload, record.detail.get("request")) == (name, fingerprint)
+            and record.env_id in ours
+            and record.detail.get("cluster") in (None, cluster and cluster.name)
+        }
 
 
 @contextlib.contextmanager

@@ -87,9 +87,7 @@ class Outlook:
             return f"{self.prediction.speedup:.2f}x"
         if self.most is None:
             return "not known yet"
-        if self.most > _LARGEST_BOUND:
-            return f"> {_LARGEST_BOUND:.0f}x at most"
-        return f"{self.most:.2f}x at most"
+        return f"{format_bound(self.most)} at most"
 
     @property
     def state(self) -> str:
@@ -99,6 +97,11 @@ class Outlook:
         if self.decided:
             return "not worth it here"
         return f"measuring {self.missing} operator{'s' if self.missing > 1 else ''}"
+
+
+def format_bound(most: float) -> str:
+    """The largest possible speed-up; those that say little are cut off."""
+    return f"{most:.2f}x" if most <= _LARGEST_BOUND else f"> {_LARGEST_BOUND:.0f}x"
 
 
 _FIELDS: tuple[Field[Outlook], ...] = (
@@ -117,7 +120,7 @@ def first_look_table(graph: Graph, outlooks: Sequence[Outlook]) -> Table:
     left = len(outlooks) - len(apply)
     notes = (
         recorded_step(graph, [one.prediction for one in outlooks]),
-        f"{left} techniques do not apply here; the final table says why" if left else "",
+        f"{left} techniques do not apply here" if left else "",
         "at most: if operators that were not measured yet cost nothing; with more threads, if they "
         "share all of it evenly",
         "operators are measured now, old and new in turns; the final table follows",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -11,7 +12,7 @@ from typing import Any
 
 from slipstream.errors import InvalidArgumentError, UsageError
 from slipstream.graph import Graph, load
-from slipstream.graph.origin import has_changed
+from slipstream.graph.origin import describe_source, has_changed
 from slipstream.measure.gate import busy_in_words
 from slipstream.units import parse_duration_ns
 from slipstream.verbs.children import DEFAULT_TIMEOUT_S
@@ -154,6 +155,12 @@ class Request:
             longest_s=_BRIEFLY_S, say=say,
         )  # fmt: skip
 
+    def fingerprint(self) -> dict[str, Any]:
+        """Return what identifies this request in the ledger; compare `recorded_request`."""
+        return _fingerprint(
+            self.threads, self.script_arguments, describe_source(self.workload().path)
+        )
+
     def command(self, verb: str, technique: str) -> str:
         """The command line that does `verb` with `technique` to the workload."""
         words = ["slipstream", verb, self.target]
@@ -176,6 +183,22 @@ def request_of(graph: Graph) -> Request | None:
         str(recipe["target"]), recipe["arguments"], tuple(recipe["script_arguments"]),
         int(recipe["threads"] or 0),
     )  # fmt: skip
+
+
+def recorded_request(graph: Graph) -> dict[str, Any] | None:
+    """Return the `Request.fingerprint` that `graph` was recorded with; None if unknown."""
+    request, source = request_of(graph), graph.meta.get("source")
+    if request is None:
+        return None
+    return _fingerprint(request.threads, request.script_arguments, source)
+
+
+def _fingerprint(
+    threads: int, script_arguments: Sequence[str], source: Mapping[str, str] | None
+) -> dict[str, Any]:
+    """Return the requested threads and a digest of the file and the script's arguments."""
+    text = json.dumps([source and source["sha256"], list(script_arguments)])
+    return {"threads": threads, "digest": hashlib.sha256(text.encode()).hexdigest()}
 
 
 def command_for(verb: str, graph: Graph, technique: str) -> str:

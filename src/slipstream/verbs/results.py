@@ -12,10 +12,19 @@ from slipstream.graph import Graph
 from slipstream.graph.page_faults import page_fault_error_ns, page_fault_tasks
 from slipstream.measure.measured import Measured
 from slipstream.measure.records import PredictionRecord
+from slipstream.measure.render import format_change
 from slipstream.provenance import Provenance, weakest
 from slipstream.tables import Column, Drawing, Field, Table
 from slipstream.technique import Quality, QualityKind, Technique
-from slipstream.units import format_bytes, format_duration, format_percent, format_reach
+from slipstream.units import (
+    format_bytes,
+    format_duration,
+    format_percent,
+    format_reach,
+    format_speedup,
+    inverse_interval,
+)
+from slipstream.verbs.request import recorded_request
 from slipstream.verbs.sharing import Shared
 
 WORTH_IT = 1.02
@@ -72,9 +81,8 @@ class Predicted:
 
     def __repr__(self) -> str:
         return (
-            f"<Prediction {self.technique}: {self.speedup:.2f}x "
-            f"[{1 / self.high:.2f}, {1 / self.low:.2f}], {format_duration(self.step_ns)} per step, "
-            f"{self.verdict}>"
+            f"<Prediction {self.technique}: {self.gain}, {format_duration(self.step_ns)} per "
+            f"step, {self.verdict}>"
         )
 
     def _repr_html_(self) -> str:
@@ -86,6 +94,17 @@ class Predicted:
     def speedup(self) -> float:
         """How many times faster a sample is processed."""
         return 1.0 / self.ratio
+
+    @property
+    def speedup_interval(self) -> tuple[float, float]:
+        """The 90 % interval of `speedup`."""
+        _, low, high = inverse_interval(self.ratio, self.low, self.high)
+        return low, high
+
+    @property
+    def gain(self) -> str:
+        """The speed-up with its interval, as text."""
+        return format_speedup((self.speedup, *self.speedup_interval))
 
     @property
     def provenance(self) -> Provenance:
@@ -139,6 +158,7 @@ class Predicted:
                 "notes": dict(self.notes),
                 **({} if self.shared is None else self.shared.to_detail()),
                 **({} if self.graph is None else {"threads": self.graph.meta.get("threads")}),
+                **({} if self.graph is None else {"request": recorded_request(self.graph)}),
             },
         )
 
@@ -172,6 +192,7 @@ class Refused:
     low: ClassVar[float] = math.nan
     high: ClassVar[float] = math.nan
     speedup: ClassVar[float] = math.nan
+    speedup_interval: ClassVar[tuple[float, float]] = (math.nan, math.nan)
     samples: ClassVar[tuple[int, int]] = (0, 0)
     shares: ClassVar[Mapping[Provenance, float]] = {}
     edits: ClassVar[tuple[str, ...]] = ()
@@ -228,10 +249,9 @@ def _to_json(p: Prediction) -> dict[str, Any]:
         "metric": p.metric,
         "baseline_ns": p.baseline_ns,
         "step_ns": p.step_ns,
-        "ratio": p.ratio,
-        "interval": [p.low, p.high],
-        "interval_level": 0.9,
         "speedup": p.speedup,
+        "speedup_interval": list(p.speedup_interval),
+        "interval_level": 0.9,
         "samples_per_step": list(p.samples),
         "peak_bytes": list(p.memory),
         "provenance": {str(key): share for key, share in p.shares.items()},
@@ -247,11 +267,11 @@ def _to_json(p: Prediction) -> dict[str, Any]:
 
 
 def _reach(p: Prediction) -> str:
-    return format_reach(p.speedup, 1 / p.high, 1 / p.low)
+    return format_reach(p.speedup, *p.speedup_interval)
 
 
 def _drawn_reach(p: Prediction) -> Drawing:
-    low, high = 1 / p.high, 1 / p.low
+    low, high = p.speedup_interval
     return Drawing.interval(low, p.speedup, high, (min(low, 0.9), max(high, 1.1)), _reach(p))
 
 
@@ -301,11 +321,14 @@ def prediction_table(
     predictions: Sequence[Prediction],
     *notes: str,
     marked: Collection[str] = (),
+    reasons: Sequence[str] | None = None,
 ) -> Table:
     """One row a technique: step time, speed-up, interval, what it rests on, the verdict.
 
-    What does not apply follows below, with its reason. The names in `marked` carry a star, which
-    a note should explain.
+    The names in `marked` carry a star, which a note should explain.
+
+    Args:
+        reasons: what to say of techniques that do not apply; by default each with its reason.
     """
     apply = applying(predictions)
     lines = [recorded_step(graph, predictions), *notes, wide_by_page_faults(graph, predictions)]
@@ -314,8 +337,13 @@ def prediction_table(
     if graph.meta.get("unaligned_share"):
         share = format_percent(graph.meta["unaligned_share"])
         lines.append(f"the steps differ in {share} of their operators; one of them was recorded")
-    lines += [p.in_words for p in refused(predictions)]
-    lines += [f"{p.technique}: {p.quality.advice}" for p in apply if p.quality and p.quality.advice]
+    lines += [p.in_words for p in refused(predictions)] if reasons is None else reasons
+    advice: dict[str, str] = {}
+    for p in sorted(apply, key=lambda p: len(p.techniques)):
+        if p.quality and p.quality.advice:
+            # Of combinations with the same part, the part alone.
+            advice.setdefault(p.quality.advice, p.technique)
+    lines += [f"{name}: {text}" for text, name in advice.items()]
     lines += noted(p.notes for p in apply)
     fields = (starred(marked), SPEEDUP, INTERVAL, MEMORY, STEP, NUMBERS, RESTS_ON, VERDICT)
     return Table.of(apply, fields, f"predicted for {named(graph)}", lines)
@@ -372,9 +400,7 @@ def wide_by_page_faults(graph: Graph, predictions: Sequence[Prediction]) -> str:
 def measured_note(name: str, measured: Measured) -> str:
     """What a measurement of a technique found, in the words of a prediction's row."""
     claim = measured.claim
-    low, high = (1 / end if end > 0 else math.inf for end in (claim.high, claim.low))
     return (
-        f"{name}: measured {1 / claim.ratio:.2f}x {format_reach(1 / claim.ratio, low, high)} on "
-        f"{measured.created[:10]} ({claim.metric} time, {format_percent(claim.level)} interval; "
-        f"{claim.verdict})"
+        f"{name}: measured {format_change(claim, 2)} on {measured.created[:10]} ({claim.metric} "
+        f"time, {format_percent(claim.level)} interval; {claim.verdict})"
     )

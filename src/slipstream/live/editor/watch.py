@@ -122,22 +122,18 @@ class Watch:
         predictions = advice.get("predictions")
         worthwhile: list[Advice] = []
         rows = predictions if isinstance(predictions, list) else []
-        for row in sorted(rows, key=lambda row: float(row["ratio"])):
-            name, ratio = str(row["technique"]), float(row["ratio"])
-            if row.get("why_not") or ratio * WORTH_IT > 1 or len(worthwhile) == _MOST_ADVICE:
+        for row in sorted(rows, key=lambda row: -float(row["speedup"])):
+            name, speedup = str(row["technique"]), float(row["speedup"])
+            if row.get("why_not") or speedup < WORTH_IT or len(worthwhile) == _MOST_ADVICE:
                 continue
             try:
                 edited = with_technique(text, self.analyst.workload, name)
             except SlipstreamError:
                 # It pays, but how to write it here is not certain: the page says so.
                 continue
-            low, high = row["interval"]
-            worthwhile.append(
-                Advice(
-                    name, _first_change(edited), 1 / ratio, 1 / float(high), 1 / float(low),
-                    str(row.get("quality") or ""),
-                )
-            )  # fmt: skip
+            low, high = map(float, row["speedup_interval"])
+            quality = str(row.get("quality") or "")
+            worthwhile.append(Advice(name, _first_change(edited), speedup, low, high, quality))
         return tuple(worthwhile)
 
 

@@ -32,7 +32,7 @@ _THREADS = re.compile(r"(?:threads:)?([0-9]+)(?: threads?)?")
 _HOUR_NS = 3.6e12
 _UNKNOWN_SPREAD = 0.5
 _SHARED_KEYS = (
-    "baseline_ns", "step_ns", "ratio", "interval", "speedup", "samples_per_step", "provenance",
+    "baseline_ns", "step_ns", "speedup", "speedup_interval", "samples_per_step", "provenance",
     "why_not",
 )  # fmt: skip
 _KNOWN = {Provenance.MICROBENCHMARK: "measured here", Provenance.DATASHEET: "data sheet"}

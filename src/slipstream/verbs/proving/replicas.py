@@ -13,7 +13,7 @@ from slipstream.measure.checks import checks_of
 from slipstream.measure.comparison import Comparison
 from slipstream.measure.records import Experiment, Phase
 from slipstream.tables import Field, Table
-from slipstream.units import format_bytes, format_duration, format_reach
+from slipstream.units import format_bytes, format_duration, format_speedup, inverse_interval
 from slipstream.verbs.proving.ranks import SENT, STEP, ranks_of
 
 
@@ -27,7 +27,8 @@ class RanksSide:
         replicas: what comparing them after every turn has shown.
         loss_after: how many steps were taken from the same seeds; None where nothing was checked.
         loss, loss_as_it_is: the mean over the seeds then, of the ranks and of the baseline.
-        against: the first side, which `ratio` (middle, low, high) is to; None of that one.
+        against: the first side, which `speedup` is relative to; None for the first side.
+        speedup, speedup_interval: None for the first side.
     """
 
     technique: str
@@ -41,7 +42,8 @@ class RanksSide:
     loss: float | None
     loss_as_it_is: float | None
     against: str | None = None
-    ratio: tuple[float, float, float] | None = None
+    speedup: float | None = None
+    speedup_interval: tuple[float, float] | None = None
 
 
 def ranks_sides(comparison: Comparison, workers: Mapping[str, int]) -> list[RanksSide]:
@@ -63,11 +65,12 @@ def ranks_sides(comparison: Comparison, workers: Mapping[str, int]) -> list[Rank
         predicted = experiment.predictions.get(name)
         known = {} if predicted is None else predicted.detail
         check = checks.get(name)
-        against, ratio = sides[0].technique if sides else None, None
+        against, faster, reach = sides[0].technique if sides else None, None, None
         if against is not None:
             with contextlib.suppress(InvalidArgumentError):
                 claim = comparison.ratio(name, against, "wall")
-                ratio = claim.ratio, claim.low, claim.high
+                faster, *ends = inverse_interval(claim.ratio, claim.low, claim.high)
+                reach = ends[0], ends[1]
         sides.append(
             RanksSide(
                 name,
@@ -81,7 +84,8 @@ def ranks_sides(comparison: Comparison, workers: Mapping[str, int]) -> list[Rank
                 None if check is None else _mean(check.candidate),
                 None if check is None else _mean(check.baseline),
                 against,
-                ratio,
+                faster,
+                reach,
             )
         )
     return sides
@@ -106,8 +110,7 @@ def ranks_table(sides: Sequence[RanksSide]) -> Table:
         Field.of("ranks", lambda side: side.technique),
         Field.number("step: predicted, measured", lambda side: _beside(
             side.predicted_step_ns, side.step_ns, format_duration)),
-        Field.number(f"time / {sides[0].technique}", lambda side: (
-            f"{side.ratio[0]:.3f} {format_reach(*side.ratio)}" if side.ratio else "-")),
+        Field.number(f"speed-up over {sides[0].technique}", _speedup),
         Field.number("sent by a rank", lambda side: _beside(
             side.predicted_sent_bytes, side.sent_bytes, format_bytes)),
         Field.of("replicas", lambda side: side.replicas),
@@ -119,6 +122,12 @@ def ranks_table(sides: Sequence[RanksSide]) -> Table:
         "loss is the mean of all ranks' own batches",
     ]
     return Table.of(sides, fields, "ranks", notes)
+
+
+def _speedup(side: RanksSide) -> str:
+    if side.speedup is None or side.speedup_interval is None:
+        return "-"
+    return format_speedup((side.speedup, *side.speedup_interval))
 
 
 def _losses(side: RanksSide) -> str:

@@ -9,13 +9,12 @@ from slipstream.measure.checks import QualityCheck, QualityStatus
 from slipstream.measure.claims import candidates, failures
 from slipstream.measure.comparison import Comparison
 from slipstream.measure.launches import spread_sentence
-from slipstream.measure.ledger import Score
 from slipstream.measure.records import AFTERWARDS, Experiment
 from slipstream.measure.render import (
     ComparisonRow,
     comparison_rows,
     event_notes,
-    format_interval,
+    format_change,
     format_value,
     gate_states,
     guard_sentence,
@@ -38,7 +37,7 @@ class TensorMemory:
 
     Attributes:
         baseline, measured: without and with the technique; from a step of each that was watched.
-        predicted: with it, as told before; None where nothing was.
+        predicted: with it; None if nothing was predicted.
     """
 
     technique: str
@@ -58,11 +57,11 @@ class TensorMemory:
 
     @property
     def sentence(self) -> str:
-        """Both sides, and what was told."""
-        told = f", predicted {format_bytes(self.predicted)}" if self.predicted else ""
+        """Both sides, and the prediction."""
+        predicted = f", predicted {format_bytes(self.predicted)}" if self.predicted else ""
         return (
-            f"{self.technique}, tensors: {format_bytes(self.measured)} at most in a step{told}; "
-            f"{format_bytes(self.baseline)} without."
+            f"{self.technique}, tensors: {format_bytes(self.measured)} at most in a step"
+            f"{predicted}; {format_bytes(self.baseline)} without."
         )
 
 
@@ -94,12 +93,12 @@ class _Line:
 
     Attributes:
         row: in the metric that carries the claim; None where it was not measured.
-        told: in the metric that was predicted; None where none was.
+        predicted: in the predicted metric; None if none was predicted.
     """
 
     name: str
     row: ComparisonRow | None
-    told: ComparisonRow | None
+    predicted: ComparisonRow | None
     memory: TensorMemory | None
     quality: QualityCheck | None
     failed: str
@@ -107,9 +106,9 @@ class _Line:
 
 _FIELDS: tuple[Field[_Line], ...] = (
     Field.of("technique", lambda line: line.name),
-    Field.number("time [95%]", lambda line: _measured(line.row)),
     Field.number("predicted [90%]", lambda line: _predicted(line)),
-    Field.of("", lambda line: _hit(line.told)),
+    Field.number("measured [95%]", lambda line: _measured(line.row)),
+    Field.of("", lambda line: _hit(line)),
     Field.number("memory", lambda line: _memory(line.memory)),
     Field.of("numbers", lambda line: line.quality.verdict if line.quality else "-"),
     Field.number(_UNSTABLE, lambda line: _unstable(line.quality), optional=True),
@@ -117,23 +116,19 @@ _FIELDS: tuple[Field[_Line], ...] = (
 )
 
 
-def summary_table(comparison: Comparison, before: Sequence[Score] = ()) -> Table:
-    """One line a technique: time and memory beside what was predicted, numbers, verdict.
-
-    Args:
-        before: scores of what a person was shown before.
-    """
+def summary_table(comparison: Comparison) -> Table:
+    """One line per technique: predicted and measured speed-up, memory, numbers, verdict."""
     experiment = comparison.experiment
     rows = comparison_rows(experiment, comparison.claims)
     carrying = {row.arm: row for row in rows if row.carries}
-    told = {row.arm: row for row in rows if row.predicted is not None}
+    predicted = {row.arm: row for row in rows if row.predicted is not None}
     memory, failed = tensor_memory(experiment), failures(experiment)
     checks = {one.arm: one for one in quality_rows(experiment) if isinstance(one, QualityCheck)}
     lines = [
         _Line(
             name,
             carrying.get(name),
-            told.get(name),
+            predicted.get(name),
             memory.get(name),
             checks.get(name),
             failed.get(name, ""),
@@ -146,7 +141,7 @@ def summary_table(comparison: Comparison, before: Sequence[Score] = ()) -> Table
         _quality_sentence([line.quality for line in lines if line.quality]),
         _machine_sentence(experiment, rows),
         _launch_sentence(experiment, rows),
-        _before_sentence(before),
+        _prediction_sentence(experiment),
         *(f"{note}." for note in event_notes(experiment)),
     ]
     shown = [sentence for sentence in sentences if sentence][:_SENTENCES]
@@ -163,21 +158,24 @@ def prediction_notes(experiment: Experiment) -> list[str]:
 
 
 def _measured(row: ComparisonRow | None) -> str:
-    return "-" if row is None else format_interval(row.ratio, row.low, row.high)
+    return "-" if row is None else format_change(row, 2)
 
 
 def _predicted(line: _Line) -> str:
-    if line.told is None or line.told.predicted is None:
+    if line.predicted is None or line.predicted.predicted is None:
         return "-"
-    one = line.told.predicted
-    clock = "" if line.row is None or line.row.metric == one.metric else f" {one.metric}"
-    return format_interval(one.ratio, one.low, one.high) + clock
+    predicted = line.predicted.predicted
+    same_clock = line.row is None or line.row.metric == predicted.metric
+    return format_change(predicted, 2) + ("" if same_clock else f" {predicted.metric}")
 
 
-def _hit(row: ComparisonRow | None) -> str:
-    if row is None or row.within is None:
+def _hit(line: _Line) -> str:
+    row = line.predicted
+    if row is None or row.inside is None:
         return ""
-    return "inside" if row.within else "outside"
+    # The claim may rest on another clock than the prediction.
+    clock = "" if row.carries else f", {row.metric} {format_change(row, 2)}"
+    return ("inside" if row.inside else "outside") + clock
 
 
 def _memory(memory: TensorMemory | None) -> str:
@@ -186,8 +184,8 @@ def _memory(memory: TensorMemory | None) -> str:
     change = format_percent(memory.ratio - 1, signed=True)
     if memory.predicted is None:
         return change
-    told = format_percent(memory.predicted / memory.baseline - 1, signed=True)
-    return f"{change} (told {told})"
+    predicted = format_percent(memory.predicted / memory.baseline - 1, signed=True)
+    return f"{change} (predicted {predicted})"
 
 
 def _unstable(check: QualityCheck | None) -> str:
@@ -214,8 +212,8 @@ def _step_sentence(
     held = f" and its tensors {format_bytes(tensors.baseline)}" if tensors else ""
     launches = f" in {first.launches} processes a side" if first.launches > 1 else ""
     return (
-        f"A step {experiment.settings.baseline} takes {step}{held}; ratios are to that, below 1 "
-        f"is cheaper; time is {clocks} of {first.blocks} paired blocks{launches}."
+        f"A step {experiment.settings.baseline} takes {step}{held}; speed-ups are of that, in "
+        f"{clocks} time of {first.blocks} paired blocks{launches}."
     )
 
 
@@ -248,13 +246,9 @@ def _launch_sentence(experiment: Experiment, rows: Sequence[ComparisonRow]) -> s
     return "" if carrying is None else spread_sentence(experiment, carrying)
 
 
-def _before_sentence(before: Sequence[Score]) -> str:
-    if not before:
+def _prediction_sentence(experiment: Experiment) -> str:
+    """Return the date of the predictions; empty without any."""
+    dates = sorted({record.created for record in experiment.predictions.values()})
+    if not dates or not dates[0]:
         return ""
-    missed = [score.prediction.technique for score in before if not score.within]
-    if not missed:
-        return f"What you were shown before came true: {len(before)} of {len(before)} inside."
-    return (
-        f"Of {len(before)} that you were shown before, {len(missed)} lie outside: "
-        f"{', '.join(missed)}."
-    )
+    return f"Predicted {' and '.join(f'{date[:10]} {date[11:16]} UTC' for date in dates)}."

@@ -1,0 +1,173 @@
+"""The first choice of `advise`, measured next to the baseline within the time limit."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from slipstream import technique
+from slipstream.errors import SlipstreamError
+from slipstream.measure.records import PredictionRecord, Verdict
+from slipstream.measure.render import ComparisonRow, comparison_rows, format_change, speedup
+from slipstream.measure.runner import ArmFailedError
+from slipstream.measure.store import Store
+from slipstream.verbs.deadline import CHECK_S, Schedule
+from slipstream.verbs.proving.sides import prove
+from slipstream.verbs.request import Request
+from slipstream.verbs.results import WORTH_IT, Predicted
+
+# Less than this is not worth starting both sides for.
+_SHORTEST_S = 5.0
+# In so many launches at least their spread is in the interval; two of them are started once more.
+_MORE_LAUNCHES = 2
+_NO_TIME = "there was no time left"
+
+
+@dataclass(frozen=True)
+class Check:
+    """The first choice as it was measured.
+
+    Attributes:
+        predicted: the first choice.
+        row: the measurement, in the predicted metric; None if there is none.
+        reason: why there is none.
+        failed: whether the first choice fails in the user's code, which `reason` quotes.
+        alternative: the next choice, which was not measured.
+        for_limit: whether it is the first choice for a limit it keeps, and not for its speed.
+    """
+
+    predicted: Predicted
+    row: ComparisonRow | None = None
+    reason: str = ""
+    failed: bool = False
+    alternative: Predicted | None = None
+    for_limit: bool = False
+
+    @property
+    def worth_it(self) -> bool | None:
+        """Whether the measured speed-up is worth it; None if that cannot be decided."""
+        found = None if self.row is None else speedup(self.row)
+        if self.row is None or found is None or self.for_limit:
+            return False if self.failed else None
+        return None if self.row.verdict == Verdict.UNTRUSTWORTHY else found[0] >= WORTH_IT
+
+    @property
+    def sentence(self) -> str:
+        """What was predicted and measured, and what follows from it."""
+        text = f"first choice {self.predicted.technique}: predicted {self.predicted.gain}"
+        if self.row is None and not self.failed:
+            return f"{text}; not measured: {self.reason}"
+        if self.row is None:
+            return f"{text}, but it fails here: {self.reason}{self._next}"
+        text += f", measured {format_change(self.row, 2)}"
+        if self.row.verdict == Verdict.UNTRUSTWORTHY:
+            return f"{text}, which is not trustworthy: {self.row.reason} ({self._how})"
+        if self.worth_it is False:
+            reach = speedup(self.row)
+            clear = reach is not None and reach[2] < WORTH_IT
+            found = (
+                "not worth it here" if clear else "no clear gain; `slipstream prove` takes longer"
+            )
+            return f"{text}: {found} ({self._how}){self._next}"
+        inside = "inside" if self.row.inside else "outside"
+        return f"{text}: {inside} the predicted interval ({self._how})"
+
+    @property
+    def _how(self) -> str:
+        """How much was measured, and what the interval does not hold."""
+        assert self.row is not None
+        blocks, launches = self.row.blocks, self.row.launches
+        text = f"{self.row.metric} time of {blocks} paired step{'s' * (blocks != 1)}"
+        if launches > 1:
+            return f"{text} in {launches} launches of each side"
+        return f"{text} in one launch of each side: other launches may differ"
+
+    @property
+    def _next(self) -> str:
+        if self.alternative is None:
+            return ""
+        return (
+            f"; next choice, not measured: {self.alternative.technique}, predicted "
+            f"{self.alternative.gain}"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """As results are printed."""
+        found = None if self.row is None else speedup(self.row)
+        return {
+            "technique": self.predicted.technique,
+            "predicted_speedup": self.predicted.speedup,
+            "predicted_speedup_interval": self.predicted.speedup_interval,
+            "speedup": found and found[0],
+            "speedup_interval": found and found[1:],
+            "inside": self.row and self.row.inside,
+            "worth_it": self.worth_it,
+            "failed": self.failed,
+            "reason": self.reason or None,
+            "metric": self.row and self.row.metric,
+            "blocks": self.row and self.row.blocks,
+            "launches": self.row and self.row.launches,
+            "verdict": self.row and self.row.verdict,
+            "next": self.alternative and self.alternative.technique,
+        }
+
+
+def measure_first_choice(
+    check: Check,
+    request: Request,
+    schedule: Schedule,
+    predictions: Mapping[str, PredictionRecord],
+    *,
+    store: Store | None = None,
+    progress: Callable[[Any], None] | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> Check:
+    """Measure a first choice in paired steps, for about ten seconds, as `prove` would.
+
+    Whatever goes wrong in that is a reason in what is returned, and no error.
+
+    Args:
+        check: the first choice, not measured yet.
+        predictions: as they were shown, by technique.
+        store: keeps the measurement; None for not at all.
+    """
+    if schedule.check is None:
+        return replace(check, reason="starting it twice takes longer than the time limit leaves")
+    left_s = schedule.check - time.monotonic()
+    if left_s < _SHORTEST_S:
+        return replace(check, reason=_NO_TIME)
+    name = check.predicted.technique
+    try:
+        workload = request.workload()
+        if (reason := technique.not_in_script(check.predicted.techniques, workload)) is not None:
+            return replace(check, reason=reason)
+        comparison = prove(
+            workload,
+            [name],
+            predictions={name: predictions[name]},
+            # What further launches take is part of it.
+            budget=min(left_s, CHECK_S + _MORE_LAUNCHES * schedule.starting_s),
+            quality_budget=None,
+            threads=request.threads,
+            # One side after the other is started.
+            timeout_s=min(request.timeout_s, left_s / 2),
+            until=schedule.check,
+            store=store,
+            progress=progress,
+            say=say,
+        )
+    except SlipstreamError as error:
+        if time.monotonic() >= schedule.check - 1:
+            return replace(check, reason=_NO_TIME)
+        failed = isinstance(error, ArmFailedError) and error.arm == name
+        # Of an arm that failed, the error of its own.
+        cause = error.__cause__ if isinstance(error.__cause__, SlipstreamError) else error
+        return replace(check, reason=cause.what, failed=failed)
+    rows = comparison_rows(comparison.experiment, comparison.claims)
+    measured = [row for row in rows if row.arm == name and (row.predicted or row.carries)]
+    measured.sort(key=lambda row: row.predicted is None)
+    if not measured:
+        return replace(check, reason=_NO_TIME)
+    return replace(check, row=measured[0])
