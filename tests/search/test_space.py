@@ -22,10 +22,13 @@ from slipstream.search import (
     Space,
     Subset,
 )
+from slipstream.search.space import every
 
 FINITE = st.one_of(
     st.builds(lambda lo, n, step: Int(lo, lo + n, step), st.integers(-9, 9), st.integers(0, 9),
               st.integers(1, 3)),
+    st.builds(lambda lo, n, step: Float(lo / 10, (lo + n) / 10, step=step), st.integers(-9, 9),
+              st.integers(0, 9), st.sampled_from([0.1, 0.25, 3.0])),
     st.just(Bool()),
     st.builds(lambda n, o: Categorical(tuple("abcdef"[:n]), o), st.integers(1, 6), st.booleans()),
     st.builds(Permutation, st.integers(1, 4)),
@@ -106,6 +109,18 @@ def test_ties_may_derive_from_ties_in_any_order() -> None:
     assert space.id == Space(tree, ties=dict(reversed(ties.items())), forbid=["c > 10"]).id
 
 
+def test_a_float_with_a_step_has_decimal_values() -> None:
+    space = Space({"dropout": Float(0.1, 0.75, step=0.1)})
+    assert [one.values["dropout"] for one in every(space)] == [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7]
+    assert space.candidate({"dropout": 0.1 + 0.2}).values == {"dropout": 0.3}
+    rng = np.random.default_rng(0)
+    columns = space.sample_columns(500, rng)
+    assert set(columns["dropout"]) == {one.values["dropout"] for one in every(space)}
+    points = [space.to_units(space.row(columns, at))[0] for at in range(500)]
+    np.testing.assert_allclose(space.encode(columns)[:, 0], points, rtol=1e-6)
+    assert "step" not in str(Space({"dropout": Float(0, 1)}).to_json())
+
+
 def test_inactive_values_do_not_count() -> None:
     space = Space({"net": Choice(mlp={"width": Int(1, 9)}, none={})})
     with_rest = space.candidate({"net": "none", "net.mlp.width": 4})
@@ -155,6 +170,9 @@ def test_rules_over_arrays_are_those_over_candidates() -> None:
         (lambda: Space({"a b": Bool()}), "no name"),
         (lambda: Space({"a": Int(3, 2)}), "empty"),
         (lambda: Space({"a": Float(0, 1, log=True)}), "logarithmic"),
+        (lambda: Space({"a": Float(0, 1, step=0)}), "a step of 0.0"),
+        (lambda: Space({"a": Float(1, 9, log=True, step=1)}), "has no step"),
+        (lambda: Space({"a": Float(0, 1, step=0.25)}).candidate({"a": 0.3}), "steps of 0.25"),
         (lambda: Space({"a": Categorical([])}), "nothing to choose"),
         (lambda: Space({"a": Int(0, 9)}, forbid=["a > 5", "a <= 5"]).check(), "each of its 10"),
         (lambda: Space({"a": Float(0, 1)}, forbid=["a < 2"]).check(), "is empty"),

@@ -129,7 +129,12 @@ class OptunaSampler(Strategy):
 
 def _suggest(trial: Any, path: str, parameter: Parameter) -> Any:
     if isinstance(parameter, Float):
-        return trial.suggest_float(path, parameter.lo, parameter.hi, log=parameter.log)
+        if parameter.step is None:
+            return trial.suggest_float(path, parameter.lo, parameter.hi, log=parameter.log)
+        # Optuna lowers a bound that no step reaches, and warns.
+        hi = parameter.from_index((parameter.size or 1) - 1)
+        stepped = trial.suggest_float(path, parameter.lo, hi, step=parameter.step)
+        return parameter.checked(min(stepped, hi))
     if isinstance(parameter, Int):
         step = {} if parameter.step == 1 else {"step": parameter.step}
         if parameter.log and step:
@@ -152,8 +157,10 @@ class _Known:
         self._params = params
         self.distributions: dict[str, Any] = {}
 
-    def suggest_float(self, name: str, lo: float, hi: float, *, log: bool = False) -> float:
-        self.distributions[name] = self._distributions.FloatDistribution(lo, hi, log=log)
+    def suggest_float(
+        self, name: str, lo: float, hi: float, *, log: bool = False, step: float | None = None
+    ) -> float:
+        self.distributions[name] = self._distributions.FloatDistribution(lo, hi, log=log, step=step)
         return float(self._params[name])
 
     def suggest_int(self, name: str, lo: int, hi: int, *, log: bool = False, step: int = 1) -> int:

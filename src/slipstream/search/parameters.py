@@ -13,6 +13,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, fields
+from decimal import Decimal
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -104,23 +106,49 @@ def _bounds(kind: str, lo: float, hi: float, log: bool) -> None:
 
 @dataclass(frozen=True)
 class Float(Parameter):
-    """A real number in [lo, hi], even in its logarithm where `log`."""
+    """A real number in [lo, hi], even in its logarithm where `log`.
+
+    Args:
+        step: only lo, lo + step, ..., at most hi; not together with `log`.
+    """
 
     kind = "float"
     lo: float
     hi: float
     log: bool = False
+    step: float | None = None
 
     def __post_init__(self) -> None:
         _bounds("Float", self.lo, self.hi, self.log)
         object.__setattr__(self, "lo", float(self.lo))
         object.__setattr__(self, "hi", float(self.hi))
+        if self.step is None:
+            return
+        object.__setattr__(self, "step", float(self.step))
+        if not (self.step > 0 and math.isfinite(self.step)):
+            raise InvalidArgumentError("Float", f"a step of {self.step} is not above 0")
+        if self._count > 2**53:
+            raise InvalidArgumentError("Float", f"a step of {self.step} is lost in {self.hi}")
+        if self.log:
+            raise InvalidArgumentError(
+                "Float", "a logarithmic range has no step", remedy="either log=True or step="
+            )
 
     @property
     def size(self) -> int | None:
-        return 1 if self.lo == self.hi else None
+        if self.step is None:
+            return 1 if self.lo == self.hi else None
+        return self._count
+
+    @cached_property
+    def _count(self) -> int:
+        # In decimals, in which 0.1 to 0.3 are two steps of 0.1.
+        low, high, step = (Decimal(repr(value)) for value in (self.lo, self.hi, self.step))
+        return int((high - low) / step) + 1
 
     def from_units(self, u: Seq[float]) -> float:
+        if self.step is not None:
+            return self.from_index(int(u[0] * self._count))
         if self.log:
             value = self.lo * (self.hi / self.lo) ** u[0]
         else:
@@ -131,6 +159,8 @@ class Float(Parameter):
     def to_units(self, value: Any) -> list[float]:
         if self.lo == self.hi:
             return [0.5]
+        if self.step is not None:
+            return [(self.to_index(value) + 0.5) / self._count]
         if self.log:
             return [min(math.log(value / self.lo) / math.log(self.hi / self.lo), _BELOW_ONE)]
         return [min((value - self.lo) / (self.hi - self.lo), _BELOW_ONE)]
@@ -141,15 +171,25 @@ class Float(Parameter):
         number = float(value)
         if not self.lo <= number <= self.hi:
             raise ValueError(f"{number} is outside {self.lo} to {self.hi}")
-        return number + 0.0
+        if self.step is None:
+            return number + 0.0
+        stepped = self.from_index(min(self.to_index(number), self._count - 1))
+        if not math.isclose(number, stepped, rel_tol=1e-9, abs_tol=1e-9 * self.step):
+            raise ValueError(f"{number} is not {self.lo} plus steps of {self.step}")
+        return stepped
 
     def from_index(self, index: int) -> float:
-        return self.lo
+        if self.step is None:
+            return self.lo
+        return float(Decimal(repr(self.lo)) + index * Decimal(repr(self.step))) + 0.0
 
     def to_index(self, value: Any) -> int:
-        return 0
+        return 0 if self.step is None else round((value - self.lo) / self.step)
 
     def column(self, u: NDArray[np.float64]) -> NDArray[Any]:
+        if self.step is not None:
+            at, where = np.unique((u[:, 0] * self._count).astype(int), return_inverse=True)
+            return np.array([self.from_index(index) for index in at.tolist()])[where]
         if self.log:
             values = self.lo * (self.hi / self.lo) ** u[:, 0]
         else:
@@ -159,6 +199,9 @@ class Float(Parameter):
     def unit_column(self, column: NDArray[Any]) -> NDArray[np.float64]:
         if self.lo == self.hi:
             return np.full((len(column), 1), 0.5)
+        if self.step is not None:
+            at = np.rint((column - self.lo) / self.step)
+            return np.asarray((at + 0.5) / self._count)[:, None]
         if self.log:
             u = np.log(column / self.lo) / math.log(self.hi / self.lo)
         else:

@@ -600,7 +600,7 @@ def every(space: Space) -> Iterator[Candidate]:
     if space.size is None:
         raise InvalidArgumentError(
             "space", "a grid needs finitely many candidates",
-            remedy="Int with a step, or Categorical, in the place of Float",
+            remedy="give each Float a step, or use Int or Categorical instead",
         )  # fmt: skip
     for index in range(space.size):
         candidate = space.from_index(index)
