@@ -101,6 +101,7 @@ def drive_forked(fork: Fork, tmp_path: Path) -> Callable[..., Outcome]:
         techniques: tuple[Any, ...] = (),
         arguments: dict[str, Any] | None = None,
         script_arguments: tuple[str, ...] = (),
+        repeats: bool = False,
     ) -> Outcome:
         from slipstream.workload import Workload, drive, file_backups
 
@@ -117,6 +118,6 @@ def drive_forked(fork: Fork, tmp_path: Path) -> Callable[..., Outcome]:
             os._exit(0)
 
         with file_backups() as keep_in:
-            return fork(lambda: drive(workload, program, leave, keep_in=keep_in))
+            return fork(lambda: drive(workload, program, leave, keep_in=keep_in, repeats=repeats))
 
     return run

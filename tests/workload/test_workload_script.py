@@ -11,6 +11,7 @@ import pytest
 from slipstream.technique import Settings
 from slipstream.techniques.accumulation import Accumulation
 from slipstream.workload import Built
+from slipstream.workload.script import ScriptRestarted
 
 Run = Callable[..., Any]
 
@@ -288,6 +289,31 @@ def test_calls_of_the_model_are_the_steps_of_inference(drive_forked: Run, text: 
         return [built.training, built.samples, type(built.model).__name__, len(output)]
 
     assert drive_forked(text, calls).result[:2] == [False, 5]
+
+
+def test_a_short_script_runs_again_and_interrupts_the_step_in_between(drive_forked: Run) -> None:
+    def count(built: Built) -> Generator[None, Any, dict[str, Any]]:
+        whole = interrupted = 0
+        while whole < 20:
+            try:
+                yield
+                whole += 1
+            except ScriptRestarted:
+                interrupted += 1
+        return {"interrupted": interrupted}
+
+    text = script("train(model, optimizer, 10)")
+    # Three of ten steps are over when the program begins.
+    assert drive_forked(text, count, repeats=True).result == {"interrupted": 2}
+    assert " 10 optimizer steps" in drive_forked(text, count).what
+
+
+def test_the_program_may_call_the_model_itself(drive_forked: Run) -> None:
+    def call(built: Built) -> Generator[None, Any, int]:
+        yield
+        return len(built.step())
+
+    assert drive_forked(script(INFERENCE), call).result == 5
 
 
 def test_a_model_that_is_called_before_the_training_does_not_mark_steps(drive_forked: Run) -> None:

@@ -93,6 +93,9 @@ class InferenceMode(Settings):
 
         if built.training:
             raise WorkloadError("inference_mode: the step trains, it needs autograd")
+        if built.from_script:
+            built.model.forward = torch.inference_mode()(built.model.forward)
+            return
         step = built.step
 
         @functools.wraps(step)

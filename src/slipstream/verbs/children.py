@@ -101,11 +101,17 @@ def run_program(
     keep_in: str,
     program: Callable[[Built], Generator[None, Any, Any]],
     seed: int = 0,
+    *,
+    repeats: bool = False,
 ) -> Any:
-    """Build the workload of this JSON and run `program` over it; the result must be JSON."""
+    """Build the workload of this JSON and run `program` over it; the result must be JSON.
+
+    Args:
+        repeats: whether a short script may run again, see `slipstream.workload.script.run_script`.
+    """
     recipe = workload_of(workload)
     say(f"running {recipe.name}" + " up to its second step" * (recipe.function is None))
-    return drive(recipe, program, leave, keep_in=Path(keep_in), seed=seed)
+    return drive(recipe, program, leave, keep_in=Path(keep_in), seed=seed, repeats=repeats)
 
 
 def workload_of(value: dict[str, Any]) -> Workload:

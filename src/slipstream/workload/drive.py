@@ -41,6 +41,7 @@ def drive(
     *,
     keep_in: Path,
     seed: int = 0,
+    repeats: bool = False,
 ) -> T:
     """Build `workload`, run `program` over it, and return what the program returns.
 
@@ -48,6 +49,7 @@ def drive(
         program: yields once for every step it wants; its return value is the result.
         leave: for a plain script: called with the result in place of returning, because the
             script's own code must not go on; it ends the process.
+        repeats: whether a short script may run again, see `slipstream.workload.script.run_script`.
         keep_in: the parent's folder of `file_backups`, for what the user's code overwrites.
 
     Raises:
@@ -60,7 +62,7 @@ def drive(
     sys.dont_write_bytecode = True
     with FileGuard(workload.path.parent, keep_in):
         if workload.function is None:
-            return run_script(workload, program, leave, seed)
+            return run_script(workload, program, leave, seed, repeats=repeats)
         built, where = _build_function(workload, seed)
         return run_steps(built, program, where)
 

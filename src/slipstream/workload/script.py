@@ -22,10 +22,10 @@ import sys
 import traceback
 import types
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 from textwrap import indent
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from slipstream.child import channel, describe_error
 from slipstream.errors import WorkloadError
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _STEPS_TO_DISCOVER = 2
+# Of fewer steps than this, a script runs again where a program may repeat it.
+_SHORT_SCRIPT = 500
 # Words of a script that only runs a model, and of one that may train it (or what it imports).
 _INFERS = re.compile(r"\b(inference_mode|no_grad)\b")
 _TRAINS = re.compile(r"\b(backward|fit|optim\w*|[Tt]rain\w*)\b")
@@ -62,6 +64,10 @@ class ScriptEndedError(WorkloadError):
         super().__init__(f"{ended}, which are too few", remedy=remedy)
 
 
+class ScriptRestarted(Exception):  # noqa: N818 (a signal, like GeneratorExit)
+    """Thrown into a program at the step that the script's end cut short; the next one is whole."""
+
+
 class _Discovery:
     """The models that the optimizers train, or that are called, and what they are called with.
 
@@ -72,7 +78,7 @@ class _Discovery:
     def __init__(self, adds_up: bool) -> None:
         self._adds_up = adds_up
         self.roots: dict[int, torch.nn.Module] = {}
-        self._batches: dict[int, Any] = {}
+        self._arguments: dict[int, tuple[tuple[Any, ...], dict[str, Any]]] = {}
         self._hooks: list[Any] = []
         self._depth = 0
         self._loss: Any = None
@@ -85,12 +91,12 @@ class _Discovery:
         self.forwards += self._depth == 1
         if self._depth == 1 and id(module) not in self.roots:
             self.roots[id(module)] = module
-            self._batches[id(module)] = inputs
+            self._arguments[id(module)] = inputs, {}
             # Only a module's own hook is told of keyword arguments; it sees the second step.
             self._hooks.append(module.register_forward_pre_hook(self._take, with_kwargs=True))
 
     def _take(self, module: torch.nn.Module, inputs: Any, named: dict[str, Any]) -> None:
-        self._batches[id(module)] = (*inputs, *named.values())
+        self._arguments[id(module)] = inputs, named
 
     def after_forward(self, module: torch.nn.Module, inputs: Any, output: Any) -> None:
         self._depth = max(0, self._depth - 1)
@@ -103,13 +109,18 @@ class _Discovery:
         """Calls of the outermost module that was called most often."""
         return max(self._calls.values(), default=0)
 
-    def forget(self) -> None:
-        """Begin again, for another run of the script."""
-        self.finish()
+    def begin(self) -> None:
+        """Watch a run of the script from its start."""
+        from torch.nn.modules import module
+
         self.roots.clear()
-        self._batches.clear()
+        self._arguments.clear()
         self._calls.clear()
         self._depth = 0
+        self._hooks = [
+            module.register_module_forward_pre_hook(self.before_forward),
+            module.register_module_forward_hook(self.after_forward, always_call=True),
+        ]
 
     def note_losses(self) -> None:
         """Have `take_loss` know what ``backward`` was called on: a script returns no loss."""
@@ -132,13 +143,22 @@ class _Discovery:
         return loss
 
     def finish(self) -> None:
-        """Take the hooks away."""
+        """Remove the hooks."""
         for hook in self._hooks:
             hook.remove()
+        self._hooks.clear()
 
     def batch_of(self, module: torch.nn.Module | None) -> Any:
-        """What `module` was last called with."""
-        return self._batches.get(id(module))
+        """All that `module` was last called with; None if it was not."""
+        if id(module) not in self._arguments:
+            return None
+        inputs, named = self._arguments[id(module)]
+        return (*inputs, *named.values())
+
+    def call_of(self, module: torch.nn.Module) -> Callable[[], Any]:
+        """The last call of `module`, to be repeated."""
+        inputs, named = self._arguments[id(module)]
+        return lambda: module(*inputs, **named)
 
     def model_of(self, optimizer: torch.optim.Optimizer) -> torch.nn.Module | None:
         """The outermost module called that owns the most of the optimizer's parameters."""
@@ -156,72 +176,136 @@ def run_script(
     program: Callable[[Built], Generator[None, Any, T]],
     leave: Callable[[T], NoReturn],
     seed: int,
+    *,
+    repeats: bool = False,
 ) -> T:
     """Run the script at ``workload.path`` until `program` has its steps; never returns normally.
 
+    Args:
+        repeats: whether a short script runs again when it has ended, with `ScriptRestarted` thrown
+            into `program` at the step that its end cut short.
+
     Raises:
-        WorkloadError: the script failed, or never stepped an optimizer.
+        WorkloadError: the script failed, or neither stepped an optimizer nor called a model.
         ScriptEndedError: it ended first.
     """
-    import torch
-    from torch.optim.optimizer import register_optimizer_step_post_hook
+    return _Script(workload, program, leave, seed).run(repeats)
 
-    path = workload.path.resolve()
-    content = edited(path, workload.techniques)
-    # An edit changes how many batches there are in a step: the loss is the sum over them.
-    discovery = _Discovery(adds_up=content is not None)
-    lines = UserLines(project_root(path))
-    hooks = [
-        torch.nn.modules.module.register_module_forward_pre_hook(discovery.before_forward),
-        torch.nn.modules.module.register_module_forward_hook(
-            discovery.after_forward, always_call=True
-        ),
-    ]
-    steps_of: dict[int, int] = {}
-    resumed: list[_Resumed] = []
 
-    def begin(model: torch.nn.Module | None, optimizer: torch.optim.Optimizer | None) -> _Resumed:
-        """The program, about to run over the steps of what was discovered."""
-        for hook in hooks:
-            hook.remove()
-        discovery.finish()
-        lines.__exit__()
+class _Script(Generic[T]):
+    """A script, the program that its steps resume, and what is known of both so far."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        program: Callable[[Built], Generator[None, Any, T]],
+        leave: Callable[[T], NoReturn],
+        seed: int,
+    ) -> None:
+        self._workload = workload
+        self._program = program
+        self._leave = leave
+        self._seed = seed
+        self._path = workload.path.resolve()
+        self._content = edited(self._path, workload.techniques)
+        # An edit changes how many batches there are in a step: the loss is the sum over them.
+        self._discovery = _Discovery(adds_up=self._content is not None)
+        self._lines = UserLines(project_root(self._path))
+        self._steps_of: dict[int, int] = {}
+        self._marked = False
+        self._resumed: _Resumed | None = None
+        self._built: Built | None = None
+
+    def run(self, repeats: bool) -> T:
+        """Run the script, again where that is needed."""
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        register_optimizer_step_post_hook(self._discover)
+        self._discovery.note_losses()
+        prepare(self._workload.techniques)
+        sys.path.insert(0, str(self._path.parent))
+        text = self._path.read_text(encoding="utf-8", errors="replace")
+        if _INFERS.search(text) and not _TRAINS.search(text):
+            self._discovery.called = self._discover_call
+        with self._lines:
+            exit_ = self._run()
+            if _ended_well(exit_) and self._infers:
+                self._discovery.called = self._discover_call
+                exit_ = self._run()
+        turns = self._resumed.turns if self._resumed is not None else 0
+        repeats = repeats and 1 < turns < _SHORT_SCRIPT
+        while repeats and self._resumed is not None and _ended_well(exit_):
+            turns = self._resumed.restart()
+            exit_ = self._run()
+            repeats = self._resumed.turns > turns
+        raise _too_short(self._path, self._steps_of, self._discovery, exit_, self._resumed)
+
+    def _run(self) -> SystemExit | None:
+        """Run the script to its end, as in `_run`, and watch for a model and an optimizer."""
+        self._steps_of.clear()
+        self._marked = False
+        discovery = self._discovery
+        discovery.begin()
         try:
-            built = _discovered(workload, model, discovery.batch_of(model), optimizer)
-            built.lines = lines
-            for technique in in_order(workload.techniques):
+            exit_ = _run(self._workload, self._path, self._content, self._seed)
+        finally:
+            discovery.finish()
+        return exit_
+
+    @property
+    def _infers(self) -> bool:
+        """Whether the script only called a model, often enough for a program to begin."""
+        trains = bool(self._steps_of) or bool(self._discovery.backwards)
+        return not trains and not self._marked and self._discovery.most_calls > _STEPS_TO_DISCOVER
+
+    def _discover(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        # The optimizer that steps twice first marks the step; others belong inside it.
+        self._steps_of[id(optimizer)] = self._steps_of.get(id(optimizer), 0) + 1
+        if not self._marked and self._steps_of[id(optimizer)] == _STEPS_TO_DISCOVER:
+            resumed = self._begin(self._discovery.model_of(optimizer), optimizer)
+            _resume_after_step(optimizer, self._discovery.take_loss, resumed)
+
+    def _discover_call(self, model: torch.nn.Module, count: int) -> None:
+        if not self._marked and count == _STEPS_TO_DISCOVER:
+            _resume_after_call(model, self._begin(model, None))
+
+    def _begin(
+        self, model: torch.nn.Module | None, optimizer: torch.optim.Optimizer | None
+    ) -> _Resumed:
+        """The program, about to run over the steps of what was discovered."""
+        self._marked = True
+        self._discovery.finish()
+        self._lines.__exit__()
+        try:
+            batch = self._discovery.batch_of(model)
+            samples = count_samples(batch)
+            built = Built(
+                model,
+                batch=batch,
+                optimizer=optimizer,
+                samples=samples,
+                samples_before=samples,
+                name=self._workload.name,
+                from_script=True,
+                lines=self._lines,
+            )
+            if model is not None and optimizer is None:
+                built.step, built.from_parts = self._discovery.call_of(model), True
+            for technique in in_order(self._workload.techniques):
                 technique.apply(built)
         except Exception as error:
             _leave_with(error)
-        resumed.append(_Resumed(program(built), leave))
-        return resumed[0]
+        if self._resumed is None or self._built is None:
+            self._built = built
+            self._resumed = _Resumed(self._program(built), self._leave)
+        else:
+            # The program keeps what it was given.
+            vars(self._built).update(vars(built))
+        return self._resumed
 
-    def discover(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        # The optimizer that steps twice first marks the step; others belong inside it.
-        steps_of[id(optimizer)] = steps_of.get(id(optimizer), 0) + 1
-        if not resumed and steps_of[id(optimizer)] == _STEPS_TO_DISCOVER:
-            started = begin(discovery.model_of(optimizer), optimizer)
-            _resume_after_step(optimizer, discovery.take_loss, started)
 
-    def discover_call(model: torch.nn.Module, count: int) -> None:
-        if not resumed and count == _STEPS_TO_DISCOVER:
-            _resume_after_call(model, begin(model, None))
-
-    register_optimizer_step_post_hook(discover)
-    discovery.note_losses()
-    prepare(workload.techniques)
-    sys.path.insert(0, str(path.parent))
-    lines.__enter__()
-    text = path.read_text(encoding="utf-8", errors="replace")
-    if _INFERS.search(text) and not _TRAINS.search(text):
-        discovery.called = discover_call
-    exit_ = _run(workload, path, content, seed)
-    infers = not steps_of and not discovery.backwards and not (exit_ is not None and exit_.code)
-    if infers and discovery.most_calls > _STEPS_TO_DISCOVER and not resumed:
-        discovery.forget()
-        discovery.called = discover_call
-        exit_ = _run(workload, path, content, seed)
-    raise _too_short(path, steps_of, discovery, exit_, resumed)
+def _ended_well(exit_: SystemExit | None) -> bool:
+    return exit_ is None or not exit_.code
 
 
 def _run(workload: Workload, path: Path, content: bytes | None, seed: int) -> SystemExit | None:
@@ -285,17 +369,32 @@ class _Resumed:
     def __init__(self, running: Generator[None, Any, T], leave: Callable[[T], NoReturn]) -> None:
         self._running = running
         self._leave = leave
+        self._restarted = self._active = False
         self.turns = 0
+
+    def restart(self) -> int:
+        """Note that the script begins again; return the number of turns so far."""
+        self._restarted = True
+        return self.turns
 
     def resume(self, value: Any) -> None:
         """Let the program go on, after a step that gave `value`."""
+        if self._active:  # the program itself calls the model
+            return
+        self._active = True
         try:
             self.turns += 1
-            self._running.send(value if self.turns > 1 else None)
+            if self._restarted:
+                self._restarted = False
+                self._running.throw(ScriptRestarted())
+            else:
+                self._running.send(value if self.turns > 1 else None)
         except StopIteration as end:
             self._leave(end.value)
         except Exception as error:
             _leave_with(error)
+        finally:
+            self._active = False
 
 
 def _resume_after_step(
@@ -349,22 +448,6 @@ def _leave_with(error: Exception) -> NoReturn:
         os._exit(1)
 
 
-def _discovered(
-    workload: Workload,
-    model: torch.nn.Module | None,
-    batch: Any,
-    optimizer: torch.optim.Optimizer | None,
-) -> Built:
-    return Built(
-        model,
-        batch=batch,
-        optimizer=optimizer,
-        samples=count_samples(batch),
-        samples_before=count_samples(batch),
-        name=workload.name,
-    )
-
-
 def _remedy(error: Exception, workload: Workload) -> str | None:
     """What to do about an error that is due to the script being run by us, if it is."""
     name = workload.path.name
@@ -384,7 +467,7 @@ def _too_short(
     steps_of: dict[int, int],
     discovery: _Discovery,
     left: SystemExit | None,
-    resumed: Sequence[_Resumed],
+    resumed: _Resumed | None,
 ) -> WorkloadError:
     """Why the script gave no (or not enough) steps: it failed, it is no training, it is short."""
     name, steps = path.name, max(steps_of.values(), default=0)
@@ -405,8 +488,8 @@ def _too_short(
             remedy=remedy,
         )
     how = "ended" if left is None else "called sys.exit()"
-    turns = sum(program.turns for program in resumed)
-    if steps == 0 and not resumed:
+    turns = resumed.turns if resumed is not None else 0
+    if steps == 0 and resumed is None:
         return _never_stepped(path, how, discovery)
     if steps == 0:
         after = f"after {_calls(_STEPS_TO_DISCOVER + turns)} of its model"

@@ -15,6 +15,7 @@ from slipstream.technique import Quality, QualityKind
 from slipstream.verbs.children import DEFAULT_TIMEOUT_S, call_in_child, run_program, say
 from slipstream.verbs.first_steps import answers, first_steps, trial_of
 from slipstream.workload import Built, Workload
+from slipstream.workload.script import ScriptEndedError
 
 _SEEDS = 5
 # Two give an interval and a size of chance; below that there is nothing to read.
@@ -103,18 +104,24 @@ def _trials(
     done: list[Trial] = []
     while len(done) < len(seeds):
         left = seeds[len(done) :]
-        outcomes = call_in_child(
-            workload,
-            "slipstream.verbs.proving.quality:trials_in_child",
-            threads=threads,
-            timeout_s=timeout_s,
-            say=say,
-            seeds=list(left),
-            steps=steps,
-            budget_s=budget_s,
-            seconds_left=budget_s - (time.monotonic() - began),
-            seeds_before=len(done),
-        )
+        try:
+            outcomes = call_in_child(
+                workload,
+                "slipstream.verbs.proving.quality:trials_in_child",
+                threads=threads,
+                timeout_s=timeout_s,
+                say=say,
+                seeds=list(left),
+                steps=steps,
+                budget_s=budget_s,
+                seconds_left=budget_s - (time.monotonic() - began),
+                seeds_before=len(done),
+            )
+        except ScriptEndedError as end:
+            if steps is not None or not end.available:
+                raise
+            steps = end.available
+            continue
         done += [trial_of(seed, one) for seed, one in zip(left, outcomes, strict=False)]
         steps = steps or done[0].steps
         passed = time.monotonic() - began

@@ -33,7 +33,7 @@ from slipstream.verbs.proving.quality import check_quality
 from slipstream.verbs.proving.ranks import RanksArm, rank_hosts
 from slipstream.verbs.proving.summary import TENSOR_PEAK
 from slipstream.workload import Built, Workload, file_backups, restore_files
-from slipstream.workload.script import ScriptEndedError
+from slipstream.workload.script import ScriptEndedError, ScriptRestarted
 
 if TYPE_CHECKING:
     from slipstream.cluster import Cluster
@@ -283,10 +283,9 @@ def serve_steps(workload: dict[str, Any], keep_in: str, threads: int) -> Any:
             }
         )
         step_s = math.inf
-        for message in calls():
-            if message["arguments"].get("tensors"):
-                talk.send({"result": (yield from _tensors(built, place, step_s))})
-                continue
+
+        def one_sample() -> Generator[None, Any, dict[str, float]]:
+            nonlocal step_s
             if step_s < _SHORT_S:
                 # Since our last turn another arm filled the caches; in a real run the step before
                 # this one would have. It is cheap for short steps, and does not matter for long.
@@ -305,23 +304,33 @@ def serve_steps(workload: dict[str, Any], keep_in: str, threads: int) -> Any:
             step_s = wall_ns / 1e9
             if place is not None:
                 # What the host computes is no measure of a step on its device.
-                sample = {"wall": wall_ns * share, "peak_memory": max(1, place.peak_bytes())}
-                talk.send({"result": sample})
-                continue
+                return {"wall": wall_ns * share, "peak_memory": max(1, place.peak_bytes())}
             sample = {"wall": wall_ns * share, "cpu": cpu_ns * share}
             waited_ns = delay_between(queued, delay.read())
             if waited_ns is not None:
                 sample[RUN_DELAY] = waited_ns * share
             if can_reset:
                 sample["peak_memory"] = max(1, read_status_bytes("VmHWM") - resting)
-            talk.send({"result": sample})
+            return sample
 
-    return run_program(workload, keep_in, program)
+        for message in calls():
+            while True:
+                try:
+                    if message["arguments"].get("tensors"):
+                        result = yield from _tensors(built, place, step_s)
+                    else:
+                        result = yield from one_sample()
+                except ScriptRestarted:
+                    continue
+                talk.send({"result": result})
+                break
+
+    return run_program(workload, keep_in, program, repeats=True)
 
 
 def _tensors(
     built: Built, place: Place | None, step_s: float
-) -> Generator[None, Any, dict[str, int]]:
+) -> Generator[None, Any, dict[str, float]]:
     """What `WorkloadArm.afterwards` tells."""
     if step_s > _WATCHED_S:
         return {}
