@@ -93,7 +93,7 @@ def test_a_step_with_a_closure_runs_the_same_operators_in_the_same_phases(
 @cases(_WITH_STEPS)
 def test_a_script_is_advised_applied_and_proved(slipstream: Any, script: Script) -> None:
     chosen = ("-t", script.technique)
-    run(slipstream, "advise", script, "--within", "60s")
+    run(slipstream, "advise", script, "--time-limit", "60s")
     run(slipstream, "apply", script, *chosen)
     brief = ("--steps", 4, "--budget", "10s", "--launches", 1)
     assert script.technique in run(slipstream, "prove", script, *chosen, *brief).stdout

@@ -180,14 +180,15 @@ def _named(techniques: Sequence[str]) -> list[str]:
 def _note_proof(passage: Passage, proof: Mapping[str, Any] | None) -> None:
     for row in (proof or {}).get("rows", ()):
         predicted = row["predicted"]
-        if predicted is not None and row["within"] is not None:
-            passage.inside[predicted["technique"]] = row["within"]
+        if predicted is not None and row["inside"] is not None:
+            passage.inside[predicted["technique"]] = row["inside"]
 
 
 def _note_advice(passage: Passage, advice: Mapping[str, Any] | None) -> None:
     if advice is not None:
         passage.best = advice["best"] or ""
-        passage.checked = advice.get("check") is not None
+        check = advice["check"]
+        passage.checked = check is not None and check["speedup"] is not None
 
 
 class _User:
