@@ -15,14 +15,13 @@ def exchange(port: int, sent: bytes, *, then_close: bool = False) -> bytes:
         then_close: whether to close our direction after sending.
     """
     answer = bytearray()
-    # A server that refuses early may reset the connection while we are still sending.
-    with (
-        socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as connection,
-        contextlib.suppress(ConnectionError),
-    ):
-        connection.sendall(sent)
-        if then_close:
-            connection.shutdown(socket.SHUT_WR)
-        while received := connection.recv(1 << 16):
-            answer += received
+    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as connection:
+        # A server that refuses early may reset the connection while we are still sending.
+        with contextlib.suppress(ConnectionError):
+            connection.sendall(sent)
+            if then_close:
+                connection.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(ConnectionError):
+            while received := connection.recv(1 << 16):
+                answer += received
     return bytes(answer)

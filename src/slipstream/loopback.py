@@ -25,9 +25,9 @@ def new_key() -> str:
     return secrets.token_urlsafe(_KEY_BYTES)
 
 
-def same_key(given: str, key: str) -> bool:
-    """Whether `given` is `key`, in a time that does not depend on where they differ."""
-    return secrets.compare_digest(given.encode(errors="replace"), key.encode())
+def same_key(candidate: str, key: str) -> bool:
+    """Whether `candidate` is `key`, in a time that does not depend on where they differ."""
+    return secrets.compare_digest(candidate.encode(errors="replace"), key.encode())
 
 
 def listen(port: int | None, default: int) -> socket.socket:
@@ -74,9 +74,10 @@ def running(
         import uvicorn
     except ImportError as error:
         raise MissingExtraError(what, "uvicorn", "live") from error
+    # h11: of uvicorn's two parsers the one that limits the size of a request's header.
     config = uvicorn.Config(
-        application, log_config=None, access_log=False, server_header=False, date_header=False,
-        timeout_graceful_shutdown=2, **settings,
+        application, log_config=None, log_level="error", access_log=False, server_header=False,
+        date_header=False, timeout_graceful_shutdown=2, http="h11", **settings,
     )  # fmt: skip
     server = uvicorn.Server(config)
     thread = threading.Thread(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +19,8 @@ import pytest
 from slipstream import runtimes
 from slipstream.cli._main import _command
 from slipstream.errors import InvalidArgumentError, UsageError
+from slipstream.mlperf import serving
+from slipstream.runtimes import OverloadedError
 from slipstream.verbs.goals import parse_goals
 from slipstream.verbs.results import Predicted
 from slipstream.verbs.serving import foresee
@@ -25,6 +31,25 @@ import torch
 def make():
     torch.manual_seed(0)
     return torch.nn.Linear(4, 3), torch.randn(8, 4)
+"""
+
+
+# Hangs from its second call on: the first one is made while it is loaded.
+HANGING = """\
+import pathlib, time, torch
+
+class Hanging(torch.nn.Module):
+    calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        if self.calls > 1:
+            pathlib.Path(__file__).with_name("begun").touch()
+            time.sleep(60)
+        return x
+
+def make():
+    return Hanging(), torch.randn(8, 4)
 """
 
 
@@ -45,27 +70,70 @@ def test_every_scenario_of_a_workload_is_told_and_labelled(
     assert all(one["label"].startswith("not an MLPerf result") for one in told["runs"])
     assert all(one["value"] > 0 for one in told["runs"])
     server = told["runs"][2]
-    assert server["predicted_ns"]["p99"] > server["predicted_ns"]["p50"] > 0
+    predicted = server["predicted_ns"] or {}
+    if predicted.get("p99") is None:  # other programs disturbed the calibration
+        assert any(note.startswith("server: ") for note in told["notes"])
+    else:
+        assert predicted["p99"] > predicted["p50"] > 0
 
 
-def test_the_server_answers_and_ends_with_ctrl_c(model: str) -> None:
+@pytest.mark.parametrize(("passed", "code"), [(True, 0), (None, 0), (False, 1)])
+def test_a_failed_audit_is_an_exit_code(
+    passed: bool | None, code: int, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def benchmark(session: serving.Session, *_: object, **__: object) -> serving.Served:
+        audit = serving.Audit("COLD", "single-stream", passed, "")
+        return serving.Served(session.about, "", (), None, (audit,))
+
+    monkeypatch.setattr(serving, "benchmark", benchmark)
+    assert _command(["mlperf", "serve", model, "--audit", "COLD", "--json"]) == code
+
+
+@contextlib.contextmanager
+def served(model: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """`slipstream serve`, and its address."""
     process = subprocess.Popen(
         [sys.executable, "-m", "slipstream", "serve", model, "--port", "0", "--json"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
-    assert process.stdout is not None
-    lines = []
-    while not lines or lines[-1] != "}\n":
-        lines.append(process.stdout.readline())
-        assert lines[-1], process.stderr and process.stderr.read()
-    address = json.loads("".join(lines))["address"]
-    with runtimes.load(address) as remote:
-        (given,) = remote.run([np.zeros((5, 4), np.float32)])
-    assert given.shape == (5, 3)
-    os.kill(process.pid, signal.SIGINT)
-    _, said = process.communicate(timeout=20)
+    try:
+        assert process.stdout is not None
+        lines = []
+        while not lines or lines[-1] != "}\n":
+            lines.append(process.stdout.readline())
+            assert lines[-1], process.stderr and process.stderr.read()
+        yield process, json.loads("".join(lines))["address"]
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_the_server_answers_and_ends_with_ctrl_c(model: str) -> None:
+    with served(model) as (process, address):
+        with runtimes.load(address) as remote:
+            (output,) = remote.run([np.zeros((5, 4), np.float32)])
+        assert output.shape == (5, 3)
+        os.kill(process.pid, signal.SIGINT)
+        _, said = process.communicate(timeout=20)
     assert process.returncode == 0
     assert "1 requests answered" in said
+
+
+def test_the_server_ends_with_ctrl_c_while_a_call_hangs(tmp_path: Path) -> None:
+    (tmp_path / "hanging.py").write_text(HANGING)
+    with served(f"{tmp_path / 'hanging.py'}:make") as (process, address):
+        with runtimes.load(address) as remote, ThreadPoolExecutor(1) as pool:
+            refused = pool.submit(remote.run, [np.zeros((5, 4), np.float32)])
+            while not (tmp_path / "begun").exists():
+                time.sleep(0.01)
+            os.kill(process.pid, signal.SIGINT)
+            with pytest.raises(OverloadedError):
+                refused.result(20)
+        # Left alone, the call ends after a minute.
+        _, said = process.communicate(timeout=20)
+    assert process.returncode == 0
+    assert "Traceback" not in said
+    assert "0 requests answered" in said
 
 
 def test_a_percentile_needs_a_rate_and_is_met_by_the_queue() -> None:

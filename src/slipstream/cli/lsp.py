@@ -27,7 +27,7 @@ def command(
             metavar="PORT",
             min=0,
             max=65535,
-            help="Listen there, on 127.0.0.1, in place of stdin and stdout; the editor must send "
+            help="Listen there, on 127.0.0.1, instead of stdin and stdout; the editor must send "
             "the printed key.",
         ),
     ] = None,

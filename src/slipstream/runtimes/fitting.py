@@ -48,9 +48,9 @@ def fit(
 
 def _laid_out(samples: Array, spec: TensorSpec) -> Array:
     wanted, given = spec.shape[1:], samples.shape[1:]
-    if _agree(given, wanted):
+    if agree(given, wanted):
         return samples
-    if samples.ndim == 4 and _agree((given[2], *given[:2]), wanted):
+    if samples.ndim == 4 and agree((given[2], *given[:2]), wanted):
         return samples.transpose(0, 3, 1, 2)
     sizes = [size for size in wanted if size is not None]
     if None not in wanted and math.prod(sizes) == math.prod(given):
@@ -62,7 +62,8 @@ def _laid_out(samples: Array, spec: TensorSpec) -> Array:
     )
 
 
-def _agree(given: tuple[int, ...], wanted: tuple[int | None, ...]) -> bool:
-    return len(given) == len(wanted) and all(
-        want is None or have == want for have, want in zip(given, wanted, strict=True)
+def agree(shape: tuple[int, ...], pattern: tuple[int | None, ...]) -> bool:
+    """Whether a shape fits a pattern, in which None matches any size."""
+    return len(shape) == len(pattern) and all(
+        expected is None or size == expected for size, expected in zip(shape, pattern, strict=True)
     )

@@ -67,8 +67,10 @@ class HttpRuntime(Runtime):
         body, length = protocol.encode("inputs", named, parameters={"binary_data_output": True})
         headers = {protocol.LENGTH: str(length), "content-type": "application/octet-stream"}
         answer, answered = self._ask("POST", f"{self._path}/infer", body, headers)
-        header = answered.get(protocol.LENGTH)
-        return protocol.decode("outputs", answer, int(header) if header else None)
+        outputs = protocol.decode("outputs", answer, answered.get(protocol.LENGTH))
+        if self.outputs and outputs.keys() == {spec.name for spec in self.outputs}:
+            return [outputs[spec.name] for spec in self.outputs]
+        return list(outputs.values())
 
     def close(self) -> None:
         """Close the connections of all threads."""

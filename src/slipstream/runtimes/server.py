@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
 import threading
-import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,27 +18,39 @@ from typing import Any
 import numpy as np
 
 from slipstream import loopback
-from slipstream.errors import MissingExtraError, SlipstreamError
+from slipstream.errors import MissingExtraError
 from slipstream.runtimes import protocol
 from slipstream.runtimes.batching import Batcher, BatchPolicy
-from slipstream.runtimes.runtime import Array, Runtime, TensorSpec
+from slipstream.runtimes.runtime import Array, ModelError, Runtime, TensorSpec
 
 DEFAULT_PORT = 8500
-_KEY_BYTES = 24
 _LARGEST_BODY = 256 << 20
+_MAX_MESSAGE = 1000
+# For a worker that has nothing left to answer; one that is in a call which hangs is left behind.
+_END_S = 0.2
 
 
-@dataclass
-class _Asked:
+@dataclass(eq=False)
+class _Pending:
     """A request that waits for its answer."""
 
     inputs: list[Array]
     answer: asyncio.Future[list[Array]]
-    came_ns: int = field(default_factory=time.perf_counter_ns)
+    _claimed: threading.Lock = field(default_factory=threading.Lock)
 
-    @property
-    def shapes(self) -> list[tuple[Any, ...]]:
-        return [(array.dtype, *array.shape[1:]) for array in self.inputs]
+    def __post_init__(self) -> None:
+        self.shapes = [(array.dtype, *array.shape[1:]) for array in self.inputs]
+
+    def claim(self) -> bool:
+        """Whether the caller is the first: the worker that answers it, or what gives it up."""
+        return self._claimed.acquire(blocking=False)
+
+    def expire(self) -> None:
+        """Refuse it if it still waits; what it holds is freed at once."""
+        if self.claim():
+            self.inputs = []
+            if not self.answer.done():
+                self.answer.set_exception(TimeoutError())
 
 
 @dataclass
@@ -92,65 +102,68 @@ def serving(
     except ImportError as error:
         raise MissingExtraError("the model server", "starlette", "live") from error
     listening = loopback.listen(port, DEFAULT_PORT)
-    server = ModelServer(model, listening.getsockname()[1], secrets.token_urlsafe(_KEY_BYTES))
-    batcher: Batcher[_Asked] = Batcher(policy or BatchPolicy(), waiting)
+    server = ModelServer(model, listening.getsockname()[1], loopback.new_key())
+    batcher: Batcher[_Pending] = Batcher(policy or BatchPolicy(), waiting)
     worker = threading.Thread(
-        target=_answer_all, args=(server, batcher, deadline_s), name="slipstream-model", daemon=True
+        target=_answer_all, args=(model, batcher), name="slipstream-model", daemon=True
     )
     worker.start()
     try:
-        with loopback.running(_application(server, batcher), listening, "the model server"):
+        application = _application(server, batcher, deadline_s)
+        with loopback.running(application, listening, "the model server"):
             yield server
     finally:
         batcher.end()
-        worker.join(10.0)
+        worker.join(_END_S)
 
 
-def _answer_all(server: ModelServer, batcher: Batcher[_Asked], deadline_s: float) -> None:
+def _answer_all(model: Runtime, batcher: Batcher[_Pending]) -> None:
     """The worker's loop: batches, until the server ends."""
     while (batch := batcher.take()) is not None:
-        oldest = time.perf_counter_ns() - deadline_s * 1e9
-        for one in batch:
-            if one.came_ns < oldest:
-                _settle(one, TimeoutError())
-        timely = [one for one in batch if one.came_ns >= oldest]
-        while timely:
-            alike = [one for one in timely if one.shapes == timely[0].shapes]
-            timely = [one for one in timely if one.shapes != alike[0].shapes]
-            _answer(server.model, alike)
+        while batch:
+            group = [pending for pending in batch if pending.shapes == batch[0].shapes]
+            batch = [pending for pending in batch if pending.shapes != group[0].shapes]
+            # Not before: a request that is not in the next call can still expire.
+            _answer(model, [pending for pending in group if pending.claim()])
 
 
-def _answer(model: Runtime, asked: Sequence[_Asked]) -> None:
-    counts = [len(one.inputs[0]) for one in asked]
+def _answer(model: Runtime, batch: Sequence[_Pending]) -> None:
+    """Answer requests of the same shapes together; separately if that fails."""
+    if not batch:
+        return
+    counts = [len(pending.inputs[0]) for pending in batch]
     try:
-        joined = [np.concatenate(parts) for parts in zip(*(a.inputs for a in asked), strict=True)]
+        joined = [np.concatenate(parts) for parts in zip(*(a.inputs for a in batch), strict=True)]
         outputs = model.run(joined)
-    except Exception as error:
-        for one in asked:
-            _settle(one, error)
+    except (Exception, SystemExit) as error:
+        if len(batch) == 1:
+            _settle(batch[0], ModelError(f"{type(error).__name__}: {error}"))
+            return
+        for pending in batch:
+            _answer(model, [pending])
         return
     ends = np.cumsum(counts)[:-1]
     split = [np.split(output, ends) for output in outputs]
-    for one, *parts in zip(asked, *split, strict=True):
-        _settle(one, parts)
+    for pending, *parts in zip(batch, *split, strict=True):
+        _settle(pending, parts)
 
 
-def _settle(asked: _Asked, answer: list[Array] | Exception) -> None:
+def _settle(pending: _Pending, answer: list[Array] | Exception) -> None:
     def settle() -> None:
-        if asked.answer.done():
-            return  # whoever asked has left
+        if pending.answer.done():
+            return  # expired, or the client has left
         if isinstance(answer, Exception):
-            asked.answer.set_exception(answer)
+            pending.answer.set_exception(answer)
         else:
-            asked.answer.set_result(answer)
+            pending.answer.set_result(answer)
 
     with contextlib.suppress(RuntimeError):  # the server's loop has ended
-        asked.answer.get_loop().call_soon_threadsafe(settle)
+        pending.answer.get_loop().call_soon_threadsafe(settle)
 
 
-def _application(server: ModelServer, batcher: Batcher[_Asked]) -> Any:
+def _application(server: ModelServer, batcher: Batcher[_Pending], deadline_s: float) -> Any:
     from starlette.applications import Starlette
-    from starlette.requests import Request
+    from starlette.requests import ClientDisconnect, Request
     from starlette.responses import JSONResponse, Response
     from starlette.routing import Route
 
@@ -158,7 +171,7 @@ def _application(server: ModelServer, batcher: Batcher[_Asked]) -> Any:
     hosts = {f"{name}:{server.port}" for name in (loopback.HOST, "localhost")}
 
     def refusal(status: int, what: str, **headers: str) -> Response:
-        return JSONResponse({"error": what}, status, headers)
+        return JSONResponse({"error": what[:_MAX_MESSAGE]}, status, headers)
 
     def unwelcome(request: Request) -> Response | None:
         """Another name that leads here, a page of a browser, or somebody without the key."""
@@ -166,8 +179,11 @@ def _application(server: ModelServer, batcher: Batcher[_Asked]) -> Any:
             return refusal(403, "only programs on this machine may ask")
         given = request.headers.get("authorization", "").removeprefix("Bearer ")
         given = given or request.query_params.get("key", "")
-        if not secrets.compare_digest(given.encode(), server.key.encode()):
+        if not loopback.same_key(given, server.key):
             return refusal(401, "the key is missing or wrong: it is in the address printed")
+        name = request.path_params.get("name", server.model.name)
+        if name != server.model.name:
+            return refusal(404, f"there is no model '{name}' here, only '{server.model.name}'")
         return None
 
     async def metadata(request: Request) -> Response:
@@ -185,46 +201,70 @@ def _application(server: ModelServer, batcher: Batcher[_Asked]) -> Any:
     async def infer(request: Request) -> Response:
         if (no := unwelcome(request)) is not None:
             return no
-        if int(request.headers.get("content-length") or 0) > _LARGEST_BODY:
-            return refusal(413, f"more than {_LARGEST_BODY >> 20} MiB")
-        length = request.headers.get(protocol.LENGTH)
         try:
-            inputs = protocol.decode(
-                "inputs", await request.body(), int(length) if length else None
+            body = await read(request)
+            if body is None:
+                large = f"the body is larger than {_LARGEST_BODY >> 20} MiB"
+                return refusal(413, large, connection="close")
+            length = request.headers.get(protocol.LENGTH)
+            tensors = protocol.decode("inputs", body, length)
+            pending = _Pending(
+                protocol.match(tensors, server.model.inputs),
+                asyncio.get_running_loop().create_future(),
             )
-            counts = {len(array) if array.ndim else 0 for array in inputs}
-            if len(counts) != 1 or counts == {0}:
-                return refusal(400, "every input has as many samples, one at least")
-        except (SlipstreamError, ValueError) as error:
+        except (ModelError, ClientDisconnect) as error:
             return refusal(400, str(error))
-        asked = _Asked(inputs, asyncio.get_running_loop().create_future())
-        if not batcher.put(asked):
+        if not batcher.put(pending):
             server.refused += 1
             return refusal(503, "too many requests wait", **{"retry-after": "1"})
+        deadline = asyncio.get_running_loop().call_later(deadline_s, pending.expire)
         try:
-            outputs = await asked.answer
+            outputs = await pending.answer
+            answer = answered(outputs, binary=length is not None)
         except TimeoutError:
             server.refused += 1
             return refusal(503, "it waited too long", **{"retry-after": "1"})
+        except asyncio.CancelledError:
+            pending.expire()
+            return refusal(503, "the server is shutting down")
         except Exception as error:
             server.failed += 1
-            return refusal(500, f"{type(error).__name__}: {error}")
+            return refusal(500, str(error))
+        finally:
+            deadline.cancel()
         server.answered += 1
+        return answer
+
+    async def read(request: Request) -> bytearray | None:
+        """The body; None if it is too large, however it is framed: chunks announce no length."""
+        body, size = bytearray(), int(request.headers.get("content-length") or 0)
+        if size <= _LARGEST_BODY:
+            async for part in request.stream():
+                body += part
+                if len(body) > _LARGEST_BODY:
+                    return None
+        return body if size <= _LARGEST_BODY else None
+
+    def answered(outputs: list[Array], *, binary: bool) -> Response:
         given = names or [f"output_{n}" for n in range(len(outputs))]
-        if length is None:
-            return JSONResponse(
-                {"model_name": server.model.name, "outputs": _as_json(given, outputs)}
+        if binary:
+            body, header = protocol.encode(
+                "outputs", list(zip(given, outputs, strict=True)), model_name=server.model.name
             )
-        body, header = protocol.encode(
-            "outputs", list(zip(given, outputs, strict=True)), model_name=server.model.name
-        )
-        return Response(body, headers={protocol.LENGTH: str(header)})
+            return Response(body, headers={protocol.LENGTH: str(header)})
+        for name, array in zip(given, outputs, strict=True):
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                return refusal(
+                    400, f"'{name}' has NaN or infinity for these inputs, which JSON cannot "
+                    "represent; the binary form of the protocol can",
+                )  # fmt: skip
+        return JSONResponse({"model_name": server.model.name, "outputs": _as_json(given, outputs)})
 
     @contextlib.asynccontextmanager
     async def lifespan(application: Any) -> AsyncIterator[None]:
         yield
 
-    return Starlette(
+    application = Starlette(
         routes=[
             Route("/v2", metadata),
             Route("/v2/health/ready", ready),
@@ -233,6 +273,8 @@ def _application(server: ModelServer, batcher: Batcher[_Asked]) -> Any:
         ],
         lifespan=lifespan,
     )
+    application.router.redirect_slashes = False
+    return application
 
 
 def _as_json(names: Sequence[str], outputs: Sequence[Array]) -> list[dict[str, Any]]:
