@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -111,7 +112,7 @@ def _application(analyst: Analyst) -> Any:
             Route("/page.js", part),
             Route("/page.css", part),
             Route("/alive", part),
-            Route("/document/{number:int}/{state}/{name}", document),
+            Route("/document/{number}/{state}/{name}", document),
             WebSocketRoute("/live", live),
         ],
         lifespan=lifespan,
@@ -130,7 +131,10 @@ def _text(text: str, kind: str, headers: dict[str, str] | None = None) -> Respon
 
 
 async def _talk(session: Session, websocket: WebSocket) -> None:
-    """Tell one client what is new, and answer what it asks, until it is gone."""
+    """Tell one client what is new, and answer what it asks, until it is gone.
+
+    A client that sends anything but JSON objects is disconnected with status 1003.
+    """
     from starlette.websockets import WebSocketDisconnect
 
     await websocket.accept()
@@ -138,7 +142,8 @@ async def _talk(session: Session, websocket: WebSocket) -> None:
 
     async def send() -> None:
         while True:
-            await websocket.send_json(await queue.get())
+            # ASCII: an answer may quote half of a surrogate pair, which UTF-8 cannot hold.
+            await websocket.send_text(json.dumps(await queue.get()))
 
     async def answer(request: dict[str, Any]) -> None:
         answered = await asyncio.to_thread(session.answer, request)
@@ -149,13 +154,15 @@ async def _talk(session: Session, websocket: WebSocket) -> None:
     try:
         while True:
             request = await websocket.receive_json()
-            if isinstance(request, dict):
-                task = asyncio.create_task(answer(request))
-                answering.add(task)
-                task.add_done_callback(answering.discard)
-    except (WebSocketDisconnect, ValueError, KeyError):
-        # Gone; or it sent what is no JSON, as no page of ours does.
+            if not isinstance(request, dict):
+                raise TypeError
+            task = asyncio.create_task(answer(request))
+            answering.add(task)
+            task.add_done_callback(answering.discard)
+    except WebSocketDisconnect:
         pass
+    except (ValueError, KeyError, TypeError, RecursionError):
+        await websocket.close(1003)
     finally:
         session.leave(queue)
         sending.cancel()

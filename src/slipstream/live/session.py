@@ -60,11 +60,11 @@ class Session:
         """Listen no more."""
         self._stop_listening()
 
-    def document(self, number: int, state: str, name: str) -> Path | None:
+    def document(self, number: str, state: str, name: str) -> Path | None:
         """The file `name` of what the page draws of an analysis, while it is kept."""
         latest = self.analyst.latest
         folder = latest.document
-        if latest.number != number or folder is None or folder.name != state:
+        if str(latest.number) != number or folder is None or folder.name != state:
             return None
         return folder / name
 
@@ -77,18 +77,19 @@ class Session:
             return {"result": json_values(action(self, request))}
         except SlipstreamError as error:
             return {"error": {"what": error.what, "where": error.where, "remedy": error.remedy}}
-        except (KeyError, TypeError, ValueError) as error:
+        except (ArithmeticError, KeyError, TypeError, ValueError) as error:
             what = f"the page's request is malformed: {type(error).__name__}: {error}"
             return {"error": {"what": what, "where": None, "remedy": "load the page again"}}
 
     # What may be asked for.
 
     def _simulate(self, request: Mapping[str, Any]) -> Any:
-        workers = request.get("workers")
-        return self.analyst.simulate(
-            str(request["technique"]), request.get("cluster"),
-            None if workers is None else int(workers),
-        )  # fmt: skip
+        workers, cluster = request.get("workers"), request.get("cluster")
+        if workers is not None and type(workers) is not int:
+            raise TypeError(f"workers is {workers!r}, not an integer")
+        if cluster is not None and not isinstance(cluster, str):
+            raise TypeError(f"cluster is {cluster!r}, not text")
+        return self.analyst.simulate(str(request["technique"]), cluster, workers)
 
     def _preview(self, request: Mapping[str, Any]) -> Any:
         return self.analyst.edit(
