@@ -7,8 +7,9 @@ from typing import Any, cast
 
 import pytest
 
-from slipstream.mlperf.serving import ServiceCurve
+from slipstream.mlperf.serving import Served, ServiceCurve
 from slipstream.mlperf.serving.planning import Wishes, measured
+from slipstream.mlperf.serving.results import Row
 from slipstream.mlperf.serving.rules import SCENARIOS, Test
 from slipstream.mlperf.serving.session import Run, Session
 from slipstream.runtimes import BatchPolicy
@@ -19,23 +20,57 @@ class Scripted:
 
     policy, workers = BatchPolicy(), 1
 
-    def __init__(self, fine_below: float, refused: int = 0) -> None:
-        self.fine_below, self.refused = fine_below, refused
+    def __init__(
+        self, fine_below: float, refused: int = 0, times_ns: tuple[float, ...] = (1e6,)
+    ) -> None:
+        self.fine_below, self.refused, self.times_ns = fine_below, refused, times_ns
         self.rates: list[float] = []
+        self.lines: list[str] = []
 
     def curve(self) -> ServiceCurve:
         return ServiceCurve.of({1: 1e6})
 
-    served = curve
+    def served(self) -> ServiceCurve:
+        return ServiceCurve({1: self.times_ns})
+
+    def report(self, line: str) -> None:
+        self.lines.append(line)
 
     def run(self, test: Test, folder: Path | None = None) -> Run:
         self.rates.append(test.rate)
+        self.lines.append("run")
         fine = test.rate < self.fine_below and not self.refused
         return Run(test, Path(), fine, test.rate, 100, {}, (), refused=self.refused)
 
 
 def run(session: Scripted, **wishes: Any) -> Run:
     return measured(cast(Session, session), SCENARIOS["server"], Wishes(seconds=1.0, **wishes))
+
+
+def test_latencies_are_predicted_before_each_run() -> None:
+    session = Scripted(150.0)
+    p99_ns = Row(run(session, rate=100.0)).foreseen_ns("p99")
+    assert p99_ns is not None
+    assert p99_ns > 1e6
+    assert "predicted p99" in session.lines[0]
+    assert session.lines[1:] == ["run"]
+
+
+def test_a_disturbed_calibration_predicts_nothing() -> None:
+    # One of ten calls waited for other programs.
+    session = Scripted(150.0, times_ns=(1e6,) * 9 + (1e8,))
+    row = Row(run(session, rate=50.0))
+    assert row.foreseen_ns("p99") is None
+    assert "disturbed" in row.caution
+
+
+def test_a_rate_above_capacity_has_no_predicted_latency() -> None:
+    row = Row(run(Scripted(1e9), rate=2000.0))
+    assert row.foreseen_ns("p99") is None
+    assert "capacity" in row.caution
+    about = {"model": "m", "kind": "k", "samples": 1, "sample_bytes": 1}
+    (cells,) = Served(about, "", (row,), None).table().rows
+    assert "grows" in cells
 
 
 def test_a_server_is_tried_at_half_the_rate_until_it_keeps_its_bound() -> None:

@@ -121,7 +121,8 @@ def serve(
         typer.Option(
             metavar="NAME,...",
             help="TEST01 (answers under load are the right ones), TEST04 (the same sample again is "
-            "no faster), COLD (nor are samples that could have been seen), or all.",
+            "no faster), COLD (nor are samples that could have been seen), or all. Exit code 1 if "
+            "an audit fails.",
         ),
     ] = None,
     gate: Annotated[
@@ -184,6 +185,8 @@ def serve(
         emit_result(compared, compared.table(), as_json=as_json)
     else:
         emit_result(measured, *measured.tables(), as_json=as_json)
+        if measured.failed:
+            raise typer.Exit(1)
 
 
 def peak(

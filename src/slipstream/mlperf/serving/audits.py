@@ -3,9 +3,9 @@
 TEST01: the answers of a performance run, of which a random part is kept, are those of the accuracy
 run, at the same speed. TEST04: one sample again and again is not faster than different ones, or
 the system remembers. COLD, ours: TEST04 says nothing of a memory that was filled before both of its
-runs; so samples that nobody can have seen (the elements of each in another order) are issued once
-each, in a process that was just started, and must not take longer than when they are asked again,
-nor than those of the data set.
+runs; so new samples (each takes half of its elements from another, all in another order) are issued
+once each, in a process that was just started, and must not take longer than when they are asked
+again, nor than those of the data set.
 
 Speeds are compared in rounds, each arm once a round, and a verdict takes what the interval of the
 rounds' ratios says at its level over all looks together: a system is accused where all of it lies

@@ -37,8 +37,8 @@ class Library:
         self.labels = labels
         self.performance_count = min(len(self), PERFORMANCE_SAMPLES)
         self.shuffle = 0
-        """By which seed the elements of every sample change places when it is loaded, for content
-        that nobody can have seen, of the same range and cost; 0: they stay."""
+        """Seed by which samples exchange elements and permute them when they are loaded, for new
+        content of the same range and cost; 0 leaves samples unchanged."""
         self._loaded: list[Array] = []
         self._place: dict[int, int] = {}
         # A sample by itself is a view, made once: cutting it out takes longer than a small model.
@@ -64,11 +64,19 @@ class Library:
         flat = samples.reshape(len(samples), -1)
         if not self.shuffle or flat.shape[1] < 2:
             return samples
-        places = np.random.default_rng(self.shuffle).permutation(flat.shape[1])
+        random = np.random.default_rng(self.shuffle)
+        places = random.permutation(flat.shape[1])
         if (np.diff(places) == 1).all():
-            # Never as it was.
+            # Never the original order.
             places = np.roll(places, 1)
-        return np.ascontiguousarray(flat[:, places]).reshape(samples.shape)
+        mixed = flat[:, places]
+        if len(flat) > 1:
+            # A permutation alone leaves each sample's sorted elements, which a cache can use as
+            # its key: half of the places take the elements of another sample.
+            half = random.permutation(len(places))[: len(places) // 2]
+            other = np.roll(flat, int(random.integers(1, len(flat))), axis=0)
+            mixed[:, half] = other[:, places[half]]
+        return np.ascontiguousarray(mixed).reshape(samples.shape)
 
     def unload(self, indices: Sequence[int]) -> None:
         """Forget them."""

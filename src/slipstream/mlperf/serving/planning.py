@@ -20,9 +20,9 @@ from slipstream.mlperf.serving.rules import (
     Test,
     percentile_for,
 )
-from slipstream.mlperf.serving.session import Run, Session
+from slipstream.mlperf.serving.session import MAX_DISTURBANCE, Run, Session
 from slipstream.mlperf.serving.statistics import fewest_queries
-from slipstream.runtimes import BatchPolicy
+from slipstream.units import format_duration
 
 _MOST_MADE = 400_000
 # Queries made beforehand, over those that the measured time would need.
@@ -117,15 +117,16 @@ def _bounded(test: Test) -> Test:
 def measured(
     session: Session, scenario: Scenario, wishes: Wishes, folder: Path | None = None
 ) -> Run:
-    """A performance run of `scenario`, again where the hints were wrong.
+    """Run `scenario` for performance, again if the hints were wrong.
 
-    A server's rate that a person named is kept, whether or not the bound is.
+    A server's rate that the user named is kept, whether or not its bound is met.
     """
     test: Test | None = plan(session, scenario, wishes)
     attempts = 0
     while test is not None:
         attempts += 1
-        run = replace(session.run(test, folder), attempts=attempts)
+        predicted = foreseen(session, test) if scenario.name == "server" else None
+        run = replace(session.run(test, folder), attempts=attempts, predicted=predicted)
         test = _mended(run, wishes) if attempts < _ATTEMPTS else None
     return run
 
@@ -155,7 +156,17 @@ def accuracy(session: Session, scenario: Scenario, folder: Path | None = None) -
     return session.run(test, folder)
 
 
-def foreseen(session: Session, test: Test) -> queueing.Load:
-    """What the queue simulation says of a server run, from the service curve alone."""
-    policy: BatchPolicy = session.policy
-    return queueing.simulate(session.served(), test.rate, policy, workers=session.workers)
+def foreseen(session: Session, test: Test) -> queueing.Load | None:
+    """Simulate the queue of a server run, from the service curve alone.
+
+    Returns:
+        None if calls differed so much while the curve was measured that it predicts nothing.
+    """
+    curve, policy = session.served(), session.policy
+    if curve.disturbance > MAX_DISTURBANCE:
+        session.report("server: not predicted, other programs disturbed the calibration")
+        return None
+    load = queueing.simulate(curve, test.rate, policy, workers=session.workers)
+    p99 = format_duration(load.percentile_ns(0.99)) if load.keeps_up else "grows without end"
+    session.report(f"server at {test.rate:,.1f}/s: predicted p99 {p99}")
+    return load

@@ -21,6 +21,8 @@ from slipstream.runtimes.batching import BatchPolicy
 Floats = NDArray[np.float64]
 _QUERIES = 20_000
 _SEED = 20_191_106
+# Share of the time above which a worker is taken to have no pause left.
+_FULLY_BUSY = 0.995
 # Of the peak search: relative width at which it ends.
 _PEAK_WIDTH = 0.005
 
@@ -78,6 +80,11 @@ class ServiceCurve:
         ratios = [np.asarray(times) / np.median(times) for times in self.times_ns.values()]
         return np.concatenate(ratios)
 
+    @property
+    def disturbance(self) -> float:
+        """Mean of calls' times over their median: 1 on a quiet machine, more if interrupted."""
+        return float(self.spread().mean())
+
     def capacity(self, policy: BatchPolicy, workers: int = 1) -> float:
         """Queries a second that can be served at most, batches as full as the policy allows."""
         best = max(n / self.median_ns(n) for n in range(1, policy.maximum + 1))
@@ -99,6 +106,11 @@ class Load:
     latencies_ns: Floats
     mean_batch: float
     busy: float
+
+    @property
+    def keeps_up(self) -> bool:
+        """Whether queries are answered as fast as they arrive; if not, latencies keep growing."""
+        return self.busy < _FULLY_BUSY
 
     def percentile_ns(self, share: float) -> float:
         """The latency that this share of queries does not exceed."""

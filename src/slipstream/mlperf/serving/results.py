@@ -9,7 +9,6 @@ from typing import Any
 
 from slipstream.mlperf.serving import planning
 from slipstream.mlperf.serving.audits import Audit, audit, audit_table, need_audits
-from slipstream.mlperf.serving.queueing import Load
 from slipstream.mlperf.serving.rules import SCENARIOS, Scenario
 from slipstream.mlperf.serving.session import Run, Session
 from slipstream.mlperf.serving.tree import Place, write_scenario, write_system
@@ -19,10 +18,26 @@ from slipstream.units import format_duration, format_percent
 
 @dataclass(frozen=True)
 class Row:
-    """A scenario's run, and what the queue simulation said of it beforehand (server)."""
+    """A scenario's run, and what the queue simulation predicted before it."""
 
     run: Run
-    foreseen: Load | None = None
+
+    @property
+    def caution(self) -> str:
+        """Reason that a server's latencies are not predicted, or unreliable; else empty."""
+        if self.run.test.scenario != "server":
+            return ""
+        if self.run.predicted is None:
+            return (
+                "server: latencies are not predicted, because other programs disturbed the "
+                "calibration; run again on a quiet machine"
+            )
+        if not self.run.predicted.keeps_up:
+            return (
+                f"server: {self.run.test.rate:,.1f} queries/s are more than the predicted "
+                "capacity: latency grows as long as the run lasts"
+            )
+        return ""
 
     @property
     def result(self) -> str:
@@ -47,12 +62,12 @@ class Row:
         )
 
     def foreseen_ns(self, name: str) -> float | None:
-        """A latency as the queue simulation has it."""
-        if self.foreseen is None:
+        """A latency as the queue simulation predicts it, in ns; None if it predicts none."""
+        if self.run.predicted is None or not self.run.predicted.keeps_up:
             return None
         if name == "mean":
-            return self.foreseen.mean_ns
-        return self.foreseen.percentile_ns(float(name.removeprefix("p")) / 100)
+            return self.run.predicted.mean_ns
+        return self.run.predicted.percentile_ns(float(name.removeprefix("p")) / 100)
 
 
 @dataclass(frozen=True)
@@ -74,9 +89,19 @@ class Served:
     notes: tuple[str, ...] = field(default=())
 
     @property
+    def failed(self) -> tuple[str, ...]:
+        """Names of the audits that the system failed; undecided audits are not among them."""
+        return tuple(audit.name for audit in self.audits if audit.passed is False)
+
+    @property
     def valid(self) -> bool:
         """Whether every run is, and every audit passed."""
         return all(row.run.valid for row in self.rows) and all(one.passed for one in self.audits)
+
+    @property
+    def cautions(self) -> list[str]:
+        """Reasons that predicted latencies are missing or unreliable, by scenario."""
+        return [row.caution for row in self.rows if row.caution]
 
     def tables(self) -> list[Table]:
         """Runs, and audits where there are any."""
@@ -100,6 +125,7 @@ class Served:
             for row in self.rows
             for reason in row.run.reasons
         ]
+        reasons += self.cautions
         right = "" if self.accuracy is None else f"accuracy: {format_percent(self.accuracy)}"
         samples = f"{self.about['samples']:,} samples of {self.about['sample_bytes']:,} bytes"
         every = [f"{right} of {samples}" if right else samples, *reasons, *labels, *self.notes]
@@ -116,17 +142,19 @@ class Served:
                 {
                     **row.run.to_json(),
                     "predicted_ns": {n: row.foreseen_ns(n) for n in ("mean", "p50", "p99")}
-                    if row.foreseen
+                    if row.run.predicted
                     else None,
                 }
                 for row in self.rows
             ],
             "audits": [vars(one) for one in self.audits],
-            "notes": list(self.notes),
+            "notes": [*self.cautions, *self.notes],
         }
 
 
 def _predicted(row: Row) -> str:
+    if row.run.predicted is not None and not row.run.predicted.keeps_up:
+        return "grows"
     p99_ns = row.foreseen_ns("p99")
     return "-" if p99_ns is None else format_duration(p99_ns)
 
@@ -159,8 +187,7 @@ def benchmark(
         folder = None if place is None else place.scenario(scenario)
         logs = None if place is None else place.performance(scenario)
         run = planning.measured(session, scenario, wishes, logs)
-        foreseen = planning.foreseen(session, run.test) if scenario.name == "server" else None
-        rows.append(Row(run, foreseen))
+        rows.append(Row(run))
         audited = audit(audits, session.again, session, scenario, wishes, folder, earlier)
         stood += [one for one in audited if one not in stood]
         earlier = {one.name: (one, folder and folder / one.name) for one in audited}

@@ -92,8 +92,8 @@ class Test:
         seeds: of the sample library, of indices and of the schedule.
         log_answers: of how many answers a performance run keeps the bytes.
         issue: which samples: drawn, always the ``same``, or each ``unique`` once.
-        shuffle: seed by which the elements of samples change places, so that their content is new;
-            0: they stay.
+        shuffle: seed by which samples exchange and permute elements, so that their content is new;
+            0 leaves them unchanged.
     """
 
     __test__ = False  # nothing that pytest collects
