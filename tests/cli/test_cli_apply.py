@@ -156,6 +156,32 @@ def test_why_nothing_is_written_is_said_once(slipstream: Any) -> None:
     assert re.search(why, machine.stderr)
 
 
+def test_what_the_step_does_already_is_not_transformed(slipstream: Any) -> None:
+    (slipstream.folder / "making.py").write_text(
+        "import torch\nfrom train import make_workload\n"
+        "def make():\n"
+        "    model, batch, loss, optimizer = make_workload()\n"
+        "    return model, batch, loss, type(optimizer)(model.parameters(), lr=0.1, fused=True)\n"
+    )
+    script = slipstream.folder / "script.py"
+    script.write_text(
+        "from making import make\nmodel, (inputs, targets), loss, optimizer = make()\n"
+        "for _ in range(50):\n"
+        "    optimizer.zero_grad(); loss(model(inputs), targets).backward(); optimizer.step()\n"
+    )
+    before = script.read_bytes()
+    for target in ("making.py:make", "script.py"):
+        run = slipstream("apply", target, "-t", "fused_optimizer", "--write", "--json")
+        assert run.returncode == 0, run.stderr
+        found = json.loads(run.stdout)
+        assert found["not_run"] == "the optimizer is fused already"
+        assert found["losses_after"] == [None] * 5
+        assert (found["diff"], found["written"]) == ("", None)
+    assert script.read_bytes() == before
+    run = slipstream("apply", "script.py", "-t", "fused_optimizer+threads:1", "--json")
+    assert json.loads(run.stdout)["not_run"] is None
+
+
 def test_a_scripts_edited_loop_runs_before_it_is_written(slipstream: Any) -> None:
     (slipstream.folder / "script.py").write_text(
         "from train import make_workload\n"

@@ -241,3 +241,69 @@ def script_losses(path: Path) -> list[float]:
     torch.manual_seed(0)
     losses: list[float] = runpy.run_path(str(path), run_name="__main__")["losses"]
     return losses
+
+
+HUGGING_FACE = """\
+import torch
+from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
+
+data = [{"input_ids": torch.arange(8) + i, "labels": torch.tensor(i % 2)} for i in range(16)]
+config = BertConfig(
+    vocab_size=32, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16
+)
+model = BertForSequenceClassification(config)
+arguments = TrainingArguments(
+    output_dir="out",
+    per_device_train_batch_size=2,
+    report_to="none",
+    save_strategy="no",
+    disable_tqdm=True,
+    max_steps=2,
+)
+trainer = Trainer(model=model, args=arguments, train_dataset=data)
+trainer.train()
+"""
+
+LIGHTNING = """\
+import lightning as L
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+class Classifier(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(4, 2)
+
+    def training_step(self, batch, batch_index):
+        x, y = batch
+        return nn.functional.cross_entropy(self.net(x), y)
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), lr=1e-3)
+
+data = TensorDataset(torch.randn(16, 4), torch.randint(0, 2, (16,)))
+loader = DataLoader(data, batch_size=2)
+trainer = L.Trainer(
+    max_steps=2, logger=False, enable_checkpointing=False, enable_progress_bar=False
+)
+trainer.fit(Classifier(), loader)
+"""
+
+ACCELERATE = """\
+import torch
+from accelerate import Accelerator
+from torch.utils.data import DataLoader, TensorDataset
+
+accelerator = Accelerator()
+data = DataLoader(TensorDataset(torch.randn(8, 4), torch.randint(0, 2, (8,))), batch_size=2)
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+model, optimizer, data = accelerator.prepare(model, optimizer, data)
+for x, y in data:
+    with accelerator.accumulate(model):
+        loss = torch.nn.functional.cross_entropy(model(x), y)
+        accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+"""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -12,6 +13,9 @@ from slipstream.source._places import Places
 from slipstream.source._source import AlreadyThereError, NotPlacedError, Source, is_same
 from slipstream.source._trainers import Framework
 
+# Methods of a Lightning module that are no step, and what in it measures rather than computes.
+_NO_STEPS = ("__init__", "forward", "setup", "configure_model", "configure_optimizers")
+_MEASURES = re.compile(r"Loss$|^torchmetrics\.")
 _SETTINGS = {
     Framework.HUGGING_FACE: "TrainingArguments",
     Framework.LIGHTNING: "Trainer",
@@ -35,7 +39,8 @@ class Switch:
         lines: what to write where the edit cannot be placed; by default the arguments.
         note: what the diff does not show; without arguments, the reason.
         applies: whether the entry is for this script.
-        then: a further edit that the arguments need; the same `Source` if it is made already.
+        then: a further edit that the arguments need, or all there is without arguments; returns
+            the same `Source` if it is made already.
     """
 
     technique: str
@@ -46,7 +51,7 @@ class Switch:
     lines: str = ""
     note: str = ""
     applies: Callable[[Places], bool] = lambda where: True
-    then: Callable[[Places, Source], Source] = lambda where, source: source
+    then: Callable[[Places, Source], Source] | None = None
 
 
 @dataclass(frozen=True)
@@ -65,7 +70,10 @@ class FrameworkEdit:
         """
         training, source, switch = where.training, where.source, self.switch
         assert training is not None
+        then = switch.then or _nothing_more
         if not switch.values:
+            if switch.then is not None:
+                return then(where, source)
             name = self._text(switch.technique, where)
             why = f", since {switch.note}" if switch.note else ""
             raise source.not_placed(
@@ -91,11 +99,11 @@ class FrameworkEdit:
         try:
             edited = source.set_keywords(call, **values)
         except AlreadyThereError:
-            edited = switch.then(where, where.source)
+            edited = then(where, where.source)
             if edited is where.source:
                 raise
             return edited
-        return switch.then(where, edited)
+        return then(where, edited)
 
     def note(self, where: Places) -> str:
         """What the reader of the diff should know."""
@@ -141,6 +149,10 @@ def find_switch(
         if named and switch.technique.format(**settings) == technique and switch.applies(where):
             return FrameworkEdit(switch, settings)
     return None
+
+
+def _nothing_more(where: Places, source: Source) -> Source:
+    return source
 
 
 def _has_gpu() -> bool:
@@ -194,6 +206,40 @@ def _accumulates(where: Places, source: Source) -> Source:
     return source.wrap(loop.body[0], loop.body[-1], f"with {accelerator}.accumulate({model}):")
 
 
+def _compiles(technique: str, arguments: str) -> Switch:
+    """``model.compile(...)``, which leaves the class that the framework inspects."""
+
+    def edit(where: Places, source: Source) -> Source:
+        where = where.with_named_model()
+        return where.after_model(f"{{model}}{_called_part(where)}.compile({arguments})")
+
+    return Switch(technique, lines=f"model.compile({arguments})  # what the step calls", then=edit)
+
+
+def _called_part(where: Places) -> str:
+    """``.net`` if the methods of a Lightning module call ``self.net``; empty for the whole.
+
+    Raises:
+        NotPlacedError: they call several modules, or none that can be seen.
+    """
+    assert where.training is not None
+    if where.training.framework is not Framework.LIGHTNING:
+        return ""
+    names, kind = where.source.names, where.model_class
+    steps = [node for node in kind.body if getattr(node, "name", "forward") not in _NO_STEPS]
+    parts = set()
+    for call in nodes_in(ast.Call, *steps):
+        name = where.source.segment(call.func)
+        made = [value for value in names.values(call.func) if isinstance(value, ast.Call)]
+        measures = any(_MEASURES.search(names.qualified(value.func) or "") for value in made)
+        if name == "self" or (made and name.startswith("self.") and not measures):
+            parts.add(name.removeprefix("self"))
+    if len(parts) != 1:
+        calls = " and ".join(f"self{part}" for part in sorted(parts)) or "no module of its own"
+        raise where.source.not_placed(f"{kind.name} calls {calls} in its steps", kind)
+    return parts.pop()
+
+
 _LARGER_BATCH = "it trains as a batch {batches} times as large: the learning rate has to follow"
 _HUGGING_FACE = (
     Switch(
@@ -238,6 +284,7 @@ _HUGGING_FACE = (
         "compile:max_autotune",
         {"torch_compile": "True", "torch_compile_mode": '"max-autotune"'},
     ),
+    _compiles("fusion", 'backend="slipstream_fusion", dynamic=False'),
     Switch("tf32", {"tf32": "True"}),
     Switch(
         "dataloader:{workers}",
@@ -271,6 +318,10 @@ _LIGHTNING = (
         unset=("1",),
         note=_LARGER_BATCH + ", and max_steps counts updates",
     ),
+    _compiles("compile:default", ""),
+    _compiles("compile:reduce_overhead", 'mode="reduce-overhead"'),
+    _compiles("compile:max_autotune", 'mode="max-autotune"'),
+    _compiles("fusion", 'backend="slipstream_fusion", dynamic=False'),
     Switch(
         "channels_last",
         lines="model = model.to(memory_format={torch}.channels_last)  # before trainer.fit\n"

@@ -121,6 +121,7 @@ class Fusion(Settings):
             workload, edit,
             by_hand='model = torch.compile(model, backend="slipstream_fusion", dynamic=False)',
             note="the back end is registered by the package; the first step compiles",
+            technique=self,
         )  # fmt: skip
 
 
