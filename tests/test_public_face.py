@@ -29,7 +29,23 @@ RENAMED: dict[str, str | None] = {
     "slipstream.workload.kept_files": "slipstream.workload.file_backups",
 }
 # Keys of --json that were renamed.
-RENAMED_KEYS: dict[str, str] = {}
+RENAMED_KEYS: dict[str, str] = {
+    "[].ratio": "[].speedup",
+    "[].interval": "[].speedup_interval",
+    ".predictions[].ratio": ".predictions[].speedup",
+    ".predictions[].interval": ".predictions[].speedup_interval",
+    ".claims[].ratio": ".claims[].speedup",
+    ".claims[].low": ".claims[].speedup_interval",
+    ".claims[].high": ".claims[].speedup_interval",
+    ".rows[].ratio": ".rows[].speedup",
+    ".rows[].low": ".rows[].speedup_interval",
+    ".rows[].high": ".rows[].speedup_interval",
+    ".rows[].within": ".rows[].inside",
+    ".rows[].predicted.ratio": ".rows[].predicted_speedup",
+    ".rows[].predicted.low": ".rows[].predicted_speedup_interval",
+    ".rows[].predicted.high": ".rows[].predicted_speedup_interval",
+    ".shown_before": ".rows[].predicted_speedup",
+}
 
 
 def resolves(name: str) -> bool:

@@ -16,6 +16,15 @@ from slipstream.verbs.goals import Goal, parse_goal
 from slipstream.verbs.request import command_for
 from slipstream.verbs.results import Predicted
 
+_SCRIPT = """\
+from train import make_workload
+model, (inputs, targets), loss, optimizer = make_workload()
+for _ in range(5000):
+    optimizer.zero_grad()
+    loss(model(inputs), targets).backward()
+    optimizer.step()
+"""
+
 
 def test_every_installed_technique_is_judged(recorded: Any) -> None:
     run = recorded.shell("advise", recorded.path.name, "--json")
@@ -30,11 +39,33 @@ def test_every_installed_technique_is_judged(recorded: Any) -> None:
     assert speedups == sorted(speedups, reverse=True)
 
 
-def test_the_table_ends_with_what_to_do(recorded: Any) -> None:
+def test_the_table_begins_with_the_first_choice_and_ends_with_what_to_do(recorded: Any) -> None:
     run = recorded.shell("advise", recorded.path.name)
     assert run.returncode == 0, run.stderr
     again = "next: slipstream prove train.py:make_workload --set batch_size=4 --technique "
     assert again in run.stdout or "keep the step" in run.stdout
+    assert re.match(r"first choice .*\bnot measured: a recording\b|nothing here", run.stdout)
+    assert re.search(r"\b[0-9]+ techniques do not apply here: --all\b", run.stdout)
+    assert "tf32 does not apply" not in run.stdout
+    everything = recorded.shell("advise", recorded.path.name, "--all")
+    assert "tf32 does not apply" in everything.stdout
+
+
+def test_the_first_choice_of_a_script_is_measured(slipstream: Any) -> None:
+    (slipstream.folder / "script.py").write_text(_SCRIPT)
+    asked = ("script.py", "--steps", 2, "--no-combinations", "--time-limit", "12s", "--json")
+    run = slipstream("advise", *asked)
+    assert run.returncode == 0, run.stderr
+    found = json.loads(run.stdout)
+    check = found["check"]
+    assert (check and check["technique"]) == found["best"]
+    if check and not check["reason"]:
+        shown = next(p for p in found["predictions"] if p["technique"] == found["best"])
+        low, high = shown["speedup_interval"]
+        assert check["predicted_speedup"] == shown["speedup"]
+        assert check["inside"] is (low <= check["speedup"] <= high)
+        kept = json.loads(slipstream.briefly("results", "show", "last", "--json").stdout)
+        assert kept["rows"][0]["predicted_speedup"] == shown["speedup"]
 
 
 def test_a_command_repeats_what_was_recorded(recorded: Any) -> None:
@@ -92,15 +123,9 @@ def test_a_goal_that_is_none_is_refused_before_anything_runs(recorded: Any) -> N
 
 
 def test_what_cannot_be_proved_on_a_script_is_said(slipstream: Any) -> None:
-    (slipstream.folder / "script.py").write_text(
-        "from train import make_workload\n"
-        "model, (inputs, targets), loss, optimizer = make_workload()\n"
-        "for _ in range(500):\n"
-        "    optimizer.zero_grad()\n"
-        "    loss(model(inputs), targets).backward()\n"
-        "    optimizer.step()\n"
-    )
-    run = slipstream("advise", "script.py", "--steps", 2, "--no-combinations")
+    (slipstream.folder / "script.py").write_text(_SCRIPT)
+    run = slipstream("advise", "script.py", "--steps", 2, "--no-combinations", "--no-check")
     assert run.returncode == 0, run.stderr
     said = " ".join(run.stdout.split())
     assert re.search(r"\baccumulation:4\b.*\bno\b", said)
+    assert "not measured: --no-check" in said or "nothing here" in said

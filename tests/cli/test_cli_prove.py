@@ -95,6 +95,32 @@ def test_a_script_that_ends_at_once_is_told_to_run_longer(slipstream: Any) -> No
     assert [row["status"] for row in listed] == ["failed"]
 
 
+def test_the_prediction_that_was_shown_is_the_one_that_is_proved(slipstream: Any) -> None:
+    chosen = ("train.py:make_workload", "-t", "fused_optimizer", "--steps", 3, "--json")
+    train = slipstream.folder / "train.py"
+    train.write_text(train.read_text().replace("SGD", "Adam"))
+    (shown,) = json.loads(slipstream("predict", *chosen).stdout)
+
+    def proved() -> tuple[dict[str, Any], str]:
+        run = slipstream("prove", *chosen, "--budget", "1s", "--no-quality")
+        assert run.returncode == 0, run.stderr
+        rows = json.loads(run.stdout)["rows"]
+        (row,) = (one for one in rows if one["predicted"] is not None)
+        return row, run.stderr
+
+    row, said = proved()
+    assert row["predicted_speedup"] == shown["speedup"]
+    assert row["predicted_speedup_interval"] == shown["speedup_interval"]
+    low, high = shown["speedup_interval"]
+    assert row["inside"] is (low <= row["speedup"] <= high)
+    assert "importing torch" not in said, "it is not recorded again"
+    # Another program has another prediction.
+    train.write_text(train.read_text() + "\n")
+    row, said = proved()
+    assert row["predicted_speedup"] != shown["speedup"]
+    assert "importing torch" in said
+
+
 def test_without_a_look_at_quality_no_gain_is_backed(slipstream: Any) -> None:
     run = slipstream(
         "prove", "train.py:make_workload", "-t", "amp:bf16", "--no-quality", "--budget", "1s",
@@ -182,9 +208,9 @@ def test_ranks_are_shown_with_what_was_predicted_of_them(slipstream: Any) -> Non
     plain, cast, several = told["ranks"]
     assert (plain["technique"], cast["technique"]) == ("ddp:2", "ddp:2+cast:bf16")
     assert (plain["against"], cast["against"]) == (None, "ddp:2")
-    assert plain["ratio"] is None
-    ratio, low, high = cast["ratio"]
-    assert low <= ratio <= high
+    assert plain["speedup"] is None
+    low, high = cast["speedup_interval"]
+    assert low <= cast["speedup"] <= high
     for row in (plain, cast, several):
         assert row["ranks"] == 2
         assert row["step_ns"] > 0

@@ -8,12 +8,15 @@ from typing import Any
 import pytest
 
 from slipstream.durations import Durations
+from slipstream.graph import Graph
 from slipstream.technique import Quality, QualityKind, parse
 from slipstream.verbs import advising
 from slipstream.verbs.advising import Advice, advise
+from slipstream.verbs.checking import Check
 from slipstream.verbs.goals import Goal
 from slipstream.verbs.outlooks import Outlook
-from slipstream.verbs.results import Predicted
+from slipstream.verbs.results import Predicted, Refused
+from tiny_models import captured
 
 MB = 2**20
 
@@ -27,6 +30,11 @@ def predicted(
         memory=(100 * MB, megabytes * MB), quality=Quality(kind, "made up"),
         techniques=parse(name),
     )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def graph() -> Graph:
+    return captured("mlp")
 
 
 @pytest.fixture
@@ -173,3 +181,60 @@ def test_another_model_has_to_gain_enough_to_be_trained_for(advised: Any) -> Non
     assert names(found) == ["amp:bf16", "lowrank:0.125", "lowrank:0.25"]
     (refused,) = (p for p in found.predictions if p.why_not is not None)
     assert (refused.technique, refused.peak_bytes) == ("lowrank:0.25", 100 * MB)
+
+
+def _lead(found: Advice, graph: Graph, **options: Any) -> list[str]:
+    return list(found.table(graph, None, time_limit="60s", **options).lead)
+
+
+def test_what_was_not_timed_and_could_be_better_is_named_first(graph: Graph) -> None:
+    best = predicted("amp:bf16", 0.8)
+    not_timed = {"fusion": 1.8, "sdpa": None, "lowrank:0.25": 1.2, "scan:auto": 20.0}
+    late = [Refused(name, 1e6, "there was no time", busy=True) for name in not_timed]
+    found = Advice((best, *late), frozenset(), best, not_timed=not_timed)
+    first, second = _lead(found, graph)
+    assert first == "first choice amp:bf16: predicted 1.25x [1.24, 1.26]"
+    assert second == (
+        "not timed in 60s, could be better: scan:auto (up to > 10x), fusion (up to 1.80x), "
+        "sdpa (no bound); --time-limit 5min times them"
+    )
+    notes = found.table(graph, None, everything=False).notes
+    assert "1 more was not timed, and cannot beat the first choice" in notes
+    assert not any("there was no time" in note for note in notes)
+    assert {"technique": "fusion", "speedup_at_most": 1.8} in found.to_json()["not_timed"]
+
+
+def test_what_does_not_apply_is_counted_unless_all_is_requested(graph: Graph) -> None:
+    best = predicted("amp:bf16", 0.8)
+    others = [Refused(name, 1e6, "the step has none") for name in ("tf32", "sdpa")]
+    busy = Refused("threads:2", 1e6, "the cores were busy", busy=True)
+    found = Advice((best, *others, busy), frozenset(), best)
+    short = found.table(graph, None, everything=False).notes
+    assert "2 techniques do not apply here: --all lists them with their reasons" in short
+    assert "threads:2 cannot be told here: the cores were busy" in short
+    assert not any("the step has none" in note for note in short)
+    assert sum("the step has none" in note for note in found.table(graph, None).notes) == 2
+    assert len(found.to_json()["predictions"]) == 4
+
+
+def test_a_measured_loss_leads_and_the_next_choice_follows(graph: Graph) -> None:
+    best, second = predicted("amp:bf16", 0.8), predicted("channels_last", 0.9)
+    check = Check(best, reason="RuntimeError", failed=True, alternative=second)
+    found = Advice((best, second), frozenset(), best, second=second, check=check)
+    table = found.table(graph, None)
+    assert "fails here: RuntimeError; next choice, not measured: channels_last" in table.lead[0]
+    assert any(note.endswith("--technique channels_last") for note in table.notes)
+    assert found.to_json()["check"]["worth_it"] is False
+
+
+def test_where_nothing_is_worth_it_the_step_is_kept(graph: Graph) -> None:
+    assert "keep the step" in _lead(Advice((), frozenset(), None), graph)[0]
+
+
+def test_the_second_choice_is_the_first_without_the_best(advised: Any) -> None:
+    found = advised(
+        predicted("amp:bf16", 0.7, 90, QualityKind.ROUNDING),
+        predicted("channels_last", 0.8),
+        combinations=False,
+    )
+    assert (found.best.technique, found.second.technique) == ("amp:bf16", "channels_last")

@@ -143,5 +143,6 @@ def test_advice_is_there_in_time(
     assert (advice.estimated == 0) == told
     names = {p.technique for p in advice.predictions if isinstance(p, Predicted)}
     assert ("amp:bf16" in names) == told
+    assert ("amp:bf16" in advice.not_timed) != told
     text = advice.table(graph, None).to_markdown()
     assert ("for want of time" in text) != told

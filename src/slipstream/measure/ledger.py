@@ -133,7 +133,7 @@ class Ledger:
                     continue
                 attached = experiment.predictions.get(claim.arm)
                 if attached is not None and attached.metric == claim.metric:
-                    waiting = [made for made in waiting if made != attached]
+                    waiting = [other for other in waiting if other != attached]
                     scored.append(_score(attached, claim, summary.experiment_id))
                     continue
                 fitting = [
@@ -145,7 +145,7 @@ class Ledger:
                     and prediction.created <= summary.created
                 ]
                 if fitting:
-                    waiting = [made for made in waiting if made not in fitting]
+                    waiting = [other for other in waiting if other not in fitting]
                     scored.append(_score(fitting[-1], claim, summary.experiment_id))
         return tuple(scored)
 

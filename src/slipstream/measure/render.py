@@ -273,17 +273,17 @@ def speedup(result: Result) -> tuple[float, float, float] | None:
 
 def change_json(result: Result, prefix: str = "") -> dict[str, Any]:
     """Return ``speedup`` and ``speedup_interval``, or ``ratio`` and ``ratio_interval``."""
-    found = speedup(result)
-    name = f"{prefix}{'ratio' if found is None else 'speedup'}"
-    middle, low, high = found or (result.ratio, result.low, result.high)
+    faster = speedup(result)
+    name = f"{prefix}{'ratio' if faster is None else 'speedup'}"
+    middle, low, high = faster or (result.ratio, result.low, result.high)
     return {name: middle, f"{name}_interval": [low, high]}
 
 
 def format_change(result: Result, digits: int = 3) -> str:
     """Format a speed-up, a signed percentage of a size, or a plain ratio, with its interval."""
-    found = speedup(result)
-    if found is not None:
-        return format_speedup(found, digits)
+    faster = speedup(result)
+    if faster is not None:
+        return format_speedup(faster, digits)
     if unit_of(result.metric) != "bytes":
         return format_interval(result.ratio, result.low, result.high)
     middle = format_percent(result.ratio - 1, signed=True)

@@ -194,10 +194,10 @@ class Advice:
     def _promising(self) -> dict[str, float | None]:
         """Return the techniques not timed that might beat the first choice, largest bound first."""
         least = self.best.speedup if self.best is not None else WORTH_IT
-        found = {
+        promising = {
             name: most for name, most in self.not_timed.items() if most is None or most > least
         }
-        return dict(sorted(found.items(), key=lambda item: -(item[1] or 0.0)))
+        return dict(sorted(promising.items(), key=lambda item: -(item[1] or 0.0)))
 
     def _short_reasons(self) -> list[str]:
         """Count what does not apply; name what cannot be predicted on a busy machine."""

@@ -18,24 +18,24 @@ from slipstream.verbs.proving.sides import prove
 from slipstream.verbs.request import Request
 from slipstream.verbs.results import WORTH_IT, Predicted
 
-# Less than this is not worth starting both sides for.
+# With less time left, nothing is started.
 _SHORTEST_S = 5.0
-# In so many launches at least their spread is in the interval; two of them are started once more.
+# Three launches show how much launches differ; two of them start both sides again.
 _MORE_LAUNCHES = 2
 _NO_TIME = "there was no time left"
 
 
 @dataclass(frozen=True)
 class Check:
-    """The first choice as it was measured.
+    """The first choice and its measurement.
 
     Attributes:
         predicted: the first choice.
-        row: the measurement, in the predicted metric; None if there is none.
-        reason: why there is none.
+        row: the measurement, in the predicted metric; None without one.
+        reason: why it was not measured.
         failed: whether the first choice fails in the user's code, which `reason` quotes.
-        alternative: the next choice, which was not measured.
-        for_limit: whether it is the first choice for a limit it keeps, and not for its speed.
+        alternative: the next choice, which is not measured.
+        for_limit: whether it was chosen for a limit that it keeps, and not for its speed.
     """
 
     predicted: Predicted
@@ -46,37 +46,40 @@ class Check:
     for_limit: bool = False
 
     @property
+    def _measured(self) -> tuple[float, float, float] | None:
+        """The measured speed-up and its interval."""
+        return None if self.row is None else speedup(self.row)
+
+    @property
     def worth_it(self) -> bool | None:
         """Whether the measured speed-up is worth it; None if that cannot be decided."""
-        found = None if self.row is None else speedup(self.row)
-        if self.row is None or found is None or self.for_limit:
+        if self._measured is None or self.row is None:
             return False if self.failed else None
-        return None if self.row.verdict == Verdict.UNTRUSTWORTHY else found[0] >= WORTH_IT
+        if self.for_limit or self.row.verdict == Verdict.UNTRUSTWORTHY:
+            return None
+        return self._measured[0] >= WORTH_IT
 
     @property
     def sentence(self) -> str:
-        """What was predicted and measured, and what follows from it."""
+        """The prediction, the measurement, and what follows from them."""
         text = f"first choice {self.predicted.technique}: predicted {self.predicted.gain}"
-        if self.row is None and not self.failed:
+        if self._measured is None or self.row is None:
+            if self.failed:
+                return f"{text}, but it fails here: {self.reason}{self._next}"
             return f"{text}; not measured: {self.reason}"
-        if self.row is None:
-            return f"{text}, but it fails here: {self.reason}{self._next}"
         text += f", measured {format_change(self.row, 2)}"
         if self.row.verdict == Verdict.UNTRUSTWORTHY:
             return f"{text}, which is not trustworthy: {self.row.reason} ({self._how})"
         if self.worth_it is False:
-            reach = speedup(self.row)
-            clear = reach is not None and reach[2] < WORTH_IT
-            found = (
-                "not worth it here" if clear else "no clear gain; `slipstream prove` takes longer"
-            )
-            return f"{text}: {found} ({self._how}){self._next}"
+            clear = self._measured[2] < WORTH_IT
+            verdict = "not worth it here" if clear else "no clear gain; `prove` measures longer"
+            return f"{text}: {verdict} ({self._how}){self._next}"
         inside = "inside" if self.row.inside else "outside"
         return f"{text}: {inside} the predicted interval ({self._how})"
 
     @property
     def _how(self) -> str:
-        """How much was measured, and what the interval does not hold."""
+        """The amount of data, and what the interval does not include."""
         assert self.row is not None
         blocks, launches = self.row.blocks, self.row.launches
         text = f"{self.row.metric} time of {blocks} paired step{'s' * (blocks != 1)}"
@@ -94,14 +97,14 @@ class Check:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """As results are printed."""
-        found = None if self.row is None else speedup(self.row)
+        """Convert to JSON."""
+        measured = self._measured
         return {
             "technique": self.predicted.technique,
             "predicted_speedup": self.predicted.speedup,
             "predicted_speedup_interval": self.predicted.speedup_interval,
-            "speedup": found and found[0],
-            "speedup_interval": found and found[1:],
+            "speedup": measured and measured[0],
+            "speedup_interval": measured and measured[1:],
             "inside": self.row and self.row.inside,
             "worth_it": self.worth_it,
             "failed": self.failed,
@@ -124,14 +127,14 @@ def measure_first_choice(
     progress: Callable[[Any], None] | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> Check:
-    """Measure a first choice in paired steps, for about ten seconds, as `prove` would.
+    """Measure a first choice in paired steps for about ten seconds, as `prove` does.
 
-    Whatever goes wrong in that is a reason in what is returned, and no error.
+    Failures are returned as `Check.reason`, not raised.
 
     Args:
         check: the first choice, not measured yet.
-        predictions: as they were shown, by technique.
-        store: keeps the measurement; None for not at all.
+        predictions: those that are shown, by technique.
+        store: keeps the measurement; None to keep nothing.
     """
     if schedule.check is None:
         return replace(check, reason="starting it twice takes longer than the time limit leaves")
@@ -147,11 +150,11 @@ def measure_first_choice(
             workload,
             [name],
             predictions={name: predictions[name]},
-            # What further launches take is part of it.
+            # Starting further launches counts.
             budget=min(left_s, CHECK_S + _MORE_LAUNCHES * schedule.starting_s),
             quality_budget=None,
             threads=request.threads,
-            # One side after the other is started.
+            # The sides start sequentially.
             timeout_s=min(request.timeout_s, left_s / 2),
             until=schedule.check,
             store=store,
@@ -162,9 +165,11 @@ def measure_first_choice(
         if time.monotonic() >= schedule.check - 1:
             return replace(check, reason=_NO_TIME)
         failed = isinstance(error, ArmFailedError) and error.arm == name
-        # Of an arm that failed, the error of its own.
+        # The error of the user's code, without the runner's words around it.
         cause = error.__cause__ if isinstance(error.__cause__, SlipstreamError) else error
-        return replace(check, reason=cause.what, failed=failed)
+        where = f" ({cause.where})" if cause.where else ""
+        reason = cause.what.partition("\n")[0] + where
+        return replace(check, reason=reason, failed=failed)
     rows = comparison_rows(comparison.experiment, comparison.claims)
     measured = [row for row in rows if row.arm == name and (row.predicted or row.carries)]
     measured.sort(key=lambda row: row.predicted is None)

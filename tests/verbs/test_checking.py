@@ -1,0 +1,174 @@
+"""The first choice of advise, measured next to the baseline."""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slipstream.measure.environment import from_facts
+from slipstream.measure.records import Claim, Experiment, PredictionRecord, Settings, Verdict
+from slipstream.measure.render import ComparisonRow, comparison_rows
+from slipstream.technique import parse
+from slipstream.verbs import checking
+from slipstream.verbs.checking import Check, measure_first_choice
+from slipstream.verbs.deadline import Schedule
+from slipstream.verbs.request import Request
+from slipstream.verbs.results import Predicted
+
+_TRAIN = """\
+import torch
+from torch import nn
+
+class Sums(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(8, 4)
+
+    def forward(self, x):
+        sums = torch.zeros(2, 4, dtype=x.dtype)
+        return sums.index_add(0, torch.arange(8) % 2, self.inner(x))
+
+def make():
+    model = Sums()
+    batch = torch.randn(8, 8), torch.randn(2, 4)
+    optimizer = torch.optim.Adam(model.parameters())
+    return model, batch, nn.functional.mse_loss, optimizer
+"""
+
+
+def predicted(name: str = "amp:bf16", speedup: float = 1.3) -> Predicted:
+    ratio = 1 / speedup
+    return Predicted(
+        name, 1e6, 1e6 * ratio, ratio, ratio * 0.95, ratio * 1.05, techniques=parse(name)
+    )
+
+
+def measured(speedup: float, *, verdict: Verdict = Verdict.FASTER, launches: int = 1) -> Any:
+    """A measured row of `predicted()`, its interval within 2 %."""
+    ratio, shown = 1 / speedup, predicted().to_record("train.py", "")
+    claim = Claim(
+        "cpu", "amp:bf16", "base", "median", ratio, ratio * 0.98, ratio * 1.02, 0.95, verdict,
+        0.01, 200, carries=True, reason="it differs from itself", launches=launches,
+    )  # fmt: skip
+    made = Experiment(
+        "train.py", "", from_facts({}), Settings("base"), (), {}, predictions={"amp:bf16": shown}
+    )
+    (row,) = comparison_rows(made, [claim])
+    return row
+
+
+def check(row: ComparisonRow | None = None, **more: Any) -> Check:
+    return Check(predicted(), row, alternative=predicted("channels_last", 1.1), **more)
+
+
+def test_a_gain_is_inside_or_outside_what_was_predicted() -> None:
+    assert check(measured(1.32)).sentence == (
+        "first choice amp:bf16: predicted 1.30x [1.24, 1.37], measured 1.32x [1.29, 1.35]: inside "
+        "the predicted interval (cpu time of 200 paired steps in one launch of each side: other "
+        "launches may differ)"
+    )
+    high = check(measured(1.5, launches=3))
+    assert "outside the predicted interval (cpu time of 200 paired steps in 3" in high.sentence
+    assert (high.worth_it, high.to_json()["inside"]) == (True, False)
+    assert high.to_json()["predicted_speedup"] == pytest.approx(1.3)
+
+
+def test_no_gain_names_the_next_choice_as_not_measured() -> None:
+    found = check(measured(0.95, verdict=Verdict.SLOWER))
+    assert "predicted 1.30x [1.24, 1.37], measured 0.95x" in found.sentence
+    assert "not worth it here" in found.sentence
+    assert "next choice, not measured: channels_last, predicted 1.10x" in found.sentence
+    assert found.worth_it is False
+    # The interval reaches 1.02x.
+    assert "no clear gain" in check(measured(1.01)).sentence
+
+
+def test_a_limit_is_worth_a_slower_step() -> None:
+    found = check(measured(0.95), for_limit=True)
+    assert found.worth_it is None
+    assert "next choice" not in found.sentence
+
+
+def test_an_untrustworthy_measurement_decides_nothing() -> None:
+    found = check(measured(0.5, verdict=Verdict.UNTRUSTWORTHY))
+    assert found.worth_it is None
+    assert "not trustworthy: it differs from itself" in found.sentence
+
+
+def test_what_was_not_measured_says_why() -> None:
+    found = check(reason="a recording is not run")
+    assert found.sentence.endswith("; not measured: a recording is not run")
+    assert (found.to_json()["speedup"], found.worth_it) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("recording_s", "check", "reserved_s"),
+    [(5.0, True, 15.0), (20.0, True, 0.0), (5.0, False, 0.0)],
+    ids=["time for it", "slow to start", "not requested"],
+)
+def test_time_for_the_check_is_reserved(recording_s: float, check: bool, reserved_s: float) -> None:
+    found = Schedule.of(100.0, 100.0 + recording_s, 60.0, check=check)
+    without = Schedule.of(100.0, 100.0 + recording_s, 60.0, check=False)
+    assert without.analysis - found.analysis == pytest.approx(reserved_s)
+    assert (found.check is None) == (reserved_s == 0)
+    assert found.analysis < 160
+    if found.check is not None:
+        assert found.analysis + reserved_s < found.check < 160
+
+
+def test_half_of_the_time_is_left_after_a_slow_recording() -> None:
+    assert 165 < Schedule.of(100.0, 150.0, 60.0, check=False).analysis < 180
+
+
+@pytest.fixture
+def measure(forked_children: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Measure a technique on the model above, for a second."""
+    (tmp_path / "train.py").write_text(_TRAIN)
+    monkeypatch.setattr(checking, "CHECK_S", 1.0)
+
+    def run(name: str, left_s: float = 60.0) -> Check:
+        first = predicted(name)
+        return measure_first_choice(
+            Check(first),
+            Request(f"{tmp_path}/train.py:make", threads=1),
+            Schedule(math.inf, time.monotonic() + left_s, 0.0),
+            {name: first.to_record("train.py:make", "")},
+        )
+
+    return run
+
+
+def test_a_dtype_that_the_users_code_derives_shows_only_there(measure: Any) -> None:
+    found = measure("amp:bf16")
+    assert found.failed
+    assert found.worth_it is False
+    assert "but it fails here: RuntimeError: " in found.sentence
+    assert "BFloat16" in found.reason
+    assert "train.py:11" in found.reason
+    assert "\n" not in found.reason
+
+
+def test_the_first_choice_is_measured_with_the_prediction_that_was_shown(measure: Any) -> None:
+    found = measure("fused_optimizer:fused")
+    assert isinstance(found.row.predicted, PredictionRecord)
+    assert found.row.predicted.ratio == found.predicted.ratio
+    assert found.to_json()["speedup"] > 0
+
+
+def test_without_time_nothing_is_started(measure: Any) -> None:
+    found = measure("fused_optimizer:fused", left_s=1.0)
+    assert (found.row, found.reason) == (None, "there was no time left")
+
+
+def test_an_edit_without_a_place_in_the_script_is_not_measured(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("from elsewhere import train\ntrain()\n")
+    first = predicted("accumulation:4")
+    schedule = Schedule(math.inf, time.monotonic() + 60.0, 0.0)
+    found = measure_first_choice(Check(first), Request(str(script)), schedule, {})
+    assert found.row is None
+    assert "no place" in found.reason
