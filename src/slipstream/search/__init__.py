@@ -17,7 +17,7 @@ from slipstream.late import late
 
 if TYPE_CHECKING:
     from slipstream.search.cascade import Cascade
-    from slipstream.search.estimators import Cost, Estimator, Run, estimator
+    from slipstream.search.estimators import Cost, Estimator, Pruned, Run, estimator
     from slipstream.search.executors import Executor, Inline, Outcome, Processes, Task
     from slipstream.search.metrics import Limit, Objective, State, Trial, Value
     from slipstream.search.parameters import (
@@ -58,6 +58,7 @@ _HOMES = {
     "Parameter": "parameters",
     "Permutation": "parameters",
     "Processes": "executors",
+    "Pruned": "estimators",
     "Reading": "store",
     "Run": "estimators",
     "RungPolicy": "rungs",
@@ -97,6 +98,7 @@ __all__ = [
     "Parameter",
     "Permutation",
     "Processes",
+    "Pruned",
     "Reading",
     "Run",
     "RungPolicy",

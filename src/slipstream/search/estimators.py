@@ -7,8 +7,8 @@ import importlib.util
 import inspect
 import math
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +92,9 @@ class Run:
             study has no store.
         parent: the fidelity that the candidate was at before; 0.0 for the first time.
         width: devices it may use; below two, one or a part of it.
+        medians: median values of the first objective over complete trials, by reported step.
+        sign: 1.0 if the first objective is minimised, -1.0 if it is maximised.
+        reports: what `report` recorded, by step.
     """
 
     fidelity: float
@@ -99,6 +102,36 @@ class Run:
     folder: str | None = None
     parent: float = 0.0
     width: int = 1
+    medians: Sequence[tuple[int, float]] = ()
+    sign: float = 1.0
+    reports: dict[int, float] = field(default_factory=dict, compare=False)
+
+    def report(self, value: float, step: int) -> None:
+        """Record the value of the first objective at `step`, for example after an epoch.
+
+        Raises:
+            InvalidArgumentError: a negative step.
+        """
+        if not 0 <= step < 2**53:
+            raise InvalidArgumentError("step", f"{step} is not a step", remedy="0, 1, 2, ...")
+        self.reports.pop(int(step), None)
+        self.reports[int(step)] = float(value)
+
+    def should_prune(self) -> bool:
+        """Whether the best value reported so far is worse than the median at the latest step.
+
+        The median is of the trials that were complete when this one began. It is False before the
+        first report, while fewer than five of them reported that step, and with several objectives.
+        End the trial with ``raise Pruned``.
+        """
+        if not self.reports:
+            return False
+        step, value = next(reversed(self.reports.items()))
+        if math.isnan(value):
+            return True
+        median = dict(self.medians).get(step)
+        best = min(self.sign * value for value in self.reports.values() if not math.isnan(value))
+        return median is not None and best > self.sign * median
 
     def checkpointed(self) -> None:
         """To be called where the checkpoint in `folder` is whole: a trial is resized there.
@@ -111,6 +144,10 @@ class Run:
         """
         if self.folder is not None and Path(self.folder, RESIZE).exists():
             raise Resized
+
+
+class Pruned(Exception):  # noqa: N818 - as Optuna's TrialPruned: not an error
+    """An estimator ends an unpromising trial: it is `State.PRUNED`, and takes no part in ranks."""
 
 
 class Resized(BaseException):

@@ -15,6 +15,7 @@ from slipstream.provenance import Provenance
 from slipstream.search.estimators import (
     Cost,
     Estimator,
+    Pruned,
     Resized,
     Run,
     call,
@@ -47,7 +48,7 @@ class Task:
 
 @dataclass
 class Outcome:
-    """What became of a task: COMPLETE with values, FAILED with a reason, or LOST.
+    """End of a task: COMPLETE with values, PRUNED, FAILED with a reason, or LOST.
 
     The reason of one that is COMPLETE says what was odd about it.
     """
@@ -59,6 +60,7 @@ class Outcome:
     started: float = 0.0
     ended: float = 0.0
     device_s: float = 0.0
+    reports: dict[int, float] = field(default_factory=dict)
 
 
 class Executor(Protocol):
@@ -81,14 +83,18 @@ def evaluate(task: Task) -> Outcome:
     """Run a task here and now; what it raises is its reason to have failed."""
     began = time.time()
     clock = time.perf_counter()
+    state, values, reason = State.COMPLETE, {}, None
     try:
         returned = call(task.estimator.function, task.config, task.run)
         values = values_of(returned, task.only_metric)
+    except Pruned:
+        state = State.PRUNED
     except (Exception, SystemExit) as error:
-        took = time.perf_counter() - clock
-        return Outcome(task.number, State.FAILED, {}, reason_of(error), began, began + took, took)
-    took = time.perf_counter() - clock
-    return Outcome(task.number, State.COMPLETE, values, None, began, began + took, took)
+        state, reason = State.FAILED, reason_of(error)
+    elapsed = time.perf_counter() - clock
+    return Outcome(
+        task.number, state, values, reason, began, began + elapsed, elapsed, task.run.reports
+    )
 
 
 def reason_of(error: BaseException) -> str:
@@ -198,15 +204,11 @@ class Processes:
         except ChildError as error:
             return self._replace(at, worker, State.LOST, error.what.splitlines()[0])
         except SlipstreamError as error:
-            answer = {"reason": reason_of(error)}
+            answer = {"state": State.FAILED, "reason": reason_of(error)}
         number, worker.task, worker.fresh = worker.task.number, None, False
-        ended, took = time.time(), answer.get("took_s", time.time() - worker.since)
-        values = {
-            metric: Value(value, Provenance(kind) if kind else None, stddev)
-            for metric, (value, kind, stddev) in answer.get("values", {}).items()
-        }
-        state = State.FAILED if "reason" in answer else State.COMPLETE
-        return Outcome(number, state, values, answer.get("reason"), worker.since, ended, took)
+        now = time.time()
+        device_s = answer.get("took_s", now - worker.since)
+        return outcome_of(answer, number, worker.since, now, device_s)
 
     def _replace(self, at: int, worker: _Worker, state: State, reason: str) -> Outcome:
         """What a worker that died or hangs leaves, and another one in its place."""
@@ -237,7 +239,7 @@ def run_task_here(
 ) -> dict[str, Any]:
     """The same, in a process that somebody else started to run trials: Ray's.
 
-    One that ended to be resized answers with nothing but the time it took.
+    One that ended to be resized answers without a state.
     """
     thing = load_target(target)
     function = thing.function if isinstance(thing, Estimator) else thing
@@ -246,11 +248,25 @@ def run_task_here(
     try:
         outcome = evaluate(task)
     except Resized:
-        return {"took_s": time.perf_counter() - began}
-    if outcome.reason is not None:
-        return {"reason": outcome.reason, "took_s": outcome.device_s}
+        return {"took_s": time.perf_counter() - began, "reports": task.run.reports}
     values = {m: (v.value, v.provenance, v.stddev) for m, v in outcome.values.items()}
-    return {"values": values, "took_s": outcome.device_s}
+    return {
+        "state": outcome.state, "reason": outcome.reason, "values": values,
+        "reports": outcome.reports, "took_s": outcome.device_s,
+    }  # fmt: skip
+
+
+def outcome_of(
+    answer: dict[str, Any], number: int, started: float, ended: float, device_s: float
+) -> Outcome:
+    """Return the outcome that a worker's answer, perhaps sent as JSON, describes."""
+    values = {
+        metric: Value(value, Provenance(kind) if kind else None, stddev)
+        for metric, (value, kind, stddev) in answer.get("values", {}).items()
+    }
+    reports = {int(step): value for step, value in answer.get("reports", {}).items()}
+    state, reason = State(answer["state"]), answer.get("reason")
+    return Outcome(number, state, values, reason, started, ended, device_s, reports)
 
 
 def _tuples(config: dict[str, Any]) -> dict[str, Any]:

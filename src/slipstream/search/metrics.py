@@ -28,6 +28,7 @@ class State(StrEnum):
     INFEASIBLE = "infeasible"  # measured, and beyond a limit
     FAILED = "failed"  # with a reason, never with a score
     LOST = "lost"  # its worker died, too often
+    PRUNED = "pruned"  # ended early by its estimator
     CACHED = "cached"  # the same candidate was evaluated before
 
 
@@ -65,6 +66,7 @@ class Trial:
         started, ended: seconds since the epoch.
         device_s: seconds of a device that it took.
         reason: why it failed, or was rejected.
+        reports: values of the first objective on the way, by step.
     """
 
     number: int
@@ -84,6 +86,7 @@ class Trial:
     ended: float = 0.0
     device_s: float = 0.0
     reason: str | None = None
+    reports: dict[int, float] = field(default_factory=dict)
 
     @property
     def config(self) -> dict[str, object]:

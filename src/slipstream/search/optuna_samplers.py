@@ -5,7 +5,9 @@ Only its ask-and-tell interface with storage in memory is used; the durable fact
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from slipstream.errors import InvalidArgumentError, MissingExtraError
@@ -106,6 +108,11 @@ class OptunaSampler(Strategy):
                 self._study.add_trial(self._frozen(trial))
             return
         states = self._optuna.trial.TrialState
+        if trial.state is State.PRUNED and trial.reports and len(self.objectives) == 1:
+            for step, value in trial.reports.items():
+                mine.report(value, step)
+            self._study.tell(mine, state=states.PRUNED)
+            return
         if trial.state not in SCORED:
             self._study.tell(mine, state=states.FAIL)
             return
@@ -143,10 +150,18 @@ def _suggest(trial: Any, path: str, parameter: Parameter) -> Any:
     if isinstance(parameter, Categorical):
         if parameter.ordered:
             return parameter.choices[trial.suggest_int(path, 0, parameter.count - 1)]
-        # By number: choices of Optuna's are plain values only.
-        return parameter.choices[trial.suggest_categorical(path, list(range(parameter.count)))]
+        labels = _labels(parameter)
+        return parameter.choices[labels.index(trial.suggest_categorical(path, labels))]
     units = [trial.suggest_float(f"{path}[{at}]", 0.0, 1.0) for at in range(parameter.units)]
     return parameter.from_units([min(u, 1.0 - 2**-53) for u in units])
+
+
+def _labels(parameter: Categorical) -> list[Any]:
+    """Return the choices as Optuna takes them: plain values that differ, or else their JSON."""
+    plain = all(isinstance(choice, str | int | float | None) for choice in parameter.choices)
+    if plain and len(set(parameter.choices)) == parameter.count:
+        return list(parameter.choices)
+    return [json.dumps(choice) for choice in parameter.choices]
 
 
 class _Known:
@@ -170,9 +185,9 @@ class _Known:
         )
         return int(self._params[name])
 
-    def suggest_categorical(self, name: str, choices: list[int]) -> int:
+    def suggest_categorical(self, name: str, choices: list[Any]) -> Any:
         self.distributions[name] = self._distributions.CategoricalDistribution(choices)
-        return int(self._params[name])
+        return self._params[name]
 
 
 def _params(path: str, parameter: Parameter, value: Any) -> dict[str, Any]:
@@ -183,45 +198,62 @@ def _params(path: str, parameter: Parameter, value: Any) -> dict[str, Any]:
         stepped = parameter.log and parameter.step > 1
         return {path: parameter.to_index(value) if stepped else value}
     if isinstance(parameter, Categorical):
-        return {path: parameter.to_index(value)}
+        at = parameter.to_index(value)
+        return {path: at if parameter.ordered else _labels(parameter)[at]}
     return {f"{path}[{at}]": u for at, u in enumerate(parameter.to_units(value))}
 
 
 def frozen(
     optuna: Any, space: Space, trial: Trial, metrics: list[str], *, limited: bool,
-    pruned: bool = False,
+    pruned: bool = False, readable: bool = False,
 ) -> Any:  # fmt: skip
     """A trial of ours that ended, as a trial of Optuna's.
 
     Args:
         pruned: whether its value is one on the way to a higher fidelity, and no result.
+        readable: whether ordered choices are written as themselves, which no sampler of ours can
+            learn from; otherwise as their numbers.
     """
+    attributes = {
+        "number": trial.number, "state": str(trial.state), "fidelity": trial.fidelity,
+        **({"reason": trial.reason} if trial.reason else {}),
+        **{f"{metric} ({provenance})": one.value
+           for (metric, provenance), one in trial.measurements.items()},
+    }  # fmt: skip
     params: dict[str, Any] = {}
-    for path, value in trial.candidate.values.items():
-        params |= _params(path, space.parameter(path), value)
     known = _Known(optuna, params)
-    for path in trial.candidate.values:
-        _suggest(known, path, space.parameter(path))
+    for path, value in trial.candidate.values.items():
+        parameter = space.parameter(path)
+        if parameter.units > 1:
+            attributes[path] = json.dumps(value)
+        if readable and isinstance(parameter, Categorical):
+            parameter = Categorical(parameter.choices)
+        params |= _params(path, parameter, value)
+        _suggest(known, path, parameter)
     states = optuna.trial.TrialState
     scored = trial.state in SCORED and not pruned
+    reports = trial.reports
+    if pruned and not reports and len(metrics) == 1:
+        reports = {round(trial.fidelity): trial.values[metrics[0]]}
+    pruned = pruned or trial.state is State.PRUNED
     ended = states.COMPLETE if scored else states.PRUNED if pruned else states.FAIL
-    return optuna.trial.create_trial(
+    export = optuna.trial.create_trial(
         state=ended,
         values=[trial.values[metric] for metric in metrics] if scored else None,
         params=params,
         distributions=known.distributions,
         constraints={"limits": trial.violation or -1.0} if limited and scored else None,
-        user_attrs={
-            "number": trial.number, "state": str(trial.state), "fidelity": trial.fidelity,
-            **({"reason": trial.reason} if trial.reason else {}),
-            **{f"{metric} ({provenance})": one.value
-               for (metric, provenance), one in trial.measurements.items()},
-        },
-    )  # fmt: skip
+        user_attrs=attributes,
+        intermediate_values=reports,
+    )
+    if trial.started:
+        export.datetime_start = datetime.fromtimestamp(trial.started)
+        export.datetime_complete = datetime.fromtimestamp(trial.ended)
+    return export
 
 
 def to_optuna(study: Study, storage: str | None = None) -> Any:
-    """The study as one of Optuna's, with every trial that ended.
+    """The study as one of Optuna's, with every trial that ended, its times and what it reported.
 
     Args:
         storage: where Optuna keeps it, as ``sqlite:///optuna.db``, which its dashboard opens; None
@@ -240,7 +272,7 @@ def to_optuna(study: Study, storage: str | None = None) -> Any:
     twin.add_trials([
         frozen(
             optuna, study.space, one, metrics, limited=bool(study.limits),
-            pruned=one.state in SCORED and one.fidelity < most,
+            pruned=one.state in SCORED and one.fidelity < most, readable=True,
         )
         for one in ended
     ])  # fmt: skip

@@ -51,6 +51,11 @@ _TRIAL = (
     "started=excluded.started, ended=excluded.ended, device_s=excluded.device_s, "
     "violation=excluded.violation, reason=excluded.reason"
 )
+# Made with the first report, so that files without it are read unchanged.
+_REPORTS = (
+    "CREATE TABLE IF NOT EXISTS report (study INTEGER NOT NULL, trial INTEGER NOT NULL, "
+    "step INTEGER NOT NULL, value REAL NOT NULL, PRIMARY KEY (study, trial, step)) WITHOUT ROWID"
+)
 _MEASUREMENT = "INSERT OR REPLACE INTO measurement VALUES (?,?,?,?,?,?,?)"
 
 
@@ -167,9 +172,17 @@ class Store:
             for t in trials
             for (metric, provenance), one in t.measurements.items()
         ]  # fmt: skip
+        reports = [
+            (study, t.number, step, value) for t in trials for step, value in t.reports.items()
+        ]
         with errors_in_words(self.path), transaction(self._connection):
             self._connection.executemany(_TRIAL, rows)
             self._connection.executemany(_MEASUREMENT, measured)
+            if reports:
+                self._connection.execute(_REPORTS)
+                self._connection.executemany(
+                    "INSERT OR REPLACE INTO report VALUES (?,?,?,?)", reports
+                )
         self._waiting = {}
 
     def trials(self, space: Space) -> list[Trial]:
@@ -198,6 +211,12 @@ def _trials(connection: Any, study: int, space: Space) -> Iterator[Trial]:
         (study,),
     ):
         measured.setdefault(row[0], []).append(row)
+    reports: dict[int, dict[int, float]] = {}
+    if connection.execute("SELECT 1 FROM sqlite_master WHERE name='report'").fetchone():
+        for trial, step, value in connection.execute(
+            "SELECT trial, step, value FROM report WHERE study=? ORDER BY trial, step", (study,)
+        ):
+            reports.setdefault(trial, {})[step] = value
     provenances = {str(one): one for one in Provenance}
     states = {str(one): one for one in State}
     for row in connection.execute("SELECT * FROM trial WHERE study=? ORDER BY number", (study,)):
@@ -212,7 +231,7 @@ def _trials(connection: Any, study: int, space: Space) -> Iterator[Trial]:
         yield Trial(
             number, space.load(config, candidate), fidelity, bracket, rung, parent, states[state],
             values, measurements, violation, asked, told, attempts, started, ended, device_s,
-            reason,
+            reason, reports.get(number, {}),
         )  # fmt: skip
 
 

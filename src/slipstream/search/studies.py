@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import math
 import time
+from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slipstream.errors import InvalidArgumentError, SlipstreamError
+from slipstream.errors import InvalidArgumentError, SlipstreamError, WorkloadError
 from slipstream.provenance import Provenance
 from slipstream.search.choosing import choose, strategy_named
 from slipstream.search.estimators import Cost, Estimator, Run, as_estimator, call, values_of
@@ -40,6 +42,8 @@ from slipstream.units import parse_duration_ns
 _ATTEMPTS = 3
 # Predictions are corrected from so many measured trials on, by the latest of them.
 _MIN_RATIOS, _MAX_RATIOS = 8, 64
+# Medians of fewer reported values prune nothing.
+_MIN_REPORTED = 5
 # So many proposals in a row that need no evaluation: the strategy has nothing new.
 _NOTHING_NEW = 1000
 
@@ -71,6 +75,14 @@ class Budget:
 
 
 Progress = Callable[["Study"], None]
+Callback = Callable[["Study", Trial], None]
+
+
+def _no_estimator(config: Mapping[str, Any]) -> float:
+    raise InvalidArgumentError(
+        "estimator", "the study has none to run",
+        remedy="study(..., estimator=function), or evaluate trials yourself: study.ask, study.tell",
+    )  # fmt: skip
 
 
 class Study:
@@ -82,7 +94,7 @@ class Study:
         space: Space | Mapping[str, Any],
         objectives: Mapping[str, str] | str,
         *,
-        estimator: Estimator | Callable[..., Any],
+        estimator: Estimator | Callable[..., Any] | None = None,
         constraints: Mapping[str, str] | None = None,
         analytic: Sequence[Estimator] = (),
         strategy: str | Strategy = "auto",
@@ -92,11 +104,12 @@ class Study:
         budget: Budget | None = None,
         start: Sequence[Mapping[str, Any]] = (),
         warm_start: Iterable[Study | str | Path] = (),
+        callbacks: Sequence[Callback] = (),
     ) -> None:
         self.name = name
         self.space = space if isinstance(space, Space) else Space(space)
         self.objectives = parse_objectives(objectives)
-        self.estimator = as_estimator(estimator)
+        self.estimator = as_estimator(_no_estimator if estimator is None else estimator)
         self.analytic = tuple(analytic)
         self.policy = rungs or Whole()
         """The rung policy before any run; `rungs` is the one of this run."""
@@ -115,6 +128,8 @@ class Study:
         self.strategy = strategy if isinstance(strategy, Strategy) else strategy_named(strategy)
         self.rungs = copy.deepcopy(self.policy)
         self._warm = list(warm_start)
+        self.callbacks = list(callbacks)
+        self._store, self._is_open = Store(None), False
         self.trials: list[Trial] = []
         self.running: dict[int, Trial] = {}
         self.stopped = ""
@@ -165,21 +180,102 @@ class Study:
             StoreError: the file is another study's, in use, or cannot be written.
         """
         executor = executor or Inline()
-        self.budget = budget or self.budget
-        self._store = Store(self.store_path)
-        self.stopped = ""
         try:
-            self._store.open_study(self.name, self.space, self.definition, target)
-            self._begin()
-            requeued = self._restore(self._store.trials(self.space))
-            self._loop(executor, requeued, progress)
+            if self.estimator.function is _no_estimator:
+                _no_estimator({})
+            self.budget = budget or self.budget
+            self._open(target)
+            self._loop(executor, progress)
         finally:
             try:
                 executor.close()
             finally:
-                self._store.close()
+                self.close()
         progress(self)
         return self
+
+    def ask(self) -> Task | None:
+        """Begin a trial that the caller evaluates and ends with `tell`.
+
+            while (task := study.ask()) is not None:
+                study.tell(task, train(task.config))
+
+        A task's `run` has the fidelity, a seed, and `report` and `should_prune`. Trials that an
+        earlier process asked for and did not end are returned first.
+
+        Returns:
+            the task; None if the budget is spent, the policy or the strategy is done, or nothing
+            can begin before a running trial ends.
+
+        Raises:
+            StoreError: the file is another study's, in use, or cannot be written.
+        """
+        if not self._is_open:
+            self._open(None)
+        if (task := self._next()) is not None:
+            self._asked[task.number] = (task, time.time())
+        self._store.flush()
+        return task
+
+    def tell(
+        self, task: Task | int, values: Any = None, *, state: str = "complete",
+        reason: str | None = None,
+    ) -> Trial:  # fmt: skip
+        """End a trial that `ask` began.
+
+        Args:
+            task: what `ask` returned, or its number.
+            values: a number, or a mapping of metrics to numbers or `Value`s; for a complete trial.
+            state: complete, pruned or failed.
+            reason: why it failed.
+
+        Raises:
+            InvalidArgumentError: the trial does not run, another state, or no values.
+        """
+        number = task if isinstance(task, int) else task.number
+        if not self._is_open or number not in self._asked:
+            raise InvalidArgumentError(
+                "task", f"trial {number} is not running", remedy="tell what study.ask() returned"
+            )
+        if state not in ("complete", "pruned", "failed"):
+            raise InvalidArgumentError("state", f"'{state}'", remedy="complete, pruned or failed")
+        if (values is None) == (state == "complete"):
+            needs = "needs values" if values is None else "has no values"
+            raise InvalidArgumentError("values", f"a {state} trial {needs}")
+        task, began = self._asked.pop(number)
+        outcome = Outcome(number, State(state), {}, reason, began, time.time(),
+                          time.time() - began, task.run.reports)  # fmt: skip
+        try:
+            if values is not None:
+                outcome.values = values_of(values, task.only_metric)
+        except ValueError as error:
+            outcome.state, outcome.reason = State.FAILED, reason_of(error)
+        self._end(outcome)
+        self._store.flush()
+        return self.trials[number]
+
+    def stop(self) -> None:
+        """Begin no further trial, for example from a callback; `run` returns when the last ends."""
+        self.stopped = "it was stopped"
+
+    def close(self) -> None:
+        """Close the file after `ask` and `tell`; trials that still run are asked again later."""
+        self._store.close()
+        self._is_open = False
+
+    def _open(self, target: str | None) -> None:
+        self.close()
+        self._store = Store(self.store_path)
+        try:
+            self._store.open_study(self.name, self.space, self.definition, target)
+            self._begin()
+            self._requeued = self._restore(self._store.trials(self.space))
+        except BaseException:
+            self._store.close()
+            raise
+        self._is_open = True
+        for trial in self._requeued:
+            self._register(trial)
 
     def _begin(self) -> None:
         self.trials, self.running = [], {}
@@ -188,7 +284,11 @@ class Study:
         self._events = self._evaluated = self._begun = 0
         self._device_s = 0.0
         self._idle = 0
+        self._exhausted, self.stopped = False, ""
+        self._since = time.monotonic()
+        self._asked: dict[int, tuple[Task, float]] = {}
         self._ratios: dict[str, deque[float]] = {}
+        self._reported: dict[int, list[float]] = {}
         self.rungs = copy.deepcopy(self.policy)
         self.rungs.order = lambda trials: order(trials, self.objectives)
         self.strategy.begin(self.space, self.objectives, self.limits, self.seed)
@@ -257,41 +357,43 @@ class Study:
             "with warm_start= keeps what was found",
         )
 
-    def _loop(self, executor: Executor, requeued: list[Trial], progress: Progress) -> None:
-        began = shown = time.monotonic()
-        exhausted = False
-        for one in requeued:
-            self._register(one)
+    def _loop(self, executor: Executor, progress: Progress) -> None:
+        shown = time.monotonic()
         while True:
-            while executor.capacity() > 0 and not self.stopped:
-                if requeued:
-                    self._submit(executor, requeued.pop(0))
-                    continue
-                if self._spent(time.monotonic() - began):
-                    break
-                if exhausted or self.rungs.done or self._idle > _NOTHING_NEW:
-                    break
-                slot = self.rungs.ask()
-                if slot is None:
-                    break
-                trial = self._ask(slot)
-                if trial is None:
-                    exhausted = True
-                    break
-                self._submit(executor, trial)
+            while executor.capacity() > 0 and (task := self._next()) is not None:
+                executor.submit(task)
             if not self.running:
                 break
             for outcome in executor.poll():
-                self._end(executor, outcome)
+                if (again := self._end(outcome)) is not None:
+                    executor.submit(again)
             if (now := time.monotonic()) - shown > 0.25:
                 shown = now
                 self._store.flush()
                 progress(self)
         self.stopped = self.stopped or (
             "the policy is done" if self.rungs.done
-            else "the strategy has nothing new" if exhausted or self._idle > _NOTHING_NEW
+            else "the strategy has nothing new" if self._exhausted or self._idle > _NOTHING_NEW
             else "nothing can begin"
         )  # fmt: skip
+
+    def _next(self) -> Task | None:
+        """Return the next trial that needs an evaluation; None if none can begin now."""
+        while not self.stopped:
+            trial: Trial | None
+            if self._requeued:
+                trial = self._requeued.pop(0)
+            elif (
+                self._spent(time.monotonic() - self._since) or self.rungs.done or self._exhausted
+                or self._idle > _NOTHING_NEW or (slot := self.rungs.ask()) is None
+            ):  # fmt: skip
+                return None
+            elif (trial := self._ask(slot)) is None:
+                self._exhausted = True
+                return None
+            if (task := self._admit(trial)) is not None:
+                return task
+        return None
 
     def _spent(self, seconds: float) -> bool:
         budget = self.budget
@@ -332,15 +434,16 @@ class Study:
             self.trials.append(trial)
         self.running[trial.number] = trial
 
-    def _submit(self, executor: Executor, trial: Trial) -> None:
-        """Run it, unless it is known already, or an analytic constraint rejects it."""
+    def _admit(self, trial: Trial) -> Task | None:
+        """Return its task, unless it is known already, or an analytic constraint rejects it."""
         known = self._seen.get((trial.candidate.id, trial.fidelity))
         if known is not None and known is not trial:
             if known.told >= 0:
                 self._repeat(trial, known)
             else:
                 self._followers.setdefault(known.number, []).append(trial)
-            return
+                self._idle += 1
+            return None
         self._seen[trial.candidate.id, trial.fidelity] = trial
         try:
             config = trial.candidate.config
@@ -349,15 +452,15 @@ class Study:
         except (Exception, SystemExit) as error:
             trial.state, trial.reason = State.FAILED, reason_of(error)
             self._tell(trial)
-            return
+            return None
         if trial.violation > 0:
             trial.state = State.REJECTED
             self._tell(trial)
-            return
+            return None
         trial.attempts += 1
         self._begun += 1
         self._store.put(trial, self.units or {})
-        executor.submit(self._task(trial, config, cost))
+        return self._task(trial, config, cost)
 
     def _task(self, trial: Trial, config: dict[str, Any], cost: Cost | None) -> Task:
         parent = self.trials[trial.parent].fidelity if trial.parent is not None else 0.0
@@ -366,10 +469,18 @@ class Study:
             path = Path(f"{self.store_path}.files", trial.candidate.id.hex())
             path.mkdir(parents=True, exist_ok=True)
             folder = str(path.resolve())
-        run = Run(trial.fidelity, self.trial_seed(trial.candidate), folder, parent)
+        source = self._estimator(trial)
+        medians: list[tuple[int, float]] = []
+        if source is self.estimator:
+            medians = [
+                (step, (values[(len(values) - 1) // 2] + values[len(values) // 2]) / 2)
+                for step, values in self._reported.items() if len(values) >= _MIN_REPORTED
+            ]  # fmt: skip
+        run = Run(trial.fidelity, self.trial_seed(trial.candidate), folder, parent,
+                  medians=medians, sign=self.objectives[0].sign)  # fmt: skip
         metric = self.objectives[0].metric
         group = (trial.bracket, trial.rung)
-        return Task(trial.number, self._estimator(trial), config, run, metric, group, cost)
+        return Task(trial.number, source, config, run, metric, group, cost)
 
     def _cost(self, trial: Trial, config: dict[str, Any]) -> Cost | None:
         source = self._estimator(trial)
@@ -407,8 +518,8 @@ class Study:
             value = trial.values[limit.metric]
             factor = self._correction(limit) if predicted else 1.0
             if amount := limit.violation(factor * value):
-                said = "" if factor == 1 else f" ({value:.4g} predicted, times {factor:.3g})"
-                reasons.append(f"{limit.metric} {limit.text}: {factor * value:.4g}{said}")
+                how = "" if factor == 1 else f" ({value:.4g} predicted, times {factor:.3g})"
+                reasons.append(f"{limit.metric} {limit.text}: {factor * value:.4g}{how}")
                 trial.violation += amount
         if reasons:
             trial.reason = "; ".join(reasons)
@@ -426,16 +537,24 @@ class Study:
         return ratios[tenth if limit.op[0] == "<" else -1 - tenth]
 
     def _learn(self, trial: Trial) -> None:
-        """Note by how much measured values differ from predicted ones of the same trial."""
-        if not self.analytic or trial.state not in (State.COMPLETE, State.INFEASIBLE):
+        """Note a trial's reports, and by how much its measured values differ from predictions."""
+        if trial.state not in (State.COMPLETE, State.INFEASIBLE):
             return
-        for (metric, kind), told in trial.measurements.items():
+        if len(self.objectives) == 1 and trial.rung >= len(self.policy.levels):
+            for step, value in trial.reports.items():
+                insort(self._reported.setdefault(step, []), value)
+        if not self.analytic:
+            return
+        for (metric, kind), predicted in trial.measurements.items():
             measured = trial.measurements.get((metric, Provenance.MEASURED))
-            if kind is not Provenance.MEASURED and measured and measured.value * told.value > 0:
+            if kind is Provenance.MEASURED or measured is None:
+                continue
+            if measured.value * predicted.value > 0:
                 ratios = self._ratios.setdefault(metric, deque(maxlen=_MAX_RATIOS))
-                ratios.append(measured.value / told.value)
+                ratios.append(measured.value / predicted.value)
 
-    def _end(self, executor: Executor, outcome: Outcome) -> None:
+    def _end(self, outcome: Outcome) -> Task | None:
+        """Note what became of a trial; return its task if it is to run again."""
         trial = self.running[outcome.number]
         trial.started, trial.ended = outcome.started, outcome.ended
         trial.device_s += outcome.device_s
@@ -444,8 +563,8 @@ class Study:
             trial.state = State.RUNNING
             trial.attempts += 1
             config = trial.candidate.config
-            executor.submit(self._task(trial, config, self._cost(trial, config)))
-            return
+            return self._task(trial, config, self._cost(trial, config))
+        trial.reports = {s: value for s, value in outcome.reports.items() if math.isfinite(value)}
         if outcome.state is State.COMPLETE:
             source = self._estimator(trial)
             self._note(trial, outcome.values, source)
@@ -465,6 +584,7 @@ class Study:
         self._tell(trial)
         for follower in self._followers.pop(trial.number, ()):
             self._repeat(follower, trial)
+        return None
 
     def _repeat(self, trial: Trial, known: Trial) -> None:
         """The same candidate at the same fidelity: the same answer."""
@@ -482,6 +602,16 @@ class Study:
         self._store.put(trial, self.units or {})
         self.rungs.tell(trial)
         self.strategy.tell(trial)
+        for callback in self.callbacks:
+            try:
+                callback(self, trial)
+            except SlipstreamError:
+                raise
+            except Exception as error:
+                raise WorkloadError(
+                    f"a callback failed after trial {trial.number}: {reason_of(error)}",
+                    where=f"study '{self.name}'",
+                ) from error
 
     def _count(self, trial: Trial, *, begun: bool = True) -> None:
         self._seen.setdefault((trial.candidate.id, trial.fidelity), trial)
@@ -546,7 +676,8 @@ def study(
         name: of the study in its store.
         space: what is varied.
         objectives: metrics, each to be ``min`` or ``max``.
-        estimator: a function of a candidate's values (and, if it takes it, of a `Run`).
+        estimator: a function of a candidate's values (and, if it takes it, of a `Run`); None: the
+            caller evaluates trials between `Study.ask` and `Study.tell`.
         constraints: limits of metrics, ``{"memory": "<= 128KB"}``.
         analytic: estimators that cost next to nothing; a candidate that breaks a limit by them is
             rejected before anything is scheduled.
@@ -557,6 +688,7 @@ def study(
         budget: what may be spent.
         start: candidates to begin with.
         warm_start: other studies over the same space, or their files, to learn from.
+        callbacks: called with the study and each trial that ended; `Study.stop` ends the study.
 
     Raises:
         InvalidArgumentError: an empty space, contradicting limits, a clash of units.

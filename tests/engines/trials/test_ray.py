@@ -68,6 +68,7 @@ def stepped(config: dict[str, Any], run: Run) -> float:
         time.sleep(0.2 if run.width == 1 else 0.15)
         done += 1
         path.write_text(str(done))
+        run.report(done, done)
         run.checkpointed()
     return done
 
@@ -81,6 +82,8 @@ def test_the_level_rule_gives_a_device_that_came_free_to_who_ends_last(tmp_path:
         rungs=Halving(1, 1, n=2), store=tmp_path / "s.db",
     ).run(executor)  # fmt: skip
     assert {t.config["long"]: t.values["steps"] for t in run.trials} == {False: 5.0, True: 25.0}
+    # What it reported before it was resized, too.
+    assert [list(t.reports) for t in run.trials if t.config["long"]] == [[*range(1, 26)]]
     widths: dict[bool, list[int]] = {False: [], True: []}
     for number, devices, *_ in sorted(executor.intervals, key=lambda one: one[2]):
         widths[run.trials[number].config["long"]].append(len(devices))

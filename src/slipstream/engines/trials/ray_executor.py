@@ -31,10 +31,9 @@ from slipstream.engines.trials.cluster_state import MEMORY
 from slipstream.engines.trials.forecast import empty_state, rates_of
 from slipstream.engines.trials.schedulers import Scheduler, scheduler_named
 from slipstream.errors import InvalidArgumentError, MissingExtraError, SlipstreamError
-from slipstream.provenance import Provenance
-from slipstream.search import Cost, Outcome, State, Task, Value
+from slipstream.search import Cost, Outcome, State, Task
 from slipstream.search.estimators import RESIZE
-from slipstream.search.executors import run_task_here
+from slipstream.search.executors import outcome_of, run_task_here
 from slipstream.units import format_bytes
 
 _UNKNOWN = Cost(1.0)
@@ -153,6 +152,8 @@ class RayExecutor:
         self._running: dict[Any, _Running] = {}
         self._before: dict[int, tuple[float, float]] = {}
         """By row of a trial that was resized: when it began, and the slot-seconds it took."""
+        self._reports: dict[int, dict[int, float]] = {}
+        """By row of a trial that was resized: what it reported before."""
         self.intervals: list[tuple[int, tuple[int, ...], float, float]] = []
         """What ran where: trial, slots, start and end in seconds since the epoch."""
         self._looked_s = 0.0
@@ -243,7 +244,8 @@ class RayExecutor:
                 Path(task.run.folder, RESIZE).unlink(missing_ok=True)
             worker = self._idle.pop() if self._idle else _Worker(self._ray, self._actor_kind)
             reference = worker.actor.run.remote(
-                task.estimator.target(), task.config, {**vars(task.run), "width": len(devices)},
+                task.estimator.target(), task.config,
+                {**vars(task.run), "width": len(devices), "reports": self._reports.get(row, {})},
                 task.only_metric,
             )  # fmt: skip
             self._state.begun[row] = True
@@ -308,6 +310,7 @@ class RayExecutor:
         now, number = time.time(), one.task.number
         self.intervals.append((number, one.devices, one.since, now))
         began, spent_s = self._before.pop(one.row, (one.since, 0.0))
+        self._reports.pop(one.row, None)
         width = len(one.devices)
         try:
             answer = self._ray.get(reference)
@@ -319,17 +322,14 @@ class RayExecutor:
             return Outcome(number, State.LOST, {}, reason, began, now, spent_s)
         self._idle.append(one.worker)
         spent_s += answer["took_s"] * width
-        if not answer.keys() & {"values", "reason"}:
+        if "state" not in answer:
             self._before[one.row] = (began, spent_s)
+            self._reports[one.row] = answer["reports"]
             return None
         self._leave(one.row)
-        values = {
-            metric: Value(value, Provenance(kind) if kind else None, stddev)
-            for metric, (value, kind, stddev) in answer.get("values", {}).items()
-        }
-        state = State.FAILED if "reason" in answer else State.COMPLETE
-        reason = answer.get("reason") or self._moved.pop(number, None)
-        return Outcome(number, state, values, reason, began, now, spent_s)
+        outcome = outcome_of(answer, number, began, now, spent_s)
+        outcome.reason = outcome.reason or self._moved.pop(number, None)
+        return outcome
 
     def close(self) -> None:
         if self._head.lives():
