@@ -91,6 +91,7 @@ class CodeChange:
         diff: empty where there is nothing to edit, or no place for it with certainty.
         note: what the edit does not say; without a diff, why, and the lines to write by hand.
         edit: makes it in the places it is given, so that several can follow each other.
+        already: why nothing has to be edited, if the file or the step does the same already.
     """
 
     diff: str
@@ -98,6 +99,7 @@ class CodeChange:
     edit: Callable[[Places], Source] | None = dataclasses.field(
         default=None, repr=False, compare=False
     )
+    already: str = ""
 
     @classmethod
     def of(
@@ -131,7 +133,8 @@ class CodeChange:
         try:
             return cls(edit(where).diff(), note, edit)
         except AlreadyThereError as error:
-            return cls("", f"already so: {error.what} ({error.where})", edit)
+            reason = f"{error.what} ({error.where})"
+            return cls("", f"already so: {reason}", edit, reason)
         except NotPlacedError as error:
             lines = "".join(f"\n    {line}" for line in by_hand.splitlines())
             why = f"no edit of your file: {error.what} ({error.where})"
@@ -242,7 +245,7 @@ class Technique(Protocol):
         """The edit of the user's source that does the same, or None when there is no such edit."""
 
     def already(self, built: Built) -> str | None:
-        """The reason that `apply` would change nothing in `built`; None if it would, or unknown."""
+        """Return why `apply` would change nothing in `built`; None if it would, or unknown."""
 
     def minimum_share(self, graph: Graph) -> float:
         """The smallest share of its time that a changed operator can take; 0 if unknown."""
@@ -294,7 +297,7 @@ class Settings:
         return self.effect
 
     def already(self, built: Built) -> str | None:
-        """None: unknown."""
+        """Return None: unknown."""
         return None
 
     def minimum_share(self, graph: Graph) -> float:

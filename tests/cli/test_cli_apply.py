@@ -55,6 +55,7 @@ def test_write_edits_the_file_and_undo_takes_it_back(slipstream: Any) -> None:
     found = json.loads(again.stdout)
     assert found["diff"] == ""
     assert all(note.startswith("already so") for note in found["code_notes"])
+    assert "fused=True" in found["not_run"]
     shown = [f"{loss:.5f}" for loss in found["losses_before"]]
     assert all(text in run.stdout for text in shown)
     run = slipstream.briefly("apply", "train.py", "--undo")

@@ -19,8 +19,8 @@ TEXTS = {"hugging_face": HUGGING_FACE, "lightning": LIGHTNING, "accelerate": ACC
 
 def change(path: Path, text: str, technique: str) -> CodeChange:
     path.write_text(text)
-    (one,) = parse(technique)
-    found = one.code(Workload.parse(str(path)))
+    (parsed,) = parse(technique)
+    found = parsed.code(Workload.parse(str(path)))
     assert found is not None
     return found
 

@@ -32,7 +32,11 @@ def make():
 @pytest.fixture
 def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A workload; its trial in a child is left out, as it is tested elsewhere."""
-    monkeypatch.setattr(applying, "_first_steps", lambda *_, **__: ((1.0,), Trial(0, 1), ()))
+    monkeypatch.setattr(
+        applying,
+        "_first_steps",
+        lambda _, __, chosen, **___: ((1.0,), Trial(0, 1), [None] * len(chosen)),
+    )
     (tmp_path / "train.py").write_text(_TEXT)
     return f"{tmp_path / 'train.py'}:make"
 
@@ -153,7 +157,7 @@ def test_an_inference_is_shown_without_an_empty_table(
 
     def steps(*_: Any, **__: Any) -> Any:
         trial = Trial(0, 5, output=np.array(next(outputs)), shape=(2,), training=False)
-        return (None,) * 5, trial, ()
+        return (None,) * 5, trial, [None]
 
     monkeypatch.setattr(applying, "_first_steps", steps)
     _command(target, "-t", "fused_optimizer")
@@ -175,7 +179,7 @@ def test_what_has_no_whole_edit_is_not_written(target: str) -> None:
 def test_a_loss_that_is_not_finite_stops_the_writing(
     target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    nan = (float("nan"),), Trial(0, 1), ()
+    nan = (float("nan"),), Trial(0, 1), [None]
     monkeypatch.setattr(applying, "_first_steps", lambda *_, **__: nan)
     path = Path(target.removesuffix(":make"))
     with pytest.raises(WorkloadError, match="not finite"):

@@ -82,7 +82,7 @@ def _default(source: Source, function: Function) -> ast.expr:
 
 
 def _given(where: Places) -> ast.expr:
-    """What sets a script's batch size; a call of ``TrainingArguments`` that leaves the default."""
+    """Return the script's batch size, or the ``TrainingArguments(...)`` that leaves the default."""
     source, training = where.source, where.training
     if training is not None and training.framework is Framework.HUGGING_FACE:
         maker, name = "TrainingArguments", _TRAINER_NAME
@@ -97,15 +97,15 @@ def _given(where: Places) -> ast.expr:
         if len(calls) > 1:
             with contextlib.suppress(NotPlacedError):
                 calls = where.of_training(calls)
-    given = [keyword.value for call in calls for keyword in call.keywords if keyword.arg == name]
-    if len(calls) != 1 or len(given) != 1:
+    values = [keyword.value for call in calls for keyword in call.keywords if keyword.arg == name]
+    if len(calls) != 1 or len(values) != 1:
         several = f"several {maker}s" if len(calls) > 1 else f"no {maker} with a {name}"
         raise NotPlacedError(
             f"the script has {several}, so that it cannot be told what sets the batch",
             where=str(source.path),
             remedy="name a function with an argument batch_size: train.py:make_workload",
         )
-    return given[0]
+    return values[0]
 
 
 def _literal(source: Source, value: ast.expr) -> BatchSize:

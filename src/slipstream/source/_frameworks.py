@@ -106,11 +106,11 @@ class FrameworkEdit:
         return then(where, edited)
 
     def note(self, where: Places) -> str:
-        """What the reader of the diff should know."""
+        """Return what the diff does not show."""
         return self._text(self.switch.note, where)
 
     def by_hand(self, where: Places) -> str:
-        """The lines to write where the edit cannot be placed."""
+        """Return the lines to write where the edit cannot be placed."""
         training, values = where.training, self._filled(self.switch.values, where)
         assert training is not None
         if training.flag and values:

@@ -154,7 +154,7 @@ def _returned_to(names: Names, call: ast.Call) -> ast.Call | None:
 def _receivers(
     names: Names, call: ast.Call, called: Collection[Identity | None]
 ) -> tuple[list[ast.expr], list[ast.expr]]:
-    """Whose parameters go into `call`, also through variables, loops and functions of the file.
+    """Find whose parameters go into `call`, also through variables, loops and functions.
 
     Args:
         called: variables that the file calls, such as models; what they are made of is not
@@ -182,7 +182,7 @@ def _receivers(
         if isinstance(node, ast.Name) and not is_written(node) and not _comprehended(names, node):
             owner = names.owner(node)
             functions = [] if owner is None else names.bindings(owner, node.id)
-            is_function = any(isinstance(one, ast.FunctionDef) for one in functions)
+            is_function = any(isinstance(bound, ast.FunctionDef) for bound in functions)
             if not is_function and names.identity(node) in called:
                 handed.append(node)
             elif owner is not None:

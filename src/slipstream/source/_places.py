@@ -72,7 +72,7 @@ class Places:
 
     @cached_property
     def training(self) -> Training | None:
-        """How a plain script trains through a framework; None if it has its own loop."""
+        """Training of a plain script through a framework; None if it has its own loop."""
         return None if self.function_name else find_training(self.source)
 
     @cached_property
@@ -339,7 +339,7 @@ class Places:
         return source.wrap(first, last, written)
 
     def of_training(self, calls: Sequence[ast.Call]) -> list[ast.Call]:
-        """Those of `calls` whose value the training loop iterates over.
+        """Select the calls whose value the training loop iterates over.
 
         Raises:
             NotPlacedError: the training loop cannot be seen.
@@ -361,7 +361,7 @@ class Places:
 
     @cached_property
     def _handed_over(self) -> Returned | None:
-        """What the function returns or a framework trains; None for a script with its own loop."""
+        """Model that is returned or given to a framework; None for a script with its own loop."""
         if self.function is not None:
             return self.returned
         training = self.training

@@ -28,7 +28,7 @@ class Framework(StrEnum):
 
 @dataclass(frozen=True)
 class Training:
-    """How a script trains through a framework.
+    """Training of a script through a framework.
 
     Attributes:
         start: the call that starts or configures the training, for messages.
@@ -48,9 +48,9 @@ class Training:
 
     @property
     def arguments(self) -> dict[str, ast.expr]:
-        """What `start` is called with in the order of evaluation, ``model`` by that name."""
+        """Arguments of `start` in the order of evaluation, the model as ``model``."""
         arguments = {f"argument {n}": value for n, value in enumerate(self.start.args, start=1)}
-        arguments |= {str(one.arg): one.value for one in self.start.keywords}
+        arguments |= {str(keyword.arg): keyword.value for keyword in self.start.keywords}
         return {"model" if v is self.model else name: v for name, v in arguments.items()}
 
     @property
@@ -155,7 +155,7 @@ def _argument(call: ast.Call, place: int, name: str) -> ast.expr | None:
         if keyword.arg == name:
             return keyword.value
     positional = call.args[: place + 1]
-    if len(positional) <= place or any(isinstance(one, ast.Starred) for one in positional):
+    if len(positional) <= place or any(isinstance(value, ast.Starred) for value in positional):
         return None
     return positional[place]
 

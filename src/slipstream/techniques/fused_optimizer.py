@@ -104,7 +104,7 @@ class FusedOptimizer(Settings):
             group.update(self._flags())
 
     def already(self, built: Built) -> str | None:
-        """Why the optimizer's update stays what it is; None if it changes."""
+        """Return why the optimizer needs no flag, or None."""
         groups = [] if built.optimizer is None else built.optimizer.param_groups
         reasons = {self._has(group) for group in groups}
         return reasons.pop() if len(reasons) == 1 else None
@@ -130,7 +130,7 @@ class FusedOptimizer(Settings):
         return where.source.set_keywords(site.call, **flags)
 
     def _has(self, settings: Mapping[str, Any]) -> str | None:
-        """The reason that an optimizer with these settings needs no flag, or None."""
+        """Return why an optimizer with these settings needs no flag, or None."""
         if settings.get("fused"):
             return "the optimizer is fused already"
         if self.kind == "foreach" and settings.get("foreach"):

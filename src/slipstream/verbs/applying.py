@@ -167,24 +167,28 @@ def apply(
     name = techniques if isinstance(techniques, str) else technique.combination_name(chosen)
     transformed = workload.with_technique(*chosen)
     # Before anything runs: a file that is edited meanwhile is not written.
-    edits = [one.code(workload) for one in chosen]
+    edits = [requested.code(workload) for requested in chosen]
     content = Source.read(workload.path) if workload.live is None else None
     not_run = technique.not_in_script(chosen, workload)
     say(f"running {steps} steps as it is")
     before, original, already = _first_steps(
         workload, steps, chosen, threads=threads, timeout_s=timeout_s
     )
+    reasons = [change.already if change is not None else "" for change in edits]
     for number, reason in enumerate(already):
-        if reason is not None and edits[number] is not None:
-            edits[number] = CodeChange("", f"already so: {reason}", lambda where: where.source)
+        if reason is not None and not reasons[number]:
+            reasons[number] = reason
+            if edits[number] is not None:
+                note = f"already so: {reason}"
+                edits[number] = CodeChange("", note, lambda where: where.source, reason)
     code = tuple(change for change in edits if change is not None)
     source = None
     if content is not None and len(code) == len(chosen):
         source = _edited(content, workload.function, code)
-    if already and None not in already:
-        not_run = " and ".join(map(str, already))
+    if all(reasons):
+        not_run = " and ".join(reasons)
     if not_run is not None:
-        nothing = (None,) * steps
+        nothing = (None,) * len(before)
         return Applied(transformed, before, nothing, code, source, not_run, technique=name)
     say(f"running {steps} steps transformed")
     after, changed, _ = _first_steps(transformed, steps, (), threads=threads, timeout_s=timeout_s)
@@ -214,7 +218,7 @@ def _first_steps(
     threads: int,
     timeout_s: float,
 ) -> tuple[tuple[float | None, ...], Trial, Sequence[str | None]]:
-    """What the first steps from seed 0 give, in a child; those of live objects run here.
+    """Run the first steps from seed 0 in a child; those of live objects here.
 
     Returns:
         The losses, what they are judged by, and why each of `techniques` would change nothing.
@@ -237,7 +241,7 @@ def _first_steps(
 def steps_in_child(
     workload: dict[str, Any], keep_in: str, steps: int, techniques: str | None
 ) -> Any:
-    """What the first steps gave. Runs in the child."""
+    """Run the first steps. Runs in the child."""
     chosen = technique.parse(techniques) if techniques else ()
     program = partial(_steps_and_reasons, steps=steps, techniques=chosen)
     return run_program(workload, keep_in, program)
@@ -247,7 +251,7 @@ def _steps_and_reasons(
     built: Built, steps: int, techniques: Sequence[Technique]
 ) -> Generator[None, Any, dict[str, Any]]:
     """Run `first_steps`; in ``already``, the reason that each technique would change nothing."""
-    already = [one.already(built) for one in techniques]
+    already = [requested.already(built) for requested in techniques]
     return {**(yield from first_steps(built, steps)), "already": already}
 
 
