@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -93,3 +95,34 @@ def test_the_room_loads_nothing_heavy() -> None:
     program += "'optuna' in sys.modules, 'numpy' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout.split() == ["False"] * 3
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE trial SET state = 'x'",
+        "UPDATE trial SET device_s = 'x'",
+        'UPDATE trial SET config = \'{"lr": "x"}\'',
+        "UPDATE trial SET told = 0, asked = 5",
+        "UPDATE measurement SET value = 'x'",
+        "UPDATE measurement SET provenance = 'x'",
+        "DELETE FROM measurement",
+        "DELETE FROM metric",
+        "UPDATE study SET definition = '[]'",
+        "UPDATE study SET definition = '{}'",
+        "UPDATE study SET space = 'x'",
+        "DROP TABLE trial",
+    ],
+)
+def test_a_damaged_file_is_named(damage: str) -> None:
+    search("run", "digits.py:study", "--workers", "0", "--budget", "2")
+    connection = sqlite3.connect("digits.db")
+    connection.execute("PRAGMA foreign_keys = OFF")
+    connection.execute(damage)
+    connection.commit()
+    connection.close()
+    with pytest.raises(StoreError, match=r"damaged|stored candidate|database"):
+        search("top", "digits.db")
+    for command in ("status", "pareto", "replay", "resume"):
+        with contextlib.suppress(StoreError):
+            search(command, "digits.db")

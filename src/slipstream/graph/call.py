@@ -16,7 +16,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 ITEM_BYTES = {
@@ -108,9 +108,55 @@ class Call:
 
     @classmethod
     def from_json(cls, value: Sequence[Any]) -> Call:
-        """The call `to_json` wrote."""
+        """The call `to_json` wrote.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is no call.
+        """
         op, arguments, outputs = value
         return cls(str(op), tuple(decode(arguments)), tuple(decode(outputs)))
+
+    def check(self) -> None:
+        """Check arguments and outputs against the schema; a name alone has none.
+
+        Raises:
+            ValueError: the arguments are not as many, or not of the types, that it takes.
+        """
+        kinds = _argument_kinds(self.op)
+        if kinds is not None and len(kinds) != len(self.arguments):
+            raise ValueError(f"{len(self.arguments)} arguments of {self.op}")
+        for kind, argument in zip(kinds or (), self.arguments, strict=False):
+            if not isinstance(argument, kind):
+                raise ValueError(f"{argument!r:.80} as an argument of {self.op}")
+        if not all(isinstance(output, TensorSpec) for output in self.outputs):
+            raise ValueError(f"an output of {self.op} that is no tensor")
+
+
+@cache
+def _argument_kinds(op: str) -> tuple[tuple[type, ...], ...] | None:
+    """Per argument of the schema `op`: the types that it may have; None without a schema."""
+    declared, arrow, _ = op.partition("(")[2].rpartition(") ->")
+    if not arrow:
+        return None
+    kinds: list[tuple[type, ...]] = []
+    for parameter in filter(None, declared.replace("*, ", "").split(", ")):
+        kind = parameter.partition(" ")[0]
+        if "[" in kind:
+            # torch also accepts a single value.
+            types: tuple[type, ...] = (tuple, int, float)
+        elif kind.startswith("Tensor"):
+            # torch also accepts a number.
+            types = (TensorSpec, int, float)
+        else:
+            types = _SCALARS.get(kind.rstrip("?"), (object,))
+        kinds.append((*types, type(None)) if "?" in kind else types)
+    return tuple(kinds)
+
+
+_SCALARS: dict[str, tuple[type, ...]] = {
+    "int": (int,), "SymInt": (int,), "bool": (int,), "float": (int, float), "str": (str,),
+    "Scalar": (int, float, str),
+}  # fmt: skip
 
 
 def cast(spec: TensorSpec, dtype: str) -> Call:
@@ -170,7 +216,9 @@ def decode(value: Any) -> Argument:
         if "f" in value:
             return float(value["f"])
         dtype, shape, strides, device = value["t"]
-        return TensorSpec(str(dtype), tuple(map(int, shape)), tuple(map(int, strides)), str(device))
+        if not isinstance(dtype, str) or not isinstance(device, str):
+            raise TypeError(f"a tensor of dtype {dtype!r:.40} on {device!r:.40}")
+        return TensorSpec(dtype, tuple(map(int, shape)), tuple(map(int, strides)), device)
     if isinstance(value, list):
         return tuple(decode(item) for item in value)
     return value

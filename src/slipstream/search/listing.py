@@ -41,9 +41,7 @@ class Listing:
                 source.name, source.trials, source.objectives, units, source.stopped,
                 source.rungs.notes(),
             )  # fmt: skip
-        given = source.definition["objectives"]
-        objectives = tuple(Objective(metric, direction) for metric, direction in given.items())
-        return cls(source.name, source.trials, objectives, source.units)
+        return cls(source.name, source.trials, source.objectives, source.units)
 
     @property
     def whole(self) -> list[Trial]:

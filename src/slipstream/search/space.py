@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slipstream.errors import InvalidArgumentError, UnknownNameError
+from slipstream.errors import InvalidArgumentError, StoreError, UnknownNameError
 from slipstream.search.expressions import Expression
 from slipstream.search.parameters import Categorical, Parameter, parameter_from_json
 
@@ -85,10 +85,14 @@ class Candidate:
     def values(self) -> dict[str, Any]:
         """By path, in the order of paths."""
         if self._values is None:
-            stored = json.loads(self._json or "")
-            self._values = {
-                path: tuple(v) if isinstance(v, list) else v for path, v in stored.items()
-            }
+            try:
+                self._values = self.space.checked(json.loads(self._json or ""))
+            except (ValueError, TypeError, RecursionError, LookupError) as error:
+                what = getattr(error, "what", repr(error))
+                raise StoreError(
+                    f"a stored candidate is not one of its space: {what}", where=self._json,
+                    remedy="restore the study's file from a copy",
+                ) from error  # fmt: skip
         return self._values
 
     @property
@@ -253,6 +257,18 @@ class Space:
             InvalidArgumentError: a value is missing, outside its range, or against a rule.
             UnknownNameError: a name that is no parameter's.
         """
+        candidate = Candidate(self, self.checked(values))
+        if (broken := self.broken_rule(candidate)) is not None:
+            raise InvalidArgumentError("candidate", f"the rule '{broken}' forbids it")
+        return candidate
+
+    def checked(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The values of active parameters in their canonical form, in the order of paths.
+
+        Raises:
+            InvalidArgumentError: a value is missing or outside its range.
+            UnknownNameError: a name that is no parameter's.
+        """
         for name in values:
             if name not in self._by_path and name not in self.ties:
                 raise UnknownNameError("parameter", name, self._by_path)
@@ -266,10 +282,7 @@ class Space:
                 kept[leaf.path] = leaf.parameter.checked(values[leaf.path])
             except (ValueError, TypeError) as error:
                 raise InvalidArgumentError(leaf.path, str(error)) from None
-        candidate = Candidate(self, kept)
-        if (broken := self.broken_rule(candidate)) is not None:
-            raise InvalidArgumentError("candidate", f"the rule '{broken}' forbids it")
-        return candidate
+        return kept
 
     def load(self, text: str, id: bytes | None = None) -> Candidate:
         """The candidate whose `Candidate.json` is `text`, which this space wrote."""

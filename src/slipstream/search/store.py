@@ -16,7 +16,8 @@ from typing import IO, Any
 
 from slipstream.errors import StoreError, UnknownNameError
 from slipstream.provenance import Provenance
-from slipstream.search.metrics import State, Trial, Value
+from slipstream.search.checking import check_scored, check_types, undamaged
+from slipstream.search.metrics import State, Trial, Value, parse_objectives
 from slipstream.search.space import Space
 from slipstream.sqlite import errors_in_words, open_database, transaction
 
@@ -79,8 +80,8 @@ class Store:
         if path is None:
             return
         self._connection = open_database(path, MIGRATIONS)
-        self._connection.execute("PRAGMA wal_autocheckpoint=4000")
         with errors_in_words(path):
+            self._connection.execute("PRAGMA wal_autocheckpoint=4000")
             self._lock = path.with_name(path.name + ".lock").open("w")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -101,21 +102,29 @@ class Store:
         """
         if self.path is None:
             return
+        with undamaged(self.path):
+            check_types(self._connection, self.path)
+            self._objectives = parse_objectives(definition["objectives"])
+            self._open_study(self.path, name, space, definition, target)
+
+    def _open_study(
+        self, path: Path, name: str, space: Space, definition: Mapping[str, Any],
+        target: str | None,
+    ) -> None:  # fmt: skip
         text = json.dumps(definition, sort_keys=True)
         row = self._connection.execute(
             "SELECT id, space_id, definition, space FROM study WHERE name=?", (name,)
         ).fetchone()
         if row is None:
             values = (name, space.id, json.dumps(space.to_json()), text, target, time.time())
-            with errors_in_words(self.path):
-                row = self._connection.execute(
-                    "INSERT INTO study (name, space_id, space, definition, target, created) "
-                    "VALUES (?,?,?,?,?,?) RETURNING id", values,
-                ).fetchone()  # fmt: skip
+            row = self._connection.execute(
+                "INSERT INTO study (name, space_id, space, definition, target, created) "
+                "VALUES (?,?,?,?,?,?) RETURNING id", values,
+            ).fetchone()  # fmt: skip
             self._study = int(row[0])
             return
         self._study = int(row[0])
-        where = f"study '{name}' in {self.path}"
+        where = f"study '{name}' in {path}"
         remedy = "another name or another --store, and warm_start= to use what it found"
         if row[1] != space.id:
             before, now = json.loads(row[3])["parameters"], space.to_json()["parameters"]
@@ -189,7 +198,10 @@ class Store:
         """All trials of the study, by number."""
         if self.path is None:
             return []
-        return list(_trials(self._connection, self._study, space))
+        with undamaged(self.path):
+            trials = list(_trials(self._connection, self._study, space))
+            check_scored(trials, self._objectives, self.path)
+            return trials
 
     def close(self) -> None:
         """Commit what waits, and let others write."""
@@ -248,7 +260,9 @@ class Reading:
 
     def __init__(self, path: Path, name: str | None = None) -> None:
         with closing(open_database(path, MIGRATIONS, read_only=True)) as connection:
-            known = dict(connection.execute("SELECT name, id FROM study ORDER BY created"))
+            with undamaged(path):
+                check_types(connection, path)
+                known = dict(connection.execute("SELECT name, id FROM study ORDER BY created"))
             if not known:
                 raise StoreError("there is no study in this file", where=str(path))
             if name is None and len(known) > 1:
@@ -256,10 +270,15 @@ class Reading:
             self.name = name or next(iter(known))
             if self.name not in known:
                 raise UnknownNameError("study", self.name, known, where=str(path))
-            space, definition, self.target = connection.execute(
-                "SELECT space, definition, target FROM study WHERE id=?", (known[self.name],)
-            ).fetchone()
-            self.space = Space.from_json(json.loads(space))
-            self.definition: dict[str, Any] = json.loads(definition)
-            self.units: dict[str, str] = dict(connection.execute("SELECT name, unit FROM metric"))
-            self.trials = list(_trials(connection, known[self.name], self.space))
+            with undamaged(path):
+                space, definition, self.target = connection.execute(
+                    "SELECT space, definition, target FROM study WHERE id=?", (known[self.name],)
+                ).fetchone()
+                self.space = Space.from_json(json.loads(space))
+                self.definition: dict[str, Any] = json.loads(definition)
+                self.objectives = parse_objectives(self.definition["objectives"])
+                self.units: dict[str, str] = dict(
+                    connection.execute("SELECT name, unit FROM metric")
+                )
+                self.trials = list(_trials(connection, known[self.name], self.space))
+                check_scored(self.trials, self.objectives, path)

@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slipstream.errors import GraphError
+from slipstream.errors import GraphError, InvalidArgumentError
 from slipstream.files import replacing
 from slipstream.graph.call import Call
 from slipstream.graph.exchange import Exchange
 from slipstream.graph.graph import Graph
+from slipstream.graph.io._meta import check_meta
 from slipstream.graph.statistics import Statistics
 from slipstream.graph.timeline import lower
 from slipstream.graph.values import Allocations, Columns, Edges, Edit, Tasks
@@ -82,18 +83,17 @@ def parts_of(meta: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         KeyError, ValueError, TypeError, AttributeError, RecursionError: it did not.
     """
+    check_meta(meta["meta"])
     return {
         "strings": tuple(_text(text) for text in meta["strings"]),
-        "calls": tuple(Call.from_json(call) for call in meta["calls"]),
+        "calls": tuple(_call(call) for call in meta["calls"]),
         "lanes": tuple(_text(text) for text in meta["lanes"]),
         "samples": int(meta["samples"]),
         "meta": dict(meta["meta"]),
         "edits": tuple(
             Edit(_text(a), _text(b), int(c), *map(_text, note)) for a, b, c, *note in meta["edits"]
         ),
-        "shrunk": tuple(
-            None if call is None else Call.from_json(call) for call in meta.get("shrunk", ())
-        ),
+        "shrunk": tuple(None if call is None else _call(call) for call in meta.get("shrunk", ())),
         "statistics": Statistics.from_json(meta.get("statistics")),
         "exchanges": tuple(Exchange.from_json(row) for row in meta.get("exchanges", ())),
     }
@@ -196,7 +196,8 @@ def _read(archive: zipfile.ZipFile, path: Path) -> Graph:
             **parts_of(meta),
         )
     except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise broken(f"meta.json is not as expected: {error!r}") from error
+        what = error.what if isinstance(error, InvalidArgumentError) else repr(error)
+        raise broken(f"meta.json is not as expected: {what}") from error
     try:
         graph.check()
         if len(graph.edges):
@@ -204,6 +205,12 @@ def _read(archive: zipfile.ZipFile, path: Path) -> Graph:
     except GraphError as error:
         raise broken(error.what) from error
     return graph
+
+
+def _call(value: Any) -> Call:
+    call = Call.from_json(value)
+    call.check()
+    return call
 
 
 def _text(value: object) -> str:
