@@ -12,6 +12,7 @@ from slipstream.errors import InvalidArgumentError, StoreError, WorkloadError
 from slipstream.provenance import Provenance
 from slipstream.search import (
     Budget,
+    Candidate,
     Categorical,
     Estimator,
     Float,
@@ -27,6 +28,7 @@ from slipstream.search import (
     Trial,
     study,
 )
+from slipstream.search.strategies import Random
 
 SPACE = Space({"x": Float(-1, 1), "n": Int(1, 5)})
 
@@ -178,8 +180,14 @@ def test_callbacks_see_every_trial_and_may_stop() -> None:
         study("s", SPACE, "y", estimator=loss, strategy="random", callbacks=[fails]).run()
 
 
+class Counted(Random):
+    def ask(self, number: int) -> Candidate | None:
+        assert number < 5000
+        return super().ask(number)
+
+
 def test_more_workers_than_candidates_come_to_an_end() -> None:
-    made = study("s", {"n": Int(1, 2)}, "y", strategy="random")
+    made = study("s", {"n": Int(1, 2)}, "y", strategy=Counted())
     tasks = [made.ask(), made.ask()]
     assert made.ask() is None
     for task in tasks:
