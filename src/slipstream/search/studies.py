@@ -281,7 +281,7 @@ class Study:
         self.trials, self.running = [], {}
         self._followers: dict[int, list[Trial]] = {}
         self._seen: dict[tuple[bytes, float], Trial] = {}
-        self._events = self._evaluated = self._begun = 0
+        self._events = self._begun = 0
         self._device_s = 0.0
         self._idle = 0
         self._exhausted, self.stopped = False, ""
@@ -640,6 +640,7 @@ class Study:
         """
         if self.store_path is None:
             raise SlipstreamError("there is no record to replay", remedy="a study with store=")
+        self.close()
         self._begin()
         self._restore(Reading(self.store_path, self.name).trials, verify=True)
         return len(self.trials)
