@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,10 +21,11 @@ from slipstream import runtimes
 from slipstream.cli._main import _command
 from slipstream.errors import InvalidArgumentError, UsageError
 from slipstream.mlperf import serving
+from slipstream.mlperf.serving.threads import ThreadCosts, thread_costs
 from slipstream.runtimes import OverloadedError
-from slipstream.verbs.goals import parse_goals
+from slipstream.verbs.goals import met_note, parse_goals
 from slipstream.verbs.results import Predicted
-from slipstream.verbs.serving import foresee
+from slipstream.verbs.serving import foresee, serving_table
 
 SOURCE = """\
 import torch
@@ -144,6 +146,34 @@ def test_a_percentile_needs_a_rate_and_is_met_by_the_queue() -> None:
     (goal,) = parse_goals(["p99<20ms"], "40/s")
     assert goal.met(2e6, 0)
     assert not goal.met(19e6, 0), "a query by itself keeps it, and one that waits does not"
+
+
+def test_threads_of_a_server_and_goals_are_part_of_a_prediction() -> None:
+    costs = ThreadCosts(0.2e6, 0.5e6, known=True)
+    prediction = Predicted("inference_mode", 2e6, 1e6, 0.5, 0.4, 0.6)
+    alone = foresee([prediction], 10.0, (0.50, 2e6))
+    slow, fast = foresee([prediction], 10.0, (0.50, 2e6), costs)
+    for bare, served in zip(alone, (slow, fast), strict=True):
+        added = served.load.percentile_ns(0.5) - bare.load.percentile_ns(0.5)
+        assert added == pytest.approx(0.7e6, rel=0.01)
+    assert (slow.met, fast.met) == (False, True)
+    table = serving_table([slow, fast], (0.50, 2e6), costs)
+    assert [row[-1] for row in table.rows] == ["no", "yes"]
+    assert "500 µs" in table.notes[-1]
+    (goal,) = parse_goals(["p50<2ms"], "10/s")
+    goal = replace(goal, costs=costs)
+    assert met_note(goal, [prediction]).endswith("met: inference_mode; not met: as recorded")
+
+
+def test_thread_costs_are_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    costs = thread_costs()
+    assert costs.known
+    assert costs.delay_ns > 0
+    assert thread_costs() == costs
+    (file,) = tmp_path.rglob("threads-*.json")
+    file.write_text("[]")
+    assert thread_costs().known
 
 
 def test_what_is_foreseen_tells_a_server_that_falls_behind() -> None:

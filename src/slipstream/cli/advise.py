@@ -78,6 +78,7 @@ def command(
 
         slipstream advise run.slipgraph --cluster workers=8,link=1gbit,latency=50us
     """
+    from slipstream.mlperf.serving.threads import thread_costs
     from slipstream.units import parse_duration_ns
     from slipstream.verbs.advising import advise
     from slipstream.verbs.checking import Check, measure_first_choice
@@ -100,6 +101,8 @@ def command(
         schedule = Schedule.of(began, time.monotonic(), limit_s, check=check)
         if rate is not None:
             need_inference(graph)
+            costs = thread_costs(say)
+            goals = [replace(goal, costs=costs) for goal in goals]
 
         def show(outlooks: Sequence[Outlook]) -> None:
             """The first table, on stderr, above whatever progress is shown."""

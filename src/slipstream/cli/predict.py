@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -50,7 +51,8 @@ def command(
 
         slipstream predict serve.py:make -t lowbit:w8a8 --rate 40/s --goal 'p99<20ms'
     """
-    from slipstream.verbs.goals import parse_goals, parse_rate
+    from slipstream.mlperf.serving.threads import thread_costs
+    from slipstream.verbs.goals import met_note, parse_goals, parse_rate
     from slipstream.verbs.history import history
     from slipstream.verbs.predicting import predict
     from slipstream.verbs.results import applying, measured_note, prediction_table
@@ -67,26 +69,32 @@ def command(
     where = options.cluster_of(cluster, cluster_sizes)
     with progress("predicting") as say, history(store) as past:
         graph = request.graph(say, needs, note)
+        costs = None
         if rate is not None:
             need_inference(graph)
+            costs = thread_costs(say)
+            goals = [replace(goal, costs=costs) for goal in goals]
         predictions = predict(graph, technique, cluster=where, widen=past.widen, say=say)
         name = str(graph.meta.get("workload", request.target))
         past.keep(predictions, name)
         measured = past.measured(predictions, name, graph)
     proofs = [measured_note(name, one) for name, one in measured.items()]
-    tables = [prediction_table(graph, predictions, *proofs, past.note)]
+    applied = applying(predictions)
+    goal_notes = [met_note(goal, applied) for goal in goals if goal.limit and applied]
+    tables = [prediction_table(graph, predictions, *goal_notes, *proofs, past.note)]
     if where is not None and any(p.shared is not None for p in predictions):
-        tables.append(shared_table(graph, where, applying(predictions)))
+        tables.append(shared_table(graph, where, applied))
     if timeline is not None:
         _write_timelines(predictions, timeline)
     payload = []
     for p in predictions:
         one = measured.get(p.technique)
-        payload.append(p.to_json() | {"measured": one and one.to_json()})
-    if rate is not None:
+        met = {str(goal): goal.met_by(p) for goal in goals} if p in applied else {}
+        payload.append(p.to_json() | {"measured": one and one.to_json(), "goals_met": met})
+    if rate is not None and costs is not None:
         bound = next((one.bound for one in goals if one.bound), None)
-        foreseen = foresee(applying(predictions), parse_rate(rate), bound)
-        tables.append(serving_table(foreseen, bound))
+        foreseen = foresee(applied, parse_rate(rate), bound, costs)
+        tables.append(serving_table(foreseen, bound, costs))
         by_name = {one.technique: one.to_json() for one in foreseen}
         for p, shown in zip(predictions, payload, strict=True):
             shown["serving"] = by_name.get(p.technique)

@@ -5,10 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from slipstream.errors import InvalidArgumentError, UnknownNameError, UsageError
 from slipstream.units import format_bytes, format_duration, parse_bytes, parse_duration_ns
 from slipstream.verbs.results import Predicted
+
+if TYPE_CHECKING:
+    from slipstream.mlperf.serving.threads import ThreadCosts
 
 # Shares of the queries that come at a rate.
 _PERCENTILES = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99}
@@ -28,11 +32,13 @@ class Goal:
         limit: bytes or nanoseconds that may not be exceeded; None for ``cost``, which is only
             to be small.
         rate: queries a second, of a percentile.
+        costs: what a server's threads add to a query, of a percentile; None for nothing.
     """
 
     name: str
     limit: float | None = None
     rate: float | None = None
+    costs: ThreadCosts | None = None
 
     def __str__(self) -> str:
         if self.limit is None:
@@ -57,12 +63,28 @@ class Goal:
         if self.bound is not None and self.rate is not None:
             from slipstream.verbs.serving import loaded
 
-            return loaded(step_ns, self.rate).percentile_ns(self.bound[0]) < self.limit
+            load = loaded(step_ns, self.rate, *filter(None, [self.costs]))
+            return load.keeps_up and load.percentile_ns(self.bound[0]) < self.limit
         return step_ns < self.limit
 
     def met_by(self, prediction: Predicted) -> bool:
         """Whether the step is predicted to keep the limit."""
         return self.met(prediction.step_ns, prediction.memory[1])
+
+
+def met_note(goal: Goal, predictions: Sequence[Predicted]) -> str:
+    """Return a sentence that names the versions of a step that are predicted to meet a goal.
+
+    Args:
+        goal: one with a limit.
+        predictions: of one recorded step, at least one.
+    """
+    first = predictions[0]
+    versions = {"as recorded": goal.met(first.baseline_ns, first.memory[0])}
+    versions |= {prediction.technique: goal.met_by(prediction) for prediction in predictions}
+    by_answer = [", ".join(name for name in versions if versions[name] is met) or "none"
+                 for met in (True, False)]  # fmt: skip
+    return f"goal {goal}: met: {by_answer[0]}; not met: {by_answer[1]}"
 
 
 def parse_goals(texts: Sequence[str], rate: str | None = None) -> list[Goal]:

@@ -1,8 +1,8 @@
 """What a step means for a server: latencies at a rate, and the highest rate within a bound.
 
 A recorded inference step is a query. Queries come at random (Poisson) to one worker that answers
-them one after the other, so that two figures follow from the step's predicted time alone, by the
-queue simulation that ``slipstream mlperf serve`` shows beside what it measures.
+them one after the other, so that two figures follow from the step's predicted time and this
+machine's `ThreadCosts`, by the queue simulation that ``slipstream mlperf serve`` uses.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Any
 
 from slipstream.errors import UsageError
 from slipstream.graph import Graph
-from slipstream.mlperf.serving.queueing import Load, ServiceCurve, peak, simulate
+from slipstream.mlperf.serving.queueing import Load, peak, simulate
+from slipstream.mlperf.serving.threads import UNKNOWN_COSTS, ThreadCosts
 from slipstream.tables import Field, Table
 from slipstream.units import format_duration
 from slipstream.verbs.results import Predicted
@@ -23,9 +24,9 @@ _SHARES = (0.50, 0.90, 0.99)
 
 
 @functools.lru_cache(maxsize=256)
-def loaded(step_ns: float, rate: float) -> Load:
-    """A server whose queries take `step_ns` each, at `rate` queries a second."""
-    return simulate(ServiceCurve.of({1: step_ns}), rate)
+def loaded(step_ns: float, rate: float, costs: ThreadCosts = UNKNOWN_COSTS) -> Load:
+    """Simulate a server whose model takes `step_ns` for a query, at `rate` queries a second."""
+    return simulate(costs.curve(step_ns), rate)
 
 
 @dataclass(frozen=True)
@@ -37,37 +38,43 @@ class Serving:
         step_ns: of a query by itself.
         load: at the rate that was asked for.
         peak: queries a second within the bound; None where none was given.
+        met: whether `load` keeps the bound; None where none was given.
     """
 
     technique: str
     step_ns: float
     load: Load
     peak: float | None
+    met: bool | None = None
 
     @classmethod
     def of(
-        cls, technique: str, step_ns: float, rate: float, bound: tuple[float, float] | None
-    ) -> Serving:
-        """Foresee it.
+        cls, technique: str, step_ns: float, rate: float, bound: tuple[float, float] | None,
+        costs: ThreadCosts = UNKNOWN_COSTS,
+    ) -> Serving:  # fmt: skip
+        """Simulate it.
 
         Args:
             bound: (share of queries, nanoseconds) that is to hold.
         """
-        highest = None
-        if bound is not None:
-            highest = peak(ServiceCurve.of({1: step_ns}), bound[1], bound[0])
-        return cls(technique, step_ns, loaded(step_ns, rate), highest)
+        load = loaded(step_ns, rate, costs)
+        if bound is None:
+            return cls(technique, step_ns, load, None)
+        highest = peak(costs.curve(step_ns), bound[1], bound[0])
+        met = load.keeps_up and load.percentile_ns(bound[0]) < bound[1]
+        return cls(technique, step_ns, load, highest, met)
 
     @property
     def keeps_up(self) -> bool:
         """Whether queries are answered as fast as they come."""
-        return self.load.rate * self.step_ns < 1e9
+        return self.load.keeps_up
 
     def to_json(self) -> dict[str, Any]:
         """For programs; times in nanoseconds."""
         latencies = {f"p{100 * s:g}_ns": self.load.percentile_ns(s) for s in _SHARES}
         return {
             "rate": self.load.rate, "keeps_up": self.keeps_up, "peak": self.peak,
+            "met": self.met,
             **(latencies if self.keeps_up else dict.fromkeys(latencies)),
         }  # fmt: skip
 
@@ -86,17 +93,21 @@ def need_inference(graph: Graph) -> None:
 
 
 def foresee(
-    predictions: Sequence[Predicted], rate: float, bound: tuple[float, float] | None = None
-) -> list[Serving]:
-    """The step as recorded, and with each technique."""
+    predictions: Sequence[Predicted], rate: float, bound: tuple[float, float] | None = None,
+    costs: ThreadCosts = UNKNOWN_COSTS,
+) -> list[Serving]:  # fmt: skip
+    """Simulate the step under load: as recorded, and with each technique."""
     if not predictions:
         return []
-    base = Serving.of("as recorded", predictions[0].baseline_ns, rate, bound)
-    return [base, *(Serving.of(one.technique, one.step_ns, rate, bound) for one in predictions)]
+    steps = {"as recorded": predictions[0].baseline_ns}
+    steps |= {prediction.technique: prediction.step_ns for prediction in predictions}
+    return [Serving.of(name, step_ns, rate, bound, costs) for name, step_ns in steps.items()]
 
 
-def serving_table(found: Sequence[Serving], bound: tuple[float, float] | None) -> Table:
-    """A row a technique."""
+def serving_table(
+    found: Sequence[Serving], bound: tuple[float, float] | None, costs: ThreadCosts = UNKNOWN_COSTS
+) -> Table:
+    """Return a table with a row per technique."""
 
     def latency(share: float) -> Field[Serving]:
         def cell(one: Serving) -> str:
@@ -113,9 +124,15 @@ def serving_table(found: Sequence[Serving], bound: tuple[float, float] | None) -
     if bound is not None:
         limit = f"peak (p{100 * bound[0]:g} < {format_duration(bound[1])})"
         fields.append(Field.number(limit, lambda one: f"{one.peak or 0:,.1f}/s"))
+        fields.append(Field.of("goal met", lambda one: "yes" if one.met else "no"))
     title = f"under {found[0].load.rate:g} queries/s, one at a time" if found else ""
     notes = [
         "a query is the recorded step; arrivals at random, one worker (simulated); measured: "
-        "slipstream mlperf serve"
+        "slipstream mlperf serve",
+        f"a server's threads add {format_duration(costs.delay_ns)} before a query and "
+        f"{format_duration(costs.query_ns)} to it (measured on this machine)"
+        if costs.known
+        else "without what a server's threads add, which is not known here: it is measured with "
+        "LoadGen, pip install 'slipstream[mlperf]'",
     ]
     return Table.of(found, fields, title, notes)

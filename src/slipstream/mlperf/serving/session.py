@@ -26,10 +26,9 @@ _CURVE_S = 1.0
 # How the threads of a server add to a query is measured for so long at these shares of the model's
 # capacity; where a query takes longer than this, what they add is less than times differ by.
 _SERVED_S, _LIGHT, _LOADED, _SLOW_NS = 0.7, 0.05, 0.7, 30e6
-_FEWEST_LIGHT = 20.0
+_FEWEST_LIGHT, _RARE = 20.0, 100.0
 MAX_DISTURBANCE = 2.0
 """Largest `ServiceCurve.disturbance` from which latencies are predicted."""
-_CALIBRATIONS = 3
 
 
 @dataclass(frozen=True)
@@ -204,25 +203,27 @@ class Session:
             if self.about.get("kind") == "own queue" or curve.median_ns(1) > _SLOW_NS:
                 return curve
             self._say("timing a server's threads")
-            # Other programs may have interrupted one calibration and leave the next alone.
-            tried: list[ServiceCurve] = []
-            while len(tried) < _CALIBRATIONS and not (
-                tried and tried[-1].disturbance <= MAX_DISTURBANCE
-            ):
-                tried.append(self._calibrated(curve))
-            self._served = min(tried, key=lambda curve: curve.disturbance)
+            light = max(_LIGHT * 1e9 / curve.median_ns(1), _FEWEST_LIGHT)
+            loaded = _LOADED * curve.capacity(self.policy, self.workers)
+            self._served = curve.as_served(*self._served_times(light, loaded))
         return self._served
 
-    def _calibrated(self, curve: ServiceCurve) -> ServiceCurve:
-        capacity = curve.capacity(self.policy, self.workers)
+    def lightly_served(self) -> tuple[list[float], float]:
+        """Serve queries so rare that they hardly ever meet.
+
+        Returns:
+            Nanoseconds of each batch in its worker, and from arrival until a worker begins.
+        """
+        batches, delay_ns = self._served_times(_RARE, _RARE + 1)
+        return [elapsed for _, elapsed in batches], delay_ns
+
+    def _served_times(self, light: float, loaded: float) -> tuple[list[tuple[int, float]], float]:
         answer = self._call(
-            "served_times", self._patience_s + _MORE_S, seconds=_SERVED_S,
-            light=max(_LIGHT * 1e9 / curve.median_ns(1), _FEWEST_LIGHT),
-            loaded=_LOADED * capacity, batch=self.policy.maximum, delay_ns=self.policy.delay_ns,
+            "served_times", self._patience_s + _MORE_S, seconds=_SERVED_S, light=light,
+            loaded=loaded, batch=self.policy.maximum, delay_ns=self.policy.delay_ns,
             workers=self.workers, folder=str(self.scratch("served")),
         )  # fmt: skip
-        batches = [(int(size), float(took)) for size, took in answer["batches"]]
-        return curve.as_served(batches, answer["delay_ns"])
+        return [(int(size), float(took)) for size, took in answer["batches"]], answer["delay_ns"]
 
     def touch_one(self) -> None:
         """Let the model answer one sample for a moment, and no other."""
