@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -238,3 +239,14 @@ def test_the_second_choice_is_the_first_without_the_best(advised: Any) -> None:
         combinations=False,
     )
     assert (found.best.technique, found.second.technique) == ("amp:bf16", "channels_last")
+
+
+def test_what_is_undecided_and_predicted_to_gain_nothing_is_no_choice(advised: Any) -> None:
+    open_ = replace(predicted("amp:bf16", 0.99), low=0.9, high=1.1)
+    assert open_.verdict == "undecided: prove it"
+    assert advised(open_, combinations=False).best is None
+    saving = replace(open_, memory=(100 * MB, 50 * MB))
+    assert advised(saving, combinations=False).best == saving
+    assert advised(replace(open_, ratio=0.95), combinations=False).best is not None
+    trained = predicted("lowrank:0.25", 0.8, kind=QualityKind.NEEDS_TRAINING)
+    assert advised(open_, trained, combinations=False).best == trained

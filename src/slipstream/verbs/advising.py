@@ -488,9 +488,15 @@ def _best(candidates: Sequence[Predicted], *, needed: bool) -> Predicted | None:
 
     A limit that only a technique makes hold (`needed`) is reason enough for it, at some cost too.
     """
-    safe = [p for p in candidates if _risk(p) < _RISK[QualityKind.NEEDS_TRAINING]]
+    # What is undecided and predicted neither to gain nor to save anything is no choice.
+    useful = [p for p in candidates if p.speedup >= WORTH_IT or p.saved > _USEFUL]
     for verdict in ("worth it", "undecided: prove it"):
-        for p in safe or candidates:
+        for p in _safe(useful) or useful:
             if p.verdict == verdict:
                 return p
-    return (safe or candidates)[0] if needed and candidates else None
+    return (_safe(candidates) or candidates)[0] if needed and candidates else None
+
+
+def _safe(candidates: Sequence[Predicted]) -> list[Predicted]:
+    """Return those that need no training from scratch."""
+    return [p for p in candidates if _risk(p) < _RISK[QualityKind.NEEDS_TRAINING]]
