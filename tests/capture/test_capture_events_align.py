@@ -126,3 +126,10 @@ def test_an_exhausted_iterator_is_not_taken_for_the_one_that_loads() -> None:
     found = align(names[1:], [epoch_end], np.array([-1, 0, -1]))
     assert found.start_ns[0].tolist() == [10, 12, 40]
     assert found.end_ns[0].tolist() == [30, 20, 50]
+
+
+def test_only_steps_of_similar_length_describe_one_another() -> None:
+    lengths = [20, 21, 22, 60, 90, 120, 150]
+    found = align("ab" * 10, [step("ab" * (n // 2)) for n in lengths])
+    assert len(found.length_ns) == 3
+    assert found.unaligned > 0.4

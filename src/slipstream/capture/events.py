@@ -154,6 +154,8 @@ _MOST_OTHERS = 0.05
 _MOSTLY_WHOLE = 0.5
 # Steps that have less in common than this do not describe one another.
 _LEAST_COMMON = 0.5
+# By how much the numbers of events of similar steps differ, and the share of steps that is enough.
+_NEAR, _ENOUGH_SIMILAR = 0.25, 0.2
 
 
 @dataclass(frozen=True)
@@ -178,32 +180,41 @@ class Aligned:
 def align(
     reference: Sequence[str], steps: Sequence[Step], parents: NDArray[np.int64] | None = None
 ) -> Aligned:
-    """Find the events of `reference` in those `steps` that have them all, else in all steps.
+    """Find the events of `reference` in those `steps` that have them all, else in similar ones.
+
+    Similar are steps of about as many events, if there are enough of them: the number of closures
+    that an optimizer with a line search calls differs from step to step.
 
     Args:
         parents: int64 [e], index of the event that encloses each of `reference`, -1 at the top;
             None where nesting does not matter.
 
     Raises:
-        GraphError: the steps have less than half of their events in common.
+        GraphError: those steps have less than half of their events in common.
     """
     # Steps hardly differ in their names: each way through the model is compared once.
     ways = {names: positions(reference, names) for names in {step.names for step in steps}}
     places = [ways[step.names] for step in steps]
     if parents is not None:
-        places = [nested(found, parents, step) for found, step in zip(places, steps, strict=True)]
+        places = [nested(place, parents, step) for place, step in zip(places, steps, strict=True)]
     whole = [n for n, one in enumerate(places) if is_whole(one, len(steps[n].names))]
     if len(whole) >= _MOSTLY_WHOLE * len(steps):
         return _gathered(reference, [steps[n] for n in whole], [places[n] for n in whole], 0.0)
-    common = sum(int((one >= 0).sum()) for one in places)
-    events = (len(steps) * len(reference) + sum(len(step.names) for step in steps)) / 2
-    if common < _LEAST_COMMON * events:
+    common = np.array([(place >= 0).sum() for place in places])
+    events = np.array([(len(reference) + len(step.names)) / 2 for step in steps])
+    similar = np.flatnonzero([is_near(len(step.names), len(reference)) for step in steps])
+    if len(similar) < _ENOUGH_SIMILAR * len(steps):
+        similar = np.arange(len(steps))
+    share = float(common[similar].sum() / max(events[similar].sum(), 1))
+    if share < _LEAST_COMMON:
         raise GraphError(
-            _difference(reference, steps, common / events),
+            _difference(reference, steps, share),
             remedy="let the step do the same work every time: fixed shapes, no random branch; "
             "or profile one of its ways at a time",
         )
-    return _gathered(reference, steps, places, 1.0 - common / events)
+    unaligned = 1 - float(common.sum() / events.sum())
+    chosen = similar.tolist()
+    return _gathered(reference, [steps[n] for n in chosen], [places[n] for n in chosen], unaligned)
 
 
 def nested(found: NDArray[np.int64], parents: NDArray[np.int64], step: Step) -> NDArray[np.int64]:
@@ -234,14 +245,22 @@ def is_whole(found: NDArray[np.int64], events: int) -> bool:
     return bool((found >= 0).all()) and events <= (1 + _MOST_OTHERS) * len(found)
 
 
+def is_near(events: int, reference: int) -> bool:
+    """Whether a step of so many `events` is about as long as one of `reference` events."""
+    return abs(events - reference) <= _NEAR * reference
+
+
 def is_typical(reference: Sequence[str], steps: Sequence[Step]) -> bool:
-    """Whether the way that most of `steps` take, if there is one, has the reference's events."""
+    """Whether the way that most of `steps` take has the reference's events.
+
+    If there is no such way: whether about half of the steps have more events.
+    """
     ways = Counter(step.names for step in steps)
     if not ways:
         return True
     names, count = ways.most_common(1)[0]
     if count < _MOSTLY_WHOLE * len(steps):
-        return True
+        return is_near(int(np.median([len(step.names) for step in steps])), len(reference))
     return is_whole(positions(reference, names), len(names))
 
 

@@ -57,7 +57,7 @@ _LONGEST_CAPTURE_S = 60.0
 _MIN_PROFILED = 3
 # Before a step counts as one of several threads.
 _SECOND_LOOKS = 3
-_TRACE_RETRIES = 2
+_TRACE_RETRIES = 4
 
 
 @dataclass(frozen=True)
@@ -106,9 +106,9 @@ class CaptureSettings:
         )
 
 
-_FIXED_STEPS = 7
+_FIXED_STEPS = 6
 """Steps that a capture takes in addition to `CaptureSettings.warmup` and twice its `steps`: the
-profiler's first, and those that record lines, memory (two) and arguments (up to three)."""
+profiler's first, and those that record lines, memory (two) and arguments (up to two)."""
 MIN_STEPS = 6
 """Steps without which nothing can be captured."""
 
@@ -270,7 +270,7 @@ class _Capture:
             # Hooks make torch.compile compile again; not in the step that is recorded.
             with names:
                 yield
-        retries = 0 if self._settings.once else _TRACE_RETRIES
+        retries = 0 if self._settings.short or self._settings.once else _TRACE_RETRIES
         with tempfile.TemporaryDirectory(prefix="slipstream-trace-") as folder:
             for attempt in range(retries + 1):
                 path = Path(folder) / f"trace-{attempt}.json"
