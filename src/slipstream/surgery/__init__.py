@@ -2,6 +2,7 @@
 
 from slipstream.surgery.attention import NotRewrittenError, attend, with_attention
 from slipstream.surgery.check import difference, outputs_of, tensors_in
+from slipstream.surgery.exchange import exchange, why_fixed
 from slipstream.surgery.pairs import Pair, consecutive_pairs, place
 from slipstream.surgery.parameters import exchange_parameters
 from slipstream.surgery.saved import saved_bytes
@@ -19,6 +20,7 @@ __all__ = [
     "callers",
     "consecutive_pairs",
     "difference",
+    "exchange",
     "exchange_parameters",
     "module_of",
     "outputs_of",
@@ -27,5 +29,6 @@ __all__ = [
     "remove_units",
     "saved_bytes",
     "tensors_in",
+    "why_fixed",
     "with_attention",
 ]

@@ -8,9 +8,16 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from slipstream.errors import InvalidArgumentError, UnknownNameError, WorkloadError
+from model_uses import check_uses
+from slipstream.errors import (
+    InvalidArgumentError,
+    SlipstreamWarning,
+    UnknownNameError,
+    WorkloadError,
+)
 from slipstream.techniques.lowrank import (
     RankMonitor,
     Start,
@@ -23,6 +30,7 @@ from slipstream.techniques.lowrank import (
 from slipstream.techniques.lowrank.factors import stable_rank
 from slipstream_bench.systems.lowrank.models import PUBLISHED, ResNet18, resnet18_ranks, trained
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*have more numbers as products")
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
 LAYERS: dict[str, tuple[Any, tuple[int, ...]]] = {
     "linear": (lambda: nn.Linear(13, 7), (5, 13)),
@@ -245,3 +253,106 @@ def test_ranks_begin_full_and_settle_where_weights_stand_still() -> None:
         monitor.look()
     assert monitor.settled
     assert monitor.ranks["0"] < 8 < monitor.ranks["2"]
+
+
+def separable() -> nn.Sequential:
+    """With a depthwise and a grouped convolution."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(4, 16, 3, padding=1), nn.Conv2d(16, 16, 3, padding=1, groups=16), nn.ReLU(),
+        nn.Conv2d(16, 32, 3, groups=2), nn.AdaptiveAvgPool2d(1), nn.Flatten(-3),
+        nn.Linear(32, 64), nn.Linear(64, 5),
+    )  # fmt: skip
+
+
+def encoder() -> nn.TransformerEncoder:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+    return nn.TransformerEncoder(layer, 1)
+
+
+@pytest.mark.parametrize(
+    ("make", "shape"), [(separable, (3, 4, 8, 8)), (encoder, (3, 5, 16))]
+)  # fmt: skip
+def test_a_factorized_model_bears_what_people_do_with_models(make: Any, shape: Any) -> None:
+    def factorized() -> nn.Module:
+        model: nn.Module = make()
+        factorize(model, 0.25, keep="none")
+        return model
+
+    check_uses(factorized, torch.randn(shape))
+
+
+def test_padded_batches_of_an_encoder_do_not_become_nested_tensors() -> None:
+    model = encoder().eval()
+    factorize(model, 0.25, keep="none")
+    x, padding = torch.randn(3, 5, 16), torch.zeros(3, 5, dtype=torch.bool)
+    padding[:, 4] = True
+    expected = model(x, src_key_padding_mask=padding)
+    with torch.no_grad():
+        made = model(x, src_key_padding_mask=padding)
+    torch.testing.assert_close(made[:, :4], expected[:, :4])
+
+
+def test_a_depthwise_convolution_stays_dense_with_its_reason() -> None:
+    report = factorize(separable(), 8)
+    assert [one.name for one in report.changed] == ["3", "6"]
+    assert report.layers[1].reason == "rank 8 is above its full rank of 1"
+
+
+def test_a_second_call_leaves_the_ends_dense() -> None:
+    model = nn.Sequential(*(nn.Linear(32, 32) for _ in range(4)))
+    assert len(factorize(model, 4).changed) == 2
+    with pytest.raises(InvalidArgumentError, match=r"0: the first or last layer.*3: the first"):
+        factorize(model, 4)
+
+
+def test_layers_that_grow_are_named() -> None:
+    with pytest.warns(SlipstreamWarning, match=r"2 layers have more.*0: 72 to 136"):
+        factorize(
+            nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), 8, must_shrink=False, keep="none"
+        )
+
+
+@pytest.mark.parametrize("rank", ["auto", True])
+def test_a_rank_of_another_type_is_an_error(rank: Any) -> None:
+    with pytest.raises(
+        InvalidArgumentError, match=r"neither a share[^\n]*\n.*layer 1(?s:.*)RankMonitor"
+    ):
+        factorize(nn.Sequential(*(nn.Linear(32, 32) for _ in range(3))), rank)
+
+
+def test_hooks_and_frozen_weights_stay_also_merged() -> None:
+    model: Any = nn.Sequential(nn.Linear(32, 32), nn.MultiheadAttention(16, 2), nn.LSTM(16, 16))
+    calls: list[int] = []
+    handle = model[0].register_forward_hook(lambda *ignored: calls.append(1))
+    for weight in (model[0].weight, model[1].in_proj_weight, model[2].weight_hh_l0):
+        weight.requires_grad_(False)
+    for form in ("product", "merged"):
+        factorize(model, 0.25, keep="none") if form == "product" else merge(model)
+        frozen = {name for name, p in model.named_parameters() if not p.requires_grad}
+        assert frozen == {
+            "product": {
+                "0.first.weight", "0.second.weight", "2.a_hh_l0", "2.b_hh_l0",
+                *(f"1.{part}.{side}.weight" for part in "qkv" for side in ("first", "second")),
+            },
+            "merged": {"0.weight", "1.in_proj_weight", "2.weight_hh_l0"},
+        }[form]  # fmt: skip
+        model[0](torch.randn(2, 32))
+    handle.remove()
+    model[0](torch.randn(2, 32))
+    assert calls == [1, 1]
+
+
+@pytest.mark.parametrize("kind", ["weight_norm", "pruned", "gradient hook"])
+def test_weights_that_something_else_sets_or_watches_stay_dense(kind: str) -> None:
+    model: Any = nn.Sequential(*(nn.Linear(32, 32) for _ in range(2)))
+    if kind == "gradient hook":
+        model[0].weight.register_hook(lambda gradient: gradient)
+    elif kind == "pruned":
+        prune.random_unstructured(model[0], "weight", 0.5)
+    else:
+        nn.utils.weight_norm(model[0])
+    report = factorize(model, 4, keep="none")
+    assert [one.name for one in report.changed] == ["1"]
+    assert "gradient" in report.layers[0].reason or "at every call" in report.layers[0].reason

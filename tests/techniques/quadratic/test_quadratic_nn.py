@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import warnings
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from model_uses import check_uses
 from slipstream.errors import (
     InvalidArgumentError,
     SlipstreamError,
@@ -211,3 +213,91 @@ def test_what_does_not_fuse_says_so() -> None:
         Fused(Linear(3, 2, neuron="t2&4"))
     with pytest.raises(InvalidArgumentError, match="one layer"):
         fuse(Linear(3, 2))
+
+
+def separable(neuron: str = "ours", **how: Any) -> nn.Sequential:
+    """With a depthwise and a grouped convolution."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(4, 8, 3, padding=1), nn.Conv2d(8, 8, 3, groups=8), nn.Conv2d(8, 8, 3, groups=2),
+        nn.Tanh(), nn.Flatten(-3), nn.Linear(8 * 9, 5),
+    )  # fmt: skip
+    convert(model, neuron, only="[0-2]", **how)
+    return model
+
+
+def encoder() -> nn.TransformerEncoder:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+    model = nn.TransformerEncoder(layer, 1)
+    convert(model)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [
+        (separable, (3, 4, 7, 7)),
+        (lambda: separable("t2&4", init="random", branch_norm=True), (3, 4, 7, 7)),
+        (encoder, (3, 5, 16)),
+    ],
+)
+def test_a_converted_model_bears_what_people_do_with_models(make: Any, shape: Any) -> None:
+    check_uses(make, torch.randn(shape))
+
+
+def test_padded_batches_of_an_encoder_do_not_become_nested_tensors() -> None:
+    model = encoder().eval()
+    x, padding = torch.randn(3, 5, 16), torch.zeros(3, 5, dtype=torch.bool)
+    padding[:, 4] = True
+    expected = model(x, src_key_padding_mask=padding)
+    with torch.no_grad():
+        made = model(x, src_key_padding_mask=padding)
+    torch.testing.assert_close(made[:, :4], expected[:, :4])
+
+
+@pytest.mark.parametrize("memory", ["hybrid", "naive"])
+def test_unbatched_images_and_rows_of_any_shape_are_taken(memory: Any) -> None:
+    conv: Any = Conv2d(4, 6, 3, memory=memory)
+    x = torch.randn(2, 4, 7, 8)
+    torch.testing.assert_close(conv(x[0]), conv(x)[0])
+    torch.testing.assert_close(Fused(conv)(x[0]), Fused(conv)(x)[0])
+    linear: Any = Linear(4, 6, memory=memory, branch_norm=True)
+    rows = torch.randn(2, 5, 4)
+    torch.testing.assert_close(linear(rows), linear(rows.flatten(0, 1)).view(2, 5, 6))
+
+
+def test_hooks_and_frozen_layers_stay_and_tied_ones_stay_first_order() -> None:
+    model: Any = nn.Sequential(nn.Embedding(10, 8), nn.Linear(8, 8), nn.Linear(8, 10))
+    model[2].weight = model[0].weight
+    calls: list[int] = []
+    model[1].register_forward_hook(lambda *ignored: calls.append(1))
+    model[1].weight.requires_grad_(False)
+    with pytest.warns(SlipstreamWarning, match="2: its weight is shared with another layer"):
+        assert convert(model) == ["1"]
+    assert model[2].weight is model[0].weight
+    assert [n for n, p in model[1].named_parameters() if not p.requires_grad] == ["weight"]
+    model(torch.tensor([3]))
+    assert calls == [1]
+    with pytest.raises(InvalidArgumentError, match="no layer that can be exchanged"):
+        convert(model)
+
+
+def test_a_converted_model_bears_the_learning_rate_of_the_original() -> None:
+    """With equal steps for the product's weights it diverges."""
+    torch.manual_seed(0)
+    layers = nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10)
+    first, x = nn.Sequential(*layers), torch.randn(512, 64)
+    y, model = (x @ torch.randn(64, 10)).argmax(1), copy.deepcopy(first)
+    convert(model)
+    losses = []
+    for one in (first, model):
+        optimizer = torch.optim.SGD(one.parameters(), 0.1, momentum=0.9)
+        for step in range(120):
+            batch = torch.arange(step * 64, step * 64 + 64) % 512
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(one(x[batch]), y[batch])
+            loss.backward()
+            optimizer.step()
+        losses.append(loss.item())
+    assert losses[1] < 1.2 * losses[0]

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from slipstream.errors import InvalidArgumentError, SlipstreamError
+from model_uses import check_uses
+from slipstream.errors import InvalidArgumentError
 from slipstream.techniques.scan import cells, rnn
 from slipstream.techniques.scan import kernels as door
 from slipstream.techniques.scan.nn import CLASSES
@@ -148,11 +149,65 @@ def test_errors_say_what(given: Any, words: str) -> None:
         given()
 
 
-def test_second_derivatives_are_refused() -> None:
-    module, x = nn.RNN(2, 3), torch.randn(4, 1, 2, requires_grad=True)
-    y = rnn(module, x, backward="fused")[0]
-    with pytest.raises(SlipstreamError, match=r'recurrence[^\n]*\n.*backward="framework"'):
-        torch.autograd.grad(y.sum(), x, create_graph=True)
+@pytest.mark.parametrize("kind", MAKERS)
+def test_second_derivatives_are_torchs(kind: str) -> None:
+    module = MAKERS[kind](2, 3).double()
+    found = []
+    for run in (module, lambda x: rnn(module, x, backward="fused")):
+        x = torch.linspace(-1, 1, 16, dtype=torch.float64).view(4, 2, 2).requires_grad_()
+        sources = [x * 1, *module.parameters()]
+        loss = sum(y.square().sum() for y in flat(run(sources[0])))
+        gradients = torch.autograd.grad(loss, sources, create_graph=True)
+        penalty = sum(one.square().sum() for one in gradients)
+        found.append(torch.autograd.grad(penalty, [x, *module.parameters()]))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_outputs_may_be_written_to(kind: str) -> None:
+    cell = {"gru": nn.GRUCell, "lstm": nn.LSTMCell}.get(kind, nn.RNNCell)(2, 3)
+    for module in (MAKERS[kind](2, 3), cell):
+        found = []
+        for how in ("framework", "fused"):
+            output, state = rnn(module, torch.ones(4, 2, 2), backward=how)
+            # Of some of torch's own outputs autograd forbids it.
+            outputs = [y * 2 if how == "framework" else y.mul_(2) for y in flat((output, state))]
+            loss = sum(y.square().sum() for y in outputs)
+            found.append(torch.autograd.grad(loss, list(module.parameters())))
+        for ours, theirs in zip(*found, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_functional_transforms_and_traces_are_torchs() -> None:
+    for kind in ("GRU", "LSTM"):
+        module: Any = CLASSES[getattr(nn, kind)](2, 3)
+        cell: Any = getattr(nn, f"{kind}Cell")(2, 3)
+        module.backward_as, x = "fused", torch.randn(4, 2, 2)
+        parameters = dict(module.named_parameters())
+
+        def loss(parameters: Any, module: Any = module, x: Any = x) -> torch.Tensor:
+            output: torch.Tensor = torch.func.functional_call(module, parameters, (x,))[0]
+            return output.sum()
+
+        ours = torch.func.grad(loss)(parameters)
+        theirs = torch.autograd.grad(module(x)[0].sum(), list(module.parameters()))
+        for one, other in zip(ours.values(), theirs, strict=True):
+            torch.testing.assert_close(one, other)
+        assert torch.func.grad(lambda x, c=cell: rnn(c, x, backward="fused")[0].sum())(x).any()
+        traced, longer = torch.jit.trace(module, x), torch.randn(4, 5, 2)
+        torch.testing.assert_close(traced(longer)[0], module(longer)[0])
+
+
+@pytest.mark.parametrize("kind", ["RNN", "GRU", "LSTM"])
+def test_a_module_bears_what_people_do_with_models(kind: str) -> None:
+    def make() -> nn.Module:
+        torch.manual_seed(0)
+        module: Any = CLASSES[getattr(nn, kind)](3, 8, batch_first=True)
+        module.backward_as = "fused"
+        return module  # type: ignore[no-any-return]
+
+    check_uses(make, torch.randn(4, 20, 3))
 
 
 def test_the_drop_in_keeps_parameters_and_dropout() -> None:

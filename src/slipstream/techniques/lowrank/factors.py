@@ -63,7 +63,7 @@ def truncated(weight: Tensor, rank: int, start: Start = NEAREST) -> Factors:
     """The nearest product of rank `rank`, split evenly between both factors.
 
     Args:
-        weight: [m, n], float32 or float64.
+        weight: [m, n]; below float32, it is decomposed in float32.
 
     Raises:
         InvalidArgumentError: `rank` is below 1 or above the smaller side, or a number is not
@@ -72,7 +72,9 @@ def truncated(weight: Tensor, rank: int, start: Start = NEAREST) -> Factors:
     full = min(weight.shape)
     if not 1 <= rank <= full:
         raise InvalidArgumentError("rank", f"{rank} is not from 1 to {full}, the full rank")
-    weight = weight.detach()
+    dtype, weight = weight.dtype, weight.detach()
+    if weight.dtype in (torch.float16, torch.bfloat16):
+        weight = weight.float()
     if not bool(weight.isfinite().all()):
         raise InvalidArgumentError("weight", "holds NaN or infinity")
     if start.randomised and rank + _OVERSAMPLED < full:
@@ -84,7 +86,8 @@ def truncated(weight: Tensor, rank: int, start: Start = NEAREST) -> Factors:
     kept = float(values.double().square().sum())
     lost = max(0.0, 1 - kept / total) if total else 0.0
     root = values.sqrt() * ((total / kept) ** 0.125 if start.keep_norm and kept else 1.0)
-    return Factors((root[:, None] * right).contiguous(), (left * root).contiguous(), lost)
+    a, b = root[:, None] * right, left * root
+    return Factors(a.to(dtype).contiguous(), b.to(dtype).contiguous(), lost)
 
 
 def _leading(weight: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -111,6 +114,12 @@ def rank_for(wanted: float, rows: int, columns: int) -> int:
         InvalidArgumentError: 0 or less, or more than the full rank.
     """
     full = min(rows, columns)
+    if isinstance(wanted, bool) or not isinstance(wanted, int | float):
+        raise InvalidArgumentError(
+            "rank", f"{wanted!r} is neither a share of the full rank nor a rank",
+            remedy="0.25, 16, or by layer: RankMonitor(model).ranks chooses from trained weights, "
+            "the technique lowrank:0.25,auto=yes while training",
+        )  # fmt: skip
     if isinstance(wanted, int):
         if not 1 <= wanted <= full:
             raise InvalidArgumentError("rank", f"{wanted} is not from 1 to {full}, the full rank")

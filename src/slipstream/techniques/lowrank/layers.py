@@ -10,6 +10,7 @@ convolutions of 1 x 1 with a stride, which are shortcuts.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -17,11 +18,16 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from slipstream.errors import InvalidArgumentError, UnknownNameError, WorkloadError
-from slipstream.surgery import Selection, exchange_parameters, place
+from slipstream.errors import (
+    InvalidArgumentError,
+    SlipstreamWarning,
+    UnknownNameError,
+    WorkloadError,
+)
+from slipstream.surgery import Selection, exchange, exchange_parameters, why_fixed
 from slipstream.tables import Drawing, Field, Table
 from slipstream.techniques.lowrank.factors import NEAREST, Start, rank_for
-from slipstream.techniques.lowrank.moments import carry
+from slipstream.techniques.lowrank.moments import carry, factor_pairs
 from slipstream.techniques.lowrank.nn import (
     LOW_RANK,
     LowRankAttention,
@@ -129,7 +135,7 @@ def plan(
             raise InvalidArgumentError("rank", reason, where=f"layer {name}")
     selection = Selection(only, except_)
     selection.need_some("lowrank", [name for name, _ in every])
-    ends = set() if keep == "none" or named else _ends(every)
+    ends = set() if keep == "none" or named else _ends(candidates(model, products=True))
     layers: list[Layer] = []
     for name, dense in every:
         wanted = named.get(name) if isinstance(rank, Mapping) else rank
@@ -142,7 +148,7 @@ def plan(
         elif name in ends:
             layers.append(_stays(name, dense, "the first or last layer, or a shortcut"))
         else:
-            layers.append(_planned(name, dense, wanted, must_shrink))
+            layers.append(_planned(name, dense, wanted, must_shrink, named=bool(named)))
     saved = sum(one.before - one.after for one in layers)
     before = count(model)
     return Report(tuple(layers), before, before - saved)
@@ -166,11 +172,13 @@ def factorize(
     after a warm-up. Biases and all other parameters stay the same objects.
 
     Args:
-        rank: of every layer, or by name: then of these alone, and `keep` does not matter.
+        rank: of every layer, or by name: then of these alone, and `keep` does not matter. Layers
+            whose full rank is below an integer for all, such as depthwise convolutions, stay dense.
         optimizer: gets the factors in the place of the weights, in their groups.
         keep: ``ends`` leaves the first and the last layer dense, and shortcut convolutions.
         only, except_: patterns of modules' qualified names.
-        must_shrink: leave layers dense that would have no fewer numbers as products.
+        must_shrink: leave layers dense that would have no fewer numbers as products. If False,
+            layers may grow; a warning names them.
         start: how the factors begin; of weights that were drawn and not trained yet, take
             ``Start(keep_norm=True)``.
         carry_moments: take what the optimizer remembers along, see
@@ -195,6 +203,14 @@ def factorize(
                 "model", "its weights are on the meta device: there is nothing to decompose",
                 where=f"layer {one.name}", remedy="model.to_empty(device=...) and initialise it",
             )  # fmt: skip
+    grown = [f"{layer.name}: {layer.before} to {layer.after}" for layer in report.changed
+             if layer.after > layer.before]  # fmt: skip
+    if grown:
+        warnings.warn(
+            f"{len(grown)} layers have more numbers as products ({'; '.join(grown[:4])}); "
+            "must_shrink=True or a lower rank leaves none of them larger",
+            SlipstreamWarning, stacklevel=2,
+        )  # fmt: skip
     layers = []
     for one in report.layers:
         if one.reason:
@@ -206,12 +222,17 @@ def factorize(
         if optimizer is not None:
             _retrain(optimizer, dense, product, carry_moments)
         layers.append(replace(one, lost=_lost(dense, product)))
-        place(model, one.name, product)
+        exchange(model, one.name, product)
     return replace(report, layers=tuple(layers))
 
 
-def candidates(model: nn.Module) -> list[tuple[str, Any]]:
-    """Layers by name that have a low-rank form, in the model's order; those inside others not."""
+def candidates(model: nn.Module, *, products: bool = False) -> list[tuple[str, Any]]:
+    """Layers by name that have a low-rank form, in the model's order; those inside others not.
+
+    Args:
+        products: include layers that are products already.
+    """
+    kinds = (*_DENSE, *LOW_RANK) if products else _DENSE
     layers: list[tuple[str, Any]] = []
     inside: tuple[str, ...] = ()
     for name, module in model.named_modules():
@@ -219,7 +240,7 @@ def candidates(model: nn.Module) -> list[tuple[str, Any]]:
             continue
         if type(module) in (*LOW_RANK, nn.MultiheadAttention):
             inside = (*inside, f"{name}.")
-        if type(module) in _DENSE and name:
+        if type(module) in kinds and name:
             layers.append((name, module))
     return layers
 
@@ -231,17 +252,8 @@ def why_dense(model: nn.Module, module: Any) -> str | None:
             f"{type(module).__name__} is no plain nn.Linear, nn.Conv1d, nn.Conv2d, nn.LSTM or "
             "nn.MultiheadAttention"
         )
-    ids = {id(p) for p in module.parameters()}
-    holders = sum(
-        id(p) in ids
-        for name, one in model.named_modules(remove_duplicate=False)
-        for p in one._parameters.values()
-        if p is not None
-    )
-    if holders > len(ids):
-        return "its weight is shared with another layer"
-    if hasattr(module, "weight_g"):
-        return "its weight is normalised (weight_norm), and made anew in every pass"
+    if (reason := why_fixed(model, module)) is not None:
+        return reason
     if isinstance(module, nn.LSTM) and module.proj_size:
         return "it projects its states"
     if isinstance(module, nn.MultiheadAttention) and (
@@ -259,14 +271,20 @@ def _ends(every: list[tuple[str, Any]]) -> set[str]:
     return names
 
 
-def _planned(name: str, dense: Any, wanted: float | int, must_shrink: bool) -> Layer:
+def _planned(
+    name: str, dense: Any, wanted: float | int, must_shrink: bool, *, named: bool
+) -> Layer:
     shapes = matrices(dense)
+    full = min(min(shape) for shape in shapes)
+    if not named and isinstance(wanted, int) and wanted > full:
+        return _stays(name, dense, f"rank {wanted} is above its full rank of {full}")
     try:
         ranks = ranks_of(dense, wanted)
     except InvalidArgumentError as error:
         raise InvalidArgumentError(
-            "rank", error.what.partition(": ")[2] or error.what, where=f"layer {name}"
-        ) from error
+            "rank", error.what.partition(": ")[2] or error.what, where=f"layer {name}",
+            remedy=error.remedy,
+        ) from error  # fmt: skip
     before = count(dense)
     after = before + sum(r * (m + n) - m * n for r, (m, n) in zip(ranks, shapes, strict=True))
     if must_shrink and after >= before:
@@ -318,8 +336,12 @@ def low_rank_form(dense: Any, wanted: float | int, start: Start = NEAREST) -> nn
     else:
         kind = LowRankConv1d if isinstance(dense, nn.Conv1d) else LowRankConv2d
         layer = kind.of(dense, ranks_of(dense, wanted)[0], start)
-    for parameter, source in zip(layer.parameters(), dense.parameters(), strict=False):
-        parameter.requires_grad_(source.requires_grad)
+    for source, _, *factors in factor_pairs(dense, layer):
+        for factor in factors:
+            factor.requires_grad_(source.requires_grad)
+    if isinstance(layer, LowRankAttention) and layer.q.bias is not None:
+        for part in (layer.q, layer.k, layer.v):
+            part.second.bias.requires_grad_(dense.in_proj_bias.requires_grad)
     return layer.train(dense.training)
 
 
@@ -366,9 +388,13 @@ def merge(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> i
     outer = [(n, m) for n, m in every if not n.startswith(inner) or not inner]
     for name, module in outer:
         dense = module.merged()
+        for weight, _, *factors in factor_pairs(dense, module):
+            weight.requires_grad_(any(factor.requires_grad for factor in factors))
+        if isinstance(module, LowRankAttention) and dense.in_proj_bias is not None:
+            dense.in_proj_bias.requires_grad_(module.q.second.bias.requires_grad)
         if optimizer is not None:
             _retrain(optimizer, module, dense, moments=False)
-        place(model, name, dense)
+        exchange(model, name, dense)
     return len(outer)
 
 

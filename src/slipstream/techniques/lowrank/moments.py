@@ -20,7 +20,7 @@ _SQUARED = frozenset({"exp_avg_sq", "max_exp_avg_sq", "sum", "square_avg"})
 def carry(optimizer: torch.optim.Optimizer, dense: Any, made: Any) -> dict[Any, dict[str, Any]]:
     """By new parameter, what `optimizer` shall remember of it; before it is given them."""
     states: dict[Any, dict[str, Any]] = {}
-    for weight, cut, a, b in _factors(dense, made):
+    for weight, cut, a, b in factor_pairs(dense, made):
         state = optimizer.state.get(weight)
         if not state:
             continue
@@ -55,7 +55,7 @@ def _through(
     return torch.bmm(thin_b.transpose(1, 2), parts), torch.bmm(parts, thin_a.transpose(1, 2))
 
 
-def _factors(dense: Any, made: Any) -> list[tuple[Tensor, slice, Tensor, Tensor]]:
+def factor_pairs(dense: Any, made: Any) -> list[tuple[Tensor, slice, Tensor, Tensor]]:
     """Dense weight, its rows that one product stands for, and the product's factors."""
     every = slice(None)
     if isinstance(made, LowRankLSTM):

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from slipstream.durations import pace
-from slipstream.errors import InvalidArgumentError
 from slipstream.graph import Call, Editor, Graph, Role, StepPhase, TensorSpec, price
 from slipstream.surgery import module_of
 from slipstream.technique import Context
@@ -426,20 +425,13 @@ def _resize(edit: Editor, graph: Graph, chosen: Sequence[Site]) -> None:
             edit.resize(one, round(nbytes * sum(sizes[nbytes]) / len(sizes[nbytes])))
 
 
-def rank_of(site: Site, ratio: float, rank: int | None) -> dict[int, int]:
-    """By weight: the rank of its products.
-
-    Raises:
-        InvalidArgumentError: it is more than the full one.
-    """
+def rank_of(site: Site, ratio: float, rank: int | None) -> dict[int, int] | None:
+    """Return the rank of the products by weight; None if `rank` is above a full rank of the site."""
     ranks = {}
     for storage, spec in site.weights.items():
         rows = site.shape[0]
         full = min(rows, spec.numel // (rows * site.count))
         if rank is not None and rank > full:
-            raise InvalidArgumentError(
-                "lowrank:rank", f"{rank} is more than {full}, the full rank",
-                where=f"layer {site.module}",
-            )  # fmt: skip
+            return None
         ranks[storage] = max(1, int(ratio * full)) if rank is None else rank
     return ranks

@@ -78,14 +78,12 @@ class LowRank(Settings):
             return "the step has no linear layer, convolution or LSTM"
         if (reason := self._selection.why_none(one.module for one in every)) is not None:
             return reason
-        try:
-            if not self._chosen(graph):
-                return (
-                    f"none of its {len(every)} layers has fewer numbers as a product of this rank, "
-                    "but for the first and the last, which stay dense"
-                )
-        except InvalidArgumentError as error:
-            return f"{error.what} ({error.where})"
+        if not self._chosen(graph):
+            return (
+                f"none of its {len(every)} layers has fewer numbers as a product of "
+                f"{'this rank' if self.rank is None else f'rank {self.rank}'}, "
+                "but for the first and the last, which stay dense"
+            )
         return None
 
     def questions(self, graph: Graph) -> Sequence[Call]:
@@ -149,7 +147,7 @@ class LowRank(Settings):
 
         Raises:
             WorkloadError: no layer has such a name.
-            InvalidArgumentError: the rank is above the full one of a layer that is to be thin.
+            InvalidArgumentError: a named layer cannot have its rank.
         """
         from slipstream.techniques.lowrank.layers import plan
 
@@ -199,11 +197,7 @@ class LowRank(Settings):
 
 @kept
 def _products(graph: Graph, settings: LowRank) -> list[Site]:
-    """Sites that become products, with what becomes of their tasks.
-
-    Raises:
-        InvalidArgumentError: the rank is more than a layer's full one.
-    """
+    """Sites that become products, with what becomes of their tasks."""
     every = sites(graph)
     ends = {one.module for one in (every[0], every[-1])} if len(every) > 2 else {
         every[-1].module
@@ -215,7 +209,10 @@ def _products(graph: Graph, settings: LowRank) -> list[Site]:
             continue
         if site.module not in selection:
             continue
-        site.ranks = rank_of(site, settings.ratio, settings.rank)
+        ranks = rank_of(site, settings.ratio, settings.rank)
+        if ranks is None:
+            continue
+        site.ranks = ranks
         if sum(map(site.numbers, site.weights)) >= sum(
             spec.numel for spec in site.weights.values()
         ):

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from slipstream.errors import InvalidArgumentError, SlipstreamWarning, UnknownNameError
-from slipstream.surgery import Selection, place
+from slipstream.surgery import Selection, exchange, why_fixed
 from slipstream.techniques.quadratic.neurons import (
     NEURONS,
     Norm,
@@ -22,6 +22,9 @@ from slipstream.techniques.quadratic.neurons import (
 )
 
 Memory = Literal["hybrid", "naive"]
+# Factor of the product's two weights in a converted layer: their steps are its square times those
+# of the linear term. With 1, SGD diverges at half the learning rates that the original model bears.
+_PRODUCT_SCALE = 0.1**0.5
 # Training passes between looks at whether outputs are finite: a look reads them once.
 _WATCHED = 8
 
@@ -33,6 +36,8 @@ class _Layer(nn.Module):
         weight: [projections * out, in, ...], group by group, then projection by projection.
         square_weight: of x squared, [out, in, ...], or None.
         gamma, beta: of the branches' batch normalisation, [projections * out], or None.
+        row_scale: factor of each row of `weight` in the projection, [projections * out, 1, ...];
+            None for 1.
     """
 
     def __init__(
@@ -63,6 +68,8 @@ class _Layer(nn.Module):
         self.running_variance: torch.Tensor | None
         self.register_buffer("running_mean", torch.zeros(channels) if branch_norm else None)
         self.register_buffer("running_variance", torch.ones(channels) if branch_norm else None)
+        self.row_scale: torch.Tensor | None
+        self.register_buffer("row_scale", None)
 
     @property
     def out(self) -> int:
@@ -71,14 +78,26 @@ class _Layer(nn.Module):
         return len(one) if one is not None else len(self.weight) // NEURONS[self.neuron].branches
 
     @property
+    def scaled_weight(self) -> torch.Tensor:
+        """The weight of the projections, of the shape of `weight`."""
+        return self.weight if self.row_scale is None else self.weight * self.row_scale
+
+    @property
     def convolution(self) -> tuple[Sequence[int], Sequence[int], Sequence[int], int] | None:
         """Stride, padding, dilation, groups; None for a linear layer."""
         return self._projection.convolution
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., in] or [N, in, H, W]."""
+        """[..., in], [N, in, H, W] or [in, H, W]."""
         kind, project = NEURONS[self.neuron], self._projection
-        projected = project(x, self.weight) if self.gamma is not None else None
+        if project.convolution is not None and x.dim() == 3:
+            unbatched: torch.Tensor = self.forward(x.unsqueeze(0)).squeeze(0)
+            return unbatched
+        if project.convolution is None and self.gamma is not None and x.dim() != 2:
+            rows = self.forward(x.reshape(-1, x.shape[-1]))
+            return rows.view(*x.shape[:-1], rows.shape[-1])
+        weight = self.scaled_weight
+        projected = project(x, weight) if self.gamma is not None else None
         norm = None if projected is None else self._norm(projected.detach())
         inside = self.bias if kind.linear and projected is None and project.groups == 1 else None
         # A cast is autocast's own business, which only autograd knows how to undo.
@@ -86,7 +105,7 @@ class _Layer(nn.Module):
             kept = None if projected is None else projected.detach()
             y: torch.Tensor = Quadratic.apply(
                 x,
-                self.weight,
+                weight,
                 self.square_weight,
                 self.gamma,
                 self.beta,
@@ -101,7 +120,7 @@ class _Layer(nn.Module):
             if projected is not None:
                 projected, norm = self._normalised(projected), None
             elif kind.branches:
-                projected = project(x, self.weight)
+                projected = project(x, weight)
             parts = projections(x, projected, self.square_weight, kind, project, None, None, None)
             y = in_range(kind.combine, parts)
         self._watch(y.detach())
@@ -177,7 +196,10 @@ class QuadraticLinear(_Layer):
 
 
 class QuadraticConv2d(_Layer):
-    """A convolution of quadratic neurons, [N, in, H, W]; arguments as of `QuadraticLinear`."""
+    """A convolution of quadratic neurons, [N, in, H, W] or [in, H, W].
+
+    Arguments are those of ``nn.Conv2d`` and `QuadraticLinear`.
+    """
 
     def __init__(
         self, in_channels: int, out_channels: int, kernel_size: int | tuple[int, int], *,
@@ -215,7 +237,7 @@ class Fused(nn.Module):
             raise InvalidArgumentError("layer", f"{layer} does not become one product")
         self.neuron, self._projection = layer.neuron, layer._projection
         with torch.no_grad():
-            weight = layer.weight.detach().clone()
+            weight = layer.scaled_weight.detach().clone()
             bias = weight.new_zeros(len(weight))
             if layer.gamma is not None and layer.beta is not None:
                 assert layer.running_mean is not None
@@ -234,6 +256,9 @@ class Fused(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """As the layer's."""
         kind, project = NEURONS[self.neuron], self._projection
+        if project.convolution is not None and x.dim() == 3:
+            unbatched: torch.Tensor = self.forward(x.unsqueeze(0)).squeeze(0)
+            return unbatched
         projected = project(x, self.get_buffer("weight"), self.get_buffer("branch_bias"))
         y = in_range(kind.combine, project.split(projected, kind.branches))
         if self.bias is None:
@@ -254,7 +279,7 @@ def fuse(model: nn.Module) -> list[str]:
     names = []
     for name, layer in layers.items():
         if not NEURONS[layer.neuron].of_squares and layer._projection.groups == 1:
-            place(model, name, Fused(layer).train(layer.training))
+            exchange(model, name, Fused(layer).train(layer.training))
             names.append(name)
     return names
 
@@ -267,7 +292,8 @@ def converted(
 
     Args:
         init: ``first_order`` computes what `layer` does until it is trained: its weight becomes the
-            linear term, one branch begins at zero. ``random`` begins anew.
+            linear term, one branch begins at zero, and the product's weights take smaller steps
+            (`_Layer.row_scale`). ``random`` draws new weights.
         branch_norm, memory: as of `QuadraticLinear`.
 
     Raises:
@@ -298,6 +324,9 @@ def converted(
             branch_norm=branch_norm, memory=memory,
         )  # fmt: skip
     quadratic = quadratic.to(weight.device, weight.dtype).train(layer.training)
+    for name, parameter in quadratic.named_parameters():
+        source = layer.bias if name == "bias" and layer.bias is not None else weight
+        parameter.requires_grad_(source.requires_grad)
     if init == "random":
         return quadratic
     if not NEURONS[neuron].linear:
@@ -307,6 +336,9 @@ def converted(
         stacked = quadratic.weight.view(groups, 3, -1, *weight.shape[1:])
         stacked[:, 1] = 0.0
         stacked[:, 2] = weight.view(groups, -1, *weight.shape[1:])
+        scale = weight.new_ones(groups, 3, len(weight) // groups)
+        scale[:, :2] = _PRODUCT_SCALE
+        quadratic.row_scale = scale.view(-1, *[1] * (weight.dim() - 1))
         if quadratic.bias is not None and layer.bias is not None:
             quadratic.bias.copy_(layer.bias)
     return quadratic
@@ -316,27 +348,48 @@ def convert(
     model: nn.Module, neuron: str = "ours", *, only: str = "*", except_: str = "",
     init: str = "first_order", branch_norm: bool = False,
 ) -> list[str]:  # fmt: skip
-    """Make linear layers and convolutions of `model` quadratic, in place; their names.
+    """Make linear layers and convolutions of `model` quadratic, in place; return their names.
+
+    Hooks of layers stay, and frozen layers stay frozen. Layers stay first-order, with a warning, if
+    their weight is shared, computed by a hook, or has hooks on its gradient.
 
     Args:
         only, except_: patterns of qualified names.
         init, branch_norm: as of `converted`.
 
     Raises:
-        InvalidArgumentError: see `converted`; or no layer is meant.
+        InvalidArgumentError: see `converted`; or no layer can be exchanged.
         WorkloadError: the patterns leave none.
     """
-    layers = {n: m for n, m in model.named_modules() if type(m) in (nn.Linear, nn.Conv2d)}
+    layers = convertible(model, Selection(only, except_))
+    for name, layer in layers.items():
+        exchange(model, name, converted(layer, neuron, init, branch_norm=branch_norm))
+    return list(layers)
+
+
+def convertible(model: nn.Module, selection: Selection) -> dict[str, nn.Linear | nn.Conv2d]:
+    """Return the selected layers of `model` that can become quadratic, by name.
+
+    Raises:
+        InvalidArgumentError: there is none.
+        WorkloadError: the patterns leave none.
+    """
+    layers: dict[str, Any] = {
+        n: m for n, m in model.named_modules() if type(m) in (nn.Linear, nn.Conv2d)
+    }
     if not layers:
         raise InvalidArgumentError("model", "has no nn.Linear and no nn.Conv2d")
     if "" in layers:
         raise InvalidArgumentError("model", "is one layer", remedy="converted(layer) makes another")
-    chosen = Selection(only, except_)
-    chosen.need_some("quadratic", layers)
-    names = [name for name in layers if name in chosen]
-    for name in names:
-        place(model, name, converted(layers[name], neuron, init, branch_norm=branch_norm))
-    return names
+    selection.need_some("quadratic", layers)
+    chosen = {name: layer for name, layer in layers.items() if name in selection}
+    reasons = {name: why_fixed(model, layer) for name, layer in chosen.items()}
+    fixed = "; ".join(f"{name}: {reason}" for name, reason in reasons.items() if reason)
+    if all(reasons.values()):
+        raise InvalidArgumentError("model", f"has no layer that can be exchanged ({fixed})")
+    if fixed:
+        warnings.warn(f"layers stay first-order ({fixed})", SlipstreamWarning, stacklevel=3)
+    return {name: layer for name, layer in chosen.items() if reasons[name] is None}
 
 
 Conv2d, Linear = QuadraticConv2d, QuadraticLinear

@@ -110,24 +110,20 @@ class QuadraticLayers(Settings):
         Raises:
             WorkloadError: the step hides its model, or there is no layer to exchange.
         """
-        from torch import nn
-
-        from slipstream.surgery import place
-        from slipstream.techniques.quadratic.nn import converted
+        from slipstream.surgery import exchange
+        from slipstream.techniques.quadratic.nn import converted, convertible
 
         built.need_model(self.name)
-        model = built.model
-        layers = {n: m for n, m in model.named_modules() if n and type(m) in (nn.Linear, nn.Conv2d)}
-        if not layers:
-            raise WorkloadError("the model has no nn.Linear and no nn.Conv2d in it")
-        self._selection.need_some(self.name, layers)
+        try:
+            layers = convertible(built.model, self._selection)
+        except InvalidArgumentError as error:
+            raise WorkloadError(f"quadratic: {error.what}", remedy=error.remedy) from error
         for name, layer in layers.items():
-            if name in self._selection:
-                quadratic = converted(layer, self.neuron, self.init)
-                place(model, name, quadratic)
-                if built.optimizer is not None:
-                    old, new = list(layer.parameters()), list(quadratic.parameters())
-                    exchange_parameters(built.optimizer, old, *new)
+            quadratic = converted(layer, self.neuron, self.init)
+            exchange(built.model, name, quadratic)
+            if built.optimizer is not None:
+                old, new = list(layer.parameters()), list(quadratic.parameters())
+                exchange_parameters(built.optimizer, old, *new)
 
     def code(self, workload: Workload) -> CodeChange | None:
         """By hand: one line before the optimizer is made."""

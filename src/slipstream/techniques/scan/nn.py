@@ -24,7 +24,6 @@ from torch.nn.utils.rnn import PackedSequence
 from slipstream.errors import InvalidArgumentError
 from slipstream.techniques.scan import cells, plan
 from slipstream.techniques.scan import kernels as door
-from slipstream.techniques.scan.affine import need_first_order
 
 Backward = Literal["auto", "fused", "chunked", "tree", "framework"]
 BACKWARDS = ("auto", *plan.WAYS)
@@ -91,14 +90,14 @@ def rnn(module: nn.Module, x: Any, hx: Any = None, *, backward: Backward = "auto
     time = 1 if module.batch_first and getattr(x, "dim", lambda: 0)() == 3 else 0
     if isinstance(x, torch.Tensor) and x.dim() in (2, 3) and x.shape[time] == 0:
         raise InvalidArgumentError("input", f"{tuple(x.shape)} has no step")
-    way = _way(module, x, backward)
+    way = _way(module, x, hx, backward)
     if way == "framework":
         return kind.forward(module, x, hx)
     return _layers(module, x, hx, way)
 
 
-def _way(module: nn.RNNBase, x: Any, backward: Backward) -> plan.Way:
-    if backward == "framework" or not _taken(module, x):
+def _way(module: nn.RNNBase, x: Any, hx: Any, backward: Backward) -> plan.Way:
+    if backward == "framework" or not _taken(module, x, hx):
         return "framework"
     if backward != "auto":
         return backward
@@ -125,22 +124,33 @@ def _listed(module: Any) -> Iterable[torch.Tensor]:
     return [one for one in module._parameters.values() if one is not None]
 
 
-def _taken(module: nn.RNNBase, x: Any) -> bool:
-    """Whether the kernels take this module and this input."""
+def _taken(module: nn.RNNBase | _Cell, x: Any, hx: Any) -> bool:
+    """Whether the kernels take this module and these inputs."""
     if isinstance(x, PackedSequence) or torch.compiler.is_compiling() or not door.available():
+        return False
+    if torch._C._get_tracing_state() is not None:  # of torch.jit.trace
         return False
     return (
         type(x) in (torch.Tensor, nn.Parameter)
         and x.dim() in (2, 3)
         and x.is_cpu
         and x.dtype in door.DTYPES
-        and module.proj_size == 0
-        and all(one.dtype == x.dtype and one.is_cpu for one in _listed(module))
+        and getattr(module, "proj_size", 0) == 0
+        and all(
+            one.dtype == x.dtype and one.is_cpu and not _wrapped(one) for one in _listed(module)
+        )
+        and not any(map(_wrapped, hx if isinstance(hx, tuple) else (hx,)))
         and x.numel() > 0
         and not torch.is_autocast_enabled("cpu")
-        and not torch._C._functorch.is_functorch_wrapped_tensor(x)
+        and not _wrapped(x)
         and forward_ad._current_level < 0
     )
+
+
+def _wrapped(value: Any) -> bool:
+    """Whether `value` is a tensor that a transform of ``torch.func`` wraps."""
+    tensor = isinstance(value, torch.Tensor)
+    return tensor and bool(torch._C._functorch.is_functorch_wrapped_tensor(value))
 
 
 def kind_of(module: Any) -> str:
@@ -186,6 +196,8 @@ def _layers(module: nn.RNNBase, x: torch.Tensor, hx: Any, way: plan.Way) -> Any:
         x = outputs[0] if directions == 1 else torch.cat(outputs, -1)
         if module.dropout and module.training and layer + 1 < module.num_layers:
             x = functional.dropout(x, module.dropout)
+    if directions == 1:
+        x = _owned(x)
     ends = tuple(torch.stack(one) for one in zip(*last, strict=True))
     if not batched:
         x, ends = x.squeeze(1), tuple(one.squeeze(1) for one in ends)
@@ -201,7 +213,7 @@ def _over_steps(cell: _Cell, x: torch.Tensor, hx: Any, backward: Backward) -> An
     if hx is None:
         zeros = x.new_zeros(x.shape[1], cell.hidden_size)
         hx = (zeros, zeros) if kind == "lstm" else zeros
-    usable = door.available() and x.is_cpu and x.dtype in door.DTYPES
+    usable = _taken(cell, x, hx)
     way: plan.Way = "framework" if backward == "auto" or not usable else backward
     if backward == "auto" and usable:
         shape = replace(_shape(cell, x.shape[1], x), of_cell=True)
@@ -213,7 +225,13 @@ def _over_steps(cell: _Cell, x: torch.Tensor, hx: Any, backward: Backward) -> An
             states.append(hx[0] if kind == "lstm" else hx)
         return torch.stack(states), hx
     y, *ends = _one_layer(x, _parameters(cell, ""), hx, kind, way)
-    return y, tuple(ends) if kind == "lstm" else ends[0]
+    ends[0] = _owned(ends[0])
+    return _owned(y), tuple(ends) if kind == "lstm" else ends[0]
+
+
+def _owned(states: torch.Tensor) -> torch.Tensor:
+    """Return `states`, or a copy if the backward pass reads them: callers may write to theirs."""
+    return states.clone() if states.requires_grad else states
 
 
 def _parameters(module: Any, suffix: str) -> tuple[Any, Any, Any, Any]:
@@ -253,21 +271,22 @@ class _Recurrence(torch.autograd.Function):
                 bias[: 2 * hidden] += bias_hh[: 2 * hidden]
         elif bias_ih is not None and bias_hh is not None:
             bias = bias_ih + bias_hh
-        x, weight_hh = x.contiguous(), weight_hh.contiguous()
-        h0, c0 = h0.contiguous(), None if c0 is None else c0.contiguous()
         projected = functional.linear(x, weight_ih, bias)
         y, gates, extra = torch.ops.slipstream.scan_forward(
             projected, weight_hh, candidate, h0, c0, kind
         )
-        ctx.save_for_backward(x, weight_ih, weight_hh, gates, extra, y, h0, c0)
+        inputs = x, weight_ih, weight_hh, bias_ih, bias_hh, h0, c0
+        ctx.save_for_backward(*inputs, gates, extra, y)
         ctx.kind, ctx.way = kind, way
         ctx.set_materialize_grads(False)
         return y, None if c0 is None else extra[-1].clone()
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor | None, dc: torch.Tensor | None) -> Any:
-        need_first_order()
-        x, weight_ih, weight_hh, gates, extra, y, h0, c0 = ctx.saved_tensors
+        *inputs, gates, extra, y = ctx.saved_tensors
+        if torch.is_grad_enabled():  # create_graph=True: torch's operators have second derivatives
+            return (*_differentiable(ctx, inputs, dy, dc), None, None)
+        x, weight_ih, weight_hh, _, _, h0, c0 = inputs
         dy = None if dy is None else dy.contiguous()
         dc = None if dc is None else dc.contiguous()
         if ctx.way == "fused":
@@ -297,3 +316,27 @@ class _Recurrence(torch.autograd.Function):
             dweight if wanted[2] else None, on_input, dbias if wanted[4] else None,
             dh0 if wanted[5] else None, dc0 if wanted[6] else None, None, None,
         )  # fmt: skip
+
+
+def _differentiable(
+    ctx: Any, inputs: list[Any], dy: torch.Tensor | None, dc: torch.Tensor | None
+) -> list[torch.Tensor | None]:
+    """Return differentiable gradients of `inputs`, through torch's own recurrence."""
+    x, *_, h0, c0 = inputs
+    weights = [weight for weight in inputs[1:5] if weight is not None]
+    start = h0[None] if c0 is None else (h0[None], c0[None])
+    run: dict[str, Any] = {
+        "tanh": torch._VF.rnn_tanh, "relu": torch._VF.rnn_relu, "gru": torch._VF.gru,
+        "lstm": torch._VF.lstm,
+    }  # fmt: skip
+    y, _, *last_c = run[ctx.kind](
+        x, start, weights, inputs[3] is not None, 1, 0.0, False, False, False
+    )
+    pairs = [(y, dy), *((state[0], dc) for state in last_c)]
+    outputs, upstream = zip(*(pair for pair in pairs if pair[1] is not None), strict=True)
+    needed = [n for n in range(len(inputs)) if ctx.needs_input_grad[n]]
+    gradients = torch.autograd.grad(
+        outputs, [inputs[n] for n in needed], upstream, create_graph=True, allow_unused=True
+    )
+    by_input = dict(zip(needed, gradients, strict=True))
+    return [by_input.get(n) for n in range(len(inputs))]
