@@ -87,7 +87,9 @@ def test_a_step_with_a_closure_runs_the_same_operators_in_the_same_phases(
     with_closure, without = (
         phases_of_operators(recorded(slipstream, s)) for s in (script, _BY_NAME[script.same_step])
     )
-    assert with_closure == without
+    assert without <= with_closure
+    # Lightning divides and copies the loss when it calls `backward` itself.
+    assert with_closure.total() <= 1.05 * without.total()
 
 
 @cases(_WITH_STEPS)
