@@ -12,8 +12,10 @@ import torch
 from torch import nn
 from torch.fx import GraphModule
 from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
+from model_uses import gradients, process_group
 from slipstream.codegen import why_no_compiler
 from slipstream.techniques.fusion import autotune, kernels
 from slipstream.techniques.fusion.backend import FusionBackend, use_fused
@@ -30,6 +32,13 @@ class Noisy(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return functional.dropout(torch.tanh(x * self.scale + 1), 0.5) * torch.sigmoid(x) - 1
+
+
+class Gate(nn.Module):
+    """Without random numbers."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x + 1) * torch.sigmoid(x) - 1
 
 
 @pytest.fixture(autouse=True)
@@ -158,3 +167,19 @@ def test_a_model_with_kernels_is_called_with_them() -> None:
     model(x).sum().backward()
     assert model._compiled_call_impl is not None
     assert copy.deepcopy(model)._compiled_call_impl is None
+
+
+@pytest.mark.parametrize("order", ["compiled replicas", "replicas of compiled"])
+def test_replicas_whose_parameters_fill_two_buckets_are_fused(order: str) -> None:
+    model = nn.Sequential(nn.Linear(768, 768), Gate(), nn.Linear(768, 768), Gate())
+    plain, x = copy.deepcopy(model), torch.randn(64, 768)
+    with process_group():
+        if order == "compiled replicas":
+            replicas = DistributedDataParallel(model, bucket_cap_mb=5)
+            call = torch.compile(replicas, backend="slipstream_fusion")
+        else:
+            compiled = torch.compile(model, backend="slipstream_fusion")
+            call = DistributedDataParallel(compiled, bucket_cap_mb=5)
+        fused = gradients(model, call, x)
+    for ours, theirs in zip(fused, gradients(plain, plain, x), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Interpreter, Node
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -267,6 +268,10 @@ class Autotuned:
 
     def __call__(self, *given: Any) -> Any:
         if self._run is None:
+            # A model in DistributedDataParallel is compiled by buckets, each of which is called on
+            # fake tensors first, for the shapes of the next. AOTAutograd answers that call.
+            if any(isinstance(tensor, FakeTensor) for tensor in given):
+                return self._traced(*given)
             self._run = self._choose(given)
             self.kept = self._run is self._traced
         return self._run(*given)

@@ -426,7 +426,7 @@ def _resize(edit: Editor, graph: Graph, chosen: Sequence[Site]) -> None:
 
 
 def rank_of(site: Site, ratio: float, rank: int | None) -> dict[int, int] | None:
-    """Return the rank of the products by weight; None if `rank` is above a full rank of the site."""
+    """Return the products' rank by weight; None if `rank` is above a full rank of the site."""
     ranks = {}
     for storage, spec in site.weights.items():
         rows = site.shape[0]
