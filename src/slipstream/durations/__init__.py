@@ -1,7 +1,15 @@
 """How long operator calls take here: asked for and measured first, looked up in predictions."""
 
 from slipstream.durations.durations import Answer, Durations, Question, Ratio, usable_cores
-from slipstream.durations.rescale import UNKNOWN, Changed, common_spread, pace, questions, rescale
+from slipstream.durations.rescale import (
+    UNKNOWN,
+    Changed,
+    common_spread,
+    pace,
+    questions,
+    ratio_columns,
+    rescale,
+)
 
 __all__ = [
     "UNKNOWN",
@@ -13,6 +21,7 @@ __all__ = [
     "common_spread",
     "pace",
     "questions",
+    "ratio_columns",
     "rescale",
     "usable_cores",
 ]

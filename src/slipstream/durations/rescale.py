@@ -35,6 +35,24 @@ class Changed:
         return len(self.tasks)
 
     @classmethod
+    def by_call(cls, graph: Graph, tasks: NDArray[np.int64], calls: Mapping[int, Call]) -> Changed:
+        """Return the `tasks` whose call is replaced.
+
+        Args:
+            tasks: int64 [k], candidates.
+            calls: the new call by number in ``graph.calls``.
+        """
+        replaced = np.zeros(len(graph.calls) + 1, bool)  # -1 is not a call
+        replaced[list(calls)] = True
+        tasks = tasks[replaced[graph.tasks.call[tasks]]]
+        number = graph.tasks.call[tasks]
+        order = distinct(number, len(graph.calls))
+        pair = np.zeros(len(graph.calls), np.int64)
+        pair[order] = np.arange(len(order))
+        pairs = tuple((graph.calls[recorded], calls[recorded]) for recorded in order.tolist())
+        return cls(tasks, pair[number], pairs)
+
+    @classmethod
     def of(cls, graph: Graph, calls: Mapping[int, Call]) -> Changed:
         """Of a new call for each of some tasks; one object for tasks that do the same is best."""
         tasks = np.fromiter(calls, np.int64, len(calls))
@@ -62,11 +80,9 @@ def rescale(
     """
     if not isinstance(changed, Changed):
         changed = Changed.of(graph, changed)
-    ratios = [durations.ratio(*pair) or UNKNOWN for pair in changed.pairs]
+    factor, code, spread = ratio_columns(durations, changed.pairs)
     longer_ns = np.array([_computes_longer_ns(durations, *pair) for pair in changed.pairs])
-    factor, spread = np.array([(one.value, one.spread) for one in ratios]).reshape(-1, 2).T
     factor[longer_ns > 0] = 1.0
-    code = np.array([PROVENANCES.index(one.provenance) for one in ratios], np.uint8)
     call = np.array([edit.call_number(new) for _, new in changed.pairs], np.int64)
     tasks, pair = changed.tasks, changed.pair
     edit.set_duration(
@@ -76,6 +92,19 @@ def rescale(
         spread=spread[pair],
         call=call[pair],
     )
+
+
+def ratio_columns(
+    durations: Durations, pairs: Iterable[tuple[Call, Call]]
+) -> tuple[NDArray[np.float64], NDArray[np.uint8], NDArray[np.float64]]:
+    """Return the ratios of pairs of calls as factors, indices in `PROVENANCES` and spreads.
+
+    A pair of which nothing is known has `UNKNOWN`.
+    """
+    ratios = [durations.ratio(*pair) or UNKNOWN for pair in pairs]
+    factor, spread = np.array([(ratio.value, ratio.spread) for ratio in ratios]).reshape(-1, 2).T
+    code = np.array([PROVENANCES.index(ratio.provenance) for ratio in ratios], np.uint8)
+    return factor, code, spread
 
 
 def _computes_longer_ns(durations: Durations, old: Call, new: Call) -> float:

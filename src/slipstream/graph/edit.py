@@ -130,10 +130,14 @@ class Editor:
         *,
         spread: ArrayLike | None = None,
     ) -> None:
-        """Multiply the durations of tasks; arguments as of `set_duration`."""
+        """Multiply the durations of tasks; arguments as of `set_duration`.
+
+        A task that is repeated in `tasks` is multiplied by each of its factors.
+        """
         tasks = self._checked(tasks)
-        scaled = self._duration_ns[tasks] * np.asarray(factor, np.float64)
-        self.set_duration(tasks, scaled, provenance, spread=spread)
+        scaled = self._duration_ns.copy()
+        np.multiply.at(scaled, tasks, np.asarray(factor, np.float64))
+        self.set_duration(tasks, scaled[tasks], provenance, spread=spread)
 
     def set_gap(self, task: int, gap_ns: float) -> None:
         """Let the lane do something untracked for so long after `task`."""

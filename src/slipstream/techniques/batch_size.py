@@ -25,7 +25,6 @@ from slipstream.graph import (
     Graph,
     Role,
     StepPhase,
-    distinct,
 )
 from slipstream.graph.call import Resize
 from slipstream.provenance import Provenance
@@ -199,18 +198,11 @@ def _has_two_sizes(graph: Graph) -> bool:
 def _resized_tasks(graph: Graph, calls: Sequence[Call | None]) -> Changed:
     """The tasks whose call is another at the new size."""
     new = {
-        number: (recorded, _roomy(call))
+        number: _roomy(call)
         for number, (recorded, call) in enumerate(zip(graph.calls, calls, strict=True))
         if call is not None and call is not recorded
     }
-    number = graph.tasks.call
-    resized = np.zeros(len(calls) + 1, bool)  # -1 is not a call
-    resized[list(new)] = True
-    tasks = np.flatnonzero(resized[number])
-    order = distinct(number[tasks], len(calls))
-    pair = np.zeros(len(calls), np.int64)
-    pair[order] = np.arange(len(order))
-    return Changed(tasks, pair[number[tasks]], tuple(new[one] for one in order.tolist()))
+    return Changed.by_call(graph, np.arange(len(graph)), new)
 
 
 def _roomy(call: Call) -> Call:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from slipstream.graph import Call, Graph, StepPhase, TensorSpec
 from slipstream.graph.graph import kept
-from slipstream.surgery import module_of
 
 RECURRENT = ("aten::rnn_tanh", "aten::rnn_relu", "aten::gru", "aten::lstm")
 """Operators of recurrent modules, whose own products are no layers."""
@@ -42,6 +43,35 @@ class LayerSite:
         return (self.forward, *self.backward)
 
 
+@dataclass(frozen=True, eq=False)
+class SiteKinds:
+    """The sites of a step as arrays: few kinds stand for many sites.
+
+    Attributes:
+        kinds: the first site of each kind; the others differ from it in their tasks alone.
+        kind: int64 [sites], the index of each site in `kinds`.
+        task: int64 [tasks of sites], those of one site after those of another.
+        site: int64 [tasks of sites], the index in `kind` of the site of each task.
+    """
+
+    kinds: tuple[LayerSite, ...]
+    kind: NDArray[np.int64]
+    task: NDArray[np.int64]
+    site: NDArray[np.int64]
+
+    def only(self, condition: Callable[[LayerSite], bool]) -> SiteKinds:
+        """Return the sites of the kinds that meet `condition`."""
+        chosen = np.array([condition(kind) for kind in self.kinds], bool)
+        sites = chosen[self.kind]
+        tasks = sites[self.site]
+        return SiteKinds(
+            tuple(itertools.compress(self.kinds, chosen)),
+            (np.cumsum(chosen) - 1)[self.kind[sites]],
+            self.task[tasks],
+            (np.cumsum(sites) - 1)[self.site[tasks]],
+        )
+
+
 def module_like(x: TensorSpec, layer: tuple[Any, ...]) -> Any:
     """A linear layer or convolution of these settings, with random weights."""
     from torch import nn
@@ -60,26 +90,55 @@ def module_like(x: TensorSpec, layer: tuple[Any, ...]) -> Any:
 def layer_sites(graph: Graph) -> tuple[LayerSite, ...]:
     """Every linear layer and convolution of float32 in the step, in its order."""
     tasks = graph.tasks
+    multiplies = np.array([text.endswith(_BACKWARD) for text in graph.strings], bool)
     backward: dict[int, list[int]] = {}
     # Without a number are tasks that autograd did not record: they belong to no layer's forward.
     for task in np.flatnonzero(
-        (tasks.phase == StepPhase.BACKWARD) & (tasks.sequence >= 0)
+        (tasks.phase == StepPhase.BACKWARD) & (tasks.sequence >= 0) & multiplies[tasks.name]
     ).tolist():
-        if graph.task(task).name.endswith(_BACKWARD):
-            backward.setdefault(int(tasks.sequence[task]), []).append(task)
+        backward.setdefault(int(tasks.sequence[task]), []).append(task)
+    forward = np.flatnonzero((tasks.phase == StepPhase.FORWARD) & (tasks.call >= 0))
+    columns = (tasks.call, tasks.name, tasks.scope, tasks.module)
+    # Few combinations of codes stand for many tasks.
+    codes = list(zip(*(column[forward].tolist() for column in columns), strict=True))
+    layers = {numbers: _coded_layer(graph, *numbers) for numbers in dict.fromkeys(codes)}
     sites = []
-    for task in np.flatnonzero(tasks.phase == StepPhase.FORWARD).tolist():
-        view = graph.task(task)
-        if view.call is None or view.scope.partition("/")[0] in RECURRENT:
-            continue
-        parts = _layer(view.call, view.name, view.scope)
-        module = module_of(graph, task)
-        if parts is None or not module:
-            continue
-        x, weight, layer = parts
-        after = backward.get(view.sequence, ())
-        sites.append(LayerSite(module, x, layer, weight.nbytes, task, tuple(after)))
+    for task, numbers in zip(forward.tolist(), codes, strict=True):
+        if (layer := layers[numbers]) is not None:
+            after = backward.get(int(tasks.sequence[task]), ())
+            sites.append(LayerSite(*layer, task, tuple(after)))
     return tuple(sites)
+
+
+@kept
+def site_kinds(graph: Graph) -> SiteKinds:
+    """Return `layer_sites` by kind."""
+    sites = layer_sites(graph)
+    numbers: dict[tuple[Any, ...], int] = {}
+    kinds: list[LayerSite] = []
+    kind = []
+    for site in sites:
+        key = site.module, site.x, site.layer, site.weight_bytes, bool(site.backward)
+        number = numbers.setdefault(key, len(kinds))
+        if number == len(kinds):
+            kinds.append(site)
+        kind.append(number)
+    counts = [len(site.tasks) for site in sites]
+    task = np.array([task for site in sites for task in site.tasks], np.int64)
+    return SiteKinds(
+        tuple(kinds), np.array(kind, np.int64), task, np.repeat(np.arange(len(sites)), counts)
+    )
+
+
+def _coded_layer(
+    graph: Graph, call: int, name: int, scope: int, module: int
+) -> tuple[str, TensorSpec, tuple[Any, ...], int] | None:
+    """Return module, input, settings and bytes of the weight of a layer; None if it is not one."""
+    enclosing, inside = graph.strings[scope], graph.strings[module].partition(".")[2]
+    if not inside or enclosing.partition("/")[0] in RECURRENT:
+        return None
+    parts = _layer(graph.calls[call], graph.strings[name], enclosing)
+    return None if parts is None else (inside, parts[0], parts[2], parts[1].nbytes)
 
 
 def _layer(

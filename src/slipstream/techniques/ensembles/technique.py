@@ -14,16 +14,23 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
-from slipstream.durations import Durations, Ratio, questions, rescale
+from slipstream.durations import Changed, Durations, questions, rescale
 from slipstream.errors import InvalidArgumentError, WorkloadError
-from slipstream.graph import Call, Editor, Graph, Role, StepPhase, TensorSpec
+from slipstream.graph import PROVENANCES, Call, Editor, Graph, Role, StepPhase, TensorSpec
+from slipstream.graph.graph import kept
 from slipstream.surgery import exchange_parameters, module_of
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
 from slipstream.techniques._baseline import already_autocast, already_compiled
 from slipstream.techniques.batch_size import BatchSize
 from slipstream.techniques.dataflow import is_view
 from slipstream.techniques.ensembles.timing import layer_call
-from slipstream.techniques.layer_sites import RECURRENT, LayerSite, layer_sites
+from slipstream.techniques.layer_sites import (
+    RECURRENT,
+    LayerSite,
+    SiteKinds,
+    layer_sites,
+    site_kinds,
+)
 
 if TYPE_CHECKING:
     from slipstream.workload import Built, Workload
@@ -78,8 +85,8 @@ class TrainTogether(Settings):
 
     def questions(self, graph: Graph) -> Sequence[Call]:
         """All at the members' rows together, and layers and the update as members have them."""
-        layers = [call for site in layer_sites(graph) for call in self._calls(site)]
-        update = questions(graph, self._update(graph))
+        layers = [call for site in site_kinds(graph).kinds for call in self._calls(site)]
+        update = questions(graph, self._update(graph, graph))
         return [*self._batch.questions(graph), *layers, *update]
 
     def predict(self, graph: Graph, context: Context) -> Graph:
@@ -89,12 +96,8 @@ class TrainTogether(Settings):
         """
         larger = self._batch.predict(graph, context)
         edit = Editor(larger, str(self))
-        for site in layer_sites(graph):
-            ratio = self._of_members(larger, site, context.durations)
-            if ratio is not None:
-                for task in site.tasks:
-                    edit.scale(task, ratio.value, ratio.provenance, spread=ratio.spread)
-        rescale(edit, larger, self._update(graph), context.durations)
+        self._scale_layers(edit, larger, site_kinds(graph), context.durations)
+        rescale(edit, larger, self._update(graph, larger), context.durations)
         edited = edit.apply(f"{self.members} members in one step, weights {self.weights}")
         if self.weights == "shared":
             return edited
@@ -161,36 +164,51 @@ class TrainTogether(Settings):
             for weights in ("one", self.weights)
         ]
 
-    def _of_members(self, larger: Graph, site: LayerSite, durations: Durations) -> Ratio | None:
-        """How many times as long a layer's tasks are with each member's weights.
+    def _scale_layers(
+        self, edit: Editor, larger: Graph, sites: SiteKinds, durations: Durations
+    ) -> None:
+        """Scale the tasks of each layer to what they take with each member's weights.
 
         What a pass takes more is more calls, which the products do not take longer for: it is
         added to them, not in proportion.
         """
-        calls = self._calls(site)
-        ratio = durations.ratio(*calls)
-        one, members = (durations.lookup(call) for call in calls)
-        if ratio is None or ratio.value <= 1 or one is None or members is None:
-            return ratio
-        before_ns = float(larger.tasks.duration_ns[list(site.tasks)].sum())
-        more_ns = members.nanoseconds - one.nanoseconds
-        if before_ns <= 0:
-            return ratio
-        doubt_ns = math.hypot(members.spread * members.nanoseconds, one.spread * one.nanoseconds)
-        value = 1 + more_ns / before_ns
-        return Ratio(value, doubt_ns / (before_ns * value), ratio.provenance)
+        count = len(sites.kinds)
+        measured, adds = np.zeros((2, count), bool)
+        factor, spread, more_ns, doubt_ns = np.zeros((4, count))
+        provenance = np.zeros(count, np.uint8)
+        for number, layer in enumerate(sites.kinds):
+            calls = self._calls(layer)
+            ratio = durations.ratio(*calls)
+            if ratio is None:
+                continue
+            measured[number], factor[number], spread[number] = True, ratio.value, ratio.spread
+            provenance[number] = PROVENANCES.index(ratio.provenance)
+            single, members = (durations.lookup(call) for call in calls)
+            if ratio.value > 1 and single is not None and members is not None:
+                adds[number], more_ns[number] = True, members.nanoseconds - single.nanoseconds
+                doubt_ns[number] = math.hypot(
+                    members.spread * members.nanoseconds, single.spread * single.nanoseconds
+                )
+        kind = sites.kind
+        before_ns = np.bincount(sites.site, larger.tasks.duration_ns[sites.task], len(kind))
+        added = adds[kind] & (before_ns > 0)
+        before_ns[~added] = 1.0
+        factors = np.where(added, 1 + more_ns[kind] / before_ns, factor[kind])
+        spreads = np.where(added, doubt_ns[kind] / (before_ns * factors), spread[kind])
+        chosen = measured[kind[sites.site]]
+        site = sites.site[chosen]
+        edit.scale(sites.task[chosen], factors[site], provenance[kind[site]], spread=spreads[site])
 
-    def _update(self, graph: Graph) -> dict[int, Call]:
-        """By the optimizer's task, what it calls for the weights of all members."""
-        if self.weights == "shared":
-            return {}
+    def _update(self, graph: Graph, larger: Graph) -> Changed:
+        """Return the optimizer's tasks in `larger`, with their calls for all members' weights."""
+        tasks = np.flatnonzero(graph.tasks.phase == StepPhase.OPTIMIZER)
         calls = {}
-        for task in np.flatnonzero(graph.tasks.phase == StepPhase.OPTIMIZER).tolist():
-            call = graph.task(task).call
-            if call is not None:
+        if self.weights == "own":
+            for number in set(graph.tasks.call[tasks].tolist()) - {-1}:
+                call = graph.calls[number]
                 stacked = [self._stacked(part) for part in (call.arguments, call.outputs)]
-                calls[task] = Call(call.op, *stacked)
-        return calls
+                calls[number] = Call(call.op, *stacked)
+        return Changed.by_call(larger, tasks, calls)
 
     def _stacked(self, value: Any) -> Any:
         if isinstance(value, (list, tuple)):
@@ -201,13 +219,17 @@ class TrainTogether(Settings):
         return replace(value, shape=shape, strides=strides)
 
 
+@kept
 def _cannot_stack(graph: Graph) -> str | None:
     """Which parameters are read by what is no layer that members can share a step in."""
-    layers = {site.forward for site in layer_sites(graph)}
     parameters = set(graph.parameters.tolist())
-    for task in np.flatnonzero(graph.tasks.phase == StepPhase.FORWARD).tolist():
+    reading = np.flatnonzero(np.isin(graph.operands, graph.parameters))
+    reads = np.zeros(len(graph), bool)
+    reads[np.searchsorted(graph.operand_start, reading, side="right") - 1] = True
+    reads[[site.forward for site in layer_sites(graph)]] = False
+    for task in np.flatnonzero(reads & (graph.tasks.phase == StepPhase.FORWARD)).tolist():
         view = graph.task(task)
-        if view.call is None or task in layers or "norm" in view.name:
+        if view.call is None or "norm" in view.name:
             continue
         before, after = view.operands
         if parameters.isdisjoint(before) or is_view(view.call, before, after):

@@ -12,13 +12,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from slipstream.durations import UNKNOWN, questions, rescale
+from slipstream.durations import Changed, questions, ratio_columns, rescale
 from slipstream.errors import InvalidArgumentError, UnknownNameError, WorkloadError
 from slipstream.graph import Call, Editor, Graph, Role, StepPhase, TensorSpec
 from slipstream.surgery import Selection, exchange_parameters
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
 from slipstream.techniques._baseline import already_autocast, already_compiled
-from slipstream.techniques.layer_sites import LayerSite, layer_sites
+from slipstream.techniques.layer_sites import LayerSite, SiteKinds, site_kinds
 from slipstream.techniques.quadratic.timing import layer_call
 from slipstream.workload import Built, Workload
 
@@ -69,14 +69,14 @@ class QuadraticLayers(Settings):
         for reason in (already_compiled(graph), already_autocast(graph)):
             if reason is not None:
                 return reason
-        sites = list(layer_sites(graph))
+        sites = site_kinds(graph).kinds
         if not sites:
             return "no linear layer and no convolution of float32 runs in this step"
-        return self._selection.why_none(one.module for one in sites)
+        return self._selection.why_none(site.module for site in sites)
 
     def questions(self, graph: Graph) -> Sequence[Call]:
         """Every layer, and the update of its weights, as it is and as it would be."""
-        layers = [call for one in self._chosen(graph) for call in self._calls(one)]
+        layers = [call for site in self._chosen(graph).kinds for call in self._calls(site)]
         return [*layers, *questions(graph, self._update(graph))]
 
     def predict(self, graph: Graph, context: Context) -> Graph:
@@ -86,18 +86,21 @@ class QuadraticLayers(Settings):
         them; what is kept for the backward pass is the same.
         """
         edit = Editor(graph, str(self))
-        chosen = self._chosen(graph)
-        for one in chosen:
-            ratio = context.durations.ratio(*self._calls(one)) or UNKNOWN
-            for task in one.tasks:
-                edit.scale(task, ratio.value, ratio.provenance, spread=ratio.spread)
-            added = (_STACKED[self.neuron] - 1) * one.weight_bytes
-            if added:
-                edit.allocate(added, Role.PARAMETER, -1, -1)
-                if one.backward:
-                    edit.allocate(added, Role.GRADIENT, -1, -1)
+        sites = self._chosen(graph)
+        pairs = (self._calls(site) for site in sites.kinds)
+        factor, provenance, spread = ratio_columns(context.durations, pairs)
+        kind = sites.kind[sites.site]
+        edit.scale(sites.task, factor[kind], provenance[kind], spread=spread[kind])
+        times = _STACKED[self.neuron]
+        if times > 1:
+            added = np.array([(times - 1) * site.weight_bytes for site in sites.kinds])
+            count = np.array([1 + bool(site.backward) for site in sites.kinds])[sites.kind]
+            # A parameter for each site, followed by its gradient.
+            site = np.repeat(np.arange(len(sites.kind)), count)
+            role = np.where(np.diff(site, prepend=-1), Role.PARAMETER, Role.GRADIENT)
+            edit.allocate(added[sites.kind[site]], role, -1, -1)
         rescale(edit, graph, self._update(graph), context.durations)
-        edited = edit.apply(f"{len(chosen)} layers of quadratic neurons")
+        edited = edit.apply(f"{len(sites.kind)} layers of quadratic neurons")
         return self._with_larger_state(graph, edited)
 
     def minimum_share(self, graph: Graph) -> float:
@@ -133,9 +136,9 @@ class QuadraticLayers(Settings):
     def _selection(self) -> Selection:
         return Selection(self.only, self.except_)
 
-    def _update(self, graph: Graph) -> dict[int, Call]:
-        """By the optimizer's task, what it calls for stacked weights; they are told by shape."""
-        shapes = {_weight_shape(one) for one in self._chosen(graph)}
+    def _update(self, graph: Graph) -> Changed:
+        """Return the optimizer's tasks, with their calls for stacked weights, found by shape."""
+        shapes = {_weight_shape(site) for site in self._chosen(graph).kinds}
         times = _STACKED[self.neuron]
 
         def stacked(value: Any) -> Any:
@@ -145,13 +148,13 @@ class QuadraticLayers(Settings):
                 return value
             return replace(value, shape=(times * value.shape[0], *value.shape[1:]))
 
+        tasks = np.flatnonzero(graph.tasks.phase == StepPhase.OPTIMIZER)
         calls = {}
-        for task in np.flatnonzero(graph.tasks.phase == StepPhase.OPTIMIZER).tolist():
-            call = graph.task(task).call
-            if call is not None and times > 1:
-                parts = [stacked(part) for part in (call.arguments, call.outputs)]
-                calls[task] = Call(call.op, *parts)
-        return calls
+        for number in set(graph.tasks.call[tasks].tolist()) - {-1} if times > 1 else ():
+            call = graph.calls[number]
+            parts = [stacked(part) for part in (call.arguments, call.outputs)]
+            calls[number] = Call(call.op, *parts)
+        return Changed.by_call(graph, tasks, calls)
 
     def _with_larger_state(self, graph: Graph, edited: Graph) -> Graph:
         """What the optimizer keeps and works with grows as its parameters do, all in all."""
@@ -168,13 +171,14 @@ class QuadraticLayers(Settings):
         nbytes = np.where(grows, memory.nbytes * after // before, memory.nbytes)
         return replace(edited, memory=replace(memory, nbytes=nbytes))
 
-    def _chosen(self, graph: Graph) -> list[LayerSite]:
-        return [one for one in layer_sites(graph) if one.module in self._selection]
+    def _chosen(self, graph: Graph) -> SiteKinds:
+        return site_kinds(graph).only(lambda site: site.module in self._selection)
 
-    def _calls(self, site: LayerSite) -> list[Call]:
-        """The layer as it is and as it would be, as the micro-benchmark times them."""
+    def _calls(self, site: LayerSite) -> tuple[Call, Call]:
+        """Return the layer with linear and with quadratic neurons, to be micro-benchmarked."""
         passing = "both" if site.backward else "forward"
-        return [
+        before, after = (
             layer_call(neuron, site.x, site.layer, passing)
             for neuron in ("first_order", self.neuron)
-        ]
+        )
+        return before, after
