@@ -10,6 +10,7 @@ import pytest
 
 from slipstream.technique import Settings
 from slipstream.techniques.accumulation import Accumulation
+from slipstream.techniques.fused_optimizer import FusedOptimizer
 from slipstream.workload import Built
 from slipstream.workload.script import ScriptRestarted
 
@@ -314,6 +315,53 @@ def test_the_program_may_call_the_model_itself(drive_forked: Run) -> None:
         return len(built.step())
 
     assert drive_forked(script(INFERENCE), call).result == 5
+
+
+ACCUMULATING = """
+from torch.utils.data import DataLoader, TensorDataset
+data = DataLoader(TensorDataset(torch.randn(80, 3), torch.randn(80, 1)), batch_size=4)
+for epoch in range(9):
+    for step, (x, y) in enumerate(data, 1):
+        nn.functional.mse_loss(model(x), y).backward()
+        if step % 5 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+            with torch.no_grad():
+                for x, y in data: model(x)
+"""
+BOUNDARY = """
+data = torch.randn(30, 3)
+for epoch in range(20):
+    optimizer.zero_grad()
+    (model(data).square().mean() + model(data[:2]).square().mean()).backward()
+    optimizer.step()
+    with torch.no_grad(): model(torch.randn(99, 3))
+"""
+
+
+@pytest.mark.parametrize(("text", "samples"), [(ACCUMULATING, 20), (BOUNDARY, 30), (LOOP, 5)])
+def test_samples_are_those_of_a_whole_step(drive_forked: Run, text: str, samples: int) -> None:
+    text = text if text is LOOP else script(text)
+    assert drive_forked(text, look).result["samples"] == samples
+
+
+def test_all_optimizers_of_a_step_are_fused(drive_forked: Run) -> None:
+    text = script("""
+other = nn.Linear(3, 1)
+second = torch.optim.SGD(other.parameters(), lr=0.1)
+for _ in range(20):
+    (loss_of(model) + loss_of(other)).backward()
+    optimizer.step()
+    second.step()
+""")
+
+    def flags(built: Built) -> Generator[None, Any, list[bool]]:
+        yield
+        optimizers = [built.optimizer, *built.other_optimizers]
+        return [optimizer.param_groups[0]["fused"] for optimizer in optimizers]
+
+    outcome = drive_forked(text, flags, techniques=(FusedOptimizer(),))
+    assert outcome.result == [True, True]
 
 
 def test_a_model_that_is_called_before_the_training_does_not_mark_steps(drive_forked: Run) -> None:

@@ -65,7 +65,7 @@ def describe_capture(
         "training": built.training,
         "machine": describe_machine(),
         "torch": torch.__version__,
-        "optimizer": describe_optimizer(built.optimizer),
+        "optimizer": describe_optimizer(built.optimizer, built.other_optimizers),
         "parameters": 0
         if built.model is None
         else sum(p.numel() for p in built.model.parameters()),
@@ -122,8 +122,10 @@ def _distributed(names: set[str]) -> dict[str, Any] | None:
     return None
 
 
-def describe_optimizer(optimizer: Any) -> dict[str, Any] | None:
+def describe_optimizer(optimizer: Any, others: Sequence[Any] = ()) -> dict[str, Any] | None:
     """Class, settings and trained tensors of `optimizer` as JSON; None for inference.
+
+    Tensors of `others` are included; ``differ`` says whether their class or settings do.
 
     ``tensors`` has one ``[dtype, shape, strides, device]`` per parameter that has a gradient;
     settings that are not plain values (a learning rate that is a tensor) are left out. ``zeros``
@@ -134,7 +136,8 @@ def describe_optimizer(optimizer: Any) -> dict[str, Any] | None:
         return None
     trained = [
         p
-        for group in optimizer.param_groups
+        for each in (optimizer, *others)
+        for group in each.param_groups
         for p in group["params"]
         if p.grad is not None or p.requires_grad
     ]
@@ -142,19 +145,29 @@ def describe_optimizer(optimizer: Any) -> dict[str, Any] | None:
         [str(p.dtype).removeprefix("torch."), list(p.shape), list(p.stride()), p.device.type]
         for p in trained
     ]
-    # The first group's: where groups differ in learning rate or decay they cost the same.
+    kinds = [(type(each).__name__, _settings(each)) for each in (optimizer, *others)]
+    return {
+        "class": kinds[0][0],
+        "settings": kinds[0][1],
+        "tensors": tensors,
+        "zeros": [_zeros(p.grad) for p in trained],
+        "differ": any(_cost(*kind) != _cost(*kinds[0]) for kind in kinds),
+    }
+
+
+def _settings(optimizer: Any) -> dict[str, Any]:
+    # The first group's: groups that differ in learning rate or decay cost the same.
     group = optimizer.param_groups[0] if optimizer.param_groups else {}
-    settings = {
+    return {
         name: list(group[name]) if isinstance(group.get(name), tuple) else group.get(name)
         for name in optimizer.defaults
         if isinstance(group.get(name), (*_PLAIN, tuple))
     }
-    return {
-        "class": type(optimizer).__name__,
-        "settings": settings,
-        "tensors": tensors,
-        "zeros": [_zeros(p.grad) for p in trained],
-    }
+
+
+def _cost(kind: str, settings: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """What the cost of an update depends on: its class and its switches."""
+    return kind, {name: value for name, value in settings.items() if not isinstance(value, float)}
 
 
 def _zeros(gradient: Any) -> float:

@@ -65,6 +65,9 @@ class Accumulation(Settings):
             return "the step has no backward pass"
         if not (graph.tasks.phase == StepPhase.OPTIMIZER).any():
             return "the step has no optimizer"
+        described: Any = graph.meta.get("optimizer") or {}
+        if described.get("class") == "LBFGS":
+            return "LBFGS evaluates the loss several times on one batch"
         if not graph.samples:
             # Four times the work for four times the samples would look like a loss.
             return HIDDEN_BATCH

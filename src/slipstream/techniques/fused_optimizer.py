@@ -48,6 +48,8 @@ class FusedOptimizer(Settings):
             return "the step hides its optimizer; return (model, batch, loss, optimizer)"
         if not described or not len(update_tasks(graph)):
             return "the step has no optimizer"
+        if described.get("differ"):
+            return "its optimizers differ in class or settings; set the flag on each in the code"
         known = _FUSED if self.kind == "fused" else _FOREACH
         if described["class"] not in known:
             return f"torch has no {self.kind} form of {described['class']}"
@@ -100,8 +102,9 @@ class FusedOptimizer(Settings):
         kind = type(built.optimizer).__name__
         if kind not in (_FUSED if self.kind == "fused" else _FOREACH):
             raise WorkloadError(f"there is no {self.kind} form of {kind}")
-        for group in built.optimizer.param_groups:
-            group.update(self._flags())
+        for optimizer in (built.optimizer, *built.other_optimizers):
+            for group in optimizer.param_groups:
+                group.update(self._flags())
 
     def already(self, built: Built) -> str | None:
         """Return why the optimizer needs no flag, or None."""

@@ -61,6 +61,8 @@ class Amp(Settings):
         casting = self._plan(graph)
         if not casting.lowered:
             return "no operator of the step runs in lower precision under autocast"
+        if not casting.changed:
+            return "autocast lowers float32 only, and no operator here computes in it"
         recurrent = any(call.name == _ONEDNN_RECURRENT for call in casting.changed.values())
         if recurrent and not onednn_has_bf16():
             return "oneDNN has no LSTM in bfloat16 for this processor, torch would fail"

@@ -99,6 +99,7 @@ class Built:
         name: the workload's, for messages.
         reads_batch: whether `step` takes `batch` from here, so that another may be put there.
         from_parts: whether `step` was made from the other parts, so that they are all there is.
+        other_optimizers: those of a plain script that also step within a step.
         from_script: whether a plain script runs the steps, so that replacing `step` has no effect.
         lines: tells which of the user's lines made what, and which of them run.
         rank, ranks: which of how many processes this is that take the step together; they are
@@ -122,6 +123,7 @@ class Built:
     reads_batch: bool = False
     from_parts: bool = False
     from_script: bool = False
+    other_optimizers: tuple[Any, ...] = ()
     lines: UserLines = field(default_factory=UserLines)
     rank: int = 0
     ranks: int = 1

@@ -83,8 +83,11 @@ class _Discovery:
         self._depth = 0
         self._loss: Any = None
         self._calls: Counter[int] = Counter()
+        self._loads: Counter[int] = Counter()
+        self._largest: dict[int, tuple[bool, int]] = {}
+        self._next: Callable[[Any], Any] | None = None
         self.called: Callable[[torch.nn.Module, int], None] = lambda module, count: None
-        self.forwards = self.backwards = 0
+        self.forwards = self.backwards = self._before = 0
 
     def before_forward(self, module: torch.nn.Module, inputs: Any) -> None:
         self._depth += 1
@@ -96,7 +99,13 @@ class _Discovery:
             self._hooks.append(module.register_forward_pre_hook(self._take, with_kwargs=True))
 
     def _take(self, module: torch.nn.Module, inputs: Any, named: dict[str, Any]) -> None:
-        self._arguments[id(module)] = inputs, named
+        import torch
+
+        # Of a step's calls the largest counts, and none of a validation.
+        trains, samples = torch.is_grad_enabled(), count_samples((*inputs, *named.values()))
+        if (trains, samples) >= self._largest.get(id(module), (False, 0)):
+            self._largest[id(module)] = trains, samples if trains else 0
+            self._arguments[id(module)] = inputs, named
 
     def after_forward(self, module: torch.nn.Module, inputs: Any, output: Any) -> None:
         self._depth = max(0, self._depth - 1)
@@ -121,6 +130,7 @@ class _Discovery:
             module.register_module_forward_pre_hook(self.before_forward),
             module.register_module_forward_hook(self.after_forward, always_call=True),
         ]
+        self._watch_loaders()
 
     def note_losses(self) -> None:
         """Have `take_loss` know what ``backward`` was called on: a script returns no loss."""
@@ -147,6 +157,34 @@ class _Discovery:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
+        if self._next is not None:
+            _iterator().__next__, self._next = self._next, None
+
+    def _watch_loaders(self) -> None:
+        """Count the batches that each loader gives for training; `finish` ends it."""
+        import torch
+
+        self._next = original = _iterator().__next__
+        loads = self._loads
+
+        @functools.wraps(original)
+        def counted(batches: Any) -> Any:
+            batch = original(batches)
+            loads[id(batches)] += torch.is_grad_enabled()
+            return batch
+
+        _iterator().__next__ = counted
+
+    def stepped(self) -> None:
+        """Begin to count the calls and batches of the next step."""
+        self._loads.clear()
+        self._largest.clear()
+        self._before = self.backwards
+
+    @property
+    def batches_per_step(self) -> int:
+        """Batches since `stepped` that had a backward pass: several where gradients add up."""
+        return max(1, min(max(self._loads.values(), default=1), self.backwards - self._before))
 
     def batch_of(self, module: torch.nn.Module | None) -> Any:
         """All that `module` was last called with; None if it was not."""
@@ -212,6 +250,7 @@ class _Script(Generic[T]):
         self._discovery = _Discovery(adds_up=self._content is not None)
         self._lines = UserLines(project_root(self._path))
         self._steps_of: dict[int, int] = {}
+        self._optimizers: dict[int, torch.optim.Optimizer] = {}
         self._marked = False
         self._resumed: _Resumed | None = None
         self._built: Built | None = None
@@ -243,6 +282,7 @@ class _Script(Generic[T]):
     def _run(self) -> SystemExit | None:
         """Run the script to its end, as in `_run`, and watch for a model and an optimizer."""
         self._steps_of.clear()
+        self._optimizers.clear()
         self._marked = False
         discovery = self._discovery
         discovery.begin()
@@ -261,6 +301,9 @@ class _Script(Generic[T]):
     def _discover(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         # The optimizer that steps twice first marks the step; others belong inside it.
         self._steps_of[id(optimizer)] = self._steps_of.get(id(optimizer), 0) + 1
+        self._optimizers[id(optimizer)] = optimizer
+        if not self._marked and self._steps_of[id(optimizer)] == 1 == len(self._steps_of):
+            self._discovery.stepped()
         if not self._marked and self._steps_of[id(optimizer)] == _STEPS_TO_DISCOVER:
             resumed = self._begin(self._discovery.model_of(optimizer), optimizer)
             _resume_after_step(optimizer, self._discovery.take_loss, resumed)
@@ -274,8 +317,10 @@ class _Script(Generic[T]):
     ) -> _Resumed:
         """The program, about to run over the steps of what was discovered."""
         self._marked = True
+        batches = self._discovery.batches_per_step
         self._discovery.finish()
         self._lines.__exit__()
+        others = [each for each in self._optimizers.values() if each is not optimizer]
         try:
             batch = self._discovery.batch_of(model)
             samples = count_samples(batch)
@@ -287,12 +332,18 @@ class _Script(Generic[T]):
                 samples_before=samples,
                 name=self._workload.name,
                 from_script=True,
+                other_optimizers=tuple(others),
                 lines=self._lines,
             )
             if model is not None and optimizer is None:
                 built.step, built.from_parts = self._discovery.call_of(model), True
             for technique in in_order(self._workload.techniques):
                 technique.apply(built)
+            if self._content is not None and built.samples_before:
+                # The edited loop has taken the technique's batches, too.
+                batches = max(batches * built.samples_before // built.samples, 1)
+            built.samples *= batches
+            built.samples_before *= batches
         except Exception as error:
             _leave_with(error)
         if self._resumed is None or self._built is None:
@@ -395,6 +446,13 @@ class _Resumed:
             _leave_with(error)
         finally:
             self._active = False
+
+
+def _iterator() -> Any:
+    """What both kinds of loader's iterators inherit ``__next__`` from."""
+    import torch.utils.data.dataloader
+
+    return torch.utils.data.dataloader._BaseDataLoaderIter
 
 
 def _resume_after_step(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from slipstream.errors import InvalidArgumentError, WorkloadError
 from slipstream.graph import Call, Editor, Graph
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from slipstream.techniques.embedding.formats.format import TableFacts
     from slipstream.techniques.embedding.planning import Plan
     from slipstream.workload import Built, Workload
+
+
+_SPARSE_ONLY = "SparseAdam"
+_NO_SPARSE = "SparseAdam takes sparse gradients only, and those of smaller tables are dense"
 
 
 class TableExchange(Settings, ABC):
@@ -57,6 +61,9 @@ class TableExchange(Settings, ABC):
         """None, or why no table can be exchanged for a module that is timed on processors."""
         if (reason := already_compiled(graph)) is not None:
             return reason
+        described: Any = graph.meta.get("optimizer") or {}
+        if described.get("class") == _SPARSE_ONLY:
+            return f"{_NO_SPARSE}; torch.optim.Adam or Adagrad trains both"
         every = lookups(graph)
         if not every:
             return "no embedding table is looked up in this step"
@@ -111,11 +118,8 @@ class TableExchange(Settings, ABC):
         from slipstream.techniques.embedding.facts import facts_of
 
         built.need_model(self.name)
-        if type(built.optimizer).__name__ == "SparseAdam":
-            raise WorkloadError(
-                "SparseAdam takes sparse gradients only, and those of smaller tables are dense",
-                remedy="torch.optim.Adam or Adagrad",
-            )
+        if type(built.optimizer).__name__ == _SPARSE_ONLY:
+            raise WorkloadError(_NO_SPARSE, remedy="torch.optim.Adam or Adagrad")
         try:
             tables = facts_of(built.model, None, trained=False, least_rows=self.rows)
         except InvalidArgumentError as error:
