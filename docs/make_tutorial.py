@@ -20,7 +20,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 EXAMPLES = HERE.parent / "examples"
 # Pages in the order they are read, each with the packages it tells its reader to install.
-PAGES = {"tutorial.md": (), "your_own_technique.md": ("technique_package",)}
+PAGES = {"tutorial.md": (), "frameworks.md": (), "your_own_technique.md": ("technique_package",)}
 SHOWN = re.compile(r"^```console\n\$ ([^\n]*)\n.*?^```$", re.MULTILINE | re.DOTALL)
 _WIDTH = "124"
 
