@@ -9,7 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from slipstream.errors import InvalidArgumentError, SlipstreamError, WorkloadError
+from model_uses import check_uses
+from slipstream.errors import (
+    InvalidArgumentError,
+    SlipstreamError,
+    SlipstreamWarning,
+    WorkloadError,
+)
 from slipstream.techniques.ensembles import (
     Ensemble,
     Stacked,
@@ -20,6 +26,7 @@ from slipstream.techniques.ensembles import (
     detection,
     evaluate,
     redundancy,
+    training,
 )
 
 
@@ -316,3 +323,74 @@ def test_stacked_members_say_what_they_say_one_by_one() -> None:
 def test_errors_say_what(call: Any, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         call()
+
+
+def images() -> tuple[Any, torch.Tensor, torch.Tensor]:
+    """A convolutional net, and images whose class is the brighter quarter."""
+    torch.manual_seed(0)
+    x = torch.randn(400, 1, 6, 6)
+    y = torch.stack([q.mean((1, 2, 3)) for h in x.chunk(2, 2) for q in h.chunk(2, 3)], 1).argmax(1)
+    layers = nn.Conv2d(1, 12, 3), nn.ReLU(), nn.Conv2d(12, 12, 3), nn.ReLU(), nn.Flatten()
+    return nn.Sequential(*layers, nn.Linear(48, 4)), x, y
+
+
+@pytest.mark.parametrize("method", ["peers", "independent", "snapshot"])
+def test_an_ensemble_that_is_worse_than_a_member_is_not_returned(method: Any) -> None:
+    model, x, y = images()
+    shares: list[float] = []
+
+    def train(member: nn.Module, share: float, seed: int) -> None:
+        shares.append(share)
+        if len(shares) == 1:
+            fit(x[:200], y[:200])(member, 1.0, seed)
+        else:  # the others learn something else, and are sure of it
+            fit(x[:200], (y[:200] + 1) % 4)(member, 2.0, seed)
+
+    held_out = x[200:300], y[200:300]
+    with pytest.warns(SlipstreamWarning, match=r"its member 0 alone .* it alone is returned"):
+        made = build(model, train, members=6, method=method, validation=held_out)
+    assert len(made) == 1
+    assert len(shares) == (6 if method == "snapshot" else 3), (
+        "given up after two that made it worse"
+    )
+    assert evaluate(made, x[300:], y[300:]).accuracy > 0.6
+
+
+def test_an_ensemble_that_is_no_worse_is_returned_whole() -> None:
+    model, x, y = images()
+    held_out = x[:200], y[:200]  # as trained on: every member is right
+    made = build(model, fit(*held_out), members=2, method="independent", validation=held_out)
+    assert len(made) == 2
+    with pytest.raises(InvalidArgumentError, match="3 labels for 4 inputs"):
+        build(model, fit(*held_out), validation=(x[:4], y[:3]))
+
+
+def test_members_of_shared_weights_are_only_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x, y = images()
+    held_out = x[200:300], y[200:300]
+    monkeypatch.setattr(training._Judge, "_accuracy", lambda self, each: 1 / len(each))
+    with pytest.warns(SlipstreamWarning, match="none can be used alone"):
+        assert len(build(model, fit(x, y), method="batch", members=2, validation=held_out)) == 2
+
+
+def test_compaction_reports_how_far_outputs_move() -> None:
+    torch.manual_seed(0)
+    model, batches = mlp(), list(torch.randn(4, 64, 6))
+    exact, near = compact(model, batches), compact(model, batches, 0.8)
+    assert exact.error < 1e-5 < near.error
+    with torch.no_grad():
+        outputs = torch.cat([model(batch) for batch in batches])
+        change = torch.cat([near.model(batch) for batch in batches]) - outputs
+    assert near.error == pytest.approx(float(change.norm() / outputs.norm()), rel=1e-4)
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_an_ensemble_bears_what_people_do_with_models(stacked: bool) -> None:
+    def make() -> nn.Module:
+        members = []
+        for seed in range(2):
+            torch.manual_seed(seed)
+            members.append(mlp())
+        return Ensemble(members).stacked() if stacked else Ensemble(members)
+
+    check_uses(make, torch.randn(5, 6), except_=("unbatched",) if stacked else ())

@@ -156,11 +156,18 @@ def calibration(
 def _judged(ensemble: Ensemble, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     if len(x) != len(labels) or not len(labels):
         raise InvalidArgumentError("labels", f"are {len(labels)}, of {len(x)} inputs")
-    training = ensemble.training
-    with torch.no_grad():
-        each = ensemble.eval().probabilities(x)
-    ensemble.train(training)
-    return each
+    return probabilities(ensemble, x)
+
+
+def probabilities(ensemble: Ensemble, x: torch.Tensor) -> torch.Tensor:
+    """Every member's in evaluation mode, [members, N, classes]; modules keep their modes."""
+    modes = {module: module.training for module in ensemble.modules()}
+    try:
+        with torch.no_grad():
+            return ensemble.eval().probabilities(x)
+    finally:
+        for module, training in modes.items():
+            module.training = training
 
 
 def _bins(mean: torch.Tensor, labels: torch.Tensor, bins: int) -> list[Bin]:

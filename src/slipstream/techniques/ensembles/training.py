@@ -9,6 +9,7 @@ et al., NeurIPS 2017.
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,18 +18,21 @@ from typing import Literal, get_args
 import torch
 from torch import nn
 
-from slipstream.errors import InvalidArgumentError, SlipstreamError
+from slipstream.errors import InvalidArgumentError, SlipstreamError, SlipstreamWarning
 from slipstream.files import replacing
 from slipstream.measure import timed
 from slipstream.surgery import removable_units
 from slipstream.tables import Field, Table
 from slipstream.techniques.ensembles.compaction import compact
-from slipstream.techniques.ensembles.members import Ensemble, Quality, evaluate
+from slipstream.techniques.ensembles.members import Ensemble, Quality, evaluate, probabilities
 from slipstream.techniques.ensembles.stacking import Stacked, redrawn
 
 Train = Callable[[nn.Module, float, int], object]
 """Trains a model in place: of a share of the main schedule's epochs, with a seed."""
 Method = Literal["independent", "peers", "trunk", "batch", "snapshot"]
+_FROM_WHOLE: tuple[Method, ...] = ("independent", "peers", "trunk")
+# Members in a row that make an ensemble less accurate before the training of others is given up.
+_WORSE = 2
 METHODS: tuple[Method, ...] = get_args(Method)
 
 
@@ -45,6 +49,7 @@ def build(
     trunk: int = 1,
     seed: int = 0,
     directory: str | Path | None = None,
+    validation: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> Ensemble:
     """An ensemble of `members`.
 
@@ -64,9 +69,15 @@ def build(
         trunk: children of an ``nn.Sequential``.
         directory: where each member is written when it is trained, and read when this is called
             again after it was interrupted; with the same arguments.
+        validation: inputs and labels that no training sees and no result is judged on. Training
+            stops when members make the ensemble less accurate on them twice in a row, and if it is
+            less accurate than its best member in the end, that member alone is returned, with a
+            warning. Without, nothing says whether the ensemble is worth it: members that start
+            from a compacted network may make it worse than the first.
 
     Raises:
-        InvalidArgumentError: fewer than one member, or a share that is none.
+        InvalidArgumentError: fewer than one member, a share that is none, or not one label for
+            every validation input.
         SlipstreamError: what lies in `directory` is of other members.
     """
     if members < 1:
@@ -79,6 +90,7 @@ def build(
     splits = isinstance(model, nn.Sequential) and 0 < trunk < len(model)
     if method == "trunk" and not splits:
         raise InvalidArgumentError("trunk", f"no nn.Sequential has {trunk} children and a rest")
+    judge = None if validation is None else _Judge(*validation)
     starts = _Starts(model, members, sample, correlation, fresh, trunk, seed)
     models: list[nn.Module] = []
     last = starts.last
@@ -92,11 +104,59 @@ def build(
                 _write(one, path)
         last.append(one)
         models.append(copy.deepcopy(one) if method == "snapshot" else one)
-    if method != "trunk":
-        return Ensemble(models)
-    first = models[0]
-    assert isinstance(first, nn.Sequential)
-    return Ensemble([first[trunk:], *(one.get_submodule("1") for one in models[1:])], first[:trunk])
+        if judge is not None and method in _FROM_WHOLE and judge.stops(models[-1]):
+            break
+    ensemble = Ensemble(models)
+    if method == "trunk":
+        first = models[0]
+        assert isinstance(first, nn.Sequential)
+        rests = [first[trunk:], *(rest.get_submodule("1") for rest in models[1:])]
+        ensemble = Ensemble(rests, first[:trunk])
+    return ensemble if judge is None else judge.best(ensemble)
+
+
+class _Judge:
+    """Accuracy on held-out data, of members and of their mean."""
+
+    def __init__(self, x: torch.Tensor, labels: torch.Tensor) -> None:
+        if len(x) != len(labels) or not len(labels):
+            raise InvalidArgumentError(
+                "validation", f"has {len(labels)} labels for {len(x)} inputs",
+                remedy="validation=(x, labels)",
+            )  # fmt: skip
+        self._x, self._labels = x, labels
+        self._each: list[torch.Tensor] = []
+        self._worse = 0
+
+    def stops(self, member: nn.Module) -> bool:
+        """Add a trained member; return whether the last two made the ensemble less accurate."""
+        before = self._accuracy(self._each)
+        self._each.append(probabilities(Ensemble([member]), self._x)[0])
+        self._worse = self._worse + 1 if self._accuracy(self._each) < before else 0
+        return self._worse >= _WORSE
+
+    def best(self, ensemble: Ensemble) -> Ensemble:
+        """Return the ensemble, or its most accurate member if the ensemble is less accurate."""
+        each = list(probabilities(ensemble, self._x))
+        alone, together = [self._accuracy([one]) for one in each], self._accuracy(each)
+        top = max(range(len(alone)), key=alone.__getitem__)
+        if together >= alone[top]:
+            return ensemble
+        shared = len(ensemble.members) != len(each)
+        warnings.warn(
+            f"the ensemble of {len(each)} is {together:.1%} accurate on the validation data, its "
+            f"member {top} alone {alone[top]:.1%}: "
+            + ("they share their weights, so none can be used alone" if shared
+               else "it alone is returned; method='independent' or a larger share may help"),
+            SlipstreamWarning, stacklevel=3,
+        )  # fmt: skip
+        return ensemble if shared else Ensemble([ensemble.members[top]], ensemble.trunk)
+
+    def _accuracy(self, each: Sequence[torch.Tensor]) -> float:
+        """Of the mean of members' probabilities, [N, classes]; 0 of no member."""
+        if not each:
+            return 0.0
+        return float((torch.stack(list(each)).mean(0).argmax(-1) == self._labels).float().mean())
 
 
 @dataclass
