@@ -183,3 +183,33 @@ def test_replicas_whose_parameters_fill_two_buckets_are_fused(order: str) -> Non
         fused = gradients(model, call, x)
     for ours, theirs in zip(fused, gradients(plain, plain, x), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+class Normed(nn.Module):
+    """Under autocast: a half-precision input and float32 weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.norm = nn.Linear(64, 64), nn.LayerNorm(64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.norm(self.layer(x)) + 1) * torch.sigmoid(x) - 1
+
+
+def test_statistics_of_a_norm_under_autocast_keep_torchs_dtype() -> None:
+    backend, model, x = FusionBackend(), nn.Sequential(Normed(), Normed()), torch.randn(512, 64)
+    call = _compiled(model, backend)
+    with torch.autocast("cpu", torch.bfloat16):
+        ours, theirs = call(x), model(x)
+    assert not any("fail" in reason for reason in backend.reasons)
+    torch.testing.assert_close(ours.float(), theirs.float(), rtol=0.05, atol=0.05)
+
+
+def test_a_piece_whose_kernels_fail_stays_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*ignored: Any) -> Any:
+        raise RuntimeError("no such instruction")
+
+    monkeypatch.setattr(autotune, "_in_turns", fail)
+    backend, model, x = FusionBackend(), Gate(), torch.randn(800, 512)
+    torch.testing.assert_close(_compiled(model, backend)(x), model(x))
+    assert backend.reasons == ["its kernels fail: no such instruction"]

@@ -272,7 +272,11 @@ class Autotuned:
             # fake tensors first, for the shapes of the next. AOTAutograd answers that call.
             if any(isinstance(tensor, FakeTensor) for tensor in given):
                 return self._traced(*given)
-            self._run = self._choose(given)
+            try:
+                self._run = self._choose(given)
+            except Exception as error:  # of kernels; the user's own come again from the plain piece
+                self._declined(f"its kernels fail: {error}")
+                self._run = self._plain
             self.kept = self._run is self._traced
         return self._run(*given)
 
