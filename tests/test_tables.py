@@ -38,6 +38,13 @@ def test_markdown() -> None:
     )
 
 
+def test_what_leads_stands_above_the_title(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = Table([Column("a")], [(1,)], "title", lead=["first <this>"])
+    assert _printed(table, monkeypatch, 80).splitlines()[:2] == ["first <this>", "title"]
+    assert table.to_markdown().startswith("first <this>\n\n**title**")
+    assert table.to_html().startswith("<p>first &lt;this&gt;</p><table>")
+
+
 def test_without_rows_the_notes_stand_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     table = Table([Column("technique"), Column("gain")], [], title="predicted", notes=["none."])
     assert _printed(table, monkeypatch, 80).split() == ["predicted", "none."]

@@ -16,6 +16,8 @@ from slipstream.units import (
     format_percent,
     format_ratio,
     format_reach,
+    format_speedup,
+    inverse_interval,
     parse_bandwidth,
     parse_bytes,
     parse_duration_ns,
@@ -140,6 +142,14 @@ def test_an_end_that_says_nothing_is_a_dash(
     middle: float, low: float, high: float, text: str
 ) -> None:
     assert format_reach(middle, low, high) == text
+
+
+def test_a_ratio_of_times_is_inverted_with_its_interval() -> None:
+    assert inverse_interval(0.8, 0.5, 1.0) == (1.25, 1.0, 2.0)
+    assert inverse_interval(0.5, 0.0, math.inf) == (2.0, 0.0, math.inf)
+    assert format_speedup(inverse_interval(0.8, 0.5, 1.0)) == "1.25x [1.00, 2.00]"
+    assert format_speedup((1.25, 1.0, 2.0), 3) == "1.250x [1.000, 2.000]"
+    assert format_speedup((math.nan, 0.0, math.inf)) == "-"
 
 
 def test_a_difference_that_says_nothing_is_a_dash() -> None:

@@ -479,6 +479,16 @@ def test_what_is_shown_afterwards_is_kept_and_its_failure_costs_nothing(tmp_path
     assert not any(one["kind"] == AFTERWARDS for one in payload["warnings"])
 
 
+def test_a_time_limit_ends_the_run_before_its_budget_and_shows_nothing_more() -> None:
+    arms = [FakeArm("a", lognormal(1e6)), Showing("b", lognormal(1e6, 1), {"shown": 1})]
+    found = run(
+        arms, Settings(baseline="a", budget_s=1e6), environment=ENVIRONMENT,
+        plan=replace(QUICK, until=time.monotonic()),
+    )  # fmt: skip
+    assert stop_reason(found) == "budget"
+    assert not [event for event in found.events if event.kind == AFTERWARDS]
+
+
 def test_ctrl_c_once_everything_is_measured_leaves_a_complete_run(tmp_path):
     arms = [
         FakeArm("a", lognormal(1e6)),

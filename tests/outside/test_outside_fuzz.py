@@ -8,6 +8,7 @@ broken before and after they are zipped.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gzip
 import io
 import json
@@ -17,6 +18,7 @@ import re
 import resource
 import signal
 import sqlite3
+import struct
 import traceback
 import zipfile
 import zlib
@@ -26,10 +28,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from known_durations import BytesMoved
+from slipstream.cli.xray import _pipeline
 from slipstream.cluster import Cluster, Collective
 from slipstream.durations import Durations
-from slipstream.errors import SlipstreamError
+from slipstream.errors import SlipstreamError, UsageError
+from slipstream.files import read_array
 from slipstream.graph import Call, TensorSpec, load, replay, save
 from slipstream.graph.graph import Graph
 from slipstream.graph.io.chakra import read_chakra, to_chakra
@@ -47,12 +53,26 @@ from slipstream.measure.records import (
     Settings,
 )
 from slipstream.measure.store import Store
+from slipstream.mlperf.training import log as training_log
 from slipstream.provenance import Provenance
+from slipstream.runtimes.paths import DeviceMatrix
+from slipstream.runtimes.preprocessing import image_pipeline
+from slipstream.runtimes.samples import read_samples
+from slipstream.search import Choice as SubSpace
+from slipstream.search import Float, Halving, Int, Reading, Space, Study
+from slipstream.search.listing import Listing
+from slipstream.ship import xray
+from slipstream.ship.firmware import Network, Operator, Quantization, Tensor
+from slipstream.ship.firmware.tflite import read_network
+from slipstream.ship.firmware.writer import write_network
+from slipstream.ship.xray.comparing import read_labels
 from slipstream.sparse.dedup import dedup
 from slipstream.techniques.embedding.planning import Alternative, Choice, Plan
+from slipstream.verbs.explaining.lines import lines_report
+from slipstream.verbs.predicting import predict
 
-_INPUTS = 3000
-_SAMPLE = 90
+_INPUTS = 4000
+_SAMPLE = 120
 _MOST_BYTES = 1 << 30
 _MOST_S = 20
 _SPEC = TensorSpec("float32", (4, 8), (8, 1))
@@ -128,7 +148,7 @@ def write_store(path: Path) -> None:
 def read_store(path: Path) -> None:
     with Store(path) as store:
         store.environments()
-        Ledger(store).evidence()
+        Ledger(store).scores()
         for one in store.list():
             claims(store.load(one.experiment_id))
             store.claims(one.experiment_id)
@@ -168,15 +188,95 @@ def usable(graph: Graph) -> None:
     assert np.isfinite(replay(graph).step_ns)
 
 
+# What a profile keeps beside its arrays.
+_META = {
+    "workload": "train.py:make", "created": "2026-01-01T00:00:00Z", "training": True,
+    "machine": {"cpu.model": "Testor 3000", "cpu.logical": 2}, "torch": "2.13.0",
+    "optimizer": {"class": "SGD", "settings": {"lr": 0.1, "foreach": None}, "zeros": [0.0],
+                  "tensors": [["float32", [4, 8], [8, 1], "cpu"]]},
+    "parameters": 32, "modules": {"model": "Linear"}, "inference_mode": False,
+    "step_ns": {"wall_median": 2e3, "cpu_median": 2e3, "relative_spread": 0.1},
+    "baseline": {"amp": "", "compiled": False, "distributed": None},
+    "lines": {"functions": {"train.py:4": "make"}, "callers": {"train.py:4": [["train.py:9"]]},
+              "made": {"model": "train.py:4"}, "files": {}},
+    "device": "cpu", "threads": 2, "cpu_capability": "AVX2", "contended": False, "steps": 24,
+    "aligned_steps": 24, "unaligned_share": 0.0, "events_per_step": 4, "residual_scale": 1.0,
+    "profiler_ns_per_event": 70.0, "shrunk": {"samples": 4, "of": 8},
+    "recipe": {"target": "train.py:make", "arguments": {}, "script_arguments": [], "threads": 0},
+    "source": {"file": "train.py", "place": "ab", "sha256": "cd"},
+}  # fmt: skip
+_TECHNIQUES = (
+    "amp:bf16", "fused_optimizer", "batch_size:16", "accumulation:2", "ddp:4", "channels_last",
+)  # fmt: skip
+
+
+def write_recording(path: Path) -> None:
+    made = a_graph(path.parent)
+    calls = dataclasses.replace(made.tasks, call=np.zeros(len(made), np.int32))
+    save(dataclasses.replace(made, meta=_META, samples=8, tasks=calls, calls=(_CALL,)), path)
+
+
+def read_recording(path: Path) -> None:
+    graph = load(path)
+    usable(graph)
+    lines_report(replay(graph), 3)
+    predict(graph, _TECHNIQUES, durations=BytesMoved())  # type: ignore[arg-type]
+
+
+def _study(path: Path) -> Study:
+    def train(config: dict[str, Any], run: Any) -> dict[str, float]:
+        return {"error": (100 * config["lr"] - 1) ** 2 + 9 / config["width"] / run.fidelity}
+
+    parameters = {
+        "lr": Float(1e-4, 1e-1, log=True), "width": Int(8, 256, log=True),
+        "net": SubSpace(deep={"depth": Int(1, 4)}, flat={}),
+    }  # fmt: skip
+    space = Space(parameters, ties={"double": "2 * width"}, forbid=["width > 200 and lr > 0.05"])
+    return Study("digits", space, "error", estimator=train, constraints={"error": "<= 50"},
+                 strategy="evolution", rungs=Halving(1, 3), store=path)  # fmt: skip
+
+
+def read_study(path: Path) -> None:
+    listing = Listing.of(Reading(path))
+    for table in (listing.status(), listing.top(5), listing.pareto()):
+        table.to_markdown()
+    listing.to_json()
+    _study(path).replay()
+
+
+def _record(path: Path, inputs: Any) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 2).eval()
+    with xray.record(path, "layers") as recorder:
+        for sample in inputs:
+            recorder.run(model, sample[None])
+
+
+def write_network_file(path: Path) -> None:
+    grid = Quantization(np.array([0.1], np.float32), np.array([0], np.int64))
+    tensors = tuple(Tensor(name, (1, 4), "int8", grid) for name in "ab")
+    path.write_bytes(
+        write_network(Network("n", tensors, (Operator("softmax", (0,), (1,), {"beta": 1.0}),), (0,), (1,)))
+    )
+
+
+def write_training_log(path: Path) -> None:
+    log = training_log.Log(path)
+    log.start("run_start")
+    log.event("eval_accuracy", 0.9, epoch_num=1)
+    log.stop("run_stop", status="success")
+    log.close()
+
+
+_INPUT = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
+
 FORMATS: dict[str, tuple[Callable[[Path], None], Callable[[Path], Any]]] = {
     "trace.json": (write_trace, lambda path: usable(read_kineto(path, "all"))),
     "trace.json.gz": (
         lambda path: path.write_bytes(gzip.compress(trace_text())) and None,
         lambda path: usable(read_kineto(path, "all")),
     ),
-    "run.slipgraph": (
-        lambda path: save(a_graph(path.parent), path), lambda path: usable(load(path)),
-    ),
+    "run.slipgraph": (write_recording, read_recording),
     "chakra.et": (
         lambda path: path.write_bytes(to_chakra(a_graph(path.parent))) and None,
         lambda path: usable(read_chakra(path)),
@@ -189,6 +289,31 @@ FORMATS: dict[str, tuple[Callable[[Path], None], Callable[[Path], Any]]] = {
         lambda path: path.write_text('{"text": "one two three four five six"}\n' * 4) and None,
         dedup,
     ),
+    "study.db": (lambda path: _study(path).run() and None, read_study),
+    "inputs.npy": (
+        lambda path: np.save(path, _INPUT),
+        lambda path: _record(path.with_suffix(".xr"), read_array(path, UsageError)),
+    ),
+    "samples.npz": (
+        lambda path: np.savez_compressed(path, x=_INPUT, y=np.arange(4)),
+        lambda path: read_samples(str(path), None),  # type: ignore[arg-type]
+    ),
+    "labels.json": (lambda path: path.write_text('{"a": 1, "b": 2}') and None, read_labels),
+    "edge.xr": (
+        lambda path: _record(path, _INPUT),
+        lambda path: xray.compare(path, path.with_name("edge.xr"), labels=[0, 1, 0, 1]),
+    ),
+    "pipeline.json": (
+        lambda path: path.write_text(json.dumps(image_pipeline(8).to_dict())) and None,
+        lambda path: _pipeline(str(path))(np.zeros((9, 9, 3), np.uint8)),
+    ),
+    "paths.toml": (
+        lambda path: path.write_text('[paths]\nphone = "camera:edge+codec:jpeg,quality=75"\n')
+        and None,
+        lambda path: DeviceMatrix.read(path, image_pipeline(8)),
+    ),
+    "network.tflite": (write_network_file, read_network),
+    "train.log": (write_training_log, training_log.read),
 }  # fmt: skip
 
 
@@ -214,6 +339,10 @@ class Breaker:
             ]
         elif kind == "slipgraph":
             ways += [self.archive] * 3
+        elif kind == "npy":
+            ways += [self.header] * 3
+        elif kind == "xr":
+            ways += [self.pieces] * 3
         elif kind == "db" and self.random.random() < 0.75:
             self.database(path)
             return
@@ -296,6 +425,32 @@ class Breaker:
                 new.writestr(name, data)
         return made.getvalue()
 
+    def header(self) -> bytes:
+        """Another dtype, order or shape of an array."""
+        old = self.random.choice((b"<f4", b"False", b"4", b"3", b"shape", b"(4, 3)"))
+        new = self.random.choice(
+            (b"|O", b"<U3", b"<f8", b"True", b"0", b"-1", b"9" * 12, b"(", b"()", b"None", b"'")
+        )
+        made = self.data.replace(old, new, 1)
+        size = len(made) - len(self.data) + int.from_bytes(self.data[8:10], "little")
+        return made[:8] + struct.pack("<H", size) + made[10:]
+
+    def pieces(self) -> bytes:
+        """Another value in a piece of a log, with the checksum that belongs to it."""
+        made, at, pieces = bytearray(self.data[:8]), 8, []
+        while at < len(self.data):
+            tag, size, _ = struct.unpack_from("<4sII", self.data, at)
+            pieces.append((tag, self.data[at + 12 : at + 12 + size]))
+            at += 12 + size
+        chosen = self.random.randrange(len(pieces))
+        for number, (tag, content) in enumerate(pieces):
+            if number == chosen and tag in (b"HEAD", b"DECL", b"FRAM"):
+                content = self.json_of(content)
+            elif number == chosen:
+                content = self.bytes_of(content)
+            made += struct.pack("<4sII", tag, len(content), zlib.crc32(content)) + content
+        return bytes(made)
+
     def bomb(self) -> bytes:
         """A small gzip file of very much."""
         if self.random.random() < 0.9:
@@ -319,7 +474,7 @@ class Breaker:
                 None, -1, 2**40, 1e308, "", "x", "[]", "{}", "null", b"", b"\0" * 8,
                 zlib.compress(b"[" * 5000), zlib.compress(bytes(200 << 20), 1),
             ]  # fmt: skip
-            if old and isinstance(old[0], str) and old[0][:1] in "[{":
+            if old and isinstance(old[0], str) and old[0].startswith(("[", "{")):
                 junk += [self.json_of(old[0].encode()).decode("utf-8", "replace")] * 20
             elif old and isinstance(old[0], bytes):
                 junk += [self.bytes_of(old[0])] * 10

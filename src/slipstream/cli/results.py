@@ -115,14 +115,16 @@ def compare(
     What was not measured side by side differs in more than the code. If the two environments
     differ in anything that is captured, this refuses and names it, unless you insist.
     """
-    from slipstream.measure.render import compare_experiments, rows_table
+    from slipstream.measure.render import compare_experiments, row_json, rows_table
 
     with _open(store) as opened:
         first, second = opened.load(a), opened.load(b)
     rows = compare_experiments(first, second, unpaired=unpaired)
     note = f"A = {first.experiment_id}, B = {second.experiment_id}; {rows[0].mark}."
     table = rows_table(rows, title=f"{first.title} / {second.title}", notes=(note,))
-    payload = {"a": first.experiment_id, "b": second.experiment_id, "rows": rows}
+    payload = {
+        "a": first.experiment_id, "b": second.experiment_id, "rows": [*map(row_json, rows)],
+    }  # fmt: skip
     emit(table, payload, as_json=as_json)
 
 
