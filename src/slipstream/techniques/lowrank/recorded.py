@@ -7,13 +7,17 @@ those of the recorded ones. An LSTM is timed as a whole.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 
 import numpy as np
+from numpy.typing import NDArray
 
-from slipstream.durations import pace
-from slipstream.graph import Call, Editor, Graph, Role, StepPhase, TensorSpec, price
+from slipstream.durations import Changed, pace, questions, ratio_columns
+from slipstream.graph import Call, Editor, Graph, Role, StepPhase, TensorSpec, price, price_columns
+from slipstream.graph.graph import kept
 from slipstream.surgery import module_of
 from slipstream.technique import Context
 from slipstream.techniques._baseline import updated_tensors
@@ -23,13 +27,31 @@ from slipstream.techniques.lowrank.timing import lstm_call
 _CONVOLUTIONS = ("aten::convolution", "aten::_convolution")
 _PRODUCTS = ("aten::mm", "aten::addmm")
 _LSTM = "aten::mkldnn_rnn_layer"
+_MULTIPLIES = frozenset({*_CONVOLUTIONS, *_PRODUCTS, _LSTM})
 _DENSE = frozenset(RECURRENT) - {"aten::lstm"}
 _MM = "aten::mm(Tensor self, Tensor mat2) -> Tensor"
 _ROLES = (Role.PARAMETER, Role.GRADIENT, Role.OPTIMIZER, Role.TEMPORARY)
 _TAKES = ("aten::detach", "aten::clone", "aten::copy_")
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
+class Product:
+    """Tasks of a site that make one call, and the calls that each of them becomes.
+
+    Attributes:
+        tasks: int64 [k], ascending.
+        forward: whether they run in the forward pass, where the last of `calls` replaces the
+            task; in the backward pass it is the first.
+        recorded: the call they make.
+    """
+
+    tasks: NDArray[np.int64]
+    forward: bool
+    recorded: Call
+    calls: list[Call]
+
+
+@dataclass(frozen=True, eq=False)
 class Site:
     """One weight of a layer, and the tasks that work with it.
 
@@ -39,7 +61,7 @@ class Site:
         shape: of the weight as a matrix, for each of `count` products.
         weights: specs of the weights, by storage.
         ranks: of each weight's products.
-        calls: by task, what it becomes; the first stands in its place.
+        products: what becomes of its tasks, in the order of their first ones.
         thin: bytes between the factors, made in the forward pass, with the task that makes them and
             the last one that needs them.
     """
@@ -50,7 +72,7 @@ class Site:
     weights: dict[int, TensorSpec]
     shortcut: bool = False
     ranks: dict[int, int] = field(default_factory=dict)
-    calls: dict[int, list[Call]] = field(default_factory=dict)
+    products: tuple[Product, ...] = ()
     thin: tuple[int, int, int] = (0, -1, -1)
     tasks: list[int] = field(default_factory=list)
 
@@ -62,29 +84,52 @@ class Site:
         return rank * (rows + columns * self.count)
 
 
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """Edits of a recorded step.
+
+    Attributes:
+        sites: layers that become products.
+        updates: the optimizer's tasks, with the factors' numbers instead of the weights'.
+        exchanged: by task: taking a gradient, which has the numbers of the factors.
+    """
+
+    sites: list[Site]
+    updates: Changed
+    exchanged: dict[int, Call]
+
+    @classmethod
+    def of(cls, graph: Graph, chosen: Sequence[Site]) -> Plan:
+        """Return the plan for layers that have their ranks."""
+        sites = [as_products(graph, site) for site in chosen]
+        return cls(sites, Changed.of(graph, updates(graph, sites)), exchanged(graph, sites))
+
+
+@kept
 def sites(graph: Graph) -> list[Site]:
     """Layers of a recorded step whose weights are parameters, in the order in which they run."""
     parameters = set(graph.parameters.tolist())
     by_storage: dict[int, Site] = {}
     by_sequence: dict[int, Site] = {}
-    attending = {
-        graph.task(task).module
-        for task in range(len(graph))
-        if "scaled_dot_product" in graph.task(task).name or graph.task(task).name == "aten::bmm"
-    }
-    for task in range(len(graph)):
+    tasks, strings, calls = graph.tasks, graph.strings, graph.calls
+    attends = np.array(["scaled_dot_product" in text or text == "aten::bmm" for text in strings])
+    attending = {strings[module] for module in set(tasks.module[attends[tasks.name]].tolist())}
+    # -1 is not a call.
+    tensors = np.array([*(len(call.inputs) + len(call.outputs) for call in calls), -1])
+    multiplies = np.array([*(call.name in _MULTIPLIES for call in calls), False])
+    # Of recurrent modules only LSTMs have a thin form.
+    dense = np.array([text.partition("/")[0] in _DENSE for text in strings])
+    complete = np.diff(graph.operand_start) == tensors[tasks.call]
+    backward = complete & (tasks.phase == StepPhase.BACKWARD) & (tasks.sequence >= 0)
+    forward = complete & (tasks.phase == StepPhase.FORWARD)
+    forward &= multiplies[tasks.call] & ~dense[tasks.scope]
+    for task in np.flatnonzero(forward | backward).tolist():
+        if backward[task]:
+            if (found := by_sequence.get(int(tasks.sequence[task]))) is not None:
+                found.tasks.append(task)
+            continue
         view = graph.task(task)
-        call = view.call
-        if call is None or len(view.storages) != len(call.inputs) + len(call.outputs):
-            continue
-        if view.phase == StepPhase.BACKWARD:
-            site = by_sequence.get(view.sequence)
-            if site is not None and view.sequence >= 0:
-                site.tasks.append(task)
-            continue
-        # Of recurrent modules only LSTMs have a thin form.
-        if view.phase != StepPhase.FORWARD or view.scope.partition("/")[0] in _DENSE:
-            continue
+        call = view.known_call
         weight = _weight(call, view.storages, parameters)
         if weight is None or not module_of(graph, task):
             continue
@@ -131,36 +176,50 @@ def _weight(
     return None
 
 
-def as_products(graph: Graph, site: Site) -> None:
-    """Fill in what becomes of the site's tasks at its ranks."""
-    backward = [t for t in site.tasks if graph.task(t).phase == StepPhase.BACKWARD]
+def as_products(graph: Graph, site: Site) -> Site:
+    """Return the site with what becomes of its tasks at its ranks."""
+    tasks, weight = np.array(site.tasks), next(iter(site.weights))
+    number = graph.tasks.call[tasks]
+    backward = graph.tasks.phase[tasks] == StepPhase.BACKWARD
+    reads = np.zeros(len(tasks), bool)
+    for each in np.unique(number).tolist():
+        inputs = np.arange(len(graph.calls[each].inputs))
+        places = graph.operand_start[tasks[number == each], None] + inputs
+        reads[number == each] = (graph.operands[places] == weight).any(axis=1)
+    matmuls = [graph.calls[each].name == "aten::mm" for each in number[backward & reads].tolist()]
+    codes, firsts = np.unique(4 * number + 2 * backward + reads, return_index=True)
+    products = []
+    for code, first in sorted(zip(codes.tolist(), firsts.tolist(), strict=True), key=itemgetter(1)):
+        call, after = graph.calls[number[first]], bool(backward[first])
+        calls = _thin_calls(site, call, after, bool(reads[first]), any(matmuls))
+        if calls:
+            members = tasks[4 * number + 2 * backward + reads == code]
+            products.append(Product(members, not after, call, calls))
+    thin = site.thin
+    begin = next(product for product in products if product.forward)
+    if len(begin.calls) > 1:
+        first = int(begin.tasks[0])
+        ends = [int(product.tasks[-1]) for product in products if not product.forward]
+        thin = (begin.calls[0].outputs[0].nbytes, first, max(ends, default=first))
+    return replace(site, products=tuple(products), thin=thin)
+
+
+def _thin_calls(
+    site: Site, call: Call, backward: bool, reads_weight: bool, takes_input: bool
+) -> list[Call]:
+    """Return the calls that replace `call` at the ranks of `site`; empty if it stays."""
     rank = next(iter(site.ranks.values()))
-    takes_input = any(
-        next(iter(site.weights)) in graph.task(t).operands[0]
-        and graph.task(t).known_call.name == "aten::mm"
-        for t in backward
-    )
-    for task in site.tasks:
-        call = graph.task(task).known_call
-        if call.name in _CONVOLUTIONS:
-            site.calls[task] = _convolutions(call, rank)
-        elif call.name == "aten::convolution_backward":
-            site.calls[task] = _convolutions_backward(call, rank)
-        elif call.name == _LSTM or call.name == f"{_LSTM}_backward":
-            x, w = call.inputs[0], call.inputs[1]
-            ranks = tuple(site.ranks.values())
-            site.calls[task] = [lstm_call(x.shape, w.shape[0] // 4, ranks, task in backward)]
-        elif call.name in _PRODUCTS:
-            reads = next(iter(site.weights)) in graph.task(task).operands[0]
-            part = _part(call, site.count, reads, task in backward)
-            thin = _thin_products(part, rank, task in backward, reads, takes_input)
-            site.calls[task] = thin * site.count
-    forward = [t for t in site.calls if t not in backward]
-    first = site.calls[forward[0]]
-    if len(first) > 1:
-        nbytes = first[0].outputs[0].nbytes
-        last = max((t for t in site.calls if t in backward), default=forward[0])
-        site.thin = (nbytes, forward[0], last)
+    if call.name in _CONVOLUTIONS:
+        return _convolutions(call, rank)
+    if call.name == "aten::convolution_backward":
+        return _convolutions_backward(call, rank)
+    if call.name in (_LSTM, f"{_LSTM}_backward"):
+        x, w = call.inputs[0], call.inputs[1]
+        return [lstm_call(x.shape, w.shape[0] // 4, tuple(site.ranks.values()), backward)]
+    if call.name in _PRODUCTS:
+        part = _part(call, site.count, reads_weight, backward)
+        return _thin_products(part, rank, backward, reads_weight, takes_input) * site.count
+    return []
 
 
 def _spec(like: TensorSpec, *shape: int) -> TensorSpec:
@@ -262,53 +321,65 @@ def _thin_products(
     return calls
 
 
-def edited(edit: Editor, graph: Graph, chosen: Sequence[Site], context: Context) -> None:
+def edited(edit: Editor, graph: Graph, plan: Plan, context: Context) -> None:
     """Put the products in: forward, backward, updates, gradients that are exchanged, memory."""
-    for site in chosen:
-        old = [t for t in site.calls if not site.calls[t][0].name.startswith("slipstream::")]
-        in_step = pace(graph, old, context.durations)
-        for task, calls in site.calls.items():
-            view = graph.task(task)
-            whole = context.durations.lookup(view.known_call)
-            scale = view.duration_ns / whole.nanoseconds if whole is not None else in_step
-            if calls[0].name.startswith("slipstream::"):
-                scale = in_step
-            share = view.duration_ns / len(calls)
+    durations, recorded = context.durations, graph.tasks
+    for site in plan.sites:
+        timed = [product for product in site.products if not _whole_layer(product)]
+        old = np.sort(np.concatenate([*(product.tasks for product in timed), []]))
+        in_step = pace(graph, old.astype(np.int64), durations)
+        for product in site.products:
+            tasks, calls, forward = product.tasks, product.calls, product.forward
+            recorded_ns = recorded.duration_ns[tasks]
+            before = None if _whole_layer(product) else durations.lookup(product.recorded)
+            scale = in_step if before is None else recorded_ns / before.nanoseconds
             # The recorded task stays what gives the layer's output, or the weight's gradient first.
-            forward = view.phase == StepPhase.FORWARD
-            kept = len(calls) - 1 if forward else 0
+            stays = len(calls) - 1 if forward else 0
             for number, call in enumerate(calls):
-                took = price(context.durations, call, share, pace=scale)
-                if number == kept:
-                    edit.set_price(task, took, call=call)
+                cost = price(durations, call, math.nan)
+                unknown = math.isnan(cost.nanoseconds)
+                duration_ns = recorded_ns / len(calls) if unknown else cost.nanoseconds * scale
+                duration_ns = np.broadcast_to(duration_ns, len(tasks))
+                if number == stays:
+                    edit.set_duration(
+                        tasks, duration_ns, cost.provenance, spread=cost.spread, call=call
+                    )
                 else:
-                    edit.put(task, call, took, before=forward)
+                    edit.insert_all(
+                        tasks, call.name, duration_ns, cost.provenance, before=forward,
+                        spread=cost.spread, call=edit.call_number(call),
+                    )  # fmt: skip
         nbytes, first, last = site.thin
         if first >= 0 and len(graph.memory):
             trains = last != first
             role = Role.ACTIVATION if trains else Role.TEMPORARY
             edit.allocate(nbytes, role, producer=first, release=last)
-    for task, call in updates(graph, chosen).items():
-        was, now = graph.task(task).known_call, call
-        ratio = context.durations.ratio(was, now)
-        known = price(context.durations, now, graph.task(task).duration_ns)
-        took_ns = graph.task(task).duration_ns * (ratio.value if ratio is not None else 1.0)
-        edit.set_duration(task, took_ns, known.provenance, spread=known.spread, call=now)
-    for task, call in exchanged(graph, chosen).items():
-        tasks, column = np.array([task]), graph.tasks
-        edit.set_duration(tasks, column.duration_ns[tasks], column.provenance[tasks], call=call)
-    _resize(edit, graph, chosen)
+    tasks, pair = plan.updates.tasks, plan.updates.pair
+    factor = ratio_columns(durations, plan.updates.pairs)[0]
+    prices = [price(durations, now, 0.0) for _, now in plan.updates.pairs]
+    _, provenance, spread = price_columns(prices)
+    numbers = np.array([edit.call_number(now) for _, now in plan.updates.pairs], np.int64)
+    duration_ns = recorded.duration_ns[tasks] * factor[pair]
+    edit.set_duration(tasks, duration_ns, provenance[pair], spread=spread[pair], call=numbers[pair])
+    for task, call in plan.exchanged.items():
+        tasks = np.array([task])
+        edit.set_duration(tasks, recorded.duration_ns[tasks], recorded.provenance[tasks], call=call)
+    _resize(edit, graph, plan.sites)
 
 
-def asked(graph: Graph, chosen: Sequence[Site]) -> list[Call]:
+def _whole_layer(product: Product) -> bool:
+    """Whether what replaces the tasks is timed as a whole layer."""
+    return product.calls[0].name.startswith("slipstream::")
+
+
+def asked(graph: Graph, plan: Plan) -> list[Call]:
     """Calls whose durations `edited` looks up, the recorded ones beside what they become."""
     lookups: list[Call] = []
-    for site in chosen:
-        for task, calls in site.calls.items():
-            lookups += [graph.task(task).known_call, *calls]
-    for task, call in updates(graph, chosen).items():
-        lookups += [graph.task(task).known_call, call]
-    return lookups
+    for site in plan.sites:
+        for product in site.products:
+            recorded = [] if _whole_layer(product) else [product.recorded]
+            lookups += [*recorded, *product.calls]
+    return lookups + questions(graph, plan.updates)
 
 
 def _places(graph: Graph, chosen: Sequence[Site]) -> dict[tuple[int, ...], list[int | None]]:
@@ -334,24 +405,40 @@ def updates(graph: Graph, chosen: Sequence[Site]) -> dict[int, Call]:
     places = _places(graph, chosen)
     changed: dict[int, Call] = {}
     single: dict[tuple[int, ...], list[int]] = {shape: [] for shape in places}
-    for task in (graph.tasks.phase == StepPhase.OPTIMIZER).nonzero()[0].tolist():
-        call = graph.task(task).call
-        if call is None:
+    updating = np.flatnonzero((graph.tasks.phase == StepPhase.OPTIMIZER) & (graph.tasks.call >= 0))
+    numbers = graph.tasks.call[updating].tolist()
+    # Few calls stand for many tasks.
+    met = {
+        number: {spec.shape for spec in graph.calls[number].inputs} & set(places)
+        for number in set(numbers)
+    }
+    in_lists = {
+        number: _in_lists(graph.calls[number], places)
+        for number, shapes in met.items()
+        if shapes and _has_lists(graph.calls[number])
+    }
+    for task, number in zip(updating.tolist(), numbers, strict=True):
+        if number in in_lists:
+            changed[task] = in_lists[number]
             continue
-        met = {spec.shape for spec in call.inputs} & set(places)
-        if any(isinstance(value, (list, tuple)) and value for value in call.arguments):
-            if met:
-                changed[task] = _in_lists(call, places)
-            continue
-        for shape in met:
+        for shape in met[number]:
             single[shape].append(task)
+    alone: dict[tuple[int, tuple[int, ...], int], Call] = {}
     for shape, tasks in single.items():
         each = max(1, len(tasks) // len(places[shape]))
-        for number, task in enumerate(tasks):
-            numbers = places[shape][min(number // each, len(places[shape]) - 1)]
-            if numbers is not None:
-                changed[task] = _in_lists(graph.task(task).known_call, {shape: [numbers]})
+        for place, task in enumerate(tasks):
+            size = places[shape][min(place // each, len(places[shape]) - 1)]
+            if size is None:
+                continue
+            key = int(graph.tasks.call[task]), shape, size
+            if key not in alone:
+                alone[key] = _in_lists(graph.calls[key[0]], {shape: [size]})
+            changed[task] = alone[key]
     return changed
+
+
+def _has_lists(call: Call) -> bool:
+    return any(isinstance(value, (list, tuple)) and value for value in call.arguments)
 
 
 def _in_lists(call: Call, places: Mapping[tuple[int, ...], list[int | None]]) -> Call:
@@ -383,12 +470,13 @@ def _in_lists(call: Call, places: Mapping[tuple[int, ...], list[int | None]]) ->
 def exchanged(graph: Graph, chosen: Sequence[Site]) -> dict[int, Call]:
     """By task: taking a gradient, which has the numbers of the factors: what replicas exchange."""
     taking: dict[tuple[str, tuple[int, ...]], list[int]] = {}
-    for task in np.flatnonzero(graph.tasks.phase == StepPhase.BACKWARD).tolist():
-        view = graph.task(task)
-        call = view.call
-        if call is not None and call.name in _TAKES and "AccumulateGrad" in view.scope:
-            key = module_of(graph, task), call.inputs[0].shape
-            taking.setdefault(key, []).append(task)
+    tasks = graph.tasks
+    takes = np.array([*(call.name in _TAKES for call in graph.calls), False])  # -1 is not a call
+    accumulates = np.array(["AccumulateGrad" in text for text in graph.strings])
+    mask = (tasks.phase == StepPhase.BACKWARD) & takes[tasks.call] & accumulates[tasks.scope]
+    for task in np.flatnonzero(mask).tolist():
+        key = module_of(graph, task), graph.task(task).known_call.inputs[0].shape
+        taking.setdefault(key, []).append(task)
     changed: dict[int, Call] = {}
     for site in chosen:
         for storage, spec in site.weights.items():
@@ -414,15 +502,17 @@ def _resize(edit: Editor, graph: Graph, chosen: Sequence[Site]) -> None:
         for storage, spec in site.weights.items():
             sizes.setdefault(spec.nbytes, []).append(shares[storage])
     memory = graph.memory
-    parameters = set(graph.parameters.tolist())
-    for one in range(len(memory)):
-        nbytes, storage = int(memory.nbytes[one]), int(memory.storage[one])
-        if nbytes not in sizes or int(memory.role[one]) not in _ROLES:
-            continue
-        if storage in shares:
-            edit.resize(one, round(nbytes * shares[storage]))
-        elif storage not in parameters and int(memory.role[one]) != Role.TEMPORARY:
-            edit.resize(one, round(nbytes * sum(sizes[nbytes]) / len(sizes[nbytes])))
+    as_large = np.isin(memory.nbytes, list(sizes)) & np.isin(memory.role, _ROLES)
+    rows = np.flatnonzero(as_large)
+    nbytes, storages = memory.nbytes[rows], memory.storage[rows]
+    own = np.full(max(*shares, int(storages.max(initial=0))) + 2, np.nan)  # -1 is not a storage
+    own[list(shares)] = list(shares.values())
+    others = ~np.isin(storages, graph.parameters) & (memory.role[rows] != Role.TEMPORARY)
+    resized = nbytes * own[storages]
+    for size, each in sizes.items():
+        resized[np.isnan(resized) & others & (nbytes == size)] = size * sum(each) / len(each)
+    changed = ~np.isnan(resized)
+    edit.resize(rows[changed], np.rint(resized[changed]))
 
 
 def rank_of(site: Site, ratio: float, rank: int | None) -> dict[int, int] | None:

@@ -8,7 +8,7 @@ No Extra Cost", MLSys 2021; the automatic mode: Wang et al., "Cuttlefish", MLSys
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from slipstream.errors import InvalidArgumentError, WorkloadError
@@ -17,7 +17,7 @@ from slipstream.graph.graph import kept
 from slipstream.surgery import Selection
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
 from slipstream.techniques._baseline import already_compiled
-from slipstream.techniques.lowrank.recorded import Site, as_products, asked, edited, rank_of, sites
+from slipstream.techniques.lowrank.recorded import Plan, asked, edited, rank_of, sites
 
 if TYPE_CHECKING:
     from slipstream.workload import Built, Workload
@@ -78,7 +78,7 @@ class LowRank(Settings):
             return "the step has no linear layer, convolution or LSTM"
         if (reason := self._selection.why_none(one.module for one in every)) is not None:
             return reason
-        if not self._chosen(graph):
+        if not _products(graph, self).sites:
             return (
                 f"none of its {len(every)} layers has fewer numbers as a product of "
                 f"{'this rank' if self.rank is None else f'rank {self.rank}'}, "
@@ -88,13 +88,14 @@ class LowRank(Settings):
 
     def questions(self, graph: Graph) -> Sequence[Call]:
         """Operators as they are and as they would be."""
-        return asked(graph, self._chosen(graph))
+        return asked(graph, _products(graph, self))
 
     def predict(self, graph: Graph, context: Context) -> Graph:
         """Two operators for one, smaller updates, gradients and memory."""
-        chosen = self._chosen(graph)
+        plan = _products(graph, self)
+        chosen = plan.sites
         edit = Editor(graph, str(self))
-        edited(edit, graph, chosen, context)
+        edited(edit, graph, plan, context)
         before = sum(spec.numel for one in chosen for spec in one.weights.values())
         after = sum(one.numbers(storage) for one in chosen for storage in one.weights)
         return edit.apply(
@@ -190,13 +191,9 @@ class LowRank(Settings):
     def _selection(self) -> Selection:
         return Selection(self.only, self.except_)
 
-    def _chosen(self, graph: Graph) -> list[Site]:
-        """Sites that become products: see `_products`."""
-        return _products(graph, self)
-
 
 @kept
-def _products(graph: Graph, settings: LowRank) -> list[Site]:
+def _products(graph: Graph, settings: LowRank) -> Plan:
     """Sites that become products, with what becomes of their tasks."""
     every = sites(graph)
     ends = {one.module for one in (every[0], every[-1])} if len(every) > 2 else {
@@ -212,14 +209,13 @@ def _products(graph: Graph, settings: LowRank) -> list[Site]:
         ranks = rank_of(site, settings.ratio, settings.rank)
         if ranks is None:
             continue
-        site.ranks = ranks
+        site = replace(site, ranks=ranks)
         if sum(map(site.numbers, site.weights)) >= sum(
             spec.numel for spec in site.weights.values()
         ):
             continue
-        as_products(graph, site)
         chosen.append(site)
-    return chosen
+    return Plan.of(graph, chosen)
 
 
 class _Schedule:
