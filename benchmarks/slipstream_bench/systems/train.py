@@ -160,7 +160,7 @@ def _foreseen(options: BenchOptions) -> Iterator[Bar]:
                 factor: 100 * abs(getattr(one, factor).ratio / getattr(verdict, factor).ratio - 1)
                 for factor in ("sample", "samples", "time")
             }
-            inside += one.time.low <= verdict.time.ratio <= one.time.high
+            inside += one.time.low <= verdict.steps.ratio <= one.time.high
     middle = {key: median(one[key] for one in off.values()) for key in ("sample", "samples")}
     told = ", ".join(f"{name} {one['time']:.1f} %" for name, one in off.items())
     yield at_most(

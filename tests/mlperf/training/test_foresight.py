@@ -72,9 +72,9 @@ def test_what_is_predicted_is_kept_before_anything_is_measured(tmp_path: Path) -
     assert (written["arms"], set(written["predictions"])) == ([], {name})
 
     factor = Factor(0.95, 0.9, 1.0, 0.1, 5)
-    verdict = Verdict(name, factor, factor, factor, False, 5, 5, 1.0, 1.0)
+    verdict = Verdict(name, factor, factor, factor, factor, False, 5, 5, 1.0, 1.0)
     rows = foresight_table(predictions, [verdict]).rows
-    assert [row[1] for row in rows] == ["time of a sample", "samples", "time to quality"]
+    assert [row[1] for row in rows] == ["time of a sample", "samples", "time of all steps"]
 
 
 def test_ranks_on_this_machine_tell_no_time(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_whether_a_measured_factor_lies_inside() -> None:
     inside, outside, exact = Factor(0.95, 0.9, 1.0, 0.1, 5), Factor(1.3, 1.2, 1.4, 0.01, 5), Factor(
         1.0, 1.0, 1.0, 1.0, 5
     )  # fmt: skip
-    verdict = Verdict("x", inside, exact, outside, False, 5, 5, 1.0, 1.0)
+    verdict = Verdict("x", inside, exact, outside, outside, False, 5, 5, 1.0, 1.0)
     one = Foresight("x", Expected.of(1.0, 0.05, "graph"), Expected.of(1.0, 0.0, "exact numbers"))
     rows = foresight_table({"x": one}, [verdict]).rows
     assert [row[4] for row in rows] == ["yes", "yes", "no"]

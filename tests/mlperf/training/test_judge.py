@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from slipstream.errors import InvalidArgumentError, UnknownNameError, UsageError, WorkloadError
 from slipstream.mlperf.training import SUITE, Judged, Task, time_to_quality
+from slipstream.mlperf.training.evidence import Samples, hashes
 from slipstream.mlperf.training.log import found, read
 from slipstream.mlperf.training.tasks import load, recorded
 
@@ -55,6 +59,97 @@ def explodes(run):
 def wrong(run):
     yield 1
 """
+
+
+# Each breaks one rule: what is trained on, evaluated, and read before the clock.
+CARELESS = """
+from pathlib import Path
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from slipstream.mlperf import training
+
+FACTS = dict(target=0.0, train_samples=64, batch=16, evaluate_every=16, most_epochs=2,
+             eval_samples=32)
+FILE = Path(__file__).with_name("samples.npy")
+
+def parts(trained=slice(0, 64), evaluated=slice(64, 96), early=False, compiled=False):
+    x = np.load(FILE) if early else None
+    model = nn.Sequential(nn.Linear(8, 8))
+    yield model, cross_entropy, torch.optim.SGD(model.parameters(), 0.1)
+    x = torch.from_numpy(np.load(FILE) if x is None else x)
+    y = torch.zeros(96, dtype=torch.long)
+    batches = [(x[trained][n:n + 16], y[:16]) for n in range(0, 64, 16)]
+    yield batches, lambda model: training.accuracy(model, x[evaluated], y[evaluated])
+
+@training.task(**FACTS)
+def kept(run):
+    yield from parts()
+
+@training.task(**FACTS)
+def early(run):
+    yield from parts(early=True)
+
+@training.task(**FACTS)
+def half(run):
+    yield from parts(evaluated=slice(64, 80))
+
+@training.task(**FACTS)
+def same(run):
+    yield from parts(evaluated=slice(0, 32))
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "broken"),
+    [
+        ("kept", None),
+        ("early", ("data before the clock", "samples.npy")),
+        ("half", ("evaluation less thorough", "16 samples")),
+        ("same", ("trained on the test set", "50 %")),
+    ],
+)
+def test_what_a_run_reads_and_evaluates_is_held_against_the_rules(
+    name: str, broken: tuple[str, str] | None, tmp_path: Path
+) -> None:
+    (tmp_path / "careless.py").write_text(CARELESS)
+    x = np.random.default_rng(0).normal(size=(96, 8)).astype(np.float32)
+    np.save(tmp_path / "samples.npy", x)
+    judged = time_to_quality(f"{tmp_path / 'careless.py'}:{name}", runs=1, folder=tmp_path / "out")
+    assert judged.arms[0].runs[0].status == "success"
+    found = [(one.rule, one.text) for one in judged.arms[0].violations]
+    if broken is None:
+        assert found == []
+    else:
+        ((rule, text),) = found
+        assert rule == broken[0]
+        assert broken[1] in text
+
+
+def test_hashes_tell_samples_apart_by_their_content() -> None:
+    ids = torch.arange(12).reshape(4, 3)
+    for dtype in (torch.float32, torch.bfloat16, torch.uint8, torch.bool):
+        tensor = (ids % 2 if dtype is torch.bool else ids).to(dtype)
+        assert (hashes(tensor) == hashes((tensor.clone(),))).all()
+    assert len(set(hashes(ids))) == 4
+    assert len({*hashes((ids, ids + 1)), *hashes((ids + 1, ids))}) == 8
+    samples = Samples()
+    samples.train((ids, None))
+    samples.evaluate((ids[2:],))
+    samples.evaluate((ids[2:],))
+    samples.evaluate((ids + 100,))
+    assert samples.evaluated == 6
+    assert samples.shared == pytest.approx(1 / 3)
+
+
+def test_runs_of_an_own_task_say_what_they_could_find(judged: Judged) -> None:
+    first = judged.arms[0]
+    runs = tuple(replace(first.runs[0], seed=n, samples=n) for n in (1000, 1100, 1250))
+    own = replace(judged, task=replace(judged.task, typical=0), arms=(replace(first, runs=runs),))
+    assert re.search(r"\b3 runs a side find a difference of \d+ %", own.power)
+    assert any(own.power in note for note in own.tables()[0].notes)
+    assert judged.power == ""
 
 
 @pytest.fixture

@@ -131,7 +131,8 @@ def test_a_faster_sample_may_make_a_slower_training() -> None:
 
 def _outcome(seed: int, samples: float, sample_s: float) -> compare.Outcome:
     done = math.isfinite(samples)
+    whole_s = samples * sample_s if done else 1.0
     return compare.Outcome(
-        seed, "success" if done else "aborted", round(samples) if done else 0, 1.0, 1.0, sample_s,
-        f"{seed} {samples} {sample_s}",
+        seed, "success" if done else "aborted", round(samples) if done else 0, whole_s, whole_s,
+        sample_s, f"{seed} {samples} {sample_s}",
     )  # fmt: skip

@@ -31,6 +31,7 @@ class Outcome:
         cpu_s: of the processor, likewise.
         sample_s: of the processor for one training sample; of the clock where work moves to others.
         digest: of all losses.
+        wall: whether `sample_s` is of the clock.
     """
 
     seed: int
@@ -43,6 +44,12 @@ class Outcome:
     qualities: tuple[tuple[int, float], ...] = ()
     reason: str = ""
     log: str = ""
+    wall: bool = False
+
+    @property
+    def whole_s(self) -> float:
+        """Seconds of the whole run, evaluations and preparing included, by `sample_s`'s clock."""
+        return self.seconds if self.wall else self.cpu_s
 
     @property
     def converged(self) -> bool:
@@ -62,6 +69,7 @@ class Outcome:
             found["seed"], found["status"], found["samples"], found["seconds"], found["cpu_s"],
             took / max(found["samples"], 1), found["digest"],
             tuple((int(n), float(q)) for n, q in found["qualities"]), found["reason"], log,
+            wall,
         )  # fmt: skip
 
 
@@ -122,8 +130,9 @@ class Verdict:
     """A candidate against the baseline.
 
     Attributes:
-        sample, samples, time: factors of the time of a sample, of samples to the target, and of the
-            time to the target; of pairs in which both converged.
+        sample, samples, steps, time: factors of the time of a sample, of samples to the target, of
+            their product, and of the whole run's time, where evaluations and whatever the technique
+            does are on the clock; of pairs in which both converged.
         same: whether every pair had the same losses, to the bit.
         converged, runs: of the candidate.
         score, baseline_score: olympic times in seconds; NaN of fewer than three runs.
@@ -132,6 +141,7 @@ class Verdict:
     name: str
     sample: Factor
     samples: Factor
+    steps: Factor
     time: Factor
     same: bool
     converged: int
@@ -153,8 +163,8 @@ class Verdict:
             name,
             factor(lambda one: one.sample_s, pairs),
             factor(lambda one: float(one.samples), both),
-            # Steps alone: evaluations and preparing are the same on both sides.
             factor(lambda one: one.sample_s * one.samples, both),
+            factor(lambda run: run.whole_s, both),
             bool(pairs) and all(a.digest == b.digest for a, b in pairs),
             sum(one.converged for one in candidate), len(candidate),
             _score(candidate), _score(baseline),
@@ -167,10 +177,12 @@ class Verdict:
         lost = self.runs - self.converged
         if not self.converged:
             return f"{self.name}: the step is {step}, and no run reached the target"
-        if self.same:
-            return f"{self.name}: the step is {step}, the training is the same to the bit"
-        need = self.samples.words("fewer samples", "more samples", "as many samples")
         whole = self.time.words("faster", "slower", "as fast")
+        if self.same:
+            return (
+                f"{self.name}: the step is {step}, the training is the same to the bit and {whole}"
+            )
+        need = self.samples.words("fewer samples", "more samples", "as many samples")
         lost_words = f"; {lost} of {self.runs} runs did not reach the target" if lost else ""
         told = self.sample.significant and self.time.significant
         turn = "but" if told and (self.sample.ratio < 1) != (self.time.ratio < 1) else "and"
@@ -185,7 +197,7 @@ class Verdict:
             "technique": self.name,
             **{
                 name: {**vars(getattr(self, name))}
-                for name in ("sample", "samples", "time")
+                for name in ("sample", "samples", "steps", "time")
             },
             "same": self.same, "converged": self.converged, "runs": self.runs,
             "score_s": self.score, "baseline_score_s": self.baseline_score,

@@ -82,7 +82,7 @@ class Foresight:
 
     @property
     def time(self) -> Expected:
-        """Of the time to quality."""
+        """Time of all steps to the target; evaluations are not predicted."""
         return self.sample.times(self.samples)
 
     @property
@@ -99,7 +99,7 @@ class Foresight:
             f"{word} {one}" if one.known else f"{word} is not predicted ({one.basis})"
             for word, one in (("time of a sample", self.sample), ("samples", self.samples))
         ]
-        whole = f"; time to quality {self.time}" * self.time.known
+        whole = f"; time of all steps {self.time}" * self.time.known
         return f"{self.name}, predicted: {', '.join(told)}{whole}"
 
     def to_json(self) -> dict[str, Any]:
@@ -144,6 +144,6 @@ def foresight_table(predictions: Mapping[str, Foresight], verdicts: Sequence[Ver
         rows += [
             _Row(verdict.name, "time of a sample", one.sample, verdict.sample),
             _Row(verdict.name, "samples", one.samples, verdict.samples),
-            _Row(verdict.name, "time to quality", one.time, verdict.time),
+            _Row(verdict.name, "time of all steps", one.time, verdict.steps),
         ]
     return Table.of(rows, _FIELDS, "Predicted before the first run, with 90 % intervals")

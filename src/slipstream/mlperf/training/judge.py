@@ -71,9 +71,29 @@ class Judged:
         first, *others = self.arms
         return tuple(Verdict.of(arm.name, first.runs, arm.runs) for arm in others)
 
+    @property
+    def power(self) -> str:
+        """The difference that as many runs would find, from the spread of these.
+
+        Empty for tasks with recorded runs (`power_line`), and of fewer than three runs.
+        """
+        if not self.arms or self.task.typical:
+            return ""
+        samples = [run.samples for run in self.arms[0].runs if run.converged]
+        if len(samples) < LEAST_RUNS:
+            return ""
+        spread = float(np.std(np.log(samples), ddof=1))
+        if not spread:
+            return (
+                f"all runs reached the target after {samples[0]:,} samples: evaluate more often "
+                "(evaluate_every) to measure a difference in samples"
+            )
+        return _power(spread, len(self.arms[0].runs)) + ", by the spread of these runs"
+
     def tables(self) -> list[Table]:
         """Arms with their scores, the factors of the candidates, and what was predicted of them."""
         notes = [one.sentence + "." for one in self.verdicts]
+        notes += [line for line in [self.power] if line]
         notes += [f"{arm.name}: {arm.check.sentence}." for arm in self.arms if arm.check]
         notes += [f"{arm.name}: {one}" for arm in self.arms for one in arm.violations]
         direction = "at least" if self.task.higher else "at most"
@@ -161,6 +181,10 @@ def power_line(target: str, task: Task, runs: int) -> str:
     spread = spread_of(target, task)
     if math.isnan(spread) or runs < LEAST_RUNS:
         return ""
+    return _power(spread, runs)
+
+
+def _power(spread: float, runs: int) -> str:
     return (
         f"{runs} runs a side find a difference of {100 * detectable(spread, runs):.0f} % in "
         "samples to the target four times in five"
@@ -240,8 +264,10 @@ def time_to_quality(
     if len(set(seeds)) < len(seeds):
         raise InvalidArgumentError("seeds", "a seed stands there twice: runs would be the same")
     task = describe(target, say)
-    if line := power_line(target, task, len(seeds)):
-        say(line)
+    say(
+        power_line(target, task, len(seeds))
+        or "what these runs can find is reported after them: the task has no recorded runs"
+    )
     folder = folder or cache_folder() / "training" / f"{task.name}-{secrets.token_hex(4)}"
     places = [folder / f"arm_{number}" for number in range(len(arms))]
     for place in places:

@@ -108,7 +108,7 @@ def _events(lines: Sequence[str], path: Path) -> Iterator[Event]:
                 str(row["key"]), row["value"], float(row["time_ms"]), str(row["event_type"]),
                 dict(row["metadata"] or {}), number,
             )  # fmt: skip
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise LogError(
                 f"line {number} is no event: {type(error).__name__}: {error}", where=str(path)
             ) from error

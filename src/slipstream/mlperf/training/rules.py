@@ -21,6 +21,8 @@ from slipstream.mlperf.training.tasks import Task
 _INIT_MIN = {"closed": 30, "open": 240}
 # Wall and monotonic clock may part by that much within a run.
 _CLOCKS_MS = 2_000.0
+# Data repeats itself: in the suite, up to 0.1 % of the evaluated inputs are also trained on.
+_MAX_TRAINED_ON = 0.05
 _ONCE = (
     "submission_benchmark", "submission_org", "submission_division", "submission_platform", "seed",
     "global_batch_size", "train_samples", "eval_samples", "target_quality", "init_stop",
@@ -142,6 +144,12 @@ def _together(logs: Sequence[Sequence[Event]], runs: int) -> Iterator[tuple[str,
 
 def _data_first(run: _Run) -> Iterator[str]:
     began = run.line("run_start")
+    touched = run.all("data_touched")
+    early = [str(event.value) for event in touched if event.line < began and event.value]
+    if early:
+        more = f" and {len(early) - 1} more" * (len(early) > 1)
+        yield f"{early[0]}{more} was read before run_start: read it behind the first yield"
+        return
     for key in ("data_touched", "epoch_start", "block_start", "eval_start"):
         if run.line(key) < began:
             yield f"'{key}' comes before run_start: data may be touched when the clock runs"
@@ -258,6 +266,22 @@ def _thorough(run: _Run) -> Iterator[str]:
     samples = value_of(run.events, "eval_samples", run.task.eval_samples)
     if samples < run.task.eval_samples:
         yield f"on {samples} samples, and the reference has {run.task.eval_samples}"
+    # The model may be called in another way than as a module: then nothing was seen.
+    seen = value_of(run.events, "eval_samples_seen", run.task.eval_samples)
+    if seen < run.task.eval_samples:
+        yield (
+            f"{seen} samples reached the model, and an evaluation has {run.task.eval_samples} "
+            "(eval_samples)"
+        )
+
+
+def _tested_on_trained(run: _Run) -> Iterator[str]:
+    share = float(value_of(run.events, "eval_samples_trained_on", 0.0))
+    if share > _MAX_TRAINED_ON:
+        yield (
+            f"{100 * share:.0f} % of the evaluated samples were trained on: evaluate samples that "
+            "training leaves out"
+        )
 
 
 def _epoch(run: _Run) -> Iterator[str]:
@@ -289,6 +313,7 @@ _RULES: dict[str, Callable[[_Run], Iterator[str]]] = {
     "target lowered": _target, "success claimed": _claimed, "not converged": _failed,
     "went on": _went_on, "evaluation skipped": _evaluations,
     "evaluation less thorough": _thorough, "epoch changed": _epoch,
+    "trained on the test set": _tested_on_trained,
     "optimizer changed": _optimizer, "model changed": _model,
 }  # fmt: skip
 

@@ -20,6 +20,7 @@ import torch
 
 from slipstream import technique as techniques
 from slipstream.errors import SlipstreamError, WorkloadError
+from slipstream.mlperf.training.evidence import OpenedFiles, Samples
 from slipstream.mlperf.training.log import Log
 from slipstream.mlperf.training.tasks import Task, load
 from slipstream.technique import Settings, Stage, Traits
@@ -162,14 +163,17 @@ def run(
     torch.set_num_threads(threads)
     ranks = dist.get_world_size() if dist.is_initialized() else 1
     rank = dist.get_rank() if ranks > 1 else 0
-    task = load(target)
+    path = target.rpartition(":")[0]
+    opened = OpenedFiles(Path(path).resolve().parent if path else None)
+    with opened:
+        task = load(target)
     chosen = techniques.parse(combination) if combination else ()
     writer = Log(Path(log) if rank == 0 else None, task.place)
     try:
         return _Training(
             task, chosen, seed, writer, division, batch or task.batch,
             task.target if target_quality is None else target_quality, rank, ranks,
-            int(task.train_samples * (most_epochs or task.most_epochs)),
+            int(task.train_samples * (most_epochs or task.most_epochs)), opened,
         ).run()  # fmt: skip
     finally:
         writer.close()
@@ -189,6 +193,10 @@ class _Training:
     rank: int
     ranks: int
     most_samples: int
+    opened: OpenedFiles
+    seen: Samples = field(default_factory=Samples)
+    watching_s: float = 0.0
+    watching_cpu_s: float = 0.0
     samples: int = 0
     qualities: list[tuple[int, float]] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
@@ -206,9 +214,13 @@ class _Training:
         run = Run(self.seed, self.batch, log)
         assert task.make is not None
         parts = task.make(run)
-        model, loss, optimizer = _three(next(parts, None), task)
+        with self.opened:
+            first = next(parts, None)
+        model, loss, optimizer = _three(first, task)
         self._hyper_parameters(optimizer)
         log.stop("init_stop")
+        for path in self.opened.paths:
+            log.event("data_touched", path)
         log.start("run_start")
         run.started = True
         began, began_cpu = time.monotonic(), time.process_time()
@@ -221,8 +233,11 @@ class _Training:
             reason = "" if reached else "the target was not reached"
         except DivergedError as error:
             reason = error.what
-        seconds, cpu_s = time.monotonic() - began, time.process_time() - began_cpu
+        seconds = time.monotonic() - began - self.watching_s
+        cpu_s = time.process_time() - began_cpu - self.watching_cpu_s
         log.stop("run_stop", status=status, **({"reason": reason} if reason else {}))
+        if self.qualities and self.rank == 0:
+            self._evaluate_watched(_inner(built.model), evaluate)
         digest = hashlib.sha256(struct.pack(f"<{len(self.losses)}d", *self.losses)).hexdigest()
         return {
             "status": status, "reason": reason, "samples": self.samples, "seconds": seconds,
@@ -277,6 +292,7 @@ class _Training:
             before = self.samples
             self.log.start("epoch_start", epoch_num=epoch, samples_count=self.samples)
             for batch in batches:
+                self._watch(batch)
                 self._step(built, self._share(batch))
                 if self.samples >= due:
                     due += self.task.evaluate_every
@@ -292,6 +308,33 @@ class _Training:
                     where=self.task.place,
                 )
         return False
+
+    def _watch(self, batch: Any) -> None:
+        """Hash the samples of the first epoch; that is not on the clock."""
+        if self.samples < self.task.train_samples and self.rank == 0:
+            began, cpu = time.monotonic(), time.process_time()
+            self.seen.train(batch)
+            self.watching_s += time.monotonic() - began
+            self.watching_cpu_s += time.process_time() - cpu
+
+    def _evaluate_watched(self, model: Any, evaluate: Any) -> None:
+        """Evaluate again behind the clock, and log which samples reach the model."""
+
+        def watch(_: Any, arguments: Any, named: Any) -> None:
+            self.seen.evaluate((arguments, named))
+
+        model.eval()
+        hook = model.register_forward_pre_hook(watch, with_kwargs=True)
+        try:
+            with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+                evaluate(model)
+        except Exception as error:
+            self.log.event("eval_samples_unknown", f"{type(error).__name__}: {error}")
+        finally:
+            hook.remove()
+        if self.seen.evaluated:
+            self.log.event("eval_samples_seen", self.seen.evaluated)
+            self.log.event("eval_samples_trained_on", round(self.seen.shared, 4))
 
     def _step(self, built: Built, batch: Any) -> None:
         built.batch = batch
