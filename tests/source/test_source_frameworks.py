@@ -173,6 +173,14 @@ def test_the_switch_of_a_technique(
             "self.net = nn.Linear(4, 2)\n        self.loss = nn.CrossEntropyLoss()", "compile",
             ["model = Classifier()", "model.net.compile()"],
         ),
+        # Gradients are clipped with the update.
+        (
+            "accelerate", "with accelerator.accumulate(model):",
+            "if accelerator.sync_gradients:\n"
+            "        accelerator.clip_grad_norm_(model.parameters(), 1.0)\n    if 1:",
+            "accumulation:4", ["accelerator = Accelerator(gradient_accumulation_steps=4)",
+            "with accelerator.accumulate(model):"],
+        ),
         (
             "lightning", "self.net(x)", "self(x)", "compile",
             ["model = Classifier()", "model.compile()"],

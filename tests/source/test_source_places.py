@@ -72,6 +72,14 @@ _RETURN = "    return model, batch, loss, opt\n"
             "model = A()",
         ),
         (
+            "from torch import optim as o\n"
+            "class Run:\n  @staticmethod\n  def go(net, *, rate=1):\n"
+            "    opt = o.AdamW(net.parameters(), rate)\n"
+            "model = A()\nRun.go(model)\n",
+            None,
+            "model = A()",
+        ),
+        (
             "from torch.optim import SGD\nmodel = A()\n"
             "opt = SGD([{'params': model.parameters(), 'lr': 1}])\n",
             None,

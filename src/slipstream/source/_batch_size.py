@@ -63,8 +63,9 @@ def find_batch_size(where: Places) -> BatchSize:
         ]
         function = providers[0] if len(providers) == 1 else None
     value = _default(source, function) if function is not None else _given(where)
-    if isinstance(value, ast.Call):
-        return BatchSize(source, _TRAINER_DEFAULT, value)
+    training = where.training
+    if training is not None and value is training.settings:
+        return BatchSize(source, _TRAINER_DEFAULT, training.settings)
     return _literal(source, value)
 
 

@@ -200,7 +200,9 @@ def _accumulates(where: Places, source: Source) -> Source:
     if names.identity(receiver) != assigned_to(names, training.settings):
         raise where.source.not_placed("backward is not a call of the Accelerator", step.backward)
     for call in nodes_in(ast.Call, loop):
-        if "clip_grad" in where.source.segment(call.func):
+        conditions = [above.test for above in names.ancestors(call) if isinstance(above, ast.If)]
+        synchronized = any("sync_gradients" in where.source.segment(test) for test in conditions)
+        if "clip_grad" in where.source.segment(call.func) and not synchronized:
             raise where.source.not_placed("gradients are clipped at every batch", call)
     accelerator, model = where.source.segment(receiver), step.model_name(where.source)
     return source.wrap(loop.body[0], loop.body[-1], f"with {accelerator}.accumulate({model}):")
@@ -230,9 +232,9 @@ def _called_part(where: Places) -> str:
     parts = set()
     for call in nodes_in(ast.Call, *steps):
         name = where.source.segment(call.func)
-        made = [value for value in names.values(call.func) if isinstance(value, ast.Call)]
-        measures = any(_MEASURES.search(names.qualified(value.func) or "") for value in made)
-        if name == "self" or (made and name.startswith("self.") and not measures):
+        modules = [value for value in names.values(call.func) if isinstance(value, ast.Call)]
+        measures = any(_MEASURES.search(names.qualified(value.func) or "") for value in modules)
+        if name == "self" or (modules and name.startswith("self.") and not measures):
             parts.add(name.removeprefix("self"))
     if len(parts) != 1:
         calls = " and ".join(f"self{part}" for part in sorted(parts)) or "no module of its own"

@@ -203,8 +203,11 @@ class Names:
             if keyword.arg == name:
                 return keyword.value
         names = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
-        if isinstance(self.parent(function), ast.ClassDef):
-            if name == names[0]:
+        static = any(
+            last_name(decorator) == "staticmethod" for decorator in function.decorator_list
+        )
+        if isinstance(self.parent(function), ast.ClassDef) and not static:
+            if name in names[:1]:
                 return call.func.value if isinstance(call.func, ast.Attribute) else None
             names = names[1:]
         if name not in names or any(isinstance(one, ast.Starred) for one in call.args):

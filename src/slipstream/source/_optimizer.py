@@ -141,10 +141,11 @@ def _returned_to(names: Names, call: ast.Call) -> ast.Call | None:
     function = names.scope(call)
     if not isinstance(function, ast.FunctionDef):
         return None
-    made = assigned_to(names, call)
+    variable = assigned_to(names, call)
     returned = [node.value for node in nodes_in(ast.Return, function) if node.value is not None]
     if not returned or not all(
-        value is call or (made is not None and names.identity(value) == made) for value in returned
+        value is call or (variable is not None and names.identity(value) == variable)
+        for value in returned
     ):
         return None
     calls = names.calls_of(function)

@@ -93,7 +93,9 @@ class Places:
         if (handed := self._handed_over) is not None:
             expression = handed.get("model")
             if not isinstance(expression, (ast.Name, ast.Attribute)):
-                raise self.source.not_placed("the model has no name", handed.statement)
+                missing = expression is None and self.function is None
+                reason = "the trainer gets no model" if missing else "the model has no name"
+                raise self.source.not_placed(reason, handed.statement)
             identity = self.source.names.identity(expression)
         else:
             identity, expression = self._trained

@@ -108,13 +108,17 @@ def _lightning(names: Names, calls: list[ast.Call]) -> Training | None:
 
 
 def _accelerate(names: Names, calls: Iterable[ast.Call]) -> Training | None:
-    made = [
+    accelerators = [
         call
         for call in calls
         if _is_from(names, call.func, {"accelerate"})
         and (names.qualified(call.func) or "").endswith(".Accelerator")
     ]
-    return Training(Framework.ACCELERATE, made[0], made[0]) if len(made) == 1 else None
+    return (
+        Training(Framework.ACCELERATE, accelerators[0], accelerators[0])
+        if len(accelerators) == 1
+        else None
+    )
 
 
 def _is_from(names: Names, function: ast.expr, libraries: Iterable[str]) -> bool:
