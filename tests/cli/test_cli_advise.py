@@ -59,7 +59,9 @@ def test_the_first_choice_of_a_script_is_measured(slipstream: Any) -> None:
     found = json.loads(run.stdout)
     check = found["check"]
     assert (check and check["technique"]) == found["best"]
-    if check and not check["reason"]:
+    if check:
+        assert (check["reason"] is None) == (check["speedup"] is not None)
+    if check and check["speedup"] is not None:
         shown = next(p for p in found["predictions"] if p["technique"] == found["best"])
         low, high = shown["speedup_interval"]
         assert check["predicted_speedup"] == shown["speedup"]

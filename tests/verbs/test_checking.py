@@ -159,6 +159,16 @@ def test_the_first_choice_is_measured_with_the_prediction_that_was_shown(measure
     assert found.to_json()["speedup"] > 0
 
 
+def test_too_few_steps_for_an_interval_are_no_measurement(
+    measure: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checking, "CHECK_S", 1e-9)
+    found = measure("fused_optimizer:fused")
+    assert found.row is None
+    assert "only 1 paired step fitted" in found.sentence
+    assert found.to_json()["speedup"] is found.to_json()["inside"] is None
+
+
 def test_without_time_nothing_is_started(measure: Any) -> None:
     found = measure("fused_optimizer:fused", left_s=1.0)
     assert (found.row, found.reason) == (None, "there was no time left")

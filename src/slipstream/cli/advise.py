@@ -121,15 +121,15 @@ def command(
         )  # fmt: skip
         shown = past.keep(advice.predictions, str(graph.meta.get("workload", request.target)))
         if advice.best is not None:
-            first = Check(
-                advice.best, alternative=advice.second, for_limit=bool(advice.needed),
-                reason="a recording is not run" if request.recorded else "--no-check",
-            )  # fmt: skip
+            first = Check(advice.best, alternative=advice.second, for_limit=bool(advice.needed))
             if check:
                 first = measure_first_choice(
                     first, request, schedule, shown, store=past.store if past.kept else None,
                     progress=show_progress(say), say=say,
                 )  # fmt: skip
+            else:
+                reason = "a recording is not run" if request.recorded else "--no-check"
+                first = replace(first, reason=reason)
             advice = replace(advice, check=first)
     table = advice.table(
         graph, _script(graph, request), past.note, everything=everything, time_limit=time_limit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -175,4 +176,8 @@ def measure_first_choice(
     measured.sort(key=lambda row: row.predicted is None)
     if not measured:
         return replace(check, reason=_NO_TIME)
-    return replace(check, row=measured[0])
+    row = measured[0]
+    if not 0 < row.low <= row.high < math.inf:
+        steps = f"{row.blocks} paired step{'s' * (row.blocks != 1)}"
+        return replace(check, reason=f"only {steps} fitted into the time, too few for an interval")
+    return replace(check, row=row)
