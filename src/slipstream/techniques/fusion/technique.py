@@ -6,15 +6,20 @@ MLSys 2021.
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from slipstream.codegen import why_no_compiler, why_no_triton
 from slipstream.durations import pace
 from slipstream.graph import Call, Editor, Graph, StepPhase, calls_of, price
+from slipstream.graph.graph import kept
 from slipstream.provenance import Provenance
 from slipstream.source import Places, Source
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
@@ -44,7 +49,7 @@ class Fusion(Settings):
         """None, or why nothing can be fused."""
         if (reason := already_compiled(graph)) is not None:
             return reason
-        devices = {spec.device for one in _regions(graph) for spec in one.call.outputs}
+        devices = {spec.device for kind in _kinds(graph) for spec in kind.call.outputs}
         if "cpu" in devices and (reason := why_no_compiler()) is not None:
             return f"kernels are generated in C++, and {reason}"
         if "cuda" in devices and (reason := why_no_triton()) is not None:
@@ -58,8 +63,7 @@ class Fusion(Settings):
 
     def questions(self, graph: Graph) -> Sequence[Call]:
         """Every region's kernel beside the operators it replaces."""
-        regions = _regions(graph)
-        return [call for one in regions for call in (one.call, *calls_of(graph, one.tasks))]
+        return [call for kind in _kinds(graph) for call in (kind.call, *kind.recorded)]
 
     def predict(self, graph: Graph, context: Context) -> Graph:
         """One task in the place of each region whose kernel is faster; the others stay.
@@ -68,30 +72,39 @@ class Fusion(Settings):
         """
         from slipstream.techniques.fusion.autotune import MOST
 
-        regions = _regions(graph)
+        kinds, column = _kinds(graph), graph.tasks
         edit = Editor(graph, str(self))
-        in_step = pace(graph, [t for one in regions for t in one.tasks], context.durations)
-        chosen, removed, saved_ns = [], 0, -_OVERHEAD_NS
-        for one in regions:
-            before_ns = float(graph.tasks.duration_ns[list(one.tasks)].sum())
-            known = context.durations.lookup(one.call)
-            kernel = price(context.durations, one.call, _assumed(graph, one), pace=in_step)
-            if known is not None and kernel.nanoseconds > MOST * before_ns:
+        # In the order of the regions, whose sum it is.
+        every = sorted([row for kind in kinds for row in kind.tasks.tolist()], key=itemgetter(-1))
+        in_step = pace(graph, itertools.chain.from_iterable(every), context.durations)
+        chosen, removed, saved_ns, first = 0, 0, -_OVERHEAD_NS, len(graph)
+        for kind in kinds:
+            before_ns = column.duration_ns[kind.tasks].sum(axis=1)
+            cost = price(context.durations, kind.call, math.nan, pace=in_step)
+            kernel_ns = np.full(len(before_ns), cost.nanoseconds)
+            if math.isnan(cost.nanoseconds):
+                kernel_ns = before_ns * kind.share_of_bytes
+            fused = ~(cost.nanoseconds > MOST * before_ns)
+            tasks = kind.tasks[fused]
+            if not len(tasks):
                 continue
-            chosen.append(one)
-            last = one.tasks[-1]
-            edit.put(last, one.call, kernel, name="fused", gap_ns=graph.task(last).gap_ns)
-            edit.remove(np.array(one.tasks))
-            removed += len(one.tasks)
-            saved_ns += before_ns - kernel.nanoseconds
+            last = tasks[:, -1]
+            edit.insert_all(
+                last, "fused", kernel_ns[fused], cost.provenance, gap_ns=column.gap_ns[last],
+                spread=cost.spread, call=edit.call_number(kind.call),
+            )  # fmt: skip
+            edit.remove(tasks.ravel())
+            chosen += len(tasks)
+            removed += tasks.size
+            saved_ns += float((before_ns - kernel_ns)[fused].sum())
+            first = min(first, int(tasks[:, 0].min()))
         if saved_ns < (1 - MOST) * _passes_ns(graph):
             return Editor(graph, str(self)).apply("nothing: its kernels would save too little")
-        first = min(one.tasks[0] for one in chosen)
         spot = max(first - 1, 0)
         edit.insert(spot, "guards and wrappers", _OVERHEAD_NS, Provenance.ASSUMED, spread=0.5)
-        words = f"{removed} operators in {len(chosen)} kernels"
-        if len(chosen) < len(regions):
-            words += f"; {len(regions) - len(chosen)} regions are faster as they are"
+        words = f"{removed} operators in {chosen} kernels"
+        if chosen < len(every):
+            words += f"; {len(every) - chosen} regions are faster as they are"
         return edit.apply(words)
 
     def apply(self, built: Built) -> None:
@@ -125,22 +138,46 @@ class Fusion(Settings):
         )  # fmt: skip
 
 
-def _regions(graph: Graph) -> list[RecordedRegion]:
+@dataclass(frozen=True, eq=False)
+class _Kind:
+    """Regions that make the same calls and become the same kernel.
+
+    Attributes:
+        call: of the kernel.
+        recorded: the calls of a region's tasks, in order.
+        tasks: int64 [regions, tasks], in the order of the regions' last ones.
+    """
+
+    call: Call
+    recorded: list[Call]
+    tasks: NDArray[np.int64]
+
+    @property
+    def share_of_bytes(self) -> float:
+        """The kernel's share of the bytes that its operators move: of their time, if not timed."""
+        before = sum(call.moved_bytes for call in self.recorded)
+        return min(self.call.moved_bytes / max(before, 1), 1.0)
+
+
+@kept
+def _kinds(graph: Graph) -> list[_Kind]:
+    """Return the regions of the step by kind."""
     # Regions are of torch's operators; the name of the technique is read without torch.
     from slipstream.techniques.fusion.recorded import recorded_regions
 
-    return recorded_regions(graph)
+    regions_of: dict[tuple[str, tuple[int, ...]], list[RecordedRegion]] = {}
+    for region in recorded_regions(graph):
+        numbers = tuple(graph.tasks.call[list(region.tasks)].tolist())
+        regions_of.setdefault((region.call.key, numbers), []).append(region)
+    return [
+        _Kind(
+            regions[0].call, calls_of(graph, regions[0].tasks), np.array([r.tasks for r in regions])
+        )
+        for regions in regions_of.values()
+    ]
 
 
 def _passes_ns(graph: Graph) -> float:
     """Of the forward and backward passes: what their tasks take."""
     inside = np.isin(graph.tasks.phase, [StepPhase.FORWARD, StepPhase.BACKWARD])
     return float(graph.tasks.duration_ns[inside].sum())
-
-
-def _assumed(graph: Graph, one: RecordedRegion) -> float:
-    """The kernel's duration where nobody measured it: its bytes' share of its operators' time."""
-    calls = calls_of(graph, one.tasks)
-    before = sum(call.moved_bytes for call in calls)
-    before_ns = float(graph.tasks.duration_ns[list(one.tasks)].sum())
-    return before_ns * min(one.call.moved_bytes / max(before, 1), 1.0)
