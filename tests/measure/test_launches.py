@@ -436,7 +436,10 @@ def test_costly_opening_leaves_one_launch_and_the_run_says_so(passing: Clock) ->
     assert not any("one process" in str(event.detail) for event in plain.events)
 
 
-def test_at_least_three_launches_are_made_even_where_opening_gets_slower(passing: Clock) -> None:
+@pytest.mark.parametrize(("until", "launches"), [(math.inf, 3), (45.0, 2)])
+def test_at_least_three_launches_are_made_even_where_opening_gets_slower(
+    passing: Clock, until: float, launches: int
+) -> None:
     arms = pair(passing, opening_s=3.0)
 
     class Slower(Process):
@@ -445,9 +448,17 @@ def test_at_least_three_launches_are_made_even_where_opening_gets_slower(passing
             self.clock.now += 30.0 * (self.opened > 1)
 
     arms[1] = Slower("b", itertools.repeat(1.0), passing, opening_s=3.0)
-    made = measured(arms, target_rel_width=1e-9)
-    assert len(launch_starts(made.events)) == 3
+    made = measured(arms, plan=replace(QUICK, until=until), target_rel_width=1e-9)
+    # A time limit of its own is kept.
+    assert len(launch_starts(made.events)) == launches
     assert stop_reason(made) == "budget"
+
+
+def test_what_warming_up_takes_is_the_time_of_all_its_samples(passing: Clock) -> None:
+    plan = replace(QUICK, minimum_warmup_s=4.0, maximum_warmup_s=4.0)
+    # Four seconds each for two sides leave time for three launches of the six.
+    made = measured(pair(passing), plan=plan, target_rel_width=1e-9, budget_s=30.0)
+    assert len(launch_starts(made.events)) == 3
 
 
 def test_blocks_are_shared_by_the_launches(passing: Clock) -> None:

@@ -414,9 +414,9 @@ class _Run:
             self._say("warmup")
             values: dict[tuple[str, Metric], float] = {}
             for name in cold:
-                began = time.monotonic()
+                turn = time.monotonic()
                 sample = self._sample(name, inner[name], Phase.WARMUP)
-                passed = time.monotonic() - began
+                passed = time.monotonic() - turn
                 spent[name] += passed
                 if sample is None:
                     continue
@@ -504,7 +504,8 @@ class _Run:
         reason = "launches"
         for number in range(1, self.launches + 1):
             self.launch = number
-            if number > FEWEST_LAUNCHES and time.monotonic() >= self.deadline:
+            fewest = FEWEST_LAUNCHES if self.plan.until == math.inf else 1
+            if number > fewest and time.monotonic() >= self.deadline:
                 reason = "budget"
                 break
             if number > 1:
