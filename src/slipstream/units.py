@@ -21,6 +21,10 @@ _TIME_NS = {
 }
 _BYTES = {
     "b": 1.0,
+    # Without a "b", as in the data sheets of memories, in linker scripts and `docker --memory`.
+    "k": 2.0**10,
+    "m": 2.0**20,
+    "g": 2.0**30,
     "kb": 1e3,
     "mb": 1e6,
     "gb": 1e9,
@@ -69,7 +73,7 @@ def parse_duration_ns(text: str, argument: str = "duration") -> float:
 
 
 def parse_bytes(text: str, argument: str = "size") -> int:
-    """Bytes in ``"8GiB"``, ``"100MB"``; a bare number is bytes.
+    """Bytes in ``"8GiB"``, ``"100MB"``, ``"30k"`` (KiB); a bare number is bytes.
 
     Raises:
         InvalidArgumentError: no number, unknown unit, or negative.

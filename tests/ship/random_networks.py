@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -19,12 +19,14 @@ class RandomNetwork:
         self.inputs: list[int] = []
         self.outputs: list[int] = []
 
-    def network(self, count: int) -> Network:
-        """With `count` operators, all kinds in turn."""
+    def network(self, count: int, names: Sequence[str] = ()) -> Network:
+        """With `count` operators, of all kinds that both back ends run in turn, or of `names`."""
         kinds: list[Callable[[], None]] = [
             self.convolution, self.depthwise, self.connected, self.pool, self.add, self.softmax,
             self.convolution, self.depthwise,
         ]  # fmt: skip
+        if names:
+            kinds = [getattr(self, name) for name in names]
         for number in range(count):
             kinds[number % len(kinds)]()
         return Network(
@@ -153,3 +155,46 @@ class RandomNetwork:
         shape = (self.pick(1, 3), self.pick(2, 20))
         grid = self.grid(float(np.exp(self.dice.uniform(-7, 0.5))))
         self.step("softmax", (self.given(shape, grid),), shape, self.grid(1 / 256, -128), beta=1.0)
+
+    def lookup(self) -> None:
+        """A function of one number: all codes are inputs."""
+        kind = ("logistic", "hard_swish", "leaky_relu")[self.pick(0, 2)]
+        x = self.given((1, 16, 16), self.grid(float(np.exp(self.dice.uniform(-6, 0)))))
+        if kind == "logistic":
+            self.step(kind, (x,), (1, 16, 16), self.grid(1 / 256, -128))
+        elif kind == "hard_swish":
+            self.step(kind, (x,), (1, 16, 16), self.grid())
+        else:
+            alpha = float(self.dice.uniform(0.01, 0.5))
+            self.step(kind, (x,), (1, 16, 16), self.grid(), alpha=alpha)
+
+    def mul(self) -> None:
+        shape = (1, self.pick(1, 6), self.pick(1, 6), self.pick(1, 6))
+        a = self.given(shape)
+        b = self.given(shape if self.pick(0, 1) else (1, 1, 1, shape[3]))
+        pair = (a, b) if self.pick(0, 1) else (b, a)
+        grid = self.grid(float(self.scale(a) * self.scale(b)) * self.pick(20, 120))
+        self.step("mul", pair, shape, grid, activation=self.activation())
+
+    def concatenation(self) -> None:
+        shape, axis = [1, self.pick(1, 4), self.pick(1, 4), self.pick(1, 4)], self.pick(1, 3)
+        other, grid = list(shape), self.grid()
+        other[axis] = self.pick(1, 4)
+        a, b = self.given(tuple(shape), grid), self.given(tuple(other), grid)
+        shape[axis] += other[axis]
+        self.step(
+            "concatenation", (a, b), tuple(shape), grid, axis=axis - 4 * self.pick(0, 1),
+            activation="none",
+        )  # fmt: skip
+
+    def mean(self) -> None:
+        image = (self.pick(1, 9), self.pick(1, 9))
+        channels, same = self.pick(1, 7), self.pick(0, 1)
+        x = self.given((1, *image, channels))
+        grid = self.tensors[x].quantization if same else self.grid(float(self.scale(x)) * 0.6)
+        assert grid is not None
+        self.tensors.append(Tensor(f"axes{x}", (2,), "int32", None, np.array([1, 2], np.int32)))
+        axes = len(self.tensors) - 1
+        keep = self.pick(0, 1)
+        shape = (1, 1, 1, channels) if keep else (1, channels)
+        self.step("mean", (x, axes), shape, grid, keep_dims=keep)

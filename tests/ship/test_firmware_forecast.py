@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -46,9 +47,12 @@ def test_what_does_not_fit_is_told_with_a_remedy(
     found = json.loads(capsys.readouterr().out)
     assert not found["fits"]
     assert "fewer channels" in found["remedies"][0]
-    assert found["ram_bytes"] - 32 * 1024 == int(
-        found["remedies"][0].split()[1].replace(",", "")
-    )  # the text says what the numbers do
+    # The text has the numbers of the JSON.
+    needed = found["ram_bytes"]
+    sizes = re.findall(r"([\d,]+) B", found["remedies"][0])[:3]
+    assert sizes == [f"{size:,}" for size in (needed, 32 * 1024, needed - 32 * 1024)]
+    assert _command(["ship", "predict", model, "--ram", "32k", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out) == found
     assert _command(["ship", "predict", model, "--ram", "64KiB", "--flash", "512KiB"]) == 0
 
 

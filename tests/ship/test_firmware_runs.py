@@ -14,11 +14,17 @@ from models import INT8, MICRO_SPEECH, PERSON_DETECT, need_emulator, need_runtim
 from random_networks import RandomNetwork
 
 from slipstream.errors import UsageError
-from slipstream.ship import DoesNotFitError, ModelFileError, ToolchainError
+from slipstream.ship import (
+    DoesNotFitError,
+    ModelFileError,
+    ToolchainError,
+    UnsupportedModelError,
+)
 from slipstream.ship.export import write_network
 from slipstream.ship.firmware import (
     export_firmware,
     forecast,
+    other_outputs,
     random_inputs,
     read_firmware,
     run_emulated,
@@ -40,6 +46,33 @@ def test_every_output_byte_is_tflite_micro_s(
     found = verify_firmware(read_firmware(tmp_path / "fw"), sets=5, emulate=False)
     assert found.equal
     assert found.places[0].compared >= 10
+
+
+@pytest.mark.parametrize("against", ["tflite-micro", "litert"])
+@pytest.mark.parametrize("kind", ["lookup", "mul", "concatenation", "mean"])
+def test_random_operators_of_straight_code_give_every_byte(
+    kind: str, against: str, tmp_path: Path, require: Require
+) -> None:
+    need_runtimes(require)
+    network = RandomNetwork(7).network(30, [kind])
+    made = export_firmware(write_network(network), name="random", device="host")
+    inputs = random_inputs(made.interface, 3)
+    codes = np.arange(256, dtype=np.uint8).view(np.int8)
+    inputs.append([np.resize(codes, port.shape) for port in made.interface.inputs])
+    here = run_here(made.sources, made.interface, inputs, tmp_path)
+    expected = other_outputs(made.model, made.interface, inputs, against)
+    for ours, theirs in zip(here.outputs, expected, strict=True):
+        for at, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+            assert a.tobytes() == b.tobytes(), network.operators[at]
+
+
+def test_what_only_straight_code_calls_is_refused_and_forecast_with_a_note() -> None:
+    data = write_network(RandomNetwork(1).network(1, ["mul"]))
+    with pytest.raises(UnsupportedModelError, match="slip_mul_int8") as refused:
+        export_firmware(data, backend="interpreter")
+    assert "straight" in refused.value.remedy
+    notes = [note for table in forecast(export_firmware(data)).tables() for note in table.notes]
+    assert any("slip_mul_int8" in note for note in notes)
 
 
 @pytest.mark.parametrize("device", ["cortex-m4", "cortex-m7", "cortex-m55"])
@@ -127,6 +160,8 @@ def test_what_does_not_fit_says_by_how_much_and_where(shared_data: Path) -> None
     with pytest.raises(DoesNotFitError) as refused:
         export_firmware(shared_data / PERSON_DETECT, ram_bytes=forecast(whole).ram - 1)
     assert refused.value.missing_bytes == 1
+    ram = forecast(whole).ram
+    assert f"{ram:,} B are needed, the device has {ram - 1:,} B" in refused.value.what
     assert "Conv2d_2_depthwise" in str(refused.value.where)
     with pytest.raises(DoesNotFitError, match="flash"):
         export_firmware(shared_data / PERSON_DETECT, flash_bytes=100_000)

@@ -14,6 +14,7 @@ import torch
 from models import need_emulator, need_runtimes
 from random_networks import RandomNetwork
 from torch import nn
+from torch.nn import functional
 
 from slipstream.errors import InvalidArgumentError
 from slipstream.ship import UnsupportedModelError
@@ -22,6 +23,7 @@ from slipstream.ship.export.modules import write_module
 from slipstream.ship.firmware import (
     Network,
     export_firmware,
+    other_outputs,
     parse_network,
     read_firmware,
     run_here,
@@ -40,6 +42,8 @@ def codes(network: Network, inputs: torch.Tensor) -> list[list[np.ndarray]]:  # 
     grid = network.tensors[network.inputs[0]].quantization
     assert grid is not None
     found = np.clip(np.round(inputs.numpy() / grid.scale) + grid.zero_point, -128, 127)
+    if found.ndim == 3:
+        found = found[:, :, None]
     if found.ndim == 4:
         found = found.transpose(0, 2, 3, 1)
     return [[np.ascontiguousarray(one[None]).astype(np.int8)] for one in found]
@@ -67,6 +71,57 @@ def test_exported_models_are_clean_and_equal_in_tflite_micro(
         wanted = model(inputs).numpy()
     error = ((given.reshape(wanted.shape) - wanted) ** 2).sum() / (wanted**2).sum()
     assert -10 * np.log10(error) > 25
+
+
+class Gated(nn.Module):
+    """A squeeze-and-excitation block between other activations, and a concatenation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, 2, 1)
+        self.squeeze, self.excite = nn.Linear(8, 4), nn.Linear(4, 8)
+        self.top = nn.Linear(16, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = functional.hardswish(self.first(x))
+        gate = torch.sigmoid(self.excite(torch.relu(self.squeeze(x.mean((2, 3))))))
+        x = self.second(x * gate[:, :, None, None])
+        x = torch.cat([functional.leaky_relu(x, 0.1), functional.silu(x)], 1)
+        top: torch.Tensor = self.top(x.mean((2, 3)))
+        return top
+
+
+SEQUENCE = nn.Sequential(
+    nn.Conv1d(3, 8, 5, padding=2), nn.BatchNorm1d(8), nn.ReLU(), nn.Conv1d(8, 8, 3, 2, 1, groups=8),
+    nn.MaxPool1d(2), nn.Flatten(), nn.Linear(64, 5),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"), [(Gated(), (3, 12, 12)), (SEQUENCE, (3, 32))], ids=["gated", "sequence"]
+)
+def test_gates_and_sequences_compute_what_the_model_does(
+    model: nn.Module, shape: tuple[int, ...], tmp_path: Path, require: Require
+) -> None:
+    need_runtimes(require)
+    torch.manual_seed(0)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    inputs = torch.randn(16, *shape)
+    network = quantize_model(model.eval(), [inputs], observer="minmax")
+    made = export_firmware(write_network(network), device="host")
+    sets = codes(network, inputs)
+    ran = run_here(made.sources, made.interface, sets, tmp_path)
+    expected = other_outputs(made.model, made.interface, sets)
+    assert [a[0].tobytes() for a in ran.outputs] == [a[0].tobytes() for a in expected]
+    port = made.interface.outputs[0]
+    found = np.stack(
+        [(one[0].ravel() - float(port.zero_point)) * port.scale for one in ran.outputs]
+    )
+    with torch.no_grad():
+        wanted = model(inputs).numpy()
+    assert 10 * np.log10((wanted**2).sum() / ((found - wanted) ** 2).sum()) > 25
+    assert layer_noise(model, made.model, inputs[:2])[-1].decibels > 20
 
 
 @pytest.mark.parametrize("name", ["DS-CNN", "MobileNetV1-0.25", "ResNet-8"])
@@ -194,10 +249,10 @@ def test_without_litert_a_model_is_exported_all_the_same(
 
 
 def test_what_has_no_operator_is_named_with_its_module() -> None:
-    model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Sigmoid())
+    model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.ELU())
     with pytest.raises(UnsupportedModelError) as refused:
         quantize_model(model, [torch.randn(4, 8)])
-    assert "layer_norm (1); sigmoid (2)" in refused.value.what
+    assert "layer_norm (1); elu (2)" in refused.value.what
 
 
 def test_padding_of_pytorch_s_kind_is_taken_into_convolutions(

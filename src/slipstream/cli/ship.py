@@ -25,10 +25,11 @@ _Model = Annotated[
 ]
 _Target = Annotated[str, typer.Option("--target", help="host, cortex-m4, cortex-m7 or cortex-m55.")]
 _Ram = Annotated[
-    str | None, typer.Option("--ram", metavar="SIZE", help="RAM of the device, as 64KiB.")
+    str | None, typer.Option("--ram", metavar="SIZE", help="RAM of the device, as 64KiB or 64k.")
 ]
 _Flash = Annotated[
-    str | None, typer.Option("--flash", metavar="SIZE", help="Flash of the device, as 512KiB.")
+    str | None,
+    typer.Option("--flash", metavar="SIZE", help="Flash of the device, as 512KiB or 512k."),
 ]
 
 
@@ -92,8 +93,8 @@ def export(
         say("planning memory")
         firmware = export_firmware(
             data, name=name, device=target, overlap=overlap, backend=backend,
-            ram_bytes=None if ram is None else parse_bytes(ram),
-            flash_bytes=None if flash is None else parse_bytes(flash),
+            ram_bytes=None if ram is None else parse_bytes(ram, "--ram"),
+            flash_bytes=None if flash is None else parse_bytes(flash, "--flash"),
         )  # fmt: skip
         written = firmware.write(output)
     tables, described = firmware.tables(), firmware.to_json()
@@ -163,8 +164,8 @@ def predict(
         firmware = export_firmware(data, name=name, device=target, overlap=overlap)
         predicted = forecast(
             firmware,
-            ram_bytes=None if ram is None else parse_bytes(ram),
-            flash_bytes=None if flash is None else parse_bytes(flash),
+            ram_bytes=None if ram is None else parse_bytes(ram, "--ram"),
+            flash_bytes=None if flash is None else parse_bytes(flash, "--flash"),
         )
     emit(predicted.tables(), predicted.to_json(), as_json=as_json)
     if not predicted.fits:

@@ -7,6 +7,7 @@ flattened is reordered when weights are written.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -19,9 +20,10 @@ from slipstream.ship.errors import UnsupportedModelError
 
 Pair = tuple[int, int]
 _EXPORTED = (
-    "Conv2d (of one group, or one a channel), Linear, BatchNorm, ReLU, ReLU6, AvgPool2d, "
-    "MaxPool2d, AdaptiveAvgPool2d(1), means over an image, sums of two tensors, zero padding, "
-    "flatten, softmax, Dropout"
+    "Conv2d and Conv1d (of one group, or one a channel), Linear, BatchNorm, ReLU, ReLU6, sigmoid, "
+    "SiLU, Hardswish, LeakyReLU, average and maximum pooling, adaptive pooling to 1, means over an "
+    "image, sums and products of two tensors, concatenation of channels, zero padding, flatten, "
+    "softmax, Dropout"
 )
 
 
@@ -30,8 +32,8 @@ class Layer:
     """One operator to be.
 
     Attributes:
-        kind: ``conv``, ``linear``, ``add``, ``average_pool``, ``max_pool``, ``reshape`` or
-            ``softmax``.
+        kind: ``conv``, ``linear``, ``add``, ``mul``, ``concat``, ``mean``, ``average_pool``,
+            ``max_pool``, ``reshape``, ``softmax``, ``logistic``, ``hard_swish`` or ``leaky_relu``.
         inputs: names of values.
         output: the name of its value.
         source: the module it is from.
@@ -40,6 +42,7 @@ class Layer:
         padding: (top, bottom, left, right).
         groups: of a convolution.
         activation: ``none``, ``relu`` or ``relu6``.
+        alpha: slope of a leaky ReLU below 0.
     """
 
     kind: str
@@ -54,6 +57,7 @@ class Layer:
     padding: tuple[int, int, int, int] = (0, 0, 0, 0)
     groups: int = 1
     activation: str = "none"
+    alpha: float = 0.0
 
 
 @dataclass
@@ -61,7 +65,7 @@ class FloatModel:
     """Layers in the order they run in.
 
     Attributes:
-        shapes: of values by name, as PyTorch has them.
+        shapes: of values by name, as PyTorch has them; [N, C, L] is [N, C, 1, L].
         inputs, outputs: names of values.
         graph: what computes them all, for calibration.
         aliases: names of values that are another value.
@@ -75,7 +79,10 @@ class FloatModel:
     aliases: dict[str, str] = field(default_factory=dict)
 
     def run(self, given: torch.Tensor) -> dict[str, torch.Tensor]:
-        """All values by name, for an input with a batch of 1."""
+        """All values by name, for an input with a batch of 1.
+
+        [N, C, L] is [N, C, 1, L], as in `shapes`.
+        """
         values: dict[str, torch.Tensor] = {}
 
         class Keeping(torch.fx.Interpreter):
@@ -85,7 +92,14 @@ class FloatModel:
 
         with torch.no_grad():
             Keeping(self.graph).run(given)
-        return values
+        for layer in self.layers:
+            if layer.kind == "logistic" and layer.output not in values:
+                values[layer.output] = torch.sigmoid(values[layer.inputs[0]])
+        return {
+            name: value.unsqueeze(2) if isinstance(value, torch.Tensor) and value.dim() == 3
+            else value
+            for name, value in values.items()
+        }  # fmt: skip
 
 
 def trace(model: torch.nn.Module, example: torch.Tensor) -> FloatModel:
@@ -130,7 +144,8 @@ class _Tracer:
         for node in self._module.graph.nodes:
             value = node.meta.get("val")
             if isinstance(value, torch.Tensor):
-                model.shapes[node.name] = tuple(int(size) for size in value.shape)
+                shape = tuple(int(size) for size in value.shape)
+                model.shapes[node.name] = (*shape[:2], 1, shape[2]) if len(shape) == 3 else shape
             if node.op == "placeholder":
                 model.inputs.append(node.name)
             elif node.op == "output":
@@ -184,11 +199,20 @@ class _Tracer:
         return self._made.shapes[node.name]
 
     def add(self, node: Node, kind: str, inputs: tuple[Any, ...], **parts: Any) -> None:
-        """One layer more."""
+        """Append a layer."""
         if any(not isinstance(one, Node) or one.op == "get_attr" for one in inputs):
             raise UnsupportedModelError("of a constant")
         names = tuple(self._name(one) for one in inputs)
         self._made.layers.append(Layer(kind, names, node.name, _module_of(node), **parts))
+
+    def value(self, node: Any) -> str:
+        """Return the name of a node's value."""
+        return self._name(node)
+
+    def add_named(self, name: str, kind: str, inputs: tuple[str, ...], node: Node) -> None:
+        """Append a layer whose value has the shape of `node`, by the names of values."""
+        self._made.shapes[name] = self._made.shapes[node.name]
+        self._made.layers.append(Layer(kind, inputs, name, _module_of(node)))
 
     def alias(self, node: Node, other: Any) -> None:
         """`node` is the same value as `other`."""
@@ -269,6 +293,14 @@ def _arguments(node: Node, defaults: Mapping[str, Any]) -> dict[str, Any]:
     return arguments
 
 
+def _flat(value: Any) -> Any:
+    """Numbers of a layer over [N, C, L] as those over [N, C, 1, L]."""
+    if isinstance(value, str):
+        return value
+    size = value if isinstance(value, int) else value[0]
+    return (1, int(size))
+
+
 def _conv(tracer: _Tracer, node: Node) -> None:
     given = _arguments(node, {
         "input": None, "weight": None, "bias": None, "stride": 1, "padding": 0, "dilation": 1,
@@ -276,6 +308,11 @@ def _conv(tracer: _Tracer, node: Node) -> None:
     })  # fmt: skip
     weight = tracer.constant(given["weight"])
     assert weight is not None  # a convolution has weights
+    if weight.dim() == 3:
+        weight = weight.unsqueeze(2)
+        given |= {name: _flat(given[name]) for name in ("stride", "dilation")}
+        if not isinstance(given["padding"], str):
+            given["padding"] = (0, _flat(given["padding"])[1])
     source, explicit = tracer.padding_before(given["input"])
     sides = _sides(given["padding"], _pair(weight.shape[2:]), _pair(given["dilation"]))
     padding = tuple(a + b for a, b in zip(explicit, sides, strict=True))
@@ -311,6 +348,37 @@ def _linear(tracer: _Tracer, node: Node) -> None:
     tracer.add(node, "linear", (given["input"],), weight=weight, bias=bias)
 
 
+def _mul(tracer: _Tracer, node: Node) -> None:
+    a, b = node.args[:2]
+    if not isinstance(b, Node):
+        raise UnsupportedModelError("of something else than two tensors")
+    shapes = sorted((tracer.shape(a), tracer.shape(b)), key=math.prod)
+    gate = (shapes[1][0], shapes[1][1], 1, 1)[: len(shapes[1])]
+    if shapes[0] not in (shapes[1], gate):
+        raise UnsupportedModelError(f"of the shapes {list(shapes[1])} and {list(shapes[0])}")
+    tracer.add(node, "mul", (a, b))
+
+
+def _concat(tracer: _Tracer, node: Node) -> None:
+    given = _arguments(node, {"tensors": (), "dim": 0})
+    dimensions = len(node.meta["val"].shape)
+    if int(given["dim"]) % dimensions != 1 or len(given["tensors"]) != 2:
+        raise UnsupportedModelError("of more than two tensors, or not of their channels")
+    tracer.add(node, "concat", tuple(given["tensors"]))
+
+
+def _silu(tracer: _Tracer, node: Node) -> None:
+    """x * sigmoid(x), in two layers."""
+    source = tracer.value(node.args[0])
+    tracer.add_named(f"{node.name}.gate", "logistic", (source,), node)
+    tracer.add_named(node.name, "mul", (source, f"{node.name}.gate"), node)
+
+
+def _leaky_relu(tracer: _Tracer, node: Node) -> None:
+    given = _arguments(node, {"input": None, "negative_slope": 0.01})
+    tracer.add(node, "leaky_relu", (given["input"],), alpha=float(given["negative_slope"]))
+
+
 def _add(tracer: _Tracer, node: Node) -> None:
     a, b = node.args[:2]
     if node.kwargs.get("alpha", 1) != 1 or not isinstance(b, Node):
@@ -323,6 +391,10 @@ def _add(tracer: _Tracer, node: Node) -> None:
 def _pool(kind: str) -> Callable[[_Tracer, Node], None]:
     def rule(tracer: _Tracer, node: Node) -> None:
         given = _arguments(node, {"input": None, "kernel": None, "stride": [], "padding": 0})
+        if _operator_name(node).endswith("1d"):
+            given["stride"] = _flat(given["stride"] or given["kernel"])
+            given["kernel"] = _flat(given["kernel"])
+            given["padding"] = (0, _flat(given["padding"])[1])
         kernel = _pair(given["kernel"])
         high, wide = _pair(given["padding"])
         if (high or wide) and kind == "average_pool":
@@ -341,10 +413,13 @@ def _global_pool(tracer: _Tracer, node: Node) -> None:
     shape = tracer.shape(node.args[0])
     if _operator_name(node) == "mean":
         given: Any = node.args[1]
-        dims = [int(dim) % len(shape) for dim in given]
-        if len(shape) != 4 or sorted(dims) != [2, 3]:
+        sizes = node.args[0].meta["val"].shape  # type: ignore[union-attr]
+        dims = [int(dim) % len(sizes) for dim in given]
+        if len(sizes) < 3 or sorted(dims) != list(range(2, len(sizes))):
             raise UnsupportedModelError("over other dimensions than height and width")
-    elif _pair(node.args[1]) != (1, 1):
+        tracer.add(node, "mean", (node.args[0],))
+        return
+    if set(_pair(node.args[1])) != {1}:
         raise UnsupportedModelError("to more than one pixel")
     kernel = (shape[2], shape[3])
     tracer.add(node, "average_pool", (node.args[0],), kernel=kernel, stride=kernel)
@@ -370,7 +445,7 @@ def _relu6(tracer: _Tracer, node: Node) -> None:
 
 def _pad(tracer: _Tracer, node: Node) -> None:
     given = _arguments(node, {"input": None, "pad": None, "mode": "constant", "value": 0.0})
-    into = all(_operator_name(user) == "conv2d" for user in node.users)
+    into = all(_operator_name(user) in ("conv2d", "conv1d") for user in node.users)
     if given["mode"] != "constant" or (given["value"] or 0.0) or not into:
         raise UnsupportedModelError("with something else than zeros, or not before a convolution")
 
@@ -384,6 +459,22 @@ _RULES: dict[str, Callable[[_Tracer, Node], None]] = {
     "linear": _linear,
     "add": _add,
     "add_": _add,
+    "mul": _mul,
+    "mul_": _mul,
+    "cat": _concat,
+    "concat": _concat,
+    "sigmoid": lambda tracer, node: tracer.add(node, "logistic", (node.args[0],)),
+    "silu": _silu,
+    "silu_": _silu,
+    "hardswish": lambda tracer, node: tracer.add(node, "hard_swish", (node.args[0],)),
+    "hardswish_": lambda tracer, node: tracer.add(node, "hard_swish", (node.args[0],)),
+    "leaky_relu": _leaky_relu,
+    "leaky_relu_": _leaky_relu,
+    "conv1d": _conv,
+    "avg_pool1d": _pool("average_pool"),
+    "max_pool1d": _pool("max_pool"),
+    "adaptive_avg_pool1d": _global_pool,
+    "unsqueeze": _reshape,
     "batch_norm": _Tracer.fold_norm,
     "_native_batch_norm_legit_no_training": _Tracer.fold_norm,
     "relu": lambda tracer, node: tracer.fuse_activation(node, "relu"),

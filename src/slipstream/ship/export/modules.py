@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import sys
 import tempfile
-import zipfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import numpy as np
 
 from slipstream.child import Child
 from slipstream.errors import UsageError, WorkloadError
+from slipstream.files import read_array
 from slipstream.ship.export.noise import LayerNoise, layer_noise
 from slipstream.ship.export.quantize import quantize_model
 from slipstream.ship.firmware.writer import write_network
@@ -109,12 +109,11 @@ def _inputs(path: Path) -> Any:
         if path.suffix == ".pt":
             inputs = torch.load(path, map_location="cpu", weights_only=True)
         else:
-            inputs = np.load(path, allow_pickle=False)
-            if isinstance(inputs, np.lib.npyio.NpzFile):
-                name = "x" if "x" in inputs.files else inputs.files[0]
-                inputs = inputs[name]
-            inputs = torch.from_numpy(np.asarray(inputs, np.float32))
-    except (OSError, ValueError, EOFError, IndexError, zipfile.BadZipFile) as error:
+            inputs = torch.from_numpy(np.asarray(read_array(path, UsageError), np.float32))
+    except UsageError:
+        raise
+    except Exception as error:
+        # What torch and its unpickler raise for damaged files is a dozen kinds.
         raise UsageError(
             "no numbers can be read from it",
             where=str(path),

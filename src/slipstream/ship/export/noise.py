@@ -84,5 +84,6 @@ def noise_table(noise: Sequence[LayerNoise]) -> Table:
 
 
 def _channels_last(values: torch.Tensor) -> Array:
+    values = values.unsqueeze(2) if values.dim() == 3 else values
     moved = values.permute(0, 2, 3, 1) if values.dim() == 4 else values
     return np.ascontiguousarray(moved.detach().float().numpy())

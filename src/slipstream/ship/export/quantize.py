@@ -2,12 +2,13 @@
 
 Weights have a symmetric grid for each output channel, codes from -127 to 127; activations one grid
 each, of the range that calibration saw; poolings and reshapes keep the grid of what they read;
-softmax has 1/256 from -128. Sources: Jacob et al., arXiv 1712.05877; the int8 specification of
-TensorFlow Lite.
+softmax and sigmoid have 1/256 from -128. Sources: Jacob et al., arXiv 1712.05877; the int8
+specification of TensorFlow Lite.
 """
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -40,6 +41,8 @@ _OBSERVERS: dict[str, Callable[[], Observer]] = {
 }
 # Kinds whose outputs are codes of what they read.
 _KEEPING = ("average_pool", "max_pool", "reshape")
+# Kinds whose outputs have 1/256 from -128.
+_FIXED = ("softmax", "logistic")
 _MOST_INT32 = 2**31 - 1
 _SCALE_BITS = 12
 
@@ -52,7 +55,8 @@ def quantize_model(
 
     Args:
         model: of convolutions, linear layers and what stands between them; its first dimension is
-            the batch. Inputs that are NCHW images are NHWC in the network.
+            the batch. Inputs that are NCHW images are NHWC in the network, sequences [N, C, L] are
+            images [N, 1, L, C].
         calibration: inputs as the model takes them, batches of any size.
         name: of the network; the class's by default.
         observer: ``minmax``, ``percentile`` (99.99 %) or ``mse``.
@@ -87,12 +91,41 @@ def _grids(
         for name, watching in observers.items():
             watching.observe(values[name])
     grids = {name: _grid_of(*one.range()) for name, one in observers.items()}
+    _join(traced, observers, grids)
     for layer in traced.layers:
         if layer.kind in _KEEPING:
             grids[layer.output] = grids[layer.inputs[0]]
-        elif layer.kind == "softmax":
+        elif layer.kind in _FIXED:
             grids[layer.output] = _quantization(1 / 256, -128)
     return grids
+
+
+def _join(
+    traced: FloatModel, observers: dict[str, Observer], grids: dict[str, Quantization]
+) -> None:
+    """Give what is concatenated one grid: of the widest range among the tensors and what keeps it.
+
+    Raises:
+        UnsupportedModelError: one of the tensors has a grid that is fixed.
+    """
+    groups = {name: {name} for name in grids}
+    for layer in traced.layers:
+        if layer.kind == "concat" or layer.kind in _KEEPING:
+            whole = set[str]().union(*(groups[name] for name in (layer.output, *layer.inputs)))
+            groups |= dict.fromkeys(whole, whole)
+    fixed = {layer.output for layer in traced.layers if layer.kind in _FIXED}
+    for layer in traced.layers:
+        if layer.kind == "concat":
+            group = groups[layer.output]
+            if group & fixed:
+                raise UnsupportedModelError(
+                    "a concatenation of what softmax or sigmoid computes, whose scale is fixed",
+                    where=layer.source or layer.output,
+                )
+            ranges = [observers[name].range() for name in group]
+            low = torch.stack([one[0] for one in ranges]).min()
+            high = torch.stack([one[1] for one in ranges]).max()
+            grids |= dict.fromkeys(group, _grid_of(low, high))
 
 
 def _grid_of(low: torch.Tensor, high: torch.Tensor) -> Quantization:
@@ -235,6 +268,28 @@ class _Builder:
     def _add(self, layer: Layer) -> None:
         self._operator("add", layer, activation=layer.activation)
 
+    def _mul(self, layer: Layer) -> None:
+        self._operator("mul", layer, activation=layer.activation)
+
+    def _concat(self, layer: Layer) -> None:
+        # Channels are last.
+        axis = len(self._traced.shapes[layer.output]) - 1
+        self._operator("concatenation", layer, axis=axis, activation="none")
+
+    def _mean(self, layer: Layer) -> None:
+        axes = self._constant(f"{layer.output}.axes", np.array([1, 2], np.int32))
+        keep = len(self._traced.shapes[layer.output]) == 4
+        self._operator("mean", layer, (axes,), keep_dims=int(keep))
+
+    def _logistic(self, layer: Layer) -> None:
+        self._operator("logistic", layer)
+
+    def _hard_swish(self, layer: Layer) -> None:
+        self._operator("hard_swish", layer)
+
+    def _leaky_relu(self, layer: Layer) -> None:
+        self._operator("leaky_relu", layer, alpha=layer.alpha)
+
     def _pool(self, kind: str, layer: Layer) -> None:
         shape = self._traced.shapes[layer.inputs[0]]
         padding = _padding_name(layer, (shape[2], shape[3]))
@@ -277,7 +332,14 @@ class _Builder:
         if alone:
             self._index[to] = self._index[given]
             return
-        wanted = np.array(self._traced.shapes[to], np.int32)
+        shape = self._traced.shapes[to]
+        if len(shape) == 4:
+            if math.prod(shape[2:]) > 1:
+                raise UnsupportedModelError(
+                    f"a reshape to the image {list(shape)}", where=layer.source or to
+                )
+            shape = (shape[0], 1, 1, shape[1])
+        wanted = np.array(shape, np.int32)
         self._operator("reshape", layer, (self._constant(f"{to}.shape", wanted),))
 
 

@@ -42,10 +42,16 @@ def fitted(target: Target) -> bool:
 
 
 def instructions(step: Step, target: Target) -> int:
-    """Of one call, predicted."""
-    weights: Mapping[str, float] = _weights()[target.name]["instructions"][step.kernel]
+    """Of one call, predicted; 0 for kernels that are not measured (`unmeasured`)."""
+    weights: Mapping[str, float] = _weights()[target.name]["instructions"].get(step.kernel, {})
     step_counts = counts(step, target)
     return round(sum(weights.get(name, 0.0) * count for name, count in step_counts.items()))
+
+
+def unmeasured(program: Program, target: Target) -> list[str]:
+    """Return the kernels of a program whose code and instructions are not known on a target."""
+    known = _weights()[target.name]["instructions"]
+    return sorted({step.kernel for step in program.steps} - set(known))
 
 
 def constant_bytes(program: Program) -> int:
@@ -60,7 +66,7 @@ def code_bytes(program: Program, target: Target) -> int:
     """Functions of kernels, of the model, and of the C library."""
     costs = _weights()[target.name]
     kernels = {step.kernel for step in program.steps}
-    kernel_bytes = sum(int(costs["code"][kernel]) for kernel in kernels)
+    kernel_bytes = sum(int(costs["code"].get(kernel, 0)) for kernel in kernels)
     return kernel_bytes + int(costs["step_code"]) * len(program.steps) + int(costs["library"])
 
 
@@ -80,7 +86,8 @@ def stack_paths(step: Step, target: Target) -> list[str]:
 
 def counts(step: Step, target: Target) -> Counts:
     """How often the parts of a step's loops run, by name."""
-    tally = _COUNTS[step.kernel](step)
+    count = _COUNTS.get(step.kernel)
+    tally: Counts = {} if count is None else count(step)
     if "pixel taps" in tally:
         tally |= _of_pixels(step, 16 if target.vectors else 4)
     return {"call": 1.0} | {name: float(n) for name, n in tally.items() if n}

@@ -235,9 +235,14 @@ class Shortage:
     remedy: str
 
     def __str__(self) -> str:
+        return f"{self.amounts}; {self.where}: {self.remedy}"
+
+    @property
+    def amounts(self) -> str:
+        """What is needed and what the device has, in words."""
         return (
-            f"{self.kind}: {self.missing:,} B too much of {self.needed:,}; {self.where}: "
-            f"{self.remedy}"
+            f"{self.kind}: {self.needed:,} B are needed, the device has "
+            f"{self.needed - self.missing:,} B, {self.missing:,} B too few"
         )
 
 
@@ -275,8 +280,7 @@ def shortages(made: Firmware, ram_bytes: int | None, flash_bytes: int | None) ->
 def _check_fit(made: Firmware, ram_bytes: int | None, flash_bytes: int | None) -> None:
     if short := shortages(made, ram_bytes, flash_bytes):
         raise DoesNotFitError(
-            "it does not fit: " + "; ".join(f"{one.kind}, {one.missing:,} B more than there are of "
-            f"{one.needed:,}" for one in short),
+            "it does not fit: " + "; ".join(shortage.amounts for shortage in short),
             missing_bytes=short[0].missing, where=short[0].where, remedy=short[0].remedy,
         )  # fmt: skip
 

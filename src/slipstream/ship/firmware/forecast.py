@@ -99,6 +99,10 @@ class Forecast:
             f"{self.instructions:,} instructions an inference, fitted on the emulated processor; "
             "instructions are not cycles",
         ]
+        if unmeasured := costs.unmeasured(plan.program, plan.target):
+            notes.append(
+                f"not measured yet, so without their code and instructions: {', '.join(unmeasured)}"
+            )
         return [first, Table.of(ranked, costly, "most instructions", notes)]
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from slipstream.ship.errors import UnsupportedModelError
+from slipstream.ship.firmware import functions
 from slipstream.ship.firmware.arithmetic import fixed_multiplier, softmax_scaling
 from slipstream.ship.firmware.call import Call, Pad, quantization, row_distance, window
 from slipstream.ship.firmware.convolutions import conv_2d, depthwise, fully_connected
@@ -172,6 +174,99 @@ def _softmax(call: Call) -> Step:
     )  # fmt: skip
 
 
+def _lookup(call: Call) -> Step:
+    """A function of one number, as a table."""
+    given, to, kind = call.activation(0), call.output, call.operator.kind
+    grid, out = quantization(given), quantization(to)
+    if given.shape != to.shape:
+        raise call.refuse(f"of the shapes {list(given.shape)} and {list(to.shape)}")
+    if kind == "logistic":
+        if out.scale != np.float32(1 / 256) or out.zero_point != -128:
+            raise call.refuse("to another scale than 1/256")
+        values = functions.logistic(grid)
+    elif kind == "hard_swish":
+        values = functions.hard_swish(grid, out)
+    else:
+        values = functions.leaky_relu(grid, out, float(call.operator.options["alpha"]))
+    return call.step(
+        kernel="slip_lookup_int8", sources=("lookup.c",), struct="slip_lookup",
+        numbers={"count": given.size}, tables={"table": values}, distances=(0,),
+    )  # fmt: skip
+
+
+def _mul(call: Call) -> Step:
+    """A product of two tensors of one shape, or of an image with one number a channel."""
+    places = (0, 1)
+    if call.activation(0).size < call.activation(1).size:
+        places = (1, 0)
+    a, b, to = call.activation(places[0]), call.activation(places[1]), call.output
+    by_channel = b.size == b.shape[-1] == a.shape[-1]
+    if a.shape != to.shape or not (a.shape == b.shape or by_channel):
+        raise call.refuse(f"of the shapes {list(a.shape)} and {list(b.shape)}")
+    first, second, out = quantization(a), quantization(b), quantization(to)
+    real = float(first.scale) * float(second.scale) / float(out.scale)
+    multiplier, shift = fixed_multiplier(real)
+    if shift > 14:
+        raise call.refuse("whose products could overflow 32 bits")
+    low, high = call.limits()
+    return call.step(
+        kernel="slip_mul_int8", sources=("mul.c",), struct="slip_mul",
+        numbers={
+            "count": a.size, "period": b.size, "zero_a": first.zero_point,
+            "zero_b": second.zero_point, "multiplier": multiplier, "shift": shift,
+            "out_zero": out.zero_point, "low": low, "high": high,
+        },
+        tables={}, inputs=tuple(call.index(place) for place in places),
+        distances=(0, 0 if a.size == b.size else None),
+    )  # fmt: skip
+
+
+def _concatenation(call: Call) -> Step:
+    """Two tensors along one dimension."""
+    if len(call.operator.inputs) != 2:
+        raise call.refuse(f"of {len(call.operator.inputs)} tensors; two are joined")
+    if call.limits() != (-128, 127):
+        raise call.refuse("with an activation")
+    a, b, to = call.activation(0), call.activation(1), call.output
+    axis = call.option("axis") % max(len(to.shape), 1)
+    grids = [(quantization(one).scale, quantization(one).zero_point) for one in (a, b, to)]
+    if len(set(grids)) > 1:
+        raise call.refuse("of different scales")
+    if a.size + b.size != to.size or a.shape[:axis] != b.shape[:axis]:
+        raise call.refuse(f"of the shapes {list(a.shape)} and {list(b.shape)}")
+    rows = math.prod(to.shape[:axis])
+    return call.step(
+        kernel="slip_concat_int8", sources=("concat.c",), struct="slip_concat",
+        numbers={"rows": rows, "first": a.size // rows, "second": b.size // rows}, tables={},
+        inputs=(call.index(0), call.index(1)), distances=(None, None),
+    )  # fmt: skip
+
+
+def _mean(call: Call) -> Step:
+    """A mean over height and width."""
+    given, to = call.activation(0), call.output
+    height, width, channels = call.image(given)
+    axes = call.network.tensors[call.index(1)].data
+    if axes is None or sorted(int(axis) % 4 for axis in axes.reshape(-1)) != [1, 2]:
+        raise call.refuse("over other dimensions than height and width")
+    pixels = height * width
+    if to.size != channels or pixels >= 2**22:
+        raise call.refuse(f"of {pixels} pixels to the shape {list(to.shape)}")
+    grid, out = quantization(given), quantization(to)
+    multiplier, shift = fixed_multiplier(float(grid.scale) / float(out.scale))
+    # The division is part of the multiplier, with as many of its bits as there are.
+    more = min(pixels.bit_length() - 1, 32, 31 + shift)
+    multiplier, shift = (multiplier << more) // pixels, shift - more
+    return call.step(
+        kernel="slip_mean_int8", sources=("mean.c",), struct="slip_mean",
+        numbers={
+            "pixels": pixels, "channels": channels, "in_zero": grid.zero_point,
+            "multiplier": multiplier, "shift": shift, "out_zero": out.zero_point,
+        },
+        tables={}, distances=(None,),
+    )  # fmt: skip
+
+
 def _reshape(call: Call) -> int:
     given, to = call.activation(0), call.output
     if given.size != to.size:
@@ -182,10 +277,18 @@ def _reshape(call: Call) -> int:
 _LOWERINGS: dict[str, Callable[[Call], Step | int]] = {
     "add": _add,
     "average_pool_2d": _pool,
+    "concatenation": _concatenation,
     "conv_2d": conv_2d,
     "depthwise_conv_2d": depthwise,
+    "expand_dims": _reshape,
     "fully_connected": fully_connected,
+    "hard_swish": _lookup,
+    "leaky_relu": _lookup,
+    "logistic": _lookup,
     "max_pool_2d": _pool,
+    "mean": _mean,
+    "mul": _mul,
     "reshape": _reshape,
     "softmax": _softmax,
+    "squeeze": _reshape,
 }

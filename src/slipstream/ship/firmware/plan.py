@@ -13,6 +13,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from slipstream.ship.errors import UnsupportedModelError
 from slipstream.ship.firmware.arena import Arena
 from slipstream.ship.firmware.interface import interface_of
 from slipstream.ship.firmware.program import Program, Step
@@ -28,7 +29,8 @@ KERNELS = (
 # Numbers of structs in the order of kernels/slip_micro.h, as `struct` packs them; tables are first.
 _FORMATS = {
     "slip_conv": "7H8B4bBx", "slip_depthwise": "6H8B4bB3x", "slip_pool": "5H6B2b",
-    "slip_add": "12i", "slip_softmax": "5i",
+    "slip_add": "12i", "slip_softmax": "5i", "slip_lookup": "i", "slip_mul": "9i",
+    "slip_concat": "3i", "slip_mean": "6i",
 }  # fmt: skip
 _TABLES = ("weights", "bias", "rescale")
 _MAGIC, _STEP_WORDS, _ALIGN = b"SLP1", 16, 16
@@ -36,8 +38,8 @@ _MAGIC, _STEP_WORDS, _ALIGN = b"SLP1", 16, 16
 
 def struct_bytes(kind: str) -> int:
     """Bytes of a struct where addresses have 32 bits."""
-    tables = 4 * len(_TABLES) if kind in ("slip_conv", "slip_depthwise") else 0
-    return tables + struct.calcsize("<" + _FORMATS[kind])
+    tables = {"slip_conv": len(_TABLES), "slip_depthwise": len(_TABLES), "slip_lookup": 1}
+    return 4 * tables.get(kind, 0) + struct.calcsize("<" + _FORMATS[kind])
 
 
 def planned_model(program: Program, arena: Arena, *, vectors: bool) -> bytes:
@@ -45,7 +47,17 @@ def planned_model(program: Program, arena: Arena, *, vectors: bool) -> bytes:
 
     Args:
         vectors: as for `lower`.
+
+    Raises:
+        UnsupportedModelError: a step calls a kernel that only straight-line C calls.
     """
+    other = sorted({step.kernel for step in program.steps} - set(KERNELS))
+    if other:
+        raise UnsupportedModelError(
+            f"the interpreter does not call {', '.join(other)}",
+            where=f"model '{program.network.name}'",
+            remedy="--backend straight",
+        )
     plain = write_network(program.network)
     missing: dict[bytes, int] = {}
     for step in program.steps:

@@ -74,6 +74,10 @@ OPTIONS: dict[str, tuple[tuple[int, str, str, int | float], ...]] = {
     "fully_connected": ((0, "activation", "b", 0), (1, "weights_format", "b", 0)),
     "softmax": ((0, "beta", "f", 0.0),),
     "add": ((0, "activation", "b", 0),),
+    "mul": ((0, "activation", "b", 0),),
+    "concatenation": ((0, "axis", "i", 0), (1, "activation", "b", 0)),
+    "mean": ((0, "keep_dims", "b", 0),),
+    "leaky_relu": ((0, "alpha", "f", 0.0),),
 }  # fmt: skip
 OPTIONS["max_pool_2d"] = OPTIONS["average_pool_2d"]
 

@@ -72,6 +72,24 @@ typedef struct {
   int32_t rows, columns, multiplier, left_shift, least_difference;
 } slip_softmax;
 
+typedef struct {
+  const int8_t *table;     /* 256 codes, by the code read as an unsigned byte */
+  int32_t count;
+} slip_lookup;
+
+typedef struct {
+  int32_t count, period;   /* numbers of the first tensor, and of the second, which is repeated */
+  int32_t zero_a, zero_b, multiplier, shift, out_zero, low, high;
+} slip_mul;
+
+typedef struct {
+  int32_t rows, first, second; /* bytes a row of each */
+} slip_concat;
+
+typedef struct {
+  int32_t pixels, channels, in_zero, multiplier, shift, out_zero;
+} slip_mean;
+
 /* What the kernel covers at an output pixel, `depth` int8 written to `column`, which is returned. */
 const int8_t *slip_gather(const slip_conv *op, const int8_t *in, int y, int x, int8_t *column);
 void slip_conv_2d(const slip_conv *op, const int8_t *in, int8_t *out, void *scratch);
@@ -82,6 +100,10 @@ void slip_average_pool(const slip_pool *op, const int8_t *in, int8_t *out);
 void slip_max_pool(const slip_pool *op, const int8_t *in, int8_t *out);
 void slip_add_int8(const slip_add *op, const int8_t *a, const int8_t *b, int8_t *out);
 void slip_softmax_int8(const slip_softmax *op, const int8_t *in, int8_t *out);
+void slip_lookup_int8(const slip_lookup *op, const int8_t *in, int8_t *out);
+void slip_mul_int8(const slip_mul *op, const int8_t *a, const int8_t *b, int8_t *out);
+void slip_concat_int8(const slip_concat *op, const int8_t *a, const int8_t *b, int8_t *out);
+void slip_mean_int8(const slip_mean *op, const int8_t *in, int8_t *out);
 
 /* Shifts of negative numbers are arithmetic on every compiler that this is built with; shifts to
  * the left go through unsigned numbers, which is defined. */
