@@ -22,7 +22,7 @@ from slipstream.runtimes import ModelError
 from slipstream.runtimes import preprocessing as pre
 from slipstream.runtimes.taps import open_tap
 from slipstream.ship import xray
-from slipstream.ship.xray import statistics
+from slipstream.ship.xray import explaining, statistics
 from slipstream.ship.xray.log import Log
 from slipstream.ship.xray.statistics import STATISTICS, Array, canonical, measured
 
@@ -160,6 +160,65 @@ def test_two_bugs_and_odd_factors_are_named(tmp_path: Path) -> None:
     assert harmless.kind == "harmless"
     strange = cause([noise.normal(0, 1, (3, 24, 24)).astype("f4") for _ in raws])
     assert strange.kind == "unexplained"
+
+
+@pytest.mark.parametrize(
+    "bugs",
+    [
+        (pre.Channels("BGR"), pre.Orient(180), pre.Scale(-1.0, 1.0)),
+        (pre.Channels("BGR"), pre.Orient(90), pre.Crop(shape="whole")),
+    ],
+)  # fmt: skip
+def test_three_simultaneous_bugs_are_named(bugs: tuple[pre.Stage, ...]) -> None:
+    raws, wrong = pictures(), PIPELINE
+    for bug in bugs:
+        wrong = wrong.with_stage(bug)
+    statistics = measured([canonical(wrong(raw)[None]) for raw in raws])
+    found = xray.explain(statistics, raws, PIPELINE)
+    assert sorted(found.stages) == sorted(bug.name for bug in bugs), found.text
+    assert found.pipeline is not None
+    assert np.array_equal(found.pipeline(raws[0]), wrong(raws[0]))
+
+
+@pytest.mark.parametrize("axes", ["CHW", "HWC"])
+def test_a_fix_differs_from_what_it_replaces(axes: Any) -> None:
+    raws, right = pictures(), pre.image_pipeline(24, layout=axes)
+    wrong = right.with_stage(pre.Layout(axes, misread=True))
+    found = xray.explain(measured([canonical(wrong(raw)[None]) for raw in raws]), raws, right)
+    assert found.stages == ("layout",)
+    replaced, fix = found.fix.splitlines()
+    code = replaced.removeprefix("# instead of: ")
+    assert code != fix
+    # Both lines do what they say.
+    before = dict(right.trace(raws[0]))["normalise"]
+    for line, stage in ((code, pre.Layout(axes, misread=True)), (fix, pre.Layout(axes))):
+        names = {"x": before}
+        exec(line, names)
+        assert np.array_equal(names["x"], stage(before))
+
+
+def test_no_fix_repeats_the_faulty_line() -> None:
+    for variation in PIPELINE.variations():
+        lines = explaining._fix(variation).splitlines()
+        replaced = {one.removeprefix("# instead of: ") for one in lines if one.startswith("# inst")}
+        assert replaced, variation.text
+        assert replaced != {one for one in lines if not one.startswith("# inst")}, variation.text
+
+
+@pytest.mark.parametrize(
+    ("reference", "deployed", "words"),
+    [(1, 2, "applied twice"), (2, 1, "twice in the reference"), (0, 1, "both sides"),
+     (1, 0, "lacks"), (1, 1, "")],
+)  # fmt: skip
+def test_a_softmax_too_many_or_too_few_is_named(
+    reference: int, deployed: int, words: str, tmp_path: Path
+) -> None:
+    for name, count in (("a", reference), ("b", deployed)):
+        model = nn.Sequential(network(), *(nn.Softmax(1) for _ in range(count))).eval()
+        recorded(tmp_path / f"{name}.xr", model)
+    notes = [n for n in xray.compare(tmp_path / "a.xr", tmp_path / "b.xr").notes if "softmax" in n]
+    assert len(notes) == bool(words)
+    assert all(words in note for note in notes)
 
 
 def test_without_raw_inputs_arrays_explain(tmp_path: Path, onnx_file: Path) -> None:

@@ -513,6 +513,10 @@ class Layout(Stage):
         yield f"data of the layout {other} are read as {self.axes}", self.changed(misread=True)
 
     def code(self) -> str:
+        if self.misread:
+            flat = "x" if self.axes == "CHW" else "x.transpose(2, 0, 1)"
+            shape = "x.shape[2], *x.shape[:2]" if self.axes == "CHW" else "x.shape"
+            return f"x = {flat}.reshape({shape})"
         return "x = x.transpose(2, 0, 1)" if self.axes == "CHW" else "# stays [H, W, C]"
 
 

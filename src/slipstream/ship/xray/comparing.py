@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,9 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from slipstream.errors import InvalidArgumentError
+from slipstream.errors import InvalidArgumentError, UsageError
+from slipstream.files import read_bytes
 from slipstream.runtimes.preprocessing import Pipeline
 from slipstream.runtimes.taps import Layer
+from slipstream.schema import read
 from slipstream.ship.xray.assertions import Failure, check
 from slipstream.ship.xray.explaining import HARMLESS, Cause, confident, explain, explain_arrays
 from slipstream.ship.xray.log import Frame, Log, LogError
@@ -26,6 +29,10 @@ _JUMP, _NOTICED = 3.0, 0.005
 # Of less drift than this two tensors are the same, and nothing is a multiple of it.
 _NONE = 1e-4
 _SHOWN = 12
+# Of outputs that are taken for a softmax: how far their sum is from 1, and the largest difference
+# of two logarithms.
+_PROBABILITY, _MAX_SPAN = 1e-3, 60.0
+_LARGEST_LABELS_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -183,6 +190,21 @@ def drift_table(layers: Sequence[LayerDrift], title: str) -> Table:
     )  # fmt: skip
 
 
+def read_labels(path: Path) -> Mapping[str, int] | Sequence[int]:
+    """The right answers in a JSON file: a list, or an object by key.
+
+    Raises:
+        UsageError: there is no such file, or it holds anything but integers.
+    """
+    try:
+        labels = json.loads(read_bytes(path, UsageError, most=_LARGEST_LABELS_BYTES))
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"the labels cannot be read: {error}", where=str(path)) from error
+    kind: Any = Mapping[str, int] if isinstance(labels, dict) else Sequence[int]
+    checked: Mapping[str, int] | Sequence[int] = read(kind, labels, "labels", {})
+    return checked
+
+
 def compare(
     reference: Path | str | Log,
     candidate: Path | str | Log,
@@ -190,7 +212,7 @@ def compare(
     labels: Mapping[str, int] | Sequence[int] | None = None,
     raws: Sequence[Any] | None = None,
     pipeline: Pipeline | None = None,
-    depth: int = 2,
+    depth: int = 3,
     say: Callable[[str], None] = lambda line: None,
 ) -> Comparison:
     """Hold a deployed model's log against that of a reference.
@@ -201,7 +223,7 @@ def compare(
         labels: right answers by key, or in the order of frames.
         raws: raw inputs in the order of frames, where the logs do not say where they lie.
         pipeline: how inputs should be made; the reference log's own if it names one.
-        depth: stages of preprocessing that may be wrong at once.
+        depth: stages of preprocessing that may be wrong simultaneously: 1, 2 or 3.
         say: told what is done.
 
     Raises:
@@ -240,6 +262,8 @@ def compare(
             )  # fmt: skip
     if cause.kind in ("preprocessing", "unexplained"):
         notes.append("inputs differ, so drift of layers is mostly theirs: mend them first")
+    if softmax := _softmax(sums.outputs):
+        notes.append(softmax)
     failures = tuple(check(sums.candidate_layers()))
     return Comparison(
         a.path.name, b.path.name, confident(cause), tuple(sums.drifts()),
@@ -300,6 +324,7 @@ class _Sums:
         self.low = np.full((2, count), np.inf)
         self.high = np.full((2, count), -np.inf)
         self.inputs: list[tuple[Array, Array]] = []
+        self.outputs: list[tuple[Array, Array]] = []
         self.facts: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self.input_tensors: list[Array | None] = []
         self.answers: list[tuple[int, int] | None] = []
@@ -340,6 +365,7 @@ class _Sums:
             p, q = outputs[0]
             sizes = one.statistics["elements"][p], other.statistics["elements"][q]
             self.output_shapes_differ |= bool(sizes[0] != sizes[1])
+            self.outputs.append((one.statistics[p], other.statistics[q]))
         self._answer(one, other)
         ins = _of(self.a, "input"), _of(self.b, "input")
         self.inputs.append((one.statistics[ins[0]], other.statistics[ins[1]]))
@@ -469,6 +495,50 @@ def _cause(
         "pipeline, or a reference log of level layers, would tell why", before, before,
         frames=len(first),
     )  # fmt: skip
+
+
+def _softmax(outputs: Sequence[tuple[Array, Array]]) -> str:
+    """Whether one side's first output is the softmax of the other's, in words; else empty.
+
+    Statistics are enough: softmax sums to 1, and keeps differences of its inputs as differences of
+    its logarithms.
+
+    Args:
+        outputs: `STATISTICS` of the reference's and the candidate's output, by frame.
+    """
+    if not outputs:
+        return ""
+    mine, theirs = (np.array([pair[side] for pair in outputs]) for side in (0, 1))
+    if _is_softmax_of(theirs, mine):
+        if _sums_to_one(mine):
+            return (
+                "softmax is applied twice: the deployed output is the softmax of the reference's, "
+                "which is a softmax already; leave the second one out"
+            )
+        return "the deployed output is the softmax of the reference's: apply it on both sides"
+    if _is_softmax_of(mine, theirs):
+        if _sums_to_one(theirs):
+            return (
+                "softmax is applied twice in the reference: its output is the softmax of the "
+                "deployed one, which is a softmax already"
+            )
+        return "the deployed output lacks the softmax that the reference applies"
+    return ""
+
+
+def _sums_to_one(values: Array) -> bool:
+    sums = values["mean"].astype(np.float64) * values["elements"]
+    return bool((values["low"] >= 0).all() and np.allclose(sums, 1, atol=_PROBABILITY))
+
+
+def _is_softmax_of(values: Array, given: Array) -> bool:
+    spans = given["high"].astype(np.float64) - given["low"]
+    sizes = (values["elements"] == given["elements"]) & (values["elements"] > 1)
+    # Of equal inputs nothing can be told, and the rounding of tiny shares hides large differences.
+    if not (sizes & (values["low"] > 0) & (spans < _MAX_SPAN)).all() or spans.max() < 0.01:
+        return False
+    logarithms = np.log(values["high"].astype(np.float64) / values["low"])
+    return _sums_to_one(values) and np.allclose(logarithms, spans, rtol=0.01, atol=1e-3)
 
 
 def _swapped(mine: Array, theirs: Array) -> Cause | None:

@@ -32,6 +32,8 @@ HARMLESS = 0.02
 _EXACT = 0.002
 FRAMES, ENOUGH = 8, 5
 _SCREENED = 16
+# Three stages: pairs that are extended by every third one.
+_EXTENDED = 24
 _AFFINE = ("scale", "normalise", "cast")
 
 Kind = Literal["equal", "harmless", "preprocessing", "unexplained", "unknown"]
@@ -101,7 +103,7 @@ def explain(
     raws: Sequence[Any],
     pipeline: Pipeline,
     *,
-    depth: int = 2,
+    depth: int = 3,
     say: Callable[[str], None] = lambda line: None,
 ) -> Cause:
     """The simplest change of `pipeline` that gives what was fed.
@@ -110,7 +112,8 @@ def explain(
         statistics: of the model input of each frame, `STATISTICS` [frames].
         raws: the raw input of each frame, as the pipeline's first stage reads it.
         pipeline: how inputs should be made.
-        depth: stages that may differ at once: 1 or 2.
+        depth: stages that may differ simultaneously: 1, 2 or 3. Of three, the two that alone come
+            nearest are found first, so that not every combination is tried.
         say: told what is searched.
     """
     usable: list[int] = []
@@ -142,7 +145,14 @@ def explain(
     best = singles[:1]
     if (not best or best[0][0] > exact) and depth > 1 and before > harmless:
         say("searching what is done otherwise: two stages at once")
-        pairs = _pairs(observed, whole, [one for _, one in singles], frames)
+        ones = [one for _, one in singles]
+        pairs = _pairs(observed, whole, ones, frames)
+        if depth > 2 and pairs and pairs[0][0] > limit:
+            say("searching what is done otherwise: three stages simultaneously")
+            triples = _triples(observed, whole, [pair for _, pair in pairs], ones, frames)
+            # A third change has to be worth its mention.
+            if triples and triples[0][0] <= min(limit, pairs[0][0] / BETTER):
+                pairs = triples
         better = not best or best[0][0] > limit or (pairs[:1] and pairs[0][0] < best[0][0] / BETTER)
         if better and pairs and pairs[0][0] <= limit:
             singles, best = pairs, pairs[:1]
@@ -206,9 +216,38 @@ def _pairs(
     # Screened on one frame, in an order in which a memo has what comes first.
     order = sorted(singles, key=lambda one: one.changes[0][0])
     screened = [(observed.residual(pair.pipeline, frames[:1]), pair) for pair in whole.pairs(order)]
+    return _rescored(observed, screened, _EXTENDED, frames)
+
+
+def _triples(
+    observed: _Observed, whole: Pipeline, pairs: Sequence[Variation], singles: Sequence[Variation],
+    frames: Sequence[int],
+) -> list[tuple[float, Variation]]:  # fmt: skip
+    """Extend pairs by every change of a third stage; what each leaves, best first."""
+    screened = []
+    seen = set()
+    for pair in pairs:
+        taken = {place for place, *_ in pair.changes}
+        for single in singles:
+            ((place, right, wrong),) = single.changes
+            changes = tuple(sorted([*pair.changes, (place, right, wrong)], key=lambda one: one[0]))
+            if place in taken or changes in seen:
+                continue
+            seen.add(changes)
+            stages = list(pair.pipeline.stages)
+            stages[place] = wrong
+            triple = Variation(f"{pair.text}; {single.text}", Pipeline(tuple(stages)), changes)
+            screened.append((observed.residual(triple.pipeline, frames[:1]), triple))
+    return _rescored(observed, screened, _SCREENED, frames)
+
+
+def _rescored(
+    observed: _Observed, screened: list[tuple[float, Variation]], count: int, frames: Sequence[int]
+) -> list[tuple[float, Variation]]:
+    """The best of what was screened on one frame, by all frames."""
     screened.sort(key=lambda scored: scored[0])
-    pairs = [(observed.residual(pair.pipeline, frames), pair) for _, pair in screened[:_SCREENED]]
-    return sorted(pairs, key=lambda scored: scored[0])
+    best = [(observed.residual(one.pipeline, frames), one) for _, one in screened[:count]]
+    return sorted(best, key=lambda scored: scored[0])
 
 
 def _named(scored: Sequence[tuple[float, Variation]], known: dict[str, Any]) -> Cause:
@@ -223,7 +262,11 @@ def _named(scored: Sequence[tuple[float, Variation]], known: dict[str, Any]) -> 
 def _fix(variation: Variation) -> str:
     lines = []
     for _, right, wrong in variation.changes:
-        lines += [f"# instead of: {line}" for line in wrong.code().splitlines()]
+        if wrong.code() == right.code():
+            # What is wrong has no line of its own, such as a stage that is applied twice.
+            lines.append(f"# instead of what is wrong: {variation.text}")
+        else:
+            lines += [f"# instead of: {line}" for line in wrong.code().splitlines()]
         lines += right.code().splitlines()
     return "\n".join(lines)
 
@@ -243,7 +286,7 @@ def _affine(
     if best is None or best[0] > min(ACCEPTED, known["before"] / BETTER):
         return Cause(
             "unexplained", f"inputs differ by {known['before']:.0%} of their deviation, and no "
-            "change of one or two stages explains it", after=best[0] if best else np.inf, **known,
+            "change of a few stages explains it", after=best[0] if best else np.inf, **known,
         )  # fmt: skip
     after, one, terms = best
     slopes, offsets = (", ".join(f"{value:.4g}" for value in row) for row in terms)

@@ -14,6 +14,7 @@ A device may leave out what it does not know: FRAM, TENS. What was cut off is re
 from __future__ import annotations
 
 import json
+import math
 import queue
 import struct
 import threading
@@ -33,7 +34,8 @@ from slipstream.tables import json_values
 
 MAGIC = b"SLIPXR1\n"
 _PIECE = struct.Struct("<4sII")
-_LARGEST = 1 << 30
+_STAT = struct.Struct("<III")
+_LARGEST, _LARGEST_TENSOR = 1 << 30, 1 << 28
 _WAITING = 4
 
 
@@ -186,8 +188,8 @@ class Log:
                 layers = [_layer(path, one) for one in header["tensors"]]
             elif tag == b"DECL":
                 layers.append(_layer(path, _json(path, content)))
-            elif tag == b"STAT":
-                seen.add(struct.unpack_from("<I", content)[0])
+            elif tag == b"STAT" and len(content) >= _STAT.size:
+                seen.add(_STAT.unpack_from(content)[0])
             elif tag == b"FRAM":
                 whole += 1
             elif tag == b"ENDS":
@@ -205,14 +207,26 @@ class Log:
         return cls(path, header, tuple(layers), whole, damage)
 
     def frames(self) -> Iterator[Frame]:
-        """The whole frames, in order."""
+        """The whole frames, in order.
+
+        Raises:
+            LogError: a piece holds what no recorder writes.
+        """
+        try:
+            yield from self._frames()
+        except (
+            ValueError, KeyError, TypeError, OverflowError, RecursionError, struct.error,
+        ) as error:  # fmt: skip
+            raise LogError(f"is damaged: {error!r:.200}", where=str(self.path)) from error
+
+    def _frames(self) -> Iterator[Frame]:
         given = 0
         current: Frame | None = None
         marked = False
         for tag, content in _pieces(self.path):
             if tag in (b"STAT", b"TENS"):
                 number = (
-                    struct.unpack_from("<I", content)[0]
+                    _STAT.unpack_from(content)[0]
                     if tag == b"STAT"
                     else json.loads(content[: content.index(b"\n")])["frame"]
                 )
@@ -228,6 +242,9 @@ class Log:
             elif tag == b"FRAM":
                 marked = True
                 facts = _json(self.path, content)
+                for name in ("frame", "answer", "latency_ns"):
+                    if not isinstance(facts.get(name, 0), (int, float)):
+                        raise ValueError(f"{name} {facts[name]!r:.40}")
                 if current is None:
                     current = Frame(facts["frame"], np.zeros(len(self.layers), STATISTICS))
                 current.facts = facts
@@ -237,8 +254,8 @@ class Log:
             yield current
 
     def _add_statistics(self, frame: Frame, content: bytes) -> None:
-        _, first, count = struct.unpack_from("<III", content)
-        values = np.frombuffer(content, STATISTICS, offset=12)
+        _, first, count = _STAT.unpack_from(content)
+        values = np.frombuffer(content, STATISTICS, offset=_STAT.size)
         if len(values) != count or first + count > len(self.layers):
             raise LogError(
                 f"frame {frame.index} has tensors the header lacks", where=str(self.path)
@@ -249,11 +266,8 @@ class Log:
         line, _, packed = content.partition(b"\n")
         facts = json.loads(line)
         dtype, shape = np.dtype(facts["dtype"]), facts["shape"]
-        try:
-            data = expanded(packed, int(np.prod(shape, dtype=np.int64)) * dtype.itemsize)
-            frame.tensors[facts["tensor"]] = np.frombuffer(data, dtype).reshape(shape)
-        except (ValueError, TypeError) as error:
-            raise LogError(f"a tensor of frame {frame.index} is damaged: {error}") from error
+        size = min(math.prod(shape) * dtype.itemsize, _LARGEST_TENSOR)
+        frame.tensors[facts["tensor"]] = np.frombuffer(expanded(packed, size), dtype).reshape(shape)
 
 
 def _pieces(path: Path) -> Iterator[tuple[bytes, bytes]]:
@@ -289,7 +303,7 @@ def _pieces(path: Path) -> Iterator[tuple[bytes, bytes]]:
 def _json(path: Path, content: bytes) -> dict[str, Any]:
     try:
         value = json.loads(content)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise LogError(f"is damaged: {error}", where=str(path)) from error
     if not isinstance(value, dict):
         raise LogError("is damaged: no JSON object", where=str(path))
