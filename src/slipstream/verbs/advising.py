@@ -205,8 +205,7 @@ class Advice:
         lines = [p.in_words for p in others if p.busy]
         if behind := len(self.not_timed) - len(self._promising()):
             lines.append(
-                f"{behind} more {'were' if behind > 1 else 'was'} not timed, and cannot beat the "
-                "first choice"
+                f"{behind} more {'were' if behind > 1 else 'was'} not timed, and cannot be better"
             )
         if count := sum(not p.busy for p in others):
             lines.append(
