@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from model_uses import gradients, process_group
 from slipstream.codegen import why_no_compiler
+from slipstream.errors import SlipstreamWarning
 from slipstream.techniques.fusion import autotune, kernels
 from slipstream.techniques.fusion.backend import FusionBackend, use_fused
 
@@ -213,3 +214,18 @@ def test_a_piece_whose_kernels_fail_stays_plain(monkeypatch: pytest.MonkeyPatch)
     backend, model, x = FusionBackend(), Gate(), torch.randn(800, 512)
     torch.testing.assert_close(_compiled(model, backend)(x), model(x))
     assert backend.reasons == ["its kernels fail: no such instruction"]
+
+
+def test_other_shapes_run_as_written_until_they_are_common() -> None:
+    backend, model = FusionBackend(), Gate()
+    call, other = _compiled(model, backend), torch.randn(400, 512)
+    call(torch.randn(800, 512))
+    with pytest.warns(SlipstreamWarning, match="16 calls run as written"):
+        call(other)
+    for _ in range(15):
+        torch.testing.assert_close(call(other), model(other))
+    first, second = backend.pieces
+    assert first.kept is not None
+    assert second.kept is None
+    call(other)
+    assert second.kept is not None

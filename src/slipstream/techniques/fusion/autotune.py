@@ -251,6 +251,7 @@ class Autotuned:
         plain: the piece as the user wrote it.
         traced: the same through `passes`, which `compare` until it was called.
         declined: told why it stays as the user wrote it, where it does.
+        waiting: calls that run as the user wrote them before the choice.
 
     Attributes:
         kept: whether its kernels are what every call runs; None until it was called.
@@ -260,8 +261,9 @@ class Autotuned:
 
     def __init__(
         self, plain: _Work, traced: _Work, passes: Sequence[TracedPass],
-        declined: Callable[[str], None],
+        declined: Callable[[str], None], waiting: int = 0,
     ) -> None:  # fmt: skip
+        self._waiting = waiting
         self._plain, self._traced, self._passes = plain, traced, passes
         self._declined = declined
         self._run: _Work | None = None
@@ -272,6 +274,9 @@ class Autotuned:
             # fake tensors first, for the shapes of the next. AOTAutograd answers that call.
             if any(isinstance(tensor, FakeTensor) for tensor in given):
                 return self._traced(*given)
+            if self._waiting:
+                self._waiting -= 1
+                return self._plain(*given)
             try:
                 self._run = self._choose(given)
             except Exception as error:  # of kernels; the user's own come again from the plain piece

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._guards import CompileContext
 from torch.fx import GraphModule
 from torch.nn import functional
 
 from slipstream.capture import put_compiled
 from slipstream.codegen import CompileError, why_no_triton
+from slipstream.errors import SlipstreamWarning
 from slipstream.techniques.dropout.nn import SeededDropout
 from slipstream.techniques.fusion.autotune import Autotuned, Make, TracedPass, boxed
 from slipstream.techniques.fusion.kernels import by_device
 from slipstream.techniques.fusion.loops import UnsupportedError
 from slipstream.techniques.fusion.rewrite import plan
 from slipstream.techniques.fusion.traced import stack_parts
+
+# Calls of a model with other shapes before kernels are timed for them: the last batch of an epoch
+# is not worth it.
+_CALLS_BEFORE_TUNING = 16
 
 
 def seeded_dropout(
@@ -34,6 +41,12 @@ def seeded_dropout(
     seed = torch.randint(-(2**63), 2**63 - 1, (2,), dtype=torch.int64, device=input.device)
     dropped: torch.Tensor = SeededDropout.apply(input.contiguous(), seed, p)
     return dropped
+
+
+def _compiled_before() -> bool:
+    """Whether torch.compile compiles code again that it has compiled, for other inputs."""
+    number = CompileContext.current_compile_id()
+    return number is not None and bool(number.frame_compile_id)
 
 
 class FusionBackend:
@@ -93,7 +106,14 @@ class FusionBackend:
         traced = compile_with(module, inputs)
         if not self._tuned:
             return traced
-        self.pieces.append(Autotuned(plain, traced, passes, self.reasons.append))
+        waiting = _CALLS_BEFORE_TUNING if passes and _compiled_before() else 0
+        if waiting:
+            warnings.warn(
+                f"fusion: the model is called with other shapes or modes than before; {waiting} "
+                "calls run as written, then kernels are timed, which may take half a minute",
+                SlipstreamWarning, stacklevel=2,
+            )  # fmt: skip
+        self.pieces.append(Autotuned(plain, traced, passes, self.reasons.append, waiting))
         return self.pieces[-1]
 
     def _pass(self, module: GraphModule) -> TracedPass | None:
