@@ -251,6 +251,13 @@ def test_nothing_of_the_script_runs_once_the_program_is_done(
         ("train(model, optimizer, 4)", " 4 optimizer steps,", "epochs"),
         ("with torch.no_grad():\n    for _ in range(2): model(torch.randn(5, 3))", " 2 calls ", ""),
         ("import sys; sys.exit()", " sys.exit() ", " --"),
+        (
+            "from torch.func import functional_call, grad\n"
+            "loss = lambda p: functional_call(model, p, (torch.randn(5, 3),)).sum()\n"
+            "for _ in range(5): grad(loss)(dict(model.named_parameters()))",
+            "torch.func",
+            "one step",
+        ),
         ("raise SystemExit('no data')", ": no data", ""),
         ("train(model, optimizer, 3); exit(3)", " 3 optimizer steps with sys.exit(3)", ""),
         (
@@ -343,6 +350,24 @@ for epoch in range(20):
 def test_samples_are_those_of_a_whole_step(drive_forked: Run, text: str, samples: int) -> None:
     text = text if text is LOOP else script(text)
     assert drive_forked(text, look).result["samples"] == samples
+
+
+def test_optimizers_may_step_in_hooks_of_the_backward_pass(drive_forked: Run) -> None:
+    text = script("""
+optimizers = {p: torch.optim.SGD([p], lr=0.1) for p in model.parameters()}
+for p in model.parameters():
+    p.register_post_accumulate_grad_hook(lambda p: optimizers[p].step())
+for _ in range(20):
+    loss_of(model).backward()
+""")
+
+    def in_backward(built: Built) -> Generator[None, Any, list[int]]:
+        import torch
+
+        yield
+        return [torch._C._current_graph_task_id(), len(built.other_optimizers)]
+
+    assert drive_forked(text, in_backward).result == [-1, 3]
 
 
 def test_all_optimizers_of_a_step_are_fused(drive_forked: Run) -> None:

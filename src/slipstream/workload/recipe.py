@@ -159,7 +159,8 @@ class Workload:
         if self.arguments:
             inside = ", ".join(f"{key}={value}" for key, value in self.arguments.items())
             shown += f"({inside})"
-        return shown
+        # The name of a file may hold bytes that are no text here; stores and pages take text only.
+        return shown.encode(errors="backslashreplace").decode()
 
     def with_technique(self, *techniques: Applicable) -> Workload:
         """This workload with `techniques` on top; the order they apply in is their stage's."""

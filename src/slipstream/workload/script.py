@@ -87,7 +87,8 @@ class _Discovery:
         self._largest: dict[int, tuple[bool, int]] = {}
         self._next: Callable[[Any], Any] | None = None
         self.called: Callable[[torch.nn.Module, int], None] = lambda module, count: None
-        self.forwards = self.backwards = self._before = 0
+        self.after_backward: Callable[[], None] = lambda: None
+        self.forwards = self.backwards = self.transformed = self._before = 0
 
     def before_forward(self, module: torch.nn.Module, inputs: Any) -> None:
         self._depth += 1
@@ -108,8 +109,12 @@ class _Discovery:
             self._arguments[id(module)] = inputs, named
 
     def after_forward(self, module: torch.nn.Module, inputs: Any, output: Any) -> None:
+        import torch
+
         self._depth = max(0, self._depth - 1)
-        if self._depth == 0:
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            self.transformed += 1
+        elif self._depth == 0:
             self._calls[id(module)] += 1
             self.called(module, self._calls[id(module)])
 
@@ -122,6 +127,7 @@ class _Discovery:
         """Watch a run of the script from its start."""
         from torch.nn.modules import module
 
+        self.after_backward = lambda: None
         self.roots.clear()
         self._arguments.clear()
         self._calls.clear()
@@ -143,7 +149,9 @@ class _Discovery:
             before = self._loss if self._adds_up else None
             self._loss = loss if before is None else before.detach() + loss.detach()
             self.backwards += 1
-            return backward(loss, *args, **kwargs)
+            result = backward(loss, *args, **kwargs)
+            self.after_backward()
+            return result
 
         torch.Tensor.backward = noting  # type: ignore[method-assign, assignment]
 
@@ -299,6 +307,8 @@ class _Script(Generic[T]):
         return not trains and not self._marked and self._discovery.most_calls > _STEPS_TO_DISCOVER
 
     def _discover(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        import torch
+
         # The optimizer that steps twice first marks the step; others belong inside it.
         self._steps_of[id(optimizer)] = self._steps_of.get(id(optimizer), 0) + 1
         self._optimizers[id(optimizer)] = optimizer
@@ -306,7 +316,12 @@ class _Script(Generic[T]):
             self._discovery.stepped()
         if not self._marked and self._steps_of[id(optimizer)] == _STEPS_TO_DISCOVER:
             resumed = self._begin(self._discovery.model_of(optimizer), optimizer)
-            _resume_after_step(optimizer, self._discovery.take_loss, resumed)
+            take_loss = self._discovery.take_loss
+            if torch._C._current_graph_task_id() < 0:
+                _resume_after_step(optimizer, take_loss, resumed)
+                return
+            # It steps in hooks of the backward pass, where a profiler can neither start nor end.
+            self._discovery.after_backward = lambda: resumed.resume(take_loss())
 
     def _discover_call(self, model: torch.nn.Module, count: int) -> None:
         if not self._marked and count == _STEPS_TO_DISCOVER:
@@ -569,6 +584,12 @@ def _never_stepped(path: Path, how: str, discovery: _Discovery) -> WorkloadError
         remedy = (
             "the steps of a script are counted by optimizer.step() of a torch.optim.Optimizer; "
             f"call that, or {function}"
+        )
+    elif discovery.transformed:
+        did = ", but called a model under a transform of torch.func"
+        remedy = (
+            "the steps of a script are counted by optimizer.step() of a torch.optim.Optimizer; "
+            "name a function that runs one step and that returns it"
         )
     elif discovery.forwards:
         did = f", after {_calls(discovery.forwards)} of a model"
