@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from slipstream.errors import UnknownNameError, WorkloadError
-from slipstream.graph import Graph, Role, StepPhase
+from slipstream.graph import Graph, Role, StepPhase, replay
 from slipstream.technique import Context, QualityKind, parse
 from slipstream.techniques.quadratic.nn import QuadraticConv2d, QuadraticLinear
 from slipstream.techniques.quadratic.technique import QuadraticLayers
+from slipstream.workload import build_from
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from recorded import build, cannot_be_timed, graph_of, images, inference, mlp
@@ -42,6 +45,30 @@ def test_a_layer_takes_longer_by_the_measured_ratio_and_its_weights_more() -> No
     assert (edited.memory.role == Role.PARAMETER).sum() == 1 + (
         graph.memory.role == Role.PARAMETER
     ).sum()
+
+
+def wide() -> Any:
+    """Its peak is within the passes of a convolution."""
+    model = nn.Sequential(nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 8, 3))
+    batch = torch.randn(8, 3, 32, 32), torch.randn(8, 8, 30, 30)
+    return model, batch, nn.functional.mse_loss, torch.optim.SGD(model.parameters(), 0.1)
+
+
+def test_projections_within_a_pass_are_part_of_the_peak() -> None:
+    graph, durations = timed_by_bytes(graph_of(wide)), BytesMoved()
+    technique = QuadraticLayers()
+    durations.measure(technique.questions(graph))
+    edited = technique.predict(graph, Context(durations))  # type: ignore[arg-type]
+    predicted = replay(edited).peak_bytes / replay(graph).peak_bytes
+
+    def changed() -> Any:
+        model, batch, loss, optimizer = wide()
+        built = build_from((model, batch, loss, optimizer), (technique,), 0, "changed")
+        return built.model, built.batch, built.loss, built.optimizer
+
+    recorded = replay(graph_of(changed)).peak_bytes / replay(graph).peak_bytes
+    assert recorded > 1.5
+    assert predicted == pytest.approx(recorded, rel=0.25)
 
 
 def by_role(graph: Graph) -> dict[Role, int]:

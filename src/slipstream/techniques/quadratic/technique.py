@@ -23,6 +23,13 @@ from slipstream.techniques.quadratic.timing import layer_call
 from slipstream.workload import Built, Workload
 
 _BY_HAND = "import slipstream as ss\nss.quadratic.convert(model)  # before the optimizer is made"
+# Tensors of the size of a layer's output and of its input that `Quadratic` computes and frees
+# within a pass, forward and backward.
+_WITHIN = {
+    "t2": ((0, 1), (0, 3)), "t3": ((1, 0), (3, 0)), "t4": ((2, 0), (6, 0)),
+    "bilinear": ((2, 0), (6, 0)), "glu": ((3, 0), (7, 0)), "t2&4": ((3, 1), (7, 3)),
+    "ours": ((3, 0), (5, 0)),
+}  # fmt: skip
 # With this neuron's stacked weight: parameters of a layer beside its bias, over the first order's.
 _STACKED = {"t2": 1, "t3": 1, "t4": 2, "bilinear": 2, "glu": 2, "t2&4": 3, "ours": 3}
 
@@ -83,7 +90,8 @@ class QuadraticLayers(Settings):
         """Every layer's product takes as much longer as the whole layer does in a micro-benchmark.
 
         Weights are as many times as large, and so is what the optimizer does with them and keeps of
-        them; what is kept for the backward pass is the same.
+        them; what is kept for the backward pass is the same. Projections add to the peak only while
+        a layer's pass runs.
         """
         edit = Editor(graph, str(self))
         sites = self._chosen(graph)
@@ -99,6 +107,7 @@ class QuadraticLayers(Settings):
             site = np.repeat(np.arange(len(sites.kind)), count)
             role = np.where(np.diff(site, prepend=-1), Role.PARAMETER, Role.GRADIENT)
             edit.allocate(added[sites.kind[site]], role, -1, -1)
+        self._allocate_within(edit, graph, sites)
         rescale(edit, graph, self._update(graph), context.durations)
         edited = edit.apply(f"{len(sites.kind)} layers of quadratic neurons")
         return self._with_larger_state(graph, edited)
@@ -170,6 +179,27 @@ class QuadraticLayers(Settings):
         grows = (memory.role == Role.OPTIMIZER) | working
         nbytes = np.where(grows, memory.nbytes * after // before, memory.nbytes)
         return replace(edited, memory=replace(memory, nbytes=nbytes))
+
+    def _allocate_within(self, edit: Editor, graph: Graph, sites: SiteKinds) -> None:
+        """Add the memory that passes of layers hold only while they run."""
+        # What a product itself needs, such as operands in another layout, grows with its rows.
+        memory = graph.memory
+        rows = np.flatnonzero(
+            (memory.producer == memory.release) & np.isin(memory.producer, sites.task)
+        )
+        edit.resize(rows, memory.nbytes[rows] * _STACKED[self.neuron])
+        sizes = []
+        for site in sites.kinds:
+            call = graph.task(site.forward).call
+            assert call is not None  # a site is found by its call
+            sizes.append((call.outputs[0].nbytes, site.x.nbytes))
+        nbytes = (np.array(sizes) @ np.array(_WITHIN[self.neuron]).T)[sites.kind]
+        first = np.flatnonzero(np.diff(sites.site, prepend=-1))
+        last = np.append(first[1:], len(sites.task)) - 1
+        edit.allocate(nbytes[:, 0], Role.TEMPORARY, sites.task[first], sites.task[first])
+        trains = last > first
+        starts, ends = sites.task[first[trains] + 1], sites.task[last[trains]]
+        edit.allocate(nbytes[trains, 1], Role.TEMPORARY, starts, ends)
 
     def _chosen(self, graph: Graph) -> SiteKinds:
         return site_kinds(graph).only(lambda site: site.module in self._selection)
