@@ -63,6 +63,22 @@ def interpreted(data: bytes | Path, device: str = "cortex-m4") -> Firmware:
     return export_firmware(data, name="model", device=device, backend="interpreter")
 
 
+@pytest.mark.parametrize(("depth", "copied"), [(64, 0), (62, 12 * 64)])
+def test_weights_are_copied_only_if_their_rows_are_padded(
+    depth: int, copied: int, tmp_path: Path, require: Require
+) -> None:
+    need_runtimes(require)
+    random = RandomNetwork(3)
+    x = random.given((2, depth))
+    w, b, grid = random.weights((10, depth), 0, x, depth=depth)
+    random.step("fully_connected", (x, w, b), (2, 10), grid, activation="none", weights_format=0)
+    made = interpreted(write_network(random.network(0)))
+    # Ten channels fill three groups of four, whose biases and pairs of rescaling are 12 bytes each.
+    assert f"holds {copied + 12 * 12:,} B" in made.tables()[0].notes[-1]
+    made.write(tmp_path)
+    assert verify_firmware(read_firmware(tmp_path), sets=5, emulate=False).equal
+
+
 @pytest.mark.parametrize("name", [PERSON_DETECT, MICRO_SPEECH])
 def test_a_model_in_place_gives_the_bytes_of_tflite_micro(
     name: str, shared_data: Path, tmp_path: Path, require: Require

@@ -22,7 +22,7 @@ from slipstream.ship.firmware.emit_interpreter import emit_interpreter
 from slipstream.ship.firmware.interface import Interface, interface_of
 from slipstream.ship.firmware.lowering import lower
 from slipstream.ship.firmware.network import Network
-from slipstream.ship.firmware.plan import planned_model
+from slipstream.ship.firmware.plan import missing_tables, planned_model
 from slipstream.ship.firmware.planner import Buffer, greedy_plan
 from slipstream.ship.firmware.program import Program
 from slipstream.ship.firmware.targets import Target, target
@@ -155,6 +155,12 @@ class Firmware:
             f"arena: {self.arena.size:,} B, {proof}; constants in flash: {self.constant_bytes:,} B",
             f"{self.program.macs:,} MACs (multiplications that are added up)",
         ]
+        if self.backend == "interpreter":
+            copied = sum(map(len, missing_tables(self.program)))
+            notes.append(
+                f"the plan in the model holds {copied:,} B of tables that the model lacks: "
+                "rescaling, biases, and weights whose rows are no multiple of four"
+            )
         return [Table.of(rows, fields, f"{network.name} for {self.target.name}", notes)]
 
     def live_bytes(self) -> list[int]:

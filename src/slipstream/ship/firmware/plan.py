@@ -3,7 +3,7 @@
 What straight-line C writes out as calls stands here as numbers: for each step its kernel, places
 in the arena, and its struct. A table that the file holds anyway, as most weights are, is pointed at
 where it stands; what the model does not have (rescaling, biases with zero points folded in, weights
-that had to be padded) comes behind the steps.
+whose rows had to be padded to multiples of four) comes behind the steps.
 """
 
 from __future__ import annotations
@@ -58,12 +58,7 @@ def planned_model(program: Program, arena: Arena, *, vectors: bool) -> bytes:
             where=f"model '{program.network.name}'",
             remedy="--backend straight",
         )
-    plain = write_network(program.network)
-    missing: dict[bytes, int] = {}
-    for step in program.steps:
-        for table in _tables(step):
-            if _place(plain, table) < 0:
-                missing.setdefault(table, 0)
+    missing = dict.fromkeys(missing_tables(program), 0)
     size = 4 * (6 + _STEP_WORDS * len(program.steps))
     size += 8 * (len(program.network.inputs) + len(program.network.outputs))
     for table in missing:
@@ -71,26 +66,52 @@ def planned_model(program: Program, arena: Arena, *, vectors: bool) -> bytes:
         size += len(table)
     # Everything has its place in the file once the plan has its size.
     blank = _MAGIC + bytes(size - len(_MAGIC))
-    model = bytearray(write_network(program.network, {NAME: blank}))
+    model = bytearray(write_network(program.network, {NAME: blank}) + bytes(_room(program)))
     start = model.index(blank)
     before, behind = bytes(model[:start]), bytes(model[start + size :])
     places = {table: start + offset for table, offset in missing.items()}
-    for table in (table for step in program.steps for table in _tables(step)):
+    for table, read in (pair for step in program.steps for pair in _tables(step)):
         if table not in places:
-            at = _place(behind, table)
-            places[table] = start + size + at if at >= 0 else _place(before, table)
+            at = _place(behind, read, len(table))
+            places[table] = start + size + at if at >= 0 else _place(before, read, len(table))
     model[start : start + size] = _packed(program, arena, vectors, places, missing, size)
     return bytes(model)
 
 
-def _tables(step: Step) -> list[bytes]:
-    return [np.ascontiguousarray(table).tobytes() for table in step.tables.values()]
+def missing_tables(program: Program) -> list[bytes]:
+    """Return the tables of a program that its model's file does not hold, each once."""
+    file = write_network(program.network) + bytes(_room(program))
+    tables = {table: read for step in program.steps for table, read in _tables(step)}
+    return [table for table, read in tables.items() if _place(file, read, len(table)) < 0]
 
 
-def _place(file: bytes, table: bytes) -> int:
-    """Where a table stands in a file, at an address for words; -1 where it does not."""
+def _room(program: Program) -> int:
+    """Bytes to add behind a file, so that groups of channels can be read to their end."""
+    return max(
+        (len(whole) - len(read) for step in program.steps for whole, read in _tables(step)),
+        default=0,
+    )
+
+
+def _tables(step: Step) -> list[tuple[bytes, bytes]]:
+    """Return each table, and the part of it whose values matter.
+
+    Rows of weights for channels that only fill up a group of four are read, and what they give is
+    never written: whatever bytes of the file follow will do.
+    """
+    tables = []
+    for name, table in step.tables.items():
+        whole = np.ascontiguousarray(table).tobytes()
+        filled = name == "weights" and step.kernel == "slip_conv_plain"
+        count = step.numbers["out_c"] * step.numbers["depth"] if filled else len(whole)
+        tables.append((whole, whole[:count]))
+    return tables
+
+
+def _place(file: bytes, table: bytes, size: int) -> int:
+    """Return where a table stands in a file with `size` bytes from there, on a word; -1 if not."""
     at = file.find(table)
-    while at >= 0 and at % 4:
+    while at >= 0 and (at % 4 or at + size > len(file)):
         at = file.find(table, at + 1)
     return at
 
@@ -111,7 +132,7 @@ def _packed(
         one = struct.pack(
             "<4I", KERNELS.index(step.kernel), at[0], other, arena.tensors[step.output]
         )
-        one += b"".join(struct.pack("<I", places[table]) for table in _tables(step))
+        one += b"".join(struct.pack("<I", places[table]) for table, _ in _tables(step))
         one += struct.pack("<" + _FORMATS[step.struct], *numbers)
         words += one.ljust(4 * _STEP_WORDS, b"\0")
     for port in (*interface.inputs, *interface.outputs):

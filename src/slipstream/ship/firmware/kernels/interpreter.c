@@ -189,6 +189,10 @@ static int in_arena(uint32_t arena, uint32_t offset, uint32_t bytes) {
   return bytes <= arena && offset <= arena - bytes;
 }
 
+static int apart(uint32_t a, uint32_t a_bytes, uint32_t b, uint32_t b_bytes) {
+  return !a_bytes || !b_bytes || a + a_bytes <= b || b + b_bytes <= a;
+}
+
 static slip_status check(
     const reader *file, const slip_kernel *kernels, const uint32_t *step, uint32_t arena) {
   uint32_t kernel = step[0];
@@ -203,7 +207,11 @@ static slip_status check(
                                      : depthwise_needs(kernel, &op.depthwise, &need);
     fits = fits && in_file(file, numbers[0], need.weights, 1) &&
            in_file(file, numbers[1], need.padded, 4) &&
-           in_file(file, numbers[2], need.padded, 8);
+           in_file(file, numbers[2], need.padded, 8) &&
+           /* Scratch is filled while the input is read, by functions that want them apart. */
+           in_arena(arena, step[1], need.in) && in_arena(arena, step[2], need.other) &&
+           in_arena(arena, step[3], need.out) && apart(step[1], need.in, step[2], need.other) &&
+           apart(step[3], need.out, step[2], need.other);
     for (uint32_t n = 0; fits && n < need.channels; n++) {
       int32_t second = op.conv.rescale[2 * n + 1];
       fits = second > 0 || (second >= -64 - 30 && second <= -64 + 31);
