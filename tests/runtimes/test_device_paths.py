@@ -37,7 +37,8 @@ def test_a_faultless_camera_changes_little(demosaic: str) -> None:
 
 def test_each_setting_does_what_it_says() -> None:
     given = scene()
-    plain = Camera()(given).astype(float)
+    plain = given.astype(float)
+    assert np.array_equal(Camera(seed=3)(given), given)
 
     def seen(**settings: float) -> np.ndarray:
         return Camera(**settings)(given).astype(float)  # type: ignore[arg-type]
@@ -96,6 +97,14 @@ def test_what_is_no_path_is_named(text: str, says: str) -> None:
     with pytest.raises((UnknownNameError, InvalidArgumentError)) as caught:
         DevicePath.parse(text, reference_path(PIPELINE))
     assert says in str(caught.value)
+
+
+def test_the_reference_is_the_model_s_own_preprocessing() -> None:
+    picture = np.random.default_rng(0).integers(0, 256, (64, 64, 3)).astype(np.uint8)
+    matrix = DeviceMatrix.of(PIPELINE, {"jpeg": "codec:jpeg,quality=90"})
+    assert np.array_equal(matrix.reference.pipeline(picture), PIPELINE(picture))
+    written = Codec("jpeg", 90)(picture)
+    assert np.array_equal(matrix.paths[0].pipeline(picture), PIPELINE(written))
 
 
 def test_matrices_come_from_files(tmp_path: Path) -> None:

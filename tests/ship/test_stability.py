@@ -68,7 +68,7 @@ def test_measured_on_paths_of_known_effect() -> None:
     scenes, model = textures(60), judge()
     labels = own_labels(model, scenes)
     matrix = DeviceMatrix.of(
-        PIPELINE, {"a": "reference", "same": "codec:png", "b": "camera:contrast=0.8"}
+        PIPELINE, {"a": "reference", "same": "codec:png", "b": "camera:contrast=0.8,warmth=0.5"}
     )
     found = stability.measure(model, scenes, matrix.paths, labels, topk=2)
     assert found.accuracy[:2].tolist() == [1.0, 1.0]

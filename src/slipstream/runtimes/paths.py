@@ -201,7 +201,7 @@ class DeviceMatrix:
     """Paths of several devices, and the reference they are described against.
 
     Attributes:
-        reference: what the model was trained for: no camera's errors, nothing lost in a file.
+        reference: the model's own preprocessing: no camera, nothing lost in a file.
         paths: the devices, by their names; the reference is not one of them.
     """
 
@@ -270,7 +270,7 @@ class DeviceMatrix:
 
 
 def reference_path(pipeline: Pipeline, model: str = "") -> DevicePath:
-    """`pipeline` with a faultless camera and a lossless codec in it."""
+    """Return `pipeline` with a camera and a codec in it that leave pictures unchanged."""
     kinds = [one.name for one in pipeline.stages]
     for stage in (Camera(), Codec()):
         if stage.name not in kinds:
