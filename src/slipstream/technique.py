@@ -107,7 +107,7 @@ class CodeChange:
         workload: Workload,
         edit: Callable[[Places], Source],
         *,
-        by_hand: str,
+        by_hand: str | Callable[[Places], str],
         note: str = "",
         technique: Technique | None = None,
     ) -> CodeChange | None:
@@ -115,7 +115,7 @@ class CodeChange:
 
         Args:
             edit: see `slipstream.source`.
-            by_hand: the lines to write where the edit cannot be placed.
+            by_hand: the lines to write where the edit cannot be placed, or what finds them.
             note: what the reader of the diff should know.
             technique: a technique that training frameworks have a switch for; in a script that
                 trains through one, the switch is set instead.
@@ -136,7 +136,8 @@ class CodeChange:
             reason = f"{error.what} ({error.where})"
             return cls("", f"already so: {reason}", edit, reason)
         except NotPlacedError as error:
-            lines = "".join(f"\n    {line}" for line in by_hand.splitlines())
+            text = by_hand if isinstance(by_hand, str) else by_hand(where)
+            lines = "".join(f"\n    {line}" for line in text.splitlines())
             why = f"no edit of your file: {error.what} ({error.where})"
             return cls("", f"{why}; by hand:{lines}", edit)
 

@@ -224,6 +224,16 @@ GROUPS = {
     for name, text in _GROUPS.items()
 }
 """The plain script, its optimizer given the same parameters as groups."""
+TWO_OPTIMIZERS = (
+    PLAIN.replace(
+        _OPTIMIZER,
+        "head = torch.optim.Adam(model.head.parameters(), lr=1e-2)\n"
+        "rest = torch.optim.Adam([*model.conv.parameters(), *model.norm.parameters()], lr=1e-2)\n",
+    )
+    .replace("    optimizer.zero_grad()\n", "    head.zero_grad()\n    rest.zero_grad()\n")
+    .replace("    optimizer.step()\n", "    head.step()\n    rest.step()\n")
+)
+"""The plain script, its parameters shared out between two optimizers."""
 FUNCTIONS = {"function": FUNCTION, "inline": INLINE}
 
 

@@ -5,7 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from scripts import FUNCTION, FUNCTIONS, GROUPS, SCRIPTS, STEPS, function_losses, script_losses
+from scripts import (
+    FUNCTION,
+    FUNCTIONS,
+    GROUPS,
+    SCRIPTS,
+    STEPS,
+    TWO_OPTIMIZERS,
+    function_losses,
+    script_losses,
+)
 
 from slipstream.source import Source, locate, write
 from slipstream.technique import parse
@@ -33,6 +42,21 @@ def edited(path: Path, text: str, techniques: str, function: str = "") -> None:
         assert change.edit is not None
         source = change.edit(locate(source, function or None)).settled()
     write(source)
+
+
+def noted(path: Path, technique: str) -> str:
+    """The note of a technique that has no edit for the file."""
+    change = parse(technique)[0].code(Workload.parse(str(path)))
+    assert change is not None
+    assert not change.diff
+    return change.note
+
+
+def added(path: Path, technique: str) -> list[str]:
+    """The lines that a technique adds to the file."""
+    change = parse(technique)[0].code(Workload.parse(str(path)))
+    assert change is not None
+    return [line[1:] for line in change.diff.splitlines()[3:] if line[0] == "+"]
 
 
 def applied(path: Path, techniques: str, steps: int = STEPS) -> list[float]:
@@ -68,6 +92,28 @@ def test_a_script_with_groups_of_parameters(tmp_path: Path, shape: str) -> None:
     path = tmp_path / "user.py"
     edited(path, GROUPS[shape], "amp:bf16+channels_last")
     assert script_losses(path) == applied(tmp_path / "function.py", "amp:bf16+channels_last")
+
+
+@pytest.mark.parametrize("kind", ["fused", "foreach"])
+def test_a_script_with_two_optimizers(tmp_path: Path, kind: str) -> None:
+    path, technique = tmp_path / "user.py", f"fused_optimizer:{kind}"
+    edited(path, TWO_OPTIMIZERS, technique)
+    assert path.read_text().count(f"lr=1e-2, {kind}=True)") == 2
+    assert script_losses(path) == applied(tmp_path / "function.py", technique)
+    path.write_text(path.read_text().replace(f", {kind}=True", "", 1))
+    assert len(added(path, technique)) == 1, "the other has the flag"
+
+
+def test_lines_to_write_name_the_optimizers_of_the_script(tmp_path: Path) -> None:
+    path = tmp_path / "user.py"
+    path.write_text(TWO_OPTIMIZERS.replace("lr=1e-2", "**settings"))
+    assert noted(path, "fused_optimizer").splitlines()[1:] == [
+        "    head = torch.optim.Adam(..., fused=True)",
+        "    rest = torch.optim.Adam(..., fused=True)",
+    ]
+    assert "2 optimizers are made, on lines" in noted(path, "amp:bf16")
+    path.write_text("model = ...\n")
+    assert "torch.optim.AdamW(..., fused=True)" in noted(path, "fused_optimizer")
 
 
 @pytest.mark.parametrize("shape", SCRIPTS)

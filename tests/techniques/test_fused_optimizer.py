@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,17 @@ def test_it_is_really_fused() -> None:
     with calls:
         built.step()
     assert any("_fused_adamw_" in event.name for event in calls.events())
+
+
+def test_every_optimizer_must_be_fused_to_need_no_flag() -> None:
+    parameters = [torch.zeros(2, requires_grad=True) for _ in range(2)]
+    fused, looped = (
+        torch.optim.Adam([p], fused=flag) for p, flag in zip(parameters, (True, False), strict=True)
+    )
+    built = dataclasses.replace(build(mlp), optimizer=fused, other_optimizers=(looped,))
+    assert FusedOptimizer().already(built) is None
+    FusedOptimizer().apply(built)
+    assert FusedOptimizer().already(built) == "the optimizer is fused already"
 
 
 def test_inference_has_no_optimizer_to_fuse() -> None:

@@ -63,6 +63,7 @@ from slipstream.source._batch_size import BatchSize, find_batch_size
 from slipstream.source._blocks import checkpoint_blocks
 from slipstream.source._frameworks import FrameworkEdit, find_switch
 from slipstream.source._function import value_of
+from slipstream.source._optimizer import Optimizer
 from slipstream.source._places import Places, locate, refuse_inside
 from slipstream.source._source import AlreadyThereError, NotPlacedError, Source
 from slipstream.source._write import Undone, Written, undo, write
@@ -72,6 +73,7 @@ __all__ = [
     "BatchSize",
     "FrameworkEdit",
     "NotPlacedError",
+    "Optimizer",
     "Places",
     "Source",
     "Undone",

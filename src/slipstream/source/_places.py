@@ -78,14 +78,16 @@ class Places:
     @cached_property
     def optimizer(self) -> Optimizer:
         """The call that makes the optimizer, and its class."""
-        optimizers = self._optimizers
-        if len(optimizers) > 1:
-            raise self.source.not_placed(
-                f"{len(optimizers)} optimizers are made, on "
-                + _numbers([one.call.lineno for one in optimizers]),
-                optimizers[1].call,
-            )
-        return optimizers[0]
+        if len(self.optimizers) > 1:
+            raise self._several_optimizers()
+        return self.optimizers[0]
+
+    @cached_property
+    def optimizers(self) -> list[Optimizer]:
+        """The calls that make the script's optimizers, or the one that the function returns."""
+        if self.function is None:
+            return optimizers_in(self.source)
+        return optimizers_in(self.source, self._returned_as("optimizer"))
 
     @cached_property
     def model(self) -> Model:
@@ -116,11 +118,13 @@ class Places:
             raise self.source.not_placed(
                 f"{self.training.framework} runs the training loop", self.training.start
             )
-        names = {one.identity for one in self._optimizers}
-        identity = names.pop() if len(names) == 1 else None
+        names = {one.identity for one in self.optimizers}
+        if len(names) > 1:
+            raise self._several_optimizers()
+        (identity,) = names
         if identity is None:
             raise self.source.not_placed(
-                "the optimizer has no name of its own", self._optimizers[0].call
+                "the optimizer has no name of its own", self.optimizers[0].call
             )
         return find_step(self.source, identity, self._trained[0])
 
@@ -371,11 +375,10 @@ class Places:
             return None
         return Returned(self.source.names.statement(training.start), training.arguments)
 
-    @cached_property
-    def _optimizers(self) -> list[Optimizer]:
-        if self.function is None:
-            return optimizers_in(self.source)
-        return optimizers_in(self.source, self._returned_as("optimizer"))
+    def _several_optimizers(self) -> NotPlacedError:
+        calls = [optimizer.call for optimizer in self.optimizers]
+        lines = _numbers([call.lineno for call in calls])
+        return self.source.not_placed(f"{len(calls)} optimizers are made, on {lines}", calls[1])
 
     def _returned_as(self, part: str) -> ast.expr:
         """The expression that the workload's function returns as its `part`."""
@@ -388,7 +391,7 @@ class Places:
     @cached_property
     def _trained(self) -> tuple[Identity, ast.expr]:
         """The one model whose parameters the optimizers are given."""
-        return trained_by(self.source, self._optimizers)
+        return trained_by(self.source, self.optimizers)
 
     def _made(self, identity: Identity) -> Model:
         """After which statement the variable holds what is trained or returned."""
@@ -427,7 +430,7 @@ class Places:
         handed = self._handed_over
         uses: list[ast.AST] = [] if handed is None else [handed.statement]
         try:
-            uses += [one.origin for one in self._optimizers]
+            uses += [one.origin for one in self.optimizers]
         except NotPlacedError:
             if handed is None:
                 raise

@@ -6,6 +6,7 @@ Modelled as in Daydream (Zhu et al., ATC 2020, section 5.2): the update's tasks 
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from slipstream.durations import Answer
 from slipstream.errors import WorkloadError
 from slipstream.graph import UNKNOWN_SPREAD, Call, Editor, Graph, Price, Role, StepPhase, price
 from slipstream.provenance import Provenance
-from slipstream.source import Places, Source
+from slipstream.source import AlreadyThereError, NotPlacedError, Optimizer, Places, Source
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
 from slipstream.techniques._baseline import update_tasks, updated_tensors
 from slipstream.workload import Built, Workload
@@ -50,8 +51,7 @@ class FusedOptimizer(Settings):
             return "the step has no optimizer"
         if described.get("differ"):
             return "its optimizers differ in class or settings; set the flag on each in the code"
-        known = _FUSED if self.kind == "fused" else _FOREACH
-        if described["class"] not in known:
+        if described["class"] not in self._classes():
             return f"torch has no {self.kind} form of {described['class']}"
         settings = described["settings"]
         if (reason := self._has(settings)) is not None:
@@ -100,7 +100,7 @@ class FusedOptimizer(Settings):
                 remedy="return (model, batch, loss, optimizer)",
             )
         kind = type(built.optimizer).__name__
-        if kind not in (_FUSED if self.kind == "fused" else _FOREACH):
+        if kind not in self._classes():
             raise WorkloadError(f"there is no {self.kind} form of {kind}")
         for optimizer in (built.optimizer, *built.other_optimizers):
             for group in optimizer.param_groups:
@@ -108,29 +108,51 @@ class FusedOptimizer(Settings):
 
     def already(self, built: Built) -> str | None:
         """Return why the optimizer needs no flag, or None."""
-        groups = [] if built.optimizer is None else built.optimizer.param_groups
-        reasons = {self._has(group) for group in groups}
+        optimizers = [] if built.optimizer is None else [built.optimizer, *built.other_optimizers]
+        reasons = {self._has(group) for each in optimizers for group in each.param_groups}
         return reasons.pop() if len(reasons) == 1 else None
 
     def code(self, workload: Workload) -> CodeChange | None:
-        """``fused=True`` (or ``foreach=True``) where the optimizer is made."""
-        return CodeChange.of(
-            workload,
-            self._edit,
-            by_hand=f"optimizer = torch.optim.AdamW(..., {self.kind}=True)  # or the class you use",
-            technique=self,
-        )
+        """``fused=True`` (or ``foreach=True``) where the optimizers are made."""
+        return CodeChange.of(workload, self._edit, by_hand=self._by_hand, technique=self)
 
     def _edit(self, where: Places) -> Source:
-        site = where.optimizer
-        if site.kind not in (_FUSED if self.kind == "fused" else _FOREACH):
-            raise where.source.not_placed(
-                f"torch has no {self.kind} form of {site.kind or 'this optimizer'}", site.call
+        source, sites = where.source, self._sites(where)
+        if not sites:
+            first = where.optimizers[0]
+            raise source.not_placed(
+                f"torch has no {self.kind} form of {first.kind or 'this optimizer'}", first.call
             )
-        # The two exclude each other; the one that is not wanted is named only where it was.
-        given = {keyword.arg for keyword in site.call.keywords}
-        flags = {k: str(v) for k, v in self._flags().items() if v or k in given}
-        return where.source.set_keywords(site.call, **flags)
+        for site in sites:
+            # The two exclude each other; the unwanted flag is written only where it was before.
+            arguments = {keyword.arg for keyword in site.call.keywords}
+            flags = {k: str(v) for k, v in self._flags().items() if v or k in arguments}
+            with contextlib.suppress(AlreadyThereError):
+                source = source.set_keywords(site.call, **flags)
+        if source is where.source:
+            raise source.already_there(f"{self.kind}=True is there", sites[0].call)
+        return source
+
+    def _by_hand(self, where: Places) -> str:
+        """Return the lines that make the script's optimizers with the flag, or a general one."""
+        sites = []
+        with contextlib.suppress(NotPlacedError):
+            sites = self._sites(where)
+        return (
+            "\n".join(
+                f"{'optimizer' if site.identity is None else site.identity[1]} = "
+                f"{where.source.segment(site.call.func)}(..., {self.kind}=True)"
+                for site in sites
+            )
+            or f"optimizer = torch.optim.AdamW(..., {self.kind}=True)  # or the class you use"
+        )
+
+    def _sites(self, where: Places) -> list[Optimizer]:
+        """The optimizers of the file whose class has the flag."""
+        return [site for site in where.optimizers if site.kind in self._classes()]
+
+    def _classes(self) -> tuple[str, ...]:
+        return _FUSED if self.kind == "fused" else _FOREACH
 
     def _has(self, settings: Mapping[str, Any]) -> str | None:
         """Return why an optimizer with these settings needs no flag, or None."""
