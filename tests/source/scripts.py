@@ -234,6 +234,24 @@ TWO_OPTIMIZERS = (
     .replace("    optimizer.step()\n", "    head.step()\n    rest.step()\n")
 )
 """The plain script, its parameters shared out between two optimizers."""
+CLOSURE = (
+    _MAKE
+    + f"""
+model = Net()
+images, labels = torch.randn(6, 3, 8, 8), torch.randint(0, 4, (6,))
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+losses = []
+
+def closure():
+    optimizer.zero_grad()
+    loss = F.cross_entropy(model(images), labels)
+    loss.backward()
+    return loss
+
+for _ in range({STEPS}):
+    losses.append(optimizer.step(closure).item())
+"""
+)
 FUNCTIONS = {"function": FUNCTION, "inline": INLINE}
 
 

@@ -296,7 +296,8 @@ _LOOP = "  loss = f(m(x), y)\n  opt.zero_grad()\n  loss.backward()\n  opt.step()
             8,
         ),
         (f"for x in d:\n{_LOOP}for x in e:\n{_LOOP}", r"opt\.step\(\) .* 2 places", 13),
-        ("for x in d:\n  def c(): m(x).backward()\n  opt.step(c)\n", "closure", 6),
+        ("for x in d:\n  opt.step(lambda: m(x).backward())\n", "closure .* not a function", 5),
+        ("for x in d:\n  def c(): m(x).backward()\n  opt.step(c)\n", "no name", 5),
         ("for x in d:\n  s.scale(m(x)).backward()\n  s.step(opt)\n", "GradScaler", 6),
         (
             "for x in d:\n  o = m(x)\n  if o: pass\n  loss = f(o)\n  loss.backward()\n"

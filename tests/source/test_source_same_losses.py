@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from scripts import (
+    CLOSURE,
     FUNCTION,
     FUNCTIONS,
     GROUPS,
@@ -92,6 +93,14 @@ def test_a_script_with_groups_of_parameters(tmp_path: Path, shape: str) -> None:
     path = tmp_path / "user.py"
     edited(path, GROUPS[shape], "amp:bf16+channels_last")
     assert script_losses(path) == applied(tmp_path / "function.py", "amp:bf16+channels_last")
+
+
+def test_a_script_with_a_closure(tmp_path: Path) -> None:
+    path, technique = tmp_path / "user.py", "amp:bf16+fused_optimizer+channels_last"
+    for text in (CLOSURE, CLOSURE.replace("step(closure)", "step(closure=closure)")):
+        edited(path, text, technique)
+        assert script_losses(path) == applied(tmp_path / "function.py", technique)
+        assert "steps with a closure" in noted(path, "accumulation:2")
 
 
 @pytest.mark.parametrize("kind", ["fused", "foreach"])

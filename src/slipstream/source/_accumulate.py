@@ -37,6 +37,8 @@ def accumulate(where: Places, batches: int) -> Source:
     if switch is not None:
         return switch(where)
     source, names, step = where.source, where.source.names, where.step
+    if step.update.args or step.update.keywords:
+        raise source.not_placed("the optimizer steps with a closure", step.update)
     loop = step.container
     if not isinstance(loop, ast.For):
         raise source.not_placed("the training loop is no for loop", loop)

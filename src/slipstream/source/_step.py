@@ -29,7 +29,8 @@ class Step:
     """The parts of a step that can be seen in the source.
 
     Attributes:
-        container: the innermost loop, or function called from one, with both backward and update.
+        container: the innermost loop, or function called from one, with both backward and update;
+            the closure, if the optimizer steps with one.
         backward: the call ``loss.backward()``.
         update: the call ``optimizer.step()``.
         forwards: calls of the model before `backward`.
@@ -158,10 +159,9 @@ def find_step(source: Source, optimizer: Identity, model: Identity) -> Step:
             where=source.line(updates[1]) if updates else str(source.path),
         )
     update = updates[0]
-    if update.args or update.keywords:
-        raise source.not_placed("the optimizer steps with a closure", update)
+    closure = _closure(source, update)
     backwards = called("backward")
-    for container in names.ancestors(update):
+    for container in names.ancestors(update) if closure is None else (closure,):
         if not isinstance(container, _CONTAINERS):
             continue
         inside = set(ast.walk(container))
@@ -189,6 +189,25 @@ def find_step(source: Source, optimizer: Identity, model: Identity) -> Step:
             tuple(one for one in called("step") if one in inside and one is not update),
         )
     raise source.not_placed("no loop around the optimizer's step calls backward", update)
+
+
+def _closure(source: Source, update: ast.Call) -> Function | None:
+    """Return the function of the file that the optimizer steps with, or None without a closure.
+
+    Raises:
+        NotPlacedError: the closure is something else.
+    """
+    values = [*update.args, *(keyword.value for keyword in update.keywords)]
+    if not values:
+        return None
+    names = source.names
+    owner = names.owner(values[0]) if isinstance(values[0], ast.Name) else None
+    bound = [] if owner is None else names.bindings(owner, last_name(values[0]))
+    if len(values) != 1 or len(bound) != 1 or not isinstance(bound[0], ast.FunctionDef):
+        raise source.not_placed(
+            "the optimizer steps with a closure that is not a function of this file", update
+        )
+    return bound[0]
 
 
 def _callee(call: ast.Call) -> ast.expr:
