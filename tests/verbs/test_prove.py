@@ -91,7 +91,7 @@ def test_techniques_are_loaded_before_memory_at_rest_is_read(
     monkeypatch.setattr(technique, "registry", lambda: order.append("techniques"))
     monkeypatch.setattr(sides, "resettable", lambda: True)
     monkeypatch.setattr(sides, "read_status_bytes", lambda name: order.append(name) or 0)
-    monkeypatch.setattr(sides, "run_program", lambda *_: order.append("workload"))
+    monkeypatch.setattr(sides, "run_program", lambda *_, **__: order.append("workload"))
     sides.serve_steps({}, "", 0)
     assert order == ["techniques", "VmRSS", "workload"]
 

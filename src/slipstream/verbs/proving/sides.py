@@ -133,7 +133,8 @@ def prove(
     """Measure `workload` as it is and with each of `techniques`, in paired interleaved steps.
 
     Times are of as many samples as a step has before any technique: a step of twice as many
-    counts half, as in predictions. A script that ends sooner than the budget ends the measuring.
+    counts half, as in predictions. A script that ends before the budget is spent ends the
+    measurement; one of fewer than 500 steps runs again instead.
 
     Every side is started several times, where that is cheap beside the budget: what a process has
     drawn at its start, above all where its heap lies, is a part of every interval.
