@@ -198,3 +198,33 @@ class RandomNetwork:
         keep = self.pick(0, 1)
         shape = (1, 1, 1, channels) if keep else (1, channels)
         self.step("mean", (x, axes), shape, grid, keep_dims=keep)
+
+    def transpose(self) -> None:
+        _, kernel, stride, padding, _ = self.window()
+        image = (self.pick(1, 5), self.pick(1, 5))
+        # Of the sizes that a convolution of this window brings down to the image, the smallest.
+        out = tuple(
+            (size - 1) * step + 1 if padding == "same" else (size - 1) * step + reach
+            for size, reach, step in zip(image, kernel, stride, strict=True)
+        )
+        depth, channels = self.pick(1, 9), self.pick(1, 7)
+        x = self.given((1, *image, depth))
+        w, b, grid = self.weights((channels, *kernel, depth), 0, x, depth=depth * kernel[0])
+        shape = (1, out[0], out[1], channels)
+        self.tensors.append(Tensor(f"s{x}", (4,), "int32", None, np.array(shape, np.int32)))
+        self.step(
+            "transpose_conv", (len(self.tensors) - 1, w, x, b), shape, grid, padding=padding,
+            stride_h=stride[0], stride_w=stride[1], activation="none",
+        )  # fmt: skip
+
+    def resize(self) -> None:
+        image, factors = (self.pick(1, 5), self.pick(1, 5)), (self.pick(1, 3), self.pick(1, 3))
+        out, channels = (image[0] * factors[0], image[1] * factors[1]), self.pick(1, 7)
+        x = self.given((1, *image, channels))
+        grid = self.tensors[x].quantization
+        assert grid is not None
+        self.tensors.append(Tensor(f"s{x}", (2,), "int32", None, np.array(out, np.int32)))
+        self.step(
+            "resize_nearest_neighbor", (x, len(self.tensors) - 1), (1, *out, channels), grid,
+            align_corners=0, half_pixel_centers=self.pick(0, 1),
+        )  # fmt: skip

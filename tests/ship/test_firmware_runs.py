@@ -49,7 +49,7 @@ def test_every_output_byte_is_tflite_micro_s(
 
 
 @pytest.mark.parametrize("against", ["tflite-micro", "litert"])
-@pytest.mark.parametrize("kind", ["lookup", "mul", "concatenation", "mean"])
+@pytest.mark.parametrize("kind", ["lookup", "mul", "concatenation", "mean", "transpose", "resize"])
 def test_random_operators_of_straight_code_give_every_byte(
     kind: str, against: str, tmp_path: Path, require: Require
 ) -> None:

@@ -97,8 +97,17 @@ SEQUENCE = nn.Sequential(
 )  # fmt: skip
 
 
+AUTOENCODER = nn.Sequential(
+    nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 12, 3, 2, 1), nn.ReLU(),
+    nn.ConvTranspose2d(12, 8, 3, 2, 1, output_padding=1), nn.ReLU(), nn.Upsample(scale_factor=2),
+    nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(), nn.ConvTranspose2d(8, 3, 2, 2), nn.Sigmoid(),
+)  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    ("model", "shape"), [(Gated(), (3, 12, 12)), (SEQUENCE, (3, 32))], ids=["gated", "sequence"]
+    ("model", "shape"),
+    [(Gated(), (3, 12, 12)), (SEQUENCE, (3, 32)), (AUTOENCODER, (3, 8, 8))],
+    ids=["gated", "sequence", "autoencoder"],
 )
 def test_gates_and_sequences_compute_what_the_model_does(
     model: nn.Module, shape: tuple[int, ...], tmp_path: Path, require: Require
@@ -119,7 +128,8 @@ def test_gates_and_sequences_compute_what_the_model_does(
         [(one[0].ravel() - float(port.zero_point)) * port.scale for one in ran.outputs]
     )
     with torch.no_grad():
-        wanted = model(inputs).numpy()
+        wanted = model(inputs)
+        wanted = (wanted.permute(0, 2, 3, 1) if wanted.dim() == 4 else wanted).flatten(1).numpy()
     assert 10 * np.log10((wanted**2).sum() / ((found - wanted) ** 2).sum()) > 25
     assert layer_noise(model, made.model, inputs[:2])[-1].decibels > 20
 

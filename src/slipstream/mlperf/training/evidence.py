@@ -86,10 +86,10 @@ class Samples:
 
     def evaluate(self, arguments: Any) -> None:
         """Add the samples of a call of the model; a batch that comes again counts once."""
-        found = hashes(arguments)
-        if found.tobytes() not in self._batches:
-            self._batches.add(found.tobytes())
-            self._evaluated.append(found)
+        batch = hashes(arguments)
+        if batch.tobytes() not in self._batches:
+            self._batches.add(batch.tobytes())
+            self._evaluated.append(batch)
 
     @property
     def evaluated(self) -> int:

@@ -15,15 +15,16 @@ from typing import Any
 
 import torch
 from torch.fx import Node
+from torch.nn import functional
 
 from slipstream.ship.errors import UnsupportedModelError
 
 Pair = tuple[int, int]
 _EXPORTED = (
-    "Conv2d and Conv1d (of one group, or one a channel), Linear, BatchNorm, ReLU, ReLU6, sigmoid, "
-    "SiLU, Hardswish, LeakyReLU, average and maximum pooling, adaptive pooling to 1, means over an "
-    "image, sums and products of two tensors, concatenation of channels, zero padding, flatten, "
-    "softmax, Dropout"
+    "Conv2d and Conv1d (of one group, or one a channel), ConvTranspose2d, Linear, BatchNorm, ReLU, "
+    "ReLU6, sigmoid, SiLU, Hardswish, LeakyReLU, average and maximum pooling, adaptive pooling to "
+    "1, means over an image, nearest neighbours by integer factors, sums, products and "
+    "concatenations (of channels) of two tensors, zero padding, flatten, softmax, Dropout"
 )
 
 
@@ -33,7 +34,8 @@ class Layer:
 
     Attributes:
         kind: ``conv``, ``linear``, ``add``, ``mul``, ``concat``, ``mean``, ``average_pool``,
-            ``max_pool``, ``reshape``, ``softmax``, ``logistic``, ``hard_swish`` or ``leaky_relu``.
+            ``max_pool``, ``reshape``, ``resize``, ``transpose``, ``softmax``, ``logistic``,
+            ``hard_swish`` or ``leaky_relu``.
         inputs: names of values.
         output: the name of its value.
         source: the module it is from.
@@ -228,7 +230,9 @@ class _Tracer:
 
     def fuse_activation(self, node: Node, activation: str) -> None:
         """Into the layer before it."""
-        number = self.last(node.args[0], "conv", "linear", "add", "average_pool", "max_pool")
+        number = self.last(
+            node.args[0], "conv", "linear", "add", "mul", "transpose", "average_pool", "max_pool"
+        )
         layers = self._made.layers
         if number < 0 or layers[number].activation != "none":
             raise UnsupportedModelError("that does not follow a layer of its own")
@@ -346,6 +350,43 @@ def _linear(tracer: _Tracer, node: Node) -> None:
     weight = tracer.constant(given["weight"])
     bias = tracer.constant(given["bias"])
     tracer.add(node, "linear", (given["input"],), weight=weight, bias=bias)
+
+
+def _transpose(tracer: _Tracer, node: Node) -> None:
+    """A transposed convolution as TensorFlow's SAME or VALID; rows of zeros make the kernel fit."""
+    given = _arguments(node, {
+        "input": None, "weight": None, "bias": None, "stride": 1, "padding": 0,
+        "output_padding": 0, "groups": 1, "dilation": 1,
+    })  # fmt: skip
+    weight = tracer.constant(given["weight"])
+    assert weight is not None  # a convolution has weights
+    stride, padding, more = (_pair(given[name]) for name in ("stride", "padding", "output_padding"))
+    if int(given["groups"]) != 1 or _pair(given["dilation"]) != (1, 1):
+        raise UnsupportedModelError("with groups or dilation")
+    kernel = _pair(weight.shape[2:])
+    sizes = []
+    for side in (0, 1):
+        # SAME gives in * stride, cut by (kernel - stride) // 2 before.
+        grown = kernel[side] + more[side]
+        same = grown - stride[side] == 2 * padding[side]
+        valid = not padding[side] and grown >= stride[side]
+        if not same and not valid:
+            raise UnsupportedModelError(f"with padding {padding} and output padding {more}")
+        sizes.append(grown)
+    # [in, out, h, w], zeros behind.
+    weight = functional.pad(weight, (0, more[1], 0, more[0]))
+    tracer.add(
+        node, "transpose", (given["input"],), weight=weight.transpose(0, 1),
+        bias=tracer.constant(given["bias"]), kernel=(sizes[0], sizes[1]), stride=stride,
+        padding=(padding[0], padding[0], padding[1], padding[1]),
+    )  # fmt: skip
+
+
+def _resize(tracer: _Tracer, node: Node) -> None:
+    before, after = tracer.shape(node.args[0]), tracer.shape(node)
+    if len(after) != 4 or any(after[side] % before[side] for side in (2, 3)):
+        raise UnsupportedModelError("by other than whole factors")
+    tracer.add(node, "resize", (node.args[0],))
 
 
 def _mul(tracer: _Tracer, node: Node) -> None:
@@ -471,6 +512,8 @@ _RULES: dict[str, Callable[[_Tracer, Node], None]] = {
     "leaky_relu": _leaky_relu,
     "leaky_relu_": _leaky_relu,
     "conv1d": _conv,
+    "conv_transpose2d": _transpose,
+    "upsample_nearest2d": _resize,
     "avg_pool1d": _pool("average_pool"),
     "max_pool1d": _pool("max_pool"),
     "adaptive_avg_pool1d": _global_pool,

@@ -40,7 +40,7 @@ _OBSERVERS: dict[str, Callable[[], Observer]] = {
     "mse": lambda: LeastError(_INT8),
 }
 # Kinds whose outputs are codes of what they read.
-_KEEPING = ("average_pool", "max_pool", "reshape")
+_KEEPING = ("average_pool", "max_pool", "reshape", "resize")
 # Kinds whose outputs have 1/256 from -128.
 _FIXED = ("softmax", "logistic")
 _MOST_INT32 = 2**31 - 1
@@ -275,6 +275,28 @@ class _Builder:
         # Channels are last.
         axis = len(self._traced.shapes[layer.output]) - 1
         self._operator("concatenation", layer, axis=axis, activation="none")
+
+    def _transpose(self, layer: Layer) -> None:
+        assert layer.weight is not None  # as traced
+        weight = layer.weight.permute(0, 2, 3, 1)
+        valid = not any(layer.padding)
+        shape = self._traced.shapes[layer.output]
+        wanted = np.array([1, shape[2], shape[3], shape[1]], np.int32)
+        constants = self._weights(layer, weight, 0)
+        size = self._constant(f"{layer.output}.shape", wanted)
+        source = self._index[layer.inputs[0]]
+        options = {
+            "padding": "valid" if valid else "same", "stride_h": layer.stride[0],
+            "stride_w": layer.stride[1], "activation": layer.activation,
+        }  # fmt: skip
+        output = self._value(layer.output)
+        inputs = (size, constants[0], source, constants[1])
+        self._operators.append(Operator("transpose_conv", inputs, (output,), options, layer.source))
+
+    def _resize(self, layer: Layer) -> None:
+        shape = self._traced.shapes[layer.output]
+        size = self._constant(f"{layer.output}.shape", np.array(shape[2:], np.int32))
+        self._operator("resize_nearest_neighbor", layer, (size,), half_pixel_centers=0)
 
     def _mean(self, layer: Layer) -> None:
         axes = self._constant(f"{layer.output}.axes", np.array([1, 2], np.int32))

@@ -101,6 +101,10 @@ class Call:
             raise self.refuse(f"with a bias of {tensor.dtype}{list(tensor.shape)}")
         return tensor.data.reshape(-1).astype(np.int64)
 
+    def padding(self, in_size: int, kernel: int, stride: int, dilation: int, out_size: int) -> int:
+        """Return the padding before the first element of a convolution in one direction."""
+        return _padding(self, in_size, kernel, stride, dilation, out_size)
+
     def limits(self) -> tuple[int, int]:
         """Codes that the activation function leaves."""
         to = quantization(self.output)

@@ -41,6 +41,45 @@ def conv_2d(call: Call) -> Step:
     return _convolution(call, sums, image, (out_h, out_w), over)
 
 
+def transpose_conv(call: Call) -> Step:
+    """TRANSPOSE_CONV: the window's places are those of the convolution that it transposes."""
+    image, out = call.image(call.activation(2)), call.image(call.output)
+    weights, scales = call.weights(1, 0)
+    if weights.ndim != 4 or weights.shape[0] != out[2] or weights.shape[3] != image[2]:
+        raise call.refuse(f"with weights of the shape {list(weights.shape)} on {image[2]} channels")
+    stride = call.option("stride_h"), call.option("stride_w")
+    kernel = weights.shape[1:3]
+    top, left = (
+        call.padding(out[side], kernel[side], stride[side], 1, image[side]) for side in (0, 1)
+    )
+    if max(*kernel, *stride, top, left) > 255 or max(*image, *out) > 65535:
+        raise call.refuse("of a size that needs more than 16 bits")
+    given, to = quantization(call.activation(2)), quantization(call.output)
+    bias = call.bias(3, out[2])
+    most = abs(bias) + abs(weights.astype(np.int64)).reshape(out[2], -1).sum(1) * 255
+    factors = float(given.scale) * scales.astype(np.float64) / float(to.scale)
+    pairs = np.array([fixed_multiplier(float(factor)) for factor in factors], np.int64)
+    if (most << np.maximum(pairs[:, 1], 0) >= 2**31).any():
+        raise call.refuse("whose sums could overflow 32 bits")
+    low, high = call.limits()
+    rescale = np.stack([pairs[:, 0], -pairs[:, 1] - _WIDE], 1).reshape(-1)
+    return call.step(
+        kernel="slip_transpose_conv", struct="slip_transpose", sources=("transpose_conv.c",),
+        numbers={
+            "in_h": image[0], "in_w": image[1], "in_c": image[2], "out_h": out[0],
+            "out_w": out[1], "out_c": out[2], "kernel_h": kernel[0], "kernel_w": kernel[1],
+            "stride_h": stride[0], "stride_w": stride[1], "pad_top": top, "pad_left": left,
+            "in_zero": given.zero_point, "out_zero": to.zero_point, "low": low, "high": high,
+        },
+        tables={
+            "weights": weights.reshape(-1), "bias": bias.astype(np.int32),
+            "rescale": rescale.astype(np.int32),
+        },
+        inputs=(call.index(2),), distances=(None,),
+        macs=image[0] * image[1] * weights.size,
+    )  # fmt: skip
+
+
 def fully_connected(call: Call) -> Step:
     """FULLY_CONNECTED: a convolution over pixels."""
     weights, scales = call.weights(1, 0)

@@ -11,7 +11,12 @@ from slipstream.ship.errors import UnsupportedModelError
 from slipstream.ship.firmware import functions
 from slipstream.ship.firmware.arithmetic import fixed_multiplier, softmax_scaling
 from slipstream.ship.firmware.call import Call, Pad, quantization, row_distance, window
-from slipstream.ship.firmware.convolutions import conv_2d, depthwise, fully_connected
+from slipstream.ship.firmware.convolutions import (
+    conv_2d,
+    depthwise,
+    fully_connected,
+    transpose_conv,
+)
 from slipstream.ship.firmware.network import Network
 from slipstream.ship.firmware.program import Program, Step
 
@@ -267,6 +272,27 @@ def _mean(call: Call) -> Step:
     )  # fmt: skip
 
 
+def _resize(call: Call) -> Step:
+    """Nearest neighbours, by whole factors."""
+    given, to = call.activation(0), call.output
+    (height, width, channels), out = call.image(given), call.image(to)
+    factors = out[0] // height, out[1] // width
+    whole = (height * factors[0], width * factors[1], channels) == out
+    if not whole or call.option("align_corners"):
+        raise call.refuse("by other than whole factors")
+    grid, other = quantization(given), quantization(to)
+    if (grid.scale, grid.zero_point) != (other.scale, other.zero_point):
+        raise call.refuse("to another scale")
+    return call.step(
+        kernel="slip_repeat_int8", sources=("repeat.c",), struct="slip_repeat",
+        numbers={
+            "in_h": height, "in_w": width, "channels": channels, "factor_h": factors[0],
+            "factor_w": factors[1],
+        },
+        tables={}, distances=(None,),
+    )  # fmt: skip
+
+
 def _reshape(call: Call) -> int:
     given, to = call.activation(0), call.output
     if given.size != to.size:
@@ -289,6 +315,8 @@ _LOWERINGS: dict[str, Callable[[Call], Step | int]] = {
     "mean": _mean,
     "mul": _mul,
     "reshape": _reshape,
+    "resize_nearest_neighbor": _resize,
     "softmax": _softmax,
     "squeeze": _reshape,
+    "transpose_conv": transpose_conv,
 }

@@ -30,7 +30,7 @@ KERNELS = (
 _FORMATS = {
     "slip_conv": "7H8B4bBx", "slip_depthwise": "6H8B4bB3x", "slip_pool": "5H6B2b",
     "slip_add": "12i", "slip_softmax": "5i", "slip_lookup": "i", "slip_mul": "9i",
-    "slip_concat": "3i", "slip_mean": "6i",
+    "slip_concat": "3i", "slip_mean": "6i", "slip_transpose": "6H6B4b2x", "slip_repeat": "5i",
 }  # fmt: skip
 _TABLES = ("weights", "bias", "rescale")
 _MAGIC, _STEP_WORDS, _ALIGN = b"SLP1", 16, 16
@@ -38,7 +38,12 @@ _MAGIC, _STEP_WORDS, _ALIGN = b"SLP1", 16, 16
 
 def struct_bytes(kind: str) -> int:
     """Bytes of a struct where addresses have 32 bits."""
-    tables = {"slip_conv": len(_TABLES), "slip_depthwise": len(_TABLES), "slip_lookup": 1}
+    tables = {
+        "slip_conv": len(_TABLES),
+        "slip_depthwise": len(_TABLES),
+        "slip_lookup": 1,
+        "slip_transpose": len(_TABLES),
+    }
     return 4 * tables.get(kind, 0) + struct.calcsize("<" + _FORMATS[kind])
 
 

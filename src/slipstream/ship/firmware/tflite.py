@@ -78,6 +78,13 @@ OPTIONS: dict[str, tuple[tuple[int, str, str, int | float], ...]] = {
     "concatenation": ((0, "axis", "i", 0), (1, "activation", "b", 0)),
     "mean": ((0, "keep_dims", "b", 0),),
     "leaky_relu": ((0, "alpha", "f", 0.0),),
+    "transpose_conv": (
+        (0, "padding", "b", 0), (1, "stride_w", "i", 0), (2, "stride_h", "i", 0),
+        (3, "activation", "b", 0),
+    ),
+    "resize_nearest_neighbor": (
+        (0, "align_corners", "b", 0), (1, "half_pixel_centers", "b", 0),
+    ),
 }  # fmt: skip
 OPTIONS["max_pool_2d"] = OPTIONS["average_pool_2d"]
 

@@ -20,13 +20,15 @@ _ALIGN = 16
 _UNION = {
     "conv_2d": 1, "depthwise_conv_2d": 2, "average_pool_2d": 5, "max_pool_2d": 5,
     "fully_connected": 8, "softmax": 9, "concatenation": 10, "add": 11, "reshape": 17, "mul": 21,
-    "pad": 22, "mean": 27, "leaky_relu": 75,
+    "pad": 22, "mean": 27, "leaky_relu": 75, "transpose_conv": 49,
+    "resize_nearest_neighbor": 74,
 }  # fmt: skip
 _VERSIONS = {
     "conv_2d": 3, "depthwise_conv_2d": 3, "average_pool_2d": 2, "max_pool_2d": 2,
     "fully_connected": 4, "softmax": 2, "add": 2, "reshape": 1, "pad": 2, "quantize": 1,
     "dequantize": 2, "mul": 2, "concatenation": 2, "mean": 2, "logistic": 2, "hard_swish": 1,
-    "leaky_relu": 2, "expand_dims": 1, "squeeze": 1,
+    "leaky_relu": 2, "expand_dims": 1, "squeeze": 1, "transpose_conv": 3,
+    "resize_nearest_neighbor": 2,
 }  # fmt: skip
 
 

@@ -90,6 +90,20 @@ typedef struct {
   int32_t pixels, channels, in_zero, multiplier, shift, out_zero;
 } slip_mean;
 
+/* A transposed convolution: weights are the model's, [output channel][kernel_h][kernel_w][in_c]. */
+typedef struct {
+  const int8_t *weights;
+  const int32_t *bias;     /* one an output channel, without the input's zero point */
+  const int32_t *rescale;  /* pairs: see `slip_to_int8`, the long form */
+  uint16_t in_h, in_w, in_c, out_h, out_w, out_c;
+  uint8_t kernel_h, kernel_w, stride_h, stride_w, pad_top, pad_left;
+  int8_t in_zero, out_zero, low, high;
+} slip_transpose;
+
+typedef struct {
+  int32_t in_h, in_w, channels, factor_h, factor_w;
+} slip_repeat;
+
 /* What the kernel covers at an output pixel, `depth` int8 written to `column`, which is returned. */
 const int8_t *slip_gather(const slip_conv *op, const int8_t *in, int y, int x, int8_t *column);
 void slip_conv_2d(const slip_conv *op, const int8_t *in, int8_t *out, void *scratch);
@@ -104,6 +118,8 @@ void slip_lookup_int8(const slip_lookup *op, const int8_t *in, int8_t *out);
 void slip_mul_int8(const slip_mul *op, const int8_t *a, const int8_t *b, int8_t *out);
 void slip_concat_int8(const slip_concat *op, const int8_t *a, const int8_t *b, int8_t *out);
 void slip_mean_int8(const slip_mean *op, const int8_t *in, int8_t *out);
+void slip_transpose_conv(const slip_transpose *op, const int8_t *in, int8_t *out);
+void slip_repeat_int8(const slip_repeat *op, const int8_t *in, int8_t *out);
 
 /* Shifts of negative numbers are arithmetic on every compiler that this is built with; shifts to
  * the left go through unsigned numbers, which is defined. */
