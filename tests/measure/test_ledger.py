@@ -147,6 +147,16 @@ def test_a_measurement_is_inside_or_not_unless_it_cannot_be_trusted() -> None:
     assert found(0.5, 0.7, verdict=Verdict.UNTRUSTWORTHY)["inside"] is None
 
 
+def test_an_inconclusive_claim_around_the_predicted_interval_scores_nothing(store: Store) -> None:
+    noisy = claim(ratio=1.0, low=0.35, high=1.5, verdict=Verdict.INCONCLUSIVE)
+    assert Measured(noisy, "", predicted=prediction()).inside is None
+    reaches = claim(ratio=1.0, low=0.45, high=1.5, verdict=Verdict.INCONCLUSIVE)
+    assert Measured(reaches, "", predicted=prediction()).inside is False
+    Ledger(store).record(prediction())
+    store.save(experiment(), [noisy])
+    assert Ledger(store).scores() == ()
+
+
 def test_an_untrustworthy_claim_scores_nothing(store: Store) -> None:
     Ledger(store).record(prediction())
     store.save(experiment(), [claim(verdict=Verdict.UNTRUSTWORTHY)])

@@ -22,6 +22,7 @@ from slipstream.measure.render import (
     comparison_table,
     format_value,
     gate_states,
+    row_json,
     rows_payload,
     rows_table,
     unit_of,
@@ -49,6 +50,15 @@ def test_a_prediction_that_holds_is_not_called_outside() -> None:
     rows = comparison_rows(experiment(), [claim()], {"fast": prediction(ratio=0.78, high=0.9)})
     assert rows[0].inside
     assert rows[0].prediction_error == pytest.approx(0.78 / 0.8 - 1)
+
+
+def test_a_measurement_too_noisy_to_tell_is_neither_inside_nor_outside() -> None:
+    noisy = claim(ratio=1.02, low=0.82, high=1.23, verdict=Verdict.INCONCLUSIVE)
+    tight = {"fast": prediction(ratio=0.98, low=0.96, high=1.01)}
+    (row,) = comparison_rows(experiment(), [noisy], tight)
+    assert row_json(row)["inside"] is None
+    (shown,) = comparison_table(experiment(), [noisy], tight).to_records()
+    assert str(shown["error"]).endswith("(too noisy to tell)")
 
 
 def test_times_are_speed_ups_and_sizes_are_percentages() -> None:

@@ -80,11 +80,11 @@ def outcome(row: ComparisonRow, bf16: bool | None) -> list[str]:
         bf16: whether this processor computes in bfloat16; None where it does not say.
     """
     from slipstream.measure.records import Verdict
-    from slipstream.measure.render import format_change
+    from slipstream.measure.render import describe_inside, format_change
 
     name, measured = row.arm, f"measured {format_change(row, 2)}"
     if row.predicted is not None:
-        inside = "inside" if row.inside else "outside"
+        inside = describe_inside(row.inside)
         measured = f"predicted {format_change(row.predicted, 2)}, {measured}: {inside}"
     if row.verdict in (Verdict.INCONCLUSIVE, Verdict.UNTRUSTWORTHY):
         return [

@@ -60,7 +60,7 @@ class Score:
     @property
     def inside(self) -> bool:
         """Whether the measured ratio is inside the predicted interval."""
-        return self.prediction.holds(self.claim.ratio)
+        return bool(self.prediction.holds(self.claim))
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class Ledger:
 
         An experiment scores the predictions it was begun with. A claim without one scores the
         latest prediction made before, of the same workload, technique and machine, and no other
-        claim scores that. Claims that are not trustworthy score nothing.
+        claim scores that. Claims that are not trustworthy, or too noisy to tell, score nothing.
         """
         waiting = list(self._store.predictions())
         machines = {e.env_id: machine_id(e) for e in self._store.environments()}
@@ -147,7 +147,7 @@ class Ledger:
                 if fitting:
                     waiting = [other for other in waiting if other not in fitting]
                     scored.append(_score(fitting[-1], claim, summary.experiment_id))
-        return tuple(scored)
+        return tuple(score for score in scored if score.prediction.holds(score.claim) is not None)
 
     def calibration(self, environment: str | Environment, metric: Metric = "wall") -> Calibration:
         """How far to trust predictions of `metric` on the machine of `environment`, or of its id.

@@ -37,10 +37,13 @@ class Measured:
 
     @property
     def inside(self) -> bool | None:
-        """Whether it is inside the predicted interval; None if untrustworthy, or not predicted."""
+        """Whether it is inside the predicted interval.
+
+        None if untrustworthy, too noisy to tell, or not predicted.
+        """
         if self.predicted is None or self.claim.verdict is Verdict.UNTRUSTWORTHY:
             return None
-        return self.predicted.holds(self.claim.ratio)
+        return self.predicted.holds(self.claim)
 
     def to_json(self) -> dict[str, Any]:
         """Convert to JSON, with the prediction that was measured."""

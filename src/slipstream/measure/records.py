@@ -249,9 +249,16 @@ class PredictionRecord:
     env_id: str
     detail: Mapping[str, Any] = field(default_factory=dict)
 
-    def holds(self, ratio: float) -> bool:
-        """Whether a measured `ratio` is inside the predicted interval."""
-        return self.low <= ratio <= self.high
+    def holds(self, claim: Claim) -> bool | None:
+        """Whether the measured ratio is inside the predicted interval.
+
+        None if the measurement is too noisy to tell: it is inconclusive and its interval contains
+        the predicted one.
+        """
+        contains = claim.low <= self.low and self.high <= claim.high
+        if claim.verdict == Verdict.INCONCLUSIVE and contains:
+            return None
+        return self.low <= claim.ratio <= self.high
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,7 @@ _THROUGHPUT = "throughput"
 # An A/A interval that reaches further from 1 would hold 1 on a machine that is not fit, too.
 _GUARD_TELLS = 0.2
 _TOO_WIDE = "too wide to tell"
+_NOISY = "too noisy to tell"
 _OF_SIZE = {Verdict.FASTER.value: "less", Verdict.SLOWER.value: "more"}
 _OF_SIZE |= {
     verdict.value: verdict.value.replace(Verdict.FASTER, "less")
@@ -74,7 +75,8 @@ class ComparisonRow:
             that is not known (unpaired).
         predicted: what the ledger holds for it, or None.
         prediction_error: measured / predicted - 1, of the speed-up if the metric is a time.
-        inside: whether the measured ratio is inside the predicted interval.
+        inside: whether the measured ratio is inside the predicted interval; None without a
+            prediction, or if the measurement is too noisy to tell.
         carries: whether this metric carries the claim; others are diagnostics.
         reason: why it carries the claim, or why the verdict is what it is.
         launches: in how many processes of every side, one after the other.
@@ -136,7 +138,9 @@ def comparison_rows(
             env_id=experiment.environment.env_id,
         )
         predicted = _prediction(claim, experiment.predictions, predictions or {})
-        rows.append(row if predicted is None else _beside(row, predicted))
+        if predicted is not None:
+            row = _beside(row, predicted, predicted.holds(claim))
+        rows.append(row)
     guards = {row.metric: row for row in rows if is_guard(row)}
     return tuple(replace(row, doubt=_doubt(row, guards.get(row.metric))) for row in rows)
 
@@ -146,9 +150,14 @@ def _doubt(row: ComparisonRow, guard: ComparisonRow | None) -> str:
     silent = row.verdict in (Verdict.INCONCLUSIVE, Verdict.UNTRUSTWORTHY)
     if guard is None or silent or is_guard(row) or _guard_says(guard) != _TOO_WIDE:
         return ""
-    if 2 * row.gate.get(Level.RED, 0) > sum(row.gate.values()):
+    if on_busy_machine(row):
         return "the machine was too busy to check the measurement against itself"
     return "there are too few blocks to check the measurement against itself"
+
+
+def on_busy_machine(row: ComparisonRow) -> bool:
+    """Whether the gate was red for most blocks."""
+    return 2 * row.gate.get(Level.RED, 0) > sum(row.gate.values())
 
 
 def comparison_table(
@@ -429,13 +438,16 @@ def _prediction(claim: Claim, *sources: Predictions) -> PredictionRecord | None:
     return None
 
 
-def _beside(row: ComparisonRow, predicted: PredictionRecord) -> ComparisonRow:
+def _beside(row: ComparisonRow, predicted: PredictionRecord, inside: bool | None) -> ComparisonRow:
     error = _divide(row.ratio, predicted.ratio)
     if unit_of(row.metric) == "ns":
         error = _divide(predicted.ratio, row.ratio)
-    return replace(
-        row, predicted=predicted, prediction_error=error - 1, inside=predicted.holds(row.ratio)
-    )
+    return replace(row, predicted=predicted, prediction_error=error - 1, inside=inside)
+
+
+def describe_inside(inside: bool | None) -> str:
+    """Format `ComparisonRow.inside` of a row with a prediction."""
+    return _NOISY if inside is None else "inside" if inside else "outside"
 
 
 def _divide(above: float, below: float) -> float:
@@ -462,7 +474,7 @@ def _cells(row: ComparisonRow, marked: bool) -> list[object]:
     error = "-"
     if row.prediction_error is not None:
         error = format_percent(row.prediction_error, signed=True)
-        error += "" if row.inside else " (outside)"
+        error += "" if row.inside else f" ({describe_inside(row.inside)})"
     return [
         f"{row.arm}: {row.metric}",
         format_value(row.baseline_value, row.unit),

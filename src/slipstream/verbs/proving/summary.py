@@ -13,6 +13,7 @@ from slipstream.measure.records import AFTERWARDS, Experiment
 from slipstream.measure.render import (
     ComparisonRow,
     comparison_rows,
+    describe_inside,
     event_notes,
     format_change,
     format_value,
@@ -171,11 +172,11 @@ def _predicted(line: _Line) -> str:
 
 def _hit(line: _Line) -> str:
     row = line.predicted
-    if row is None or row.inside is None:
+    if row is None:
         return ""
     # The claim may rest on another clock than the prediction.
     clock = "" if row.carries else f", {row.metric} {format_change(row, 2)}"
-    return ("inside" if row.inside else "outside") + clock
+    return describe_inside(row.inside) + clock
 
 
 def _memory(memory: TensorMemory | None) -> str:
