@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,31 @@ def test_no_gain_names_the_next_choice_as_not_measured() -> None:
     assert found.worth_it is False
     # The interval reaches 1.02x.
     assert "no clear gain" in check(measured(1.01)).sentence
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"gate": {"red": 9, "green": 1}}, "the machine is busy"),
+        ({"doubt": "there are too few blocks"}, "there are too few blocks"),
+    ],
+    ids=["busy", "guard too wide"],
+)
+def test_one_launch_that_cannot_be_checked_does_not_refute(changes: Any, why: str) -> None:
+    slower = replace(measured(0.72, verdict=Verdict.SLOWER), **changes)
+    found = check(slower)
+    assert f"measured 0.72x [0.71, 0.73]: not decided: {why}; `prove` measures longer" in (
+        found.sentence
+    )
+    assert "next choice" not in found.sentence
+    assert (found.worth_it, found.to_json()["reason"]) == (None, why)
+    assert check(replace(slower, launches=3)).worth_it is False
+    assert check(replace(measured(1.5), **changes)).worth_it is True
+
+
+def test_a_check_too_noisy_to_tell_is_neither_inside_nor_outside() -> None:
+    found = check(replace(measured(1.32), inside=None))
+    assert "measured 1.32x [1.29, 1.35]: too noisy to tell (cpu time" in found.sentence
 
 
 def test_a_limit_is_worth_a_slower_step() -> None:

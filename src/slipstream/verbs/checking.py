@@ -11,7 +11,14 @@ from typing import Any
 from slipstream import technique
 from slipstream.errors import SlipstreamError
 from slipstream.measure.records import PredictionRecord, Verdict
-from slipstream.measure.render import ComparisonRow, comparison_rows, format_change, speedup
+from slipstream.measure.render import (
+    ComparisonRow,
+    comparison_rows,
+    describe_inside,
+    format_change,
+    on_busy_machine,
+    speedup,
+)
 from slipstream.measure.runner import ArmFailedError
 from slipstream.measure.store import Store
 from slipstream.verbs.deadline import CHECK_S, Schedule
@@ -58,7 +65,15 @@ class Check:
             return False if self.failed else None
         if self.for_limit or self.row.verdict == Verdict.UNTRUSTWORTHY:
             return None
-        return self._measured[0] >= WORTH_IT
+        gain = self._measured[0] >= WORTH_IT
+        return None if self._undecided and not gain else gain
+
+    @property
+    def _undecided(self) -> str:
+        """Why one launch does not show that there is no gain; empty if it does."""
+        if self.row is None or self.row.launches > 1:
+            return ""
+        return "the machine is busy" if on_busy_machine(self.row) else self.row.doubt
 
     @property
     def sentence(self) -> str:
@@ -75,8 +90,11 @@ class Check:
             clear = self._measured[2] < WORTH_IT
             verdict = "not worth it here" if clear else "no clear gain; `prove` measures longer"
             return f"{text}: {verdict} ({self._how}){self._next}"
-        inside = "inside" if self.row.inside else "outside"
-        return f"{text}: {inside} the predicted interval ({self._how})"
+        if self.worth_it is None and not self.for_limit:
+            return f"{text}: not decided: {self._undecided}; `prove` measures longer ({self._how})"
+        inside = describe_inside(self.row.inside)
+        inside += " the predicted interval" if self.row.inside is not None else ""
+        return f"{text}: {inside} ({self._how})"
 
     @property
     def _how(self) -> str:
@@ -109,7 +127,7 @@ class Check:
             "inside": self.row and self.row.inside,
             "worth_it": self.worth_it,
             "failed": self.failed,
-            "reason": self.reason or None,
+            "reason": self.reason or (self.worth_it is None and self._undecided) or None,
             "metric": self.row and self.row.metric,
             "blocks": self.row and self.row.blocks,
             "launches": self.row and self.row.launches,
