@@ -152,6 +152,25 @@ class _Colour(StrEnum):
     GREEN = "green"
 
 
+@pytest.mark.parametrize(
+    ("text", "escape"),
+    [
+        ("\x1b[2Jred", r"\x1b[2J"), ("a\rb", r"a\x0db"), ("\x9b31m", r"\x9b31m"), ("\x07", r"\x07"),
+        ("\u202eevil", r"\u202eevil"),
+    ],
+)  # fmt: skip
+def test_what_a_terminal_would_obey_is_escaped(
+    text: str, escape: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = Table([Column("a")], [(text,)], f"title {text}", [f"note {text}"], [f"lead {text}"])
+    shown = _printed(table, monkeypatch, 80)
+    document = to_json({"a": text})
+    for output in (shown, table.to_markdown(), document):
+        assert not set(output) & set("\x1b\r\x9b\x07\u202e")
+    assert shown.count(escape) == 4
+    assert json.loads(document) == {"a": text}
+
+
 @dataclass(frozen=True)
 class _Point:
     x: float

@@ -14,9 +14,12 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from slipstream.errors import SlipstreamError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 _GZIP = b"\x1f\x8b"
 # What a gzip file may expand to: so much in any case, and so many times what it takes itself.
@@ -79,6 +82,62 @@ def read_bytes(
             if len(data) > most:
                 raise error(f"has more than {most >> 20} MiB", where=str(path), remedy=remedy)
         return bytes(data)
+
+
+def read_arrays(
+    path: Path, error: type[SlipstreamError] = SlipstreamError
+) -> dict[str, NDArray[Any]]:
+    """The arrays of numbers in an ``.npz`` file, by name; of an ``.npy`` file, under "".
+
+    Raises:
+        SlipstreamError: of type `error`: there is no such file, it is damaged, expands without
+            end, or holds anything but numbers.
+    """
+    import numpy as np
+
+    try:
+        stored = np.load(path, allow_pickle=False)
+        if isinstance(stored, np.ndarray):
+            arrays = {"": stored}
+        else:
+            with stored:
+                for info in stored.zip.infolist():
+                    if info.file_size > max(_EXPANDS_TO, _EXPANDS * info.compress_size):
+                        raise ValueError(f"{info.filename} expands more than {_EXPANDS} times")
+                arrays = dict(stored)
+    except OSError as refused:
+        raise error(f"cannot be read: {refused.strerror or refused}", where=str(path)) from refused
+    except Exception as damage:
+        # What NumPy, zipfile and decompressors raise for damaged files is a dozen kinds.
+        raise error(f"holds no NumPy arrays: {damage}", where=str(path)) from damage
+    for name, array in arrays.items():
+        if array.dtype.kind not in "biuf":
+            what = f"array {name} " if name else ""
+            raise error(f"{what}holds {array.dtype}, not numbers", where=str(path))
+    return arrays
+
+
+def read_array(
+    path: Path, error: type[SlipstreamError] = SlipstreamError, ndim: int = 1
+) -> NDArray[Any]:
+    """The only array of an ``.npy`` or ``.npz`` file, or that named ``x``; see `read_arrays`.
+
+    Args:
+        ndim: least number of dimensions.
+
+    Raises:
+        SlipstreamError: of type `error`: as `read_arrays`, or there is no such array.
+    """
+    arrays = read_arrays(path, error)
+    array = arrays.get("x") if len(arrays) != 1 else next(iter(arrays.values()))
+    if array is None:
+        raise error(
+            f"holds {len(arrays)} arrays, none of them named x", where=str(path),
+            remedy="np.savez(file, x=...)",
+        )  # fmt: skip
+    if array.ndim < ndim:
+        raise error(f"the array has {array.ndim} dimensions, not {ndim} or more", where=str(path))
+    return array
 
 
 def expanded(packed: bytes, most: int) -> bytes:
@@ -165,7 +224,8 @@ def write_text(
     """
     try:
         with replacing(path) as beside:
-            beside.write_text(text, encoding="utf-8")
+            # A name of a file may hold what is no text.
+            beside.write_text(text, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise SlipstreamError(
             f"{what} cannot be written: {error.strerror or error}", where=str(path), remedy=remedy

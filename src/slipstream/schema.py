@@ -10,7 +10,7 @@ import reprlib
 import types
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from slipstream.errors import InvalidArgumentError, UnknownNameError
 
@@ -93,6 +93,13 @@ def read(kind: Any, value: Any, place: str, readers: Readers) -> Any:
             read(kind, one, f"{place}[{n}]", readers)
             for n, (kind, one) in enumerate(zip(kinds, value, strict=True))
         )
+    if origin is Literal:
+        if value not in arguments:
+            raise InvalidArgumentError(
+                place, f"{reprlib.repr(value)} is not one of its values",
+                remedy="one of " + ", ".join(map(str, arguments)),
+            )  # fmt: skip
+        return value
     if isinstance(kind, type) and issubclass(kind, Enum):
         names = [one.value for one in kind]
         if value not in names:

@@ -29,8 +29,21 @@ _PIPED_WIDTH = 160
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
+# What a terminal obeys instead of showing it: control characters, and marks that turn the direction
+# of a line around.
+_OBEYED = (*range(32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+_ESCAPED = {code: f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" for code in _OBEYED}
+_ESCAPED = {code: shown for code, shown in _ESCAPED.items() if chr(code) not in "\n\t"}
+# JSON escapes the ones below 32 itself.
+_JSON_ESCAPED = {code: f"\\u{code:04x}" for code in _OBEYED if code >= 32}
+
 Align = Literal["left", "right"]
 T = TypeVar("T")
+
+
+def printable(text: str) -> str:
+    """`text` with escapes for what a terminal would obey; lines and tabs stay."""
+    return text.translate(_ESCAPED)
 
 
 def sparkline(values: Sequence[float], most: float | None = None) -> str:
@@ -173,7 +186,7 @@ class Table:
         lines += ["| " + " | ".join(_markdown(_cell(c)) for c in row) + " |" for row in self.rows]
         if self.notes:
             lines += ["", *self.notes]
-        return "\n".join(lines) + "\n"
+        return printable("\n".join(lines) + "\n")
 
     def to_html(self) -> str:
         """A table element, the title as its caption and the notes below; no script, no style sheet.
@@ -206,6 +219,11 @@ class Table:
 
     def print(self, file: IO[str] | None = None) -> None:
         """To a terminal (or `file`), fitted to its width; columns that do not fit are named."""
+        rows = [tuple(printable(_cell(cell)) for cell in row) for row in self.rows]
+        notes, lead = ([printable(line) for line in lines] for lines in (self.notes, self.lead))
+        Table(self.columns, rows, printable(self.title), notes, lead)._print(file)
+
+    def _print(self, file: IO[str] | None) -> None:
         from rich.cells import cell_len
         from rich.table import Table as RichTable
         from rich.text import Text
@@ -335,7 +353,7 @@ def _markdown(text: str) -> str:
 
 def to_json(value: Mapping[str, Any] | Sequence[Any]) -> str:
     """JSON for people and programs: keys in the order given, two spaces, see `json_values`."""
-    return json.dumps(json_values(value), indent=2, ensure_ascii=False)
+    return json.dumps(json_values(value), indent=2, ensure_ascii=False).translate(_JSON_ESCAPED)
 
 
 def json_values(value: Any) -> Any:

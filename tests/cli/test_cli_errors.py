@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from typing import Any
 
 import pytest
@@ -36,6 +37,21 @@ def test_a_function_that_fails(
     assert said in error.what
     assert where in error.where
     assert remedy in error.remedy
+
+
+def test_an_ascii_terminal_a_file_for_a_home_and_a_name_that_is_no_ascii(
+    slipstream: Any, recorded: Any
+) -> None:
+    shutil.copy(recorded.path, slipstream.folder / "über.slipgraph")
+    home = slipstream.folder / "home"
+    home.touch()
+    del slipstream.environment["XDG_CACHE_HOME"]
+    slipstream.environment.update({"HOME": str(home), "PYTHONIOENCODING": "ascii", "LC_ALL": "C"})
+    process = slipstream.start("predict", "über.slipgraph", "-t", "inference_mode")
+    shown, said = process.communicate()
+    assert process.returncode == 0, said
+    assert "us per step" in shown
+    assert "this terminal shows ascii only" in said
 
 
 def test_debug_shows_the_users_traceback_wherever_the_option_stands(slipstream: Any) -> None:

@@ -256,7 +256,9 @@ def write_network_file(path: Path) -> None:
     grid = Quantization(np.array([0.1], np.float32), np.array([0], np.int64))
     tensors = tuple(Tensor(name, (1, 4), "int8", grid) for name in "ab")
     path.write_bytes(
-        write_network(Network("n", tensors, (Operator("softmax", (0,), (1,), {"beta": 1.0}),), (0,), (1,)))
+        write_network(
+            Network("n", tensors, (Operator("softmax", (0,), (1,), {"beta": 1.0}),), (0,), (1,))
+        )
     )
 
 

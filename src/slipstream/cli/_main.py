@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import errno
 import gc
 import importlib
+import io
 import keyword
 import os
 import signal
@@ -15,6 +17,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from slipstream.errors import SlipstreamError, SlipstreamWarning
+from slipstream.tables import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,6 +43,12 @@ _CLEANING_UP_S = 10.0
 # Graphs and torch are many objects that stay: with Python's own thresholds (700, 10, 10) a sixth of
 # what `advise` itself computes was the search for garbage among them.
 _GARBAGE = 50_000, 20, 100
+# For terminals that show ASCII only.
+_PLAIN = {
+    **dict(zip("▁▂▃▄▅▆▇█", "__--==##", strict=True)),
+    "µ": "u", "μ": "u", "…": "...", "–": "-", "─": "-", "→": "->", "±": "+-", "·": ".",
+    "×": "x", "∞": "inf", "▶": ">", "◀": "<",
+}  # fmt: skip
 
 
 def _assemble() -> typer.Typer:
@@ -134,6 +143,7 @@ def _run() -> int:
         gc.set_threshold(*_GARBAGE)
         _interrupt_once()
         _warn_in_a_line()
+        _replace_what_cannot_be_shown()
         return _command(_without_debug(sys.argv[1:]))
     except SlipstreamError as error:
         return _report(error)
@@ -159,11 +169,32 @@ def _warn_in_a_line() -> None:
 
     def show(message: Any, category: type[Warning], *rest: Any, **named: Any) -> None:
         if issubclass(category, SlipstreamWarning):
-            print(f"warning: {message}", file=sys.stderr, flush=True)
+            print(printable(f"warning: {message}"), file=sys.stderr, flush=True)
         else:
             shown(message, category, *rest, **named)
 
     warnings.showwarning = show
+
+
+def _replace_what_cannot_be_shown() -> None:
+    """Print on a terminal that shows ASCII, or names that are no text, instead of failing."""
+    noted: list[bool] = []
+
+    def replaced(error: UnicodeError) -> tuple[str, int]:
+        assert isinstance(error, UnicodeEncodeError)
+        text = error.object[error.start : error.end]
+        if not noted and error.encoding not in ("utf-8", "utf8"):
+            noted.append(True)
+            print(
+                f"this terminal shows {error.encoding} only; PYTHONUTF8=1 shows every character",
+                file=sys.stderr,
+            )
+        return "".join(_PLAIN.get(c) or f"\\u{ord(c):04x}" for c in text), error.end
+
+    codecs.register_error("slipstream", replaced)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="slipstream")
 
 
 def _command(arguments: list[str]) -> int:
@@ -256,7 +287,7 @@ def _report_usage(error: typer.TyperException, arguments: list[str]) -> int:
     elif type(error).__name__ == "NoSuchOption" and script:
         option = getattr(error, "option_name", "OPTION")
         remedy += f"; or, where {option} is the script's own: {command} {script} -- {option} ..."
-    print(f"error: {SlipstreamError(message, remedy=remedy)}", file=sys.stderr)
+    print(printable(f"error: {SlipstreamError(message, remedy=remedy)}"), file=sys.stderr)
     return error.exit_code
 
 
@@ -268,7 +299,7 @@ def _verb_for(workload: str) -> str | None:
 
 
 def _report(error: SlipstreamError, cause: Exception | None = None) -> int:
-    print(f"error: {error}", file=sys.stderr)
+    print(printable(f"error: {error}"), file=sys.stderr)
     # The notes of an error hold the traceback in the child.
     if os.environ.get("SLIPSTREAM_DEBUG"):
         import traceback

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from slipstream.errors import UsageError
-from slipstream.tables import Table, to_json
+from slipstream.tables import Table, printable, to_json
 
 if TYPE_CHECKING:
     from slipstream.measure.records import Claim
@@ -123,7 +123,7 @@ class _Log:
     def _print(self, line: str, now: float, passed: str = "") -> None:
         self._printed, self._shown = line, now
         text = ", ".join(part for part in (line, passed) if part)
-        print(f"{self._title}: {text}", file=sys.stderr, flush=True)
+        note(f"{self._title}: {text}")
 
 
 @contextmanager
@@ -148,14 +148,14 @@ def progress(title: str) -> Iterator[Say]:
 
     console = Console(stderr=True)
     with bars.Progress(
-        bars.SpinnerColumn(),
-        bars.TextColumn("{task.description}"),
+        bars.SpinnerColumn("dots" if console.encoding.startswith("utf") else "line"),
+        bars.TextColumn("{task.description}", markup=False),
         bars.TimeElapsedColumn(),
         console=console,
         transient=True,
     ) as bar:
         task = bar.add_task(title)
-        yield lambda line: bar.update(task, description=f"{title}: {line}")
+        yield lambda line: bar.update(task, description=printable(f"{title}: {line}"))
 
 
 def show_progress(say: Say) -> Callable[[Progress], None]:
@@ -190,4 +190,4 @@ def _speedups(claims: Sequence[Claim]) -> list[str]:
 
 def note(line: str) -> None:
     """One line for the person, never part of the result."""
-    print(line, file=sys.stderr, flush=True)
+    print(printable(line), file=sys.stderr, flush=True)

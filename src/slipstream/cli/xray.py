@@ -134,20 +134,15 @@ def compare(
 
         slipstream xray compare ref.xr edge.xr --html report.html
     """
-    import json
-
     from slipstream.cli._output import emit_result, need_place, note, progress
-    from slipstream.errors import UsageError
     from slipstream.ship import xray
+    from slipstream.ship.xray.comparing import read_labels
 
     if html is not None:
         need_place(html, ".html", option="--html")
     if assertions is not None:
         _module(assertions)
-    try:
-        right: Any = None if labels is None else json.loads(labels.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"the labels cannot be read: {error}", where=str(labels)) from error
+    right = None if labels is None else read_labels(labels)
     with progress("compare") as say:
         comparison = xray.compare(
             reference,
@@ -191,11 +186,13 @@ def bisect(
         slipstream xray bisect model.onnx model_int8.onnx --inputs x.npy --labels y.npy
     """
     from slipstream.cli._output import emit_result, progress
+    from slipstream.errors import UsageError
+    from slipstream.files import read_array
     from slipstream.ship import xray
 
     with progress("bisect") as say:
-        x = _array(inputs)
-        y = None if labels is None else _array(labels)
+        x = read_array(inputs, UsageError)
+        y = None if labels is None else read_array(labels, UsageError)
         bisection = xray.bisect(reference, deployed, x, y, say=say)
     emit_result(bisection, *bisection.tables(), as_json=as_json)
 
@@ -215,23 +212,14 @@ def latency(
     slipstream xray latency model.onnx
     """
     from slipstream.cli._output import emit_result, progress
+    from slipstream.errors import UsageError
+    from slipstream.files import read_array
     from slipstream.ship import xray
 
     with progress("latency") as say:
-        x = None if inputs is None else _array(inputs)
+        x = None if inputs is None else read_array(inputs, UsageError)
         timings = xray.latency(model, x, plain_kernels=plain_kernels, say=say)
     emit_result(timings, *timings.tables(), as_json=as_json)
-
-
-def _array(path: Path) -> Any:
-    import numpy as np
-
-    from slipstream.errors import UsageError
-
-    try:
-        return np.load(path, allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"is no .npy file: {error}", where=str(path)) from error
 
 
 def _files(folder: Path | None) -> list[Path] | None:
@@ -252,13 +240,14 @@ def _samples(raw: Path | None, inputs: Path | None, preprocessing: str | None) -
     import numpy as np
 
     from slipstream.errors import UsageError
+    from slipstream.files import read_array
 
     if (raw is None) == (inputs is None):
         raise UsageError(
             "what the model is fed is missing", remedy="--raw FOLDER, or --inputs x.npy"
         )
     if inputs is not None:
-        for sample in _array(inputs):
+        for sample in read_array(inputs, UsageError):
             yield sample[None], None
         return
     pipeline = _pipeline(preprocessing)
@@ -276,6 +265,7 @@ def _pipeline(named: str | None) -> Any:
     import json
 
     from slipstream.errors import UsageError
+    from slipstream.files import read_bytes
     from slipstream.runtimes.preprocessing import Pipeline
     from slipstream.runtimes.python import function_at, required_parameters
 
@@ -283,8 +273,8 @@ def _pipeline(named: str | None) -> Any:
         return None
     if named.endswith(".json"):
         try:
-            return Pipeline.from_dict(json.loads(Path(named).read_text("utf-8")))
-        except (OSError, ValueError) as error:
+            return Pipeline.from_dict(json.loads(read_bytes(Path(named), UsageError)))
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
             raise UsageError(f"holds no pipeline: {error}", where=named) from error
     function: Any = function_at(named)
     if isinstance(function, Pipeline) or required_parameters(function):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,9 +17,10 @@ def describe_source(path: Path) -> dict[str, str] | None:
     """
     try:
         content = path.read_bytes()
-    except OSError:
+    except (OSError, UnicodeEncodeError):
+        # The latter: the name was recorded where names of files have another encoding.
         return None
-    place = hashlib.sha256(str(path.resolve()).encode()).hexdigest()
+    place = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()
     return {"file": str(path), "place": place, "sha256": hashlib.sha256(content).hexdigest()}
 
 

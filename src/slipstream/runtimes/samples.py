@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from slipstream.errors import InvalidArgumentError, SlipstreamError
+from slipstream.errors import InvalidArgumentError
+from slipstream.files import read_arrays
 from slipstream.runtimes.runtime import Array, Runtime
 
 
@@ -42,11 +43,7 @@ def read_samples(source: str | None, model: Runtime) -> tuple[list[Array], Array
 
 
 def _read_npz(path: Path) -> tuple[list[Array], Array | None]:
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = dict(file)
-    except (OSError, ValueError) as error:
-        raise SlipstreamError(f"it cannot be read: {error}", where=str(path)) from error
+    arrays = read_arrays(path)
     if "x" not in arrays:
         raise InvalidArgumentError("data", f"{path} has no array named x", remedy="x, and y")
     return [arrays["x"]], _classes(arrays.get("y"))

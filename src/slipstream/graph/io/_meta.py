@@ -18,6 +18,10 @@ _DEVICES = ("cpu", "cuda")
 _ABSENT: Any = None
 
 
+class _Name(str):
+    """A text that can be written into any file."""
+
+
 class _Device(str):
     """One of `_DEVICES`."""
 
@@ -125,10 +129,10 @@ class _Regions:
 
 @dataclass
 class _Meta:
-    workload: str = _ABSENT
+    workload: _Name = _ABSENT
     created: str = _ABSENT
     device: _Device = _ABSENT
-    device_name: str = _ABSENT
+    device_name: _Name = _ABSENT
     lanes_of: _Device = _ABSENT
     cpu_capability: str = _ABSENT
     torch: str = _ABSENT
@@ -197,6 +201,14 @@ def _text(value: Any, place: str) -> str:
     return value
 
 
+def _name(value: Any, place: str) -> str:
+    try:
+        _text(value, place).encode()
+    except UnicodeEncodeError:
+        raise _refuse(value, place, "a text in Unicode") from None
+    return str(value)
+
+
 def _count(value: Any, place: str, least: int = 0, most: int = _MAX_COUNT) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
         raise _refuse(value, place, f"an integer from {least} to {most}")
@@ -243,6 +255,7 @@ _READERS: Readers = {
     _Threads: partial(_count, most=_MAX_THREADS),
     _Optimizer: _optimizer,
     _Share: _share,
+    _Name: _name,
     _Device: _device,
     _Launches: _launches,
     **{kind: partial(_part, kind) for kind in _PARTS},

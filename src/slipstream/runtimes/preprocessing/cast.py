@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 
+from slipstream.errors import InvalidArgumentError
 from slipstream.runtimes.preprocessing.pipeline import Array, Stage
 
 
@@ -29,6 +30,14 @@ class Cast(Stage):
     zero_point: int = 0
     rounding: Literal["nearest", "truncate"] = "nearest"
     overflow: Literal["clip", "wrap"] = "clip"
+
+    def __post_init__(self) -> None:
+        try:
+            number = np.dtype(self.dtype).kind in "biuf"
+        except TypeError:
+            number = False
+        if not number:
+            raise InvalidArgumentError("cast", f"'{self.dtype:.40}' is not a dtype of numbers")
 
     def __call__(self, value: Array) -> Array:
         dtype = np.dtype(self.dtype)

@@ -8,17 +8,20 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from functools import cached_property
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.errors import InvalidArgumentError, SlipstreamError, UnknownNameError
+from slipstream.schema import read
 
 Array = NDArray[Any]
 
 # Characters of a setting: a vocabulary has thousands.
 _MOST_SHOWN = 60
+# Of what a file may say: samples of a recording, pixels of a side; how often a stage is applied.
+_MAX_SIZE, _MAX_TIMES = 1 << 24, 100
 
 
 class RawInputError(SlipstreamError):
@@ -77,17 +80,20 @@ class Stage:
         kind = Stage.kinds.get(str(name))
         if kind is None:
             raise UnknownNameError("stage of preprocessing", str(name), Stage.kinds)
-        given = {
-            key: tuple(value) if isinstance(value, list) else value
-            for key, value in described.items()
-            if key != "stage"
-        }
+        given = {key: value for key, value in described.items() if key != "stage"}
         known = {one.name: one for one in fields(kind)}
         lacking = [key for key, one in known.items() if one.default is MISSING and key not in given]
         if lacking or not given.keys() <= known.keys():
             strange = ", ".join([*lacking, *(given.keys() - known.keys())])
             raise InvalidArgumentError(str(name), f"it lacks or does not know: {strange}")
-        return kind(**given)
+        types = get_type_hints(kind)
+        settings = {}
+        for key, value in given.items():
+            settings[key] = read(types[key], value, f"{name}.{key}", {})
+            most = _MAX_TIMES if key == "times" else _MAX_SIZE
+            if isinstance(settings[key], int) and settings[key] > most:
+                raise InvalidArgumentError(f"{name}.{key}", f"{value} is more than {most}")
+        return kind(**settings)
 
     def changed(self, **settings: Any) -> Self:
         """A copy with other settings."""
@@ -133,7 +139,13 @@ class Pipeline:
         """
         value = raw
         for stage in self.stages:
-            value = stage(value)
+            try:
+                value = stage(value)
+            except SlipstreamError:
+                raise
+            except (ValueError, TypeError, IndexError, ArithmeticError, MemoryError) as error:
+                what = f"the stage {stage.name} does not take this input: {error}"
+                raise RawInputError(what, remedy="compare its settings with the input") from error
         return np.ascontiguousarray(value)
 
     def batch(self, raws: Sequence[Any]) -> Array:
@@ -234,7 +246,8 @@ class Pipeline:
             UnknownNameError: a stage of an unknown kind.
             InvalidArgumentError: a stage's settings are not those of its kind.
         """
-        return cls(tuple(Stage.from_dict(one) for one in described.get("stages", ())))
+        stages = read(Sequence[Mapping[str, Any]], described.get("stages", ()), "stages", {})
+        return cls(tuple(Stage.from_dict(stage) for stage in stages))
 
     @cached_property
     def hash(self) -> str:

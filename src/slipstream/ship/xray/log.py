@@ -242,8 +242,8 @@ class Log:
             elif tag == b"FRAM":
                 marked = True
                 facts = _json(self.path, content)
-                for name in ("frame", "answer", "latency_ns"):
-                    if not isinstance(facts.get(name, 0), (int, float)):
+                for name, kind in (("frame", int), ("answer", int), ("latency_ns", (int, float))):
+                    if not isinstance(facts.get(name, 0), kind):
                         raise ValueError(f"{name} {facts[name]!r:.40}")
                 if current is None:
                     current = Frame(facts["frame"], np.zeros(len(self.layers), STATISTICS))
