@@ -13,7 +13,7 @@ import torch
 
 from slipstream.errors import InvalidArgumentError, UnknownNameError, UsageError, WorkloadError
 from slipstream.mlperf.training import SUITE, Judged, Task, time_to_quality
-from slipstream.mlperf.training.evidence import Samples, hashes
+from slipstream.mlperf.training.evidence import OpenedFiles, Samples, hashes
 from slipstream.mlperf.training.log import found, read
 from slipstream.mlperf.training.tasks import load, recorded
 
@@ -125,6 +125,24 @@ def test_what_a_run_reads_and_evaluates_is_held_against_the_rules(
         ((rule, text),) = found
         assert rule == broken[0]
         assert broken[1] in text
+
+
+def test_files_of_samples_are_noted_and_libraries_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("train.bin", "notes", "task.py", "lib.zip"):
+        (tmp_path / name).touch()
+    monkeypatch.syspath_prepend(str(tmp_path / "lib.zip"))
+    opened = OpenedFiles(tmp_path)
+    (tmp_path / "train.bin").read_bytes()
+    with opened:
+        for name in ("train.bin", "notes", "task.py", "lib.zip"):
+            (tmp_path / name).read_bytes()
+        with pytest.raises(FileNotFoundError):
+            (tmp_path / "absent.npy").read_bytes()
+        (tmp_path / "log.csv").write_text("")
+    (tmp_path / "log.csv").read_bytes()
+    assert [Path(path).name for path in opened.paths] == ["train.bin", "notes"]
 
 
 def test_hashes_tell_samples_apart_by_their_content() -> None:

@@ -62,6 +62,9 @@ class OpenedFiles:
         path, _, flags = arguments
         if isinstance(path, (str, bytes)) and not flags & (os.O_WRONLY | os.O_RDWR):
             name = os.path.abspath(os.fsdecode(path))
+            # Python tries archives of its own path, whether or not they exist.
+            if name in sys.path or not os.path.isfile(name):
+                return
             if _SAMPLES.search(name) or (self._inside(Path(name)) and not _CODE.search(name)):
                 self.paths.setdefault(name)
 
