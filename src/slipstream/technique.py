@@ -108,15 +108,16 @@ class CodeChange:
         edit: Callable[[Places], Source],
         *,
         by_hand: str | Callable[[Places], str],
-        note: str = "",
+        note: str | Callable[[Places], str] = "",
         technique: Technique | None = None,
     ) -> CodeChange | None:
         """The change `edit` makes in the workload's file; None for live objects, without a file.
 
         Args:
             edit: see `slipstream.source`.
-            by_hand: the lines to write where the edit cannot be placed, or what finds them.
-            note: what the reader of the diff should know.
+            by_hand: the lines to write where the edit cannot be placed.
+            note: what the reader of the diff should know. Like `by_hand`, a text or a function
+                that writes it for the places in the file.
             technique: a technique that training frameworks have a switch for; in a script that
                 trains through one, the switch is set instead.
 
@@ -131,7 +132,8 @@ class CodeChange:
             if switch is not None:
                 edit, by_hand, note = switch, switch.by_hand(where), switch.note(where)
         try:
-            return cls(edit(where).diff(), note, edit)
+            diff = edit(where).diff()
+            return cls(diff, note if isinstance(note, str) else note(where), edit)
         except AlreadyThereError as error:
             reason = f"{error.what} ({error.where})"
             return cls("", f"already so: {reason}", edit, reason)

@@ -252,6 +252,18 @@ for _ in range({STEPS}):
     losses.append(optimizer.step(closure).item())
 """
 )
+INFERENCE = (
+    _MAKE
+    + f"""
+model = Net().eval().to("cpu")
+images = torch.randn(6, 3, 8, 8)
+losses = []
+with torch.inference_mode():
+    for _ in range({STEPS}):
+        scores = model(images).softmax(-1)
+        losses.append(scores.float().var().item())
+"""
+)
 FUNCTIONS = {"function": FUNCTION, "inline": INLINE}
 
 

@@ -10,6 +10,7 @@ from scripts import (
     FUNCTION,
     FUNCTIONS,
     GROUPS,
+    INFERENCE,
     SCRIPTS,
     STEPS,
     TWO_OPTIMIZERS,
@@ -101,6 +102,58 @@ def test_a_script_with_a_closure(tmp_path: Path) -> None:
         edited(path, text, technique)
         assert script_losses(path) == applied(tmp_path / "function.py", technique)
         assert "steps with a closure" in noted(path, "accumulation:2")
+
+
+_HEADER = "with torch.autocast(next(model.parameters()).device.type, dtype=torch.bfloat16):"
+
+
+def test_an_inference_script(tmp_path: Path) -> None:
+    import torch
+
+    path = tmp_path / "user.py"
+    path.write_text(INFERENCE)
+    plain = script_losses(path)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        expected = script_losses(path)
+    edited(path, INFERENCE, "amp:bf16")
+    assert _HEADER + "\n            scores = model(images).softmax(-1)\n" in path.read_text()
+    assert plain != script_losses(path) == expected
+    assert "under autocast" in noted(path, "amp:bf16")
+
+
+_NO_GRAD = "@torch.no_grad()\ndef run(net, x):\n    return net(x)\nmodel.eval()\n"
+_TWO = "def run(net, x):\n    with torch.no_grad():\n        a = net(x)\n        b = net(-x)\n"
+
+
+@pytest.mark.parametrize(("text", "blocks"), [(_NO_GRAD, 1), (_TWO + "model = model.eval()\n", 2)])
+def test_every_call_without_gradients_is_under_autocast(
+    tmp_path: Path, text: str, blocks: int
+) -> None:
+    path = tmp_path / "user.py"
+    path.write_text(f"import torch\nmodel = torch.nn.Linear(2, 2)\n{text}run(model, 1)\n")
+    lines = [line.strip() for line in added(path, "amp:bf16")]
+    assert lines[::2] == ['with torch.autocast("cpu", dtype=torch.bfloat16):'] * blocks
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "reason"),
+    [
+        ("model(images)", "model(images).numpy()", "NumPy, which has no bfloat16"),
+        (".eval()", "", "no model in evaluation mode"),
+        ("inference_mode()", "enable_grad()", "no model in evaluation mode"),
+        ("scores = model(images)", "scores = (lambda: model(images))()", "simple statement"),
+        ("    for", "    other = Net().eval()\n    other(images)\n    for", "'other' and 'model'"),
+    ],
+)
+def test_an_inference_script_of_another_form_is_left_alone(
+    tmp_path: Path, before: str, after: str, reason: str
+) -> None:
+    path = tmp_path / "user.py"
+    path.write_text(INFERENCE.replace(before, after))
+    note = noted(path, "amp:bf16")
+    assert reason in note
+    assert "output = model(inputs)" in note
+    assert "backward" not in note
 
 
 @pytest.mark.parametrize("kind", ["fused", "foreach"])

@@ -31,7 +31,8 @@ num_workers="4")``                                     name, added or replaced: 
 ``where.set_default("batch_size", "64")``              the default of the named function's argument
 ``where.before_return("{model}.eval()")``              lines before the function's ``return``
 ``where.wrap_forward("with f({model}):")``             a block around the forward pass of the loop,
-                                                       from the model's call to the loss
+                                                       from the model's call to the loss; without
+                                                       training, around each call of the model
 ``accumulate(where, 4)``                               one update for four batches of the loop
 ``checkpoint_blocks(where)``                           the model's repeated blocks through
                                                        ``checkpoint``, where it is defined

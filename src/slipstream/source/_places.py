@@ -13,7 +13,7 @@ from slipstream.source._names import Function, Identity, last_name, nodes_in, po
 from slipstream.source._optimizer import Optimizer, assigned_to, optimizers_in, trained_by
 from slipstream.source._parts import code_of, local_class, mentions
 from slipstream.source._source import AlreadyThereError, NotPlacedError, Source
-from slipstream.source._step import Step, find_step
+from slipstream.source._step import Step, find_step, inference_blocks, inference_calls
 from slipstream.source._trainers import Training, find_training
 
 _TORCH = "torch"
@@ -127,6 +127,21 @@ class Places:
                 "the optimizer has no name of its own", self.optimizers[0].call
             )
         return find_step(self.source, identity, self._trained[0])
+
+    @cached_property
+    def only_infers(self) -> bool:
+        """Whether a plain script neither makes an optimizer nor calls ``backward``."""
+        if self.function_name or self.training or "backward" in self.source.names.attributes:
+            return False
+        try:
+            return not self.optimizers
+        except NotPlacedError:
+            return True
+
+    @cached_property
+    def forwards(self) -> Sequence[ast.Call]:
+        """The calls of the model in the training step, or in a script that only infers."""
+        return inference_calls(self.source) if self.only_infers else self.step.forwards
 
     @cached_property
     def inputs(self) -> list[ast.expr]:
@@ -329,20 +344,27 @@ class Places:
     def wrap_forward(self, header: str) -> Source:
         """The loop's statements from the model's call to the loss, as a block under `header`.
 
+        In a script that only infers, each statement that calls the model is such a block.
+
         Raises:
             NotPlacedError: they are not simple statements one after another.
             AlreadyThereError: they are in such a block.
         """
-        step = self.step
-        first, last = step.forward_block(self.source)
-        source, (written,) = self._filled([header], step.model_name(self.source))
-        wanted = _statement(f"{written} pass")
-        for above in source.names.ancestors(first):
-            if isinstance(above, ast.With) and isinstance(wanted, ast.With):
-                one, other = ([ast.dump(item) for item in w.items] for w in (above, wanted))
-                if one == other:
-                    raise source.already_there(f"'{written}' is there", above)
-        return source.wrap(first, last, written)
+        if self.only_infers:
+            blocks = inference_blocks(self.source, self.forwards)
+        else:
+            blocks = [self.step.forward_block(self.source)]
+        edited, _ = self._filled([header], blocks[0].model)
+        for block in blocks:
+            source, (written,) = self._filled([header], block.model)
+            target = _statement(f"{written} pass")
+            for above in source.names.ancestors(block.first):
+                if isinstance(above, ast.With) and isinstance(target, ast.With):
+                    outer, inner = ([ast.dump(i) for i in w.items] for w in (above, target))
+                    if outer == inner:
+                        raise source.already_there(f"'{written}' is there", above)
+            edited = edited.wrap(block.first, block.last, written)
+        return edited
 
     def of_training(self, calls: Sequence[ast.Call]) -> list[ast.Call]:
         """Select the calls whose value the training loop iterates over.

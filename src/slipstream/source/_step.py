@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slipstream.source._names import (
@@ -16,12 +17,25 @@ from slipstream.source._names import (
     position,
     variables_in,
 )
+from slipstream.source._optimizer import assigned_to
 from slipstream.source._source import NotPlacedError, Source
 
 _CONTAINERS = (ast.For, ast.AsyncFor, ast.While, ast.FunctionDef, ast.AsyncFunctionDef)
+_NO_GRADIENTS = ("inference_mode", "no_grad")
+# What may run after the statement that holds it.
+_DEFERRED = (ast.GeneratorExp, ast.Lambda, ast.Yield, ast.YieldFrom)
 _SIMPLE = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Expr)
 # What passes through the items of its first argument.
 _PASSES_ON = ("enumerate", "tqdm")
+
+
+@dataclass(frozen=True)
+class ForwardBlock:
+    """Statements of one block, from `first` to `last`, that call the model, named as there."""
+
+    model: str
+    first: ast.stmt
+    last: ast.stmt
 
 
 @dataclass(frozen=True)
@@ -83,8 +97,8 @@ class Step:
         """
         return source.segment(_callee(self._forward(source)))
 
-    def forward_block(self, source: Source) -> tuple[ast.stmt, ast.stmt]:
-        """The first and last of the simple statements from the model's call to the loss.
+    def forward_block(self, source: Source) -> ForwardBlock:
+        """The simple statements from the model's call to the loss.
 
         Raises:
             NotPlacedError: they are not that, or the loss has no name.
@@ -121,7 +135,7 @@ class Step:
                 )
         if begin > end_at or first.lineno > last.lineno:
             raise source.not_placed("the model is called after the loss is computed", first)
-        return first, last
+        return ForwardBlock(self.model_name(source), first, last)
 
     def _forward(self, source: Source) -> ast.Call:
         if not self.forwards:
@@ -189,6 +203,75 @@ def find_step(source: Source, optimizer: Identity, model: Identity) -> Step:
             tuple(one for one in called("step") if one in inside and one is not update),
         )
     raise source.not_placed("no loop around the optimizer's step calls backward", update)
+
+
+def inference_calls(source: Source) -> list[ast.Call]:
+    """The calls of a script's model without gradients; the model is what ``eval()`` is called on.
+
+    Raises:
+        NotPlacedError: there is no such call, or several models are called.
+    """
+    names = source.names
+    evaluated: set[Identity | None] = set()
+    for call in names.calls():
+        if isinstance(call.func, ast.Attribute) and call.func.attr == "eval":
+            evaluated |= {
+                names.identity(call.func.value),
+                assigned_to(names, _chained(names, call)),
+            }
+    calls: dict[Identity, list[ast.Call]] = {}
+    for call in names.calls():
+        model = names.identity(_callee(call))
+        if model is not None and model in evaluated and _is_without_gradients(names, call):
+            calls.setdefault(model, []).append(call)
+    if not calls:
+        raise source.not_placed(
+            "no model in evaluation mode is called under torch.inference_mode() or torch.no_grad()"
+        )
+    if len(calls) > 1:
+        models = " and ".join(f"'{name}'" for _, name in calls)
+        raise source.not_placed(
+            f"several models are called: {models}", next(iter(calls.values()))[0]
+        )
+    return calls.popitem()[1]
+
+
+def inference_blocks(source: Source, calls: Sequence[ast.Call]) -> list[ForwardBlock]:
+    """The statement of each of `calls`, once.
+
+    Raises:
+        NotPlacedError: one is not a simple statement, or the call may run after it.
+    """
+    blocks: dict[ast.stmt, ForwardBlock] = {}
+    for call in calls:
+        statement = source.names.statement(call)
+        deferred = any(isinstance(node, _DEFERRED) for node in ast.walk(statement))
+        if deferred or not isinstance(statement, (*_SIMPLE, ast.Return)):
+            raise source.not_placed("the model is not called in a simple statement", call)
+        name = source.segment(_callee(call))
+        blocks.setdefault(statement, ForwardBlock(name, statement, statement))
+    return list(blocks.values())
+
+
+def _chained(names: Names, call: ast.Call) -> ast.Call:
+    """The last call of a chain of methods, such as ``Net().eval().to(device)``, by its first."""
+    method = names.parent(call)
+    after = names.parent(method) if isinstance(method, ast.Attribute) else None
+    if isinstance(after, ast.Call) and after.func is method:
+        return _chained(names, after)
+    return call
+
+
+def _is_without_gradients(names: Names, call: ast.Call) -> bool:
+    """Whether a context or a decorator around the call turns gradients off."""
+    around: list[ast.expr] = []
+    for above in names.ancestors(call):
+        if isinstance(above, ast.With):
+            around += [item.context_expr for item in above.items]
+        elif isinstance(above, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            around += above.decorator_list
+    made_by = [context.func if isinstance(context, ast.Call) else context for context in around]
+    return any(last_name(function) in _NO_GRADIENTS for function in made_by)
 
 
 def _closure(source: Source, update: ast.Call) -> Function | None:

@@ -101,17 +101,27 @@ class Amp(Settings):
         )
 
     def code(self, workload: Workload) -> CodeChange | None:
-        """Autocast around the forward pass and the loss."""
-        dtype = _TORCH_DTYPE[self.dtype]
+        """Autocast around the forward pass and the loss, or the calls of an inference script."""
         return CodeChange.of(
-            workload,
-            self._edit,
-            by_hand=f'with torch.autocast("cpu", dtype=torch.{dtype}):\n'
-            "    loss = loss_function(model(inputs), targets)\nloss.backward()",
-            note="the loss is computed under autocast too, which does it in float32 for the losses "
-            "of torch; in the trial the model's output is made float32 first",
-            technique=self,
+            workload, self._edit, by_hand=self._by_hand, note=self._note, technique=self
         )
+
+    def _note(self, where: Places) -> str:
+        if where.only_infers:
+            return (
+                f"the model's output is {_TORCH_DTYPE[self.dtype]} after this edit; in the trial "
+                "it is made float32"
+            )
+        return (
+            "the loss is computed under autocast too, which does it in float32 for the losses "
+            "of torch; in the trial the model's output is made float32 first"
+        )
+
+    def _by_hand(self, where: Places) -> str:
+        header = f'with torch.autocast("cpu", dtype=torch.{_TORCH_DTYPE[self.dtype]}):\n'
+        if where.only_infers:
+            return f"{header}    output = model(inputs)\noutput = output.float()"
+        return f"{header}    loss = loss_function(model(inputs), targets)\nloss.backward()"
 
     def _edit(self, where: Places) -> Source:
         if self.dtype == "fp16":
@@ -122,8 +132,12 @@ class Amp(Settings):
         device = "next({model}.parameters()).device.type" if moved else '"cpu"'
         autocast = f"{{torch}}.autocast({device}, dtype={dtype})"
         if where.function is None:
-            for forward in where.step.forwards:
+            for forward in where.forwards:
                 refuse_inside(where.source, forward, "autocast")
+            if where.only_infers and "numpy" in where.source.names.attributes:
+                raise where.source.not_placed(
+                    f"the script converts tensors to NumPy, which has no {_TORCH_DTYPE[self.dtype]}"
+                )
             return where.wrap_forward(f"with {autocast}:")
         where = where.with_named_model()
         lines = [f"{{model}}.forward = {autocast}({{model}}.forward)"]
