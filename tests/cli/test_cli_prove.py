@@ -129,6 +129,24 @@ def test_without_a_look_at_quality_no_gain_is_backed(slipstream: Any) -> None:
     assert not [claim for claim in payload["claims"] if claim["verdict"] == "faster"]
 
 
+def test_what_the_optimizer_does_already_is_reported_before_it_is_measured(
+    slipstream: Any,
+) -> None:
+    (slipstream.folder / "fused.py").write_text(
+        "import torch\nmodel = torch.nn.Linear(8, 8)\n"
+        "optimizer = torch.optim.Adam(model.parameters(), fused=True)\n"
+        "while True:\n    optimizer.zero_grad()\n"
+        "    model(torch.ones(4, 8)).sum().backward()\n    optimizer.step()\n"
+    )
+    run = slipstream(
+        "prove", "fused.py", "-t", "fused_optimizer", "--no-quality", "--budget", "1s",
+        "--launches", 1, "--steps", 3,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    reason = "should not apply: the optimizer is fused already"
+    assert f"fused_optimizer:fused is measured though it {reason}" in run.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "said", "remedy"),
     [
