@@ -79,6 +79,12 @@ def both_at_once(size):
     from slipstream.child import channel
     channel().send({"data": "y" * size})
     return len(channel().receive()["data"])
+def chatter():
+    import time
+    from slipstream.child import channel
+    while True:
+        channel().send({"say": "still here"})
+        time.sleep(0.01)
 def fails_before_listening():
     raise KeyError("gone")
 def wants_cuda(): raise AssertionError("Torch not compiled with CUDA enabled")
@@ -247,6 +253,11 @@ def test_large_messages_pass_both_ways(child: Child, size: int) -> None:
 
     assert child.call("user_code:talk", n=3, size=size, on_message=answer, timeout_s=60) == 3 * size
     assert got == [size] * 3
+
+
+def test_a_call_ends_at_its_deadline_whatever_it_sends(child: Child) -> None:
+    with pytest.raises(ChildError, match="was stopped"):
+        child.call("user_code:chatter", timeout_s=60, until=time.monotonic() + 0.1)
 
 
 def test_both_may_send_more_than_the_pipe_holds_at_once(child: Child) -> None:

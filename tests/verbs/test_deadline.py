@@ -146,3 +146,21 @@ def test_advice_is_there_in_time(
     assert ("amp:bf16" in advice.not_timed) != told
     text = advice.table(graph, None).to_markdown()
     assert ("for want of time" in text) != told
+
+
+def test_a_few_operators_are_timed_before_other_launches_are_watched(
+    graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    techniques = [*parse("amp:bf16"), *parse("fused_optimizer:fused")]
+    monkeypatch.setattr(advising, "single_techniques", lambda: techniques)
+    durations = Some(tmp_path / "none.db")
+    timed: list[str] = []
+
+    def settle(recorded: Graph) -> Graph:
+        timed.extend(question.call.name for question in durations.carefully)
+        return recorded
+
+    until = time.monotonic() + 600.0
+    advise(graph, durations=durations, settle=settle, combinations=False, until=until)
+    assert sum("optimizer_step" in name for name in timed) == 2
+    assert 0 < len(timed) < len(durations.carefully), "amp asks for more"

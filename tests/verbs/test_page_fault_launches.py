@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 import slipstream as ss
+from slipstream.errors import ChildError
 from slipstream.graph import Graph, replay
 from slipstream.graph.page_faults import (
     PAGE_FAULT_LAUNCHES,
@@ -100,3 +103,33 @@ def test_launches_end_where_faults_matter_in_none_or_all_agree(
     monkeypatch.setattr("slipstream.verbs.page_faults.call_in_child", another)
     watch_launches(bare, Workload.parse(f"{__file__}:graph"))
     assert len(launched) == watched
+
+
+@pytest.mark.parametrize(
+    ("limits", "watched"),
+    [
+        ({"until": 7.0}, 2),  # the third would end at 9 s
+        ({"until": 7.0, "launch_s": 8.0}, 0),
+        ({"until": 2.0}, 0),  # killed
+        ({"longest_s": 4.0}, 2),
+    ],
+)
+def test_watching_launches_ends_at_its_deadline(
+    graph: Graph, monkeypatch: pytest.MonkeyPatch, limits: dict[str, Any], watched: int
+) -> None:
+    bare = without(graph)
+    bare = replace(bare, meta={k: v for k, v in bare.meta.items() if k != PAGE_FAULT_LAUNCHES})
+    step, now = replay(bare).step_ns, [0.0]
+
+    def another(*_args: object, until: float, **_more: object) -> float:
+        began, now[0] = now[0], min(now[0] + 3.0, until)
+        if now[0] < began + 3.0:
+            raise ChildError("it was stopped")
+        return 0.1 * now[0] * step
+
+    monkeypatch.setattr("slipstream.verbs.page_faults.call_in_child", another)
+    clock = SimpleNamespace(monotonic=lambda: now[0])
+    monkeypatch.setattr("slipstream.verbs.page_faults.time", clock)
+    found = watch_launches(bare, Workload.parse(f"{__file__}:graph"), **limits)
+    assert len(found.meta.get(PAGE_FAULT_LAUNCHES, [0])) == 1 + watched
+    assert now[0] <= limits.get("until", 6.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import math
 import os
 import select
 import signal
@@ -126,6 +127,7 @@ class Child:
         function: str,
         *,
         timeout_s: float | None = None,
+        until: float = math.inf,
         on_message: Callable[[Message], None] | None = None,
         **arguments: Any,
     ) -> Any:
@@ -134,15 +136,16 @@ class Child:
         Args:
             function: an importable ``module:function``; it runs in the child's main thread.
             timeout_s: the child is killed when no message of it arrives for this long.
+            until: of `time.monotonic`: the child is killed then, whatever it sends.
             on_message: called with each message the function sends through `channel()`.
 
         Raises:
             SlipstreamError: whatever the function raised; foreign exceptions arrive as
                 `WorkloadError` with file and line of the user's code.
-            ChildError: the process died, or said nothing for `timeout_s` and was killed.
+            ChildError: the process died, or was killed after `timeout_s` or at `until`.
         """
         self.start_call(function, **arguments)
-        return self.finish_call(timeout_s=timeout_s, on_message=on_message)
+        return self.finish_call(timeout_s=timeout_s, until=until, on_message=on_message)
 
     def start_call(self, function: str, **arguments: Any) -> None:
         """Begin a call; talk to it with `send` and `receive`, collect with `finish_call`."""
@@ -209,11 +212,14 @@ class Child:
         self,
         *,
         timeout_s: float | None = None,
+        until: float = math.inf,
         on_message: Callable[[Message], None] | None = None,
     ) -> Any:
         """Wait for the running call's result; see `call`."""
+        silent_s = math.inf if timeout_s is None else timeout_s
         while True:
-            message = self.receive(timeout_s=timeout_s)
+            wait_s = min(silent_s, until - time.monotonic())
+            message = self.receive(timeout_s=None if wait_s == math.inf else wait_s)
             if "result" in message:
                 return message["result"]
             if on_message is not None:

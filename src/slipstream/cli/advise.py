@@ -82,7 +82,7 @@ def command(
     from slipstream.units import parse_duration_ns
     from slipstream.verbs.advising import advise
     from slipstream.verbs.checking import Check, measure_first_choice
-    from slipstream.verbs.deadline import Schedule
+    from slipstream.verbs.deadline import FOR_LAUNCHES, Schedule
     from slipstream.verbs.goals import parse_goals
     from slipstream.verbs.history import history
     from slipstream.verbs.outlooks import first_look_table
@@ -112,7 +112,11 @@ def command(
 
         def settle(recorded: Graph) -> Graph:
             nonlocal graph
-            graph = request.settled(recorded, say)
+            now = time.monotonic()
+            graph = request.settled(
+                recorded, say, launch_s=schedule.starting_s / 2,
+                until=now + FOR_LAUNCHES * (schedule.analysis - now),
+            )  # fmt: skip
             return graph
 
         advice = advise(

@@ -60,6 +60,8 @@ _MOST_PARTS = 3
 _LONGEST_MEASURING_S, _MEASURING_IN_TIME_S = 12.0, 6.0
 # Of the time that is left for single techniques and combinations together.
 _FOR_COMBINATIONS = 0.25
+# Techniques that need at most this many operators are timed first, in this share of the time.
+_FEW, _FOR_FEW = 8, 0.4
 # Combinations that are predicted between two looks at the clock.
 _AT_ONCE = 8
 _RISK = {kind: number for number, kind in enumerate(QualityKind)}
@@ -284,7 +286,8 @@ def advise(
         durations, widen, say: as `slipstream.verbs.predicting.predict` takes them.
         show: called with what is known of each technique at once, before the first of their
             operators is micro-benchmarked; not called when all of them were before.
-        settle: called after that; returns the graph with what takes too long to record before.
+        settle: called after that, before a deadline once techniques that need few operators are
+            timed; returns the graph with what takes too long to record before.
         until: of `time.monotonic`, by when it is to be done, within a second or two: operators that
             most of the step hangs on are measured first, what is left is estimated, and
             combinations are tried as long as there is time, the most promising first.
@@ -329,11 +332,16 @@ def advise(
     looked_s = time.monotonic() - began
     if any(one.missing for one in looked):
         show(looked)
-    graph = settle(graph)
     # What cannot be worth it whatever its operators take is not measured.
     undecided = [one for one in looked if not one.decided]
     decided = [_worth_training(one.prediction, one.most) for one in looked if one.decided]
     with durations.measuring():
+        if in_time:
+            # A few operators decide about some of the largest gains.
+            quick = [look for look in undecided if look.missing <= _FEW]
+            now = time.monotonic()
+            measure_in_time(graph, quick, durations, now + _FOR_FEW * (until - now), say)
+        graph = settle(graph)
         if in_time:
             # Simulating them again takes as long as the first look.
             left_s = (until - time.monotonic()) * (1 - _FOR_COMBINATIONS * combinations) - looked_s

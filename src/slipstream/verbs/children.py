@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -41,6 +42,7 @@ def call_in_child(
     *,
     threads: int = 0,
     timeout_s: float = DEFAULT_TIMEOUT_S,
+    until: float = math.inf,
     say: Callable[[str], None] = lambda line: None,
     **arguments: Any,
 ) -> Any:
@@ -48,15 +50,17 @@ def call_in_child(
 
     Args:
         function: ``module:name``, of what the child can import.
+        until: of `time.monotonic`, when the child is killed.
 
     Raises:
         WorkloadError: the user's code failed; names its file and line.
-        ChildError: it died, or was silent for `timeout_s`.
+        ChildError: it died, was silent for `timeout_s`, or was not done at `until`.
     """
     with workload_child(workload, threads) as (child, keep_in):
         return child.call(
             function,
             timeout_s=timeout_s,
+            until=until,
             on_message=lambda message: say(str(message.get("say", ""))),
             workload=workload.to_json(),
             keep_in=str(keep_in),

@@ -38,6 +38,8 @@ _PRINTING_S = 1.0
 CHECK_S, _SHORTEST_CHECK_S = 10.0, 3.0
 # Of the time after the recording, the largest share that is reserved for that.
 _FOR_CHECK = 0.5
+# Of the time that is left for the analysis, the largest share for page faults of other launches.
+FOR_LAUNCHES = 0.3
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from slipstream.capture.paging import watch_faults
+from slipstream.errors import ChildError
 from slipstream.graph import Graph
 from slipstream.graph.page_faults import (
     MATTERS,
@@ -35,6 +36,8 @@ def watch_launches(
     threads: int = 0,
     timeout_s: float = DEFAULT_TIMEOUT_S,
     longest_s: float = _LONGEST_S,
+    launch_s: float = 0.0,
+    until: float = math.inf,
     say: Callable[[str], None] = lambda line: None,
 ) -> Graph:
     """The recorded step, its page faults being those of several launches in the mean.
@@ -44,9 +47,12 @@ def watch_launches(
 
     Args:
         longest_s: no launch begins after so many seconds of them.
+        launch_s: an estimate of what the first launch takes, in seconds.
+        until: deadline, of `time.monotonic`: no launch begins if the previous one took longer than
+            the time left, and a launch that runs at the deadline is killed and not counted.
 
     Raises:
-        WorkloadError, ChildError: as recording it does.
+        WorkloadError, ChildError: as recording it does; no ChildError with a finite `until`.
     """
     watched = "lanes_of" in graph.meta or PAGE_FAULT_LAUNCHES in graph.meta
     if watched or workload.live is not None or not may_fault(graph):
@@ -54,8 +60,8 @@ def watch_launches(
     recorded = page_fault_ns(graph)
     step_ns = float(graph.tasks.duration_ns.sum() + graph.tasks.gap_ns.sum())
     others: list[float] = []
-    began = time.monotonic()
-    while len(others) < _LAUNCHES and time.monotonic() - began < longest_s:
+    began = now = time.monotonic()
+    while len(others) < _LAUNCHES and now - began < longest_s and now + launch_s < until:
         most = max(recorded, *others, 0.0)
         apart = most - min(recorded, *others, math.inf)
         enough = _ENOUGH if most >= MATTERS * step_ns else 1
@@ -69,11 +75,18 @@ def watch_launches(
                     "slipstream.verbs.page_faults:watch_in_child",
                     threads=threads,
                     timeout_s=timeout_s,
+                    until=until,
                     step_threads=int(graph.meta["threads"]),
                 )
             )
         except ScriptEndedError:
             break
+        except ChildError:
+            if until == math.inf:
+                raise
+            break
+        before, now = now, time.monotonic()
+        launch_s = now - before
     return with_launches(graph, others)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -144,15 +145,26 @@ class Request:
             needs=needs, say=say, **brief,
         )  # fmt: skip
 
-    def settled(self, graph: Graph, say: Callable[[str], None] = lambda line: None) -> Graph:
-        """What `graph` recorded now, with what other launches of the program differ by."""
+    def settled(
+        self,
+        graph: Graph,
+        say: Callable[[str], None] = lambda line: None,
+        *,
+        launch_s: float = 0.0,
+        until: float = math.inf,
+    ) -> Graph:
+        """Add page faults of other launches to `graph`, which was recorded now.
+
+        Args:
+            launch_s, until: as `slipstream.verbs.page_faults.watch_launches` takes them.
+        """
         from slipstream.verbs.page_faults import watch_launches
 
         if self.recorded:
             return graph
         return watch_launches(
             graph, self.workload(), threads=self.threads, timeout_s=self.timeout_s,
-            longest_s=_BRIEFLY_S, say=say,
+            longest_s=_BRIEFLY_S, launch_s=launch_s, until=until, say=say,
         )  # fmt: skip
 
     def fingerprint(self) -> dict[str, Any]:
