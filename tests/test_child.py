@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 import psutil
 import pytest
 
-from slipstream.child import Channel, Child, channel, started_by
+from slipstream.child import Channel, Child, channel, process, started_by
 from slipstream.errors import (
     ChildDiedError,
     ChildError,
@@ -448,6 +448,15 @@ def test_a_child_that_hangs_and_does_not_read_is_stopped_and_located(
     with pytest.raises(ChildError, match=r"\bsent\b.*\b1 s\b") as error:
         child.send({"much": "x" * 1_000_000})
     assert str(error.value.where).startswith(str(tmp_path))
+    assert _gone(child.pid)
+
+
+def test_a_suspended_child_is_ended(child: Child, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "_LONGEST_SUSPENSION_S", 0.1)
+    child.start_call("user_code:hang")
+    os.kill(child.pid, signal.SIGSTOP)
+    with pytest.raises(ChildError, match="suspended"):
+        child.finish_call(timeout_s=600)
     assert _gone(child.pid)
 
 

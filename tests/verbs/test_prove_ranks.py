@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from slipstream import technique
-from slipstream.child import Child
+from slipstream.child import Child, process
 from slipstream.cluster import Cluster
 from slipstream.errors import (
     ChildError,
@@ -51,6 +51,8 @@ class Odd(nn.Module):
                 os._exit(3)
             if self.what == "raises":
                 raise ValueError("rank one has had enough")
+            if self.what == "stops":
+                os.kill(os.getpid(), 19)
             if self.what == "differs":
                 with torch.no_grad():
                     self.own.add_(1.0)
@@ -89,6 +91,13 @@ def make():
 LAYERS = {"model", "model.table", "model.inner.0", "model.inner.2", "model.head"}
 CLUSTER = "workers=2,link=1gbit,latency=50us"
 LIMIT_S = 300.0
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _watched() -> None:
+    """Start what watches over backups, which stays: tests count processes."""
+    with file_backups():
+        pass
 
 
 @pytest.fixture
@@ -184,11 +193,13 @@ def _by_hand(train: Path, seed: int, steps: int) -> list[float]:
         ("dies", ChildError, "rank 1 of ddp:2"),
         ("raises", WorkloadError, "rank one has had enough"),
         ("differs", MeasurementError, "rank 1 "),
+        ("stops", ChildError, "rank 1 of ddp:2 was suspended"),
     ],
 )
 def test_a_rank_that_fails_is_named_and_nothing_stays(
-    train: Path, what: str, error: type[Exception], said: str
+    train: Path, what: str, error: type[Exception], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(process, "_LONGEST_SUSPENSION_S", 0.5)
     before = psutil.Process().children(recursive=True)
     with hosts_of(Cluster.load(CLUSTER), 2) as where, file_backups() as keep_in:
         without_ranks = psutil.Process().children(recursive=True)

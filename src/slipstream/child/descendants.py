@@ -1,4 +1,4 @@
-"""Processes that a process started, and theirs: found, and ended."""
+"""Processes that a process started, and theirs: found, inspected and ended."""
 
 from __future__ import annotations
 
@@ -31,3 +31,13 @@ def end(processes: list[Any]) -> None:
     for process in processes:
         with contextlib.suppress(psutil.Error):
             process.kill()
+
+
+def is_suspended(pid: int) -> bool:
+    """Whether the process is suspended by SIGSTOP or its like, and not by a debugger."""
+    import psutil
+
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+    except psutil.Error:
+        return False

@@ -19,7 +19,7 @@ from pathlib import Path
 from textwrap import indent
 from typing import Any
 
-from slipstream.child.descendants import descendants, end, end_group
+from slipstream.child.descendants import descendants, end, end_group, is_suspended
 from slipstream.child.pipe import TICK_S, Channel, Message
 from slipstream.child.report import is_user_file, revive
 from slipstream.errors import ChildDiedError, ChildError
@@ -29,6 +29,8 @@ _LOG = "child"
 _GRACE_S = 2.0
 # How long a child may leave a message unread, and how long the system takes to end a process.
 _LONGEST_SEND_S, _LONGEST_END_S = 300.0, 30.0
+# How long a process may stay suspended before it is ended; others may wait for it.
+_LONGEST_SUSPENSION_S = 10.0
 _LOG_TAIL_LINES = 15
 
 _starter: ContextVar[Callable[..., Any] | None] = ContextVar("starter", default=None)
@@ -197,6 +199,7 @@ class Child:
 
     def _await_message(self, timeout_s: float | None) -> Message | None:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        ran = time.monotonic()
         while True:
             left = TICK_S if deadline is None else deadline - time.monotonic()
             # Asked before waiting: what it said before it ended is in the pipe by then.
@@ -207,6 +210,15 @@ class Child:
             if ended:
                 # A process it forked may hold the pipe open, so that no end of file comes.
                 raise EOFError
+            if not is_suspended(self._process.pid):
+                ran = time.monotonic()
+            elif time.monotonic() - ran > _LONGEST_SUSPENSION_S:
+                self.kill()
+                raise ChildError(
+                    f"{self.name} was suspended (SIGSTOP) for {_LONGEST_SUSPENSION_S:g} s and "
+                    "was ended",
+                    remedy="run it again; kill -CONT resumes a process that was suspended",
+                )
 
     def finish_call(
         self,
