@@ -64,7 +64,7 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
             study = fashion(name)
             if study is None:
                 yield not_judged(f"8 {name}s of peers: {_TIME}", "x", "<= 0.4", MISSING)
-                return
+                break
             if name == "MLP":
                 yield from _compaction_rows(options, study.train, study.held)
             yield from _ensemble_rows(options, name, study.train, study.held)
@@ -339,21 +339,21 @@ def _predicted_rows(options: BenchOptions) -> Iterator[Bar]:
         wanted = [bar for bar in (time, memory) if options.wants(f"{bar}: {family}")]
         if not wanted:
             continue
-        cells = measure_cells(
+        cells = list(measure_cells(
             family, workload_of(family), [f"ensemble:{count}" for count in members],
             "40s" if options.full else "10s", options.progress, widest=0.15,
-        )  # fmt: skip
+        ))  # fmt: skip
         for bar in wanted:
             errors = {
-                f"{count}": 100 * abs(cell.error if bar is time else cell.memory_error)
-                for count, cell in zip(members, cells, strict=True)
+                cell.technique: 100 * abs(cell.error if bar is time else cell.memory_error)
+                for cell in cells
                 if cell.judged
             }
-            errors = {count: value for count, value in errors.items() if np.isfinite(value)}
-            told = ", ".join(f"{value:.1f} with {count}" for count, value in errors.items())
+            errors = {name: value for name, value in errors.items() if np.isfinite(value)}
+            shown = ", ".join(f"{value:.1f} with {name}" for name, value in errors.items())
             if errors:
                 yield at_most(
-                    f"{bar}: {family}", max(errors.values()), 15.0, "%", n=len(errors), detail=told
+                    f"{bar}: {family}", max(errors.values()), 15.0, "%", n=len(errors), detail=shown
                 )
             else:
                 note = "; ".join(cell.note for cell in cells if cell.note)

@@ -140,7 +140,7 @@ def latency_bars(options: BenchOptions) -> Iterator[Bar]:
         return
     options.progress(_LATENCY)
     with tempfile.TemporaryDirectory(prefix="slipstream-bench-") as folder:
-        path = _as_users(folder)
+        path = models_in(folder)
         found = latencies_ms(path, "tiny_language_model")
     if not found:
         yield not_judged(_LATENCY, "ms", "<= 20", "the analysis failed")
@@ -154,15 +154,15 @@ def latency_bars(options: BenchOptions) -> Iterator[Bar]:
 
 def _cases(options: BenchOptions) -> Iterator[_Case]:
     with tempfile.TemporaryDirectory(prefix="slipstream-bench-") as folder:
-        path = _as_users(folder)
+        path = models_in(folder)
         for name in _MODELS if options.full else _QUICK:
             options.progress(f"attribution: {name}")
             graph = profile(f"{path}:{name}", steps=_STEPS, threads=1)
             yield _Case(name, graph, attribute(replay(graph)))
 
 
-def _as_users(folder: str) -> Path:
-    """Our models as a file of a user's: our own package's lines are nobody's."""
+def models_in(folder: str) -> Path:
+    """Copy our models to a folder: lines of an installed package do not count as a user's."""
     path = Path(folder) / "models.py"
     shutil.copyfile(models.__file__, path)
     return path

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from slipstream.cluster import Cluster
+from slipstream.data import MissingDataError
 from slipstream.measure.claims import ratio_between
 from slipstream.technique import combination_name, parse
 from slipstream.techniques.distributed.compression.bucket import Layout
@@ -148,8 +149,8 @@ def _collapse(options: BenchOptions) -> Iterator[Bar]:
     options.progress(bar)
     try:
         found = [percent("MLP", "spectral", r, s) for r in _COLLAPSE_AT for s in range(seeds)]
-    except Exception as error:
-        yield not_judged(bar, "runs", f">= {wanted}", str(error))
+    except MissingDataError as error:
+        yield not_judged(bar, f"of {wanted} above {_ABOVE:.0f} %", f">= {wanted}", error.what)
         return
     above = sum(one > _ABOVE for one in found)
     yield at_least(
@@ -167,10 +168,14 @@ def _accuracy(options: BenchOptions) -> Iterator[Bar]:
             if not options.wants(bar, 90):
                 continue
             options.progress(bar)
-            pairs = [
-                (percent(model, "dense", 1.0, s), percent(model, "hybrid", ratio, s))
-                for s in range(seeds)
-            ]
+            try:
+                pairs = [
+                    (percent(model, "dense", 1.0, s), percent(model, "hybrid", ratio, s))
+                    for s in range(seeds)
+                ]
+            except MissingDataError as error:
+                yield not_judged(bar, "points", ">= -0.3", error.what)
+                continue
             less = [b - a for a, b in pairs]
             spread = f" +- {2.78 * stdev(less) / seeds**0.5:.2f}" if seeds > 1 else ""
             yield at_least(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
 import slipstream as ss
 from slipstream.durations import Durations
@@ -19,6 +19,7 @@ from slipstream.durations.movement import (
 from slipstream.durations.peaks import peaks_of, probes
 from slipstream.graph import Graph
 from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most
+from slipstream_bench.systems.lines.bars import models_in
 from slipstream_bench.systems.movement.counted import cases
 from slipstream_bench.systems.movement.layers import LayerBytes, traced_layer
 
@@ -137,8 +138,8 @@ def _recorded_rows(options: BenchOptions) -> Iterator[Bar]:
     if not (options.wants(attributed) or options.wants(honest)):
         return
     options.progress("recording a step")
-    models = Path(__file__).parents[2] / "models.py"
-    graph = ss.profile(f"{models}:language_model")
+    with tempfile.TemporaryDirectory(prefix="slipstream-bench-") as folder:
+        graph = ss.profile(f"{models_in(folder)}:language_model")
     rows = movement(graph)
     if options.wants(attributed):
         told = sum(one.moved_bytes for one in rows if _attributed(graph, one))

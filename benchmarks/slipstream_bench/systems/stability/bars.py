@@ -40,7 +40,7 @@ from slipstream_bench.systems.stability.models import (
     small_pictures,
 )
 
-_PHOTOS_QUICK, _PHOTOS_FULL = 20, 500
+_PHOTOS_QUICK, _PHOTOS_FULL = 60, 500
 _SAMPLE = 64
 _CALIBRATED = 32
 # Of each scene: drawing a twin costs more than a step of these small networks.
@@ -138,7 +138,8 @@ class _Photographs:
         )  # fmt: skip
         phones = stability.Stability(found.names[1:], found.classes[1:], found.labels)
         n, one = len(self.scenes), phones.instability()
-        # Wilson's interval of 18 % of twenty photographs; one of them is 5 points of accuracy.
+        # Quick: Wilson's interval of 18 % of twenty photographs, of which none may change; so more
+        # are taken. One of twenty is 5 points of accuracy.
         low, high, most = (10, 20, 3.0) if self.options.full else (5, 40, 15.0)
         data = {"accuracy": phones.accuracy.tolist(), "growth": phones.growth().tolist()}
         top3, reference = phones.instability(3).estimate, found.accuracy[0]
