@@ -6,6 +6,7 @@ And slipstream records each of their functions. The commands in their headers ru
 from __future__ import annotations
 
 import ast
+import os
 import re
 import runpy
 import subprocess
@@ -61,7 +62,7 @@ class NothingTimed(Durations):
         """Leave everything unknown."""
 
 
-NOTHING_TIMED = NothingTimed(threads=1, path=Path("/nowhere/durations.db"))
+NOTHING_TIMED = NothingTimed(threads=1, path=Path(os.devnull, "durations.db"))
 
 
 def train(name: str, capsys: pytest.CaptureFixture[str]) -> list[float]:

@@ -43,9 +43,9 @@ def test_another_file_of_that_name_is_no_change(
     assert has_changed(graph) is None
 
 
-def test_an_older_recording_says_nothing() -> None:
+def test_an_older_recording_says_nothing(tmp_path: Path) -> None:
     assert has_changed(captured("mlp")) is None
-    assert describe_source(Path("/nowhere/train.py")) is None
+    assert describe_source(tmp_path / "absent" / "train.py") is None
 
 
 def recorded_of(code: Path) -> Graph:

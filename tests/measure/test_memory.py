@@ -77,8 +77,8 @@ def test_what_the_function_raises_arrives():
         memory.peak_memory("workers:setup", {"fail": True}, environment=HERE, timeout_s=600)
 
 
-def test_without_proc_the_process_has_one_peak_and_phases_say_why_not(monkeypatch):
-    monkeypatch.setattr(memory, "_STATUS", Path("/nonexistent"))
+def test_without_proc_the_process_has_one_peak_and_phases_say_why_not(monkeypatch, tmp_path):
+    monkeypatch.setattr(memory, "_STATUS", tmp_path / "absent")
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     found = memory._measured("workers:allocate_in_phases", {"first": 5, "second": 5})
     assert found["whole"][0] > 5 * MIB
