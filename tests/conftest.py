@@ -16,6 +16,9 @@ from known_clock import KnownClock
 
 pytest_plugins = ("times", "changed", "flakes")
 
+# Obeyed when a test imports ONNX Runtime by itself.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+
 # How long an example takes says how busy the machine is. The same examples every time, so that a
 # change is judged by what it changes; `make test-all` looks for others.
 hypothesis.settings.register_profile("slipstream", deadline=None, derandomize=True)

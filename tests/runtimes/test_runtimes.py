@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -69,6 +72,22 @@ def test_onnx_answers_as_torch_also_where_its_batch_is_fixed(tmp_path: Path, fix
         for samples in SIZES:
             (given,) = model.run([inputs(samples)])
             np.testing.assert_allclose(given, reference(inputs(samples)), rtol=1e-5, atol=1e-6)
+
+
+def test_onnx_runtime_writes_no_device_id(tmp_path: Path) -> None:
+    path, home = tmp_path / "layer.onnx", tmp_path / "home"
+    home.mkdir()
+    torch.onnx.export(torch.nn.Linear(4, 6), (torch.zeros(2, 4),), path, dynamo=False)
+    variables = {"ORT_DISABLE_TELEMETRY", "XDG_CACHE_HOME"}
+    environment = {name: value for name, value in os.environ.items() if name not in variables}
+    for load in ("runtimes.load", "runtimes.taps.open_tap"):
+        program = f"from slipstream import runtimes; import slipstream.runtimes.taps; {load}"
+        subprocess.run(
+            [sys.executable, "-c", f"{program}({str(path)!r})"],
+            env={**environment, "HOME": str(home)},
+            check=True,
+        )
+    assert list(home.iterdir()) == []
 
 
 def test_litert_tells_codes_and_answers_a_batch_as_its_samples(shared_data: Path) -> None:

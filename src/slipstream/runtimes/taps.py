@@ -22,6 +22,7 @@ from typing import Any, Self
 import numpy as np
 
 from slipstream.errors import InvalidArgumentError, MissingExtraError
+from slipstream.runtimes.files import onnxruntime
 from slipstream.runtimes.runtime import Array, ModelError, Runtime, loading
 
 # What moves, describes or recodes values and computes none.
@@ -276,9 +277,9 @@ class OnnxTap(Tap):
     ) -> None:
         try:
             import onnx
-            import onnxruntime  # noqa: F401
         except ImportError as error:
             raise MissingExtraError("an ONNX model", "onnx with onnxruntime", "onnx") from error
+        onnxruntime()
         with loading("the model", "onnx"):
             self.model = onnx.load_from_string(content)
             shapes = onnx.shape_inference.infer_shapes(self.model)
@@ -340,21 +341,18 @@ class OnnxTap(Tap):
         Args:
             profile: where it writes the times of operators; empty for no profile.
         """
-        import onnxruntime
-
-        options = onnxruntime.SessionOptions()
+        runtime = onnxruntime()
+        options = runtime.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = self._threads, 1
         options.log_severity_level = 3
         if self._reference:
-            level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+            level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
             options.graph_optimization_level = level
         if profile:
             options.enable_profiling, options.profile_file_prefix = True, profile
         content = self._content if model is None else model.SerializeToString()
         with loading("the model", "ONNX Runtime"):
-            return onnxruntime.InferenceSession(
-                content, options, providers=["CPUExecutionProvider"]
-            )
+            return runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
 
     def _wanted(self) -> list[str]:
         return [*(one.name for one in self.outputs), *self.fetched]

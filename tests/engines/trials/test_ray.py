@@ -29,7 +29,13 @@ SPACE = Space({"x": Float(0.0, 1.0)})
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _ray(require: Callable[[str, bool, str], None]) -> Iterator[None]:
+def _ray(
+    require: Callable[[str, bool, str], None], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
+    patch = pytest.MonkeyPatch()
+    patch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        patch.delenv(name, raising=False)
     try:
         import ray
     except ImportError:
@@ -42,6 +48,11 @@ def _ray(require: Callable[[str, bool, str], None]) -> Iterator[None]:
     yield
     executor.close()
     ray.shutdown()
+    patch.undo()
+
+
+def test_ray_leaves_nothing_in_the_home_folder() -> None:
+    assert list(Path.home().iterdir()) == []
 
 
 @estimator({"y": "", "width": ""}, cost=lambda config: Cost(0.05, 0.1, 0.5))

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import socket
 import threading
 import time
@@ -169,6 +170,7 @@ class RayExecutor:
                 "num_cpus": slots, "include_dashboard": False, "_node_ip_address": "127.0.0.1",
                 "object_store_memory": 100 * 2**20,
             }  # fmt: skip
+            _give_token()
         else:
             _need_answer(address)
             settings["address"] = address
@@ -344,6 +346,13 @@ class RayExecutor:
             ending.join(None if self._head.lives() else _ENDING_S)
             # A dead head leaves some of the others.
             _end(psutil.wait_procs(self._processes, timeout=_ENDING_S)[1])
+
+
+def _give_token() -> None:
+    """Keep Ray from writing a token for its processes into the home folder, if none is there."""
+    chosen = {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys()
+    if not chosen and not os.path.exists(os.path.expanduser("~/.ray/auth_token")):
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
 
 
 def _need_answer(address: str) -> None:
