@@ -108,6 +108,15 @@ def test_one_launch_that_cannot_be_checked_does_not_refute(changes: Any, why: st
     assert check(replace(measured(1.5), **changes)).worth_it is True
 
 
+def test_an_inconclusive_check_that_reaches_the_predicted_interval_does_not_refute() -> None:
+    noisy = replace(measured(0.52, verdict=Verdict.INCONCLUSIVE), low=1 / 1.52, high=math.inf)
+    found = check(noisy)
+    assert "not decided: too noisy to tell" in found.sentence
+    assert found.worth_it is None
+    # 1.10x at most, where at least 1.24x is predicted.
+    assert check(replace(noisy, low=1 / 1.1)).worth_it is False
+
+
 def test_a_check_too_noisy_to_tell_is_neither_inside_nor_outside() -> None:
     found = check(replace(measured(1.32), inside=None))
     assert "measured 1.32x [1.29, 1.35]: too noisy to tell (cpu time" in found.sentence

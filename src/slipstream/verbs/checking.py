@@ -70,10 +70,15 @@ class Check:
 
     @property
     def _undecided(self) -> str:
-        """Why one launch does not show that there is no gain; empty if it does."""
-        if self.row is None or self.row.launches > 1:
+        """Reason why one launch does not show that there is no gain; empty if it does."""
+        if self._measured is None or self.row is None or self.row.launches > 1:
             return ""
-        return "the machine is busy" if on_busy_machine(self.row) else self.row.doubt
+        if on_busy_machine(self.row):
+            return "the machine is busy"
+        reaches = self._measured[2] >= self.predicted.speedup_interval[0]
+        if reaches and self.row.verdict == Verdict.INCONCLUSIVE:
+            return "too noisy to tell"
+        return self.row.doubt
 
     @property
     def sentence(self) -> str:
