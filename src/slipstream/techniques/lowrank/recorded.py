@@ -125,8 +125,8 @@ def sites(graph: Graph) -> list[Site]:
     forward &= multiplies[tasks.call] & ~dense[tasks.scope]
     for task in np.flatnonzero(forward | backward).tolist():
         if backward[task]:
-            if (found := by_sequence.get(int(tasks.sequence[task]))) is not None:
-                found.tasks.append(task)
+            if (layer := by_sequence.get(int(tasks.sequence[task]))) is not None:
+                layer.tasks.append(task)
             continue
         view = graph.task(task)
         call = view.known_call
@@ -505,10 +505,10 @@ def _resize(edit: Editor, graph: Graph, chosen: Sequence[Site]) -> None:
     as_large = np.isin(memory.nbytes, list(sizes)) & np.isin(memory.role, _ROLES)
     rows = np.flatnonzero(as_large)
     nbytes, storages = memory.nbytes[rows], memory.storage[rows]
-    own = np.full(max(*shares, int(storages.max(initial=0))) + 2, np.nan)  # -1 is not a storage
-    own[list(shares)] = list(shares.values())
+    share = np.full(max(*shares, int(storages.max(initial=0))) + 2, np.nan)  # -1 is not a storage
+    share[list(shares)] = list(shares.values())
     others = ~np.isin(storages, graph.parameters) & (memory.role[rows] != Role.TEMPORARY)
-    resized = nbytes * own[storages]
+    resized = nbytes * share[storages]
     for size, each in sizes.items():
         resized[np.isnan(resized) & others & (nbytes == size)] = size * sum(each) / len(each)
     changed = ~np.isnan(resized)
