@@ -132,7 +132,7 @@ class Check:
             "inside": self.row and self.row.inside,
             "worth_it": self.worth_it,
             "failed": self.failed,
-            "reason": self.reason or (self.worth_it is None and self._undecided) or None,
+            "reason": self.reason or None,
             "metric": self.row and self.row.metric,
             "blocks": self.row and self.row.blocks,
             "launches": self.row and self.row.launches,
