@@ -291,8 +291,9 @@ def test_diff_leaves_page_faults_out_of_the_limit(cli: Cli, run: Path) -> None:
 
 def test_diff_says_first_when_the_workloads_are_two(cli: Cli, run: Path) -> None:
     other = run.with_name("other.slipgraph")
-    save(replace(_graph(), meta={"recipe": {"target": "b.py"}}), other)
-    save(replace(_graph(), meta={"recipe": {"target": "a.py"}}), run)
+    for target, path in (("a.py", run), ("b.py", other)):
+        recipe = {"target": target, "arguments": {}, "script_arguments": [], "threads": 0}
+        save(replace(_graph(), meta={"recipe": recipe}), path)
     ran = cli("diff", run, other)
     assert re.search(r"\A.*\bdifferent\b.*\ba\.py\b.*\bb\.py\b", ran.stdout)
     strings = ("", "conv", "pool", "norm", "attention", "head")
