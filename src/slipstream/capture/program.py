@@ -9,12 +9,10 @@ the tasks (see `overhead.py` beside this file).
 from __future__ import annotations
 
 import gc
-import tempfile
 import time
 from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slipstream.capture.assemble import assemble
@@ -41,6 +39,7 @@ from slipstream.capture.regions import record_regions
 from slipstream.capture.statistics import OF_VALUES, record_statistics
 from slipstream.capture.trace import PARAMETERS, Node, read_trace, recorded, take_parameters
 from slipstream.capture.units import find_units
+from slipstream.files import temporary_folder
 from slipstream.graph import Graph, Statistics
 from slipstream.graph.collection import no_collection
 from slipstream.measure.arms import RunDelay, delay_between
@@ -271,9 +270,9 @@ class _Capture:
             with names:
                 yield
         retries = 0 if self._settings.short or self._settings.once else _TRACE_RETRIES
-        with tempfile.TemporaryDirectory(prefix="slipstream-trace-") as folder:
+        with temporary_folder("trace") as folder:
             for attempt in range(retries + 1):
-                path = Path(folder) / f"trace-{attempt}.json"
+                path = folder / f"trace-{attempt}.json"
                 with names, recorded(path):
                     _show_parameters(self._built.model)
                     yield
