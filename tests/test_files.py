@@ -6,12 +6,21 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 
-from slipstream.files import leftovers, remove_leftovers, replacing, temporary_folder
+from slipstream.errors import UsageError
+from slipstream.files import (
+    leftovers,
+    read_array,
+    remove_leftovers,
+    replacing,
+    temporary_folder,
+)
 
 
 def test_what_was_written_takes_the_files_place(tmp_path: Path) -> None:
@@ -44,6 +53,45 @@ def test_its_rights_are_those_of_any_new_file(tmp_path: Path) -> None:
     with replacing(tmp_path / "a.txt") as beside:
         beside.write_text("")
     assert (tmp_path / "a.txt").stat().st_mode == plain.stat().st_mode
+
+
+def _zeros(path: Path) -> None:
+    with path.open("wb") as file:
+        np.savez_compressed(file, x=np.zeros(64 << 20, np.uint8))
+
+
+def _huge(path: Path) -> None:
+    np.save(path, np.zeros(9))
+    path.write_bytes(path.read_bytes().replace(b"(9,)", b"(9" + b"0" * 12 + b",)"))
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        Path.touch,
+        lambda path: path.write_bytes(b"PK\x03\x04 no zip file"),
+        lambda path: np.save(path, np.array([{}], dtype=object)),
+        lambda path: np.save(path, np.array(["a text"])),
+        lambda path: np.save(path, 3.0),
+        _zeros,
+        _huge,
+    ],
+)
+def test_what_holds_no_array_of_numbers_is_refused(
+    write: Callable[[Path], object], tmp_path: Path
+) -> None:
+    write(path := tmp_path / "a.npy")
+    with pytest.raises(UsageError) as caught:
+        read_array(path, UsageError)
+    assert str(path) in str(caught.value.where)
+
+
+def test_an_array_is_read_from_either_kind_of_file(tmp_path: Path) -> None:
+    x = np.arange(6.0).reshape(2, 3)
+    np.save(tmp_path / "a.npy", x)
+    np.savez(tmp_path / "a.npz", x=x, y=x + 1)
+    for name in ("a.npy", "a.npz"):
+        np.testing.assert_array_equal(read_array(tmp_path / name), x)
 
 
 _KILLED = """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import mmap
+import re
 import struct
 import zipfile
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 
 import slipstream as ss
 from slipstream.errors import GraphError
-from slipstream.graph import Edges, Editor, Graph, load, replace_tasks, save
+from slipstream.graph import Call, Edges, Editor, Graph, TensorSpec, load, replace_tasks, save
 from small_graphs import graph_of, graphs
 from tiny_models import captured
 
@@ -341,3 +342,58 @@ def test_graphs_that_differ_in_anything_are_not_equal(change: Callable[[Graph], 
     assert len(graph.edges)
     assert change(graph) != graph
     assert graph != "a graph"
+
+
+_SPEC = TensorSpec("float32", (4, 4), (4, 1))
+_OPTIMIZER = {"class": "SGD", "settings": {}, "tensors": [["float32", [64, 4], [4, 1], "cpu"]]}
+
+
+@pytest.mark.parametrize(
+    ("meta", "place"),
+    [
+        ({"threads": "8"}, "meta.threads"),
+        ({"threads": 10**9}, "meta.threads"),
+        ({"device": "toaster"}, "meta.device"),
+        ({"unaligned_share": "0"}, "meta.unaligned_share"),
+        ({"workload": "\ud800"}, "meta.workload"),
+        # Its product with a number would be a text of as many copies.
+        (
+            {"optimizer": {**_OPTIMIZER, "tensors": [["float32", ["64", 10**9], [4, 1], "cpu"]]}},
+            "meta.optimizer.tensors[0][1][0]",
+        ),
+        ({"optimizer": {**_OPTIMIZER, "class": 3}}, "meta.optimizer.class"),
+        ({"recipe": {"target": "a.py"}}, "meta.recipe.arguments"),
+        ({"launches": {"k": [[1, 2, 3]]}}, "meta.launches"),
+        ({"regions": {"mode": "default"}}, "meta.regions"),
+    ],
+)
+def test_what_a_recording_keeps_is_of_the_types_it_is_written_with(
+    meta: dict[str, Any], place: str, path: Path
+) -> None:
+    save(replace(a_graph(), meta=meta), path)
+    with pytest.raises(GraphError, match=re.escape(place)):
+        load(path)
+
+
+def test_entries_of_a_newer_slipstream_are_kept(path: Path) -> None:
+    meta = {"novel": [1, "a"], "optimizer": {**_OPTIMIZER, "novel": {}}}
+    save(replace(a_graph(), meta=meta), path)
+    assert load(path).meta == meta
+
+
+@pytest.mark.parametrize(
+    ("arguments", "outputs"),
+    [
+        ([_SPEC], [_SPEC]),
+        ([_SPEC, "text"], [_SPEC]),
+        ([None, _SPEC], [_SPEC]),
+        ([_SPEC, _SPEC], [3]),
+    ],
+)
+def test_a_call_that_its_schema_does_not_take_is_refused(
+    arguments: list[Any], outputs: list[Any], path: Path
+) -> None:
+    call = Call("aten::mm(Tensor self, Tensor mat2) -> Tensor", (*arguments,), (*outputs,))
+    save(replace(a_graph(), calls=(call,)), path)
+    with pytest.raises(GraphError, match="aten::mm"):
+        load(path)

@@ -113,6 +113,14 @@ def test_a_pipeline_comes_back_from_json() -> None:
         pre.Pipeline.from_dict({"stages": [{"stage": "recise"}]})
     with pytest.raises(InvalidArgumentError, match="sharp"):
         pre.Pipeline.from_dict({"stages": [{"stage": "crop", "sharp": 1}]})
+    for stage in (
+        {"stage": "crop", "share": "x"},
+        {"stage": "resize", "method": "softly"},
+        {"stage": "normalise", "times": 10**9},
+        {"stage": "cast", "dtype": "text"},
+    ):
+        with pytest.raises(InvalidArgumentError):
+            pre.Pipeline.from_dict({"stages": [stage]})
 
 
 def test_variations_differ_in_one_stage_and_in_what_they_give() -> None:
