@@ -51,7 +51,7 @@ def python_calls(technique: Any, graph: Graph) -> int:
 @pytest.mark.parametrize(
     ("text", "make"),
     [
-        ("batch_size:x2", mlp), ("ensemble:8", mlp),
+        ("channels_last", images), ("batch_size:x2", mlp), ("ensemble:8", mlp),
         ("ensemble:8,weights=shared", images), ("fusion", wide), ("lowrank:0.25,ends=true", mlp),
         ("lowrank:0.25,ends=true", images), ("quadratic", images),
     ],

@@ -135,15 +135,14 @@ class Editor:
         A task that is repeated in `tasks` is multiplied by each of its factors.
         """
         tasks = self._checked(tasks)
-        scaled = self._duration_ns.copy()
-        np.multiply.at(scaled, tasks, np.asarray(factor, np.float64))
-        self.set_duration(tasks, scaled[tasks], provenance, spread=spread)
+        np.multiply.at(self._duration_ns, tasks, np.asarray(factor, np.float64))
+        self.set_duration(tasks, self._duration_ns[tasks], provenance, spread=spread)
 
-    def set_gap(self, task: int, gap_ns: float) -> None:
-        """Let the lane do something untracked for so long after `task`."""
-        self._checked(task, gap_ns)
-        self._gap_ns[task] = gap_ns
-        self._touched[task] = True
+    def set_gap(self, tasks: Numbers, gap_ns: ArrayLike) -> None:
+        """Let the lane do something untracked for so long after a task, or each of several."""
+        tasks = self._checked(tasks, gap_ns)
+        self._gap_ns[tasks] = gap_ns
+        self._touched[tasks] = True
 
     def remove(self, tasks: Numbers) -> None:
         """Take tasks and the gaps after them away; what waited for one waits for its causes."""
@@ -301,12 +300,11 @@ class Editor:
         self, tasks: NDArray[np.int64], before: ArrayLike, **columns: ArrayLike
     ) -> NDArray[np.int64]:
         columns |= {"beside": tasks, "before": before}
-        self._inserted.append(
-            {
-                name: np.broadcast_to(np.asarray(columns[name], dtype), len(tasks))
-                for name, dtype in _INSERTED.items()
-            }
-        )
+        # Several times as fast for a single task as np.broadcast_to.
+        added = {name: np.empty(len(tasks), dtype) for name, dtype in _INSERTED.items()}
+        for name, column in added.items():
+            column[:] = columns[name]
+        self._inserted.append(added)
         first = len(self._graph) + self._inserts
         self._inserts += len(tasks)
         return np.arange(first, first + len(tasks))
@@ -524,10 +522,12 @@ class Editor:
         if (wrong := (tasks < 0) | (tasks >= len(self._order))).any():
             raise GraphError(f"there is no task {tasks[wrong][0]} among {len(self._order)}")
         for each in times_ns:
-            time_ns = np.broadcast_to(np.asarray(each, np.float64), len(tasks))
-            bad = np.flatnonzero(~np.isfinite(time_ns) | (time_ns < 0))
-            if len(bad):
-                raise GraphError(f"task {tasks[bad[0]]} cannot take {time_ns[bad[0]]} ns")
+            time_ns = np.asarray(each, np.float64)
+            wrong = ~np.isfinite(time_ns) | (time_ns < 0)
+            if wrong.any():
+                at = np.flatnonzero(np.broadcast_to(wrong, len(tasks)))[0]
+                duration_ns = np.broadcast_to(time_ns, len(tasks))[at]
+                raise GraphError(f"task {tasks[at]} cannot take {duration_ns} ns")
         return tasks
 
     def _check_references(self, tasks: ArrayLike) -> None:

@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-import numpy as np
-
-from slipstream.durations import questions, rescale
+from slipstream.durations import Changed, questions, rescale
 from slipstream.graph import Call, Editor, Graph, StepPhase, TensorSpec
+from slipstream.graph.graph import kept
 from slipstream.source import AlreadyThereError, Places, Source, value_of
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
 from slipstream.techniques._baseline import already_compiled
@@ -54,21 +53,25 @@ class ChannelsLast(Settings):
     def questions(self, graph: Graph) -> Sequence[Call]:
         """Every operator on images, as recorded and in the other format, and the copies."""
         changed, copies = _plan(graph)
-        return [*questions(graph, changed), *copies.values()]
+        return [*questions(graph, changed), *(copy for _, copy in copies.pairs)]
 
     def predict(self, graph: Graph, context: Context) -> Graph:
         """Scale operators on images by their micro-benchmarked ratio; add copies back."""
         changed, copies = _plan(graph)
         edit = Editor(graph, str(self))
         rescale(edit, graph, changed, context.durations)
-        for t, call in copies.items():
+        for number, (_, call) in enumerate(copies.pairs):
             answer = context.durations.lookup(call)
             if answer is not None:
-                edit.put(t, call, answer, before=True)
+                edit.insert_all(
+                    copies.tasks[copies.pair == number], call.name, answer.nanoseconds,
+                    answer.provenance, before=True, spread=answer.spread,
+                    call=edit.call_number(call),
+                )  # fmt: skip
         if len(graph.memory):
             # The kernel of the other format, whose copies and sums are its own.
-            needs = measured_workspaces(context.durations, changed.values())
-            resize_workspaces(edit, graph, np.array(list(changed), np.int64), needs)
+            needs = measured_workspaces(context.durations, (call for _, call in changed.pairs))
+            resize_workspaces(edit, graph, changed.tasks, needs[changed.pair])
         return edit.apply(f"{len(changed)} operators on images, {len(copies)} copies back")
 
     def apply(self, built: Built) -> None:
@@ -121,10 +124,14 @@ def _edit(where: Places) -> Source:
     return source.with_import("torch")
 
 
-def _plan(graph: Graph) -> tuple[dict[int, Call], dict[int, Call]]:
-    """By task: its call on channels-last images; and the copy before a view that needs NCHW."""
+@kept
+def _plan(graph: Graph) -> tuple[Changed, Changed]:
+    """Tasks with their calls on channels-last images, and views with the copies they need first."""
     changed: dict[int, Call] = {}
     copies: dict[int, Call] = {}
+    # By number of the recorded call and the inputs that are images: few stand for many tasks.
+    converted: dict[tuple[int, tuple[bool, ...]], Call] = {}
+    copy_of: dict[int, Call] = {}
     images: set[int] = set()
     for t in range(len(graph)):
         task = graph.task(t)
@@ -148,7 +155,8 @@ def _plan(graph: Graph) -> tuple[dict[int, Call], dict[int, Call]]:
         if looks:
             if any(len(spec.shape) != 4 for spec in call.outputs) and _matters(call.inputs[0]):
                 spec = channels_last(call.inputs[0])
-                copies[t] = Call(_CLONE, (spec, _CONTIGUOUS), (call.inputs[0],))
+                copy = Call(_CLONE, (spec, _CONTIGUOUS), (call.inputs[0],))
+                copies[t] = copy_of.setdefault(int(graph.tasks.call[t]), copy)
                 images.discard(inputs[0])
             continue
         specs = [
@@ -156,13 +164,16 @@ def _plan(graph: Graph) -> tuple[dict[int, Call], dict[int, Call]]:
             for image, spec in zip(here, call.inputs, strict=True)
         ]
         if tuple(specs) != call.inputs:
-            changed[t] = call.with_inputs(specs)
+            key = int(graph.tasks.call[t]), tuple(here)
+            if key not in converted:
+                converted[key] = call.with_inputs(specs)
+            changed[t] = converted[key]
         for spec, storage in zip(call.outputs, outputs, strict=False):
             if len(spec.shape) == 4:
                 images.add(storage)
             elif storage not in inputs:
                 images.discard(storage)
-    return changed, copies
+    return Changed.of(graph, changed), Changed.of(graph, copies)
 
 
 def _matters(spec: TensorSpec) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from slipstream.graph import Graph, StepPhase, TensorSpec
+from slipstream.graph.graph import kept
 
 FIRST_BUCKET_BYTES = 1 << 20
 """DistributedDataParallel's default for the first bucket, so that communication starts early."""
@@ -35,21 +36,19 @@ class Gradient:
     module: str
 
 
+@kept
 def gradients(graph: Graph) -> list[Gradient]:
     """The gradients of the step's last backward pass, in the order in which they are ready."""
     tasks = graph.tasks
     accumulates = np.array([_ACCUMULATE in text for text in graph.strings], bool)
-    by_storage: dict[int, Gradient] = {}
-    for task in np.flatnonzero(accumulates[tasks.scope] & (tasks.call >= 0)).tolist():
-        view = graph.task(task)
-        call, storages = view.known_call, view.storages
-        if call.name not in _TAKES or not call.inputs or not storages:
-            continue
-        # Accumulated over several passes, a gradient is exchanged after the last one only.
-        storage = storages[0]
-        by_storage.pop(storage, None)
-        by_storage[storage] = Gradient(task, call.inputs[0], view.module)
-    return list(by_storage.values())
+    takes = [call.name in _TAKES and bool(call.inputs) for call in graph.calls]
+    mask = accumulates[tasks.scope] & np.array([*takes, False])[tasks.call]  # -1 is not a call
+    taking = np.flatnonzero(mask & (np.diff(graph.operand_start) > 0))
+    storages = graph.operands[graph.operand_start[taking]]
+    # Accumulated over several passes, a gradient is exchanged after the last one only.
+    last = dict(zip(storages.tolist(), taking.tolist(), strict=True))
+    views = [graph.task(task) for task in sorted(last.values())]
+    return [Gradient(view.number, view.known_call.inputs[0], view.module) for view in views]
 
 
 def nbytes_of(bucket: Sequence[Gradient]) -> int:
@@ -64,10 +63,10 @@ def last_backward(graph: Graph) -> int:
 
 def first_uses(graph: Graph, phase: StepPhase) -> dict[str, int]:
     """By a module's qualified name: the first task of `phase` that runs in it."""
-    uses: dict[str, int] = {}
-    for task in np.flatnonzero(graph.tasks.phase == phase).tolist():
-        uses.setdefault(graph.task(task).module, task)
-    return uses
+    tasks = np.flatnonzero(graph.tasks.phase == phase)
+    modules, firsts = np.unique(graph.tasks.module[tasks], return_index=True)
+    names = [graph.string(module) for module in modules.tolist()]
+    return dict(zip(names, tasks[firsts].tolist(), strict=True))
 
 
 def why_no_gradients(graph: Graph) -> str | None:

@@ -16,6 +16,7 @@ import numpy as np
 from slipstream.durations import pace
 from slipstream.errors import WorkloadError
 from slipstream.graph import Call, Editor, Graph, StepPhase, TensorSpec, calls_of, price
+from slipstream.graph.graph import kept
 from slipstream.native import library, why_no_library
 from slipstream.source import Places, Source
 from slipstream.surgery import Selection, module_of
@@ -218,6 +219,7 @@ def _exchanged(graph: Graph) -> list[_Site]:
     return [site for site in _sites(graph) if site.whole_module and site.device == "cpu"]
 
 
+@kept
 def _sites(graph: Graph) -> list[_Site]:
     """Every dropout of the step: noise, its scaling, and the multiplication by it."""
     tasks = graph.tasks

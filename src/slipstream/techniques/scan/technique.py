@@ -24,6 +24,7 @@ from slipstream.graph import (
     TensorSpec,
     price,
 )
+from slipstream.graph.graph import kept
 from slipstream.native import library, why_no_library
 from slipstream.source import AlreadyThereError, NotPlacedError, Places, Source, locate
 from slipstream.surgery import Selection, module_of
@@ -237,24 +238,23 @@ class Recurrence:
         ]  # fmt: skip
 
 
+@kept
 def recurrences(graph: Graph) -> list[Recurrence]:
     """Every call of a recurrent module in the step."""
+    column = graph.tasks
+    roots = [text.partition("/")[0] for text in graph.strings]
+    recurrent = np.array([root in _KINDS for root in roots], bool)[column.scope]
+    called = column.call >= 0
     forward: dict[tuple[str, str], list[int]] = {}
-    for task in range(len(graph)):
-        view = graph.task(task)
-        root = view.scope.partition("/")[0]
-        if view.phase == StepPhase.FORWARD and root in _KINDS and view.call is not None:
-            forward.setdefault((view.module, root), []).append(task)
+    for task in np.flatnonzero(recurrent & called & (column.phase == StepPhase.FORWARD)).tolist():
+        key = graph.string(column.module[task]), roots[column.scope[task]]
+        forward.setdefault(key, []).append(task)
     calls = []
     for (module, root), tasks in forward.items():
-        numbers = {graph.task(task).sequence for task in tasks} - {-1}
-        backward = [
-            task
-            for task in range(tasks[-1] + 1, len(graph))
-            if graph.tasks.phase[task] == StepPhase.BACKWARD
-            and int(graph.tasks.sequence[task]) in numbers
-            and graph.task(task).call is not None
-        ]
+        numbers = column.sequence[tasks]
+        theirs = np.isin(column.sequence, numbers[numbers != -1]) & called
+        theirs[: tasks[-1] + 1] = False
+        backward = np.flatnonzero(theirs & (column.phase == StepPhase.BACKWARD)).tolist()
         calls.append(_recurrence(graph, module, _KINDS[root], tuple(tasks), tuple(backward)))
     return calls
 
@@ -340,7 +340,8 @@ def _boundary(
     graph: Graph, tasks: Sequence[int]
 ) -> tuple[dict[int, TensorSpec], dict[int, TensorSpec]]:
     """Storages that `tasks` read of others, and those they make that others read, with a tensor."""
-    inside = set(tasks)
+    others = np.ones(len(graph), bool)
+    others[list(tasks)] = False
     read: dict[int, TensorSpec] = {}
     written: dict[int, TensorSpec] = {}
     for task in tasks:
@@ -353,12 +354,7 @@ def _boundary(
         for storage, spec in zip(after, call.outputs, strict=True):
             if storage not in read and storage >= 0:
                 _widest(written, storage, spec)
-    outside = {
-        storage
-        for task in range(len(graph))
-        if task not in inside
-        for storage in graph.task(task).storages
-    }
+    outside = set(graph.operands[np.repeat(others, np.diff(graph.operand_start))].tolist())
     return read, {storage: spec for storage, spec in written.items() if storage in outside}
 
 

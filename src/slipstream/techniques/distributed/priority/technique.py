@@ -101,8 +101,7 @@ class PrioritySync(Spreads):
                 modules=(grads[number].module,),
                 name="all_reduce of a slice",
             )
-        for task in update.tolist():
-            edit.remove(task)
+        edit.remove(update)
         edited = edit.apply(
             f"{self.workers} workers; {len(slices)} slices of at most {elements} elements, "
             "the earliest layer first"

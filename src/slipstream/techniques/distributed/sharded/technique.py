@@ -124,14 +124,13 @@ def _ours_ns(
 
 def share_update(edit: Editor, graph: Graph, workers: int) -> None:
     """Let a worker update 1/n of the parameters: so many fewer operators, and gaps between them."""
-    for task in np.flatnonzero(graph.tasks.phase == StepPhase.OPTIMIZER).tolist():
-        edit.scale(task, 1.0 / workers, Provenance.ASSUMED, spread=_UNSURE)
-        edit.set_gap(task, float(graph.tasks.gap_ns[task]) / workers)
+    update = np.flatnonzero(graph.tasks.phase == StepPhase.OPTIMIZER)
+    edit.scale(update, 1.0 / workers, Provenance.ASSUMED, spread=_UNSURE)
+    edit.set_gap(update, graph.tasks.gap_ns[update] / workers)
 
 
 def share(edit: Editor, graph: Graph, workers: int, *roles: Role) -> None:
     """Let what holds these be as large as one worker's share."""
     memory = graph.memory
-    chosen = np.isin(memory.role, [int(role) for role in roles])
-    for number in np.flatnonzero(chosen).tolist():
-        edit.resize(number, -(-int(memory.nbytes[number]) // workers))
+    chosen = np.flatnonzero(np.isin(memory.role, [int(role) for role in roles]))
+    edit.resize(chosen, -(-memory.nbytes[chosen] // workers))
