@@ -57,13 +57,13 @@ def price(
 
     Args:
         calls: a call, a question about one, or a sequence of these.
-        otherwise_ns: what is assumed where one of them is not known.
+        otherwise_ns: what is assumed where one of them is not known, or there are none.
         pace: what stretches known durations to those of the step, see `slipstream.durations.pace`.
         spread: of what is assumed.
     """
     several = calls if isinstance(calls, Sequence) else (calls,)
     prices = [one for one in map(known.lookup, several) if one is not None]
-    if len(prices) < len(several):
+    if not prices or len(prices) < len(several):
         return Price(otherwise_ns, spread, Provenance.ASSUMED)
     first = prices[0]
     return Price(sum(one.nanoseconds for one in prices) * pace, first.spread, first.provenance)

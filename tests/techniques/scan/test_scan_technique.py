@@ -72,6 +72,11 @@ class Wide(nn.Module):
         return states
 
 
+def inferring() -> Any:
+    """A recurrent layer without a loss."""
+    return nn.LSTM(8, 8), torch.randn(6, 4, 8)
+
+
 def wide() -> Any:
     model = Wide()
     batch = (torch.randn(4, 9, 64), torch.randn(4, 9, 64))
@@ -155,6 +160,17 @@ def test_the_step_takes_the_same_update(require: Any) -> None:
         assert type(built.model.rnn) in CLASSES.values()
         for one, other in zip(*steps, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_an_inference_without_a_backward_pass_is_predicted(require: Any) -> None:
+    require("native", door.available(), "no compiled kernels")
+    graph = timed_by_bytes(graph_of(inferring))
+    technique, durations = ScanBackprop(backward="fused"), BytesMoved()
+    durations.measure(technique.questions(graph))
+    edited = technique.predict(graph, Context(durations))  # type: ignore[arg-type]
+    assert [edited.task(task).name for task in range(len(edited))].count(
+        "slipstream::scan_layers"
+    ) == 1
 
 
 def test_without_a_recurrence_it_says_so() -> None:
