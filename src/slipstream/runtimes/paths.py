@@ -258,7 +258,7 @@ class DeviceMatrix:
         path = Path(file)
         try:
             table = tomllib.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise InvalidArgumentError("paths", f"{path} cannot be read: {error}") from error
         paths = table.get("paths")
         if not isinstance(paths, dict) or not all(isinstance(one, str) for one in paths.values()):

@@ -270,7 +270,7 @@ def _restore_leftover(folder: Path) -> None:
     except (ValueError, KeyError):
         # A power cut takes what was not on the disk yet.
         folder.rename(saved)
-        _warn(f"the backups of a killed run are damaged; what is left of them is in {saved}")
+        _warn(f"the backups of a killed run are damaged; their remains are in {saved}")
     else:
         if restored:
             more = f" and {len(restored) - _SHOWN} more" * (len(restored) > _SHOWN)
