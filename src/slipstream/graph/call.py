@@ -145,8 +145,8 @@ def _argument_kinds(op: str) -> tuple[tuple[type, ...], ...] | None:
             # torch also accepts a single value.
             types: tuple[type, ...] = (tuple, int, float)
         elif kind.startswith("Tensor"):
-            # torch also accepts a number.
-            types = (TensorSpec, int, float)
+            # All but the first may be a number, or undefined.
+            types = (TensorSpec, int, float, type(None)) if kinds else (TensorSpec,)
         else:
             types = _SCALARS.get(kind.rstrip("?"), (object,))
         kinds.append((*types, type(None)) if "?" in kind else types)

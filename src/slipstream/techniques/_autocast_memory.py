@@ -228,4 +228,4 @@ def _lower_results(edit: Editor, graph: Graph, changed: Changed, durations: Dura
 
 def _narrowed(old: TensorSpec, new: TensorSpec) -> float:
     """What becomes of a tensor's bytes in a narrower dtype; in a wider one nothing."""
-    return min(ITEM_BYTES[new.dtype] / ITEM_BYTES[old.dtype], 1.0)
+    return min(ITEM_BYTES.get(new.dtype, 4) / ITEM_BYTES.get(old.dtype, 4), 1.0)

@@ -38,6 +38,10 @@ class _Share(float):
     """From 0 to 1."""
 
 
+class _Machine(dict[str, Any]):
+    """Facts by name, of which some are numbers."""
+
+
 class _Launches(dict[str, Any]):
     """By name, rows of four integers: too many to be read one by one."""
 
@@ -140,7 +144,7 @@ class _Meta:
     training: bool = _ABSENT
     inference_mode: bool = _ABSENT
     contended: bool = _ABSENT
-    machine: Mapping[str, Any] = _ABSENT
+    machine: _Machine = _ABSENT
     modules: Mapping[str, str] = _ABSENT
     optimizer: _Optimizer | None = None
     baseline: _Baseline = _ABSENT
@@ -234,6 +238,13 @@ def _device(value: Any, place: str) -> str:
     return str(value)
 
 
+def _machine(value: Any, place: str) -> Any:
+    facts: Mapping[str, Any] = read(Mapping[str, Any], value, place, {})
+    for name in ("cpu.physical", "cpu.logical", "memory.total_mib"):
+        read(float, facts.get(name, 0.0), f"{place}.{name}", {})
+    return facts
+
+
 def _launches(value: Any, place: str) -> Any:
     try:
         rows = [np.asarray(one) for one in value.values()]
@@ -257,6 +268,7 @@ _READERS: Readers = {
     _Share: _share,
     _Name: _name,
     _Device: _device,
+    _Machine: _machine,
     _Launches: _launches,
     **{kind: partial(_part, kind) for kind in _PARTS},
 }
