@@ -10,7 +10,7 @@ import reprlib
 import types
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 from slipstream.errors import InvalidArgumentError, UnknownNameError
 
@@ -66,6 +66,8 @@ def build(
 def read(kind: Any, value: Any, place: str, readers: Readers) -> Any:
     """`value`, which the file has at `place`, as one of type `kind`.
 
+    Of a `TypedDict` its own entries are read; others are left out.
+
     Raises:
         SlipstreamError: it is of another type, with the place and what would do.
     """
@@ -93,6 +95,16 @@ def read(kind: Any, value: Any, place: str, readers: Readers) -> Any:
             read(kind, one, f"{place}[{n}]", readers)
             for n, (kind, one) in enumerate(zip(kinds, value, strict=True))
         )
+    if is_typeddict(kind):
+        _check(isinstance(value, Mapping), Mapping, value, place)
+        for key in sorted(kind.__required_keys__ - value.keys()):
+            raise InvalidArgumentError(f"{place}.{key}", "is missing")
+        hints = get_type_hints(kind)
+        return {
+            key: read(hints[key], entry, f"{place}.{key}", readers)
+            for key, entry in value.items()
+            if key in hints
+        }
     if origin is Literal:
         if value not in arguments:
             raise InvalidArgumentError(
