@@ -65,8 +65,6 @@ def test_large_copies_that_were_not_watched_are_a_reason_that_is_kept(
     def copies(model: nn.Module) -> None:
         kept[:] = [parameter.detach().clone() for parameter in model.parameters()]
 
-    # A step unlike the others is recorded again.
-    assert all(len(loop(5, at, copies).memory) for at in range(5))
     monkeypatch.setattr(program, "_TRACE_RETRIES", 0)
     found = [loop(5, at, copies) for at in range(5)]
     without = [graph for graph in found if not len(graph.memory)]

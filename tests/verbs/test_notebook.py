@@ -88,9 +88,9 @@ def test_advice_is_a_table_with_stars_and_reasons() -> None:
     assert {"table", "svg", "circle"} <= {*read.tags}
     assert f"{found.technique} *" in read.texts
     assert re.search(r"\btf32\b.*\bnot\b.*\bno\b.*\bGPU\b", " ".join(read.texts))
-    assert "to try first" not in " ".join(read.texts)
+    assert "first choice" not in " ".join(read.texts)
     best = replace(advice, best=found)
-    assert f"to try first: {found.technique}" in " ".join(_Read(best._repr_html_()).texts)
+    assert f"first choice: {found.technique}" in " ".join(_Read(best._repr_html_()).texts)
 
 
 def test_a_comparison_is_drawn_in_a_scope_of_its_own(clock: KnownClock) -> None:
