@@ -11,6 +11,7 @@ import pytest
 from live_workloads import TRAIN
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
+from websockets.typing import Origin
 
 from raw_sockets import exchange
 from slipstream.live import Analyst
@@ -202,7 +203,8 @@ def test_a_wrong_message_is_answered_with_an_error_or_ends_the_connection(
     live: Live, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with connect(
-        f"ws://127.0.0.1:{live.port}/live?key={live.key}", origin=f"http://127.0.0.1:{live.port}"
+        f"ws://127.0.0.1:{live.port}/live?key={live.key}",
+        origin=Origin(f"http://127.0.0.1:{live.port}"),
     ) as websocket:
         message, code = MESSAGES[name]
         websocket.send(message)
