@@ -15,37 +15,12 @@ from slipstream.cli._main import _command
 from slipstream.durations import Durations
 
 BEFORE: dict[str, Any] = json.loads(public_face.RECORD.read_text("utf-8"))
-# What was renamed or moved, old to new; the same list stands in CHANGELOG.md. None: it was only of
-# use inside the package and is gone.
-RENAMED: dict[str, str | None] = {
-    "slipstream.data.generators": "slipstream_bench.generators",
-    "slipstream.cluster.Netlab": "slipstream.ranks.Netlab",
-    "slipstream.cluster.calibrate": "slipstream.ranks.calibrate",
-    "slipstream.cluster.measured_here": "slipstream.ranks.measured_here",
-    "slipstream.graph.Standstill": "slipstream.graph.ExposedStretch",
-    "slipstream.graph.standstill_by_module": "slipstream.graph.exposed_by_module",
-    "slipstream.graph.standstills": "slipstream.graph.exposed_stretches",
-    "slipstream.cluster.why_no_netlab": "slipstream.ranks.why_no_netlab",
-    "slipstream.workload.kept_files": "slipstream.workload.file_backups",
-}
-# Keys of --json that were renamed.
-RENAMED_KEYS: dict[str, str] = {
-    "[].ratio": "[].speedup",
-    "[].interval": "[].speedup_interval",
-    ".predictions[].ratio": ".predictions[].speedup",
-    ".predictions[].interval": ".predictions[].speedup_interval",
-    ".claims[].ratio": ".claims[].speedup",
-    ".claims[].low": ".claims[].speedup_interval",
-    ".claims[].high": ".claims[].speedup_interval",
-    ".rows[].ratio": ".rows[].speedup",
-    ".rows[].low": ".rows[].speedup_interval",
-    ".rows[].high": ".rows[].speedup_interval",
-    ".rows[].within": ".rows[].inside",
-    ".rows[].predicted.ratio": ".rows[].predicted_speedup",
-    ".rows[].predicted.low": ".rows[].predicted_speedup_interval",
-    ".rows[].predicted.high": ".rows[].predicted_speedup_interval",
-    ".shown_before": ".rows[].predicted_speedup",
-}
+RENAMES: dict[str, dict[str, Any]] = json.loads(public_face.RENAMES.read_text("utf-8"))
+# Old name to new. None: it was only used inside the package and is gone.
+RENAMED: dict[str, str | None] = RENAMES["names"]
+RENAMED_KEYS: dict[str, str] = RENAMES["keys"]
+# By command, old option to new, each as its names.
+RENAMED_OPTIONS: dict[str, dict[str, str]] = RENAMES["options"]
 
 
 def resolves(name: str) -> bool:
@@ -72,11 +47,6 @@ def test_public_names_are_there_or_on_the_list(module: str) -> None:
     assert {old: new for old, new in today.items() if new and not resolves(new)} == {}
 
 
-def test_the_list_of_what_was_renamed_is_in_the_changelog() -> None:
-    text = (Path(__file__).parents[1] / "CHANGELOG.md").read_text("utf-8")
-    assert [old for old in (*RENAMED, *RENAMED_KEYS) if f"`{old}`" not in text] == []
-
-
 def test_what_is_on_the_list_was_there_before() -> None:
     listed = {f"{module}.{name}" for module, inner in BEFORE["names"].items() for name in inner}
     assert set(RENAMED) <= listed | set(BEFORE["names"])
@@ -84,10 +54,12 @@ def test_what_is_on_the_list_was_there_before() -> None:
 
 def test_commands_and_their_options_are_there() -> None:
     today = public_face.commands()
-    lost = {
-        command: sorted(set(options) - set(today.get(command, ())))
-        for command, options in BEFORE["commands"].items()
-    }
+    lost = {}
+    for command, options in BEFORE["commands"].items():
+        renamed = RENAMED_OPTIONS.get(command, {})
+        assert set(renamed) <= set(options), command
+        expected = {renamed.get(option, option) for option in options}
+        lost[command] = sorted(expected - set(today.get(command, ())))
     assert {command: options for command, options in lost.items() if options} == {}
 
 

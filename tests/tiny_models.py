@@ -13,7 +13,7 @@ from torch.nn import functional
 from slipstream.capture import CaptureSettings, capture
 from slipstream.graph import Graph, StepPhase
 from slipstream.verbs.profiling import profile
-from slipstream.workload import Built, Workload
+from slipstream.workload import BuiltWorkload, Workload
 
 _VOCABULARY, _WIDTH, _LENGTH, _BATCH = 53, 24, 10, 3
 
@@ -155,7 +155,7 @@ def captured(name: str) -> Graph:
     return profile(workload(name), warmup=1, steps=3, threads=1)
 
 
-def record(built: Built, *needs: str, steps: int = 3) -> Graph:
+def record(built: BuiltWorkload, *needs: str, steps: int = 3) -> Graph:
     """One step of what was built, recorded in this process with the statistics in `needs`.
 
     Without the page faults it has here and today, as the process goes on.

@@ -16,7 +16,7 @@ from slipstream.graph import Call, Editor, Graph
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
 
 if TYPE_CHECKING:
-    from slipstream.workload import Built, Workload
+    from slipstream.workload import BuiltWorkload, Workload
 
 _OPERATORS = ("aten::gelu", "aten::gelu_backward")
 
@@ -49,7 +49,7 @@ class Gelu(Settings):
         rescale(edit, graph, changed, context.durations)
         return edit.apply(f"{len(changed)} GELU operators by {self.form}")
 
-    def apply(self, built: Built) -> None:
+    def apply(self, built: BuiltWorkload) -> None:
         """Set the formula of the modules.
 
         Raises:

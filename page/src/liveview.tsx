@@ -322,7 +322,7 @@ function Elsewhere() {
 const device = signal("");
 const onDevice = signal<Answer | null>(null);
 
-interface OnDevice {
+interface DevicePrediction {
   why_not?: string | null;
   about: string;
   known: string;
@@ -337,7 +337,7 @@ function OtherDevice() {
   if (!names.length) return null;
   const chosen = device.value || names[0];
   const predict = (name: string) =>
-    void answered<OnDevice>(
+    void answered<DevicePrediction>(
       onDevice,
       "predicting; what was never timed is timed first, which may take a minute",
       { do: "device", device: name },

@@ -31,17 +31,17 @@ if TYPE_CHECKING:
         scan,
     )
     from slipstream.verbs.advising import advise
-    from slipstream.verbs.applying import Applied, apply
+    from slipstream.verbs.applying import ApplyResult, apply
     from slipstream.verbs.batch.model import BatchModel
     from slipstream.verbs.batch.search import batch_model
-    from slipstream.verbs.devices.elsewhere import OnDevice, predict_device
+    from slipstream.verbs.devices.elsewhere import DevicePrediction, predict_device
     from slipstream.verbs.explaining.explain import diff, explain
     from slipstream.verbs.exporting import export
     from slipstream.verbs.predicting import predict
     from slipstream.verbs.profiling import profile
     from slipstream.verbs.proving.sides import prove
     from slipstream.verbs.results import Prediction
-    from slipstream.workload import Built, Workload
+    from slipstream.workload import BuiltWorkload, Workload
 
 _HOMES = {
     "slipstream.cluster": ("Cluster",),
@@ -49,17 +49,17 @@ _HOMES = {
     "slipstream.report": ("write_report",),
     "slipstream.search": ("Space", "study"),
     "slipstream.verbs.advising": ("advise",),
-    "slipstream.verbs.applying": ("Applied", "apply"),
+    "slipstream.verbs.applying": ("ApplyResult", "apply"),
     "slipstream.verbs.batch.search": ("batch_model",),
     "slipstream.verbs.batch.model": ("BatchModel",),
-    "slipstream.verbs.devices.elsewhere": ("OnDevice", "predict_device"),
+    "slipstream.verbs.devices.elsewhere": ("DevicePrediction", "predict_device"),
     "slipstream.verbs.explaining.explain": ("diff", "explain"),
     "slipstream.verbs.exporting": ("export",),
     "slipstream.verbs.predicting": ("predict",),
     "slipstream.verbs.profiling": ("profile",),
     "slipstream.verbs.proving.sides": ("prove",),
     "slipstream.verbs.results": ("Prediction",),
-    "slipstream.workload": ("Built", "Workload"),
+    "slipstream.workload": ("BuiltWorkload", "Workload"),
 }
 _ROOMS = {
     "cluster": "slipstream.cluster",
@@ -84,12 +84,12 @@ _ROOMS = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
-    "Applied",
+    "ApplyResult",
     "BatchModel",
-    "Built",
+    "BuiltWorkload",
     "Cluster",
+    "DevicePrediction",
     "Graph",
-    "OnDevice",
     "Prediction",
     "Space",
     "Workload",

@@ -36,7 +36,7 @@ from slipstream.source import (
     find_switch,
     locate,
 )
-from slipstream.workload import Built, Workload, in_order
+from slipstream.workload import BuiltWorkload, Workload, in_order
 
 if TYPE_CHECKING:
     from slipstream.cluster import Cluster
@@ -238,7 +238,7 @@ class Technique(Protocol):
     def predict(self, graph: Graph, context: Context) -> Graph:
         """An edited copy of `graph`: the step as it would be."""
 
-    def apply(self, built: Built) -> None:
+    def apply(self, built: BuiltWorkload) -> None:
         """Transform what `Workload.build` made, in the child that made it."""
 
     def quality(self, graph: Graph | None = None) -> Quality:
@@ -247,7 +247,7 @@ class Technique(Protocol):
     def code(self, workload: Workload) -> CodeChange | None:
         """The edit of the user's source that does the same, or None when there is no such edit."""
 
-    def already(self, built: Built) -> str | None:
+    def already(self, built: BuiltWorkload) -> str | None:
         """Return why `apply` would change nothing in `built`; None if it would, or unknown."""
 
     def minimum_share(self, graph: Graph) -> float:
@@ -299,7 +299,7 @@ class Settings:
         """Its `effect`."""
         return self.effect
 
-    def already(self, built: Built) -> str | None:
+    def already(self, built: BuiltWorkload) -> str | None:
         """Return None: unknown."""
         return None
 

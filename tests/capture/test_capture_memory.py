@@ -12,7 +12,7 @@ from torch import nn
 from slipstream.capture import events, memory
 from slipstream.graph import Graph, Role, StepPhase, replay
 from slipstream.verbs.profiling import profile
-from slipstream.workload import Built, Workload, build_from
+from slipstream.workload import BuiltWorkload, Workload, build_from
 from tiny_models import MODELS, captured, parts
 
 
@@ -25,7 +25,7 @@ def by_role(graph: Graph) -> dict[Role, int]:
     return {role: int(found.nbytes[found.role == role].sum()) for role in Role}
 
 
-def allocator_peak(built: Built) -> int:
+def allocator_peak(built: BuiltWorkload) -> int:
     """What exists before a step, and the most the allocator adds to it during the step."""
     for _ in range(3):
         last = built.step()
@@ -98,7 +98,7 @@ def test_a_storage_shared_by_two_parameters_counts_once() -> None:
     first, second = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
     second.weight = nn.Parameter(first.weight.detach())
     model = nn.Sequential(first, second)
-    found = memory.held(Built(model, torch.randn(2, 4)))
+    found = memory.held(BuiltWorkload(model, torch.randn(2, 4)))
     assert sorted(role for _, role in found.values()) == [Role.PARAMETER, Role.INPUT]
 
 

@@ -20,7 +20,7 @@ from slipstream.capture.events import Step
 from slipstream.capture.regions import _overhead_ns, record_regions
 from slipstream.errors import WorkloadError
 from slipstream.graph import Graph, StepPhase
-from slipstream.workload import Built, build_from
+from slipstream.workload import BuiltWorkload, build_from
 
 
 class Broken(nn.Module):
@@ -36,7 +36,7 @@ class Broken(nn.Module):
         return self.last(x) * scale
 
 
-def build() -> Built:
+def build() -> BuiltWorkload:
     torch.manual_seed(0)
     model = Broken()
     batch = (torch.randn(4, 8), torch.randn(4, 1))
@@ -44,7 +44,7 @@ def build() -> Built:
     return build_from((model, batch, mse_loss, optimizer), [], 0, "broken")
 
 
-def run(built: Built, program: Any) -> Any:
+def run(built: BuiltWorkload, program: Any) -> Any:
     value = None
     while True:
         try:
@@ -54,13 +54,13 @@ def run(built: Built, program: Any) -> Any:
         value = built.step()
 
 
-def record(built: Built, *needs: str) -> Graph:
+def record(built: BuiltWorkload, *needs: str) -> Graph:
     settings = CaptureSettings(warmup=1, steps=3, threads=1, needs=needs, own_process=False)
     return run(built, capture(settings)(built))
 
 
 @pytest.fixture(scope="module")
-def recorded() -> tuple[Built, Graph]:
+def recorded() -> tuple[BuiltWorkload, Graph]:
     built = build()
     return built, record(built, "regions")
 
@@ -69,7 +69,7 @@ def test_regions_are_recorded_only_when_asked_for() -> None:
     assert "regions" not in record(build()).meta
 
 
-def test_every_region_has_a_time_and_all_is_json(recorded: tuple[Built, Graph]) -> None:
+def test_every_region_has_a_time_and_all_is_json(recorded: tuple[BuiltWorkload, Graph]) -> None:
     graph = recorded[1]
     found: Any = graph.meta["regions"]
     assert json.loads(json.dumps(found)) == found
@@ -98,7 +98,9 @@ def test_compiling_costs_what_a_warm_step_does_not(monkeypatch: pytest.MonkeyPat
     assert compiling.compile_s == pytest.approx(9.0)
 
 
-def test_the_graph_break_is_named_and_its_operator_stays(recorded: tuple[Built, Graph]) -> None:
+def test_the_graph_break_is_named_and_its_operator_stays(
+    recorded: tuple[BuiltWorkload, Graph],
+) -> None:
     found: Any = recorded[1].meta["regions"]
     assert ["model", "aten::_local_scalar_dense"] in found["stays"]
     (where,) = {one["where"].partition(":")[0] for one in found["breaks"]}
@@ -107,7 +109,7 @@ def test_the_graph_break_is_named_and_its_operator_stays(recorded: tuple[Built, 
 
 
 def test_regions_and_what_calls_them_fit_into_the_compiled_step(
-    recorded: tuple[Built, Graph],
+    recorded: tuple[BuiltWorkload, Graph],
 ) -> None:
     graph = recorded[1]
     found: Any = graph.meta["regions"]
@@ -139,7 +141,7 @@ def test_overhead_is_what_frames_take_beyond_regions_and_operators_that_stay() -
 
 
 def test_covered_are_the_models_tasks_but_not_the_gradients_adding_up(
-    recorded: tuple[Built, Graph],
+    recorded: tuple[BuiltWorkload, Graph],
 ) -> None:
     graph = recorded[1]
     covered = covered_tasks(graph, set())
@@ -155,7 +157,7 @@ def test_covered_are_the_models_tasks_but_not_the_gradients_adding_up(
     assert len(fewer["backward"]) < len(covered["backward"])
 
 
-def test_the_model_is_as_it_was_afterwards(recorded: tuple[Built, Graph]) -> None:
+def test_the_model_is_as_it_was_afterwards(recorded: tuple[BuiltWorkload, Graph]) -> None:
     built = recorded[0]
     assert built.model._compiled_call_impl is None
     regions: Any = recorded[1].meta["regions"]
@@ -190,7 +192,7 @@ def test_what_cannot_be_compiled_says_why_and_the_steps_go_on(
 
 def test_a_hidden_model_and_a_compiled_one_are_not_compiled() -> None:
     graph = record(build())
-    hidden = Built(None, step=lambda: None)
+    hidden = BuiltWorkload(None, step=lambda: None)
     found = run(hidden, record_regions(hidden, graph, 1, lambda line: None))
     assert "hides its model" in found["reason"]
     compiled = build()

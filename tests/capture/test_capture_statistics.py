@@ -11,17 +11,17 @@ from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 from slipstream.capture import STATISTICS
-from slipstream.workload import Built, build_from
+from slipstream.workload import BuiltWorkload, build_from
 from tiny_models import record
 
 OF_VALUES = tuple(name for name in STATISTICS if name != "regions")
 
 
-def build(result: Any) -> Built:
+def build(result: Any) -> BuiltWorkload:
     return build_from(result, [], 0, "small")
 
 
-def words() -> Built:
+def words() -> BuiltWorkload:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(11, 6), nn.ReLU(), nn.Flatten(), nn.Linear(24, 3))
     batch = (torch.randint(0, 11, (5, 4)), torch.randint(0, 3, (5,)))

@@ -96,7 +96,7 @@ _RETURN = "    return model, batch, loss, opt\n"
         (
             "import slipstream as ss\n"
             "def make():\n  model = A()\n  x = 1\n"
-            "  built = ss.Built(model, batch=x)\n  return built\n",
+            "  built = ss.BuiltWorkload(model, batch=x)\n  return built\n",
             "make",
             "model = A()",
         ),

@@ -16,7 +16,7 @@ from slipstream.graph import Editor, Graph, Role, StepPhase, insert_exchange
 from slipstream.technique import Context, Quality, QualityKind, Settings, Stage, Traits
 
 if TYPE_CHECKING:
-    from slipstream.workload import Built, Workload
+    from slipstream.workload import BuiltWorkload, Workload
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class LocalSgd(Settings):
             meta={**edited.meta, "workers": self.workers},
         )
 
-    def apply(self, built: Built) -> None:
+    def apply(self, built: BuiltWorkload) -> None:
         """Average after each `every` updates."""
         import torch.distributed as dist
 

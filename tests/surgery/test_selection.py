@@ -14,7 +14,7 @@ from slipstream.durations import Durations
 from slipstream.errors import InvalidArgumentError, WorkloadError
 from slipstream.surgery import Selection
 from slipstream.technique import Context, parse
-from slipstream.workload import Built, build_from
+from slipstream.workload import BuiltWorkload, build_from
 from tiny_models import record
 
 
@@ -97,7 +97,7 @@ def test_both_sides_keep_to_it(
     kind: str, text: str, taken: str, left: str, how: str, tmp_path: Path
 ) -> None:
     (technique,) = parse(with_settings(text, how.format(taken=taken, left=left)))
-    before: Built = build_from(parts(kind), (), 0, kind)
+    before: BuiltWorkload = build_from(parts(kind), (), 0, kind)
     graph = record(before)
     classes = {name: type(one) for name, one in before.model.named_modules()}
     assert technique.why_not(graph) is None
@@ -105,7 +105,7 @@ def test_both_sides_keep_to_it(
     context = Context(Durations(threads=1, path=tmp_path / "none.db"))
     some, all_ = (one.predict(graph, context).edits[-1].what for one in (technique, every))
     assert some != all_
-    after: Built = build_from(parts(kind), (technique,), 0, kind)
+    after: BuiltWorkload = build_from(parts(kind), (technique,), 0, kind)
     changed = {n for n, one in after.model.named_modules() if classes.get(n) is not type(one)}
     assert taken in changed
     assert left not in changed

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from slipstream.durations import microbenchmark
 from slipstream.graph import Call, Graph, Kind, replace_tasks
-from slipstream.workload import Built, build_from
+from slipstream.workload import BuiltWorkload, build_from
 from tiny_models import record
 
 
@@ -41,7 +41,7 @@ def inference() -> Any:
     return nn.Linear(8, 8), torch.randn(4, 8)
 
 
-def build(make: Callable[[], Any], *techniques: Any) -> Built:
+def build(make: Callable[[], Any], *techniques: Any) -> BuiltWorkload:
     """The workload `make` returns, from a fixed seed."""
     torch.manual_seed(0)
     return build_from(make(), techniques, 0, make.__name__)

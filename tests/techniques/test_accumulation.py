@@ -19,7 +19,7 @@ from slipstream.graph import Graph, StepPhase, replay
 from slipstream.source import AlreadyThereError, NotPlacedError
 from slipstream.technique import Context, Settings, Stage, Traits
 from slipstream.techniques.accumulation import Accumulation
-from slipstream.workload import Built, build_from
+from slipstream.workload import BuiltWorkload, build_from
 from small_steps import COPY_NS, context
 from tiny_models import record
 
@@ -122,7 +122,7 @@ class Replicates(Settings):
     name: ClassVar[str] = "replicates"
     traits: ClassVar[Traits] = Traits(stage=Stage.DISTRIBUTION)
 
-    def apply(self, built: Built) -> None:
+    def apply(self, built: BuiltWorkload) -> None:
         built.model = nn.parallel.DistributedDataParallel(built.model)
 
 
@@ -133,7 +133,7 @@ def test_replicas_that_are_made_afterwards_exchange_once_too(one_rank: None) -> 
 
 def test_a_script_is_edited_and_its_step_has_more_samples() -> None:
     model, batch, _, optimizer = mlp()
-    built = Built(model, batch=batch, optimizer=optimizer, samples=8, samples_before=8)
+    built = BuiltWorkload(model, batch=batch, optimizer=optimizer, samples=8, samples_before=8)
     Accumulation(2).apply(built)
     assert (built.samples, built.samples_before) == (16, 8)
     text = LOOP.format(header="for x in data:")

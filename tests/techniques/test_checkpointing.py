@@ -18,7 +18,7 @@ from slipstream.graph import Graph, Role, StepPhase, replay
 from slipstream.technique import Context, combine, parse
 from slipstream.techniques.accumulation import Accumulation
 from slipstream.techniques.checkpointing import Checkpointing
-from slipstream.workload import Built
+from slipstream.workload import BuiltWorkload
 from tiny_models import record
 
 
@@ -156,6 +156,6 @@ def test_where_it_does_not_apply_it_says_why() -> None:
 
 def test_an_opaque_step_cannot_be_checkpointed() -> None:
     with pytest.raises(WorkloadError, match="hides"):
-        Checkpointing().apply(Built(None, step=lambda: None))
+        Checkpointing().apply(BuiltWorkload(None, step=lambda: None))
     with pytest.raises(WorkloadError, match="no module"):
         build(mlp, Checkpointing())

@@ -21,7 +21,7 @@ from slipstream.technique import Context, QualityKind
 from slipstream.techniques.accumulation import Accumulation
 from slipstream.techniques.compile import Compile
 from slipstream.verbs.predicting import predict
-from slipstream.workload import Built, Workload
+from slipstream.workload import BuiltWorkload, Workload
 
 _FORWARD_NS, _BACKWARD_NS, _OVERHEAD_NS = 1e6, 2e6, 5e5
 
@@ -176,7 +176,7 @@ def test_real_compiled_steps_give_the_same_parameters() -> None:
 
 def test_a_hidden_model_cannot_be_compiled() -> None:
     with pytest.raises(WorkloadError, match="needs the model"):
-        Compile().apply(Built(None, step=lambda: None))
+        Compile().apply(BuiltWorkload(None, step=lambda: None))
 
 
 def test_the_edit_is_one_line(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from slipstream.techniques import precision
 from slipstream.techniques.autocast import plan
 from slipstream.techniques.precision import Amp
 from slipstream.verbs.profiling import profile
-from slipstream.workload import Built, Workload
+from slipstream.workload import BuiltWorkload, Workload
 from tiny_models import captured, parts, workload
 
 
@@ -121,7 +121,7 @@ def test_outputs_in_containers_and_of_other_kinds_come_through() -> None:
 
 def test_a_step_that_hides_its_model_cannot_be_changed() -> None:
     with pytest.raises(WorkloadError, match="hides it"):
-        Amp().apply(Built(None))
+        Amp().apply(BuiltWorkload(None))
 
 
 def test_a_changed_operator_is_scaled_by_the_ratio() -> None:

@@ -24,7 +24,7 @@ from slipstream.technique import Context, QualityKind, combine, parse
 from slipstream.techniques.attention import find_attention
 from slipstream.techniques.dataflow import Dataflow
 from slipstream.techniques.sdpa import Sdpa
-from slipstream.workload import Built, Workload
+from slipstream.workload import BuiltWorkload, Workload
 from tiny_models import record
 
 VOCABULARY, WIDTH, LENGTH, HEADS, BATCH = 31, 16, 12, 2, 3
@@ -101,7 +101,7 @@ def language_model(make: Callable[[], nn.Module], trained: bool = True) -> Any:
 
 def test_a_script_whose_loop_computes_the_loss_is_checked_by_the_models_output() -> None:
     model, (tokens, _), _, optimizer = language_model(Attention)
-    built = Built(model, batch=(tokens,), optimizer=optimizer, samples=BATCH)
+    built = BuiltWorkload(model, batch=(tokens,), optimizer=optimizer, samples=BATCH)
     before = model.eval()(tokens)
     Sdpa().apply(built)
     assert "forward" in vars(model[1])

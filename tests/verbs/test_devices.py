@@ -17,7 +17,7 @@ from slipstream.errors import InvalidArgumentError, UnknownNameError
 from slipstream.graph import Graph, Kind, read_kineto, replay
 from slipstream.provenance import Provenance
 from slipstream.verbs.devices import elsewhere
-from slipstream.verbs.devices.elsewhere import OnDevices, devices_for, predict_device
+from slipstream.verbs.devices.elsewhere import DevicePredictions, devices_for, predict_device
 from small_steps import graph_of
 
 AVX512, AVX2, SSE = LEVELS
@@ -176,7 +176,7 @@ def test_kernels_on_other_gpus(trace: Graph) -> None:
     assert totals["h200"] < totals["h100-sxm"] < totals["a100-sxm"] < totals["v100"] < totals["t4"]
     # Each kernel changes by no more than bandwidth, clocks and peaks do.
     assert totals["h200"] > totals["a100-sxm"] / 10
-    times = [one.sample_ns for one in OnDevices.of(step, found.values()).devices]
+    times = [one.sample_ns for one in DevicePredictions.of(step, found.values()).devices]
     assert times == sorted(times)
     wide = found["t4"].prediction
     assert wide.high / wide.low > found["a100-sxm"].prediction.high

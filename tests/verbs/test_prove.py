@@ -27,7 +27,7 @@ from slipstream.verbs.proving.proof import Proof
 from slipstream.verbs.proving.quality import check_quality, one_trial
 from slipstream.verbs.proving.sides import default_quality_budget, prove
 from slipstream.verbs.proving.summary import summary_table, tensor_memory
-from slipstream.workload import Built, Workload
+from slipstream.workload import BuiltWorkload, Workload
 from tiny_models import parts
 
 # Products beyond 65504 are infinite in float16, and nothing special in bfloat16.
@@ -43,7 +43,7 @@ def make(scale=1.0):
 """
 
 
-def trial(built: Built, seed: int = 0, steps: int | None = 4) -> Any:
+def trial(built: BuiltWorkload, seed: int = 0, steps: int | None = 4) -> Any:
     """What one child does for one seed."""
     running = one_trial(built, steps=steps, limit_s=0.05)
     value = None
@@ -56,7 +56,7 @@ def trial(built: Built, seed: int = 0, steps: int | None = 4) -> Any:
     return trial_of(seed, found)
 
 
-def build(name: str, *techniques: str, seed: int = 0, **more: Any) -> Built:
+def build(name: str, *techniques: str, seed: int = 0, **more: Any) -> BuiltWorkload:
     recipe = Workload.of(*parts(name), **more)
     chosen = [one for text in techniques for one in technique.parse(text)]
     return recipe.with_technique(*chosen).build(seed)
@@ -138,7 +138,7 @@ def test_inference_compares_the_output() -> None:
 
 
 def test_large_outputs_are_sampled_evenly() -> None:
-    built = Built(None, step=lambda: torch.arange(300_000.0).view(2, -1))
+    built = BuiltWorkload(None, step=lambda: torch.arange(300_000.0).view(2, -1))
     found = trial(built)
     assert found.shape == (2, 150_000)
     assert found.output is not None
@@ -184,7 +184,7 @@ def test_a_metric_that_fails_is_named() -> None:
 
 
 def test_a_step_that_returns_nothing_gives_nothing_to_judge() -> None:
-    built = Built(None, step=lambda: None)
+    built = BuiltWorkload(None, step=lambda: None)
     found = trial(built)
     assert (found.losses, found.output) == (None, None)
     assert judge("x", "rounding", "", [found], [found]).status is QualityStatus.UNCHECKED

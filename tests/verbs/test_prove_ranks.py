@@ -29,7 +29,7 @@ from slipstream.ranks.hosts import Hosts, hosts_of
 from slipstream.verbs.proving.rank_process import Join, digest
 from slipstream.verbs.proving.ranks import SENT, STEP, RanksArm, check_ranks, ranks_of
 from slipstream.verbs.proving.sides import prove
-from slipstream.workload import Built, Workload, file_backups
+from slipstream.workload import BuiltWorkload, Workload, file_backups
 
 # `what` goes wrong on rank 1 in its second step.
 _TRAIN = """\
@@ -380,9 +380,9 @@ def test_what_ranks_cannot_exchange_is_refused(tmp_path: Path) -> None:
     net = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
     for built, said in (
-        (Built(None, step=lambda: None), "the function's own"),
-        (Built(net, torch.ones(1, 2), reads_batch=True), "no optimizer"),
-        (Built(Lightning(2, 2), torch.ones(1, 2), None, optimizer), "no forward pass"),
+        (BuiltWorkload(None, step=lambda: None), "the function's own"),
+        (BuiltWorkload(net, torch.ones(1, 2), reads_batch=True), "no optimizer"),
+        (BuiltWorkload(Lightning(2, 2), torch.ones(1, 2), None, optimizer), "no forward pass"),
     ):
         with pytest.raises(WorkloadError, match=said):
             Join(0, 2, str(tmp_path / "store"), 1.0).apply(built)
@@ -391,10 +391,10 @@ def test_what_ranks_cannot_exchange_is_refused(tmp_path: Path) -> None:
 def test_a_digest_is_of_the_bits() -> None:
     one, other = nn.Linear(3, 2), nn.Linear(3, 2)
     other.load_state_dict(one.state_dict())
-    assert digest(Built(one)) == digest(Built(other))
+    assert digest(BuiltWorkload(one)) == digest(BuiltWorkload(other))
     with torch.no_grad():
         other.weight[0, 0] = torch.nextafter(other.weight[0, 0], torch.tensor(10.0))
-    assert digest(Built(one)) != digest(Built(other))
+    assert digest(BuiltWorkload(one)) != digest(BuiltWorkload(other))
 
 
 def test_a_child_may_be_started_by_another_command() -> None:

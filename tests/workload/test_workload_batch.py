@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from slipstream.errors import WorkloadError
-from slipstream.workload import Built, build_from
+from slipstream.workload import BuiltWorkload, build_from
 from slipstream.workload.batch import resized
 
 Pair = namedtuple("Pair", "inputs targets")
@@ -89,10 +89,10 @@ def test_inputs_that_are_differentiated_stay_leaves() -> None:
     assert found.is_leaf
 
 
-def built(samples: int = 0) -> Built:
+def built(samples: int = 0) -> BuiltWorkload:
     model = nn.Linear(6, 1)
     batch = (tokens().float(), torch.randn(4, 1))
-    result = Built(model, batch, nn.functional.mse_loss, None, samples=samples)
+    result = BuiltWorkload(model, batch, nn.functional.mse_loss, None, samples=samples)
     return build_from(result, (), 0, "test")
 
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from slipstream.errors import WorkloadError
 from slipstream.technique import Settings, Traits
-from slipstream.workload import Built, build_from
+from slipstream.workload import BuiltWorkload, build_from
 
 WHERE = "train.py:7"
 
@@ -31,7 +31,7 @@ def pair(n: int = 5) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(n, 3), torch.randn(n, 1)
 
 
-def build(result: Any, *techniques: Any) -> Built:
+def build(result: Any, *techniques: Any) -> BuiltWorkload:
     return build_from(result, techniques, 0, "train.py:make", WHERE)
 
 
@@ -60,13 +60,13 @@ class Lightning(nn.Module):
         return self.configured(sgd(self))
 
 
-@pytest.mark.parametrize("kind", [tuple, list, dict, Built])
+@pytest.mark.parametrize("kind", [tuple, list, dict, BuiltWorkload])
 def test_a_training_workload_steps_its_parameters(kind: Any) -> None:
     model = linear()
     parts = (model, pair(), nn.functional.mse_loss, sgd(model))
     names = ("model", "batch", "loss", "optimizer")
     given = dict(zip(names, parts, strict=True))
-    built = build(kind(**given) if kind in (dict, Built) else kind(parts))
+    built = build(kind(**given) if kind in (dict, BuiltWorkload) else kind(parts))
     before = model.weight.detach().clone()
     losses = [float(built.step()) for _ in range(3)]
     assert losses[2] < losses[1] < losses[0]
@@ -113,7 +113,7 @@ def test_a_function_is_the_step_itself() -> None:
 @pytest.mark.parametrize("as_dictionary", [True, False])
 def test_a_step_that_is_given_is_not_replaced(as_dictionary: bool) -> None:
     given: dict[str, Any] = {"model": linear(), "batch": pair()[0], "step": lambda: "mine"}
-    assert build(given if as_dictionary else Built(**given)).step() == "mine"
+    assert build(given if as_dictionary else BuiltWorkload(**given)).step() == "mine"
 
 
 @pytest.mark.parametrize(
@@ -294,7 +294,7 @@ class Noting(Settings):
     name: str  # type: ignore[misc]
     notes: ClassVar[list[str]] = []
 
-    def apply(self, built: Built) -> None:
+    def apply(self, built: BuiltWorkload) -> None:
         self.notes.append(self.name)
 
 
@@ -309,7 +309,7 @@ def test_techniques_are_applied_in_the_order_of_their_stages() -> None:
 
 
 class OtherBatch(Noting):
-    def apply(self, built: Built) -> None:
+    def apply(self, built: BuiltWorkload) -> None:
         built.batch = torch.zeros(2, 3)
 
 

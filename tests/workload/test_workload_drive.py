@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from slipstream.workload import Built, Workload, drive
+from slipstream.workload import BuiltWorkload, Workload, drive
 
 Run = Callable[..., Any]
 
@@ -22,13 +22,13 @@ def make(width=4, batch_size=2):
 """
 
 
-def losses(built: Built) -> Generator[None, Any, list[float]]:
+def losses(built: BuiltWorkload) -> Generator[None, Any, list[float]]:
     """Three steps, and what each returned."""
     first, second, third = (yield), (yield), (yield)
     return [float(first), float(second), float(third)]
 
 
-def glance(built: Built) -> Generator[None, Any, dict[str, Any]]:
+def glance(built: BuiltWorkload) -> Generator[None, Any, dict[str, Any]]:
     """What was built, without a step."""
     weights = sum(p.numel() for p in built.model.parameters()) if built.model else 0
     return {"samples": built.samples, "weights": weights, "name": built.name}

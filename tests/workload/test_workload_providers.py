@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from slipstream.workload import Built, Workload
+from slipstream.workload import BuiltWorkload, Workload
 
 Run = Callable[..., Any]
 
@@ -40,7 +40,7 @@ def skyline_iteration_provider(model):
 """
 
 
-def look(built: Built) -> Generator[None, Any, dict[str, Any]]:
+def look(built: BuiltWorkload) -> Generator[None, Any, dict[str, Any]]:
     """What was built, and whether steps train."""
     before = [p.detach().clone() for p in built.model.parameters()]
     yield
@@ -120,7 +120,7 @@ def test_inputs_with_their_samples_elsewhere_are_left_alone(drive_forked: Run) -
     ).replace("torch.randn(4, batch_size, 6)[0]", "torch.randn(9, batch_size, 6)")
     source = source.replace("self.net(inputs)", "self.net(inputs[0])")
 
-    def hidden(built: Built) -> Generator[None, Any, list[Any]]:
+    def hidden(built: BuiltWorkload) -> Generator[None, Any, list[Any]]:
         yield
         return [built.reads_batch, built.samples]
 

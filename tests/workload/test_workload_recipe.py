@@ -222,7 +222,7 @@ def test_functions_that_may_be_workloads_are_found(tmp_path: Path) -> None:
     path.write_text(
         "def pair(n=1):\n    return model, batch\n"
         "def mapping():\n    return {'model': model}\n"
-        "def built():\n    return ss.Built(model)\n"
+        "def built():\n    return ss.BuiltWorkload(model)\n"
         "def needs(n):\n    return model, batch\n"
         "def keyword(*, n):\n    return model, batch\n"
         "def number():\n    return 3\n"

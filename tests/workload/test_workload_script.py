@@ -11,7 +11,7 @@ import pytest
 from slipstream.technique import Settings
 from slipstream.techniques.accumulation import Accumulation
 from slipstream.techniques.fused_optimizer import FusedOptimizer
-from slipstream.workload import Built
+from slipstream.workload import BuiltWorkload
 from slipstream.workload.script import ScriptRestarted
 
 Run = Callable[..., Any]
@@ -40,7 +40,7 @@ def script(text: str) -> str:
 LOOP = script(f"train(model, optimizer, {_ENOUGH})\n")
 
 
-def look(built: Built) -> Generator[None, Any, dict[str, Any]]:
+def look(built: BuiltWorkload) -> Generator[None, Any, dict[str, Any]]:
     """Three steps, their losses, and what was found out."""
     losses = []
     for _ in range(3):
@@ -55,7 +55,7 @@ def look(built: Built) -> Generator[None, Any, dict[str, Any]]:
     }
 
 
-def look_long(built: Built) -> Generator[None, Any, None]:
+def look_long(built: BuiltWorkload) -> Generator[None, Any, None]:
     """More steps than any script here has."""
     while True:
         yield
@@ -292,7 +292,7 @@ with torch.inference_mode():
     ],
 )
 def test_calls_of_the_model_are_the_steps_of_inference(drive_forked: Run, text: str) -> None:
-    def calls(built: Built) -> Generator[None, Any, list[Any]]:
+    def calls(built: BuiltWorkload) -> Generator[None, Any, list[Any]]:
         output = yield
         return [built.training, built.samples, type(built.model).__name__, len(output)]
 
@@ -300,7 +300,7 @@ def test_calls_of_the_model_are_the_steps_of_inference(drive_forked: Run, text: 
 
 
 def test_a_short_script_runs_again_and_interrupts_the_step_in_between(drive_forked: Run) -> None:
-    def count(built: Built) -> Generator[None, Any, dict[str, Any]]:
+    def count(built: BuiltWorkload) -> Generator[None, Any, dict[str, Any]]:
         whole = interrupted = 0
         while whole < 20:
             try:
@@ -317,7 +317,7 @@ def test_a_short_script_runs_again_and_interrupts_the_step_in_between(drive_fork
 
 
 def test_the_program_may_call_the_model_itself(drive_forked: Run) -> None:
-    def call(built: Built) -> Generator[None, Any, int]:
+    def call(built: BuiltWorkload) -> Generator[None, Any, int]:
         yield
         return len(built.step())
 
@@ -361,7 +361,7 @@ for _ in range(20):
     loss_of(model).backward()
 """)
 
-    def in_backward(built: Built) -> Generator[None, Any, list[int]]:
+    def in_backward(built: BuiltWorkload) -> Generator[None, Any, list[int]]:
         import torch
 
         yield
@@ -380,7 +380,7 @@ for _ in range(20):
     second.step()
 """)
 
-    def flags(built: Built) -> Generator[None, Any, list[bool]]:
+    def flags(built: BuiltWorkload) -> Generator[None, Any, list[bool]]:
         yield
         optimizers = [built.optimizer, *built.other_optimizers]
         return [optimizer.param_groups[0]["fused"] for optimizer in optimizers]
@@ -401,7 +401,7 @@ def test_an_error_of_the_script_names_its_line(drive_forked: Run) -> None:
 
 
 def test_our_errors_are_not_caught_by_the_scripts_handlers(drive_forked: Run) -> None:
-    def failing(built: Built) -> Generator[None, Any, None]:
+    def failing(built: BuiltWorkload) -> Generator[None, Any, None]:
         yield
         raise RuntimeError("the program failed")
 
@@ -417,7 +417,7 @@ def test_a_technique_is_applied_to_the_model_that_was_found(drive_forked: Run) -
     class Frozen(Settings):
         name: ClassVar[str] = "frozen"
 
-        def apply(self, built: Built) -> None:
+        def apply(self, built: BuiltWorkload) -> None:
             for parameter in built.model.parameters():
                 parameter.requires_grad_(False)
 

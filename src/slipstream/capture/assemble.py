@@ -44,7 +44,7 @@ from slipstream.graph.page_faults import PAGE_FAULTS
 from slipstream.provenance import Provenance
 
 if TYPE_CHECKING:
-    from slipstream.workload import Built
+    from slipstream.workload import BuiltWorkload
 
 COLLECTION_TASK = "garbage collection"
 """What the task is called that stands for Python's garbage collector."""
@@ -53,7 +53,7 @@ LOADING_TASK = "data loading"
 
 
 def assemble(
-    built: Built,
+    built: BuiltWorkload,
     trace: Sequence[Node],
     parameters: Sequence[int],
     names: ModuleNames,
@@ -165,7 +165,7 @@ def _guess(
 
 
 def _graph(
-    built: Built,
+    built: BuiltWorkload,
     trace: Sequence[Node],
     units: Units,
     parameters: NDArray[np.int32],

@@ -20,7 +20,7 @@ from slipstream.capture.trace import Node
 from slipstream.measure.facts_machine import UNREADABLE, facts
 
 if TYPE_CHECKING:
-    from slipstream.workload import Built
+    from slipstream.workload import BuiltWorkload
     from slipstream.workload.lines import Chain
 
 _FACTS = (
@@ -38,7 +38,7 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 def describe_capture(
-    built: Built,
+    built: BuiltWorkload,
     names: ModuleNames,
     annotated: Sequence[Node],
     chains: Sequence[Chain],
@@ -93,7 +93,7 @@ def describe_machine() -> dict[str, Any]:
     return revealed | {"python.version": platform.python_version()}
 
 
-def describe_baseline(built: Built, trace: Sequence[Node], autocast: str) -> dict[str, Any]:
+def describe_baseline(built: BuiltWorkload, trace: Sequence[Node], autocast: str) -> dict[str, Any]:
     """What the recorded step has already, as JSON.
 
     Args:

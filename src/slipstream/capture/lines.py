@@ -22,7 +22,7 @@ from slipstream.capture.units import LOADING, Units
 from slipstream.graph import StepPhase
 
 if TYPE_CHECKING:
-    from slipstream.workload import Built
+    from slipstream.workload import BuiltWorkload
     from slipstream.workload.lines import Chain, Line, UserLines
 
 _ENGINE = "autograd::engine::evaluate_function: "
@@ -201,7 +201,7 @@ def _maker(module: str, phase: int, made: Mapping[str, Chain], returned: Chain) 
     return returned if phase == StepPhase.FORWARD else ()
 
 
-def makers(built: Built) -> dict[str, Chain]:
+def makers(built: BuiltWorkload) -> dict[str, Chain]:
     """By the name of each module, of the loss and of the optimizer: the lines that made it."""
     import torch
 
@@ -215,7 +215,7 @@ def makers(built: Built) -> dict[str, Chain]:
     return {name: chain for name, chain in chains.items() if chain}
 
 
-def describe_lines(built: Built, chains: Sequence[Chain]) -> dict[str, Any]:
+def describe_lines(built: BuiltWorkload, chains: Sequence[Chain]) -> dict[str, Any]:
     """What a graph keeps beside the line of every task, see `slipstream.graph.views.lines`."""
     functions: dict[str, str] = {}
     callers: dict[str, list[list[str]]] = {}
@@ -241,7 +241,7 @@ def describe_lines(built: Built, chains: Sequence[Chain]) -> dict[str, Any]:
     }
 
 
-def class_files(built: Built) -> dict[str, str]:
+def class_files(built: BuiltWorkload) -> dict[str, str]:
     """By module: the user's file that defines its class; those of others are left out."""
     if built.model is None:
         return {}

@@ -24,7 +24,7 @@ from slipstream.graph import Allocations, Role, StepPhase
 from slipstream.units import format_bytes
 
 if TYPE_CHECKING:
-    from slipstream.workload import Built
+    from slipstream.workload import BuiltWorkload
 
 _OPTIMIZER = int(StepPhase.OPTIMIZER)
 # Of the peak: what may be missing where the step that was watched lacks a few operators.
@@ -57,7 +57,7 @@ class MemoryRecord:
     gradients: frozenset[int]
 
 
-def held(built: Built, device: str = "cpu") -> Held:
+def held(built: BuiltWorkload, device: str = "cpu") -> Held:
     """The storages of a workload's parameters, gradients, buffers, optimizer state and batch.
 
     Args:
@@ -87,18 +87,18 @@ def held(built: Built, device: str = "cpu") -> Held:
     return storages
 
 
-def gradients(built: Built, device: str = "cpu") -> frozenset[int]:
+def gradients(built: BuiltWorkload, device: str = "cpu") -> frozenset[int]:
     """Addresses of the gradients that parameters have now on such a device."""
     return frozenset(ptr for ptr, (_, role) in held(built, device).items() if role is Role.GRADIENT)
 
 
-def _modules(built: Built) -> list[Any]:
+def _modules(built: BuiltWorkload) -> list[Any]:
     import torch
 
     return [one for one in (built.model, built.loss) if isinstance(one, torch.nn.Module)]
 
 
-def _parameters(built: Built) -> list[Any]:
+def _parameters(built: BuiltWorkload) -> list[Any]:
     optimized = [
         parameter
         for group in getattr(built.optimizer, "param_groups", ())
@@ -107,7 +107,7 @@ def _parameters(built: Built) -> list[Any]:
     return [*(p for module in _modules(built) for p in module.parameters()), *optimized]
 
 
-def record_memory(built: Built) -> Generator[None, None, tuple[Any, MemoryRecord | None]]:
+def record_memory(built: BuiltWorkload) -> Generator[None, None, tuple[Any, MemoryRecord | None]]:
     """Two steps: the profiler that saw them, and the memory of the second; None if it saw none."""
     with profiler(record_shapes=True, profile_memory=True) as watching:
         yield

@@ -12,7 +12,7 @@ from slipstream.files import temporary_folder
 from slipstream.graph import Call
 
 if TYPE_CHECKING:
-    from slipstream.workload import Built
+    from slipstream.workload import BuiltWorkload
 
 # Half of fewer would leave one sample, and an extent of one is laid out and computed differently.
 _FEWEST_TO_HALVE = 4
@@ -43,7 +43,7 @@ class OtherSize:
         return {**fields, "reason": self.reason} if self.reason else fields
 
 
-def record_other_size(built: Built, trace: Sequence[Node]) -> OtherSize:
+def record_other_size(built: BuiltWorkload, trace: Sequence[Node]) -> OtherSize:
     """Run one step on half of the batch (twice, when it has fewer than four rows).
 
     Half needs less memory than the recorded step did. The batch is as before afterwards; what the

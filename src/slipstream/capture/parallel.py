@@ -29,7 +29,7 @@ from slipstream.graph import Graph, KinetoTrace, StringTable, read_trace, replac
 from slipstream.graph.collection import no_collection
 
 if TYPE_CHECKING:
-    from slipstream.workload import Built
+    from slipstream.workload import BuiltWorkload
 
 _STEPS_PER_WINDOW = 6
 # The first steps under a new profiler grow its buffers.
@@ -59,7 +59,7 @@ class Recording:
 
 
 def capture_lanes(
-    built: Built, place: Place, steps: int, say: Callable[[str], None]
+    built: BuiltWorkload, place: Place, steps: int, say: Callable[[str], None]
 ) -> Generator[None, Any, Graph]:
     """Record `steps` steps of `built`, which runs at `place`, as one graph.
 
@@ -124,7 +124,7 @@ def with_modules(graph: Graph, watched: KinetoTrace, sources: dict[str, str]) ->
 
 
 def _record(
-    built: Built,
+    built: BuiltWorkload,
     place: Place,
     steps: int,
     names: ModuleNames,
@@ -202,7 +202,9 @@ def _written(profiler: Any, path: Path) -> KinetoTrace:
         path.unlink(missing_ok=True)
 
 
-def _meta(graph: Graph, built: Built, names: ModuleNames, recording: Recording) -> dict[str, Any]:
+def _meta(
+    graph: Graph, built: BuiltWorkload, names: ModuleNames, recording: Recording
+) -> dict[str, Any]:
     import torch
 
     plain = recording.plain

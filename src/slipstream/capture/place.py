@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from slipstream.workload import Built
+    from slipstream.workload import BuiltWorkload
 
 _OPERATORS = "aten::"
 # Below this share of a step, what other threads do is no part of it worth a lane.
@@ -70,7 +70,7 @@ class Place:
         )
 
 
-def find_device(built: Built) -> Place | None:
+def find_device(built: BuiltWorkload) -> Place | None:
     """The CUDA device that holds the workload's tensors; None where torch sees no device.
 
     Of a step that hides its parts, the device that anything is allocated on.

@@ -47,7 +47,7 @@ from slipstream.measure.arms import RunDelay, delay_between
 if TYPE_CHECKING:
     import torch
 
-    from slipstream.workload import Built
+    from slipstream.workload import BuiltWorkload
 
 _STEPS_PER_WINDOW = 3
 # Reading a window's records empties the caches; a step this short is slower for a few steps after.
@@ -114,14 +114,14 @@ MIN_STEPS = 6
 
 def capture(
     settings: CaptureSettings, say: Callable[[str], None] = lambda line: None
-) -> Callable[[Built], Generator[None, Any, Graph]]:
+) -> Callable[[BuiltWorkload], Generator[None, Any, Graph]]:
     """Make the program that captures one step of the workload that it is given.
 
     Raises (when run):
         GraphError: the steps differ too much from one another to be aligned.
     """
 
-    def program(built: Built) -> Generator[None, Any, Graph]:
+    def program(built: BuiltWorkload) -> Generator[None, Any, Graph]:
         with ClosureWatch() as closures:
             return (yield from _Capture(built, settings, say, closures).run())
 
@@ -133,7 +133,7 @@ class _Capture:
 
     def __init__(
         self,
-        built: Built,
+        built: BuiltWorkload,
         settings: CaptureSettings,
         say: Callable[[str], None],
         closures: ClosureWatch,
@@ -303,7 +303,7 @@ class _Capture:
 class _PlainSteps:
     """Steps without a profiler, and what clocks say of them."""
 
-    def __init__(self, built: Built, closures: ClosureWatch) -> None:
+    def __init__(self, built: BuiltWorkload, closures: ClosureWatch) -> None:
         self._built = built
         self._closures = closures
         self.times = StepTimes((), ())

@@ -20,7 +20,7 @@ from slipstream.capture.modules import ROOT
 from slipstream.graph import Graph, StepPhase
 
 if TYPE_CHECKING:
-    from slipstream.workload import Built
+    from slipstream.workload import BuiltWorkload
 
 _SHORTEST_S, _LONGEST_S = 4.0, 60.0
 _MOST_STEPS = 240
@@ -36,7 +36,7 @@ _ACCUMULATES = "AccumulateGrad"
 
 
 def record_regions(
-    built: Built, graph: Graph, steps: int, say: Callable[[str], None]
+    built: BuiltWorkload, graph: Graph, steps: int, say: Callable[[str], None]
 ) -> Generator[None, Any, dict[str, Any]]:
     """A program (see `slipstream.workload.drive`) that measures compiled regions.
 

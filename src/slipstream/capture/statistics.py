@@ -18,7 +18,7 @@ from slipstream.graph import Spectrum, Statistics
 if TYPE_CHECKING:
     import torch
 
-    from slipstream.workload import Built
+    from slipstream.workload import BuiltWorkload
 
 STATISTICS = ("grads", "ids", "regions", "sparsity", "spectra")
 """What can be asked for; "regions" is recorded by `slipstream.capture.regions`."""
@@ -28,7 +28,7 @@ _LONGEST_S = 30.0
 
 
 def record_statistics(
-    built: Built, needs: Collection[str], step_ns: float, say: Callable[[str], None]
+    built: BuiltWorkload, needs: Collection[str], step_ns: float, say: Callable[[str], None]
 ) -> Generator[None, Any, Statistics]:
     """A program (see `slipstream.workload.drive`) that looks at the values of a few steps.
 
@@ -74,7 +74,7 @@ def record_statistics(
     )
 
 
-def _why_nothing(name: str, built: Built) -> str:
+def _why_nothing(name: str, built: BuiltWorkload) -> str:
     if name == "ids":
         return "the step looks up no embedding table"
     if name == "grads":

@@ -17,7 +17,7 @@ from slipstream.tables import console_for
 
 if TYPE_CHECKING:
     from slipstream.source import Written
-    from slipstream.verbs.applying import Applied
+    from slipstream.verbs.applying import ApplyResult
 
 
 @options.asks(options.Runnable, threads=0, timeout="5min")
@@ -74,7 +74,7 @@ def command(
 _DIFF_STYLES = {"---": "bold", "+++": "bold", "@@": "cyan", "+": "green", "-": "red"}
 
 
-def _show_edit(applied: Applied) -> None:
+def _show_edit(applied: ApplyResult) -> None:
     """The diff as ``patch`` takes it, in colour on a terminal, and what to know about it."""
     from rich.text import Text
 
@@ -93,7 +93,7 @@ def _show_edit(applied: Applied) -> None:
             console.print(Text(f"\n{change.note}", style="dim"))
 
 
-def _written(applied: Applied, *, shown: bool) -> Written | None:
+def _written(applied: ApplyResult, *, shown: bool) -> Written | None:
     """The file after ``--write``; None where it has the edit already.
 
     Args:

@@ -32,7 +32,7 @@ def command(
 
         slipstream devices run.slipgraph --device avx2 --device h100
     """
-    from slipstream.verbs.devices.elsewhere import OnDevices, devices_for, predict_device
+    from slipstream.verbs.devices.elsewhere import DevicePredictions, devices_for, predict_device
 
     with progress("devices") as say:
         graph = request.graph(say, warn=note)
@@ -40,7 +40,7 @@ def command(
         for name in device or devices_for(graph):
             say(name)
             answers.append(predict_device(graph, name, say=partial(_say_of, say, name)))
-    result = OnDevices.of(graph, answers)
+    result = DevicePredictions.of(graph, answers)
     emit_result(result, result.table(), as_json=as_json)
 
 

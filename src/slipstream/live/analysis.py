@@ -205,7 +205,7 @@ class Analyst:
         return prediction
 
     def on_device(self, device: str) -> dict[str, Any]:
-        """The latest recording's step on another device, as `OnDevice.to_json` has it.
+        """The latest recording's step on another device, as `DevicePrediction.to_json` has it.
 
         Raises:
             UnknownNameError: no such device.

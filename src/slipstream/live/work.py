@@ -171,7 +171,7 @@ def simulate(
 
 
 def on_device(path: str, device: str) -> dict[str, Any]:
-    """The recorded step on another device: as `OnDevice.to_json` has it.
+    """The recorded step on another device: as `DevicePrediction.to_json` has it.
 
     An instruction set or a number of threads that nobody asked about is measured first.
     """

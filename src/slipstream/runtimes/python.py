@@ -13,7 +13,7 @@ import numpy as np
 
 from slipstream.errors import WorkloadError
 from slipstream.runtimes.runtime import Array, ModelError, Runtime, TensorSpec
-from slipstream.workload import Built, Workload, drive
+from slipstream.workload import BuiltWorkload, Workload, drive
 
 
 class TorchRuntime(Runtime):
@@ -70,7 +70,7 @@ class TorchRuntime(Runtime):
                 remedy=f"name a function that returns (model, batch): {workload.name}:make",
             )
 
-        def keep(built: Built) -> Generator[None, Any, Built]:
+        def keep(built: BuiltWorkload) -> Generator[None, Any, BuiltWorkload]:
             yield from ()
             return built
 

@@ -11,7 +11,7 @@ from slipstream.source._source import Source
 
 _FIELDS = ("model", "batch", "loss", "optimizer")
 _SEVERAL = (ast.Tuple, ast.List, ast.Dict, ast.Starred)
-_BUILT = ("slipstream.Built", "slipstream.workload.Built")
+_BUILT = ("slipstream.BuiltWorkload", "slipstream.workload.BuiltWorkload")
 
 
 @dataclass(frozen=True)

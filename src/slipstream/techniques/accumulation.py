@@ -34,7 +34,7 @@ from slipstream.provenance import Provenance
 from slipstream.source import Source, accumulate, locate
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
 from slipstream.techniques._baseline import updated_tensors
-from slipstream.workload import Built, Workload
+from slipstream.workload import BuiltWorkload, Workload
 from slipstream.workload.built import HIDDEN_BATCH, training_loss
 
 # Replicas' communication, and what DistributedDataParallel does around it.
@@ -127,7 +127,7 @@ class Accumulation(Settings):
             ),
         )
 
-    def apply(self, built: Built) -> None:
+    def apply(self, built: BuiltWorkload) -> None:
         """Replace the step by one that accumulates over several passes of the batch.
 
         A plain script does so already: it runs as `edited`.

@@ -16,7 +16,7 @@ from slipstream.errors import WorkloadError
 from slipstream.graph import Editor, Graph
 from slipstream.graph.page_faults import PAGE_FAULT_LAUNCHES, page_fault_ns, page_fault_tasks
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
-from slipstream.workload import Built, Workload
+from slipstream.workload import BuiltWorkload, Workload
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Allocator(Settings):
         )
         return edit.apply(f"no page faults: {milliseconds:.1f} ms less{rests_on}")
 
-    def apply(self, built: Built) -> None:
+    def apply(self, built: BuiltWorkload) -> None:
         """Tell the C library, for as long as the process lives.
 
         Raises:

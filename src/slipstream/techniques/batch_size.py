@@ -31,7 +31,7 @@ from slipstream.provenance import Provenance
 from slipstream.source import Places, Source, find_batch_size
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
 from slipstream.techniques._baseline import already_compiled
-from slipstream.workload import Built, Workload
+from slipstream.workload import BuiltWorkload, Workload
 
 _NOT_RECORDED = "the profile has the step at one batch size only; profile it again"
 _SETTING = re.compile(r"(x?)([0-9]+(?:\.[0-9]+)?)")
@@ -122,7 +122,7 @@ class BatchSize(Settings):
             meta={**graph.meta, "shrunk": {**shrunk, "of": self._resize(graph).wanted}},
         )
 
-    def apply(self, built: Built) -> None:
+    def apply(self, built: BuiltWorkload) -> None:
         """Repeat or cut the batch's samples.
 
         Raises:

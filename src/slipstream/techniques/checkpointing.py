@@ -21,7 +21,7 @@ from slipstream.surgery.selection import EVERYTHING, Selection
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
 from slipstream.techniques._baseline import already_compiled
 from slipstream.techniques._recomputation import Blocks, edit_memory, find_blocks
-from slipstream.workload import Built, Workload
+from slipstream.workload import BuiltWorkload, Workload
 
 _ROOT = "model"
 # They only hold others, and are not what repeats.
@@ -98,7 +98,7 @@ class Checkpointing(Settings):
         edit_memory(edit, graph, self._modules(graph), handles)
         return edit.apply(f"{count} operators of {len(blocks)} blocks run again in the backward")
 
-    def apply(self, built: Built) -> None:
+    def apply(self, built: BuiltWorkload) -> None:
         """Checkpoint the forward of the chosen modules.
 
         Raises:

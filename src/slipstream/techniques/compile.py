@@ -22,7 +22,7 @@ from slipstream.source import Places, Source
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
 from slipstream.techniques._baseline import is_compiled
 from slipstream.units import format_duration
-from slipstream.workload import Built, Workload
+from slipstream.workload import BuiltWorkload, Workload
 
 # Where other techniques changed the operators that a region was compiled from.
 _SCALED_SPREAD = 0.15
@@ -108,7 +108,7 @@ class Compile(Settings):
                 handles["backward"][-1],
             )  # fmt: skip
 
-    def apply(self, built: Built) -> None:
+    def apply(self, built: BuiltWorkload) -> None:
         """Let every call of the model go through torch.compile; it compiles in the first step.
 
         Raises:

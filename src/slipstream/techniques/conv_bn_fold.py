@@ -30,7 +30,7 @@ from slipstream.surgery import (
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
 from slipstream.techniques._baseline import already_compiled
 from slipstream.techniques.dataflow import Dataflow
-from slipstream.workload import Built, Workload
+from slipstream.workload import BuiltWorkload, Workload
 
 _NORMS = {"aten::native_batch_norm": 5, "aten::cudnn_batch_norm": 5}
 """Batch norms by name, with the place of the argument that says whether they train."""
@@ -91,7 +91,7 @@ class ConvBnFold(Settings):
                 edit.remove(task)
         return edit.apply(f"{len(folds)} batch norms folded, {len(biased)} layers get a bias")
 
-    def apply(self, built: Built) -> None:
+    def apply(self, built: BuiltWorkload) -> None:
         """Fold the modules themselves, and see that the outputs stay.
 
         Raises:

@@ -29,7 +29,7 @@ from slipstream.graph import (
 from slipstream.provenance import Provenance
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
 from slipstream.techniques.gpu import need_gpu, not_on_gpu
-from slipstream.workload import Built, Workload
+from slipstream.workload import BuiltWorkload, Workload
 
 _LAUNCH = "cudaGraphLaunch"
 # Below, what a graph saves is what replaying it costs: copies of its inputs to where it reads them.
@@ -96,7 +96,7 @@ class CudaGraphs(Settings):
         after = replace(renamed, strings=strings.freeze(), edges=edges)
         return _uncertain(graph, after, place[[first for first, _, _ in stretches]])
 
-    def apply(self, built: Built) -> None:
+    def apply(self, built: BuiltWorkload) -> None:
         """Have the model's forward and backward captured and replayed.
 
         Raises:
@@ -203,7 +203,7 @@ def _ends(graph: Graph, task: int, launched: Sequence[int]) -> bool:
     )
 
 
-def _inputs(built: Built) -> tuple[Any, ...]:
+def _inputs(built: BuiltWorkload) -> tuple[Any, ...]:
     """What the model is called with, by position.
 
     Raises:

@@ -16,7 +16,7 @@ from slipstream.graph import Editor, Graph
 from slipstream.provenance import Provenance
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
 from slipstream.techniques.gpu import kernels, need_gpu, not_on_gpu
-from slipstream.workload import Built, Workload
+from slipstream.workload import BuiltWorkload, Workload
 
 # Relative. Which algorithms there are for a shape, and how fast they are, cuDNN alone can tell.
 _SPREAD = 0.3
@@ -49,7 +49,7 @@ class CudnnBenchmark(Settings):
             f"{len(chosen)} kernels of convolutions may be others; which, only a run can tell"
         )
 
-    def apply(self, built: Built) -> None:
+    def apply(self, built: BuiltWorkload) -> None:
         """Set torch's flag in this process.
 
         Raises:

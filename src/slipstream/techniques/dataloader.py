@@ -33,7 +33,7 @@ from slipstream.graph import (
 )
 from slipstream.provenance import Provenance
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
-from slipstream.workload import Built, Workload
+from slipstream.workload import BuiltWorkload, Workload
 
 # What torch annotates ``__next__`` of its two kinds of loader with.
 _SINGLE = "enumerate(DataLoader)#_SingleProcess"
@@ -105,7 +105,7 @@ class DataLoader(Settings):
         edited = edit.apply(f"{work_ns / 1e6:.3g} ms of data loading in {self.workers} workers")
         return self._with_workers(edited, graph, loading, taking.nanoseconds)
 
-    def apply(self, built: Built) -> None:
+    def apply(self, built: BuiltWorkload) -> None:
         """Check that `prepare` found a loader: this cannot be put in later.
 
         Raises:

@@ -19,7 +19,7 @@ from slipstream.provenance import Provenance
 from slipstream.source import AlreadyThereError, NotPlacedError, Optimizer, Places, Source
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
 from slipstream.techniques._baseline import update_tasks, updated_tensors
-from slipstream.workload import Built, Workload
+from slipstream.workload import BuiltWorkload, Workload
 
 _FUSED = ("Adagrad", "Adam", "AdamW", "SGD")
 _FOREACH = (
@@ -88,7 +88,7 @@ class FusedOptimizer(Settings):
             edit.allocate(nbytes, Role.TEMPORARY, update, update)
         return edit.apply(f"{len(tasks)} operators of the update in one")
 
-    def apply(self, built: Built) -> None:
+    def apply(self, built: BuiltWorkload) -> None:
         """Set the flag on every parameter group.
 
         Raises:
@@ -106,7 +106,7 @@ class FusedOptimizer(Settings):
             for group in optimizer.param_groups:
                 group.update(self._flags())
 
-    def already(self, built: Built) -> str | None:
+    def already(self, built: BuiltWorkload) -> str | None:
         """Return why the optimizer needs no flag, or None."""
         optimizers = [] if built.optimizer is None else [built.optimizer, *built.other_optimizers]
         reasons = {self._has(group) for each in optimizers for group in each.param_groups}

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from slipstream.errors import WorkloadError
 from slipstream.graph import Graph, Kind
-from slipstream.workload import Built
+from slipstream.workload import BuiltWorkload
 
 
 def not_on_gpu(graph: Graph, what: str) -> str | None:
@@ -27,7 +27,7 @@ def kernels(graph: Graph, wanted: Callable[[str, str], bool]) -> NDArray[np.int6
     return chosen
 
 
-def need_gpu(built: Built, name: str) -> None:
+def need_gpu(built: BuiltWorkload, name: str) -> None:
     """Check that `built` lives on an NVIDIA GPU.
 
     Raises:

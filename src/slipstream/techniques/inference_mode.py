@@ -19,7 +19,7 @@ from slipstream.graph import Call, Editor, Graph, Price, StepPhase
 from slipstream.graph.uses import uses_of
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
 from slipstream.techniques.dataflow import Dataflow
-from slipstream.workload import Built, Workload
+from slipstream.workload import BuiltWorkload, Workload
 
 _IN_MODE = "slipstream::in_mode()"
 # What is left of an operator at least: its own work is never autograd's.
@@ -83,7 +83,7 @@ class InferenceMode(Settings):
             what + (f", {freed} activations freed after their last use" * bool(freed))
         )
 
-    def apply(self, built: Built) -> None:
+    def apply(self, built: BuiltWorkload) -> None:
         """Run the step under ``torch.inference_mode``.
 
         Raises:

@@ -17,7 +17,7 @@ from slipstream.source import AlreadyThereError, Places, Source, value_of
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
 from slipstream.techniques._baseline import already_compiled
 from slipstream.techniques._workspaces import measured_workspaces, resize_workspaces
-from slipstream.workload import Built, Workload
+from slipstream.workload import BuiltWorkload, Workload
 
 _CONVOLUTIONS = ("aten::convolution", "aten::_convolution", "aten::mkldnn_convolution")
 _CLONE = "aten::clone(Tensor self, *, MemoryFormat? memory_format=None) -> Tensor"
@@ -74,7 +74,7 @@ class ChannelsLast(Settings):
             resize_workspaces(edit, graph, changed.tasks, needs[changed.pair])
         return edit.apply(f"{len(changed)} operators on images, {len(copies)} copies back")
 
-    def apply(self, built: Built) -> None:
+    def apply(self, built: BuiltWorkload) -> None:
         """Convert the weights once, and the images of every batch on their way in.
 
         Raises:

@@ -21,7 +21,7 @@ from slipstream.technique import CodeChange, Context, Quality, QualityKind, Sett
 from slipstream.techniques._autocast_memory import edit_memory
 from slipstream.techniques._baseline import already_autocast, already_compiled
 from slipstream.techniques.autocast import ROOT, AutocastPlan, plan
-from slipstream.workload import Built, Workload
+from slipstream.workload import BuiltWorkload, Workload
 
 _TORCH_DTYPE = {"bf16": "bfloat16", "fp16": "float16"}
 # Without any of these names in a file, its model stays on the CPU.
@@ -86,7 +86,7 @@ class Amp(Settings):
             f"{casting.lowered} forward operators in {self.dtype}, {len(casting.casts)} casts"
         )
 
-    def apply(self, built: Built) -> None:
+    def apply(self, built: BuiltWorkload) -> None:
         """Wrap the model's forward in autocast; its floating-point outputs come back in float32.
 
         Raises:

@@ -35,7 +35,7 @@ from slipstream.surgery import (
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
 from slipstream.techniques._baseline import already_compiled
 from slipstream.techniques.attention import Attention, find_attention
-from slipstream.workload import Built, Workload
+from slipstream.workload import BuiltWorkload, Workload
 from slipstream.workload.built import model_output
 
 _FUSED = ("aten::_scaled_dot_product", "aten::_flash_attention", "aten::_efficient_attention")
@@ -126,7 +126,7 @@ class Sdpa(Settings):
         removed = sum(len(one.forward) + len(one.backward) for one in chosen)
         return edit.apply(f"{removed} operators of {len(chosen)} attentions in one kernel each")
 
-    def apply(self, built: Built) -> None:
+    def apply(self, built: BuiltWorkload) -> None:
         """Change the forward of the modules that write attention out, and see that it stays.
 
         Raises:
@@ -195,7 +195,7 @@ def _module(graph: Graph, one: Attention) -> str:
     return module_of(graph, one.forward[-1])
 
 
-def _forward_of(built: Built) -> Callable[[], object]:
+def _forward_of(built: BuiltWorkload) -> Callable[[], object]:
     """One forward pass of the built model, without an update.
 
     Raises:

@@ -20,7 +20,7 @@ from slipstream.graph import Editor, Graph
 from slipstream.provenance import Provenance
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
 from slipstream.techniques.gpu import kernels, need_gpu, not_on_gpu
-from slipstream.workload import Built, Workload
+from slipstream.workload import BuiltWorkload, Workload
 
 # Kernels of cuBLAS, CUTLASS and cuDNN say in their names what they multiply with.
 _FLOAT32 = re.compile(r"sgemm|ffma|simt_s|scudnn|f32f32_f32f32_f32")
@@ -70,7 +70,7 @@ class Tf32(Settings):
             f"{1 / factor:.2g} times as fast (1 to {most:.1f})"
         )
 
-    def apply(self, built: Built) -> None:
+    def apply(self, built: BuiltWorkload) -> None:
         """Set torch's two flags in this process.
 
         Raises:

@@ -19,7 +19,7 @@ from slipstream.errors import InvalidArgumentError
 from slipstream.graph import UNKNOWN_SPREAD, Editor, Graph, distinct
 from slipstream.provenance import Provenance
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
-from slipstream.workload import Built, Workload
+from slipstream.workload import BuiltWorkload, Workload
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Threads(Settings):
         edit.set_duration(unknown, now_ns[unknown], Provenance.ASSUMED, spread=UNKNOWN_SPREAD)
         return edit.apply(f"{len(timed)} operators on {self._threads} threads")
 
-    def apply(self, built: Built) -> None:
+    def apply(self, built: BuiltWorkload) -> None:
         """Set torch's number of threads in this process."""
         import torch
 

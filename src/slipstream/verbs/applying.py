@@ -15,13 +15,13 @@ from slipstream.tables import Field, Table
 from slipstream.technique import CodeChange, Technique
 from slipstream.verbs.children import DEFAULT_TIMEOUT_S, call_in_child, run_program
 from slipstream.verbs.first_steps import first_steps, losses, trial_of
-from slipstream.workload import Built, Workload, run_steps
+from slipstream.workload import BuiltWorkload, Workload, run_steps
 
 _TRIAL_STEPS = 5
 
 
 @dataclass(frozen=True)
-class Applied:
+class ApplyResult:
     """A workload with techniques on top that was built and ran.
 
     Attributes:
@@ -152,7 +152,7 @@ def apply(
     threads: int = 0,
     timeout_s: float = DEFAULT_TIMEOUT_S,
     say: Callable[[str], None] = lambda line: None,
-) -> Applied:
+) -> ApplyResult:
     """Put `techniques` on `workload`, and run both for a few steps to see that it works.
 
     Nothing of the user's is changed: the result is a recipe.
@@ -189,11 +189,11 @@ def apply(
         not_run = " and ".join(reasons)
     if not_run is not None:
         nothing = (None,) * len(before)
-        return Applied(transformed, before, nothing, code, source, not_run, technique=name)
+        return ApplyResult(transformed, before, nothing, code, source, not_run, technique=name)
     say(f"running {steps} steps transformed")
     after, changed, _ = _first_steps(transformed, steps, (), threads=threads, timeout_s=timeout_s)
     outputs = _output_check(chosen, original, changed)
-    return Applied(transformed, before, after, code, source, outputs=outputs, technique=name)
+    return ApplyResult(transformed, before, after, code, source, outputs=outputs, technique=name)
 
 
 def _edited(source: Source, function: str | None, code: Sequence[CodeChange]) -> Source | None:
@@ -248,7 +248,7 @@ def steps_in_child(
 
 
 def _steps_and_reasons(
-    built: Built, steps: int, techniques: Sequence[Technique]
+    built: BuiltWorkload, steps: int, techniques: Sequence[Technique]
 ) -> Generator[None, Any, dict[str, Any]]:
     """Run `first_steps`; in ``already``, the reason that each technique would change nothing."""
     already = [requested.already(built) for requested in techniques]

@@ -1,4 +1,4 @@
-"""User code runs here: how a verb starts a child for a workload, and what runs inside it."""
+"""Start child processes for workloads, and run user code inside them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from slipstream import technique
 from slipstream.child import Child, Message, channel, end_descendants, leave
 from slipstream.durations.durations import one_pool
 from slipstream.measure.facts_machine import memory_limit
-from slipstream.workload import Built, Workload, drive, file_backups
+from slipstream.workload import BuiltWorkload, Workload, drive, file_backups
 
 DEFAULT_TIMEOUT_S = 300.0
 _MEMORY_SHARE = 0.95
@@ -21,9 +21,9 @@ _MEMORY_SHARE = 0.95
 
 @contextlib.contextmanager
 def workload_child(workload: Workload, threads: int) -> Iterator[tuple[Child, Path]]:
-    """A child to build `workload` in, and a folder for its `keep_in`.
+    """Yield a child to build `workload` in, and a folder for its `keep_in`.
 
-    However the child ends, what the user's code wrote is as before.
+    Files that the user's code writes are restored however the child ends.
     """
     with (
         file_backups() as keep_in,
@@ -49,12 +49,12 @@ def call_in_child(
     """Call ``function(workload=..., keep_in=..., **arguments)`` in a fresh child.
 
     Args:
-        function: ``module:name``, of what the child can import.
-        until: of `time.monotonic`, when the child is killed.
+        function: ``module:name``, importable in the child.
+        until: time of `time.monotonic` at which the child is killed.
 
     Raises:
         WorkloadError: the user's code failed; names its file and line.
-        ChildError: it died, was silent for `timeout_s`, or was not done at `until`.
+        ChildError: the child died, was silent for `timeout_s`, or was still running at `until`.
     """
     with workload_child(workload, threads) as (child, keep_in):
         return child.call(
@@ -69,7 +69,7 @@ def call_in_child(
 
 
 def memory_limit_bytes() -> int | None:
-    """What a child may allocate: most of what is free now. None where a GPU maps memory too."""
+    """Return most of the memory available now; None with a GPU, which maps memory too."""
     import psutil
 
     if os.path.exists("/dev/nvidiactl"):
@@ -78,37 +78,35 @@ def memory_limit_bytes() -> int | None:
 
 
 def room_bytes(mapped_bytes: int = 0) -> int | None:
-    """Private memory that a child can have: `memory_limit_bytes`, or less under a limit of ours.
-
-    Limits of this process are its children's, too.
+    """Return the private memory a child can have, within the limits that it inherits from us.
 
     Args:
-        mapped_bytes: address space that a child takes for its libraries; a limit on all of it
-            (``RLIMIT_AS``) leaves that much less.
+        mapped_bytes: address space that a child maps for its libraries; it counts towards
+            ``RLIMIT_AS``.
     """
     import resource
 
     limits = [memory_limit_bytes()]
-    for limit, taken in ((resource.RLIMIT_DATA, 0), (resource.RLIMIT_AS, mapped_bytes)):
+    for limit, used in ((resource.RLIMIT_DATA, 0), (resource.RLIMIT_AS, mapped_bytes)):
         soft, _ = resource.getrlimit(limit)
-        limits.append(None if soft == resource.RLIM_INFINITY else max(soft - taken, 1))
+        limits.append(None if soft == resource.RLIM_INFINITY else max(soft - used, 1))
     group = memory_limit()
     limits.append(None if group is None else int(group * _MEMORY_SHARE))
-    return min((one for one in limits if one is not None), default=None)
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
-# What follows runs in the child.
+# The functions below run in the child.
 
 
 def run_program(
     workload: dict[str, Any],
     keep_in: str,
-    program: Callable[[Built], Generator[None, Any, Any]],
+    program: Callable[[BuiltWorkload], Generator[None, Any, Any]],
     seed: int = 0,
     *,
     repeats: bool = False,
 ) -> Any:
-    """Build the workload of this JSON and run `program` over it; the result must be JSON.
+    """Build the workload described by this JSON and run `program`; the result must be JSON.
 
     Args:
         repeats: whether a short script may run again, see `slipstream.workload.script.run_script`.
@@ -119,20 +117,20 @@ def run_program(
 
 
 def workload_of(value: dict[str, Any]) -> Workload:
-    """The workload that `Workload.to_json` described."""
-    techniques = tuple(one for text in value["techniques"] for one in technique.parse(text))
+    """Return the workload that `Workload.to_json` described."""
+    techniques = tuple(part for text in value["techniques"] for part in technique.parse(text))
     return Workload(
         value["target"], value["arguments"], tuple(value["script_arguments"]), techniques
     )
 
 
 def say(line: str) -> None:
-    """Tell the person how far the child is."""
+    """Report the child's progress to the user."""
     channel().send({"say": line})
 
 
 def calls() -> Iterator[Message]:
-    """What the coordinator asks for; when it is gone, this process ends and all it started."""
+    """Yield the coordinator's requests; once it is gone, end this process and its descendants."""
     while True:
         try:
             message = channel().receive()

@@ -1,6 +1,6 @@
-"""The first steps of a workload: their losses, or an inference's output.
+"""Run the first steps of a workload for their losses, or for an inference's output.
 
-What a child tells of them is JSON: numbers cross the pipe as text, for there are infinities.
+A child sends numbers as JSON strings, because JSON has no infinities.
 """
 
 from __future__ import annotations
@@ -14,43 +14,43 @@ from typing import Any
 import numpy as np
 
 from slipstream.measure.checks import Trial
-from slipstream.workload import Built
+from slipstream.workload import BuiltWorkload
 
-_MOST_STEPS = 50
-# The first step's loss says nothing of training yet.
-_FEWEST_STEPS = 2
-# Of an output; larger ones are sampled evenly. A megabyte for each seed.
-_MOST_VALUES = 1 << 17
-# Of a batch, that a classifier is asked about.
-_MOST_ITEMS = 4096
+_MAX_STEPS = 50
+# A first loss alone shows nothing of training.
+_MIN_STEPS = 2
+# Maximum output values per seed, a megabyte; larger outputs are sampled evenly.
+_MAX_VALUES = 1 << 17
+# Maximum items of a batch that a classifier's answers are compared on.
+_MAX_ITEMS = 4096
 
 
 def first_steps(
-    built: Built, steps: int | None, limit_s: float = math.inf
+    built: BuiltWorkload, steps: int | None, limit_s: float = math.inf
 ) -> Generator[None, Any, dict[str, Any]]:
-    """Run `steps` steps, or as many as fit in `limit_s`; what `losses` and `trial_of` read."""
+    """Run `steps` steps, or as many as fit in `limit_s`; see `losses` and `trial_of`."""
     began = time.monotonic()
     losses: list[str | None] = []
     output: dict[str, Any] = {"output": None, "shape": []}
-    while len(losses) < (steps or _MOST_STEPS):
+    while len(losses) < (steps or _MAX_STEPS):
         value = yield
         number = number_of(value)
         losses.append(None if number is None else repr(number))
         if number is None and not built.training:
             output = _sampled(value)
-            # Without training the next one is the same, and not worth its time where that counts.
+            # Without training the next output is identical and not worth limited time.
             if limit_s < math.inf and built.metric is None:
                 break
         late = time.monotonic() - began > limit_s
-        if steps is None and late and len(losses) >= _FEWEST_STEPS:
+        if steps is None and late and len(losses) >= _MIN_STEPS:
             break
     return {"steps": len(losses), "losses": losses, "training": built.training, **output}
 
 
-def answers(built: Built) -> dict[str, list[int]]:
-    """The class that a classifier gives each item of its batch, and that it has where that is told.
+def answers(built: BuiltWorkload) -> dict[str, list[int]]:
+    """Return a classifier's predicted class of each item of its batch, and the labels if available.
 
-    Empty where the model is none, or cannot be asked by itself.
+    Empty if the model is not a classifier or cannot be called on the batch alone.
     """
     from slipstream.measure.instability import top_classes
     from slipstream.runtimes.python import TorchRuntime
@@ -59,29 +59,29 @@ def answers(built: Built) -> dict[str, list[int]]:
         return {}
     training = built.model.training
     try:
-        asked = TorchRuntime("model", built.model, built.batch, built.loss, threads=0)
-        scores = asked.run([part[:_MOST_ITEMS] for part in asked.samples])[0]
+        runtime = TorchRuntime("model", built.model, built.batch, built.loss, threads=0)
+        scores = runtime.run([part[:_MAX_ITEMS] for part in runtime.samples])[0]
         if scores.ndim != 2 or scores.shape[1] < 2:
             return {}
-        given = top_classes(scores, 1)[:, 0]
-        targets = asked.targets
+        predicted = top_classes(scores, 1)[:, 0]
+        targets = runtime.targets
         if targets is None or targets.ndim != 1 or targets.dtype.kind not in "iu":
-            return {"answers": given.tolist()}
-        return {"answers": given.tolist(), "targets": targets[:_MOST_ITEMS].tolist()}
+            return {"answers": predicted.tolist()}
+        return {"answers": predicted.tolist(), "targets": targets[:_MAX_ITEMS].tolist()}
     except Exception:
-        # Whatever the user's model minds: the row is left out, the proof goes on.
+        # If the model fails here for any reason, the comparison is left out of the proof.
         return {}
     finally:
         built.model.train(training)
 
 
 def losses(found: Mapping[str, Any]) -> tuple[float | None, ...]:
-    """The loss of each step; None where it returned no number."""
+    """Return the loss of each step; None for a step that returned no number."""
     return tuple(None if loss is None else float(loss) for loss in found["losses"])
 
 
 def trial_of(seed: int, found: Mapping[str, Any]) -> Trial:
-    """What `first_steps` told of the steps from `seed`."""
+    """Return the `Trial` that `first_steps` described for `seed`."""
     numbers = [loss for loss in losses(found) if loss is not None]
     output = found["output"]
     return Trial(
@@ -98,7 +98,7 @@ def trial_of(seed: int, found: Mapping[str, Any]) -> Trial:
 
 
 def number_of(value: Any) -> float | None:
-    """What a step returned, as a number; None where it is none."""
+    """Return a step's result as a number; None if it is not one."""
     import torch
 
     if isinstance(value, torch.Tensor) and value.numel() == 1:
@@ -108,9 +108,9 @@ def number_of(value: Any) -> float | None:
 
 
 def _sampled(value: Any) -> dict[str, Any]:
-    """The first tensor in what a step returned: float64 as text, evenly sampled.
+    """Return the first tensor of a step's result as base64 float64 values, evenly sampled.
 
-    Of an output that has a loss beside it, the output.
+    Prefers a tensor with more than one value, so an output over the loss next to it.
     """
     import torch
 
@@ -119,8 +119,8 @@ def _sampled(value: Any) -> dict[str, Any]:
     tensors = tensors_in(value)
     if not tensors:
         return {"output": None, "shape": []}
-    whole = next((one for one in tensors if one.numel() > 1), tensors[0]).detach()
+    whole = next((tensor for tensor in tensors if tensor.numel() > 1), tensors[0]).detach()
     flat = (torch.view_as_real(whole) if whole.is_complex() else whole).reshape(-1)
-    flat = flat[:: max(1, -(-flat.numel() // _MOST_VALUES))]
+    flat = flat[:: max(1, -(-flat.numel() // _MAX_VALUES))]
     values = flat.to("cpu", torch.float64).numpy().astype("<f8")
     return {"output": base64.b64encode(values.tobytes()).decode(), "shape": list(whole.shape)}

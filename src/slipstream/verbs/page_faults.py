@@ -19,7 +19,7 @@ from slipstream.graph.page_faults import (
 )
 from slipstream.units import format_percent
 from slipstream.verbs.children import DEFAULT_TIMEOUT_S, call_in_child, run_program
-from slipstream.workload import Built, Workload
+from slipstream.workload import BuiltWorkload, Workload
 from slipstream.workload.script import ScriptEndedError
 
 # Besides the recorded one; fewer where they differ by less than this share of a step, and one where
@@ -93,7 +93,7 @@ def watch_launches(
 def watch_in_child(workload: dict[str, Any], keep_in: str, step_threads: int) -> float:
     """A step's time for page faults in this process, in ns. Runs in the child."""
 
-    def program(built: Built) -> Generator[None, Any, float]:
+    def program(built: BuiltWorkload) -> Generator[None, Any, float]:
         import torch
 
         torch.set_num_threads(step_threads)

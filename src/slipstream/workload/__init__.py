@@ -1,13 +1,13 @@
 """The recipe of what the user runs: where it is, its arguments, the techniques on top."""
 
 from slipstream.workload.backup import file_backups, restore_files
-from slipstream.workload.built import Applicable, Built, build_from, in_order
+from slipstream.workload.built import Applicable, BuiltWorkload, build_from, in_order
 from slipstream.workload.drive import Program, drive, run_steps
 from slipstream.workload.recipe import Workload
 
 __all__ = [
     "Applicable",
-    "Built",
+    "BuiltWorkload",
     "Program",
     "Workload",
     "build_from",

@@ -1,4 +1,4 @@
-"""`Built`: the live model, batch, step and metric that a workload's recipe makes."""
+"""`BuiltWorkload`: the live model, batch, step and metric that a workload's recipe makes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Applicable(Protocol):
     def traits(self) -> Staged:
         """What is declared of it."""
 
-    def apply(self, built: Built) -> None:
+    def apply(self, built: BuiltWorkload) -> None:
         """Transform what was built, in place."""
 
     def prepare(self) -> None:
@@ -81,7 +81,7 @@ def prepare(techniques: Iterable[Applicable]) -> None:
 
 
 @dataclass
-class Built:
+class BuiltWorkload:
     """Live objects of one workload, in the process that made them.
 
     One step is forward, loss, backward and optimizer step when there is an optimizer, and a
@@ -178,13 +178,14 @@ class Built:
 
 def build_from(
     result: Any, techniques: Iterable[Applicable], seed: int, name: str, where: str | None = None
-) -> Built:
-    """Make a `Built` of what the user's function returned, and apply `techniques` in stage order.
+) -> BuiltWorkload:
+    """Make a `BuiltWorkload` from a user's result, and apply `techniques` in stage order.
 
     Args:
-        result: a `Built`, a mapping with its field names, ``(model, batch[, loss[, optimizer]])``,
-            an ``nn.Module`` subclass with ``training_step`` (Lightning style) in place of model
-            and loss, or a zero-argument callable that runs one step.
+        result: what the user's function returned: a `BuiltWorkload`, a mapping with its field
+            names, ``(model, batch[, loss[, optimizer]])``, an ``nn.Module`` subclass with
+            ``training_step`` (Lightning style) instead of model and loss, or a zero-argument
+            callable that runs one step.
         where: the function's place, for errors.
 
     Raises:
@@ -209,10 +210,10 @@ def build_from(
     return built
 
 
-def _normalise(result: Any, where: str | None) -> Built:
+def _normalise(result: Any, where: str | None) -> BuiltWorkload:
     import torch
 
-    if isinstance(result, Built):
+    if isinstance(result, BuiltWorkload):
         return _with_step(result, where) if result.step is _no_step else result
     if isinstance(result, Mapping):
         unknown = set(result) - set(FIELDS)
@@ -223,13 +224,13 @@ def _normalise(result: Any, where: str | None) -> Built:
                 remedy=f"use the keys {', '.join(FIELDS)}; only model or step is required",
             )
         given = {key: value for key, value in result.items() if value is not None}
-        built = Built(**{"model": None, **given})
+        built = BuiltWorkload(**{"model": None, **given})
         return _with_step(built, where) if built.step is _no_step else built
     if isinstance(result, (tuple, list)) and result and isinstance(result[0], torch.nn.Module):
         if 2 <= len(result) <= 4:
-            return _with_step(Built(*result), where)
+            return _with_step(BuiltWorkload(*result), where)
     elif callable(result) and not isinstance(result, (type, torch.nn.Module)):
-        return Built(None, step=result)
+        return BuiltWorkload(None, step=result)
     shown = type(result).__name__
     remedy = (
         "return (model, batch, loss, optimizer), (model, batch) for inference, "
@@ -266,7 +267,7 @@ def _inner_module(wrapper: Any) -> str | None:
     return None
 
 
-def _with_step(built: Built, where: str | None) -> Built:
+def _with_step(built: BuiltWorkload, where: str | None) -> BuiltWorkload:
     """Give `built` the step its other fields describe.
 
     The step reads them when it runs, so that a technique may replace the batch or the model.
@@ -322,7 +323,7 @@ def _with_step(built: Built, where: str | None) -> Built:
     return built
 
 
-def _check_parts(built: Built, where: str | None) -> None:
+def _check_parts(built: BuiltWorkload, where: str | None) -> None:
     """Refuse classes in place of objects, and a loader in place of a batch."""
     import torch
 
@@ -381,7 +382,7 @@ def _takes_index(kind: Any) -> bool:
     return _accepts(kind.training_step, 3)
 
 
-def training_loss(built: Built, where: str | None = None) -> Any:
+def training_loss(built: BuiltWorkload, where: str | None = None) -> Any:
     """The scalar loss of one forward pass over the batch, ready for ``backward``.
 
     Raises:
@@ -390,7 +391,7 @@ def training_loss(built: Built, where: str | None = None) -> Any:
     return _loss_of(model_output(built), where)
 
 
-def model_output(built: Built) -> Any:
+def model_output(built: BuiltWorkload) -> Any:
     """What one forward pass over the batch gives: the loss, or the output where a plain script's
     loop computes the loss by itself.
     """

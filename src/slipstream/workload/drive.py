@@ -1,8 +1,8 @@
 """Run a workload under a *program*: a generator that asks for one step at a time.
 
-A function's step can be called; a plain script cannot: it runs its own loop. So whoever needs
-steps (the profiler, a measurement) is written as a generator that is given the `Built` and yields
-whenever it wants one step to happen; the yield gives what the step returned. For a function,
+A function's step can be called; a plain script cannot: it runs its own loop. So code that needs
+steps (the profiler, a measurement) is written as a generator that receives the `BuiltWorkload` and
+yields whenever it wants one step to happen; the yield returns the step's result. For a function,
 `drive` calls the step at each yield; for a script, each optimizer step of the script resumes the
 generator with the loss that ``backward`` was called on. Both run in one thread, as the profiler
 and autograd's thread-local state demand.
@@ -22,7 +22,7 @@ from typing import Any, NoReturn, TypeVar
 from slipstream.child import describe_error
 from slipstream.errors import SlipstreamError, UnknownNameError, WorkloadError
 from slipstream.units import with_article
-from slipstream.workload.built import Built, build_from, prepare
+from slipstream.workload.built import BuiltWorkload, build_from, prepare
 from slipstream.workload.guard import FileGuard
 from slipstream.workload.lines import UserLines, project_root
 from slipstream.workload.providers import build_from_providers, family_of
@@ -31,7 +31,7 @@ from slipstream.workload.relative import relative_import
 from slipstream.workload.script import ARGPARSE, run_script
 
 T = TypeVar("T")
-Program = Callable[[Built], Generator[None, Any, T]]
+Program = Callable[[BuiltWorkload], Generator[None, Any, T]]
 
 
 def drive(
@@ -67,7 +67,7 @@ def drive(
         return run_steps(built, program, where)
 
 
-def run_steps(built: Built, program: Program[T], where: str | None = None) -> T:
+def run_steps(built: BuiltWorkload, program: Program[T], where: str | None = None) -> T:
     """Run `program` over the steps of what is built already, here; what it returns.
 
     Args:
@@ -106,7 +106,7 @@ def _remedy(error: Exception) -> str:
     return "does the batch fit the model and the loss?"
 
 
-def _build_function(workload: Workload, seed: int) -> tuple[Built, str]:
+def _build_function(workload: Workload, seed: int) -> tuple[BuiltWorkload, str]:
     """What the user's function makes, and the function's place."""
     import torch
 

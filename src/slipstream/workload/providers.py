@@ -16,7 +16,7 @@ from typing import Any
 
 from slipstream.errors import UnknownNameError, WorkloadError
 from slipstream.units import with_article
-from slipstream.workload.built import Built, count_samples
+from slipstream.workload.built import BuiltWorkload, count_samples
 
 FAMILIES = ("skyline", "deepview")
 _PARTS = ("model", "input", "iteration")
@@ -44,7 +44,7 @@ def provider_in(tree: ast.Module) -> str | None:
     return next((name for one in FAMILIES if (name := provider(one, "model")) in defined), None)
 
 
-def build_from_providers(module: Any, family: str, arguments: Mapping[str, Any]) -> Built:
+def build_from_providers(module: Any, family: str, arguments: Mapping[str, Any]) -> BuiltWorkload:
     """The workload that the three providers in `module` describe.
 
     Args:
@@ -80,7 +80,9 @@ def build_from_providers(module: Any, family: str, arguments: Mapping[str, Any])
     iteration = make_iteration(model)
     if not callable(iteration):
         raise _returned(make_iteration, iteration, "a function that runs one step on *inputs")
-    built = Built(model, batch=tuple(inputs), optimizer=_optimizer_in(iteration), samples=samples)
+    built = BuiltWorkload(
+        model, batch=tuple(inputs), optimizer=_optimizer_in(iteration), samples=samples
+    )
     built.step = lambda: iteration(*built.batch)
     # Another batch may be put there if its tensors have their samples in front.
     built.reads_batch = count_samples(built.batch) == samples

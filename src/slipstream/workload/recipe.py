@@ -15,7 +15,7 @@ from typing import Any
 
 from slipstream.errors import InvalidArgumentError, UnknownNameError, WorkloadError
 from slipstream.units import with_article
-from slipstream.workload.built import FIELDS, Applicable, Built, build_from
+from slipstream.workload.built import FIELDS, Applicable, BuiltWorkload, build_from
 from slipstream.workload.providers import provider_in
 
 
@@ -110,7 +110,7 @@ class Workload:
 
         Args:
             model: an ``nn.Module``, or a zero-argument callable that runs one step.
-            batch: what one step is fed; see `Built`.
+            batch: what one step is fed; see `BuiltWorkload`.
             loss: ``loss(output, targets)``, or None for inference and for models that return one.
             optimizer: steps `model`'s parameters; None for inference.
             step: runs one step, in place of the one the other parts make.
@@ -166,7 +166,7 @@ class Workload:
         """This workload with `techniques` on top; the order they apply in is their stage's."""
         return replace(self, techniques=self.techniques + techniques)
 
-    def build(self, seed: int = 0) -> Built:
+    def build(self, seed: int = 0) -> BuiltWorkload:
         """Make the live model in *this* process from `Workload.of`'s objects.
 
         Raises:
@@ -240,13 +240,13 @@ def workloads_in(tree: ast.Module) -> list[ast.FunctionDef]:
 
 
 def _returns_parts(function: ast.FunctionDef) -> bool:
-    """Whether it returns (model, batch, ...), a mapping of them, or a ``Built``."""
+    """Whether it returns (model, batch, ...), a mapping of them, or a ``BuiltWorkload``."""
     for node in ast.walk(function):
         value = node.value if isinstance(node, ast.Return) else None
         if isinstance(value, ast.Call):
             called = value.func.attr if isinstance(value.func, ast.Attribute) else None
             called = value.func.id if isinstance(value.func, ast.Name) else called
-            if called == "Built":
+            if called == "BuiltWorkload":
                 return True
         if isinstance(value, ast.Tuple) and 2 <= len(value.elts) <= 4:
             return True

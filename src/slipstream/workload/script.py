@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from slipstream.child import channel, describe_error
 from slipstream.errors import WorkloadError
-from slipstream.workload.built import Applicable, Built, count_samples, in_order, prepare
+from slipstream.workload.built import Applicable, BuiltWorkload, count_samples, in_order, prepare
 from slipstream.workload.lines import UserLines, project_root
 from slipstream.workload.recipe import Workload, workload_functions
 from slipstream.workload.relative import relative_import
@@ -219,7 +219,7 @@ class _Discovery:
 
 def run_script(
     workload: Workload,
-    program: Callable[[Built], Generator[None, Any, T]],
+    program: Callable[[BuiltWorkload], Generator[None, Any, T]],
     leave: Callable[[T], NoReturn],
     seed: int,
     *,
@@ -244,7 +244,7 @@ class _Script(Generic[T]):
     def __init__(
         self,
         workload: Workload,
-        program: Callable[[Built], Generator[None, Any, T]],
+        program: Callable[[BuiltWorkload], Generator[None, Any, T]],
         leave: Callable[[T], NoReturn],
         seed: int,
     ) -> None:
@@ -261,7 +261,7 @@ class _Script(Generic[T]):
         self._optimizers: dict[int, torch.optim.Optimizer] = {}
         self._marked = False
         self._resumed: _Resumed | None = None
-        self._built: Built | None = None
+        self._built: BuiltWorkload | None = None
 
     def run(self, repeats: bool) -> T:
         """Run the script, again where that is needed."""
@@ -339,7 +339,7 @@ class _Script(Generic[T]):
         try:
             batch = self._discovery.batch_of(model)
             samples = count_samples(batch)
-            built = Built(
+            built = BuiltWorkload(
                 model,
                 batch=batch,
                 optimizer=optimizer,

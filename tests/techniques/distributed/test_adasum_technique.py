@@ -9,7 +9,7 @@ from slipstream.graph import StepPhase, replay
 from slipstream.technique import QualityKind, clash, parse, registry
 from slipstream.techniques.distributed.adasum.technique import Adasum
 from slipstream.techniques.distributed.gradients import gradients
-from slipstream.workload import Built
+from slipstream.workload import BuiltWorkload
 from small_steps import COPY_NS, SLOW, context, graph_of
 
 
@@ -42,7 +42,7 @@ def test_what_cannot_be_is_named() -> None:
     with pytest.raises(InvalidArgumentError, match="adasum:workers"):
         Adasum(1)
     with pytest.raises(WorkloadError, match="one by itself"):
-        Adasum(2).apply(Built(model=None))
+        Adasum(2).apply(BuiltWorkload(model=None))
     graph = graph_of("mlp")
     assert (graph.tasks.phase == StepPhase.OPTIMIZER).any()
     assert Adasum(2).why_not(Adasum(2).predict(graph, context(SLOW))) is not None

@@ -17,7 +17,7 @@ from slipstream import technique
 from slipstream.errors import UsageError, WorkloadError
 from slipstream.techniques.distributed import CommunicationError
 from slipstream.techniques.distributed.compression import hook  # noqa: F401 - before forks
-from slipstream.workload import Built
+from slipstream.workload import BuiltWorkload
 
 EVERY = (
     "cast:bf16", "cast:fp16", "powersgd:2,start=2", "acp:2,start=1", "topk:0.05", "randomk:0.1",
@@ -199,7 +199,7 @@ def test_rank_zero_and_one_whose_data_has_ended_are_named(odd: int, ending: str)
 def test_as_a_technique_it_is_put_on_once_and_on_replicas_only() -> None:
     def work(rank: int) -> Any:
         (sign,) = technique.parse("sign")
-        built = Built(_net(), _x(rank, 0))
+        built = BuiltWorkload(_net(), _x(rank, 0))
         errors = []
         for attempt in range(3):
             if attempt == 1:

@@ -20,7 +20,7 @@ from slipstream.techniques.distributed.compression.technique import LATE, THREAD
 from slipstream.techniques.distributed.compression.timing import timer
 from slipstream.verbs.predicting import predict
 from slipstream.verbs.results import prediction_table
-from slipstream.workload import Built, build_from
+from slipstream.workload import BuiltWorkload, build_from
 from tiny_models import parts, record
 
 NAMES = [name for name, kind in registry().items() if kind.traits.compresses]
@@ -166,7 +166,7 @@ def test_it_stands_on_ddp_whatever_the_order_and_alone_says_so(transformer: Grap
     with pytest.raises(UsageError, match="needs a cluster"):
         sign.predict(edited(transformer, "ddp:4", SLOW), Context(Known()))  # type: ignore[arg-type]
     with pytest.raises(WorkloadError, match="DistributedDataParallel"):
-        sign.apply(Built(model=None, step=lambda: None))  # type: ignore[call-arg]
+        sign.apply(BuiltWorkload(model=None, step=lambda: None))  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize("name", NAMES)

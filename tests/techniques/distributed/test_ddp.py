@@ -35,7 +35,7 @@ from slipstream.techniques.accumulation import Accumulation
 from slipstream.techniques.distributed.ddp import DDP
 from slipstream.techniques.distributed.gradients import Gradient, buckets, gradients
 from slipstream.verbs.predicting import predict
-from slipstream.workload import Built
+from slipstream.workload import BuiltWorkload
 from small_steps import COPY_NS, FAST, SLOW, Copies, context, graph_of, shared
 from tiny_models import MODELS, parts
 
@@ -183,7 +183,7 @@ def test_settings_that_cannot_be_are_named(text: str) -> None:
 def test_alone_it_is_not_applied() -> None:
     assert registry()["ddp"] is DDP
     with pytest.raises(WorkloadError, match="by itself"):
-        DDP(2).apply(object.__new__(Built))
+        DDP(2).apply(object.__new__(BuiltWorkload))
 
 
 def test_an_exchange_is_replaced_by_encoding_transfers_and_decoding(transformer: Graph) -> None:

@@ -27,7 +27,7 @@ from slipstream.techniques.distributed.exposed import (
 )
 from slipstream.techniques.distributed.priority import plan
 from slipstream.techniques.distributed.priority.simulate import ORDERS, Link
-from slipstream.workload import Built
+from slipstream.workload import BuiltWorkload
 
 LATE_S = 0.3
 SLOW = Link(dict.fromkeys(ORDERS, 1e-9), dict.fromkeys(ORDERS, 1e-7), 1.0, 1e-7)
@@ -87,7 +87,7 @@ def test_a_wait_counts_for_the_bucket_that_ends_it(blocking: bool) -> None:
     exposed, layers = ExposedTimes(), Layers(model)
     # Its buckets are laid out anew after the first step.
     model(torch.ones(1, 160)).square().mean().backward()
-    assert watch(Built(model), exposed)
+    assert watch(BuiltWorkload(model), exposed)
     found, _ = one_step(model, exposed, layers)
     assert found["model.1"] == pytest.approx(LATE_S, abs=LATE_S / 2)
     # The first layer's arrives at about the same time.
@@ -106,10 +106,10 @@ def test_a_wait_counts_for_the_bucket_that_ends_it(blocking: bool) -> None:
 def test_nothing_is_noted_unless_somebody_watches() -> None:
     model = DistributedDataParallel(two_layers())
     exposed = ExposedTimes()
-    assert watch(Built(model), exposed)
+    assert watch(BuiltWorkload(model), exposed)
     model(torch.ones(1, 160)).sum().backward()
     # What a backward pass waited for is told when the next one begins, or at the end.
-    assert watch(Built(model), None)
+    assert watch(BuiltWorkload(model), None)
     found = list(exposed.times)
     assert {id(p) for one in found for p in one.parameters} <= {id(p) for p in model.parameters()}
     model(torch.ones(1, 160)).sum().backward()
@@ -117,7 +117,7 @@ def test_nothing_is_noted_unless_somebody_watches() -> None:
     strange = DistributedDataParallel(two_layers())
     strange.register_comm_hook(None, lambda state, bucket: arriving({0: 0.0})(bucket))
     assert not watch_buckets(strange, exposed)
-    assert not watch(Built(nn.Linear(1, 1)), exposed)
+    assert not watch(BuiltWorkload(nn.Linear(1, 1)), exposed)
 
 
 def _behind(rank: int, how: str) -> Any:
@@ -143,13 +143,13 @@ def _behind(rank: int, how: str) -> Any:
     for _ in range(7):
         step()
     exposed, layers = ExposedTimes(), Layers(one)
-    assert watch(Built(one, optimizer=optimizer), exposed)
+    assert watch(BuiltWorkload(one, optimizer=optimizer), exposed)
     step()
     stamps = [time.perf_counter()]
     for _ in range(3):
         step()
         stamps.append(time.perf_counter())
-    watch(Built(one, optimizer=optimizer), None)
+    watch(BuiltWorkload(one, optimizer=optimizer), None)
     if isinstance(one, PriorityDDP):
         one.close()
     return typical(step_by_step(exposed, layers, stamps)), [

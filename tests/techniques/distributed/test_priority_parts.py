@@ -33,7 +33,7 @@ from slipstream.techniques.distributed.priority.simulate import (
     gated,
 )
 from slipstream.techniques.distributed.priority.updates import Updates
-from slipstream.workload import Built
+from slipstream.workload import BuiltWorkload
 from slipstream_bench.rank_models import batch_of, model_of
 from slipstream_bench.systems.priority.workloads import NAMES, Emulated, Layer, named
 
@@ -446,7 +446,7 @@ def test_ddp_sends_every_parameter_once_however_many_wait_together() -> None:
 def test_the_technique_says_how_to_begin() -> None:
     (technique,) = parse("priority_sync:4,slice=50000")
     with pytest.raises(WorkloadError, match="needs 4 processes"):
-        technique.apply(Built(None, None, None, None))  # type: ignore[arg-type, call-arg]
+        technique.apply(BuiltWorkload(None, None, None, None))  # type: ignore[arg-type, call-arg]
     change = technique.code(None)  # type: ignore[arg-type]
     assert change is not None
     assert "PriorityDDP(model, optimizer, slice_elems=50000)" in change.note

@@ -27,7 +27,7 @@ from slipstream.technique import parse
 from slipstream.techniques.distributed import CommunicationError, PriorityDDP
 from slipstream.techniques.distributed.priority import plan
 from slipstream.techniques.distributed.priority.simulate import ORDERS, Link
-from slipstream.workload import Built
+from slipstream.workload import BuiltWorkload
 
 # What an optimizer imports, once for all forks.
 torch.optim.SGD([torch.zeros(1)], 0.1)
@@ -451,13 +451,13 @@ def test_optimizers_that_may_look_at_several_parameters_step_at_once() -> None:
 def test_the_technique_puts_it_on() -> None:
     def work(rank: int) -> bool:
         model = Awkward()
-        built = Built(model, optimizer=torch.optim.SGD(model.parameters(), 0.1))
+        built = BuiltWorkload(model, optimizer=torch.optim.SGD(model.parameters(), 0.1))
         (technique,) = parse("priority_sync:2,slice=300")
         technique.apply(built)
         plain_loop(built.model, built.optimizer, rank)
         done = isinstance(built.model, PriorityDDP) and built.model.plan is not None
         with pytest.raises(WorkloadError, match="optimizer"):
-            technique.apply(Built(model))
+            technique.apply(BuiltWorkload(model))
         return done and built.model.plan.slice_elems == 300
 
     assert run_ranks(2, work) == [True, True]

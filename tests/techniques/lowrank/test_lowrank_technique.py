@@ -163,9 +163,11 @@ def test_layers_whose_full_rank_is_below_the_rank_stay_dense() -> None:
 def test_the_switch_comes_when_the_dense_share_is_over() -> None:
     torch.manual_seed(0)
     model, batch, loss, optimizer = images()
-    from slipstream.workload import Built
+    from slipstream.workload import BuiltWorkload
 
-    built = build_from(Built(model, batch, loss, optimizer, planned_steps=10), (), 0, "planned")
+    built = build_from(
+        BuiltWorkload(model, batch, loss, optimizer, planned_steps=10), (), 0, "planned"
+    )
     LowRank(warmup=0.3).apply(built)
     kinds = []
     for _ in range(5):
@@ -177,9 +179,11 @@ def test_the_switch_comes_when_the_dense_share_is_over() -> None:
 def test_the_automatic_mode_chooses_ranks_and_moment() -> None:
     torch.manual_seed(0)
     model, batch, loss, optimizer = images()
-    from slipstream.workload import Built
+    from slipstream.workload import BuiltWorkload
 
-    built = build_from(Built(model, batch, loss, optimizer, planned_steps=60), (), 0, "planned")
+    built = build_from(
+        BuiltWorkload(model, batch, loss, optimizer, planned_steps=60), (), 0, "planned"
+    )
     LowRank(auto=True, warmup=0.5).apply(built)
     before = sum(p.numel() for p in built.model.parameters())
     losses = [float(built.step()) for _ in range(40)]

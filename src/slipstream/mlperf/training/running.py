@@ -24,7 +24,7 @@ from slipstream.mlperf.training.evidence import OpenedFiles, Samples
 from slipstream.mlperf.training.log import Log
 from slipstream.mlperf.training.tasks import Task, load
 from slipstream.technique import Settings, Stage, Traits
-from slipstream.workload import Built, build_from
+from slipstream.workload import BuiltWorkload, build_from
 from slipstream.workload.built import prepare
 
 _CLOCK = "data was touched before the clock ran"
@@ -107,7 +107,7 @@ class _Join(Settings):
     name: ClassVar[str] = "join"
     traits: ClassVar[Traits] = Traits(stage=Stage.DISTRIBUTION - 1)
 
-    def apply(self, built: Built) -> None:
+    def apply(self, built: BuiltWorkload) -> None:
         import torch.distributed as dist
 
         built.rank, built.ranks = dist.get_rank(), dist.get_world_size()
@@ -266,9 +266,9 @@ class _Training:
         self.log.event("opt_base_learning_rate", first["lr"])
         self.log.event("opt_weight_decay", first.get("weight_decay", 0.0))
 
-    def _built(self, model: Any, loss: Any, optimizer: Any, batch: Any) -> Built:
+    def _built(self, model: Any, loss: Any, optimizer: Any, batch: Any) -> BuiltWorkload:
         planned = max(1, self.task.planned_steps * self.task.batch // self.batch)
-        parts = Built(model, self._share(batch), loss, optimizer, planned_steps=planned)
+        parts = BuiltWorkload(model, self._share(batch), loss, optimizer, planned_steps=planned)
         joining = (_Join(),) if self.ranks > 1 else ()
         built = build_from(
             parts, (*self.techniques, *joining), self.seed, self.task.name, self.task.place
@@ -284,7 +284,7 @@ class _Training:
 
         return tree_map_only(torch.Tensor, lambda tensor: tensor[self.rank :: self.ranks], batch)
 
-    def _train(self, built: Built, batches: Any, evaluate: Any) -> bool:
+    def _train(self, built: BuiltWorkload, batches: Any, evaluate: Any) -> bool:
         due = self.task.evaluate_every
         epoch = 0
         while self.samples < self.most_samples:
@@ -336,7 +336,7 @@ class _Training:
             self.log.event("eval_samples_seen", self.seen.evaluated)
             self.log.event("eval_samples_trained_on", round(self.seen.shared, 4))
 
-    def _step(self, built: Built, batch: Any) -> None:
+    def _step(self, built: BuiltWorkload, batch: Any) -> None:
         built.batch = batch
         began, cpu = time.monotonic(), time.process_time()
         loss = float(built.step())
@@ -347,7 +347,7 @@ class _Training:
         if not math.isfinite(loss):
             raise DivergedError(f"the loss is {loss} after {self.samples} samples")
 
-    def _reached(self, built: Built, evaluate: Any) -> bool:
+    def _reached(self, built: BuiltWorkload, evaluate: Any) -> bool:
         import torch.distributed as dist
 
         num = round(self.samples / self.task.train_samples, 4)

@@ -40,7 +40,7 @@ from slipstream.techniques.distributed.gradients import (
 from slipstream.techniques.distributed.replicas import REPLICAS, Spreads
 
 if TYPE_CHECKING:
-    from slipstream.workload import Built, Workload
+    from slipstream.workload import BuiltWorkload, Workload
 
 _COPY = "aten::copy_(Tensor(a!) self, Tensor src, bool non_blocking=False) -> Tensor(a!)"
 # Bytes a second of a copy that nobody timed.
@@ -116,7 +116,7 @@ class DDP(Spreads):
         )
         return self.shared(edited)
 
-    def apply(self, built: Built) -> None:
+    def apply(self, built: BuiltWorkload) -> None:
         """Wrap the model, in a process that is one of `workers` already.
 
         Raises:

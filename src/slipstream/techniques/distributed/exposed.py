@@ -28,7 +28,7 @@ from slipstream.capture.compiling import compiled_already
 from slipstream.capture.modules import ROOT
 from slipstream.ranks.buffers import limit_buffers
 from slipstream.ranks.group import ProcessGroup
-from slipstream.workload import Built
+from slipstream.workload import BuiltWorkload
 
 Future = torch.futures.Future[torch.Tensor]
 
@@ -70,7 +70,7 @@ class TellsExposed(Protocol):
         """Tell `exposed` from now on; None: nobody."""
 
 
-def watch(built: Built, exposed: ExposedTimes | None) -> bool:
+def watch(built: BuiltWorkload, exposed: ExposedTimes | None) -> bool:
     """Let `exposed` be told of every stretch from now on; None: nobody any more.
 
     What cannot tell is left alone. A plain ``DistributedDataParallel`` is given a hook that does

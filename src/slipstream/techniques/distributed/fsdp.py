@@ -32,7 +32,7 @@ from slipstream.techniques.distributed.sharded.technique import ShardedUpdate, s
 
 if TYPE_CHECKING:
     from slipstream.cluster import Cluster, Group
-    from slipstream.workload import Built, Workload
+    from slipstream.workload import BuiltWorkload, Workload
 
 _MIB = 1 << 20
 _STAGES = (1, 2, 3)
@@ -152,7 +152,7 @@ class FSDP(Spreads):
             name="reduce_scatter of gradients",
         )  # fmt: skip
 
-    def apply(self, built: Built) -> None:
+    def apply(self, built: BuiltWorkload) -> None:
         """Shard the model, in a process that is one of `workers` already.
 
         Raises:

@@ -24,7 +24,7 @@ from slipstream.techniques.distributed.gradients import why_no_gradients
 
 if TYPE_CHECKING:
     from slipstream.cluster import Cluster
-    from slipstream.workload import Built, Workload
+    from slipstream.workload import BuiltWorkload, Workload
 
 _LARGEST = 1 << 20
 # What makes replicas, without and with DistributedDataParallel's hook for others.
@@ -146,7 +146,7 @@ class OnReplicas(_Distributed):
             return None
         return f"no gradients are all-reduced; combine it: ddp:workers=16+{self.name}"
 
-    def need_ddp(self, built: Built, written: str) -> Any:
+    def need_ddp(self, built: BuiltWorkload, written: str) -> Any:
         """The model, in DistributedDataParallel.
 
         Args:
@@ -164,7 +164,7 @@ class OnReplicas(_Distributed):
             )
         return built.model
 
-    def need_hookless(self, built: Built) -> Any:
+    def need_hookless(self, built: BuiltWorkload) -> Any:
         """The model, in DistributedDataParallel and without a communication hook.
 
         Raises:

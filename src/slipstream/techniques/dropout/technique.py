@@ -22,7 +22,7 @@ from slipstream.source import Places, Source
 from slipstream.surgery import Selection, module_of
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
 from slipstream.techniques._baseline import already_compiled
-from slipstream.workload import Built, Workload
+from slipstream.workload import BuiltWorkload, Workload
 
 _SCOPE = ("aten::dropout", "aten::dropout_")
 _MULTIPLY = ("aten::mul", "aten::mul_")
@@ -110,7 +110,7 @@ class FusedDropout(Settings):
         removed = sum(len(site.tasks) for site in sites)
         return edit.apply(f"{removed} operators of {len(sites)} dropouts in one kernel each")
 
-    def apply(self, built: Built) -> None:
+    def apply(self, built: BuiltWorkload) -> None:
         """Make every ``nn.Dropout`` of the model a ``slipstream.nn.Dropout``.
 
         Modules stay the objects they are, with their names and hooks. Subclasses are left alone.

@@ -19,7 +19,7 @@ from slipstream.techniques.embedding.tables import Lookup, lookups
 if TYPE_CHECKING:
     from slipstream.techniques.embedding.formats.format import TableFacts
     from slipstream.techniques.embedding.planning import Plan
-    from slipstream.workload import Built, Workload
+    from slipstream.workload import BuiltWorkload, Workload
 
 
 _SPARSE_ONLY = "SparseAdam"
@@ -49,7 +49,7 @@ class TableExchange(Settings, ABC):
         """What becomes of the tables, for the list of edits."""
 
     @abstractmethod
-    def plans(self, built: Built, tables: Sequence[TableFacts]) -> list[Plan]:
+    def plans(self, built: BuiltWorkload, tables: Sequence[TableFacts]) -> list[Plan]:
         """The formats of these tables of a model; each plan is applied by itself.
 
         Raises:
@@ -107,7 +107,7 @@ class TableExchange(Settings, ABC):
         exchanged(edit, graph, groups, context)
         return edit.apply(self.summary(groups))
 
-    def apply(self, built: Built) -> None:
+    def apply(self, built: BuiltWorkload) -> None:
         """Exchange the modules, and let the optimizer train the new parameters.
 
         Raises:

@@ -19,7 +19,7 @@ from slipstream.units import format_bytes
 if TYPE_CHECKING:
     from slipstream.techniques.embedding.formats.format import TableFacts
     from slipstream.techniques.embedding.planning import Plan
-    from slipstream.workload import Built, Workload
+    from slipstream.workload import BuiltWorkload, Workload
 
 _ROOT = "model."
 _BY_HAND = """\
@@ -105,7 +105,7 @@ class EmbeddingPlan(TableExchange):
         now, then = dense_bytes(groups), sum(group.nbytes for group in groups)
         return f"tables of {format_bytes(now)} in {format_bytes(then)}: {formats}"
 
-    def plans(self, built: Built, tables: Sequence[TableFacts]) -> list[Plan]:
+    def plans(self, built: BuiltWorkload, tables: Sequence[TableFacts]) -> list[Plan]:
         """One plan; of trained tables where the step has no optimizer."""
         trains = built.optimizer is not None
         plan = self._plan(tables, trains)

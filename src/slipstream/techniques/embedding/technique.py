@@ -23,7 +23,7 @@ from slipstream.units import format_bytes
 if TYPE_CHECKING:
     from slipstream.techniques.embedding.formats.format import TableFacts
     from slipstream.techniques.embedding.planning import Plan
-    from slipstream.workload import Built, Workload
+    from slipstream.workload import BuiltWorkload, Workload
 
 _BY_HAND = """\
 import slipstream.nn
@@ -97,7 +97,7 @@ class RobeEmbedding(TableExchange):
             f"{sum(group.trained)} numbers"
         )
 
-    def plans(self, built: Built, tables: Sequence[TableFacts]) -> list[Plan]:
+    def plans(self, built: BuiltWorkload, tables: Sequence[TableFacts]) -> list[Plan]:
         """One array; it begins with normal numbers as far from zero as the tables' are."""
         from slipstream.techniques.embedding.formats.format import Choice
         from slipstream.techniques.embedding.planning import Plan

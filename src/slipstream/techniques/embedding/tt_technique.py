@@ -23,7 +23,7 @@ from slipstream.units import format_bytes
 if TYPE_CHECKING:
     from slipstream.techniques.embedding.formats.format import TableFacts
     from slipstream.techniques.embedding.planning import Plan
-    from slipstream.workload import Built, Workload
+    from slipstream.workload import BuiltWorkload, Workload
 
 _BY_HAND = """\
 import slipstream.nn
@@ -95,7 +95,7 @@ class TTEmbeddings(TableExchange):
             f"{format_bytes(sum(group.nbytes for group in groups))}"
         )
 
-    def plans(self, built: Built, tables: Sequence[TableFacts]) -> list[Plan]:
+    def plans(self, built: BuiltWorkload, tables: Sequence[TableFacts]) -> list[Plan]:
         """Each table by itself: its train begins as far from zero as its own numbers are."""
         from slipstream.techniques.embedding.formats.format import Choice
         from slipstream.techniques.embedding.planning import Plan

@@ -33,7 +33,7 @@ from slipstream.techniques.layer_sites import (
 )
 
 if TYPE_CHECKING:
-    from slipstream.workload import Built, Workload
+    from slipstream.workload import BuiltWorkload, Workload
 
 _MOST = 4096
 _OF_MEMBERS = (Role.PARAMETER, Role.GRADIENT, Role.OPTIMIZER)
@@ -105,7 +105,7 @@ class TrainTogether(Settings):
         times = np.where(np.isin(memory.role, _OF_MEMBERS), self.members, 1)
         return replace(edited, memory=replace(memory, nbytes=memory.nbytes * times))
 
-    def apply(self, built: Built) -> None:
+    def apply(self, built: BuiltWorkload) -> None:
         """Repeat the batch for each member, and give every layer the weights of all.
 
         Raises:

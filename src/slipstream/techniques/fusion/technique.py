@@ -24,7 +24,7 @@ from slipstream.provenance import Provenance
 from slipstream.source import Places, Source
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
 from slipstream.techniques._baseline import already_compiled
-from slipstream.workload import Built, Workload
+from slipstream.workload import BuiltWorkload, Workload
 
 if TYPE_CHECKING:
     from slipstream.techniques.fusion.recorded import RecordedRegion
@@ -112,7 +112,7 @@ class Fusion(Settings):
             words += f"; {len(every) - chosen} regions are faster as they are"
         return edit.apply(words)
 
-    def apply(self, built: Built) -> None:
+    def apply(self, built: BuiltWorkload) -> None:
         """Let every call of the model go through torch.compile with our back end.
 
         The first call times the model's pass with kernels and without; those that it is faster

@@ -36,7 +36,7 @@ from slipstream.techniques.lowbit.sites import Site, behind, layer_of
 from slipstream.units import format_duration
 
 if TYPE_CHECKING:
-    from slipstream.workload import Built, Workload
+    from slipstream.workload import BuiltWorkload, Workload
 
 _EDGE_BITS = 8
 # Within this, two times are called the same.
@@ -190,7 +190,7 @@ class LowBit(Settings):
         ours_ns = replay(edit.apply(what)).step_ns
         return edit.apply(what, self._cheaper(ours_ns, lowbit, eight, torch_ns))
 
-    def apply(self, built: Built) -> None:
+    def apply(self, built: BuiltWorkload) -> None:
         """Calibrate on the workload's own batch, and put low-bit layers in.
 
         Raises:
@@ -396,7 +396,7 @@ def _rounding(layer: Layer) -> list[Call]:
     return [rounding_call(values, 1), rounding_call(layer.n * layer.k, layer.n)]
 
 
-def _forward_of(built: Built) -> Callable[[Any], object]:
+def _forward_of(built: BuiltWorkload) -> Callable[[Any], object]:
     """One forward pass with the loss; no step of the optimizer."""
     from slipstream.workload.built import training_loss
 

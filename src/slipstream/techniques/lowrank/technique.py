@@ -20,7 +20,7 @@ from slipstream.techniques._baseline import already_compiled
 from slipstream.techniques.lowrank.recorded import Plan, asked, edited, rank_of, sites
 
 if TYPE_CHECKING:
-    from slipstream.workload import Built, Workload
+    from slipstream.workload import BuiltWorkload, Workload
 
 # Looks of the automatic mode at ranks, over the steps that are planned.
 _LOOKS = 40
@@ -103,7 +103,7 @@ class LowRank(Settings):
             + " once it is warm" * bool(self.warmup or self.auto)
         )
 
-    def apply(self, built: Built) -> None:
+    def apply(self, built: BuiltWorkload) -> None:
         """Exchange the layers now, or once the dense share of the planned steps is over.
 
         Raises:
@@ -124,7 +124,7 @@ class LowRank(Settings):
             ) from error
 
     def factorize(
-        self, built: Built, ranks: dict[str, int] | None = None, *, warm: bool = False
+        self, built: BuiltWorkload, ranks: dict[str, int] | None = None, *, warm: bool = False
     ) -> None:
         """Exchange the layers of what was built, whatever is around its model.
 
@@ -221,7 +221,7 @@ def _products(graph: Graph, settings: LowRank) -> Plan:
 class _Schedule:
     """Counts the optimizer's steps of a training and switches when the dense phase is over."""
 
-    def __init__(self, technique: LowRank, built: Built) -> None:
+    def __init__(self, technique: LowRank, built: BuiltWorkload) -> None:
         from slipstream.techniques.lowrank.monitor import RankMonitor
 
         self._technique, self._built = technique, built

@@ -20,7 +20,7 @@ from slipstream.technique import CodeChange, Context, Quality, QualityKind, Sett
 from slipstream.techniques._baseline import already_autocast, already_compiled
 from slipstream.techniques.layer_sites import LayerSite, SiteKinds, site_kinds
 from slipstream.techniques.quadratic.timing import layer_call
-from slipstream.workload import Built, Workload
+from slipstream.workload import BuiltWorkload, Workload
 
 _BY_HAND = "import slipstream as ss\nss.quadratic.convert(model)  # before the optimizer is made"
 # Tensors of the size of a layer's output and of its input that `Quadratic` computes and frees
@@ -116,7 +116,7 @@ class QuadraticLayers(Settings):
         """All of it: each layer multiplies at least as much as the one it takes the place of."""
         return 1.0
 
-    def apply(self, built: Built) -> None:
+    def apply(self, built: BuiltWorkload) -> None:
         """Exchange the layers, and let the optimizer train their parameters.
 
         Raises:

@@ -32,7 +32,7 @@ from slipstream.technique import CodeChange, Context, Quality, QualityKind, Sett
 from slipstream.techniques._baseline import already_autocast, already_compiled
 from slipstream.techniques.scan import MARGIN
 from slipstream.techniques.scan.timing import layer_call
-from slipstream.workload import Built, Workload
+from slipstream.workload import BuiltWorkload, Workload
 
 _KINDS = {
     "aten::rnn_tanh": "tanh", "aten::rnn_relu": "relu", "aten::gru": "gru", "aten::lstm": "lstm",
@@ -113,7 +113,7 @@ class ScanBackprop(Settings):
             removed += len(one.tasks)
         return edit.apply(f"{removed} operators of {changed} recurrent modules in one call a layer")
 
-    def apply(self, built: Built) -> None:
+    def apply(self, built: BuiltWorkload) -> None:
         """Make every ``nn.RNN``, ``nn.GRU`` and ``nn.LSTM`` of the model ours.
 
         Modules stay the objects they are, with their parameters, names and hooks.

@@ -26,7 +26,7 @@ from slipstream.techniques._baseline import (
 from slipstream.techniques.layer_sites import LayerSite, layer_sites
 from slipstream.techniques.side_by_side.timing import MOST, pair_call
 from slipstream.units import format_duration, format_percent
-from slipstream.workload import Built, Workload
+from slipstream.workload import BuiltWorkload, Workload
 
 _BY_HAND = (
     "from slipstream.techniques.side_by_side.nn import put_beside\n"
@@ -116,7 +116,7 @@ class SideBySide(Settings):
         words = f"{format_percent(taken)} of the update beside {merged} layers' products"
         return edit.apply(f"{words if merged else f'none of {len(pairs)} pairs pays'}; {hidden}")
 
-    def apply(self, built: Built) -> None:
+    def apply(self, built: BuiltWorkload) -> None:
         """Let linear layers run what the optimizer owes beside their gradients' products.
 
         Every pair is timed in turn and in one loop, once a machine, and is one only where faster.

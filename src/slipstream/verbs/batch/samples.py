@@ -31,7 +31,7 @@ from slipstream.measure.memory import read_status_bytes
 from slipstream.units import format_bytes
 from slipstream.verbs.batch.segments import Least, Segments
 from slipstream.verbs.children import run_program, workload_of
-from slipstream.workload import Built, Workload, file_backups
+from slipstream.workload import BuiltWorkload, Workload, file_backups
 from slipstream.workload.loaders import Loaders
 from slipstream.workload.script import ScriptEndedError
 
@@ -370,7 +370,7 @@ def run_once(
         watch: whether to see what tensors take, for which a profiler needs memory of its own.
     """
 
-    def steps(built: Built, loader: int) -> Generator[None, Any, dict[str, Any]]:
+    def steps(built: BuiltWorkload, loader: int) -> Generator[None, Any, dict[str, Any]]:
         if samples:
             built.resize(samples)
         place = find_device(built)
@@ -410,7 +410,7 @@ def take_turns(
         loads: see `_run`.
     """
 
-    def turns(built: Built, loader: int) -> Generator[None, Any, list[list[float]]]:
+    def turns(built: BuiltWorkload, loader: int) -> Generator[None, Any, list[list[float]]]:
         heap.keep_pages()
         yield
         least = {size: Least() for size in sizes or [0]}
@@ -434,7 +434,7 @@ def _run(
     keep_in: str,
     threads: int,
     loads: list[int],
-    steps: Callable[[Built, int], Generator[None, Any, Any]],
+    steps: Callable[[BuiltWorkload, int], Generator[None, Any, Any]],
 ) -> Any:
     """Run `steps`, given what was built and the batch size of a script's loader (0 without one).
 
@@ -451,7 +451,7 @@ def _run(
         loaders = Loaders(*loads[:2])
         loaders.install()
 
-    def program(built: Built) -> Generator[None, Any, Any]:
+    def program(built: BuiltWorkload) -> Generator[None, Any, Any]:
         import torch
 
         if threads:
@@ -503,7 +503,7 @@ def _clock(place: Place | None) -> Callable[[], int]:
     return wall
 
 
-def _facts(built: Built, place: Place | None) -> dict[str, Any]:
+def _facts(built: BuiltWorkload, place: Place | None) -> dict[str, Any]:
     import torch
 
     rows = built.rows
@@ -535,7 +535,9 @@ def _process_bytes(place: Place | None) -> tuple[int, int]:
     return read_status_bytes("VmPeak") - size + private, size - private
 
 
-def _tensor_bytes(built: Built, place: Place | None) -> Generator[None, Any, tuple[int, int]]:
+def _tensor_bytes(
+    built: BuiltWorkload, place: Place | None
+) -> Generator[None, Any, tuple[int, int]]:
     """The most that tensors take at once in a step, and in its update, as the allocator tells."""
     import torch
 

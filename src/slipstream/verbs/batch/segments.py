@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from slipstream.workload import Built
+    from slipstream.workload import BuiltWorkload
 
 
 class Segments:
@@ -24,7 +24,7 @@ class Segments:
     A model that is compiled, or hidden, has no such places: then its steps have one part.
     """
 
-    def __init__(self, built: Built, clock: Callable[[], int]) -> None:
+    def __init__(self, built: BuiltWorkload, clock: Callable[[], int]) -> None:
         self._built = built
         self._clock = clock
         self._marks: list[int] = []

@@ -42,7 +42,7 @@ _SHEET_SPREAD = 0.35
 
 
 @dataclass(frozen=True)
-class OnDevice:
+class DevicePrediction:
     """The recorded step on a device.
 
     Attributes:
@@ -86,14 +86,14 @@ class OnDevice:
 
 
 @dataclass(frozen=True)
-class OnDevices:
+class DevicePredictions:
     """The recorded step on several devices, by time per sample; what cannot be told comes last."""
 
     graph: Graph
-    devices: tuple[OnDevice, ...]
+    devices: tuple[DevicePrediction, ...]
 
     @classmethod
-    def of(cls, graph: Graph, devices: Iterable[OnDevice]) -> OnDevices:
+    def of(cls, graph: Graph, devices: Iterable[DevicePrediction]) -> DevicePredictions:
         """These devices in order."""
         by_time = sorted(devices, key=lambda one: (math.isnan(one.sample_ns), one.sample_ns))
         return cls(graph, tuple(by_time))
@@ -108,7 +108,7 @@ class OnDevices:
         told = [one for one in self.devices if isinstance(one.prediction, Predicted)]
         per = "sample" if graph.samples else "step"
         priced = [one for one in told if one.dollars_per_million is not None]
-        fields: list[Field[OnDevice]] = [
+        fields: list[Field[DevicePrediction]] = [
             Field.of("device", lambda one: one.device),
             Field.number("step", lambda one: format_duration(one.prediction.step_ns)),
             Field.number(f"per {per}", lambda one: format_duration(one.sample_ns)),
@@ -132,7 +132,7 @@ class OnDevices:
         return Table.of(told, fields, f"{named(graph)} on other devices", notes)
 
 
-def _price(one: OnDevice) -> str:
+def _price(one: DevicePrediction) -> str:
     cost = one.dollars_per_million
     return "-" if cost is None else f"{cost:.3g}"
 
@@ -143,7 +143,7 @@ def predict_device(
     *,
     durations: Callable[[int, Level | None], Durations] | None = None,
     say: Callable[[str], None] = lambda line: None,
-) -> OnDevice:
+) -> DevicePrediction:
     """The step of `graph` on another device.
 
     Args:
@@ -182,7 +182,7 @@ def predict_device(
         if isinstance(outcome, str)
         else prediction_of(name, metric, before, outcome)
     )
-    return OnDevice(name, about, known, answer, price)
+    return DevicePrediction(name, about, known, answer, price)
 
 
 def devices_for(graph: Graph) -> list[str]:
@@ -285,7 +285,7 @@ def _more_threads(
     count: int,
     durations: Callable[[int, Level | None], Durations],
     say: Callable[[str], None],
-) -> OnDevice:
+) -> DevicePrediction:
     if count < 1:
         raise InvalidArgumentError("device", f"{count} threads are none")
     level = _as_asked(_recorded_level(graph))
@@ -293,7 +293,7 @@ def _more_threads(
     name = f"threads:{count}"
     (prediction,) = predict(graph, [name], durations=source, say=say)
     about = f"this processor, {count} thread{'s' * (count != 1)}"
-    return OnDevice(name, about, Provenance.MICROBENCHMARK, prediction)
+    return DevicePrediction(name, about, Provenance.MICROBENCHMARK, prediction)
 
 
 def _gpu_to_gpu(graph: Graph, peak_bytes: int, kind: Device) -> Graph | str:

@@ -14,7 +14,7 @@ from slipstream.measure.checks import QualityCheck, QualityStatus, Trial, judge
 from slipstream.technique import Quality, QualityKind
 from slipstream.verbs.children import DEFAULT_TIMEOUT_S, call_in_child, run_program, say
 from slipstream.verbs.first_steps import answers, first_steps, trial_of
-from slipstream.workload import Built, Workload
+from slipstream.workload import BuiltWorkload, Workload
 from slipstream.workload.script import ScriptEndedError
 
 _SEEDS = 5
@@ -179,14 +179,14 @@ def trials_in_child(
 
 
 def one_trial(
-    built: Built, steps: int | None, limit_s: float
+    built: BuiltWorkload, steps: int | None, limit_s: float
 ) -> Generator[None, Any, list[dict[str, Any]]]:
     """Run `steps` steps, or as many as fit in `limit_s`, and then the metric."""
     outcome = yield from first_steps(built, steps, limit_s)
     return [{**outcome, "metric": _metric(built), **answers(built)}]
 
 
-def _metric(built: Built) -> str | None:
+def _metric(built: BuiltWorkload) -> str | None:
     if built.metric is None:
         return None
     try:

@@ -33,7 +33,7 @@ from slipstream.techniques.distributed.exposed import (
 )
 from slipstream.verbs.children import calls, workload_of
 from slipstream.verbs.first_steps import first_steps
-from slipstream.workload import Built, drive
+from slipstream.workload import BuiltWorkload, drive
 
 # Steps that are kept from moment to moment, to be drawn, and the shortest wait among them.
 _DRAWN, _SEEN_S = 4, 2e-4
@@ -56,7 +56,7 @@ class Join(Settings):
     store: str
     timeout_s: float
 
-    def apply(self, built: Built) -> None:
+    def apply(self, built: BuiltWorkload) -> None:
         """Join the group and take the parameters of rank 0.
 
         Raises:
@@ -94,7 +94,7 @@ class Join(Settings):
         built.rank, built.ranks = self.rank, self.ranks
 
 
-def digest(built: Built) -> str:
+def digest(built: BuiltWorkload) -> str:
     """Of the trained parameters' bits: the same on replicas that agree."""
     import torch
 
@@ -112,7 +112,7 @@ def trial(workload: dict[str, Any], keep_in: str, join: dict[str, Any], seed: in
           ) -> Any:  # fmt: skip
     """The losses of the first steps from one seed, of this rank alone; infinities as text."""
 
-    def program(built: Built) -> Generator[None, Any, dict[str, Any]]:
+    def program(built: BuiltWorkload) -> Generator[None, Any, dict[str, Any]]:
         outcome = yield from first_steps(built, steps)
         built.settle()
         return {**outcome, "digest": digest(built)}
@@ -123,7 +123,7 @@ def trial(workload: dict[str, Any], keep_in: str, join: dict[str, Any], seed: in
 def serve(workload: dict[str, Any], keep_in: str, join: dict[str, Any], interface: str) -> Any:
     """Build the workload and answer every later call with some steps; never returns."""
 
-    def program(built: Built) -> Generator[None, Any, Any]:
+    def program(built: BuiltWorkload) -> Generator[None, Any, Any]:
         import torch.distributed as dist
 
         talk = channel()
@@ -155,7 +155,7 @@ def serve(workload: dict[str, Any], keep_in: str, join: dict[str, Any], interfac
 
 
 def _watched(
-    built: Built, interface: str, steps: int, every_s: float
+    built: BuiltWorkload, interface: str, steps: int, every_s: float
 ) -> Generator[None, Any, dict[str, Any]]:
     """Some steps in which it is noted what training waits for, and what the interface carries."""
     import torch.distributed as dist

@@ -32,7 +32,7 @@ from slipstream.verbs.children import (
 from slipstream.verbs.proving.quality import check_quality
 from slipstream.verbs.proving.ranks import RanksArm, rank_hosts
 from slipstream.verbs.proving.summary import TENSOR_PEAK
-from slipstream.workload import Built, Workload, file_backups, restore_files
+from slipstream.workload import BuiltWorkload, Workload, file_backups, restore_files
 from slipstream.workload.script import ScriptEndedError, ScriptRestarted
 
 if TYPE_CHECKING:
@@ -266,7 +266,7 @@ def serve_steps(workload: dict[str, Any], keep_in: str, threads: int) -> Any:
     can_reset = resettable()
     resting = read_status_bytes("VmRSS") if can_reset else 0
 
-    def program(built: Built) -> Generator[None, Any, None]:
+    def program(built: BuiltWorkload) -> Generator[None, Any, None]:
         place = find_device(built)
         delay = RunDelay()
         delay.open()
@@ -330,7 +330,7 @@ def serve_steps(workload: dict[str, Any], keep_in: str, threads: int) -> Any:
 
 
 def _tensors(
-    built: Built, place: Place | None, step_s: float
+    built: BuiltWorkload, place: Place | None, step_s: float
 ) -> Generator[None, Any, dict[str, float]]:
     """What `WorkloadArm.afterwards` tells."""
     if step_s > _WATCHED_S:

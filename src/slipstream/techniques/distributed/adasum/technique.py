@@ -20,7 +20,7 @@ from slipstream.techniques.distributed.replicas import Spreads
 
 if TYPE_CHECKING:
     from slipstream.cluster import Cluster
-    from slipstream.workload import Built, Workload
+    from slipstream.workload import BuiltWorkload, Workload
 
 # What is done with every number before the exchange and after it. Each costs about what copying it
 # does: all are bound by memory.
@@ -84,7 +84,7 @@ class Adasum(Spreads):
                 edit.allocate(nbytes, Role.TEMPORARY, last, -1)
         return self.shared(edit.apply(f"{self.workers} workers combine their updates"))
 
-    def apply(self, built: Built) -> None:
+    def apply(self, built: BuiltWorkload) -> None:
         """Wrap the optimizer, in a process that is one of `workers` already.
 
         Raises:

@@ -23,7 +23,7 @@ from slipstream.techniques.distributed.replicas import (
 )
 
 if TYPE_CHECKING:
-    from slipstream.workload import Built, Workload
+    from slipstream.workload import BuiltWorkload, Workload
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class TwoDAllReduce(OnReplicas):
             )  # fmt: skip
         return edit.apply("all-reduces by the dimensions of the grid")
 
-    def apply(self, built: Built) -> None:
+    def apply(self, built: BuiltWorkload) -> None:
         """Put the hook on a model that is in DDP already.
 
         Raises:

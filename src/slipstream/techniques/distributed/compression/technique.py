@@ -13,7 +13,7 @@ from slipstream.techniques.distributed.compression.compressor import Compressor
 from slipstream.techniques.distributed.replicas import ON_REPLICAS, OnReplicas, all_reduces
 
 if TYPE_CHECKING:
-    from slipstream.workload import Built, Workload
+    from slipstream.workload import BuiltWorkload, Workload
 
 # Of a step that is shared among workers already.
 COMPRESSES = replace(ON_REPLICAS, stage=Stage.DISTRIBUTION + 1, compresses=True)
@@ -90,7 +90,7 @@ class CompressionTechnique(Compressor, OnReplicas):
             edit.allocate(kept, Role.GRADIENT, -1, -1)
         return edit.apply(f"{before / max(after, 1.0):.1f} times fewer bytes of gradients")
 
-    def apply(self, built: Built) -> None:
+    def apply(self, built: BuiltWorkload) -> None:
         """Put the hook on a model that is in DDP already.
 
         Raises:

@@ -30,7 +30,7 @@ from slipstream.techniques.distributed.replicas import Spreads
 
 if TYPE_CHECKING:
     from slipstream.cluster import Cluster, Group
-    from slipstream.workload import Built, Workload
+    from slipstream.workload import BuiltWorkload, Workload
 
 _TRIED = (12_500, 50_000, 200_000, 800_000, 3_200_000)
 _SMALLEST = 256
@@ -108,7 +108,7 @@ class PrioritySync(Spreads):
         )
         return self.shared(edited)
 
-    def apply(self, built: Built) -> None:
+    def apply(self, built: BuiltWorkload) -> None:
         """Wrap model and optimizer, in a process that is one of `workers` already.
 
         Raises:

@@ -35,7 +35,7 @@ from slipstream.techniques.distributed.replicas import (
 
 if TYPE_CHECKING:
     from slipstream.cluster import Cluster, Collective
-    from slipstream.workload import Built, Workload
+    from slipstream.workload import BuiltWorkload, Workload
 
 # A shard is cut through tensors, so that operators become fewer and shorter, but not evenly so.
 _UNSURE = 0.2
@@ -85,7 +85,7 @@ class ShardedUpdate(OnReplicas):
         share(edit, graph, workers, Role.OPTIMIZER)
         return edit.apply(f"each of {workers} workers updates its share of the parameters")
 
-    def apply(self, built: Built) -> None:
+    def apply(self, built: BuiltWorkload) -> None:
         """Wrap the optimizer, of a model that is in DDP already.
 
         Raises:
