@@ -1,8 +1,8 @@
-"""From a trained model to where it runs.
+"""Deploy trained models to devices.
 
-- `slipstream.ship.export`: PyTorch to int8 and .tflite.
-- `slipstream.ship.firmware`: C99 for microcontrollers, planned, predicted and verified.
-- `slipstream.ship.stability`: whether a model agrees with itself on every device.
+- `slipstream.ship.export`: quantize PyTorch models to int8 and write .tflite.
+- `slipstream.ship.firmware`: generate, predict and verify C99 for microcontrollers.
+- `slipstream.ship.stability`: measure whether a model's answers agree between devices.
 """
 
 from slipstream.ship.errors import (

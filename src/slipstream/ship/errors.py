@@ -1,4 +1,4 @@
-"""What can be wrong with a model on its way to a device."""
+"""Errors of exporting, planning and compiling models for devices."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from slipstream.errors import SlipstreamError
 
 
 class ModelFileError(SlipstreamError):
-    """A model file is damaged, or not what its name says."""
+    """A model file is damaged or in another format than its name suggests."""
 
 
 class UnsupportedModelError(SlipstreamError):
-    """A model uses what no kernel of ours computes. `operators` names all of it at once."""
+    """A model uses operators without a kernel; `operators` names all of them."""
 
     def __init__(
         self, what: str, *, operators: tuple[str, ...] = (), where: str | None = None,
@@ -21,7 +21,7 @@ class UnsupportedModelError(SlipstreamError):
 
 
 class DoesNotFitError(SlipstreamError):
-    """A model needs more memory than the device has. `missing_bytes` says how much more."""
+    """A model needs `missing_bytes` more memory than the device has."""
 
     def __init__(
         self, what: str, *, missing_bytes: int = 0, where: str | None = None,
@@ -32,4 +32,4 @@ class DoesNotFitError(SlipstreamError):
 
 
 class ToolchainError(SlipstreamError):
-    """A compiler or emulator is missing, or failed."""
+    """A compiler or emulator is missing or failed."""

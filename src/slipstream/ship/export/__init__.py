@@ -1,4 +1,4 @@
-"""From PyTorch to .tflite, without TensorFlow: traced, calibrated to int8, written.
+"""Export PyTorch models to int8 .tflite, without TensorFlow.
 
 network = quantize_model(model, calibration_batches)
 Path("model.tflite").write_bytes(write_network(network))

@@ -1,8 +1,8 @@
-"""A PyTorch model as a list of float layers that .tflite has operators for.
+"""Trace a PyTorch model into float layers that have .tflite operators.
 
-`torch.export` gives the operators; batch norms are folded into the convolution before them,
-activations into what they follow, padding into convolutions. Images stay NCHW here; what reads them
-flattened is reordered when weights are written.
+`torch.export` lists the operators; batch norms, activations and padding are folded into
+neighbouring layers. Images stay NCHW here; linear layers that read a flattened image have their
+weights reordered when they are written.
 """
 
 from __future__ import annotations
@@ -21,28 +21,26 @@ from slipstream.ship.errors import UnsupportedModelError
 
 Pair = tuple[int, int]
 _EXPORTED = (
-    "Conv2d and Conv1d (of one group, or one a channel), ConvTranspose2d, Linear, BatchNorm, ReLU, "
+    "Conv2d and Conv1d (one group, or one per channel), ConvTranspose2d, Linear, BatchNorm, ReLU, "
     "ReLU6, sigmoid, SiLU, Hardswish, LeakyReLU, average and maximum pooling, adaptive pooling to "
-    "1, means over an image, nearest neighbours by integer factors, sums, products and "
+    "1, means over an image, nearest-neighbour upsampling by integer factors, sums, products and "
     "concatenations (of channels) of two tensors, zero padding, flatten, softmax, Dropout"
 )
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One operator to be.
+    """One operator of the exported network.
 
     Attributes:
         kind: ``conv``, ``linear``, ``add``, ``mul``, ``concat``, ``mean``, ``average_pool``,
             ``max_pool``, ``reshape``, ``resize``, ``transpose``, ``softmax``, ``logistic``,
             ``hard_swish`` or ``leaky_relu``.
-        inputs: names of values.
-        output: the name of its value.
-        source: the module it is from.
-        weight, bias: float32; of convolutions and linear layers.
-        stride, kernel: (height, width).
+        inputs, output: names of values.
+        source: qualified name of its module.
+        weight, bias: float32; only of convolutions and linear layers.
+        kernel, stride, dilation: (height, width).
         padding: (top, bottom, left, right).
-        groups: of a convolution.
         activation: ``none``, ``relu`` or ``relu6``.
         alpha: slope of a leaky ReLU below 0.
     """
@@ -64,13 +62,13 @@ class Layer:
 
 @dataclass
 class FloatModel:
-    """Layers in the order they run in.
+    """Layers in execution order.
 
     Attributes:
-        shapes: of values by name, as PyTorch has them; [N, C, L] is [N, C, 1, L].
+        shapes: shape of each value as in PyTorch, except that [N, C, L] is [N, C, 1, L].
         inputs, outputs: names of values.
-        graph: what computes them all, for calibration.
-        aliases: names of values that are another value.
+        graph: the traced module, run for calibration.
+        aliases: names of values that equal another value.
     """
 
     layers: list[Layer]
@@ -80,20 +78,17 @@ class FloatModel:
     graph: torch.fx.GraphModule
     aliases: dict[str, str] = field(default_factory=dict)
 
-    def run(self, given: torch.Tensor) -> dict[str, torch.Tensor]:
-        """All values by name, for an input with a batch of 1.
-
-        [N, C, L] is [N, C, 1, L], as in `shapes`.
-        """
+    def run(self, inputs: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return all values by name for an input of batch size 1; shapes as in `shapes`."""
         values: dict[str, torch.Tensor] = {}
 
-        class Keeping(torch.fx.Interpreter):
+        class RecordingInterpreter(torch.fx.Interpreter):
             def run_node(self, n: Node) -> Any:
                 values[n.name] = super().run_node(n)
                 return values[n.name]
 
         with torch.no_grad():
-            Keeping(self.graph).run(given)
+            RecordingInterpreter(self.graph).run(inputs)
         for layer in self.layers:
             if layer.kind == "logistic" and layer.output not in values:
                 values[layer.output] = torch.sigmoid(values[layer.inputs[0]])
@@ -105,16 +100,16 @@ class FloatModel:
 
 
 def trace(model: torch.nn.Module, example: torch.Tensor) -> FloatModel:
-    """The layers of a model in eval mode.
+    """Trace a model in eval mode into float layers.
 
     Args:
-        example: an input, with a batch of 1.
+        example: an input of batch size 1.
 
     Raises:
-        UnsupportedModelError: it cannot be exported, or has what no operator of ours does; all of
-            it is named, with its modules.
+        UnsupportedModelError: it cannot be exported, or uses unsupported operators; all of them
+            are listed with their modules.
     """
-    remedy = f"calibration that the model takes: these are {list(example.shape[1:])} without batch"
+    remedy = f"calibration inputs that the model accepts; these are {list(example.shape[1:])} each"
     try:
         with torch.no_grad():
             model.eval()(example)
@@ -123,26 +118,25 @@ def trace(model: torch.nn.Module, example: torch.Tensor) -> FloatModel:
     except Exception as error:
         why = next(iter(str(error).splitlines()), "")
         raise UnsupportedModelError(
-            f"it cannot be traced: {type(error).__name__}: {why}",
+            f"the model cannot be traced: {type(error).__name__}: {why}",
             where=type(model).__name__,
             remedy=remedy,
         ) from error
     traced = _Tracer(exported).run()
     if not traced.layers:
-        raise UnsupportedModelError("it computes nothing", where=type(model).__name__)
+        raise UnsupportedModelError("the model computes nothing", where=type(model).__name__)
     return traced
 
 
 class _Tracer:
     def __init__(self, exported: Any) -> None:
-        # As a module: parameters are attributes of it.
+        # As a module, it has the parameters as attributes.
         self._module = exported.module(check_guards=False)
-        self._made = FloatModel([], {}, [], [], self._module)
-        self._problems: dict[str, list[str]] = {}
+        self._model = FloatModel([], {}, [], [], self._module)
+        self._unsupported: dict[str, list[str]] = {}
 
     def run(self) -> FloatModel:
-        """All nodes in turn."""
-        model = self._made
+        model = self._model
         for node in self._module.graph.nodes:
             value = node.meta.get("val")
             if isinstance(value, torch.Tensor):
@@ -151,15 +145,15 @@ class _Tracer:
             if node.op == "placeholder":
                 model.inputs.append(node.name)
             elif node.op == "output":
-                model.outputs = [self._name(one) for one in node.all_input_nodes]
+                model.outputs = [self.value(read) for read in node.all_input_nodes]
             elif node.op == "call_function":
                 self._call(node)
-        if self._problems:
-            told = [f"{what} ({', '.join(where)})" for what, where in self._problems.items()]
+        if self._unsupported:
+            listed = [f"{what} ({', '.join(where)})" for what, where in self._unsupported.items()]
             raise UnsupportedModelError(
-                "no operator of ours does " + "; ".join(told),
-                operators=tuple(sorted(self._problems)),
-                remedy=f"what is exported: {_EXPORTED}",
+                "unsupported operators: " + "; ".join(listed),
+                operators=tuple(sorted(self._unsupported)),
+                remedy=f"use only {_EXPORTED}",
             )
         return model
 
@@ -167,29 +161,29 @@ class _Tracer:
         name = _operator_name(node)
         if name not in _RULES:
             if node.users:
-                self._problems.setdefault(name, []).append(_module_of(node) or node.name)
+                self._unsupported.setdefault(name, []).append(_module_of(node) or node.name)
             return
         try:
             _RULES[name](self, node)
         except UnsupportedModelError as error:
             where = _module_of(node) or node.name
-            self._problems.setdefault(f"{name} {error.what}", []).append(where)
+            self._unsupported.setdefault(f"{name} {error.what}", []).append(where)
 
-    # What rules are made of.
+    # Helpers of the rules below.
 
-    def _name(self, node: Any) -> str:
-        """The value of a node, through what changes nothing."""
+    def value(self, node: Any) -> str:
+        """Return the name of a node's value, with aliases resolved."""
         name = str(node.name)
-        while name in self._made.aliases:
-            name = self._made.aliases[name]
+        while name in self._model.aliases:
+            name = self._model.aliases[name]
         return name
 
     def constant(self, node: Any) -> torch.Tensor | None:
-        """A parameter or buffer; None where there is none."""
+        """Return a parameter or buffer as float32; None for None."""
         if node is None:
             return None
         if not isinstance(node, Node) or node.op != "get_attr":
-            raise UnsupportedModelError("with weights that are computed")
+            raise UnsupportedModelError("with weights that are not parameters")
         value: Any = self._module
         for part in str(node.target).split("."):
             value = getattr(value, part)
@@ -197,71 +191,66 @@ class _Tracer:
         return weights
 
     def shape(self, node: Any) -> tuple[int, ...]:
-        """Of a value."""
-        return self._made.shapes[node.name]
+        return self._model.shapes[node.name]
 
     def add(self, node: Node, kind: str, inputs: tuple[Any, ...], **parts: Any) -> None:
         """Append a layer."""
-        if any(not isinstance(one, Node) or one.op == "get_attr" for one in inputs):
-            raise UnsupportedModelError("of a constant")
-        names = tuple(self._name(one) for one in inputs)
-        self._made.layers.append(Layer(kind, names, node.name, _module_of(node), **parts))
-
-    def value(self, node: Any) -> str:
-        """Return the name of a node's value."""
-        return self._name(node)
+        if any(not isinstance(read, Node) or read.op == "get_attr" for read in inputs):
+            raise UnsupportedModelError("with a constant operand")
+        names = tuple(self.value(read) for read in inputs)
+        self._model.layers.append(Layer(kind, names, node.name, _module_of(node), **parts))
 
     def add_named(self, name: str, kind: str, inputs: tuple[str, ...], node: Node) -> None:
-        """Append a layer whose value has the shape of `node`, by the names of values."""
-        self._made.shapes[name] = self._made.shapes[node.name]
-        self._made.layers.append(Layer(kind, inputs, name, _module_of(node)))
+        """Append a layer with a value named `name` that has the shape of `node`."""
+        self._model.shapes[name] = self._model.shapes[node.name]
+        self._model.layers.append(Layer(kind, inputs, name, _module_of(node)))
 
     def alias(self, node: Node, other: Any) -> None:
-        """`node` is the same value as `other`."""
-        self._made.aliases[node.name] = self._name(other)
+        """Let `node` be the same value as `other`."""
+        self._model.aliases[node.name] = self.value(other)
 
-    def last(self, node: Any, *kinds: str) -> int:
-        """The layer that alone makes what `node` alone reads; where of `layers` it stands."""
-        name = self._name(node)
-        for number, layer in enumerate(self._made.layers):
+    def producer(self, node: Any, *kinds: str) -> int:
+        """Return the index of the layer that computes `node`; -1 if another node reads it too."""
+        name = self.value(node)
+        for index, layer in enumerate(self._model.layers):
             if layer.output == name and (layer.kind in kinds or not kinds) and len(node.users) == 1:
-                return number
+                return index
         return -1
 
     def fuse_activation(self, node: Node, activation: str) -> None:
-        """Into the layer before it."""
-        number = self.last(
+        """Fuse an activation into the layer before it."""
+        index = self.producer(
             node.args[0], "conv", "linear", "add", "mul", "transpose", "average_pool", "max_pool"
         )
-        layers = self._made.layers
-        if number < 0 or layers[number].activation != "none":
-            raise UnsupportedModelError("that does not follow a layer of its own")
-        self._replace(node, number, activation=activation)
+        layers = self._model.layers
+        if index < 0 or layers[index].activation != "none":
+            raise UnsupportedModelError("without a preceding layer that only it reads")
+        self._replace(node, index, activation=activation)
 
-    def _replace(self, node: Node, number: int, **parts: Any) -> None:
-        """A layer with other parts, that makes what `node` is."""
-        layer = self._made.layers[number]
-        self._made.layers[number] = replace(layer, output=node.name, **parts)
+    def _replace(self, node: Node, index: int, **parts: Any) -> None:
+        """Change fields of a layer, which now computes `node`."""
+        layer = self._model.layers[index]
+        self._model.layers[index] = replace(layer, output=node.name, **parts)
 
     def fold_norm(self, node: Node) -> None:
-        """Batch norm into the convolution or linear layer before it."""
-        number = self.last(node.args[0], "conv", "linear")
-        if number < 0 or self._made.layers[number].activation != "none":
-            raise UnsupportedModelError("that does not follow a convolution of its own")
-        layer = self._made.layers[number]
-        gamma, beta, mean, variance = (self.constant(one) for one in node.args[1:5])
-        eps = next(one for one in node.args[5:] if isinstance(one, float) and one < 0.05)
+        """Fold a batch norm into the convolution or linear layer before it."""
+        index = self.producer(node.args[0], "conv", "linear")
+        if index < 0 or self._model.layers[index].activation != "none":
+            raise UnsupportedModelError("without a preceding convolution that only it reads")
+        layer = self._model.layers[index]
+        gamma, beta, mean, variance = (self.constant(argument) for argument in node.args[1:5])
+        eps = next(value for value in node.args[5:] if isinstance(value, float) and value < 0.05)
         assert layer.weight is not None and mean is not None and variance is not None  # noqa: PT018
         factor = torch.rsqrt(variance + eps) * (1.0 if gamma is None else gamma)
         weight = layer.weight * factor.reshape(-1, *[1] * (layer.weight.dim() - 1))
         shift = (torch.zeros_like(mean) if layer.bias is None else layer.bias) - mean
         bias = shift * factor + (0.0 if beta is None else beta)
-        self._replace(node, number, weight=weight, bias=bias)
+        self._replace(node, index, weight=weight, bias=bias)
 
     def padding_before(self, node: Any) -> tuple[Any, tuple[int, int, int, int]]:
-        """What a convolution reads once explicit padding before it is folded in."""
+        """Return a convolution's input and sides once explicit padding before it is folded in."""
         if isinstance(node, Node) and _operator_name(node) in ("pad", "constant_pad_nd"):
-            # The rule of `pad` has left it to us.
+            # `_pad` adds no layer and leaves the folding to the convolution.
             sides = [*node.args[1], 0, 0, 0, 0][:4]  # type: ignore[misc]
             left, right, top, bottom = (int(side) for side in sides)
             return node.args[0], (top, bottom, left, right)
@@ -276,7 +265,7 @@ def _operator_name(node: Any) -> str:
 
 
 def _module_of(node: Node) -> str:
-    """The innermost module's qualified name, as the model has it."""
+    """Return the qualified name of the innermost module; empty if unknown."""
     stack = node.meta.get("nn_module_stack") or {}
     names = [str(value[0]) for value in stack.values()]
     return names[-1].removeprefix("L['self'].") if names else ""
@@ -285,12 +274,12 @@ def _module_of(node: Node) -> str:
 def _pair(value: Any) -> Pair:
     if isinstance(value, int):
         return value, value
-    numbers = [int(one) for one in value]
+    numbers = [int(number) for number in value]
     return (numbers[0], numbers[0]) if len(numbers) == 1 else (numbers[0], numbers[1])
 
 
 def _arguments(node: Node, defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments by name, in the order of `defaults`."""
+    """Return arguments by name, in the order of `defaults`."""
     arguments = dict(defaults)
     arguments.update(zip(defaults, node.args, strict=False))
     arguments.update(node.kwargs)
@@ -298,7 +287,7 @@ def _arguments(node: Node, defaults: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _flat(value: Any) -> Any:
-    """Numbers of a layer over [N, C, L] as those over [N, C, 1, L]."""
+    """Return a setting of a layer over [N, C, L] for [N, C, 1, L]."""
     if isinstance(value, str):
         return value
     size = value if isinstance(value, int) else value[0]
@@ -306,37 +295,37 @@ def _flat(value: Any) -> Any:
 
 
 def _conv(tracer: _Tracer, node: Node) -> None:
-    given = _arguments(node, {
+    arguments = _arguments(node, {
         "input": None, "weight": None, "bias": None, "stride": 1, "padding": 0, "dilation": 1,
         "groups": 1,
     })  # fmt: skip
-    weight = tracer.constant(given["weight"])
+    weight = tracer.constant(arguments["weight"])
     assert weight is not None  # a convolution has weights
     if weight.dim() == 3:
         weight = weight.unsqueeze(2)
-        given |= {name: _flat(given[name]) for name in ("stride", "dilation")}
-        if not isinstance(given["padding"], str):
-            given["padding"] = (0, _flat(given["padding"])[1])
-    source, explicit = tracer.padding_before(given["input"])
-    sides = _sides(given["padding"], _pair(weight.shape[2:]), _pair(given["dilation"]))
+        arguments |= {name: _flat(arguments[name]) for name in ("stride", "dilation")}
+        if not isinstance(arguments["padding"], str):
+            arguments["padding"] = (0, _flat(arguments["padding"])[1])
+    source, explicit = tracer.padding_before(arguments["input"])
+    sides = _sides(arguments["padding"], _pair(weight.shape[2:]), _pair(arguments["dilation"]))
     padding = tuple(a + b for a, b in zip(explicit, sides, strict=True))
     channels = tracer.shape(source)[1]
-    groups = int(given["groups"])
+    groups = int(arguments["groups"])
     if groups not in (1, channels):
         raise UnsupportedModelError(f"with {groups} groups")
     tracer.add(
-        node, "conv", (source,), weight=weight, bias=tracer.constant(given["bias"]),
-        kernel=_pair(weight.shape[2:]), stride=_pair(given["stride"]), padding=padding,
-        dilation=_pair(given["dilation"]), groups=groups,
+        node, "conv", (source,), weight=weight, bias=tracer.constant(arguments["bias"]),
+        kernel=_pair(weight.shape[2:]), stride=_pair(arguments["stride"]), padding=padding,
+        dilation=_pair(arguments["dilation"]), groups=groups,
     )  # fmt: skip
 
 
 def _sides(padding: Any, kernel: Pair, dilation: Pair) -> tuple[int, int, int, int]:
-    """(top, bottom, left, right) of a convolution's padding, which may be a name."""
+    """Return (top, bottom, left, right) of a convolution's padding, which may be a name."""
     if padding == "valid":
         return 0, 0, 0, 0
     if padding == "same":
-        # Of stride 1; what is odd goes to the end.
+        # PyTorch allows "same" for stride 1 only and pads the odd row or column at the end.
         high, wide = ((size - 1) * step for size, step in zip(kernel, dilation, strict=True))
         return high // 2, high - high // 2, wide // 2, wide - wide // 2
     high, wide = _pair(padding)
@@ -344,40 +333,42 @@ def _sides(padding: Any, kernel: Pair, dilation: Pair) -> tuple[int, int, int, i
 
 
 def _linear(tracer: _Tracer, node: Node) -> None:
-    given = _arguments(node, {"input": None, "weight": None, "bias": None})
+    arguments = _arguments(node, {"input": None, "weight": None, "bias": None})
     if len(tracer.shape(node)) != 2:
-        raise UnsupportedModelError(f"of the shape {list(tracer.shape(node))}")
-    weight = tracer.constant(given["weight"])
-    bias = tracer.constant(given["bias"])
-    tracer.add(node, "linear", (given["input"],), weight=weight, bias=bias)
+        raise UnsupportedModelError(f"with shape {list(tracer.shape(node))}")
+    weight = tracer.constant(arguments["weight"])
+    bias = tracer.constant(arguments["bias"])
+    tracer.add(node, "linear", (arguments["input"],), weight=weight, bias=bias)
 
 
 def _transpose(tracer: _Tracer, node: Node) -> None:
-    """A transposed convolution as TensorFlow's SAME or VALID; rows of zeros make the kernel fit."""
-    given = _arguments(node, {
+    """Add a transposed convolution as SAME or VALID; rows of zeros make the kernel fit."""
+    arguments = _arguments(node, {
         "input": None, "weight": None, "bias": None, "stride": 1, "padding": 0,
         "output_padding": 0, "groups": 1, "dilation": 1,
     })  # fmt: skip
-    weight = tracer.constant(given["weight"])
+    weight = tracer.constant(arguments["weight"])
     assert weight is not None  # a convolution has weights
-    stride, padding, more = (_pair(given[name]) for name in ("stride", "padding", "output_padding"))
-    if int(given["groups"]) != 1 or _pair(given["dilation"]) != (1, 1):
+    stride, padding, extra = (
+        _pair(arguments[name]) for name in ("stride", "padding", "output_padding")
+    )
+    if int(arguments["groups"]) != 1 or _pair(arguments["dilation"]) != (1, 1):
         raise UnsupportedModelError("with groups or dilation")
     kernel = _pair(weight.shape[2:])
     sizes = []
     for side in (0, 1):
-        # SAME gives in * stride, cut by (kernel - stride) // 2 before.
-        grown = kernel[side] + more[side]
+        # SAME yields in * stride values, after cropping (kernel - stride) // 2 at the start.
+        grown = kernel[side] + extra[side]
         same = grown - stride[side] == 2 * padding[side]
         valid = not padding[side] and grown >= stride[side]
         if not same and not valid:
-            raise UnsupportedModelError(f"with padding {padding} and output padding {more}")
+            raise UnsupportedModelError(f"with padding {padding} and output padding {extra}")
         sizes.append(grown)
-    # [in, out, h, w], zeros behind.
-    weight = functional.pad(weight, (0, more[1], 0, more[0]))
+    # [in, out, h, w], zeros at the end.
+    weight = functional.pad(weight, (0, extra[1], 0, extra[0]))
     tracer.add(
-        node, "transpose", (given["input"],), weight=weight.transpose(0, 1),
-        bias=tracer.constant(given["bias"]), kernel=(sizes[0], sizes[1]), stride=stride,
+        node, "transpose", (arguments["input"],), weight=weight.transpose(0, 1),
+        bias=tracer.constant(arguments["bias"]), kernel=(sizes[0], sizes[1]), stride=stride,
         padding=(padding[0], padding[0], padding[1], padding[1]),
     )  # fmt: skip
 
@@ -385,66 +376,66 @@ def _transpose(tracer: _Tracer, node: Node) -> None:
 def _resize(tracer: _Tracer, node: Node) -> None:
     before, after = tracer.shape(node.args[0]), tracer.shape(node)
     if len(after) != 4 or any(after[side] % before[side] for side in (2, 3)):
-        raise UnsupportedModelError("by other than whole factors")
+        raise UnsupportedModelError("by factors that are not integers")
     tracer.add(node, "resize", (node.args[0],))
 
 
 def _mul(tracer: _Tracer, node: Node) -> None:
     a, b = node.args[:2]
     if not isinstance(b, Node):
-        raise UnsupportedModelError("of something else than two tensors")
+        raise UnsupportedModelError("with operands that are not two tensors")
     shapes = sorted((tracer.shape(a), tracer.shape(b)), key=math.prod)
     gate = (shapes[1][0], shapes[1][1], 1, 1)[: len(shapes[1])]
     if shapes[0] not in (shapes[1], gate):
-        raise UnsupportedModelError(f"of the shapes {list(shapes[1])} and {list(shapes[0])}")
+        raise UnsupportedModelError(f"with shapes {list(shapes[1])} and {list(shapes[0])}")
     tracer.add(node, "mul", (a, b))
 
 
 def _concat(tracer: _Tracer, node: Node) -> None:
-    given = _arguments(node, {"tensors": (), "dim": 0})
+    arguments = _arguments(node, {"tensors": (), "dim": 0})
     dimensions = len(node.meta["val"].shape)
-    if int(given["dim"]) % dimensions != 1 or len(given["tensors"]) != 2:
-        raise UnsupportedModelError("of more than two tensors, or not of their channels")
-    tracer.add(node, "concat", tuple(given["tensors"]))
+    if int(arguments["dim"]) % dimensions != 1 or len(arguments["tensors"]) != 2:
+        raise UnsupportedModelError("of more than two tensors, or along another axis than channels")
+    tracer.add(node, "concat", tuple(arguments["tensors"]))
 
 
 def _silu(tracer: _Tracer, node: Node) -> None:
-    """x * sigmoid(x), in two layers."""
+    """Add x * sigmoid(x) as two layers."""
     source = tracer.value(node.args[0])
     tracer.add_named(f"{node.name}.gate", "logistic", (source,), node)
     tracer.add_named(node.name, "mul", (source, f"{node.name}.gate"), node)
 
 
 def _leaky_relu(tracer: _Tracer, node: Node) -> None:
-    given = _arguments(node, {"input": None, "negative_slope": 0.01})
-    tracer.add(node, "leaky_relu", (given["input"],), alpha=float(given["negative_slope"]))
+    arguments = _arguments(node, {"input": None, "negative_slope": 0.01})
+    tracer.add(node, "leaky_relu", (arguments["input"],), alpha=float(arguments["negative_slope"]))
 
 
 def _add(tracer: _Tracer, node: Node) -> None:
     a, b = node.args[:2]
     if node.kwargs.get("alpha", 1) != 1 or not isinstance(b, Node):
-        raise UnsupportedModelError("of something else than two tensors")
+        raise UnsupportedModelError("with operands that are not two tensors, or with alpha")
     if tracer.shape(a) != tracer.shape(b):
-        raise UnsupportedModelError("of two shapes")
+        raise UnsupportedModelError("with different shapes")
     tracer.add(node, "add", (a, b))
 
 
 def _pool(kind: str) -> Callable[[_Tracer, Node], None]:
     def rule(tracer: _Tracer, node: Node) -> None:
-        given = _arguments(node, {"input": None, "kernel": None, "stride": [], "padding": 0})
+        arguments = _arguments(node, {"input": None, "kernel": None, "stride": [], "padding": 0})
         if _operator_name(node).endswith("1d"):
-            given["stride"] = _flat(given["stride"] or given["kernel"])
-            given["kernel"] = _flat(given["kernel"])
-            given["padding"] = (0, _flat(given["padding"])[1])
-        kernel = _pair(given["kernel"])
-        high, wide = _pair(given["padding"])
+            arguments["stride"] = _flat(arguments["stride"] or arguments["kernel"])
+            arguments["kernel"] = _flat(arguments["kernel"])
+            arguments["padding"] = (0, _flat(arguments["padding"])[1])
+        kernel = _pair(arguments["kernel"])
+        high, wide = _pair(arguments["padding"])
         if (high or wide) and kind == "average_pool":
             raise UnsupportedModelError("with padding")
         if len(node.args) > 4:
-            raise UnsupportedModelError("with dilation or rounding up")
+            raise UnsupportedModelError("with dilation or ceil_mode")
         tracer.add(
-            node, kind, (given["input"],), kernel=kernel, stride=_pair(given["stride"] or kernel),
-            padding=(high, high, wide, wide),
+            node, kind, (arguments["input"],), kernel=kernel,
+            stride=_pair(arguments["stride"] or kernel), padding=(high, high, wide, wide),
         )  # fmt: skip
 
     return rule
@@ -453,15 +444,15 @@ def _pool(kind: str) -> Callable[[_Tracer, Node], None]:
 def _global_pool(tracer: _Tracer, node: Node) -> None:
     shape = tracer.shape(node.args[0])
     if _operator_name(node) == "mean":
-        given: Any = node.args[1]
+        dimensions: Any = node.args[1]
         sizes = node.args[0].meta["val"].shape  # type: ignore[union-attr]
-        dims = [int(dim) % len(sizes) for dim in given]
+        dims = [int(dim) % len(sizes) for dim in dimensions]
         if len(sizes) < 3 or sorted(dims) != list(range(2, len(sizes))):
-            raise UnsupportedModelError("over other dimensions than height and width")
+            raise UnsupportedModelError("over dimensions other than height and width")
         tracer.add(node, "mean", (node.args[0],))
         return
     if set(_pair(node.args[1])) != {1}:
-        raise UnsupportedModelError("to more than one pixel")
+        raise UnsupportedModelError("to more than 1 x 1")
     kernel = (shape[2], shape[3])
     tracer.add(node, "average_pool", (node.args[0],), kernel=kernel, stride=kernel)
 
@@ -473,22 +464,25 @@ def _reshape(tracer: _Tracer, node: Node) -> None:
 def _softmax(tracer: _Tracer, node: Node) -> None:
     dimensions = len(tracer.shape(node))
     if dimensions != 2 or int(node.args[1]) % dimensions != 1:  # type: ignore[arg-type]
-        raise UnsupportedModelError("over another dimension than the last of two")
+        raise UnsupportedModelError("on inputs that are not [n, classes], or not over classes")
     tracer.add(node, "softmax", (node.args[0],))
 
 
 def _relu6(tracer: _Tracer, node: Node) -> None:
-    given = _arguments(node, {"input": None, "min": -1.0, "max": 1.0})
-    if _operator_name(node).startswith("hardtanh") and (given["min"], given["max"]) != (0.0, 6.0):
-        raise UnsupportedModelError(f"from {given['min']} to {given['max']}")
+    arguments = _arguments(node, {"input": None, "min": -1.0, "max": 1.0})
+    if _operator_name(node).startswith("hardtanh") and (arguments["min"], arguments["max"]) != (
+        0.0,
+        6.0,
+    ):
+        raise UnsupportedModelError(f"with limits {arguments['min']} and {arguments['max']}")
     tracer.fuse_activation(node, "relu6")
 
 
 def _pad(tracer: _Tracer, node: Node) -> None:
-    given = _arguments(node, {"input": None, "pad": None, "mode": "constant", "value": 0.0})
-    into = all(_operator_name(user) in ("conv2d", "conv1d") for user in node.users)
-    if given["mode"] != "constant" or (given["value"] or 0.0) or not into:
-        raise UnsupportedModelError("with something else than zeros, or not before a convolution")
+    arguments = _arguments(node, {"input": None, "pad": None, "mode": "constant", "value": 0.0})
+    foldable = all(_operator_name(user) in ("conv2d", "conv1d") for user in node.users)
+    if arguments["mode"] != "constant" or (arguments["value"] or 0.0) or not foldable:
+        raise UnsupportedModelError("with values other than zero, or not before a convolution")
 
 
 def _same(tracer: _Tracer, node: Node) -> None:

@@ -1,4 +1,4 @@
-"""A user's file of PyTorch to .tflite: his code runs in a child process, and only there."""
+"""Export a PyTorch model from a user's file; its code runs only in a child process."""
 
 from __future__ import annotations
 
@@ -25,28 +25,26 @@ def export_module(
     model: str, calibration: Path, *, weights: Path | None = None, observer: str = "percentile",
     with_noise: bool = True,
 ) -> tuple[bytes, tuple[LayerNoise, ...]]:  # fmt: skip
-    """The bytes of a .tflite file for a model in a user's file, and what int8 adds to its layers.
+    """Return a .tflite file for a model in a user's file, and the noise int8 adds to its layers.
 
     Args:
-        model: ``file.py:name`` of a class or a function that gives a module, without arguments.
+        model: ``file.py:name`` of a class or function that returns a module without arguments.
         calibration: .npy, .npz or .pt with inputs of the model, [n, ...].
-        weights: a state dict saved by ``torch.save``; None: as the model comes.
+        weights: a state dict saved by ``torch.save``; None to keep the model's initial weights.
         observer: see `quantize_model`.
-        with_noise: whether to find that, too; nothing is found where LiteRT is not installed.
+        with_noise: whether to measure the noise; it stays empty without LiteRT.
 
     Raises:
-        UsageError: a file is missing, or holds something else.
+        UsageError: a file is missing or holds something else.
         WorkloadError: the user's code fails.
         UnsupportedModelError, InvalidArgumentError: see `quantize_model`.
     """
     path, _, name = model.rpartition(":")
     if not path.endswith(".py") or not Path(path).is_file() or not name.isidentifier():
-        raise UsageError(
-            f"'{model}' names no model", remedy="model.py:Net, or a file that ends in .tflite"
-        )
+        raise UsageError(f"'{model}' is not a model", remedy="pass model.py:Net or a .tflite file")
     for file in filter(None, (calibration, weights)):
         if not file.is_file():
-            raise UsageError(f"there is no file '{file}'")
+            raise UsageError(f"file '{file}' not found")
     with tempfile.TemporaryDirectory() as folder, Child() as child:
         exported = Path(folder) / "model.tflite"
         noise = child.call(
@@ -54,55 +52,55 @@ def export_module(
             name=name, calibration=str(calibration), weights=str(weights or ""),
             observer=observer, output=str(exported), with_noise=with_noise,
         )  # fmt: skip
-        return exported.read_bytes(), tuple(LayerNoise(**one) for one in noise)
+        return exported.read_bytes(), tuple(LayerNoise(**layer) for layer in noise)
 
 
 def write_module(
     path: str, name: str, calibration: str, weights: str, observer: str, output: str,
     with_noise: bool = True,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """What `export_module` has done in a child: arguments as there, as text."""
+    """Do the work of `export_module` in the child process; arguments arrive as text."""
     import torch
 
     sys.path.insert(0, str(Path(path).parent))
     stem = Path(path).stem
     module_name = stem if stem not in sys.modules else f"slipstream_model_{stem}"
     spec = importlib.util.spec_from_file_location(module_name, path)
-    assert spec is not None and spec.loader is not None  # noqa: PT018 - it ends in .py
+    assert spec is not None and spec.loader is not None  # noqa: PT018 - the path ends in .py
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module
     spec.loader.exec_module(module)
     make: Any = getattr(module, name, None)
     if not callable(make):
-        raise WorkloadError(f"'{name}' is no class or function", where=path)
+        raise WorkloadError(f"'{name}' is not a class or function", where=path)
     model = make() if not isinstance(make, torch.nn.Module) else make
     if not isinstance(model, torch.nn.Module):
         raise WorkloadError(
-            f"{name}() gives a {type(model).__name__}", where=path,
-            remedy="a class of nn.Module, or a function that returns one",
+            f"{name}() returned a {type(model).__name__}", where=path,
+            remedy="name a subclass of nn.Module, or a function that returns a module",
         )  # fmt: skip
     if weights:
         try:
             model.load_state_dict(torch.load(weights, map_location="cpu", weights_only=True))
-        # A file that is no checkpoint raises what its first bytes happen to mean.
+        # Unpickling a file that is not a checkpoint can raise any exception.
         except Exception as error:
             raise UsageError(
-                f"no weights of {name} can be read from it: {type(error).__name__}: "
+                f"cannot load weights of {name}: {type(error).__name__}: "
                 f"{str(error)[:300]}",
-                where=weights, remedy=f"torch.save(model.state_dict(), '{weights}')",
+                where=weights, remedy=f"save them with torch.save(model.state_dict(), '{weights}')",
             ) from error  # fmt: skip
     inputs = _inputs(Path(calibration))
     network = quantize_model(model, [inputs], name=name, observer=observer)
     content = write_network(network)
     Path(output).write_bytes(content)
-    # The export needs nothing but torch; only a look at its layers needs what runs it.
+    # Exporting needs torch only; measuring the noise of layers needs LiteRT.
     if not with_noise or importlib.util.find_spec("ai_edge_litert") is None:
         return []
-    return [asdict(one) for one in layer_noise(model, content, inputs[:_NOISE_INPUTS])]
+    return [asdict(layer) for layer in layer_noise(model, content, inputs[:_NOISE_INPUTS])]
 
 
 def _inputs(path: Path) -> Any:
-    """Calibration inputs, float32 [n, ...]; of an .npz the only array, or ``x``."""
+    """Read calibration inputs, float32 [n, ...]; an .npz has one array or ``x``."""
     import torch
 
     try:
@@ -113,12 +111,12 @@ def _inputs(path: Path) -> Any:
     except UsageError:
         raise
     except Exception as error:
-        # What torch and its unpickler raise for damaged files is a dozen kinds.
+        # torch and its unpickler raise a dozen kinds of exceptions for damaged files.
         raise UsageError(
-            "no numbers can be read from it",
+            "cannot read calibration inputs",
             where=str(path),
-            remedy="np.save('calib.npy', inputs), inputs of the model, [n, ...]",
+            remedy="write inputs of the model, [n, ...], with np.save('calib.npy', inputs)",
         ) from error
     if not isinstance(inputs, torch.Tensor) or inputs.dim() < 2:
-        raise UsageError("it holds no tensor of inputs, [n, ...]", where=str(path))
+        raise UsageError("the file does not hold a tensor of inputs, [n, ...]", where=str(path))
     return inputs

@@ -1,4 +1,4 @@
-"""What int8 adds to each layer: values of the exported model beside those of the PyTorch one."""
+"""Measure the noise that int8 adds to each layer, compared with the PyTorch model."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from slipstream.ship.export.floats import trace
 from slipstream.ship.firmware.network import Array
 from slipstream.tables import Field, Table
 
-_SHOWN = 5
+_MAX_LAYERS = 5
 
 
 @dataclass(frozen=True)
 class LayerNoise:
-    """How far a layer's int8 values are from its float ones.
+    """Signal-to-noise ratio of a layer's int8 values.
 
     Attributes:
-        layer: its module.
-        decibels: signal over noise of what it gives.
-        lost: decibels less than the noisiest of what it reads.
+        layer: qualified name of its module.
+        decibels: ratio of its output.
+        lost: `decibels` below those of its noisiest input.
     """
 
     layer: str
@@ -35,51 +35,53 @@ class LayerNoise:
 def layer_noise(
     model: torch.nn.Module, content: bytes, inputs: torch.Tensor
 ) -> tuple[LayerNoise, ...]:
-    """The layers in the order they run in.
+    """Return the noise of each layer, in execution order.
 
     Args:
-        content: the .tflite that was made of `model`.
+        content: the .tflite file exported from `model`.
         inputs: float32 [n, ...], as the model takes them.
 
     Raises:
         MissingExtraError: LiteRT, which runs the .tflite, is not installed.
     """
     traced, tap = trace(model, inputs[:1]), LiteRTTap(content, reference=True)
-    shown = (*tap.inputs, *tap.layers)
+    tapped_layers = (*tap.inputs, *tap.layers)
     signal, noise = dict.fromkeys(traced.shapes, 0.0), dict.fromkeys(traced.shapes, 0.0)
-    for one in inputs.split(1):
-        wanted = traced.run(one)
-        codes = tap.coded([_channels_last(one)])
-        for layer, value in zip(shown, (*codes, *tap.run(codes)[1]), strict=True):
-            if layer.name in wanted and value is not None:
-                real = _channels_last(wanted[layer.name]).reshape(value.shape)
-                signal[layer.name] += float((real**2).sum())
-                noise[layer.name] += float(((layer.real(value) - real) ** 2).sum())
+    for sample in inputs.split(1):
+        reference = traced.run(sample)
+        codes = tap.coded([_channels_last(sample)])
+        for tapped, value in zip(tapped_layers, (*codes, *tap.run(codes)[1]), strict=True):
+            if tapped.name in reference and value is not None:
+                real = _channels_last(reference[tapped.name]).reshape(value.shape)
+                signal[tapped.name] += float((real**2).sum())
+                noise[tapped.name] += float(((tapped.real(value) - real) ** 2).sum())
     decibels = {
         name: 10 * math.log10(signal[name] / noise[name])
         for name in signal
         if signal[name] and noise[name]
     }
     layers = []
-    for one in traced.layers:
-        before = min(decibels.get(name, math.inf) for name in one.inputs)
-        if one.kind == "reshape":
-            decibels[one.output] = before
-        elif one.output in decibels and before < math.inf:
-            level = decibels[one.output]
-            layers.append(LayerNoise(one.source or one.output, level, before - level))
+    for layer in traced.layers:
+        before = min(decibels.get(name, math.inf) for name in layer.inputs)
+        if layer.kind == "reshape":
+            decibels[layer.output] = before
+        elif layer.output in decibels and before < math.inf:
+            level = decibels[layer.output]
+            layers.append(LayerNoise(layer.source or layer.output, level, before - level))
     return tuple(layers)
 
 
 def noise_table(noise: Sequence[LayerNoise]) -> Table:
-    """The layers that lose most."""
+    """Return a table of the layers that lose most."""
     fields: list[Field[LayerNoise]] = [
-        Field.of("layer", lambda one: one.layer),
-        Field.number("signal to noise, dB", lambda one: f"{one.decibels:.1f}"),
-        Field.number("lost in it, dB", lambda one: f"{one.lost:.1f}"),
+        Field.of("layer", lambda entry: entry.layer),
+        Field.number("signal to noise, dB", lambda entry: f"{entry.decibels:.1f}"),
+        Field.number("loss, dB", lambda entry: f"{entry.lost:.1f}"),
     ]
-    worst = sorted(noise, key=lambda one: -one.lost)[:_SHOWN]
-    notes = ["int8 beside float on the calibration inputs; 20 dB are a relative error of 10 %"]
+    worst = sorted(noise, key=lambda entry: -entry.lost)[:_MAX_LAYERS]
+    notes = [
+        "int8 compared with float on the calibration inputs; 20 dB is a relative error of 10 %"
+    ]
     return Table.of(worst, fields, "layers that lose most", notes)
 
 

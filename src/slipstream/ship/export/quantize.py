@@ -1,8 +1,8 @@
-"""A PyTorch model as an int8 network: calibrated, images as NHWC, nothing left to fold.
+"""Quantize a PyTorch model to an int8 network with NHWC images.
 
-Weights have a symmetric grid for each output channel, codes from -127 to 127; activations one grid
-each, of the range that calibration saw; poolings and reshapes keep the grid of what they read;
-softmax and sigmoid have 1/256 from -128. Sources: Jacob et al., arXiv 1712.05877; the int8
+Weights have a symmetric grid per output channel, with codes from -127 to 127; activations have one
+grid for the range seen in calibration; pooling and reshapes keep the grid of their input; softmax
+and sigmoid have scale 1/256 and zero point -128. Sources: Jacob et al., arXiv 1712.05877; the int8
 specification of TensorFlow Lite.
 """
 
@@ -39,11 +39,11 @@ _OBSERVERS: dict[str, Callable[[], Observer]] = {
     "percentile": Percentile,
     "mse": lambda: LeastError(_INT8),
 }
-# Kinds whose outputs are codes of what they read.
-_KEEPING = ("average_pool", "max_pool", "reshape", "resize")
-# Kinds whose outputs have 1/256 from -128.
-_FIXED = ("softmax", "logistic")
-_MOST_INT32 = 2**31 - 1
+# Kinds whose outputs have the grid of their input.
+_SAME_GRID = ("average_pool", "max_pool", "reshape", "resize")
+# Kinds whose outputs have scale 1/256 and zero point -128.
+_FIXED_GRID = ("softmax", "logistic")
+_MAX_INT32 = 2**31 - 1
 _SCALE_BITS = 12
 
 
@@ -51,30 +51,33 @@ def quantize_model(
     model: torch.nn.Module, calibration: Iterable[torch.Tensor], *, name: str | None = None,
     observer: str = "percentile",
 ) -> Network:  # fmt: skip
-    """An int8 network that computes what `model` does in eval mode.
+    """Quantize a model in eval mode to int8.
 
     Args:
-        model: of convolutions, linear layers and what stands between them; its first dimension is
-            the batch. Inputs that are NCHW images are NHWC in the network, sequences [N, C, L] are
-            images [N, 1, L, C].
-        calibration: inputs as the model takes them, batches of any size.
-        name: of the network; the class's by default.
+        model: a network of the layers that `export.floats` supports; its first dimension is the
+            batch. NCHW inputs are NHWC in the network, sequences [N, C, L] are images [N, 1, L, C].
+        calibration: batches of any size, as the model takes them.
+        name: name of the network; by default that of the class.
         observer: ``minmax``, ``percentile`` (99.99 %) or ``mse``.
 
     Raises:
-        UnsupportedModelError: the model has what no operator of ours does.
-        InvalidArgumentError: calibration is empty, or holds no numbers.
+        UnsupportedModelError: the model uses unsupported operators.
+        InvalidArgumentError: calibration is empty or not finite.
     """
     if observer not in _OBSERVERS:
         raise UnknownNameError("observer", observer, _OBSERVERS)
     batches = [torch.as_tensor(batch).float() for batch in calibration]
     if not batches or not all(len(batch) for batch in batches):
-        raise InvalidArgumentError("calibration", "is empty", remedy="some inputs of the model")
+        raise InvalidArgumentError(
+            "calibration", "is empty", remedy="pass some inputs of the model"
+        )
     if not all(batch.isfinite().all() for batch in batches):
         raise InvalidArgumentError("calibration", "holds NaN or infinity")
     traced = trace(model, batches[0][:1])
     if len(traced.inputs) != 1:
-        raise UnsupportedModelError(f"it has {len(traced.inputs)} inputs; one is exported")
+        raise UnsupportedModelError(
+            f"the model has {len(traced.inputs)} inputs; only one is supported"
+        )
     grids = _grids(traced, batches, _OBSERVERS[observer])
     return _Builder(traced, grids, name or type(model).__name__).network()
 
@@ -82,20 +85,19 @@ def quantize_model(
 def _grids(
     traced: FloatModel, batches: list[torch.Tensor], observer: Callable[[], Observer]
 ) -> dict[str, Quantization]:
-    """A grid for each value."""
     names = {traced.inputs[0], *(layer.output for layer in traced.layers)}
     observers = {name: observer() for name in names}
-    # The graph is made for a batch of 1.
-    for one in (one for batch in batches for one in batch.split(1)):
-        values = traced.run(one)
-        for name, watching in observers.items():
-            watching.observe(values[name])
-    grids = {name: _grid_of(*one.range()) for name, one in observers.items()}
+    # The graph is traced for a batch of 1.
+    for sample in (sample for batch in batches for sample in batch.split(1)):
+        values = traced.run(sample)
+        for name, value_observer in observers.items():
+            value_observer.observe(values[name])
+    grids = {name: _grid_of(*seen.range()) for name, seen in observers.items()}
     _join(traced, observers, grids)
     for layer in traced.layers:
-        if layer.kind in _KEEPING:
+        if layer.kind in _SAME_GRID:
             grids[layer.output] = grids[layer.inputs[0]]
-        elif layer.kind in _FIXED:
+        elif layer.kind in _FIXED_GRID:
             grids[layer.output] = _quantization(1 / 256, -128)
     return grids
 
@@ -103,41 +105,37 @@ def _grids(
 def _join(
     traced: FloatModel, observers: dict[str, Observer], grids: dict[str, Quantization]
 ) -> None:
-    """Give what is concatenated one grid: of the widest range among the tensors and what keeps it.
-
-    Raises:
-        UnsupportedModelError: one of the tensors has a grid that is fixed.
-    """
+    """Give concatenated values, and values sharing their grid, the grid of their widest range."""
     groups = {name: {name} for name in grids}
     for layer in traced.layers:
-        if layer.kind == "concat" or layer.kind in _KEEPING:
-            whole = set[str]().union(*(groups[name] for name in (layer.output, *layer.inputs)))
-            groups |= dict.fromkeys(whole, whole)
-    fixed = {layer.output for layer in traced.layers if layer.kind in _FIXED}
+        if layer.kind == "concat" or layer.kind in _SAME_GRID:
+            merged = set[str]().union(*(groups[name] for name in (layer.output, *layer.inputs)))
+            groups |= dict.fromkeys(merged, merged)
+    fixed = {layer.output for layer in traced.layers if layer.kind in _FIXED_GRID}
     for layer in traced.layers:
         if layer.kind == "concat":
             group = groups[layer.output]
             if group & fixed:
                 raise UnsupportedModelError(
-                    "a concatenation of what softmax or sigmoid computes, whose scale is fixed",
+                    "softmax and sigmoid outputs have a fixed scale and cannot be concatenated",
                     where=layer.source or layer.output,
                 )
             ranges = [observers[name].range() for name in group]
-            low = torch.stack([one[0] for one in ranges]).min()
-            high = torch.stack([one[1] for one in ranges]).max()
+            low = torch.stack([limits[0] for limits in ranges]).min()
+            high = torch.stack([limits[1] for limits in ranges]).max()
             grids |= dict.fromkeys(group, _grid_of(low, high))
 
 
 def _grid_of(low: torch.Tensor, high: torch.Tensor) -> Quantization:
     grid = grid_of_range(low, high, _INT8)
-    return _quantization(float(_short(grid.scale)), int(grid.zero))
+    return _quantization(float(_rounded_up(grid.scale)), int(grid.zero))
 
 
-def _short(scales: torch.Tensor) -> torch.Tensor:
-    """Scales of 12 significant bits, rounded up so that nothing more is clipped.
+def _rounded_up(scales: torch.Tensor) -> torch.Tensor:
+    """Round scales up to 12 significant bits, so that nothing more is clipped.
 
-    Products of two of them are exact in float32. Runtimes differ in whether they multiply scales of
-    fully connected layers in 32 bits or 64; with these, they give the same bytes.
+    Products of two such scales are exact in float32. Runtimes multiply scales of fully connected
+    layers in 32 or 64 bits; with these, both give the same bytes.
     """
     mantissa, exponent = torch.frexp(scales)
     return torch.ldexp(torch.ceil(mantissa * 2**_SCALE_BITS), exponent - _SCALE_BITS)
@@ -148,18 +146,17 @@ def _quantization(scale: float, zero: int) -> Quantization:
 
 
 class _Builder:
-    """Layers to operators: weights are reordered, paddings named, reshapes left out."""
+    """Convert layers to operators: reorder weights, name paddings, drop reshapes."""
 
     def __init__(self, traced: FloatModel, grids: dict[str, Quantization], name: str) -> None:
         self._traced, self._grids, self._name = traced, grids, name
         self._tensors: list[Tensor] = []
         self._operators: list[Operator] = []
         self._index: dict[str, int] = {}
-        # By value that is a flattened image: channels, height and width of the image.
+        # Channels, height and width of flattened images, by value name.
         self._flattened: dict[str, tuple[int, int, int]] = {}
 
     def network(self) -> Network:
-        """The network of all layers."""
         traced = self._traced
         inputs = tuple(self._value(name) for name in traced.inputs)
         for layer in traced.layers:
@@ -168,7 +165,7 @@ class _Builder:
         return Network(self._name, tuple(self._tensors), tuple(self._operators), inputs, outputs)
 
     def _value(self, name: str) -> int:
-        """A tensor for a value; images become NHWC."""
+        """Add the tensor of a value; images become NHWC."""
         shape = self._traced.shapes[name]
         if len(shape) == 4:
             shape = (shape[0], shape[2], shape[3], shape[1])
@@ -189,29 +186,29 @@ class _Builder:
         self._operators.append(operator)
 
     def _weights(self, layer: Layer, weight: torch.Tensor, axis: int) -> tuple[int, int]:
-        """Tensors of weights, channels first as given and along `axis` as stored, and of bias."""
+        """Add weights, stored with channels along `axis`, and int32 bias; return their indices."""
         grid = grid_of_weights(weight, _INT8, Granularity(axis=0))
-        grid = replace(grid, scale=_short(grid.scale))
+        grid = replace(grid, scale=_rounded_up(grid.scale))
         codes = quantize(weight, grid).numpy().astype(np.int8)
         scales = grid.scale.numpy().astype(np.float32)
         moved = np.ascontiguousarray(np.moveaxis(codes, 0, axis))
         zeros = np.zeros(len(scales), np.int64)
         name = layer.source or layer.output
         weights = self._constant(f"{name}.weight", moved, Quantization(scales, zeros, axis))
-        of_bias = (self._grids[layer.inputs[0]].scale * scales).astype(np.float32)
+        bias_scales = (self._grids[layer.inputs[0]].scale * scales).astype(np.float32)
         real = np.zeros(len(scales)) if layer.bias is None else layer.bias.double().numpy()
-        rounded = np.round(real / of_bias.astype(np.float64))
-        clipped = np.clip(rounded, -_MOST_INT32, _MOST_INT32)
+        rounded = np.round(real / bias_scales.astype(np.float64))
+        clipped = np.clip(rounded, -_MAX_INT32, _MAX_INT32)
         if (clipped != rounded).any():
             warnings.warn(
-                f"the bias of {name} does not fit into 32 bits and is clipped",
+                f"the bias of {name} exceeds 32 bits and is clipped",
                 SlipstreamWarning, stacklevel=2,
             )  # fmt: skip
-        quantization = Quantization(of_bias, zeros, 0)
+        quantization = Quantization(bias_scales, zeros, 0)
         return weights, self._constant(f"{name}.bias", clipped.astype(np.int32), quantization)
 
     def _conv(self, layer: Layer) -> None:
-        assert layer.weight is not None  # as traced
+        assert layer.weight is not None  # set by the tracer
         # [out, in, h, w] to [out, h, w, in].
         weight = layer.weight.permute(0, 2, 3, 1)
         layer, padding = self._padded(layer)
@@ -223,7 +220,7 @@ class _Builder:
         if layer.groups == 1:
             self._operator("conv_2d", layer, self._weights(layer, weight, 0), **options)
             return
-        # A channel each: [out, h, w, 1] to [1, h, w, out].
+        # Depthwise: [out, h, w, 1] to [1, h, w, out].
         multiplier = weight.shape[0] // layer.groups
         weights = self._weights(layer, weight.squeeze(3), 2)
         stored = self._tensors[weights[0]]
@@ -234,12 +231,12 @@ class _Builder:
         self._operator("depthwise_conv_2d", layer, weights, multiplier=multiplier, **options)
 
     def _padded(self, layer: Layer) -> tuple[Layer, str]:
-        """A convolution and its padding's name; where it has none, with a PAD before it.
+        """Return a convolution and its padding's name, after adding a PAD if it has none.
 
-        Firmware of ours takes it into the convolution.
+        Our firmware folds the PAD into the convolution.
         """
-        given = layer.inputs[0]
-        shape = self._traced.shapes[given]
+        source = layer.inputs[0]
+        shape = self._traced.shapes[source]
         name = _padding_name(layer, (shape[2], shape[3]))
         if name:
             return layer, name
@@ -248,17 +245,17 @@ class _Builder:
         padded = f"{layer.output}.padded"
         high, wide = shape[2] + top + bottom, shape[3] + left + right
         self._traced.shapes[padded] = (shape[0], shape[1], high, wide)
-        self._grids[padded] = self._grids[given]
+        self._grids[padded] = self._grids[source]
         paddings = self._constant(f"{padded}.sides", sides)
         self._operator("pad", replace(layer, output=padded), (paddings,))
         return replace(layer, inputs=(padded,)), "valid"
 
     def _linear(self, layer: Layer) -> None:
-        assert layer.weight is not None  # as traced
+        assert layer.weight is not None  # set by the tracer
         weight = layer.weight
         image = self._flattened.get(layer.inputs[0])
         if image is not None:
-            # Columns come as NCHW flattens; memory is NHWC.
+            # Columns are in NCHW order; memory is NHWC.
             weight = weight.reshape(-1, *image).permute(0, 2, 3, 1).reshape(weight.shape)
         self._operator(
             "fully_connected", layer, self._weights(layer, weight, 0), activation=layer.activation,
@@ -277,13 +274,13 @@ class _Builder:
         self._operator("concatenation", layer, axis=axis, activation="none")
 
     def _transpose(self, layer: Layer) -> None:
-        assert layer.weight is not None  # as traced
+        assert layer.weight is not None  # set by the tracer
         weight = layer.weight.permute(0, 2, 3, 1)
         valid = not any(layer.padding)
         shape = self._traced.shapes[layer.output]
-        wanted = np.array([1, shape[2], shape[3], shape[1]], np.int32)
+        output_shape = np.array([1, shape[2], shape[3], shape[1]], np.int32)
         constants = self._weights(layer, weight, 0)
-        size = self._constant(f"{layer.output}.shape", wanted)
+        size = self._constant(f"{layer.output}.shape", output_shape)
         source = self._index[layer.inputs[0]]
         options = {
             "padding": "valid" if valid else "same", "stride_h": layer.stride[0],
@@ -317,7 +314,7 @@ class _Builder:
         padding = _padding_name(layer, (shape[2], shape[3]))
         if not padding:
             raise UnsupportedModelError(
-                f"a pooling with padding {layer.padding} around {shape[2]} x {shape[3]}, which is "
+                f"pooling with padding {layer.padding} around {shape[2]} x {shape[3]} is "
                 "not TensorFlow's SAME",
                 where=layer.source or layer.output,
             )
@@ -337,36 +334,37 @@ class _Builder:
         self._operator("softmax", layer, beta=1.0)
 
     def _reshape(self, layer: Layer) -> None:
-        """Left out: fully connected layers take any shape of their size."""
-        given, to = layer.inputs[0], layer.output
-        shape = self._traced.shapes[given]
-        readers = [one for one in self._traced.layers if to in one.inputs]
-        alone = to not in self._traced.outputs and all(one.kind == "linear" for one in readers)
+        """Skip a reshape that only linear layers read; they take any shape of that size."""
+        source, target = layer.inputs[0], layer.output
+        shape = self._traced.shapes[source]
+        readers = [reader for reader in self._traced.layers if target in reader.inputs]
+        skipped = target not in self._traced.outputs and all(r.kind == "linear" for r in readers)
         if len(shape) == 4 and shape[2] * shape[3] > 1:
-            if not alone:
+            if not skipped:
                 raise UnsupportedModelError(
-                    "a flattened image is read by something else than a linear layer",
-                    where=layer.source or to,
+                    "only linear layers can read a flattened image",
+                    where=layer.source or target,
                 )
-            self._flattened[to] = (shape[1], shape[2], shape[3])
-        elif given in self._flattened:
-            self._flattened[to] = self._flattened[given]
-        if alone:
-            self._index[to] = self._index[given]
+            self._flattened[target] = (shape[1], shape[2], shape[3])
+        elif source in self._flattened:
+            self._flattened[target] = self._flattened[source]
+        if skipped:
+            self._index[target] = self._index[source]
             return
-        shape = self._traced.shapes[to]
+        shape = self._traced.shapes[target]
         if len(shape) == 4:
             if math.prod(shape[2:]) > 1:
                 raise UnsupportedModelError(
-                    f"a reshape to the image {list(shape)}", where=layer.source or to
+                    f"reshaping to an image, {list(shape)}, is not supported",
+                    where=layer.source or target,
                 )
             shape = (shape[0], 1, 1, shape[1])
-        wanted = np.array(shape, np.int32)
-        self._operator("reshape", layer, (self._constant(f"{to}.shape", wanted),))
+        sizes = np.array(shape, np.int32)
+        self._operator("reshape", layer, (self._constant(f"{target}.shape", sizes),))
 
 
 def _padding_name(layer: Layer, image: tuple[int, int]) -> str:
-    """``same`` or ``valid``; empty where it is neither."""
+    """Return ``same`` or ``valid``; empty if it is neither."""
     if not any(layer.padding):
         return "valid"
     for side in (0, 1):
@@ -375,7 +373,7 @@ def _padding_name(layer: Layer, image: tuple[int, int]) -> str:
         size, stride = image[side], layer.stride[side]
         out = (size + before + after - reach) // stride + 1
         total = max((out - 1) * stride + reach - size, 0)
-        # What lies behind the last window is never read.
+        # Padding after the last window is never read.
         if out != -(-size // stride) or before != total // 2:
             return ""
     return "same"
