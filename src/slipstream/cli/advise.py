@@ -128,7 +128,7 @@ def command(
             first = Check(advice.best, alternative=advice.second, for_limit=bool(advice.needed))
             if check:
                 first = measure_first_choice(
-                    first, request, schedule, shown, store=past.store if past.kept else None,
+                    first, request, schedule, shown, store=past.store if past.writable else None,
                     progress=show_progress(say), say=say,
                 )  # fmt: skip
             else:

@@ -1,4 +1,4 @@
-"""What torch's native recorders print of themselves is kept off the user's screen."""
+"""Keep the messages of torch's native recorders off the user's screen."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 
-# The last of them: builds with CUDA look for a device where there is none.
+# The last entry: CUDA builds look for a device on machines without one.
 _RECORDERS = (
     b"USDT:", b"execution_trace_observer.cpp", b"CPUAllocator.cpp", b"DeviceProperties.cpp",
 )  # fmt: skip
@@ -16,14 +16,14 @@ _RECORDERS = (
 
 @contextlib.contextmanager
 def without_chatter() -> Iterator[None]:
-    """Within it, what this process writes to file descriptor 2 waits; then it is passed on.
+    """Hold back what this process writes to file descriptor 2, then pass on all but recorder lines.
 
-    All but the recorders' own lines. In a child nobody sees them; a notebook would show them.
+    Outputs of a child process are captured anyway; a notebook would show them.
     """
     try:
-        kept = os.dup(2)
+        stderr = os.dup(2)
     except OSError:
-        # Nobody listens.
+        # Descriptor 2 is closed.
         yield
         return
     with tempfile.TemporaryFile(prefix="slipstream-said-") as chatter:
@@ -33,8 +33,8 @@ def without_chatter() -> Iterator[None]:
             yield
         finally:
             sys.stderr.flush()
-            os.dup2(kept, 2)
-            os.close(kept)
+            os.dup2(stderr, 2)
+            os.close(stderr)
             chatter.seek(0)
             for line in chatter:
                 if not any(word in line for word in _RECORDERS):

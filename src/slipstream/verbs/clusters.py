@@ -1,4 +1,4 @@
-"""What is told of clusters: what they consist of, what a collective costs, how jobs share one."""
+"""Report what clusters consist of, what a collective costs and how jobs share a cluster."""
 
 from __future__ import annotations
 
@@ -23,43 +23,43 @@ from slipstream.cluster import (
 from slipstream.tables import Field, Table
 from slipstream.units import format_bytes, format_duration, format_percent
 
-# Rows of a table of links.
-_MOST_LINKS = 10
+# Rows of a table of links, and bottlenecks per job.
+_MAX_LINKS = 10
 
 
 _Row = tuple[str, object, str, str]
 _FACTS: tuple[Field[_Row], ...] = (
     Field.number("", lambda row: row[1]),
-    Field.of("known by", lambda row: row[2]),
+    Field.of("provenance", lambda row: row[2]),
     Field.of("source", lambda row: row[3], optional=True),
 )
 _LINKS: tuple[Field[tuple[LinkKind, int]], ...] = (
     Field.of("links", lambda row: row[0].name),
-    Field.number("how many", lambda row: row[1]),
-    Field.number("each way", lambda row: f"{row[0].bytes_per_s.value / 1e9:.4g} GB/s"),
+    Field.number("count", lambda row: row[1]),
+    Field.number("per direction", lambda row: f"{row[0].bytes_per_s.value / 1e9:.4g} GB/s"),
     Field.number("latency", lambda row: format_duration(row[0].latency_ns.value)),
-    Field.of("known by", lambda row: row[0].bytes_per_s.provenance.value),
+    Field.of("provenance", lambda row: row[0].bytes_per_s.provenance.value),
     Field.of("source", lambda row: row[0].bytes_per_s.source, optional=True),
 )
 
 
 @dataclass(frozen=True)
 class Description:
-    """A cluster: devices, links, prices, and where each number is from."""
+    """A cluster's devices, links and prices, with the source of each number."""
 
     cluster: Cluster
 
     def tables(self) -> list[Table]:
-        """The cluster, and its links."""
+        """Return a table of the cluster and one of its links."""
         name: Field[_Row] = Field.of(self.cluster.name, lambda row: row[0])
-        note = "a cable is two links, one each way; GB = 10^9 bytes"
+        note = "a cable counts as two links, one per direction; GB = 10^9 bytes"
         return [
             Table.of(self._facts(), (name, *_FACTS), self.cluster.about),
             Table.of(self._links(), _LINKS, notes=[note]),
         ]
 
     def to_json(self) -> dict[str, Any]:
-        """As results are printed; times in nanoseconds, rates in bytes a second."""
+        """Return the JSON payload; times in nanoseconds, rates in bytes per second."""
         cluster, topology = self.cluster, self.cluster.topology
         return {
             "name": cluster.name,
@@ -93,24 +93,26 @@ class Description:
             ("network", topology.generator, "", ""),
             ("devices", topology.devices, "", device.about if device else ""),
             ("hosts", topology.hosts, "", ""),
-            _fact("start-up of a message", cluster.alpha_ns, format_duration),
-            _fact("to add up a byte", cluster.reduce_ns_per_byte, format_duration),
-            _fact("slowdown beside messages", cluster.overlap_penalty, format_percent),
+            _fact("start-up per message", cluster.alpha_ns, format_duration),
+            _fact("reduction per byte", cluster.reduce_ns_per_byte, format_duration),
+            _fact("slowdown during messages", cluster.overlap_penalty, format_percent),
         ]
-        for one in cluster.regimes:
-            slowdown = f"a byte: {one.slowdown:.3g} times the links' time"
-            name = f"messages from {format_bytes(one.from_bytes)} on"
-            rows.append((name, format_duration(one.alpha_ns), "", slowdown))
+        for regime in cluster.regimes:
+            slowdown = f"per byte: {regime.slowdown:.3g} times the links' time"
+            name = f"messages of {format_bytes(regime.from_bytes)} or more"
+            rows.append((name, format_duration(regime.alpha_ns), "", slowdown))
         if device is None:
             return rows
-        if (each := device.price_per_hour) is not None:
-            rows.append(_fact("price", each, lambda one: f"{one * topology.devices:,.2f} $/h"))
+        if (price := device.price_per_hour) is not None:
+            rows.append(_fact("price", price, lambda rate: f"{rate * topology.devices:,.2f} $/h"))
         for dtype, rate in device.flops.items():
-            rows.append(_fact(f"peak {dtype}", rate, lambda one: f"{one / 1e12:.4g} TFLOP/s"))
+            rows.append(_fact(f"peak {dtype}", rate, lambda rate: f"{rate / 1e12:.4g} TFLOP/s"))
         if device.memory_bytes is not None:
             rows.append(_fact("memory", device.memory_bytes, format_bytes))
-        if (rate_of := device.memory_bytes_per_s) is not None:
-            rows.append(_fact("memory rate", rate_of, lambda one: f"{format_bytes(one)}/s"))
+        if (bandwidth := device.memory_bytes_per_s) is not None:
+            rows.append(
+                _fact("memory bandwidth", bandwidth, lambda rate: f"{format_bytes(rate)}/s")
+            )
         return rows
 
 
@@ -119,17 +121,17 @@ def _fact(name: str, number: Quantity, shown: Callable[[float], str]) -> _Row:
 
 
 _COSTS: tuple[Field[Cost], ...] = (
-    Field.of("algorithm", lambda one: one.algo),
-    Field.number("time", lambda one: format_duration(one.duration_ns)),
-    Field.number("of it latency", lambda one: format_duration(one.latency_ns)),
-    Field.number("sent per rank", lambda one: format_bytes(one.bytes_per_rank)),
-    Field.of("slowest link", lambda one: one.bottleneck),
+    Field.of("algorithm", lambda cost: cost.algo),
+    Field.number("time", lambda cost: format_duration(cost.duration_ns)),
+    Field.number("of which latency", lambda cost: format_duration(cost.latency_ns)),
+    Field.number("sent per rank", lambda cost: format_bytes(cost.bytes_per_rank)),
+    Field.of("slowest link", lambda cost: cost.bottleneck),
 )
 
 
 @dataclass(frozen=True)
 class Costs:
-    """What a collective over `group` costs by itself, by every algorithm that fits."""
+    """Cost of a collective over `group` alone on the cluster, by every algorithm that fits."""
 
     cluster: Cluster
     collective: Collective
@@ -138,42 +140,43 @@ class Costs:
 
     @classmethod
     def of(cls, cluster: Cluster, kind: str, nbytes: int, group: Group, algo: str) -> Costs:
-        """The costs of the algorithms that `algo` names.
+        """Return the costs of the algorithms that `algo` names.
 
         Raises:
             InvalidArgumentError, ClusterError: as `Cluster.cost`.
         """
-        wanted = Collective(kind, nbytes, group, algo)
-        names = cluster.algorithms(wanted, group)
+        collective = Collective(kind, nbytes, group, algo)
+        names = cluster.algorithms(collective, group)
         costs = (cluster.cost(Collective(kind, nbytes, group, name)) for name in names)
-        return cls(cluster, wanted, group, tuple(sorted(costs, key=lambda one: one.duration_ns)))
+        return cls(cluster, collective, group, tuple(sorted(costs, key=lambda c: c.duration_ns)))
 
     def table(self) -> Table:
-        """One row an algorithm."""
-        wanted, group, interval = self.collective, self.group, self.costs[0].interval
-        title = f"{wanted.kind} of {format_bytes(wanted.nbytes)} over {group.ranks} ranks" + (
-            f", {group.rows} groups at the same time" if group.rows > 1 else ""
+        """Return a table with a row per algorithm."""
+        collective, group, interval = self.collective, self.group, self.costs[0].interval
+        title = (
+            f"{collective.kind} of {format_bytes(collective.nbytes)} over {group.ranks} ranks"
+            + (f", {group.rows} groups at the same time" if group.rows > 1 else "")
         )
         notes = [_basis(self.cluster)]
         if interval is not None:
             low, high = format_duration(interval.low_ns), format_duration(interval.high_ns)
-            notes.append(f"nine of ten measurements lay within {low} to {high} of such a figure")
+            notes.append(f"9 of 10 measurements fall within {low} to {high} of such a time")
         return Table.of(self.costs, _COSTS, title, notes)
 
     def to_json(self) -> dict[str, Any]:
-        """As results are printed."""
+        """Return the JSON payload."""
         keys = ("algo", "duration_ns", "latency_ns", "bytes_per_rank", "bottleneck", "interval")
         return {
             "kind": self.collective.kind, "nbytes": self.collective.nbytes,
             "ranks": self.group.ranks, "groups": self.group.rows,
             "provenance": self.cluster.provenance,
-            "costs": [{key: getattr(one, key) for key in keys} for one in self.costs],
+            "costs": [{key: getattr(cost, key) for key in keys} for cost in self.costs],
         }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class JobRun:
-    """A job of a shared cluster: its iterations, what shows of communication, what holds it up."""
+    """Iterations, exposed communication and bottlenecks of a job on a shared cluster."""
 
     number: int
     job: Job
@@ -183,23 +186,23 @@ class JobRun:
 
     @property
     def held_up(self) -> str:
-        """What holds its transfers up most."""
+        """Name and share of the worst bottleneck of its transfers."""
         if not self.bottlenecks:
             return "-"
         return f"{self.bottlenecks[0].name} ({format_percent(self.bottlenecks[0].share)})"
 
 
 _JOBS: tuple[Field[JobRun], ...] = (
-    Field.of("job", lambda one: f"{one.number} {one.job.name}"),
-    Field.number("iterations", lambda one: one.job.iterations),
+    Field.of("job", lambda run: f"{run.number} {run.job.name}"),
+    Field.number("iterations", lambda run: run.job.iterations),
     Field.number(
-        "iteration, median", lambda one: format_duration(float(np.median(one.run.iteration_ns)))
+        "iteration, median", lambda run: format_duration(float(np.median(run.run.iteration_ns)))
     ),
-    Field.number("longest", lambda one: format_duration(float(one.run.iteration_ns.max()))),
-    Field.number("exposed", lambda one: format_duration(one.exposed_ns)),
-    Field.number("end", lambda one: format_duration(float(one.run.iteration_end_ns[-1]))),
+    Field.number("longest", lambda run: format_duration(float(run.run.iteration_ns.max()))),
+    Field.number("exposed", lambda run: format_duration(run.exposed_ns)),
+    Field.number("end", lambda run: format_duration(float(run.run.iteration_end_ns[-1]))),
     Field.of(
-        "held up most by (of its transfers' time)", lambda one: one.held_up, optional=True
+        "main bottleneck (share of transfer time)", lambda run: run.held_up, optional=True
     ),
 )  # fmt: skip
 
@@ -212,7 +215,7 @@ class SharedRun:
     timeline: Timeline
 
     def jobs(self) -> list[JobRun]:
-        """Each job."""
+        """Return the run of each job."""
         return [self._job(number, job) for number, job in enumerate(self.timeline.jobs)]
 
     def _job(self, number: int, job: Job) -> JobRun:
@@ -223,7 +226,7 @@ class SharedRun:
         return JobRun(number, job, run, exposed_ns, held)
 
     def tables(self) -> list[Table]:
-        """The jobs, and the links that were used most."""
+        """Return a table of the jobs and one of the busiest links."""
         used, name = self.timeline.link_utilisation(), self.cluster.topology.link_name
         fields: tuple[Field[int], ...] = (
             Field.of("busiest links", name),
@@ -236,18 +239,18 @@ class SharedRun:
         ]
 
     def to_json(self) -> Mapping[str, Any]:
-        """As results are printed."""
+        """Return the JSON payload."""
         timeline, used = self.timeline, self.timeline.link_utilisation()
         payload = {
             "makespan_ns": timeline.makespan_ns,
             "provenance": timeline.provenance,
             "jobs": [
                 {
-                    "name": one.job.name, "iteration_ns": one.run.iteration_ns,
-                    "end_ns": one.run.iteration_end_ns[-1], "exposed_ns": one.exposed_ns,
-                    "bottlenecks": one.bottlenecks[:_MOST_LINKS],
+                    "name": run.job.name, "iteration_ns": run.run.iteration_ns,
+                    "end_ns": run.run.iteration_end_ns[-1], "exposed_ns": run.exposed_ns,
+                    "bottlenecks": run.bottlenecks[:_MAX_LINKS],
                 }
-                for one in self.jobs()
+                for run in self.jobs()
             ],
             "links": [
                 {
@@ -266,20 +269,20 @@ class SharedRun:
 
     def _busiest(self) -> list[int]:
         order = np.argsort(-self.timeline.link_utilisation(), kind="stable")
-        return [int(link) for link in order[:_MOST_LINKS]]
+        return [int(link) for link in order[:_MAX_LINKS]]
 
     def _transfers(self) -> str:
         queues = self.timeline.queues
         if queues is None:
-            return "fluid transfers: says nothing about queues and tail latencies"
+            return "fluid transfers: queues and tail latencies are not modelled"
         return (
             f"packets: {queues.dropped.sum()} dropped, {queues.marked.sum()} marked, "
-            f"{queues.sent_again.sum()} sent again; up to "
-            f"{format_bytes(float(queues.peak_bytes.max()))} waited"
+            f"{queues.sent_again.sum()} retransmitted; up to "
+            f"{format_bytes(float(queues.peak_bytes.max()))} queued"
         )
 
 
 def _basis(cluster: Cluster) -> str:
     if cluster.calibration is not None:
         return f"links: measured {cluster.calibration.date}"
-    return f"links: {cluster.provenance.value} (slipstream cluster show has every number's source)"
+    return f"links: {cluster.provenance.value} (slipstream cluster show lists every source)"

@@ -1,7 +1,7 @@
-"""Combinations of techniques as a study: where they are too many to be predicted one and all.
+"""Search combinations of techniques when there are too many to predict all.
 
-The space has a parameter a technique: left out, or one of its settings that helps alone. The
-simulator of graphs is the estimator; the search begins with the combinations grown from pairs.
+Each technique is a parameter of the space: left out, or one of its settings that helps alone. The
+graph simulator is the estimator; the search starts from the combinations grown from pairs.
 """
 
 from __future__ import annotations
@@ -20,42 +20,41 @@ from slipstream.verbs.results import Predicted, Prediction
 
 Combination = tuple[Technique, ...]
 
-# What the search may cost on top of the combinations that were grown.
-_MOST, _SECONDS = 48, 10.0
+# Budget of the search, in addition to the combinations that were grown.
+_MAX_TRIALS, _MAX_S = 48, 10.0
 _OUT = "-"
 
 
-def joined(one: Combination, part: Combination) -> Combination | None:
-    """The combination of both; None where they cannot stand together."""
+def joined(combination: Combination, part: Combination) -> Combination | None:
+    """Return the combination of both, or None if they conflict."""
     try:
-        return technique.combination((*one, *part))
+        return technique.combination((*combination, *part))
     except UsageError:
         return None
 
 
 def search_combinations(
     parts: Sequence[Combination],
-    known: Mapping[Combination, Predicted],
+    predictions: Mapping[Combination, Predicted],
     tried: Collection[Combination],
     ask: Callable[[Sequence[Combination]], list[Prediction]],
     say: Callable[[str], None],
-    longest_s: float = math.inf,
+    max_s: float = math.inf,
 ) -> tuple[dict[Combination, Prediction], int]:
-    """Predict more combinations of `parts`, those of many techniques among them.
+    """Predict further combinations of `parts`, including those of many techniques.
 
     Args:
         parts: techniques that help alone.
-        known: predictions so far, by combination; the search begins with the best of them.
-        tried: combinations that were predicted, whatever came of it.
-        longest_s: how long it may take, in seconds; there is a limit of its own besides.
+        predictions: by combination; the search starts from the best of them.
+        tried: every combination attempted so far.
+        max_s: time limit in seconds, in addition to the search's own.
 
     Returns:
-        what was predicted in addition; how many combinations there are, those that cannot stand
-        together and the empty one left out where they are few enough to be told.
+        the new predictions; the number of combinations (of those that do not conflict, if few).
     """
     settings: dict[str, dict[str, Combination]] = {}
-    for one in parts:
-        settings.setdefault(one[0].name, {})[technique.combination_name(one)] = one
+    for part in parts:
+        settings.setdefault(part[0].name, {})[technique.combination_name(part)] = part
     if len(settings) < 2:
         return {}, len(parts)
     space = Space({name: Categorical((_OUT, *added)) for name, added in settings.items()})
@@ -68,32 +67,32 @@ def search_combinations(
         return combined or None
 
     added: dict[Combination, Prediction] = {}
-    predicted: dict[Combination, Prediction] = dict(known)
+    predicted: dict[Combination, Prediction] = dict(predictions)
 
     def estimate(config: Mapping[str, Any]) -> dict[str, float]:
         combined = combination(config)
         if combined is None:
-            raise ValueError("they cannot stand together")
+            raise ValueError("these techniques conflict")
         if combined not in predicted and combined in tried:
             raise ValueError("it does not apply")
         if combined not in predicted:
             for prediction in ask([combined]):
                 added[combined] = predicted[combined] = prediction
         if combined not in predicted:
-            raise ValueError("there is no time left")
-        one = predicted[combined]
-        if not isinstance(one, Predicted):
+            raise ValueError("the time limit is reached")
+        prediction = predicted[combined]
+        if not isinstance(prediction, Predicted):
             raise ValueError("it does not apply")
-        return {"ratio": one.ratio, "memory": float(one.memory[1])}
+        return {"ratio": prediction.ratio, "memory": float(prediction.memory[1])}
 
     size = (space.size or 1) - 1
-    seconds = min(_SECONDS, longest_s)
+    seconds = min(_MAX_S, max_s)
     if size <= len(tried) or seconds <= 0:
         return {}, size
-    if size - len(tried) <= _MOST:
-        # A search would propose the same ones over and over, for as long as it may.
+    if size - len(tried) <= _MAX_TRIALS:
+        # A search would propose the same combinations repeatedly until its time limit.
         began = time.monotonic()
-        for values in itertools.product(*((_OUT, *one) for one in settings.values())):
+        for values in itertools.product(*((_OUT, *added) for added in settings.values())):
             combined = combination(dict(zip(settings, values, strict=True)))
             if combined is None or combined in predicted or combined in tried:
                 continue
@@ -102,13 +101,13 @@ def search_combinations(
             for prediction in ask([combined]):
                 added[combined] = prediction
         return added, size
-    best = sorted(known.values(), key=lambda p: p.ratio)
+    best = sorted(predictions.values(), key=lambda p: p.ratio)
     as_values = (_values(p.techniques, settings) for p in best)
-    start = [one for one in as_values if one is not None][: _MOST // 2]
+    start = [values for values in as_values if values is not None][: _MAX_TRIALS // 2]
     say(f"searching {size:,} combinations")
     study(
         "combinations", space, {"ratio": "min", "memory": "min"}, estimator=estimate,
-        strategy="evolution", start=start, budget=Budget(trials=_MOST, seconds=seconds),
+        strategy="evolution", start=start, budget=Budget(trials=_MAX_TRIALS, seconds=seconds),
     ).run()  # fmt: skip
     return added, size
 
@@ -117,9 +116,9 @@ def _values(
     combination: Combination, settings: Mapping[str, Mapping[str, Combination]]
 ) -> dict[str, str] | None:
     values = dict.fromkeys(settings, _OUT)
-    for one in combination:
-        name = technique.combination_name((one,))
-        if one.name not in settings or name not in settings[one.name]:
+    for part in combination:
+        name = technique.combination_name((part,))
+        if part.name not in settings or name not in settings[part.name]:
             return None
-        values[one.name] = name
+        values[part.name] = name
     return values

@@ -1,8 +1,7 @@
-"""What is micro-benchmarked before a deadline: what most of the step hangs on comes first.
+"""Choose what to micro-benchmark before a deadline: the calls that matter most come first.
 
-A few dozen of a step's calls make up nine tenths of it. These are timed with care, what makes up
-the rest only roughly, and its last fiftieth not at all: whatever that took, it would hardly change
-a rank.
+A few dozen calls account for nine tenths of a step. These are timed with care, most of the rest
+roughly, and the last fiftieth of the step not at all: its timing would hardly change a rank.
 """
 
 from __future__ import annotations
@@ -22,34 +21,34 @@ from slipstream.provenance import Provenance
 from slipstream.verbs.outlooks import Outlook
 from slipstream.verbs.results import Predicted, Prediction, Refused
 
-# Of the recorded step: what calls timed roughly, and those not timed, make up together.
-_ROUGHLY, _HARDLY = 0.2, 0.02
-# Of the predicted step: what may be assumed, for want of time, in a prediction that is shown.
-_MOST_ASSUMED = 0.05
+# Shares of the recorded step: calls timed roughly or not at all, and calls not timed.
+_ROUGH_SHARE, _SKIPPED_SHARE = 0.2, 0.02
+# Largest share of a shown prediction that may be assumed because time ran out.
+_MAX_ASSUMED_SHARE = 0.05
 MORE_TIME = "--time-limit 5min"
-_MORE_TIME = f"{MORE_TIME}, or asking again, measures more"
-# To end the batch and the combinations under way, to rank all, and to print it; and for what is
-# measured on two threads, which takes twice its seconds.
-_ENDING_S, _ENDING = 7.0, 0.12
-# To print what the first choice was measured at.
+_MORE_TIME = f"{MORE_TIME}, or the same command again, measures more"
+# Reserved for finishing the current batch and combinations, ranking and printing, and for
+# measurements on two threads, which take twice as long.
+_FINISH_S, _FINISH_SHARE = 7.0, 0.12
+# Reserved for printing the measurement of the first choice.
 _PRINTING_S = 1.0
-# The first choice is measured for about so long, after both sides were started; for less if there
-# is little time, but not for less than the second number.
-CHECK_S, _SHORTEST_CHECK_S = 10.0, 3.0
-# Of the time after the recording, the largest share that is reserved for that.
-_FOR_CHECK = 0.5
-# Of the time that is left for the analysis, the largest share for page faults of other launches.
+# Target duration of the measurement of the first choice, after both sides started, and the
+# shortest one that is worth starting.
+CHECK_S, _MIN_CHECK_S = 10.0, 3.0
+# Largest share of the time after the recording that is reserved for it.
+_CHECK_SHARE = 0.5
+# Largest share of the analysis time for the page faults of other launches.
 FOR_LAUNCHES = 0.3
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """When the parts of an `advise` are to be done, of `time.monotonic`.
+    """Deadlines of the parts of an `advise`, as times of `time.monotonic`.
 
     Attributes:
-        analysis: timing operators and predicting.
-        check: measuring the first choice; None if there is too little time for that.
-        starting_s: an estimate of what starting both sides takes, in seconds.
+        analysis: end of timing operators and predicting.
+        check: end of measuring the first choice; None if there is too little time for it.
+        starting_s: estimated time to start both sides, in seconds.
     """
 
     analysis: float
@@ -58,18 +57,18 @@ class Schedule:
 
     @classmethod
     def of(cls, began: float, recorded: float, limit_s: float, *, check: bool) -> Schedule:
-        """Share out `limit_s` seconds; half of them at least remain after the recording.
+        """Split `limit_s` seconds; at least half of them remain after the recording.
 
         Args:
-            began, recorded: of `time.monotonic`: the command, and the end of its recording.
+            began, recorded: start of the command and end of its recording, by `time.monotonic`.
             check: whether the first choice is to be measured.
         """
         end = max(began + limit_s, recorded + limit_s / 2)
-        analysis = end - min(_ENDING_S, _ENDING * limit_s)
-        # A recording starts the program once, and takes as long again for its steps.
+        analysis = end - min(_FINISH_S, _FINISH_SHARE * limit_s)
+        # Recording starts the program once, and takes about as long again for its steps.
         starting_s = recorded - began
-        reserved_s = min(starting_s + CHECK_S, _FOR_CHECK * (end - recorded))
-        if not check or reserved_s < starting_s + _SHORTEST_CHECK_S:
+        reserved_s = min(starting_s + CHECK_S, _CHECK_SHARE * (end - recorded))
+        if not check or reserved_s < starting_s + _MIN_CHECK_S:
             return cls(analysis, None, starting_s)
         return cls(analysis - reserved_s, end - _PRINTING_S, starting_s)
 
@@ -81,41 +80,40 @@ def measure_in_time(
     until: float,
     say: Callable[[str], None] = lambda line: None,
 ) -> int:
-    """Micro-benchmark what these techniques ask, as far as there is time.
+    """Micro-benchmark the calls that these techniques require, as far as time permits.
 
-    A call weighs as much as the step spends in it, recorded or edited by a technique. One that is
-    in no step, which a technique's own model rests on, weighs most. Techniques that ask least come
-    first, so that most of them are known; and before all the machine's limits, by which the rest
-    is estimated.
+    A call's weight is the time the step spends in it, recorded or edited by a technique; calls of
+    neither step, which only a technique's own model needs, weigh most. The machine's limits, from
+    which unmeasured calls are estimated, come first, then techniques with the fewest calls.
 
     Args:
-        until: of `time.monotonic`, when no further batch is begun.
+        until: time of `time.monotonic` after which no further batch starts.
 
     Returns:
-        how many operators there was no time for.
+        the number of operators that were not measured.
     """
     recorded = _time_by_call(graph)
-    careful, hardly = _lightest(recorded, _ROUGHLY), _lightest(recorded, _HARDLY)
+    careful, hardly = _lightest(recorded, _ROUGH_SHARE), _lightest(recorded, _SKIPPED_SHARE)
     heavy, light = [], []
-    for one in outlooks:
-        after = one.prediction.graph if isinstance(one.prediction, Predicted) else None
+    for outlook in outlooks:
+        after = outlook.prediction.graph if isinstance(outlook.prediction, Predicted) else None
         edited = _time_by_call(after) if after is not None else {}
-        parts = one.prediction.techniques if one.missing else ()
-        asked = [Question.of(call) for part in parts for call in part.questions(graph)]
-        # What nothing is known of yet may have been put in with no time at all.
+        parts = outlook.prediction.techniques if outlook.missing else ()
+        questions = [Question.of(call) for part in parts for call in part.required_timings(graph)]
+        # An unmeasured call may be in the edited step with a time of zero.
         weights = [
             max(recorded.get(call.call.key, 0.0), edited.get(call.call.key, 0.0)) or math.inf
-            for call in asked
+            for call in questions
         ]
-        weighed = [asked[i] for i in sorted(range(len(asked)), key=lambda i: -weights[i])]
+        weighed = [questions[i] for i in sorted(range(len(questions)), key=lambda i: -weights[i])]
         weights.sort(reverse=True)
-        most, all_but_hardly = (
-            sum(weight >= least for weight in weights) for least in (careful, hardly)
+        carefully, measured = (
+            sum(weight >= limit for weight in weights) for limit in (careful, hardly)
         )
-        heavy.append(weighed[:most])
-        light.append(weighed[most:all_but_hardly])
-    done = (work(call) for call in graph.calls)
-    dtypes = frozenset(one.dtype for one in done if one is not None and one.flops)
+        heavy.append(weighed[:carefully])
+        light.append(weighed[carefully:measured])
+    costs = (work(call) for call in graph.calls)
+    dtypes = frozenset(cost.dtype for cost in costs if cost is not None and cost.flops)
     first = [*map(Question.of, probes(dtypes)), *itertools.chain(*sorted(heavy, key=len))]
     then = [*itertools.chain(*sorted(light, key=len))]
     durations.measure(first, say, until)
@@ -123,49 +121,48 @@ def measure_in_time(
     return len(durations.missing([*first, *then]))
 
 
-def _lightest(lasts: Mapping[str, float], share: float) -> float:
-    """How long those calls take at least that take all but this share of the step, in ns."""
-    ordered = np.sort(np.fromiter(lasts.values(), float, len(lasts)))
+def _lightest(times_ns: Mapping[str, float], share: float) -> float:
+    """Return the least time of the calls that make up all but `share` of the step, in ns."""
+    ordered = np.sort(np.fromiter(times_ns.values(), float, len(times_ns)))
     lighter = ordered.cumsum() <= share * ordered.sum()
     return float(ordered[~lighter].min(initial=math.inf))
 
 
 def as_far_as_known(graph: Graph, p: Prediction, durations: Durations) -> Prediction:
-    """`p`, or that there was no time for it where too much of it would be an assumption."""
-    if not isinstance(p, Predicted) or p.shares.get(Provenance.ASSUMED, 0.0) <= _MOST_ASSUMED:
+    """Return `p`, or a refusal if too much of it is assumed because time ran out."""
+    if not isinstance(p, Predicted) or p.shares.get(Provenance.ASSUMED, 0.0) <= _MAX_ASSUMED_SHARE:
         return p
-    left = len(durations.missing(call for part in p.techniques for call in part.questions(graph)))
-    if not left:
+    missing = len(
+        durations.missing(call for part in p.techniques for call in part.required_timings(graph))
+    )
+    if not missing:
         return p
-    reason = f"there was no time to measure {left:,} operator{'s' * (left > 1)}; {_MORE_TIME}"
+    reason = f"there was no time to measure {missing:,} operator{'s' * (missing > 1)}; {_MORE_TIME}"
     return Refused(
         p.technique, p.baseline_ns, reason, p.quality, p.memory[0], True, p.techniques
     )  # fmt: skip
 
 
 def is_guessed(p: Prediction, parts: Iterable[Predicted]) -> bool:
-    """Whether a combination rests on assumptions, for want of time, that its parts do not."""
+    """Whether a combination relies on unmeasured operators more than its parts do."""
     theirs = max((part.shares.get(Provenance.ASSUMED, 0.0) for part in parts), default=0.0)
-    return p.shares.get(Provenance.ASSUMED, 0.0) > theirs + _MOST_ASSUMED
+    return p.shares.get(Provenance.ASSUMED, 0.0) > theirs + _MAX_ASSUMED_SHARE
 
 
 def estimated_in_words(count: int) -> str:
-    """What there was no time for; empty where there was."""
+    """Return a note on operators that were not measured; empty if `count` is 0."""
     if not count:
         return ""
-    were = "operators were" if count > 1 else "operator was"
-    return (
-        f"{count:,} {were} estimated, for want of time, and intervals are as wide as that: "
-        f"{_MORE_TIME}"
-    )
+    measured = "operators were not measured" if count > 1 else "operator was not measured"
+    return f"for lack of time, {count:,} {measured} and intervals are wider: {_MORE_TIME}"
 
 
 def _time_by_call(graph: Graph) -> dict[str, float]:
-    """How long the step spends in each call, in ns."""
+    """Return the time that the step spends in each call, in ns."""
     tasks = graph.tasks
     calling = tasks.call >= 0
-    times = np.bincount(tasks.call[calling], tasks.duration_ns[calling], len(graph.calls))
-    lasts: dict[str, float] = {}
-    for call, time_ns in zip(graph.calls, times.tolist(), strict=True):
-        lasts[call.key] = lasts.get(call.key, 0.0) + time_ns
-    return lasts
+    task_times = np.bincount(tasks.call[calling], tasks.duration_ns[calling], len(graph.calls))
+    times_ns: dict[str, float] = {}
+    for call, time_ns in zip(graph.calls, task_times.tolist(), strict=True):
+        times_ns[call.key] = times_ns.get(call.key, 0.0) + time_ns
+    return times_ns

@@ -1,4 +1,4 @@
-"""What `slipstream doctor` looks at: each check tries the thing itself and says what happened."""
+"""Checks of `slipstream doctor`: each tries a capability and reports the result."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from slipstream.errors import SlipstreamError
 from slipstream.tables import Field, Table
 
 _TIMEOUT_S = 10.0
-# What each optional dependency group of ours is good for.
+# What each optional dependency group provides.
 _UNLOCKS = {
     "search": "search strategies that learn from trials",
     "data": "data sets that scikit-learn carries",
@@ -29,18 +29,16 @@ _UNLOCKS = {
     "trials": "searches on many machines, with Ray",
     "controller": "training under Monarch's controller",
     "edge": "models for phones and microcontrollers",
-    "onnx": "ONNX Runtime beside PyTorch",
+    "onnx": "ONNX Runtime as a second runtime",
     "mlperf": "serving and training under MLPerf's rules",
     "live": "the editor server and the live page",
-    "vision": "reading pictures",
-    "dev": "running our own tests",
+    "vision": "reading images",
+    "dev": "running slipstream's tests",
 }
 _SYSCALL_PERF_EVENT_OPEN = {"x86_64": 298, "aarch64": 241}
 _PERF_HARDWARE, _PERF_SOFTWARE = 0, 1
 _COUNT_INSTRUCTIONS, _TASK_CLOCK = 1, 1
-
-
-# What the gate of a measurement waits for to pass, too.
+# The threshold that a measurement's gate waits for, too.
 _BUSY_PERCENT = 15
 _PAIR = "ip link add name left type veth peer name right"
 _DELAY = "tc qdisc add dev left root netem delay 1ms"
@@ -54,7 +52,7 @@ _TITLES = {
 
 
 class Answer(NamedTuple):
-    """What trying a thing gave; see `Check`."""
+    """Outcome of a probe; see `Check`."""
 
     ok: bool | None
     found: str
@@ -63,13 +61,13 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the doctor's report.
+    """A line of the doctor's report.
 
     Attributes:
-        ok: there and working; None where it is neither good nor bad.
-        found: what was found, or why it does not work.
-        unlocks: what it is good for.
-        remedy: how to get it; empty where there is nothing to do.
+        ok: whether it works; None for a plain fact.
+        found: the finding, or why it does not work.
+        unlocks: what it is used for.
+        remedy: how to get it; empty if nothing needs doing.
     """
 
     group: str
@@ -81,7 +79,7 @@ class Check:
 
     @property
     def needed(self) -> bool:
-        """Whether nothing works without it."""
+        """Whether slipstream cannot run without it."""
         return self.name in ("Python", "torch", "results")
 
 
@@ -93,15 +91,15 @@ class Checks:
 
     @property
     def core_works(self) -> bool:
-        """Whether all that is needed does."""
+        """Whether every needed check passed."""
         return not any(check.needed and check.ok is False for check in self.checks)
 
     def to_json(self) -> list[dict[str, Any]]:
-        """As results are printed."""
+        """Return the JSON payload."""
         return [asdict(check) for check in self.checks]
 
     def tables(self) -> list[Table]:
-        """One table a group; a column that would be empty is left out."""
+        """Return a table per group, without empty columns."""
         return [self._table(group) for group in _TITLES]
 
     def _table(self, group: str) -> Table:
@@ -112,7 +110,7 @@ class Checks:
             fields.append(Field.of("works", lambda check: words[check.ok]))
         fields.append(Field.of("found", lambda check: check.found))
         if any(check.unlocks for check in checks):
-            fields.append(Field.of("good for", lambda check: check.unlocks, optional=True))
+            fields.append(Field.of("used for", lambda check: check.unlocks, optional=True))
         notes = [
             f"{check.name} ({check.unlocks or 'needed'}): {check.remedy}"
             for check in checks
@@ -122,14 +120,14 @@ class Checks:
 
 
 def examine(store: Path | None, say: Callable[[str], None] = lambda line: None) -> Checks:
-    """Every check, tried now.
+    """Run every check.
 
     Args:
-        store: the results store to look at; None for the usual one.
-        say: called with the name of each group before it is looked at.
+        store: the results store to inspect; None for the default one.
+        say: called with the name of each group before its checks.
     """
     checks: dict[str, list[Check]] = {}
-    # Whether torch can use a GPU is asked of the one that was imported for "software".
+    # The GPU check uses the torch that "software" imported.
     for group in ("software", "machine", "extras", "measuring"):
         say(group)
         checks[group] = look(group)
@@ -138,7 +136,7 @@ def examine(store: Path | None, say: Callable[[str], None] = lambda line: None) 
 
 
 def look(group: str) -> list[Check]:
-    """The checks of one group but the store's."""
+    """Run the checks of a group other than the store."""
     if group == "extras":
         return _extras()
     checks = _facts() if group == "machine" else []
@@ -149,7 +147,7 @@ def look(group: str) -> list[Check]:
 
 
 def check_store(path: Path | None) -> Check:
-    """Where results go, and whether they can."""
+    """Check where results go and whether they can be written."""
     answer = _tried(partial(_store, path))
     return Check("store", "results", answer.ok, answer.found, remedy=answer.remedy)
 
@@ -158,13 +156,13 @@ def _tried(probe: Callable[[], Answer]) -> Answer:
     try:
         return probe()
     except ImportError as error:
-        return Answer(False, f"cannot be asked: {error}")
+        return Answer(False, f"cannot be checked: {error}")
     except SlipstreamError as error:
         return Answer(False, error.what, error.remedy or "")
 
 
 def _facts() -> list[Check]:
-    """What the machine is: neither good nor bad."""
+    """Describe the machine."""
     from slipstream.measure import facts_machine
 
     facts = facts_machine.facts()
@@ -172,33 +170,33 @@ def _facts() -> list[Check]:
     affinity = facts["machine.affinity"]
     cores = f"{facts['cpu.physical']} cores, {facts['cpu.logical']} logical"
     if isinstance(affinity, list) and len(affinity) != facts["cpu.logical"]:
-        cores += f", {len(affinity)} of them ours"
+        cores += f", {len(affinity)} of them usable by this process"
     if quota is not None:
         cores += f", limited to {quota:g} by the control group"
     virtual = f"hypervisor: {facts['machine.hypervisor']}; container: {facts['machine.container']}"
-    known = {
+    descriptions = {
         "processor": str(facts["cpu.model"]),
         "cores": cores,
         "memory": f"{facts['memory.total_mib']} MiB, "
         f"{facts['now.memory_available_mib']} MiB available",
         "system": f"{platform.system()} {platform.release()}; {virtual}",
     }
-    return [Check("machine", name, None, value) for name, value in known.items()]
+    return [Check("machine", name, None, value) for name, value in descriptions.items()]
 
 
 def _extras() -> list[Check]:
-    """Our optional dependencies, as the installed package's metadata names them."""
+    """Check the optional dependency groups that the package's metadata declares."""
     try:
         declared = metadata.metadata("slipstream").get_all("Provides-Extra") or []
         required = metadata.requires("slipstream") or []
     except metadata.PackageNotFoundError:
-        reason = "slipstream itself is not installed, only on the path"
+        reason = "slipstream is importable but not installed"
         return [Check("extras", "slipstream", False, reason, remedy="pip install slipstream")]
     return [check_extra(extra, required) for extra in declared]
 
 
 def check_extra(extra: str, required: Sequence[str]) -> Check:
-    """Whether what `extra` needs is installed, by the package's requirements."""
+    """Check that the requirements of the dependency group `extra` are installed."""
     installed, missing = [], []
     for requirement in required:
         condition = requirement.partition(";")[2]
@@ -222,8 +220,8 @@ def _store(path: Path | None) -> Answer:
     if not place.exists():
         folder = next((p for p in place.absolute().parents if p.exists()), Path("/"))
         if os.access(folder, os.W_OK):
-            return Answer(True, f"{place} (made at the first measurement)")
-        return Answer(False, f"{place} cannot be made", "set SLIPSTREAM_STORE")
+            return Answer(True, f"{place} (created at the first measurement)")
+        return Answer(False, f"{place} cannot be created", "set SLIPSTREAM_STORE")
     try:
         with Store(place, read_only=True) as opened:
             count = len(opened.list())
@@ -256,7 +254,7 @@ def _timer() -> Answer:
         while (after := time.perf_counter_ns()) == before:
             pass
         steps.append(after - before)
-    return Answer(None, f"steps of {min(steps)} ns, seen in 200 readings")
+    return Answer(None, f"resolution {min(steps)} ns, over 200 readings")
 
 
 def _torch() -> Answer:
@@ -320,19 +318,19 @@ def _frequency() -> Answer:
 
 
 def pressure(path: Path = Path("/proc/pressure/cpu")) -> Answer:
-    """How long tasks waited for processors of late, as the kernel tells it."""
+    """Report how long tasks recently waited for a CPU, by the kernel's pressure metric."""
     try:
         # "some avg10=98.54 avg60=...": percent of the last ten seconds.
         waited = float(path.read_text().split()[1].removeprefix("avg10="))
     except (OSError, IndexError, ValueError):
         return Answer(False, f"{path} cannot be read")
-    busy = "; busy: measurements will be wide" if waited > _BUSY_PERCENT else ""
-    return Answer(True, f"processors {waited:.0f} % under pressure in the last 10 s{busy}")
+    busy = "; busy: measurements will have wide intervals" if waited > _BUSY_PERCENT else ""
+    return Answer(True, f"tasks waited for a CPU {waited:.0f} % of the last 10 s{busy}")
 
 
 def _peak_memory() -> Answer:
     try:
-        # Resets this process's own high-water mark, which nobody else looks at.
+        # Resets only this process's high-water mark, which nothing else reads.
         Path("/proc/self/clear_refs").write_text("5")
     except OSError as error:
         return Answer(False, f"the peak cannot be reset: {error.strerror}")
@@ -340,12 +338,12 @@ def _peak_memory() -> Answer:
 
 
 def _namespace() -> Answer:
-    """A throw-away network namespace with a pair of interfaces that count bytes."""
+    """Create a throw-away network namespace with a pair of interfaces that count bytes."""
     return _in_namespace(_PAIR, "a pair of interfaces can be made")
 
 
 def _slow_links() -> Answer:
-    """A slow link in such a namespace."""
+    """Emulate a slow link in such a namespace."""
     answer = _in_namespace(f"{_PAIR} && {_DELAY}", "netem delays packets")
     if not answer.ok and _namespace().ok:
         return answer._replace(remedy="a kernel with the module sch_netem")
@@ -353,7 +351,7 @@ def _slow_links() -> Answer:
 
 
 def _in_namespace(commands: str, works: str) -> Answer:
-    """Whether they do in a namespace that is gone when they end, or what they complained about."""
+    """Run `commands` in a temporary namespace; report `works` or their first complaint."""
     missing = [program for program in ("unshare", "ip", "tc") if shutil.which(program) is None]
     if missing:
         return Answer(False, f"missing: {', '.join(missing)}", "install iproute2 and util-linux")
@@ -365,7 +363,7 @@ def _in_namespace(commands: str, works: str) -> Answer:
     if done is None:
         return Answer(False, "no answer", remedy)
     complaints = done.stderr.decode(errors="replace").strip().splitlines()
-    return Answer(False, (complaints or ["failed without a word"])[0], remedy)
+    return Answer(False, (complaints or ["failed without a message"])[0], remedy)
 
 
 def _gpu() -> Answer:
@@ -378,7 +376,7 @@ def _gpu() -> Answer:
     torch = sys.modules.get("torch")
     usable = torch is not None and torch.cuda.is_available()
     if not names:
-        return Answer(False, "none seen (nvidia-smi lists none)")
+        return Answer(False, "none found (nvidia-smi lists none)")
     if usable:
         return Answer(True, ", ".join(names))
     reason = ", ".join(names) + "; this torch cannot use it"
@@ -386,7 +384,7 @@ def _gpu() -> Answer:
 
 
 def _program(package: str, *programs: str) -> Answer:
-    """The first of `programs` (by default called as the package) that is there, and its version."""
+    """Report the version of the first of `programs` on the path (default: named as the package)."""
     for program in programs or (package,):
         if (path := shutil.which(program)) is None:
             continue
@@ -394,15 +392,15 @@ def _program(package: str, *programs: str) -> Answer:
         if done is not None and done.returncode == 0:
             version = (done.stdout.decode(errors="replace").strip().splitlines() or ["answers"])[0]
             return Answer(True, version)
-        return Answer(False, f"{program} is there but does not run", f"reinstall {package}")
+        return Answer(False, f"{program} is installed but does not run", f"reinstall {package}")
     return Answer(False, "not on the path", f"install {package}")
 
 
-# By group: name, what it is good for, and how it is tried.
+# By group: name, use, probe.
 _PROBES: dict[str, list[tuple[str, str, Callable[[], Answer]]]] = {
     "machine": [
         ("instruction sets", "", _instruction_sets),
-        ("low-bit products", "", _lowbit_kernels),
+        ("low-bit matmuls", "", _lowbit_kernels),
         ("timer", "", _timer),
     ],
     "software": [
@@ -426,8 +424,8 @@ _PROBES: dict[str, list[tuple[str, str, Callable[[], Answer]]]] = {
         ),
         ("valgrind", "instruction counts by simulation", partial(_program, "valgrind")),
         ("energy", "energy per step", _energy),
-        ("clock frequency", "seeing that the processor slows down", _frequency),
-        ("pressure", "seeing that the machine is busy", pressure),
+        ("clock frequency", "detecting CPU throttling", _frequency),
+        ("pressure", "detecting a busy machine", pressure),
         ("peak memory", "peak memory of a phase", _peak_memory),
         ("network namespace", "bytes on the wire between ranks", _namespace),
         ("slow links", "emulated slow links between ranks", _slow_links),

@@ -1,4 +1,4 @@
-"""A recorded step for other tools."""
+"""Export a recorded step for other tools."""
 
 from __future__ import annotations
 
@@ -20,18 +20,17 @@ from slipstream.graph import (
 )
 
 SUFFIXES = {"perfetto": ".json", "chakra": ".et", "csv": ".csv"}
-"""By format, how its files end."""
+"""File suffix of each format."""
 
 
 def export(graph: Graph, path: str | Path, to: str = "") -> Path:
-    """Write a recorded step for other tools, whole or not at all; the path.
+    """Write a recorded step to `path` atomically, and return the path.
 
     Args:
-        to: ``perfetto`` (the simulated timeline with the critical path), ``chakra`` (all that the
-            graph holds) or ``csv`` (a task a line, times in ns); by default as `path` ends.
-
+        to: ``perfetto`` (the simulated timeline with the critical path), ``chakra`` (the whole
+            graph) or ``csv`` (a line per task, times in ns); by default chosen by the suffix.
     Raises:
-        UnknownNameError: no such format.
+        UnknownNameError: unknown format.
         GraphError: the graph has a cycle, or the file cannot be written.
     """
     path = Path(path)
@@ -48,14 +47,13 @@ def export(graph: Graph, path: str | Path, to: str = "") -> Path:
 
 
 def _write_csv(timeline: Timeline, path: Path) -> None:
-    """One task a line: names as text, times in nanoseconds."""
     graph, tasks = timeline.graph, timeline.graph.tasks
     critical = find_critical_path(timeline)
     on_path = set(critical.task.tolist())
     columns = {name: column.tolist() for name, column in tasks.columns().items()}
     start, slack = timeline.start_ns.tolist(), critical.slack_ns.tolist()
     try:
-        with replacing(path) as beside, open(beside, "w", newline="", encoding="utf-8") as file:
+        with replacing(path) as partial, open(partial, "w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
             writer.writerow(
                 ["task", "name", "kind", "phase", "module", "source", "scope", "lane", "rank",

@@ -1,4 +1,4 @@
-"""Goals: what a person wants of a step, ``memory<8GiB``, ``p99<20ms`` at a rate, or ``cost``."""
+"""Goals for a step: ``memory<8GiB``, ``p99<20ms`` at a request rate, or ``cost``."""
 
 from __future__ import annotations
 
@@ -14,24 +14,23 @@ from slipstream.verbs.results import Predicted
 if TYPE_CHECKING:
     from slipstream.mlperf.serving.threads import ThreadCosts
 
-# Shares of the queries that come at a rate.
+# Shares of the queries under load.
 _PERCENTILES = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99}
-_LIMITED = ("memory", "latency", *_PERCENTILES)
-_NAMES = (*_LIMITED, "cost")
+_NAMES_WITH_LIMIT = ("memory", "latency", *_PERCENTILES)
+_NAMES = (*_NAMES_WITH_LIMIT, "cost")
 _FORM = re.compile(r"\s*([A-Za-z_]+[0-9]*)\s*(?:(<=?)\s*(.+?))?\s*")
 
 
 @dataclass(frozen=True)
 class Goal:
-    """One wish.
+    """A limit on a step, or its cost to minimise.
 
     Attributes:
         name: ``memory`` (peak bytes of a step), ``latency`` (time of a step), ``p50`` to ``p99``
-            (latency of queries that come at `rate`, each a step) or ``cost`` (of a sample: time
-            per sample, where no price is known).
-        limit: bytes or nanoseconds that may not be exceeded; None for ``cost``, which is only
-            to be small.
-        rate: queries a second, of a percentile.
+            (latency of queries arriving at `rate`, each a step) or ``cost`` (per sample; time
+            per sample if the price is unknown).
+        limit: exclusive limit in bytes or nanoseconds; None for ``cost``, which is minimised.
+        rate: queries per second, of a percentile.
         costs: what a server's threads add to a query, of a percentile; None for nothing.
     """
 
@@ -55,7 +54,7 @@ class Goal:
         return _PERCENTILES[self.name], self.limit
 
     def met(self, step_ns: float, peak_bytes: float) -> bool:
-        """Whether a step of this time and peak memory (0: not recorded) keeps the limit."""
+        """Whether a step of this time and peak memory (0: not recorded) is within the limit."""
         if self.limit is None:
             return True
         if self.name == "memory":
@@ -68,7 +67,7 @@ class Goal:
         return step_ns < self.limit
 
     def met_by(self, prediction: Predicted) -> bool:
-        """Whether the step is predicted to keep the limit."""
+        """Whether the step is predicted to be within the limit."""
         return self.met(prediction.step_ns, prediction.memory[1])
 
 
@@ -76,7 +75,7 @@ def met_note(goal: Goal, predictions: Sequence[Predicted]) -> str:
     """Return a sentence that names the versions of a step that are predicted to meet a goal.
 
     Args:
-        goal: one with a limit.
+        goal: a goal with a limit.
         predictions: of one recorded step, at least one.
     """
     first = predictions[0]
@@ -88,64 +87,70 @@ def met_note(goal: Goal, predictions: Sequence[Predicted]) -> str:
 
 
 def parse_goals(texts: Sequence[str], rate: str | None = None) -> list[Goal]:
-    """The goals of a command line, percentiles among them at `rate` (``40/s``).
+    """Parse the goals of a command line; percentiles get `rate` (``40/s``).
 
     Raises:
         UsageError: a percentile without a rate, or a rate without one.
         UnknownNameError, InvalidArgumentError: as `parse_goal`.
     """
     goals = [parse_goal(text) for text in texts]
-    under_load = [one for one in goals if one.bound]
+    under_load = [goal for goal in goals if goal.bound]
     if rate is None:
         if under_load:
             raise UsageError(
-                f"'{under_load[0]}' is a goal of queries that come at a rate",
-                remedy="--rate 40/s; 'latency<20ms' is of one query by itself",
+                f"'{under_load[0]}' limits queries that arrive at a rate, and none is set",
+                remedy="add --rate, for example --rate 40/s; 'latency<20ms' limits a single query",
             )
         return goals
-    return [replace(one, rate=parse_rate(rate)) if one.bound else one for one in goals]
+    return [replace(goal, rate=parse_rate(rate)) if goal.bound else goal for goal in goals]
 
 
 def parse_rate(text: str) -> float:
-    """Queries a second, of ``40/s`` or ``40``.
+    """Parse queries per second from ``40/s`` or ``40``.
 
     Raises:
-        InvalidArgumentError: it is not of that form, or not above zero.
+        InvalidArgumentError: not of that form, or not above zero.
     """
     try:
         rate = float(text.removesuffix("/s").replace(",", ""))
     except ValueError:
         rate = float("nan")
     if not 0 < rate < float("inf"):
-        raise InvalidArgumentError("--rate", f"'{text}' is not a rate", remedy="as --rate 40/s")
+        raise InvalidArgumentError(
+            "--rate",
+            f"'{text}' is not a rate above zero",
+            remedy="pass queries per second, for example --rate 40/s",
+        )
     return rate
 
 
 def parse_goal(text: str) -> Goal:
-    """The goal that ``text`` writes.
+    """Parse a goal.
 
     Raises:
-        UnknownNameError: a goal there is not; InvalidArgumentError: no limit, or no quantity.
+        UnknownNameError: unknown goal; InvalidArgumentError: a missing or invalid limit.
     """
     match = _FORM.fullmatch(text)
     if match is None:
         raise InvalidArgumentError(
             "--goal",
             f"'{text}' is not a goal",
-            remedy="as 'memory<8GiB', 'latency<10ms', 'p99<20ms', cost",
+            remedy="for example 'memory<8GiB', 'latency<10ms', 'p99<20ms' or cost",
         )
     name, sign, quantity = match[1].lower(), match[2], match[3]
     if name not in _NAMES:
         raise UnknownNameError("goal", name, _NAMES, where="--goal")
-    if (sign is None) is (name in _LIMITED):
+    if (sign is None) is (name in _NAMES_WITH_LIMIT):
         example = "memory<8GiB" if name == "memory" else f"{name}<10ms"
-        what = "needs a limit" if name in _LIMITED else "takes no limit"
-        remedy = f"quoted, for the shell: --goal '{example}'" if sign is None else "--goal cost"
+        what = "needs a limit" if name in _NAMES_WITH_LIMIT else "takes no limit"
+        remedy = f"quote it for the shell: --goal '{example}'" if sign is None else "--goal cost"
         raise InvalidArgumentError("--goal", f"'{name}' {what}", remedy=remedy)
     if sign is None:
         return Goal(name)
     parse = parse_bytes if name == "memory" else parse_duration_ns
     limit = float(parse(quantity, "--goal"))
     if not limit:
-        raise InvalidArgumentError("--goal", f"nothing is less than '{quantity}'")
+        raise InvalidArgumentError(
+            "--goal", f"'{quantity}' is zero", remedy="set a limit above zero"
+        )
     return Goal(name, limit)

@@ -1,4 +1,4 @@
-"""What this machine's past says of predictions: the ledger, for one command or call."""
+"""Past predictions and measurements of this machine, for one command or call."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ if TYPE_CHECKING:
 
 
 class History:
-    """The ledger of predictions: widens intervals, keeps new predictions.
+    """The ledger of predictions: widens intervals and records new predictions.
 
     Attributes:
-        note: how past predictions turned out, in a sentence.
-        kept: whether new predictions can be kept.
+        note: a sentence on how past predictions compared with measurements.
+        writable: whether new predictions can be recorded.
     """
 
-    def __init__(self, store: Store, environment: Environment, *, kept: bool = True) -> None:
+    def __init__(self, store: Store, environment: Environment, *, writable: bool = True) -> None:
         self.store = store
-        self.kept = kept
+        self.writable = writable
         self.environment = environment
         self._ledger = Ledger(store)
         self._calibration = self._ledger.calibration(environment, "cpu")
         self.note = self._calibration.note
 
     def widen(self, ratio: float, low: float, high: float) -> tuple[float, float]:
-        """The interval of a prediction, as wide as this machine's past errors demand."""
+        """Widen the interval of a prediction to this machine's past errors."""
         return self._calibration.widen(ratio, low, high)
 
     def keep(self, predictions: Iterable[Prediction], workload: str) -> dict[str, PredictionRecord]:
-        """Record what was predicted, to be scored by a later measurement; by technique."""
+        """Record predictions for later scoring; returns the records by technique."""
         env_id = self.environment.env_id
         records = {p.technique: p.to_record(workload, env_id) for p in applying(predictions)}
         for record in records.values():
@@ -52,14 +52,14 @@ class History:
         return records
 
     def record(self, prediction: PredictionRecord) -> None:
-        """Keep one."""
-        if self.kept:
+        """Record a prediction if the store is writable."""
+        if self.writable:
             self._ledger.record(prediction, self.environment)
 
     def measured(
         self, predictions: Iterable[Prediction], workload: str, graph: Graph
     ) -> dict[str, Measured]:
-        """By technique: what the latest measurement of it found on this machine."""
+        """Return the latest measurement of each technique on this machine."""
         threads = graph.meta.get("threads")
         latest = latest_measured(self.store, workload, self.environment, threads)
         return {
@@ -90,36 +90,35 @@ class History:
 
 @contextlib.contextmanager
 def history(path: Path | None, *, measures: bool = False) -> Iterator[History]:
-    """The ledger in the results store at `path`.
+    """Open the ledger in the results store at `path`.
 
-    Without a `path` predictions are shown also where none can be kept, as in a folder that may only
-    be read: with the past that can be read there, and a `SlipstreamWarning`.
+    Without a `path`, an unwritable default store gives a `SlipstreamWarning` and is only read.
 
     Args:
-        measures: whether measurements are kept there, too, which nothing is done without.
+        measures: whether measurements will be recorded, which requires a writable store.
 
     Raises:
-        StoreError: the file is no store of ours, or it cannot be written and has to be.
+        StoreError: the file is not a results store, or has to be written and cannot.
     """
     try:
-        store, kept = Store(path), True
-    except StoreError as refused:
-        unwritable = isinstance(refused.__cause__, OSError | sqlite3.OperationalError)
+        store, writable = Store(path), True
+    except StoreError as error:
+        unwritable = isinstance(error.__cause__, OSError | sqlite3.OperationalError)
         if measures or path is not None or not unwritable:
             raise
         warnings.warn(
-            f"this prediction is not kept, and no later measurement scores it: {refused.what}; "
-            "--store names a file that can be written",
+            f"this prediction is not recorded, so no measurement can score it: {error.what}; "
+            "pass --store with a writable file",
             SlipstreamWarning,
             stacklevel=3,
         )
-        store, kept = _readable(default_path()), False
+        store, writable = _readable(default_path()), False
     with store:
-        yield History(store, capture(torch=False), kept=kept)
+        yield History(store, capture(torch=False), writable=writable)
 
 
 def _readable(path: Path) -> Store:
-    """What is kept there, to be looked at; an empty store in memory where nothing can be read."""
+    """Open the store read-only; an empty store in memory if it cannot be read."""
     with contextlib.suppress(StoreError):
         return Store(path, read_only=True)
     return Store(":memory:")
