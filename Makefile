@@ -75,7 +75,7 @@ test-all: lint  ## and the long loops: fuzzing, kill loops, sanitizers
 bench: $(STAMP)  ## measure every bar, quickly
 	$(BIN)/slipstream bench all --quick
 
-results: $(STAMP)  ## make docs/results.md from the recorded benchmarks
+results: $(STAMP)  ## generate docs/results.md and docs/results/ from the recorded benchmarks
 	$(BIN)/python docs/make_results.py
 
 docs: results  ## the same, and the API reference in build/docs/api

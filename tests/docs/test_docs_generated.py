@@ -1,4 +1,4 @@
-"""What is made from other files is what these say now."""
+"""Generated pages match their sources."""
 
 from __future__ import annotations
 
@@ -25,28 +25,29 @@ def script(name: str) -> ModuleType:
     return module
 
 
-def test_the_results_page_is_what_the_records_say() -> None:
-    made = script("make_results").page()
-    assert (ROOT / "docs" / "results.md").read_text("utf-8") == made, "try: make results"
+def test_results_pages_match_the_records() -> None:
+    maker = script("make_results")
+    assert maker.current() == maker.pages(), "try: make results"
 
 
-def test_a_bar_that_falls_short_is_shown_first_and_marked(tmp_path: Path) -> None:
+def test_rows_that_fall_short_come_first(tmp_path: Path) -> None:
     row = '{{"bar": "{}", "value": 1, "unit": "x", "target": "|a| <= 2", "holds": {}, "n": 3}}\n'
     (tmp_path / "one.jsonl").write_text(row.format("good", "true") + row.format("bad", "false"))
-    made = script("make_results").page(tmp_path)
-    assert "| [one](#one) | 1 | 0 | 1 | 0 |" in made
-    assert made.index("| bad | 1 x | \\|a\\| <= 2 | **falls short** | 3 |") < made.index("| good |")
+    pages = script("make_results").pages(tmp_path)
+    assert "| [one](results/one.md) | 1 | 0 | 1 | 0 |" in pages[Path("results.md")]
+    text = pages[Path("results/one.md")]
+    assert text.index("| bad | 1 x | \\|a\\| <= 2 | **falls short** | 3 |") < text.index("| good |")
 
 
-def test_processors_have_tables_of_their_own_and_attempts_are_counted(tmp_path: Path) -> None:
+def test_each_processor_has_a_table_and_attempts_are_counted(tmp_path: Path) -> None:
     for value, processor in ((1.0, "old"), (3.0, "new"), (1.0, "new")):
         row = at_most("a", value, 2.0, "x")
         records.append(tmp_path / "one.jsonl", replace(row, processor=processor, device="cpu"))
-    made = script("make_results").page(tmp_path)
-    assert made.index("\nold:\n") < made.index("\nnew:\n")
-    assert "| 1 of 1 |" in made
-    assert "| 1 of 2 |" in made, "the first attempt on the new one fell short"
-    assert made.count("| a | ") == 2
+    text = script("make_results").pages(tmp_path)[Path("results/one.md")]
+    assert text.index("\n## old\n") < text.index("\n## new\n")
+    assert "| 1 of 1 |" in text
+    assert "| 1 of 2 |" in text, "the first attempt on the new one fell short"
+    assert text.count("| a | ") == 2
 
 
 def test_the_api_reference_builds_without_a_warning(
