@@ -68,5 +68,5 @@ def timed_by_bytes(graph: Graph) -> Graph:
 def asked_first(technique: Any, graph: Graph) -> Context:
     """A context that knows from `BytesMoved` what `technique` asks about `graph`."""
     durations = BytesMoved()
-    durations.measure(technique.questions(graph))
+    durations.measure(technique.required_timings(graph))
     return Context(cast("Durations", durations))

@@ -45,7 +45,7 @@ class Plain(Settings):
     def why_not(self, graph: Any, workload: Any = None) -> str | None:
         return None
 
-    def questions(self, graph: Any) -> list[Any]:
+    def required_timings(self, graph: Any) -> list[Any]:
         return []
 
     def predict(self, graph: Any, context: Any) -> Any:
@@ -217,7 +217,7 @@ def test_ours_are_registered_for_real(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["amp"] is Amp
     for name, kind in found.items():
         assert kind.name == name
-        for member in ("traits", "why_not", "questions", "predict", "apply"):
+        for member in ("traits", "why_not", "required_timings", "predict", "apply"):
             assert hasattr(kind, member), f"{name} has no {member}"
 
 
@@ -296,10 +296,10 @@ REPLICAS = Traits(stage=Stage.DISTRIBUTION, replicas="makes")
     ("one", "other", "together"),
     [
         (REPLICAS, REPLICAS, False),
-        (replace(REPLICAS, hook="gives"), Traits(replicas="uses", hook="takes"), True),
-        (REPLICAS, Traits(replicas="uses", hook="takes"), False),
+        (replace(REPLICAS, hook="provides"), Traits(replicas="uses", hook="occupies"), True),
+        (REPLICAS, Traits(replicas="uses", hook="occupies"), False),
         (REPLICAS, Traits(replicas="uses"), True),
-        (Traits(hook="takes"), Traits(hook="takes"), False),
+        (Traits(hook="occupies"), Traits(hook="occupies"), False),
         (Traits(conflicts=frozenset(["b"])), Traits(), False),
         (Traits(), Traits(), True),
     ],

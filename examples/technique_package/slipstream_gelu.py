@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from slipstream.durations import questions, rescale
+from slipstream.durations import required_timings, rescale
 from slipstream.errors import WorkloadError
 from slipstream.graph import Call, Editor, Graph
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
@@ -38,9 +38,9 @@ class Gelu(Settings):
             return f"its GELU is computed by {self.form} already"
         return None
 
-    def questions(self, graph: Graph) -> Sequence[Call]:
+    def required_timings(self, graph: Graph) -> Sequence[Call]:
         """Each GELU as it was recorded, and by the other formula."""
-        return questions(graph, self._changed(graph))
+        return required_timings(graph, self._changed(graph))
 
     def predict(self, graph: Graph, context: Context) -> Graph:
         """Scale each GELU by the ratio of the two formulas on its shapes."""

@@ -159,7 +159,7 @@ class Context:
 
 Clock = Literal["cpu", "wall"]
 Replicas = Literal["none", "makes", "uses"]
-Hook = Literal["none", "gives", "takes"]
+Hook = Literal["none", "provides", "occupies"]
 
 
 @dataclass(frozen=True)
@@ -176,14 +176,14 @@ class Traits:
         variants: settings worth trying on paper, in the grammar; the default ones when empty.
         clock: ``wall`` for what moves work to other cores or processes, whose CPU time does not
             fall; else ``cpu``, which a busy machine does not disturb.
-        lanes: whether it judges a step by its kernels alone, without operators' arguments, which
-            are not recorded of a step on a device or on several threads.
+        kernels_only: whether it reads only a step's kernels, not operators' arguments, which are
+            not recorded for a step on a device or on several threads.
         replicas: ``makes`` for what runs the step in processes of its own, whose number is its
             setting `workers`; ``uses`` for what changes what such processes exchange.
-        hook: the communication hook of DistributedDataParallel: ``gives`` for what puts the model
-            into it, ``takes`` for what occupies it.
+        hook: the communication hook of DistributedDataParallel: ``provides`` if the technique wraps
+            the model in it, ``occupies`` if it registers the hook.
         compresses: whether it sends gradients of replicas in fewer bytes.
-        edits_script: whether it changes the loop of a plain script, see `Technique.edited`.
+        edits_script: whether it changes the loop of a plain script, see `Technique.edit_script`.
     """
 
     stage: int = Stage.MODEL
@@ -191,7 +191,7 @@ class Traits:
     needs: frozenset[str] = frozenset()
     variants: tuple[str, ...] = ()
     clock: Clock = "cpu"
-    lanes: bool = False
+    kernels_only: bool = False
     replicas: Replicas = "none"
     hook: Hook = "none"
     compresses: bool = False
@@ -209,7 +209,7 @@ class Traits:
                 )
 
     @property
-    def spreads(self) -> bool:
+    def is_distributed(self) -> bool:
         """Whether the step must run on several devices, of a cluster, for it to mean anything."""
         return self.replicas != "none"
 
@@ -219,7 +219,7 @@ class Technique(Protocol):
     """One way to make a workload cheaper; see the module's text.
 
     `Settings`, the base of techniques, answers the last five methods as most would, and `quality`
-    and `questions` for those that have one `effect` and nothing to ask.
+    and `required_timings` for those that have one `effect` and nothing to ask.
 
     Attributes:
         name: the field's word for it; the registry's key.
@@ -232,7 +232,7 @@ class Technique(Protocol):
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
         """None when it applies, else the reason in words a user understands."""
 
-    def questions(self, graph: Graph) -> Sequence[Any]:
+    def required_timings(self, graph: Graph) -> Sequence[Any]:
         """Calls whose durations `predict` will ask for; they are measured before it runs."""
 
     def predict(self, graph: Graph, context: Context) -> Graph:
@@ -253,13 +253,13 @@ class Technique(Protocol):
     def minimum_share(self, graph: Graph) -> float:
         """The smallest share of its time that a changed operator can take; 0 if unknown."""
 
-    def settle_steps(self) -> int:
+    def warmup_steps(self) -> int:
         """Steps at the beginning that are taken otherwise than all later ones."""
 
     def prepare(self) -> None:
         """Change what the user's code is about to call. Only ever runs in a child process."""
 
-    def edited(self, script: Path, content: bytes) -> bytes:
+    def edit_script(self, script: Path, content: bytes) -> bytes:
         """A plain script with the change of its loop, which nobody but the script runs.
 
         Raises:
@@ -291,7 +291,7 @@ class Settings:
     traits: ClassVar[Traits] = Traits()
     effect: ClassVar[Quality]
 
-    def questions(self, graph: Graph) -> Sequence[Any]:
+    def required_timings(self, graph: Graph) -> Sequence[Any]:
         """None: what `predict` needs is in the graph, or cannot be timed here."""
         return ()
 
@@ -307,14 +307,14 @@ class Settings:
         """None that is known."""
         return 0.0
 
-    def settle_steps(self) -> int:
+    def warmup_steps(self) -> int:
         """None: the first step is as all others."""
         return 0
 
     def prepare(self) -> None:
         """Nothing: what was built is changed."""
 
-    def edited(self, script: Path, content: bytes) -> bytes:
+    def edit_script(self, script: Path, content: bytes) -> bytes:
         """As it was."""
         return content
 
@@ -462,10 +462,10 @@ def clash(one: type[Technique], other: type[Technique]) -> bool:
     a, b = one.traits, other.traits
     if other.name in a.conflicts or one.name in b.conflicts:
         return True
-    if "makes" == a.replicas == b.replicas or "takes" == a.hook == b.hook:
+    if "makes" == a.replicas == b.replicas or "occupies" == a.hook == b.hook:
         return True
     return any(
-        taker.hook == "takes" and maker.replicas == "makes" and maker.hook != "gives"
+        taker.hook == "occupies" and maker.replicas == "makes" and maker.hook != "provides"
         for taker, maker in ((a, b), (b, a))
     )
 
@@ -580,7 +580,7 @@ def refusal(technique: Technique, graph: Graph) -> str | None:
 
 def _unreadable(technique: Technique, graph: Graph) -> str | None:
     """Why a technique that asks for operators' arguments cannot judge a step without them."""
-    if technique.traits.lanes:
+    if technique.traits.kernels_only:
         return None
     if "lanes_of" not in graph.meta:
         if graph.meta.get("origin") in _TRACES and not graph.calls:
@@ -603,12 +603,12 @@ def not_in_script(techniques: Sequence[Technique], workload: Workload) -> str | 
     Raises:
         WorkloadError: the script is no Python.
     """
-    from slipstream.workload.script import edited
+    from slipstream.workload.script import edit_script
 
     if workload.live is not None or workload.function is not None:
         return None
     try:
-        edited(workload.path, techniques)
+        edit_script(workload.path, techniques)
     except (AlreadyThereError, NotPlacedError) as error:
         names = " and ".join(one.name for one in techniques if one.traits.edits_script)
         return f"{names} edits the loop, which has no place for it: {error.what} ({error.where})"

@@ -89,5 +89,5 @@ def test_faster_kernels_never_make_the_step_longer(graph: Graph) -> None:
 
 def test_a_technique_that_needs_operators_says_why_it_does_not_apply(graph: Graph) -> None:
     for name, kind in registry().items():
-        if not kind.traits.lanes:
+        if not kind.traits.kernels_only:
             assert "CUDA" in str(refusal(kind(), graph)), name

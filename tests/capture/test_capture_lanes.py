@@ -317,7 +317,7 @@ def test_no_micro_benchmark_of_a_processor_is_asked_for_a_device(
     apply = {name for name, reason in judged.items() if reason is None}
     assert apply == {"cuda_graphs", "cudnn_benchmark"}
     for name in apply:
-        assert list(registry()[name]().questions(found)) == []
+        assert list(registry()[name]().required_timings(found)) == []
     assert "Ampere" in str(judged.pop("tf32"))
     for name in set(judged) - apply:
         assert "CUDA" in str(judged[name])

@@ -31,7 +31,7 @@ def test_every_installed_technique_is_judged(recorded: Any) -> None:
     assert run.returncode == 0, run.stderr
     found = json.loads(run.stdout)["predictions"]
     # Without a cluster, what spreads a step over one is not asked.
-    alone = {name for name, kind in technique.registry().items() if not kind.traits.spreads}
+    alone = {name for name, kind in technique.registry().items() if not kind.traits.is_distributed}
     assert {one["technique"].partition(":")[0] for one in found} == alone
     singles = {one["technique"] for one in found if "+" not in one["technique"]}
     assert len(singles) >= len(alone)

@@ -25,7 +25,7 @@ from slipstream.errors import ChildError, StoreError
 from slipstream.graph import Call, TensorSpec, cast
 from slipstream.native import cpu_features
 from slipstream.provenance import Provenance
-from slipstream.techniques.lowbit.cost import Costs, questions
+from slipstream.techniques.lowbit.cost import Costs, required_timings
 from tiny_models import captured
 
 MM = "aten::mm(Tensor self, Tensor mat2) -> Tensor"
@@ -246,7 +246,7 @@ def test_what_was_measured_at_one_instruction_set_is_not_known_at_another(
     if cpu_features().best == value:
         pytest.skip("there is but one level here")
     # Of a call, and of what costs of low-bit layers are fitted to.
-    Durations(1, path).measure([mm(2), *questions(3, 3)])
+    Durations(1, path).measure([mm(2), *required_timings(3, 3)])
     monkeypatch.setenv(name, value)
     lower = Durations(1, path)
     assert lower.lookup(mm(2)) is None

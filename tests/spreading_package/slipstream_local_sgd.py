@@ -40,7 +40,7 @@ class LocalSgd(Settings):
             return "the step has no optimizer"
         return None
 
-    def questions(self, graph: Graph) -> Sequence[Any]:
+    def required_timings(self, graph: Graph) -> Sequence[Any]:
         """Nothing: no operator of the step is another one."""
         return []
 

@@ -28,7 +28,7 @@ from tiny_models import record
 def test_everything_but_the_update_repeats(batches: int, tmp_path: Path) -> None:
     graph, technique = graph_of(mlp), Accumulation(batches)
     durations = Durations(threads=1, path=tmp_path / "durations.db")
-    durations.measure(technique.questions(graph))
+    durations.measure(technique.required_timings(graph))
     after = technique.predict(graph, Context(durations))
     after.check()
     for phase, factor in (
@@ -137,12 +137,12 @@ def test_a_script_is_edited_and_its_step_has_more_samples() -> None:
     Accumulation(2).apply(built)
     assert (built.samples, built.samples_before) == (16, 8)
     text = LOOP.format(header="for x in data:")
-    edited = Accumulation(2).edited(Path("train.py"), text.encode()).decode()
+    edited = Accumulation(2).edit_script(Path("train.py"), text.encode()).decode()
     assert "(loss / 2).backward()" in edited
     with pytest.raises(AlreadyThereError):
-        Accumulation(2).edited(Path("train.py"), edited.encode())
+        Accumulation(2).edit_script(Path("train.py"), edited.encode())
     with pytest.raises(NotPlacedError, match="no for loop"):
-        Accumulation(2).edited(Path("train.py"), LOOP.format(header="while True:").encode())
+        Accumulation(2).edit_script(Path("train.py"), LOOP.format(header="while True:").encode())
 
 
 LOOP = """\

@@ -136,7 +136,7 @@ def test_measured_operators_take_their_benchmarks_ratio_and_the_rest_stays() -> 
 
 
 def test_what_is_asked_for_can_be_timed() -> None:
-    assert cannot_be_timed(BatchSize("x3").questions(graph_of(mlp))) == []
+    assert cannot_be_timed(BatchSize("x3").required_timings(graph_of(mlp))) == []
 
 
 def test_what_cannot_be_benchmarked_goes_by_its_bytes(tmp_path: Path) -> None:
@@ -237,8 +237,8 @@ def test_a_profile_without_a_second_size_is_told_from_one() -> None:
 
 def test_what_does_not_fit_into_memory_is_not_benchmarked() -> None:
     graph = graph_of(mlp)
-    assert BatchSize("x2").questions(graph)
-    assert BatchSize("x10000000").questions(graph) == []
+    assert BatchSize("x2").required_timings(graph)
+    assert BatchSize("x10000000").required_timings(graph) == []
 
 
 def test_the_one_number_that_says_it_is_multiplied(tmp_path: Path) -> None:

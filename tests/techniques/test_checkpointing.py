@@ -95,8 +95,8 @@ def test_other_tasks_keep_their_times(tmp_path: Path) -> None:
 def test_what_checkpointing_itself_costs_is_measured(tmp_path: Path) -> None:
     technique, graph = Checkpointing(), graph_of(blocks)
     durations = Durations(threads=1, path=tmp_path / "durations.db")
-    durations.measure(technique.questions(graph))
-    answers = [durations.lookup(call) for call in technique.questions(graph)]
+    durations.measure(technique.required_timings(graph))
+    answers = [durations.lookup(call) for call in technique.required_timings(graph)]
     # As a difference it may be nothing, on a machine that is busy enough.
     assert all(answer is not None and answer.nanoseconds >= 0 for answer in answers)
 

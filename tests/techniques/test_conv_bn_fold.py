@@ -92,7 +92,7 @@ def test_what_it_asks_is_what_it_looks_up() -> None:
             return super().lookup(call)
 
     ConvBnFold().predict(graph, Context(durations=Spy()))  # type: ignore[arg-type]
-    assert looked == {call.key for call in ConvBnFold().questions(graph)}
+    assert looked == {call.key for call in ConvBnFold().required_timings(graph)}
 
 
 def test_outputs_stay_and_norms_go() -> None:

@@ -142,7 +142,7 @@ def test_lanes_that_outnumber_the_cores_share_them(
 
 
 def test_what_is_asked_is_the_batch() -> None:
-    (question,) = DataLoader().questions(graph_of(loaded))
+    (question,) = DataLoader().required_timings(graph_of(loaded))
     assert [spec.shape for spec in question.call.inputs] == [(8, 16), (8,)]
     assert [spec.dtype for spec in question.call.inputs] == ["float32", "int64"]
 

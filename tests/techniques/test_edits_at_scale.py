@@ -41,7 +41,7 @@ def python_calls(technique: Any, graph: Graph) -> int:
     sys.setprofile(profiler)
     try:
         technique.why_not(graph)
-        technique.questions(graph)
+        technique.required_timings(graph)
         technique.predict(graph, context)
     finally:
         sys.setprofile(before)

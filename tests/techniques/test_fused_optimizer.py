@@ -31,7 +31,7 @@ def update_names(graph: Graph) -> list[str]:
 def test_the_update_becomes_one_measured_task(kind: str, tmp_path: Path) -> None:
     graph, technique = graph_of(mlp), FusedOptimizer(kind)
     durations = Durations(threads=1, path=tmp_path / "durations.db")
-    durations.measure(technique.questions(graph))
+    durations.measure(technique.required_timings(graph))
     after = technique.predict(graph, Context(durations))
     assert len(update_names(graph)) > 20
     assert update_names(after) == [f"{kind} update"]

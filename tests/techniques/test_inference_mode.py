@@ -49,7 +49,7 @@ def total(graph: Graph) -> float:
 
 
 def modes(graph: Graph) -> set[str]:
-    return {call.arguments[0] for call in InferenceMode().questions(graph)}
+    return {call.arguments[0] for call in InferenceMode().required_timings(graph)}
 
 
 def test_autograd_is_recognised_from_the_graph() -> None:
@@ -84,7 +84,7 @@ def test_noise_the_wrong_way_round_is_no_slowdown() -> None:
 
 
 def test_its_calls_can_be_measured_in_every_mode() -> None:
-    asked = InferenceMode().questions(graph_of(with_autograd))
+    asked = InferenceMode().required_timings(graph_of(with_autograd))
     found = run([call.to_json() for call in asked], threads=1)
     assert [one.get("error") for one in found] == [None] * len(asked)
     assert all(one["nanoseconds"] > 0 for one in found)

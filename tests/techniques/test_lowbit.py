@@ -24,7 +24,7 @@ from slipstream.surgery import Selection
 from slipstream.technique import Context, QualityKind, parse
 from slipstream.techniques.lowbit import cost
 from slipstream.techniques.lowbit import technique as lowbit_technique
-from slipstream.techniques.lowbit.cost import Costs, Layer, linear, questions
+from slipstream.techniques.lowbit.cost import Costs, Layer, linear, required_timings
 from slipstream.techniques.lowbit.eight_bits import TorchInt8
 from slipstream.techniques.lowbit.nn import LowBitConv2d, LowBitLinear
 from slipstream.techniques.lowbit.technique import LowBit
@@ -294,7 +294,7 @@ def test_what_tensors_take_is_foreseen(bits: str) -> None:
 def test_what_it_asks_is_what_it_looks_up() -> None:
     graph, machine = graph_of(net), Machine(EVEN, 1e6)
     predicted(graph, machine)
-    assert machine.asked == {call.key for call in LowBit().questions(graph)}
+    assert machine.asked == {call.key for call in LowBit().required_timings(graph)}
 
 
 def test_without_answers_nothing_is_claimed() -> None:
@@ -327,10 +327,10 @@ def test_the_model_recovers_a_law_it_can_express(layer: Layer) -> None:
 
 
 def test_what_lies_around_products_is_timed_once_for_all_bits() -> None:
-    three, two = ({call.key for call in questions(*bits)} for bits in ((3, 3), (2, 2)))
+    three, two = ({call.key for call in required_timings(*bits)} for bits in ((3, 3), (2, 2)))
     assert len(two - three) == len(cost.PRODUCTS)
-    assert {call.key for call in questions(8, 8)} < three
-    assert len({call.key for call in questions(3, 3, depthwise=True)} - three) == len(
+    assert {call.key for call in required_timings(8, 8)} < three
+    assert len({call.key for call in required_timings(3, 3, depthwise=True)} - three) == len(
         cost.DEPTHWISE
     )
 
@@ -382,8 +382,8 @@ def test_what_all_predictions_say_rests_on_recorded_cases(monkeypatch: pytest.Mo
 
 
 def test_its_questions_can_be_answered() -> None:
-    training = LowBit(train=True).questions(graph_of(mlp))[-2:]
-    layers, depthwise = questions(3, 3), questions(3, 3, depthwise=True)[-4:-1]
+    training = LowBit(train=True).required_timings(graph_of(mlp))[-2:]
+    layers, depthwise = required_timings(3, 3), required_timings(3, 3, depthwise=True)[-4:-1]
     asked = [*layers[:2], layers[-6], *depthwise, *training]
     answers = run([call.to_json() for call in asked], 1)
     assert all(answer["nanoseconds"] > 0 for answer in answers)

@@ -225,7 +225,7 @@ def test_a_prediction_leaves_the_graph_and_notes_the_edit() -> None:
 
 def test_its_questions_are_all_it_looks_up() -> None:
     graph = captured("transformer")
-    asked = {call.key for call in Amp().questions(graph)}
+    asked = {call.key for call in Amp().required_timings(graph)}
     looked_up: set[str] = set()
 
     class Spy(Table):

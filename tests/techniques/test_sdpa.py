@@ -227,7 +227,7 @@ def test_a_faster_kernel_is_a_faster_step_and_none_is_assumed() -> None:
 def test_its_questions_are_all_it_looks_up_and_can_be_measured() -> None:
     graph, table = graph_of(written_out), Table()
     predicted(graph, table)
-    asked = Sdpa().questions(graph)
+    asked = Sdpa().required_timings(graph)
     assert table.looked == {call.key for call in asked}
     found = run([call.to_json() for call in asked if "scaled_dot" in call.op], threads=1)
     assert [one.get("error") for one in found] == [None] * len(found)

@@ -95,7 +95,7 @@ def test_the_predicted_peak_is_that_of_the_real_step(make: Any, text: str, tmp_p
     (technique,) = parse(text)
     graph = graph_of(make)
     durations = Durations(threads=1, path=tmp_path / "durations.db")
-    durations.measure(technique.questions(graph))
+    durations.measure(technique.required_timings(graph))
     after = technique.predict(graph, Context(durations))
     after.check()
     peak = replay(after).peak_bytes
@@ -188,7 +188,7 @@ def test_what_convolutions_need_in_the_other_format_is_told(tmp_path: Path) -> N
     (technique,) = parse("channels_last")
     graph = graph_of(steep)
     durations = Durations(threads=1, path=tmp_path / "durations.db")
-    durations.measure(technique.questions(graph))
+    durations.measure(technique.required_timings(graph))
     after = technique.predict(graph, Context(durations))
     after.check()
     there = replay(real(steep, "channels_last")).peak_bytes

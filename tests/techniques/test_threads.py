@@ -62,7 +62,7 @@ def test_operators_shrink_by_their_own_ratio_and_gaps_do_not(tmp_path: Path) -> 
 def test_both_sides_are_timed_by_the_wall_clock(tmp_path: Path) -> None:
     known = Known(tmp_path)
     Threads(2).predict(graph_of(mlp), Context(known))
-    asked = Threads(2).questions(graph_of(mlp))
+    asked = Threads(2).required_timings(graph_of(mlp))
     assert {question.threads for question in asked} == {1, 2}
     assert all(question.wall for question in asked)
     assert set(known.asked) == set(asked)

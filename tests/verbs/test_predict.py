@@ -43,7 +43,7 @@ class Faster(Settings):
     def why_not(self, graph: Graph, workload: Any = None) -> str | None:
         return self.reason
 
-    def questions(self, graph: Graph) -> Sequence[Call]:
+    def required_timings(self, graph: Graph) -> Sequence[Call]:
         return []
 
     def predict(self, graph: Graph, context: Context) -> Graph:
@@ -352,7 +352,7 @@ class Later(Faster):
     def why_not(self, graph: Graph, workload: Any = None) -> str | None:
         return "too many samples" if graph.samples > 7 else None
 
-    def questions(self, graph: Graph) -> Sequence[Any]:
+    def required_timings(self, graph: Graph) -> Sequence[Any]:
         return [f"a step of {graph.samples} samples"]
 
 

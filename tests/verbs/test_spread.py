@@ -34,13 +34,13 @@ class Tenth(Settings):
     cost_us: float = 100.0
     name: ClassVar[str] = "tenth"
     traits: ClassVar[Traits] = Traits(
-        stage=Stage.DISTRIBUTION + 1, replicas="uses", hook="takes", compresses=True
+        stage=Stage.DISTRIBUTION + 1, replicas="uses", hook="occupies", compresses=True
     )
 
     def why_not(self, graph: Graph, workload: Any = None) -> str | None:
         return None if graph.exchanges else "nothing is sent"
 
-    def questions(self, graph: Graph) -> list[Any]:
+    def required_timings(self, graph: Graph) -> list[Any]:
         return []
 
     def predict(self, graph: Graph, context: Any) -> Graph:

@@ -35,7 +35,7 @@ def test_it_is_found_by_its_name_and_written_back() -> None:
 
 def test_forward_and_backward_are_predicted_by_the_ratio(graph: Graph, tmp_path: Path) -> None:
     one, durations = Gelu(), Durations(threads=1, path=tmp_path / "durations.db")
-    durations.measure(one.questions(graph))
+    durations.measure(one.required_timings(graph))
     after = one.predict(graph, Context(durations))
     changed = [
         task for task in range(len(graph))

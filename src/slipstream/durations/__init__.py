@@ -6,8 +6,8 @@ from slipstream.durations.rescale import (
     Changed,
     common_spread,
     pace,
-    questions,
     ratio_columns,
+    required_timings,
     rescale,
 )
 
@@ -20,8 +20,8 @@ __all__ = [
     "Ratio",
     "common_spread",
     "pace",
-    "questions",
     "ratio_columns",
+    "required_timings",
     "rescale",
     "usable_cores",
 ]

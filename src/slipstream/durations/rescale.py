@@ -120,7 +120,7 @@ def _computes_longer_ns(durations: Durations, old: Call, new: Call) -> float:
     return max(now.nanoseconds - was.nanoseconds, 0.0)
 
 
-def questions(graph: Graph, changed: Mapping[int, Call] | Changed) -> list[Call]:
+def required_timings(graph: Graph, changed: Mapping[int, Call] | Changed) -> list[Call]:
     """What `rescale` will look up: each call beside the one it stands in for.
 
     Neighbours are measured in turns, so that their ratio holds while the machine's speed drifts.

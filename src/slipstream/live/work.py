@@ -186,7 +186,7 @@ def _offers(graph: Graph) -> dict[str, list[str]]:
     spreading = [
         name if kind.traits.replicas == "makes" else f"ddp+{name}"
         for name, kind in kinds
-        if kind.traits.spreads and not kind.traits.compresses
+        if kind.traits.is_distributed and not kind.traits.compresses
     ]
     return {
         "offered": [str(one) for one in single_techniques()],

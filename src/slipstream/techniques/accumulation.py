@@ -73,7 +73,7 @@ class Accumulation(Settings):
             return HIDDEN_BATCH
         return None
 
-    def questions(self, graph: Graph) -> Sequence[Question]:
+    def required_timings(self, graph: Graph) -> Sequence[Question]:
         """Adding a gradient to the one that is there, for every parameter shape."""
         return [_added(spec) for spec in Counter(updated_tensors(graph))]
 
@@ -130,7 +130,7 @@ class Accumulation(Settings):
     def apply(self, built: BuiltWorkload) -> None:
         """Replace the step by one that accumulates over several passes of the batch.
 
-        A plain script does so already: it runs as `edited`.
+        A plain script does so already: it runs with `edit_script` applied.
 
         Raises:
             WorkloadError: the step is the user's own, or there is no optimizer.
@@ -164,7 +164,7 @@ class Accumulation(Settings):
         built.step = step
         built.samples *= self.batches
 
-    def edited(self, script: Path, content: bytes) -> bytes:
+    def edit_script(self, script: Path, content: bytes) -> bytes:
         """A plain script with one update for every `batches` of its batches.
 
         Raises:

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from slipstream.durations import Changed, questions, rescale
+from slipstream.durations import Changed, required_timings, rescale
 from slipstream.errors import InvalidArgumentError, WorkloadError
 from slipstream.graph import (
     UNKNOWN_SPREAD,
@@ -83,7 +83,7 @@ class BatchSize(Settings):
             return f"{wanted} samples are no whole batch: a step has {graph.samples} samples"
         return None
 
-    def questions(self, graph: Graph) -> Sequence[Call]:
+    def required_timings(self, graph: Graph) -> Sequence[Call]:
         """Every operator that depends on the batch, as it is and at the new size."""
         import psutil
 
@@ -91,7 +91,7 @@ class BatchSize(Settings):
         largest = psutil.virtual_memory().available // _HELD_AT_ONCE
         changed = _resized_tasks(graph, self._calls(graph))
         fits = tuple(pair for pair in changed.pairs if pair[1].moved_bytes <= largest)
-        return questions(graph, replace(changed, pairs=fits))
+        return required_timings(graph, replace(changed, pairs=fits))
 
     def predict(self, graph: Graph, context: Context) -> Graph:
         """Scale each operator by its micro-benchmarked ratio; gaps and the update stay."""

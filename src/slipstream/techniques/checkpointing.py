@@ -69,7 +69,7 @@ class Checkpointing(Settings):
             return "the chosen modules save nothing for the backward pass"
         return None
 
-    def questions(self, graph: Graph) -> Sequence[Call]:
+    def required_timings(self, graph: Graph) -> Sequence[Call]:
         """What checkpointing itself costs a block that saves so many tensors."""
         return [_overhead(saved) for saved in dict.fromkeys(self._blocks(graph).saved.tolist())]
 

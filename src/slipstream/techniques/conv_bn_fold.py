@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from slipstream.durations import questions, rescale
+from slipstream.durations import required_timings, rescale
 from slipstream.errors import WorkloadError
 from slipstream.graph import Call, Editor, Graph, StepPhase, TensorSpec
 from slipstream.surgery import (
@@ -76,9 +76,9 @@ class ConvBnFold(Settings):
             return "no batch norm follows a convolution or linear layer whose output only it reads"
         return self._selection.why_none(module_of(graph, one.norm) for one in _foldable(graph))
 
-    def questions(self, graph: Graph) -> Sequence[Call]:
+    def required_timings(self, graph: Graph) -> Sequence[Call]:
         """Every layer that gets a bias, without and with it."""
-        return questions(graph, _biased(graph, self._chosen(graph)))
+        return required_timings(graph, _biased(graph, self._chosen(graph)))
 
     def predict(self, graph: Graph, context: Context) -> Graph:
         """Take the batch norms out; layers without a bias get one."""

@@ -47,7 +47,7 @@ class CudaGraphs(Settings):
     """Replay forward and backward from CUDA graphs; the optimizer's step is launched as before."""
 
     name: ClassVar[str] = "cuda_graphs"
-    traits: ClassVar[Traits] = Traits(stage=Stage.COMPILE + 1, lanes=True)
+    traits: ClassVar[Traits] = Traits(stage=Stage.COMPILE + 1, kernels_only=True)
     effect: ClassVar[Quality] = Quality(QualityKind.EXACT, "the same kernels on the same numbers")
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:

@@ -27,7 +27,7 @@ class CudnnBenchmark(Settings):
     """Choose convolution algorithms by trying them, in place of by rules."""
 
     name: ClassVar[str] = "cudnn_benchmark"
-    traits: ClassVar[Traits] = Traits(stage=Stage.COMPILE, lanes=True)
+    traits: ClassVar[Traits] = Traits(stage=Stage.COMPILE, kernels_only=True)
     effect: ClassVar[Quality] = Quality(
         QualityKind.ROUNDING, "the same convolutions; runs may differ in rounding"
     )

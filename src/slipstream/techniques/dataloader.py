@@ -80,7 +80,7 @@ class DataLoader(Settings):
             return "the step takes its batches from no torch DataLoader"
         return None
 
-    def questions(self, graph: Graph) -> Sequence[Question]:
+    def required_timings(self, graph: Graph) -> Sequence[Question]:
         """Taking a batch of these tensors from a worker that has it ready."""
         specs = _batch(graph, _loading(graph))
         return [_take(specs)] if specs else []

@@ -60,7 +60,7 @@ class FusedOptimizer(Settings):
             return "a differentiable optimizer cannot be fused"
         return None
 
-    def questions(self, graph: Graph) -> Sequence[Call]:
+    def required_timings(self, graph: Graph) -> Sequence[Call]:
         """The whole update as it is, and fused."""
         return [_update(graph, {}), _update(graph, self._flags())]
 
@@ -68,7 +68,7 @@ class FusedOptimizer(Settings):
         """One task in place of the update's, as long as the micro-benchmark of a whole update."""
         tasks = update_tasks(graph)
         before = float(graph.tasks.duration_ns[tasks].sum() + graph.tasks.gap_ns[tasks].sum())
-        now, then = self.questions(graph)
+        now, then = self.required_timings(graph)
         old, took = context.durations.lookup(now), price(context.durations, then, before)
         # Fused it works in place on what is there: as fast alone as in the step. In batches it
         # allocates temporaries as the loop does, at a cost that depends on the rest of the step;

@@ -47,7 +47,7 @@ class InferenceMode(Settings):
             return _ALREADY
         return None
 
-    def questions(self, graph: Graph) -> Sequence[Call]:
+    def required_timings(self, graph: Graph) -> Sequence[Call]:
         """The smallest call of every operator in the mode it ran in, and in inference mode."""
         asked = _representatives(graph, _modes(graph)).values()
         return [call for pair in asked for call in pair]

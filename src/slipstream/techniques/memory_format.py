@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from slipstream.durations import Changed, questions, rescale
+from slipstream.durations import Changed, required_timings, rescale
 from slipstream.graph import Call, Editor, Graph, StepPhase, TensorSpec
 from slipstream.graph.graph import kept
 from slipstream.source import AlreadyThereError, Places, Source, value_of
@@ -50,10 +50,10 @@ class ChannelsLast(Settings):
             return "its convolutions run in channels_last already"
         return None
 
-    def questions(self, graph: Graph) -> Sequence[Call]:
+    def required_timings(self, graph: Graph) -> Sequence[Call]:
         """Every operator on images, as recorded and in the other format, and the copies."""
         changed, copies = _plan(graph)
-        return [*questions(graph, changed), *(copy for _, copy in copies.pairs)]
+        return [*required_timings(graph, changed), *(copy for _, copy in copies.pairs)]
 
     def predict(self, graph: Graph, context: Context) -> Graph:
         """Scale operators on images by their micro-benchmarked ratio; add copies back."""

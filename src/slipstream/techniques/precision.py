@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from slipstream.durations import Changed, Durations, pace, questions, rescale
+from slipstream.durations import Changed, Durations, pace, required_timings, rescale
 from slipstream.graph import Call, Editor, Graph, StepPhase, distinct, price, price_columns
 from slipstream.graph.graph import kept
 from slipstream.source import Places, Source, refuse_inside
@@ -68,10 +68,10 @@ class Amp(Settings):
             return "oneDNN has no LSTM in bfloat16 for this processor, torch would fail"
         return None
 
-    def questions(self, graph: Graph) -> Sequence[Call]:
+    def required_timings(self, graph: Graph) -> Sequence[Call]:
         """The changed operators as recorded and in their new dtypes, and the casts."""
         casting = self._plan(graph)
-        return [*questions(graph, _changed(graph, casting)), *casting.table.calls]
+        return [*required_timings(graph, _changed(graph, casting)), *casting.table.calls]
 
     def predict(self, graph: Graph, context: Context) -> Graph:
         """Scale each changed operator by its micro-benchmarked ratio; insert the casts."""

@@ -80,7 +80,7 @@ class Sdpa(Settings):
             return _ALREADY
         return _NONE
 
-    def questions(self, graph: Graph) -> Sequence[Call]:
+    def required_timings(self, graph: Graph) -> Sequence[Call]:
         """What goes beside the fused call that comes, forward and backward."""
         asked: list[Call] = []
         for one in self._chosen(graph):

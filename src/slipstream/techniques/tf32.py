@@ -37,7 +37,7 @@ class Tf32(Settings):
     """Allow TensorFloat-32 in float32 matrix products and convolutions."""
 
     name: ClassVar[str] = "tf32"
-    traits: ClassVar[Traits] = Traits(stage=Stage.PRECISION, lanes=True)
+    traits: ClassVar[Traits] = Traits(stage=Stage.PRECISION, kernels_only=True)
     effect: ClassVar[Quality] = Quality(
         QualityKind.ROUNDING, "float32's range, ten bits of mantissa in products, float32 sums"
     )

@@ -61,7 +61,7 @@ class Threads(Settings):
         """Its work in equal parts over the threads; going back to fewer has no such bound."""
         return _now(graph) / self._threads if self._threads > _now(graph) else 0.0
 
-    def questions(self, graph: Graph) -> Sequence[Question]:
+    def required_timings(self, graph: Graph) -> Sequence[Question]:
         """Every operator with the threads it has and with those it would have, by one clock."""
         return [
             Question(graph.calls[call], threads, wall=True)

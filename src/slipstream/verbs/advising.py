@@ -394,7 +394,7 @@ def advise(
 def single_techniques() -> list[Technique]:
     """Every technique of one machine with the settings worth trying."""
     kinds = technique.registry().values()
-    return [one for k in kinds if not k.traits.spreads for one in technique.variants(k)]
+    return [one for k in kinds if not k.traits.is_distributed for one in technique.variants(k)]
 
 
 def _grow(

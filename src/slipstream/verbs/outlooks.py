@@ -143,7 +143,7 @@ def first_look(
         if not isinstance(prediction, Predicted) or prediction.graph is None:
             outlooks.append(Outlook(prediction))
             continue
-        missing = len(durations.missing(one.questions(graph)))
+        missing = len(durations.missing(one.required_timings(graph)))
         if not missing:
             outlooks.append(Outlook(prediction))
             continue

@@ -162,13 +162,13 @@ def _fold(
             before, last = folded[head[:-1]], head[-1]
             if isinstance(before, Obstacle):
                 folded[head] = before
-            elif context.cluster is None and last.traits.spreads:
+            elif context.cluster is None and last.traits.is_distributed:
                 folded[head] = Obstacle(last.name, _NO_CLUSTER)
             elif (reason := technique.refusal(last, before)) is not None:
                 folded[head] = Obstacle(last.name, reason)
             else:
                 possible.append((head, before))
-        asked = [call for head, before in possible for call in head[-1].questions(before)]
+        asked = [call for head, before in possible for call in head[-1].required_timings(before)]
         context.durations.measure(asked, say, until)
         for number, (head, before) in enumerate(possible, start=1):
             say(f"predicting {number} of {len(possible)}: {technique.combination_name(head)}")

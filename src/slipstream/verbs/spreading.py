@@ -184,7 +184,7 @@ def spread(
     ranked = sorted(applying(predictions), key=lambda p: p.ratio)
     # Replicas whose gradients can be compressed, without; the cheapest where there are several.
     dense = next(
-        (p for p in ranked if [one.traits.hook for one in p.techniques] == ["gives"]), None
+        (p for p in ranked if [one.traits.hook for one in p.techniques] == ["provides"]), None
     )
     compressing = None
     if dense is not None:

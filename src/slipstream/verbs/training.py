@@ -87,7 +87,7 @@ def _times(
 ) -> dict[str, Expected]:  # fmt: skip
     """Time of a sample by arm, against the task as it is."""
     parsed = {name: techniques.parse(name) for name in names if name != BASELINE}
-    spread = {name for name, parts in parsed.items() if any(p.traits.spreads for p in parts)}
+    spread = {name for name, parts in parsed.items() if any(p.traits.is_distributed for p in parts)}
     alone = [name for name in parsed if name not in spread]
     expected = dict.fromkeys(
         spread, Expected(basis="ranks on one machine share its cores; predict --cluster tells")

@@ -59,10 +59,10 @@ class Applicable(Protocol):
     def prepare(self) -> None:
         """Change what the user's code is about to call."""
 
-    def edited(self, script: Path, content: bytes) -> bytes:
+    def edit_script(self, script: Path, content: bytes) -> bytes:
         """A plain script with its change."""
 
-    def settle_steps(self) -> int:
+    def warmup_steps(self) -> int:
         """Steps at the beginning that are taken otherwise than all later ones."""
 
 

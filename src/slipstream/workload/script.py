@@ -253,7 +253,7 @@ class _Script(Generic[T]):
         self._leave = leave
         self._seed = seed
         self._path = workload.path.resolve()
-        self._content = edited(self._path, workload.techniques)
+        self._content = edit_script(self._path, workload.techniques)
         # An edit changes how many batches there are in a step: the loss is the sum over them.
         self._discovery = _Discovery(adds_up=self._content is not None)
         self._lines = UserLines(project_root(self._path))
@@ -396,7 +396,7 @@ def _run(workload: Workload, path: Path, content: bytes | None, seed: int) -> Sy
     return None
 
 
-def edited(script: Path, techniques: Iterable[Applicable]) -> bytes | None:
+def edit_script(script: Path, techniques: Iterable[Applicable]) -> bytes | None:
     """A plain script as those of `techniques` that edit it would have it, in stage order.
 
     Returns:
@@ -410,7 +410,7 @@ def edited(script: Path, techniques: Iterable[Applicable]) -> bytes | None:
         return None
     content = script.read_bytes()
     for technique in in_order(editing):
-        content = technique.edited(script, content)
+        content = technique.edit_script(script, content)
     return content
 
 

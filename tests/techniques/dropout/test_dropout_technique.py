@@ -114,7 +114,7 @@ def test_the_large_one_is_faster_and_holds_no_mask(context: Context) -> None:
 
 
 def test_what_is_asked_for_can_be_timed() -> None:
-    assert cannot_be_timed(FusedDropout().questions(graph_of(regular))) == []
+    assert cannot_be_timed(FusedDropout().required_timings(graph_of(regular))) == []
 
 
 def test_unknown_durations_are_assumed(tmp_path: Path) -> None:

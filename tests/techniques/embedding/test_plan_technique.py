@@ -127,14 +127,16 @@ def test_durations_are_those_of_the_modules() -> None:
 @pytest.mark.parametrize("make", [shop, together])
 @pytest.mark.parametrize("methods", ["robe", "tt"])
 def test_what_is_asked_for_can_be_timed(make: Any, methods: str) -> None:
-    assert cannot_be_timed(EmbeddingPlan(8.0, methods=methods).questions(graph_of(make))) == []
+    assert (
+        cannot_be_timed(EmbeddingPlan(8.0, methods=methods).required_timings(graph_of(make))) == []
+    )
 
 
 def test_an_inference_may_have_codes(tmp_path: Path) -> None:
     graph = graph_of(served)
     technique = EmbeddingPlan(3.0)
     durations = Durations(threads=1, path=tmp_path / "durations.db")
-    durations.measure(technique.questions(graph))
+    durations.measure(technique.required_timings(graph))
     technique.predict(graph, Context(durations))
     assert technique.quality(graph).kind is QualityKind.ROUNDING
     assert technique.quality(graph_of(shop)).kind is QualityKind.NEEDS_TRAINING

@@ -109,7 +109,7 @@ def test_memory_is_that_of_the_array() -> None:
 
 @pytest.mark.parametrize("make", [clicks, together])
 def test_what_is_asked_for_can_be_timed(make: Any) -> None:
-    assert cannot_be_timed(RobeEmbedding(50.0, rows=2000).questions(graph_of(make))) == []
+    assert cannot_be_timed(RobeEmbedding(50.0, rows=2000).required_timings(graph_of(make))) == []
 
 
 def test_unknown_durations_are_assumed(tmp_path: Path) -> None:

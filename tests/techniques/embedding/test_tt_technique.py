@@ -81,7 +81,7 @@ def test_updates_and_memory_are_those_of_the_cores() -> None:
 
 
 def test_what_is_asked_for_can_be_timed() -> None:
-    assert cannot_be_timed(TTEmbeddings(8).questions(graph_of(films))) == []
+    assert cannot_be_timed(TTEmbeddings(8).required_timings(graph_of(films))) == []
 
 
 @pytest.mark.parametrize("make", [films, together])

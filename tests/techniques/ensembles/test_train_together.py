@@ -76,13 +76,13 @@ def test_each_member_is_trained_as_if_alone(make: Any, way: Any) -> None:
 def test_what_prediction_asks_can_be_timed(make: Any, weights: Any) -> None:
     technique = TrainTogether(2, weights)
     assert technique.why_not(graph_of(make)) is None
-    assert cannot_be_timed(technique.questions(graph_of(make))) == []
+    assert cannot_be_timed(technique.required_timings(graph_of(make))) == []
 
 
 def test_a_step_of_members_takes_as_many_samples_and_their_weights() -> None:
     graph = timed_by_bytes(graph_of(mlp))
     technique, durations = TrainTogether(4), BytesMoved()
-    durations.measure(technique.questions(graph))
+    durations.measure(technique.required_timings(graph))
     edited = technique.predict(graph, Context(durations))  # type: ignore[arg-type]
     assert edited.samples == 4 * graph.samples
     assert len(edited) == len(graph)

@@ -77,7 +77,7 @@ def test_numbers_bytes_and_memory_are_those_of_the_changed_model(make: Any, text
 
 @pytest.mark.parametrize("make", [images, sequences])
 def test_what_is_asked_for_can_be_timed(make: Any) -> None:
-    assert cannot_be_timed(LowRank(ends=True).questions(graph_of(make))) == []
+    assert cannot_be_timed(LowRank(ends=True).required_timings(graph_of(make))) == []
 
 
 def test_operators_are_those_the_changed_model_runs() -> None:
@@ -113,7 +113,7 @@ _MMS = ("aten::mm", "aten::addmm")
 @pytest.mark.parametrize("make", [images, sequences])
 def test_what_it_looks_up_it_has_asked_for(make: Any) -> None:
     graph, technique = timed_by_bytes(graph_of(make)), LowRank(0.25)
-    asked = {call.key for call in technique.questions(graph)}
+    asked = {call.key for call in technique.required_timings(graph)}
     looked_up: set[str] = set()
 
     class Spy(BytesMoved):

@@ -27,7 +27,7 @@ from known_durations import BytesMoved, timed_by_bytes
 @pytest.mark.parametrize("make", [mlp, images])
 def test_every_layer_is_found_and_can_be_timed(make) -> None:  # type: ignore[no-untyped-def]
     technique = QuadraticLayers()
-    asked = technique.questions(graph_of(make))
+    asked = technique.required_timings(graph_of(make))
     assert sum("slipstream::quadratic" in call.op for call in asked) == 2 * 3
     assert cannot_be_timed(asked) == []
 
@@ -35,7 +35,7 @@ def test_every_layer_is_found_and_can_be_timed(make) -> None:  # type: ignore[no
 def test_a_layer_takes_longer_by_the_measured_ratio_and_its_weights_more() -> None:
     graph = timed_by_bytes(graph_of(images))
     technique, durations = QuadraticLayers(only="0"), BytesMoved()
-    durations.measure(technique.questions(graph))
+    durations.measure(technique.required_timings(graph))
     edited = technique.predict(graph, Context(durations))  # type: ignore[arg-type]
     before, after = (by_role(one) for one in (graph, edited))
     added = 2 * 8 * 3 * 9 * 4  # two more weights
@@ -57,7 +57,7 @@ def wide() -> Any:
 def test_projections_within_a_pass_are_part_of_the_peak() -> None:
     graph, durations = timed_by_bytes(graph_of(wide)), BytesMoved()
     technique = QuadraticLayers()
-    durations.measure(technique.questions(graph))
+    durations.measure(technique.required_timings(graph))
     edited = technique.predict(graph, Context(durations))  # type: ignore[arg-type]
     predicted = replay(edited).peak_bytes / replay(graph).peak_bytes
 
@@ -78,7 +78,7 @@ def by_role(graph: Graph) -> dict[Role, int]:
 def test_the_update_takes_longer_by_the_bytes_that_it_moves_more() -> None:
     graph = timed_by_bytes(graph_of(mlp))
     technique, durations = QuadraticLayers(), BytesMoved()
-    durations.measure(technique.questions(graph))
+    durations.measure(technique.required_timings(graph))
     edited = technique.predict(graph, Context(durations))  # type: ignore[arg-type]
     update = graph.tasks.phase == StepPhase.OPTIMIZER
     moved_ns = [one.tasks.duration_ns[update].sum() for one in (graph, edited)]

@@ -105,7 +105,7 @@ def test_a_module_is_one_task_each_way(make: Callable[[], Any], require: Any) ->
     graph = timed_by_bytes(graph_of(make))
     technique, durations = ScanBackprop(backward="fused"), BytesMoved()
     assert technique.why_not(graph) is None
-    durations.measure(technique.questions(graph))
+    durations.measure(technique.required_timings(graph))
     edited = technique.predict(graph, Context(durations))  # type: ignore[arg-type]
     tasks = [edited.task(number) for number in range(len(edited))]
     ours = [one for one in tasks if one.name == "slipstream::scan_layers"]
@@ -137,7 +137,7 @@ def test_the_most_that_tensors_take_is_predicted(kind: type[nn.RNNBase], require
         )
 
     technique, graph, durations = ScanBackprop(backward="fused"), graph_of(make), BytesMoved()
-    durations.measure(technique.questions(graph))
+    durations.measure(technique.required_timings(graph))
     told = technique.predict(timed_by_bytes(graph), Context(durations))  # type: ignore[arg-type]
     taken = record(build(make, technique))
     peaks = [replay(one).peak_bytes for one in (told, taken)]
@@ -146,7 +146,7 @@ def test_the_most_that_tensors_take_is_predicted(kind: type[nn.RNNBase], require
 
 def test_every_question_can_be_timed() -> None:
     for make in EXPECTED:
-        assert cannot_be_timed(ScanBackprop().questions(graph_of(make))) == []
+        assert cannot_be_timed(ScanBackprop().required_timings(graph_of(make))) == []
 
 
 def test_the_step_takes_the_same_update(require: Any) -> None:
@@ -166,7 +166,7 @@ def test_an_inference_without_a_backward_pass_is_predicted(require: Any) -> None
     require("native", door.available(), "no compiled kernels")
     graph = timed_by_bytes(graph_of(inferring))
     technique, durations = ScanBackprop(backward="fused"), BytesMoved()
-    durations.measure(technique.questions(graph))
+    durations.measure(technique.required_timings(graph))
     edited = technique.predict(graph, Context(durations))  # type: ignore[arg-type]
     assert [edited.task(task).name for task in range(len(edited))].count(
         "slipstream::scan_layers"

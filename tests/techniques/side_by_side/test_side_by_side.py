@@ -149,7 +149,7 @@ def test_what_the_micro_benchmark_runs(kind: str, together: bool) -> None:
 def test_it_predicts_what_pays_and_leaves_what_does_not(share: float, faster: bool) -> None:
     graph, technique = recorded(), SideBySide()
     assert technique.why_not(graph) is None
-    assert len(technique.questions(graph)) == 2 * 2
+    assert len(technique.required_timings(graph)) == 2 * 2
     after = technique.predict(graph, Context(Told(share)))  # type: ignore[arg-type]
     saved = float(graph.tasks.duration_ns.sum() - after.tasks.duration_ns.sum())
     assert (saved > 0) == faster

@@ -49,7 +49,7 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
         for dim in _DIMS:
             graph = _recorded(dim)
             techniques = [TTEmbeddings(rank) for rank in _RANKS]
-            durations.measure([call for one in techniques for call in one.questions(graph)])
+            durations.measure([call for one in techniques for call in one.required_timings(graph)])
             for technique in techniques:
                 after = technique.predict(graph, Context(durations))
                 bag = TTEmbeddingBag(_ROWS, dim, (technique.rank,) * 2)

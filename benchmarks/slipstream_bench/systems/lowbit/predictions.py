@@ -159,7 +159,7 @@ def _cases(
     networks: Mapping[str, Callable[[], Any]],
 ) -> Iterator[Bar]:
     from slipstream.durations import Durations
-    from slipstream.techniques.lowbit.cost import Costs, questions
+    from slipstream.techniques.lowbit.cost import Costs, required_timings
 
     durations = Durations(threads=1)
 
@@ -169,7 +169,7 @@ def _cases(
     wanted = {name: one for name, one in layers.items() if options.wants(_CASE + name)}
     pairs = sorted({(8, 8), *(bits for _, bits in wanted.values())})
     if wanted:
-        measure(call for bits in pairs for call in questions(*bits))
+        measure(call for bits in pairs for call in required_timings(*bits))
         measure(_torch_call(layer) for layer, _ in wanted.values())
     for name, (layer, bits) in wanted.items():
         options.progress(_CASE + name)
@@ -288,7 +288,7 @@ def _network(
     arms: dict[str, Callable[[], object]] = {"float": workload.build(0).step}
     predicted = {"float": replay(graph).step_ns / 1e9}
     for arm, technique in (("eight", LowBit("w8a8")), ("lowbit", LowBit("w3a3"))):
-        measure(technique.questions(graph))
+        measure(technique.required_timings(graph))
         edited = technique.predict(graph, Context(durations=durations))
         predicted[arm] = replay(edited).step_ns / 1e9
         built = workload.build(0)

@@ -65,7 +65,7 @@ class DDP(Spreads):
     jitter: float = 0.0
 
     name: ClassVar[str] = "ddp"
-    traits: ClassVar[Traits] = replace(REPLICAS, hook="gives")
+    traits: ClassVar[Traits] = replace(REPLICAS, hook="provides")
     updates: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -79,7 +79,7 @@ class DDP(Spreads):
                 "ddp:jitter", f"{self.jitter} is not between 0 and 1", remedy="as ddp:jitter=0.03"
             )
 
-    def questions(self, graph: Graph) -> Sequence[Question]:
+    def required_timings(self, graph: Graph) -> Sequence[Question]:
         """Copying each gradient into its bucket, and back."""
         return [copying(one.spec) for one in gradients(graph)]
 

@@ -70,7 +70,7 @@ class FSDP(Spreads):
                 "fsdp:unit_mb", f"{self.unit_mb} is not a size", remedy="as fsdp:4,unit_mb=25"
             )
 
-    def questions(self, graph: Graph) -> Sequence[Question]:
+    def required_timings(self, graph: Graph) -> Sequence[Question]:
         """Copying gradients and parameters between tensors and flat buffers."""
         return [copying(one.spec) for one in gradients(graph)]
 

@@ -30,7 +30,7 @@ _LARGEST = 1 << 20
 # What makes replicas, without and with DistributedDataParallel's hook for others.
 REPLICAS = Traits(stage=Stage.DISTRIBUTION, clock="wall", replicas="makes")
 # What changes how replicas in DistributedDataParallel average their gradients.
-ON_REPLICAS = Traits(clock="wall", replicas="uses", hook="takes")
+ON_REPLICAS = Traits(clock="wall", replicas="uses", hook="occupies")
 
 
 class _Distributed(Settings):

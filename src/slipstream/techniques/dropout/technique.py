@@ -74,7 +74,7 @@ class FusedDropout(Settings):
             return f"it needs the compiled library: {why_no_library()}"
         return self._selection.why_none(module_of(graph, one.draw) for one in _exchanged(graph))
 
-    def questions(self, graph: Graph) -> Sequence[Call]:
+    def required_timings(self, graph: Graph) -> Sequence[Call]:
         """Every dropout's operators beside the passes that come in their place."""
         asked: list[Call] = []
         for site in self._chosen(graph):

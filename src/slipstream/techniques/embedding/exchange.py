@@ -94,7 +94,7 @@ class TableExchange(Settings, ABC):
     def _selection(self) -> Selection:
         return Selection(self.only, self.except_)
 
-    def questions(self, graph: Graph) -> Sequence[Call]:
+    def required_timings(self, graph: Graph) -> Sequence[Call]:
         """The modules' passes, and updates as they are and as they would be."""
         return asked(graph, self.groups(graph))
 

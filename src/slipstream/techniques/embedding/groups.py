@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from slipstream.durations import questions, rescale
+from slipstream.durations import required_timings, rescale
 from slipstream.graph import Call, Editor, Graph, Role, TensorSpec, price
 from slipstream.technique import Context
 from slipstream.techniques.embedding.tables import Lookup, lookups, updates, with_arrays
@@ -77,7 +77,7 @@ def asked(graph: Graph, groups: Sequence[Group]) -> list[Call]:
     changed, added, _ = _updates(graph, groups)
     sums = [group.sum_of_gradients for group in groups]
     return [
-        *passes, *questions(graph, changed), *(call for _, call in added),
+        *passes, *required_timings(graph, changed), *(call for _, call in added),
         *(call for call in sums if call is not None),
     ]  # fmt: skip
 

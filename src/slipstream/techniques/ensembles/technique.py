@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
-from slipstream.durations import Changed, Durations, questions, rescale
+from slipstream.durations import Changed, Durations, required_timings, rescale
 from slipstream.errors import InvalidArgumentError, WorkloadError
 from slipstream.graph import PROVENANCES, Call, Editor, Graph, Role, StepPhase, TensorSpec
 from slipstream.graph.graph import kept
@@ -83,11 +83,11 @@ class TrainTogether(Settings):
             return "no linear layer and no convolution of float32 runs in this step"
         return _cannot_stack(graph) or self._batch.why_not(graph, workload)
 
-    def questions(self, graph: Graph) -> Sequence[Call]:
+    def required_timings(self, graph: Graph) -> Sequence[Call]:
         """All at the members' rows together, and layers and the update as members have them."""
         layers = [call for site in site_kinds(graph).kinds for call in self._calls(site)]
-        update = questions(graph, self._update(graph, graph))
-        return [*self._batch.questions(graph), *layers, *update]
+        update = required_timings(graph, self._update(graph, graph))
+        return [*self._batch.required_timings(graph), *layers, *update]
 
     def predict(self, graph: Graph, context: Context) -> Graph:
         """As a step of so many times the batch, but for layers, which have each member's weights.

@@ -64,7 +64,7 @@ class Fusion(Settings):
             )
         return None
 
-    def questions(self, graph: Graph) -> Sequence[Call]:
+    def required_timings(self, graph: Graph) -> Sequence[Call]:
         """Every region's kernel beside the operators it replaces."""
         return [call for kind in _kinds(graph) for call in (kind.call, *kind.recorded)]
 

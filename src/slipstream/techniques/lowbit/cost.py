@@ -196,7 +196,7 @@ _EIGHT = (8, 8)
 _OF_FEW, _OF_MANY = (-2, -1), (6, -2, -1)
 
 
-def questions(wbits: int, abits: int, depthwise: bool = False) -> list[Call]:
+def required_timings(wbits: int, abits: int, depthwise: bool = False) -> list[Call]:
     """What has to be measured here before layers of these bits can be predicted.
 
     Args:
@@ -230,7 +230,7 @@ class Costs:
     def fitted(
         cls, durations: Durations, wbits: int, abits: int, depthwise: bool = False
     ) -> Costs | None:
-        """From the answers to `questions`; None when one was not measured."""
+        """From the answers to `required_timings`; None when one was not measured."""
         stream = durations.lookup(_stream())
         around = _timed(durations, CALIBRATED, _EIGHT)
         timed = _timed(durations, PRODUCTS, (wbits, abits))

@@ -60,7 +60,7 @@ class TorchInt8:
         return cls(calls, around)
 
     @property
-    def questions(self) -> list[Call]:
+    def required_timings(self) -> list[Call]:
         """What has to be measured for `step_ns`."""
         return [*self.calls.values(), *self.around.coded.values()]
 

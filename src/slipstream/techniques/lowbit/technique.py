@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from slipstream.durations import common_spread, pace, rescale
-from slipstream.durations import questions as both_of
+from slipstream.durations import required_timings as both_of
 from slipstream.errors import InvalidArgumentError, WorkloadError
 from slipstream.graph import Call, Editor, Graph, StepPhase, calls_of, replay
 from slipstream.provenance import Provenance
@@ -28,7 +28,7 @@ from slipstream.techniques.lowbit.cost import (
     Form,
     Layer,
     come_from_memory,
-    questions,
+    required_timings,
 )
 from slipstream.techniques.lowbit.eight_bits import TorchInt8
 from slipstream.techniques.lowbit.recorded import Handover, handover, held
@@ -118,7 +118,7 @@ class LowBit(Settings):
         names = [module_of(graph, site.task) for site in every]
         return Selection(self.only, self.except_).why_none(names)
 
-    def questions(self, graph: Graph) -> Sequence[Call]:
+    def required_timings(self, graph: Graph) -> Sequence[Call]:
         """Layers that say how fast this machine is at these bits, and the step's own."""
         sites = self.sites(graph)
         asked = calls_of(graph, [site.task for site in sites])
@@ -126,10 +126,10 @@ class LowBit(Settings):
             return [*asked, *(call for site in sites for call in _rounding(site.layer))]
         depthwise = any(site.layer.depthwise for site in sites)
         for bits in sorted({(self.wbits, self.abits), *(site.bits for site in sites), (8, 8)}):
-            asked += questions(*bits, depthwise)
+            asked += required_timings(*bits, depthwise)
         around = _handover(graph, sites)
         theirs = TorchInt8.of(graph, sites, Selection(self.only, self.except_))
-        asked += [*both_of(graph, around.moved), *around.coded.values(), *theirs.questions]
+        asked += [*both_of(graph, around.moved), *around.coded.values(), *theirs.required_timings]
         return asked
 
     def predict(self, graph: Graph, context: Context) -> Graph:

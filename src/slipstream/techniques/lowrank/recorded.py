@@ -15,7 +15,7 @@ from operator import itemgetter
 import numpy as np
 from numpy.typing import NDArray
 
-from slipstream.durations import Changed, pace, questions, ratio_columns
+from slipstream.durations import Changed, pace, ratio_columns, required_timings
 from slipstream.graph import Call, Editor, Graph, Role, StepPhase, TensorSpec, price, price_columns
 from slipstream.graph.graph import kept
 from slipstream.surgery import module_of
@@ -379,7 +379,7 @@ def asked(graph: Graph, plan: Plan) -> list[Call]:
         for product in site.products:
             recorded = [] if _whole_layer(product) else [product.recorded]
             lookups += [*recorded, *product.calls]
-    return lookups + questions(graph, plan.updates)
+    return lookups + required_timings(graph, plan.updates)
 
 
 def _places(graph: Graph, chosen: Sequence[Site]) -> dict[tuple[int, ...], list[int | None]]:

@@ -86,7 +86,7 @@ class LowRank(Settings):
             )
         return None
 
-    def questions(self, graph: Graph) -> Sequence[Call]:
+    def required_timings(self, graph: Graph) -> Sequence[Call]:
         """Operators as they are and as they would be."""
         return asked(graph, _products(graph, self))
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from slipstream.durations import Changed, questions, ratio_columns, rescale
+from slipstream.durations import Changed, ratio_columns, required_timings, rescale
 from slipstream.errors import InvalidArgumentError, UnknownNameError, WorkloadError
 from slipstream.graph import Call, Editor, Graph, Role, StepPhase, TensorSpec
 from slipstream.surgery import Selection, exchange_parameters
@@ -81,10 +81,10 @@ class QuadraticLayers(Settings):
             return "no linear layer and no convolution of float32 runs in this step"
         return self._selection.why_none(site.module for site in sites)
 
-    def questions(self, graph: Graph) -> Sequence[Call]:
+    def required_timings(self, graph: Graph) -> Sequence[Call]:
         """Every layer, and the update of its weights, as it is and as it would be."""
         layers = [call for site in self._chosen(graph).kinds for call in self._calls(site)]
-        return [*layers, *questions(graph, self._update(graph))]
+        return [*layers, *required_timings(graph, self._update(graph))]
 
     def predict(self, graph: Graph, context: Context) -> Graph:
         """Every layer's product takes as much longer as the whole layer does in a micro-benchmark.

@@ -80,7 +80,7 @@ class ScanBackprop(Settings):
             return f"it needs the compiled library: {why_no_library()}"
         return self._selection.why_none(module_of(graph, one.forward[0]) for one in usable)
 
-    def questions(self, graph: Graph) -> Sequence[Call]:
+    def required_timings(self, graph: Graph) -> Sequence[Call]:
         """Each layer forward and backward."""
         return [
             call

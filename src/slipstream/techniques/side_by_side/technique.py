@@ -86,7 +86,7 @@ class SideBySide(Settings):
             return "no linear layers of whole vectors follow each other in its backward pass"
         return None
 
-    def questions(self, graph: Graph) -> Sequence[Call]:
+    def required_timings(self, graph: Graph) -> Sequence[Call]:
         """Every pair in turn and in one loop."""
         return [call for pair in self._pairs(graph) for call in pair.calls]
 
@@ -146,7 +146,7 @@ class SideBySide(Settings):
         chosen = [m for n, m in layers.items() if n in self._selection]
         put_beside(chosen, built.optimizer, pays)
 
-    def settle_steps(self) -> int:
+    def warmup_steps(self) -> int:
         """The first, in which pairs are timed that no prediction has asked for."""
         return 1
 

@@ -56,7 +56,7 @@ def ranks_of(techniques: Sequence[Technique]) -> int:
         UsageError: something for replicas, without what makes replicas.
     """
     workers = [one.workers for one in techniques if technique.makes_replicas(one)]
-    of_replicas = [one for one in techniques if one.traits.spreads]
+    of_replicas = [one for one in techniques if one.traits.is_distributed]
     if of_replicas and not workers:
         name = of_replicas[0].name
         raise UsageError(
@@ -99,7 +99,7 @@ class RanksArm(Arm):
         self._share = built[0]["samples_before"] / samples if samples else 1.0 / self.ranks
         with self.hosts.unshaped():
             # And the steps that techniques take otherwise than all later ones.
-            first = max((one.settle_steps() for one in self._workload.techniques), default=0)
+            first = max((one.warmup_steps() for one in self._workload.techniques), default=0)
             self._ask("some_steps", timeout_s, warm=_TO_SETTLE + first, steps=1)
         self.notes = (f"{self.name}: {self.hosts.notes[0]}", *self.hosts.notes[1:])
 

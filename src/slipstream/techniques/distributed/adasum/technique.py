@@ -51,7 +51,7 @@ class Adasum(Spreads):
                 remedy="as adasum:workers=8,per_node=4",
             )  # fmt: skip
 
-    def questions(self, graph: Graph) -> Sequence[Question]:
+    def required_timings(self, graph: Graph) -> Sequence[Question]:
         """Copying each parameter's numbers."""
         return [copying(one.spec) for one in gradients(graph)]
 

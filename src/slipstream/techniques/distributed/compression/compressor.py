@@ -61,7 +61,7 @@ class Compressor(Settings):
     keeps: ClassVar[bool] = True
     start: int = 0
 
-    def settle_steps(self) -> int:
+    def warmup_steps(self) -> int:
         """Those that are exchanged as they are."""
         return self.start
 

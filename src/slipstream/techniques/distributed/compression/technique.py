@@ -54,7 +54,7 @@ class CompressionTechnique(Compressor, OnReplicas):
             return "gradients are not on a processor, where the encoders run"
         return None
 
-    def questions(self, graph: Graph) -> Sequence[Question]:
+    def required_timings(self, graph: Graph) -> Sequence[Question]:
         """Each bucket's encoding, and all of its work."""
         asked = [question for row in _compressible(graph) for question in self._questions(row)]
         return list({one.call.key: one for one in asked}.values())
