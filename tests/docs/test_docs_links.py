@@ -34,7 +34,11 @@ def test_no_link_leaves_the_repository() -> None:
 
 
 def test_every_page_and_card_is_linked_from_the_index() -> None:
-    linked = {(ROOT / "docs" / target).resolve() for target in links(pages()["docs/index.md"])}
+    linked = {
+        (ROOT / "docs" / target).resolve()
+        for page in ("docs/index.md", "docs/results.md")
+        for target in links(pages()[page])
+    }
     missing = [
         str(path.relative_to(ROOT))
         for path in sorted((ROOT / "docs").rglob("*.md"))
