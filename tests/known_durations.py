@@ -39,7 +39,7 @@ class BytesMoved(KnownDurations):
     def measure(
         self,
         calls: Iterable[Call],
-        say: Callable[[str], None] | None = None,
+        report: Callable[[str], None] | None = None,
         until: float = 0.0,
         **how: object,
     ) -> None:

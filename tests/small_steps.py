@@ -29,7 +29,7 @@ class Copies(KnownDurations):
     def lookup(self, call: Any) -> Answer | None:
         return Answer(COPY_NS, 0.0, Provenance.MICROBENCHMARK)
 
-    def measure(self, calls: Any, say: Any = None, until: Any = None) -> None:
+    def measure(self, calls: Any, report: Any = None, until: Any = None) -> None:
         """Nothing is left to measure."""
 
 

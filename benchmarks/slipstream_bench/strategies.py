@@ -266,12 +266,12 @@ def _digits() -> Any:
     return inputs, torch.tensor(digits.target)[order]
 
 
-def _trained(say: Callable[[int], None]) -> _Table:
+def _trained(report: Callable[[int], None]) -> _Table:
     """By candidate: validation loss after few epochs and after all, and CPU seconds to each."""
     table: _Table = {}
     for candidate in every(NETS):
         if len(table) % 20 == 0:
-            say(len(table))
+            report(len(table))
         table[candidate.id] = _losses(candidate.config)
     return table
 

@@ -206,8 +206,8 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 live = ss.Workload.of(model, batch, torch.nn.functional.cross_entropy, optimizer)
 graph = ss.profile(live, steps=2)
 other = ss.profile("train.py:make_workload", steps=2)
-with _output.progress("advising") as say:
-    found = ss.advise(other, combinations=False, say=say)
+with _output.progress("advising") as report:
+    found = ss.advise(other, combinations=False, report=report)
 shown = sys.stdout.getvalue(), sys.stderr.getvalue()
 sys.stdout = sys.__stdout__
 print(repr((len(graph) > 1, len(found.predictions) > 5, *shown)))

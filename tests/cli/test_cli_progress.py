@@ -50,10 +50,10 @@ def test_what_takes_long_is_said_again_with_the_time_it_takes(
     lines = standard_error(monkeypatch)
     monkeypatch.setattr(_output, "_LOG_EVERY_S", 0.01)
     monkeypatch.setattr(_output, "_ALIVE_EVERY_S", 0.03)
-    with progress("advising") as say:
+    with progress("advising") as report:
         # Before anything is said, too.
         assert lines.seen(r"advising: \d+ s")
-        say("a long step")
+        report("a long step")
         assert lines.seen("advising: a long step")
         assert lines.seen(r"advising: a long step, \d+ s")
 
@@ -61,9 +61,9 @@ def test_what_takes_long_is_said_again_with_the_time_it_takes(
 def test_what_was_held_back_is_said_later(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = standard_error(monkeypatch)
     monkeypatch.setattr(_output, "_LOG_EVERY_S", 0.2)
-    with progress("advising") as say:
+    with progress("advising") as report:
         for number in range(1000):
-            say(f"step {number}")
+            report(f"step {number}")
         assert lines.seen("step 999")
     assert len(lines) < 500
     assert not any(thread.name.endswith("(keep_alive)") for thread in threading.enumerate())

@@ -31,7 +31,7 @@ class AlikeDurations(Durations):
         return Answer(1e4, 0.02, Provenance.MICROBENCHMARK)
 
     def measure(
-        self, calls: Any, say: Any = lambda line: None, until: Any = None, **how: Any
+        self, calls: Any, report: Any = lambda line: None, until: Any = None, **how: Any
     ) -> None:
         for _ in calls:
             pass

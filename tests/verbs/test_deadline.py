@@ -57,7 +57,7 @@ class Some(Durations):
     def measure(
         self,
         calls: Iterable[Any],
-        say: Any = None,
+        report: Any = None,
         until: float = math.inf,
         *,
         roughly: bool = False,
@@ -106,7 +106,7 @@ def test_what_there_was_no_time_for_is_counted_and_not_told(graph: Graph, tmp_pa
     assert isinstance(guessed, Predicted)
     told = as_far_as_known(graph, guessed, durations)
     assert isinstance(told, Refused)
-    assert "cannot be told here: there was no time to measure" in told.in_words
+    assert "cannot be predicted here: there was no time to measure" in told.in_words
     assert told.techniques == guessed.techniques
 
 

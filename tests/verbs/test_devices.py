@@ -36,7 +36,7 @@ class AtLevel(KnownDurations):
             return None  # cannot be run alone
         return Answer(3000.0 if self.old else 1000.0, 0.01, Provenance.MICROBENCHMARK)
 
-    def measure(self, calls: Any, say: Any = None, until: Any = None, **how: Any) -> None:
+    def measure(self, calls: Any, report: Any = None, until: Any = None, **how: Any) -> None:
         """Nothing is left to measure."""
 
     def limits(self, dtypes: frozenset[str]) -> Limits:

@@ -20,7 +20,7 @@ from slipstream.techniques.precision import Amp
 from slipstream.techniques.threads import Threads
 from slipstream.verbs import advising
 from slipstream.verbs.advising import advise
-from slipstream.verbs.outlooks import Outlook, first_look
+from slipstream.verbs.outlooks import SpeedupBound, first_look
 from slipstream.verbs.predicting import predict
 from slipstream.verbs.results import Predicted, Prediction
 from tiny_models import captured
@@ -48,7 +48,7 @@ class Told(Durations):
         return [] if self.told else [(self._key(call), call) for call in calls]
 
     def measure(
-        self, calls: Any, say: Any = lambda line: None, until: Any = None, **how: Any
+        self, calls: Any, report: Any = lambda line: None, until: Any = None, **how: Any
     ) -> None:
         self.asked += list(calls)
         self.told = True
@@ -88,7 +88,7 @@ def test_what_is_known_is_final(graph: Graph, tmp_path: Path) -> None:
     durations.told = True
     (one,) = first_look(graph, parse("amp:bf16"), durations)
     (expected,) = predict(graph, ["amp:bf16"], durations=durations)
-    assert one == Outlook(expected)
+    assert one == SpeedupBound(expected)
 
 
 def test_what_does_not_apply_says_so(graph: Graph, tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_what_cannot_pay_is_not_measured(
     gaps[last] = 0.0
     quick = replace(graph, tasks=replace(graph.tasks, duration_ns=small, gap_ns=gaps))
     durations = Told(tmp_path / "none.db", 1000.0)
-    shown: list[Outlook] = []
+    shown: list[SpeedupBound] = []
     found = advise(quick, combinations=False, durations=durations, show=shown.extend)
     fused, amp = shown
     assert fused.decided
@@ -162,6 +162,6 @@ def test_it_is_shown_only_while_something_is_missing(
     monkeypatch.setattr(advising, "single_techniques", lambda: [Amp()])
     durations = Told(tmp_path / "none.db", 1000.0)
     durations.told = True
-    shown: list[Outlook] = []
+    shown: list[SpeedupBound] = []
     advise(graph, combinations=False, durations=durations, show=shown.extend)
     assert shown == []

@@ -78,7 +78,7 @@ def test_timings_that_differ_too_much_are_no_prediction() -> None:
     assert "busy" in (unknown.why_not or "")
     assert "--threads 1" not in (unknown.why_not or ""), "it was recorded on one"
     # It may well apply: that is not what is not known.
-    assert unknown.verdict == "cannot be told here"
+    assert unknown.verdict == "cannot be predicted here"
     notes = " ".join(prediction_table(graph, [unknown]).notes)
     assert f"{unknown.technique} {unknown.verdict}: {unknown.why_not}"[:60] in notes
     several = replace(graph, meta={**graph.meta, "threads": 2})
@@ -86,7 +86,7 @@ def test_timings_that_differ_too_much_are_no_prediction() -> None:
         several, [Faster(4.0, Provenance.MICROBENCHMARK, spread=40.0)], durations=Nothing()
     )
     assert "--threads 1" in (unknown.why_not or "")
-    assert unknown.verdict == "cannot be told here"
+    assert unknown.verdict == "cannot be predicted here"
     assert math.isnan(unknown.ratio)
     assert unknown.memory == (replay(graph).peak_bytes, 0)
     # Nothing was timed that could have been disturbed.
@@ -97,7 +97,7 @@ class Nothing(KnownDurations):
     """Durations that must not be asked for anything."""
 
     def measure(
-        self, calls: Sequence[Call], say: Any = None, until: Any = None, **how: Any
+        self, calls: Sequence[Call], report: Any = None, until: Any = None, **how: Any
     ) -> None:
         assert not list(calls)
 
@@ -319,13 +319,13 @@ def test_amp_from_end_to_end(graph: Graph, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("slipstream.verbs.predicting._NO_PREDICTION", math.inf)
     path = tmp_path / "durations.db"
     lines: list[str] = []
-    (first,) = predict(graph, ["amp:bf16"], durations=Durations(1, path), say=lines.append)
+    (first,) = predict(graph, ["amp:bf16"], durations=Durations(1, path), report=lines.append)
     assert any("measuring" in line for line in lines)
     assert set(first.shares) == {Provenance.MEASURED, Provenance.MICROBENCHMARK}
     assert first.low < first.ratio < first.high
     assert first.quality == Amp().quality()
     again: list[str] = []
-    (second,) = predict(graph, [Amp()], durations=Durations(1, path), say=again.append)
+    (second,) = predict(graph, [Amp()], durations=Durations(1, path), report=again.append)
     assert not any("measuring" in line for line in again)
     assert second == first
     assert first.graph is not None
@@ -338,7 +338,9 @@ class Asked(Nothing):
     def __init__(self) -> None:
         self.calls: list[Any] = []
 
-    def measure(self, calls: Sequence[Any], say: Any = None, until: Any = None, **how: Any) -> None:
+    def measure(
+        self, calls: Sequence[Any], report: Any = None, until: Any = None, **how: Any
+    ) -> None:
         self.calls.append(list(calls))
 
 

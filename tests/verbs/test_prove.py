@@ -217,7 +217,7 @@ def test_both_sides_run_and_infinities_of_one_side_are_its_failure(
     }
     changed["nothing"] = (workload, quality_of(()))
     said: list[str] = []
-    checks = check_quality(workload, changed, budget_s=1.0, threads=1, say=said.append)
+    checks = check_quality(workload, changed, budget_s=1.0, threads=1, report=said.append)
     bf16, fp16, nothing = checks
     assert [check.arm for check in checks] == [*names, "nothing"]
     assert bf16.status not in (QualityStatus.FAILED, QualityStatus.UNCHECKED, QualityStatus.SAME)

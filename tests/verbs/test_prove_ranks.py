@@ -130,7 +130,7 @@ def test_ranks_are_measured_beside_one_process(train: Path) -> None:
         cluster=Cluster.load(CLUSTER),
         budget=1.0,
         quality_budget=0.1,
-        say=said.append,
+        report=said.append,
     )
     experiment = found.experiment
     for arm in ("ddp:2", "ddp:2+topk:0.1"):

@@ -90,16 +90,16 @@ def _sampler(
     model: str,
     *,
     limit_bytes: int | None = None,
-    say: Callable[[str], None] = lambda line: None,
+    report: Callable[[str], None] = lambda line: None,
 ) -> Sampler:
     return Sampler(
         _workload(model), threads=1, limit_bytes=limit_bytes or room_bytes(),
-        timeout_s=DEFAULT_TIMEOUT_S, say=say,
+        timeout_s=DEFAULT_TIMEOUT_S, report=report,
     )  # fmt: skip
 
 
 def _measure(model: str, options: BenchOptions) -> list[_Cell]:
-    with _sampler(model, say=lambda line: options.progress(f"{model}: {line}")) as sampler:
+    with _sampler(model, report=lambda line: options.progress(f"{model}: {line}")) as sampler:
         first = sampler.first()
         facts = sampler.facts
         assert facts is not None

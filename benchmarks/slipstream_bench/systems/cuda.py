@@ -47,7 +47,7 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
             continue
         workload = Workload.parse(f"{Path(cuda_models.__file__)}:{family}")
         options.progress(f"{family}: profiling")
-        graph = profile(workload, threads=1, say=options.progress)
+        graph = profile(workload, threads=1, report=options.progress)
         if options.wants(bar):
             yield on_cuda(_simulated(bar, graph, make()))
         if asked:

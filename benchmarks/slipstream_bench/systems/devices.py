@@ -97,7 +97,7 @@ def _measure(model: str, levels: Sequence[Level], options: BenchOptions) -> Iter
     for here, there in itertools.product(graphs, [level.name for level in levels]):
         if here != there:
             options.progress(f"{model}: {here} to {there}")
-            found = predict_device(graphs[here], there, say=options.progress)
+            found = predict_device(graphs[here], there, report=options.progress)
             speedup = measured[here] / measured[there]
             yield _Cell(model, here, there, found.prediction.speedup, speedup)
 

@@ -21,7 +21,7 @@ from slipstream.mlperf.training.log import Log
 from slipstream.mlperf.training.rcp import Point, official_json
 from slipstream.mlperf.training.tasks import load, recorded
 from slipstream.verbs.history import history
-from slipstream.verbs.training import foresee
+from slipstream.verbs.training import predict_training
 from slipstream_bench.harness import times_s
 from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, not_judged
 
@@ -149,10 +149,10 @@ def _foreseen(options: BenchOptions) -> Iterator[Bar]:
     for name, combinations in chosen.items():
         with tempfile.TemporaryDirectory() as folder, history(Path(folder) / "results.db") as past:
             options.progress(f"{name}: predicting")
-            predictions = foresee(name, combinations, past, runs=runs)
+            predictions = predict_training(name, combinations, past, runs=runs)
             judged = time_to_quality(
                 name, combinations, runs=runs, folder=Path(folder) / "out",
-                predictions=predictions, say=options.progress,
+                predictions=predictions, report=options.progress,
             )  # fmt: skip
         for verdict in judged.verdicts:
             one = predictions[verdict.name]
@@ -180,7 +180,7 @@ def _headline(options: BenchOptions) -> Iterator[Bar]:
         return
     with tempfile.TemporaryDirectory() as folder:
         measured = BatchCurve.measure(
-            task, sizes, runs=8 if options.full else 4, folder=Path(folder), say=options.progress
+            task, sizes, runs=8 if options.full else 4, folder=Path(folder), report=options.progress
         )
     one = measured.larger
     if one is None:
@@ -201,7 +201,7 @@ def _same_numbers(options: BenchOptions) -> Iterator[Bar]:
         return
     with tempfile.TemporaryDirectory() as folder:
         judged = time_to_quality(
-            task, [technique], runs=3, folder=Path(folder) / "out", say=options.progress
+            task, [technique], runs=3, folder=Path(folder) / "out", report=options.progress
         )
     (one,) = judged.verdicts
     width = 100 * (one.time.high - one.time.low) / one.time.ratio
@@ -217,7 +217,7 @@ def _batch_curve(options: BenchOptions) -> Iterator[Bar]:
     with tempfile.TemporaryDirectory() as folder:
         measured = BatchCurve.measure(
             "fashion_cnn", sizes, runs=4 if options.full else 3, folder=Path(folder),
-            say=options.progress,
+            report=options.progress,
         )  # fmt: skip
     left = measured.reference.points
     slopes = [(b.mean - a.mean) / (b.batch - a.batch) for a, b in pairwise(left)]
@@ -245,7 +245,7 @@ def _ranks(options: BenchOptions) -> Iterator[Bar]:
         for number, techniques in enumerate(([], ["ddp:workers=2"])):
             judged = time_to_quality(
                 "digits", against="".join(techniques), runs=runs,
-                folder=Path(folder) / str(number), say=options.progress,
+                folder=Path(folder) / str(number), report=options.progress,
             )  # fmt: skip
             samples.append([one.to_target for one in judged.arms[0].runs])
     told = ks_2samp(*samples)

@@ -279,7 +279,7 @@ def _float_set(options: BenchOptions) -> Bar:
             assert scenes.labels is not None
             found = xray.bisect(
                 str(path), str(deployed), samples[judged], scenes.labels[judged],
-                say=options.progress,
+                report=options.progress,
             )  # fmt: skip
     except (MissingDataError, MissingExtraError) as error:
         return not_judged(_FLOAT, "points", "<= 0.5", error.what)

@@ -119,10 +119,10 @@ class Compiling:
         step_ns: a compiled step after warming up.
     """
 
-    def __init__(self, model: Any, threads: int, say: Callable[[str], None]) -> None:
+    def __init__(self, model: Any, threads: int, report: Callable[[str], None]) -> None:
         self._model = model
         self._clock = time.thread_time_ns if threads == 1 else time.perf_counter_ns
-        self._say = say
+        self._report = report
         self._stack = contextlib.ExitStack()
         self._reasons: list[Any] = []
         self._call: Callable[..., Any] | None = None
@@ -133,7 +133,7 @@ class Compiling:
         self.step_ns = 0
 
     def __enter__(self) -> Compiling:
-        self._say("compiling the model")
+        self._report("compiling the model")
         import torch._functorch.config as functorch
         import torch._inductor.config as inductor
         from torch._dynamo.utils import counters, graph_break_reasons
@@ -256,7 +256,7 @@ class Compiling:
         backward = bool(options.get("is_backward"))
         nodes = [node for node in graph.graph.nodes if node.op == "call_function"]
         kind = "backward" if backward else "forward"
-        self._say(f"compiling {len(nodes)} {kind} operators")
+        self._report(f"compiling {len(nodes)} {kind} operators")
         try:
             compiled: Any = compile_fx_inner(graph, inputs, **options)
         except Exception as error:

@@ -59,7 +59,7 @@ class Faulting:
         return float(np.clip(varies, _LEAST_SPREAD, _MOST_SPREAD))
 
 
-def keep_pages(most: int, say: Callable[[str], None]) -> Generator[None, None, Faulting | None]:
+def keep_pages(most: int, report: Callable[[str], None]) -> Generator[None, None, Faulting | None]:
     """Watch plain steps, then keep the pages; None, and nothing changed, where few are faulted.
 
     Args:
@@ -70,7 +70,7 @@ def keep_pages(most: int, say: Callable[[str], None]) -> Generator[None, None, F
     walls: list[int] = []
     cpus: list[int] = []
     faults: list[int] = []
-    say("watching page faults")
+    report("watching page faults")
     while len(walls) < min(_STEPS, most):
         wall, cpu, before = time.perf_counter_ns(), time.thread_time_ns(), heap.page_faults()
         yield

@@ -59,7 +59,7 @@ class Recording:
 
 
 def capture_lanes(
-    built: BuiltWorkload, place: Place, steps: int, say: Callable[[str], None]
+    built: BuiltWorkload, place: Place, steps: int, report: Callable[[str], None]
 ) -> Generator[None, Any, Graph]:
     """Record `steps` steps of `built`, which runs at `place`, as one graph.
 
@@ -68,8 +68,8 @@ def capture_lanes(
     """
     with temporary_folder("trace") as folder:
         names = ModuleNames(built.model, built.lines)
-        recording = yield from _record(built, place, steps, names, folder, say)
-    say("putting the recordings together")
+        recording = yield from _record(built, place, steps, names, folder, report)
+    report("putting the recordings together")
     with no_collection():
         graph = read_steps(recording, place)
         return replace(graph, samples=built.samples, meta=_meta(graph, built, names, recording))
@@ -129,7 +129,7 @@ def _record(
     steps: int,
     names: ModuleNames,
     folder: Path,
-    say: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> Generator[None, Any, Recording]:
     walls: list[int] = []
     hosts: list[int] = []
@@ -142,7 +142,7 @@ def _record(
         issued and time.perf_counter() - started > _LONGEST_CAPTURE_S
     ):
         window = min(_STEPS_PER_WINDOW, steps - len(issued))
-        say(f"step {len(issued) + 1} of {steps}")
+        report(f"step {len(issued) + 1} of {steps}")
         place.synchronise()
         for _ in range(window):
             wall, cpu = time.perf_counter_ns(), time.thread_time_ns()
@@ -165,7 +165,7 @@ def _record(
                     took_ns = yield from _annotated(place, number)
                     issued.append(took_ns)
             traces.append(_written(profiler, folder / f"steps-{len(traces)}.json"))
-    say("recording modules and memory")
+    report("recording modules and memory")
     with no_collection(), names:
         with place.profiler(memory=True) as profiler:
             for number in range(_SETTLING):

@@ -113,7 +113,7 @@ MIN_STEPS = 6
 
 
 def capture(
-    settings: CaptureSettings, say: Callable[[str], None] = lambda line: None
+    settings: CaptureSettings, report: Callable[[str], None] = lambda line: None
 ) -> Callable[[BuiltWorkload], Generator[None, Any, Graph]]:
     """Make the program that captures one step of the workload that it is given.
 
@@ -123,7 +123,7 @@ def capture(
 
     def program(built: BuiltWorkload) -> Generator[None, Any, Graph]:
         with ClosureWatch() as closures:
-            return (yield from _Capture(built, settings, say, closures).run())
+            return (yield from _Capture(built, settings, report, closures).run())
 
     return program
 
@@ -135,12 +135,12 @@ class _Capture:
         self,
         built: BuiltWorkload,
         settings: CaptureSettings,
-        say: Callable[[str], None],
+        report: Callable[[str], None],
         closures: ClosureWatch,
     ) -> None:
         self._built = built
         self._settings = settings
-        self._say = say
+        self._report = report
         self._plain = _PlainSteps(built, closures)
         self._profiled: list[Step] = []
         self._memory: MemoryRecord | None = None
@@ -150,7 +150,7 @@ class _Capture:
         """Record everything and put it together."""
         import torch
 
-        built, settings, say = self._built, self._settings, self._say
+        built, settings, report = self._built, self._settings, self._report
         if settings.threads:
             torch.set_num_threads(settings.threads)
         place, elsewhere = yield from self._warm_up()
@@ -164,27 +164,27 @@ class _Capture:
             if settings.short:
                 # Lanes take three steps where one thread takes two, and a few to settle.
                 steps = max(2 * steps // 3 - 1, 1)
-            graph = yield from capture_lanes(built, place, steps, say)
+            graph = yield from capture_lanes(built, place, steps, report)
             return _without_statistics(graph, place, settings.needs)
         faulting = None
         if settings.own_process:
-            faulting = yield from keep_pages(steps, say)
+            faulting = yield from keep_pages(steps, report)
         if settings.once:
             yield from self._record_once()
         else:
             yield from self._record_steps(steps, per_step_s < _SHORT_S and not settings.short)
         seen = yield from self._record_lines()
         if not settings.once:
-            say("recording memory")
+            report("recording memory")
             with no_collection():
                 _, self._memory = yield from record_memory(built)
         names, parameters, trace = yield from self._record_arguments()
         if settings.other_size:
-            say("recording another number of samples")
+            report("recording another number of samples")
             other = record_other_size(built, trace)
         else:
             other = OtherSize(0, built.samples, reason="no other number of samples was requested")
-        say("putting the recordings together")
+        report("putting the recordings together")
         threads = torch.get_num_threads()
         with no_collection():
             graph = assemble(
@@ -197,7 +197,7 @@ class _Capture:
 
     def _warm_up(self) -> Generator[None, None, tuple[Place | None, Elsewhere]]:
         """Take the first steps; return their place (None: one thread), and what ran elsewhere."""
-        self._say("warming up")
+        self._report("warming up")
         for _ in range(self._settings.warmup):
             yield
         place = find_device(self._built)
@@ -219,7 +219,7 @@ class _Capture:
 
     def _record_once(self) -> Generator[None, None, None]:
         yield from self._plain.run(1)
-        self._say("recording memory")
+        self._report("recording memory")
         with no_collection():
             watching, self._memory = yield from record_memory(self._built)
         self._profiled = steps_of(watching.profiler.kineto_results.events())
@@ -236,7 +236,7 @@ class _Capture:
         profiled = self._profiled
         while len(profiled) < steps and not _long_enough(self._started, len(profiled)):
             window = min(window_steps, steps - len(profiled))
-            self._say(f"step {len(profiled) + 1} of {steps}")
+            self._report(f"step {len(profiled) + 1} of {steps}")
             yield from self._plain.run(window, settling)
             with no_collection():
                 with profiler() as watching:
@@ -252,7 +252,7 @@ class _Capture:
         """Record the user's lines; None for compiled code, whose operators would run one by one."""
         if self._compiled:
             return None
-        self._say("recording lines")
+        self._report("recording lines")
         with no_collection(), LineWatch(self._built.lines) as watch:
             yield
         return watch.seen
@@ -263,7 +263,7 @@ class _Capture:
         A step that runs other operators than most profiled ones (an epoch ends in it, a checkpoint
         is saved) is recorded again.
         """
-        self._say("recording arguments")
+        self._report("recording arguments")
         names = ModuleNames(self._built.model, self._built.lines)
         if self._compiled or self._built.model is None:
             # Hooks make torch.compile compile again; not in the step that is recorded.
@@ -285,12 +285,14 @@ class _Capture:
     def _with_statistics(self, graph: Graph) -> Generator[None, Any, Graph]:
         needs = self._settings.needs
         if "regions" in needs:
-            regions = yield from record_regions(self._built, graph, self._settings.steps, self._say)
+            regions = yield from record_regions(
+                self._built, graph, self._settings.steps, self._report
+            )
             graph = replace(graph, meta={**graph.meta, "regions": regions})
         if OF_VALUES.intersection(needs):
             # Last: it keeps sums and watches every operator.
             observed = yield from record_statistics(
-                self._built, needs, min(self._plain.times.wall_ns), self._say
+                self._built, needs, min(self._plain.times.wall_ns), self._report
             )
             graph = replace(graph, statistics=observed)
         return graph

@@ -36,7 +36,7 @@ _ACCUMULATES = "AccumulateGrad"
 
 
 def record_regions(
-    built: BuiltWorkload, graph: Graph, steps: int, say: Callable[[str], None]
+    built: BuiltWorkload, graph: Graph, steps: int, report: Callable[[str], None]
 ) -> Generator[None, Any, dict[str, Any]]:
     """A program (see `slipstream.workload.drive`) that measures compiled regions.
 
@@ -64,7 +64,7 @@ def record_regions(
     if compiled_already(built.model):
         return nothing("the model is compiled already")
     threads = int(graph.meta["threads"])
-    with Compiling(built.model, threads, say) as compiling:
+    with Compiling(built.model, threads, report) as compiling:
         yield from compiling.warm_up()
         if (failure := compiling.why_not()) is not None:
             return failure
@@ -77,7 +77,7 @@ def record_regions(
         steps = max(min(steps, int(_LONGEST_S / 2 * per_second)), STEPS_PER_TURN)
         steps = max(steps, min(int(_SHORTEST_S / 2 * per_second), _MOST_STEPS))
         while len(compiled_ns) < steps:
-            say(f"compiled step {len(compiled_ns) + 1} of {steps}")
+            report(f"compiled step {len(compiled_ns) + 1} of {steps}")
             eager_ns += yield from compiling.turn(compiled=False)
             compiled_ns += yield from compiling.turn(compiled=True)
         seen = yield from compiling.profiled()

@@ -28,7 +28,7 @@ _LONGEST_S = 30.0
 
 
 def record_statistics(
-    built: BuiltWorkload, needs: Collection[str], step_ns: float, say: Callable[[str], None]
+    built: BuiltWorkload, needs: Collection[str], step_ns: float, report: Callable[[str], None]
 ) -> Generator[None, Any, Statistics]:
     """A program (see `slipstream.workload.drive`) that looks at the values of a few steps.
 
@@ -49,14 +49,14 @@ def record_statistics(
             if one is not None:
                 stack.enter_context(one)
         for number in range(steps):
-            say(f"recording {', '.join(wanted)}: step {number + 1} of {steps}")
+            report(f"recording {', '.join(wanted)}: step {number + 1} of {steps}")
             gradients.last_step = number == steps - 1
             yield
             if lookups is not None:
                 lookups.end_step()
     spectra: tuple[Spectrum, ...] = ()
     if "spectra" in wanted and model is not None:
-        say("singular values")
+        report("singular values")
         weights = [spectrum(name, parameter, "weight") for name, parameter in matrices(model)]
         spectra = (*(one for one in weights if one is not None), *gradients.spectra())
     parts: dict[str, Any] = {

@@ -27,7 +27,7 @@ _ALIVE_EVERY_S = 3.0
 _EVERY_S, _EVERY_IN_A_LOG_S = 1.0, 5.0
 _SHOWN_ARMS = 3
 
-Say = Callable[[str], None]
+Report = Callable[[str], None]
 
 
 class Result(Protocol):
@@ -100,7 +100,7 @@ class _Log:
         self._line, self._since = "", self._began
         self._printed, self._shown = "", -math.inf
 
-    def say(self, line: str) -> None:
+    def report(self, line: str) -> None:
         """What is going on now."""
         with self._lock:
             now = time.monotonic()
@@ -127,7 +127,7 @@ class _Log:
 
 
 @contextmanager
-def progress(title: str) -> Iterator[Say]:
+def progress(title: str) -> Iterator[Report]:
     """Show what is going on while something takes long; yields a function that updates it.
 
     On a terminal one line is rewritten with the seconds passed; elsewhere a line is printed every
@@ -138,7 +138,7 @@ def progress(title: str) -> Iterator[Say]:
         alive = threading.Thread(target=log.keep_alive, daemon=True)
         alive.start()
         try:
-            yield log.say
+            yield log.report
         finally:
             log.ended.set()
             alive.join()
@@ -158,7 +158,7 @@ def progress(title: str) -> Iterator[Say]:
         yield lambda line: bar.update(task, description=printable(f"{title}: {line}"))
 
 
-def show_progress(say: Say) -> Callable[[Progress], None]:
+def show_progress(report: Report) -> Callable[[Progress], None]:
     """Tell how far a comparison is, now and then and at every change of phase."""
     every_s = _EVERY_S if sys.stderr.isatty() else _EVERY_IN_A_LOG_S
     shown, due = "", 0.0
@@ -173,7 +173,7 @@ def show_progress(say: Say) -> Callable[[Progress], None]:
             line = f"process {now.launch} of {now.launches}, " if now.launches > 1 else ""
             line += f"block {now.block}, at most {now.seconds_left:.0f} s left"
             line += f" ({now.widened})" if now.widened else ""
-        say("; ".join([line, *_speedups([claim for claim in now.claims if claim.carries])]))
+        report("; ".join([line, *_speedups([claim for claim in now.claims if claim.carries])]))
 
     return show
 

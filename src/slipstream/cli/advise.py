@@ -17,7 +17,7 @@ from slipstream.cli._output import emit_result, note, progress, show_progress
 if TYPE_CHECKING:
     from slipstream.cluster import Cluster
     from slipstream.graph import Graph
-    from slipstream.verbs.outlooks import Outlook
+    from slipstream.verbs.outlooks import SpeedupBound
     from slipstream.workload import Workload
 
 
@@ -94,17 +94,17 @@ def command(
         _on_cluster(request, where, workers, store=store, as_json=as_json)
         return
     goals = parse_goals(goal or (), rate)
-    with progress("advising") as say, history(store) as past:
+    with progress("advising") as report, history(store) as past:
         # What other launches differ by is watched after the first table: it takes longer.
-        graph = request.graph(say, options.statistics_of(record), note, briefly=True)
+        graph = request.graph(report, options.statistics_of(record), note, briefly=True)
         check = check and not request.recorded
         schedule = Schedule.of(began, time.monotonic(), limit_s, check=check)
         if rate is not None:
             need_inference(graph)
-            costs = thread_costs(say)
+            costs = thread_costs(report)
             goals = [replace(goal, costs=costs) for goal in goals]
 
-        def show(outlooks: Sequence[Outlook]) -> None:
+        def show(outlooks: Sequence[SpeedupBound]) -> None:
             """The first table, on stderr, above whatever progress is shown."""
             if not as_json:
                 first_look_table(graph, outlooks).print(sys.stderr)
@@ -114,14 +114,14 @@ def command(
             nonlocal graph
             now = time.monotonic()
             graph = request.settled(
-                recorded, say, launch_s=schedule.starting_s / 2,
+                recorded, report, launch_s=schedule.starting_s / 2,
                 until=now + FOR_LAUNCHES * (schedule.analysis - now),
             )  # fmt: skip
             return graph
 
         advice = advise(
-            graph, goals=goals, combinations=combinations, widen=past.widen, say=say, show=show,
-            settle=settle, until=schedule.analysis,
+            graph, goals=goals, combinations=combinations, widen=past.widen, report=report,
+            show=show, settle=settle, until=schedule.analysis,
         )  # fmt: skip
         shown = past.keep(advice.predictions, str(graph.meta.get("workload", request.target)))
         if advice.best is not None:
@@ -129,7 +129,7 @@ def command(
             if check:
                 first = measure_first_choice(
                     first, request, schedule, shown, store=past.store if past.writable else None,
-                    progress=show_progress(say), say=say,
+                    progress=show_progress(report), report=report,
                 )  # fmt: skip
             else:
                 reason = "a recording is not run" if request.recorded else "--no-check"
@@ -147,9 +147,9 @@ def _on_cluster(
     from slipstream.verbs.history import history
     from slipstream.verbs.spreading import spread
 
-    with progress("advising") as say, history(store) as past:
-        graph = request.graph(say, warn=note)
-        spreading = spread(graph, cluster, workers, widen=past.widen, say=say)
+    with progress("advising") as report, history(store) as past:
+        graph = request.graph(report, warn=note)
+        spreading = spread(graph, cluster, workers, widen=past.widen, report=report)
         past.keep(spreading.predictions, str(graph.meta.get("workload", request.target)))
     emit_result(spreading, *spreading.tables(graph, cluster, past.note), as_json=as_json)
 

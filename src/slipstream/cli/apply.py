@@ -51,9 +51,13 @@ def command(
             remedy="one --technique; to apply several together, join them with +",
         )
     recipe = request.workload()
-    with progress(f"applying {technique[0]}") as say:
+    with progress(f"applying {technique[0]}") as report:
         applied = apply(
-            recipe, technique[0], threads=request.threads, timeout_s=request.timeout_s, say=say
+            recipe,
+            technique[0],
+            threads=request.threads,
+            timeout_s=request.timeout_s,
+            report=report,
         )
     if not as_json:
         # A reader that left, as head does, takes nothing back of what was asked for.

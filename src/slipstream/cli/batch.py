@@ -60,7 +60,7 @@ def command(
     if svg is not None:
         need_place(svg, ".svg", option="--svg")
     asked = "auto" if sizes is None else options.numbers(sizes, "--sizes", "16,40,96", 2)
-    with progress("batch sizes") as say:
+    with progress("batch sizes") as report:
         model = batch_model(
             request.workload(),
             asked,
@@ -68,7 +68,7 @@ def command(
             try_largest=try_largest,
             threads=request.threads,
             timeout_s=request.timeout_s,
-            say=say,
+            report=report,
         )
     wanted = None
     if for_throughput is not None and model.why_not is None:

@@ -59,10 +59,10 @@ def command(
     tables, rows = [], []
     for one in names:
         bars = []
-        with progress(f"bench {one}") as say:
-            for bar in benches.bench(one, full=full, only=only, progress=say):
+        with progress(f"bench {one}") as report:
+            for bar in benches.bench(one, full=full, only=only, progress=report):
                 bars.append(bar)
-                say(f"{bar.bar}: {bar.measured} (target {bar.target})")
+                report(f"{bar.bar}: {bar.measured} (target {bar.target})")
         tables.append(benches.table(one, bars))
         rows += [{"bench": one, **asdict(bar), "standing": bar.standing} for bar in bars]
     if only and not rows:

@@ -178,8 +178,10 @@ def measure(
 
     need_place(output, ".toml")
     rate = None if lab is None else parse_bandwidth(lab, "lab")
-    with progress("measuring") as say:
-        cluster = calibrate(ranks, lab_bytes_per_s=rate, oversubscribe=oversubscribe, progress=say)
+    with progress("measuring") as report:
+        cluster = calibrate(
+            ranks, lab_bytes_per_s=rate, oversubscribe=oversubscribe, progress=report
+        )
     cluster.save(output)
     about = Description(cluster)
     emit_result(about, *about.tables(), as_json=as_json)

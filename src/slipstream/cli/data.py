@@ -101,9 +101,9 @@ def verify(
     from slipstream.tables import Field, Table
 
     checks: list[Verification] = []
-    with progress("checking") as say:
+    with progress("checking") as report:
         for one in [name] if name else available():
-            say(one)
+            report(one)
             checks.append(verify_set(one))
     words = {True: "as recorded", False: "DIFFERS", None: "nothing on record"}
     fields: tuple[Field[Verification], ...] = (

@@ -43,9 +43,9 @@ def command(
     """
     from slipstream.sparse import dedup
 
-    with progress("dedup") as say:
+    with progress("dedup") as report:
         deduped = dedup(
-            corpus, output, field=field, threshold=threshold, shingle=shingle, progress=say
+            corpus, output, field=field, threshold=threshold, shingle=shingle, progress=report
         )
     kept = int(deduped.kept.sum())
     payload = {

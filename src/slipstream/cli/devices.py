@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from slipstream.cli import _options as options
-from slipstream.cli._output import Say, emit_result, note, progress
+from slipstream.cli._output import Report, emit_result, note, progress
 
 
 @options.asks(options.Target, threads=0, steps=24, timeout="5min")
@@ -34,15 +34,15 @@ def command(
     """
     from slipstream.verbs.devices.elsewhere import DevicePredictions, devices_for, predict_device
 
-    with progress("devices") as say:
-        graph = request.graph(say, warn=note)
+    with progress("devices") as report:
+        graph = request.graph(report, warn=note)
         answers = []
         for name in device or devices_for(graph):
-            say(name)
-            answers.append(predict_device(graph, name, say=partial(_say_of, say, name)))
+            report(name)
+            answers.append(predict_device(graph, name, report=partial(_report_of, report, name)))
     result = DevicePredictions.of(graph, answers)
     emit_result(result, result.table(), as_json=as_json)
 
 
-def _say_of(say: Say, name: str, line: str) -> None:
-    say(f"{name}: {line}")
+def _report_of(report: Report, name: str, line: str) -> None:
+    report(f"{name}: {line}")

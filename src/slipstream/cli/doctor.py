@@ -24,8 +24,8 @@ def command(
     from slipstream.cli._output import emit_result, progress
     from slipstream.verbs.doctor import examine
 
-    with progress("doctor") as say:
-        diagnosis = examine(store, say)
+    with progress("doctor") as report:
+        diagnosis = examine(store, report)
     emit_result(diagnosis, *diagnosis.tables(), as_json=as_json)
     if not diagnosis.core_works:
         raise typer.Exit(1)

@@ -114,22 +114,22 @@ def command(
     resources: Resources | ProgramResources | None = None
     fused: FusedKernel | FusedPrograms
     summary = ""
-    with progress("fusing") as say:
+    with progress("fusing") as report:
         if True in python:
             fused = programs = triton.fuse(launches, name)
             _need_no_source(output, programs.files)
-            emulated = triton.emulate(programs, say=say) if check else None
+            emulated = triton.emulate(programs, report=report) if check else None
             if arch:
-                say(f"Triton's compiler for {arch}")
+                report(f"Triton's compiler for {arch}")
                 resources = triton.compiled(programs, arch)
                 summary = resources.summary(programs)
         else:
             fused = threads = cuda.fuse(launches, name)
-            emulated = cuda.emulate(threads, say=say) if check else None
+            emulated = cuda.emulate(threads, report=report) if check else None
             if arch and (reason := cuda.why_no_nvcc()) is not None:
                 note(f"not compiled for {arch}: {reason}")
             elif arch:
-                say(f"nvcc for {arch}")
+                report(f"nvcc for {arch}")
                 resources = cuda.compiled(threads, arch)
                 summary = resources.summary(threads)
     if emulated is None or emulated.equal:

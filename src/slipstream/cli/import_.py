@@ -52,8 +52,8 @@ def command(
 
     chosen = _step(step)
     target = output or trace.with_name(trace.name.split(".")[0] + ".slipgraph")
-    with progress("importing") as say:
-        say(f"reading {trace.name}")
+    with progress("importing") as report:
+        report(f"reading {trace.name}")
         graph = read_chakra(trace) if trace.suffix == ".et" else read_kineto(trace, chosen)
         step_ns = replay(graph).step_ns
         save(graph, target)

@@ -79,7 +79,7 @@ def ab(
             from slipstream.measure.store import Store
 
             kept = stack.enter_context(Store(store))
-        say = stack.enter_context(progress("measuring"))
+        report = stack.enter_context(progress("measuring"))
         comparison = compare(
             arms,
             metrics=("wall", "cpu"),
@@ -91,7 +91,7 @@ def ab(
             timeout=timeout,
             title=" vs ".join(arm.name for arm in arms) if revisions else "base vs head",
             store=kept,
-            progress=show_progress(say),
+            progress=show_progress(report),
         )
     proof = Proof(comparison)
     emit_result(proof, *proof.tables(), as_json=as_json)

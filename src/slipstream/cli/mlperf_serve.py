@@ -11,7 +11,7 @@ import typer
 from slipstream.cli import _options as options
 
 if TYPE_CHECKING:
-    from slipstream.cli._output import Say
+    from slipstream.cli._output import Report
     from slipstream.mlperf.serving import Session
 
 _Model = Annotated[
@@ -174,10 +174,10 @@ def serve(
         _session, data=data, batch=batch, delay=delay, workers=workers, threads=threads,
         settings=settings, value_range=value_range, limit=limit, patience=patience,
     )  # fmt: skip
-    with progress("mlperf serve") as say, opened(say, model, technique=technique) as session:
+    with progress("mlperf serve") as report, opened(report, model, technique=technique) as session:
         if against is not None:
-            with opened(say, against, technique=None) as base:
-                compared = compare(base, session, chosen, wishes, say=say)
+            with opened(report, against, technique=None) as base:
+                compared = compare(base, session, chosen, wishes, report=report)
         else:
             place = None if output is None else Place.of(output, session.about["model"])
             measured = benchmark(session, chosen, wishes, place=place, audits=audits, gate=gate)
@@ -221,8 +221,8 @@ def peak(
     from slipstream.units import parse_duration_ns
 
     wishes = Wishes(parse_duration_ns(seconds, "--time") / 1e9, parse_duration_ns(bound, "--bound"))
-    with progress("mlperf peak") as say, _session(
-        say, model, data=data, batch=batch, delay=delay, workers=workers, threads=threads,
+    with progress("mlperf peak") as report, _session(
+        report, model, data=data, batch=batch, delay=delay, workers=workers, threads=threads,
         technique=technique, settings=settings, value_range=value_range, limit=limit,
         patience=patience,
     ) as session:  # fmt: skip
@@ -257,19 +257,19 @@ def check_results(
     from slipstream.units import parse_duration_ns
 
     titles = [one.title for one in scenarios(required)] if required else []
-    report = checked(
+    submission = checked(
         folder,
         min_duration_s=parse_duration_ns(seconds, "--time") / 1e9,
         required=titles,
         audits=tuple(filter(None, audits.split(","))),
     )
-    emit_result(report, report.table(), as_json=as_json)
-    if report.defects:
+    emit_result(submission, submission.table(), as_json=as_json)
+    if submission.defects:
         raise typer.Exit(1)
 
 
 def _session(
-    say: Say, model: str, *, data: str | None, batch: int, delay: str, workers: int | None,
+    report: Report, model: str, *, data: str | None, batch: int, delay: str, workers: int | None,
     threads: int, technique: list[str] | None, settings: list[str] | None,
     value_range: str | None, limit: int | None, patience: str,
 ) -> Session:  # fmt: skip
@@ -290,7 +290,7 @@ def _session(
         policy=BatchPolicy(batch, round(parse_duration_ns(delay, "--delay"))),
         workers=workers,
         patience_s=parse_duration_ns(patience, "--patience") / 1e9,
-        say=say,
+        report=report,
     )
 
 

@@ -108,26 +108,26 @@ def to_quality(
     from slipstream.cli._output import emit_result, note, progress
     from slipstream.mlperf.training.judge import time_to_quality
     from slipstream.verbs.history import history
-    from slipstream.verbs.training import foresee
+    from slipstream.verbs.training import predict_training
 
     if division not in ("open", "closed"):
         raise InvalidArgumentError(
             "--division", f"'{division}' is not possible", remedy="open or closed"
         )
     predictions = {}
-    with progress(f"training {task}") as say:
+    with progress(f"training {task}") as report:
         if predicted and techniques:
             with history(store) as past:
-                predictions = foresee(
+                predictions = predict_training(
                     task, list(techniques), past, against=against, runs=runs, threads=threads,
-                    batch=batch, say=say,
+                    batch=batch, report=report,
                 )  # fmt: skip
         for one in predictions.values():
             note(one.sentence)
         judged = time_to_quality(
             task, list(techniques), against=against, runs=runs, division=division, folder=out,
             threads=threads, batch=batch, target_quality=target,
-            predictions=predictions, say=say,
+            predictions=predictions, report=report,
         )  # fmt: skip
     note(f"logs: {judged.arms[0].folder.parent}")
     emit_result(judged, *judged.tables(), as_json=as_json)
@@ -192,6 +192,8 @@ def curve(
     from slipstream.mlperf.training.curve import BatchCurve
 
     sizes = options.numbers(batches, "--batches", "64,128,256", fewest=2)
-    with progress(f"training {task}") as say:
-        measured = BatchCurve.measure(task, sizes, runs=runs, threads=threads, folder=out, say=say)
+    with progress(f"training {task}") as report:
+        measured = BatchCurve.measure(
+            task, sizes, runs=runs, threads=threads, folder=out, report=report
+        )
     emit_result(measured, measured.table(), as_json=as_json)

@@ -56,7 +56,7 @@ def command(
     from slipstream.verbs.history import history
     from slipstream.verbs.predicting import predict
     from slipstream.verbs.results import applying, measured_note, prediction_table
-    from slipstream.verbs.serving import foresee, need_inference, serving_table
+    from slipstream.verbs.serving import need_inference, predict_serving, serving_table
     from slipstream.verbs.sharing import shared_table
 
     if not technique:
@@ -67,14 +67,14 @@ def command(
     needs = options.needs_of(technique)
     goals = parse_goals(goal or (), rate)
     where = options.cluster_of(cluster, cluster_sizes)
-    with progress("predicting") as say, history(store) as past:
-        graph = request.graph(say, needs, note)
+    with progress("predicting") as report, history(store) as past:
+        graph = request.graph(report, needs, note)
         costs = None
         if rate is not None:
             need_inference(graph)
-            costs = thread_costs(say)
+            costs = thread_costs(report)
             goals = [replace(goal, costs=costs) for goal in goals]
-        predictions = predict(graph, technique, cluster=where, widen=past.widen, say=say)
+        predictions = predict(graph, technique, cluster=where, widen=past.widen, report=report)
         name = str(graph.meta.get("workload", request.target))
         past.keep(predictions, name)
         measured = past.measured(predictions, name, graph)
@@ -93,7 +93,7 @@ def command(
         payload.append(p.to_json() | {"measured": one and one.to_json(), "goals_met": met})
     if rate is not None and costs is not None:
         bound = next((one.bound for one in goals if one.bound), None)
-        foreseen = foresee(applied, parse_rate(rate), bound, costs)
+        foreseen = predict_serving(applied, parse_rate(rate), bound, costs)
         tables.append(serving_table(foreseen, bound, costs))
         by_name = {one.technique: one.to_json() for one in foreseen}
         for p, shown in zip(predictions, payload, strict=True):

@@ -42,8 +42,8 @@ def command(
     for option, value in pairwise(request.script_arguments):
         if option in ("-o", "--output") and value.endswith(".slipgraph"):
             note(f"'{option} {value}' stands after -- and goes to the script; keeping {output}")
-    with progress(f"profiling {recipe.name}") as say:
-        graph = request.graph(say, options.statistics_of(record), note)
+    with progress(f"profiling {recipe.name}") as report:
+        graph = request.graph(report, options.statistics_of(record), note)
         save(graph, output)
     emit(summary(graph), summary_json(graph, output), as_json=as_json)
     named = shlex.quote(str(output))

@@ -166,11 +166,11 @@ def command(
         raise InvalidArgumentError(
             "--quality-budget", "no time to check in", remedy="as 3s, 1min; or --no-quality"
         )
-    with progress(f"proving {recipe.name}") as say, history(store, measures=True) as past:
+    with progress(f"proving {recipe.name}") as report, history(store, measures=True) as past:
         shown = past.shown(request, where)
         if new := [name for name in names if name not in shown]:
-            graph = request.graph(say, options.needs_of(new), note)
-            predictions = predict(graph, new, cluster=where, widen=past.widen, say=say)
+            graph = request.graph(report, options.needs_of(new), note)
+            predictions = predict(graph, new, cluster=where, widen=past.widen, report=report)
             # Before it is measured: where it fails, this says why.
             for p in refused(predictions):
                 note(f"{p.technique} is measured though it should not apply: {p.why_not}")
@@ -187,8 +187,8 @@ def command(
             threads=request.threads,
             timeout_s=request.timeout_s,
             store=past.store,
-            progress=show_progress(say),
-            say=say,
+            progress=show_progress(report),
+            report=report,
         )
     proof = Proof(comparison)
     if svg is not None:

@@ -59,11 +59,11 @@ def command(
             remedy="leave one of them out",
         )
     needs = options.needs_of(technique or ()) | set(options.statistics_of(record))
-    with progress("reporting") as say:
-        graph = request.graph(say, needs, note)
+    with progress("reporting") as report:
+        graph = request.graph(report, needs, note)
         write_report(
             graph, target, techniques=technique or (), what_if=what_if, share=share,
-            store=store, say=say,
+            store=store, report=report,
         )  # fmt: skip
     size = target.stat().st_size
     table = Table(

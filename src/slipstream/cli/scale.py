@@ -63,9 +63,11 @@ def curve(
     counts = _powers(where.devices)
     if workers is not None:
         counts = options.numbers(workers, "--workers", "2,8,64")
-    with progress("scaling") as say:
-        graph = request.graph(say, warn=note)
-        scaling = curve_of(graph, where, counts, text=technique, global_batch=global_batch, say=say)
+    with progress("scaling") as report:
+        graph = request.graph(report, warn=note)
+        scaling = curve_of(
+            graph, where, counts, text=technique, global_batch=global_batch, report=report
+        )
     if svg is not None:
         columns = [
             (str(point.workers), point.parts_ns, shared.wall) for point, _, shared in scaling.drawn

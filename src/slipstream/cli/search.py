@@ -169,8 +169,8 @@ def replay(runs: _File, study: _Name = None, as_json: Json = False) -> None:
     reading = _read(runs, study)
     loaded = _load(_need_target(reading, runs))
     loaded.store_path = runs
-    with progress("replaying") as say:
-        say(f"{len(reading.trials)} trials")
+    with progress("replaying") as report:
+        report(f"{len(reading.trials)} trials")
         count = loaded.replay()
     table = Table(
         [Column("study"), Column("proposals", "right"), Column("differ", "right")],
@@ -221,9 +221,9 @@ def predict(
     loaded, numbers = _load(study), parse_devices(gpus)
     seconds = parse_duration_ns(restart, "restart") / 1e9
     forecasts = []
-    with progress("predicting") as say:
+    with progress("predicting") as report:
         for n in numbers:
-            say(f"{n} devices")
+            report(f"{n} devices")
             forecasts += forecast(loaded, [n], scheduler=scheduler, restart_s=seconds)
     title = f"study {loaded.name}: predicted"
     emit(forecast_table(forecasts, price, title), to_json(forecasts, price), as_json=as_json)
@@ -271,11 +271,11 @@ def _run(
     given = None if budget is None else Budget.parse(budget)
     if made.why_strategy:
         note(f"strategy {made.strategy.name}: {made.why_strategy}")
-    with progress(f"study {made.name}") as say:
+    with progress(f"study {made.name}") as report:
         made.run(
             executor,
             budget=given,
-            progress=lambda study: say(Listing.of(study).line()),
+            progress=lambda study: report(Listing.of(study).line()),
             target=target,
         )
     listing = Listing.of(made)

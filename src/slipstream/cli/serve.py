@@ -69,8 +69,8 @@ def command(
     deadline_s = parse_duration_ns(deadline, "--deadline") / 1e9
     parts = [one for text in technique or () for one in techniques.parse(text)]
     arguments = Request.parse(model, settings=settings or ()).arguments
-    with progress("serve") as say:
-        say("loading the model")
+    with progress("serve") as report:
+        report("loading the model")
         loaded = runtimes.load(model, threads=threads, arguments=arguments, techniques=parts)
     with (
         loaded,

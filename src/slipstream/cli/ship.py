@@ -11,7 +11,7 @@ import typer
 from slipstream.cli._options import Json
 
 if TYPE_CHECKING:
-    from slipstream.cli._output import Say
+    from slipstream.cli._output import Report
     from slipstream.ship.export import LayerNoise
 
 app = typer.Typer(
@@ -88,9 +88,9 @@ def export(
     from slipstream.ship.firmware import export_firmware
     from slipstream.units import parse_bytes
 
-    with progress("export") as say:
-        data, name, noise = _read(model, calib, weights, observer, say)
-        say("planning memory")
+    with progress("export") as report:
+        data, name, noise = _read(model, calib, weights, observer, report)
+        report("planning memory")
         firmware = export_firmware(
             data, name=name, device=target, overlap=overlap, backend=backend,
             ram_bytes=None if ram is None else parse_bytes(ram, "--ram"),
@@ -112,7 +112,7 @@ def _read(
     calib: Path | None,
     weights: Path | None,
     observer: str,
-    say: Say,
+    report: Report,
     with_noise: bool = True,
 ) -> tuple[bytes | Path, str | None, tuple[LayerNoise, ...]]:
     """The model as `export_firmware` takes it, its name where it is no file's, and what int8 adds
@@ -128,7 +128,7 @@ def _read(
         )
     from slipstream.ship.export import export_module
 
-    say("tracing and calibrating")
+    report("tracing and calibrating")
     data, noise = export_module(
         model, calib, weights=weights, observer=observer, with_noise=with_noise
     )
@@ -158,9 +158,9 @@ def predict(
     from slipstream.ship.firmware import export_firmware, forecast
     from slipstream.units import parse_bytes
 
-    with progress("predict") as say:
-        data, name, _ = _read(model, calib, weights, observer, say, with_noise=False)
-        say("planning memory")
+    with progress("predict") as report:
+        data, name, _ = _read(model, calib, weights, observer, report, with_noise=False)
+        report("planning memory")
         firmware = export_firmware(data, name=name, device=target, overlap=overlap)
         predicted = forecast(
             firmware,
@@ -196,9 +196,9 @@ def verify(
     from slipstream.ship.firmware import read_firmware, verify_firmware
 
     exported = read_firmware(folder)
-    with progress("verify") as say:
+    with progress("verify") as report:
         comparison = verify_firmware(
-            exported, against=against, sets=inputs, seed=seed, emulate=emulate, say=say
+            exported, against=against, sets=inputs, seed=seed, emulate=emulate, report=report
         )
     emit(comparison.tables(), comparison.to_json(), as_json=as_json)
     if not comparison.equal:

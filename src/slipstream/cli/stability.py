@@ -13,7 +13,7 @@ import typer
 from slipstream.cli import _options as options
 
 if TYPE_CHECKING:
-    from slipstream.cli._output import Say
+    from slipstream.cli._output import Report
     from slipstream.ship.stability.opening import Devices
 
 app = typer.Typer(
@@ -79,13 +79,13 @@ _Limit = Annotated[int | None, typer.Option(metavar="N", min=1, help="Only so ma
 
 @contextlib.contextmanager
 def _opened(
-    say: Say, model: str, technique: list[str] | None, path: list[str] | None,
+    report: Report, model: str, technique: list[str] | None, path: list[str] | None,
     also: list[str] | None, settings: list[str] | None, **given: Any,
 ) -> Iterator[Devices]:  # fmt: skip
     from slipstream.ship.stability.opening import opened
     from slipstream.verbs.request import Request
 
-    say("opening")
+    report("opening")
     with opened(
         model, path=path or (), also=also or (), techniques=technique or (),
         arguments=Request.parse(model, settings=settings or ()).arguments, **given,
@@ -129,16 +129,18 @@ def measure(
     if sheet is not None:
         need_place(sheet, ".png", option="--sheet")
     drawn: list[int] = []
-    with progress("stability measure") as say, _opened(
-        say, model, technique, path, also, settings, data=data, paths=paths,
+    with progress("stability measure") as report, _opened(
+        report, model, technique, path, also, settings, data=data, paths=paths,
         preprocess=preprocess, scene=scene, limit=limit,
     ) as devices:  # fmt: skip
         scenes, ways = devices.scenes, devices.matrix.paths
-        report = stability.measure(devices.models, scenes, ways, scenes.labels, topk=topk, say=say)
+        result = stability.measure(
+            devices.models, scenes, ways, scenes.labels, topk=topk, report=report
+        )
         if sheet is not None:
-            say("drawing")
-            drawn = stability.contact_sheet(report, scenes, ways, sheet, classes=scenes.classes)
-    emit(report.tables(), report.to_json(), as_json=as_json)
+            report("drawing")
+            drawn = stability.contact_sheet(result, scenes, ways, sheet, classes=scenes.classes)
+    emit(result.tables(), result.to_json(), as_json=as_json)
     if drawn:
         count = f"{len(drawn)} scene{'s' * (len(drawn) != 1)}"
         command = ["slipstream", "stability", "explain", model, *(["--data", data] if data else [])]
@@ -176,15 +178,15 @@ def explain(
     from slipstream.cli._output import emit, progress
     from slipstream.ship import stability
 
-    with progress("stability explain") as say, _opened(
-        say, model, technique, path, also, settings, data=data, paths=paths,
+    with progress("stability explain") as report, _opened(
+        report, model, technique, path, also, settings, data=data, paths=paths,
         preprocess=preprocess, scene=scene, limit=limit,
     ) as devices:  # fmt: skip
-        report = stability.explain(
+        result = stability.explain(
             devices.models, devices.scenes, devices.matrix, devices.scenes.labels,
-            settings=each, say=say,
+            settings=each, report=report,
         )  # fmt: skip
-    emit(report.tables(), report.to_json(), as_json=as_json)
+    emit(result.tables(), result.to_json(), as_json=as_json)
 
 
 @app.command()
@@ -211,13 +213,13 @@ def predict(
     from slipstream.cli._output import emit, progress
     from slipstream.ship import stability
 
-    with progress("stability predict") as say, _opened(
-        say, model, technique, path, also, settings, data=data, paths=paths,
+    with progress("stability predict") as report, _opened(
+        report, model, technique, path, also, settings, data=data, paths=paths,
         preprocess=preprocess, scene=scene, limit=limit,
     ) as devices:  # fmt: skip
         forecast = stability.predict(
             devices.models, devices.scenes, devices.matrix, devices.scenes.labels,
-            sample=sample, say=say,
+            sample=sample, report=report,
         )  # fmt: skip
     emit(forecast.tables(), forecast.to_json(), as_json=as_json)
 
@@ -298,8 +300,8 @@ def harden(
     recipe = stability.Recipe(
         loss, alpha, epochs, learning_rate=rate, seed=seed, draws=draws, int8=int8,  # type: ignore[arg-type]
     )  # fmt: skip
-    with progress("stability harden") as say:
-        say("opening")
+    with progress("stability harden") as report:
+        report("opening")
         work = hardening(
             model, data, judge, paths=paths, twins=twins, int8=int8, preprocess=preprocess,
             scene=scene, limit=limit,
@@ -308,7 +310,7 @@ def harden(
         hardened = stability.harden(
             work.module, work.scenes, work.labels, work.matrix.reference.pipeline,
             held_out=work.matrix, judged=work.judged, twins=twins, recipe=recipe,
-            augmented=augmented, say=say,
+            augmented=augmented, report=report,
         )  # fmt: skip
         if output is not None:
             import torch

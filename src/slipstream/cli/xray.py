@@ -70,13 +70,13 @@ def record(
     need_place(output, ".xr")
     kept: Level = level  # type: ignore[assignment]
     with (
-        progress("record") as say,
+        progress("record") as report,
         xray.record(
             output, kept, every=every, preprocessing=_known(preprocessing), reference=plain_kernels
         ) as recorder,
     ):
         for number, (sample, path) in enumerate(_samples(raw, inputs, preprocessing)):
-            say(f"frame {number + 1}")
+            report(f"frame {number + 1}")
             recorder.run(model, sample, raw=path)
     note(f"wrote {recorder.frames} frames; next: slipstream xray replay {output}")
 
@@ -99,10 +99,10 @@ def replay(
     from slipstream.ship import xray
 
     need_place(output, ".xr")
-    with progress("replay") as say:
+    with progress("replay") as report:
         xray.replay(
             log, model, output, preprocessing=_pipeline(preprocessing), raws=_files(raw),
-            level=level, plain_kernels=plain_kernels, say=say,  # type: ignore[arg-type]
+            level=level, plain_kernels=plain_kernels, report=report,  # type: ignore[arg-type]
         )  # fmt: skip
     note(f"wrote {output}; next: slipstream xray compare {output} {log}")
 
@@ -143,14 +143,14 @@ def compare(
     if assertions is not None:
         _module(assertions)
     right = None if labels is None else read_labels(labels)
-    with progress("compare") as say:
+    with progress("compare") as report:
         comparison = xray.compare(
             reference,
             deployed,
             labels=right,
             raws=_files(raw),
             pipeline=_known(preprocessing),
-            say=say,
+            report=report,
         )
     if html is not None:
         from slipstream.report.xray import write_xray
@@ -190,10 +190,10 @@ def bisect(
     from slipstream.files import read_array
     from slipstream.ship import xray
 
-    with progress("bisect") as say:
+    with progress("bisect") as report:
         x = read_array(inputs, UsageError)
         y = None if labels is None else read_array(labels, UsageError)
-        bisection = xray.bisect(reference, deployed, x, y, say=say)
+        bisection = xray.bisect(reference, deployed, x, y, report=report)
     emit_result(bisection, *bisection.tables(), as_json=as_json)
 
 
@@ -216,9 +216,9 @@ def latency(
     from slipstream.files import read_array
     from slipstream.ship import xray
 
-    with progress("latency") as say:
+    with progress("latency") as report:
         x = None if inputs is None else read_array(inputs, UsageError)
-        timings = xray.latency(model, x, plain_kernels=plain_kernels, say=say)
+        timings = xray.latency(model, x, plain_kernels=plain_kernels, report=report)
     emit_result(timings, *timings.tables(), as_json=as_json)
 
 

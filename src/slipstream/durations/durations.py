@@ -222,7 +222,7 @@ class Durations:
     def measure(
         self,
         calls: Iterable[Call | Question],
-        say: Callable[[str], None] = lambda line: None,
+        report: Callable[[str], None] = lambda line: None,
         until: float = math.inf,
         *,
         roughly: bool = False,
@@ -253,11 +253,11 @@ class Durations:
                 if time.monotonic() >= until:
                     return
                 batch = missing[begin : begin + _BATCH]
-                say(f"measuring operators {begin + 1} to {begin + len(batch)} of {len(missing)}")
+                report(f"measuring operators {begin + 1} to {begin + len(batch)} of {len(missing)}")
                 self._benchmark(most, batch, roughly)
             dtypes = self._without_answer(asked)
             if dtypes and (probes := self.missing(roofline.probes(dtypes))):
-                say("measuring this machine's limits")
+                report("measuring this machine's limits")
                 self._benchmark(self.threads, probes)
 
     @contextlib.contextmanager

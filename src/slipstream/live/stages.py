@@ -151,7 +151,7 @@ class Stages:
                 threads=settings.threads,
                 budget=settings.batch_budget_s,
                 timeout_s=settings.timeout_s,
-                say=lambda line: self._update(said=line),
+                report=lambda line: self._update(said=line),
             )
         except SlipstreamError as error:
             self._update(batch_reason=error.what)

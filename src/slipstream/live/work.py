@@ -28,7 +28,7 @@ from slipstream.report.history import past_predictions
 from slipstream.report.what_if import WhatIfs, what_ifs
 from slipstream.tables import json_values
 from slipstream.verbs.advising import single_techniques
-from slipstream.verbs.children import run_program, say
+from slipstream.verbs.children import report_progress, run_program
 from slipstream.verbs.devices.elsewhere import devices_for, predict_device
 from slipstream.verbs.predicting import predict
 
@@ -69,7 +69,7 @@ def record(
             channel().send(recorded(graph))
             save(graph, Path(first))
             channel().send({"first": first})
-        graph = yield from capture(full, say)(built)
+        graph = yield from capture(full, report_progress)(built)
         save(graph, Path(whole))
         return recorded(graph)
 
@@ -90,7 +90,7 @@ def draw(path: str, folder: str, techniques: list[str] | None, store: str | None
     simulated = WhatIfs("skipped", "they are being simulated")
     if techniques is not None:
         simulated = what_ifs(
-            graph, techniques, durations=_known(graph), widen=past.widen, say=say,
+            graph, techniques, durations=_known(graph), widen=past.widen, report=report_progress,
         )  # fmt: skip
     document, arrays = make_document(graph, simulated, past, machine)
     document["what_ifs"] |= _offers(graph)

@@ -23,7 +23,7 @@ from slipstream.verbs.predicting import predict
 from slipstream.verbs.results import Prediction
 
 Widen = Callable[[float, float, float], tuple[float, float]]
-Say = Callable[[str], None]
+Report = Callable[[str], None]
 
 _MOST_COMBINATIONS = 96
 _MOST_PARTS = 4
@@ -66,7 +66,7 @@ def what_ifs(
     *,
     durations: Durations | None = None,
     widen: Widen | None = None,
-    say: Say = lambda line: None,
+    report: Report = lambda line: None,
 ) -> WhatIfs:
     """Simulate `techniques` (all that are installed when none is named) and combinations.
 
@@ -87,7 +87,7 @@ def what_ifs(
     durations = durations or Durations(threads=int(graph.meta.get("threads", 1)))
 
     def ask(combinations: Sequence[Combination]) -> list[Prediction]:
-        return predict(graph, combinations, durations=durations, widen=widen, say=say)
+        return predict(graph, combinations, durations=durations, widen=widen, report=report)
 
     failed: list[tuple[str, str]] = []
     front: frozenset[str] = frozenset()
@@ -96,7 +96,7 @@ def what_ifs(
         asked, failed = _one_by_one(ask, named)
     else:
         try:
-            advice = advise(graph, durations=durations, widen=widen, say=say)
+            advice = advise(graph, durations=durations, widen=widen, report=report)
             asked, front = list(advice.predictions), advice.front
             best = advice.best.technique if advice.best is not None else None
         except Exception:
@@ -108,7 +108,7 @@ def what_ifs(
     if not asked and failed:
         return WhatIfs("failed", failed[0][1], failed=tuple(failed))
     wanted = _combinations([p for p in applying.values() if len(p.techniques) == 1])
-    more, known = _within_time(ask, [one for one in wanted if one not in applying], say)
+    more, known = _within_time(ask, [one for one in wanted if one not in applying], report)
     joined = sum(one in applying for one in wanted)
     everything = sorted([*applying.values(), *more], key=lambda p: p.ratio)
     return WhatIfs(
@@ -173,7 +173,7 @@ def _promise(p: Prediction) -> float:
 def _within_time(
     ask: Callable[[Sequence[Combination]], list[Prediction]],
     combinations: Sequence[Combination],
-    say: Say,
+    report: Report,
 ) -> tuple[list[Prediction], int]:
     """Predictions of as many as there is room and time for, and how many were looked at."""
     begin = time.monotonic()
@@ -183,7 +183,7 @@ def _within_time(
         if time.monotonic() - begin > _MOST_SECONDS:
             return predictions, at
         chunk = combinations[at : at + _CHUNK]
-        say(f"trying combinations {at + 1} to {at + len(chunk)} of {len(combinations)}")
+        report(f"trying combinations {at + 1} to {at + len(chunk)} of {len(combinations)}")
         asked, _ = _one_by_one(ask, chunk)
         predictions += [p for p in asked if p.why_not is None]
     return predictions, len(combinations)

@@ -27,7 +27,7 @@ def write_report(
     store: Path | None = None,
     comparisons: Sequence[Comparison] = (),
     durations: Durations | None = None,
-    say: Callable[[str], None] = lambda line: None,
+    report: Callable[[str], None] = lambda line: None,
 ) -> Path:
     """Write one self-contained HTML file about `graph`: open it in any browser, send it to anyone.
 
@@ -43,7 +43,7 @@ def write_report(
         store: the results store with past predictions and what was measured, which is only read.
         comparisons: what ``ss.prove`` found for this workload, besides what the store holds.
         durations: where durations come from; this machine's cache by default.
-        say: called with a short line whenever there is progress.
+        report: called with a short line whenever there is progress.
 
     Returns:
         `path`.
@@ -61,9 +61,11 @@ def write_report(
     past = past_predictions(store, environment, workload, comparisons)
     simulated = WhatIfs("skipped", "no what-ifs were asked for")
     if what_if:
-        say("simulating what-ifs")
-        simulated = what_ifs(graph, techniques, durations=durations, widen=past.widen, say=say)
-    say("drawing")
+        report("simulating what-ifs")
+        simulated = what_ifs(
+            graph, techniques, durations=durations, widen=past.widen, report=report
+        )
+    report("drawing")
     document, arrays = make_document(graph, simulated, past, environment)
     if share:
         document = redacted(document, Redactor())

@@ -29,12 +29,12 @@ from slipstream.verbs.deadline import (
     measure_in_time,
 )
 from slipstream.verbs.goals import Goal
-from slipstream.verbs.outlooks import Outlook, first_look, format_bound
+from slipstream.verbs.outlooks import SpeedupBound, first_look, format_bound
 from slipstream.verbs.predicting import Folded, predict
 from slipstream.verbs.request import command_for
 from slipstream.verbs.results import (
-    BEST_OF_ALL,
     DRAWN,
+    PARETO_NOTE,
     WORTH_IT,
     WORTH_TRAINING,
     Predicted,
@@ -104,7 +104,7 @@ class Advice:
     check: Check | None = None
 
     def _repr_html_(self) -> str:
-        notes = [BEST_OF_ALL if applying(self.predictions) else ""]
+        notes = [PARETO_NOTE if applying(self.predictions) else ""]
         notes += [f"first choice: {self.best.technique}" if self.best else ""]
         notes += [p.in_words for p in refused(self.predictions)]
         fields = (starred(self.front), *DRAWN[1:])
@@ -153,7 +153,7 @@ class Advice:
         by_hand = [] if script is None else self._by_hand(script)
         lines = (
             past,
-            BEST_OF_ALL if self.front else "",
+            PARETO_NOTE if self.front else "",
             *map(self._about, self.goals),
             f"prove needs a function for {', '.join(by_hand)}: the edit finds no place in the "
             "script's loop, and `slipstream apply` shows the lines to write"
@@ -273,8 +273,8 @@ def advise(
     combinations: bool = True,
     durations: Durations | None = None,
     widen: Callable[[float, float, float], tuple[float, float]] | None = None,
-    say: Callable[[str], None] = lambda line: None,
-    show: Callable[[Sequence[Outlook]], None] = lambda outlooks: None,
+    report: Callable[[str], None] = lambda line: None,
+    show: Callable[[Sequence[SpeedupBound]], None] = lambda outlooks: None,
     settle: Callable[[Graph], Graph] = lambda graph: graph,
     until: float = math.inf,
 ) -> Advice:
@@ -283,7 +283,7 @@ def advise(
     Args:
         goals: limits that the best must keep.
         combinations: whether to look for them.
-        durations, widen, say: as `slipstream.verbs.predicting.predict` takes them.
+        durations, widen, report: as `slipstream.verbs.predicting.predict` takes them.
         show: called with what is known of each technique at once, before the first of their
             operators is micro-benchmarked; not called when all of them were before.
         settle: called after that, before a deadline once techniques that need few operators are
@@ -306,7 +306,7 @@ def advise(
     def ask(combinations: Sequence[Combination], measuring_s: float = math.inf) -> list[Prediction]:
         return predict(
             graph, combinations, durations=durations, widen=widen, measuring_s=measuring_s,
-            folded=folded, say=say,
+            folded=folded, report=report,
         )  # fmt: skip
 
     def try_together(combinations: Sequence[Combination]) -> list[Prediction]:
@@ -326,7 +326,7 @@ def advise(
             return told
         return [p for p in told if not is_guessed(p, (known[part,] for part in p.techniques))]
 
-    say("a first look, before anything is measured")
+    report("a first look, before anything is measured")
     began = time.monotonic()
     looked = first_look(graph, single_techniques(), durations, widen)
     looked_s = time.monotonic() - began
@@ -340,13 +340,13 @@ def advise(
             # A few operators decide about some of the largest gains.
             quick = [look for look in undecided if look.missing <= _FEW]
             now = time.monotonic()
-            measure_in_time(graph, quick, durations, now + _FOR_FEW * (until - now), say)
+            measure_in_time(graph, quick, durations, now + _FOR_FEW * (until - now), report)
         graph = settle(graph)
         if in_time:
             # Simulating them again takes as long as the first look.
             left_s = (until - time.monotonic()) * (1 - _FOR_COMBINATIONS * combinations) - looked_s
             enough = time.monotonic() + left_s
-            estimated = measure_in_time(graph, undecided, durations, enough, say)
+            estimated = measure_in_time(graph, undecided, durations, enough, report)
         singles = ask(
             [one.prediction.techniques for one in undecided], 0.0 if in_time else math.inf
         )
@@ -366,9 +366,9 @@ def advise(
             measured = time.monotonic() + longest_s
             parts = [one for one, p in known.items() if _saves(p)]
             tried.update(parts)
-            _grow(known, try_together, say)
+            _grow(known, try_together, report)
             more, size = search_combinations(
-                parts, known, frozenset(tried), try_together, say, until - time.monotonic()
+                parts, known, frozenset(tried), try_together, report, until - time.monotonic()
             )
             seen = min(len(tried), size)
             known.update({p.techniques: p for p in applying(more.values()) if _adds(p, known)})
@@ -400,7 +400,7 @@ def single_techniques() -> list[Technique]:
 def _grow(
     known: dict[Combination, Predicted],
     ask: Callable[[Sequence[Combination]], list[Prediction]],
-    say: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> None:
     """Add combinations to `known`: useful parts, joined as long as the joint is better."""
     parts = [one for one, p in known.items() if _saves(p)]
@@ -420,7 +420,7 @@ def _grow(
         }
         if not wanted:
             break
-        say(f"trying {len(wanted)} combinations of {size} techniques")
+        report(f"trying {len(wanted)} combinations of {size} techniques")
         better = [p for p in applying(ask(sorted(wanted, key=promise))) if _adds(p, known)]
         known.update({p.techniques: p for p in better})
         by_time = sorted(better, key=lambda p: p.ratio)[:_BEAM]

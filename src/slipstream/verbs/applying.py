@@ -1,4 +1,4 @@
-"""apply: the real transformation, built and run once before it is believed."""
+"""apply: make the real transformation, then build and run it once as a check."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ _TRIAL_STEPS = 5
 
 @dataclass(frozen=True)
 class ApplyResult:
-    """A workload with techniques on top that was built and ran.
+    """A workload with techniques applied, which was built and run.
 
     Attributes:
-        workload: the recipe with the techniques; ``ss.profile`` and ``ss.prove`` take it.
+        workload: the workload with the techniques; ``ss.profile`` and ``ss.prove`` take it.
         before, after: the loss of each of the first steps, unmodified and transformed, from the
-            same seed; None where the step returns no number.
-        code: edits of the user's source that do the same, where there are such.
-        source: the user's file with all of these edits; None unless there is one for every
-            technique, so that it is never half of what ran.
-        not_run: why the transformed workload was not run, in words (no place in the script, or
-            already so); then `after` knows no loss.
-        outputs: of an inference whose steps return no number: how far the output of the
-            transformed one is from the original's, and None for all else.
-        technique: what is on top, as it was written.
-        written: the user's file, where it was edited so.
+            same seed; None if the step returns no number.
+        code: equivalent edits of the user's source, for techniques that have one.
+        source: the user's file with all of these edits; None unless every technique has one, so
+            that it is never half of what ran.
+        not_run: why the transformed workload was not run (no place in the script, or already
+            in use); `after` then has no losses.
+        outputs: comparison of the transformed output with the original's, for an inference whose
+            steps return no number; else None.
+        technique: the technique spec.
+        written: the user's file, if it was edited.
     """
 
     workload: Workload
@@ -51,7 +51,7 @@ class ApplyResult:
 
     @property
     def diff(self) -> str:
-        """All edits as one unified diff; where they do not make a whole, those there are."""
+        """All edits as one unified diff; without `source`, those that exist."""
         if self.source is not None:
             return self.source.diff()
         return "".join(change.diff for change in self.code)
@@ -68,13 +68,13 @@ class ApplyResult:
 
     @property
     def finite(self) -> bool:
-        """Whether no loss or output is infinite or not a number that was finite before."""
+        """Whether every loss and output is finite that was finite before."""
         if self.outputs is not None and self.outputs.status is QualityStatus.FAILED:
             return False
         return all(value is None or math.isfinite(value) for value in self.after)
 
     def to_json(self) -> dict[str, Any]:
-        """As results are printed."""
+        """Return the JSON payload."""
         return {
             "workload": self.workload.name,
             "technique": self.technique,
@@ -92,14 +92,14 @@ class ApplyResult:
         }
 
     def table(self, *, kept: bool = True) -> Table:
-        """The losses step by step, and what they say.
+        """Return a table of the losses by step, with findings as notes.
 
         Args:
-            kept: whether the user's files stay as they are.
+            kept: whether the user's files are unchanged.
         """
         fields: tuple[Field[tuple[int, float | None, float | None]], ...] = (
             Field.number("step", lambda row: row[0]),
-            Field.number("loss as it is", lambda row: _loss(row[1])),
+            Field.number("baseline loss", lambda row: _loss(row[1])),
             Field.number(f"with {self.technique}", lambda row: _loss(row[2])),
             Field.number("difference", lambda row: _change(row[1], row[2])),
         )
@@ -108,9 +108,9 @@ class ApplyResult:
         title = f"{self.workload.name} with {self.technique}"
         return Table.of(rows, fields, title, self._findings(kept))
 
-    def _findings(self, kept: bool) -> list[str]:
-        """In words: does it run, and does it compute the same?"""
-        unchanged = "; your files were not changed" if kept else ""
+    def _findings(self, files_unchanged: bool) -> list[str]:
+        """State whether it runs and computes the same."""
+        unchanged = "; your files were not changed" if files_unchanged else ""
         if self.not_run is not None:
             return [f"not run with it: {self.not_run}{unchanged}"]
         return ["the transformed workload runs" + unchanged, self._compared()]
@@ -124,11 +124,11 @@ class ApplyResult:
             size = f"{100 * abs(self.difference):.3f} %"
             return f"after {len(self.after)} steps the losses differ by {size}"
         if outputs is None:
-            return "its steps return no number, so that losses cannot be compared"
+            return "its steps return no number, so losses cannot be compared"
         if outputs.difference is None:
             return f"its outputs cannot be compared: {outputs.reason}"
         if outputs.difference == 0:
-            return "its output is the same to the last bit"
+            return "its output is bit-identical"
         share = format_share(outputs.difference)
         return f"its output differs by at most {share} of the largest value"
 
@@ -151,26 +151,26 @@ def apply(
     steps: int = _TRIAL_STEPS,
     threads: int = 0,
     timeout_s: float = DEFAULT_TIMEOUT_S,
-    say: Callable[[str], None] = lambda line: None,
+    report: Callable[[str], None] = lambda line: None,
 ) -> ApplyResult:
-    """Put `techniques` on `workload`, and run both for a few steps to see that it works.
+    """Apply `techniques` to `workload`, and run both for a few steps to check the result.
 
-    Nothing of the user's is changed: the result is a recipe.
+    Leaves the user's files unchanged; the result is a workload.
 
     Raises:
         WorkloadError: the workload fails, with or without the technique; the message says which.
-        UsageError: a name or setting that is not in the grammar.
+        UsageError: an invalid technique spec.
     """
     if not isinstance(workload, Workload):
         workload = Workload.parse(workload)
     chosen = technique.parse(techniques) if isinstance(techniques, str) else (techniques,)
     name = techniques if isinstance(techniques, str) else technique.combination_name(chosen)
     transformed = workload.with_technique(*chosen)
-    # Before anything runs: a file that is edited meanwhile is not written.
+    # Read before anything runs, so that a file edited meanwhile is not overwritten.
     edits = [requested.code(workload) for requested in chosen]
     content = Source.read(workload.path) if workload.live is None else None
     not_run = technique.not_in_script(chosen, workload)
-    say(f"running {steps} steps as it is")
+    say(f"running {steps} unmodified steps")
     before, original, already = _first_steps(
         workload, steps, chosen, threads=threads, timeout_s=timeout_s
     )
@@ -188,16 +188,16 @@ def apply(
     if all(reasons):
         not_run = " and ".join(reasons)
     if not_run is not None:
-        nothing = (None,) * len(before)
-        return ApplyResult(transformed, before, nothing, code, source, not_run, technique=name)
-    say(f"running {steps} steps transformed")
+        no_losses = (None,) * len(before)
+        return ApplyResult(transformed, before, no_losses, code, source, not_run, technique=name)
+    say(f"running {steps} transformed steps")
     after, changed, _ = _first_steps(transformed, steps, (), threads=threads, timeout_s=timeout_s)
     outputs = _output_check(chosen, original, changed)
     return ApplyResult(transformed, before, after, code, source, outputs=outputs, technique=name)
 
 
 def _edited(source: Source, function: str | None, code: Sequence[CodeChange]) -> Source | None:
-    """`source` with every change, one after the other; None where one has no place."""
+    """Return `source` with every change applied in order; None if one cannot be placed."""
     for change in code:
         if change.edit is None:
             return None
@@ -218,10 +218,10 @@ def _first_steps(
     threads: int,
     timeout_s: float,
 ) -> tuple[tuple[float | None, ...], Trial, Sequence[str | None]]:
-    """Run the first steps from seed 0 in a child; those of live objects here.
+    """Run the first steps from seed 0 in a child, or those of live objects in this process.
 
     Returns:
-        The losses, what they are judged by, and why each of `techniques` would change nothing.
+        the losses; the trial to judge; the reason why each of `techniques` would change nothing.
     """
     if workload.live is not None:
         program = partial(_steps_and_reasons, steps=steps, techniques=techniques)
@@ -250,13 +250,13 @@ def steps_in_child(
 def _steps_and_reasons(
     built: BuiltWorkload, steps: int, techniques: Sequence[Technique]
 ) -> Generator[None, Any, dict[str, Any]]:
-    """Run `first_steps`; in ``already``, the reason that each technique would change nothing."""
+    """Run `first_steps`; ``already`` holds the reason why each technique would change nothing."""
     already = [requested.already(built) for requested in techniques]
     return {**(yield from first_steps(built, steps)), "already": already}
 
 
 def _output_check(chosen: Sequence[Technique], before: Trial, after: Trial) -> QualityCheck | None:
-    """How far the outputs of two inferences lie apart, judged as `prove` does."""
+    """Judge the difference between the outputs of two inferences as `prove` does."""
     if before.output is None or after.output is None:
         return None
     quality = technique.quality_of(chosen)

@@ -149,7 +149,7 @@ def measure_first_choice(
     *,
     store: Store | None = None,
     progress: Callable[[Any], None] | None = None,
-    say: Callable[[str], None] = lambda line: None,
+    report: Callable[[str], None] = lambda line: None,
 ) -> Check:
     """Measure a first choice in paired steps for about ten seconds, as `prove` does.
 
@@ -183,7 +183,7 @@ def measure_first_choice(
             until=schedule.check,
             store=store,
             progress=progress,
-            say=say,
+            report=report,
         )
     except SlipstreamError as error:
         if time.monotonic() >= schedule.check - 1:

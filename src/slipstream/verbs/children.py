@@ -43,7 +43,7 @@ def call_in_child(
     threads: int = 0,
     timeout_s: float = DEFAULT_TIMEOUT_S,
     until: float = math.inf,
-    say: Callable[[str], None] = lambda line: None,
+    report: Callable[[str], None] = lambda line: None,
     **arguments: Any,
 ) -> Any:
     """Call ``function(workload=..., keep_in=..., **arguments)`` in a fresh child.
@@ -61,7 +61,7 @@ def call_in_child(
             function,
             timeout_s=timeout_s,
             until=until,
-            on_message=lambda message: say(str(message.get("say", ""))),
+            on_message=lambda message: report(str(message.get("say", ""))),
             workload=workload.to_json(),
             keep_in=str(keep_in),
             **arguments,
@@ -112,7 +112,7 @@ def run_program(
         repeats: whether a short script may run again, see `slipstream.workload.script.run_script`.
     """
     recipe = workload_of(workload)
-    say(f"running {recipe.name}" + " up to its second step" * (recipe.function is None))
+    report_progress(f"running {recipe.name}" + " up to its second step" * (recipe.function is None))
     return drive(recipe, program, leave, keep_in=Path(keep_in), seed=seed, repeats=repeats)
 
 
@@ -124,7 +124,7 @@ def workload_of(value: dict[str, Any]) -> Workload:
     )
 
 
-def say(line: str) -> None:
+def report_progress(line: str) -> None:
     """Report the child's progress to the user."""
     channel().send({"say": line})
 

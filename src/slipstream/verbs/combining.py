@@ -38,7 +38,7 @@ def search_combinations(
     predictions: Mapping[Combination, Predicted],
     tried: Collection[Combination],
     ask: Callable[[Sequence[Combination]], list[Prediction]],
-    say: Callable[[str], None],
+    report: Callable[[str], None],
     max_s: float = math.inf,
 ) -> tuple[dict[Combination, Prediction], int]:
     """Predict further combinations of `parts`, including those of many techniques.
@@ -104,7 +104,7 @@ def search_combinations(
     best = sorted(predictions.values(), key=lambda p: p.ratio)
     as_values = (_values(p.techniques, settings) for p in best)
     start = [values for values in as_values if values is not None][: _MAX_TRIALS // 2]
-    say(f"searching {size:,} combinations")
+    report(f"searching {size:,} combinations")
     study(
         "combinations", space, {"ratio": "min", "memory": "min"}, estimator=estimate,
         strategy="evolution", start=start, budget=Budget(trials=_MAX_TRIALS, seconds=seconds),

@@ -18,7 +18,7 @@ from slipstream.durations.roofline import probes
 from slipstream.durations.work import work
 from slipstream.graph import Graph
 from slipstream.provenance import Provenance
-from slipstream.verbs.outlooks import Outlook
+from slipstream.verbs.outlooks import SpeedupBound
 from slipstream.verbs.results import Predicted, Prediction, Refused
 
 # Shares of the recorded step: calls timed roughly or not at all, and calls not timed.
@@ -75,10 +75,10 @@ class Schedule:
 
 def measure_in_time(
     graph: Graph,
-    outlooks: Iterable[Outlook],
+    outlooks: Iterable[SpeedupBound],
     durations: Durations,
     until: float,
-    say: Callable[[str], None] = lambda line: None,
+    report: Callable[[str], None] = lambda line: None,
 ) -> int:
     """Micro-benchmark the calls that these techniques require, as far as time permits.
 
@@ -116,8 +116,8 @@ def measure_in_time(
     dtypes = frozenset(cost.dtype for cost in costs if cost is not None and cost.flops)
     first = [*map(Question.of, probes(dtypes)), *itertools.chain(*sorted(heavy, key=len))]
     then = [*itertools.chain(*sorted(light, key=len))]
-    durations.measure(first, say, until)
-    durations.measure(then, say, until, roughly=True)
+    durations.measure(first, report, until)
+    durations.measure(then, report, until, roughly=True)
     return len(durations.missing([*first, *then]))
 
 

@@ -119,17 +119,17 @@ class Checks:
         return Table.of(checks, fields, _TITLES[group], notes)
 
 
-def examine(store: Path | None, say: Callable[[str], None] = lambda line: None) -> Checks:
+def examine(store: Path | None, report: Callable[[str], None] = lambda line: None) -> Checks:
     """Run every check.
 
     Args:
         store: the results store to inspect; None for the default one.
-        say: called with the name of each group before its checks.
+        report: called with the name of each group before its checks.
     """
     checks: dict[str, list[Check]] = {}
     # The GPU check uses the torch that "software" imported.
     for group in ("software", "machine", "extras", "measuring"):
-        say(group)
+        report(group)
         checks[group] = look(group)
     checks["store"] = [check_store(store)]
     return Checks(tuple(check for group in _TITLES for check in checks[group]))

@@ -1,10 +1,9 @@
-"""The first look: what can be said of every technique before anything is micro-benchmarked.
+"""The first look: bound the speed-up of every technique before anything is micro-benchmarked.
 
-Techniques edit the graph with what is known by now. What would become of an operator that nobody
-has timed yet is not guessed: it is bounded. It cannot take less than no time, or than what the
-technique knows to be its least, and so no technique gains more than if all of these took that.
-A technique that would not be worth it even then is not measured at all: the time goes to those
-whose rank it decides.
+Techniques edit the graph with the durations known so far. An operator that was never timed takes
+at least the share of its time that the technique declares as a minimum (mostly none), which bounds
+the speed-up. A technique that is not worth it even at its bound is not measured, so the time goes
+to techniques whose rank it decides.
 """
 
 from __future__ import annotations
@@ -36,26 +35,25 @@ from slipstream.verbs.results import (
 )
 
 _ASSUMED, _MEASURED, _TIMED = (
-    PROVENANCES.index(one)
-    for one in (Provenance.ASSUMED, Provenance.MEASURED, Provenance.MICROBENCHMARK)
+    PROVENANCES.index(provenance)
+    for provenance in (Provenance.ASSUMED, Provenance.MEASURED, Provenance.MICROBENCHMARK)
 )
-# What a technique must save of the peak to be of use for that alone.
+# Share of the peak memory that a technique must save to be worth it for memory alone.
 _MEMORY_SHARE = 0.01
-_LARGEST_BOUND = 10.0
+_MAX_SHOWN_BOUND = 10.0
 
 
 @dataclass(frozen=True)
-class Outlook:
-    """What is known of a technique before its operators are measured.
+class SpeedupBound:
+    """Preliminary speed-up estimate of a technique, before its operators are timed.
 
     Attributes:
-        prediction: final when nothing is `missing`; else operators that are not known keep their
-            time.
-        missing: calls that are yet to be micro-benchmarked.
-        share: of the recorded step's time that these calls stand for.
-        most: speed-up if they took the least they can, mostly nothing; None where that cannot
-            be told.
-        firm: whether `most` rests on nothing but the recorded step, page faults aside that grew.
+        prediction: final if nothing is `missing`; otherwise operators that are not timed yet keep
+            their recorded time.
+        missing: calls that are not micro-benchmarked yet.
+        share: share of the recorded step's time that these calls account for.
+        most: speed-up if they took their minimum; None if it cannot be determined.
+        firm: whether `most` depends on the recorded step alone, apart from increased page faults.
     """
 
     prediction: Prediction
@@ -66,32 +64,34 @@ class Outlook:
 
     @property
     def decided(self) -> bool:
-        """Whether measuring could not change that it is not worth it, in time or memory."""
+        """Whether no measurement could make it worth its time or memory."""
         if not self.firm or self.most is None or not isinstance(self.prediction, Predicted):
             return False
-        anew = self.prediction.trains_anew
-        least, share = (WORTH_TRAINING, WORTH_TRAINING - 1) if anew else (WORTH_IT, _MEMORY_SHARE)
-        return self.most < least and self.prediction.saved <= share
+        trains = self.prediction.trains_anew
+        speedup, share = (
+            (WORTH_TRAINING, WORTH_TRAINING - 1) if trains else (WORTH_IT, _MEMORY_SHARE)
+        )
+        return self.most < speedup and self.prediction.saved <= share
 
     @property
     def promise(self) -> tuple[float, float]:
-        """What outlooks are shown by, the largest possible gain first."""
+        """Sort key that puts the largest possible speed-up first."""
         if not self.missing:
             return -self.prediction.speedup, 0.0
         return (-self.most if self.most is not None else -1.0), -self.share
 
     @property
     def gain(self) -> str:
-        """The speed-up, or how much it can be."""
+        """The speed-up, or its bound, as text."""
         if not self.missing:
             return f"{self.prediction.speedup:.2f}x"
         if self.most is None:
-            return "not known yet"
+            return "unknown yet"
         return f"{format_bound(self.most)} at most"
 
     @property
     def state(self) -> str:
-        """What happens with it next."""
+        """What happens next, as text."""
         if not self.missing:
             return "known"
         if self.decided:
@@ -100,33 +100,33 @@ class Outlook:
 
 
 def format_bound(most: float) -> str:
-    """The largest possible speed-up; those that say little are cut off."""
-    return f"{most:.2f}x" if most <= _LARGEST_BOUND else f"> {_LARGEST_BOUND:.0f}x"
+    """Format the largest possible speed-up; very large bounds are cut off."""
+    return f"{most:.2f}x" if most <= _MAX_SHOWN_BOUND else f"> {_MAX_SHOWN_BOUND:.0f}x"
 
 
-_FIELDS: tuple[Field[Outlook], ...] = (
-    Field.of("technique", lambda one: one.prediction.technique),
-    Field.number("speed-up", lambda one: one.gain),
-    Field.number("of the step", lambda one: format_percent(one.share) if one.share else "-"),
-    Field.number("memory", lambda one: MEMORY.cell(one.prediction)),
-    Field.of("numbers", lambda one: NUMBERS.cell(one.prediction), optional=True),
-    Field.of("state", lambda one: one.state),
+_FIELDS: tuple[Field[SpeedupBound], ...] = (
+    Field.of("technique", lambda bound: bound.prediction.technique),
+    Field.number("speed-up", lambda bound: bound.gain),
+    Field.number("of the step", lambda bound: format_percent(bound.share) if bound.share else "-"),
+    Field.number("memory", lambda bound: MEMORY.cell(bound.prediction)),
+    Field.of("numbers", lambda bound: NUMBERS.cell(bound.prediction), optional=True),
+    Field.of("state", lambda bound: bound.state),
 )
 
 
-def first_look_table(graph: Graph, outlooks: Sequence[Outlook]) -> Table:
-    """One row for each technique that applies, the largest possible gain first."""
-    apply = [one for one in outlooks if isinstance(one.prediction, Predicted)]
-    left = len(outlooks) - len(apply)
+def first_look_table(graph: Graph, outlooks: Sequence[SpeedupBound]) -> Table:
+    """Return a table with a row per technique that applies, the largest possible gain first."""
+    apply = [bound for bound in outlooks if isinstance(bound.prediction, Predicted)]
+    omitted = len(outlooks) - len(apply)
     notes = (
-        recorded_step(graph, [one.prediction for one in outlooks]),
-        f"{left} techniques do not apply here" if left else "",
-        "at most: if operators that were not measured yet cost nothing; with more threads, if they "
-        "share all of it evenly",
-        "operators are measured now, old and new in turns; the final table follows",
+        recorded_step(graph, [bound.prediction for bound in outlooks]),
+        f"{omitted} techniques do not apply here" if omitted else "",
+        "at most: the speed-up if unmeasured operators took no time or, with more threads, were "
+        "divided evenly among them",
+        "operators are now timed, old and new interleaved; the final table follows",
     )
     title = f"first look at {named(graph)}"
-    return Table.of(sorted(apply, key=lambda one: one.promise), _FIELDS, title, notes)
+    return Table.of(sorted(apply, key=lambda bound: bound.promise), _FIELDS, title, notes)
 
 
 def first_look(
@@ -134,70 +134,69 @@ def first_look(
     techniques: Sequence[Technique],
     durations: Durations,
     widen: Callable[[float, float, float], tuple[float, float]] | None = None,
-) -> list[Outlook]:
-    """What is known of single techniques without measuring, in their order."""
+) -> list[SpeedupBound]:
+    """Bound the speed-up of single techniques without measuring, in their order."""
     base_ns = replay(graph).step_ns
     outlooks = []
     predictions = predict(graph, techniques, durations=_AsKnown(durations), widen=widen)
-    for one, prediction in zip(techniques, predictions, strict=True):
+    for part, prediction in zip(techniques, predictions, strict=True):
         if not isinstance(prediction, Predicted) or prediction.graph is None:
-            outlooks.append(Outlook(prediction))
+            outlooks.append(SpeedupBound(prediction))
             continue
-        missing = len(durations.missing(one.required_timings(graph)))
+        missing = len(durations.missing(part.required_timings(graph)))
         if not missing:
-            outlooks.append(Outlook(prediction))
+            outlooks.append(SpeedupBound(prediction))
             continue
         after = prediction.graph
         kind = after.tasks.provenance.copy()
         if page_fault_ns(after) >= page_fault_ns(graph):
-            # Fitted to memory as they are: none of what is gained is theirs.
+            # Predicted for this heap, so nothing is gained from page faults.
             kind[page_fault_tasks(after)] = _MEASURED
         unknown = (kind == _ASSUMED) & (after.tasks.duration_ns > 0)
         firm = bool(np.isin(kind, (_ASSUMED, _MEASURED)).all())
         most = None
-        # Where no task waits for an answer, or some follow from a model of their own, the gain
-        # is made in another way than by these calls.
+        # If no task is unmeasured, or other tasks are modelled, the gain does not come from these
+        # calls alone.
         if unknown.any() and np.isin(kind, (_ASSUMED, _MEASURED, _TIMED)).all():
             before, samples = prediction.samples
             per_sample = before / samples if before and samples else 1.0
-            shortest_ns = _at_least(after, unknown, one.minimum_share(graph))
+            shortest_ns = _at_least(after, unknown, part.minimum_share(graph))
             most = prediction.baseline_ns / (shortest_ns * per_sample)
             if firm:
                 low = max(prediction.low, 1 / most)
                 prediction = replace(prediction, low=low, high=max(prediction.high, low))
         share = min(float(after.tasks.duration_ns[unknown].sum()) / max(base_ns, 1.0), 1.0)
-        outlooks.append(Outlook(prediction, missing, share, most, firm))
+        outlooks.append(SpeedupBound(prediction, missing, share, most, firm))
     return outlooks
 
 
 class _AsKnown(Durations):
-    """Answers from what is known, and measures nothing."""
+    """Cached durations only; measures nothing."""
 
-    def __init__(self, known: Durations) -> None:
-        self.threads = known.threads
-        self._inner = known
+    def __init__(self, durations: Durations) -> None:
+        self.threads = durations.threads
+        self._inner = durations
 
     def lookup(self, call: Call | Question) -> Answer | None:
-        """As it is known by now."""
         return self._inner.lookup(call)
 
     def ratio(self, old: Call, new: Call) -> Ratio | None:
-        """As it is known by now; not estimated for calls that are yet to be measured."""
+        """Return the cached ratio, or None if either call is unmeasured."""
         return None if self._inner.missing([old, new]) else self._inner.ratio(old, new)
 
     def measure(
         self,
         calls: Iterable[Call | Question],
-        say: Callable[[str], None] = lambda line: None,
+        report: Callable[[str], None] = lambda line: None,
         until: float = math.inf,
         *,
         roughly: bool = False,
     ) -> None:
-        """Nothing; what is known of them is read at once."""
+        """Load the cached durations of `calls` in one query."""
         self._inner.missing(calls)
 
 
 def _at_least(after: Graph, unknown: NDArray[np.bool_], share: float) -> float:
-    """Length of the step in which the tasks `unknown` take this share of their time, in ns."""
+    """Return the step's time if `unknown` tasks took this share of their time, in ns."""
     durations = after.tasks.duration_ns * np.where(unknown, share, 1.0)
     return max(replay(replace(after, tasks=replace(after.tasks, duration_ns=durations))).step_ns, 1)

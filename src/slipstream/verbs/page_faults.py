@@ -1,4 +1,4 @@
-"""What page faults cost in other launches of the recorded program, which differ by their heaps."""
+"""Measure page faults in other launches of a recorded program, whose heaps differ."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from slipstream.verbs.children import DEFAULT_TIMEOUT_S, call_in_child, run_prog
 from slipstream.workload import BuiltWorkload, Workload
 from slipstream.workload.script import ScriptEndedError
 
-# Besides the recorded one; fewer where they differ by less than this share of a step, and one where
-# page faults do not matter in either.
+# Launches to add to the recorded one; _ENOUGH if they differ by less than _MAX_SPREAD of a step,
+# and one if page faults matter in neither.
 _LAUNCHES, _ENOUGH = 4, 2
-_ALIKE = 0.03
-_LONGEST_S = 15.0
+_MAX_SPREAD = 0.03
+_MAX_S = 15.0
 
 
 def watch_launches(
@@ -35,24 +35,24 @@ def watch_launches(
     *,
     threads: int = 0,
     timeout_s: float = DEFAULT_TIMEOUT_S,
-    longest_s: float = _LONGEST_S,
+    longest_s: float = _MAX_S,
     launch_s: float = 0.0,
     until: float = math.inf,
-    say: Callable[[str], None] = lambda line: None,
+    report: Callable[[str], None] = lambda line: None,
 ) -> Graph:
-    """The recorded step, its page faults being those of several launches in the mean.
+    """Return the graph with its page faults averaged over several launches.
 
-    As it is where a step has no memory to give back, runs on several lanes or in this process, or
-    where they were watched already.
+    Returns `graph` unchanged if its step frees no memory, runs on several lanes or in this process,
+    or if its launches were watched before.
 
     Args:
-        longest_s: no launch begins after so many seconds of them.
-        launch_s: an estimate of what the first launch takes, in seconds.
-        until: deadline, of `time.monotonic`: no launch begins if the previous one took longer than
-            the time left, and a launch that runs at the deadline is killed and not counted.
+        longest_s: no launch starts after this many seconds of launches.
+        launch_s: estimated time of the first launch, in seconds.
+        until: deadline, by `time.monotonic`: no launch starts if the previous one took longer than
+            the remaining time; one still running at the deadline is killed and not counted.
 
     Raises:
-        WorkloadError, ChildError: as recording it does; no ChildError with a finite `until`.
+        WorkloadError, ChildError: as recording does; no ChildError with a finite `until`.
     """
     watched = "lanes_of" in graph.meta or PAGE_FAULT_LAUNCHES in graph.meta
     if watched or workload.live is not None or not may_fault(graph):
@@ -62,12 +62,12 @@ def watch_launches(
     others: list[float] = []
     began = now = time.monotonic()
     while len(others) < _LAUNCHES and now - began < longest_s and now + launch_s < until:
-        most = max(recorded, *others, 0.0)
-        apart = most - min(recorded, *others, math.inf)
-        enough = _ENOUGH if most >= MATTERS * step_ns else 1
-        if len(others) >= enough and apart < _ALIKE * step_ns:
+        highest = max(recorded, *others, 0.0)
+        spread_ns = highest - min(recorded, *others, math.inf)
+        enough = _ENOUGH if highest >= MATTERS * step_ns else 1
+        if len(others) >= enough and spread_ns < _MAX_SPREAD * step_ns:
             break
-        say(f"watching page faults of another launch, {len(others) + 1} of at most {_LAUNCHES}")
+        report(f"watching page faults of another launch, {len(others) + 1} of at most {_LAUNCHES}")
         try:
             others.append(
                 call_in_child(
@@ -91,7 +91,7 @@ def watch_launches(
 
 
 def watch_in_child(workload: dict[str, Any], keep_in: str, step_threads: int) -> float:
-    """A step's time for page faults in this process, in ns. Runs in the child."""
+    """Return a step's page-fault time in this process, in ns. Runs in the child."""
 
     def program(built: BuiltWorkload) -> Generator[None, Any, float]:
         import torch
@@ -103,10 +103,12 @@ def watch_in_child(workload: dict[str, Any], keep_in: str, step_threads: int) ->
 
 
 def launches_in_words(graph: Graph) -> str:
-    """How page faults differ between launches; empty where they were not watched."""
-    every = graph.meta.get(PAGE_FAULT_LAUNCHES)
-    if not every:
+    """Describe how page faults differ between launches; empty if they were not watched."""
+    launches = graph.meta.get(PAGE_FAULT_LAUNCHES)
+    if not launches:
         return ""
-    rest = float(graph.tasks.duration_ns.sum() + graph.tasks.gap_ns.sum()) - page_fault_ns(graph)
-    low, high = (format_percent(one / (rest + one)) for one in (min(every), max(every)))
-    return f"page faults take {low} to {high} of a step in {len(every)} launches of the program"
+    others_ns = float(graph.tasks.duration_ns.sum() + graph.tasks.gap_ns.sum()) - page_fault_ns(
+        graph
+    )
+    low, high = (format_percent(ns / (others_ns + ns)) for ns in (min(launches), max(launches)))
+    return f"page faults take {low} to {high} of a step in {len(launches)} launches of the program"

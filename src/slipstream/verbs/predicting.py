@@ -1,4 +1,4 @@
-"""predict: edit the graph as a technique would, simulate it, say how sure that is."""
+"""predict: edit the graph as a technique would, simulate it, estimate the error."""
 
 from __future__ import annotations
 
@@ -28,41 +28,40 @@ from slipstream.workload import in_order
 if TYPE_CHECKING:
     from slipstream.cluster import Cluster
 
-# Half-width, relative to the step, that no prediction here is better than: what re-measuring the
-# same unmodified step differs by.
-_FLOOR = 0.015
-# Micro-benchmarks miss what an operator's surroundings do to it (caches, clock frequency); the
-# error of one operator's ratio, as a standard deviation.
-_IN_PLACE = 0.06
-# The machine's pace differs between the profile and the micro-benchmarks, by this much as a
-# standard deviation: what amp's predictions missed by in common on five models.
-_PACE = 0.05
+# Relative standard deviation of re-measuring the same unmodified step; no prediction is better.
+_MIN_ERROR = 0.015
+# A micro-benchmark misses the effects of an operator's surroundings (caches, clock frequency):
+# the error of one operator's ratio, as a standard deviation.
+_CONTEXT_ERROR = 0.06
+# The machine's pace differs between the profile and the micro-benchmarks, by this standard
+# deviation: the common error of amp's predictions on five models.
+_PACE_ERROR = 0.05
 _Z90 = 1.645
-# Standard deviation, relative to the step, from which on a number would say nothing: its 90 %
-# interval would reach from less than half to more than double.
-_NO_PREDICTION = 0.6
-_BUSY = "the cores here were busy while this was measured"
-_WHEN_BUSY = "record and ask again when the machine is idle, or let `slipstream prove` measure it"
+# Relative standard deviation beyond which a prediction is refused: its 90 % interval would reach
+# from less than half to more than double.
+_MAX_ERROR = 0.6
+_BUSY = "the CPU cores were busy while this was measured"
+_WHEN_BUSY = "record and predict again on an idle machine, or measure it with `slipstream prove`"
 _ONE_THREAD = "--threads 1 is disturbed less; or "
 _NO_CLUSTER = (
-    "it needs a cluster to run on: --cluster and a preset, a file of `slipstream cluster measure`, "
+    "it needs a cluster: --cluster and a preset, a file of `slipstream cluster measure`, "
     "or --cluster workers=4,link=10gbit,latency=50us"
 )
 
 
 @dataclass(frozen=True)
 class Obstacle:
-    """Why a part of a combination cannot follow on those before it."""
+    """The reason why a part of a combination cannot follow the parts before it."""
 
     part: str
     reason: str
 
     def among(self, combination: Sequence[Technique]) -> str:
-        """The reason, with the part's name where there are several."""
+        """Return the reason, with the part's name in a combination of several."""
         return self.reason if len(combination) == 1 else f"{self.part}: {self.reason}"
 
 
-# By combination, what it makes of one graph.
+# Edited graph, or obstacle, by combination.
 Folded = dict[tuple[Technique, ...], Graph | Obstacle]
 
 
@@ -76,30 +75,30 @@ def predict(
     baseline: Timeline | None = None,
     measuring_s: float = math.inf,
     folded: Folded | None = None,
-    say: Callable[[str], None] = lambda line: None,
+    report: Callable[[str], None] = lambda line: None,
 ) -> list[Prediction]:
-    """What each of `techniques` would make of `graph`, in their order.
+    """Predict what each of `techniques` would make of `graph`, in their order.
 
-    Operators whose durations are not known yet on this machine are micro-benchmarked first, in a
-    child process; the user's code is not run.
+    Operators without a cached duration on this machine are micro-benchmarked first, in a child
+    process; the user's code is not run.
 
     Args:
-        techniques: alternatives: names in the grammar, techniques, or combinations of them.
-        durations: where durations come from; this machine's cache by default.
-        cluster: where techniques that spread the step over workers would run; its devices are
-            taken to compute as the recorded one did.
-        widen: (ratio, low, high) -> (low, high): this machine's history of errors, see
+        techniques: alternatives: technique specs, techniques, or combinations of techniques.
+        durations: source of durations; this machine's cache by default.
+        cluster: where distributed techniques would run; its devices are assumed to compute as the
+            recorded one did.
+        widen: (ratio, low, high) -> (low, high), from this machine's past errors, see
             `slipstream.measure.ledger`.
-        baseline: `graph` simulated, if that is at hand.
-        measuring_s: how long operators that are not known yet are micro-benchmarked, in seconds;
-            what is left is estimated from neighbours and limits, and intervals are as wide as that.
-        folded: what earlier calls made of `graph`, which is not edited again; added to.
+        baseline: `graph` simulated, if available.
+        measuring_s: time limit of micro-benchmarks in seconds; remaining operators are estimated
+            from similar ones and the machine's limits, with wider intervals.
+        folded: edited graphs of earlier calls for the same `graph`; extended.
 
     Raises:
-        UsageError: a name or setting that is not in the grammar.
-        InvalidArgumentError: `graph` is a path, or anything else that is no graph; `techniques` is
-            one text; more workers than the cluster has devices.
-        ClusterError: devices of the cluster that are not joined.
+        UsageError: an invalid technique spec.
+        InvalidArgumentError: `graph` is not a graph; `techniques` is a single string; more workers
+            than the cluster has devices.
+        ClusterError: devices of the cluster that are not connected.
         ChildError: the micro-benchmark died.
     """
     need_graph(graph)
@@ -107,55 +106,57 @@ def predict(
     durations = durations or Durations(threads=int(graph.meta.get("threads", 1)))
     context = Context(durations, cluster)
     baseline = baseline or replay(graph)
-    combinations = [_combination(one) for one in techniques]
+    combinations = [_combination(alternative) for alternative in techniques]
     if cluster is not None:
-        # Before anything is measured: whether they can be there at all.
+        # Fail before anything is measured.
         for combination in combinations:
             technique.need_devices(combination, cluster)
     predictions: list[Prediction] = []
     for combination, after in zip(
-        combinations, _fold(graph, combinations, context, say, measuring_s, folded), strict=True
+        combinations, _fold(graph, combinations, context, report, measuring_s, folded), strict=True
     ):
         name = technique.combination_name(combination)
-        say(f"simulating {len(predictions) + 1} of {len(combinations)}: {name}")
+        report(f"simulating {len(predictions) + 1} of {len(combinations)}: {name}")
         quality = technique.quality_of(combination, graph) if combination else None
-        answer: Prediction
+        prediction: Prediction
         if isinstance(after, Obstacle):
-            answer = refusal(name, baseline, after.among(combination), quality)
+            prediction = refusal(name, baseline, after.among(combination), quality)
         else:
             metric = "wall" if _by_wall(graph) else technique.clock(combination)
-            answer = _prediction(name, metric, baseline, after, quality, cluster, widen)
-        predictions.append(replace(answer, techniques=combination))
+            prediction = _prediction(name, metric, baseline, after, quality, cluster, widen)
+        predictions.append(replace(prediction, techniques=combination))
     return predictions
 
 
-def _combination(one: str | Technique | Sequence[Technique]) -> tuple[Technique, ...]:
-    if isinstance(one, str):
-        return technique.parse(one)
-    if isinstance(one, Technique):
-        return (one,)
-    return in_order(one)
+def _combination(
+    alternative: str | Technique | Sequence[Technique],
+) -> tuple[Technique, ...]:
+    if isinstance(alternative, str):
+        return technique.parse(alternative)
+    if isinstance(alternative, Technique):
+        return (alternative,)
+    return in_order(alternative)
 
 
 def _fold(
     graph: Graph,
     combinations: Sequence[Sequence[Technique]],
     context: Context,
-    say: Callable[[str], None],
+    report: Callable[[str], None],
     measuring_s: float,
     folded: Folded | None,
 ) -> list[Graph | Obstacle]:
-    """For each combination its edited graph, or the part that does not apply.
+    """Return for each combination its edited graph, or the part that does not apply.
 
-    A technique is asked about, and asks its questions of, the step as the techniques before it
-    would have made it. All combinations advance together, so that what they ask is measured in
-    one go, where it is comparable; common beginnings are folded once.
+    A technique sees the step as edited by the techniques before it. All combinations advance
+    together, so that their calls are timed in one comparable batch; common prefixes are edited
+    once.
     """
     folded = {} if folded is None else folded
     folded[()] = graph
     until = time.monotonic() + measuring_s
     for size in range(1, max(map(len, combinations), default=0) + 1):
-        heads = dict.fromkeys(tuple(one[:size]) for one in combinations if len(one) >= size)
+        heads = dict.fromkeys(tuple(parts[:size]) for parts in combinations if len(parts) >= size)
         heads = {head: None for head in heads if head not in folded}
         possible = []
         for head in heads:
@@ -168,16 +169,16 @@ def _fold(
                 folded[head] = Obstacle(last.name, reason)
             else:
                 possible.append((head, before))
-        asked = [call for head, before in possible for call in head[-1].required_timings(before)]
-        context.durations.measure(asked, say, until)
+        calls = [call for head, before in possible for call in head[-1].required_timings(before)]
+        context.durations.measure(calls, report, until)
         for number, (head, before) in enumerate(possible, start=1):
-            say(f"predicting {number} of {len(possible)}: {technique.combination_name(head)}")
+            report(f"predicting {number} of {len(possible)}: {technique.combination_name(head)}")
             folded[head] = _changed(head[-1], before, head[-1].predict(before, context))
-    return [folded[tuple(one)] for one in combinations]
+    return [folded[tuple(parts)] for parts in combinations]
 
 
 def _changed(part: Technique, before: Graph, after: Graph) -> Graph | Obstacle:
-    """`after`, or that it changes nothing: no ratio of 1 that asks for a proof."""
+    """Return `after`, or an obstacle if it changes nothing."""
     edits = after.edits[len(before.edits) :]
     if after is not before and (not edits or any(edit.tasks for edit in edits)):
         return after
@@ -186,7 +187,7 @@ def _changed(part: Technique, before: Graph, after: Graph) -> Graph | Obstacle:
 
 
 def _by_wall(graph: Graph) -> bool:
-    """Whether the step was recorded by the wall clock: on a device, or on several threads."""
+    """Whether the step was timed by the wall clock: on a device, or on several threads."""
     return "lanes_of" in graph.meta or graph.meta.get("device") == "cuda"
 
 
@@ -210,7 +211,7 @@ def _prediction(
         per_sample = before.samples / after.samples
     ratio = step_ns / baseline_ns * per_sample
     error = _relative_error(baseline, after, step_ns)
-    if error > _NO_PREDICTION and _timed_apart(after):
+    if error > _MAX_ERROR and _has_unstable_timings(after):
         fewer = _ONE_THREAD if int(before.meta.get("threads", 1)) > 1 else ""
         return refusal(name, baseline, f"{_BUSY}; {fewer}{_WHEN_BUSY}", quality, busy=True)
     half = _Z90 * error
@@ -239,7 +240,7 @@ def _prediction(
 
 
 def prediction_of(name: str, metric: str, baseline: Timeline, after: Graph) -> Prediction:
-    """What the step was edited to, with its interval: for edits that no technique makes."""
+    """Return the prediction, with its interval, of an edit that no technique makes."""
     return _prediction(name, metric, baseline, after, None, None, None)
 
 
@@ -251,60 +252,60 @@ def refusal(
     *,
     busy: bool = False,
 ) -> Refused:
-    """Nothing is predicted of the simulated step, and why."""
+    """Return a refusal for the simulated step, with its reason."""
     return Refused(name, baseline.step_ns, reason, quality, baseline.peak_bytes, busy)
 
 
-def _timed_apart(graph: Graph) -> bool:
-    """Whether repetitions of a task that was changed differ so much that its time is not known.
-
-    What is merely assumed was not disturbed by anything.
-    """
+def _has_unstable_timings(graph: Graph) -> bool:
+    """Whether repeated timings of a changed task differ too much to predict from."""
     tasks = graph.tasks
-    others = [PROVENANCES.index(one) for one in (Provenance.MEASURED, Provenance.ASSUMED)]
-    timed = ~np.isin(tasks.provenance, others) & (tasks.kind != Kind.COMMUNICATION)
-    return bool((tasks.spread[timed] > _NO_PREDICTION).any())
+    untimed = [PROVENANCES.index(p) for p in (Provenance.MEASURED, Provenance.ASSUMED)]
+    timed = ~np.isin(tasks.provenance, untimed) & (tasks.kind != Kind.COMMUNICATION)
+    return bool((tasks.spread[timed] > _MAX_ERROR).any())
 
 
 def _relative_error(baseline: Timeline, after: Graph, step_ns: float) -> float:
-    """Standard deviation of the predicted step, relative to it.
+    """Return the standard deviation of the predicted step, relative to it.
 
-    Errors of one operator signature repeat wherever it occurs, so they add up; those of
-    different signatures are independent, so their squares do. What all micro-benchmarks have in
-    common (the machine's pace while they ran) moves every changed task alike. Page faults differ
-    between any two launches, so those of both sides count.
+    Errors of one operator signature repeat wherever it occurs, so they add up; those of different
+    signatures are independent, so their squares add up. The machine's pace shifts all
+    micro-benchmarks together. Page faults vary between launches, so both sides' count.
     """
     tasks = after.tasks
-    chosen = tasks.provenance != PROVENANCES.index(Provenance.MEASURED)
-    chosen &= tasks.kind != Kind.COMMUNICATION
-    chosen[page_fault_tasks(after)] = False
-    changed = np.flatnonzero(chosen)
-    lasts_ns = tasks.duration_ns[changed]
+    edited = tasks.provenance != PROVENANCES.index(Provenance.MEASURED)
+    edited &= tasks.kind != Kind.COMMUNICATION
+    edited[page_fault_tasks(after)] = False
+    changed = np.flatnonzero(edited)
+    times_ns = tasks.duration_ns[changed]
     errors = np.bincount(
-        _alike(after, changed), lasts_ns * np.hypot(_IN_PLACE, tasks.spread[changed])
+        _error_groups(after, changed), times_ns * np.hypot(_CONTEXT_ERROR, tasks.spread[changed])
     )
-    variance = float(errors @ errors) + (_PACE * float(lasts_ns.sum())) ** 2
-    # Where the steps differ, the recorded one stands for the others only so far.
+    variance = float(errors @ errors) + (_PACE_ERROR * float(times_ns.sum())) ** 2
+    # The recorded step is only partly representative of steps that differ.
     differing = float(after.meta.get("unaligned_share", 0.0))
     faults = [
         page_fault_error_ns(graph) / max(length, 1.0)
         for graph, length in ((baseline.graph, baseline.step_ns), (after, step_ns))
     ]
     network = network_error_ns(after) / max(step_ns, 1.0)
-    return math.hypot(_FLOOR, differing, network, *faults, math.sqrt(variance) / max(step_ns, 1.0))
+    return math.hypot(
+        _MIN_ERROR, differing, network, *faults, math.sqrt(variance) / max(step_ns, 1.0)
+    )
 
 
-def _alike(graph: Graph, chosen: NDArray[np.int64]) -> NDArray[np.int64]:
-    """int64 [chosen], a number for each of these tasks: the same for those that are off alike."""
+def _error_groups(graph: Graph, chosen: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return int64 [chosen] error groups: tasks of one group share their timing error."""
     tasks = graph.tasks
-    call = tasks.call[chosen]
+    calls = tasks.call[chosen]
     numbers: dict[str, int] = {}
-    signature = np.array([numbers.setdefault(one.key, len(numbers)) for one in graph.calls] or [0])
-    # Of what calls no operator, copies are off alike.
-    copies = np.stack([tasks.name[chosen], tasks.duration_ns[chosen]], axis=1)[call < 0]
-    alike = signature[call]
-    alike[call < 0] = len(numbers) + np.unique(copies, axis=0, return_inverse=True)[1].ravel()
-    return alike
+    signature = np.array(
+        [numbers.setdefault(call.key, len(numbers)) for call in graph.calls] or [0]
+    )
+    # Tasks without a call, such as copies, share an error if name and duration are equal.
+    uncalled = np.stack([tasks.name[chosen], tasks.duration_ns[chosen]], axis=1)[calls < 0]
+    groups = signature[calls]
+    groups[calls < 0] = len(numbers) + np.unique(uncalled, axis=0, return_inverse=True)[1].ravel()
+    return groups
 
 
 def _shares(graph: Graph) -> dict[Provenance, float]:

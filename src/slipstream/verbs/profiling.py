@@ -23,14 +23,13 @@ from slipstream.graph.origin import describe_source
 from slipstream.tables import Field, Table
 from slipstream.units import format_duration, format_percent
 from slipstream.verbs._chatter import without_chatter
-from slipstream.verbs.children import DEFAULT_TIMEOUT_S, call_in_child, run_program
-from slipstream.verbs.children import say as tell
+from slipstream.verbs.children import DEFAULT_TIMEOUT_S, call_in_child, report_progress, run_program
 from slipstream.verbs.page_faults import launches_in_words, watch_launches
 from slipstream.workload import Workload, run_steps
 from slipstream.workload.script import ScriptEndedError
 
-_LEAST_FREE_BYTES = 1 << 20
-# Operators that a summary names.
+_MIN_FREE_BYTES = 1 << 20
+# Maximum operators in a summary.
 _TOP = 10
 
 
@@ -44,35 +43,39 @@ def profile(
     needs: Collection[str] = (),
     launches: bool = True,
     longest_s: float = CaptureSettings.longest_s,
-    say: Callable[[str], None] = lambda line: None,
+    report: Callable[[str], None] = lambda line: None,
 ) -> Graph:
     """Record the dependency graph of one step of `workload`.
 
-    The workload runs in a child process (one of live objects runs here). Its techniques are
-    applied first, so that a transformed step can be profiled too.
+    The workload runs in a child process, except one of live objects, which runs in this process.
+    Its techniques are applied first, so a transformed step can be profiled too.
 
     Args:
-        workload: a `Workload`, or what `Workload.parse` takes.
-        warmup: steps before anything is recorded.
+        workload: a `Workload`, or a target as for `Workload.parse`.
+        warmup: steps before recording starts.
         steps: profiled steps; each task keeps its minimum over them.
-        threads: intra-op threads, 0 for what the workload sets.
-        timeout_s: the child is stopped when it is silent for this long.
-        needs: statistics to record besides, such as "regions" (see `Technique.needs`).
-        launches: whether other launches of the program are watched for their page faults, see
+        threads: intra-op threads, 0 for the workload's setting.
+        timeout_s: the child is stopped after this many seconds of silence.
+        needs: additional statistics to record, such as "regions" (see `Technique.needs`).
+        launches: whether to watch other launches of the program for page faults, see
             `slipstream.verbs.page_faults`.
-        longest_s: how long `steps` may take, profiled and plain ones beside them; a slow step is
-            recorded less often.
-        say: called with a short line whenever there is progress.
+        longest_s: time limit in seconds of the profiled steps and the plain ones run with them;
+            fewer steps of a slow workload are recorded.
+        report: called with a short line of progress.
 
     Raises:
         UnknownNameError: a statistic that cannot be recorded.
         WorkloadError: the user's code failed; names its file and line.
-        ChildError: it hung, died, or ran out of memory.
-        GraphError: its steps differ too much to be aligned.
+        ChildError: the child hung, died or ran out of memory.
+        GraphError: the steps differ too much to be aligned.
     """
-    for name, value, least in (("steps", steps, 1), ("warmup", warmup, 0), ("threads", threads, 0)):
-        if value < least:
-            raise InvalidArgumentError(name, f"{value} is less than {least}")
+    for name, value, minimum in (
+        ("steps", steps, 1),
+        ("warmup", warmup, 0),
+        ("threads", threads, 0),
+    ):
+        if value < minimum:
+            raise InvalidArgumentError(name, f"{value} is less than {minimum}")
     for name in needs:
         if name not in STATISTICS:
             raise UnknownNameError("statistic", name, STATISTICS)
@@ -82,15 +85,15 @@ def profile(
         warmup, steps, threads, tuple(sorted(set(needs))), longest_s=longest_s
     )
     if workload.live is not None:
-        # Its heap is the caller's own, too.
-        here = replace(settings, own_process=False)
+        # Its heap is the caller's own, so launches cannot be compared.
+        in_process = replace(settings, own_process=False)
         with without_chatter():
-            return run_steps(workload.build(), capture(here, say))
-    # As it was before the run: what changes meanwhile may not be what ran.
+            return run_steps(workload.build(), capture(in_process, report))
+    # Described before the run: a file that changes during it is not the one that ran.
     source = describe_source(workload.path)
     with temporary_folder("graph") as folder:
         path = folder / "run.slipgraph"
-        say(f"importing torch and {workload.path.name}")
+        report(f"importing torch and {workload.path.name}")
 
         def record(settings: CaptureSettings) -> None:
             call_in_child(
@@ -98,7 +101,7 @@ def profile(
                 "slipstream.verbs.profiling:profile_in_child",
                 threads=threads,
                 timeout_s=timeout_s,
-                say=say,
+                report=report,
                 settings=asdict(settings),
                 path=str(path),
             )
@@ -110,18 +113,18 @@ def profile(
             if fewer is None:
                 end.remedy = f"{end.remedy}: recording needs at least {MIN_STEPS + 3} steps"
                 raise
-            say(f"{end.ended}; running it again to record fewer steps")
+            report(f"{end.ended}; running it again to record fewer steps")
             record(fewer)
         graph = load(path)
     if launches:
-        graph = watch_launches(graph, workload, threads=threads, timeout_s=timeout_s, say=say)
+        graph = watch_launches(graph, workload, threads=threads, timeout_s=timeout_s, report=report)
     return replace(
         graph, meta={**graph.meta, "recipe": _recipe(workload, threads), "source": source}
     )
 
 
 def _recipe(workload: Workload, threads: int) -> dict[str, Any] | None:
-    """What was asked for, so that it can be asked for again; None with techniques on top."""
+    """Return the request that recorded the workload; None with techniques applied."""
     if workload.techniques:
         return None
     return {
@@ -133,7 +136,7 @@ def _recipe(workload: Workload, threads: int) -> dict[str, Any] | None:
 
 
 def _by_operator(graph: Graph) -> list[tuple[str, str, int, float]]:
-    """(phase, operator, how often, ns), the costliest first."""
+    """Return (phase, operator, calls, ns) rows, the costliest first."""
     durations: dict[tuple[str, str], list[float]] = {}
     for number in range(len(graph)):
         task = graph.task(number)
@@ -143,7 +146,7 @@ def _by_operator(graph: Graph) -> list[tuple[str, str, int, float]]:
 
 
 def _already(meta: Any) -> str:
-    """In words: what of the usual techniques the recorded step has already."""
+    """List the usual techniques that the recorded step already uses."""
     baseline = meta.get("baseline") or {}
     parts = []
     if baseline.get("amp"):
@@ -157,23 +160,23 @@ def _already(meta: Any) -> str:
 
 
 def _lanes(graph: Graph) -> str:
-    """In words: what the step runs on, and how near the simulation comes to the plain step."""
+    """Describe what the step runs on and how close the simulation is to the plain step."""
     meta: Any = graph.meta
     scale = meta["residual_scale"]
     if meta["lanes_of"] == "cpu":
         return (
-            f"it runs on {len(graph.lanes)} threads of its own; with what they hold each other up "
-            f"it takes {scale:.2f} times what its operators take undisturbed"
+            f"it runs on {len(graph.lanes)} threads; with contention among them it takes "
+            f"{scale:.2f} times what its operators take undisturbed"
         )
-    named = meta.get("device_name", "a CUDA device")
+    device = meta.get("device_name", "a CUDA device")
     return (
-        f"it runs on {named}: {', '.join(graph.lanes)}; simulated, it takes "
-        f"{format_percent(1 / scale)} of the plain step"
+        f"it runs on {device}: {', '.join(graph.lanes)}; the simulation takes "
+        f"{format_percent(1 / scale)} of the plain step's time"
     )
 
 
 def summary(graph: Graph) -> Table:
-    """Where the step's time goes, by operator."""
+    """Return a table of the step's time by operator."""
     step_ns = replay(graph).step_ns
     operators = _by_operator(graph)
     rows: list[tuple[str, str, int | str, float]] = [
@@ -181,9 +184,9 @@ def summary(graph: Graph) -> Table:
         for phase, name, count, ns in operators[:_TOP]
         if ns
     ]
-    if rest := [row for row in operators[_TOP:] if row[3]]:
-        calls, ns = sum(row[2] for row in rest), sum(row[3] for row in rest)
-        rows.append((f"{len(rest)} others", "", calls, ns))
+    if others := [row for row in operators[_TOP:] if row[3]]:
+        calls, ns = sum(row[2] for row in others), sum(row[3] for row in others)
+        rows.append((f"{len(others)} others", "", calls, ns))
     rows.append(("Python, dispatch", "", "", float(graph.tasks.gap_ns.sum())))
     fields: tuple[Field[tuple[str, str, int | str, float]], ...] = (
         Field.of("operator", lambda row: row[0]),
@@ -199,34 +202,34 @@ def summary(graph: Graph) -> Table:
 
 
 def _recorded(graph: Graph) -> list[str]:
-    """How the step was recorded, and what is to be known of it; a line each."""
+    """Describe how the step was recorded and what limits the recording; a line each."""
     meta: Any = graph.meta
     threads, cost_ns = meta["threads"], round(meta["profiler_ns_per_event"])
     notes = [
         f"{len(graph) - 1} operators, {threads} thread{'s' * (threads != 1)}, minimum over "
         f"{meta['aligned_steps']} step{'s' * (meta['aligned_steps'] != 1)}"
-        + (f"; profiler's cost of {cost_ns} ns per event taken off" if cost_ns else ""),
+        + (f"; {cost_ns} ns per event subtracted for the profiler" if cost_ns else ""),
     ]
     if "lanes_of" in meta:
         notes.append(_lanes(graph))
-    if elsewhere := meta.get("elsewhere"):
+    if off_thread := meta.get("elsewhere"):
         notes.append(
-            f"{elsewhere['operators']} operators ran on other threads, "
-            f"{format_percent(elsewhere['share'])} of all; they are not in the graph"
+            f"{off_thread['operators']} operators ran on other threads, "
+            f"{format_percent(off_thread['share'])} of all; they are not in the graph"
         )
     if already := _already(meta):
-        notes.append(f"already there: {already}")
+        notes.append(f"already in use: {already}")
     if meta.get("unaligned_share"):
         share = format_percent(meta["unaligned_share"])
-        notes.append(f"the steps differ: {share} of their operators are not in all of them")
+        notes.append(f"the steps differ: {share} of their operators do not occur in every step")
     if launches := launches_in_words(graph):
         notes.append(launches)
     if reason := meta.get("memory_reason"):
         notes.append(f"memory was not recorded: {reason}")
     if meta["contended"]:
-        # On one thread its own CPU time tells what the step takes undisturbed.
+        # On one thread, CPU time shows what the step takes undisturbed.
         hint = (
-            "; its threads waited for cores, which the times hold: --threads 1 is disturbed less"
+            "; its threads waited for cores, which the times include: --threads 1 is affected less"
             if threads > 1 and meta.get("device", "cpu") == "cpu"
             else ""
         )
@@ -236,7 +239,7 @@ def _recorded(graph: Graph) -> list[str]:
 
 
 def summary_json(graph: Graph, output: Path) -> dict[str, Any]:
-    """The same for programs; times in nanoseconds."""
+    """Return the JSON payload; times in nanoseconds."""
     return {
         "file": str(output),
         "step_ns": replay(graph).step_ns,
@@ -251,14 +254,14 @@ def summary_json(graph: Graph, output: Path) -> dict[str, Any]:
 
 
 def _explained(error: GraphError) -> SlipstreamError:
-    """The error; or that the disk was full, where a trace that torch wrote is cut for that."""
+    """Return the error, or a full disk as its cause, which truncates torch's trace."""
     folder = tempfile.gettempdir()
-    if shutil.disk_usage(folder).free > _LEAST_FREE_BYTES:
+    if shutil.disk_usage(folder).free > _MIN_FREE_BYTES:
         return error
     return WorkloadError(
-        "the disk is full: what the profiler wrote is cut",
+        "the disk is full, so the profiler's trace is truncated",
         where=folder,
-        remedy="free some space, or name another folder for temporary files in TMPDIR",
+        remedy="free some space, or set TMPDIR to another folder for temporary files",
     )
 
 
@@ -266,7 +269,7 @@ def profile_in_child(
     workload: dict[str, Any], keep_in: str, settings: dict[str, Any], path: str
 ) -> Any:
     """Capture the workload's step and write its graph to `path`. Runs in the child."""
-    record = capture(CaptureSettings(**settings), tell)
+    record = capture(CaptureSettings(**settings), report_progress)
 
     def program(built: Any) -> Any:
         try:

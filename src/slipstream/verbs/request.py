@@ -1,4 +1,4 @@
-"""What a person asked of a step: which one, and how it is to run."""
+"""A user's request: a workload or recording, and how to run it."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from slipstream.verbs.children import DEFAULT_TIMEOUT_S
 from slipstream.workload import Workload
 
 RECORDING = ".slipgraph"
-# What steps, and afterwards launches, may take where somebody waits for a first answer.
-_BRIEFLY_S = 4.0
+# Time limit of the steps, and then of the launches, if the user waits for a first answer.
+_BRIEF_S = 4.0
 _BUSY = (
-    "this machine is busy: {0}. A step on one thread is timed by its own processor time, and can "
-    "be told with wider intervals; of several threads (--threads, threads:N) hardly anything can, "
-    "and prove takes half as long again"
+    "this machine is busy: {0}. A step on one thread is timed by its own CPU time and can still "
+    "be predicted, with wider intervals; a step on several threads (--threads, threads:N) mostly "
+    "cannot, and prove takes half as long again"
 )
 
 
 @dataclass(frozen=True)
 class Request:
-    """A workload, or a recording of one, and how it is to run.
+    """A workload, or a recording of one, and how to run it.
 
     Attributes:
         target: file.py:function, a plain script, or a recorded .slipgraph.
-        arguments: of the function.
-        script_arguments: of the script.
-        threads: intra-op threads, 0 for what the workload sets.
-        steps: to record.
-        timeout_s: the workload is stopped when it is silent for this long.
+        arguments: for the function.
+        script_arguments: for the script.
+        threads: intra-op threads, 0 for the workload's setting.
+        steps: number of steps to record.
+        timeout_s: the workload is stopped after this many seconds of silence.
     """
 
     target: str
@@ -60,75 +60,71 @@ class Request:
         steps: int = 24,
         timeout: str = "5min",
     ) -> Request:
-        """The request that a command line writes.
+        """Parse a command line.
 
         Args:
-            settings: arguments of the function as ``KEY=VALUE``, the value as JSON or text.
+            settings: the function's arguments as ``KEY=VALUE``, the value as JSON or text.
 
         Raises:
             UsageError: arguments that `target` cannot take.
-            InvalidArgumentError: a setting or time that is none.
+            InvalidArgumentError: an invalid setting or time.
         """
-        given = [*script_arguments, *(f"--set {text}" for text in settings)]
-        if target.endswith(RECORDING) and given:
+        extra = [*script_arguments, *(f"--set {text}" for text in settings)]
+        if target.endswith(RECORDING) and extra:
             raise UsageError(
-                f"a recorded graph takes no arguments, such as '{given[0]}'",
-                remedy="name the workload itself to record it anew with other arguments",
+                f"a recorded graph takes no arguments, but got '{extra[0]}'",
+                remedy="pass the workload itself to record it again with other arguments",
             )
         arguments = dict(map(_setting, settings))
         if script_arguments and ".py:" in target:
             raise UsageError(
-                f"'{script_arguments[0]}' is one argument too many",
-                remedy="give a function's arguments with --set KEY=VALUE",
+                f"unexpected argument '{script_arguments[0]}': a function takes no positional ones",
+                remedy="pass a function's arguments with --set KEY=VALUE",
             )
         timeout_s = parse_duration_ns(timeout, "--timeout") / 1e9
         return cls(target, arguments, tuple(script_arguments), threads, steps, timeout_s)
 
     @property
     def recorded(self) -> bool:
-        """Whether it names a recording, which nothing can run."""
+        """Whether the target is a recording, which cannot be run."""
         return self.target.endswith(RECORDING)
 
     def need_runnable(self) -> None:
-        """Nothing, unless it is a recording.
-
-        Raises:
-            UsageError: it is.
-        """
+        """Raise a `UsageError` for a recording."""
         if self.recorded:
             raise UsageError(
                 f"'{self.target}' is a recording, which cannot be run",
-                remedy="name the workload itself, file.py:function or script.py; "
+                remedy="pass the workload itself, file.py:function or script.py; "
                 "predict and advise take recordings",
             )
 
     def workload(self) -> Workload:
-        """The workload.
+        """Return the workload.
 
         Raises:
-            UsageError: it is a recording; WorkloadError: no such file; UnknownNameError: no such
-                function.
+            UsageError: the target is a recording; WorkloadError: no such file;
+                UnknownNameError: no such function.
         """
         self.need_runnable()
         return Workload.parse(self.target, *self.script_arguments, **self.arguments)
 
     def graph(
         self,
-        say: Callable[[str], None] = lambda line: None,
+        report: Callable[[str], None] = lambda line: None,
         needs: Collection[str] = (),
         warn: Callable[[str], None] = lambda line: None,
         *,
         briefly: bool = False,
     ) -> Graph:
-        """The recorded graph, or one recorded now.
+        """Load the recorded graph, or record one now.
 
         Args:
-            say: called with a short line whenever there is progress.
-            needs: statistics to record besides.
-            warn: called with what is doubtful about a recording, see `load_recording`; or, before
-                one is made now, with how busy the machine is.
-            briefly: whether somebody waits for it: of a slow step fewer are recorded, and other
-                launches are not watched; `settled` does that later.
+            report: called with a short line of progress.
+            needs: additional statistics to record.
+            warn: called with doubts about a recording, see `load_recording`; before a new
+                recording, with how busy the machine is.
+            briefly: whether the user waits: fewer steps of a slow workload are recorded, and
+                other launches are not watched until `settled`.
 
         Raises:
             SlipstreamError: as `load_recording`, or `slipstream.verbs.profiling.profile`.
@@ -139,24 +135,24 @@ class Request:
             return load_recording(Path(self.target), warn)
         if busy := busy_in_words():
             warn(_BUSY.format(busy))
-        brief: dict[str, Any] = {"launches": False, "longest_s": _BRIEFLY_S} if briefly else {}
+        brief: dict[str, Any] = {"launches": False, "longest_s": _BRIEF_S} if briefly else {}
         return profile(
             self.workload(), steps=self.steps, threads=self.threads, timeout_s=self.timeout_s,
-            needs=needs, say=say, **brief,
+            needs=needs, report=report, **brief,
         )  # fmt: skip
 
     def settled(
         self,
         graph: Graph,
-        say: Callable[[str], None] = lambda line: None,
+        report: Callable[[str], None] = lambda line: None,
         *,
         launch_s: float = 0.0,
         until: float = math.inf,
     ) -> Graph:
-        """Add page faults of other launches to `graph`, which was recorded now.
+        """Add page faults of other launches to `graph`, if it was recorded now.
 
         Args:
-            launch_s, until: as `slipstream.verbs.page_faults.watch_launches` takes them.
+            launch_s, until: as for `slipstream.verbs.page_faults.watch_launches`.
         """
         from slipstream.verbs.page_faults import watch_launches
 
@@ -164,7 +160,7 @@ class Request:
             return graph
         return watch_launches(
             graph, self.workload(), threads=self.threads, timeout_s=self.timeout_s,
-            longest_s=_BRIEFLY_S, launch_s=launch_s, until=until, say=say,
+            longest_s=_BRIEF_S, launch_s=launch_s, until=until, report=report,
         )  # fmt: skip
 
     def fingerprint(self) -> dict[str, Any]:
@@ -174,7 +170,7 @@ class Request:
         )
 
     def command(self, verb: str, technique: str) -> str:
-        """The command line that does `verb` with `technique` to the workload."""
+        """Return the command line that runs `verb` with `technique` on the workload."""
         words = ["slipstream", verb, self.target]
         for key, value in self.arguments.items():
             words += ["--set", f"{key}={value if isinstance(value, str) else json.dumps(value)}"]
@@ -187,7 +183,7 @@ class Request:
 
 
 def request_of(graph: Graph) -> Request | None:
-    """What was asked for when `graph` was recorded; None where the recording cannot tell."""
+    """Return the request that recorded `graph`; None if the recording does not hold it."""
     recipe = graph.meta.get("recipe")
     if not isinstance(recipe, Mapping):
         return None
@@ -214,7 +210,7 @@ def _fingerprint(
 
 
 def command_for(verb: str, graph: Graph, technique: str) -> str:
-    """The command line that does `verb` with `technique` to the workload as it was recorded."""
+    """Return the command line that runs `verb` with `technique` on the recorded workload."""
     request = request_of(graph)
     if request is None:
         return f"slipstream {verb} WORKLOAD --technique {technique}"
@@ -222,7 +218,7 @@ def command_for(verb: str, graph: Graph, technique: str) -> str:
 
 
 def load_recording(path: Path, warn: Callable[[str], None] = lambda line: None) -> Graph:
-    """The graph in `path`; warns when the code it was recorded of is another by now.
+    """Load the graph in `path`; warns if its source file has changed since the recording.
 
     Raises:
         GraphError: as `slipstream.graph.load`.
@@ -238,7 +234,7 @@ def _setting(text: str) -> tuple[str, Any]:
     key, equals, value = text.partition("=")
     if not equals or not key.isidentifier():
         raise InvalidArgumentError(
-            "--set", f"'{text}' is not KEY=VALUE", remedy="as --set batch_size=64"
+            "--set", f"'{text}' is not KEY=VALUE", remedy="for example --set batch_size=64"
         )
     try:
         return key, json.loads(value)

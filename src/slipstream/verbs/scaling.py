@@ -1,4 +1,4 @@
-"""A step's time against the number of workers that share it, and the walls it meets."""
+"""A step's time against the number of workers that share it, and its bottlenecks."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     from slipstream.cluster import Cluster
 
 PARTS = ("compute", "update", "slowest worker", "latency", "bandwidth")
-"""What a step is split into, in the order in which they are drawn."""
+"""Parts of a step's time, in drawing order."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """One number of workers.
+    """The step on one number of workers.
 
     Attributes:
-        prediction: of the step they share.
-        efficiency: samples per second and worker: over those of one worker by itself or, where
-            the batch of all is kept the same, over those of the first number of workers.
+        prediction: of the distributed step.
+        efficiency: samples per second and worker, relative to one worker alone; with a fixed
+            global batch, relative to the first number of workers.
     """
 
     workers: int
@@ -40,19 +40,19 @@ class Point:
 
     @property
     def parts_ns(self) -> dict[str, float]:
-        """The step's time by `PARTS`: what each takes, exposed; the rest is compute."""
-        one = self.prediction.shared
-        if one is None:
+        """The step's exposed time by `PARTS`; the remainder is compute."""
+        shared = self.prediction.shared
+        if shared is None:
             return {}
-        saved = {wall.name: wall.saved_ns for wall in one.walls}
-        talk = saved.get("latency", 0.0) + saved.get("bandwidth", 0.0)
-        # What two of them hide together, neither saves alone.
-        fit = min(1.0, one.exposed_ns / talk) if talk else 0.0
+        saved = {wall.name: wall.saved_ns for wall in shared.walls}
+        communication_ns = saved.get("latency", 0.0) + saved.get("bandwidth", 0.0)
+        # Time hidden by two parts together is saved by removing neither alone.
+        scale = min(1.0, shared.exposed_ns / communication_ns) if communication_ns else 0.0
         parts = {
             "update": saved.get("update", 0.0),
             "slowest worker": saved.get("slowest worker", 0.0),
-            "latency": saved.get("latency", 0.0) * fit,
-            "bandwidth": saved.get("bandwidth", 0.0) * fit,
+            "latency": saved.get("latency", 0.0) * scale,
+            "bandwidth": saved.get("bandwidth", 0.0) * scale,
         }
         parts["compute"] = max(self.prediction.step_ns - sum(parts.values()), 0.0)
         return {name: parts[name] for name in PARTS}
@@ -80,9 +80,9 @@ class Scaling:
     """A step on several numbers of workers.
 
     Attributes:
-        technique: what spreads it.
-        cluster: the name of the one it runs on.
-        points: one for each number of workers.
+        technique: the distributed technique or combination.
+        cluster: its name.
+        points: a point per number of workers.
     """
 
     technique: str
@@ -91,7 +91,7 @@ class Scaling:
 
     @property
     def title(self) -> str:
-        """What spreads, over what."""
+        """Technique and cluster, as a title."""
         return f"{self.technique} on {self.cluster}"
 
     @property
@@ -101,16 +101,16 @@ class Scaling:
         return [(point, p, p.shared) for point, p in rows if isinstance(p, Predicted) and p.shared]
 
     def table(self) -> Table:
-        """One row a number of workers: time, efficiency, the walls."""
+        """Return a table with a row per number of workers."""
         pairs = [(point.workers, point.prediction.why_not) for point in self.points]
         notes = [f"{workers} workers: {why_not}" for workers, why_not in pairs if why_not]
         return Table.of(self.drawn, _FIELDS, self.title, notes)
 
     def to_json(self) -> list[dict[str, Any]]:
-        """As results are printed; times in nanoseconds."""
+        """Return the JSON payload; times in nanoseconds."""
         return [
-            {"workers": one.workers, "parts_ns": one.parts_ns, **one.prediction.to_json()}
-            for one in self.points
+            {"workers": point.workers, "parts_ns": point.parts_ns, **point.prediction.to_json()}
+            for point in self.points
         ]
 
 
@@ -122,40 +122,41 @@ def curve(
     text: str = "ddp",
     global_batch: int = 0,
     durations: Durations | None = None,
-    say: Callable[[str], None] = lambda line: None,
+    report: Callable[[str], None] = lambda line: None,
 ) -> Scaling:
-    """The step on each number of workers, each with the recorded batch.
+    """Predict the step on each number of workers.
 
     Args:
-        text: the technique, or combination, that spreads it.
-        global_batch: samples of all workers together, kept the same; 0: each has the recorded
-            number, so that the batch grows with the workers.
+        text: spec of the distributed technique or combination.
+        global_batch: samples of all workers together; 0: each worker takes the recorded number,
+            so that the batch grows with the workers.
 
     Raises:
-        InvalidArgumentError: no workers, more than the cluster has, or samples that do not share
-            out evenly.
-        UsageError: `text` spreads nothing.
+        InvalidArgumentError: no workers, more than the cluster has, or samples that do not divide
+            evenly among them.
+        UsageError: `text` has no distributed technique.
     """
     if not workers:
-        raise InvalidArgumentError("workers", "is empty", remedy="as --workers 2,4,8")
+        raise InvalidArgumentError("workers", "is empty", remedy="for example --workers 2,4,8")
     combination, combinations = technique.parse(text), []
     for count in workers:
         parts = technique.on_workers(combination, count)
         if global_batch:
-            each, left = divmod(global_batch, count)
-            if left or not each:
+            per_worker, remainder = divmod(global_batch, count)
+            if remainder or not per_worker:
                 raise InvalidArgumentError(
-                    "global_batch", f"{global_batch} samples do not share out among {count} workers"
+                    "global_batch",
+                    f"{global_batch} samples do not divide evenly among {count} workers",
                 )
-            if each != graph.samples:
-                parts = (*technique.parse(f"batch_size:{each}"), *parts)
+            if per_worker != graph.samples:
+                parts = (*technique.parse(f"batch_size:{per_worker}"), *parts)
         combinations.append(parts)
-    predictions = predict(graph, combinations, durations=durations, cluster=cluster, say=say)
-    rates = [one.speedup / count for count, one in zip(workers, predictions, strict=True)]
+    predictions = predict(graph, combinations, durations=durations, cluster=cluster, report=report)
+    rates = [p.speedup / count for count, p in zip(workers, predictions, strict=True)]
     base = 1.0
     if global_batch:
         base = next((rate for rate in rates if math.isfinite(rate)), 1.0)
     points = zip(workers, predictions, rates, strict=True)
     return Scaling(
-        text, cluster.name, tuple(Point(count, one, rate / base) for count, one, rate in points)
+        text, cluster.name, tuple(Point(count, p, rate / base) for count, p, rate in points)
     )

@@ -1,8 +1,8 @@
-"""Ways to spread a step over a cluster: which is the cheapest, should gradients be compressed?
+"""Compare ways to distribute a step over a cluster, including gradient compression.
 
-Whether compressing pays is a matter of what communication shows: a method can win no more than
-that, and costs its encoding. So it pays below a certain bandwidth, which is found by simulating
-both steps on ever faster and slower networks.
+Compression can save no more than the exposed communication, and costs its encoding. It is therefore
+worth it below a certain bandwidth, which is found by simulating both steps over a range of
+bandwidths.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from slipstream.verbs.sharing import shared_table
 if TYPE_CHECKING:
     from slipstream.cluster import Cluster
 
-_WIDEST = 20
-_ROUNDS = 24
-# A step that is longer than without any byte sent by less than this is not held up.
-_HIDDEN = 1.05
+_MAX_EXPONENT = 20
+_BISECTIONS = 24
+# Communication counts as hidden if the step is less than this many times one that sends no bytes.
+_HIDDEN_RATIO = 1.05
 
 
 @dataclass(frozen=True)
 class Method:
-    """A way to compress.
+    """A compression method.
 
     Attributes:
-        prediction: of it, on replicas.
-        pays_below: bytes a second of a worker below which it makes the step shorter; 0: never,
-            infinity: on any network.
+        prediction: of replicas with it.
+        pays_below: bandwidth of a worker, in bytes per second, below which the method makes the
+            step shorter; 0: never, infinity: on any network.
     """
 
     prediction: Predicted
@@ -50,15 +50,15 @@ class Method:
 
 @dataclass(frozen=True)
 class Compressing:
-    """Should gradients be compressed?
+    """Whether gradients should be compressed.
 
     Attributes:
         dense: replicas without compression.
-        bandwidth: bytes a second that a worker sends at while communicating.
-        needed: how many times fewer bytes would bring the step within 5 % of one that sends none;
-            1 where it is there already, infinity where latency alone holds the step up.
-        budget_ns: what a method may cost at most, in encoding and decoding a step.
-        methods: those that are installed and apply, the best first.
+        bandwidth: bytes per second that a worker sends while communicating.
+        needed: compression ratio that would bring the step within 5 % of one that sends no bytes;
+            1 if it is there already, infinity if latency alone is exposed.
+        budget_ns: maximum time for encoding and decoding per step.
+        methods: installed methods that apply, the best first.
     """
 
     dense: Predicted
@@ -69,32 +69,32 @@ class Compressing:
 
     @property
     def best(self) -> Method | None:
-        """What is predicted to be faster than no compression, the fastest."""
+        """The fastest method that is predicted to be faster than no compression."""
         faster = [m for m in self.methods if m.prediction.ratio < self.dense.ratio]
         return faster[0] if faster else None
 
     @property
     def in_words(self) -> list[str]:
-        """The answer, and why."""
+        """The answer and its reasons, a line each."""
         if self.needed <= 1.0:
             return [
-                "should I compress? No: what is sent is hidden behind the backward pass, "
-                "so there is nothing to win"
+                "should I compress? No: communication is hidden behind the backward pass, "
+                "so there is nothing to gain"
             ]
         enough = (
-            "no fewer bytes would hide it, for its latency alone shows"
+            "no compression ratio would hide it, because its latency alone is exposed"
             if math.isinf(self.needed)
-            else f"{self.needed:.3g} times fewer bytes would do (within 5 %), more is of no use"
+            else f"compressing {self.needed:.3g} times is enough (within 5 %)"
         )
         lines = [
             f"should I compress? {self._answer()}",
-            f"why: sending holds the step up by {format_duration(self.budget_ns)} of "
-            f"{format_duration(self.dense.step_ns)}, the most that encoding and decoding may cost; "
+            f"why: sending adds {format_duration(self.budget_ns)} to a step of "
+            f"{format_duration(self.dense.step_ns)}, the budget for encoding and decoding; "
             f"{enough}",
         ]
         return lines + [
-            f"{method.prediction.technique}: pays {_below(method.pays_below)} of bandwidth a "
-            f"worker; here {_bits(self.bandwidth)}"
+            f"{method.prediction.technique}: worth it {_below(method.pays_below)} per worker; "
+            f"here {_bits(self.bandwidth)}"
             for method in self.methods
         ]
 
@@ -105,10 +105,10 @@ class Compressing:
             return f"Yes: {name} is predicted {gain:.2f}x as fast as without"
         if self.methods:
             return "No: none of the installed methods is predicted to be faster"
-        return "Perhaps, but no method is installed that applies here"
+        return "Perhaps, but no installed method applies here"
 
     def to_json(self) -> dict[str, Any]:
-        """As results are printed; rates in bytes per second, times in nanoseconds."""
+        """Return the JSON payload; rates in bytes per second, times in nanoseconds."""
         return {
             "bandwidth_bytes_per_s": self.bandwidth,
             "needed_ratio": self.needed,
@@ -122,8 +122,8 @@ class Compressing:
 
 def _below(rate: float) -> str:
     if not rate:
-        return "at no rate"
-    return "at any rate" if math.isinf(rate) else f"below {_bits(rate)}"
+        return "at no bandwidth"
+    return "at any bandwidth" if math.isinf(rate) else f"below {_bits(rate)}"
 
 
 def _bits(rate: float) -> str:
@@ -135,18 +135,18 @@ def _bits(rate: float) -> str:
 
 @dataclass(frozen=True)
 class Spreading:
-    """Ways to spread a step over workers.
+    """Ways to distribute a step over workers.
 
     Attributes:
-        predictions: the cheapest sample first, then what does not apply.
-        compressing: should replicas compress? None where they do not apply.
+        predictions: the lowest time per sample first, then techniques that do not apply.
+        compressing: whether replicas should compress; None if replicas do not apply.
     """
 
     predictions: tuple[Prediction, ...]
     compressing: Compressing | None
 
     def tables(self, graph: Graph, cluster: Cluster, past: str = "") -> list[Table]:
-        """The predictions, and what communication costs each; `past` as of `Advice.table`."""
+        """Return tables of predictions and of communication; `past` as for `Advice.table`."""
         words = self.compressing.in_words if self.compressing else []
         return [
             prediction_table(graph, self.predictions, past),
@@ -154,7 +154,7 @@ class Spreading:
         ]
 
     def to_json(self) -> dict[str, Any]:
-        """As results are printed."""
+        """Return the JSON payload."""
         return {
             "predictions": [p.to_json() for p in self.predictions],
             "compress": self.compressing.to_json() if self.compressing else None,
@@ -169,22 +169,22 @@ def spread(
     *,
     durations: Durations | None = None,
     widen: Callable[[float, float, float], tuple[float, float]] | None = None,
-    say: Callable[[str], None] = lambda line: None,
+    report: Callable[[str], None] = lambda line: None,
 ) -> Spreading:
-    """Predict every way to spread the step over `workers` (0: all) devices of the cluster.
+    """Predict every way to distribute the step over `workers` (0: all) devices of the cluster.
 
     Raises:
         InvalidArgumentError: more workers than the cluster has devices, or fewer than 2.
     """
     count = workers or cluster.devices
-    combinations = [technique.on_workers(one, count) for one in _combinations()]
+    combinations = [technique.on_workers(parts, count) for parts in _combinations()]
     predictions = predict(
-        graph, combinations, durations=durations, cluster=cluster, widen=widen, say=say
+        graph, combinations, durations=durations, cluster=cluster, widen=widen, report=report
     )
     ranked = sorted(applying(predictions), key=lambda p: p.ratio)
-    # Replicas whose gradients can be compressed, without; the cheapest where there are several.
+    # The fastest uncompressed replicas whose gradients can be compressed.
     dense = next(
-        (p for p in ranked if [one.traits.hook for one in p.techniques] == ["provides"]), None
+        (p for p in ranked if [part.traits.hook for part in p.techniques] == ["provides"]), None
     )
     compressing = None
     if dense is not None:
@@ -192,21 +192,21 @@ def spread(
         compressed = [
             p
             for p in ranked
-            if replicas in p.techniques and any(one.traits.compresses for one in p.techniques)
+            if replicas in p.techniques and any(part.traits.compresses for part in p.techniques)
         ]
         compressing = _compressing(dense, compressed)
     return Spreading((*ranked, *refused(predictions)), compressing)
 
 
 def _combinations() -> list[tuple[Technique, ...]]:
-    """Ways to spread a step, from what installed techniques declare.
+    """Return ways to distribute a step, from the traits of installed techniques.
 
-    What makes replicas, by itself and with each technique that changes what these exchange.
+    Each technique that makes replicas, alone and with each one that changes their communication.
     """
     kinds = list(technique.registry().values())
     makers = [kind for kind in kinds if kind.traits.replicas == "makes"]
     users = [kind for kind in kinds if kind.traits.replicas == "uses"]
-    alone = [(one,) for kind in makers for one in technique.variants(kind)]
+    alone = [(variant,) for kind in makers for variant in technique.variants(kind)]
     return alone + [
         technique.combination((maker, user))
         for kind in makers
@@ -218,10 +218,10 @@ def _combinations() -> list[tuple[Technique, ...]]:
 
 
 def at_bandwidth(graph: Graph, factor: float) -> Graph:
-    """`graph` on a network of `factor` times the bandwidth and the same latencies.
+    """Return `graph` on a network with `factor` times the bandwidth and the same latencies.
 
     Raises:
-        InvalidArgumentError: a factor that is not positive.
+        InvalidArgumentError: `factor` is not positive.
     """
     if not factor > 0:
         raise InvalidArgumentError("factor", f"{factor} is not positive")
@@ -233,13 +233,13 @@ def at_bandwidth(graph: Graph, factor: float) -> Graph:
 
 
 def crossover(dense: Graph, other: Graph) -> float:
-    """Times how much bandwidth `other`'s step takes as long as that of `dense`.
+    """Return the bandwidth factor at which the steps of `other` and `dense` take equally long.
 
-    Below, it is shorter. 0 where it never is, infinity where it is always, between 2^-20 and 2^20.
+    Below it, `other` is faster. 0 if it never is, infinity if it always is, between 2^-20 and 2^20.
     """
 
     def wins(factor: float) -> bool:
-        steps = (replay(at_bandwidth(one, factor)).step_ns for one in (other, dense))
+        steps = (replay(at_bandwidth(graph, factor)).step_ns for graph in (other, dense))
         return next(steps) < next(steps)
 
     return _last(wins)
@@ -256,7 +256,7 @@ def _compressing(dense: Predicted, compressed: Sequence[Predicted]) -> Compressi
     bandwidth = dense.shared.sent_bytes / busy * 1e9 if busy > 0 else math.inf
 
     def held_up(factor: float) -> bool:
-        return replay(at_bandwidth(graph, factor)).step_ns > free * _HIDDEN
+        return replay(at_bandwidth(graph, factor)).step_ns > free * _HIDDEN_RATIO
 
     methods = [
         Method(p, bandwidth * crossover(graph, p.graph)) for p in compressed if p.graph is not None
@@ -271,13 +271,13 @@ def _compressing(dense: Predicted, compressed: Sequence[Predicted]) -> Compressi
 
 
 def _last(holds: Callable[[float], bool]) -> float:
-    """The factor up to which `holds`, from where it is true to where it is not."""
-    low, high = -float(_WIDEST), float(_WIDEST)
+    """Return the factor up to which `holds` is true, by bisection."""
+    low, high = -float(_MAX_EXPONENT), float(_MAX_EXPONENT)
     if not holds(2.0**low):
         return 0.0
     if holds(2.0**high):
         return math.inf
-    for _ in range(_ROUNDS):
+    for _ in range(_BISECTIONS):
         middle = (low + high) / 2
         low, high = (middle, high) if holds(2.0**middle) else (low, middle)
     return float(2.0 ** ((low + high) / 2))

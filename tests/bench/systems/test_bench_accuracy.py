@@ -31,7 +31,7 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> object:
         monkeypatch.setattr(bench_accuracy, "_grid", lambda full: grid)
 
         def measured(
-            family: str, workload: object, techniques: list[str], budget: str, say: object
+            family: str, workload: object, techniques: list[str], budget: str, report: object
         ) -> list[Cell]:
             return [one for one in cells if one.model == family and one.technique in techniques]
 

@@ -40,7 +40,7 @@ class Known(KnownDurations):
             took = ENCODE_NS + (DECODE_NS if asked.arguments[3] == "all" else 0.0)
         return Answer(took, 0.0, Provenance.MICROBENCHMARK)
 
-    def measure(self, calls: Any, say: Any = None, until: Any = None) -> None:
+    def measure(self, calls: Any, report: Any = None, until: Any = None) -> None:
         """Nothing is left to measure."""
 
 

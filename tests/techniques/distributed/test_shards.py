@@ -178,7 +178,7 @@ def test_two_ways_to_spread_one_step_conflict(text: str) -> None:
 
 def test_too_few_devices_are_named_before_anything_is_measured() -> None:
     class Never(Copies):
-        def measure(self, calls: Any, say: Any = None, until: Any = None) -> None:
+        def measure(self, calls: Any, report: Any = None, until: Any = None) -> None:
             raise AssertionError("measured")
 
     for text in ("fsdp:9", "priority_sync:9"):

@@ -119,7 +119,7 @@ def checked(fused: FusedPrograms) -> dict[str, Any]:
             text += f"    {part.alone} = {part.alone}.fn\n"
             Path(folder, f"alone_{number}.py").write_text(text)
         parts = [described(part) for part in fused.parts]
-        return compare(folder, fused.name, parts, say=lambda message: None)
+        return compare(folder, fused.name, parts, report=lambda message: None)
 
 
 @pytest.mark.parametrize(("first", "second"), PAIRS)
@@ -198,7 +198,7 @@ def test_a_corrupted_kernel_is_found(fault: str) -> None:
         child = os.fork()
         if child == 0:
             faulthandler.disable()
-            outcome = compare(folder, broken.name, parts, say=lambda message: None)
+            outcome = compare(folder, broken.name, parts, report=lambda message: None)
             os._exit(0 if outcome["trouble"] or outcome["differing"] else 1)
         _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) in (0, -signal.SIGSEGV)

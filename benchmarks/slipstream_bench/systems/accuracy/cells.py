@@ -128,7 +128,7 @@ def measure_cells(
     workload: Workload,
     techniques: Sequence[str],
     budget: str,
-    say: Callable[[str], None],
+    report: Callable[[str], None],
     widest: float = _WIDEST,
     graph: Graph | None = None,
 ) -> Iterator[Cell]:
@@ -141,12 +141,14 @@ def measure_cells(
         graph: the step where it was recorded already.
     """
     if graph is None:
-        say(f"{family}: profiling")
+        report(f"{family}: profiling")
         # What a technique needs to have recorded besides; compiling takes long, so only if asked
         # for.
         needs = frozenset({"regions"} if any("compile" in name for name in techniques) else ())
-        graph = profile(workload, threads=1, needs=needs, say=lambda line: say(f"{family}: {line}"))
-    found = predict(graph, techniques, say=lambda line: say(f"{family}: {line}"))
+        graph = profile(
+            workload, threads=1, needs=needs, report=lambda line: report(f"{family}: {line}")
+        )
+    found = predict(graph, techniques, report=lambda line: report(f"{family}: {line}"))
     nothing = (math.nan,) * 3
     for p in found:
         if p.why_not is not None:
@@ -156,7 +158,7 @@ def measure_cells(
     for begin in range(0, len(usable), _ARMS):
         some = usable[begin : begin + _ARMS]
         names = [p.technique for p in some]
-        say(f"{family}: measuring {', '.join(names)}")
+        report(f"{family}: measuring {', '.join(names)}")
         try:
             result = prove(
                 workload, names, threads=1, target=_TARGET, budget=budget, quality_budget=None

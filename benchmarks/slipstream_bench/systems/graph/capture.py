@@ -47,12 +47,12 @@ def _in_child(options: BenchOptions, workload: Workload, task: str, **arguments:
         workload,
         f"slipstream_bench.systems.graph.tasks:{task}",
         threads=1,
-        say=_say(options, workload),
+        report=_report(options, workload),
         **arguments,
     )
 
 
-def _say(options: BenchOptions, workload: Workload) -> Callable[[str], None]:
+def _report(options: BenchOptions, workload: Workload) -> Callable[[str], None]:
     return lambda line: options.progress(f"{workload.name}: {line}")
 
 
@@ -167,7 +167,7 @@ def _memory(options: BenchOptions) -> Iterator[Bar]:
                 steps=3,
                 threads=1,
                 launches=False,
-                say=_say(options, _workload(family)),
+                report=_report(options, _workload(family)),
             )
             true = _peak(options, family)
             errors[family] = _error(replay(graph).peak_bytes, true)
@@ -175,7 +175,7 @@ def _memory(options: BenchOptions) -> Iterator[Bar]:
                 continue
             names = _WHAT_IFS if options.full else _WHAT_IFS[:1]
             # As a person asks: what operators need besides their results is measured first.
-            for p in predict(graph, names, say=_say(options, _workload(family))):
+            for p in predict(graph, names, report=_report(options, _workload(family))):
                 if p.why_not is None:
                     true = _peak(options, family, p.technique)
                     edited[f"{family} {p.technique}"] = _error(p.memory[1], true)

@@ -11,8 +11,7 @@ from typing import Any
 from slipstream.capture import CaptureSettings, capture, program
 from slipstream.capture.events import MARKER
 from slipstream.graph import Graph, replay
-from slipstream.verbs.children import run_program
-from slipstream.verbs.children import say as tell
+from slipstream.verbs.children import report_progress, run_program
 from slipstream_bench.harness import busy_cores
 
 _Program = Generator[None, Any, Any]
@@ -31,7 +30,7 @@ def build_times(workload: dict[str, Any], keep_in: str, steps: int) -> Any:
     def timed(built: Any) -> _Program:
         stopping = _clock(torch.profiler.profile, "stop")
         left_out = (_clock(gc, "collect"), _clock(program, "record_other_size"))
-        running = capture(CaptureSettings(steps=steps, threads=1), tell)(built)
+        running = capture(CaptureSettings(steps=steps, threads=1), report_progress)(built)
         between = 0.0
         while True:
             begin = time.process_time()
@@ -81,7 +80,7 @@ def captures(workload: dict[str, Any], keep_in: str, steps: int, repeats: int, h
         yield from capture(CaptureSettings(steps=3, threads=1))(built)
         quiet.append((yield from _plain(steps)))
         for number in range(repeats):
-            tell(f"capture {number + 1} of {repeats}")
+            report_progress(f"capture {number + 1} of {repeats}")
             idle = yield from capture(settings)(built)
             quiet.append((yield from _plain(steps)))
             one = {"idle": _summary(idle), "plain_ns": (quiet[-2], quiet[-1])}

@@ -90,7 +90,7 @@ def recorded_run(path: str) -> None:
     from slipstream.measure.runner import Plan, Progress, run
     from slipstream.measure.store import Store
 
-    def say(now: Progress) -> None:
+    def report(now: Progress) -> None:
         if now.phase == "measure":
             print(now.block, flush=True)
 
@@ -101,7 +101,7 @@ def recorded_run(path: str) -> None:
             environment=Environment({}, "bench"),
             plan=Plan(maximum_warmup_s=0),
             sink=store.sink(),
-            progress=say,
+            progress=report,
         )
 
 

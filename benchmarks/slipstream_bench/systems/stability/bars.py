@@ -134,7 +134,7 @@ class _Photographs:
         paths = self.matrix.paths
         found = stability.measure(
             self.runtime, self.scenes, (self.matrix.reference, *paths), self.labels,
-            say=self.options.progress,
+            report=self.options.progress,
         )  # fmt: skip
         phones = stability.Stability(found.names[1:], found.classes[1:], found.labels)
         n, one = len(self.scenes), phones.instability()
@@ -166,7 +166,7 @@ class _Photographs:
         measured = found.matrix()[0, 1:]
         told = stability.predict(
             self.runtime, self.scenes, self.matrix, self.labels,
-            sample=_SAMPLE, say=self.options.progress,
+            sample=_SAMPLE, report=self.options.progress,
         )  # fmt: skip
         rank = float(spearmanr(told.pairs, measured).statistic)
         yield at_least(
@@ -181,7 +181,7 @@ class _Photographs:
         if not self.options.wants(largest_, 90.0):
             return
         causes = stability.explain(
-            self.runtime, self.scenes, self.matrix, self.labels, say=self.options.progress
+            self.runtime, self.scenes, self.matrix, self.labels, report=self.options.progress
         )
         order = [cause.stage for cause in causes.causes]
         shown = ", ".join(f"{c.stage} {100 * c.effect.estimate:.1f} %" for c in causes.causes)
@@ -339,7 +339,7 @@ def _one_seed(
     found = stability.harden(
         base, scenes, labels, pipeline, held_out=held_out, judged=judged, recipe=recipe,
         twins=stability.Distortion(quality=(15, 90)),
-        augmented=True, say=options.progress,
+        augmented=True, report=options.progress,
     )  # fmt: skip
     augmented = found.augmented
     assert augmented is not None

@@ -96,7 +96,7 @@ def compare(
     wishes: planning.Wishes,
     *,
     blocks: int = _BLOCKS,
-    say: Callable[[str], None] = lambda line: None,
+    report: Callable[[str], None] = lambda line: None,
 ) -> Compared:
     """Measure two systems in turns.
 
@@ -109,7 +109,7 @@ def compare(
     """
     contrasts = []
     for scenario in chosen:
-        say(f"comparing: {scenario.name}")
+        report(f"comparing: {scenario.name}")
         contrasts.append(Contrast(scenario, _claim(base, other, scenario, wishes, blocks)))
     right = tuple(
         planning.accuracy(one, chosen[0]).value if one.labelled else None for one in (base, other)

@@ -95,7 +95,7 @@ class Session:
         policy: how queries are batched.
         workers: threads that call the model; None: one, and eight of what waits for a server.
         patience_s: how long the model may take for a call, and a query for its answer.
-        say: told what goes on.
+        report: told what goes on.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Session:
         policy: BatchPolicy | None = None,
         workers: int | None = None,
         patience_s: float = 3.0,
-        say: Callable[[str], None] = lambda line: None,
+        report: Callable[[str], None] = lambda line: None,
     ) -> None:
         if patience_s <= 0:
             raise InvalidArgumentError("patience", "it must be above zero")
@@ -125,7 +125,7 @@ class Session:
         self.about: dict[str, Any] = {}
         self._workers, self._threads = workers, threads
         self._patience_s = patience_s
-        self._say = say
+        self._report = report
         self._curve: ServiceCurve | None = None
         self._served: ServiceCurve | None = None
         self._child: Child | None = None
@@ -143,7 +143,7 @@ class Session:
         self._scratch = tempfile.TemporaryDirectory(prefix="slipstream-serving-")
         self._child = Child(f"the system under test ({self.title})", environment=environment)
         try:
-            self._say("loading the model and its samples")
+            self._report("loading the model and its samples")
             self.about = self._call("open_model", _OPEN_S, **self.asked)
         except BaseException:
             self._end(at_once=True)
@@ -161,7 +161,8 @@ class Session:
             self.model, asked["data"], kind=asked["kind"], threads=self._threads,
             arguments=asked["arguments"], techniques=self.techniques,
             value_range=None if limits is None else (limits[0], limits[1]), limit=asked["limit"],
-            policy=self.policy, workers=self._workers, patience_s=self._patience_s, say=self._say,
+            policy=self.policy, workers=self._workers, patience_s=self._patience_s,
+            report=self._report,
         )  # fmt: skip
 
     @property
@@ -181,7 +182,7 @@ class Session:
         until a run has shown better.
         """
         if self._curve is None:
-            self._say("timing batches")
+            self._report("timing batches")
             sizes = [1, 8] if self.policy.maximum < 8 else [1, 8, self.policy.maximum]
             size = 2
             while size < self.policy.maximum:
@@ -202,7 +203,7 @@ class Session:
             curve = self._served = self.curve()
             if self.about.get("kind") == "own queue" or curve.median_ns(1) > _SLOW_NS:
                 return curve
-            self._say("timing a server's threads")
+            self._report("timing a server's threads")
             light = max(_LIGHT * 1e9 / curve.median_ns(1), _FEWEST_LIGHT)
             loaded = _LOADED * curve.capacity(self.policy, self.workers)
             self._served = curve.as_served(*self._served_times(light, loaded))
@@ -231,7 +232,7 @@ class Session:
 
     def report(self, line: str) -> None:
         """Show a line of progress."""
-        self._say(line)
+        self._report(line)
 
     def scratch(self, name: str) -> Path:
         """A folder that goes with the session."""
@@ -249,7 +250,7 @@ class Session:
         fits(test)
         folder = folder or self.scratch("run")
         writable(folder)
-        self._say(f"{test.scenario}: {test.mode}")
+        self._report(f"{test.scenario}: {test.mode}")
         told = self._call(
             "run",
             self._patience_s + _MORE_S,
@@ -268,7 +269,7 @@ class Session:
         return self._child.call(
             f"{_INSIDE}:{function}",
             timeout_s=timeout_s,
-            on_message=lambda message: self._say(str(message.get("say", ""))),
+            on_message=lambda message: self._report(str(message.get("say", ""))),
             **arguments,
         )
 

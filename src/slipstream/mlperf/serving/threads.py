@@ -53,7 +53,7 @@ def samples() -> npt.NDArray[np.float32]:
     return np.ones((8, _SIDE), np.float32)
 
 
-def thread_costs(say: Callable[[str], None] = lambda line: None) -> ThreadCosts:
+def thread_costs(report: Callable[[str], None] = lambda line: None) -> ThreadCosts:
     """Return this machine's costs: cached, or measured under a light load, which takes seconds.
 
     Unknown without LoadGen, or if the measurement fails.
@@ -62,7 +62,7 @@ def thread_costs(say: Callable[[str], None] = lambda line: None) -> ThreadCosts:
     with contextlib.suppress(OSError, ValueError, TypeError):
         return ThreadCosts(**json.loads(path.read_text("utf-8")))
     try:
-        with Session(f"{__file__}:answer", f"{__file__}:samples", say=say) as session:
+        with Session(f"{__file__}:answer", f"{__file__}:samples", report=report) as session:
             alone_ns = session.curve().median_ns(1)
             batches, delay_ns = session.lightly_served()
     except SlipstreamError:

@@ -108,7 +108,7 @@ class Verified:
 def verify_firmware(
     exported: Exported, *, against: str = "tflite-micro", sets: int = 20, seed: int = 0,
     inputs: Sets | None = None, emulate: bool | None = None,
-    say: Callable[[str], None] = lambda line: None,
+    report: Callable[[str], None] = lambda line: None,
 ) -> Verified:  # fmt: skip
     """Compile firmware, run it on inputs (random by default), and compare every output byte.
 
@@ -124,15 +124,15 @@ def verify_firmware(
     """
     interface = exported.interface
     inputs = random_inputs(interface, sets, seed) if inputs is None else inputs
-    say(f"running {against}")
+    report(f"running {against}")
     expected = other_outputs(exported.model, interface, inputs, against)
     places = []
     with tempfile.TemporaryDirectory() as folder:
-        say("running here")
+        report("running here")
         here = run_here(exported.sources, interface, inputs, Path(folder))
         places.append(_compare("host", interface, expected, here))
         if exported.target.board and emulate is not False:
-            say(f"running on the emulated {exported.target.name}")
+            report(f"running on the emulated {exported.target.name}")
             there = run_emulated(exported.sources, interface, inputs, Path(folder), exported.target)
             places.append(_compare(exported.target.name, interface, expected, there))
     return Verified(interface.name, against, len(inputs), tuple(places))

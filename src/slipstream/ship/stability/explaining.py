@@ -1,8 +1,7 @@
-"""Which stage of the device paths makes answers differ: one at a time, and all but one.
+"""Attribute disagreement between device paths to their stages.
 
-A stage's effect is the mean of two differences: what it does alone, to the reference, and what is
-gone when every path does it as the reference does. With several stages at work the first counts too
-little and the second too much, or the other way round; where they differ, stages interact.
+A stage's effect is the mean of two differences: the instability when only it varies, and the
+decrease when every path runs it as the reference does. If the two differ, stages interact.
 """
 
 from __future__ import annotations
@@ -22,10 +21,11 @@ from slipstream.runtimes.paths import MODEL, DeviceMatrix, DevicePath
 from slipstream.runtimes.preprocessing import Stage
 from slipstream.ship.stability.measuring import (
     Models,
-    Say,
+    Report,
     Scenes,
     checked_labels,
-    leads,
+    format_interval,
+    lead_margins,
     scores,
 )
 from slipstream.tables import Field, Table
@@ -36,17 +36,15 @@ _LEVEL = 0.95
 
 @dataclass(frozen=True)
 class Cause:
-    """What one stage does to the agreement of the paths.
+    """Effect of one stage on the agreement of the paths.
 
     Attributes:
         stage: its kind, or ``kind.setting``.
-        alone: instability of the reference and its variants in this stage, all else as it should
-            be; divergence where there are no labels.
-        without: of all paths, this stage done as the reference does it.
-        effect: mean of `alone` and of what `without` lacks to the total, with its interval over
-            scenes.
-        smoothed: the effect that decides the order: see above.
-        variants: in how many ways the paths do it, the reference's among them.
+        alone: instability when only this stage varies; divergence without labels.
+        without: instability of all paths when this stage runs as in the reference.
+        effect: mean of `alone` and of the total minus `without`, with its interval over scenes.
+        smoothed: the effect with margins smoothed, which ranks the stages.
+        variants: number of distinct settings of this stage, including the reference's.
     """
 
     stage: str
@@ -63,8 +61,8 @@ class Attribution:
 
     Attributes:
         total: of the reference and all paths.
-        labelled: whether it is instability, or divergence for lack of labels.
-        items, paths: how many scenes, and paths beside the reference.
+        labelled: whether values are instability; without labels they are divergence.
+        items, paths: number of scenes, and of paths without the reference.
     """
 
     causes: tuple[Cause, ...]
@@ -75,35 +73,32 @@ class Attribution:
 
     @property
     def interaction(self) -> float:
-        """The total less what all stages do alone; below 0 where they disturb the same scenes."""
-        return self.total.estimate - sum(one.alone for one in self.causes)
+        """The total minus the sum of `alone`; below 0 if stages disturb the same scenes."""
+        return self.total.estimate - sum(cause.alone for cause in self.causes)
 
     def tables(self) -> list[Table]:
-        """A line a stage."""
-        what = "instability" if self.labelled else "divergence"
+        """Return a table with a row per stage."""
+        measure = "instability" if self.labelled else "divergence"
         cells: tuple[Field[Cause], ...] = (
-            Field.of("stage", lambda one: one.stage),
-            Field.number("effect", lambda one: format_percent(one.effect.estimate)),
-            Field.number(
-                "95 %",
-                lambda c: f"{format_percent(c.effect.low)} to {format_percent(c.effect.high)}",
-            ),
-            Field.number("smoothed", lambda one: format_percent(one.smoothed)),
-            Field.number("alone", lambda one: format_percent(one.alone)),
-            Field.number("all without", lambda one: format_percent(one.without)),
-            Field.number("variants", lambda one: str(one.variants), optional=True),
+            Field.of("stage", lambda cause: cause.stage),
+            Field.number("effect", lambda cause: format_percent(cause.effect.estimate)),
+            Field.number("95 %", lambda cause: format_interval(cause.effect)),
+            Field.number("smoothed", lambda cause: format_percent(cause.smoothed)),
+            Field.number("alone", lambda cause: format_percent(cause.alone)),
+            Field.number("all without", lambda cause: format_percent(cause.without)),
+            Field.number("variants", lambda cause: str(cause.variants), optional=True),
         )
         notes = [
-            f"All stages: {format_percent(self.total.estimate)} {what} of {self.items} scenes over "
-            f"the reference and {self.paths} paths; not shared out: "
+            f"All stages: {format_percent(self.total.estimate)} {measure} of {self.items} scenes "
+            f"over the reference and {self.paths} paths; not attributed to a stage: "
             f"{format_percent(self.interaction, signed=True)}.",
-            "effect: mean of what a stage does alone and of what is gone without it; smoothed: by "
-            "how far margins move, also where no answer changes. It decides the order.",
+            "effect: mean of the instability of a stage alone and of the decrease without it; "
+            "smoothed: the same from margins, also if no answer changes; it sets the order.",
         ]
-        return [Table.of(self.causes, cells, f"What causes {what}", notes)]
+        return [Table.of(self.causes, cells, f"What causes {measure}", notes)]
 
     def to_json(self) -> dict[str, Any]:
-        """Everything the tables are made of."""
+        """Return the contents of the tables."""
         return {
             "measure": "instability" if self.labelled else "divergence",
             "total": self.total,
@@ -121,25 +116,24 @@ def explain(
     labels: Sequence[int] | NDArray[np.int64] | None = None,
     *,
     settings: bool = False,
-    say: Say = lambda line: None,
+    report: Report = lambda line: None,
 ) -> Attribution:
-    """Share out instability among the stages by which paths differ from the reference.
+    """Attribute instability to the stages in which paths differ from the reference.
 
     Args:
-        models, scenes, labels: as `measure` takes them.
-        matrix: one path at least.
-        settings: look at every setting of a stage (``camera.sharpen``) rather than at whole stages.
+        models, scenes, labels: as for `measure`.
+        matrix: at least one path.
+        settings: whether to vary each setting (``camera.sharpen``) instead of whole stages.
 
     Raises:
-        InvalidArgumentError: the paths do nothing otherwise than the reference.
-        and as `measure`.
+        InvalidArgumentError: the paths do not differ from the reference; other errors as `measure`.
     """
-    wanted = checked_labels(labels, len(scenes))
+    targets = checked_labels(labels, len(scenes))
     factors = _factors(matrix, settings)
     if not factors:
         raise InvalidArgumentError(
-            "paths", "they do nothing otherwise than the reference",
-            remedy="as --path camera:edge,sharpen=0.8+codec:jpeg,quality=60",
+            "paths", "none of them differs from the reference",
+            remedy="for example --path camera:edge,sharpen=0.8+codec:jpeg,quality=60",
         )  # fmt: skip
     reference = matrix.reference
     sets: dict[str, list[DevicePath]] = {"": [reference, *matrix.paths]}
@@ -150,15 +144,15 @@ def explain(
         sets[f"{factor} without"] = [
             reference, *(_exchanged(path, factor, reference) for path in matrix.paths)
         ]  # fmt: skip
-    # Many are the same way in the end; each is gone once.
-    ways = {(p.pipeline, p.model): p for paths in sets.values() for p in paths}
-    margins = _margins(models, scenes, list(ways.values()), wanted, say)
-    at = dict(zip(ways, margins, strict=True))
+    # Many sets share paths; each distinct path runs once.
+    distinct = {(p.pipeline, p.model): p for paths in sets.values() for p in paths}
+    margins = _margins(models, scenes, list(distinct.values()), targets, report)
+    margins_of = dict(zip(distinct, margins, strict=True))
 
     def set_of(name: str) -> NDArray[np.float64]:
-        return np.stack([at[p.pipeline, p.model] for p in sets[name]])
+        return np.stack([margins_of[p.pipeline, p.model] for p in sets[name]])
 
-    # As wide as margins differ from scene to scene.
+    # Smoothing width: the spread of margins between scenes.
     width = float(set_of("")[0].std()) or 1.0
     total, total_smoothed = _separated(set_of(""), width)
     causes = []
@@ -171,23 +165,23 @@ def explain(
         causes.append(Cause(
             factor, float(alone.mean()), float(without.mean()), _mean(each), smoothed, len(variants)
         ))  # fmt: skip
-    causes.sort(key=lambda one: -one.smoothed)
+    causes.sort(key=lambda cause: -cause.smoothed)
     return Attribution(
-        tuple(causes), metric.share(total), wanted is not None, len(scenes), len(matrix)
+        tuple(causes), metric.share(total), targets is not None, len(scenes), len(matrix)
     )
 
 
 def _margins(
     models: Models, scenes: Scenes, paths: Sequence[DevicePath],
-    labels: NDArray[np.int64] | None, say: Say,
+    labels: NDArray[np.int64] | None, report: Report,
 ) -> NDArray[np.float64]:  # fmt: skip
-    """By how much the right class leads on each path [E, N]; without labels the first path's."""
+    """Return the margins [E, N] of the labels, or of the first path's classes, on each path."""
     parts, at = [], 0
-    for scored in scores(models, scenes, paths, say=say):
-        given = [one for _, one in scored]
-        count = len(given[0])
-        right = given[0].argmax(1) if labels is None else labels[at : at + count]
-        parts.append(np.stack([leads(one, right) for one in given]))
+    for scored in scores(models, scenes, paths, report=report):
+        outputs = [output for _, output in scored]
+        count = len(outputs[0])
+        right = outputs[0].argmax(1) if labels is None else labels[at : at + count]
+        parts.append(np.stack([lead_margins(output, right) for output in outputs]))
         at += count
     return np.concatenate(parts, 1)
 
@@ -195,13 +189,13 @@ def _margins(
 def _separated(
     margins: NDArray[np.float64], width: float
 ) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
-    """Whether 0 lies between margins [E, N] of a scene, and how likely a limit around it does.
+    """Return whether 0 separates a scene's margins [E, N], and the chance that a normal limit does.
 
     Args:
-        width: standard deviation of the limit.
+        width: standard deviation of the limit around 0.
     """
-    most, least = margins.max(0), margins.min(0)
-    return (most > 0) & (least <= 0), ndtr(most / width) - ndtr(least / width)
+    highest, lowest = margins.max(0), margins.min(0)
+    return (highest > 0) & (lowest <= 0), ndtr(highest / width) - ndtr(lowest / width)
 
 
 def _mean(values: NDArray[np.float64]) -> Interval:
@@ -221,19 +215,22 @@ def _factors(matrix: DeviceMatrix, settings: bool) -> list[str]:
             factors.append(kind)
             continue
         factors += [
-            f"{kind}.{name.name}"
-            for name in fields(stage)
-            if any(getattr(p.stages[kind], name.name) != getattr(stage, name.name) for p in matrix)
+            f"{kind}.{setting.name}"
+            for setting in fields(stage)
+            if any(
+                getattr(p.stages[kind], setting.name) != getattr(stage, setting.name)
+                for p in matrix
+            )
         ]
     return factors
 
 
 def _exchanged(path: DevicePath, factor: str, other: DevicePath) -> DevicePath:
-    """`path`, one stage or setting done as `other` does it."""
+    """Return `path` with one stage or setting of `other`."""
     kind, _, setting = factor.partition(".")
     if not setting or kind == MODEL:
         return path.with_stage(kind, other)
-    stage, its = path.stages[kind], other.stages[kind]
+    stage, replacement = path.stages[kind], other.stages[kind]
     assert isinstance(stage, Stage)
-    changed = stage.changed(**{setting: getattr(its, setting)})
+    changed = stage.changed(**{setting: getattr(replacement, setting)})
     return DevicePath(path.name, path.pipeline.with_stage(changed), path.model)

@@ -1,12 +1,11 @@
-"""Instability told before every path has answered for every scene.
+"""Predict instability from a sample of scenes.
 
-The reference answers once for all scenes; what counts is how far each answer is from another one,
-its margin. The paths answer for a few scenes only: half of them those whose margins are the
-smallest, which decide most of the instability and are then known, half drawn from the others, which
-show how margins move. The others' chance to change is that of such a movement to exceed their
-margin. Of all paths together, a movement is one of the drawn scenes' on every path, so that paths
-that err alike do. Of one path, it is any that was seen on any path, as large as this path's are: a
-path's own are too few to tell it from the next.
+The reference runs on all scenes; each scene's margin is the lead of its class over the next. The
+paths run on a sample only: half of it the scenes with the smallest margins, which decide most of
+the instability and are thus measured, half drawn from the remaining ones to show how margins shift.
+A remaining scene changes with the probability that such a shift exceeds its margin. For all paths
+together, a shift is that of one drawn scene on every path, which keeps errors that paths share. For
+one path, shifts of all paths are pooled and scaled to that path, because its own are too few.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ from numpy.typing import NDArray
 from slipstream.runtimes.paths import DeviceMatrix
 from slipstream.ship.stability.measuring import (
     Models,
-    Say,
+    Report,
     Scenes,
     checked_labels,
-    leads,
+    lead_margins,
     scores,
 )
 from slipstream.tables import Field, Table
@@ -35,14 +34,14 @@ Margins = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Forecast:
-    """What instability to expect.
+    """Predicted instability.
 
     Attributes:
-        names: of the paths.
-        total: of all paths together, share of scenes; divergence where there are no labels.
+        names: names of the paths.
+        total: share of scenes on which any paths disagree; divergence without labels.
         pairs: of the reference and each path, [E].
-        items, sample: scenes, and those that the paths answered for.
-        labelled: whether it is instability or divergence.
+        items, sample: number of scenes, and of those that the paths ran on.
+        labelled: whether values are instability; without labels they are divergence.
     """
 
     names: tuple[str, ...]
@@ -53,23 +52,23 @@ class Forecast:
     labelled: bool
 
     def tables(self) -> list[Table]:
-        """A line a path."""
-        what = "instability" if self.labelled else "divergence"
-        order = [int(one) for one in np.argsort(-self.pairs, kind="stable")]
+        """Return a table with a row per path."""
+        measure = "instability" if self.labelled else "divergence"
+        order = [int(path) for path in np.argsort(-self.pairs, kind="stable")]
         cells: tuple[Field[int], ...] = (
             Field.of("path", lambda e: self.names[e]),
             Field.number(
-                f"{what} with the reference", lambda e: format_percent(float(self.pairs[e]))
+                f"{measure} with the reference", lambda e: format_percent(float(self.pairs[e]))
             ),
         )
         note = (
             f"Simulated: {self.items} scenes on the reference, {self.sample} of them on the "
-            f"{len(self.names)} paths. Together: {format_percent(self.total)} {what}."
+            f"{len(self.names)} paths. Together: {format_percent(self.total)} {measure}."
         )
-        return [Table.of(order, cells, f"Forecast of {what}", [note])]
+        return [Table.of(order, cells, f"Forecast of {measure}", [note])]
 
     def to_json(self) -> dict[str, Any]:
-        """Everything the tables are made of."""
+        """Return the contents of the tables."""
         return {
             "measure": "instability" if self.labelled else "divergence",
             "total": self.total,
@@ -88,53 +87,47 @@ def predict(
     *,
     sample: int = 64,
     seed: int = 0,
-    say: Say = lambda line: None,
+    report: Report = lambda line: None,
 ) -> Forecast:
-    """Forecast the instability of `matrix` from a few scenes.
+    """Predict the instability of `matrix` from a few scenes.
 
     Args:
-        models, scenes, labels: as `measure` takes them.
-        sample: scenes that the paths answer for.
-        seed: of their choice.
-
-    Raises:
-        as `measure`.
+        models, scenes, labels: as for `measure`.
+        sample: number of scenes that the paths run on.
+        seed: seed of the sample.
     """
-    wanted = checked_labels(labels, len(scenes))
-    given = [one[0][1] for one in scores(models, scenes, [matrix.reference], say=say)]
-    reference = np.concatenate(given)
-    classes = reference.argmax(1) if wanted is None else wanted
-    margins = leads(reference, classes)
+    targets = checked_labels(labels, len(scenes))
+    chunks = scores(models, scenes, [matrix.reference], report=report)
+    reference = np.concatenate([chunk[0][1] for chunk in chunks])
+    classes = reference.argmax(1) if targets is None else targets
+    margins = lead_margins(reference, classes)
     chosen, drawn = _chosen(margins, sample, seed)
-    taken = scores(models, [scenes[n] for n in chosen], list(matrix.paths), say=say)
+    chunks = scores(models, [scenes[n] for n in chosen], list(matrix.paths), report=report)
     moved = np.concatenate(
-        [np.stack([path for _, path in chunk]) for chunk in taken], 1
+        [np.stack([path for _, path in chunk]) for chunk in chunks], 1
     )  # [E, sample, C]
-    seen = np.stack([leads(path, classes[chosen]) for path in moved])
+    seen = np.stack([lead_margins(path, classes[chosen]) for path in moved])
     shifts = seen[:, drawn] - margins[chosen[drawn]]
-    rest = np.setdiff1d(np.arange(len(scenes)), chosen)
-    # [E, rest, drawn]: each of the others, moved as each of the drawn ones was.
-    told = (margins[rest][None, :, None] + shifts[:, None, :]) > 0
+    remaining = np.setdiff1d(np.arange(len(scenes)), chosen)
+    # [E, remaining, drawn]: each remaining scene, shifted as each drawn one.
+    predicted = (margins[remaining][None, :, None] + shifts[:, None, :]) > 0
     total = (seen > 0).any(0) & ~(seen > 0).all(0)
-    other = told.any(0) & ~told.all(0)
+    changed = predicted.any(0) & ~predicted.all(0)
     pairs = ((seen > 0) != (margins[chosen] > 0)).sum(1) + _changed(
-        seen - margins[chosen], margins[rest]
+        seen - margins[chosen], margins[remaining]
     )
     return Forecast(
-        tuple(one.name for one in matrix.paths),
-        float(total.sum() + other.mean(1).sum()) / len(scenes),
-        np.asarray(pairs / len(scenes)),
-        len(scenes),
-        len(chosen),
-        wanted is not None,
-    )
+        tuple(path.name for path in matrix.paths),
+        float(total.sum() + changed.mean(1).sum()) / len(scenes),
+        np.asarray(pairs / len(scenes)), len(scenes), len(chosen), targets is not None,
+    )  # fmt: skip
 
 
 def _changed(moved: Margins, margins: Margins) -> Margins:
-    """How many of `margins` [N] change sign on each path, expected, of movements [E, seen]."""
+    """Return the expected sign changes of `margins` [N] per path, for shifts [E, seen]."""
     sizes = np.sqrt(np.mean(moved**2, axis=1, keepdims=True))
     shape = np.sort((moved / np.where(sizes > 0, sizes, 1.0)).ravel())
-    # A margin above zero changes with a movement of at most its negative, else with one above it.
+    # A positive margin changes sign with a shift of at most -margin, others with one above it.
     below = np.searchsorted(shape, -margins / np.where(sizes > 0, sizes, np.inf), side="right")
     share = below / len(shape)
     changed: Margins = np.where(margins > 0, share, 1.0 - share).sum(1)
@@ -144,10 +137,10 @@ def _changed(moved: Margins, margins: Margins) -> Margins:
 def _chosen(
     margins: Margins, sample: int, seed: int
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Scenes for the paths to answer, and which of these were drawn at random."""
+    """Return the sampled scenes, and which of them were drawn at random."""
     order = np.argsort(np.abs(margins), kind="stable")
     near = order[: sample // 2]
-    rest = order[len(near) :]
-    drawn = np.random.default_rng(seed).permutation(rest)[: max(sample - len(near), 1)]
+    others = order[len(near) :]
+    drawn = np.random.default_rng(seed).permutation(others)[: max(sample - len(near), 1)]
     chosen = np.concatenate([near, drawn])
     return chosen, np.arange(len(chosen)) >= len(near)

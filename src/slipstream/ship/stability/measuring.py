@@ -1,4 +1,4 @@
-"""Instability over device paths, measured: every path answers for every scene."""
+"""Measure instability: every path classifies every scene."""
 
 from __future__ import annotations
 
@@ -21,21 +21,20 @@ from slipstream.units import format_percent
 
 Models = Runtime | Mapping[str, Runtime]
 Scenes = Sequence[Any] | NDArray[np.uint8]
-Say = Callable[[str], None]
-# Scenes whose samples are in memory at a time, for every path.
+Report = Callable[[str], None]
+# Number of scenes whose samples are in memory simultaneously, for every path.
 _CHUNK = 16
-_FEW = 12
 
 
 @dataclass(frozen=True)
 class Stability:
-    """What every path answered to every scene.
+    """Answers of every path for every scene.
 
     Attributes:
-        names: of the paths, E of them.
-        classes: int64 [E, N, K], the K classes of the highest scores, the highest first.
-        labels: int64 [N]; None where there are none, and only divergence is known.
-        same: groups of paths whose samples were the same bytes: each is one device.
+        names: names of the E paths.
+        classes: int64 [E, N, K], the K classes with the highest scores, the highest first.
+        labels: int64 [N]; None if only divergence is measured.
+        same: groups of paths with identical samples: each group is one device.
     """
 
     names: tuple[str, ...]
@@ -44,29 +43,33 @@ class Stability:
     same: tuple[tuple[str, ...], ...] = ()
 
     def right(self, k: int = 1) -> NDArray[np.bool_]:
-        """Whether the label is among the first `k` answers, bool [E, N].
+        """Return whether the label is among the first `k` answers, bool [E, N].
 
         Raises:
             InvalidArgumentError: there are no labels, or fewer answers.
         """
         if self.labels is None:
-            raise InvalidArgumentError("labels", "there are none: only divergence is known")
+            raise InvalidArgumentError(
+                "labels", "the scenes have none, so only divergence is measured"
+            )
         if not 1 <= k <= self.classes.shape[2]:
-            raise InvalidArgumentError("topk", f"{k} of {self.classes.shape[2]} answers")
+            raise InvalidArgumentError(
+                "topk", f"{k} is not between 1 and {self.classes.shape[2]}, the answers stored"
+            )
         return metric.right_of(self.classes[:, :, :k], self.labels)
 
     @property
     def answers(self) -> NDArray[np.int64]:
-        """The classes of the highest scores, [E, N]."""
+        """The top class, int64 [E, N]."""
         return self.classes[:, :, 0]
 
     @property
     def accuracy(self) -> NDArray[np.float64]:
-        """Of each path, [E]."""
+        """Accuracy of each path, [E]."""
         return np.asarray(self.right().mean(1))
 
     def instability(self, k: int = 1) -> Interval:
-        """Share of scenes that some path has right and another wrong, with Wilson's interval."""
+        """Return the share of scenes with both right and wrong paths, and its Wilson interval."""
         return metric.share(metric.unstable(self.right(k)))
 
     @property
@@ -75,25 +78,25 @@ class Stability:
         return metric.share(metric.diverging(self.answers))
 
     def matrix(self, k: int = 1) -> NDArray[np.float64]:
-        """Instability of every pair of paths, [E, E]; divergence where there are no labels."""
+        """Return the instability of every pair of paths, [E, E]; divergence without labels."""
         return metric.pairwise(self.answers if self.labels is None else self.right(k))
 
     def growth(self) -> NDArray[np.float64]:
-        """Mean instability of 2, 3, ... E of the paths, [E - 1]."""
+        """Return the mean instability of 2, 3, ... E of the paths, [E - 1]."""
         return metric.growth(self.right())
 
     def worst_items(self, count: int = 20) -> list[int]:
-        """Scenes about which the paths agree least, the most disputed first."""
+        """Return the scenes on which most paths disagree, the most disputed first."""
         if self.labels is not None:
             votes = self.right().sum(0)
         else:
             votes = (self.answers == self.answers[:1]).sum(0)
         disputed = np.minimum(votes, len(self.names) - votes)
         order = np.argsort(-disputed, kind="stable")
-        return [int(one) for one in order[:count] if disputed[one]]
+        return [int(scene) for scene in order[:count] if disputed[scene]]
 
     def tables(self) -> list[Table]:
-        """The finding, and a line a path."""
+        """Return a summary and a table with a row per path."""
         headline = [("divergence (no labels needed)", self.divergence)]
         if self.labels is not None:
             ks = [k for k in (1, 3, 5) if k <= self.classes.shape[2]]
@@ -106,28 +109,29 @@ class Stability:
         kind = "divergence" if self.labels is None else "instability"
         summary = Table(
             (Column("measure"), Column("share", "right"), Column("95 %", "right")),
-            [(name, format_percent(one.estimate), ends(one)) for name, one in headline],
+            [(name, format_percent(e.estimate), format_interval(e)) for name, e in headline],
             f"{self.classes.shape[1]} scenes over {len(self.names)} device paths",
             [
                 f"Mean {kind} of two paths: {format_percent(float(pairs.mean()))}.",
                 *([f"It grows with the number of paths ({grown})."] if grown else []),
-                *(f"One device, not several: {', '.join(one)} give the same bytes."
-                  for one in self.same),
+                *(f"These paths count as one device: {', '.join(group)} give the same bytes."
+                  for group in self.same),
             ],
         )  # fmt: skip
-        lines = list(range(len(self.names)))
         fields: list[Field[int]] = [Field.of("path", lambda e: self.names[e])]
         notes = []
         if self.labels is not None:
             accuracy = self.accuracy
             fields.append(Field.number("accuracy", lambda e: format_percent(float(accuracy[e]))))
             spread = float(np.ptp(accuracy))
-            mean, most = metric.spread_by_chance(self.right())
-            shares = [format_percent(one) for one in (spread, mean, most)]
-            verdict = "no path is shown to be worse" if spread <= most else "some path is worse"
+            mean, largest = metric.spread_by_chance(self.right())
+            shares = [format_percent(share) for share in (spread, mean, largest)]
+            verdict = (
+                "no path is significantly worse" if spread <= largest else "some path is worse"
+            )
             notes.append(
-                f"Accuracies lie within {shares[0]} of each other, those of equally good paths "
-                f"within {shares[1]}, seldom {shares[2]}: {verdict}."
+                f"Accuracies differ by up to {shares[0]}; those of equally good paths by "
+                f"{shares[1]} on average, rarely by {shares[2]}: {verdict}."
             )
         matrix = self.matrix()
         others = len(self.names) - 1
@@ -135,13 +139,15 @@ class Stability:
             Field.number("differs", lambda e: format_percent(float(matrix[e].sum() / others)))
         )
         fields.append(
-            Field.of("most from", lambda e: self.names[int(matrix[e].argmax())], optional=True)
+            Field.of(
+                "differs most from", lambda e: self.names[int(matrix[e].argmax())], optional=True
+            )
         )
         notes.append(f"differs: mean {kind} with each of the other paths.")
-        return [summary, Table.of(lines, fields, notes=notes)]
+        return [summary, Table.of(range(len(self.names)), fields, notes=notes)]
 
     def to_json(self) -> dict[str, Any]:
-        """All of it but the answers themselves."""
+        """Return everything except the answers."""
         document: dict[str, Any] = {
             "paths": list(self.names),
             "items": self.classes.shape[1],
@@ -162,9 +168,9 @@ class Stability:
         return document
 
 
-def ends(one: Interval) -> str:
-    """An interval of shares, for a table."""
-    return f"{format_percent(one.low)} to {format_percent(one.high)}"
+def format_interval(interval: Interval) -> str:
+    """Format an interval of shares for a table."""
+    return f"{format_percent(interval.low)} to {format_percent(interval.high)}"
 
 
 def measure(
@@ -174,65 +180,65 @@ def measure(
     labels: Sequence[int] | NDArray[np.int64] | None = None,
     *,
     topk: int = 3,
-    say: Say = lambda line: None,
+    report: Report = lambda line: None,
 ) -> Stability:
-    """Let every path answer for every scene.
+    """Classify every scene on every path.
 
     Args:
-        models: what runs on the devices, by the names that paths give their `model`; a model by
-            itself is every path's.
-        scenes: what the first stage of a path reads: pictures uint8 [H, W, 3], or files.
-        paths: two at least; a `DeviceMatrix` is a sequence of them without its reference.
+        models: runtimes by the name in a path's `model`; a single runtime serves all paths.
+        scenes: inputs of the first stage: images uint8 [H, W, 3], or files.
+        paths: at least two; a `DeviceMatrix` is a sequence of them without its reference.
         labels: the class of each scene; without them only divergence is measured.
-        topk: answers that are kept of each scene.
+        topk: number of answers to store per scene.
 
     Raises:
-        InvalidArgumentError: one path only, no scenes, labels of other scenes.
+        InvalidArgumentError: fewer than two paths, no scenes, or labels that do not match.
         UnknownNameError: a path names a model that is not among `models`.
-        RawInputError: a scene is damaged; it says which.
-        ModelError: a model does not answer with scores.
+        RawInputError: a scene is damaged; the error names it.
+        ModelError: a model does not return scores.
     """
     paths = list(paths)
     if len(paths) < 2:
         raise InvalidArgumentError(
             "paths",
-            f"{len(paths)} of them, and one cannot disagree with itself",
-            remedy="two at least: --path reference --path codec:jpeg,quality=50",
+            f"{len(paths)} given, but disagreement needs two",
+            remedy="for example --path reference --path codec:jpeg,quality=50",
         )
-    wanted = checked_labels(labels, len(scenes))
+    targets = checked_labels(labels, len(scenes))
     classes: list[list[NDArray[np.int64]]] = [[] for _ in paths]
-    digests = [hashlib.blake2b(one.model.encode()) for one in paths]
-    for scored in scores(models, scenes, paths, say=say):
-        for at, (samples, given) in enumerate(scored):
-            classes[at].append(metric.top_classes(given, topk))
+    digests = [hashlib.blake2b(path.model.encode()) for path in paths]
+    for scored in scores(models, scenes, paths, report=report):
+        for at, (samples, outputs) in enumerate(scored):
+            classes[at].append(metric.top_classes(outputs, topk))
             digests[at].update(samples.data)
-    _check_classes(wanted, given.shape[1])
+    _check_classes(targets, outputs.shape[1])
     groups: dict[bytes, list[str]] = {}
-    for one, digest in zip(paths, digests, strict=True):
-        groups.setdefault(digest.digest(), []).append(one.name)
+    for path, digest in zip(paths, digests, strict=True):
+        groups.setdefault(digest.digest(), []).append(path.name)
     return Stability(
-        tuple(one.name for one in paths),
-        np.stack([np.concatenate(one) for one in classes]),
-        wanted,
+        tuple(path.name for path in paths),
+        np.stack([np.concatenate(chunks) for chunks in classes]),
+        targets,
         tuple(tuple(group) for group in groups.values() if len(group) > 1),
     )
 
 
 def scores(
-    models: Models, scenes: Scenes, paths: Sequence[DevicePath], *, say: Say = lambda line: None
+    models: Models,
+    scenes: Scenes,
+    paths: Sequence[DevicePath],
+    *,
+    report: Report = lambda line: None,
 ) -> Iterator[list[tuple[NDArray[Any], NDArray[np.float32]]]]:
-    """For a few scenes at a time, by path: (samples [n, ...], scores [n, C]).
+    """Yield (samples [n, ...], scores [n, C]) by path, for a few scenes at a time.
 
-    What paths have in common is computed once for each scene, and forgotten with it.
-
-    Raises:
-        as `measure`.
+    Stages that paths share run once per scene. Raises as `measure`.
     """
     if not len(scenes):
-        raise InvalidArgumentError("data", "there are no scenes", remedy="one at least")
-    chosen = [_model(models, one) for one in paths]
+        raise InvalidArgumentError("data", "there are no scenes", remedy="pass at least one")
+    chosen = [_model(models, path) for path in paths]
     for start in range(0, len(scenes), _CHUNK):
-        say(f"scene {start} of {len(scenes)}, {len(paths)} paths")
+        report(f"scene {start} of {len(scenes)}, {len(paths)} paths")
         chunk = [scenes[n] for n in range(start, min(start + _CHUNK, len(scenes)))]
         memo = Memo(chunk)
         rows: list[list[NDArray[Any]]] = [[] for _ in paths]
@@ -261,43 +267,35 @@ def _model(models: Models, path: DevicePath) -> Runtime:
 
 def _scored(model: Runtime, samples: NDArray[Any]) -> NDArray[np.float32]:
     fitted = fit(samples, model.inputs[0] if model.inputs else None)
-    given = model.run([fitted])[0]
-    if given.ndim != 2 or given.shape[1] < 2:
+    outputs = model.run([fitted])[0]
+    if outputs.ndim != 2 or outputs.shape[1] < 2:
         raise ModelError(
-            f"{model.name} answers with {list(given.shape)}, and scores [N, classes] are meant",
-            remedy="give a model whose first output has a score for each class",
+            f"{model.name} returned shape {list(outputs.shape)} instead of scores [N, classes]",
+            remedy="pass a model whose first output has a score for each class",
         )
-    class_scores = given.astype(np.float32)
+    class_scores = outputs.astype(np.float32)
     if not np.isfinite(class_scores).all():
-        raise ModelError(f"{model.name} answers with numbers that are not finite")
+        raise ModelError(f"{model.name} returned NaN or infinity")
     return class_scores
 
 
 def checked_labels(
     labels: Sequence[int] | NDArray[np.int64] | None, count: int
 ) -> NDArray[np.int64] | None:
-    """Labels as int64 [N].
-
-    Raises:
-        InvalidArgumentError: not one whole number, 0 or above, for each of `count` scenes.
-    """
+    """Return labels as int64 [N], or None; raise unless they are `count` integers of at least 0."""
     if labels is None:
         return None
-    wanted = np.asarray(labels)
-    if wanted.shape != (count,) or wanted.dtype.kind not in "iu" or (wanted < 0).any():
+    targets = np.asarray(labels)
+    if targets.shape != (count,) or targets.dtype.kind not in "iu" or (targets < 0).any():
         raise InvalidArgumentError(
-            "labels", f"{wanted.dtype}{list(wanted.shape)} for {count} scenes",
-            remedy="one class, 0 or above, for each scene; None for divergence alone",
+            "labels", f"{targets.dtype}{list(targets.shape)} for {count} scenes",
+            remedy="pass one integer of at least 0 per scene; None to measure only divergence",
         )  # fmt: skip
-    return wanted.astype(np.int64)
+    return targets.astype(np.int64)
 
 
-def leads(scores: NDArray[np.float32], classes: NDArray[np.int64]) -> NDArray[np.float64]:
-    """How far each scene's class leads the best of the others, [N]; below 0 where it does not.
-
-    Raises:
-        InvalidArgumentError: a class that the model does not know.
-    """
+def lead_margins(scores: NDArray[np.float32], classes: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return each scene's score of its class minus the best other score, [N]."""
     _check_classes(classes, scores.shape[1])
     rows = np.arange(len(scores))
     others = scores.astype(np.float64)
@@ -309,6 +307,6 @@ def leads(scores: NDArray[np.float32], classes: NDArray[np.int64]) -> NDArray[np
 def _check_classes(labels: NDArray[np.int64] | None, classes: int) -> None:
     if labels is not None and int(labels.max()) >= classes:
         raise InvalidArgumentError(
-            "labels", f"class {int(labels.max())} of a model that knows {classes}",
-            remedy="number the labels as the model does",
+            "labels", f"class {int(labels.max())} is out of range: the model has {classes}",
+            remedy="number the labels as the model's classes",
         )  # fmt: skip

@@ -1,8 +1,8 @@
-"""Stability training: a fine-tune that also asks for one answer to a scene and its twin.
+"""Stability training: a fine-tune that penalizes different answers to a scene and its twin.
 
 Source: Zheng et al., "Improving the Robustness of Deep Neural Networks via Stability Training",
-CVPR 2016; Cidon et al., MLSys 2021. Both branches receive gradient, and both go through the model
-in one batch, so that batch norms see both.
+CVPR 2016; Cidon et al., MLSys 2021. Both branches receive gradients and share a batch, so that
+batch norms see both.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ Loss = Literal["kl", "embedding", "augment"]
 
 
 class TrainingFailedError(SlipstreamError):
-    """A fine-tune lost its way."""
+    """The loss of a fine-tune is no longer finite."""
 
     def __init__(self, epoch: int, learning_rate: float) -> None:
         super().__init__(
-            f"the loss is no number any more, in epoch {epoch + 1}",
+            f"the loss became NaN or infinite in epoch {epoch + 1}",
             where=f"learning rate {learning_rate:g}",
-            remedy="a lower learning rate, or a smaller alpha",
+            remedy="use a lower learning rate or a smaller alpha",
         )
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a fine-tune is done, the same for the hardened model and its control.
+    """Settings of a fine-tune, shared by the hardened model and its control.
 
     Attributes:
-        loss: ``kl`` between the answers to a scene and to its twin; ``embedding``: squared
-            distance of what the last linear layer reads, over its width; ``augment``: no stability
-            term, twins are only learned as scenes are.
-        alpha: weight of the stability term beside the task's own loss.
+        loss: ``kl`` between the answers to a scene and its twin; ``embedding``: squared distance
+            of the last linear layer's inputs, divided by their width; ``augment``: no stability
+            term, twins are trained on as scenes.
+        alpha: weight of the stability term.
         epochs, batch, learning_rate: of Adam; the rate falls to zero along a cosine.
-        seed: of the order of scenes and of the twins.
-        draws: of a scene's twins; later epochs take one of these again, for drawing costs more than
-            training does. 0 draws a new one in every epoch.
-        int8: whether twins also pass through the layers as an int8 copy of the model computes them.
+        seed: seed of the order of scenes and of the twins.
+        draws: twins per scene, reused in later epochs because drawing costs more than training;
+            0 draws a new twin in every epoch.
+        int8: whether twins pass through a simulated int8 copy of the model.
     """
 
     loss: Loss = "kl"
@@ -70,7 +70,7 @@ class Recipe:
                 raise InvalidArgumentError(name, f"{getattr(self, name):g} is negative")
         for name in ("epochs", "batch", "learning_rate"):
             if getattr(self, name) <= 0:
-                raise InvalidArgumentError(name, f"{getattr(self, name)} is not above 0")
+                raise InvalidArgumentError(name, f"{getattr(self, name)} is not positive")
 
 
 def fine_tune(
@@ -80,29 +80,29 @@ def fine_tune(
     pipeline: Pipeline,
     twins: Twins | None,
     recipe: Recipe,
-    say: Callable[[str], None] = lambda line: None,
+    report: Callable[[str], None] = lambda line: None,
 ) -> nn.Module:
-    """A copy of `model`, trained on; with `twins` None the plain fine-tune, which is the control.
+    """Fine-tune a copy of `model`; without `twins`, plainly, as the control.
 
     Args:
         scenes: uint8 [N, H, W, 3].
         labels: int64 [N].
 
     Raises:
-        InvalidArgumentError: fewer scenes than two, or labels of other scenes.
-        TrainingFailedError: the loss is no number any more.
+        InvalidArgumentError: fewer than two scenes, or another number of labels.
+        TrainingFailedError: the loss is no longer finite.
     """
     import torch
     import torch.nn.functional as f
 
-    from slipstream.ship.stability.int8 import as_int8, norms_behind
+    from slipstream.ship.stability.int8 import as_int8, following_norms
 
     if len(scenes) != len(labels) or len(scenes) < 2:
-        raise InvalidArgumentError("labels", f"{len(labels)} of them for {len(scenes)} scenes")
-    model = _without_chance(copy.deepcopy(model))
-    head = _Reader(model) if recipe.loss == "embedding" else None
+        raise InvalidArgumentError("labels", f"{len(labels)} labels for {len(scenes)} scenes")
+    model = _deterministic(copy.deepcopy(model))
+    head = _HeadInput(model) if recipe.loss == "embedding" else None
     samples, targets = torch.from_numpy(samples_of(scenes, pipeline)), torch.from_numpy(labels)
-    norms = norms_behind(model, samples[:1]) if recipe.int8 else {}
+    norms = following_norms(model, samples[:1]) if recipe.int8 else {}
     rng = np.random.default_rng(recipe.seed)
     torch.manual_seed(recipe.seed)
     optimizer = torch.optim.Adam(model.parameters(), recipe.learning_rate)
@@ -123,7 +123,7 @@ def fine_tune(
                 if recipe.loss == "augment":
                     loss = (loss + f.cross_entropy(second, y)) / 2
                 else:
-                    loss = loss + recipe.alpha * _apart(first, second, head)
+                    loss = loss + recipe.alpha * _distance(first, second, head)
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             optimizer.step()
@@ -132,17 +132,18 @@ def fine_tune(
                 value = float(loss.detach())
                 if not np.isfinite(value):
                     raise TrainingFailedError(epoch, recipe.learning_rate)
-                say(f"epoch {epoch + 1} of {recipe.epochs}, step {step} of {batches}: {value:.3f}")
+                report(
+                    f"epoch {epoch + 1} of {recipe.epochs}, step {step} of {batches}: {value:.3f}"
+                )
     if head is not None:
         head.close()
     return model.eval()
 
 
-def _without_chance(model: nn.Module) -> nn.Module:
-    """In training mode as far as batch norms go.
+def _deterministic(model: nn.Module) -> nn.Module:
+    """Put only batch norms into training mode.
 
-    Dropout and layers left out at random would differ between a scene and its twin, and the
-    stability term would be about these.
+    Dropout and stochastic depth would make a scene differ from its twin.
     """
     from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -153,8 +154,8 @@ def _without_chance(model: nn.Module) -> nn.Module:
     return model
 
 
-def _apart(first: Tensor, second: Tensor, head: _Reader | None) -> Tensor:
-    """How far the answers to scenes and twins lie apart, of logits [N, C] each."""
+def _distance(first: Tensor, second: Tensor, head: _HeadInput | None) -> Tensor:
+    """Return the distance between answers to scenes and twins, logits [N, C] each."""
     import torch.nn.functional as f
 
     if head is None:
@@ -162,22 +163,22 @@ def _apart(first: Tensor, second: Tensor, head: _Reader | None) -> Tensor:
             f.log_softmax(second, 1), f.log_softmax(first, 1), reduction="batchmean",
             log_target=True,
         )  # fmt: skip
-    one, other = head.read.flatten(1).split(len(first))
-    distance: Tensor = (one - other).square().sum(1).mean() / one.shape[1]
+    scene, twin = head.read.flatten(1).split(len(first))
+    distance: Tensor = (scene - twin).square().sum(1).mean() / scene.shape[1]
     return distance
 
 
-class _Reader:
-    """Keeps what the model's last linear layer reads."""
+class _HeadInput:
+    """Input of the model's last linear layer."""
 
     def __init__(self, model: nn.Module) -> None:
         from torch import nn
 
-        linear = [one for one in model.modules() if isinstance(one, nn.Linear)]
+        linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
         if not linear:
             raise InvalidArgumentError(
-                "loss", "the model has no linear layer whose input were an embedding",
-                remedy="loss kl",
+                "loss", "embedding needs a linear layer, but the model has none",
+                remedy="use loss kl",
             )  # fmt: skip
         self.read: Tensor
         self._hook = linear[-1].register_forward_pre_hook(self._keep)
@@ -186,5 +187,5 @@ class _Reader:
         self.read = inputs[0]
 
     def close(self) -> None:
-        """Leave the model as it was."""
+        """Remove the hook."""
         self._hook.remove()

@@ -133,7 +133,7 @@ def bisect(
     *,
     tolerance: float = 0.005,
     most: int = 12,
-    say: Callable[[str], None] = lambda line: None,
+    report: Callable[[str], None] = lambda line: None,
 ) -> Bisected:
     """The fewest layers that have to stay in float, by replacing layers and counting right answers.
 
@@ -147,14 +147,14 @@ def bisect(
         labels: right classes [N]; the reference's own first choices if None.
         tolerance: by how much accuracy may stay below the reference's.
         most: evaluations of accuracy.
-        say: told what is done.
+        report: told what is done.
 
     Raises:
         as `introduced`; InvalidArgumentError: inputs and labels are not of one number.
     """
     if labels is not None and len(labels) != len(inputs):
         raise InvalidArgumentError("labels", f"{len(labels)} for {len(inputs)} inputs")
-    say("layers on the reference's tensors")
+    report("layers on the reference's tensors")
     both = _Both(reference, candidate, inputs)
     ranking = _introduced(both)
     first = _outputs(both.reference, inputs).argmax(1)
@@ -165,13 +165,13 @@ def bisect(
     def rate(keep: Sequence[str]) -> float:
         key = frozenset(keep)
         if key not in known:
-            say(f"accuracy with {len(keep)} layers in float")
+            report(f"accuracy with {len(keep)} layers in float")
             answers = _outputs(both.mixed(key), inputs).argmax(1)
             known[key] = float((answers == truth).mean())
         return known[key]
 
     before = rate(())
-    names = _by_effect(both, [one.name for one in ranking], say) if before < goal else []
+    names = _by_effect(both, [one.name for one in ranking], report) if before < goal else []
     low, high = 0, 0
     while rate(names[:high]) < goal and high < len(names) and len(known) < most:
         low, high = high, min(max(2 * high, 1), len(names))
@@ -191,7 +191,7 @@ def bisect(
     )  # fmt: skip
 
 
-def _by_effect(both: _Both, names: Sequence[str], say: Callable[[str], None]) -> list[str]:
+def _by_effect(both: _Both, names: Sequence[str], report: Callable[[str], None]) -> list[str]:
     """Layers by what the outputs lose where each alone is the candidate's, most first."""
 
     def centred(run: Run) -> Array:
@@ -203,7 +203,7 @@ def _by_effect(both: _Both, names: Sequence[str], say: Callable[[str], None]) ->
     right, everything = centred(both.reference), frozenset(names)
     lost = {}
     for number, name in enumerate(names):
-        say(f"layer {number + 1} of {len(names)} alone")
+        report(f"layer {number + 1} of {len(names)} alone")
         lost[name] = float(np.square(centred(both.mixed(everything - {name})) - right).mean())
     return sorted(names, key=lambda name: -lost[name])
 

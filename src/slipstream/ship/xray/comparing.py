@@ -213,7 +213,7 @@ def compare(
     raws: Sequence[Any] | None = None,
     pipeline: Pipeline | None = None,
     depth: int = 3,
-    say: Callable[[str], None] = lambda line: None,
+    report: Callable[[str], None] = lambda line: None,
 ) -> Comparison:
     """Hold a deployed model's log against that of a reference.
 
@@ -224,7 +224,7 @@ def compare(
         raws: raw inputs in the order of frames, where the logs do not say where they lie.
         pipeline: how inputs should be made; the reference log's own if it names one.
         depth: stages of preprocessing that may be wrong simultaneously: 1, 2 or 3.
-        say: told what is done.
+        report: told what is done.
 
     Raises:
         LogError: a log is damaged, or they have no frame or no layer in common.
@@ -236,7 +236,7 @@ def compare(
     if not a.count or not b.count:
         empty = a if not a.count else b
         raise LogError("holds no whole frame", where=str(empty.path))
-    say("reading both logs")
+    report("reading both logs")
     sums = _Sums(a, b)
     pairs = list(_probe(a, b))
     if not pairs:
@@ -249,7 +249,7 @@ def compare(
     sums.matched = match(a.layers, b.layers, references, candidates)
     for one, other in _paired(a, b):
         sums.add(one, other)
-    cause = _cause(sums, a, raws, pipeline, depth, notes, say)
+    cause = _cause(sums, a, raws, pipeline, depth, notes, report)
     has_layers = any(one["elements"][:, len(_of(log, "input")):].any() for one, log in
                      ((references, a), (candidates, b)))  # fmt: skip
     if not sums.matched and has_layers and a.layers and b.layers:
@@ -455,7 +455,7 @@ class _Sums:
 
 def _cause(
     sums: _Sums, reference: Log, raws: Sequence[Any] | None, pipeline: Pipeline | None, depth: int,
-    notes: list[str], say: Callable[[str], None],
+    notes: list[str], report: Callable[[str], None],
 ) -> Cause:  # fmt: skip
     mine = [one for one, _ in sums.inputs]
     theirs = [one for _, one in sums.inputs]
@@ -475,7 +475,7 @@ def _cause(
     if pipeline is not None and raws is not None:
         if len(raws) != len(first):
             raise InvalidArgumentError("raws", f"{len(raws)} for {len(first)} frames")
-        return explain(first, raws, pipeline, depth=depth, say=say)
+        return explain(first, raws, pipeline, depth=depth, report=report)
     wanted = np.stack([one[:1] for one in mine])[:, 0]
     if not (wanted["elements"] == first["elements"]).all():
         sizes = f"{wanted['elements'][0]} values of the reference, {first['elements'][0]} deployed"
@@ -488,7 +488,7 @@ def _cause(
         return Cause("equal", "the inputs are those of the reference", frames=len(first))
     if sums.input_tensors and all(one is not None for one in sums.input_tensors[:8]):
         tensors = [one for one in sums.input_tensors[:8] if one is not None]
-        return explain_arrays(first[: len(tensors)], tensors, depth=depth, say=say)
+        return explain_arrays(first[: len(tensors)], tensors, depth=depth, report=report)
     kind = "harmless" if before <= HARMLESS else "unexplained"
     return Cause(
         kind, f"inputs differ by {before:.1%} of their deviation; raw inputs and the reference's "  # type: ignore[arg-type]

@@ -104,7 +104,7 @@ def explain(
     pipeline: Pipeline,
     *,
     depth: int = 3,
-    say: Callable[[str], None] = lambda line: None,
+    report: Callable[[str], None] = lambda line: None,
 ) -> Cause:
     """The simplest change of `pipeline` that gives what was fed.
 
@@ -114,7 +114,7 @@ def explain(
         pipeline: how inputs should be made.
         depth: stages that may differ simultaneously: 1, 2 or 3. Of three, the two that alone come
             nearest are found first, so that not every combination is tried.
-        say: told what is searched.
+        report: told what is searched.
     """
     usable: list[int] = []
     damaged = ""
@@ -139,16 +139,16 @@ def explain(
     if before < 1e-6:
         return Cause("equal", "the inputs are those of the reference", **known)
     harmless, exact = (0.0, 1e-6) if _numbers_words(whole) else (HARMLESS, _EXACT)
-    say("searching what is done otherwise: single stages")
+    report("searching what is done otherwise: single stages")
     singles = _scored(observed, whole, list(whole.variations()), frames)
     limit = min(ACCEPTED if before > harmless else exact, before / BETTER)
     best = singles[:1]
     if (not best or best[0][0] > exact) and depth > 1 and before > harmless:
-        say("searching what is done otherwise: two stages at once")
+        report("searching what is done otherwise: two stages at once")
         ones = [one for _, one in singles]
         pairs = _pairs(observed, whole, ones, frames)
         if depth > 2 and pairs and pairs[0][0] > limit:
-            say("searching what is done otherwise: three stages simultaneously")
+            report("searching what is done otherwise: three stages simultaneously")
             triples = _triples(observed, whole, [pair for _, pair in pairs], ones, frames)
             # A third change has to be worth its mention.
             if triples and triples[0][0] <= min(limit, pairs[0][0] / BETTER):

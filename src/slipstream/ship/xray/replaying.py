@@ -24,7 +24,7 @@ def replay(
     raws: Sequence[Any] | None = None,
     level: Level | None = None,
     plain_kernels: bool = False,
-    say: Callable[[str], None] = lambda line: None,
+    report: Callable[[str], None] = lambda line: None,
 ) -> Path:
     """Run a reference over what a log's frames were, and record it.
 
@@ -37,7 +37,7 @@ def replay(
         raws: raw inputs in the order of frames, where the log does not say where they lie.
         level: of the new log; that of `log` if None.
         plain_kernels: run the reference on plain kernels.
-        say: told how far it is.
+        report: told how far it is.
 
     Raises:
         LogError: the log lacks what is needed.
@@ -50,7 +50,7 @@ def replay(
     inputs = [n for n, one in enumerate(log.layers) if one.kind == "input"]
     with record(out, level, preprocessing=known, reference=plain_kernels) as recorder:
         for number, frame in enumerate(log.frames()):
-            say(f"frame {number + 1} of {log.count}")
+            report(f"frame {number + 1} of {log.count}")
             raw = None
             if raws is not None:
                 if number >= len(raws):

@@ -125,7 +125,7 @@ def latency(
     against: Any = None,
     plain_kernels: bool = False,
     threads: int = 1,
-    say: Callable[[str], None] = lambda line: None,
+    report: Callable[[str], None] = lambda line: None,
 ) -> Latency:
     """Time a model, whole and by operator.
 
@@ -137,7 +137,7 @@ def latency(
             that runs on plain kernels is held against itself on optimised ones.
         plain_kernels: run `model` on plain kernels.
         threads: inside an operator.
-        say: told what is done.
+        report: told what is done.
 
     Raises:
         InvalidArgumentError: `inputs` are needed, as of a torch module.
@@ -151,14 +151,14 @@ def latency(
     fed = _fed(tap, inputs)
     if against is None and plain_kernels:
         against = model
-    say("whole inferences")
+    report("whole inferences")
     total = _median(lambda: tap.plain(fed))
     baseline, expected = 0.0, {}
     if against is not None:
         other = against if isinstance(against, Tap) else open_tap(against, threads=threads)
         baseline = _median(lambda: other.plain(fed))
         expected = {one.name: one.ns for one in _operators(other, fed)}
-    say("operators")
+    report("operators")
     operators = _operators(tap, fed)
     times = [
         OperatorTime(one.name, one.kind, one.ns, expected.get(one.name, one.expected_ns))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +20,15 @@ from slipstream.capture import put_compiled
 from slipstream.codegen import CompileError, why_no_triton
 from slipstream.errors import SlipstreamWarning
 from slipstream.techniques.dropout.nn import SeededDropout
-from slipstream.techniques.fusion.autotune import Autotuned, Make, TracedPass, boxed
+from slipstream.techniques.fusion.autotune import (
+    WRITTEN,
+    Autotuned,
+    Make,
+    TracedPass,
+    boxed,
+    failure,
+    inductor,
+)
 from slipstream.techniques.fusion.kernels import by_device
 from slipstream.techniques.fusion.loops import UnsupportedError
 from slipstream.techniques.fusion.rewrite import plan
@@ -27,6 +37,7 @@ from slipstream.techniques.fusion.traced import stack_parts
 # Calls of a model with other shapes before kernels are timed for them: the last batch of an epoch
 # is not worth it.
 _CALLS_BEFORE_TUNING = 16
+_pieces: weakref.WeakSet[Autotuned] = weakref.WeakSet()
 
 
 def seeded_dropout(
@@ -53,26 +64,31 @@ class FusionBackend:
     """What ``torch.compile(model, backend=...)`` calls with every graph it traces.
 
     Args:
-        say: told of every graph that stays as it is, and why.
+        report: told of every graph that stays as it is, and why.
         tuned: whether to run the kernels that a graph's first call is faster with, if any; all
             kernels are run where False.
         make: the kernels of regions; in C++ or Triton by where their tensors are.
+        inductor: whether inductor's compilation of a graph is a candidate, too.
 
     Attributes:
         passes: of every graph that was compiled, forward and backward.
-        reasons: why graphs stayed as they are.
         pieces: of the model, each of which its first call chooses for.
     """
 
     def __init__(
-        self, say: Callable[[str], None] = lambda line: None, tuned: bool = True,
-        make: Make = by_device,
+        self, report: Callable[[str], None] = lambda line: None, tuned: bool = True,
+        make: Make = by_device, inductor: bool = True,
     ) -> None:  # fmt: skip
         self.passes: list[TracedPass] = []
-        self.reasons: list[str] = []
         self.pieces: list[Autotuned] = []
-        self._say = say
-        self._tuned, self._make = tuned, make
+        self._report = report
+        self._tuned, self._make, self._inductor = tuned, make, inductor
+        self._untraced: list[str] = []
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why candidates were not used: of tracing, then by piece."""
+        return [*self._untraced, *(reason for piece in self.pieces for reason in piece.reasons)]
 
     def __call__(self, module: GraphModule, inputs: Sequence[Any]) -> Any:
         plain = GraphModule(module, copy.deepcopy(module.graph))
@@ -113,8 +129,30 @@ class FusionBackend:
                 "calls run as written, then kernels are timed, which may take half a minute",
                 SlipstreamWarning, stacklevel=2,
             )  # fmt: skip
-        self.pieces.append(Autotuned(plain, traced, passes, self.reasons.append, waiting))
-        return self.pieces[-1]
+        piece = Autotuned(plain, traced, passes, waiting, self._rival(plain, inputs))
+        self.pieces.append(piece)
+        _pieces.add(piece)
+        return piece
+
+    def _rival(
+        self, plain: GraphModule, inputs: Sequence[Any]
+    ) -> Callable[[Sequence[Any]], Any] | None:
+        """Inductor's compilation as `Autotuned` takes it.
+
+        It waits for the first call. With symbolic sizes it cannot wait: what it assumes about them
+        becomes guards only while torch.compile is tracing.
+        """
+        if not self._inductor:
+            return None
+        if not any(isinstance(size, torch.SymInt) for x in inputs
+                   for size in (x.shape if isinstance(x, torch.Tensor) else (x,))):  # fmt: skip
+            return partial(inductor, plain)
+        try:
+            compiled = inductor(plain, inputs)
+        except Exception as error:
+            self._untraced.append(failure(error))
+            return None
+        return lambda inputs: compiled
 
     def _pass(self, module: GraphModule) -> TracedPass | None:
         """A traced pass with kernels, or None with one more reason."""
@@ -122,21 +160,21 @@ class FusionBackend:
             stack_parts(module)
             planned = plan(module)
             if not planned.regions:
-                self.reasons.append("no operators of it can share a kernel")
+                self._untraced.append("no operators of it can share a kernel")
                 return None
             self.passes.append(TracedPass(module, planned, self._make))
         except (CompileError, UnsupportedError) as error:
             reason = error.what if isinstance(error, CompileError) else str(error)
-            self.reasons.append(reason)
-            self._say(f"a graph of {len(module.graph.nodes)} nodes stays as it is: {reason}")
+            self._untraced.append(reason)
+            self._report(f"a graph of {len(module.graph.nodes)} nodes stays as it is: {reason}")
             return None
         return self.passes[-1]
 
 
 def use_fused(model: Any) -> None:
-    """Let every call of `model` go through torch.compile with this back end, while it has kernels.
+    """Let every call of `model` go through torch.compile with this back end, while that is faster.
 
-    Where the first call keeps none, later ones do without torch.compile, whose guards and wrappers
+    If the first call chooses the model as written, later ones do without torch.compile, whose guards and wrappers
     take up to 2 % of a step of 20 ms.
 
     Raises:
@@ -148,13 +186,30 @@ def use_fused(model: Any) -> None:
 
     def call(*given: Any, **named: Any) -> Any:
         returned = compiled(*given, **named)
-        if not any(one.kept is not False for one in backend.pieces):
+        if all(piece.choice == WRITTEN for piece in backend.pieces):
             model._compiled_call_impl = None
         return returned
 
     model._compiled_call_impl = call
 
 
+def explain() -> list[str]:
+    """Return a line for each graph that fusion traced and this process still uses.
+
+    It names what every call runs, the measured speed of each candidate relative to the model as
+    written, and why others were not used, such as a missing compiler.
+    """
+    lines = []
+    for piece in _pieces:
+        gains = ", ".join(f"{name} {gain:.2f}x" for name, gain in piece.gains.items())
+        line = f"runs {piece.choice}" if piece.choice else "not called yet"
+        lines.append("; ".join(part for part in (line, gains, *piece.reasons) if part))
+    return lines
+
+
 def slipstream_fusion(module: GraphModule, inputs: Sequence[Any]) -> Any:
-    """``torch.compile(model, backend="slipstream_fusion")``: kernels where they are faster."""
+    """``torch.compile(model, backend="slipstream_fusion")``.
+
+    The first call chooses the fastest of eager mode, kernels and inductor.
+    """
     return FusionBackend()(module, inputs)

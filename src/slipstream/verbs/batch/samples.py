@@ -133,7 +133,7 @@ class Sampler:
     Args:
         limit_bytes: private memory above which a step counts as not fitting; None for no limit.
         timeout_s: a process that is silent for so long is stopped.
-        say: called with a short line before anything slow.
+        report: called with a short line before anything slow.
     """
 
     def __init__(
@@ -143,13 +143,13 @@ class Sampler:
         threads: int,
         limit_bytes: int | None,
         timeout_s: float,
-        say: Callable[[str], None] = lambda line: None,
+        report: Callable[[str], None] = lambda line: None,
     ) -> None:
         self._workload = workload
         self._threads = threads
         self._limit_bytes = limit_bytes
         self._timeout_s = timeout_s
-        self._say = say
+        self._report = report
         self._child: Child | None = None
         self.facts: Facts | None = None
 
@@ -160,7 +160,7 @@ class Sampler:
             WorkloadError: the user's code failed, or its batch can be set nowhere.
             DoesNotFitError: not even this size fits.
         """
-        self._say("the batch as it is")
+        self._report("the batch as it is")
         answer = self._call(0, "run_once", samples=0)
         facts = Facts(**answer["facts"])
         if not facts.resizes:
@@ -178,7 +178,7 @@ class Sampler:
             DoesNotFitError: it does not fit.
             WorkloadError: it fails for another reason.
         """
-        self._say(f"{samples} samples")
+        self._report(f"{samples} samples")
         assert self.facts is not None
         size = samples if self.facts.resizes else 0
         answer = self._call(samples, "run_once", samples=size)
@@ -194,7 +194,7 @@ class Sampler:
         size = samples if self.facts is not None and self.facts.resizes else 0
         needs: list[int] = []
         for _ in range(processes):
-            self._say(f"trying {samples} samples")
+            self._report(f"trying {samples} samples")
             try:
                 answer = self._call(samples, "run_once", fork=False, samples=size, watch=False)
             except DoesNotFitError:
@@ -208,7 +208,7 @@ class Sampler:
         Raises:
             DoesNotFitError: one of them does not fit.
         """
-        self._say(f"timing {len(sizes)} sizes in turns")
+        self._report(f"timing {len(sizes)} sizes in turns")
         rows = self._call(max(sizes), "take_turns", sizes=list(sizes), budget_s=budget_s)
         return [Timing(*row) for row in rows]
 
@@ -221,7 +221,7 @@ class Sampler:
         Raises:
             DoesNotFitError: it does not fit.
         """
-        self._say(f"timing {samples} samples")
+        self._report(f"timing {samples} samples")
         rows = self._call(samples, "take_turns", sizes=[], budget_s=budget_s)
         ((_, step_ns, spread),) = rows
         return Timing(samples, step_ns, spread)

@@ -48,7 +48,7 @@ def batch_model(
     threads: int = 0,
     budget: str | float = "15s",
     timeout_s: float = DEFAULT_TIMEOUT_S,
-    say: Callable[[str], None] = lambda line: None,
+    report: Callable[[str], None] = lambda line: None,
 ) -> BatchModel:
     """Measure `workload` at a few batch sizes, and tell what any other would take.
 
@@ -68,7 +68,7 @@ def batch_model(
         threads: intra-op threads, 0 for what the workload sets.
         budget: about how long steps are timed for, each time the sizes are taken in turns.
         timeout_s: a process that is silent for so long is stopped.
-        say: called with a short line whenever there is progress.
+        report: called with a short line whenever there is progress.
 
     Raises:
         InvalidArgumentError: sizes that are none, or fewer than two; no limit or budget.
@@ -82,7 +82,7 @@ def batch_model(
     budget_s = seconds(budget, "budget")
     wanted = None if limit is None else limit_of(limit)
     sampler = Sampler(
-        workload, threads=threads, limit_bytes=_room(wanted), timeout_s=timeout_s, say=say
+        workload, threads=threads, limit_bytes=_room(wanted), timeout_s=timeout_s, report=report
     )
     with sampler:
         search = _Search(sampler, budget_s, wanted)

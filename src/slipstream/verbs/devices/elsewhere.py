@@ -1,9 +1,9 @@
 """predict_device: how long the recorded step takes on another device.
 
-Devices at hand are measured: this processor with an older instruction set, or with more threads, is
-another device, and every operator of the step is micro-benchmarked on it. Others are known by their
-data sheets: kernels of a GPU are scaled by `slipstream.durations.wave_scaling`, operators of a CPU
-by the same share of memory and arithmetic (`roofline.scaled`).
+Devices at hand are measured: for this CPU with an older instruction set or with more threads, every
+operator of the step is micro-benchmarked. Others are predicted from data sheets: kernels of a GPU
+are scaled by `slipstream.durations.wave_scaling`, operators of a CPU by the same split between
+memory and arithmetic (`roofline.scaled`).
 """
 
 from __future__ import annotations
@@ -31,13 +31,12 @@ from slipstream.verbs.results import INTERVAL, SPEEDUP, Predicted, Prediction, n
 _THREADS = re.compile(r"(?:threads:)?([0-9]+)(?: threads?)?")
 _HOUR_NS = 3.6e12
 _UNKNOWN_SPREAD = 0.5
-_SHARED_KEYS = (
+_PREDICTION_KEYS = (
     "baseline_ns", "step_ns", "speedup", "speedup_interval", "samples_per_step", "provenance",
     "why_not",
 )  # fmt: skip
-_KNOWN = {Provenance.MICROBENCHMARK: "measured here", Provenance.DATASHEET: "data sheet"}
-# Between two levels of one processor the cost of an operator that cannot be run alone is the same
-# but for its arithmetic; of a data sheet's device nothing was seen at all.
+_SOURCES = {Provenance.MICROBENCHMARK: "measured here", Provenance.DATASHEET: "data sheet"}
+# Spread of durations scaled by the limits of two devices.
 _SHEET_SPREAD = 0.35
 
 
@@ -47,10 +46,10 @@ class DevicePrediction:
 
     Attributes:
         device: its name, as `predict_device` takes it.
-        about: in words.
-        known: how the device is known: measured here, or by its data sheet.
-        prediction: of the step there; `Prediction.why_not` says why there is none.
-        price_per_hour: dollars; None where it is not known.
+        about: description.
+        known: provenance of its speed: measured here, or from its data sheet.
+        prediction: of the step there; `Prediction.why_not` gives the reason if there is none.
+        price_per_hour: dollars; None if unknown.
     """
 
     device: str
@@ -61,18 +60,18 @@ class DevicePrediction:
 
     @property
     def sample_ns(self) -> float:
-        """Nanoseconds a sample; of a step whose samples are not known, of a step."""
+        """Nanoseconds per sample, or per step if the number of samples is unknown."""
         return self.prediction.step_ns / max(self.prediction.samples[1], 1)
 
     @property
     def dollars_per_million(self) -> float | None:
-        """Of a million samples (or steps); None without a price."""
+        """Dollars per million samples (or steps); None without a price."""
         if self.price_per_hour is None or math.isnan(self.prediction.step_ns):
             return None
         return self.price_per_hour * self.sample_ns * 1e6 / _HOUR_NS
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return the JSON payload."""
         predicted = self.prediction.to_json()
         return {
             "device": self.device,
@@ -81,59 +80,61 @@ class DevicePrediction:
             "price_per_hour": self.price_per_hour,
             "sample_ns": self.sample_ns,
             "dollars_per_million_samples": self.dollars_per_million,
-            **{key: predicted[key] for key in _SHARED_KEYS},
+            **{key: predicted[key] for key in _PREDICTION_KEYS},
         }
 
 
 @dataclass(frozen=True)
 class DevicePredictions:
-    """The recorded step on several devices, by time per sample; what cannot be told comes last."""
+    """The recorded step on several devices by time per sample, failed predictions last."""
 
     graph: Graph
     devices: tuple[DevicePrediction, ...]
 
     @classmethod
     def of(cls, graph: Graph, devices: Iterable[DevicePrediction]) -> DevicePredictions:
-        """These devices in order."""
-        by_time = sorted(devices, key=lambda one: (math.isnan(one.sample_ns), one.sample_ns))
+        """Sort predictions by time per sample."""
+        by_time = sorted(devices, key=lambda p: (math.isnan(p.sample_ns), p.sample_ns))
         return cls(graph, tuple(by_time))
 
     def to_json(self) -> list[dict[str, Any]]:
-        """As results are printed."""
-        return [one.to_json() for one in self.devices]
+        """Return the JSON payload."""
+        return [prediction.to_json() for prediction in self.devices]
 
     def table(self) -> Table:
-        """One row a device that can be told; the others below, with the reason."""
+        """Return a table with a row per predicted device; notes give reasons for the others."""
         graph = self.graph
-        told = [one for one in self.devices if isinstance(one.prediction, Predicted)]
+        predicted = [p for p in self.devices if isinstance(p.prediction, Predicted)]
         per = "sample" if graph.samples else "step"
-        priced = [one for one in told if one.dollars_per_million is not None]
+        priced = [p for p in predicted if p.dollars_per_million is not None]
         fields: list[Field[DevicePrediction]] = [
-            Field.of("device", lambda one: one.device),
-            Field.number("step", lambda one: format_duration(one.prediction.step_ns)),
-            Field.number(f"per {per}", lambda one: format_duration(one.sample_ns)),
-            Field.number("faster", lambda one: SPEEDUP.cell(one.prediction)),
-            Field.number("90 % interval", lambda one: INTERVAL.cell(one.prediction)),
-            Field.of("known from", lambda one: _KNOWN.get(one.known, str(one.known))),
+            Field.of("device", lambda p: p.device),
+            Field.number("step", lambda p: format_duration(p.prediction.step_ns)),
+            Field.number(f"per {per}", lambda p: format_duration(p.sample_ns)),
+            Field.number("faster", lambda p: SPEEDUP.cell(p.prediction)),
+            Field.number("90 % interval", lambda p: INTERVAL.cell(p.prediction)),
+            Field.of("source", lambda p: _SOURCES.get(p.known, str(p.known))),
         ]
         where = graph.meta.get("device_name") or graph.meta.get("cpu_capability") or "here"
         notes = [f"as recorded ({where}): {format_duration(replay(graph).step_ns)} per step"]
         if priced:
-            fields.append(Field.number(f"$ a million {per}s", _price))
-            cheapest = min(priced, key=lambda one: one.dollars_per_million or math.inf)
-            notes.append(f"cheapest per {per} where prices are known: {cheapest.device}")
+            fields.append(Field.number(f"$ per million {per}s", _price))
+            cheapest = min(priced, key=lambda p: p.dollars_per_million or math.inf)
+            notes.append(f"cheapest per {per}, of devices with a price: {cheapest.device}")
         notes += [
-            f"{one.device}: {one.prediction.why_not}"
-            for one in self.devices
-            if one.prediction.why_not is not None
+            f"{p.device}: {p.prediction.why_not}"
+            for p in self.devices
+            if p.prediction.why_not is not None
         ]
-        if any(one.known is Provenance.DATASHEET for one in told):
-            notes.append("data sheets tell limits, not kernels: such a row is a first guess")
-        return Table.of(told, fields, f"{named(graph)} on other devices", notes)
+        if any(p.known is Provenance.DATASHEET for p in predicted):
+            notes.append(
+                "data sheets give limits, not kernel times: such a row is a rough estimate"
+            )
+        return Table.of(predicted, fields, f"{named(graph)} on other devices", notes)
 
 
-def _price(one: DevicePrediction) -> str:
-    cost = one.dollars_per_million
+def _price(prediction: DevicePrediction) -> str:
+    cost = prediction.dollars_per_million
     return "-" if cost is None else f"{cost:.3g}"
 
 
@@ -142,31 +143,31 @@ def predict_device(
     device: str,
     *,
     durations: Callable[[int, Level | None], Durations] | None = None,
-    say: Callable[[str], None] = lambda line: None,
+    report: Callable[[str], None] = lambda line: None,
 ) -> DevicePrediction:
-    """The step of `graph` on another device.
+    """Predict the step of `graph` on another device.
 
     Args:
-        device: an instruction set of this processor ("avx2", "sse4.1"), a number of threads
-            ("threads:2"), or a kind of device by its data sheet ("h100-sxm"; "H100" will do).
-        durations: threads and level to where durations come from; this machine's cache by default.
-        say: called with a short line whenever there is progress.
+        device: an instruction set of this CPU ("avx2", "sse4.1"), a number of threads
+            ("threads:2"), or a kind of device with a data sheet ("h100-sxm", or "H100").
+        durations: (threads, level) -> source of durations; this machine's cache by default.
+        say: called with a short line of progress.
 
     Raises:
-        UnknownNameError: no such device.
-        InvalidArgumentError: `graph` is no graph.
+        UnknownNameError: unknown device.
+        InvalidArgumentError: `graph` is not a graph.
         ChildError: the micro-benchmark died.
     """
     need_graph(graph)
     source = durations or (lambda threads, level: Durations(threads, level=level))
     if (count := _THREADS.fullmatch(device.strip())) is not None:
-        return _more_threads(graph, int(count[1]), source, say)
+        return _more_threads(graph, int(count[1]), source, report)
     before = replay(graph)
     price = None
     if (level := _level(device)) is not None:
         name, about = level.name, f"this processor, with {level.name} at most"
         known, metric = Provenance.MICROBENCHMARK, "cpu"
-        outcome = _other_level(graph, level, source, say)
+        outcome = _other_level(graph, level, source, report)
     else:
         kind = kind_named(device)
         name, about, known, metric = kind.kind, kind.about, Provenance.DATASHEET, "wall"
@@ -175,39 +176,39 @@ def predict_device(
         outcome = (
             _gpu_to_gpu(graph, before.peak_bytes, kind)
             if on_gpu
-            else _cpu_to_sheet(graph, before.peak_bytes, kind, source, say)
+            else _cpu_to_sheet(graph, before.peak_bytes, kind, source, report)
         )
-    answer = (
+    prediction = (
         refusal(name, before, outcome)
         if isinstance(outcome, str)
         else prediction_of(name, metric, before, outcome)
     )
-    return DevicePrediction(name, about, known, answer, price)
+    return DevicePrediction(name, about, known, prediction, price)
 
 
 def devices_for(graph: Graph) -> list[str]:
-    """The devices a step of this kind can be predicted on: those at hand, then by data sheet."""
+    """Return the devices that this step can be predicted on: those at hand, then data sheets."""
     need_graph(graph)
     kinds = [name for name, kind in device_kinds().items() if kind.memory_bytes_per_s is not None]
     if (graph.tasks.kind == Kind.KERNEL).any():
         return [name for name in kinds if device_kinds()[name].multiprocessors is not None]
-    here = [one.name for one in levels_here() if one != _recorded_level(graph)]
+    here = [level.name for level in levels_here() if level != _recorded_level(graph)]
     counts = [count for count in (1, 2, 4, 8, 16, 32, 64) if count <= usable_cores()]
-    now = int(graph.meta.get("threads", 1))
-    here += [f"threads:{count}" for count in counts if count != now]
+    recorded = int(graph.meta.get("threads", 1))
+    here += [f"threads:{count}" for count in counts if count != recorded]
     return here + [name for name in kinds if "fp32" in device_kinds()[name].flops]
 
 
 def _level(name: str) -> Level | None:
     plain = name.lower().replace(".", "").replace("-", "").removeprefix("cpu:")
-    return next((one for one in LEVELS if one.name.replace(".", "") == plain), None)
+    return next((level for level in LEVELS if level.name.replace(".", "") == plain), None)
 
 
 def kind_named(name: str) -> Device:
-    """A kind of device by its name, the beginning of it, or what a driver calls it.
+    """Return the kind of device with this name, prefix or driver name.
 
     Raises:
-        UnknownNameError: no such kind.
+        UnknownNameError: unknown device.
     """
     kinds = device_kinds()
     if name.lower() in kinds:
@@ -217,15 +218,15 @@ def kind_named(name: str) -> Device:
         return kinds[near[0]]
     if (device := device_named(name)) is not None:
         return device
-    raise UnknownNameError("device", name, [*(one.name for one in LEVELS), "threads:2", *kinds])
+    raise UnknownNameError("device", name, [*(level.name for level in LEVELS), "threads:2", *kinds])
 
 
 def _recorded_level(graph: Graph) -> Level | None:
     return level_of(str(graph.meta.get("cpu_capability", "")))
 
 
-def _as_asked(level: Level | None) -> Level | None:
-    """None for the level that libraries choose here by themselves: it needs no telling."""
+def _level_to_force(level: Level | None) -> Level | None:
+    """Return None for the level that libraries choose by default on this machine."""
     here = levels_here()
     return None if here and level == here[0] else level
 
@@ -234,80 +235,84 @@ def _other_level(
     graph: Graph,
     level: Level,
     durations: Callable[[int, Level | None], Durations],
-    say: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> Graph | str:
-    """The step where every operator's ratio to another instruction set here is measured.
+    """Return the step with every operator's ratio to another instruction set, measured here.
 
-    As all such functions below: the edited step, or why it cannot be told.
+    Like the functions below, returns the reason as a string if it cannot be predicted.
     """
     recorded = _recorded_level(graph)
     if (graph.tasks.kind == Kind.KERNEL).any():
         return "the step runs on a GPU"
     if recorded is None:
-        return "the recording does not say which instruction set its libraries used"
+        return "the recording does not contain the instruction set that its libraries used"
     if level not in levels_here():
-        return f"this processor has no {level.name}: it cannot be measured here"
+        return f"this CPU has no {level.name}, so it cannot be measured here"
     threads = int(graph.meta.get("threads", 1))
-    here, there = durations(threads, _as_asked(recorded)), durations(threads, _as_asked(level))
+    here, there = (
+        durations(threads, _level_to_force(recorded)),
+        durations(threads, _level_to_force(level)),
+    )
     edit = Editor(graph, level.name)
     if level != recorded:
         calls = list(_calls(graph).values())
         for source in (here, there):
-            source.measure(calls, lambda line: say(f"{level.name}: {line}"))
+            source.measure(calls, lambda line: report(f"{level.name}: {line}"))
         for task, call in _calls(graph).items():
-            now = float(graph.tasks.duration_ns[task])
-            duration, provenance, spread = _at_level(now, call, here, there)
+            recorded_ns = float(graph.tasks.duration_ns[task])
+            duration, provenance, spread = _at_level(recorded_ns, call, here, there)
             edit.set_duration(task, duration, provenance, spread=spread)
     return edit.apply(f"the step with {level.name}")
 
 
 def _at_level(
-    now: float, call: Call, here: Durations, there: Durations
+    recorded_ns: float, call: Call, here: Durations, there: Durations
 ) -> tuple[float, Provenance, float]:
-    """What takes `now` here, there: its duration, where that is from, and its spread."""
-    was, becomes = here.lookup(call), there.lookup(call)
-    if was is not None and becomes is not None and was.nanoseconds:
-        ratio = becomes.nanoseconds / was.nanoseconds
-        return now * ratio, Provenance.MICROBENCHMARK, math.hypot(was.spread, becomes.spread)
-    # It cannot be run alone.
-    needs = work(call)
-    if needs is not None:
-        limits = [one.limits(frozenset({needs.dtype})) for one in (here, there)]
+    """Return an operator's duration at another level, its provenance and its spread."""
+    here_answer, there_answer = here.lookup(call), there.lookup(call)
+    if here_answer is not None and there_answer is not None and here_answer.nanoseconds:
+        ratio = there_answer.nanoseconds / here_answer.nanoseconds
+        spread = math.hypot(here_answer.spread, there_answer.spread)
+        return recorded_ns * ratio, Provenance.MICROBENCHMARK, spread
+    # The operator cannot be timed alone.
+    op_work = work(call)
+    if op_work is not None:
+        limits = [source.limits(frozenset({op_work.dtype})) for source in (here, there)]
         if limits[0] is not None and limits[1] is not None:
-            duration = roofline.scaled(now, needs, limits[0], limits[1])
+            duration = roofline.scaled(recorded_ns, op_work, limits[0], limits[1])
             if duration is not None:
                 return duration, Provenance.ROOFLINE, _SHEET_SPREAD
-    return now, Provenance.ASSUMED, _UNKNOWN_SPREAD
+    return recorded_ns, Provenance.ASSUMED, _UNKNOWN_SPREAD
 
 
 def _more_threads(
     graph: Graph,
     count: int,
     durations: Callable[[int, Level | None], Durations],
-    say: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> DevicePrediction:
     if count < 1:
-        raise InvalidArgumentError("device", f"{count} threads are none")
-    level = _as_asked(_recorded_level(graph))
+        raise InvalidArgumentError("device", f"{count} threads cannot run a step; pass at least 1")
+    level = _level_to_force(_recorded_level(graph))
     source = durations(int(graph.meta.get("threads", 1)), level)
     name = f"threads:{count}"
-    (prediction,) = predict(graph, [name], durations=source, say=say)
+    (prediction,) = predict(graph, [name], durations=source, report=report)
     about = f"this processor, {count} thread{'s' * (count != 1)}"
     return DevicePrediction(name, about, Provenance.MICROBENCHMARK, prediction)
 
 
 def _gpu_to_gpu(graph: Graph, peak_bytes: int, kind: Device) -> Graph | str:
-    """Kernels by wave scaling; what the host does, and copies, stay as they are."""
+    """Scale kernels by wave scaling; host work and copies keep their durations."""
     name = str(graph.meta.get("device_name", ""))
     if not name:
         return "the recording does not name the GPU it ran on"
     if (origin := device_named(name)) is None:
-        return f"the GPU it was recorded on, {name}, has no data sheet here"
+        return f"the GPU it was recorded on, {name}, has no data sheet"
     return _misfit(peak_bytes, kind) or scale_kernels(graph, origin, kind)
 
 
 def _misfit(peak_bytes: int, kind: Device) -> str | None:
-    """Why the step's tensors cannot be there at once; None where they can."""
+    """Return why the step's peak memory exceeds the device's; None if it fits."""
     if kind.memory_bytes is None or peak_bytes <= kind.memory_bytes.value:
         return None
     return (
@@ -321,50 +326,51 @@ def _cpu_to_sheet(
     peak_bytes: int,
     kind: Device,
     durations: Callable[[int, Level | None], Durations],
-    say: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> Graph | str:
-    """Operators by the two machines' limits: here they are measured, there the maker tells them.
+    """Scale operators by the limits of both machines, measured here and from the data sheet there.
 
-    A GPU works while the host goes on: an operator takes as long as it is issued or as its kernel
-    runs, whichever is longer.
+    A GPU runs asynchronously: an operator takes the longer of its issue and its kernel.
     """
     datasheet = datasheet_limits(kind)
     if datasheet is None:
-        return "its data sheet here has no bandwidth of its memory"
+        return "its data sheet has no memory bandwidth"
     if (misfit := _misfit(peak_bytes, kind)) is not None:
         return misfit
-    calls = {task: (call, one) for task, call in _calls(graph).items() if (one := work(call))}
-    dtypes = frozenset(one.dtype for _, one in calls.values() if one.flops)
-    here_source = durations(int(graph.meta.get("threads", 1)), _as_asked(_recorded_level(graph)))
-    here_source.measure(roofline.probes(dtypes), say)
+    calls = {task: op_work for task, call in _calls(graph).items() if (op_work := work(call))}
+    dtypes = frozenset(op_work.dtype for op_work in calls.values() if op_work.flops)
+    here_source = durations(
+        int(graph.meta.get("threads", 1)), _level_to_force(_recorded_level(graph))
+    )
+    here_source.measure(roofline.probes(dtypes), report)
     here = here_source.limits(dtypes)
     if here is None:
         return "this machine's limits cannot be measured"
     on_gpu = kind.multiprocessors is not None
-    # What it takes to call an operator is this host's; a kernel's launch is part of it.
+    # The cost of calling an operator is this host's, and includes a kernel's launch.
     there = roofline.Limits(
         datasheet.flops_per_s,
         datasheet.bytes_per_s,
         0.0 if on_gpu else here.call_ns,
         datasheet.provenance,
     )
-    # Nothing is issued to a GPU faster than operators are called here.
+    # A GPU is issued work no faster than operators are called here.
     issuing = max(here.call_ns, datasheet.call_ns) if on_gpu else 0.0
     edit = Editor(graph, kind.kind)
-    known = []
-    for task, (_, one) in calls.items():
-        now = float(graph.tasks.duration_ns[task])
-        scaled = roofline.scaled(now, one, here, there)
+    durations_ns = []
+    for task, op_work in calls.items():
+        recorded_ns = float(graph.tasks.duration_ns[task])
+        scaled = roofline.scaled(recorded_ns, op_work, here, there)
         if scaled is not None:
-            known.append((task, max(scaled, issuing)))
-    spread = common_spread(graph, [task for task, _ in known], _SHEET_SPREAD)
-    for task, duration in known:
+            durations_ns.append((task, max(scaled, issuing)))
+    spread = common_spread(graph, [task for task, _ in durations_ns], _SHEET_SPREAD)
+    for task, duration in durations_ns:
         edit.set_duration(task, duration, Provenance.DATASHEET, spread=spread)
-    return edit.apply(f"{len(known)} operators within the limits of {kind.kind}")
+    return edit.apply(f"{len(durations_ns)} operators within the limits of {kind.kind}")
 
 
 def _calls(graph: Graph) -> dict[int, Call]:
-    """By task: the operator it calls, where its arguments are known."""
+    """Return the call of each task that has one, by task."""
     return {
         task: graph.calls[number]
         for task, number in enumerate(graph.tasks.call.tolist())

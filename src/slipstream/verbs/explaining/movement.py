@@ -1,4 +1,4 @@
-"""What ``slipstream explain --movement`` shows: where bytes go, and what there is to win."""
+"""Show where bytes are moved and the possible gain, for ``slipstream explain --movement``."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from slipstream.verbs.results import named
 _GROUPS = ("operator", "module", "line", "phase", "kind")
 _NO_OPERATOR = "no operator"
 _MEANING = (
-    "Moved: inputs read once and outputs written once, by every kernel. Had to move: what crosses "
-    "the boundaries of regions of operators that could run as one kernel (slipstream predict -t "
-    "fusion says what that gives)."
+    "Moved: each kernel reads its inputs once and writes its outputs once. Had to move: the part "
+    "that crosses boundaries of regions of operators that could run as one kernel (slipstream "
+    "predict -t fusion predicts the gain)."
 )
-# Groups of one kind on a page.
-_SHOWN = 60
+# Maximum groups of one kind on a page.
+_MAX_PAGE_ROWS = 60
 _SAME_MACHINE = ("cpu.model", "cpu.logical")
 
 
 @dataclass(frozen=True)
 class MovedRow:
-    """A group of operators.
+    """Bytes, arithmetic and time of a group of operators.
 
     Attributes:
-        name: what they have in common.
-        time_ns: of their tasks, as recorded.
-        moved_bytes, needed_bytes: inputs read and outputs written once per kernel; of these, what
-            crosses the boundary of a region that could be one kernel.
-        operations: arithmetic, multiplications and additions counting one each.
-        least_ns: what the machine's limits leave; None where they are not known.
+        name: of the group.
+        time_ns: of its tasks, as recorded.
+        moved_bytes, needed_bytes: inputs read and outputs written once per kernel; the part of
+            them that crosses the boundary of a region that could be one kernel.
+        operations: multiplications and additions, counted separately.
+        least_ns: minimum time by the machine's limits; None if they are unknown.
     """
 
     name: str
@@ -56,11 +56,11 @@ class MovedRow:
 
     @property
     def gap(self) -> float | None:
-        """How many times as long as the limits leave."""
+        """Ratio of the recorded time to the minimum; None if that is unknown."""
         return self.time_ns / self.least_ns if self.least_ns else None
 
     def to_json(self) -> dict[str, Any]:
-        """As the payload has it."""
+        """Return the JSON payload."""
         return {
             "name": self.name, "time_ns": self.time_ns, "tasks": self.tasks,
             "moved_bytes": self.moved_bytes, "needed_bytes": self.needed_bytes,
@@ -70,49 +70,50 @@ class MovedRow:
 
 
 def movement_report(
-    graph: Graph, by: str, top: int, say: Callable[[str], None]
+    graph: Graph, by: str, top: int, report: Callable[[str], None]
 ) -> tuple[list[Table], dict[str, Any]]:
-    """Tables and JSON: classes, then the `top` groups that move most without need; times in ns.
+    """Return tables and JSON: classes, then the `top` groups with most avoidable bytes; in ns.
 
-    This machine's limits are measured where the step was recorded on it and they are not known
-    yet, which takes some seconds.
+    Measures this machine's limits, which takes some seconds, if the step was recorded on it and
+    they are not cached.
 
     Args:
         by: operator, module, line, phase or kind (the operator's class).
-        say: called with a line before anything slow.
+        say: called with a line before slow parts.
 
     Raises:
-        UnknownNameError: there are no such groups.
+        UnknownNameError: unknown group.
+        GraphError: operators' arguments were not recorded.
         GraphError: operators' arguments were not recorded.
     """
     if by not in _GROUPS:
         raise UnknownNameError("group", by, _GROUPS)
     if not graph.calls:
         raise GraphError(
-            "the arguments of its operators, which tell their bytes, are not in this recording",
-            remedy="slipstream profile records them, of a step on one thread",
+            "the recording has no operator arguments, which determine the bytes moved",
+            remedy="record a step on one thread with slipstream profile",
         )
-    limits = _peaks(graph, say)
+    limits = _peaks(graph, report)
     payload, classes = _totals(graph, limits)
     groups = _groups(graph, by, limits)
-    payload |= {"by": by, "groups": [one.to_json() for one in groups]}
+    payload |= {"by": by, "groups": [row.to_json() for row in groups]}
     step_ns = payload["step_ns"]
     shown = groups[:top]
-    left = len(groups) - len(shown)
+    omitted = len(groups) - len(shown)
     notes = [in_a_sentence(payload, classes), _MEANING, _limits_note(limits)]
     title = f"{named(graph)}: {format_duration(step_ns)} per step"
-    more = [f"{left} more groups are left out"] if left else []
+    more = [f"{omitted} more groups omitted"] if omitted else []
     return [
         Table.of(classes, _fields("class", step_ns), title, notes),
-        Table.of(shown, _fields(by, step_ns), f"what moves most without need, by {by}", more),
+        Table.of(shown, _fields(by, step_ns), f"most avoidable movement, by {by}", more),
     ], payload
 
 
 def movement_page(graph: Graph) -> dict[str, Any] | None:
-    """What a page shows of it: words, and the first groups by everything there is to group by.
+    """Return a page's sentence, notes and first groups of every grouping.
 
-    The machine's limits are in it where they were measured before: nothing is measured here. None
-    where operators' arguments were not recorded.
+    Uses the machine's limits only if they are cached; measures nothing. None if operators'
+    arguments were not recorded.
     """
     if not graph.calls:
         return None
@@ -123,126 +124,132 @@ def movement_page(graph: Graph) -> dict[str, Any] | None:
         "notes": [_MEANING, _limits_note(limits)],
         "step_ns": payload["step_ns"],
         "groups": {
-            "operator": [one.to_json() for one in _groups(graph, "operator", limits)[:_SHOWN]],
+            "operator": [
+                row.to_json() for row in _groups(graph, "operator", limits)[:_MAX_PAGE_ROWS]
+            ],
             "class": payload["classes"],
-            "source line": [one.to_json() for one in _groups(graph, "line", limits)[:_SHOWN]],
-            "phase": [one.to_json() for one in _groups(graph, "phase", limits)],
+            "source line": [
+                row.to_json() for row in _groups(graph, "line", limits)[:_MAX_PAGE_ROWS]
+            ],
+            "phase": [row.to_json() for row in _groups(graph, "phase", limits)],
         },
     }
 
 
 def _totals(graph: Graph, limits: Peaks | None) -> tuple[dict[str, Any], list[MovedRow]]:
-    """What the whole step moves, as JSON, and its classes with what is no operator."""
+    """Return the step's totals as JSON, and its classes, including one without an operator."""
     rows = movement(graph)
     classes = _grouped(graph, rows, _keys(graph, "kind"), limits)
-    spent = {one.task for one in rows}
+    spent = {moved.task for moved in rows}
     outside = [t for t in range(len(graph)) if t not in spent]
-    rest_ns = float(graph.tasks.duration_ns[outside].sum() + graph.tasks.gap_ns.sum())
-    classes.append(MovedRow(_NO_OPERATOR, rest_ns, len(outside), 0, 0, 0, None))
-    step_ns = sum(one.time_ns for one in classes)
-    busy_ns = sum(one.time_ns for one in classes if one.name == OperatorClass.CONTRACTION)
+    outside_ns = float(graph.tasks.duration_ns[outside].sum() + graph.tasks.gap_ns.sum())
+    classes.append(MovedRow(_NO_OPERATOR, outside_ns, len(outside), 0, 0, 0, None))
+    step_ns = sum(row.time_ns for row in classes)
+    busy_ns = sum(row.time_ns for row in classes if row.name == OperatorClass.CONTRACTION)
     return {
         "step_ns": step_ns,
-        "moved_bytes": sum(one.moved_bytes for one in rows),
-        "needed_bytes": sum(one.needed_bytes for one in rows),
-        "operations": sum(one.operations for one in rows),
+        "moved_bytes": sum(moved.moved_bytes for moved in rows),
+        "needed_bytes": sum(moved.needed_bytes for moved in rows),
+        "operations": sum(moved.operations for moved in rows),
         "ceiling": ceiling(busy_ns, step_ns) if busy_ns else None,
-        "classes": [one.to_json() for one in classes],
+        "classes": [row.to_json() for row in classes],
         "limits": None if limits is None else limits.to_json(),
     }, classes
 
 
 def _groups(graph: Graph, by: str, limits: Peaks | None) -> list[MovedRow]:
-    """Those that move most without need first."""
+    """Return the groups, those with the most avoidable bytes first."""
     groups = _grouped(graph, movement(graph), _keys(graph, by), limits)
-    return sorted(groups, key=lambda one: (one.needed_bytes - one.moved_bytes, -one.time_ns))
+    return sorted(groups, key=lambda row: (row.needed_bytes - row.moved_bytes, -row.time_ns))
 
 
 def in_a_sentence(payload: Mapping[str, Any], classes: Sequence[MovedRow]) -> str:
-    """How much there is to win, at most."""
+    """Describe the maximum possible gain in a sentence."""
     bound = payload["ceiling"]
     moved, needed = payload["moved_bytes"], payload["needed_bytes"]
     avoidable = (
-        f"{format_bytes(moved)} are moved and {format_bytes(needed)} had to be "
+        f"{format_bytes(moved)} are moved, of which {format_bytes(needed)} are necessary "
         f"({format_percent(1 - needed / moved)} less)"
         if moved
-        else "nothing is moved"
+        else "no bytes are moved"
     )
     if bound is None:
-        return f"The step has no matrix products or convolutions; {avoidable}."
+        return f"The step has no matmuls or convolutions; {avoidable}."
     share = 1 - 1 / bound
     return (
-        "Everything but matrix products and convolutions is "
+        "Everything but matmuls and convolutions is "
         f"{format_percent(share)} of this step: at most {bound:.2f}x if all of it took no time. "
-        f"Of bytes, {avoidable}."
+        f"Bytes: {avoidable}."
     )
 
 
 def _keys(graph: Graph, by: str) -> Callable[[Moved], str]:
     if by == "kind":
-        return lambda one: one.kind.value
+        return lambda moved: moved.kind.value
     if by == "phase":
-        return lambda one: graph.task(one.task).phase.name.lower()
+        return lambda moved: graph.task(moved.task).phase.name.lower()
     column = {"operator": "name", "module": "module", "line": "source"}[by]
     empty = {"operator": "?", "module": "(no module)", "line": "(no source line)"}[by]
     texts = graph.texts(column)
-    return lambda one: texts[one.task] or empty
+    return lambda moved: texts[moved.task] or empty
 
 
 def _grouped(
     graph: Graph, rows: Iterable[Moved], key: Callable[[Moved], str], limits: Peaks | None
 ) -> list[MovedRow]:
-    """Sums by group, the largest movers first."""
+    """Sum by group, the largest movers first."""
     parts: dict[str, list[Moved]] = {}
-    for one in rows:
-        parts.setdefault(key(one), []).append(one)
+    for moved in rows:
+        parts.setdefault(key(moved), []).append(moved)
     sums = [_sum(graph, name, group, limits) for name, group in parts.items()]
-    return sorted(sums, key=lambda one: -one.moved_bytes)
+    return sorted(sums, key=lambda row: -row.moved_bytes)
 
 
 def _sum(graph: Graph, name: str, group: Sequence[Moved], limits: Peaks | None) -> MovedRow:
-    least: float | None = None
+    limit_ns: float | None = None
     if limits is not None:
-        calls = ((one, graph.task(one.task).known_call) for one in group)
-        least = sum(limits.least_ns(one, call) for one, call in calls if one.kind != "view")
+        calls = ((moved, graph.task(moved.task).known_call) for moved in group)
+        limit_ns = sum(
+            limits.least_ns(moved, call) for moved, call in calls if moved.kind != "view"
+        )
     return MovedRow(
         name,
-        float(graph.tasks.duration_ns[[one.task for one in group]].sum()),
+        float(graph.tasks.duration_ns[[moved.task for moved in group]].sum()),
         len(group),
-        sum(one.moved_bytes for one in group),
-        sum(one.needed_bytes for one in group),
-        sum(one.operations for one in group),
-        least,
+        sum(moved.moved_bytes for moved in group),
+        sum(moved.needed_bytes for moved in group),
+        sum(moved.operations for moved in group),
+        limit_ns,
     )
 
 
-def _peaks(graph: Graph, say: Callable[[str], None] | None = None) -> Peaks | None:
-    """This machine's limits where the step was recorded on it, on a processor; else None.
+def _peaks(graph: Graph, report: Callable[[str], None] | None = None) -> Peaks | None:
+    """Return this machine's limits if the step was recorded on it, on the CPU; else None.
 
     Args:
-        say: called with a line before they are measured; None: not measured, if not known.
+        say: called with a line before they are measured; None to use cached limits only.
     """
     recorded = graph.meta.get("machine")
     if not isinstance(recorded, Mapping) or Kind.KERNEL in set(graph.tasks.kind.tolist()):
         return None
-    here = facts_machine.facts()
-    if any(recorded.get(fact) != here.get(fact) for fact in _SAME_MACHINE):
+    current = facts_machine.facts()
+    if any(recorded.get(fact) != current.get(fact) for fact in _SAME_MACHINE):
         return None
     threads = graph.meta.get("threads")
     durations = Durations(threads if isinstance(threads, int) else 1)
     dtypes = frozenset(
         spec.dtype for call in graph.calls for spec in call.inputs if "float" in spec.dtype
     )
-    if say is not None:
-        durations.measure(probes(dtypes), say)
+    if report is not None:
+        durations.measure(probes(dtypes), report)
     return peaks_of(durations, dtypes)
 
 
 def _limits_note(limits: Peaks | None) -> str:
     if limits is None:
         return (
-            "How far from the machine's limits is not told: the step was recorded on another "
-            "machine or on a device, or nobody measured them (slipstream explain --movement does)."
+            "Distance from the machine's limits is unknown: the step was recorded on another "
+            "machine or a GPU, or they are not measured yet (slipstream explain --movement does)."
         )
     rates = ", ".join(
         f"{rate / 1e9:.0f} GFLOP/s in {dtype}" for dtype, rate in limits.flops_per_s.items()

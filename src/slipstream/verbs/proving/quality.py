@@ -12,7 +12,7 @@ from slipstream.child import describe_error
 from slipstream.errors import SlipstreamError, WorkloadError
 from slipstream.measure.checks import QualityCheck, QualityStatus, Trial, judge
 from slipstream.technique import Quality, QualityKind
-from slipstream.verbs.children import DEFAULT_TIMEOUT_S, call_in_child, run_program, say
+from slipstream.verbs.children import DEFAULT_TIMEOUT_S, call_in_child, report_progress, run_program
 from slipstream.verbs.first_steps import answers, first_steps, trial_of
 from slipstream.workload import BuiltWorkload, Workload
 from slipstream.workload.script import ScriptEndedError
@@ -29,7 +29,7 @@ def check_quality(
     budget_s: float | None,
     threads: int = 0,
     timeout_s: float = DEFAULT_TIMEOUT_S,
-    say: Callable[[str], None] = lambda line: None,
+    report: Callable[[str], None] = lambda line: None,
     elsewhere: Mapping[str, Callable[[Sequence[int], int, float], list[Trial]]] | None = None,
 ) -> list[QualityCheck]:
     """One check a candidate; those that are exact by construction are not run.
@@ -62,18 +62,18 @@ def check_quality(
         if not reference:
             reference = _trials(
                 baseline, range(_SEEDS), None, budget_s, threads, timeout_s,
-                _of(say, "quality as it is"),
+                _of(report, "quality as it is"),
             )  # fmt: skip
         seeds = [trial.seed for trial in reference]
         steps = reference[0].steps
         try:
             if name in (elsewhere or {}):
-                say(f"quality of {name}: {len(seeds)} seeds")
+                report(f"quality of {name}: {len(seeds)} seeds")
                 trials = (elsewhere or {})[name](seeds, steps, timeout_s)
             else:
                 trials = _trials(
                     workload, seeds, steps, budget_s, threads, timeout_s,
-                    _of(say, f"quality of {name}"),
+                    _of(report, f"quality of {name}"),
                 )  # fmt: skip
         except SlipstreamError as error:
             checks[name] = QualityCheck(name, kind, QualityStatus.UNCHECKED, basis, error.what)
@@ -82,8 +82,8 @@ def check_quality(
     return list(checks.values())
 
 
-def _of(say: Callable[[str], None], what: str) -> Callable[[str], None]:
-    return lambda line: say(f"{what}: {line}")
+def _of(report: Callable[[str], None], what: str) -> Callable[[str], None]:
+    return lambda line: report(f"{what}: {line}")
 
 
 def _trials(
@@ -93,7 +93,7 @@ def _trials(
     budget_s: float,
     threads: int,
     timeout_s: float,
-    say: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> list[Trial]:
     """One trial a seed, while the budget lasts.
 
@@ -110,7 +110,7 @@ def _trials(
                 "slipstream.verbs.proving.quality:trials_in_child",
                 threads=threads,
                 timeout_s=timeout_s,
-                say=say,
+                report=report,
                 seeds=list(left),
                 steps=steps,
                 budget_s=budget_s,
@@ -161,7 +161,7 @@ def trials_in_child(
     for seed in seeds:
         program = functools.partial(one_trial, steps=steps, limit_s=budget_s / _SEEDS)
         at = seeds_before + len(done) + 1
-        say(f"seed {at} of at most {seeds_before + len(seeds)}")
+        report_progress(f"seed {at} of at most {seeds_before + len(seeds)}")
         try:
             done += run_program(workload, keep_in, program, seed)
         except SlipstreamError:

@@ -128,7 +128,7 @@ def prove(
     until: float = math.inf,
     store: Any = None,
     progress: Callable[[Any], None] | None = None,
-    say: Callable[[str], None] = lambda line: None,
+    report: Callable[[str], None] = lambda line: None,
 ) -> Comparison:
     """Measure `workload` as it is and with each of `techniques`, in paired interleaved steps.
 
@@ -199,8 +199,8 @@ def prove(
             arms.append(arm)
             elsewhere[name] = arm.trials
         checks = check_quality(
-            workload, changed, budget_s=budget_s, threads=threads, timeout_s=timeout_s, say=say,
-            elsewhere=elsewhere,
+            workload, changed, budget_s=budget_s, threads=threads, timeout_s=timeout_s,
+            report=report, elsewhere=elsewhere,
         )  # fmt: skip
         return compare(
             arms,

@@ -221,7 +221,7 @@ def emulate(
     fused: FusedKernel,
     *,
     schedules: Sequence[int] = SCHEDULES,
-    say: Callable[[str], None] = lambda line: None,
+    report: Callable[[str], None] = lambda line: None,
 ) -> Emulated:
     """Run the kernels of `fused` one after the other and fused, and compare their memory.
 
@@ -240,14 +240,14 @@ def emulate(
                 where=part.kernel.tokens[0].where,
                 remedy=f"as {part.launch.path}:{part.kernel.name}<float>:block=256",
             )
-    say("compiling")
+    report("compiling")
     programs = [_Program(alone(one)) for one in launches]
     together = _Program(fused)
     trouble, most, atomics = "", 0, False
     with _arguments(launches, programs) as given:
         expected = []
         for launch, program, args in zip(launches, programs, given, strict=True):
-            say(f"running {launch.kernel} alone")
+            report(f"running {launch.kernel} alone")
             settings = _settings(launch.grid, launch.block, [0])
             trouble, address, used = program.run(args.pointers, settings)
             if trouble:
@@ -264,7 +264,7 @@ def emulate(
         pointers += [ctypes.c_void_p(ctypes.addressof(grid)) for grid in grids]
         blocks = max(int(np.prod(one.grid)) for one in launches)
         for count, schedule in enumerate(schedules):
-            say(f"order {count + 1} of {len(schedules)}")
+            report(f"order {count + 1} of {len(schedules)}")
             for one in given:
                 one.reset()
             settings = _settings(

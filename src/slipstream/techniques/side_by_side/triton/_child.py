@@ -100,7 +100,7 @@ def load(folder: str, module: str) -> Any:
 
 def compare(
     folder: str, fused: str, parts: Sequence[Mapping[str, Any]], *,
-    say: Callable[[dict[str, Any]], None] | None = None,
+    report: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Run kernels one after the other and fused, and compare what they leave in memory.
 
@@ -108,13 +108,13 @@ def compare(
         folder: has ``fused.py``, and ``alone_1.py`` and so on.
         fused: name of the fused kernel.
         parts: per kernel its name, grid, arguments, and whether it adds atomically.
-        say: told the number of the kernel that is run; None for the fused one.
+        report: told the number of the kernel that is run; None for the fused one.
 
     Returns:
         bytes compared, the most that differ in any order, orders tried; ``failed``, the number of
         a kernel that fails alone, and ``trouble``, what it or the fused one failed with.
     """
-    tell = say or channel().send
+    tell = report or channel().send
     given: list[list[Any]] = []
     arrays: list[list[_Array]] = []
     for number, part in enumerate(parts):

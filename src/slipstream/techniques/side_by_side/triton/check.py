@@ -105,7 +105,7 @@ def described(part: ProgramPart) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def emulate(fused: FusedPrograms, *, say: Callable[[str], None] = lambda line: None) -> Emulated:
+def emulate(fused: FusedPrograms, *, report: Callable[[str], None] = lambda line: None) -> Emulated:
     """Run the kernels of `fused` one after the other and fused, and compare their memory.
 
     Raises:
@@ -119,7 +119,7 @@ def emulate(fused: FusedPrograms, *, say: Callable[[str], None] = lambda line: N
         nonlocal running
         running = message["running"]
         name = "the fused kernel" if running is None else f"{fused.parts[running].name} alone"
-        say(f"running {name}")
+        report(f"running {name}")
 
     with written(fused) as folder, _child(folder, TRITON_INTERPRET="1") as child:
         try:
