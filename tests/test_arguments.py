@@ -21,7 +21,7 @@ def test_whole_numbers_become_ints(value: Any) -> None:
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        (1e6, r"rows: 1000000\.0 is not a whole number"),
+        (1e6, r"rows: 1000000\.0 is not an integer"),
         ("3", "rows: '3' is not"),
         (None, "rows: None"),
         (True, "rows: True"),

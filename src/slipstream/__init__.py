@@ -1,4 +1,4 @@
-"""What would make this PyTorch model cheaper, by how much, and is that true?
+"""Predict, apply and prove what makes a PyTorch model cheaper.
 
     import slipstream as ss
 
@@ -61,7 +61,7 @@ _HOMES = {
     "slipstream.verbs.results": ("Prediction",),
     "slipstream.workload": ("BuiltWorkload", "Workload"),
 }
-_ROOMS = {
+_PACKAGES = {
     "cluster": "slipstream.cluster",
     "data": "slipstream.data",
     "distributed": "slipstream.techniques.distributed",
@@ -132,8 +132,8 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("slipstream")
-    if name in _ROOMS:
-        return importlib.import_module(_ROOMS[name])
+    if name in _PACKAGES:
+        return importlib.import_module(_PACKAGES[name])
     if name not in _HOME_OF:
         raise AttributeError(f"module 'slipstream' has no attribute '{name}'")
     return getattr(importlib.import_module(_HOME_OF[name]), name)

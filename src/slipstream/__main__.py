@@ -1,4 +1,4 @@
-"""``python -m slipstream``: the same as the command ``slipstream``."""
+"""``python -m slipstream``, an alias of the command ``slipstream``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of arguments that many functions have in common."""
+"""Argument checks shared by many functions."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ from slipstream.errors import InvalidArgumentError
 
 
 def whole_number(argument: str, value: Any, least: int | None = 1) -> int:
-    """`value` as an int: Python's, NumPy's, or a tensor of one integer.
+    """Return `value` as an int; accepts Python and NumPy integers and one-element integer tensors.
 
     Args:
-        argument: what to call it in errors.
-        least: None for any.
+        argument: name of the argument in errors.
+        least: the minimum; None for no minimum.
 
     Raises:
-        InvalidArgumentError: it is no whole number (floats like 1e6 are none), or below `least`.
+        InvalidArgumentError: `value` is not an integer (floats such as 1e6 are not), or is below
+            `least`.
     """
     try:
         number = operator.index(value)
     except TypeError:
         number = None
     if number is None or isinstance(value, bool):
-        raise InvalidArgumentError(argument, f"{value!r} is not a whole number")
+        raise InvalidArgumentError(argument, f"{value!r} is not an integer")
     if least is not None and number < least:
         raise InvalidArgumentError(argument, f"{number} is less than {least}")
     return number

@@ -1,7 +1,7 @@
-"""Errors that say what was wrong, where, and what to do.
+"""Errors that state what was wrong, where, and what to do.
 
 Every error a user can cause is a `SlipstreamError`. The command line prints its three parts and
-leaves with its exit code; a traceback is shown only with ``--debug``.
+exits with its exit code; a traceback is shown only with ``--debug``.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
-# Of known names, when none is near the one that was asked for: all of a few, some of many.
+# Without a close match, up to _FEW known names are all listed, and of more only _SHOWN.
 _FEW, _SHOWN = 40, 12
 
 
 class SlipstreamWarning(UserWarning):
-    """Something works, but not as well or not as asked."""
+    """Something works, but worse than or differently from what was requested."""
 
 
 class SlipstreamError(Exception):
-    """What went wrong, where, and the remedy.
+    """Base class of errors that a user can cause.
 
     Args:
-        what: one sentence in the user's words.
-        where: ``file:line``, an argument, an arm and block: wherever the user should look.
+        what: what went wrong, in one sentence.
+        where: place to look at, such as ``file:line``, an argument, or an arm and block.
         remedy: what to do about it.
     """
 
@@ -39,15 +39,15 @@ class SlipstreamError(Exception):
     def revive(
         cls, what: str, where: str | None, remedy: str | None, attributes: Mapping[str, Any]
     ) -> Self:
-        """The error these parts were taken from, perhaps in another process."""
+        """Restore an error from its parts, for instance in another process."""
         error = cls.__new__(cls)
-        # Not the subclass's own __init__, which would put its prefix before `what` once more.
+        # The subclass's own __init__ would add its prefix to `what` again.
         SlipstreamError.__init__(error, what, where=where, remedy=remedy)
         vars(error).update(attributes)
         return error
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Without this, copying or sending it to another process calls __init__ with one argument.
+        # By default, copying and pickling would call __init__ with one argument.
         return type(self).revive, (self.what, self.where, self.remedy, dict(vars(self)))
 
     def __str__(self) -> str:
@@ -66,7 +66,7 @@ class UsageError(SlipstreamError):
 
 
 class InvalidArgumentError(UsageError, ValueError):
-    """A value outside what a function accepts. `argument` is its name."""
+    """An argument has a value that the function does not accept; `argument` is its name."""
 
     def __init__(
         self, argument: str, what: str, *, where: str | None = None, remedy: str | None = None
@@ -76,7 +76,7 @@ class InvalidArgumentError(UsageError, ValueError):
 
 
 class UnknownNameError(UsageError, LookupError):
-    """A name that is not known; the nearest known ones are suggested."""
+    """A name is unknown; the closest known names are suggested."""
 
     def __init__(
         self, kind: str, name: str, known: Iterable[str], *, where: str | None = None
@@ -97,7 +97,7 @@ class UnknownNameError(UsageError, LookupError):
 
 
 class MissingExtraError(SlipstreamError):
-    """An optional dependency is needed and absent."""
+    """An optional dependency is required but not installed."""
 
     def __init__(self, feature: str, package: str, extra: str) -> None:
         self.extra = extra
@@ -116,11 +116,11 @@ class ChildError(SlipstreamError):
 
 
 class ChildDiedError(ChildError):
-    """A child process ended before it answered: killed, of a signal, or by itself."""
+    """A child process exited or was killed before it answered."""
 
 
 class MeasurementError(SlipstreamError):
-    """A measurement failed; names arm, block and phase."""
+    """A measurement failed in the given arm, block and phase."""
 
     def __init__(
         self,
@@ -146,18 +146,18 @@ class MeasurementError(SlipstreamError):
 
 
 class StoreError(SlipstreamError):
-    """A database of ours cannot be opened, read or written."""
+    """One of our databases cannot be opened, read or written."""
 
 
 class GraphError(SlipstreamError):
-    """A graph or trace is malformed: a cycle, a dangling task, a foreign file."""
+    """A graph or trace is malformed, such as a cycle, a dangling task or a foreign file."""
 
 
 class CommunicationError(SlipstreamError):
-    """A rank died, hung, or does something else than the others.
+    """A rank died, hung, or differs from the others.
 
     Attributes:
-        ranks: which, as in the process group; empty where nobody could be told apart.
+        ranks: their numbers in the process group; empty if they could not be identified.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Files from outside and to outside: read within limits, written whole or not at all."""
+"""Reading of untrusted files within limits, atomic writing, and temporary files."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _GZIP = b"\x1f\x8b"
-# What a gzip file may expand to: so much in any case, and so many times what it takes itself.
-# Traces of repeated steps, the most repetitive files there are, expand 30 times.
+# A gzip file may expand to the larger of these bytes and this multiple of its own size. Traces of
+# repeated steps, the most repetitive files we know, expand 30 times.
 _EXPANDS_TO, _EXPANDS = 16 << 20, 100
-# Without other limits on a file that is held in memory as a whole.
+# Default limit of a file that is read into memory as a whole.
 LARGEST_BYTES = 1 << 30
 
 
@@ -33,22 +33,21 @@ LARGEST_BYTES = 1 << 30
 def opened(
     path: Path, error: type[SlipstreamError] = SlipstreamError, *, remedy: str | None = None
 ) -> Iterator[BinaryIO]:
-    """The file at `path` to be read, unzipped as it is read where it is a gzip file.
+    """Open the file at `path` for reading; a gzip file is decompressed as it is read.
 
     Args:
-        error: what is raised in place of `OSError`, also by what reads within the block; so is
-            `MemoryError`.
-        remedy: for a file that is damaged.
+        error: raised instead of `OSError` and `MemoryError`, also for those of the block's body.
+        remedy: of the error for a damaged file.
 
     Raises:
-        SlipstreamError: of type `error`: there is no such file, it may not be read or is damaged,
-            it expands without end, or what is made of it does not fit the memory.
+        SlipstreamError: of type `error`: the file does not exist, cannot be read, is damaged, or
+            expands beyond the limits, or its contents do not fit into memory.
     """
     try:
         with open(path, "rb") as file:
             if stat.S_ISCHR(os.fstat(file.fileno()).st_mode):
                 raise error("is a device, not a file", where=str(path))
-            # Not read: what comes through a pipe can be read only once.
+            # Peek, since a pipe can be read only once.
             zipped = file.peek(2)[:2] == _GZIP
             yield io.BufferedReader(_Unzipped(file, path, error)) if zipped else file
     except FileNotFoundError:
@@ -60,7 +59,7 @@ def opened(
     except OSError as refused:
         raise error(f"cannot be read: {refused.strerror or refused}", where=str(path)) from refused
     except MemoryError:
-        raise error("what it says does not fit into memory", where=str(path)) from None
+        raise error("its contents do not fit into memory", where=str(path)) from None
 
 
 def read_bytes(
@@ -70,10 +69,10 @@ def read_bytes(
     most: int = LARGEST_BYTES,
     remedy: str | None = None,
 ) -> bytes:
-    """All of `path`, unzipped, if it has no more than `most` bytes.
+    """Return the decompressed contents of `path`.
 
     Raises:
-        SlipstreamError: as of `opened`, or it is larger.
+        SlipstreamError: as for `opened`, or there are more than `most` bytes.
     """
     with opened(path, error, remedy=remedy) as file:
         data = bytearray()
@@ -87,11 +86,11 @@ def read_bytes(
 def read_arrays(
     path: Path, error: type[SlipstreamError] = SlipstreamError
 ) -> dict[str, NDArray[Any]]:
-    """The arrays of numbers in an ``.npz`` file, by name; of an ``.npy`` file, under "".
+    """Read the numeric arrays of an ``.npz`` file by name, or that of an ``.npy`` file as "".
 
     Raises:
-        SlipstreamError: of type `error`: there is no such file, it is damaged, expands without
-            end, or holds anything but numbers.
+        SlipstreamError: of type `error`: the file does not exist, is damaged, expands beyond the
+            limits, or holds anything but numbers.
     """
     import numpy as np
 
@@ -108,7 +107,7 @@ def read_arrays(
     except OSError as refused:
         raise error(f"cannot be read: {refused.strerror or refused}", where=str(path)) from refused
     except Exception as damage:
-        # What NumPy, zipfile and decompressors raise for damaged files is a dozen kinds.
+        # NumPy, zipfile and decompressors raise a dozen types for damaged files.
         raise error(f"holds no NumPy arrays: {damage}", where=str(path)) from damage
     for name, array in arrays.items():
         if array.dtype.kind not in "biuf":
@@ -120,13 +119,13 @@ def read_arrays(
 def read_array(
     path: Path, error: type[SlipstreamError] = SlipstreamError, ndim: int = 1
 ) -> NDArray[Any]:
-    """The only array of an ``.npy`` or ``.npz`` file, or that named ``x``; see `read_arrays`.
+    """Read the only array of an ``.npy`` or ``.npz`` file, or the one named ``x``.
 
     Args:
-        ndim: least number of dimensions.
+        ndim: minimum number of dimensions.
 
     Raises:
-        SlipstreamError: of type `error`: as `read_arrays`, or there is no such array.
+        SlipstreamError: of type `error`: as for `read_arrays`, or there is no such array.
     """
     arrays = read_arrays(path, error)
     array = arrays.get("x") if len(arrays) != 1 else next(iter(arrays.values()))
@@ -141,10 +140,10 @@ def read_array(
 
 
 def expanded(packed: bytes, most: int) -> bytes:
-    """What `zlib.compress` packed.
+    """Decompress the output of `zlib.compress`.
 
     Raises:
-        ValueError: damaged, or of more than `most` bytes.
+        ValueError: `packed` is damaged, or expands to more than `most` bytes.
     """
     unzip = zlib.decompressobj()
     try:
@@ -152,18 +151,18 @@ def expanded(packed: bytes, most: int) -> bytes:
     except zlib.error as damage:
         raise ValueError(str(damage)) from damage
     if len(data) > most or not unzip.eof:
-        raise ValueError(f"cut off, or of more than {most} bytes")
+        raise ValueError(f"truncated, or more than {most} bytes")
     return data
 
 
 class _Unzipped(io.RawIOBase):
-    """The contents of a gzip file; fails where it expands out of all proportion."""
+    """Decompressing reader of a gzip file that fails if it expands beyond the limits."""
 
     def __init__(self, file: BinaryIO, path: Path, error: type[SlipstreamError]) -> None:
         self._packed = _Counted(file)
         self._unzipped = gzip.GzipFile(fileobj=self._packed, mode="rb")
         self._path, self._error = path, error
-        self._given = 0
+        self._read_bytes = 0
 
     def readable(self) -> bool:
         return True
@@ -172,8 +171,8 @@ class _Unzipped(io.RawIOBase):
         view = memoryview(buffer)  # type: ignore[arg-type]
         piece = self._unzipped.read(min(len(view), 1 << 20))
         view[: len(piece)] = piece
-        self._given += len(piece)
-        if self._given > max(_EXPANDS_TO, _EXPANDS * self._packed.taken):
+        self._read_bytes += len(piece)
+        if self._read_bytes > max(_EXPANDS_TO, _EXPANDS * self._packed.taken):
             raise self._error(
                 f"expands more than {_EXPANDS} times", where=str(self._path),
                 remedy="unzip it first if that is right, and name the unzipped file",
@@ -182,7 +181,7 @@ class _Unzipped(io.RawIOBase):
 
 
 class _Counted(io.RawIOBase):
-    """A file that counts what was taken from it."""
+    """Reader that counts the bytes read from a file in `taken`."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self.taken = file, 0
@@ -198,34 +197,35 @@ class _Counted(io.RawIOBase):
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A path beside `path` to write to; it takes the place of `path` unless writing fails.
+    """Yield a temporary path that replaces `path` at the end, unless writing fails.
 
     Raises:
-        OSError: there is no room, or no right to write there; `path` is as it was.
+        OSError: no space is left, or permission is denied; `path` is unchanged.
     """
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        yield beside
-        os.replace(beside, path)
+        yield temporary
+        os.replace(temporary, path)
     finally:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def write_text(
     path: Path, text: str, what: str = "the file", remedy: str = "name another file"
 ) -> None:
-    """Write `text` into `path`, whole or not at all.
+    """Write `text` to `path` atomically.
 
     Args:
-        what, remedy: what cannot be written, where it cannot, and what helps.
+        what: name of the file in errors.
+        remedy: of the error.
 
     Raises:
-        SlipstreamError: it cannot be written.
+        SlipstreamError: the file cannot be written.
     """
     try:
-        with replacing(path) as beside:
-            # A name of a file may hold what is no text.
-            beside.write_text(text, encoding="utf-8", errors="backslashreplace")
+        with replacing(path) as temporary:
+            # File names in `text` may hold characters that UTF-8 cannot encode.
+            temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise SlipstreamError(
             f"{what} cannot be written: {error.strerror or error}", where=str(path), remedy=remedy
@@ -233,14 +233,14 @@ def write_text(
 
 
 def temporary_path(kind: str, suffix: str = "") -> Path:
-    """A new path in the folder for temporary files, with this process's id; nothing is created."""
+    """Return an unused path in the temporary folder, with this process's id in its name."""
     name = f"slipstream-{kind}-{os.getpid()}-{secrets.token_hex(8)}{suffix}"
     return Path(tempfile.gettempdir(), name)
 
 
 def mark_in_use(fd: int) -> None:
     """Keep `leftovers` from returning an open file or folder while a copy of `fd` is open."""
-    # Without locks on this file system `leftovers` returns nothing.
+    # On a file system without locks `leftovers` returns nothing.
     with suppress(OSError):
         fcntl.flock(fd, fcntl.LOCK_SH)
 
@@ -258,7 +258,7 @@ def make_folder_in_use(path: Path) -> int:
 
 
 def leftovers(kind: str) -> Iterator[Path]:
-    """Temporary files and folders of `kind` of this user that no living process uses.
+    """Yield this user's temporary files and folders of `kind` that no running process uses.
 
     Each is locked until the next one is requested.
     """
@@ -268,7 +268,7 @@ def leftovers(kind: str) -> Iterator[Path]:
         except OSError:
             continue
         try:
-            # Anybody may create files of this name in a shared folder.
+            # Other users may create files of this name in a shared folder.
             if os.fstat(fd).st_uid == os.geteuid():
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 # Another process may have removed it before it was locked.
@@ -291,7 +291,7 @@ def remove_leftovers(kind: str) -> None:
 
 @contextmanager
 def temporary_folder(kind: str) -> Iterator[Path]:
-    """A folder for temporary files, removed at the end; if killed, at another process's start."""
+    """Yield a temporary folder; a killed process's folder is removed by the next one."""
     remove_leftovers(kind)
     path, fd = temporary_path(kind), -1
     try:

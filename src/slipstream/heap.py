@@ -1,8 +1,8 @@
-"""The C library's heap: keep the pages it has, and count those it asks the system for.
+"""The C library's heap: retain freed pages, and count page faults.
 
-glibc gives large freed blocks back to the system. Asking for them again costs a page fault for
-every 4 KiB: the kernel finds a page, fills it with zeros and maps it. A training step frees and
-asks for the same memory every time; see ``malloc_trim(3)`` and ``mallopt(3)``.
+glibc returns large freed blocks to the system. Allocating them again costs a page fault per 4 KiB:
+the kernel finds a page, fills it with zeros and maps it. A training step frees and allocates the
+same memory every time; see ``malloc_trim(3)`` and ``mallopt(3)``.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from __future__ import annotations
 import ctypes
 import functools
 
-# Of glibc's malloc.h.
+# From glibc's malloc.h.
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_MAX = -4
 _NEVER = -1
 
 KEEPING = {"MALLOC_TRIM_THRESHOLD_": str(1 << 46), "MALLOC_MMAP_MAX_": "0"}
-"""Environment variables under which a program keeps its pages from its start."""
+"""Environment variables under which a program retains its pages from the start."""
 
 
 def keep_pages() -> bool:
-    """Let this process keep every page it has from now on; False where that cannot be said.
+    """Make this process retain freed pages; returns whether the C library supports it.
 
-    It lasts as long as the process: glibc's own rule, which adapts, cannot be put back.
+    This cannot be undone: glibc's adaptive thresholds cannot be restored.
     """
     set_option = _mallopt()
     if set_option is None:
@@ -31,12 +31,12 @@ def keep_pages() -> bool:
 
 
 def can_keep_pages() -> bool:
-    """Whether `keep_pages` would do anything here: with glibc."""
+    """Whether `keep_pages` has an effect here, which requires glibc."""
     return _mallopt() is not None
 
 
 def page_faults() -> int:
-    """How often this thread was given a page of memory so far; 0 where nobody counts."""
+    """Return the number of minor page faults of this thread; 0 if they are not counted."""
     try:
         import resource
 
@@ -49,7 +49,7 @@ def page_faults() -> int:
 def _mallopt() -> ctypes._NamedFuncPointer | None:
     try:
         library = ctypes.CDLL(None)
-        # musl has the symbol of neither.
+        # musl has neither symbol.
         library.gnu_get_libc_version  # noqa: B018
         function = library.mallopt
     except (OSError, AttributeError, TypeError):

@@ -1,4 +1,4 @@
-"""Names of a package that are imported on first use (PEP 562), so that importing it is quick."""
+"""Lazy imports of a package's public names (PEP 562)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 def late(
     package: str, homes: Mapping[str, str], names: Sequence[str]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """``__getattr__`` and ``__dir__`` of a package.
+    """Return ``__getattr__`` and ``__dir__`` of a package.
 
     Args:
         package: its ``__name__``.
-        homes: by name, the module below the package that has it.
-        names: all public names, those that are imported at once too.
+        homes: name of the submodule that defines it, by public name.
+        names: all public names, including eagerly imported ones.
     """
 
     def find(name: str) -> Any:

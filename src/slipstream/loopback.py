@@ -1,4 +1,4 @@
-"""Servers of ours on the loopback interface: the socket, and the thread a server runs in."""
+"""Local servers: a socket on the loopback interface and a thread that serves it."""
 
 from __future__ import annotations
 
@@ -15,43 +15,43 @@ from slipstream.errors import MissingExtraError, SlipstreamError
 
 HOST = "127.0.0.1"
 _KEY_BYTES = 24
-# Of a default, as many more ports are tried: several of a kind may run at once.
+# Number of ports tried from the default on, since several servers of a kind may run.
 _PORTS_TRIED = 20
 _START_S, _END_S = 30.0, 10.0
 
 
 def new_key() -> str:
-    """A random key for one server: a client must send it with what it asks for."""
+    """Return a random key that clients of one server must send."""
     return secrets.token_urlsafe(_KEY_BYTES)
 
 
 def same_key(candidate: str, key: str) -> bool:
-    """Whether `candidate` is `key`, in a time that does not depend on where they differ."""
+    """Whether `candidate` equals `key`, compared in constant time."""
     return secrets.compare_digest(candidate.encode(errors="replace"), key.encode())
 
 
 def listen(port: int | None, default: int) -> socket.socket:
-    """A socket that waits for connections on the loopback interface.
+    """Return a socket that listens on the loopback interface.
 
     Args:
-        port: 0 or None for a free one, the latter for `default` if that is.
+        port: 0 for any free port; None for `default`, or another free port if it is in use.
 
     Raises:
-        SlipstreamError: the port is taken.
+        SlipstreamError: the port is in use.
     """
-    wanted = [port] if port is not None else [*range(default, default + _PORTS_TRIED), 0]
-    for number in wanted:
+    candidates = [port] if port is not None else [*range(default, default + _PORTS_TRIED), 0]
+    for number in candidates:
         try:
             server = socket.create_server((HOST, number), backlog=128)
-            # Connections inherit it; asyncio does not ask for it by itself on sockets it is given,
-            # and an answer in two parts would wait 40 ms for the first one's acknowledgement.
+            # Connections inherit it. asyncio does not set it on sockets passed in, and a response
+            # in two parts would wait 40 ms for the first part's acknowledgement.
             server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             return server
         except OSError as error:
-            if number == wanted[-1]:
+            if number == candidates[-1]:
                 raise SlipstreamError(
                     f"port {number} cannot be listened on: {os.strerror(error.errno or 0)}",
-                    remedy="another one with --port, or none: a free one is found",
+                    remedy="name another port with --port, or omit it to use a free one",
                 ) from error
     raise AssertionError
 
@@ -60,21 +60,21 @@ def listen(port: int | None, default: int) -> socket.socket:
 def running(
     application: Any, listening: socket.socket, what: str, **settings: Any
 ) -> Iterator[None]:
-    """Serve an ASGI application in a thread of its own until the block ends.
+    """Serve an ASGI application in a separate thread until the block ends.
 
     Args:
-        what: the server, as errors should call it.
-        settings: of uvicorn.
+        what: name of the server in errors.
+        settings: passed to uvicorn.
 
     Raises:
         MissingExtraError: the extra ``[live]`` is not installed.
-        SlipstreamError: it does not start.
+        SlipstreamError: the server does not start.
     """
     try:
         import uvicorn
     except ImportError as error:
         raise MissingExtraError(what, "uvicorn", "live") from error
-    # h11: of uvicorn's two parsers the one that limits the size of a request's header.
+    # h11 is the one of uvicorn's two parsers that limits the size of request headers.
     config = uvicorn.Config(
         application, log_config=None, log_level="error", access_log=False, server_header=False,
         date_header=False, timeout_graceful_shutdown=2, http="h11", **settings,

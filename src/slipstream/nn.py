@@ -1,4 +1,4 @@
-"""Modules to use in place of torch's own."""
+"""Drop-in replacements of torch modules."""
 
 from slipstream.techniques.dropout.nn import Dropout, dropout
 from slipstream.techniques.embedding.formats.codes import QuantizedTable

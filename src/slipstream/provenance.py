@@ -1,4 +1,4 @@
-"""Where a number comes from. Every number shown to a user carries one of these."""
+"""Sources of numbers. Every number shown to a user has one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Provenance(StrEnum):
-    """Ordered from what we saw to what we were told; see `weakest`."""
+    """Source of a number, from observed to declared; see `weakest`."""
 
     MEASURED = "measured"
     MICROBENCHMARK = "microbenchmark"
@@ -23,9 +23,9 @@ _ORDER = {provenance: rank for rank, provenance in enumerate(Provenance)}
 
 
 def weakest(provenances: Iterable[Provenance]) -> Provenance:
-    """The provenance a combination of numbers inherits: that of its least certain part.
+    """Return the least certain provenance, which a combination of numbers inherits.
 
     Raises:
-        ValueError: nothing was given.
+        ValueError: `provenances` is empty.
     """
     return max(provenances, key=_ORDER.__getitem__)

@@ -1,4 +1,4 @@
-"""What a file from outside may say: the types of a dataclass, or of a function's parameters."""
+"""Validation of untrusted tables against the types of a dataclass or a function."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 from slipstream.errors import InvalidArgumentError, UnknownNameError
 
-_Made = TypeVar("_Made")
+_T = TypeVar("_T")
 Readers = Mapping[Any, Callable[[Any, str], Any]]
-"""By type, what makes a value of it from what the file says at a place."""
+"""Functions from (value in the file, place) to a value, by type."""
 _IN_WORDS = {
     bool: ("true or false", "without quotes"),
-    int: ("a whole number", "such as 8"),
+    int: ("an integer", "such as 8"),
     float: ("a finite number", "such as 1.5e9"),
     str: ("a text", 'in quotes, such as "star"'),
     Mapping: ("a table", "lines key = value, or { key = value, ... }"),
@@ -28,48 +28,48 @@ _IN_WORDS = {
 
 
 def build(
-    make: Callable[..., _Made], table: Any, place: str, title: str, readers: Readers, **given: Any
-) -> _Made:
-    """What `make` makes of a table, each of whose entries is read as its parameter's type.
+    make: Callable[..., _T], table: Any, place: str, title: str, readers: Readers, **defaults: Any
+) -> _T:
+    """Call `make` with the entries of a table, each read as the type of its parameter.
 
     Args:
-        make: a dataclass, or a function whose parameters have types.
-        place: of the table in the file, ``links.nic``; "" for the whole file.
+        make: a dataclass, or a function with annotated parameters.
+        place: path of the table in the file, such as ``links.nic``; "" for the whole file.
         title: what the table describes, in errors.
-        given: parameters that the table does not hold.
+        defaults: arguments that the table must not set.
 
     Raises:
-        UnknownNameError: an entry that is no parameter.
-        InvalidArgumentError: an entry is missing, or of another type; it names the place.
+        UnknownNameError: an entry is not a parameter.
+        InvalidArgumentError: an entry is missing or has another type; it names the place.
     """
     table = read(Mapping[str, Any], table, place or title, readers)
-    known = {
+    parameters = {
         key: parameter
         for key, parameter in inspect.signature(make).parameters.items()
-        if key not in given
+        if key not in defaults
     }
     for key in table:
-        if key not in known:
-            raise UnknownNameError(f"{title} setting", key, known, where=place or None)
-    places = {key: f"{place}.{key}" if place else key for key in known}
-    missing = [key for key, p in known.items() if p.default is p.empty and key not in table]
+        if key not in parameters:
+            raise UnknownNameError(f"{title} setting", key, parameters, where=place or None)
+    places = {key: f"{place}.{key}" if place else key for key in parameters}
+    missing = [key for key, p in parameters.items() if p.default is p.empty and key not in table]
     if missing:
         raise InvalidArgumentError(
             places[missing[0]], f"is missing; {title} needs {', '.join(missing)}",
-            remedy=f"a line {missing[0]} = ...",
+            remedy=f"add a line {missing[0]} = ...",
         )  # fmt: skip
     kinds = get_type_hints(make)
-    values = {key: read(kinds[key], one, places[key], readers) for key, one in table.items()}
-    return make(**given, **values)
+    values = {key: read(kinds[key], entry, places[key], readers) for key, entry in table.items()}
+    return make(**defaults, **values)
 
 
 def read(kind: Any, value: Any, place: str, readers: Readers) -> Any:
-    """`value`, which the file has at `place`, as one of type `kind`.
+    """Return `value`, found at `place` of the file, converted to the type `kind`.
 
-    Of a `TypedDict` its own entries are read; others are left out.
+    Entries that a `TypedDict` does not declare are dropped.
 
     Raises:
-        SlipstreamError: it is of another type, with the place and what would do.
+        SlipstreamError: `value` has another type; names the place and the accepted values.
     """
     origin, arguments = get_origin(kind), get_args(kind)
     if kind in readers:
@@ -77,7 +77,7 @@ def read(kind: Any, value: Any, place: str, readers: Readers) -> Any:
     if origin in (Union, types.UnionType):
         if value is None and types.NoneType in arguments:
             return None
-        (kind,) = (one for one in arguments if one is not types.NoneType)
+        (kind,) = (argument for argument in arguments if argument is not types.NoneType)
         return read(kind, value, place, readers)
     if origin is Mapping:
         _check(isinstance(value, Mapping), Mapping, value, place)
@@ -92,8 +92,8 @@ def read(kind: Any, value: Any, place: str, readers: Readers) -> Any:
             )  # fmt: skip
         kinds = arguments if fixed else arguments[:1] * len(value)
         return tuple(
-            read(kind, one, f"{place}[{n}]", readers)
-            for n, (kind, one) in enumerate(zip(kinds, value, strict=True))
+            read(kind, entry, f"{place}[{n}]", readers)
+            for n, (kind, entry) in enumerate(zip(kinds, value, strict=True))
         )
     if is_typeddict(kind):
         _check(isinstance(value, Mapping), Mapping, value, place)
@@ -113,7 +113,7 @@ def read(kind: Any, value: Any, place: str, readers: Readers) -> Any:
             )  # fmt: skip
         return value
     if isinstance(kind, type) and issubclass(kind, Enum):
-        names = [one.value for one in kind]
+        names = [member.value for member in kind]
         if value not in names:
             raise InvalidArgumentError(
                 place, f"{reprlib.repr(value)} is not a {kind.__name__.lower()}",

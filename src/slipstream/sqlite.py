@@ -1,4 +1,4 @@
-"""The one way this package opens SQLite files: versioned, crash-safe, with errors in words."""
+"""SQLite files of this package: versioned, crash-safe, with readable errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from slipstream.errors import StoreError
 
 _BUSY_TIMEOUT_S = 30.0
-# "Slip": says that a file is ours, so that nobody else's database is ever upgraded.
+# "Slip" marks our files, so that another program's database is never upgraded.
 _APPLICATION_ID = 0x536C6970
 
 
@@ -21,13 +21,13 @@ def open_database(
     """Open `path`, creating or upgrading it; ``PRAGMA user_version`` counts applied migrations.
 
     Args:
-        path: the database file; its folder is made if absent.
+        path: the database file; its folder is created if absent.
         migrations: SQL scripts; script k takes a database from version k to k + 1.
         read_only: open for reading only; the file must exist and be current enough to read.
 
     Raises:
-        StoreError: not a database, not ours, written by a newer slipstream, read-only, or a full
-            disk.
+        StoreError: the file is not a database, belongs to another program or a newer slipstream,
+            or cannot be written.
     """
     with errors_in_words(path):
         if read_only:
@@ -49,14 +49,14 @@ def open_database(
 
 
 def _connect_for_reading(path: Path) -> sqlite3.Connection:
-    # A URI, with "?", "#" and "%" of the path quoted.
+    # A URI quotes "?", "#" and "%" in the path.
     address = path.resolve().as_uri() + "?mode=ro"
     connection = sqlite3.connect(address, uri=True, timeout=_BUSY_TIMEOUT_S, isolation_level=None)
     try:
         connection.execute("PRAGMA schema_version")
     except sqlite3.OperationalError:
-        # Reading in WAL mode needs a file beside the database. Where none can be made (a folder
-        # or disk without write access) nobody can be writing either, unless a log is there.
+        # Reading in WAL mode creates a file next to the database. Without write access to the
+        # folder no other process can be writing either, unless a log exists.
         connection.close()
         if path.with_name(path.name + "-wal").exists():
             raise
@@ -64,9 +64,9 @@ def _connect_for_reading(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def _version(connection: sqlite3.Connection, path: Path, known: int) -> int:
-    # In this order: where another process makes the file meanwhile, what is seen to hold tables has
-    # an owner and a version, too.
+def _version(connection: sqlite3.Connection, path: Path, latest: int) -> int:
+    # In this order: if another process creates the file meanwhile, a database with tables already
+    # has an owner and a version.
     empty = connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone() is None
     owner = int(connection.execute("PRAGMA application_id").fetchone()[0])
     version = int(connection.execute("PRAGMA user_version").fetchone()[0])
@@ -76,18 +76,18 @@ def _version(connection: sqlite3.Connection, path: Path, known: int) -> int:
             where=str(path),
             remedy="name another file with --store",
         )
-    if version > known:
+    if version > latest:
         raise StoreError(
-            f"the file has schema version {version}; this slipstream reads up to {known}",
+            f"the file has schema version {version}; this slipstream reads up to {latest}",
             where=str(path),
             remedy="upgrade slipstream, or name another file with --store",
         )
     return version
 
 
-def _check_version(connection: sqlite3.Connection, path: Path, known: int) -> None:
-    version = _version(connection, path, known)
-    if version < known:
+def _check_version(connection: sqlite3.Connection, path: Path, latest: int) -> None:
+    version = _version(connection, path, latest)
+    if version < latest:
         raise StoreError(
             f"the file has the old schema version {version} and cannot be upgraded here",
             where=str(path),
@@ -97,7 +97,7 @@ def _check_version(connection: sqlite3.Connection, path: Path, known: int) -> No
 
 def _migrate(connection: sqlite3.Connection, path: Path, migrations: Sequence[str]) -> None:
     version = _version(connection, path, len(migrations))
-    # Works on a new file only: space of deleted rows can be given back by incremental_vacuum.
+    # Only effective on a new file: incremental_vacuum can then return the space of deleted rows.
     connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
     _write_ahead(connection)
     connection.execute("PRAGMA synchronous=NORMAL")
@@ -105,7 +105,7 @@ def _migrate(connection: sqlite3.Connection, path: Path, migrations: Sequence[st
     if version == len(migrations):
         return
     with transaction(connection):
-        # Asked again under the lock: another process may have upgraded it in the meantime.
+        # Read again under the lock: another process may have upgraded the file meanwhile.
         for number in range(_version(connection, path, len(migrations)), len(migrations)):
             for statement in _statements(migrations[number]):
                 connection.execute(statement)
@@ -114,14 +114,14 @@ def _migrate(connection: sqlite3.Connection, path: Path, migrations: Sequence[st
 
 
 def _write_ahead(connection: sqlite3.Connection) -> None:
-    """WAL: a reader never blocks the writer, and kill -9 loses at most the open transaction."""
+    """Turn on WAL: readers never block the writer; kill -9 loses at most the open transaction."""
     deadline = time.monotonic() + _BUSY_TIMEOUT_S
     while True:
         try:
             connection.execute("PRAGMA journal_mode=WAL")
             return
         except sqlite3.OperationalError as error:
-            # SQLite does not wait here when another process is switching the same new file.
+            # SQLite does not wait here while another process switches the same new file.
             if "locked" not in str(error) or time.monotonic() > deadline:
                 raise
             time.sleep(0.02)
@@ -141,7 +141,7 @@ def _statements(script: str) -> Iterator[str]:
 
 @contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
-    """All of the block's statements, or none."""
+    """Run the block's statements in one transaction."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield connection
@@ -173,11 +173,11 @@ def errors_in_words(path: Path) -> Iterator[None]:
 def _remedy(message: str) -> str:
     if "readonly" in message or "unable to open" in message:
         return "check the permissions, or name another file with --store"
-    # A file that may not grow (a quota, a file system's limit) is reported as an I/O error.
+    # A quota or a file system's size limit is reported as an I/O error.
     if "full" in message or "disk I/O" in message:
         return "free some disk space, or name another file with --store"
     if "not a database" in message or "malformed" in message:
-        return "move the file away; a new one is made at the next run"
+        return "move the file away; a new one is created at the next run"
     if "locked" in message:
         return "another slipstream is writing; wait for it, or name another file with --store"
     return "name another file with --store"

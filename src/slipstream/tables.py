@@ -1,4 +1,4 @@
-"""Plain tables, written once and shown in a terminal, as Markdown, or as JSON."""
+"""Plain tables for the terminal, Markdown, HTML and JSON."""
 
 from __future__ import annotations
 
@@ -17,40 +17,39 @@ from typing import IO, TYPE_CHECKING, Any, Generic, Literal, TypeVar
 if TYPE_CHECKING:
     from rich.console import Console
 
-# Of a column's width, how much it may give up by wrapping between words before rows are stacked:
-# the first column, whose names are what the eye looks for, and the other columns of text.
+# Share of a column's width that wrapping between words may save before rows are stacked: of the
+# first column, which readers scan for names, and of other text columns.
 _FOLDED_FIRST = 1 / 3
 _FOLDED = 1 / 2
-# A word ends behind a space, and in front of what joins the parts of a name; a mark that stands
-# alone belongs to the word before it.
+# A word ends after a space and before the "+" that joins parts of a name; a lone punctuation mark
+# belongs to the preceding word.
 _WORDS = re.compile(r"[^\s+]+(?:\s[^\w\s+](?=\s|$))?|\+[^\s+]*(?:\s[^\w\s+](?=\s|$))?")
-# What is piped or logged has no width of its own; wide enough for every column of ours.
+# Width of piped output, which fits every column of our tables.
 _PIPED_WIDTH = 160
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
-# What a terminal obeys instead of showing it: control characters, and marks that turn the direction
-# of a line around.
-_OBEYED = (*range(32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
-_ESCAPED = {code: f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" for code in _OBEYED}
+# Characters that a terminal interprets: control characters and changes of the writing direction.
+_CONTROLS = (*range(32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+_ESCAPED = {code: f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" for code in _CONTROLS}
 _ESCAPED = {code: shown for code, shown in _ESCAPED.items() if chr(code) not in "\n\t"}
 # JSON escapes the ones below 32 itself.
-_JSON_ESCAPED = {code: f"\\u{code:04x}" for code in _OBEYED if code >= 32}
+_JSON_ESCAPED = {code: f"\\u{code:04x}" for code in _CONTROLS if code >= 32}
 
 Align = Literal["left", "right"]
 T = TypeVar("T")
 
 
 def printable(text: str) -> str:
-    """`text` with escapes for what a terminal would obey; lines and tabs stay."""
+    """Escape control characters in `text`, except newlines and tabs."""
     return text.translate(_ESCAPED)
 
 
 def sparkline(values: Sequence[float], most: float | None = None) -> str:
-    """Values as blocks whose heights are proportional to them; empty for less than two.
+    """Draw values as blocks of proportional height; empty for fewer than two values.
 
     Args:
-        most: what the highest block stands for; None: the largest of them.
+        most: value of the highest block; None for the largest value.
     """
     if len(values) < 2:
         return ""
@@ -60,22 +59,22 @@ def sparkline(values: Sequence[float], most: float | None = None) -> str:
 
 
 def console_for(file: IO[str], *, soft_wrap: bool = False) -> Console:
-    """A console that writes to `file`, and tells of a reader that left.
+    """Return a console that writes to `file` and raises `BrokenPipeError` if the reader is gone.
 
-    As rich has it, the process would end with an error then, whatever it had still to do.
+    rich would end the process instead, with work unfinished.
     """
     from rich.console import Console
 
-    class Quiet(Console):
+    class PipeConsole(Console):
         def on_broken_pipe(self) -> None:
             raise BrokenPipeError
 
-    return Quiet(file=file, highlight=False, soft_wrap=soft_wrap)
+    return PipeConsole(file=file, highlight=False, soft_wrap=soft_wrap)
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """A cell that is drawn where that is possible, and `text` elsewhere."""
+    """A cell drawn as SVG in HTML, and shown as `text` elsewhere."""
 
     svg: str
     text: str
@@ -87,9 +86,9 @@ class Drawing:
     def interval(
         cls, low: float, middle: float, high: float, ends: tuple[float, float], text: str
     ) -> Drawing:
-        """An interval with its middle on a logarithmic axis from one of `ends` to the other.
+        """Draw an interval and its middle on a logarithmic axis between `ends`.
 
-        A dashed line marks 1: no change.
+        A dashed line marks 1, no change.
         """
 
         def x(value: float) -> float:
@@ -107,7 +106,7 @@ class Drawing:
 
     @classmethod
     def share(cls, share: float, text: str) -> Drawing:
-        """A bar of that share of its cell."""
+        """Draw a bar that fills the given share of the cell."""
         return cls(
             f'<svg width="100" height="10" role="img" aria-label="{escape(text)}">'
             '<rect width="100" height="10" rx="2" fill="currentColor" opacity="0.1"/>'
@@ -119,7 +118,7 @@ class Drawing:
 
 @dataclass(frozen=True)
 class Column:
-    """A column's heading, its alignment, and whether a narrow terminal may drop it."""
+    """Heading and alignment of a column, and whether a narrow terminal may drop it."""
 
     name: str
     align: Align = "left"
@@ -128,18 +127,18 @@ class Column:
 
 @dataclass(frozen=True)
 class Field(Column, Generic[T]):
-    """A column, and what stands in it for a value of one kind: see `Table.of`."""
+    """A column with a function from a value to its cell; see `Table.of`."""
 
     cell: Callable[[T], object] = str
 
     @classmethod
     def of(cls, name: str, cell: Callable[[T], object], optional: bool = False) -> Field[T]:
-        """A field, its cell before what is seldom said."""
+        """Return a left-aligned field."""
         return cls(name, "left", optional, cell)
 
     @classmethod
     def number(cls, name: str, cell: Callable[[T], object], optional: bool = False) -> Field[T]:
-        """A field whose cells are numbers, which stand to the right."""
+        """Return a right-aligned field."""
         return cls(name, "right", optional, cell)
 
 
@@ -148,9 +147,9 @@ class Table:
     """Rows of text under named columns, with notes below.
 
     Attributes:
-        rows: one tuple of cells a row, as long as `columns`; cells are shown with ``str``.
-        notes: lines printed under the table: units, conditions, what a number rests on.
-        lead: sentences printed above the title: what to conclude from the table.
+        rows: a tuple of cells per row, as long as `columns`; cells are shown with ``str``.
+        notes: lines printed below the table, such as units, conditions and sources.
+        lead: sentences printed above the title: the conclusion.
     """
 
     columns: Sequence[Column]
@@ -172,12 +171,12 @@ class Table:
         title: str = "",
         notes: Iterable[str] = (),
     ) -> Table:
-        """One row a value, a cell for each of `fields`; notes that are empty are left out."""
-        rows = [tuple(one.cell(value) for one in fields) for value in values]
+        """Return a table with a row per value and a cell per field; empty notes are dropped."""
+        rows = [tuple(field.cell(value) for field in fields) for value in values]
         return cls(fields, rows, title, [note for note in notes if note])
 
     def to_markdown(self) -> str:
-        """A GitHub-flavoured Markdown table, the title as bold text, the notes below."""
+        """Format as a GitHub-flavoured Markdown table with a bold title and notes below."""
         lines = [line for sentence in self.lead for line in (sentence, "")]
         lines += [f"**{self.title}**", ""] if self.title else []
         lines.append("| " + " | ".join(_markdown(column.name) for column in self.columns) + " |")
@@ -189,9 +188,9 @@ class Table:
         return printable("\n".join(lines) + "\n")
 
     def to_html(self) -> str:
-        """A table element, the title as its caption and the notes below; no script, no style sheet.
+        """Format as an HTML table with a caption and notes below, without scripts or style sheets.
 
-        What is in the cells is text, `Drawing` aside.
+        Cells are escaped, except for a `Drawing`.
         """
 
         def cells(tag: str, values: Sequence[object]) -> str:
@@ -213,12 +212,12 @@ class Table:
         return f"{lead}<table>{table}</table>{notes}"
 
     def to_records(self) -> list[dict[str, object]]:
-        """One dictionary a row, keyed by column name, the cells as they are."""
+        """Return a dictionary per row from column name to unformatted cell."""
         names = [column.name for column in self.columns]
         return [dict(zip(names, row, strict=True)) for row in self.rows]
 
     def print(self, file: IO[str] | None = None) -> None:
-        """To a terminal (or `file`), fitted to its width; columns that do not fit are named."""
+        """Print to `file` or stdout, fitted to the width; names columns that do not fit."""
         rows = [tuple(printable(_cell(cell)) for cell in row) for row in self.rows]
         notes, lead = ([printable(line) for line in lines] for lines in (self.notes, self.lead))
         Table(self.columns, rows, printable(self.title), notes, lead)._print(file)
@@ -234,7 +233,7 @@ class Table:
         for sentence in self.lead:
             console.print(Text(sentence))
         if not self.rows and self.notes:
-            # Headings over nothing say less than the notes do.
+            # Headings without rows add nothing to the notes.
             console.print(Text(self.title, style="bold"))
             self._print_below(console, [])
             return
@@ -243,10 +242,10 @@ class Table:
         widths = [max(cell_len(line) for line in self._lines(c)) for c in columns]
 
         def missing() -> int:
-            """How many columns of characters the terminal lacks, with two between columns."""
+            """Return the number of characters by which the columns exceed the width."""
             return sum(widths[c] + 2 for c in columns) - 2 - console.width
 
-        # Drop the optional ones from the right until it fits.
+        # Drop optional columns from the right until the table fits.
         while missing() > 0:
             optional = [c for c in columns if self.columns[c].optional]
             if not optional:
@@ -256,15 +255,15 @@ class Table:
         excess = missing()
         # Names are wrapped last.
         for c in (*reversed(columns[1:]), columns[0]):
-            given = min(max(excess, 0), widths[c] - self._least(c, widths[c]))
-            widths[c] -= given
-            excess -= given
+            saved = min(max(excess, 0), widths[c] - self._min_width(c, widths[c]))
+            widths[c] -= saved
+            excess -= saved
         if excess > 0 and len(columns) > 1:
             self._print_stacked(console, columns)
             self._print_below(console, dropped)
             return
         if self.title:
-            # By itself: as the grid's title it would be wrapped to the width of a narrow one.
+            # Separately, since a grid's title is wrapped to the width of the grid.
             console.print(Text(self.title, style="bold"))
         grid = RichTable(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
         for c in columns:
@@ -278,7 +277,7 @@ class Table:
         self._print_below(console, dropped)
 
     def _print_stacked(self, console: Console, columns: list[int]) -> None:
-        """A row as a line of its own, the other cells below it, each with its heading."""
+        """Print each row's first cell on a line, and the other cells with headings below it."""
         from rich.cells import cell_len
         from rich.text import Text
 
@@ -308,8 +307,8 @@ class Table:
             hidden = ", ".join(dropped)
             console.print(Text(f"(too narrow for: {hidden}; --json has all)", style="dim"))
 
-    def _least(self, c: int, width: int) -> int:
-        """The width column `c` needs at least, of the `width` that it would have."""
+    def _min_width(self, c: int, width: int) -> int:
+        """Return the minimum width of column `c`, whose full width is `width`."""
         from rich.cells import cell_len
 
         if self.columns[c].align == "right":
@@ -327,13 +326,13 @@ def _cell(value: object) -> str:
 
 
 def _words(line: str) -> list[str]:
-    """Where `line` may be wrapped: its words, each with the spaces before it."""
+    """Split `line` into words, each with the spaces before it."""
     ends = [match.end() for match in _WORDS.finditer(line)]
     return [line[a:b] for a, b in itertools.pairwise([0, *ends])] or [line]
 
 
 def _wrapped(text: str, width: int) -> str:
-    """`text` in lines of at most `width`, as far as its words are no longer."""
+    """Wrap `text` to `width`; longer words are not split."""
     from rich.cells import cell_len
 
     lines = []
@@ -352,16 +351,17 @@ def _markdown(text: str) -> str:
 
 
 def to_json(value: Mapping[str, Any] | Sequence[Any]) -> str:
-    """JSON for people and programs: keys in the order given, two spaces, see `json_values`."""
+    """Format as JSON, indented by two spaces; see `json_values`."""
     return json.dumps(json_values(value), indent=2, ensure_ascii=False).translate(_JSON_ESCAPED)
 
 
 def json_values(value: Any) -> Any:
-    """`value` with nothing in it that JSON lacks: null for NaN and infinities, text for the rest.
+    """Convert `value` to what JSON can represent.
 
-    Mappings, sequences, sets, dataclasses and NumPy's scalars and arrays become what they hold.
+    NaN and infinities become null. Mappings, sequences, sets, dataclasses and arrays are converted
+    recursively, other objects to text.
     """
-    # Before all else: a StrEnum is text and an IntEnum a number, by their values.
+    # First, since a StrEnum is also text and an IntEnum also a number.
     if isinstance(value, Enum):
         return json_values(value.value)
     if value is None or isinstance(value, (bool, int, str)):
@@ -376,7 +376,7 @@ def json_values(value: Any) -> Any:
         return sorted((json_values(item) for item in value), key=str)
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: json_values(getattr(value, field.name)) for field in fields(value)}
-    # NumPy and torch, neither of which is imported for this: `tolist` gives plain numbers.
+    # `tolist` of NumPy and torch returns plain numbers, without importing either here.
     if hasattr(value, "tolist"):
         return json_values(value.tolist())
     return str(value)

@@ -640,7 +640,7 @@ def _parse_one(text: str, kind: Any = None) -> Technique:
     """The technique that `text` describes, of the class `kind` or of the one its name finds."""
     name, _, rest = text.partition(":")
     if not name:
-        raise UsageError("an empty technique name", remedy="as amp:bf16 or amp:bf16+other")
+        raise UsageError("an empty technique name", remedy="for example amp:bf16 or amp:bf16+other")
     if kind is None:
         kind = _load(_point(name))
     fields = {field.name.rstrip("_"): field for field in dataclasses.fields(kind)}
@@ -651,7 +651,8 @@ def _parse_one(text: str, kind: Any = None) -> Technique:
         if not equals:
             if number:
                 raise UsageError(
-                    f"'{part}' in '{text}' has no key", remedy=f"as {name}:key=value,key=value"
+                    f"'{part}' in '{text}' has no key",
+                    remedy=f"for example {name}:key=value,key=value",
                 )
             key, value = next(iter(fields), part), part
         if key not in fields:
@@ -664,7 +665,7 @@ def _parse_one(text: str, kind: Any = None) -> Technique:
         technique: Technique = kind(**values)
     except TypeError as error:
         usage = ",".join(f"{key}=..." for key in fields)
-        raise UsageError(f"'{text}': {error}", remedy=f"as {name}:{usage}") from error
+        raise UsageError(f"'{text}': {error}", remedy=f"for example {name}:{usage}") from error
     return technique
 
 
@@ -686,11 +687,13 @@ def _read(text: str, hint: Any, argument: str) -> Any:
     if hint is bool:
         if text.lower() not in ("true", "false", "yes", "no", "on", "off", "1", "0"):
             raise InvalidArgumentError(
-                argument, f"'{text}' is neither true nor false", remedy=f"as {argument}=true"
+                argument,
+                f"'{text}' is neither true nor false",
+                remedy=f"for example {argument}=true",
             )
         return text.lower() in ("true", "yes", "on", "1")
     if hint in (int, float):
-        kind = "whole number" if hint is int else "number"
+        kind = "integer" if hint is int else "number"
         try:
             number = hint(text)
         except ValueError:

@@ -1,4 +1,4 @@
-"""Quantities as people write and read them. Inside the package: nanoseconds, bytes, bytes/s."""
+"""Parsing and formatting of quantities; internally in nanoseconds, bytes and bytes/s."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from slipstream.errors import InvalidArgumentError
 
-# Two signs look alike: micro (U+00B5), of most keyboards, and the Greek mu (U+03BC).
+# Both the micro sign (U+00B5) of most keyboards and the Greek mu (U+03BC).
 _TIME_NS = {
     "ns": 1.0,
     "us": 1e3,
@@ -21,7 +21,7 @@ _TIME_NS = {
 }
 _BYTES = {
     "b": 1.0,
-    # Without a "b", as in the data sheets of memories, in linker scripts and `docker --memory`.
+    # Without a "b" as in data sheets, linker scripts and `docker --memory`.
     "k": 2.0**10,
     "m": 2.0**20,
     "g": 2.0**30,
@@ -35,8 +35,8 @@ _BYTES = {
     "tib": 2.0**40,
 }
 _BITS_PER_S = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
-# A relative difference beyond which a number is a way to say "cannot tell": 1000 %.
-_WIDEST = 10.0
+# Ends of intervals beyond this relative difference (1000 %) are not shown.
+_MAX_DIFFERENCE = 10.0
 _NOTHING = "–"
 _QUANTITY = re.compile(
     r"\s*([+-]?[0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([a-zA-Z\u00b5\u03bc]*)\s*"
@@ -44,7 +44,7 @@ _QUANTITY = re.compile(
 
 
 def _scaled(value: float, factor: float | None) -> float | None:
-    """`value` in the base unit; None for an unknown unit or a number beyond floating point."""
+    """Return `value` in the base unit; None for an unknown unit or an overflow."""
     if factor is None or not math.isfinite(value * factor):
         return None
     return value * factor
@@ -53,43 +53,47 @@ def _scaled(value: float, factor: float | None) -> float | None:
 def _split(text: str, argument: str, example: str) -> tuple[float, str]:
     match = _QUANTITY.fullmatch(text)
     if match is None or not math.isfinite(float(match[1])):
-        raise InvalidArgumentError(argument, f"'{text}' is not a quantity", remedy=f"as {example}")
+        raise InvalidArgumentError(
+            argument, f"'{text}' is not a quantity", remedy=f"for example {example}"
+        )
     return float(match[1]), match[2]
 
 
 def parse_duration_ns(text: str, argument: str = "duration") -> float:
-    """Nanoseconds in ``"60s"``, ``"10ms"``, ``"2min"``; a bare number is seconds.
+    """Parse a duration such as ``"60s"``, ``"10ms"`` or ``"2min"`` to ns; seconds without a unit.
 
     Raises:
-        InvalidArgumentError: no number, unknown unit, or negative.
+        InvalidArgumentError: not a number, an unknown unit, or negative.
     """
     value, unit = _split(text, argument, "60s, 10ms, 2min")
     nanoseconds = _scaled(value, _TIME_NS.get(unit or "s"))
     if nanoseconds is None or value < 0:
         raise InvalidArgumentError(
-            argument, f"'{text}' is not a duration", remedy="as 60s, 10ms, 2min"
+            argument, f"'{text}' is not a duration", remedy="for example 60s, 10ms, 2min"
         )
     return nanoseconds
 
 
 def parse_bytes(text: str, argument: str = "size") -> int:
-    """Bytes in ``"8GiB"``, ``"100MB"``, ``"30k"`` (KiB); a bare number is bytes.
+    """Parse a size such as ``"8GiB"``, ``"100MB"`` or ``"30k"`` (KiB); bytes without a unit.
 
     Raises:
-        InvalidArgumentError: no number, unknown unit, or negative.
+        InvalidArgumentError: not a number, an unknown unit, or negative.
     """
     value, unit = _split(text, argument, "8GiB, 100MB")
     size = _scaled(value, _BYTES.get((unit or "b").lower()))
     if size is None or value < 0:
-        raise InvalidArgumentError(argument, f"'{text}' is not a size", remedy="as 8GiB, 100MB")
+        raise InvalidArgumentError(
+            argument, f"'{text}' is not a size", remedy="for example 8GiB, 100MB"
+        )
     return round(size)
 
 
 def parse_bandwidth(text: str, argument: str = "bandwidth") -> float:
-    """Bytes per second in ``"1gbit"`` or ``"12.5GB"`` (per second understood).
+    """Parse a bandwidth such as ``"1gbit"`` or ``"12.5GB"`` (per second) to bytes/s.
 
     Raises:
-        InvalidArgumentError: no number, unknown unit, or not positive.
+        InvalidArgumentError: not a number, an unknown unit, or not positive.
     """
     value, unit = _split(text.strip().removesuffix("/s"), argument, "1gbit, 12.5GB")
     lower = unit.lower()
@@ -97,27 +101,27 @@ def parse_bandwidth(text: str, argument: str = "bandwidth") -> float:
     rate = _scaled(value, factor)
     if rate is None or value <= 0:
         raise InvalidArgumentError(
-            argument, f"'{text}' is not a bandwidth", remedy="as 1gbit, 12.5GB"
+            argument, f"'{text}' is not a bandwidth", remedy="for example 1gbit, 12.5GB"
         )
     return rate
 
 
 def format_duration(nanoseconds: float) -> str:
-    """Three significant digits with the unit that keeps them readable: ``"12.3 ms"``."""
+    """Format with three significant digits and a suitable unit: ``"12.3 ms"``."""
     if not math.isfinite(nanoseconds):
         return "-"
     size = abs(nanoseconds)
     for unit in ("h", "min", "s", "ms", "\u00b5s"):
-        # Minutes and hours only from two of them on: "90 s" reads better than "1.5 min".
+        # Minutes and hours from two on: "90 s" reads better than "1.5 min".
         threshold = _TIME_NS[unit] * (2 if unit in ("h", "min") else 1)
-        # 0.9995: what would round to "1000 µs" is "1.00 ms".
+        # 0.9995: "1.00 ms" instead of the rounded "1000 µs".
         if size >= threshold * 0.9995:
             return f"{_significant(nanoseconds / _TIME_NS[unit])} {unit}"
     return f"{_significant(nanoseconds)} ns"
 
 
 def format_bytes(count: float) -> str:
-    """Three significant digits in binary units: ``"1.50 GiB"``."""
+    """Format with three significant digits in binary units: ``"1.50 GiB"``."""
     if not math.isfinite(count):
         return "-"
     size = abs(count)
@@ -128,14 +132,14 @@ def format_bytes(count: float) -> str:
 
 
 def format_ratio(ratio: float) -> str:
-    """A speed-up or size ratio: ``"1.31x"``."""
+    """Format a speed-up or size ratio: ``"1.31x"``."""
     if not math.isfinite(ratio):
         return "-"
     return f"{ratio:.3f}x" if abs(ratio) < 2 else f"{_significant(ratio)}x"
 
 
 def format_percent(fraction: float, *, signed: bool = False) -> str:
-    """``0.0312`` as ``"3.1 %"``."""
+    """Format ``0.0312`` as ``"3.1 %"``."""
     if not math.isfinite(fraction):
         return "-"
     return f"{100 * fraction:{'+' if signed else ''}.1f} %"
@@ -144,11 +148,11 @@ def format_percent(fraction: float, *, signed: bool = False) -> str:
 def format_reach(
     middle: float, low: float, high: float, as_text: Callable[[float], str] = "{:.2f}".format
 ) -> str:
-    """The interval of a ratio, ``"[1.32, 1.46]"``; a dash for an end that says nothing.
+    """Format the interval of a ratio: ``"[1.32, 1.46]"``.
 
-    That is one which is not finite, or more than eleven times away from the middle.
+    An end that is not finite, or differs from the middle by more than a factor of 11, is a dash.
     """
-    most = 1 + _WIDEST
+    most = 1 + _MAX_DIFFERENCE
     ends = [
         as_text(end) if middle / most <= end <= middle * most else _NOTHING for end in (low, high)
     ]
@@ -156,7 +160,7 @@ def format_reach(
 
 
 def format_speedup(speedup: tuple[float, float, float], digits: int = 2) -> str:
-    """A speed-up and its interval, from (estimate, low, high): ``"1.22x [1.18, 1.27]"``."""
+    """Format a speed-up (estimate, low, high): ``"1.22x [1.18, 1.27]"``."""
     middle, low, high = speedup
     if not math.isfinite(middle):
         return "-"
@@ -165,26 +169,26 @@ def format_speedup(speedup: tuple[float, float, float], digits: int = 2) -> str:
 
 
 def inverse_interval(ratio: float, low: float, high: float) -> tuple[float, float, float]:
-    """The estimate and interval of 1 / ratio; infinite where 0 is divided by."""
+    """Return estimate and interval of 1 / ratio; infinite for a ratio of 0."""
     middle, lower, upper = (1 / end if end else math.inf for end in (ratio, high, low))
     return middle, lower, upper
 
 
 def format_detectable(fraction: float) -> str:
-    """The smallest difference that could be told: ``"±1.2 %"``; a dash where nothing could."""
-    return f"±{format_percent(fraction)}" if fraction <= _WIDEST else _NOTHING
+    """Format the smallest detectable difference: ``"±1.2 %"``; a dash above 1000 %."""
+    return f"±{format_percent(fraction)}" if fraction <= _MAX_DIFFERENCE else _NOTHING
 
 
 def _significant(value: float) -> str:
     if value == 0:
         return "0"
-    # Digits of what will be shown, so that 999.7 gives "1000" and not "999.7".
+    # Digits of the rounded value, so that 999.7 gives "1000" and not "999.7".
     digits = math.floor(math.log10(abs(float(f"{value:.3g}"))))
     return f"{value:.{max(0, 2 - digits)}f}"
 
 
 def with_article(name: str) -> str:
-    """The name of a type or thing with its article: "an int", "a str", "an SGD" (it is spelt)."""
+    """Prefix a name with its article: "an int", "a str", "an SGD" (which is spelt)."""
     spelt = name[:2].isalpha() and name[:2].isupper()
     vowel = name[:1].lower() in tuple("aeio") or (spelt and name[0] in "FHLMNRSX")
     return f"{'an' if vowel else 'a'} {name}"

@@ -129,7 +129,7 @@ def test_a_written_route_is_taken() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: star(0, SLOW), "devices: 0 is not a whole number from 1 up"),
+        (lambda: star(0, SLOW), "devices: 0 is not an integer from 1 up"),
         (lambda: fat_tree(3, SLOW), "k: 3 is odd"),
         (lambda: torus((2, 2), SLOW, (True,)), "wrap: has 1 entries for 2"),
         (lambda: leaf_spine(8, 4, 2, SLOW, 0.0), "oversubscription: 0.0"),

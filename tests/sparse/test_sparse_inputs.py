@@ -157,7 +157,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("words for smoothing", {"metric": "kl", "smoothing": "a"}, "smoothing: 'a' is not zero"),
     ("words for normalise", {"metric": "kl", "normalise": "no"}, "normalise: 'no' is not True"),
     ("threads", {"n_jobs": 0}, "n_jobs: 0"),
-    ("size in words", {"block_bytes": "64MiB"}, "block_bytes: '64MiB' is not a whole number"),
+    ("size in words", {"block_bytes": "64MiB"}, "block_bytes: '64MiB' is not an integer"),
     ("rows of two lengths", {"B": [[1.0], [1.0, 2.0]]}, "B: its rows are not of one length"),
     ("three dimensions", {"B": torch.ones(2, 2, 2).to_sparse()}, "B: has 3 dimensions, not two"),
     ("batch", {"B": torch.ones(2, 3, 3).to_sparse_csr()}, "B: has 3 dimensions, not two"),

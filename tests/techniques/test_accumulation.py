@@ -68,7 +68,7 @@ def test_inference_has_nothing_to_accumulate() -> None:
 
 
 def test_one_batch_is_no_accumulation() -> None:
-    with pytest.raises(InvalidArgumentError, match="try: as accumulation:4"):
+    with pytest.raises(InvalidArgumentError, match="try: for example accumulation:4"):
         Accumulation(1)
 
 

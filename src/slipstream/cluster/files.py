@@ -82,7 +82,7 @@ def _short_form(cluster: type[Cluster], text: str) -> Cluster:
             raise InvalidArgumentError("cluster", f"'{text}' lacks {key}", remedy=example)
     if not re.fullmatch("[0-9]+", given["workers"]):
         raise InvalidArgumentError(
-            "workers", f"'{given['workers']}' is not a whole number", remedy=example
+            "workers", f"'{given['workers']}' is not an integer", remedy=example
         )
     link = LinkKind.of(
         given["link"],

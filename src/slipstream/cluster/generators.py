@@ -91,7 +91,7 @@ _Settings = ParamSpec("_Settings")
 
 
 def _generator(make: Callable[_Settings, Topology]) -> Callable[_Settings, Topology]:
-    """Its topologies say what made them, for saving; whole numbers it is given are at least 1."""
+    """Its topologies say what made them, for saving; integers it is given are at least 1."""
     signature = inspect.signature(make)
 
     @functools.wraps(make)
@@ -521,5 +521,5 @@ def _check_size(count: int, things: str) -> None:
 def _at_least_one(name: str, value: int) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
         raise InvalidArgumentError(
-            name, f"{value!r} is not a whole number from 1 up", remedy="a number such as 8"
+            name, f"{value!r} is not an integer from 1 up", remedy="a number such as 8"
         )

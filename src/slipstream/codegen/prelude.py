@@ -48,7 +48,7 @@ INLINE void put(bf16* p, i64 i, float v) {
 INLINE float f_exp(float x) {
   const float clamped = x < -87.3f ? -87.3f : (x > 88.7f ? 88.7f : x);
   const float turns = clamped * 1.44269504f;
-  // To the nearest whole number: beyond 2^23 a float has no fraction left.
+  // To the nearest integer: beyond 2^23 a float has no fraction left.
   const float whole = (turns + 12582912.0f) - 12582912.0f;
   float r = clamped - whole * 0.693359375f;
   r += whole * 2.12194440e-4f;

@@ -214,7 +214,9 @@ def compare(
         launches=launches,
     )
     if not 0 < level < 1:
-        raise InvalidArgumentError("level", f"{level} is not between 0 and 1", remedy="as 0.95")
+        raise InvalidArgumentError(
+            "level", f"{level} is not between 0 and 1", remedy="for example 0.95"
+        )
     for name in changes_numerics:
         if name not in names:
             raise UnknownNameError("arm", name, names)
@@ -296,7 +298,7 @@ def seconds(value: str | float, argument: str) -> float:
     """
     spent = parse_duration_ns(value, argument) / 1e9 if isinstance(value, str) else float(value)
     if not 0 < spent < float("inf"):
-        raise InvalidArgumentError(argument, f"{value} is no time at all", remedy="as 60s")
+        raise InvalidArgumentError(argument, f"{value} is no time at all", remedy="for example 60s")
     return spent
 
 

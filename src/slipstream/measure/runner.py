@@ -240,7 +240,7 @@ def _check(arms: Sequence[Arm], settings: Settings) -> None:
         raise InvalidArgumentError("arms", f"'{guard}' is the name of the A/A guard")
     if not settings.budget_s > 0:
         raise InvalidArgumentError(
-            "budget", "no time to measure in", remedy="as 60s; a few seconds at least"
+            "budget", "no time to measure in", remedy="for example 60s; a few seconds at least"
         )
     if settings.launches != 1 and settings.launches < FEWEST_LAUNCHES:
         raise InvalidArgumentError(

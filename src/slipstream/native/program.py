@@ -98,7 +98,7 @@ class Program:
         check_index("edges.src", self.edges.src, tasks, "edge", "task")
         check_index("edges.dst", self.edges.dst, tasks, "edge", "task")
         if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 1:
-            raise InvalidArgumentError("steps", f"{self.steps!r} is not a whole number from 1 up")
+            raise InvalidArgumentError("steps", f"{self.steps!r} is not an integer from 1 up")
         if self.steps * max(tasks, 1) > MAX_INDEX:
             raise InvalidArgumentError(
                 "steps", f"{self.steps} steps of {tasks} tasks are more than 2^31 - 1 instances"

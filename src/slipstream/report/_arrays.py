@@ -26,7 +26,7 @@ class Arrays:
         self._size = 0
 
     def whole(self, values: ArrayLike) -> dict[str, Any]:
-        """A column of whole numbers, in the narrowest of u8, u16 and i32 that holds them."""
+        """A column of integers, in the narrowest of u8, u16 and i32 that holds them."""
         column = np.asarray(values, np.int64)
         low, high = int(column.min(initial=0)), int(column.max(initial=0))
         for kind in _WHOLE:

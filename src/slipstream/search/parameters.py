@@ -230,7 +230,7 @@ class _Finite(Parameter):
 
 @dataclass(frozen=True)
 class Int(_Finite):
-    """A whole number lo, lo + step, ..., at most hi; even in its logarithm where `log`."""
+    """A integer lo, lo + step, ..., at most hi; even in its logarithm where `log`."""
 
     kind = "int"
     lo: int
@@ -243,7 +243,7 @@ class Int(_Finite):
         for name in ("lo", "hi", "step"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int):
-                raise InvalidArgumentError("Int", f"{name}={value!r} is no whole number")
+                raise InvalidArgumentError("Int", f"{name}={value!r} is no integer")
         if self.step < 1:
             raise InvalidArgumentError("Int", f"a step of {self.step} leads nowhere")
 
@@ -267,7 +267,7 @@ class Int(_Finite):
 
     def checked(self, value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int | np.integer):
-            raise ValueError(f"{value!r} is no whole number")
+            raise ValueError(f"{value!r} is no integer")
         number = int(value)
         if not self.lo <= number <= self.hi or (number - self.lo) % self.step:
             by = f" in steps of {self.step}" if self.step > 1 else ""

@@ -206,7 +206,7 @@ def test_training_learns_what_a_dense_table_learns() -> None:
     [
         ({"size": 8, "block": 16}, "size: 8 numbers"),
         ({"block": 0}, "block: 0"),
-        ({"block": 8.0}, "block: 8.0 is not a whole number"),
+        ({"block": 8.0}, "block: 8.0 is not an integer"),
         ({"size": 1e6}, "size: 1000000.0 is not"),
         ({"grad_scale": float("nan")}, "grad_scale: nan"),
         ({"size": "12 parsecs"}, "size: '12 parsecs'"),

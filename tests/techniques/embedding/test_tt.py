@@ -241,7 +241,7 @@ def test_bad_arguments_are_named() -> None:
     ("settings", "said"),
     [
         ({"rows": 0}, "num_embeddings: 0"),
-        ({"rows": 1e6}, r"num_embeddings: 1000000\.0 is not a whole number"),
+        ({"rows": 1e6}, r"num_embeddings: 1000000\.0 is not an integer"),
         ({"dim": 16.0}, "embedding_dim: 16.0 is not"),
         ({"ranks": 8.0}, "tt_ranks: 8.0 is not"),
         ({"ranks": "8"}, "tt_ranks: '8' is not"),

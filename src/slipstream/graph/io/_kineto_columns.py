@@ -54,7 +54,7 @@ class Columns:
         texts: the distinct names.
         name: int32 [n], index into `texts`.
         category: int8 [n], `Category`.
-        start, end: float64 [n], ns from the first event, whole numbers.
+        start, end: float64 [n], ns from the first event, integers.
         thread: int32 [n], index into `threads`.
         threads: (process, thread) as the trace names them.
         correlation: int64 [n], ties a runtime call to what it launched or how it waited.

@@ -19,7 +19,7 @@ class Cast(Stage):
     Attributes:
         dtype: NumPy's name.
         scale, zero_point: of the model's input; scale 0 where numbers stand for themselves.
-        rounding: of codes; for floats, ``truncate`` means that they went through whole numbers.
+        rounding: of codes; for floats, ``truncate`` means that they went through integers.
         overflow: codes outside the dtype are clipped, or wrap around as a plain cast does.
     """
 
@@ -54,7 +54,7 @@ class Cast(Stage):
         return value.astype(np.int64).astype(dtype)
 
     def bugs(self) -> Iterator[tuple[str, Stage]]:
-        yield "values are cut to whole numbers", self.changed(rounding="truncate")
+        yield "values are cut to integers", self.changed(rounding="truncate")
         if self.scale:
             yield "the zero point is left out", self.changed(zero_point=0)
             for shift in (128, -128):
