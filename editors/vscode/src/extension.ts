@@ -112,7 +112,7 @@ function isPython(editor: vscode.TextEditor): boolean {
 async function chooseBatchSize(): Promise<void> {
   const text = await vscode.window.showInputBox({
     prompt: "Samples per step",
-    validateInput: (value) => (/^[1-9][0-9]*$/.test(value) ? undefined : "A whole number"),
+    validateInput: (value) => (/^[1-9][0-9]*$/.test(value) ? undefined : "An integer"),
   });
   if (text !== undefined) await ask("slipstream.setBatchSize", Number(text));
 }

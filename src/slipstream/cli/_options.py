@@ -199,7 +199,7 @@ def needs_of(techniques: Iterable[str]) -> set[str]:
 
 
 def numbers(text: str, option: str, example: str, fewest: int = 1) -> list[int]:
-    """The whole numbers that ``1,2,3`` lists, `fewest` different ones at least.
+    """The integers that ``1,2,3`` lists, `fewest` different ones at least.
 
     Raises:
         InvalidArgumentError: something else is there, or too few.
@@ -209,13 +209,13 @@ def numbers(text: str, option: str, example: str, fewest: int = 1) -> list[int]:
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() for part in parts):
         raise InvalidArgumentError(
-            option, f"'{text}' is not a list of numbers", remedy=f"as {option} {example}"
+            option, f"'{text}' is not a list of numbers", remedy=f"for example {option} {example}"
         )
     listed = [int(part) for part in parts]
     if len(set(listed)) < fewest:
         raise InvalidArgumentError(
             option, f"'{text}' are fewer than {fewest} different numbers",
-            remedy=f"as {option} {example}",
+            remedy=f"for example {option} {example}",
         )  # fmt: skip
     return listed
 

@@ -72,11 +72,11 @@ def need_place(output: Path, *endings: str, option: str = "-o") -> None:
     if output.suffix.lower() not in endings:
         raise UsageError(
             f"'{output}' does not end in {endings[0]}",
-            remedy=f"as {option} {output.stem}{endings[0]}",
+            remedy=f"for example {option} {output.stem}{endings[0]}",
         )
     if output.is_dir():
         raise UsageError(
-            f"'{output}' is a folder", remedy=f"as {option} {output / 'run'}{endings[0]}"
+            f"'{output}' is a folder", remedy=f"for example {option} {output / 'run'}{endings[0]}"
         )
     if not output.parent.is_dir():
         raise UsageError(

@@ -30,7 +30,7 @@ def command(
     try_largest: Annotated[
         bool,
         typer.Option(
-            "--try/--no-try", help="Whether to run the largest batch that should fit --limit."
+            "--verify-largest/--no-verify-largest", help="Whether to run the largest batch that should fit --limit."
         ),
     ] = True,
     svg: Annotated[
@@ -55,7 +55,7 @@ def command(
         raise InvalidArgumentError(
             "--for-throughput",
             f"{for_throughput:g} is no number of samples a second",
-            remedy="as --for-throughput 500",
+            remedy="for example --for-throughput 500",
         )
     if svg is not None:
         need_place(svg, ".svg", option="--svg")

@@ -21,7 +21,7 @@ app = typer.Typer(
 )
 
 _On = Annotated[
-    str, typer.Option("--on", metavar="CLUSTER", help="A preset, a TOML file or a short form.")
+    str, typer.Option("--", metavar="CLUSTER", help="A preset, a TOML file or a short form.")
 ]
 _Set = Annotated[
     list[str] | None,
@@ -83,8 +83,8 @@ def cost(
 ) -> None:
     """What a collective costs when nothing else is going on, for every algorithm that fits.
 
-    slipstream cluster cost --on tpu-v3-multipod --all-reduce 668MB --algo 2d
-    slipstream cluster cost --on h100x8-100gbe --all-gather 1GiB --mesh dp=4,tp=8 --group tp
+    slipstream cluster cost -- tpu-v3-multipod --all-reduce 668MB --algo 2d
+    slipstream cluster cost -- h100x8-100gbe --all-gather 1GiB --mesh dp=4,tp=8 --group tp
     """
     from slipstream.cli._output import emit_result
     from slipstream.errors import UsageError
@@ -131,7 +131,7 @@ def simulate(
 ) -> None:
     """Run jobs that share a cluster: every rank computes, then all reduce, again and again.
 
-        slipstream cluster simulate --on h100x8-100gbe \\
+        slipstream cluster simulate -- h100x8-100gbe \\
             --job devices=0-15,compute=80ms,all_reduce=1GB \\
             --job devices=16-31,compute=20ms,all_reduce=200MB,arrival=50ms
     """
@@ -289,7 +289,7 @@ def _whole(name: str, text: str) -> int:
     from slipstream.errors import InvalidArgumentError
 
     if not text.removeprefix("-").isdecimal():
-        raise InvalidArgumentError(name, f"'{text}' is not a whole number")
+        raise InvalidArgumentError(name, f"'{text}' is not an integer")
     return int(text)
 
 

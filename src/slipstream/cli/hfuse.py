@@ -36,7 +36,7 @@ def command(
             help="file.cu:kernel, or with its launch: a.cu:k1<float>:block=32x8,grid=16,n=1000. "
             "block= and grid= are threads and blocks; shared= the bytes of extern __shared__ "
             "memory; an argument's name gives the emulator its value: a number, or how many "
-            "elements a pointer points to (idx=4096<64: whole numbers below 64). Of Triton, "
+            "elements a pointer points to (idx=4096<64: integers below 64). Of Triton, "
             "file.py:kernel:grid=16x2,x=4096xfp32,idx=4096xi32<64,n=1000,BLOCK=128: pointers with "
             "their type; num_warps= and num_stages= as it is launched. Or a recorded step, "
             "run.slipgraph: which of its kernels could be fused so, and for how much.",

@@ -308,6 +308,6 @@ def parse_range(text: str | None) -> tuple[float, float] | None:
         low, high = (float(part) for part in text.split(","))
     except ValueError:
         raise InvalidArgumentError(
-            "--range", f"'{text}' is not two numbers", remedy="as --range 0,1"
+            "--range", f"'{text}' is not two numbers", remedy="for example --range 0,1"
         ) from None
     return low, high

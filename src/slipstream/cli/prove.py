@@ -153,10 +153,12 @@ def command(
     if svg is not None:
         need_place(svg, ".svg", option="--svg")
     if not parse_duration_ns(budget, "--budget"):
-        raise InvalidArgumentError("--budget", "no time to measure in", remedy="as 60s, 5min")
+        raise InvalidArgumentError(
+            "--budget", "no time to measure in", remedy="for example 60s, 5min"
+        )
     if not 0 < target < 1:
         raise InvalidArgumentError(
-            "--target", f"{target:g} is no share between 0 and 1", remedy="as 0.02 for 2 %"
+            "--target", f"{target:g} is no share between 0 and 1", remedy="for example 0.02 for 2 %"
         )
     if launches == 2:
         raise InvalidArgumentError(
@@ -164,7 +166,9 @@ def command(
         )
     if quality_budget is not None and not parse_duration_ns(quality_budget, "--quality-budget"):
         raise InvalidArgumentError(
-            "--quality-budget", "no time to check in", remedy="as 3s, 1min; or --no-quality"
+            "--quality-budget",
+            "no time to check in",
+            remedy="for example 3s, 1min; or --no-quality",
         )
     with progress(f"proving {recipe.name}") as report, history(store, measures=True) as past:
         shown = past.shown(request, where)

@@ -319,7 +319,7 @@ def _load(target: str) -> Study:
     from slipstream.units import with_article
 
     if ":" not in target:
-        raise UsageError(f"'{target}' names no study", remedy=f"as {target}:study")
+        raise UsageError(f"'{target}' names no study", remedy=f"for example {target}:study")
     study = load_target(target)
     if callable(study):
         study = study()

@@ -20,14 +20,14 @@ _SHRINKS = 40
 
 
 def round_nearest(values: torch.Tensor) -> torch.Tensor:
-    """The nearest whole number; of two as near, the even one. Same shape and dtype."""
+    """The nearest integer; of two as near, the even one. Same shape and dtype."""
     return values.round()
 
 
 def round_stochastic(
     values: torch.Tensor, generator: torch.Generator | None = None
 ) -> torch.Tensor:
-    """The whole number below or above, so that the mean over draws is the value itself.
+    """The integer below or above, so that the mean over draws is the value itself.
 
     Source: Gupta et al., "Deep Learning with Limited Numerical Precision", ICML 2015.
 
@@ -79,7 +79,7 @@ def dequantize(codes: Any, grid: Grid) -> Any:
             shape.
     """
     if codes.is_floating_point():
-        raise InvalidArgumentError("codes", f"have dtype {codes.dtype}, codes are whole numbers")
+        raise InvalidArgumentError("codes", f"have dtype {codes.dtype}, codes are integers")
     scale, zero = grid.spread(tuple(codes.shape))
     return (codes.float() - zero) * scale
 

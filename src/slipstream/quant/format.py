@@ -36,7 +36,7 @@ class Format:
 
     def __post_init__(self) -> None:
         if not isinstance(self.bits, int) or not 1 <= self.bits <= MOST_BITS:
-            raise InvalidArgumentError("bits", f"{self.bits} is not a whole number from 1 to 8")
+            raise InvalidArgumentError("bits", f"{self.bits} is not an integer from 1 to 8")
         if self.signed and self.bits == 1:
             raise InvalidArgumentError(
                 "bits", "one bit has no room for a sign", remedy="binarize(weight)"

@@ -56,7 +56,9 @@ class Accumulation(Settings):
     def __post_init__(self) -> None:
         if self.batches < 2:
             raise InvalidArgumentError(
-                "accumulation:batches", f"{self.batches} is less than 2", remedy="as accumulation:4"
+                "accumulation:batches",
+                f"{self.batches} is less than 2",
+                remedy="for example accumulation:4",
             )
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:

@@ -62,7 +62,7 @@ class BatchSize(Settings):
             raise InvalidArgumentError(
                 "batch_size:samples",
                 f"'{self.samples}' is neither a number of samples nor how many times as many",
-                remedy="as batch_size:64 or batch_size:x2",
+                remedy="for example batch_size:64 or batch_size:x2",
             )
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
@@ -76,7 +76,7 @@ class BatchSize(Settings):
             return _NOT_RECORDED
         wanted = self._of(graph.samples)
         if wanted.denominator != 1:
-            return f"{self.samples[1:]} times {graph.samples} samples is not a whole number"
+            return f"{self.samples[1:]} times {graph.samples} samples is not an integer"
         if wanted == graph.samples:
             return f"the step has {graph.samples} samples already"
         if (wanted * recorded["of"] / graph.samples).denominator != 1:
@@ -131,7 +131,7 @@ class BatchSize(Settings):
         wanted = self._of(built.samples)
         if wanted.denominator != 1:
             raise WorkloadError(
-                f"{self.samples[1:]} times {built.samples} samples is not a whole number"
+                f"{self.samples[1:]} times {built.samples} samples is not an integer"
             )
         built.resize(int(wanted))
 
@@ -156,7 +156,7 @@ class BatchSize(Settings):
             wanted = self._of(size.value)
             if wanted.denominator != 1:
                 raise where.source.not_placed(
-                    f"{self.samples[1:]} times {size.value} is not a whole number", size.node
+                    f"{self.samples[1:]} times {size.value} is not an integer", size.node
                 )
             return size.set(int(wanted))
 

@@ -160,7 +160,7 @@ class BuiltWorkload:
         """Replace the batch by one that makes a step of `samples`, cut off or repeated.
 
         Raises:
-            WorkloadError: the step hides its batch, or `samples` are no whole number of its rows.
+            WorkloadError: the step hides its batch, or `samples` are no integer of its rows.
         """
         rows = self.rows
         if not self.reads_batch or not rows or not self.samples:

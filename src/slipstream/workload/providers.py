@@ -118,7 +118,7 @@ def _checked(module: Any, family: str, part: str) -> Callable[..., Any]:
         raise WorkloadError(
             f"the default of {BATCH_SIZE} in {name} is the profiled batch size, and {given}",
             where=_place(function),
-            remedy=f"give it a whole number: def {name}{shape}: ...",
+            remedy=f"give it an integer: def {name}{shape}: ...",
         )
     return function
 

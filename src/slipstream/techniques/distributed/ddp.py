@@ -72,11 +72,15 @@ class DDP(Spreads):
         super().__post_init__()
         if not (math.isfinite(self.bucket_mb) and self.bucket_mb > 0):
             raise InvalidArgumentError(
-                "ddp:bucket_mb", f"{self.bucket_mb} is not a size", remedy="as ddp:bucket_mb=25"
+                "ddp:bucket_mb",
+                f"{self.bucket_mb} is not a size",
+                remedy="for example ddp:bucket_mb=25",
             )
         if not 0 <= self.jitter < 1:
             raise InvalidArgumentError(
-                "ddp:jitter", f"{self.jitter} is not between 0 and 1", remedy="as ddp:jitter=0.03"
+                "ddp:jitter",
+                f"{self.jitter} is not between 0 and 1",
+                remedy="for example ddp:jitter=0.03",
             )
 
     def required_timings(self, graph: Graph) -> Sequence[Question]:

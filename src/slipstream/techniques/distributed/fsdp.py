@@ -63,11 +63,15 @@ class FSDP(Spreads):
         super().__post_init__()
         if self.stage_ not in _STAGES:
             raise InvalidArgumentError(
-                "fsdp:stage", f"{self.stage_} is none of 1, 2, 3", remedy="as fsdp:4,stage=3"
+                "fsdp:stage",
+                f"{self.stage_} is none of 1, 2, 3",
+                remedy="for example fsdp:4,stage=3",
             )
         if not 0 < self.unit_mb < float("inf"):
             raise InvalidArgumentError(
-                "fsdp:unit_mb", f"{self.unit_mb} is not a size", remedy="as fsdp:4,unit_mb=25"
+                "fsdp:unit_mb",
+                f"{self.unit_mb} is not a size",
+                remedy="for example fsdp:4,unit_mb=25",
             )
 
     def required_timings(self, graph: Graph) -> Sequence[Question]:

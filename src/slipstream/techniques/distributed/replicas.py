@@ -73,7 +73,7 @@ class Spreads(_Distributed):
         if not 2 <= self.workers <= _LARGEST:
             raise InvalidArgumentError(
                 f"{self.name}:workers", f"{self.workers} is not from 2 to {_LARGEST}",
-                remedy=f"as {self.name}:4",
+                remedy=f"for example {self.name}:4",
             )  # fmt: skip
 
     def group(self, cluster: Cluster) -> Group:

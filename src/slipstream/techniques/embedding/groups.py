@@ -22,7 +22,7 @@ class Group:
     Attributes:
         lookups: of these tables.
         format: its name.
-        settings: of the format: whole numbers, or ids.
+        settings: of the format: integers, or ids.
         nbytes: of what comes in the tables' place.
         trained: numbers in each tensor that is trained in their place; empty for none.
     """

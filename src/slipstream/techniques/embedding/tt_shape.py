@@ -151,7 +151,7 @@ def _rows(num_embeddings: int, parts: int) -> tuple[int, ...]:
 
 
 def _root(number: int, degree: int) -> int:
-    """The least whole number whose power is at least `number`."""
+    """The least integer whose power is at least `number`."""
     root = max(1, round(math.exp(math.log(number) / degree)) - 1)
     while root**degree < number:
         root += 1

@@ -84,7 +84,7 @@ class LowBitLayer(nn.Module):
         super().__init__()
         for name, bits in (("wbits", wbits), ("abits", abits)):
             if not isinstance(bits, int) or not 1 <= bits <= 8:
-                raise InvalidArgumentError(name, f"{bits} is not a whole number from 1 to 8")
+                raise InvalidArgumentError(name, f"{bits} is not an integer from 1 to 8")
         for name, count in (("in_features", k), ("out_features", n)):
             if count < 1:
                 raise InvalidArgumentError(name, f"{count} is not positive")

@@ -82,7 +82,7 @@ class LowBit(Settings):
         if re.fullmatch(r"w[1-8]a[1-8]", self.bits) is None:
             raise InvalidArgumentError(
                 "lowbit:bits", f"'{self.bits}' is not wXaY with X and Y from 1 to 8",
-                remedy="as lowbit:w3a3",
+                remedy="for example lowbit:w3a3",
             )  # fmt: skip
         if re.fullmatch(r"tensor|channel|block(3[2-9]|[4-9]\d|1[01]\d|12[0-8])", self.scales) is (
             None

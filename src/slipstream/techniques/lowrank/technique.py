@@ -64,7 +64,7 @@ class LowRank(Settings):
         if not 0 <= self.warmup < 1:
             raise InvalidArgumentError(
                 "lowrank:warmup", f"{self.warmup:g} is no share of the training",
-                remedy="as lowrank:0.25,warmup=0.2",
+                remedy="for example lowrank:0.25,warmup=0.2",
             )  # fmt: skip
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:

@@ -113,19 +113,21 @@ def parse_launch(text: str) -> Launch:
     """
     match = _LAUNCH.fullmatch(text)
     if match is None:
-        raise UsageError(f"'{text}' names no kernel of a file", remedy=f"as {SHAPE}")
+        raise UsageError(f"'{text}' names no kernel of a file", remedy=f"for example {SHAPE}")
     path = Path(match["path"])
     shape = PYTHON_SHAPE if path.suffix == ".py" else SHAPE
     settings: dict[str, str] = {}
     for one in filter(None, (match["settings"] or "").split(",")):
         key, equals, value = one.partition("=")
         if not equals or not key.strip().isidentifier() or not value.strip():
-            raise UsageError(f"'{one}' of '{text}' is no setting", remedy=f"as {shape}")
+            raise UsageError(f"'{one}' of '{text}' is no setting", remedy=f"for example {shape}")
         settings[key.strip()] = value.strip()
     grid = _extent(settings.pop("grid", "4"), "grid", text)
     if path.suffix == ".py":
         if match["template"]:
-            raise UsageError(f"'{text}': a kernel of Triton has no <>", remedy=f"as {shape}")
+            raise UsageError(
+                f"'{text}': a kernel of Triton has no <>", remedy=f"for example {shape}"
+            )
         # There, block= and shared= are parameters like all others.
         return Launch(path, match["kernel"], grid=grid, values=settings)
     block = _extent(settings.pop("block", "256"), "block", text)
@@ -140,7 +142,8 @@ def parse_launch(text: str) -> Launch:
 def _extent(text: str, what: str, launch: str) -> Extent:
     if _EXTENT.fullmatch(text) is None or not all(map(int, text.split("x"))):
         raise UsageError(
-            f"{what}={text} of '{launch}' is no extent", remedy=f"as {what}=256 or {what}=32x8"
+            f"{what}={text} of '{launch}' is no extent",
+            remedy=f"for example {what}=256 or {what}=32x8",
         )
     x, y, z = (*map(int, text.split("x")), 1, 1)[:3]
     return x, y, z

@@ -48,7 +48,7 @@ class Adasum(Spreads):
         if self.per_node < 1 or self.workers % self.per_node:
             raise InvalidArgumentError(
                 "adasum:per_node", f"{self.per_node} workers a node do not divide {self.workers}",
-                remedy="as adasum:workers=8,per_node=4",
+                remedy="for example adasum:workers=8,per_node=4",
             )  # fmt: skip
 
     def required_timings(self, graph: Graph) -> Sequence[Question]:

@@ -38,7 +38,9 @@ class TwoDAllReduce(OnReplicas):
     def __post_init__(self) -> None:
         if self.rows < 0:
             raise InvalidArgumentError(
-                "two_d_allreduce:rows", f"{self.rows} is less than 0", remedy="as two_d_allreduce:8"
+                "two_d_allreduce:rows",
+                f"{self.rows} is less than 0",
+                remedy="for example two_d_allreduce:8",
             )
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:

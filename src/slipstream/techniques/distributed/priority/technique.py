@@ -53,7 +53,7 @@ class PrioritySync(Spreads):
         if self.slice_ and self.slice_ < _SMALLEST:
             raise InvalidArgumentError(
                 "priority_sync:slice", f"{self.slice_} elements are fewer than {_SMALLEST}",
-                remedy="as priority_sync:4,slice=50000; 0 for the best",
+                remedy="for example priority_sync:4,slice=50000; 0 for the best",
             )  # fmt: skip
 
     def predict(self, graph: Graph, context: Context) -> Graph:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 Setting = int | tuple[int, ...]
-"""A whole number, or ids."""
+"""A integer, or ids."""
 
 Settings = Mapping[str, Setting]
 DenseModule = nn.Embedding | nn.EmbeddingBag

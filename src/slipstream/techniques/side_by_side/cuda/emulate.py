@@ -146,7 +146,7 @@ class _Arguments:
         if match is None or not int(match[1]):
             raise EmulatorError(
                 f"{name}={value} of {launch.kernel} is no number of elements",
-                remedy=f"as {name}=4096, or {name}=4096<64 for whole numbers below 64",
+                remedy=f"for example {name}=4096, or {name}=4096<64 for integers below 64",
             )
         count, below = int(match[1]) * kind.lanes, int(match[2] or _BELOW)
         base, whole = ctypes.c_void_p(), ctypes.c_int64()
@@ -238,7 +238,7 @@ def emulate(
             raise EmulatorError(
                 f"{part.kernel.name} is a template: nothing of it runs until it has arguments",
                 where=part.kernel.tokens[0].where,
-                remedy=f"as {part.launch.path}:{part.kernel.name}<float>:block=256",
+                remedy=f"for example {part.launch.path}:{part.kernel.name}<float>:block=256",
             )
     report("compiling")
     programs = [_Program(alone(one)) for one in launches]

@@ -49,7 +49,7 @@ class _Array:
 
     Args:
         count: of elements.
-        below: what whole numbers stay below.
+        below: what integers stay below.
     """
 
     def __init__(self, count: int, dtype: Any, below: int, generator: Any) -> None:

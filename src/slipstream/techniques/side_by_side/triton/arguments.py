@@ -16,9 +16,7 @@ _ARRAY = re.compile(r"(\d+)x([a-z]+\d+)(?:<(\d+))?")
 _DTYPE = re.compile(r"(?:tl\.)?(u?int\d+|b?float\d+|int1)")
 _BELOW = 64
 _WARPS = ("num_warps", "num_stages")
-_SHAPE = (
-    "n=1000 for a number, x=4096xfp32 for a pointer, idx=4096xi32<64 for whole numbers below 64"
-)
+_SHAPE = "n=1000 for a number, x=4096xfp32 for a pointer, idx=4096xi32<64 for integers below 64"
 
 
 @dataclass(frozen=True)
@@ -29,7 +27,7 @@ class Argument:
         kind: ``array``, ``number``, ``constexpr``, or ``dtype``, a constexpr that is a type.
         value: a number or constant; how many elements of an array.
         type: of an array's elements or a number, in Triton's short words.
-        below: what an array's whole numbers stay below.
+        below: what an array's integers stay below.
     """
 
     kind: str
@@ -76,7 +74,7 @@ def _argument(part: ProgramPart, parameter: Parameter, text: str) -> Argument:
     if value is None or parameter.constexpr:
         return Argument("constexpr", value)
     if isinstance(value, str):
-        raise EmulatorError(f"{name}={text} of {part.name} is none", remedy=f"as {_SHAPE}")
+        raise EmulatorError(f"{name}={text} of {part.name} is none", remedy=f"for example {_SHAPE}")
     if isinstance(value, float):
         return Argument("number", value, parameter.type or "fp32")
     wide = "i32" if -(2**31) <= value < 2**31 else "i64"

@@ -275,7 +275,7 @@ def _setting(kernel: _Kernel, name: str, default: int) -> int:
     if not number or (name == "num_warps" and (number > _MOST_WARPS or number & (number - 1))):
         raise UsageError(
             f"{name}={text} of {kernel.launch.kernel} is none",
-            remedy="as num_warps=4: 1, 2, 4, 8, 16 or 32; num_stages=3",
+            remedy="for example num_warps=4: 1, 2, 4, 8, 16 or 32; num_stages=3",
         )
     return number
 
