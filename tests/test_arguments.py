@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slipstream.arguments import whole_number
+from slipstream.arguments import as_integer
 from slipstream.errors import InvalidArgumentError
 
 
 @pytest.mark.parametrize("value", [3, np.int32(3), np.uint64(3)])
 def test_whole_numbers_become_ints(value: Any) -> None:
-    assert type(whole_number("rows", value)) is int
-    assert whole_number("rows", value) == 3
-    assert whole_number("rows", -3, None) == -3
+    assert type(as_integer("rows", value)) is int
+    assert as_integer("rows", value) == 3
+    assert as_integer("rows", -3, None) == -3
 
 
 @pytest.mark.parametrize(
@@ -30,4 +30,4 @@ def test_whole_numbers_become_ints(value: Any) -> None:
 )
 def test_all_else_is_refused_by_name(value: Any, said: str) -> None:
     with pytest.raises(InvalidArgumentError, match=said):
-        whole_number("rows", value)
+        as_integer("rows", value)

@@ -8,7 +8,7 @@ from typing import Any
 from slipstream.errors import InvalidArgumentError
 
 
-def whole_number(argument: str, value: Any, least: int | None = 1) -> int:
+def as_integer(argument: str, value: Any, least: int | None = 1) -> int:
     """Return `value` as an int; accepts Python and NumPy integers and one-element integer tensors.
 
     Args:

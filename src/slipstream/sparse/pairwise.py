@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from slipstream.arguments import whole_number
+from slipstream.arguments import as_integer
 from slipstream.errors import InvalidArgumentError
 from slipstream.sparse.device import as_tensor, device_of
 from slipstream.sparse.matrix import as_rows
@@ -111,7 +111,7 @@ def distance_tiles(
         InvalidArgumentError: as `pairwise_distances`, and `rows` is not positive.
     """
     if rows is not None:
-        rows = whole_number("rows", rows)
+        rows = as_integer("rows", rows)
     device = device_of(A=A, B=B)
     run = _run(A, B, metric, Limits.of(n_jobs, block_bytes), options, device)
     return (Tile(first, as_tensor(block, device)) for first, block in run.blocks(rows))

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from slipstream.arguments import whole_number
+from slipstream.arguments import as_integer
 from slipstream.errors import InvalidArgumentError
 from slipstream.sparse import kernels, metrics
 from slipstream.sparse.chebyshev import ChebyshevSearch
@@ -85,7 +85,7 @@ class Limits:
             threads = max((here or 1) + 1 + threads, 1)
         if block_bytes is None:
             block_bytes = BLOCK_BYTES
-        block_bytes = whole_number("block_bytes", block_bytes, None)
+        block_bytes = as_integer("block_bytes", block_bytes, None)
         if block_bytes < 2**16:
             raise InvalidArgumentError(
                 "block_bytes", f"{block_bytes} is too little", remedy="64 KiB at least"

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from slipstream.arguments import whole_number
+from slipstream.arguments import as_integer
 from slipstream.errors import InvalidArgumentError
 from slipstream.techniques.embedding.kernels import bags as bags_door
 from slipstream.techniques.embedding.kernels.robe import MODES
@@ -122,7 +122,7 @@ def padding_row(padding_idx: int | None, rows: int) -> int | None:
     """`padding_idx` counted from the front; InvalidArgumentError if it is no row of the table."""
     if padding_idx is None:
         return None
-    padding_idx = whole_number("padding_idx", padding_idx, None)
+    padding_idx = as_integer("padding_idx", padding_idx, None)
     if not -rows <= padding_idx < rows:
         raise InvalidArgumentError("padding_idx", f"{padding_idx} is not a row of the {rows}")
     return padding_idx % rows

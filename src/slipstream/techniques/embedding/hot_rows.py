@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from slipstream.arguments import whole_number
+from slipstream.arguments import as_integer
 from slipstream.errors import InvalidArgumentError
 from slipstream.techniques.embedding.kernels import tt as door
 from slipstream.techniques.embedding.kernels import tt_reference as reference
@@ -64,7 +64,7 @@ class HotRows(nn.Module):
         dtype: torch.dtype | None,
     ) -> None:
         super().__init__()
-        rows = whole_number("cache_rows", rows, 0)
+        rows = as_integer("cache_rows", rows, 0)
         if policy not in POLICIES:
             raise InvalidArgumentError(
                 "cache_policy", f"'{policy}' is not possible", remedy=", ".join(POLICIES)

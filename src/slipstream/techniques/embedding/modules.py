@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import nn
 
-from slipstream.arguments import whole_number
+from slipstream.arguments import as_integer
 from slipstream.errors import InvalidArgumentError
 from slipstream.techniques.embedding.bags import (
     Bags,
@@ -177,7 +177,7 @@ class CompressedModule(Exportable, CompressedEmbedding):
         Raises:
             InvalidArgumentError: `chunk_rows` is less than 1.
         """
-        chunk_rows = whole_number("chunk_rows", chunk_rows)
+        chunk_rows = as_integer("chunk_rows", chunk_rows)
         table = self.parameter.new_empty(self.num_embeddings, self.embedding_dim)
         with torch.no_grad():
             for part in chunks(self.num_embeddings, chunk_rows):

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from slipstream.arguments import whole_number
+from slipstream.arguments import as_integer
 from slipstream.errors import InvalidArgumentError, SlipstreamError
 from slipstream.files import read_bytes, replacing
 from slipstream.provenance import Provenance
@@ -299,7 +299,7 @@ def plan(
     """
     if not isinstance(model, torch.nn.Module):
         raise InvalidArgumentError("model", f"is a {type(model).__name__}, not a torch.nn.Module")
-    least_rows = whole_number("least_rows", least_rows)
+    least_rows = as_integer("least_rows", least_rows)
     facts = facts_of(model, id_stats, trained=trained, least_rows=least_rows)
     compared = plan_tables(facts, budget=budget, ratio=ratio, methods=methods)
     plain = _plain(facts, compared, budget, ratio)

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from slipstream.arguments import whole_number
+from slipstream.arguments import as_integer
 from slipstream.errors import InvalidArgumentError
 
 LEAST_CORES, MOST_CORES = 2, 4
@@ -50,10 +50,10 @@ class TTShape:
             InvalidArgumentError: sizes or ranks below 1, a dimension that has too few factors, or
                 shapes that do not fit the table.
         """
-        num_embeddings = whole_number("num_embeddings", num_embeddings)
-        embedding_dim = whole_number("embedding_dim", embedding_dim)
+        num_embeddings = as_integer("num_embeddings", num_embeddings)
+        embedding_dim = as_integer("embedding_dim", embedding_dim)
         given = tt_ranks if isinstance(tt_ranks, list | tuple) else (tt_ranks, tt_ranks)
-        ranks = tuple(whole_number("tt_ranks", rank) for rank in given)
+        ranks = tuple(as_integer("tt_ranks", rank) for rank in given)
         if not LEAST_CORES <= len(ranks) + 1 <= MOST_CORES:
             raise InvalidArgumentError("tt_ranks", f"{len(ranks)} ranks are not 1, 2 or 3")
         if tt_shapes is None:
@@ -166,5 +166,5 @@ def _given(shapes: Sequence[Sequence[int]], cores: int) -> tuple[tuple[int, ...]
             f"must be {cores} factors of the rows and {cores} of the dimension",
             remedy="as ((200, 220, 250), (4, 4, 4)) with two ranks",
         )
-    rows, columns = (tuple(whole_number("tt_shapes", one) for one in part) for part in shapes)
+    rows, columns = (tuple(as_integer("tt_shapes", one) for one in part) for part in shapes)
     return rows, columns

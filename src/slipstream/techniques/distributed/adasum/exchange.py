@@ -31,7 +31,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from slipstream.arguments import whole_number
+from slipstream.arguments import as_integer
 from slipstream.errors import InvalidArgumentError
 from slipstream.ranks.lines import (
     Line,
@@ -84,7 +84,7 @@ def check_algorithm(algorithm: str, size: int, per_node: int = 1) -> None:
         InvalidArgumentError: there is none, or they do not.
     """
     need_algorithm(algorithm, size, ALGORITHMS, "rvh", "gram, or auto")
-    per_node = whole_number("per_node", per_node, None)
+    per_node = as_integer("per_node", per_node, None)
     if per_node < 1 or size % per_node:
         raise InvalidArgumentError(
             "per_node", f"{per_node} ranks a node do not divide {size} ranks",

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from slipstream.arguments import whole_number
+from slipstream.arguments import as_integer
 from slipstream.errors import InvalidArgumentError
 from slipstream.ranks.buckets import BucketThread
 from slipstream.ranks.buffers import limit_buffers
@@ -127,7 +127,7 @@ def reduce_flat(flat: torch.Tensor, ranks: ProcessGroup, rows: int, way: str, di
 
 def need_rows(rows: int, ranks: int) -> None:
     """Raise an `InvalidArgumentError` unless so many ranks make `rows` rows."""
-    rows = whole_number("rows", rows, None)
+    rows = as_integer("rows", rows, None)
     if rows < 1 or ranks % rows:
         raise InvalidArgumentError(
             "rows", f"{ranks} ranks do not make {rows} rows",

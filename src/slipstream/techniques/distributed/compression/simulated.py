@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from slipstream.arguments import whole_number
+from slipstream.arguments import as_integer
 from slipstream.errors import InvalidArgumentError
 from slipstream.ranks.requests import Exchange, Gather, Reduce
 from slipstream.techniques.distributed.compression.bucket import Bucket, Layout, Memory
@@ -78,8 +78,8 @@ class SimulatedWorkers:
                 "model", f"its parameters are {', '.join(sorted(map(str, others)))}, not float32",
                 remedy="model.float()",
             )  # fmt: skip
-        workers = whole_number("workers", workers)
-        delay = whole_number("delay", delay, 0)
+        workers = as_integer("workers", workers)
+        delay = as_integer("delay", delay, 0)
         self.compressor = compressor
         self.parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
         self.layout = Layout.of({n: tuple(p.shape) for n, p in self.parameters.items()})

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from slipstream.arguments import whole_number
+from slipstream.arguments import as_integer
 from slipstream.errors import InvalidArgumentError
 from slipstream.techniques.embedding.bags import expect_tensor
 from slipstream.techniques.embedding.formats.format import (
@@ -67,9 +67,9 @@ class HashedTable(Table):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        num_embeddings = whole_number("num_embeddings", num_embeddings)
-        embedding_dim = whole_number("embedding_dim", embedding_dim)
-        rows = whole_number("rows", rows)
+        num_embeddings = as_integer("num_embeddings", num_embeddings)
+        embedding_dim = as_integer("embedding_dim", embedding_dim)
+        rows = as_integer("rows", rows)
         self.num_embeddings, self.embedding_dim, self.rows = num_embeddings, embedding_dim, rows
         self.seed = seed
         if hot is not None:

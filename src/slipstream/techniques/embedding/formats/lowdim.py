@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from slipstream.arguments import whole_number
+from slipstream.arguments import as_integer
 from slipstream.errors import InvalidArgumentError
 from slipstream.techniques.embedding.formats.codes import (
     QuantizedTable,
@@ -62,8 +62,8 @@ class LowDimTable(Table):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        num_embeddings = whole_number("num_embeddings", num_embeddings)
-        dim = whole_number("dim", dim)
+        num_embeddings = as_integer("num_embeddings", num_embeddings)
+        dim = as_integer("dim", dim)
         if dim > embedding_dim:
             raise InvalidArgumentError("dim", f"{dim} is more than the table's {embedding_dim}")
         self.num_embeddings, self.embedding_dim, self.dim = num_embeddings, embedding_dim, dim

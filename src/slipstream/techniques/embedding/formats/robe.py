@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from slipstream.arguments import whole_number
+from slipstream.arguments import as_integer
 from slipstream.errors import InvalidArgumentError, UnknownNameError
 from slipstream.techniques.embedding.bags import Bags, check_mode, each, normalise
 from slipstream.techniques.embedding.formats.format import (
@@ -64,7 +64,7 @@ class _InArray(CompressedModule):
         padding_idx: int | None = None,
     ) -> None:
         _expect_pool(pool)
-        num_embeddings = whole_number("num_embeddings", num_embeddings)
+        num_embeddings = as_integer("num_embeddings", num_embeddings)
         super().__init__(num_embeddings, embedding_dim, padding_idx)
         tables_of(pool.seed, [(0, num_embeddings, embedding_dim, None)])
         self.pool = pool

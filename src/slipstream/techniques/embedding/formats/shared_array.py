@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from slipstream.arguments import whole_number
+from slipstream.arguments import as_integer
 from slipstream.errors import InvalidArgumentError
 from slipstream.techniques.embedding.bags import Bags
 from slipstream.techniques.embedding.kernels import robe as door
@@ -65,8 +65,8 @@ class SharedArray(nn.Module):
         if isinstance(size, str):
             numbers = parse_bytes(size) // kind.itemsize
         else:
-            numbers = whole_number("size", size)
-        block, seed = whole_number("block", block), whole_number("seed", seed, 0)
+            numbers = as_integer("size", size)
+        block, seed = as_integer("block", block), as_integer("seed", seed, 0)
         if numbers < block:
             raise InvalidArgumentError(
                 "size", f"{numbers} numbers are less than a block of {block}",
@@ -115,7 +115,7 @@ class SharedArray(nn.Module):
         """
         if table_id is None:
             table_id = max(self._taken, default=-1) + 1
-        table_id = whole_number("table_id", table_id, 0)
+        table_id = as_integer("table_id", table_id, 0)
         if table_id in self._taken:
             raise InvalidArgumentError("table_id", f"{table_id} is another table's in this array")
         self._taken.add(table_id)
@@ -176,8 +176,8 @@ def tables_of(seed: int, tables: Sequence[tuple[int, int, int, int | None]]) -> 
     """
     described = []
     for number, rows, dimension, padding in tables:
-        rows = whole_number("num_embeddings", rows)
-        dimension = whole_number("embedding_dim", dimension)
+        rows = as_integer("num_embeddings", rows)
+        dimension = as_integer("embedding_dim", dimension)
         if rows * dimension >= 2**63:
             raise InvalidArgumentError("num_embeddings", f"{rows} x {dimension} is beyond 2^63")
         key = door.table_key(seed, number)

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import nn
 
-from slipstream.arguments import whole_number
+from slipstream.arguments import as_integer
 from slipstream.errors import InvalidArgumentError
 from slipstream.techniques.embedding import tt_init
 from slipstream.techniques.embedding.bags import Bags, check_mode, expect_tensor, reduced
@@ -89,7 +89,7 @@ class _TensorTrain(CompressedModule):
         self.init_std = 1 / math.sqrt(3 * num_embeddings) if init_std is None else init_std
         if not 0 <= self.init_std < math.inf:
             raise InvalidArgumentError("init_std", f"{init_std} is not a standard deviation")
-        if whole_number("cache_rows", cache_rows, 0) > num_embeddings:
+        if as_integer("cache_rows", cache_rows, 0) > num_embeddings:
             raise InvalidArgumentError(
                 "cache_rows", f"{cache_rows} rows are more than the table's {num_embeddings}"
             )
