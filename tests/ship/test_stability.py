@@ -1,4 +1,4 @@
-"""Stability over device paths: measured, explained, forecast, drawn, mended, and refused."""
+"""Stability over device paths: measuring, explaining, predicting, hardening, invalid input."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from slipstream.runtimes.preprocessing import RawInputError, image_pipeline
 from slipstream.runtimes.python import CallableRuntime
 from slipstream.ship import stability
 from slipstream.ship.stability.hardening import runtime_of
-from slipstream.ship.stability.int8 import as_int8, norms_behind, ranges_of
+from slipstream.ship.stability.int8 import as_int8, following_norms, ranges_of
 from slipstream.ship.stability.twins import Repeated, samples_of
 
 pytest.importorskip("PIL")
 SIZE, CLASSES = 16, 4
 PIPELINE = image_pipeline(SIZE, crop=1.0, method="bilinear")
-# Mild in every stage; a planted one is three times as strong.
+# Mild in every stage; the planted stage is much stronger.
 MILD = {
     "camera.warmth": 0.04, "camera.exposure": -0.03, "camera.contrast": 0.05,
     "camera.denoise": 0.2, "camera.sharpen": 0.1, "camera.noise": 0.002,
@@ -40,50 +40,50 @@ PLANTED = {
 
 
 def textures(count: int, seed: int = 0, size: int = 2 * SIZE) -> NDArray[np.uint8]:
-    """Pictures of a few waves of random colours, uint8 [count, size, size, 3]."""
+    """Return sums of waves in random colours, uint8 [count, size, size, 3]."""
     rng = np.random.default_rng(seed)
     y, x = np.mgrid[:size, :size] / size
-    found = np.full((count, size, size, 3), 0.5)
+    images = np.full((count, size, size, 3), 0.5)
     for _ in range(6):
         u, v, phase = rng.uniform(-9, 9, (3, count, 1, 1))
         wave = np.sin(2 * np.pi * (u * x + v * y) + phase)
-        found += wave[..., None] * rng.normal(0, 0.09, (count, 1, 1, 3))
-    return np.asarray(np.clip(255 * found, 0, 255), np.uint8)
+        images += wave[..., None] * rng.normal(0, 0.09, (count, 1, 1, 3))
+    return np.asarray(np.clip(255 * images, 0, 255), np.uint8)
 
 
 def judge(seed: int = 0) -> CallableRuntime:
-    """A model that is a random projection of the picture: everything moves it a little."""
+    """Return a random projection of the image: every change of it shifts the scores a little."""
     rng = np.random.default_rng(seed)
     weights = rng.normal(size=(3 * SIZE * SIZE, CLASSES)).astype(np.float32)
     return CallableRuntime("judge", lambda x: (x - 0.5).reshape(len(x), -1) @ weights)
 
 
-def own_labels(model: Runtime, scenes: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """What the model answers with a faultless camera: then it is always right."""
+def reference_labels(model: Runtime, scenes: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """Return the model's classes on the reference path, on which it is thus always right."""
     reference = DeviceMatrix.of(PIPELINE, {}).reference.pipeline
     return model.run([reference.batch(list(scenes))])[0].argmax(1).astype(np.int64)
 
 
-def test_measured_on_paths_of_known_effect() -> None:
+def test_measures_paths_of_known_effect() -> None:
     scenes, model = textures(60), judge()
-    labels = own_labels(model, scenes)
+    labels = reference_labels(model, scenes)
     matrix = DeviceMatrix.of(
         PIPELINE, {"a": "reference", "same": "codec:png", "b": "camera:contrast=0.8,warmth=0.5"}
     )
     found = stability.measure(model, scenes, matrix.paths, labels, topk=2)
     assert found.accuracy[:2].tolist() == [1.0, 1.0]
     assert found.same == (("a", "same"),)
-    lost = 1 - found.accuracy[2]
-    assert lost > 0
-    assert found.instability().estimate == pytest.approx(lost) == found.divergence.estimate
-    assert found.instability(2).estimate < lost
-    assert found.matrix()[0].tolist() == pytest.approx([0, 0, lost])
+    loss = 1 - found.accuracy[2]
+    assert loss > 0
+    assert found.instability().estimate == pytest.approx(loss) == found.divergence.estimate
+    assert found.instability(2).estimate < loss
+    assert found.matrix()[0].tolist() == pytest.approx([0, 0, loss])
     assert sorted(found.worst_items()) == sorted(np.flatnonzero(~found.right()[2]).tolist())
-    assert any(re.search(r"\bOne device\b.*\ba, same\b", note) for note in found.tables()[0].notes)
+    assert any(re.search(r"\bone device\b.*\ba, same\b", note) for note in found.tables()[0].notes)
     assert json.dumps(found.to_json()["worst_items"])
 
 
-def test_without_labels_only_divergence_is_known() -> None:
+def test_measures_only_divergence_without_labels() -> None:
     scenes, model = textures(40), judge()
     matrix = DeviceMatrix.of(PIPELINE, {"a": "reference", "b": "camera:contrast=0.8"})
     found = stability.measure(model, scenes, matrix.paths)
@@ -94,16 +94,16 @@ def test_without_labels_only_divergence_is_known() -> None:
     assert stability.explain(model, scenes, matrix).to_json()["measure"] == "divergence"
 
 
-def test_another_runtime_is_a_stage_of_its_own() -> None:
+def test_attributes_another_runtime_to_the_model_stage() -> None:
     scenes = textures(40)
     rough = CallableRuntime("rough", lambda x: judge().run([np.round(x * 4) / 4])[0])
     matrix = DeviceMatrix.of(PIPELINE, {"int": "model:rough", "warm": "camera:warmth=0.02"})
     models = {"": judge(), "rough": rough}
-    found = stability.explain(models, scenes, matrix, own_labels(judge(), scenes))
+    found = stability.explain(models, scenes, matrix, reference_labels(judge(), scenes))
     assert found.causes[0].stage == "model"
     assert found.causes[0].alone == pytest.approx(
         stability.measure(models, scenes, (matrix.reference, matrix.paths[0]),
-                          own_labels(judge(), scenes)).instability().estimate
+                          reference_labels(judge(), scenes)).instability().estimate
     )  # fmt: skip
     with pytest.raises(UnknownNameError, match="unknown model 'rough'"):
         stability.measure({"": judge()}, scenes, matrix.paths)
@@ -112,7 +112,7 @@ def test_another_runtime_is_a_stage_of_its_own() -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_a_planted_stage_is_named_first(seed: int) -> None:
     scenes, model = textures(120, seed), judge(seed)
-    labels = own_labels(model, scenes)
+    labels = reference_labels(model, scenes)
     planted = list(MILD)[seed * 2]
     settings = {**MILD, planted: PLANTED[planted]}
     text = ",".join(f"{name.partition('.')[2]}={value}" for name, value in settings.items())
@@ -120,14 +120,14 @@ def test_a_planted_stage_is_named_first(seed: int) -> None:
     found = stability.explain(model, scenes, matrix, labels, settings=True)
     assert found.causes[0].stage == planted
     assert len(found.causes) == 6
-    by_stage = {one.stage: one for one in found.causes}
+    by_stage = {cause.stage: cause for cause in found.causes}
     first = by_stage[planted]
     total = found.total.estimate
     assert first.effect.estimate == pytest.approx((first.alone + total - first.without) / 2)
-    assert found.interaction == pytest.approx(total - sum(one.alone for one in found.causes))
+    assert found.interaction == pytest.approx(total - sum(cause.alone for cause in found.causes))
 
 
-def test_few_scenes_tell_the_order_by_how_far_margins_move() -> None:
+def test_smoothed_effects_rank_stages_from_few_scenes() -> None:
     hits = {"smoothed": 0, "by answers": 0}
     for seed in range(12):
         scenes, model = textures(6, seed), judge(seed)
@@ -135,43 +135,41 @@ def test_few_scenes_tell_the_order_by_how_far_margins_move() -> None:
         settings = {**MILD, planted: PLANTED[planted]}
         text = ",".join(f"{name.partition('.')[2]}={value}" for name, value in settings.items())
         matrix = DeviceMatrix.of(PIPELINE, {"phone": f"camera:{text}"})
-        labels = own_labels(model, scenes)
+        labels = reference_labels(model, scenes)
         causes = stability.explain(model, scenes, matrix, labels, settings=True).causes
-        assert [one.smoothed for one in causes] == sorted(
-            (one.smoothed for one in causes), reverse=True
-        )
+        smoothed = [cause.smoothed for cause in causes]
+        assert smoothed == sorted(smoothed, reverse=True)
         hits["smoothed"] += causes[0].stage == planted
-        most = max(one.effect.estimate for one in causes)
-        # What ties is in the order of chance.
-        tied = [one.stage for one in causes if one.effect.estimate == most]
+        largest = max(cause.effect.estimate for cause in causes)
+        tied = [cause.stage for cause in causes if cause.effect.estimate == largest]
         hits["by answers"] += tied == [planted]
     assert hits["smoothed"] >= 11
     assert hits["by answers"] < hits["smoothed"]
 
 
-def test_a_forecast_ranks_paths_before_they_are_run() -> None:
+def test_predict_ranks_paths_from_a_sample() -> None:
     scenes, model = textures(300, 5), judge(5)
-    labels = own_labels(model, scenes)
+    labels = reference_labels(model, scenes)
     matrix = DeviceMatrix.of(
         PIPELINE, {str(n): f"camera:noise={0.02 * n},warmth={0.04 * n}" for n in range(1, 8)}
     )
-    told = stability.predict(model, scenes, matrix, labels, sample=60)
+    predicted = stability.predict(model, scenes, matrix, labels, sample=60)
     found = stability.measure(model, scenes, (matrix.reference, *matrix.paths), labels)
     measured = found.matrix()[0, 1:]
     from scipy.stats import spearmanr
 
-    assert spearmanr(told.pairs, measured).statistic >= 0.8
-    assert told.total == pytest.approx(found.instability().estimate, rel=0.3)
-    assert (told.items, told.sample) == (300, 60)
-    everything = stability.predict(model, scenes, matrix, labels, sample=299)
-    assert everything.pairs == pytest.approx(measured, abs=0.005)
+    assert spearmanr(predicted.pairs, measured).statistic >= 0.8
+    assert predicted.total == pytest.approx(found.instability().estimate, rel=0.3)
+    assert (predicted.items, predicted.sample) == (300, 60)
+    nearly_all = stability.predict(model, scenes, matrix, labels, sample=299)
+    assert nearly_all.pairs == pytest.approx(measured, abs=0.005)
 
 
-def test_the_contact_sheet_shows_what_is_disputed(tmp_path: Path) -> None:
+def test_contact_sheet_shows_disputed_scenes(tmp_path: Path) -> None:
     from PIL import Image
 
     scenes, model = textures(40), judge()
-    labels = own_labels(model, scenes)
+    labels = reference_labels(model, scenes)
     matrix = DeviceMatrix.of(PIPELINE, {"a": "reference", "b": "camera:contrast=0.8"})
     found = stability.measure(model, scenes, matrix.paths, labels)
     items = stability.contact_sheet(found, scenes, matrix.paths, tmp_path / "s.png", count=2)
@@ -185,12 +183,12 @@ def test_the_contact_sheet_shows_what_is_disputed(tmp_path: Path) -> None:
 
 
 def bad_model(answer: Any) -> CallableRuntime:
-    """One that answers every batch with that."""
+    """Return a model that answers every batch with `answer`."""
     return CallableRuntime("bad", lambda x: np.asarray(answer, np.float32))
 
 
 @pytest.mark.parametrize(
-    ("change", "error", "says"),
+    ("change", "error", "message"),
     [
         ({"paths": 1}, InvalidArgumentError, "paths: "),
         ({"labels": [0, 1]}, InvalidArgumentError, " 4 scenes"),
@@ -198,26 +196,31 @@ def bad_model(answer: Any) -> CallableRuntime:
         ({"labels": [0.5, 1, 2, 3]}, InvalidArgumentError, "labels: "),
         ({"scenes": []}, InvalidArgumentError, "data: "),
         ({"model": bad_model(np.zeros(4))}, ModelError, "scores [N, classes]"),
-        ({"model": bad_model(np.full((4, 4), np.nan))}, ModelError, "not finite"),
+        ({"model": bad_model(np.full((4, 4), np.nan))}, ModelError, "NaN or infinity"),
     ],
 )
-def test_bad_input_is_named(change: dict[str, Any], error: type[Exception], says: str) -> None:
+def test_refuses_invalid_arguments(
+    change: dict[str, Any], error: type[Exception], message: str
+) -> None:
     matrix = DeviceMatrix.of(PIPELINE, {"a": "reference", "b": "camera:contrast=0.8"})
-    given = {"model": judge(), "scenes": textures(4), "labels": None, "paths": 2, **change}
+    arguments = {"model": judge(), "scenes": textures(4), "labels": None, "paths": 2, **change}
     with pytest.raises(error) as caught:
         stability.measure(
-            given["model"], given["scenes"], matrix.paths[: given["paths"]], given["labels"]
+            arguments["model"],
+            arguments["scenes"],
+            matrix.paths[: arguments["paths"]],
+            arguments["labels"],
         )
-    assert says in str(caught.value)
+    assert message in str(caught.value)
 
 
-def test_paths_that_do_nothing_have_no_cause() -> None:
+def test_explain_refuses_paths_equal_to_the_reference() -> None:
     matrix = DeviceMatrix.of(PIPELINE, {"a": "reference"})
-    with pytest.raises(InvalidArgumentError, match="nothing otherwise"):
+    with pytest.raises(InvalidArgumentError, match="none of them differs"):
         stability.explain(judge(), textures(4), matrix)
 
 
-def test_pictures_of_every_kind_and_one_that_is_none(tmp_path: Path) -> None:
+def test_opens_images_of_every_kind_and_refuses_other_files(tmp_path: Path) -> None:
     from PIL import Image
 
     pixels = textures(1, size=80)[0]
@@ -235,15 +238,15 @@ def test_pictures_of_every_kind_and_one_that_is_none(tmp_path: Path) -> None:
     assert scenes.classes == ("cats", "dogs")
     assert scenes.labels is not None
     assert scenes.labels.tolist() == [0, 0, 1, 1]
-    assert [one.shape for one in scenes[:3]] == [(64, 64, 3)] * 3
-    assert scenes[3].shape == (80, 50, 3)  # upright, and left as it is: it is small enough
-    (tmp_path / "dogs" / "e.jpg").write_bytes(b"\xff\xd8 no picture")
+    assert [scene.shape for scene in scenes[:3]] == [(64, 64, 3)] * 3
+    assert scenes[3].shape == (80, 50, 3)  # turned upright, and not shrunk: it is small enough
+    (tmp_path / "dogs" / "e.jpg").write_bytes(b"\xff\xd8 not an image")
     broken = stability.open_scenes(str(tmp_path), judge())
     with pytest.raises(RawInputError, match="does not decode") as caught:
         stability.measure(judge(), broken, DeviceMatrix.default(PIPELINE).paths)
     assert "e.jpg" in str(caught.value)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(InvalidArgumentError, match="has no pictures"):
+    with pytest.raises(InvalidArgumentError, match="has no images"):
         stability.open_scenes(str(tmp_path / "empty"), judge())
 
 
@@ -262,10 +265,10 @@ class Small(nn.Module):
         return scores
 
 
-def test_hardening_trains_the_control_too_and_leaves_the_model() -> None:
+def test_harden_trains_a_control_and_keeps_the_model() -> None:
     torch.manual_seed(0)
     scenes, model = textures(256, size=SIZE), Small()
-    labels = own_labels(judge(), scenes)
+    labels = reference_labels(judge(), scenes)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     recipe = stability.Recipe(epochs=2, batch=64)
     found = stability.harden(
@@ -276,7 +279,7 @@ def test_hardening_trains_the_control_too_and_leaves_the_model() -> None:
     plain = stability.fine_tune(model, scenes, labels, PIPELINE, None, recipe)
     x = samples_of(scenes[:8], PIPELINE)
     for ours, theirs in ((found.control, plain), (found.control, found.model)):
-        same = np.array_equal(*(runtime_of(one).run([x])[0] for one in (ours, theirs)))
+        same = np.array_equal(*(runtime_of(net).run([x])[0] for net in (ours, theirs)))
         assert same == (theirs is plain)
     lines = found.tables()[0].to_records()
     assert [line["model"] for line in lines][1] == "control: plain fine-tune"
@@ -286,27 +289,29 @@ def test_hardening_trains_the_control_too_and_leaves_the_model() -> None:
 
 
 @pytest.mark.full
-def test_fashion_mnist_is_hardened(require: Any) -> None:
-    """Against the plain fine-tune, on devices that no twin came from."""
+def test_hardens_fashion_mnist(require: Any) -> None:
+    """Compare with the plain fine-tune on devices that no twin came from."""
     from slipstream import data
     from slipstream_bench.rows import BenchOptions
     from slipstream_bench.systems.stability.bars import hardened_rows
 
     why = data.why_absent("fashion_mnist")
     require("data", why is None, str(why))
-    less, worse, beside = hardened_rows(BenchOptions(full=True), "fashion_mnist", seeds=1)
-    # The bench's bar is 60; with fewer epochs it was 48 to 60 by seed.
-    assert less.value is not None
-    assert less.value >= 45, less.detail
-    assert less.data["seeds"][0]["low"] > 0.4
-    assert worse.holds, worse.detail
-    assert beside.holds, beside.detail
+    reduction, accuracy, augmented = hardened_rows(
+        BenchOptions(full=True), "fashion_mnist", seeds=1
+    )
+    # The bench's bar is 60; with fewer epochs, seeds varied from 48 to 60.
+    assert reduction.value is not None
+    assert reduction.value >= 45, reduction.detail
+    assert reduction.data["seeds"][0]["low"] > 0.4
+    assert accuracy.holds, accuracy.detail
+    assert augmented.holds, augmented.detail
 
 
 @pytest.mark.parametrize("loss", ["kl", "embedding", "augment"])
-def test_every_loss_and_twin_trains(loss: Any) -> None:
+def test_trains_with_every_loss_and_twin(loss: Any) -> None:
     scenes = textures(64, size=SIZE)
-    labels = own_labels(judge(), scenes)
+    labels = reference_labels(judge(), scenes)
     matrix = DeviceMatrix.of(PIPELINE, {"other": "camera:warmth=0.3"})
     recipe = stability.Recipe(loss=loss, epochs=1, batch=32)
     for twins in (
@@ -317,23 +322,23 @@ def test_every_loss_and_twin_trains(loss: Any) -> None:
         assert np.isfinite(runtime_of(trained).run([samples_of(scenes, PIPELINE)])[0]).all()
 
 
-def test_twins_are_drawn_a_few_times_and_taken_again() -> None:
+def test_repeated_twins_reuse_the_first_draws() -> None:
     scenes, places = textures(16, size=SIZE), np.arange(16)
     rng = np.random.default_rng(0)
     twins = Repeated(stability.Gaussian(), 2, 16)
     drawn = [twins(scenes, places, rng, PIPELINE) for _ in range(5)]
     assert not np.array_equal(drawn[0], drawn[1])
     for again in drawn[2:]:
-        near = [np.abs(again - one).reshape(16, -1).max(1) < 1e-3 for one in drawn[:2]]
+        near = [np.abs(again - twin).reshape(16, -1).max(1) < 1e-3 for twin in drawn[:2]]
         assert (near[0] ^ near[1]).all()
     assert near[0].any()
     assert near[1].any()
 
 
-def test_what_dropout_draws_is_not_taken_for_a_difference_of_twins() -> None:
+def test_dropout_adds_no_difference_between_twins() -> None:
     torch.manual_seed(0)
     scenes = textures(64, size=SIZE)
-    labels = own_labels(judge(), scenes)
+    labels = reference_labels(judge(), scenes)
     net = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(3 * SIZE * SIZE, CLASSES))
     weights = []
     for twins in (None, stability.Same()):
@@ -343,29 +348,29 @@ def test_what_dropout_draws_is_not_taken_for_a_difference_of_twins() -> None:
     assert torch.allclose(*weights, atol=1e-5)
 
 
-def test_two_images_of_some_scenes() -> None:
+def test_two_images_pairs_some_scenes() -> None:
     matrix = DeviceMatrix.of(PIPELINE, {"other": "camera:warmth=0.5"})
     twins = stability.TwoImages(matrix.paths[0], having=0.25)
     scenes, places = textures(16, size=SIZE), np.arange(16)
-    given = twins(scenes, places, np.random.default_rng(0), PIPELINE)
-    own = samples_of(scenes, PIPELINE)
-    changed = [not np.array_equal(a, b) for a, b in zip(given, own, strict=True)]
+    paired = twins(scenes, places, np.random.default_rng(0), PIPELINE)
+    plain = samples_of(scenes, PIPELINE)
+    changed = [not np.array_equal(a, b) for a, b in zip(paired, plain, strict=True)]
     assert sum(changed) == 4
     with pytest.raises(InvalidArgumentError, match=r"^twins\b.*\bsecond device\b"):
         stability.TwoImages()(scenes, places, np.random.default_rng(0), PIPELINE)
 
 
-def test_a_fine_tune_that_cannot_work_says_why() -> None:
+def test_refuses_impossible_fine_tunes() -> None:
     scenes = textures(64, size=SIZE)
-    labels = own_labels(judge(), scenes)
+    labels = reference_labels(judge(), scenes)
     with pytest.raises(stability.TrainingFailedError, match=r"\bloss\b.*\bepoch \d+"):
         stability.fine_tune(
             Small(), scenes, labels, PIPELINE, None,
             stability.Recipe(epochs=20, batch=32, learning_rate=1e30),
         )  # fmt: skip
-    for change, says in (({"loss": "js"}, "unknown stability loss"), ({"alpha": -1}, "negative"),
-                         ({"epochs": 0}, "not above 0"), ({"draws": -1}, "negative")):  # fmt: skip
-        with pytest.raises((InvalidArgumentError, UnknownNameError), match=says):
+    for change, message in (({"loss": "js"}, "unknown stability loss"), ({"alpha": -1}, "negative"),
+                         ({"epochs": 0}, "not positive"), ({"draws": -1}, "negative")):  # fmt: skip
+        with pytest.raises((InvalidArgumentError, UnknownNameError), match=message):
             stability.Recipe(**change)  # type: ignore[arg-type]
     with pytest.raises(UnknownNameError, match=r"\bdistorsion\b(.|\n)*\bdistortion\?"):
         stability.harden(
@@ -374,8 +379,7 @@ def test_a_fine_tune_that_cannot_work_says_why() -> None:
         )  # fmt: skip
 
 
-def test_int8_is_what_a_runtime_computes_of_folded_weights() -> None:
-    """Against whole numbers multiplied in NumPy."""
+def test_int8_equals_integer_arithmetic_on_folded_weights() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(3, 8, 1, bias=False), nn.BatchNorm2d(8)).eval()
     with torch.no_grad():
@@ -385,26 +389,26 @@ def test_int8_is_what_a_runtime_computes_of_folded_weights() -> None:
             if name != "num_batches_tracked":
                 value.uniform_(0.1, 2.0)
     x = torch.randn(5, 3, 4, 4)
-    norm = {name: one.detach().double().numpy() for name, one in net[1].state_dict().items()}
+    norm = {name: value.detach().double().numpy() for name, value in net[1].state_dict().items()}
     factor = norm["weight"] / np.sqrt(norm["running_var"] + net[1].eps)
     folded = net[0].weight.detach().double().numpy()[:, :, 0, 0] * factor[:, None]
-    step = np.abs(folded).max() / 127
+    weight_step = np.abs(folded).max() / 127
     low, high = float(x.min()), float(x.max())
-    read = (high - low) / 255
-    zero = round(-low / read)
-    codes = np.clip(np.round(x.double().numpy() / read) + zero, 0, 255)
-    sums = np.einsum("oc,nchw->nohw", np.round(folded / step), codes - zero)
+    input_step = (high - low) / 255
+    zero = round(-low / input_step)
+    codes = np.clip(np.round(x.double().numpy() / input_step) + zero, 0, 255)
+    sums = np.einsum("oc,nchw->nohw", np.round(folded / weight_step), codes - zero)
     bias = norm["bias"] - norm["running_mean"] * factor
-    wanted = sums * step * read + bias[None, :, None, None]
-    norms = norms_behind(net, x[:1])
+    expected = sums * weight_step * input_step + bias[None, :, None, None]
+    norms = following_norms(net, x[:1])
     with torch.no_grad(), as_int8(net, norms, ranges_of(net, x)):
-        given = net(x).numpy()
-    # Sums in float32, and a code where a number lies just between two.
-    assert np.abs(given - wanted).max() < 1.5 * step * read * zero / 10
-    assert np.abs(given - net(x).detach().numpy()).max() > 1e-3
+        result = net(x).numpy()
+    # Tolerance: float32 sums, and values halfway between two codes.
+    assert np.abs(result - expected).max() < 1.5 * weight_step * input_step * zero / 10
+    assert np.abs(result - net(x).detach().numpy()).max() > 1e-3
 
 
-def test_only_twins_pass_through_int8_and_both_halves_through_one_norm() -> None:
+def test_int8_applies_to_the_second_half_of_a_batch() -> None:
     torch.manual_seed(0)
     net, x = Small().train(), torch.rand(8, 3, SIZE, SIZE)
     seen: list[int] = []
@@ -412,27 +416,27 @@ def test_only_twins_pass_through_int8_and_both_halves_through_one_norm() -> None
     assert isinstance(norm, nn.BatchNorm2d)
     norm.register_forward_pre_hook(lambda module, inputs: seen.append(len(inputs[0])))
     first = net.body[0](x)
-    with as_int8(net, norms_behind(net, x[:1]), share=0.5):
+    with as_int8(net, following_norms(net, x[:1]), share=0.5):
         both = net.body[0](torch.cat([x, x]))
         net(torch.cat([x, x])).sum().backward()
     assert seen == [1, 16]
     assert torch.equal(both[:8], first)
     assert not torch.equal(both[8:], first)
-    assert all(one.grad is not None and one.grad.isfinite().all() for one in net.parameters())
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in net.parameters())
     assert torch.equal(net.body[0](x), first)
 
 
-def test_hardening_for_int8_has_float_and_int8_agree() -> None:
+def test_hardening_for_int8_reduces_its_difference_from_float() -> None:
     torch.manual_seed(0)
     scenes = textures(256, size=SIZE)
-    labels = own_labels(judge(), scenes)
+    labels = reference_labels(judge(), scenes)
     model = stability.fine_tune(
         Small(), scenes, labels, PIPELINE, None, stability.Recipe(epochs=4, batch=32)
     )
     with torch.no_grad():
-        # The same function of floats, but one channel takes nearly all codes of the first layer.
-        for one in model.body[1].parameters():  # type: ignore[union-attr,index]
-            one[0] *= 40
+        # The same float function, but one channel uses nearly all codes of the first layer.
+        for parameter in model.body[1].parameters():  # type: ignore[union-attr,index]
+            parameter[0] *= 40
         model.body[3].weight[:, 0] /= 40  # type: ignore[union-attr,index]
     matrix = DeviceMatrix.of(PIPELINE, {"float": "reference", "int8": "model:int8"})
     recipe = stability.Recipe(alpha=300.0, epochs=12, batch=32, int8=True)
@@ -442,14 +446,14 @@ def test_hardening_for_int8_has_float_and_int8_agree() -> None:
     )  # fmt: skip
     samples = samples_of(scenes, PIPELINE)
 
-    def apart(trained: nn.Module) -> float:
-        """Between the answers of float and int8, in total variation."""
-        some = [runtime_of(trained, int8_of=of).run([samples])[0] for of in (None, samples)]
-        first, second = (torch.from_numpy(one).softmax(1) for one in some)
+    def distance(trained: nn.Module) -> float:
+        """Return the total variation distance between answers of float and int8."""
+        scores = [runtime_of(trained, int8_of=of).run([samples])[0] for of in (None, samples)]
+        first, second = (torch.from_numpy(rows).softmax(1) for rows in scores)
         return float((first - second).abs().sum(1).mean() / 2)
 
-    assert apart(found.control) > 0.01
-    assert apart(found.model) < 0.8 * apart(found.control)
+    assert distance(found.control) > 0.01
+    assert distance(found.model) < 0.8 * distance(found.control)
     with pytest.raises(InvalidArgumentError, match="their own twins"):
         stability.harden(
             Small(), scenes, labels, PIPELINE, held_out=matrix, judged=(scenes, labels),
@@ -469,7 +473,7 @@ def make():
     return model, (torch.rand(8, 3, 16, 16), torch.arange(8) % 4), nn.functional.cross_entropy
 
 
-def pictures():
+def images():
     rng = np.random.default_rng(0)
     y = np.arange(60) % 4
     x = rng.integers(0, 60, (60, 32, 32, 3)) + 45 * y[:, None, None, None]
@@ -477,7 +481,7 @@ def pictures():
 """
 
 
-def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "net.py").write_text(MODEL)
     monkeypatch.chdir(tmp_path)
     runner, app = CliRunner(), _assemble()
@@ -485,7 +489,7 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(*words: str) -> Any:
         return runner.invoke(app, ["stability", *words])
 
-    common = ("net.py:make", "--data", "net.py:pictures")
+    common = ("net.py:make", "--data", "net.py:images")
     paths = ("--path", "camera:warmth=0.8", "--path", "codec:jpeg,quality=20", "--json")
     measured = run("measure", *common, *paths, "--sheet", "s.png", "-t", "amp:bf16")
     assert measured.exit_code == 0, measured.output
@@ -494,11 +498,11 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["instability"]["top1"]["estimate"] > 0
     assert Path("s.png").exists()
     explained = json.loads(run("explain", *common, *paths, "--settings").stdout)
-    assert {one["stage"] for one in explained["causes"]} == {
+    assert {cause["stage"] for cause in explained["causes"]} == {
         "camera.warmth", "codec.format", "codec.quality",
     }  # fmt: skip
-    told = json.loads(run("predict", *common, *paths, "--sample", "20").stdout)
-    assert list(told["pairs"]) == ["camera:warmth=0.8", "codec:jpeg,quality=20"]
+    predicted = json.loads(run("predict", *common, *paths, "--sample", "20").stdout)
+    assert list(predicted["pairs"]) == ["camera:warmth=0.8", "codec:jpeg,quality=20"]
     hard = run("harden", *common, "--epochs", "1", "-o", "h.pt", "--limit", "40", "--json")
     assert hard.exit_code == 0, hard.output
     assert json.loads(hard.stdout)["hardened"]["items"] == 8
@@ -506,13 +510,13 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     int8 = run("harden", *common, "--epochs", "1", "--twins", "same", "--int8", "--json")
     assert int8.exit_code == 0, int8.output
     assert list(json.loads(int8.stdout)["hardened"]["accuracy"]) == ["float", "int8"]
-    for words, says in (
+    for words, message in (
         (("harden", *common, "--twins", "same"), "their own twins"),
         (("measure", *common, "--path", "codec:gif"), "unknown codec"),
-        (("measure", *common, "--path", "reference"), "disagree with itself"),
+        (("measure", *common, "--path", "reference"), "disagreement needs two"),
         (("measure", *common, "--also", "int8"), "NAME=MODEL"),
         (("harden", *common, "--twins", "x"), "unknown generator"),
     ):
         refused = run(*words)
         assert refused.exit_code
-        assert says in str(refused.exception), refused.output
+        assert message in str(refused.exception), refused.output

@@ -1,4 +1,4 @@
-"""Logs of deployed models: what they hold, what is found in them, and what damaged ones do."""
+"""Logs of deployed models: their contents, comparison, and damaged files."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from slipstream.ship.xray.statistics import STATISTICS, Array, canonical, measur
 PIPELINE = pre.image_pipeline(24, mean=(0.48, 0.45, 0.4), std=(0.2, 0.25, 0.3))
 
 
-def pictures(count: int = 6) -> list[Array]:
-    """Smooth colours, no two directions or channels alike: uint8 [H, W, 3]."""
+def images(count: int = 6) -> list[Array]:
+    """Return smooth colours that differ between directions and channels: uint8 [H, W, 3]."""
     found = []
     for seed in range(count):
         rng = np.random.default_rng(seed)
@@ -65,13 +65,13 @@ def recorded(
     path: Path, model: Any, pipeline: pre.Pipeline = PIPELINE, level: Any = "stats", **options: Any
 ) -> Path:
     with xray.record(path, level, preprocessing=pipeline, **options) as rec:
-        for raw in pictures():
+        for raw in images():
             rec.run(model, pipeline(raw)[None], raw=raw)
     return path
 
 
 @pytest.mark.parametrize("shape", [(24, 7, 9), (1000,), (3, 5, 5), (17, 1), (5,), (16, 40, 40)])
-def test_the_c_header_and_numpy_measure_the_same(shape: tuple[int, ...]) -> None:
+def test_c_header_and_numpy_agree(shape: tuple[int, ...]) -> None:
     if why_no_compiler():
         pytest.skip("no compiler")
     tensor = np.random.default_rng(0).normal(2, 3, shape).astype(np.float32)
@@ -79,7 +79,7 @@ def test_the_c_header_and_numpy_measure_the_same(shape: tuple[int, ...]) -> None
     ours, plain = measured([tensor]), np.zeros(1, STATISTICS)
     statistics.measure_plain(tensor, plain)
     for name in STATISTICS.names or ():
-        a, b = (one[name].astype(np.float64) for one in (ours, plain))
+        a, b = (side[name].astype(np.float64) for side in (ours, plain))
         assert np.allclose(a, b, rtol=1e-3, atol=1e-2), name
     assert ours["nonfinite"] == 1
 
@@ -90,34 +90,34 @@ def test_projections_estimate_a_distance() -> None:
     for _ in range(30):
         a = rng.normal(size=(8, 20, 20)).astype(np.float32)
         b = a + 0.1 * rng.normal(size=a.shape).astype(np.float32)
-        apart = np.diff(measured([a, b])["projections"].astype(np.float64), axis=0)
-        ratios.append(np.sqrt(np.square(apart).sum() / np.square(a - b).sum()))
+        difference = np.diff(measured([a, b])["projections"].astype(np.float64), axis=0)
+        ratios.append(np.sqrt(np.square(difference).sum() / np.square(a - b).sum()))
     assert abs(np.mean(ratios) - 1) < 0.05
     assert np.std(ratios) < 0.25
 
 
 @pytest.mark.parametrize("level", ["io", "stats", "layers", "full"])
-def test_a_log_holds_what_its_level_says(level: Any, tmp_path: Path, onnx_file: Path) -> None:
+def test_log_contents_depend_on_the_level(level: Any, tmp_path: Path, onnx_file: Path) -> None:
     log = Log.read(recorded(tmp_path / "a.xr", str(onnx_file), level=level))
     frames = list(log.frames())
     assert (log.count, len(frames), log.damage) == (6, 6, "")
-    layers = [n for n, one in enumerate(log.layers) if one.kind not in ("input", "output")]
+    layers = [n for n, layer in enumerate(log.layers) if layer.kind not in ("input", "output")]
     assert len(layers) == 5
     assert bool((frames[2].statistics["elements"][layers] > 0).all()) == (level != "io")
     assert (0 in frames[0].tensors) == (level in ("layers", "full"))
     assert ("raw_bytes" in frames[0].facts) == (level == "full")
     if level == "layers":
-        assert np.array_equal(frames[1].tensors[0][0], PIPELINE(pictures()[1]))
+        assert np.array_equal(frames[1].tensors[0][0], PIPELINE(images()[1]))
 
 
-def test_torch_onnx_and_their_layers_match(tmp_path: Path, onnx_file: Path) -> None:
+def test_matches_layers_of_torch_and_onnx(tmp_path: Path, onnx_file: Path) -> None:
     ours = recorded(tmp_path / "torch.xr", network())
     theirs = recorded(tmp_path / "onnx.xr", str(onnx_file))
     found = xray.compare(ours, theirs)
     assert found.cause.kind == "equal"
     assert found.coverage == 1.0
     assert len(found.layers) == 5
-    assert max(one.drift for one in found.layers) < 1e-4
+    assert max(layer.drift for layer in found.layers) < 1e-4
     assert found.flips == 0
     assert not found.failures
 
@@ -130,7 +130,7 @@ def test_torch_onnx_and_their_layers_match(tmp_path: Path, onnx_file: Path) -> N
         (pre.Crop(shape="whole"), "crop"), (pre.Resize(24, 24, "nearest"), "resize"),
     ],
 )  # fmt: skip
-def test_a_bug_of_preprocessing_is_named_and_mended(
+def test_names_and_fixes_a_preprocessing_bug(
     bug: pre.Stage, stage: str, tmp_path: Path, onnx_file: Path
 ) -> None:
     wrong = PIPELINE.with_stage(bug)
@@ -139,17 +139,19 @@ def test_a_bug_of_preprocessing_is_named_and_mended(
     found = xray.compare(ref, edge)
     assert found.cause.stages == (stage,)
     assert found.cause.pipeline is not None
-    assert np.array_equal(found.cause.pipeline(pictures()[0]), wrong(pictures()[0]))
+    assert np.array_equal(found.cause.pipeline(images()[0]), wrong(images()[0]))
     assert found.fix
     assert any("inputs differ" in note for note in found.notes)
 
 
-def test_two_bugs_and_odd_factors_are_named(tmp_path: Path) -> None:
-    raws = pictures()
+def test_names_two_bugs_and_affine_changes(tmp_path: Path) -> None:
+    raws = images()
     both = PIPELINE.with_stage(pre.Channels("BGR")).with_stage(pre.Orient(180))
 
     def cause(samples: list[Array]) -> xray.Cause:
-        return xray.explain(measured([canonical(one[None]) for one in samples]), raws, PIPELINE)
+        return xray.explain(
+            measured([canonical(sample[None]) for sample in samples]), raws, PIPELINE
+        )
 
     assert set(cause([both(raw) for raw in raws]).stages) == {"channels", "orient"}
     odd = cause([np.float32(1.7) * PIPELINE(raw) + np.float32(0.3) for raw in raws])
@@ -169,8 +171,8 @@ def test_two_bugs_and_odd_factors_are_named(tmp_path: Path) -> None:
         (pre.Channels("BGR"), pre.Orient(90), pre.Crop(shape="whole")),
     ],
 )  # fmt: skip
-def test_three_simultaneous_bugs_are_named(bugs: tuple[pre.Stage, ...]) -> None:
-    raws, wrong = pictures(), PIPELINE
+def test_names_three_simultaneous_bugs(bugs: tuple[pre.Stage, ...]) -> None:
+    raws, wrong = images(), PIPELINE
     for bug in bugs:
         wrong = wrong.with_stage(bug)
     statistics = measured([canonical(wrong(raw)[None]) for raw in raws])
@@ -181,15 +183,15 @@ def test_three_simultaneous_bugs_are_named(bugs: tuple[pre.Stage, ...]) -> None:
 
 
 @pytest.mark.parametrize("axes", ["CHW", "HWC"])
-def test_a_fix_differs_from_what_it_replaces(axes: Any) -> None:
-    raws, right = pictures(), pre.image_pipeline(24, layout=axes)
+def test_a_fix_differs_from_the_faulty_line(axes: Any) -> None:
+    raws, right = images(), pre.image_pipeline(24, layout=axes)
     wrong = right.with_stage(pre.Layout(axes, misread=True))
     found = xray.explain(measured([canonical(wrong(raw)[None]) for raw in raws]), raws, right)
     assert found.stages == ("layout",)
     replaced, fix = found.fix.splitlines()
     code = replaced.removeprefix("# instead of: ")
     assert code != fix
-    # Both lines do what they say.
+    # Each line computes its stage.
     before = dict(right.trace(raws[0]))["normalise"]
     for line, stage in ((code, pre.Layout(axes, misread=True)), (fix, pre.Layout(axes))):
         names = {"x": before}
@@ -200,9 +202,9 @@ def test_a_fix_differs_from_what_it_replaces(axes: Any) -> None:
 def test_no_fix_repeats_the_faulty_line() -> None:
     for variation in PIPELINE.variations():
         lines = explaining._fix(variation).splitlines()
-        replaced = {one.removeprefix("# instead of: ") for one in lines if one.startswith("# inst")}
+        replaced = {line.removeprefix("# instead of: ") for line in lines if line.startswith("#")}
         assert replaced, variation.text
-        assert replaced != {one for one in lines if not one.startswith("# inst")}, variation.text
+        assert replaced != {line for line in lines if not line.startswith("#")}, variation.text
 
 
 @pytest.mark.parametrize(
@@ -210,7 +212,7 @@ def test_no_fix_repeats_the_faulty_line() -> None:
     [(1, 2, "applied twice"), (2, 1, "twice in the reference"), (0, 1, "both sides"),
      (1, 0, "lacks"), (1, 1, "")],
 )  # fmt: skip
-def test_a_softmax_too_many_or_too_few_is_named(
+def test_notes_a_doubled_or_missing_softmax(
     reference: int, deployed: int, words: str, tmp_path: Path
 ) -> None:
     for name, count in (("a", reference), ("b", deployed)):
@@ -221,18 +223,18 @@ def test_a_softmax_too_many_or_too_few_is_named(
     assert all(words in note for note in notes)
 
 
-def test_without_raw_inputs_arrays_explain(tmp_path: Path, onnx_file: Path) -> None:
+def test_explains_from_inputs_without_raw_ones(tmp_path: Path, onnx_file: Path) -> None:
     ref = recorded(tmp_path / "ref.xr", str(onnx_file), level="layers")
     with xray.record(tmp_path / "edge.xr") as rec:
-        for raw in pictures():
+        for raw in images():
             rec.run(str(onnx_file), PIPELINE.with_stage(pre.Channels("BGR"))(raw)[None])
     found = xray.compare(ref, tmp_path / "edge.xr")
-    # Means of another order remain, as factors per channel.
+    # Means in another order remain as factors per channel.
     assert found.cause.stages == ("channels", "normalise")
     assert any(re.search(r"\braw inputs\b.*\braws=", note) for note in found.notes)
 
 
-def test_inputs_that_changed_places(tmp_path: Path) -> None:
+def test_detects_swapped_inputs(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     for name in ("a", "b"):
         with xray.record(tmp_path / f"{name}.xr") as rec:
@@ -240,9 +242,9 @@ def test_inputs_that_changed_places(tmp_path: Path) -> None:
                 rng = np.random.default_rng(seed)
                 pair = [rng.normal(size=(1, 9)).astype(np.float32) for _ in range(2)]
                 rec.run(np.subtract, *(pair if name == "a" else pair[::-1]))
-    # A function tells of no inputs before it is run: both logs name them by number.
+    # A function declares no inputs before it runs, so both logs name them by number.
     found = xray.compare(tmp_path / "a.xr", tmp_path / "b.xr")
-    assert "changed places" in found.cause.text
+    assert "inputs are swapped" in found.cause.text
     assert found.fix == "inputs = [inputs[n] for n in [1, 0]]"
 
 
@@ -254,36 +256,34 @@ def planted(place: int) -> nn.Module:
 
 
 @pytest.mark.parametrize("place", [0, 2, 4, 8])
-def test_the_layer_that_introduces_error_is_first(place: int) -> None:
-    inputs = PIPELINE.batch(pictures())
+def test_ranks_the_faulty_layer_first(place: int) -> None:
+    inputs = PIPELINE.batch(images())
     found = xray.introduced(network(), planted(place), inputs)
     assert found[0].name == str(place)
     assert found[1].introduced < 1e-6
-    kept = xray.bisect(network(), planted(place), inputs)
-    assert kept.reference == 1.0
-    assert kept.after >= 0.995
-    assert kept.keep in ((), (str(place),))
+    bisected = xray.bisect(network(), planted(place), inputs)
+    assert bisected.reference == 1.0
+    assert bisected.after >= 0.995
+    assert bisected.keep in ((), (str(place),))
 
 
-def test_onnx_layers_alone_and_mixed(onnx_file: Path, tmp_path: Path) -> None:
+def test_isolates_and_mixes_onnx_layers(onnx_file: Path, tmp_path: Path) -> None:
     import onnx
     from onnx import numpy_helper
 
     model = onnx.load(str(onnx_file))
-    weight = next(
-        one for one in model.graph.initializer if len(one.dims) == 4 and one.dims[0] == 12
-    )
+    weight = next(w for w in model.graph.initializer if len(w.dims) == 4 and w.dims[0] == 12)
     weight.CopyFrom(numpy_helper.from_array(-2 * numpy_helper.to_array(weight), weight.name))
     onnx.save(model, str(tmp_path / "bad.onnx"))
-    inputs = PIPELINE.batch(pictures())
+    inputs = PIPELINE.batch(images())
     found = xray.introduced(str(onnx_file), str(tmp_path / "bad.onnx"), inputs)
     assert found[0].introduced > 0.1 > 1e-5 > found[1].introduced
-    assert sum(one.cumulative > 1e-3 for one in found) > 1
-    kept = xray.bisect(str(onnx_file), str(tmp_path / "bad.onnx"), inputs)
-    assert kept.after == 1.0
+    assert sum(layer.cumulative > 1e-3 for layer in found) > 1
+    bisected = xray.bisect(str(onnx_file), str(tmp_path / "bad.onnx"), inputs)
+    assert bisected.after == 1.0
 
 
-def test_litert_layers_alone_and_mixed(tmp_path: Path) -> None:
+def test_isolates_and_mixes_litert_layers(tmp_path: Path) -> None:
     pytest.importorskip("ai_edge_litert")
     from slipstream.data import get, why_absent
     from slipstream.ship.firmware.tflite import read_network
@@ -299,7 +299,7 @@ def test_litert_layers_alone_and_mixed(tmp_path: Path) -> None:
     assert len(healthy) == 15
     # A wrong scale of the weights of the fifth convolution.
     network = read_network(codes)
-    bad = [one for one in network.operators if one.kind == "conv_2d"][4]
+    bad = [operator for operator in network.operators if operator.kind == "conv_2d"][4]
     tensors = list(network.tensors)
     weight = tensors[bad.inputs[1]]
     assert weight.quantization is not None
@@ -308,11 +308,11 @@ def test_litert_layers_alone_and_mixed(tmp_path: Path) -> None:
         weight, quantization=replace(weight.quantization, scales=scales)
     )
     (tmp_path / "bad.tflite").write_bytes(write_network(replace(network, tensors=tuple(tensors))))
-    kept = xray.bisect(str(floats), str(tmp_path / "bad.tflite"), inputs, tolerance=0.15)
-    assert kept.ranking[0].name == tensors[bad.outputs[0]].name
-    assert kept.ranking[0].introduced > 5 * kept.ranking[1].introduced
-    assert kept.keep == (kept.ranking[0].name,)
-    assert kept.before < kept.after
+    bisected = xray.bisect(str(floats), str(tmp_path / "bad.tflite"), inputs, tolerance=0.15)
+    assert bisected.ranking[0].name == tensors[bad.outputs[0]].name
+    assert bisected.ranking[0].introduced > 5 * bisected.ranking[1].introduced
+    assert bisected.keep == (bisected.ranking[0].name,)
+    assert bisected.before < bisected.after
 
 
 def test_latency_names_the_slow_operator() -> None:
@@ -325,12 +325,12 @@ def test_latency_names_the_slow_operator() -> None:
     net = network()
     slow = Slow(12, 12, 3)
     net[4] = slow
-    found = xray.latency(net, PIPELINE.batch(pictures()), against=network())
-    assert [one.name for one in found.slow] == ["4"]
-    assert any("no fast kernel" in one for one in found.remedies)
+    found = xray.latency(net, PIPELINE.batch(images()), against=network())
+    assert [operator.name for operator in found.slow] == ["4"]
+    assert any("no fast kernel" in remedy for remedy in found.remedies)
 
 
-def test_litert_and_micro_are_recorded(tmp_path: Path) -> None:
+def test_records_litert_and_micro(tmp_path: Path) -> None:
 
     pytest.importorskip("ai_edge_litert")
     from slipstream.data import get, why_absent
@@ -344,29 +344,29 @@ def test_litert_and_micro_are_recorded(tmp_path: Path) -> None:
     interpreter = micro.Interpreter.from_bytes(path.read_bytes(), arena_size=1 << 20)
     for name, model in (("litert", str(path)), ("micro", interpreter)):
         with xray.record(tmp_path / f"{name}.xr", model=path) as rec:
-            for one in x:
-                rec.run(model, one)
+            for batch in x:
+                rec.run(model, batch)
     found = xray.compare(tmp_path / "litert.xr", tmp_path / "micro.xr")
     assert found.coverage == 1.0
-    assert max(one.drift for one in found.layers) < 0.05
+    assert max(layer.drift for layer in found.layers) < 0.05
 
 
-def test_damaged_and_foreign_logs(tmp_path: Path, onnx_file: Path) -> None:
+def test_damaged_and_unrelated_logs(tmp_path: Path, onnx_file: Path) -> None:
     whole = recorded(tmp_path / "a.xr", str(onnx_file)).read_bytes()
     cut = tmp_path / "cut.xr"
     cut.write_bytes(whole[: len(whole) * 2 // 3])
     log = Log.read(cut)
     assert 2 <= log.count < 6
-    told = rf"\bbyte \d+.*\b{log.count} whole frames\b"
-    assert re.search(told, log.damage)
-    assert any(re.search(told, note) for note in xray.compare(cut, tmp_path / "a.xr").notes)
+    message = rf"\bbyte \d+.*\b{log.count} complete frames\b"
+    assert re.search(message, log.damage)
+    assert any(re.search(message, note) for note in xray.compare(cut, tmp_path / "a.xr").notes)
     flipped = bytearray(whole)
     flipped[len(whole) // 2] ^= 1
     cut.write_bytes(flipped)
     with pytest.raises(xray.LogError, match="damaged at byte"):
         Log.read(cut)
-    for content in (b"", b"PK\3\4", whole[:30]):
-        cut.write_bytes(content)
+    for short in (b"", b"PK\3\4", whole[:30]):
+        cut.write_bytes(short)
         with pytest.raises(xray.LogError):
             Log.read(cut)
     with xray.record(tmp_path / "other.xr") as rec:
@@ -397,7 +397,7 @@ def test_nan_and_constant_layers(tmp_path: Path) -> None:
     with xray.record(tmp_path / "fine.xr") as rec:
         rec.run(nn.Sequential(nn.ReLU()), np.ones((1, 8), np.float32))
     found = xray.compare(tmp_path / "fine.xr", tmp_path / "nan.xr")
-    assert [str(one) for one in found.failures] == ["finite: 0"]
+    assert [str(failure) for failure in found.failures] == ["finite: 0"]
 
 
 _made: dict[bool, nn.Module] = {}
@@ -407,7 +407,7 @@ def _same(kind: Any, nan: bool) -> nn.Module:
     return _made.setdefault(nan, kind(nan))
 
 
-def test_wrong_requests(tmp_path: Path, onnx_file: Path) -> None:
+def test_refuses_invalid_requests(tmp_path: Path, onnx_file: Path) -> None:
     with pytest.raises(UnknownNameError, match="level"):
         xray.record(tmp_path / "a.xr", "everything")  # type: ignore[arg-type]
     with pytest.raises(InvalidArgumentError, match="neither"):
@@ -415,7 +415,7 @@ def test_wrong_requests(tmp_path: Path, onnx_file: Path) -> None:
     edge = recorded(tmp_path / "edge.xr", str(onnx_file))
     with pytest.raises(xray.LogError, match=r"\bframe 0\b.*\bmodel input\b"):
         xray.replay(edge, str(onnx_file), tmp_path / "ref.xr")
-    with pytest.raises(xray.LogError, match="not known"):
+    with pytest.raises(xray.LogError, match="raw input of frame 0 is missing"):
         xray.replay(edge, str(onnx_file), tmp_path / "ref.xr", preprocessing=PIPELINE)
 
 
@@ -441,15 +441,13 @@ int main(void) {
 """
 
 
-def test_a_device_writes_logs_that_are_read_here(tmp_path: Path) -> None:
+def test_reads_logs_written_on_a_device(tmp_path: Path) -> None:
     if why_no_compiler():
         pytest.skip("no compiler")
     (tmp_path / "slipstream_xray.h").write_text(xray.header())
     (tmp_path / "main.c").write_text(_C)
     flags = ["-std=c99", "-Os", "-Wall", "-Wextra", "-Werror", "-Wno-unused-function"]
-    subprocess.run(
-        ["cc", *flags, "main.c", "-o", "main", "-lm"], cwd=tmp_path, check=True
-    )  # fmt: skip
+    subprocess.run(["cc", *flags, "main.c", "-o", "main", "-lm"], cwd=tmp_path, check=True)
     written = subprocess.run([str(tmp_path / "main")], capture_output=True, check=True).stdout
     (tmp_path / "device.xr").write_bytes(written)
     log = Log.read(tmp_path / "device.xr")
@@ -462,12 +460,12 @@ def test_a_device_writes_logs_that_are_read_here(tmp_path: Path) -> None:
         assert np.allclose(frames[2].statistics[0][name], expected[name], rtol=1e-5), name
 
 
-def test_the_command_line_from_recording_to_a_report(tmp_path: Path, onnx_file: Path) -> None:
+def test_command_line_from_recording_to_report(tmp_path: Path, onnx_file: Path) -> None:
     from PIL import Image
 
     folder = tmp_path / "raw"
     folder.mkdir()
-    for number, raw in enumerate(pictures()):
+    for number, raw in enumerate(images()):
         Image.fromarray(raw).save(folder / f"{number}.png")
     for name, pipeline in (("right", PIPELINE), ("app", PIPELINE.with_stage(pre.Channels("BGR")))):
         (tmp_path / f"{name}.json").write_text(json.dumps(pipeline.to_dict()))
@@ -499,24 +497,24 @@ def test_the_command_line_from_recording_to_a_report(tmp_path: Path, onnx_file: 
     (tmp_path / "bad.xr").write_bytes(b"nothing")
     bad = run("compare", "r.xr", "bad.xr")
     assert bad.returncode == 1
-    assert re.search(r"\bno log\b.*\n.*\bbad\.xr\b", bad.stderr)
+    assert re.search(r"\bnot a log\b.*\n.*\bbad\.xr\b", bad.stderr)
     assert "Traceback" not in bad.stderr
 
 
-def test_a_model_that_fails_is_named_and_what_was_there_stays(tmp_path: Path) -> None:
+def test_a_failing_model_keeps_an_existing_file(tmp_path: Path) -> None:
     def broken(x: Any) -> Any:
         raise ValueError("rank 3, expected 4")
 
-    log, kept = tmp_path / "new.xr", tmp_path / "old.xr"
-    kept.write_bytes(b"mine")
-    for path in (log, kept):
+    log, existing = tmp_path / "new.xr", tmp_path / "old.xr"
+    existing.write_bytes(b"mine")
+    for path in (log, existing):
         with pytest.raises(ModelError, match=r"frame 1, given \[3, 8, 8\]"), xray.record(path) as r:
             r.run(broken, np.zeros((3, 8, 8), np.float32))
     assert not log.exists()
-    assert kept.read_bytes() == b"mine"
+    assert existing.read_bytes() == b"mine"
 
 
-def test_a_first_layer_is_not_blamed_for_its_inputs(tmp_path: Path) -> None:
+def test_first_layer_is_not_suspect_if_inputs_differ(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3)).eval()
     images = np.random.default_rng(0).normal(size=(6, 1, 3, 12, 12)).astype(np.float32)
     for name, order in (("ref.xr", [0, 1, 2]), ("edge.xr", [2, 1, 0])):
@@ -528,8 +526,8 @@ def test_a_first_layer_is_not_blamed_for_its_inputs(tmp_path: Path) -> None:
     assert found.layers[0].remark == ""
 
 
-def test_a_remark_says_what_a_layer_is_held_against(tmp_path: Path) -> None:
-    """Equal inputs, and equal layers, are no number that drift could be a multiple of."""
+def test_remark_names_the_baseline_of_a_layer(tmp_path: Path) -> None:
+    """Equal inputs or layers have no drift to divide by."""
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3)).eval()
     images = np.random.default_rng(0).normal(size=(6, 1, 3, 12, 12)).astype(np.float32)
     for place, remark in ((0, "the inputs agreed"), (2, "the layer before agreed")):
@@ -538,10 +536,10 @@ def test_a_remark_says_what_a_layer_is_held_against(tmp_path: Path) -> None:
         assert isinstance(convolution, nn.Conv2d)
         with torch.no_grad():
             convolution.weight.mul_(4)
-        for name, one in (("ref.xr", model), ("edge.xr", wrong)):
+        for name, net in (("ref.xr", model), ("edge.xr", wrong)):
             with xray.record(tmp_path / name) as recorder:
                 for image in images:
-                    recorder.run(one, image)
+                    recorder.run(net, image)
         found = xray.compare(tmp_path / "ref.xr", tmp_path / "edge.xr")
         odd = [layer for layer in found.layers if layer.remark]
         assert [(layer.name, layer.remark) for layer in odd[:1]] == [(str(place), remark)]

@@ -1,4 +1,4 @@
-"""Prediction stability: whether a model agrees with itself across devices, why not, and how to.
+"""Prediction stability: measure, explain and reduce disagreement between devices.
 
     from slipstream import runtimes, ship
     from slipstream.ship import stability
@@ -7,10 +7,10 @@
     found = stability.measure(runtimes.load("model.onnx"), scenes, matrix, labels)
     print(found.instability())                                   # share of scenes, 95 %
     stability.explain(model, scenes, matrix, labels)             # which stage
-    stability.predict(model, scenes, matrix, labels)             # before all of it is run
-    stability.harden(module, scenes, labels, pipeline)           # a fine-tune beside its control
+    stability.predict(model, scenes, matrix, labels)             # from a few scenes
+    stability.harden(module, scenes, labels, pipeline)           # fine-tune, with a control
 
-Nothing is imported before it is used.
+Submodules are imported on first use.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from slipstream.ship.stability.training import Recipe, TrainingFailedError, fine_tune
     from slipstream.ship.stability.twins import Distortion, Gaussian, Same, Twins, TwoImages
 
-_HOMES = {
+_MODULES = {
     "explaining": ("Attribution", "Cause", "explain"),
     "forecasting": ("Forecast", "predict"),
     "hardening": ("Hardened", "harden"),
@@ -40,7 +40,7 @@ _HOMES = {
     "training": ("Recipe", "TrainingFailedError", "fine_tune"),
     "twins": ("Distortion", "Gaussian", "Same", "Twins", "TwoImages"),
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
     "Attribution",
@@ -68,4 +68,4 @@ __all__ = [
     "predict",
 ]
 
-__getattr__, __dir__ = late(__name__, _HOME_OF, __all__)
+__getattr__, __dir__ = late(__name__, _MODULE_OF, __all__)

@@ -1,7 +1,7 @@
-"""A float model that computes as its int8 copy on a device does, with gradients.
+"""Simulate int8 inference of a float model, with gradients.
 
-Weights have one grid a layer, after the batch norm behind it is folded into them, as runtimes fold
-it; what a layer reads has one grid, of the range it has. Gradients pass the rounding unchanged.
+Weights have one grid per layer, after the following batch norm is folded into them, as in
+runtimes; inputs have one grid per layer. Gradients pass the rounding unchanged.
 
 Sources: Jacob et al., arXiv 1712.05877 (folding, section 3.2); Bengio et al. 2013 for the gradient.
 """
@@ -27,32 +27,32 @@ from slipstream.quant import (
 )
 from slipstream.quant.calibration import has_weight
 
-_WEIGHTS, _READ = Format(8, signed=True, narrow=True), Format(8)
+_WEIGHTS, _INPUTS = Format(8, signed=True, narrow=True), Format(8)
 _Norm = nn.modules.batchnorm._BatchNorm
 Norms = dict[nn.Module, _Norm]
-_LEAST, _BATCH = 1e-6, 64
+_MIN_FACTOR, _BATCH = 1e-6, 64
 
 
-def norms_behind(model: nn.Module, sample: Tensor) -> Norms:
-    """The batch norm that reads nothing but a layer's output, by layer.
+def following_norms(model: nn.Module, sample: Tensor) -> Norms:
+    """Return, by layer, the batch norm that reads its output.
 
     Args:
-        sample: what the model reads, [1, ...].
+        sample: an input of the model, [1, ...].
     """
     outputs: dict[int, tuple[nn.Module, Tensor]] = {}
-    behind: Norms = {}
-    layers = [one for name, one in model.named_modules() if has_weight(name, one)]
+    following: Norms = {}
+    layers = [layer for name, layer in model.named_modules() if has_weight(name, layer)]
 
     def layer_ran(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        outputs[id(output)] = module, output  # the tensor is held, so that no other has its id
+        outputs[id(output)] = module, output  # holding the tensor keeps its id unique
 
     def norm_reads(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         if id(inputs[0]) in outputs:
-            behind[outputs[id(inputs[0])][0]] = module  # type: ignore[assignment]
+            following[outputs[id(inputs[0])][0]] = module  # type: ignore[assignment]
 
-    hooks = [one.register_forward_hook(layer_ran) for one in layers]
-    hooks += [one.register_forward_pre_hook(norm_reads)
-              for one in model.modules() if isinstance(one, _Norm)]  # fmt: skip
+    hooks = [layer.register_forward_hook(layer_ran) for layer in layers]
+    hooks += [module.register_forward_pre_hook(norm_reads)
+              for module in model.modules() if isinstance(module, _Norm)]  # fmt: skip
     mode = model.training
     try:
         with torch.no_grad():
@@ -61,19 +61,19 @@ def norms_behind(model: nn.Module, sample: Tensor) -> Norms:
         for hook in hooks:
             hook.remove()
         model.train(mode)
-    return behind
+    return following
 
 
 @contextlib.contextmanager
 def as_int8(
     model: nn.Module, norms: Norms, ranges: Calibration | None = None, *, share: float = 1.0
 ) -> Iterator[None]:
-    """While it lasts, `model` computes the last `share` of every batch as int8 does.
+    """Let `model` compute the last `share` of every batch as int8 within the block.
 
     Args:
-        norms: as `norms_behind` gives them.
-        ranges: of what layers read, as `ranges_of` gives them; None for each batch's own.
-        share: a half where scenes are followed by their twins.
+        norms: from `following_norms`.
+        ranges: of layer inputs, from `ranges_of`; None uses those of each batch.
+        share: 0.5 if scenes are followed by their twins.
     """
     inside = False
 
@@ -97,35 +97,37 @@ def as_int8(
 
         return forward
 
-    layers = [(name, one) for name, one in model.named_modules() if has_weight(name, one)]
-    for name, one in layers:
-        one.forward = forward_of(name, one)
+    layers = [(name, layer) for name, layer in model.named_modules() if has_weight(name, layer)]
+    for name, layer in layers:
+        layer.forward = forward_of(name, layer)
     try:
         yield
     finally:
-        for _, one in layers:
-            del one.forward
+        for _, layer in layers:
+            del layer.forward
 
 
 def ranges_of(model: nn.Module, samples: Tensor) -> Calibration:
-    """What the layers of `model` read of some samples [N, ...], from the least to the largest."""
+    """Return the range of each layer's input over samples [N, ...]."""
     return calibrate(model, samples.split(_BATCH), observer=MinMax)
 
 
 def _rounded(
     layer: nn.Module, x: Tensor, norm: _Norm | None, seen: Range | None
 ) -> tuple[Tensor, Tensor]:
-    """Weight and input of a layer as their codes have them."""
+    """Return a layer's weight and input, rounded to int8."""
     weight, factor = layer.weight, torch.ones(())
     assert isinstance(weight, Tensor)
     if norm is not None:
         assert norm.running_var is not None
-        # At least a little: a channel that the norm switches off has no weight to restore.
+        # Bounded below: dividing by a factor of 0 could not restore the weight.
         factor = (norm.weight / (norm.running_var + norm.eps).sqrt()).detach()
-        factor = torch.where(factor.abs() < _LEAST, _LEAST, factor)
+        factor = torch.where(factor.abs() < _MIN_FACTOR, _MIN_FACTOR, factor)
         factor = factor.view(-1, *[1] * (weight.dim() - 1))
     folded = weight * factor
     weight = fake_quantize(folded, grid_of_weights(folded.detach(), _WEIGHTS)) / factor
-    given = x.detach()
-    grid = grid_of_range(given.min(), given.max(), _READ) if seen is None else seen.grid(_READ)
+    values = x.detach()
+    grid = (
+        grid_of_range(values.min(), values.max(), _INPUTS) if seen is None else seen.grid(_INPUTS)
+    )
     return weight, fake_quantize(x, grid)

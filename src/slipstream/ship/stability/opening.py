@@ -1,4 +1,4 @@
-"""What a command names, opened: models, scenes, and the paths between them."""
+"""Open the models, scenes and paths that a command names."""
 
 from __future__ import annotations
 
@@ -20,18 +20,13 @@ from slipstream.ship.stability.scenes import SPLIT, Scenes, open_scenes, pipelin
 from slipstream.ship.stability.twins import Same
 
 _DEFAULT = "default"
-# Of scenes without a part to judge on, every so many-th.
+# Without a test split, one in this many scenes is held back to judge on.
 _HELD_BACK = 5
 
 
 @dataclass(frozen=True)
 class Devices:
-    """Models by name, the first with an empty one; scenes; and a matrix of paths.
-
-    Attributes:
-        models: what runs: the model, other runtimes of it, variants with techniques.
-        matrix: of paths, whose reference is the first model's own preprocessing.
-    """
+    """Models by name, the command's own as ""; scenes; and paths between them."""
 
     models: Mapping[str, Runtime]
     scenes: Scenes
@@ -53,22 +48,22 @@ def opened(
     limit: int | None = None,
     threads: int = 1,
 ) -> Iterator[Devices]:
-    """Open it, and close the models when the block ends.
+    """Open models, scenes and paths; close the models at the end of the block.
 
     Args:
-        model: as `slipstream.runtimes.load` takes it.
-        data: as `open_scenes` takes it.
-        paths: a TOML file of paths, or ``default``; None for the default where nothing else varies.
-        path: single paths, in the grammar; ``reference`` for the model's own preprocessing.
-        also: other models, as ``NAME=model.tflite``; each adds a path that differs in it alone.
-        techniques: applied to `model`, each a variant that adds a path, too.
-        preprocess: what the model's own preprocessing does otherwise than `pipeline_for` says.
-        arguments: of the function that builds a workload.
-        scene: pixels of scenes from files; None for twice the model's input.
-        limit: of scenes.
+        model: as for `slipstream.runtimes.load`.
+        data: as for `open_scenes`.
+        paths: a TOML file of paths, or ``default``; None for the default if nothing else varies.
+        path: single paths as specs; ``reference`` for the model's own preprocessing.
+        also: other models, as ``NAME=model.tflite``; each adds a path that differs only in it.
+        techniques: specs applied to `model`; each variant adds a path, too.
+        preprocess: changes to the preprocessing of `pipeline_for`.
+        arguments: arguments of the function that builds a workload.
+        scene: size of scenes from files, in pixels; None for twice the model's input.
+        limit: maximum number of scenes.
 
     Raises:
-        SlipstreamError: something of it cannot be opened.
+        SlipstreamError: one of them cannot be opened.
     """
     with contextlib.ExitStack() as stack:
         first = stack.enter_context(
@@ -118,7 +113,7 @@ def _side(pipeline: Any) -> int:
 
 @dataclass(frozen=True)
 class Work:
-    """What `harden` takes: a module, scenes to train on, others to judge on, held-out paths."""
+    """Arguments of `harden`: a module, training scenes, scenes to judge on, held-out paths."""
 
     module: Any
     scenes: NDArray[np.uint8]
@@ -140,48 +135,48 @@ def hardening(
     scene: int | None = None,
     limit: int | None = None,
 ) -> Work:
-    """Open what a fine-tune takes.
+    """Open the arguments of a fine-tune.
 
     Args:
         model: ``file.py:function`` that builds a workload.
-        data: to train on, as `open_scenes` takes it; of a named set its training part.
-        judge: to judge on; None for the test part of a named set, else a fifth of `data`.
-        paths: held out: a TOML file; None for `DeviceMatrix.held_out`, or for the plain path where
-            scenes are their own twins.
+        data: training scenes, as for `open_scenes`; the training split of a named data set.
+        judge: scenes to judge on; None for the test split of a named set, or a fifth of `data`.
+        paths: a TOML file of held-out paths; None for `DeviceMatrix.held_out`, or for the plain
+            path if scenes are their own twins.
         twins: name of their generator.
-        int8: add a path on which an int8 copy of the model answers.
-        preprocess, arguments, scene, limit: as `opened` takes them.
+        int8: whether to add a path on which an int8 copy of the model answers.
+        preprocess, arguments, scene, limit: as for `opened`.
 
     Raises:
-        InvalidArgumentError: no torch model, or scenes without labels.
-        SlipstreamError: something of it cannot be opened.
+        InvalidArgumentError: the model is not a torch model, or the scenes have no labels.
+        SlipstreamError: one of them cannot be opened.
     """
     runtime = runtimes.load(model, arguments=arguments)
     if not isinstance(runtime, TorchRuntime):
         raise InvalidArgumentError(
-            "MODEL", f"{model} is no torch model, and only these can be trained",
-            remedy="file.py:function that returns (model, batch)",
+            "MODEL", f"{model} is not a torch model, so it cannot be trained",
+            remedy="pass file.py:function that returns (model, batch)",
         )  # fmt: skip
     pipeline = pipeline_for(runtime, preprocess)
     size = scene or 2 * _side(pipeline)
     trained = open_scenes(data, runtime, size=size, limit=limit, split="train")
-    pictures, labels = trained.array(), trained.labels
+    images, labels = trained.array(), trained.labels
     if labels is None:
         raise InvalidArgumentError(
-            "data", "the scenes have no labels, and a fine-tune needs them",
-            remedy="folders of pictures, one a class; or file.npz with x and y",
+            "data", "the scenes have no labels, but a fine-tune needs them",
+            remedy="pass folders of images, one per class, or file.npz with x and y",
         )  # fmt: skip
     if judge is None and data in SPLIT:
         judge = data
     if judge is not None:
         others = open_scenes(judge, runtime, size=size, limit=limit)
         if others.labels is None:
-            raise InvalidArgumentError("judge", "the scenes have no labels")
+            raise InvalidArgumentError("judge", "the scenes have no labels", remedy="as for --data")
         judged = others.array(), others.labels
     else:
-        back = np.arange(len(labels)) % _HELD_BACK == 0
-        judged = pictures[back], labels[back]
-        pictures, labels = pictures[~back], labels[~back]
+        held_back = np.arange(len(labels)) % _HELD_BACK == 0
+        judged = images[held_back], labels[held_back]
+        images, labels = images[~held_back], labels[~held_back]
     if paths is not None:
         matrix = DeviceMatrix.read(paths, pipeline)
     elif twins == Same.name:
@@ -193,4 +188,4 @@ def hardening(
         matrix = DeviceMatrix(
             reference, (*matrix.paths, DevicePath(INT8, reference.pipeline, INT8))
         )
-    return Work(runtime.module, pictures, labels, judged, matrix)
+    return Work(runtime.module, images, labels, judged, matrix)

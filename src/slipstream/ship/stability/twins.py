@@ -1,4 +1,4 @@
-"""Twins: the same scene as another device would give it, for training that both get one answer."""
+"""Twins: scenes as another device would deliver them, for stability training."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from slipstream.runtimes.preprocessing import Pipeline
 
 Pixels = NDArray[np.uint8]
 Samples = NDArray[np.float32]
-# Scenes that share one drawn camera: developing many at once is quicker than one by one.
-_ALIKE = 16
+# Scenes that share one drawn camera: developing a batch is faster than single scenes.
+_SCENES_PER_CAMERA = 16
 
 
 class Twins(ABC):
     """A generator of twins.
 
     Attributes:
-        name: in the grammar.
+        name: name on the command line.
     """
 
     name: ClassVar[str] = ""
@@ -35,16 +35,16 @@ class Twins(ABC):
         self, scenes: Pixels, places: NDArray[np.int64], rng: np.random.Generator,
         pipeline: Pipeline,
     ) -> Samples:  # fmt: skip
-        """Samples of the model's input, [N, ...], of twins of `scenes` uint8 [N, H, W, 3].
+        """Return samples [N, ...] of the model's input, of twins of `scenes` uint8 [N, H, W, 3].
 
         Args:
-            places: of the scenes in the data set, int64 [N].
+            places: indices of the scenes in the data set, int64 [N].
         """
 
 
 @dataclass(frozen=True)
 class Same(Twins):
-    """Scenes themselves: for a fine-tune whose second branch is an int8 copy of the model."""
+    """The scenes themselves, for a fine-tune whose second branch is an int8 copy of the model."""
 
     name: ClassVar[str] = "same"
 
@@ -57,7 +57,7 @@ class Same(Twins):
 
 @dataclass(frozen=True)
 class Gaussian(Twins):
-    """Noise on every value of the model's input, of standard deviation `sigma`."""
+    """Gaussian noise of standard deviation `sigma` on the model's input."""
 
     name: ClassVar[str] = "gaussian"
     sigma: float = 0.05
@@ -73,12 +73,13 @@ class Gaussian(Twins):
 
 @dataclass(frozen=True)
 class Distortion(Twins):
-    """A camera and a codec drawn anew for every batch: tone, colours, sharpness, compression.
+    """A random camera per batch and codec per scene: tone, colours, sharpness, compression.
 
     Attributes:
-        strength: of all of it; 1 is about what phones differ by, 0 leaves only the codec.
-        formats: of the file, one drawn for each scene.
-        quality: lowest and highest of the file.
+        strength: scale of the camera's distortions; 1 is about the difference between phones, 0
+            leaves only the codec.
+        formats: file formats, one drawn per scene.
+        quality: lowest and highest quality of the file.
     """
 
     name: ClassVar[str] = "distortion"
@@ -90,18 +91,18 @@ class Distortion(Twins):
         self, scenes: Pixels, places: NDArray[np.int64], rng: np.random.Generator,
         pipeline: Pipeline,
     ) -> Samples:  # fmt: skip
-        pictures = np.concatenate(
-            [self._camera(rng).develop(scenes[at : at + _ALIKE])
-             for at in range(0, len(scenes), _ALIKE)]
+        images = np.concatenate(
+            [self._camera(rng).develop(scenes[at : at + _SCENES_PER_CAMERA])
+             for at in range(0, len(scenes), _SCENES_PER_CAMERA)]
         )  # fmt: skip
-        return pipeline.batch([self._codec(rng)(one) for one in pictures])
+        return pipeline.batch([self._codec(rng)(image) for image in images])
 
     def _camera(self, rng: np.random.Generator) -> Camera:
         s = self.strength
 
-        def up_to(most: float) -> float:
-            # Often little: phones are mostly good.
-            return float(s * most * rng.beta(1, 2)) if rng.random() < 0.5 else 0.0
+        def up_to(maximum: float) -> float:
+            # Often 0: most phones have little of each distortion.
+            return float(s * maximum * rng.beta(1, 2)) if rng.random() < 0.5 else 0.0
 
         return Camera(
             "malvar" if rng.random() < 0.5 else "bilinear",
@@ -125,12 +126,11 @@ class Distortion(Twins):
 
 @dataclass(frozen=True)
 class TwoImages(Twins):
-    """The same scenes through a second device, whose pictures are there for some or all of them.
+    """The same scenes through a second device, for some or all of them.
 
     Attributes:
-        path: of the second device.
-        having: share of the scenes that there is a second picture of; the others are their own
-            twins.
+        path: path of the second device.
+        having: share of scenes with a second image; the others are their own twins.
     """
 
     name: ClassVar[str] = "two_images"
@@ -147,26 +147,26 @@ class TwoImages(Twins):
         samples = []
         for scene, place in zip(scenes, places.tolist(), strict=True):
             if place not in self._seen:
-                # A fixed choice of places, evenly spread: the same in every epoch.
-                there = int((place + 1) * self.having) > int(place * self.having)
-                self._seen[place] = (self.path.pipeline if there else pipeline)(scene)
+                # A fixed, evenly spread choice: the same in every epoch.
+                paired = int((place + 1) * self.having) > int(place * self.having)
+                self._seen[place] = (self.path.pipeline if paired else pipeline)(scene)
             samples.append(self._seen[place])
         return np.stack(samples)
 
 
 class Repeated(Twins):
-    """The first so many twins that a generator draws of a scene, and then these again.
+    """Cache of a generator's first `draws` twins per scene, drawn from again later.
 
     Args:
         twins: the generator.
-        draws: twins that are kept of each of `count` scenes, in half precision: it tells all levels
-            of a picture apart.
+        draws: twins stored for each of `count` scenes, in half precision, which distinguishes all
+            levels of an image.
     """
 
     def __init__(self, twins: Twins, draws: int, count: int) -> None:
         self._twins, self._draws = twins, draws
         self._visits = np.zeros(count, np.int64)
-        self._kept: NDArray[np.float16] | None = None
+        self._cache: NDArray[np.float16] | None = None
 
     def __call__(
         self, scenes: Pixels, places: NDArray[np.int64], rng: np.random.Generator,
@@ -174,33 +174,29 @@ class Repeated(Twins):
     ) -> Samples:  # fmt: skip
         visits = self._visits[places]
         self._visits[places] += 1
-        if self._kept is None or visits.min() < self._draws:
+        if self._cache is None or visits.min() < self._draws:
             samples = self._twins(scenes, places, rng, pipeline)
-            if self._kept is None:
+            if self._cache is None:
                 shape = (self._draws, len(self._visits), *samples.shape[1:])
-                self._kept = np.empty(shape, np.float16)
-            self._kept[np.minimum(visits, self._draws - 1), places] = samples
+                self._cache = np.empty(shape, np.float16)
+            self._cache[np.minimum(visits, self._draws - 1), places] = samples
             return samples
-        chosen = self._kept[rng.integers(self._draws, size=len(places)), places]
+        chosen = self._cache[rng.integers(self._draws, size=len(places)), places]
         return chosen.astype(np.float32)
 
 
 GENERATORS: Mapping[str, type[Twins]] = {
-    one.name: one for one in (Same, Gaussian, Distortion, TwoImages)
+    twins.name: twins for twins in (Same, Gaussian, Distortion, TwoImages)
 }
 
 
 def twins_named(name: str) -> Twins:
-    """A generator with its default settings.
-
-    Raises:
-        UnknownNameError: no such generator.
-    """
+    """Return a generator with default settings; raise UnknownNameError for an unknown name."""
     if name not in GENERATORS:
         raise UnknownNameError("generator of twins", name, GENERATORS)
     return GENERATORS[name]()
 
 
 def samples_of(scenes: Sequence[Pixels] | Pixels, pipeline: Pipeline) -> Samples:
-    """Samples of the model's input of whole scenes, float32 [N, ...]."""
+    """Return samples of the model's input, float32 [N, ...]."""
     return pipeline.batch(list(scenes))

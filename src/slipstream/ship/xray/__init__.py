@@ -1,4 +1,4 @@
-"""Why is the deployed model worse, or slower, than the one that was trained?
+"""Find out why a deployed model is worse or slower than the trained one.
 
 from slipstream import xray
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from slipstream.ship.xray.statistics import header
     from slipstream.ship.xray.timing import Latency, latency
 
-_HOME_OF = {
+_MODULE_OF = {
     "latency": "timing",
     "introduced": "bisecting",
     "bisect": "bisecting",
@@ -74,4 +74,4 @@ __all__ = [
     "replay",
 ]
 
-__getattr__, __dir__ = late(__name__, _HOME_OF, __all__)
+__getattr__, __dir__ = late(__name__, _MODULE_OF, __all__)

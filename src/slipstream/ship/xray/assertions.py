@@ -1,4 +1,4 @@
-"""What a user, or continuous integration, wants to hold of every layer."""
+"""Assertions on every compared layer, for users and continuous integration."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _assertions: dict[str, Assertion] = {}
 
 @dataclass(frozen=True)
 class LayerView:
-    """What an assertion is given.
+    """Measurements of a layer, passed to assertions.
 
     Attributes:
         name, kind: of the layer.
-        nonfinite: values that are NaN or infinite, over all frames.
-        drift, rmse, bias: against the reference.
-        low, high: over all frames.
+        nonfinite: number of NaN and infinite values over all frames.
+        drift, rmse, bias: compared with the reference.
+        low, high: minimum and maximum over all frames.
     """
 
     name: str
@@ -35,7 +35,7 @@ class LayerView:
 
 @dataclass(frozen=True)
 class Failure:
-    """An assertion that does not hold of a layer."""
+    """An assertion that failed for a layer."""
 
     assertion: str
     layer: str
@@ -46,14 +46,14 @@ class Failure:
 
 
 def assertion(function: Assertion) -> Assertion:
-    """Register a function that is given a `LayerView` of every layer that is compared.
+    """Register a function that takes a `LayerView`; it runs for every compared layer.
 
         @xray.assertion
         def no_drift(layer):
             assert layer.drift < 0.05
 
-    It fails where it returns False or raises `AssertionError`; `slipstream xray compare` then
-    leaves with code 1.
+    It fails if it returns False or raises `AssertionError`; `slipstream xray compare` then exits
+    with status 1.
     """
     _assertions[function.__name__] = function
     return function
@@ -61,12 +61,12 @@ def assertion(function: Assertion) -> Assertion:
 
 @assertion
 def finite(layer: LayerView) -> bool:
-    """No layer gives NaN or infinities."""
+    """Fail for NaN and infinite values."""
     return not layer.nonfinite
 
 
 def check(layers: Iterable[tuple[Layer, dict[str, Any]]]) -> Iterator[Failure]:
-    """Those registered that do not hold."""
+    """Yield failures of the registered assertions."""
     for layer, values in layers:
         view = LayerView(layer.name, layer.kind, **values)
         for name, function in _assertions.items():

@@ -1,7 +1,7 @@
-"""Which change of the reference's preprocessing gives what the app fed: found by search, not asked.
+"""Search the change of the reference's preprocessing that explains the inputs of the app.
 
-What the app fed is known by its projections alone (see `statistics`), so that it need not have been
-recorded itself: a candidate is run on the raw inputs, and its projections are held against those.
+Inputs of the app are known only by their projections (see `statistics`) and need not have been
+recorded: each candidate pipeline runs on the raw inputs, and its projections are compared.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from slipstream.runtimes.preprocessing import (
 )
 from slipstream.ship.xray.statistics import Array, canonical, groups_of, measured, projections_of
 
-# An explanation leaves at most this share of what differs, and is so many times better than none.
+# An explanation leaves at most this difference, and reduces it by at least this factor.
 ACCEPTED, BETTER = 0.02, 10.0
-# Below this the inputs are the same for a model: another decoder, another library's rounding.
+# Smaller differences do not matter to a model: another decoder, another library's rounding.
 HARMLESS = 0.02
-# Of a difference that small, only what explains it to the last bit is named.
+# A small difference is explained only by a change that reproduces it to the last bit.
 _EXACT = 0.002
 FRAMES, ENOUGH = 8, 5
 _SCREENED = 16
-# Three stages: pairs that are extended by every third one.
+# Number of the best pairs that are extended by a third stage.
 _EXTENDED = 24
 _AFFINE = ("scale", "normalise", "cast")
 
@@ -41,19 +41,19 @@ Kind = Literal["equal", "harmless", "preprocessing", "unexplained", "unknown"]
 
 @dataclass(frozen=True)
 class Cause:
-    """Why inputs differ from what the reference pipeline makes.
+    """Explanation of the difference between inputs and those of the reference pipeline.
 
     Attributes:
-        kind: ``equal``; ``harmless``: a difference no model notices; ``preprocessing``: explained;
-            ``unexplained``; ``unknown``: too little was recorded to say.
-        text: in words.
-        before: how far the inputs are from the reference's, RMSE over their deviation.
+        kind: ``equal``; ``harmless``: too small to matter; ``preprocessing``: explained;
+            ``unexplained``; ``unknown``: the logs hold too little.
+        text: description.
+        before: distance of the inputs to the reference's, RMSE over their standard deviation.
         after: the same once the explanation is applied.
-        stages: kinds of the stages that are done otherwise.
-        fix: lines of Python that put it right.
-        pipeline: that does what the app does; None if nothing explains it.
-        alternatives: other explanations that these frames cannot tell apart.
-        frames: raw inputs that it rests on.
+        stages: kinds of the stages that differ.
+        fix: lines of Python that correct them.
+        pipeline: the app's preprocessing; None if nothing explains it.
+        alternatives: other explanations that fit these frames equally well.
+        frames: number of raw inputs used.
     """
 
     kind: Kind
@@ -68,32 +68,32 @@ class Cause:
 
 
 class _Observed:
-    """What the app fed, frame by frame, and how far a pipeline is from it."""
+    """Inputs of the app by frame, and their distance to those of a pipeline."""
 
-    def __init__(self, statistics: Array, raws: Sequence[Any], most_bytes: int = 256 << 20) -> None:
+    def __init__(self, statistics: Array, raws: Sequence[Any], max_bytes: int = 256 << 20) -> None:
         self.statistics = statistics
-        self.memo = Memo(raws, most_bytes)
+        self.memo = Memo(raws, max_bytes)
         elements, std = statistics["elements"].astype(np.float64), statistics["std"]
         self.energy = elements * std.astype(np.float64) ** 2
 
     def projections(self, pipeline: Pipeline, frame: int) -> Array | None:
-        """None if it comes out in another size."""
+        """Return the projections of a pipeline's input; None if its size differs."""
         value = np.asarray(self.memo(pipeline, frame))
         if value.size != self.statistics["elements"][frame]:
             return None
         return np.asarray(measured([canonical(value[None])])["projections"][0], np.float64)
 
     def residual(self, pipeline: Pipeline, frames: Sequence[int]) -> float:
-        """RMSE over deviation, all `frames` together; infinite where sizes differ."""
+        """Return RMSE over deviation of all `frames` together; infinite if sizes differ."""
         return self.distance([self.projections(pipeline, frame) for frame in frames], frames)
 
     def distance(self, made: Sequence[Array | None], frames: Sequence[int]) -> float:
-        """The same of projections that a pipeline's inputs have."""
+        """Return the residual of given projections."""
         distance = energy = 0.0
-        for one, frame in zip(made, frames, strict=True):
-            if one is None:
+        for projections, frame in zip(made, frames, strict=True):
+            if projections is None:
                 return np.inf
-            distance += float(np.square(one - self.statistics["projections"][frame]).sum())
+            distance += float(np.square(projections - self.statistics["projections"][frame]).sum())
             energy += self.energy[frame]
         return float(np.sqrt(distance / max(energy, 1e-12)))
 
@@ -106,15 +106,15 @@ def explain(
     depth: int = 3,
     report: Callable[[str], None] = lambda line: None,
 ) -> Cause:
-    """The simplest change of `pipeline` that gives what was fed.
+    """Find the simplest change of `pipeline` that reproduces the app's inputs.
 
     Args:
-        statistics: of the model input of each frame, `STATISTICS` [frames].
+        statistics: `STATISTICS` [frames] of the model input of each frame.
         raws: the raw input of each frame, as the pipeline's first stage reads it.
-        pipeline: how inputs should be made.
-        depth: stages that may differ simultaneously: 1, 2 or 3. Of three, the two that alone come
-            nearest are found first, so that not every combination is tried.
-        report: told what is searched.
+        pipeline: correct preprocessing.
+        depth: number of stages that may differ simultaneously: 1, 2 or 3. Triples extend the best
+            pairs, so that not every combination is tried.
+        report: called with progress messages.
     """
     usable: list[int] = []
     damaged = ""
@@ -122,7 +122,7 @@ def explain(
         if len(usable) == FRAMES:
             break
         if statistics["std"][frame] == 0 and (statistics["std"] > 0).any():
-            continue  # a constant says nothing, unless all are: then that is what is wrong
+            continue  # a constant input explains nothing, unless all are constant
         try:
             pipeline(raws[frame])
         except RawInputError as error:
@@ -130,44 +130,44 @@ def explain(
             continue
         usable.append(frame)
     if not usable:
-        return Cause("unknown", damaged or "no frame has both a model input and its raw input")
+        return Cause("unknown", damaged or "no frame has both a model input and a raw input")
     observed = _Observed(statistics[usable], [raws[n] for n in usable])
     frames = range(len(usable))
-    whole = pipeline.completed()
-    before = observed.residual(whole, frames)
-    known: dict[str, Any] = {"before": before, "frames": len(usable)}
+    complete = pipeline.completed()
+    before = observed.residual(complete, frames)
+    facts: dict[str, Any] = {"before": before, "frames": len(usable)}
     if before < 1e-6:
-        return Cause("equal", "the inputs are those of the reference", **known)
-    harmless, exact = (0.0, 1e-6) if _numbers_words(whole) else (HARMLESS, _EXACT)
-    report("searching what is done otherwise: single stages")
-    singles = _scored(observed, whole, list(whole.variations()), frames)
+        return Cause("equal", "the inputs equal the reference's", **facts)
+    harmless, exact = (0.0, 1e-6) if _is_tokens(complete) else (HARMLESS, _EXACT)
+    report("searching for the difference: single stages")
+    singles = _scored(observed, complete, list(complete.variations()), frames)
     limit = min(ACCEPTED if before > harmless else exact, before / BETTER)
     best = singles[:1]
     if (not best or best[0][0] > exact) and depth > 1 and before > harmless:
-        report("searching what is done otherwise: two stages at once")
-        ones = [one for _, one in singles]
-        pairs = _pairs(observed, whole, ones, frames)
+        report("searching for the difference: pairs of stages")
+        changes = [change for _, change in singles]
+        pairs = _pairs(observed, complete, changes, frames)
         if depth > 2 and pairs and pairs[0][0] > limit:
-            report("searching what is done otherwise: three stages simultaneously")
-            triples = _triples(observed, whole, [pair for _, pair in pairs], ones, frames)
-            # A third change has to be worth its mention.
+            report("searching for the difference: three stages")
+            triples = _triples(observed, complete, [pair for _, pair in pairs], changes, frames)
+            # A third change must reduce the residual further by the same factor.
             if triples and triples[0][0] <= min(limit, pairs[0][0] / BETTER):
                 pairs = triples
         better = not best or best[0][0] > limit or (pairs[:1] and pairs[0][0] < best[0][0] / BETTER)
         if better and pairs and pairs[0][0] <= limit:
             singles, best = pairs, pairs[:1]
     if best and best[0][0] <= limit:
-        return _named(singles, known)
+        return _named(singles, facts)
     if before <= harmless:
         return Cause(
-            "harmless", f"inputs differ by {before:.1%} of their deviation, as of another decoder, "
-            "library or precision", after=before, **known,
+            "harmless", f"inputs differ by {before:.1%} of their standard deviation, as with "
+            "another decoder, library or precision", after=before, **facts,
         )  # fmt: skip
-    return _affine(observed, whole, singles, frames, known)
+    return _affine(observed, complete, singles, frames, facts)
 
 
-def _numbers_words(pipeline: Pipeline) -> bool:
-    """Whether inputs number words, of which the next is another word and not one nearby."""
+def _is_tokens(pipeline: Pipeline) -> bool:
+    """Return whether inputs are token ids, for which small differences matter."""
     last = pipeline.stages[-1] if pipeline.stages else None
     if not isinstance(last, Cast) or last.scale:
         return False
@@ -176,17 +176,17 @@ def _numbers_words(pipeline: Pipeline) -> bool:
 
 
 def explain_arrays(statistics: Array, references: Sequence[Array], **options: Any) -> Cause:
-    """`explain` where raw inputs are missing, from the reference's own inputs.
+    """Run `explain` on the reference's own inputs instead of raw inputs.
 
     Args:
-        statistics: of the model input of each frame, `STATISTICS` [frames].
+        statistics: `STATISTICS` [frames] of the model input of each frame.
         references: the reference's model input of each frame, [1, ...].
     """
-    samples = [np.asarray(one[0], np.float32) for one in references]
+    samples = [np.asarray(batch[0], np.float32) for batch in references]
     if samples[0].ndim != 3:
         return explain(statistics, samples, Pipeline(()), **options)
     first = samples[0].shape[0] <= 4
-    images = [one.transpose(1, 2, 0) if first else one for one in samples]
+    images = [sample.transpose(1, 2, 0) if first else sample for sample in samples]
     stages = (Orient(), Channels(), Layout("CHW" if first else "HWC"))
     if images[0].shape[2] != 3:
         stages = (Orient(), Layout("CHW" if first else "HWC"))  # type: ignore[assignment]
@@ -194,28 +194,30 @@ def explain_arrays(statistics: Array, references: Sequence[Array], **options: An
 
 
 def _scored(
-    observed: _Observed, whole: Pipeline, variations: Sequence[Variation], frames: Sequence[int]
+    observed: _Observed, complete: Pipeline, variations: Sequence[Variation], frames: Sequence[int]
 ) -> list[tuple[float, Variation]]:
-    """With what each leaves, best first; those that change nothing in these frames left out."""
-    same = [observed.projections(whole, frame) for frame in frames]
+    """Return changes with their residuals, the best first, without those of no effect."""
+    same = [observed.projections(complete, frame) for frame in frames]
     ranked = []
-    for one in variations:
-        projected = [observed.projections(one.pipeline, frame) for frame in frames]
+    for variation in variations:
+        projected = [observed.projections(variation.pipeline, frame) for frame in frames]
         if all(
             a is not None and b is not None and np.allclose(a, b, rtol=1e-9)
             for a, b in zip(projected, same, strict=True)
         ):
             continue
-        ranked.append((observed.distance(projected, frames), one))
+        ranked.append((observed.distance(projected, frames), variation))
     return sorted(ranked, key=lambda scored: scored[0])
 
 
 def _pairs(
-    observed: _Observed, whole: Pipeline, singles: Sequence[Variation], frames: Sequence[int]
+    observed: _Observed, complete: Pipeline, singles: Sequence[Variation], frames: Sequence[int]
 ) -> list[tuple[float, Variation]]:
-    # Screened on one frame, in an order in which a memo has what comes first.
-    order = sorted(singles, key=lambda one: one.changes[0][0])
-    screened = [(observed.residual(pair.pipeline, frames[:1]), pair) for pair in whole.pairs(order)]
+    # Screen on one frame, ordered so that the memo holds the common stages.
+    order = sorted(singles, key=lambda single: single.changes[0][0])
+    screened = [
+        (observed.residual(pair.pipeline, frames[:1]), pair) for pair in complete.pairs(order)
+    ]
     return _rescored(observed, screened, _EXTENDED, frames)
 
 
@@ -223,15 +225,17 @@ def _triples(
     observed: _Observed, whole: Pipeline, pairs: Sequence[Variation], singles: Sequence[Variation],
     frames: Sequence[int],
 ) -> list[tuple[float, Variation]]:  # fmt: skip
-    """Extend pairs by every change of a third stage; what each leaves, best first."""
+    """Extend pairs by every change of a third stage; return the best first."""
     screened = []
     seen = set()
     for pair in pairs:
-        taken = {place for place, *_ in pair.changes}
+        changed = {place for place, *_ in pair.changes}
         for single in singles:
             ((place, right, wrong),) = single.changes
-            changes = tuple(sorted([*pair.changes, (place, right, wrong)], key=lambda one: one[0]))
-            if place in taken or changes in seen:
+            changes = tuple(
+                sorted([*pair.changes, (place, right, wrong)], key=lambda change: change[0])
+            )
+            if place in changed or changes in seen:
                 continue
             seen.add(changes)
             stages = list(pair.pipeline.stages)
@@ -244,18 +248,18 @@ def _triples(
 def _rescored(
     observed: _Observed, screened: list[tuple[float, Variation]], count: int, frames: Sequence[int]
 ) -> list[tuple[float, Variation]]:
-    """The best of what was screened on one frame, by all frames."""
+    """Return the best of those screened on one frame, ranked on all frames."""
     screened.sort(key=lambda scored: scored[0])
-    best = [(observed.residual(one.pipeline, frames), one) for _, one in screened[:count]]
+    best = [(observed.residual(v.pipeline, frames), v) for _, v in screened[:count]]
     return sorted(best, key=lambda scored: scored[0])
 
 
-def _named(scored: Sequence[tuple[float, Variation]], known: dict[str, Any]) -> Cause:
+def _named(scored: Sequence[tuple[float, Variation]], facts: dict[str, Any]) -> Cause:
     after, best = scored[0]
-    alike = tuple(one.text for residual, one in scored[1:6] if residual <= after + 1e-6)
+    equal = tuple(other.text for residual, other in scored[1:6] if residual <= after + 1e-6)
     return Cause(
         "preprocessing", best.text, after=after, stages=best.stages, fix=_fix(best),
-        pipeline=best.pipeline, alternatives=alike, **known,
+        pipeline=best.pipeline, alternatives=equal, **facts,
     )  # fmt: skip
 
 
@@ -263,8 +267,8 @@ def _fix(variation: Variation) -> str:
     lines = []
     for _, right, wrong in variation.changes:
         if wrong.code() == right.code():
-            # What is wrong has no line of its own, such as a stage that is applied twice.
-            lines.append(f"# instead of what is wrong: {variation.text}")
+            # The wrong stage has no separate line, such as a stage that is applied twice.
+            lines.append(f"# fixes: {variation.text}")
         else:
             lines += [f"# instead of: {line}" for line in wrong.code().splitlines()]
         lines += right.code().splitlines()
@@ -272,37 +276,37 @@ def _fix(variation: Variation) -> str:
 
 
 def _affine(
-    observed: _Observed, whole: Pipeline, singles: Sequence[tuple[float, Variation]],
-    frames: Sequence[int], known: dict[str, Any],
+    observed: _Observed, complete: Pipeline, singles: Sequence[tuple[float, Variation]],
+    frames: Sequence[int], facts: dict[str, Any],
 ) -> Cause:  # fmt: skip
-    """Any slope and offset per channel, after one other change at most."""
-    others = [one for _, one in singles if one.stages[0] not in _AFFINE]
+    """Fit a slope and offset per channel, after at most one other change."""
+    others = [single for _, single in singles if single.stages[0] not in _AFFINE]
     best: tuple[float, Variation, Array] | None = None
-    for one in (Variation("", whole, ()), *others):
-        fitted = _fit(observed, one.pipeline, frames)
-        # One more change has to be worth its mention.
+    for variation in (Variation("", complete, ()), *others):
+        fitted = _fit(observed, variation.pipeline, frames)
+        # An extra change must reduce an accepted residual by the same factor.
         if fitted and (best is None or fitted[0] < best[0] / (BETTER if best[0] < ACCEPTED else 1)):
-            best = fitted[0], one, fitted[1]
-    if best is None or best[0] > min(ACCEPTED, known["before"] / BETTER):
+            best = fitted[0], variation, fitted[1]
+    if best is None or best[0] > min(ACCEPTED, facts["before"] / BETTER):
         return Cause(
-            "unexplained", f"inputs differ by {known['before']:.0%} of their deviation, and no "
-            "change of a few stages explains it", after=best[0] if best else np.inf, **known,
+            "unexplained", f"inputs differ by {facts['before']:.0%} of their standard deviation, "
+            "which no change of a few stages explains", after=best[0] if best else np.inf, **facts,
         )  # fmt: skip
-    after, one, terms = best
+    after, variation, terms = best
     slopes, offsets = (", ".join(f"{value:.4g}" for value in row) for row in terms)
-    text = f"values are those of the reference times ({slopes}) plus ({offsets})"
+    text = f"values are the reference's times ({slopes}) plus ({offsets})"
     fix = f"x = (x - [{offsets}]) / [{slopes}]  # per channel"
-    if one.changes:
-        text, fix = f"{one.text}; {text}", f"{_fix(one)}\n{fix}"
-    return Cause("preprocessing", text, after=after, stages=(*one.stages, "normalise"), fix=fix,
-                 pipeline=None, **known)  # fmt: skip
+    if variation.changes:
+        text, fix = f"{variation.text}; {text}", f"{_fix(variation)}\n{fix}"
+    stages = (*variation.stages, "normalise")
+    return Cause("preprocessing", text, after=after, stages=stages, fix=fix, **facts)
 
 
 def _fit(
     observed: _Observed, pipeline: Pipeline, frames: Sequence[int]
 ) -> tuple[float, Array] | None:
-    """What the best slope and offset per channel leave, and both, [2, channels]."""
-    rows, wanted = [], []
+    """Return the residual of the best slopes and offsets per channel, and both, [2, channels]."""
+    rows, targets = [], []
     energy = 0.0
     for frame in frames:
         value = np.asarray(observed.memo(pipeline, frame), np.float32)
@@ -320,24 +324,24 @@ def _fit(
                 alone[channel] = filled[channel]
                 columns.append(projections_of(alone.reshape(ordered.shape)))
         rows.append(np.stack(columns, 1))
-        wanted.append(observed.statistics["projections"][frame].astype(np.float64))
+        targets.append(observed.statistics["projections"][frame].astype(np.float64))
         energy += observed.energy[frame]
-    matrix, target = np.concatenate(rows), np.concatenate(wanted)
+    matrix, target = np.concatenate(rows), np.concatenate(targets)
     if len(target) < 4 * matrix.shape[1]:
         return None
-    # Columns of very different size would hide each other from the solver.
+    # Scale the columns: the solver would drop those that are much smaller than others.
     size = np.linalg.norm(matrix, axis=0) + 1e-12
     terms, *_ = np.linalg.lstsq(matrix / size, target, rcond=None)
-    left = float(np.sqrt(np.square(matrix / size @ terms - target).sum() / max(energy, 1e-12)))
+    residual = float(np.sqrt(np.square(matrix / size @ terms - target).sum() / max(energy, 1e-12)))
     slopes, offsets = (terms / size).reshape(2, -1)
     if not np.all(np.abs(slopes) > 1e-6):
-        return None  # it would explain any input by leaving out the reference's
-    return left, np.stack([slopes, offsets])
+        return None  # a slope of 0 would fit any input
+    return residual, np.stack([slopes, offsets])
 
 
 def confident(cause: Cause) -> Cause:
-    """The cause, with a word of doubt where it rests on few frames."""
+    """Return the cause, with a caveat if it rests on few frames."""
     if cause.kind == "preprocessing" and cause.frames < ENOUGH:
-        few = f"only {cause.frames} frames speak for it, of {ENOUGH} that it takes to be sure"
+        few = f"based on only {cause.frames} frames; {ENOUGH} are needed to be sure"
         return replace(cause, text=f"{cause.text} ({few})")
     return cause

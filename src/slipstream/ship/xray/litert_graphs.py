@@ -1,4 +1,4 @@
-"""TensorFlow Lite networks cut and mixed: each layer alone on given tensors, some in float."""
+"""Cut and mix TensorFlow Lite networks: layers on given tensors, or some layers in float."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from dataclasses import replace
 
 from slipstream.ship.firmware.network import Network, Operator, Tensor
 
-_GIVEN, _FLOAT = "__reference", "__float"
+_SUFFIX, _FLOAT = "__reference", "__float"
 
 
 def on_reference(network: Network, layers: Sequence[int]) -> Network:
-    """A copy in which whoever reads a layer reads a new input instead; its outputs are the layers.
+    """Return a copy in which readers of a layer read a new input; its outputs are the layers.
 
-    Run on a reference's tensors it gives what each layer makes of right inputs: one layer's error
-    reaches no other.
+    On a reference's tensors, it computes each layer from correct inputs, so that a layer's error
+    does not propagate.
 
     Args:
-        layers: numbers of their tensors; the new inputs come behind the network's own, in order.
+        layers: indices of their tensors; the new inputs follow the network's own, in this order.
     """
     count = len(network.tensors)
     moved = {layer: count + n for n, layer in enumerate(layers)}
-    inputs = [replace(network.tensors[n], name=network.tensors[n].name + _GIVEN) for n in layers]
+    inputs = [replace(network.tensors[n], name=network.tensors[n].name + _SUFFIX) for n in layers]
     operators = [
-        replace(one, inputs=tuple(moved.get(n, n) for n in one.inputs)) for one in network.operators
+        replace(op, inputs=tuple(moved.get(n, n) for n in op.inputs)) for op in network.operators
     ]
     return Network(
         network.name, (*network.tensors, *inputs), tuple(operators),
@@ -32,10 +32,10 @@ def on_reference(network: Network, layers: Sequence[int]) -> Network:
 
 
 def hybrid(candidate: Network, reference: Network, keep: Mapping[int, int]) -> Network:
-    """A copy of a network in which some layers are the reference's, with its weights, in float.
+    """Return a copy in which some layers are the reference's, with its weights, in float.
 
-    Such a layer reads what codes before it stand for, or the floats of a kept layer; whoever reads
-    it and is quantised reads its codes.
+    Such a layer reads dequantized codes, or the floats of another such layer; quantized layers read
+    its codes.
 
     Args:
         keep: tensor of the reference's layer by that of the candidate's.
@@ -43,31 +43,34 @@ def hybrid(candidate: Network, reference: Network, keep: Mapping[int, int]) -> N
     tensors = list(candidate.tensors)
     operators: list[Operator] = []
     floats: dict[int, int] = {}
-    makers = {n: one for one in reference.operators for n in one.outputs}
+    producers = {n: operator for operator in reference.operators for n in operator.outputs}
 
     def added(tensor: Tensor) -> int:
         tensors.append(tensor)
         return len(tensors) - 1
+
+    def added_float(tensor: Tensor) -> int:
+        name = tensor.name + _FLOAT
+        return added(replace(tensor, name=name, dtype="float32", quantization=None))
 
     def float_of(codes: int) -> int:
         tensor = candidate.tensors[codes]
         if tensor.dtype == "float32":
             return codes
         if codes not in floats:
-            plain = replace(
-                tensor, name=tensor.name + _FLOAT, dtype="float32", quantization=None
-            )  # fmt: skip
-            floats[codes] = added(plain)
+            floats[codes] = added_float(tensor)
             operators.append(Operator("dequantize", (codes,), (floats[codes],)))
         return floats[codes]
 
-    for one in candidate.operators:
-        codes = one.outputs[0] if one.outputs else -1
+    for operator in candidate.operators:
+        codes = operator.outputs[0] if operator.outputs else -1
         if codes not in keep:
-            operators.append(one)
+            operators.append(operator)
             continue
-        source = makers[keep[codes]]
-        computed = iter([n for n in one.inputs if n >= 0 and candidate.tensors[n].data is None])
+        source = producers[keep[codes]]
+        computed = iter(
+            [n for n in operator.inputs if n >= 0 and candidate.tensors[n].data is None]
+        )
         inputs = []
         for n in source.inputs:
             constant = n >= 0 and reference.tensors[n].data is not None
@@ -77,8 +80,7 @@ def hybrid(candidate: Network, reference: Network, keep: Mapping[int, int]) -> N
         if tensor.dtype == "float32":
             operators.append(replace(source, inputs=tuple(inputs), outputs=(codes,)))
             continue
-        plain = replace(tensor, name=tensor.name + _FLOAT, dtype="float32", quantization=None)
-        floats[codes] = added(plain)
+        floats[codes] = added_float(tensor)
         operators.append(replace(source, inputs=tuple(inputs), outputs=(floats[codes],)))
         operators.append(Operator("quantize", (floats[codes],), (codes,)))
     return Network(

@@ -1,14 +1,14 @@
-"""The log of a deployed model, ``.xr``: a header, then pieces that can be appended one by one.
+"""Logs of deployed models, ``.xr``: a header, then records that can be appended one by one.
 
-    SLIPXR1\\n  then pieces of: tag (4), bytes (4), CRC-32 (4), contents; all little-endian
-    HEAD       JSON: runtime, model's hash, tensors, preprocessing, environment
+    SLIPXR1\\n  then records of: tag (4), bytes (4), CRC-32 (4), contents; all little-endian
+    HEAD       JSON: runtime, hash of the model, tensors, preprocessing, environment
     DECL       JSON: one more tensor, named while recording
-    STAT       frame, first tensor, count (each uint32), then as many `STATISTICS`
-    TENS       JSON of a line, then a tensor's values, zlib-compressed
-    FRAM       JSON: a frame is whole: its number, key, latency, raw input, readings
+    STAT       frame, first tensor, count (each uint32), then `count` `STATISTICS`
+    TENS       a line of JSON, then a tensor's values, zlib-compressed
+    FRAM       JSON at the end of a frame: its number, key, latency, raw input, readings
     ENDS       number of frames (uint32)
 
-A device may leave out what it does not know: FRAM, TENS. What was cut off is read up to the cut.
+FRAM and TENS are optional. A truncated log is read up to the cut.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ from slipstream.ship.xray.statistics import STATISTICS, Array
 from slipstream.tables import json_values
 
 MAGIC = b"SLIPXR1\n"
-_PIECE = struct.Struct("<4sII")
+_RECORD = struct.Struct("<4sII")
 _STAT = struct.Struct("<III")
-_LARGEST, _LARGEST_TENSOR = 1 << 30, 1 << 28
-_WAITING = 4
+_MAX_BYTES, _MAX_TENSOR_BYTES = 1 << 30, 1 << 28
+_MAX_QUEUED = 4
 
 
 class LogError(SlipstreamError):
-    """A log is damaged, of another model, or does not hold what is asked of it."""
+    """A log is damaged, of another model, or lacks requested data."""
 
 
 @dataclass
 class Frame:
-    """What was recorded of one inference.
+    """Record of one inference.
 
     Attributes:
         index: number of the frame.
-        statistics: `STATISTICS` [tensors]; of a tensor that was not recorded, 0 elements.
-        tensors: values by the tensor's number, as float32, where the level keeps them.
-        facts: ``key``, ``latency_ns``, ``raw`` (where the raw input lies, or its hash), readings.
+        statistics: `STATISTICS` [tensors]; 0 elements for tensors that were not recorded.
+        tensors: float32 values by the tensor's index, if the level stores them.
+        facts: ``key``, ``latency_ns``, ``raw`` (path of the raw input, or its hash), readings.
     """
 
     index: int
@@ -61,10 +61,11 @@ class Frame:
 
 
 class LogWriter:
-    """Appends to a log; what is compressed, in a thread of its own, so that it costs little.
+    """Writer of a log.
 
     Args:
-        background: write everything there, which pays only where tensors are compressed.
+        background: whether to write in a separate thread, which is worth it only if tensors are
+            compressed.
 
     Raises:
         LogError: the file cannot be written.
@@ -74,11 +75,11 @@ class LogWriter:
         try:
             self._file = open(path, "wb")  # noqa: SIM115 - closed by `close`
         except OSError as error:
-            raise LogError(f"cannot be written: {error.strerror}", where=str(path)) from error
+            raise LogError(f"cannot write the log: {error.strerror}", where=str(path)) from error
         self._file.write(MAGIC)
         self._frames = 0
         self._failed: Exception | None = None
-        self._queue: queue.Queue[tuple[bytes, Any] | None] = queue.Queue(_WAITING)
+        self._queue: queue.Queue[tuple[bytes, Any] | None] = queue.Queue(_MAX_QUEUED)
         self._closed = False
         self._thread: threading.Thread | None = None
         if background:
@@ -87,19 +88,19 @@ class LogWriter:
         self._json(b"HEAD", header)
 
     def declare(self, index: int, layer: Layer) -> None:
-        """One more tensor."""
+        """Add a tensor."""
         self._json(b"DECL", {"index": index, **asdict(layer)})
 
     def statistics(self, frame: int, first: int, values: Array) -> None:
-        """Those of tensors `first` and following."""
+        """Write statistics of the tensors from `first` on."""
         self._put(b"STAT", struct.pack("<III", frame, first, len(values)) + values.tobytes())
 
     def tensor(self, frame: int, index: int, values: Array) -> None:
-        """A tensor's own values."""
+        """Write a tensor's values."""
         self._put(b"TENS", (frame, index, values.copy()))
 
     def frame(self, index: int, facts: Mapping[str, Any]) -> None:
-        """The frame is whole."""
+        """End a frame."""
         self._frames = index + 1
         self._json(b"FRAM", {"frame": index, **facts})
 
@@ -107,7 +108,7 @@ class LogWriter:
         """Write the end; may be called twice.
 
         Raises:
-            LogError: something could not be written, now or before.
+            LogError: this or an earlier write failed.
         """
         if not self._closed:
             self._closed = True
@@ -117,7 +118,7 @@ class LogWriter:
                 self._thread.join()
             self._file.close()
         if isinstance(self._failed, OSError):
-            raise LogError(f"cannot be written: {self._failed}", where=self._file.name)
+            raise LogError(f"cannot write the log: {self._failed}", where=self._file.name)
         if self._failed is not None:
             raise self._failed
 
@@ -136,7 +137,7 @@ class LogWriter:
 
     def _write(self, tag: bytes, content: Any) -> None:
         if self._failed is not None:
-            return  # whoever records goes on; `close` tells
+            return  # the app continues; `close` raises
         try:
             if tag == b"TENS":
                 frame, index, values = content
@@ -144,20 +145,20 @@ class LogWriter:
                 line["shape"] = list(values.shape)
                 packed = zlib.compress(values.tobytes(), 1)
                 content = json.dumps(line).encode() + b"\n" + packed
-            self._file.write(_PIECE.pack(tag, len(content), zlib.crc32(content)) + content)
+            self._file.write(_RECORD.pack(tag, len(content), zlib.crc32(content)) + content)
         except Exception as error:
             self._failed = error
 
 
 @dataclass(frozen=True)
 class Log:
-    """A log to be read, frame by frame, in constant memory.
+    """A log, read frame by frame in constant memory.
 
     Attributes:
-        header: as it was written.
-        layers: all tensors: the model's inputs, layers and outputs, and those named by taps.
-        count: whole frames.
-        damage: what is wrong with the file's end, in words; empty where nothing is.
+        header: contents of HEAD.
+        layers: all tensors: the model's inputs, layers and outputs, and those added by `tap`.
+        count: number of complete frames.
+        damage: damage at the file's end; empty if there is none.
     """
 
     path: Path
@@ -168,62 +169,62 @@ class Log:
 
     @classmethod
     def read(cls, path: Path | str) -> Self:
-        """Look through the log at `path`.
+        """Read the header of the log at `path` and count its frames.
 
         Raises:
-            LogError: there is none, it is no log, or a piece in its middle is damaged.
+            LogError: it is missing, is not a log, or has a damaged record before its end.
         """
         path = Path(path)
         header: dict[str, Any] | None = None
         layers: list[Layer] = []
         seen: set[int] = set()
-        whole, damage, ended = 0, "", False
-        for tag, content in _pieces(path):
+        complete, damage, ended = 0, "", False
+        for tag, content in _records(path):
             if tag == b"":
                 damage = content.decode()
             elif header is None:
                 header = _json(path, content) if tag == b"HEAD" else None
                 if header is None or not isinstance(header.get("tensors"), list):
-                    raise LogError("its first piece is no header", where=str(path))
-                layers = [_layer(path, one) for one in header["tensors"]]
+                    raise LogError("the first record is not a header", where=str(path))
+                layers = [_layer(path, tensor) for tensor in header["tensors"]]
             elif tag == b"DECL":
                 layers.append(_layer(path, _json(path, content)))
             elif tag == b"STAT" and len(content) >= _STAT.size:
                 seen.add(_STAT.unpack_from(content)[0])
             elif tag == b"FRAM":
-                whole += 1
+                complete += 1
             elif tag == b"ENDS":
                 ended = True
         if header is None:
             raise LogError(
-                f"has no header{': ' + damage if damage else ''}", where=str(path),
-                remedy="record it again, and end recording with close() or a with block",
+                f"the log has no header{': ' + damage if damage else ''}", where=str(path),
+                remedy="record it again, and end the recording with close() or a with block",
             )  # fmt: skip
-        if not whole:  # a device writes no FRAM; its last frame is whole if the log was ended
-            whole = len(seen) if ended or not seen else len(seen) - 1
+        if not complete:  # devices write no FRAM; their last frame is complete if the log was ended
+            complete = len(seen) if ended or not seen else len(seen) - 1
         if not ended:
             damage = damage or "recording was not ended"
-            damage = f"{damage}; {whole} whole frames are read"
-        return cls(path, header, tuple(layers), whole, damage)
+            damage = f"{damage}; {complete} complete frames are read"
+        return cls(path, header, tuple(layers), complete, damage)
 
     def frames(self) -> Iterator[Frame]:
-        """The whole frames, in order.
+        """Yield the complete frames, in order.
 
         Raises:
-            LogError: a piece holds what no recorder writes.
+            LogError: a record has invalid contents.
         """
         try:
             yield from self._frames()
         except (
             ValueError, KeyError, TypeError, OverflowError, RecursionError, struct.error,
         ) as error:  # fmt: skip
-            raise LogError(f"is damaged: {error!r:.200}", where=str(self.path)) from error
+            raise LogError(f"the log is damaged: {error!r:.200}", where=str(self.path)) from error
 
     def _frames(self) -> Iterator[Frame]:
-        given = 0
+        yielded = 0
         current: Frame | None = None
         marked = False
-        for tag, content in _pieces(self.path):
+        for tag, content in _records(self.path):
             if tag in (b"STAT", b"TENS"):
                 number = (
                     _STAT.unpack_from(content)[0]
@@ -232,9 +233,9 @@ class Log:
                 )
                 if current is not None and current.index != number and not marked:
                     yield current
-                    given += 1
+                    yielded += 1
                     current = None
-                if given == self.count:
+                if yielded == self.count:
                     return
                 if current is None:
                     current = Frame(number, np.zeros(len(self.layers), STATISTICS))
@@ -249,8 +250,8 @@ class Log:
                     current = Frame(facts["frame"], np.zeros(len(self.layers), STATISTICS))
                 current.facts = facts
                 yield current
-                given, current = given + 1, None
-        if current is not None and not marked and given < self.count:
+                yielded, current = yielded + 1, None
+        if current is not None and not marked and yielded < self.count:
             yield current
 
     def _add_statistics(self, frame: Frame, content: bytes) -> None:
@@ -258,7 +259,7 @@ class Log:
         values = np.frombuffer(content, STATISTICS, offset=_STAT.size)
         if len(values) != count or first + count > len(self.layers):
             raise LogError(
-                f"frame {frame.index} has tensors the header lacks", where=str(self.path)
+                f"frame {frame.index} has tensors that the header lacks", where=str(self.path)
             )
         frame.statistics[first : first + count] = values
 
@@ -266,37 +267,37 @@ class Log:
         line, _, packed = content.partition(b"\n")
         facts = json.loads(line)
         dtype, shape = np.dtype(facts["dtype"]), facts["shape"]
-        size = min(math.prod(shape) * dtype.itemsize, _LARGEST_TENSOR)
+        size = min(math.prod(shape) * dtype.itemsize, _MAX_TENSOR_BYTES)
         frame.tensors[facts["tensor"]] = np.frombuffer(expanded(packed, size), dtype).reshape(shape)
 
 
-def _pieces(path: Path) -> Iterator[tuple[bytes, bytes]]:
-    """Tag and contents of each piece; last, with an empty tag, what is wrong with the end."""
+def _records(path: Path) -> Iterator[tuple[bytes, bytes]]:
+    """Yield tag and contents of each record; last, with an empty tag, damage at the end."""
     with opened(path, LogError) as file:
         if file.read(len(MAGIC)) != MAGIC:
             raise LogError(
-                "is no log of slipstream xray", where=str(path),
-                remedy="name a file that `xray.record` or a device wrote",
+                "the file is not a log of slipstream xray", where=str(path),
+                remedy="pass a file that `xray.record` or a device wrote",
             )  # fmt: skip
         at = len(MAGIC)
-        while head := file.read(_PIECE.size):
-            cut = f"it is cut off at byte {at}"
-            if len(head) < _PIECE.size:
+        while head := file.read(_RECORD.size):
+            cut = f"the log is truncated at byte {at}"
+            if len(head) < _RECORD.size:
                 yield b"", cut.encode()
                 return
-            tag, size, crc = _PIECE.unpack(head)
-            if size > _LARGEST or not tag.isalpha():
-                raise LogError(f"is damaged at byte {at}: no piece begins there", where=str(path))
+            tag, size, crc = _RECORD.unpack(head)
+            if size > _MAX_BYTES or not tag.isalpha():
+                raise LogError(f"the log is damaged at byte {at}: not a record", where=str(path))
             content = file.read(size)
             if len(content) < size:
                 yield b"", cut.encode()
                 return
             if zlib.crc32(content) != crc:
                 raise LogError(
-                    f"is damaged at byte {at}: the check sum of a piece {tag.decode()} is wrong",
+                    f"the log is damaged at byte {at}: wrong checksum of a {tag.decode()} record",
                     where=str(path), remedy="copy it from the device again",
                 )  # fmt: skip
-            at += _PIECE.size + size
+            at += _RECORD.size + size
             yield tag, content
 
 
@@ -304,9 +305,9 @@ def _json(path: Path, content: bytes) -> dict[str, Any]:
     try:
         value = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise LogError(f"is damaged: {error}", where=str(path)) from error
+        raise LogError(f"the log is damaged: {error}", where=str(path)) from error
     if not isinstance(value, dict):
-        raise LogError("is damaged: no JSON object", where=str(path))
+        raise LogError("the log is damaged: a record is not a JSON object", where=str(path))
     return value
 
 
@@ -314,9 +315,9 @@ def _layer(path: Path, described: Any) -> Layer:
     try:
         return Layer.from_dict(described)
     except (TypeError, ValueError, AttributeError) as error:
-        raise LogError(f"describes a tensor wrongly: {error}", where=str(path)) from error
+        raise LogError(f"invalid description of a tensor: {error}", where=str(path)) from error
 
 
 def model_layers(layers: Sequence[Layer]) -> list[int]:
-    """Numbers of those that a model computes: no inputs, outputs, taps."""
-    return [n for n, one in enumerate(layers) if one.kind not in ("input", "output", "tap")]
+    """Return indices of the layers that a model computes, without inputs, outputs and taps."""
+    return [n for n, layer in enumerate(layers) if layer.kind not in ("input", "output", "tap")]

@@ -1,4 +1,4 @@
-"""Which layer of one model is which of another, when names differ."""
+"""Match layers of two models whose names differ."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ from slipstream.runtimes.taps import Layer
 from slipstream.ship.xray.log import model_layers
 from slipstream.ship.xray.statistics import Array
 
-# Relative distance of two layers' projections from which on they are no more alike than strangers.
-_STRANGE = 0.8
+# Layers with at least this relative distance of projections are not matched.
+_MAX_DISTANCE = 0.8
 
 
 def match(
     reference: Sequence[Layer], candidate: Sequence[Layer], references: Array, candidates: Array
 ) -> list[tuple[int, int]]:
-    """Pairs of numbers, in the candidate's order, of layers that are the same.
+    """Return pairs of indices of equal layers, in the candidate's order.
 
-    By name first; what is left, by what the layers gave: the cheapest alignment of both orders,
-    where a pair costs the distance of its projections. A tensor's size has to be the same.
+    Layers match by name first; the remaining ones by their outputs: the cheapest alignment of both
+    orders, where a pair costs the distance of its projections. Their tensors have the same size.
 
     Args:
         references, candidates: `STATISTICS` [frames, tensors] of some frames of both.
     """
-    mine, theirs = model_layers(reference), model_layers(candidate)
-    by_name = {plain(reference[n].name): n for n in mine}
+    ours, theirs = model_layers(reference), model_layers(candidate)
+    by_name = {plain(reference[n].name): n for n in ours}
     pairs = []
     for number in theirs:
         partner = by_name.get(plain(candidate[number].name))
         if partner is not None and _same_size(references, candidates, partner, number):
             pairs.append((partner, number))
-    taken, given = {a for a, _ in pairs}, {b for _, b in pairs}
-    rest = [n for n in mine if n not in taken]
-    others = [n for n in theirs if n not in given]
-    pairs += _aligned(references[:, rest], candidates[:, others], rest, others)
+    matched, partners = {a for a, _ in pairs}, {b for _, b in pairs}
+    remaining = [n for n in ours if n not in matched]
+    others = [n for n in theirs if n not in partners]
+    pairs += _aligned(references[:, remaining], candidates[:, others], remaining, others)
     return sorted(pairs, key=lambda pair: pair[1])
 
 
 def plain(name: str) -> str:
-    """A tensor's name without what exporters put around it."""
+    """Return a tensor's name without the affixes of exporters."""
     name = name.split(";")[0].strip("/").replace("/", ".")
     for ending in ("_output_0", "_quantized", "_DequantizeLinear_Output"):
         name = name.removesuffix(ending)
@@ -55,10 +55,10 @@ def _same_size(references: Array, candidates: Array, a: int, b: int) -> bool:
 
 
 def _aligned(
-    references: Array, candidates: Array, mine: Sequence[int], theirs: Sequence[int]
+    references: Array, candidates: Array, ours: Sequence[int], theirs: Sequence[int]
 ) -> list[tuple[int, int]]:
-    """The alignment of two sequences, by dynamic programming over both orders."""
-    if not mine or not theirs:
+    """Align two sequences, by dynamic programming over both orders."""
+    if not ours or not theirs:
         return []
     a = references["projections"].astype(np.float64)
     b = candidates["projections"].astype(np.float64)
@@ -66,32 +66,32 @@ def _aligned(
     size = np.square(a).sum((0, 2))[:, None] + np.square(b).sum((0, 2))[None]
     cost = np.sqrt(distance / np.maximum(size, 1e-12))
     same = (references["elements"][:, :, None] == candidates["elements"][:, None, :]).all(0)
-    gain = np.where(same & (cost < _STRANGE), 1.0 + (_STRANGE - cost), 0.0)
-    best = np.zeros((len(mine) + 1, len(theirs) + 1))
-    for i in range(1, len(mine) + 1):
-        # Row by row: a pair, or the best without this layer; then without each of the others.
+    gain = np.where(same & (cost < _MAX_DISTANCE), 1.0 + (_MAX_DISTANCE - cost), 0.0)
+    best = np.zeros((len(ours) + 1, len(theirs) + 1))
+    for i in range(1, len(ours) + 1):
+        # Per row: a pair, or the best without this layer; then without each of the others.
         row = np.maximum(
             best[i - 1, 1:], np.where(gain[i - 1] > 0, best[i - 1, :-1] + gain[i - 1], 0)
         )
         best[i, 1:] = np.maximum.accumulate(row)
     pairs = []
-    i, j = len(mine), len(theirs)
+    i, j = len(ours), len(theirs)
     while i and j:
         if best[i, j] == best[i - 1, j]:
             i -= 1
         elif best[i, j] == best[i, j - 1]:
             j -= 1
         else:
-            pairs.append((mine[i - 1], theirs[j - 1]))
+            pairs.append((ours[i - 1], theirs[j - 1]))
             i, j = i - 1, j - 1
     return pairs[::-1]
 
 
 def coverage(layers: Sequence[Layer], matched: set[int]) -> float:
-    """Share of the multiplications of a model that its matched layers stand for.
+    """Return the share of a model's multiplications that its matched layers account for.
 
-    Multiplications of a layer that is not matched count where what follows it, before the next
-    that multiplies, is: an activation stands for its convolution.
+    Multiplications of an unmatched layer count if a later layer, before the next one that
+    multiplies, is matched: an activation represents its convolution.
     """
     total = covered = pending = 0
     for number in model_layers(layers):

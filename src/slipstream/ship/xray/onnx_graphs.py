@@ -1,4 +1,4 @@
-"""ONNX graphs cut and mixed: each layer alone on another model's tensors, some layers in float."""
+"""Cut and mix ONNX graphs: layers on another model's tensors, or some layers in float."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _SUFFIX = "__reference"
 
 
 def on_reference(model: Any, names: Sequence[str], fetched: Sequence[str]) -> Any:
-    """A copy in which whoever reads a layer reads a new input, `NAME__reference`, instead.
+    """Return a copy in which readers of a layer read a new input, `NAME__reference`.
 
-    Run on a reference's tensors it gives what each layer makes of right inputs: one layer's error
-    reaches no other. Of a quantised layer, readers of its restored values are moved, so that its
-    own scale is part of what it is measured by.
+    On a reference's tensors, it computes each layer from correct inputs, so that a layer's error
+    does not propagate. For a quantized layer, readers of its dequantized values change, so that
+    its own scale is part of its error.
 
     Args:
-        names: of the layers' tensors.
+        names: names of the layers' tensors.
         fetched: for each, the tensor to fetch: itself or its codes.
     """
     import onnx
@@ -32,7 +32,7 @@ def on_reference(model: Any, names: Sequence[str], fetched: Sequence[str]) -> An
         for node in graph.node:
             if node.op_type == "DequantizeLinear" and node.input[0] == codes:
                 moved[node.output[0]] = name + _SUFFIX
-    outputs = {one.name for one in model.graph.output}
+    outputs = {output.name for output in model.graph.output}
     for node in graph.node:
         for place, name in enumerate(node.input):
             if name in moved:
@@ -46,32 +46,32 @@ def on_reference(model: Any, names: Sequence[str], fetched: Sequence[str]) -> An
 
 
 def reference_inputs(names: Sequence[str], values: Sequence[Any], session: Any) -> dict[str, Any]:
-    """What `on_reference`'s graph is fed, as far as it still has the input."""
-    known = {one.name for one in session.get_inputs()}
-    fed = {name + _SUFFIX: value for name, value in zip(names, values, strict=True)}
-    return {name: value for name, value in fed.items() if name in known}
+    """Return the inputs of `on_reference`'s graph that exist in `session`."""
+    available = {spec.name for spec in session.get_inputs()}
+    inputs = {name + _SUFFIX: value for name, value in zip(names, values, strict=True)}
+    return {name: value for name, value in inputs.items() if name in available}
 
 
 def hybrid(candidate: Any, reference: Any, keep: Collection[str], layers: Collection[str]) -> Any:
-    """A copy of a model in which the layers that give these tensors are the reference's.
+    """Return a copy of a model in which the layers with the outputs `keep` are the reference's.
 
-    A layer kept takes its nodes and weights from the reference, up to the layers before it. Of
-    those that are not kept it reads what their codes stand for: codes may do an activation's work,
-    whose node is gone. Whoever reads it and is quantised still reads its codes.
+    Such a layer takes its nodes and weights from the reference, up to the preceding layers. It
+    reads other layers' dequantized values, since quantization may have absorbed an activation node;
+    quantized readers still read its codes.
 
     Args:
-        keep: names of tensors that both models have.
-        layers: names of all tensors that layers give.
+        keep: names of tensors of both models.
+        layers: names of all tensors that layers compute.
     """
     import onnx
 
     copy = onnx.ModelProto()
     copy.CopyFrom(candidate)
     graph = copy.graph
-    makers = {name: node for node in reference.graph.node for name in node.output}
-    weights = {one.name: one for one in reference.graph.initializer}
-    mine = {name for node in graph.node for name in node.output}
-    have, taken = {one.name for one in graph.input}, set()
+    producers = {name: node for node in reference.graph.node for name in node.output}
+    weights = {weight.name: weight for weight in reference.graph.initializer}
+    computed = {name for node in graph.node for name in node.output}
+    graph_inputs, copied = {value.name for value in graph.input}, set()
     codes = {
         node.output[0]: node.input[0] for node in graph.node if node.op_type == "QuantizeLinear"
     }
@@ -84,34 +84,34 @@ def hybrid(candidate: Any, reference: Any, keep: Collection[str], layers: Collec
     waiting = list(keep)
     while waiting:
         name = waiting.pop()
-        if name in added or name not in makers:
+        if name in added or name not in producers:
             continue
         node = added[name] = onnx.NodeProto()
-        node.CopyFrom(makers[name])
+        node.CopyFrom(producers[name])
         for place, source in enumerate(node.input):
             if source in weights:
                 node.input[place] = source + _SUFFIX
-                taken.add(source)
-            elif source in keep or source in have:
+                copied.add(source)
+            elif source in keep or source in graph_inputs:
                 continue
-            elif source in layers and source in mine:
+            elif source in layers and source in computed:
                 node.input[place] = restored.get(source, source)
             else:
                 waiting.append(source)
-    for source in sorted(taken):
+    for source in sorted(copied):
         weight = graph.initializer.add()
         weight.CopyFrom(weights[source])
         weight.name = source + _SUFFIX
     replaced = {name for node in added.values() for name in node.output}
-    rest = [node for node in graph.node if not replaced & set(node.output)]
-    ordered = _sorted([*rest, *{id(node): node for node in added.values()}.values()])
+    remaining = [node for node in graph.node if not replaced & set(node.output)]
+    ordered = _sorted([*remaining, *{id(node): node for node in added.values()}.values()])
     del graph.node[:]
     graph.node.extend(ordered)
     return copy
 
 
 def _sorted(nodes: Sequence[Any]) -> list[Any]:
-    """In an order in which nobody reads what is not made yet."""
+    """Sort nodes topologically."""
     outputs = {name for node in nodes for name in node.output}
     done: set[str] = set()
     waiting = list(nodes)

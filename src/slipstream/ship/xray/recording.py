@@ -1,4 +1,4 @@
-"""Recording a model in the app: what goes in, what every layer gives, how long it takes."""
+"""Record a model in the app: inputs, outputs of every layer, latency."""
 
 from __future__ import annotations
 
@@ -42,33 +42,33 @@ def record(
                 (scores,) = rec.run(session, preprocess(image), raw=image)
 
     Args:
-        path: of the log.
-        level: ``none``; ``io``: statistics of inputs and outputs; ``stats``: and of every layer;
-            ``layers``: and all their values; ``full``: and raw inputs. Up to ``stats`` a log has
-            sums and histograms only, of which no picture can be made.
-        every: record the layers of one frame in so many; the others run as they are deployed.
-        model: path or contents of the model's file, where an interpreter does not tell it.
-        preprocessing: the pipeline that makes the inputs, if it is known.
-        reference: run on plain kernels instead of the optimised ones.
-        threads: inside an operator, of the recorded model.
+        path: file to write.
+        level: ``none``; ``io``: statistics of inputs and outputs; ``stats``: also of every layer;
+            ``layers``: also all their values; ``full``: also raw inputs. Up to ``stats``, a log
+            holds only sums and histograms, from which no image can be reconstructed.
+        every: record layers in one of this many frames; others run as deployed.
+        model: path or contents of the model's file, if the interpreter does not provide it.
+        preprocessing: the pipeline that makes the inputs, if available.
+        reference: whether to run reference kernels instead of optimized ones.
+        threads: number of threads within an operator.
 
     Raises:
-        UnknownNameError: no such level.
+        UnknownNameError: the level does not exist.
         LogError: the file cannot be written.
     """
     if level not in LEVELS:
         raise UnknownNameError("level", level, LEVELS)
     if every < 1:
-        raise InvalidArgumentError("every", f"{every} is less than one frame")
+        raise InvalidArgumentError("every", f"{every} is not a positive number of frames")
     return Recorder(Path(path), level, every, model, preprocessing, reference, threads)
 
 
 class Recorder:
-    """What `record` gives; close it, or use it in a with block.
+    """A log being recorded; close it, or use it in a with block.
 
     Attributes:
-        path, level: as given.
-        frames: recorded so far.
+        path, level: arguments of `record`.
+        frames: number of frames recorded.
     """
 
     def __init__(
@@ -85,54 +85,56 @@ class Recorder:
         self._layers: list[Layer] = []
         self._taps: dict[str, int] = {}
         self._pending: list[tuple[str, Array]] = []
-        self._there = path.exists()
+        self._existed = path.exists()
         if self._rank:
-            # A place that cannot be written is told before the work; what is there stays for now.
+            # Fail early if the path cannot be written, without truncating an existing file.
             path.open("ab").close()
 
     def run(
         self, session: Any, *inputs: Any, raw: Any = None, key: str | None = None, **readings: Any
     ) -> list[Array]:
-        """Run `session` on `inputs` and record it; returns its outputs.
+        """Run `session` on `inputs`, record it, and return its outputs.
 
         Args:
-            session: what `slipstream.runtimes.taps.open_tap` takes.
-            inputs: arrays [N, ...] as the model takes them, or tensors.
-            raw: the raw input: a path is written down, of anything else a hash; at level ``full``
-                its contents.
-            key: how the frame is called; needed where two logs do not hold the same frames.
-            readings: anything else that is known: orientation, light, temperature.
+            session: as for `slipstream.runtimes.taps.open_tap`.
+            inputs: arrays or tensors [N, ...] as the model takes them.
+            raw: the raw input: paths are stored, of anything else a hash; at level ``full`` its
+                contents.
+            key: name of the frame, required to compare logs of different frames.
+            readings: other measurements: orientation, light, temperature.
 
         Raises:
-            InvalidArgumentError: another model than that of the frames before.
+            InvalidArgumentError: the model is not that of earlier frames.
             ModelError: the model fails.
         """
         if self._tap is None or session is not self._session:
             if self._tap is not None and self._writer is not None:
-                raise InvalidArgumentError("session", "a log holds one model; begin another log")
+                raise InvalidArgumentError(
+                    "session", "a log holds one model", remedy="record another log"
+                )
             self._session = session
             self._tap = open_tap(
                 session, source=self._model, reference=self._reference, threads=self._threads
             )
-        arrays = [np.asarray(one) for one in inputs]
-        whole = self._rank >= LEVELS.index("stats") and self.frames % self._every == 0
+        arrays = [np.asarray(tensor) for tensor in inputs]
+        tapped = self._rank >= LEVELS.index("stats") and self.frames % self._every == 0
         began = time.perf_counter_ns()
         try:
-            outputs, values = self._tap.run(arrays) if whole else (self._tap.plain(arrays), [])
+            outputs, values = self._tap.run(arrays) if tapped else (self._tap.plain(arrays), [])
         except SlipstreamError:
             raise
         except Exception as error:
-            shapes = ", ".join(str(list(one.shape)) for one in arrays)
+            shapes = ", ".join(str(list(array.shape)) for array in arrays)
             raise ModelError(
-                f"the model fails on frame {self.frames + 1}, given {shapes}: {error}",
-                remedy="inputs are [N, ...] as the model takes them; what prepares them?",
+                f"the model failed on frame {self.frames + 1}, given {shapes}: {error}",
+                remedy="check the preprocessing: inputs are [N, ...] as the model takes them",
             ) from error
         latency = time.perf_counter_ns() - began
         if self._rank:
-            facts: dict[str, Any] = {"latency_ns": latency, "tapped": whole}
+            facts: dict[str, Any] = {"latency_ns": latency, "tapped": tapped}
             if outputs and outputs[0].ndim and outputs[0].shape[-1] > 1:
                 facts["answer"] = int(np.argmax(outputs[0].reshape(-1)))
-            if self.frames % _MEMORY_EVERY == 0:  # asking costs as much as a small model
+            if self.frames % _MEMORY_EVERY == 0:  # getrusage costs as much as a small model
                 facts["peak_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
             facts |= {"key": key, "readings": readings or None} | self._raw(raw)
             self._write(arrays, values, outputs, {k: v for k, v in facts.items() if v is not None})
@@ -140,7 +142,7 @@ class Recorder:
         return outputs
 
     def tap(self, name: str, value: Any) -> None:
-        """Record a tensor of the app under a name, with the frame that runs next."""
+        """Record a tensor of the app under a name, with the next frame."""
         if self._rank:
             self._pending.append((name, np.asarray(value)))
 
@@ -148,12 +150,12 @@ class Recorder:
         """Write the end of the log.
 
         Raises:
-            LogError: it could not be written.
+            LogError: a write failed.
         """
         if self._writer is not None:
             self._writer.close()
-        elif self._rank and not self._there:
-            self.path.unlink(missing_ok=True)  # not one frame was recorded
+        elif self._rank and not self._existed:
+            self.path.unlink(missing_ok=True)  # no frame was recorded
 
     def __enter__(self) -> Self:
         return self
@@ -171,8 +173,8 @@ class Recorder:
         tensors = [*inputs, *(values or [None] * len(self._tap.layers)), *outputs]
         numbers = [number for number, value in enumerate(tensors) if value is not None]
         statistics = np.zeros(len(tensors), STATISTICS)
-        kept = [self._keep(number, tensors[number]) for number in numbers]
-        statistics[numbers] = measured(kept)
+        ordered = [self._stored(number, tensors[number]) for number in numbers]
+        statistics[numbers] = measured(ordered)
         self._writer.statistics(self.frames, 0, statistics)
         for name, value in self._pending:
             if name not in self._taps:
@@ -180,14 +182,14 @@ class Recorder:
                 self._layers.append(Layer(name, "tap", value.shape))
                 self._writer.declare(self._taps[name], self._layers[-1])
             number = self._taps[name]
-            self._writer.statistics(self.frames, number, measured([self._keep(number, value)]))
+            self._writer.statistics(self.frames, number, measured([self._stored(number, value)]))
         self._pending.clear()
         self._writer.frame(self.frames, facts)
 
-    def _keep(self, number: int, value: Any) -> Array:
-        """The tensor in the order of logs; written itself, where the level says so."""
+    def _stored(self, number: int, value: Any) -> Array:
+        """Return the tensor in canonical order, after writing it if the level requires."""
         layer = self._layers[number]
-        # Inputs as the model takes them: that they are codes, and which, is what may be wrong.
+        # Inputs stay as the model takes them: their codes may be what is wrong.
         real = value if layer.kind == "input" else layer.real(value)
         if self._rank >= LEVELS.index("layers"):
             assert self._writer is not None
@@ -197,16 +199,16 @@ class Recorder:
     def _begin(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> LogWriter:
         assert self._tap is not None
         tap = self._tap
-        given = [
-            Layer(f"input_{n}", "input", (None, *one.shape[1:])) for n, one in enumerate(inputs)
+        fed = [
+            Layer(f"input_{n}", "input", (None, *array.shape[1:])) for n, array in enumerate(inputs)
         ]
-        gives = [Layer(f"output_{n}", "output", one.shape) for n, one in enumerate(outputs)]
-        self._layers = [*(tap.inputs or given), *tap.layers, *(tap.outputs or gives)]
+        results = [Layer(f"output_{n}", "output", array.shape) for n, array in enumerate(outputs)]
+        self._layers = [*(tap.inputs or fed), *tap.layers, *(tap.outputs or results)]
         environment = capture(torch=False)
         header = {
             "runtime": tap.runtime, "model": tap.model_hash, "level": self.level,
             "every": self._every, "reference": self._reference,
-            "tensors": [asdict(one) for one in self._layers],
+            "tensors": [asdict(layer) for layer in self._layers],
             "preprocessing": self._preprocessing and self._preprocessing.to_dict(),
             "preprocessing_hash": self._preprocessing and self._preprocessing.hash,
             "processor": environment.facts.get("processor"), "began": time.time(),

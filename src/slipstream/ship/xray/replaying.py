@@ -1,4 +1,4 @@
-"""The frames of a log once more, through a pipeline and a model that are trusted."""
+"""Replay a log's frames through a trusted pipeline and model."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ def replay(
     plain_kernels: bool = False,
     report: Callable[[str], None] = lambda line: None,
 ) -> Path:
-    """Run a reference over what a log's frames were, and record it.
+    """Run a reference on the frames of a log, and record it.
 
     Args:
-        log: of the deployed model.
-        reference: a model that is trusted: see `slipstream.runtimes.taps.open_tap`.
-        out: where the reference's log is written.
-        preprocessing: from a raw input to the reference's input; None to feed it what the deployed
-            model was fed, which needs a log of level ``layers``.
-        raws: raw inputs in the order of frames, where the log does not say where they lie.
-        level: of the new log; that of `log` if None.
-        plain_kernels: run the reference on plain kernels.
-        report: told how far it is.
+        log: log of the deployed model.
+        reference: a trusted model, as for `slipstream.runtimes.taps.open_tap`.
+        out: the log to write.
+        preprocessing: from a raw input to the reference's input; None to use the deployed model's
+            inputs, which requires a log of level ``layers``.
+        raws: raw inputs in the order of frames, if the log does not have them.
+        level: level of the new log; that of `log` if None.
+        plain_kernels: whether to run the reference on reference kernels.
+        report: called with progress messages.
 
     Raises:
-        LogError: the log lacks what is needed.
+        LogError: the log lacks required data.
         RawInputError: a raw input is damaged.
         ModelError: the reference fails.
     """
     log = log if isinstance(log, Log) else Log.read(log)
-    known = preprocessing if isinstance(preprocessing, Pipeline) else None
+    pipeline = preprocessing if isinstance(preprocessing, Pipeline) else None
     level = level or log.header.get("level", "stats")
-    inputs = [n for n, one in enumerate(log.layers) if one.kind == "input"]
-    with record(out, level, preprocessing=known, reference=plain_kernels) as recorder:
+    inputs = [n for n, layer in enumerate(log.layers) if layer.kind == "input"]
+    with record(out, level, preprocessing=pipeline, reference=plain_kernels) as recorder:
         for number, frame in enumerate(log.frames()):
             report(f"frame {number + 1} of {log.count}")
             raw = None
@@ -62,19 +62,19 @@ def replay(
                 if any(n not in frame.tensors for n in inputs):
                     raise LogError(
                         f"frame {number} holds no model input to replay", where=str(log.path),
-                        remedy="record at level layers, or give preprocessing and raw inputs",
+                        remedy="record at level layers, or pass preprocessing and raw inputs",
                     )  # fmt: skip
                 fed = [frame.tensors[n] for n in inputs]
             else:
                 if raw is None:
                     raise LogError(
-                        f"where the raw input of frame {number} lies is not known",
-                        where=str(log.path), remedy="give raw=path when recording, or raws= here",
+                        f"the raw input of frame {number} is missing",
+                        where=str(log.path), remedy="pass raw=path when recording, or raws= here",
                     )  # fmt: skip
                 prepared = preprocessing(raw)
                 parts = prepared if isinstance(prepared, (tuple, list)) else [prepared]
-                # A pipeline makes one sample; a function may have added the batch axis itself.
-                fed = [np.asarray(one)[None] if known else np.asarray(one) for one in parts]
+                # A pipeline returns one sample; a function adds the batch axis itself.
+                fed = [np.asarray(part)[None] if pipeline else np.asarray(part) for part in parts]
             source = frame.facts.get("raw", raw)
             recorder.run(reference, *fed, raw=source, key=frame.facts.get("key"))
     return Path(out)

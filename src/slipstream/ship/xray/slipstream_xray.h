@@ -7,8 +7,8 @@
  *   slip_xray_next(&log);                                                 // after every inference
  *   slip_xray_finish(&log);
  *
- * Nothing allocates, nothing is static. Where `send` is NULL the log stays in `room` and what no
- * longer fits is counted in `lost`. Only statistics leave the device: pictures cannot be made of them.
+ * Nothing is allocated or static. If `send` is NULL, the log stays in `room`, and records that do not
+ * fit are counted in `lost`. Only statistics leave the device: images cannot be reconstructed.
  */
 #ifndef SLIPSTREAM_XRAY_H
 #define SLIPSTREAM_XRAY_H
@@ -21,7 +21,7 @@
 #define SLIP_XRAY_BINS 64u
 #define SLIP_XRAY_SAMPLES 4096u
 
-/* What is known of one tensor; little-endian, as it lies in the log. */
+/* Statistics of one tensor; little-endian, as in the log. */
 typedef struct {
   uint32_t elements, nonfinite, hash[2];
   float low, high, mean, std;
@@ -31,7 +31,7 @@ typedef struct {
   uint32_t histogram[SLIP_XRAY_BINS];
 } slip_xray_stats;
 
-/* A tensor in whatever form it lies in memory: kind 'f' float, 'b' int8, 'B' uint8; `apart` is the
+/* A tensor in memory: kind 'f' float, 'b' int8, 'B' uint8; `apart` is the
  * distance of two pixels of a channel: 1 for [C, H, W], the number of channels for [H, W, C]. */
 typedef struct {
   const void* data;
@@ -174,7 +174,7 @@ static void slip_xray_flush(slip_xray* log) {
   if (log->send && log->used) log->send(log->to, log->room, log->used), log->used = 0;
 }
 
-/* A piece of the log: tag, size, check sum, up to two parts of contents; whole or not at all. */
+/* Write a record: tag, size, checksum, up to two parts of contents; entirely or not at all. */
 static void slip_xray_chunk(slip_xray* log, const char* tag, const void* a, uint32_t na,
                             const void* b, uint32_t nb) {
   uint32_t head[2];
@@ -205,7 +205,7 @@ static inline void slip_xray_layer(slip_xray* log, uint32_t layer, const slip_xr
   slip_xray_chunk(log, "STAT", head, 12, &stats, sizeof stats);
 }
 
-/* [H, W, C] of int8, or of float; `layer` is its number in the header. */
+/* An int8 or float tensor [H, W, C]; `layer` is its index in the header. */
 static inline void slip_xray_layer_i8(slip_xray* log, uint32_t layer, const int8_t* data,
                                       uint32_t n, uint32_t channels, float scale, int32_t zero) {
   slip_xray_tensor t = {data, 'b', n, channels, channels, scale, zero};

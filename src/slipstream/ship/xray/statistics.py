@@ -1,11 +1,11 @@
-"""What a log knows of a tensor without holding it: range, moments, histogram, hash, projections.
+"""Statistics of a tensor in a log: range, moments, histogram, hash, projections.
 
-A projection is a sum of a part of the elements with random signs. Projections are linear, so that
-those of a difference are the difference of those of two tensors: the sum of their squares estimates
-the squared distance of two tensors that were never in one place (tug-of-war sketch: Alon, Matias
-and Szegedy 1996, "The space complexity of approximating the frequency moments").
+A projection is a sum of some elements with random signs. Projections are linear, so the sum of
+squares of the difference of two tensors' projections estimates their squared distance, without
+both tensors in memory (tug-of-war sketch: Alon, Matias and Szegedy 1996, "The space complexity of
+approximating the frequency moments").
 
-One C header computes it, here and on devices; without a compiler NumPy does, slower.
+One C header computes them, here and on devices; without a compiler, NumPy does, slower.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ STATISTICS = np.dtype(
         ("projections", "<f4", LANES), ("histogram", "<u4", BINS),
     ]
 )  # fmt: skip
-"""One tensor in a log, 484 bytes; the C header's `slip_xray_stats`."""
+"""Statistics of one tensor, 484 bytes; `slip_xray_stats` of the C header."""
 
-_DOOR = """
+_SOURCE = """
 #define SLIP_XRAY_ONLY_STATISTICS
 {header}
 extern "C" void measure(uint32_t count, const float* const* x, const uint32_t* n,
@@ -48,14 +48,14 @@ extern "C" void measure(uint32_t count, const float* const* x, const uint32_t* n
 
 
 def header() -> str:
-    """The C99 header that writes logs on devices."""
+    """Return the C99 header that writes logs on devices."""
     return (files("slipstream.ship.xray") / "slipstream_xray.h").read_text("utf-8")
 
 
 @functools.cache
 def _native() -> Any:
     try:
-        measure = load(_DOOR.format(header=header())).measure
+        measure = load(_SOURCE.format(header=header())).measure
     except CompileError:
         return None
     pointer = ctypes.c_void_p
@@ -65,10 +65,10 @@ def _native() -> Any:
 
 
 def canonical(tensor: Array, channels_last: bool = False) -> Array:
-    """float32 [channels, ...] as all logs order it, contiguous: a batch's samples inside.
+    """Return a tensor as float32 [channels, ...], contiguous, with samples of a batch inside.
 
     Args:
-        tensor: [N, C, ...], or [N, ..., C]; anything of one dimension or none is taken as it is.
+        tensor: [N, C, ...], or [N, ..., C]; of fewer than two dimensions, it is not reordered.
     """
     if tensor.ndim > 2 and channels_last:
         tensor = np.moveaxis(tensor, -1, 1)
@@ -78,7 +78,7 @@ def canonical(tensor: Array, channels_last: bool = False) -> Array:
 
 
 def measured(tensors: Sequence[Array]) -> Array:
-    """Statistics of `canonical` tensors: `STATISTICS` [tensors]."""
+    """Return statistics of `canonical` tensors, `STATISTICS` [tensors]."""
     out = np.zeros(len(tensors), STATISTICS)
     native = _native()
     if native is None:
@@ -88,13 +88,13 @@ def measured(tensors: Sequence[Array]) -> Array:
     facts = [(t.ctypes.data, t.size, len(t) if t.ndim > 1 else 1) for t in tensors]
     pointers, sizes, channels = zip(*facts, strict=True) if facts else ((), (), ())
     arrays = np.array(pointers, np.uintp), np.array(sizes, np.uint32), np.array(channels, np.uint32)
-    native(len(facts), *(one.ctypes.data for one in arrays), out.ctypes.data)
+    native(len(facts), *(array.ctypes.data for array in arrays), out.ctypes.data)
     return out
 
 
 @functools.lru_cache(maxsize=8)
 def signs(rows: int) -> Array:
-    """The signs of that many rows of elements, float32 [rows, LANES]."""
+    """Return the signs of rows of elements, float32 [rows, LANES]."""
     word: Array = np.arange(rows, dtype=np.uint32) * np.uint32(0x9E3779B1)
     word = (word ^ (word >> 15)) * np.uint32(0x85EBCA77)
     word ^= word >> 13
@@ -103,29 +103,29 @@ def signs(rows: int) -> Array:
 
 
 def groups_of(channels: int) -> int:
-    """Into how many groups that many channels are put: the largest divisor up to GROUPS."""
+    """Return the number of groups of channels: the largest divisor up to GROUPS."""
     return max(g for g in range(1, GROUPS + 1) if channels % g == 0)
 
 
 def projections_of(tensor: Array) -> Array:
-    """The projections alone, float64 [LANES], of a `canonical` tensor; linear in it."""
+    """Return the projections of a `canonical` tensor, float64 [LANES]; linear in it."""
     groups = groups_of(len(tensor)) if tensor.ndim > 1 else 1
     rows = _rows(tensor.reshape(groups, -1))
     return np.asarray((rows * signs(len(rows))).sum(0, dtype=np.float64))
 
 
 def _rows(grouped: Array) -> Array:
-    """[groups, n] as rows of LANES elements, every group padded with zeros."""
+    """Return [groups, n] as rows of LANES elements, every group padded with zeros."""
     lacking = -grouped.shape[1] % LANES
     padded = np.pad(grouped, ((0, 0), (0, lacking))) if lacking else grouped
     return padded.reshape(-1, LANES)
 
 
 def measure_plain(tensor: Array, out: Array) -> None:
-    """`measured` of one in NumPy: what the C header computes, to rounding.
+    """Compute `measured` of one tensor in NumPy, equal to the C header up to rounding.
 
     Args:
-        out: [1], written to.
+        out: `STATISTICS` [1], written to.
     """
     out[...] = np.zeros(1, STATISTICS)
     flat = tensor.reshape(-1)
@@ -144,8 +144,8 @@ def measure_plain(tensor: Array, out: Array) -> None:
     out["mean"] = mean
     variance = np.square(clean, dtype=np.float64).sum() / count - mean**2
     out["std"] = np.sqrt(max(variance, 0.0))
-    some = flat[finite]
-    out["low"], out["high"] = (some.min(), some.max()) if some.size else (0, 0)
+    values = flat[finite]
+    out["low"], out["high"] = (values.min(), values.max()) if values.size else (0, 0)
     out["projections"] = projections_of(grouped)
     out["hash"] = _hash(flat.view(np.uint32).reshape(groups, -1))
     sampled = flat[:: max(flat.size // SAMPLES, 1) if flat.size > SAMPLES else 1]
@@ -164,7 +164,7 @@ def _hash(grouped: Array) -> tuple[int, int]:
         powers = np.ones(len(words), np.uint64)
         if len(words) > 1:
             powers[1:] = 31
-            # Modulo 2**32 as the header's: an overflow of 64 bits does not disturb the low ones.
+            # Modulo 2**32 as in the header: an overflow of 64 bits keeps the low bits.
             powers = np.cumprod(powers, dtype=np.uint64)[::-1]
         value = int((words * powers).sum(dtype=np.uint64)) & mask
         first = ((first ^ value) * 16777619) & mask

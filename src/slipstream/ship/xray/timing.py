@@ -1,4 +1,4 @@
-"""Which operator is slow: every one timed in a pass of its own, in which nothing is recorded."""
+"""Time every operator in a separate pass without recording."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +19,18 @@ from slipstream.tables import Field, Table
 from slipstream.units import format_duration
 
 _SLOW = 10.0
-_PASSES, _MOST_S = 15, 20.0
-_SHOWN = 12
+_PASSES, _MAX_S = 15, 20.0
+_MAX_ROWS = 12
 
 
 @dataclass(frozen=True)
 class OperatorTime:
-    """One operator.
+    """Time of one operator.
 
     Attributes:
         ns: its median time.
-        expected_ns: of a baseline's same operator, where there is one; else what its
-            multiplications would take at the median rate of those of its kind in this model; 0
-            where not known.
+        expected_ns: time of the same operator in a baseline; without one, its multiplications at
+            the median rate of its kind in this model; 0 if unknown.
     """
 
     name: str
@@ -41,18 +40,18 @@ class OperatorTime:
 
     @property
     def ratio(self) -> float:
-        """How many times as long as expected; 0 where nothing is."""
+        """`ns` divided by `expected_ns`; 0 if that is unknown."""
         return self.ns / self.expected_ns if self.expected_ns else 0.0
 
 
 @dataclass(frozen=True)
 class Latency:
-    """What `latency` found.
+    """Result of `latency`.
 
     Attributes:
-        total_ns: median of a whole inference.
-        baseline_ns: the same of the baseline; 0 without one.
-        operators: in the order they run; empty where the runtime does not tell.
+        total_ns: median time of an inference.
+        baseline_ns: the same for the baseline; 0 without one.
+        operators: in execution order; empty if the runtime does not report them.
     """
 
     total_ns: float
@@ -61,60 +60,62 @@ class Latency:
 
     @property
     def ratio(self) -> float:
-        """The whole against the baseline; 0 without one."""
+        """`total_ns` divided by `baseline_ns`; 0 without a baseline."""
         return self.total_ns / self.baseline_ns if self.baseline_ns else 0.0
 
     @property
     def slow(self) -> list[OperatorTime]:
-        """Those more than ten times as slow as expected, and long enough to matter."""
+        """Operators at least ten times slower than expected, with over 2 % of the total."""
         odd = [
-            one for one in self.operators if one.ratio >= _SLOW and one.ns > 0.02 * self.total_ns
+            operator
+            for operator in self.operators
+            if operator.ratio >= _SLOW and operator.ns > 0.02 * self.total_ns
         ]
-        return sorted(odd, key=lambda one: -one.ns)
+        return sorted(odd, key=lambda operator: -operator.ns)
 
     @property
     def remedies(self) -> list[str]:
-        """What to look at."""
+        """Likely causes of slow operators."""
         remedies = []
         if self.ratio >= _SLOW:
             remedies.append(
-                f"{self.ratio:.0f} times the baseline: plain (reference) kernels, or a delegate "
-                "that was refused: look at the interpreter's op resolver and its log"
+                f"{self.ratio:.0f} times the baseline: reference kernels, or a delegate that was "
+                "refused: check the interpreter's op resolver and log"
             )
         remedies += [
-            f"{one.name} ({one.kind}) takes {one.ratio:.0f} times what is expected: no fast kernel "
-            "for its dtype, shape or layout"
-            for one in self.slow
+            f"{operator.name} ({operator.kind}) takes {operator.ratio:.0f} times the expected "
+            "time: no fast kernel for its dtype, shape or layout"
+            for operator in self.slow
         ]
         return remedies
 
     def tables(self) -> list[Table]:
-        """The operators that take most."""
-        shown = sorted(self.operators, key=lambda one: -one.ns)[:_SHOWN]
+        """Return a table of the slowest operators."""
+        shown = sorted(self.operators, key=lambda operator: -operator.ns)[:_MAX_ROWS]
         against = f", {format_duration(self.baseline_ns)} the baseline" if self.baseline_ns else ""
         return [Table.of(
             shown,
             [
-                Field[OperatorTime].of("operator", lambda one: one.name),
-                Field[OperatorTime].of("kind", lambda one: one.kind),
-                Field[OperatorTime].number("time", lambda one: format_duration(one.ns)),
+                Field[OperatorTime].of("operator", lambda operator: operator.name),
+                Field[OperatorTime].of("kind", lambda operator: operator.kind),
+                Field[OperatorTime].number("time", lambda operator: format_duration(operator.ns)),
                 Field[OperatorTime].number(
-                    "of expected", lambda one: f"{one.ratio:.1f}x" if one.ratio else ""
+                    "vs. expected", lambda entry: f"{entry.ratio:.1f}x" if entry.ratio else ""
                 ),
             ],
-            f"{format_duration(self.total_ns)} an inference{against}",
-            self.remedies or ["no operator stands out"],
+            f"{format_duration(self.total_ns)} per inference{against}",
+            self.remedies or ["no operator is slower than expected"],
         )]  # fmt: skip
 
     def to_json(self) -> dict[str, Any]:
-        """All of it, for programs."""
+        """Return all fields."""
         return {
             "total_ns": self.total_ns, "baseline_ns": self.baseline_ns,
             "operators": [
-                {"name": one.name, "kind": one.kind, "ns": one.ns, "ratio": one.ratio}
-                for one in self.operators
+                {"name": timed.name, "kind": timed.kind, "ns": timed.ns, "ratio": timed.ratio}
+                for timed in self.operators
             ],
-            "slow": [one.name for one in self.slow], "remedies": self.remedies,
+            "slow": [operator.name for operator in self.slow], "remedies": self.remedies,
         }  # fmt: skip
 
 
@@ -130,17 +131,16 @@ def latency(
     """Time a model, whole and by operator.
 
     Args:
-        model: as `slipstream.runtimes.taps.open_tap` takes it, or a tap.
-        inputs: [N, ...] of which the first sample is run, or one array for each input; zeros if
-            None.
-        against: a baseline: the same model on another runtime or other kernels; a .tflite or .onnx
-            that runs on plain kernels is held against itself on optimised ones.
-        plain_kernels: run `model` on plain kernels.
-        threads: inside an operator.
-        report: told what is done.
+        model: as for `slipstream.runtimes.taps.open_tap`, or a tap.
+        inputs: [N, ...], of which the first sample is run, or one array per input; zeros if None.
+        against: a baseline: the same model on another runtime or other kernels. By default a
+            .tflite or .onnx on reference kernels is compared with optimized ones.
+        plain_kernels: whether to run `model` on reference kernels.
+        threads: number of threads within an operator.
+        report: called with progress messages.
 
     Raises:
-        InvalidArgumentError: `inputs` are needed, as of a torch module.
+        InvalidArgumentError: `inputs` are required, as for torch modules.
         ModelError: the model fails.
     """
     tap = (
@@ -151,20 +151,19 @@ def latency(
     fed = _fed(tap, inputs)
     if against is None and plain_kernels:
         against = model
-    report("whole inferences")
+    report("timing inferences")
     total = _median(lambda: tap.plain(fed))
     baseline, expected = 0.0, {}
     if against is not None:
         other = against if isinstance(against, Tap) else open_tap(against, threads=threads)
         baseline = _median(lambda: other.plain(fed))
-        expected = {one.name: one.ns for one in _operators(other, fed)}
-    report("operators")
-    operators = _operators(tap, fed)
-    times = [
-        OperatorTime(one.name, one.kind, one.ns, expected.get(one.name, one.expected_ns))
-        for one in operators
+        expected = {operator.name: operator.ns for operator in _operators(other, fed)}
+    report("timing operators")
+    operators = [
+        replace(operator, expected_ns=expected.get(operator.name, operator.expected_ns))
+        for operator in _operators(tap, fed)
     ]
-    return Latency(total, baseline, tuple(times))
+    return Latency(total, baseline, tuple(operators))
 
 
 def _fed(tap: Tap, inputs: Array | Sequence[Array] | None) -> list[Array]:
@@ -173,23 +172,25 @@ def _fed(tap: Tap, inputs: Array | Sequence[Array] | None) -> list[Array]:
     if inputs is not None:
         return list(inputs)
     if not tap.inputs:
-        raise InvalidArgumentError("inputs", f"a {tap.runtime} model does not tell what it takes")
-    if any(None in one.shape[1:] for one in tap.inputs):
         raise InvalidArgumentError(
             "inputs",
-            "the model takes any size",
-            remedy="name inputs of the size meant: --inputs x.npy",
+            f"the shapes of a {tap.runtime} model's inputs are unknown",
+            remedy="pass inputs",
         )
-    dtypes = [np.float32 if not one.scale else np.int8 for one in tap.inputs]
-    shapes = [tuple(size or 1 for size in one.shape) for one in tap.inputs]
+    if any(None in spec.shape[1:] for spec in tap.inputs):
+        raise InvalidArgumentError(
+            "inputs", "the model takes any size", remedy="pass inputs: --inputs x.npy"
+        )
+    dtypes = [np.float32 if not spec.scale else np.int8 for spec in tap.inputs]
+    shapes = [tuple(size or 1 for size in spec.shape) for spec in tap.inputs]
     return [np.zeros(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
 
 
 def _median(function: Callable[[], object]) -> float:
-    """Median nanoseconds of a call, of as many as there is time for."""
+    """Return the median time of a call in ns, over as many calls as time permits."""
     function()
     times: list[int] = []
-    end = time.perf_counter() + _MOST_S
+    end = time.perf_counter() + _MAX_S
     while len(times) < _PASSES and (time.perf_counter() < end or not times):
         began = time.perf_counter_ns()
         function()
@@ -203,7 +204,7 @@ def _operators(tap: Tap, fed: Sequence[Array]) -> list[OperatorTime]:
     elif isinstance(tap, TorchTap):
         times = _torch_times(tap, fed)
     elif isinstance(tap, LiteRTTap) and not isinstance(tap, MicroTap):
-        return []  # the runtime tells the times of its operators to C++ only
+        return []  # the runtime reports operator times to C++ only
     else:
         return []
     tap.run(fed)
@@ -212,34 +213,36 @@ def _operators(tap: Tap, fed: Sequence[Array]) -> list[OperatorTime]:
     for name, kind, ns in times:
         if work.get(name) and ns:
             rates.setdefault(kind, []).append(work[name] / ns)
-    usual = {kind: float(np.median(speeds)) for kind, speeds in rates.items()}
+    typical = {kind: float(np.median(speeds)) for kind, speeds in rates.items()}
     return [
-        OperatorTime(name, kind, ns, work.get(name, 0) / usual[kind] if usual.get(kind) else 0.0)
+        OperatorTime(
+            name, kind, ns, work.get(name, 0) / typical[kind] if typical.get(kind) else 0.0
+        )
         for name, kind, ns in times
     ]
 
 
 def _onnx_times(tap: OnnxTap, fed: Sequence[Array]) -> list[tuple[str, str, float]]:
-    """By ONNX Runtime's own profile; an operator is named after the layer it gives."""
+    """Return times from ONNX Runtime's profile; operators are named after their output."""
     named = {node.name: node.output[0] for node in tap.model.graph.node}
     with tempfile.TemporaryDirectory(prefix="slipstream-") as folder:
         session = tap.session_of(None, profile=str(Path(folder) / "profile"))
-        names = [one.name for one in tap.inputs]
+        names = [spec.name for spec in tap.inputs]
         for _ in range(_PASSES):
             session.run(None, dict(zip(names, fed, strict=True)))
         events = json.loads(Path(session.end_profiling()).read_text("utf-8"))
-    taken: dict[tuple[str, str], list[float]] = {}
+    durations: dict[tuple[str, str], list[float]] = {}
     for event in events:
         facts = event.get("args", {})
         if event.get("cat") == "Node" and event["name"].endswith("_kernel_time"):
             node = event["name"].removesuffix("_kernel_time")
             key = named.get(node, node), str(facts.get("op_name", ""))
-            taken.setdefault(key, []).append(1e3 * event["dur"])
-    return [(name, kind, float(np.median(times))) for (name, kind), times in taken.items()]
+            durations.setdefault(key, []).append(1e3 * event["dur"])
+    return [(name, kind, float(np.median(times))) for (name, kind), times in durations.items()]
 
 
 def _torch_times(tap: TorchTap, fed: Sequence[Array]) -> list[tuple[str, str, float]]:
-    taken: dict[str, list[float]] = {}
+    durations: dict[str, list[float]] = {}
     began: dict[str, int] = {}
     handles = []
     for name, module in tap.leaves.items():
@@ -248,7 +251,7 @@ def _torch_times(tap: TorchTap, fed: Sequence[Array]) -> list[tuple[str, str, fl
             began[name] = time.perf_counter_ns()
 
         def after(_module: Any, _inputs: Any, _output: Any, name: str = name) -> None:
-            taken.setdefault(name, []).append(time.perf_counter_ns() - began[name])
+            durations.setdefault(name, []).append(time.perf_counter_ns() - began[name])
 
         handles += [module.register_forward_pre_hook(before), module.register_forward_hook(after)]
     try:
@@ -259,5 +262,5 @@ def _torch_times(tap: TorchTap, fed: Sequence[Array]) -> list[tuple[str, str, fl
             handle.remove()
     return [
         (name, type(tap.leaves[name]).__name__, float(np.median(times)))
-        for name, times in taken.items()
+        for name, times in durations.items()
     ]
