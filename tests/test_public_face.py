@@ -57,10 +57,16 @@ def test_commands_and_their_options_are_there() -> None:
     lost = {}
     for command, options in BEFORE["commands"].items():
         renamed = RENAMED_OPTIONS.get(command, {})
-        assert set(renamed) <= set(options), command
         expected = {renamed.get(option, option) for option in options}
         lost[command] = sorted(expected - set(today.get(command, ())))
     assert {command: options for command, options in lost.items() if options} == {}
+
+
+def test_renamed_options_have_only_their_new_names() -> None:
+    today = public_face.commands()
+    for command, renamed in RENAMED_OPTIONS.items():
+        assert set(renamed.values()) <= set(today[command]), command
+        assert not set(renamed) & set(today[command]), command
 
 
 def test_keys_of_json_are_there(

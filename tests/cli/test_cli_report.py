@@ -25,7 +25,7 @@ def test_a_report_of_a_recording_stands_beside_it(slipstream: Any, recorded: Any
 def test_a_workload_is_recorded_first_and_shared_without_its_folder(slipstream: Any) -> None:
     run = slipstream(
         "report", "train.py:make_workload", "--set", "batch_size=4", "--steps", 2,
-        "--no-what-if", "--share",
+        "--no-what-if", "--redact",
     )  # fmt: skip
     assert run.returncode == 0, run.stderr
     text = (slipstream.folder / "report.html").read_text(encoding="utf-8")

@@ -25,7 +25,7 @@ from slipstream.mlperf.serving.threads import ThreadCosts, thread_costs
 from slipstream.runtimes import OverloadedError
 from slipstream.verbs.goals import met_note, parse_goals
 from slipstream.verbs.results import Predicted
-from slipstream.verbs.serving import foresee, serving_table
+from slipstream.verbs.serving import predict_serving, serving_table
 
 SOURCE = """\
 import torch
@@ -64,7 +64,10 @@ def model(tmp_path: Path) -> str:
 def test_every_scenario_of_a_workload_is_told_and_labelled(
     model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert _command(["mlperf", "serve", model, "--time", "0.3s", "--bound", "1s", "--json"]) == 0
+    assert (
+        _command(["mlperf", "serve", model, "--time", "0.3s", "--latency-bound", "1s", "--json"])
+        == 0
+    )
     told = json.loads(capsys.readouterr().out)
     assert [one["scenario"] for one in told["runs"]] == [
         "single-stream", "multi-stream", "server", "offline",
@@ -151,8 +154,8 @@ def test_a_percentile_needs_a_rate_and_is_met_by_the_queue() -> None:
 def test_threads_of_a_server_and_goals_are_part_of_a_prediction() -> None:
     costs = ThreadCosts(0.2e6, 0.5e6, known=True)
     prediction = Predicted("inference_mode", 2e6, 1e6, 0.5, 0.4, 0.6)
-    alone = foresee([prediction], 10.0, (0.50, 2e6))
-    slow, fast = foresee([prediction], 10.0, (0.50, 2e6), costs)
+    alone = predict_serving([prediction], 10.0, (0.50, 2e6))
+    slow, fast = predict_serving([prediction], 10.0, (0.50, 2e6), costs)
     for bare, served in zip(alone, (slow, fast), strict=True):
         added = served.load.percentile_ns(0.5) - bare.load.percentile_ns(0.5)
         assert added == pytest.approx(0.7e6, rel=0.01)
@@ -178,7 +181,7 @@ def test_thread_costs_are_measured_once(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_what_is_foreseen_tells_a_server_that_falls_behind() -> None:
     prediction = Predicted("lowbit:w8a8", 30e6, 15e6, 0.5, 0.4, 0.6)
-    slow, fast = foresee([prediction], 40.0, (0.99, 100e6))
+    slow, fast = predict_serving([prediction], 40.0, (0.99, 100e6))
     assert (slow.keeps_up, fast.keeps_up) == (False, True)
     assert slow.to_json()["p99_ns"] is None
     assert fast.peak is not None

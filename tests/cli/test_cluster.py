@@ -37,12 +37,12 @@ def test_show_lists_presets_and_says_where_numbers_are_from() -> None:
 
 
 def test_cost_shows_every_algorithm_the_cheapest_first() -> None:
-    arguments = ["cost", "--on", "workers=4,link=1gbit", "--all-reduce", "1MB", "--json"]
+    arguments = ["cost", "--cluster", "workers=4,link=1gbit", "--all-reduce", "1MB", "--json"]
     said = json.loads(RUNNER.invoke(app, arguments).stdout)
     times = [one["duration_ns"] for one in said["costs"]]
     assert times == sorted(times)
     assert said["costs"][0]["duration_ns"] == pytest.approx(1.5e6 / 125e6 * 1e9)
-    mesh = ["cost", "--on", "h100x8-100gbe", "--all-gather", "1GiB", "--mesh", "dp=4,tp=8",
+    mesh = ["cost", "--cluster", "h100x8-100gbe", "--all-gather", "1GiB", "--mesh", "dp=4,tp=8",
             "--group", "tp", "--json"]  # fmt: skip
     said = json.loads(RUNNER.invoke(app, mesh).stdout)
     assert (said["ranks"], said["groups"]) == (8, 4)
@@ -52,7 +52,7 @@ def test_simulate_runs_jobs_and_writes_a_trace(tmp_path: Path) -> None:
     trace = tmp_path / "t.json"
     run = RUNNER.invoke(
         app,
-        ["simulate", "--on", "workers=4,link=1gbit",
+        ["simulate", "--cluster", "workers=4,link=1gbit",
          "--job", "devices=0-1,compute=10ms,all_reduce=1MB,iterations=3",
          "--job", "devices=2,3,compute=5ms,all_reduce=1MB,iterations=2,name=other",
          "--perfetto", str(trace), "--json"],
@@ -68,7 +68,7 @@ def test_a_calibration_from_another_machine_is_said(tmp_path: Path) -> None:
     elsewhere = Calibration("2026-01-01", "no machine of ours", "torch, gloo", 0.01, 0.02, 1.0, {})
     path = tmp_path / "there.toml"
     Cluster("there", star(2, link), calibration=elsewhere).save(path)
-    run = RUNNER.invoke(app, ["cost", "--on", str(path), "--all-reduce", "1MB", "--json"])
+    run = RUNNER.invoke(app, ["cost", "--cluster", str(path), "--all-reduce", "1MB", "--json"])
     assert json.loads(run.stdout)["costs"]
     assert re.search(r"\bcalibrated\b.*\banother machine\b", run.stderr)
 
@@ -87,12 +87,12 @@ def test_show_says_where_messages_go_another_way(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["cost", "--on", "workers=4,link=1gbit"],
-        ["cost", "--on", "workers=4,link=1gbit", "--all-reduce", "-1"],
-        ["cost", "--on", "workers=4,link=1gbit", "--all-reduce", "1MB", "--group", "0-9"],
-        ["cost", "--on", "workers=4,link=1gbit", "--all-reduce", "1MB", "--group", "x"],
-        ["simulate", "--on", "workers=4,link=1gbit", "--job", "compute=fast"],
-        ["simulate", "--on", "workers=4,link=1gbit", "--job", "cmopute=1ms"],
+        ["cost", "--cluster", "workers=4,link=1gbit"],
+        ["cost", "--cluster", "workers=4,link=1gbit", "--all-reduce", "-1"],
+        ["cost", "--cluster", "workers=4,link=1gbit", "--all-reduce", "1MB", "--group", "0-9"],
+        ["cost", "--cluster", "workers=4,link=1gbit", "--all-reduce", "1MB", "--group", "x"],
+        ["simulate", "--cluster", "workers=4,link=1gbit", "--job", "compute=fast"],
+        ["simulate", "--cluster", "workers=4,link=1gbit", "--job", "cmopute=1ms"],
         ["show", "nowhere"],
     ],
 )

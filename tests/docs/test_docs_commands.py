@@ -109,9 +109,9 @@ NOT_RUN = {
         f"slipstream {command}": "needs a model; tests/cli/test_cli_serving.py puts one under load"
         for command in (
             "mlperf serve model.onnx --data digits --range 0,1",
-            "mlperf serve model.tflite --data cifar10_jpeg --batch 8 --delay 2ms",
+            "mlperf serve model.tflite --data cifar10_jpeg --batch 8 --max-queue-delay 2ms",
             "mlperf serve serve.py:make --technique lowbit:w8a8 --scenario server --rate 40/s "
-            "--bound 20ms",
+            "--latency-bound 20ms",
             "predict serve.py:make -t lowbit:w8a8 --rate 40/s --goal p99<20ms",
             "advise serve.py:make --goal p99<20ms --rate 40/s",
         )
@@ -156,7 +156,7 @@ NOT_RUN = {
             "replay digits.db",
             "predict digits.py:study --gpus 1,8,64,1000 --price 2.5",
             "timeline digits.py:study --gpus 16 -o digits.json",
-            "run digits.py:study --ray here --workers 4 --scheduler level",
+            "run digits.py:study --ray local --workers 4 --scheduler level",
         )
     },
     **{
@@ -178,7 +178,7 @@ NOT_RUN = {
 # Benches measure for minutes or hours, and none is a test.
 BENCH = ["slipstream", "bench"]
 # Beginnings of lines that the shown outputs have and the text explains.
-NOTES = ("as it is:", "A/A guard:", "the transformed workload runs", "+++ b/examples/")
+NOTES = ("baseline:", "A/A guard:", "the transformed workload runs", "+++ b/examples/")
 COMMANDS = {" ".join(shlex.split(one.text, comments=True)): one for one in all_commands()}
 
 

@@ -213,7 +213,7 @@ def test_the_largest_batch_is_run_and_corrected(
     monkeypatch.setattr(KnownSampler, "jump", 100_000_000)
     monkeypatch.setattr(KnownSampler, "jumps_at", 700.0)
     limit = 1_000_000_000
-    predicted = batch_model(known, limit=limit, budget=100, try_largest=False)
+    predicted = batch_model(known, limit=limit, budget=100, verify_largest=False)
     assert predicted.tried == ()
     assert predicted.largest_tried is None
     assert predicted.max_batch() > 840
@@ -235,7 +235,7 @@ def test_the_largest_batch_is_run_and_corrected(
 def test_a_size_that_would_take_too_long_is_not_tried(
     known: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(search, "_TRYING_S", 0.1)
+    monkeypatch.setattr(search, "_MAX_TRYING_S", 0.1)
     found = batch_model(known, limit=1_000_000_000)
     assert found.tried == ()
     assert found.to_json()["max_batch_from"] == "predicted"

@@ -27,10 +27,11 @@ def command(
         str | None,
         typer.Option(metavar="N,N,...", help="Batch sizes to measure; else chosen."),
     ] = None,
-    try_largest: Annotated[
+    verify_largest: Annotated[
         bool,
         typer.Option(
-            "--verify-largest/--no-verify-largest", help="Whether to run the largest batch that should fit --limit."
+            "--verify-largest/--no-verify-largest",
+            help="Whether to run the largest batch that is predicted to fit --limit.",
         ),
     ] = True,
     svg: Annotated[
@@ -65,7 +66,7 @@ def command(
             request.workload(),
             asked,
             limit=limit,
-            try_largest=try_largest,
+            verify_largest=verify_largest,
             threads=request.threads,
             timeout_s=request.timeout_s,
             report=report,

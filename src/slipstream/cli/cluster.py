@@ -20,8 +20,8 @@ app = typer.Typer(
     "Start with: slipstream cluster show",
 )
 
-_On = Annotated[
-    str, typer.Option("--", metavar="CLUSTER", help="A preset, a TOML file or a short form.")
+_Cluster = Annotated[
+    str, typer.Option("--cluster", metavar="CLUSTER", help="A preset, a TOML file or a short form.")
 ]
 _Set = Annotated[
     list[str] | None,
@@ -61,7 +61,7 @@ def show(
 
 @app.command()
 def cost(
-    on: _On,
+    cluster: _Cluster,
     all_reduce: Annotated[str | None, typer.Option(metavar="SIZE")] = None,
     reduce_scatter: Annotated[str | None, typer.Option(metavar="SIZE")] = None,
     all_gather: Annotated[str | None, typer.Option(metavar="SIZE")] = None,
@@ -83,8 +83,8 @@ def cost(
 ) -> None:
     """What a collective costs when nothing else is going on, for every algorithm that fits.
 
-    slipstream cluster cost -- tpu-v3-multipod --all-reduce 668MB --algo 2d
-    slipstream cluster cost -- h100x8-100gbe --all-gather 1GiB --mesh dp=4,tp=8 --group tp
+    slipstream cluster cost --cluster tpu-v3-multipod --all-reduce 668MB --algo 2d
+    slipstream cluster cost --cluster h100x8-100gbe --all-gather 1GiB --mesh dp=4,tp=8 --group tp
     """
     from slipstream.cli._output import emit_result
     from slipstream.errors import UsageError
@@ -99,7 +99,7 @@ def cost(
     if len(given) != 1:
         raise UsageError("one collective is needed", remedy="--all-reduce 668MB")
     ((kind, size),) = given.items()
-    where = load_cluster(on, sizes)
+    where = load_cluster(cluster, sizes)
     members = _group(where, group, mesh)
     costs = Costs.of(where, kind, parse_bytes(size), members, algo)
     emit_result(costs, costs.table(), as_json=as_json)
@@ -107,7 +107,7 @@ def cost(
 
 @app.command()
 def simulate(
-    on: _On,
+    cluster: _Cluster,
     job: Annotated[
         list[str],
         typer.Option(
@@ -131,7 +131,7 @@ def simulate(
 ) -> None:
     """Run jobs that share a cluster: every rank computes, then all reduce, again and again.
 
-        slipstream cluster simulate -- h100x8-100gbe \\
+        slipstream cluster simulate --cluster h100x8-100gbe \\
             --job devices=0-15,compute=80ms,all_reduce=1GB \\
             --job devices=16-31,compute=20ms,all_reduce=200MB,arrival=50ms
     """
@@ -139,17 +139,17 @@ def simulate(
     from slipstream.cluster import simulate as run
     from slipstream.verbs.clusters import SharedRun
 
-    cluster = load_cluster(on, sizes)
-    jobs = [_job(cluster, text) for text in job]
+    where = load_cluster(cluster, sizes)
+    jobs = [_job(where, text) for text in job]
     queues = _queues(queue, mark)
     if queues is None:
-        timeline = run(cluster, jobs, explain=True)
+        timeline = run(where, jobs, explain=True)
     else:
-        timeline = run(cluster, jobs, fidelity="packet", queues=queues)
+        timeline = run(where, jobs, fidelity="packet", queues=queues)
     if perfetto is not None:
         timeline.to_perfetto(perfetto)
         note(f"written: {perfetto}; open it at https://ui.perfetto.dev")
-    shared = SharedRun(cluster, timeline)
+    shared = SharedRun(where, timeline)
     emit_result(shared, *shared.tables(), as_json=as_json)
 
 

@@ -40,10 +40,12 @@ _Limit = Annotated[
 _Batch = Annotated[
     int, typer.Option("--batch", metavar="N", min=1, help="Queries that may be answered together.")
 ]
-_Delay = Annotated[
+_MaxQueueDelay = Annotated[
     str,
     typer.Option(
-        "--delay", metavar="TIME", help="How long a query may be held back for others to join it."
+        "--max-queue-delay",
+        metavar="TIME",
+        help="Maximum time a query waits for others to join its batch.",
     ),
 ]
 _Workers = Annotated[
@@ -53,10 +55,10 @@ _Workers = Annotated[
 _Threads = Annotated[
     int, typer.Option("--threads", metavar="N", min=0, help="Threads inside an operator.")
 ]
-_Patience = Annotated[
+_CallTimeout = Annotated[
     str,
     typer.Option(
-        "--patience", metavar="TIME", help="How long a call of the model, or an answer, may take."
+        "--call-timeout", metavar="TIME", help="Time limit for a call of the model, or an answer."
     ),
 ]
 
@@ -84,7 +86,7 @@ def serve(
     official: Annotated[
         bool, typer.Option("--official", help="The rules' durations: ten minutes a scenario.")
     ] = False,
-    bound: Annotated[
+    latency_bound: Annotated[
         str | None,
         typer.Option(
             metavar="TIME",
@@ -101,7 +103,7 @@ def serve(
         ),
     ] = None,
     batch: _Batch = 1,
-    delay: _Delay = "0ms",
+    max_queue_delay: _MaxQueueDelay = "0ms",
     workers: _Workers = None,
     threads: _Threads = 1,
     technique: options.Techniques = None,
@@ -138,7 +140,7 @@ def serve(
             help="Write a tree of results as a submission has it: logs, settings, audits.",
         ),
     ] = None,
-    patience: _Patience = "3s",
+    call_timeout: _CallTimeout = "3s",
     as_json: options.Json = False,
 ) -> None:
     """Put a model under load as MLPerf does, with its own load generator, LoadGen.
@@ -154,7 +156,7 @@ def serve(
 
         slipstream mlperf serve train.py:make -t lowbit:w8a8 --scenario server --rate 40/s
 
-        slipstream mlperf serve model.tflite --data cifar10_jpeg --batch 8 --delay 2ms -o results
+        slipstream mlperf serve model.tflite --data cifar10_jpeg --batch 8 --max-queue-delay 2ms
 
         slipstream mlperf serve int8.tflite --against fp32.tflite --data cifar10_jpeg --time 1s
     """
@@ -166,13 +168,14 @@ def serve(
     chosen = scenarios(scenario)
     wishes = Wishes(
         None if official else parse_duration_ns(seconds, "--time") / 1e9,
-        None if bound is None else parse_duration_ns(bound, "--bound"),
+        None if latency_bound is None else parse_duration_ns(latency_bound, "--latency-bound"),
         rate=None if rate is None else parse_rate(rate),
     )
     audits = AUDITS if audit == "all" else tuple(filter(None, (audit or "").split(",")))
     opened = functools.partial(
-        _session, data=data, batch=batch, delay=delay, workers=workers, threads=threads,
-        settings=settings, value_range=value_range, limit=limit, patience=patience,
+        _session, data=data, batch=batch, max_queue_delay=max_queue_delay, workers=workers,
+        threads=threads, settings=settings, value_range=value_range, limit=limit,
+        call_timeout=call_timeout,
     )  # fmt: skip
     with progress("mlperf serve") as report, opened(report, model, technique=technique) as session:
         if against is not None:
@@ -192,7 +195,7 @@ def serve(
 def peak(
     model: _Model,
     data: _Data = None,
-    bound: Annotated[str, typer.Option(metavar="TIME", help="What p99 may take.")] = "15ms",
+    latency_bound: Annotated[str, typer.Option(metavar="TIME", help="What p99 may take.")] = "15ms",
     width: Annotated[
         float, typer.Option(metavar="SHARE", help="Relative width of the bracket to end with.")
     ] = 0.03,
@@ -200,31 +203,34 @@ def peak(
         str, typer.Option("--time", metavar="TIME", help="About how long each run may take.")
     ] = "5s",
     batch: _Batch = 1,
-    delay: _Delay = "0ms",
+    max_queue_delay: _MaxQueueDelay = "0ms",
     workers: _Workers = None,
     threads: _Threads = 1,
     technique: options.Techniques = None,
     settings: options.Set = None,
     value_range: _Range = None,
     limit: _Limit = None,
-    patience: _Patience = "3s",
+    call_timeout: _CallTimeout = "3s",
     as_json: options.Json = False,
 ) -> None:
     """Find the highest rate that a server sustains within its bound.
 
     The search begins where a simulated queue has the peak, and corrects the queue by every run.
 
-        slipstream mlperf peak model.tflite --data cifar10_jpeg --bound 10ms --batch 8
+        slipstream mlperf peak model.tflite --data cifar10_jpeg --latency-bound 10ms --batch 8
     """
     from slipstream.cli._output import emit_result, progress
     from slipstream.mlperf.serving import Wishes, find_peak
     from slipstream.units import parse_duration_ns
 
-    wishes = Wishes(parse_duration_ns(seconds, "--time") / 1e9, parse_duration_ns(bound, "--bound"))
+    wishes = Wishes(
+        parse_duration_ns(seconds, "--time") / 1e9,
+        parse_duration_ns(latency_bound, "--latency-bound"),
+    )
     with progress("mlperf peak") as report, _session(
-        report, model, data=data, batch=batch, delay=delay, workers=workers, threads=threads,
-        technique=technique, settings=settings, value_range=value_range, limit=limit,
-        patience=patience,
+        report, model, data=data, batch=batch, max_queue_delay=max_queue_delay, workers=workers,
+        threads=threads, technique=technique, settings=settings, value_range=value_range,
+        limit=limit, call_timeout=call_timeout,
     ) as session:  # fmt: skip
         sustained = find_peak(session, wishes, width)
     emit_result(sustained, sustained.table(), as_json=as_json)
@@ -269,9 +275,9 @@ def check_results(
 
 
 def _session(
-    report: Report, model: str, *, data: str | None, batch: int, delay: str, workers: int | None,
-    threads: int, technique: list[str] | None, settings: list[str] | None,
-    value_range: str | None, limit: int | None, patience: str,
+    report: Report, model: str, *, data: str | None, batch: int, max_queue_delay: str,
+    workers: int | None, threads: int, technique: list[str] | None, settings: list[str] | None,
+    value_range: str | None, limit: int | None, call_timeout: str,
 ) -> Session:  # fmt: skip
     """The system that the options of a command name."""
     from slipstream.mlperf.serving import Session
@@ -287,9 +293,9 @@ def _session(
         techniques=technique or (),
         value_range=parse_range(value_range),
         limit=limit,
-        policy=BatchPolicy(batch, round(parse_duration_ns(delay, "--delay"))),
+        policy=BatchPolicy(batch, round(parse_duration_ns(max_queue_delay, "--max-queue-delay"))),
         workers=workers,
-        patience_s=parse_duration_ns(patience, "--patience") / 1e9,
+        patience_s=parse_duration_ns(call_timeout, "--call-timeout") / 1e9,
         report=report,
     )
 

@@ -23,9 +23,11 @@ Runs = Annotated[
 _Threads = Annotated[
     int, typer.Option("--threads", metavar="N", min=1, help="Threads of every process.")
 ]
-_Out = Annotated[
+_Output = Annotated[
     Path | None,
-    typer.Option("--out", metavar="FOLDER", help="Where the log files go; by default the cache."),
+    typer.Option(
+        "--output", metavar="FOLDER", help="Where the log files go; by default the cache."
+    ),
 ]
 Predicted = Annotated[
     bool,
@@ -76,7 +78,7 @@ def train(
     ] = None,
     threads: _Threads = 1,
     predicted: Predicted = True,
-    out: _Out = None,
+    output: _Output = None,
     store: options.StorePath = None,
     as_json: options.Json = False,
 ) -> None:
@@ -94,14 +96,15 @@ def train(
     """
     to_quality(
         task, technique or (), against=against, runs=runs, division=division, target=target,
-        batch=batch, threads=threads, predicted=predicted, out=out, store=store, as_json=as_json,
+        batch=batch, threads=threads, predicted=predicted, output=output, store=store,
+        as_json=as_json,
     )  # fmt: skip
 
 
 def to_quality(
     task: str, techniques: Any, *, runs: int, against: str = "", division: str = "open",
     target: float | None = None, batch: int | None = None, threads: int = 1,
-    predicted: bool = True, out: Path | None = None, store: Path | None = None,
+    predicted: bool = True, output: Path | None = None, store: Path | None = None,
     as_json: bool = False,
 ) -> None:  # fmt: skip
     """What ``mlperf train`` and ``prove --to-quality`` do."""
@@ -125,7 +128,7 @@ def to_quality(
         for one in predictions.values():
             note(one.sentence)
         judged = time_to_quality(
-            task, list(techniques), against=against, runs=runs, division=division, folder=out,
+            task, list(techniques), against=against, runs=runs, division=division, folder=output,
             threads=threads, batch=batch, target_quality=target,
             predictions=predictions, report=report,
         )  # fmt: skip
@@ -181,7 +184,7 @@ def curve(
     ],
     runs: Annotated[int, typer.Option("--runs", metavar="N", min=3, help="Runs of each.")] = 4,
     threads: _Threads = 1,
-    out: _Out = None,
+    output: _Output = None,
     as_json: options.Json = False,
 ) -> None:
     """Train at several batch sizes: epochs to the target, pruned points, critical batch size.
@@ -194,6 +197,6 @@ def curve(
     sizes = options.numbers(batches, "--batches", "64,128,256", fewest=2)
     with progress(f"training {task}") as report:
         measured = BatchCurve.measure(
-            task, sizes, runs=runs, threads=threads, folder=out, report=report
+            task, sizes, runs=runs, threads=threads, folder=output, report=report
         )
     emit_result(measured, measured.table(), as_json=as_json)

@@ -30,9 +30,9 @@ def command(
     what_if: Annotated[
         bool, typer.Option("--what-if/--no-what-if", help="Whether to simulate techniques.")
     ] = True,
-    share: Annotated[
+    redact: Annotated[
         bool,
-        typer.Option("--share", help="Take paths and names of hosts and users out of it."),
+        typer.Option("--redact", help="Take paths and names of hosts and users out of it."),
     ] = False,
     record: options.Record = None,
     store: options.StorePath = None,
@@ -45,7 +45,7 @@ def command(
 
         slipstream report run.slipgraph -o run.html
 
-        slipstream report train.py:make_workload --technique amp:bf16 --share
+        slipstream report train.py:make_workload --technique amp:bf16 --redact
     """
     from slipstream.report import write_report
 
@@ -62,7 +62,7 @@ def command(
     with progress("reporting") as report:
         graph = request.graph(report, needs, note)
         write_report(
-            graph, target, techniques=technique or (), what_if=what_if, share=share,
+            graph, target, techniques=technique or (), what_if=what_if, redact=redact,
             store=store, report=report,
         )  # fmt: skip
     size = target.stat().st_size
@@ -71,5 +71,5 @@ def command(
         [(target, len(graph), format_bytes(size))],
         notes=["open it in a browser; it is one file and loads nothing"],
     )
-    payload = {"file": str(target), "tasks": len(graph), "bytes": size, "shared": share}
+    payload = {"file": str(target), "tasks": len(graph), "bytes": size, "redacted": redact}
     emit(table, payload, as_json=as_json)

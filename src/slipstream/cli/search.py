@@ -39,8 +39,8 @@ _Ray = Annotated[
     str | None,
     typer.Option(
         "--ray",
-        metavar="here|ADDRESS",
-        help="Run on Ray: started here with --workers slots, or a cluster that runs.",
+        metavar="local|ADDRESS",
+        help="Run on Ray: a local cluster with --workers slots, or one at this address.",
     ),
 ]
 _RunScheduler = Annotated[
@@ -297,15 +297,15 @@ def _executor(
             raise UsageError(
                 "--timeout ends processes of ours, not of Ray's", remedy="leave it out"
             )
-        address = None if ray == "here" else ray
+        address = None if ray == "local" else ray
         restart_s = None if resize is None else parse_duration_ns(resize, "resize") / 1e9
         return RayExecutor(
             max(workers, 1), scheduler=scheduler, address=address, restart_s=restart_s
         )
     if scheduler != "fifo":
-        raise UsageError(f"--scheduler {scheduler} needs Ray", remedy="--ray here")
+        raise UsageError(f"--scheduler {scheduler} needs Ray", remedy="--ray local")
     if resize is not None:
-        raise UsageError("--resize needs Ray", remedy="--ray here")
+        raise UsageError("--resize needs Ray", remedy="--ray local")
     if workers == 0:
         return Inline()
     limit = None if timeout is None else parse_duration_ns(timeout, "timeout") / 1e9

@@ -31,7 +31,7 @@ def command(
     batch: Annotated[
         int, typer.Option("--batch", metavar="N", min=1, help="Requests answered together.")
     ] = 1,
-    delay: Annotated[
+    max_queue_delay: Annotated[
         str,
         typer.Option(metavar="TIME", help="How long one may be held back for others to join it."),
     ] = "0ms",
@@ -54,7 +54,7 @@ def command(
     once, with status 503, so that the others are answered in time. Only programs that have the key
     in the printed address are answered. End it with Ctrl-C: what it has taken is answered first.
 
-        slipstream serve model.onnx --batch 8 --delay 2ms
+        slipstream serve model.onnx --batch 8 --max-queue-delay 2ms
 
         slipstream mlperf serve 'http://127.0.0.1:8500/?key=...' --data digits --scenario server
     """  # fmt: skip
@@ -65,7 +65,9 @@ def command(
     from slipstream.units import parse_duration_ns
     from slipstream.verbs.request import Request
 
-    policy = runtimes.BatchPolicy(batch, round(parse_duration_ns(delay, "--delay")))
+    policy = runtimes.BatchPolicy(
+        batch, round(parse_duration_ns(max_queue_delay, "--max-queue-delay"))
+    )
     deadline_s = parse_duration_ns(deadline, "--deadline") / 1e9
     parts = [one for text in technique or () for one in techniques.parse(text)]
     arguments = Request.parse(model, settings=settings or ()).arguments

@@ -23,7 +23,7 @@ def write_report(
     *,
     techniques: Sequence[str] = (),
     what_if: bool = True,
-    share: bool = False,
+    redact: bool = False,
     store: Path | None = None,
     comparisons: Sequence[Comparison] = (),
     durations: Durations | None = None,
@@ -39,7 +39,7 @@ def write_report(
         path: the file; one that is there is replaced, whole or not at all.
         techniques: names in the grammar to simulate; all that are installed when none is named.
         what_if: whether to simulate any; unknown durations are micro-benchmarked first.
-        share: take absolute paths and names of hosts and users out of all texts.
+        redact: take absolute paths and names of hosts and users out of all texts.
         store: the results store with past predictions and what was measured, which is only read.
         comparisons: what ``ss.prove`` found for this workload, besides what the store holds.
         durations: where durations come from; this machine's cache by default.
@@ -67,7 +67,7 @@ def write_report(
         )
     report("drawing")
     document, arrays = make_document(graph, simulated, past, environment)
-    if share:
+    if redact:
         document = redacted(document, Redactor())
     page = to_html(document, arrays.base64())
     write_text(path, page, "the report", "name another file: -o FILE")

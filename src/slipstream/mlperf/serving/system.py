@@ -94,7 +94,7 @@ class Watch(threading.Thread):
                             f"the model's call for sample {one.indices[0]} has not returned for "
                             f"{now - one.since:.1f} s",
                             where=_user_place(one.thread),
-                            remedy="if it is only slow, give it longer: --patience 60s",
+                            remedy="if it is only slow, give it longer: --call-timeout 60s",
                         )
                     )
             busy = any(one.indices is not None for one in self.calls)
@@ -104,7 +104,7 @@ class Watch(threading.Thread):
                     ModelError(
                         f"{missing} of {self.issued} queries were never answered: nothing came for "
                         f"{now - since:.1f} s",
-                        remedy="every query must be answered once; a slow system: --patience 60s",
+                        remedy="answer every query once; for a slow system: --call-timeout 60s",
                     )
                 )
             if ticks % _TOLD_EVERY == 0:

@@ -273,7 +273,7 @@ def time_to_quality(
         if place.exists() and any(place.iterdir()):
             raise UsageError(
                 f"{place} already contains logs, which are never replaced",
-                remedy="choose another --out",
+                remedy="choose another --output",
             )
         place.mkdir(parents=True, exist_ok=True)
     judged = Judged(task, (), division, predictions)
