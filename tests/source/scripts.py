@@ -234,6 +234,71 @@ TWO_OPTIMIZERS = (
     .replace("    optimizer.step()\n", "    head.step()\n    rest.step()\n")
 )
 """The plain script, its parameters shared out between two optimizers."""
+_NAMED = """\
+    output = model(images)
+    loss = F.cross_entropy(output, labels)
+    loss.backward()
+    optimizer.step()
+    losses.append(loss.item())
+"""
+_UNNAMED = {
+    "call": "criterion(model(images), labels).backward()",
+    "lines": "criterion(\n        model(images), labels  # of all\n    ).backward()",
+    "mean": "criterion(model(images), labels).mean().backward(retain_graph=False)",
+    "divided": "(criterion(model(images), labels) / len(images) * 6).backward()",
+    "sum": "(0.0 + criterion(model(images), labels)).backward()",
+    "apart": "output = model(images)\n    criterion(output, labels).backward()",
+    "name divided": "loss = criterion(model(images), labels)\n"
+    "    (loss / len(losses[-1:])).backward()",
+    "twice": "loss = criterion(model(images), labels)\n    half = loss / 2\n"
+    "    half.backward(retain_graph=True)\n    half.backward()",
+    "scaled": "scaler.scale(criterion(model(images), labels)).backward()\n"
+    "    scaler.step(optimizer)",
+}
+UNNAMED = {
+    name: PLAIN.replace(
+        _NAMED, f"    {text}\n" + "    optimizer.step()\n" * ("optimizer" not in text)
+    ).replace(
+        "losses = []\n",
+        """\
+losses = []
+scaler = torch.amp.GradScaler(enabled=False)
+
+def criterion(output, labels):
+    loss = F.cross_entropy(output, labels)
+    losses.append(loss.item())
+    return loss
+
+""",
+    )
+    for name, text in _UNNAMED.items()
+}
+"""The plain script, ``backward`` called on something that has no name or is scaled."""
+GAN = f"""\
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+generator, critic = nn.Linear(4, 8), nn.Linear(8, 1)
+train_critic = torch.optim.SGD(critic.parameters(), lr=0.1)
+train_generator = torch.optim.SGD(generator.parameters(), lr=0.1)
+losses = []
+for step in range({STEPS}):
+    critic.zero_grad()
+    critic(torch.randn(6, 8)).mean().backward()
+    fake = generator(torch.randn(6, 4))
+    loss = -critic(fake.detach()).mean()
+    loss.backward()
+    train_critic.step()
+    losses.append(loss.item())
+    if step % 2:
+        generator.zero_grad()
+        loss = critic(fake).mean()
+        loss.backward()
+        train_generator.step()
+        losses.append(loss.item())
+"""
+"""Two models, each with an optimizer, and three calls of ``backward``."""
 CLOSURE = (
     _MAKE
     + f"""
@@ -328,6 +393,21 @@ trainer = L.Trainer(
     max_steps=2, logger=False, enable_checkpointing=False, enable_progress_bar=False
 )
 trainer.fit(Classifier(), loader)
+"""
+
+FABRIC = """\
+import torch
+from lightning.fabric import Fabric
+
+fabric = Fabric(accelerator="cpu", devices=1)
+x, y = torch.randn(2, 4), torch.randint(0, 2, (2,))
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+model, optimizer = fabric.setup(model, optimizer)
+for _ in range(4):
+    optimizer.zero_grad()
+    fabric.backward(torch.nn.functional.cross_entropy(model(x), y))
+    optimizer.step()
 """
 
 ACCELERATE = """\

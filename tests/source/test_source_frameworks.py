@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripts import ACCELERATE, HUGGING_FACE, LIGHTNING
+from scripts import ACCELERATE, FABRIC, HUGGING_FACE, LIGHTNING
 
 from slipstream.source import NotPlacedError, Source, locate
 from slipstream.technique import CodeChange, parse
 from slipstream.workload import Workload
 
-TEXTS = {"hugging_face": HUGGING_FACE, "lightning": LIGHTNING, "accelerate": ACCELERATE}
+TEXTS = {
+    "hugging_face": HUGGING_FACE, "lightning": LIGHTNING, "accelerate": ACCELERATE,
+    "fabric": FABRIC,
+}  # fmt: skip
 
 
 def change(path: Path, text: str, technique: str) -> CodeChange:
@@ -99,6 +102,18 @@ def test_an_edited_accelerate_script_trains_so(
     AcceleratorState._reset_state(True)
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_an_edited_fabric_script_trains_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "train.py"
+    text = edited(path, FABRIC, "amp:bf16+accumulation:2+fused_optimizer")
+    assert "fabric.backward(torch.nn.functional.cross_entropy(model(x), y) / 2)" in text
+    found = run(path, text, monkeypatch)
+    assert found["fabric"]._precision.precision == "bf16-mixed"
+    assert found["optimizer"].param_groups[0]["fused"]
+    # Of four batches, every second one updates.
+    assert all(state["step"] == 2 for state in found["optimizer"].state.values())
+
+
 @pytest.mark.parametrize(
     ("framework", "technique", "lines"),
     [
@@ -110,6 +125,8 @@ def test_an_edited_accelerate_script_trains_so(
         ("lightning", "compile", ["model = Classifier()", "model.net.compile()"]),
         ("lightning", "dataloader:3", ["loader = DataLoader(data, batch_size=2, num_workers=3"]),
         ("accelerate", "compile", ["model = torch.compile(model)"]),
+        ("fabric", "amp", ['fabric = Fabric(accelerator="cpu", devices=1, precision="bf16-']),
+        ("fabric", "compile", ["model = torch.compile(model)"]),
     ],
 )  # fmt: skip
 def test_the_switch_of_a_technique(

@@ -9,11 +9,13 @@ from scripts import (
     CLOSURE,
     FUNCTION,
     FUNCTIONS,
+    GAN,
     GROUPS,
     INFERENCE,
     SCRIPTS,
     STEPS,
     TWO_OPTIMIZERS,
+    UNNAMED,
     function_losses,
     script_losses,
 )
@@ -32,8 +34,8 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def edited(path: Path, text: str, techniques: str, function: str = "") -> None:
-    """Write `text` with the techniques' edits; each must have one."""
+def edited(path: Path, text: str, techniques: str, function: str = "") -> str:
+    """Write `text` with the techniques' edits; each must have one. Return the last one's note."""
     path.write_text(text)
     target = f"{path}:{function}" if function else str(path)
     source = Source.read(path)
@@ -44,6 +46,7 @@ def edited(path: Path, text: str, techniques: str, function: str = "") -> None:
         assert change.edit is not None
         source = change.edit(locate(source, function or None)).settled()
     write(source)
+    return change.note
 
 
 def noted(path: Path, technique: str) -> str:
@@ -94,6 +97,29 @@ def test_a_script_with_groups_of_parameters(tmp_path: Path, shape: str) -> None:
     path = tmp_path / "user.py"
     edited(path, GROUPS[shape], "amp:bf16+channels_last")
     assert script_losses(path) == applied(tmp_path / "function.py", "amp:bf16+channels_last")
+
+
+@pytest.mark.parametrize("shape", UNNAMED)
+def test_a_loss_without_a_name(tmp_path: Path, shape: str) -> None:
+    path = tmp_path / "user.py"
+    edited(path, UNNAMED[shape], "amp:bf16+channels_last")
+    expected = applied(tmp_path / "function.py", "amp:bf16+channels_last")
+    assert script_losses(path) == pytest.approx(expected, rel=1e-6)
+    assert "with torch.autocast" in path.read_text()
+
+
+def test_every_forward_pass_of_a_script_with_two_models(tmp_path: Path) -> None:
+    import torch
+
+    path = tmp_path / "user.py"
+    path.write_text(GAN)
+    plain = script_losses(path)
+    with torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False):
+        expected = script_losses(path)
+    note = edited(path, GAN, "amp:bf16")
+    assert path.read_text().count("with torch.autocast") == 3
+    assert "change one of 2 models" in note
+    assert plain != script_losses(path) == expected
 
 
 def test_a_script_with_a_closure(tmp_path: Path) -> None:
@@ -173,7 +199,7 @@ def test_lines_to_write_name_the_optimizers_of_the_script(tmp_path: Path) -> Non
         "    head = torch.optim.Adam(..., fused=True)",
         "    rest = torch.optim.Adam(..., fused=True)",
     ]
-    assert "2 optimizers are made, on lines" in noted(path, "amp:bf16")
+    assert "2 optimizers are made, on lines" in noted(path, "accumulation:2")
     path.write_text("model = ...\n")
     assert "torch.optim.AdamW(..., fused=True)" in noted(path, "fused_optimizer")
 

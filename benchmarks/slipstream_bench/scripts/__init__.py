@@ -65,6 +65,7 @@ SCRIPTS = (
     Script("lightning_manual", packages=("lightning",)),
     Script("hf_trainer", packages=("transformers",), technique="amp:bf16"),
     Script("accelerate_loop", packages=("accelerate",)),
+    Script("fabric", packages=("lightning",), technique="amp:bf16"),
     Script("custom_function"),
     Script("actor_critic"),
     Script("ten_steps"),

@@ -30,17 +30,17 @@ num_workers="4")``                                     name, added or replaced: 
 ``where.set_optimizer(fused="True")``                  the same for the optimizer's constructor
 ``where.set_default("batch_size", "64")``              the default of the named function's argument
 ``where.before_return("{model}.eval()")``              lines before the function's ``return``
-``where.wrap_forward("with f({model}):")``             a block around the forward pass of the loop,
-                                                       from the model's call to the loss; without
+``where.wrap_forward("with f({model}):")``             a block around each forward pass of the loop,
+                                                       from a model's call to the loss; without
                                                        training, around each call of the model
 ``accumulate(where, 4)``                               one update for four batches of the loop
 ``checkpoint_blocks(where)``                           the model's repeated blocks through
                                                        ``checkpoint``, where it is defined
 =====================================================  ==========================================
 
-A script that trains through Hugging Face's ``Trainer``, Lightning or Accelerate is edited in the
-arguments of the framework's own call where there is such a switch: `find_switch`. Its model is what
-the trainer gets; it has no training loop in the file.
+A script that trains through Hugging Face's ``Trainer``, Lightning, Accelerate or Fabric is edited
+in the arguments of the framework's own call where there is such a switch: `find_switch`. The model
+of a trainer is what it gets; it has no training loop in the file.
 
 Each returns a `Source`. A second edit after it begins with ``where.on(source)``, which locates
 everything anew in the edited text. For what these do not cover: ``where.model`` (its ``name`` and

@@ -37,6 +37,8 @@ def accumulate(where: Places, batches: int) -> Source:
     if switch is not None:
         return switch(where)
     source, names, step = where.source, where.source.names, where.step
+    if step.scaled:
+        raise source.not_placed("the loop scales its loss (GradScaler)", step.update)
     if step.update.args or step.update.keywords:
         raise source.not_placed("the optimizer steps with a closure", step.update)
     loop = step.container
@@ -65,7 +67,9 @@ def accumulate(where: Places, batches: int) -> Source:
         if loop.body.index(one) > loop.body.index(backward):
             raise where.source.not_placed("gradients are cleared apart from the update", one)
         source = source.wrap(one, one, f"if {_minus(counter, begin)} % {batches} == 0:")
-    source = source.surround(step.loss, "(", f" / {batches})")
+    # No parentheses around an argument: `fabric.backward(loss)`.
+    before, after = ("", "") if step.loss in step.backward.args else ("(", ")")
+    source = source.surround(step.loss, before, f" / {batches}{after}")
     last_one = f"{_minus(counter, begin - 1)} % {batches}"
     source = source.wrap(group[0], group[-1], f"if {last_one} == 0:")
     if replicas := _replicas(where):

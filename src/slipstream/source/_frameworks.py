@@ -20,6 +20,7 @@ _SETTINGS = {
     Framework.HUGGING_FACE: "TrainingArguments",
     Framework.LIGHTNING: "Trainer",
     Framework.ACCELERATE: "Accelerator",
+    Framework.FABRIC: "Fabric",
 }
 
 
@@ -194,9 +195,11 @@ def _accumulates(where: Places, source: Source) -> Source:
     assert training is not None
     assert training.settings is not None
     step = where.step
-    loop, receiver = step.container, step.loss
+    loop, function = step.container, step.backward.func
     if not isinstance(loop, ast.For):
         raise where.source.not_placed("the training loop is not a for loop", loop)
+    assert isinstance(function, ast.Attribute)
+    receiver = function.value
     if names.identity(receiver) != assigned_to(names, training.settings):
         raise where.source.not_placed("backward is not a call of the Accelerator", step.backward)
     for call in nodes_in(ast.Call, loop):
@@ -330,11 +333,13 @@ _LIGHTNING = (
         "x = x.to(memory_format={torch}.channels_last)  # first in training_step",
     ),
 )
+_WIDENED = "the model runs under autocast; its output is converted to float32 before the loss"
+_FABRIC = (Switch("amp:bf16", {"precision": '"bf16-mixed"'}, note=_WIDENED),)
 _ACCELERATE = (
     Switch(
         "amp:bf16",
         {"mixed_precision": '"bf16"'},
-        note="the model runs under autocast; its output is converted to float32 before the loss",
+        note=_WIDENED,
     ),
     Switch(
         "accumulation:{batches}",
@@ -351,4 +356,5 @@ _SWITCHES = {
     Framework.HUGGING_FACE: _HUGGING_FACE,
     Framework.LIGHTNING: _LIGHTNING,
     Framework.ACCELERATE: _ACCELERATE,
+    Framework.FABRIC: _FABRIC,
 }

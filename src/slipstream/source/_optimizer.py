@@ -70,11 +70,11 @@ def optimizers_in(source: Source, returned: ast.expr | None = None) -> list[Opti
     return optimizers
 
 
-def trained_by(source: Source, optimizers: list[Optimizer]) -> tuple[Identity, ast.expr]:
-    """The one model whose parameters `optimizers` are given, and an expression that reads it.
+def models_of(source: Source, optimizers: list[Optimizer]) -> dict[Identity, ast.expr]:
+    """The models whose parameters `optimizers` are given, each with an expression that reads it.
 
     Raises:
-        NotPlacedError: it is not to be seen, or there are several.
+        NotPlacedError: none can be seen, or one has no name.
     """
     names = source.names
     called = {names.identity(call.func) for call in names.calls()} - {None}
@@ -90,9 +90,20 @@ def trained_by(source: Source, optimizers: list[Optimizer]) -> tuple[Identity, a
                     receiver,
                 )
             models.setdefault(identity, receiver)
-    call = optimizers[0].call
     if not models:
-        raise source.not_placed("it cannot be seen whose parameters the optimizer is given", call)
+        raise source.not_placed(
+            "it cannot be seen whose parameters the optimizer is given", optimizers[0].call
+        )
+    return models
+
+
+def trained_by(source: Source, optimizers: list[Optimizer]) -> tuple[Identity, ast.expr]:
+    """The one model of `models_of`.
+
+    Raises:
+        NotPlacedError: it is not to be seen, or there are several.
+    """
+    models, call = models_of(source, optimizers), optimizers[0].call
     if len(models) > 1:
         several = " and ".join(f"'{source.segment(one)}'" for one in models.values())
         raise source.not_placed(f"the optimizer trains {several}", call)

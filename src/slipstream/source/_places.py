@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from slipstream.source._function import Returned, find_function, inputs_of, returned_by
 from slipstream.source._names import Function, Identity, last_name, nodes_in, position
-from slipstream.source._optimizer import Optimizer, assigned_to, optimizers_in, trained_by
+from slipstream.source._optimizer import (
+    Optimizer,
+    assigned_to,
+    models_of,
+    optimizers_in,
+    trained_by,
+)
 from slipstream.source._parts import code_of, local_class, mentions
 from slipstream.source._source import AlreadyThereError, NotPlacedError, Source
-from slipstream.source._step import Step, find_step, inference_blocks, inference_calls
+from slipstream.source._step import Step, find_steps, inference_blocks, inference_calls
 from slipstream.source._trainers import Training, find_training
 
 _TORCH = "torch"
@@ -109,7 +116,21 @@ class Places:
 
     @cached_property
     def step(self) -> Step:
-        """One training step: the innermost loop (or function) with its backward and update."""
+        """The training step of a script with one optimizer, one model and one ``backward``."""
+        steps = self.steps
+        if len({optimizer.identity for optimizer in self.optimizers}) > 1:
+            raise self._several_optimizers()
+        _ = self._trained
+        if len(steps) > 1:
+            how = f"called at {len(steps)} places"
+            raise self.source.not_placed(
+                f"where the optimizer steps, backward is {how}", steps[0].update
+            )
+        return steps[0]
+
+    @cached_property
+    def steps(self) -> list[Step]:
+        """Training steps, one for each ``backward`` in the innermost loop with an update."""
         if self.function is not None:
             raise self.source.not_placed(
                 f"{self.function.name}() has no training loop of its own", self.function
@@ -118,15 +139,17 @@ class Places:
             raise self.source.not_placed(
                 f"{self.training.framework} runs the training loop", self.training.start
             )
-        names = {one.identity for one in self.optimizers}
-        if len(names) > 1:
-            raise self._several_optimizers()
-        (identity,) = names
-        if identity is None:
-            raise self.source.not_placed(
-                "the optimizer has no name of its own", self.optimizers[0].call
-            )
-        return find_step(self.source, identity, self._trained[0])
+        optimizers: dict[Identity, None] = {}
+        for optimizer in self.optimizers:
+            if optimizer.identity is None:
+                raise self.source.not_placed("the optimizer has no name", optimizer.call)
+            optimizers[optimizer.identity] = None
+        return find_steps(self.source, optimizers, self.models)
+
+    @cached_property
+    def models(self) -> dict[Identity, ast.expr]:
+        """Every model that the script's optimizers train, with an expression that reads it."""
+        return models_of(self.source, self.optimizers)
 
     @cached_property
     def only_infers(self) -> bool:
@@ -140,15 +163,18 @@ class Places:
 
     @cached_property
     def forwards(self) -> Sequence[ast.Call]:
-        """The calls of the model in the training step, or in a script that only infers."""
-        return inference_calls(self.source) if self.only_infers else self.step.forwards
+        """The calls of models in training steps, or in a script that only infers."""
+        if self.only_infers:
+            return inference_calls(self.source)
+        return list(dict.fromkeys(call for step in self.steps for call in step.forwards))
 
     @cached_property
     def inputs(self) -> list[ast.expr]:
         """The expressions the model is fed: of the returned batch, or in the loop's calls."""
         if self.function:
             return inputs_of(self.source, self.returned)
-        return self.step.inputs(self.source)
+        inputs = [step.inputs(self.source) for step in self.steps]
+        return list(dict.fromkeys(itertools.chain(*inputs)))
 
     @cached_property
     def model_code(self) -> frozenset[ast.AST]:
@@ -204,12 +230,39 @@ class Places:
                 raise source.not_placed(
                     f"the model is made inside the statement, after its {field}", statement
                 )
-        text = source.segment(value)
+        return self._named(name, value, expression, name)
+
+    def with_named_losses(self) -> Places:
+        """The same with ``loss = ...`` before each ``backward`` of something without a name.
+
+        Raises:
+            NotPlacedError: that call of ``backward`` is not a statement.
+        """
+        source = self.source
+        for step in self.steps:
+            loss, call = step.unscaled_loss, step.backward
+            if isinstance(loss, ast.Name):
+                continue
+            if not isinstance(source.names.parent(call), ast.Expr):
+                raise source.not_placed("the call of backward is not a whole statement", call)
+            name = source.fresh_name("loss", "batch_loss")
+            place, text = loss, name
+            if isinstance(call.func, ast.Attribute) and call.func.value is loss:
+                # Without the parentheses that a sum stood in.
+                arguments = ", ".join(map(source.segment, (*call.args, *call.keywords)))
+                place, text = call, f"{name}.backward({arguments})"
+            return self._named(name, loss, place, text).with_named_losses()
+        return self
+
+    def _named(self, name: str, value: ast.expr, place: ast.expr, text: str) -> Places:
+        """The same with ``name = value`` before the statement of `place`, which becomes `text`."""
+        line = self.source.segment(value)
         if value.end_lineno != value.lineno:
-            text = f"({text})"
-        line = f"{name} = {text}"
-        edited = source.insert_before(source.names.statement(expression), line)
-        return self.on(edited.replace(expression, name))
+            line = f"({line})"
+        statement = self.source.names.statement(place)
+        return self.on(
+            self.source.insert_before(statement, f"{name} = {line}").replace(place, text)
+        )
 
     def after_model(self, *lines: str) -> Source:
         """`lines` after the statement that makes the model.
@@ -342,9 +395,10 @@ class Places:
         return self.source.set_default(self.function, name, value)
 
     def wrap_forward(self, header: str) -> Source:
-        """The loop's statements from the model's call to the loss, as a block under `header`.
+        """The statements from a model's call to each loss, as blocks under `header`.
 
-        In a script that only infers, each statement that calls the model is such a block.
+        A loss that ``backward`` is called on without a name gets one. In a script that only infers,
+        each statement that calls the model is such a block.
 
         Raises:
             NotPlacedError: they are not simple statements one after another.
@@ -353,7 +407,11 @@ class Places:
         if self.only_infers:
             blocks = inference_blocks(self.source, self.forwards)
         else:
-            blocks = [self.step.forward_block(self.source)]
+            if (here := self.with_named_losses()) is not self:
+                return here.wrap_forward(header)
+            # Of several losses of one forward pass the last one ends the block.
+            found = [step.forward_block(self.source) for step in self.steps]
+            blocks = list({block.first: block for block in found}.values())
         edited, _ = self._filled([header], blocks[0].model)
         for block in blocks:
             source, (written,) = self._filled([header], block.model)

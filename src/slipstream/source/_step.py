@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from slipstream.source._names import (
@@ -27,6 +27,8 @@ _DEFERRED = (ast.GeneratorExp, ast.Lambda, ast.Yield, ast.YieldFrom)
 _SIMPLE = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Expr)
 # What passes through the items of its first argument.
 _PASSES_ON = ("enumerate", "tqdm")
+# Classes of frameworks whose ``backward`` takes the loss.
+_TAKES_LOSS = frozenset({"Accelerator", "Fabric"})
 
 
 @dataclass(frozen=True)
@@ -46,24 +48,33 @@ class Step:
         container: the innermost loop, or function called from one, with both backward and update;
             the closure, if the optimizer steps with one.
         backward: the call ``loss.backward()``.
-        update: the call ``optimizer.step()``.
-        forwards: calls of the model before `backward`.
+        loss: what it computes gradients of; of a scaled loss the loss itself.
+        update: the call ``optimizer.step()``, or ``scaler.step(optimizer)``.
+        scaled: whether a GradScaler scales the loss.
+        forwards: calls of a trained model before `backward` and, if there are any, after an
+            earlier ``backward``.
         zero_grads: calls that clear gradients, of the optimizer or the model.
         others: ``.step()`` calls of anything else, such as learning rate schedulers.
     """
 
     container: Loop | Function
     backward: ast.Call
+    loss: ast.expr
     update: ast.Call
+    scaled: bool
     forwards: tuple[ast.Call, ...]
     zero_grads: tuple[ast.Call, ...]
     others: tuple[ast.Call, ...]
 
     @property
-    def loss(self) -> ast.expr:
-        """What ``backward`` is called on."""
-        assert isinstance(self.backward.func, ast.Attribute)
-        return self.backward.func.value
+    def unscaled_loss(self) -> ast.expr:
+        """The loss without the number that it is divided or multiplied by."""
+        loss = self.loss
+        while isinstance(loss, ast.BinOp) and isinstance(loss.op, (ast.Div, ast.Mult)):
+            if not set(self.forwards).isdisjoint(nodes_in(ast.Call, loss.right)):
+                break
+            loss = loss.left
+        return loss
 
     def inputs(self, source: Source) -> list[ast.expr]:
         """The one argument of every call of the model.
@@ -103,11 +114,9 @@ class Step:
         Raises:
             NotPlacedError: they are not that, or the loss has no name.
         """
-        names = source.names
-        forward = self._forward(source)
-        loss = self.loss
-        if isinstance(loss, ast.BinOp) and isinstance(loss.right, ast.Constant):
-            loss = loss.left  # divided by the number of batches it is accumulated over
+        names, loss = source.names, self.unscaled_loss
+        trained = [call for call in self.forwards if not _is_without_gradients(names, call)]
+        forward = trained[0] if trained else self._forward(source)
         if not isinstance(loss, ast.Name):
             raise source.not_placed(
                 f"backward is called on '{source.segment(loss)}', which has no name", self.backward
@@ -129,7 +138,8 @@ class Step:
         begin, end_at = block.index(first), block.index(last)
         for one in block[begin : end_at + 1]:
             calls = list(nodes_in(ast.Call, one))
-            if not isinstance(one, _SIMPLE) or self.backward in calls or self.update in calls:
+            steps = any(last_name(call.func) == "backward" or call is self.update for call in calls)
+            if not isinstance(one, _SIMPLE) or steps:
                 raise source.not_placed(
                     "between the model's call and the loss is more than simple statements", one
                 )
@@ -145,64 +155,103 @@ class Step:
         return self.forwards[0]
 
 
-def find_step(source: Source, optimizer: Identity, model: Identity) -> Step:
-    """The only training step of a script.
+def find_steps(
+    source: Source, optimizers: Collection[Identity], models: Collection[Identity]
+) -> list[Step]:
+    """The training steps of a script, one for each call of ``backward``, in their order.
 
     Raises:
-        NotPlacedError: there is none to be seen, or there are several.
+        NotPlacedError: there is none to be seen, or an optimizer steps at several places.
     """
     names = source.names
-    methods = [one for one in names.calls() if isinstance(one.func, ast.Attribute)]
+    methods = [call for call in names.calls() if isinstance(call.func, ast.Attribute)]
 
     def receiver(call: ast.Call) -> Identity | None:
         assert isinstance(call.func, ast.Attribute)
         return names.identity(call.func.value)
 
     def called(name: str) -> list[ast.Call]:
-        return [one for one in methods if last_name(one.func) == name]
+        return [call for call in methods if last_name(call.func) == name]
 
-    updates = [one for one in called("step") if receiver(one) == optimizer]
-    others = [one for one in called("step") if one not in updates]
-    scaled = [one for one in others if one.args and names.identity(one.args[0]) == optimizer]
-    if scaled:
-        raise source.not_placed("the loop scales its loss (GradScaler)", scaled[0])
-    if len(updates) != 1:
-        how = "nowhere to be seen" if not updates else f"called at {len(updates)} places"
-        raise NotPlacedError(
-            f"{optimizer[1]}.step() is {how}",
-            where=source.line(updates[1]) if updates else str(source.path),
-        )
-    update = updates[0]
-    closure = _closure(source, update)
-    backwards = called("backward")
-    for container in names.ancestors(update) if closure is None else (closure,):
+    cleared = {*optimizers, *models}
+    steps: dict[ast.Call, Step] = {}
+    for optimizer in optimizers:
+        scaled = [call for call in called("step") if _scales(names, call, optimizer)]
+        updates = [call for call in called("step") if receiver(call) == optimizer or call in scaled]
+        if len(updates) != 1:
+            how = "nowhere to be seen" if not updates else f"called at {len(updates)} places"
+            raise NotPlacedError(
+                f"{optimizer[1]}.step() is {how}",
+                where=source.line(updates[1]) if updates else str(source.path),
+            )
+        update = updates[0]
+        container, backwards = _container(source, update, called("backward"), scaled=bool(scaled))
+        inside = set(ast.walk(container))
+        forwards: tuple[ast.Call, ...] = ()
+        end = (0, 0)
+        for backward in backwards:
+            begin, end = end, _end(backward)
+            between = tuple(
+                call
+                for call in names.calls()
+                if call in inside
+                and names.identity(_callee(call)) in models
+                and begin < position(call) < end
+            )
+            forwards = between or forwards
+            zero_grads = (call for call in called("zero_grad") if receiver(call) in cleared)
+            step = Step(
+                container,
+                backward,
+                _loss(names, backward, scaled=bool(scaled)),
+                update,
+                bool(scaled),
+                forwards,
+                tuple(call for call in zero_grads if call in inside),
+                tuple(call for call in called("step") if call in inside and call is not update),
+            )
+            steps.setdefault(backward, step)
+    return sorted(steps.values(), key=lambda step: position(step.backward))
+
+
+def _scales(names: Names, update: ast.Call, optimizer: Identity) -> bool:
+    """Whether it is ``scaler.step(optimizer)``."""
+    return bool(update.args) and names.identity(update.args[0]) == optimizer
+
+
+def _container(
+    source: Source, update: ast.Call, backwards: Sequence[ast.Call], *, scaled: bool
+) -> tuple[Loop | Function, list[ast.Call]]:
+    """The innermost loop or function around `update` that calls ``backward``, and its calls.
+
+    Raises:
+        NotPlacedError: there is none.
+    """
+    closure = None if scaled else _closure(source, update)
+    for container in source.names.ancestors(update) if closure is None else (closure,):
         if not isinstance(container, _CONTAINERS):
             continue
         inside = set(ast.walk(container))
-        here = [one for one in backwards if one in inside]
-        if not here and not isinstance(container, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            continue
-        if len(here) != 1:
-            how = f"called at {len(here)} places" if here else "not called"
-            raise source.not_placed(f"where the optimizer steps, backward is {how}", update)
-        backward = here[0]
-        cleared = (optimizer, model)
-        before = backward.lineno, backward.end_col_offset or 0
-        return Step(
-            container,
-            backward,
-            update,
-            tuple(
-                one
-                for one in names.calls()
-                if one in inside
-                and names.identity(_callee(one)) == model
-                and position(one) < before
-            ),
-            tuple(one for one in called("zero_grad") if one in inside and receiver(one) in cleared),
-            tuple(one for one in called("step") if one in inside and one is not update),
-        )
+        if here := [call for call in backwards if call in inside]:
+            return container, here
+        if isinstance(container, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            raise source.not_placed("where the optimizer steps, backward is not called", update)
     raise source.not_placed("no loop around the optimizer's step calls backward", update)
+
+
+def _loss(names: Names, backward: ast.Call, *, scaled: bool) -> ast.expr:
+    """Return the tensor that a call of ``backward`` differentiates."""
+    assert isinstance(backward.func, ast.Attribute)
+    receiver = backward.func.value
+    if scaled and isinstance(receiver, ast.Call) and last_name(receiver.func) == "scale":
+        return receiver.args[0] if receiver.args else receiver
+    makers = (value.func for value in names.values(receiver) if isinstance(value, ast.Call))
+    takes_loss = backward.args and any(last_name(maker) in _TAKES_LOSS for maker in makers)
+    return backward.args[0] if takes_loss else receiver
+
+
+def _end(node: ast.expr) -> tuple[int, int]:
+    return node.end_lineno or node.lineno, node.end_col_offset or 0
 
 
 def inference_calls(source: Source) -> list[ast.Call]:

@@ -1,4 +1,4 @@
-"""The calls through which a script trains with Hugging Face, Lightning or Accelerate."""
+"""The calls through which a script trains with Hugging Face, Lightning, Accelerate or Fabric."""
 
 from __future__ import annotations
 
@@ -24,6 +24,16 @@ class Framework(StrEnum):
     HUGGING_FACE = "Hugging Face's Trainer"
     LIGHTNING = "Lightning's Trainer"
     ACCELERATE = "Accelerate"
+    FABRIC = "Lightning Fabric"
+
+
+# Frameworks that leave the loop to the script, by the class that has their settings.
+_WITHOUT_LOOP = {
+    "accelerate.Accelerator": Framework.ACCELERATE,
+    "lightning.Fabric": Framework.FABRIC,
+    "lightning.fabric.Fabric": Framework.FABRIC,
+    "lightning_fabric.Fabric": Framework.FABRIC,
+}
 
 
 @dataclass(frozen=True)
@@ -56,7 +66,7 @@ class Training:
     @property
     def owns_loop(self) -> bool:
         """Whether the framework runs the training loop rather than the script."""
-        return self.framework is not Framework.ACCELERATE
+        return self.framework not in _WITHOUT_LOOP.values()
 
 
 def find_training(source: Source) -> Training | None:
@@ -66,7 +76,7 @@ def find_training(source: Source) -> Training | None:
     return (
         _hugging_face(names, [call for call in calls if _is_hugging_face(names, call.func)])
         or _lightning(names, [call for call in calls if _is_from(names, call.func, _LIGHTNING)])
-        or _accelerate(names, calls)
+        or _without_loop(names, calls)
     )
 
 
@@ -107,18 +117,11 @@ def _lightning(names: Names, calls: list[ast.Call]) -> Training | None:
     return Training(Framework.LIGHTNING, trainers[0], trainers[0] if len(trainers) == 1 else None)
 
 
-def _accelerate(names: Names, calls: Iterable[ast.Call]) -> Training | None:
-    accelerators = [
-        call
-        for call in calls
-        if _is_from(names, call.func, {"accelerate"})
-        and (names.qualified(call.func) or "").endswith(".Accelerator")
-    ]
-    return (
-        Training(Framework.ACCELERATE, accelerators[0], accelerators[0])
-        if len(accelerators) == 1
-        else None
-    )
+def _without_loop(names: Names, calls: Iterable[ast.Call]) -> Training | None:
+    made = [call for call in calls if names.qualified(call.func) in _WITHOUT_LOOP]
+    if len(made) != 1:
+        return None
+    return Training(_WITHOUT_LOOP[names.qualified(made[0].func) or ""], made[0], made[0])
 
 
 def _is_from(names: Names, function: ast.expr, libraries: Iterable[str]) -> bool:

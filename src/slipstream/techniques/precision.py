@@ -112,10 +112,13 @@ class Amp(Settings):
                 f"the model's output is {_TORCH_DTYPE[self.dtype]} after this edit; in the trial "
                 "it is made float32"
             )
-        return (
+        note = (
             "the loss is computed under autocast too, which does it in float32 for the losses "
             "of torch; in the trial the model's output is made float32 first"
         )
+        if where.function is None and len(where.models) > 1:
+            note += f"; the prediction and the trial change one of {len(where.models)} models"
+        return note
 
     def _by_hand(self, where: Places) -> str:
         header = f'with torch.autocast("cpu", dtype=torch.{_TORCH_DTYPE[self.dtype]}):\n'
