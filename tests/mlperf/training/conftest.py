@@ -11,6 +11,6 @@ SEEDS = (11, 22, 33)
 
 @pytest.fixture(scope="session")
 def judged(tmp_path_factory: pytest.TempPathFactory) -> Judged:
-    """Three runs of the digits as they are, and at a quarter of the rank."""
+    """Three runs of ``digits`` without techniques, and three with ``lowrank:0.25``."""
     folder = tmp_path_factory.mktemp("training") / "digits"
     return time_to_quality("digits", ["lowrank:0.25"], seeds=SEEDS, folder=folder)

@@ -1,4 +1,4 @@
-"""Tasks are trained for real: twice the same, in ranks, with data before the clock, to death."""
+"""Real trainings: reproducible, in ranks, with early reads of data, and with crashes."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def wrong(run):
 """
 
 
-# Each breaks one rule: what is trained on, evaluated, and read before the clock.
+# Every task but the first breaks one rule.
 CARELESS = """
 from pathlib import Path
 import numpy as np
@@ -84,7 +84,7 @@ def parts(trained=slice(0, 64), evaluated=slice(64, 96), early=False, compiled=F
     yield batches, lambda model: training.accuracy(model, x[evaluated], y[evaluated])
 
 @training.task(**FACTS)
-def kept(run):
+def valid(run):
     yield from parts()
 
 @training.task(**FACTS)
@@ -104,13 +104,13 @@ def same(run):
 @pytest.mark.parametrize(
     ("name", "broken"),
     [
-        ("kept", None),
+        ("valid", None),
         ("early", ("data before the clock", "samples.npy")),
         ("half", ("evaluation less thorough", "16 samples")),
         ("same", ("trained on the test set", "50 %")),
     ],
 )
-def test_what_a_run_reads_and_evaluates_is_held_against_the_rules(
+def test_files_and_samples_of_a_run_are_checked_against_the_rules(
     name: str, broken: tuple[str, str] | None, tmp_path: Path
 ) -> None:
     (tmp_path / "careless.py").write_text(CARELESS)
@@ -118,7 +118,7 @@ def test_what_a_run_reads_and_evaluates_is_held_against_the_rules(
     np.save(tmp_path / "samples.npy", x)
     judged = time_to_quality(f"{tmp_path / 'careless.py'}:{name}", runs=1, folder=tmp_path / "out")
     assert judged.arms[0].runs[0].status == "success"
-    found = [(one.rule, one.text) for one in judged.arms[0].violations]
+    found = [(violation.rule, violation.text) for violation in judged.arms[0].violations]
     if broken is None:
         assert found == []
     else:
@@ -127,7 +127,7 @@ def test_what_a_run_reads_and_evaluates_is_held_against_the_rules(
         assert broken[1] in text
 
 
-def test_files_of_samples_are_noted_and_libraries_are_not(
+def test_opened_files_are_data_but_not_libraries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("train.bin", "notes", "task.py", "lib.zip"):
@@ -145,7 +145,7 @@ def test_files_of_samples_are_noted_and_libraries_are_not(
     assert [Path(path).name for path in opened.paths] == ["train.bin", "notes"]
 
 
-def test_hashes_tell_samples_apart_by_their_content() -> None:
+def test_hashes_depend_on_the_content_of_samples() -> None:
     ids = torch.arange(12).reshape(4, 3)
     for dtype in (torch.float32, torch.bfloat16, torch.uint8, torch.bool):
         tensor = (ids % 2 if dtype is torch.bool else ids).to(dtype)
@@ -161,11 +161,11 @@ def test_hashes_tell_samples_apart_by_their_content() -> None:
     assert samples.shared == pytest.approx(1 / 3)
 
 
-def test_runs_of_an_own_task_say_what_they_could_find(judged: Judged) -> None:
+def test_custom_task_reports_its_detectable_difference(judged: Judged) -> None:
     first = judged.arms[0]
     runs = tuple(replace(first.runs[0], seed=n, samples=n) for n in (1000, 1100, 1250))
     own = replace(judged, task=replace(judged.task, typical=0), arms=(replace(first, runs=runs),))
-    assert re.search(r"\b3 runs a side find a difference of \d+ %", own.power)
+    assert re.search(r"\b3 runs per arm detect a difference of \d+ %", own.power)
     assert any(own.power in note for note in own.tables()[0].notes)
     assert judged.power == ""
 
@@ -177,24 +177,24 @@ def own(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_pairs_begin_alike_and_arms_differ(judged: Judged) -> None:
+def test_pairs_share_seeds_and_arms_differ(judged: Judged) -> None:
     base, thin = judged.arms
-    assert [one.seed for one in base.runs] == [one.seed for one in thin.runs] == [11, 22, 33]
-    assert len({one.digest for arm in judged.arms for one in arm.runs}) == 6
+    assert [run.seed for run in base.runs] == [run.seed for run in thin.runs] == [11, 22, 33]
+    assert len({run.digest for arm in judged.arms for run in arm.runs}) == 6
     (verdict,) = judged.verdicts
     assert verdict.sample.n == 3
     assert json.loads((base.folder.parent / "result.json").read_text())["arms"][0]["runs"]
 
 
-def test_the_same_seed_gives_the_same_training(judged: Judged, tmp_path: Path) -> None:
+def test_equal_seeds_give_equal_losses(judged: Judged, tmp_path: Path) -> None:
     again = time_to_quality("digits", seeds=[11], folder=tmp_path / "again")
     assert again.arms[0].runs[0].digest == judged.arms[0].runs[0].digest
 
 
-def test_a_logged_run_ends_with_the_evaluation_that_reaches_the_target(judged: Judged) -> None:
+def test_run_ends_with_the_evaluation_that_reaches_the_target(judged: Judged) -> None:
     for run in judged.arms[0].runs:
         events = read(Path(run.log))
-        qualities = [float(one.value) for one in found(events, "eval_accuracy")]
+        qualities = [float(event.value) for event in found(events, "eval_accuracy")]
         assert qualities[-1] >= judged.task.target > max(qualities[:-1])
         assert len(Path(run.log).read_bytes()) < 200_000
 
@@ -205,16 +205,14 @@ def test_ranks_share_every_batch(own: str, tmp_path: Path) -> None:
     assert found.arms[1].runs[0].samples == found.arms[0].runs[0].samples
 
 
-def test_a_target_that_is_never_reached_is_a_failed_run(own: str, tmp_path: Path) -> None:
+def test_run_that_never_reaches_the_target_fails(own: str, tmp_path: Path) -> None:
     found = time_to_quality(f"{own}:never", runs=1, folder=tmp_path / "out")
     (run,) = found.arms[0].runs
     assert (run.status, run.samples) == ("aborted", 128)
     assert re.search(r"\btarget\b", run.reason)
 
 
-def test_data_before_the_clock_is_an_error_that_says_where_it_belongs(
-    own: str, tmp_path: Path
-) -> None:
+def test_data_before_the_clock_is_an_error(own: str, tmp_path: Path) -> None:
     with pytest.raises(WorkloadError, match=r"\bbefore the clock\b.*\bdigits\b"):
         time_to_quality(f"{own}:early", runs=1, folder=tmp_path / "out")
     (log,) = (tmp_path / "out").rglob("result_0.txt")
@@ -223,7 +221,7 @@ def test_data_before_the_clock_is_an_error_that_says_where_it_belongs(
     assert found(events, "run_stop")[0].metadata["status"] == "aborted"
 
 
-def test_a_run_that_dies_is_marked_and_not_begun_again(own: str, tmp_path: Path) -> None:
+def test_crashed_run_is_logged_as_aborted_and_not_restarted(own: str, tmp_path: Path) -> None:
     judged = time_to_quality(f"{own}:dies", runs=1, folder=tmp_path / "out")
     (run,) = judged.arms[0].runs
     assert run.status == "aborted"
@@ -234,12 +232,12 @@ def test_a_run_that_dies_is_marked_and_not_begun_again(own: str, tmp_path: Path)
         time_to_quality(f"{own}:dies", runs=1, folder=tmp_path / "out")
 
 
-def test_a_loss_that_explodes_ends_the_run(own: str, tmp_path: Path) -> None:
+def test_infinite_loss_ends_the_run(own: str, tmp_path: Path) -> None:
     judged = time_to_quality(f"{own}:explodes", runs=1, folder=tmp_path / "out")
     assert re.search(r"\bloss\b.*\binf\b", judged.arms[0].runs[0].reason)
 
 
-def test_what_cannot_be_asked(own: str, tmp_path: Path) -> None:
+def test_refuses_invalid_arguments(own: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
     with pytest.raises(UnknownNameError, match="digits"):
         time_to_quality("digit", folder=out)
@@ -250,14 +248,14 @@ def test_what_cannot_be_asked(own: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError) as error:
         time_to_quality("digits", seeds=[1, 1], folder=out)
     assert error.value.argument == "seeds"
-    with pytest.raises(UsageError, match="edits the loop"):
+    with pytest.raises(UsageError, match="training loop"):
         time_to_quality("digits", ["accumulation:2"], folder=out)
     with pytest.raises(InvalidArgumentError, match="batch"):
         Task(target=1.0, train_samples=1, batch=0, evaluate_every=1, most_epochs=1)
 
 
 @pytest.mark.parametrize("name", SUITE)
-def test_targets_are_frozen_by_runs_that_reached_them(name: str) -> None:
+def test_reference_runs_reach_the_target(name: str) -> None:
     reference, task = recorded(name), load(name)
     assert reference is not None
     samples = reference["samples"][str(task.batch)]

@@ -1,4 +1,4 @@
-"""The official package reads our logs, and says of them what we say."""
+"""The official package accepts our logs and agrees with our verdicts."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from slipstream.mlperf.training.rules import official_rules, seconds_of
 def write(events: list[Event], path: Path) -> None:
     rows = [
         {
-            "namespace": "", "time_ms": one.time_ms, "event_type": one.kind, "key": one.key,
-            "value": one.value, "metadata": one.metadata,
+            "namespace": "", "time_ms": event.time_ms, "event_type": event.kind, "key": event.key,
+            "value": event.value, "metadata": event.metadata,
         }
-        for one in events
+        for event in events
     ]  # fmt: skip
     path.write_text("".join(TOKEN + json.dumps(row) + "\n" for row in rows))
 
@@ -33,37 +33,37 @@ def accepted(log: Path, rules: Path) -> bool:
     return bool(checker.check_file(str(log), str(rules)))
 
 
-# What the official checker's YAML cannot be told: it reads no two clocks, and one log at a time.
-BEYOND = {
+# Rules that the official YAML cannot express: it compares no clocks and reads one log at a time.
+INEXPRESSIBLE = {
     "seed repeated", "best of several", "runs missing", "clock set", "mixed settings", "init",
     "not converged",
 }  # fmt: skip
 
 
-def test_our_logs_are_accepted_and_planted_violations_are_not(
-    judged: Judged, tmp_path: Path
-) -> None:
+def test_official_checker_rejects_planted_violations_only(judged: Judged, tmp_path: Path) -> None:
     rules = tmp_path / "rules.yaml"
     rules.write_text(official_rules(judged.task, "adam"))
     for run in (run for arm in judged.arms for run in arm.runs):
         assert accepted(Path(run.log), rules)
-    for rule in set(PLANTED) - BEYOND:
+    for rule in set(PLANTED) - INEXPRESSIBLE:
         path = tmp_path / "planted.txt"
         write(PLANTED[rule](logs_of(judged))[0], path)
         assert not accepted(path, rules), rule
 
 
-def test_verdicts_and_scores_of_random_results_are_the_same(judged: Judged, tmp_path: Path) -> None:
-    """Of 100 results, each a run with up to two violations planted in it, or none."""
+def test_official_verdicts_and_scores_of_random_results_agree(
+    judged: Judged, tmp_path: Path
+) -> None:
+    """100 runs with zero to two planted violations each."""
     summary: Any = pytest.importorskip("mlperf_logging.result_summarizer.result_summarizer")
     rules = tmp_path / "rules.yaml"
     rules.write_text(official_rules(judged.task, "adam"))
-    drawn = np.random.default_rng(0)
-    names = sorted(set(PLANTED) - BEYOND)
+    generator = np.random.default_rng(0)
+    names = sorted(set(PLANTED) - INEXPRESSIBLE)
     verdicts = []
     for number in range(100):
         logs = logs_of(judged)
-        for name in drawn.choice(names, drawn.integers(0, 3), replace=False):
+        for name in generator.choice(names, generator.integers(0, 3), replace=False):
             logs = PLANTED[str(name)](logs)
         path = tmp_path / f"{number}.txt"
         write(logs[0], path)
@@ -71,8 +71,8 @@ def test_verdicts_and_scores_of_random_results_are_the_same(judged: Judged, tmp_
     assert [ours for ours, _ in verdicts] == [theirs for _, theirs in verdicts]
     assert 10 < sum(ours for ours, _ in verdicts) < 90
     for _ in range(100):
-        times = drawn.uniform(1, 9, drawn.integers(3, 12)).tolist()
-        failed = int(drawn.integers(0, 2))
+        times = generator.uniform(1, 9, generator.integers(3, 12)).tolist()
+        failed = int(generator.integers(0, 2))
         theirs = summary._compute_olympic_average(
             [*sorted(times)[: len(times) - failed]], failed, 1
         )
@@ -80,7 +80,7 @@ def test_verdicts_and_scores_of_random_results_are_the_same(judged: Judged, tmp_
         assert ours == pytest.approx(theirs)
 
 
-def test_the_score_of_a_result_is_the_summarizers(judged: Judged) -> None:
+def test_score_equals_the_official_summarizers(judged: Judged) -> None:
     summary: Any = pytest.importorskip("mlperf_logging.result_summarizer.result_summarizer")
     parser: Any = pytest.importorskip("mlperf_logging.compliance_checker.mlp_parser")
     minutes = []
@@ -89,5 +89,5 @@ def test_the_score_of_a_result_is_the_summarizers(judged: Judged) -> None:
         assert not errors
         begin, end = summary._query_run_start_stop(lines)
         minutes.append((end - begin) / 60 / 1000)
-    ours = olympic([seconds_of(one) for one in logs_of(judged)])
+    ours = olympic([seconds_of(events) for events in logs_of(judged)])
     assert ours / 60 == pytest.approx(summary._compute_olympic_average(minutes, 0, 1))

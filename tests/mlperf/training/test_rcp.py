@@ -1,4 +1,4 @@
-"""Reference convergence points: the rules' worked example, and the official checker's verdicts."""
+"""Reference convergence points: the rules' example, and the official checker's verdicts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RULES = {
         (True, 128, 15.75, 0.781, 6.56, 14.78), (True, 256, 20.75, 0.748, 4.69, 19.82),
     ],
 )  # fmt: skip
-def test_the_rules_worked_example(
+def test_smallest_mean_of_the_rules_example(
     as_checker: bool, batch: int, mean: float, deviation: float, speedup: float, smallest: float
 ) -> None:
     point = Point.of(batch, RULES[batch], as_checker=as_checker)
@@ -38,7 +38,7 @@ def test_the_rules_worked_example(
     assert 100 * (mean / found - 1) == pytest.approx(speedup, abs=6e-3)
 
 
-def test_which_point_counts() -> None:
+def test_reference_chooses_or_interpolates_points() -> None:
     reference = Reference.of(RULES)
     at = {batch: reference.at(batch)[1] for batch in (64, 128, 192, 512)}
     assert list(at.values()) == [
@@ -57,21 +57,25 @@ def test_slow_points_are_pruned() -> None:
     assert [point.batch for point in Reference.of(runs).points] == [128, 512]
 
 
-def test_verdicts_are_the_official_checkers() -> None:
-    """On 100 random results, at batch sizes with and without a point of their own."""
+def test_verdicts_equal_the_official_checkers() -> None:
+    """100 random results."""
     checker = pytest.importorskip("mlperf_logging.rcp_checker.rcp_checker")
     checker.submission_runs["training"]["digits"] = 5
-    drawn = np.random.default_rng(0)
+    generator = np.random.default_rng(0)
     verdicts = []
     for _ in range(100):
         runs = {
-            batch: (drawn.normal(mean, 0.05 * mean, 10)).round(3).tolist()
-            for batch, mean in zip((64, 128, 256), np.sort(drawn.uniform(8, 20, 3)), strict=True)
+            batch: (generator.normal(mean, 0.05 * mean, 10)).round(3).tolist()
+            for batch, mean in zip(
+                (64, 128, 256), np.sort(generator.uniform(8, 20, 3)), strict=True
+            )
         }
         points = io.StringIO(json.dumps(official_json("digits", runs)))
         official = checker.RCP_Checker("training", "6.0.0", "digits", False, points)
-        batch = int(drawn.choice([64, 128, 256]))
-        epochs = drawn.normal(np.mean(runs[batch]) * drawn.uniform(0.85, 1.05), 0.3, 5).round(3)
+        batch = int(generator.choice([64, 128, 256]))
+        epochs = generator.normal(
+            np.mean(runs[batch]) * generator.uniform(0.85, 1.05), 0.3, 5
+        ).round(3)
         record = official._find_rcp(batch, "full_rcps")
         theirs, scale = official._eval_submission_record(record, sorted(epochs.tolist()), "")
         ours = Reference.of(runs, as_checker=True, pruned=False).check(batch, epochs.tolist())
@@ -81,51 +85,51 @@ def test_verdicts_are_the_official_checkers() -> None:
     assert len({ours for ours, _ in verdicts}) == 2
 
 
-def test_a_curve_over_the_batch_size_leaves_out_what_failed_twice() -> None:
+def test_curve_omits_batch_sizes_with_two_failed_runs() -> None:
     epochs = {
         64: [1.0, 1.1, 0.9, 1.0], 128: [1.6, 1.5, 1.7, 1.6], 256: [1.5, 1.6, 1.5, 1.4],
         512: [2.5, 2.6, 2.4, math.inf], 1024: [3.0, math.inf, math.inf, 3.0],
     }  # fmt: skip
     task = load("fashion_cnn")
     curve = BatchCurve(task, {
-        batch: [_outcome(seed, one * task.train_samples, 1e-3 / batch)
-                for seed, one in enumerate(some)]
-        for batch, some in epochs.items()
+        batch: [_outcome(seed, count * task.train_samples, 1e-3 / batch)
+                for seed, count in enumerate(counts)]
+        for batch, counts in epochs.items()
     })  # fmt: skip
-    assert [one.batch for one in curve.points] == [64, 128, 256, 512]
-    assert [one.batch for one in curve.reference.points] == [64, 256, 512]
-    # 1 at 64 and 2.55 at 512 on nearly a line: twice what a small batch takes at about 230.
+    assert [point.batch for point in curve.points] == [64, 128, 256, 512]
+    assert [point.batch for point in curve.reference.points] == [64, 256, 512]
+    # From 1 at 64 to 2.55 at 512, nearly on a line: twice the small batch's at about 230.
     assert 200 < curve.reference.critical_batch < 300
     notes = "\n".join(curve.table().notes)
     assert "1024" in notes
     assert "critical" in notes
-    # A sample takes an eighth, and there are 2.5 times as many.
+    # A sample takes an eighth of the time, and 2.5 times as many are needed.
     assert (curve.fastest, curve.sentence) == (512, "")
 
 
-def test_a_curve_is_pruned_until_it_is_convex() -> None:
-    # As fashion_cnn was measured: 512 lies below the line from 256 to 1024, which goes, too.
+def test_curve_is_pruned_until_it_is_convex() -> None:
+    # Measured on fashion_cnn: 512 is below the line from 256 to 1024, until 1024 is pruned.
     means = {64: 1.65, 128: 2.10, 256: 2.06, 512: 2.87, 1024: 4.56, 2048: 5.99}
     task = load("fashion_cnn")
     curve = BatchCurve(task, {
-        batch: [_outcome(seed, one * task.train_samples, 1e-3) for seed in range(4)]
-        for batch, one in means.items()
+        batch: [_outcome(seed, mean * task.train_samples, 1e-3) for seed in range(4)]
+        for batch, mean in means.items()
     })  # fmt: skip
-    assert [one.batch for one in Reference.of(curve.epochs).points] == [64, 256, 512, 2048]
-    assert [one.batch for one in curve.reference.points] == [64, 256, 2048]
+    assert [point.batch for point in Reference.of(curve.epochs).points] == [64, 256, 512, 2048]
+    assert [point.batch for point in curve.reference.points] == [64, 256, 2048]
 
 
-def test_a_faster_sample_may_make_a_slower_training() -> None:
+def test_faster_samples_may_make_a_slower_training() -> None:
     task = load("fashion_cnn")
     curve = BatchCurve(task, {
-        batch: [_outcome(seed, 1000 * more, each * (1 + seed / 1000)) for seed in range(4)]
-        for batch, more, each in ((64, 1, 1e-3), (256, 2, 0.4e-3), (1024, 8, 0.3e-3))
+        batch: [_outcome(seed, 1000 * scale, sample_s * (1 + seed / 1000)) for seed in range(4)]
+        for batch, scale, sample_s in ((64, 1, 1e-3), (256, 2, 0.4e-3), (1024, 8, 0.3e-3))
     })  # fmt: skip
     assert curve.fastest == 256
     assert curve.steps_s(256) == pytest.approx(0.8, rel=0.01)
     assert curve.sentence == (
-        "batches of 256 reach the target first; of 1024 a sample is 25 % faster, but the training "
-        "is 200 % slower"
+        "batch size 256 reaches the target first; at 1024 a sample is 25 % faster, but the "
+        "training is 200 % slower"
     )
 
 

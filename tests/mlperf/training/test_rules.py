@@ -1,4 +1,4 @@
-"""Planted violations in the logs of a real run: each is rejected with its own message."""
+"""Each violation planted in the logs of a real run is reported."""
 
 from __future__ import annotations
 
@@ -22,64 +22,64 @@ def logs_of(judged: Judged) -> Logs:
 
 
 def numbered(events: list[Event]) -> list[Event]:
-    return [dataclasses.replace(one, line=number) for number, one in enumerate(events, 1)]
+    return [dataclasses.replace(event, line=number) for number, event in enumerate(events, 1)]
 
 
 def changed(key: str, value: object, run: int = 0) -> Plant:
-    """The value of a key in a run; in all of them where `run` is -1."""
+    """Replace the value of a key in one run; in all runs if `run` is -1."""
 
     def plant(logs: Logs) -> Logs:
         return [
-            [dataclasses.replace(e, value=value) if e.key == key else e for e in one]
+            [dataclasses.replace(e, value=value) if e.key == key else e for e in events]
             if run in (n, -1)
-            else one
-            for n, one in enumerate(logs)
+            else events
+            for n, events in enumerate(logs)
         ]
 
     return plant
 
 
 def edited(change: Callable[[list[Event]], list[Event]], runs: int = 1) -> Plant:
-    """The first runs' events, in another order or number."""
+    """Change the events of the first `runs` runs."""
     return lambda logs: [
-        numbered(change(list(one))) if n < runs else one for n, one in enumerate(logs)
+        numbered(change(list(events))) if n < runs else events for n, events in enumerate(logs)
     ]
 
 
 def before_the_clock(events: list[Event]) -> list[Event]:
-    at = next(n for n, one in enumerate(events) if one.key == "run_start")
+    at = next(n for n, event in enumerate(events) if event.key == "run_start")
     touched = dataclasses.replace(events[at], key="data_touched")
     return [*events[:at], touched, *events[at:]]
 
 
 def without(key: str, which: int | None = None) -> Callable[[list[Event]], list[Event]]:
     def change(events: list[Event]) -> list[Event]:
-        places = [n for n, one in enumerate(events) if one.key == key]
+        places = [n for n, event in enumerate(events) if event.key == key]
         gone = set(places) if which is None else {places[which]}
-        return [one for n, one in enumerate(events) if n not in gone]
+        return [event for n, event in enumerate(events) if n not in gone]
 
     return change
 
 
 def twice(key: str) -> Callable[[list[Event]], list[Event]]:
     return lambda events: [
-        copy for one in events for copy in ([one, one] if one.key == key else [one])
+        copy for event in events for copy in ([event, event] if event.key == key else [event])
     ]
 
 
 def aborted(events: list[Event]) -> list[Event]:
     return [
-        dataclasses.replace(one, metadata={**one.metadata, "status": "aborted"})
-        if one.key == "run_stop"
-        else one
-        for one in events
+        dataclasses.replace(event, metadata={**event.metadata, "status": "aborted"})
+        if event.key == "run_stop"
+        else event
+        for event in events
     ]
 
 
 def later_seed(events: list[Event]) -> list[Event]:
-    seed = next(one for one in events if one.key == "seed")
-    rest = [one for one in events if one.key != "seed"]
-    return [*rest[:-1], seed, rest[-1]]
+    seed = next(event for event in events if event.key == "seed")
+    others = [event for event in events if event.key != "seed"]
+    return [*others[:-1], seed, others[-1]]
 
 
 def set_clock(events: list[Event]) -> list[Event]:
@@ -88,19 +88,19 @@ def set_clock(events: list[Event]) -> list[Event]:
 
 def slow_start(events: list[Event]) -> list[Event]:
     moved, inside = [], False
-    for one in events:
-        inside |= one.key == "init_stop"
-        moved.append(dataclasses.replace(one, time_ms=one.time_ms + 15e6 * inside))
+    for event in events:
+        inside |= event.key == "init_stop"
+        moved.append(dataclasses.replace(event, time_ms=event.time_ms + 15e6 * inside))
     return moved
 
 
 def went_on(events: list[Event]) -> list[Event]:
-    last = max(n for n, one in enumerate(events) if one.key == "eval_accuracy")
+    last = max(n for n, event in enumerate(events) if event.key == "eval_accuracy")
     return [*events[: last + 1], events[last], *events[last + 1 :]]
 
 
 def worse_last(events: list[Event]) -> list[Event]:
-    last = max(n for n, one in enumerate(events) if one.key == "eval_accuracy")
+    last = max(n for n, event in enumerate(events) if event.key == "eval_accuracy")
     events[last] = dataclasses.replace(events[last], value=0.1)
     return events
 
@@ -129,32 +129,32 @@ PLANTED: dict[str, Plant] = {
 }
 
 
-def test_an_honest_result_breaks_no_rule(judged: Judged) -> None:
+def test_valid_result_has_no_violations(judged: Judged) -> None:
     assert check_set(logs_of(judged), judged.task, runs=3, optimizer="adam") == []
     assert all(arm.violations == () for arm in judged.arms)
 
 
 @pytest.mark.parametrize("rule", PLANTED)
-def test_a_planted_violation_has_its_own_message(judged: Judged, rule: str) -> None:
-    wrong = check_set(PLANTED[rule](logs_of(judged)), judged.task, runs=3, optimizer="adam")
-    assert rule in {one.rule for one in wrong}
-    texts = [one.text for one in wrong if one.rule == rule]
+def test_planted_violation_is_reported(judged: Judged, rule: str) -> None:
+    violations = check_set(PLANTED[rule](logs_of(judged)), judged.task, runs=3, optimizer="adam")
+    texts = [violation.text for violation in violations if violation.rule == rule]
+    assert texts
     assert all(texts)
 
 
-def test_the_closed_division_keeps_optimizer_and_model(judged: Judged) -> None:
+def test_closed_division_requires_the_references_optimizer_and_model(judged: Judged) -> None:
     closed = changed("submission_division", "closed", -1)(logs_of(judged))
     other = check_set(changed("opt_name", "lion")(closed), judged.task, runs=3, optimizer="adam")
-    assert [one.rule for one in other] == ["optimizer changed"]
+    assert [violation.rule for violation in other] == ["optimizer changed"]
     thin = [read(Path(run.log)) for run in judged.arms[1].runs]
     thin = changed("submission_division", "closed", -1)(thin)
     found = check_set(thin, judged.task, runs=3, optimizer="adam")
-    assert {one.rule for one in found} == {"model changed"}
+    assert {violation.rule for violation in found} == {"model changed"}
 
 
-def test_convergence_may_not_be_too_good(judged: Judged) -> None:
+def test_convergence_may_not_be_too_fast(judged: Judged) -> None:
     logs = logs_of(judged)
-    slow = Reference.of({24: [2.0 * epochs_of(one) for one in logs] * 3})
+    slow = Reference.of({24: [2.0 * epochs_of(events) for events in logs] * 3})
     (found,) = check_set(logs, judged.task, runs=3, reference=slow)
     assert found.rule == "convergence"
     assert "too fast" in found.text
