@@ -174,7 +174,7 @@ def test_no_such_function(child: Child) -> None:
 def test_sys_exit_is_an_error_and_not_the_end(child: Child) -> None:
     with pytest.raises(WorkloadError, match="SystemExit: 3") as caught:
         child.call("user_code:leave", code=3)
-    assert "ends the process" in (caught.value.remedy or "")
+    assert "exits the process" in (caught.value.remedy or "")
     assert child.call("user_code:double", x=1) == 2
 
 
@@ -284,7 +284,7 @@ def test_sending_to_a_dead_child_says_so(child: Child) -> None:
 
 
 def test_a_fork_that_holds_the_pipe_does_not_hide_the_death(child: Child) -> None:
-    with pytest.raises(ChildError, match="exit code 3"):
+    with pytest.raises(ChildError, match="exited with code 3"):
         child.call("user_code:orphan", timeout_s=60)
 
 
@@ -442,7 +442,7 @@ def test_a_channel_gives_up_on_a_reader_that_hangs() -> None:
 def test_a_child_that_hangs_and_does_not_read_is_stopped_and_located(
     child: Child, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("slipstream.child.process._LONGEST_SEND_S", 1.0)
+    monkeypatch.setattr("slipstream.child.process._MAX_SEND_S", 1.0)
     child.call("user_code:double", x=1)
     child.start_call("user_code:hang")
     with pytest.raises(ChildError, match=r"\bsent\b.*\b1 s\b") as error:
@@ -452,7 +452,7 @@ def test_a_child_that_hangs_and_does_not_read_is_stopped_and_located(
 
 
 def test_a_suspended_child_is_ended(child: Child, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "_LONGEST_SUSPENSION_S", 0.1)
+    monkeypatch.setattr(process, "_MAX_SUSPENSION_S", 0.1)
     child.start_call("user_code:hang")
     os.kill(child.pid, signal.SIGSTOP)
     with pytest.raises(ChildError, match="suspended"):

@@ -199,7 +199,7 @@ def _by_hand(train: Path, seed: int, steps: int) -> list[float]:
 def test_a_rank_that_fails_is_named_and_nothing_stays(
     train: Path, what: str, error: type[Exception], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process, "_LONGEST_SUSPENSION_S", 0.5)
+    monkeypatch.setattr(process, "_MAX_SUSPENSION_S", 0.5)
     before = psutil.Process().children(recursive=True)
     with hosts_of(Cluster.load(CLUSTER), 2) as where, file_backups() as keep_in:
         without_ranks = psutil.Process().children(recursive=True)

@@ -1,14 +1,14 @@
-"""A Python process that answers calls: where user code runs, and what happens when it fails.
+"""Child processes that run user code and answer calls.
 
-User code never runs in a long-lived process of ours. It runs in a `Child`: a fresh interpreter
-with a message pipe, a memory limit and a time limit per call. What crosses the pipe is JSON, one
-message a line; nothing is unpickled. What user code prints goes to a log, shown when it fails.
+User code never runs in a long-lived process of slipstream. It runs in a `Child`: a fresh
+interpreter with a message pipe, a memory limit and a time limit per call. Messages are lines of
+JSON; nothing is unpickled. Output of user code goes to a log, which is shown when it fails.
 
     with Child() as child:
         answer = child.call("package.module:function", timeout_s=60, argument=1)
 
-The called function runs in the child with its own module globals, so that one call can build
-what the next one uses. While it runs it may talk to the parent through `channel()`.
+Module globals of the child persist between calls, so that one call can build what the next one
+uses. A running function can exchange messages with the parent through `channel()`.
 """
 
 from slipstream.child.descendants import end_group

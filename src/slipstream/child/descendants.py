@@ -1,4 +1,4 @@
-"""Processes that a process started, and theirs: found, inspected and ended."""
+"""Find, inspect and kill the descendants of a process."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 
 def end_group(pid: int) -> None:
-    """Kill the process and its group; it must be the leader, and not collected yet."""
+    """Kill the process group that `pid` leads; the process must not have been waited for yet."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
 
 
 def descendants(pid: int) -> list[Any]:
-    """Every living process that `pid` started, and theirs."""
+    """Return the running descendants of `pid`."""
     import psutil
 
     try:
@@ -25,7 +25,7 @@ def descendants(pid: int) -> list[Any]:
 
 
 def end(processes: list[Any]) -> None:
-    """Kill them; one that is gone already is none."""
+    """Kill the processes; those that have exited are ignored."""
     import psutil
 
     for process in processes:
@@ -34,7 +34,7 @@ def end(processes: list[Any]) -> None:
 
 
 def is_suspended(pid: int) -> bool:
-    """Whether the process is suspended by SIGSTOP or its like, and not by a debugger."""
+    """Whether the process is suspended, for instance by SIGSTOP, and not by a debugger."""
     import psutil
 
     try:

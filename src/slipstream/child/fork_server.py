@@ -1,15 +1,15 @@
-"""A warm process that children are forked from: torch is imported once, user code never is.
+"""A warm process that children are forked from, with torch imported but no user code.
 
-A fresh interpreter takes seconds to import torch; a fork of one that has it takes milliseconds,
-and is as fresh, for nothing of the user's ever ran in the original. Between it and each fork
-stands a supervisor, which waits for the fork, tells how it ended, and ends it should we be gone::
+A fresh interpreter takes seconds to import torch; a fork takes milliseconds, and is as clean, since
+no user code ever ran in the original. A supervisor between the server and each fork waits for the
+fork, reports its exit status, and kills it if the client exits::
 
-    we ── socket: command, folder, variables, pipes ──▶ server ─ fork ─▶ supervisor ─ fork ─▶ child
-    we ◀── pipes of the child ─────────────────────────────────────────────────────────────┘
-    we ◀── how the child ended ──────────────────────────────────── supervisor
-    we ── collected, or we are gone ──────────────────────────────▶ supervisor
+    client ── socket: command, folder, pipes ─▶ server ─ fork ─▶ supervisor ─ fork ─▶ child
+    client ◀── pipes of the child ───────────────────────────────────────────────────────┘
+    client ◀── exit status ──────────────────────────────── supervisor
+    client ── waited for, or client exited ───────────────▶ supervisor
 
-`ForkServer.start` is called as `subprocess.Popen` is, so that `started_by` takes it.
+`ForkServer.start` has the signature of `subprocess.Popen`, so that `started_by` accepts it.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from typing import Any, NoReturn
 
 from slipstream.errors import ChildError
 
-_LONGEST_START_S = 120.0
-_LONGEST_REQUEST = 1 << 20
+_MAX_START_S = 120.0
+_MAX_REQUEST = 1 << 20
 _FIRST_FREE_FD = 3
 
 
 def can_fork() -> bool:
-    """Whether a process that imported torch can be forked here; macOS's libraries forbid it."""
+    """Whether a process that imported torch can be forked; macOS's libraries do not allow it."""
     return sys.platform == "linux"
 
 
@@ -46,9 +46,9 @@ class ForkServer:
     """The warm process. Thread-safe.
 
     Args:
-        modules: names of what it imports.
-        environment: variables it is started with on top of ours, such as the number of threads
-            of libraries that read it when they are imported.
+        modules: names of the modules to import.
+        environment: added to this process's variables, such as the number of threads of libraries
+            that read it on import.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class ForkServer:
         self._socket: socket.socket | None = None
 
     def warm_up(self) -> None:
-        """Begin to import, if that has not begun; returns at once."""
+        """Start importing if it has not started; returns immediately."""
         with self._lock:
             self._ensure()
 
@@ -77,7 +77,7 @@ class ForkServer:
         cwd: Path | None,
         start_new_session: bool,
     ) -> Fork:
-        """A fork that does what ``python -m slipstream.child ...`` would.
+        """Return a fork that behaves like ``python -m slipstream.child ...``.
 
         Raises:
             ChildError: the server cannot be started, or does not answer.
@@ -103,16 +103,16 @@ class ForkServer:
         return Fork(pid, status_read, control_write)
 
     def close(self) -> None:
-        """End it. Forks that live on are ended by whoever started them."""
+        """Kill the server. Running forks are killed by the processes that started them."""
         with self._lock:
             self._end()
 
     def _ask(self, request: bytes, fds: Sequence[int]) -> int:
-        # It may have been killed since; a new one is as good.
+        # The server may have been killed; try a new one.
         for _ in range(2):
             connection = self._ensure()
             try:
-                connection.settimeout(_LONGEST_START_S)
+                connection.settimeout(_MAX_START_S)
                 socket.send_fds(connection, [len(request).to_bytes(4, "little")], fds)
                 connection.sendall(request)
                 answer = connection.recv(8)
@@ -122,7 +122,7 @@ class ForkServer:
                 pass
             self._end()
         raise ChildError(
-            "the process that others are forked from does not answer",
+            "the fork server does not answer",
             remedy="is there enough memory? start again with --threads 1",
         )
 
@@ -139,14 +139,12 @@ class ForkServer:
                 stderr=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 env={**os.environ, **self._environment},
-                # Ctrl-C goes to us alone.
+                # Ctrl-C goes to this process only.
                 start_new_session=True,
             )
         except OSError as error:
             ours.close()
-            raise ChildError(
-                f"the process that others are forked from cannot be started: {error.strerror}"
-            ) from error
+            raise ChildError(f"the fork server cannot be started: {error.strerror}") from error
         finally:
             theirs.close()
         self._socket = ours
@@ -163,48 +161,48 @@ class ForkServer:
 
 
 class Fork:
-    """What `Child` asks of `subprocess.Popen`, of a process that is no child of ours."""
+    """A forked process with the interface of `subprocess.Popen`; not a child of this process."""
 
     def __init__(self, pid: int, status: int, control: int) -> None:
         self.pid = pid
         self.returncode: int | None = None
         self._status, self._control = status, control
         self._code: int | None = None
-        # Whoever cancels a job ends its process from another thread.
+        # A canceled job's process is killed from another thread.
         self._lock = threading.Lock()
 
     def ended(self) -> bool:
-        """Whether it is over; its number is not given to another process before `wait`."""
+        """Whether the process has exited; its id is not reused before `wait`."""
         with self._lock:
-            return self._told(0.0)
+            return self._exited(0.0)
 
     def poll(self) -> int | None:
-        """The exit code once it has ended."""
+        """Return the exit code, or None while the process runs."""
         with self._lock:
-            if self._told(0.0):
+            if self._exited(0.0):
                 self._collect()
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """The exit code, when it has ended.
+        """Wait for the process and return its exit code.
 
         Raises:
-            subprocess.TimeoutExpired: it has not within `timeout` seconds.
+            subprocess.TimeoutExpired: it still runs after `timeout` seconds.
         """
         with self._lock:
-            if not self._told(timeout):
+            if not self._exited(timeout):
                 raise subprocess.TimeoutExpired("fork", timeout or 0.0)
             self._collect()
         assert self.returncode is not None
         return self.returncode
 
-    def _told(self, timeout: float | None) -> bool:
+    def _exited(self, timeout: float | None) -> bool:
         if self._code is None:
             if not select.select([self._status], [], [], timeout)[0]:
                 return False
-            told = os.read(self._status, 16)
-            # A supervisor that was killed says nothing, and nobody else knows.
-            self._code = int(told) if told else -signal.SIGKILL
+            status = os.read(self._status, 16)
+            # A supervisor that was killed writes nothing.
+            self._code = int(status) if status else -signal.SIGKILL
         return True
 
     def _collect(self) -> None:
@@ -214,19 +212,19 @@ class Fork:
             os.close(self._control)
 
 
-# What follows runs in the server and its forks.
+# The code below runs in the server and its forks.
 
 
 def main(number: int, modules: Sequence[str]) -> None:
-    """Import, then fork for every request that comes over the socket with this number."""
+    """Import `modules`, then fork for every request on the socket with descriptor `number`."""
     for name in modules:
         importlib.import_module(name)
     import gc
 
-    # Of what is there now nothing is garbage; collecting would copy its pages in every fork.
+    # The garbage collector skips frozen objects; it would copy their pages in every fork.
     gc.collect()
     gc.freeze()
-    # Supervisors are collected by the system.
+    # The system reaps supervisors.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     connection = socket.socket(fileno=number)
     while True:
@@ -235,40 +233,40 @@ def main(number: int, modules: Sequence[str]) -> None:
             return
         request = b""
         while len(request) < int.from_bytes(length, "little"):
-            more = connection.recv(_LONGEST_REQUEST)
+            more = connection.recv(_MAX_REQUEST)
             if not more:
                 return
             request += more
-        told_read, told_write = os.pipe()
+        pid_read, pid_write = os.pipe()
         if os.fork() == 0:
             connection.close()
-            os.close(told_read)
-            _supervise(json.loads(request), list(fds), told_write)
-        os.close(told_write)
-        pid = os.read(told_read, 8)
-        os.close(told_read)
+            os.close(pid_read)
+            _supervise(json.loads(request), list(fds), pid_write)
+        os.close(pid_write)
+        pid = os.read(pid_read, 8)
+        os.close(pid_read)
         for fd in fds:
             os.close(fd)
         connection.sendall(pid)
 
 
-def _supervise(request: dict[str, Any], fds: list[int], told: int) -> NoReturn:
-    """The supervisor: start the child, say its number and its end, and see that it ends with us."""
+def _supervise(request: dict[str, Any], fds: list[int], pid_pipe: int) -> NoReturn:
+    """Start the child, report its id and exit status, and kill it if the client exits."""
     try:
         *_, status, control = fds
         wake_read, wake_write = os.pipe()
         os.set_blocking(wake_write, False)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        # One that asked for a session of its own is out of reach of whoever ends the server.
+        # In a separate session, so that killing the server's group does not kill the supervisor.
         os.setsid()
         pid = os.fork()
         if pid == 0:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             _become_child(request, fds[:3])
-        os.write(told, pid.to_bytes(8, "little"))
-        for fd in (told, *fds[:3]):
+        os.write(pid_pipe, pid.to_bytes(8, "little"))
+        for fd in (pid_pipe, *fds[:3]):
             os.close(fd)
         ended = _await_end(pid, wake_read, control)
         if ended is None:
@@ -281,7 +279,7 @@ def _supervise(request: dict[str, Any], fds: list[int], told: int) -> NoReturn:
             with contextlib.suppress(BrokenPipeError):
                 os.write(status, str(ended).encode())
                 os.close(status)
-            # Until its end was noted its number must not be another's.
+            # The process id must not be reused before the client has read the exit status.
             os.read(control, 1)
             os.waitpid(pid, 0)
     finally:
@@ -289,7 +287,7 @@ def _supervise(request: dict[str, Any], fds: list[int], told: int) -> NoReturn:
 
 
 def _await_end(pid: int, wake: int, control: int) -> int | None:
-    """How `pid` ended, or None when whoever wants to know is gone."""
+    """Return the exit status of `pid`, or None if the client has exited."""
     while True:
         state = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
         if state is not None:
@@ -303,7 +301,7 @@ def _await_end(pid: int, wake: int, control: int) -> int | None:
 
 
 def _become_child(request: dict[str, Any], fds: list[int]) -> NoReturn:
-    """In the fork: what a new process would have."""
+    """Set up the fork like a new process, and run the worker."""
     code = 70
     try:
         os.setsid()
@@ -318,7 +316,7 @@ def _become_child(request: dict[str, Any], fds: list[int]) -> NoReturn:
         os.environ.clear()
         os.environ.update(request["environment"])
         os.chdir(request["folder"])
-        # As `python -m` of a new process has it.
+        # As `python -m` sets it.
         sys.path[0] = request["folder"]
         sys.argv = ["slipstream"]
         import random

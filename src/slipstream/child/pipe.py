@@ -1,4 +1,4 @@
-"""The pipe between a child and who started it: JSON messages, one a line."""
+"""The message pipe between a child and its parent."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from collections.abc import Callable
 from typing import Any
 
 Message = dict[str, Any]
-# How often a wait looks whether the other process still lives.
+# Interval at which a wait checks whether the other process is still running.
 TICK_S = 0.5
 _PIPE_BYTES = 1 << 16
 
 
 class Channel:
-    """One end of the pipe: JSON messages, one a line."""
+    """One end of the pipe; messages are lines of JSON."""
 
     def __init__(self, read_fd: int, write_fd: int) -> None:
         self._read_fd = read_fd
         self._write_fd = write_fd
         self._buffer = bytearray()
-        # How much of the buffer is known to hold no end of line.
+        # Length of the buffer's prefix that is known to hold no newline.
         self._searched = 0
         os.set_blocking(write_fd, False)
 
@@ -34,15 +34,15 @@ class Channel:
         alive: Callable[[], bool] = lambda: True,
         timeout_s: float | None = None,
     ) -> None:
-        """Send one message, however large; meanwhile what arrives is kept for `receive`.
+        """Send one message of any size; messages that arrive meanwhile are buffered for `receive`.
 
         Args:
-            alive: asked now and then while the other end is not reading.
-            timeout_s: how long the other end may read nothing; None: as long as it lives.
+            alive: called repeatedly while the other end is not reading.
+            timeout_s: maximum time without a read by the other end; None for no maximum.
 
         Raises:
-            BrokenPipeError: the other end is gone, or not alive.
-            TimeoutError: it read nothing for `timeout_s`.
+            BrokenPipeError: the other end is closed, or not alive.
+            TimeoutError: the other end read nothing for `timeout_s`.
             TypeError, ValueError: the message is not JSON.
         """
         data = memoryview(json.dumps(message).encode() + b"\n")
@@ -51,29 +51,29 @@ class Channel:
         read_last = time.monotonic()
         while data:
             readable, writable, _ = select.select(reading, [self._write_fd], [], TICK_S)
-            # Both ends may be sending more than the pipe holds: somebody must read.
+            # If both ends send more than the pipe holds, one of them must read.
             if readable and not self._read():
                 reading = []
             if writable:
                 data = data[os.write(self._write_fd, data[:_PIPE_BYTES]) :]
                 read_last = time.monotonic()
             elif not readable and not alive():
-                raise BrokenPipeError("the other end of the pipe does not live")
+                raise BrokenPipeError("the process at the other end of the pipe has exited")
             elif timeout_s is not None and time.monotonic() - read_last > timeout_s:
                 raise TimeoutError("the other end of the pipe does not read")
 
     def receive(self, timeout_s: float | None = None) -> Message | None:
-        """The next message, or None when `timeout_s` passed without one.
+        """Return the next message, or None after `timeout_s`.
 
         Raises:
-            EOFError: the other end is gone.
+            EOFError: the other end is closed.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while (end := self._buffer.find(b"\n", self._searched)) < 0:
             self._searched = len(self._buffer)
             self._check_open()
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            if not select.select([self._read_fd], [], [], left)[0]:
+            remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if not select.select([self._read_fd], [], [], remaining)[0]:
                 return None
             if not self._read():
                 raise EOFError("the other end of the pipe is closed")
@@ -83,12 +83,12 @@ class Channel:
         return message
 
     def fileno(self) -> int:
-        """What `select` waits on for the other end's words."""
+        """Return the descriptor on which `select` waits for messages."""
         return self._read_fd
 
     @property
     def has_message(self) -> bool:
-        """Whether `receive` would answer without reading."""
+        """Whether a complete message is buffered."""
         return b"\n" in self._buffer
 
     def close(self) -> None:
@@ -96,7 +96,7 @@ class Channel:
         for fd in (self._read_fd, self._write_fd):
             with contextlib.suppress(OSError):
                 os.close(fd)
-        # The numbers may soon be those of somebody else's files.
+        # The descriptors may be reused by other files.
         self._read_fd = self._write_fd = -1
 
     def _read(self) -> bool:

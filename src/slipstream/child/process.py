@@ -1,4 +1,4 @@
-"""A child as its parent has it: started, called, waited for and ended."""
+"""The parent's side of a child process: start, call, wait and kill."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from slipstream.files import mark_in_use, remove_leftovers, temporary_path
 
 _LOG = "child"
 _GRACE_S = 2.0
-# How long a child may leave a message unread, and how long the system takes to end a process.
-_LONGEST_SEND_S, _LONGEST_END_S = 300.0, 30.0
-# How long a process may stay suspended before it is ended; others may wait for it.
-_LONGEST_SUSPENSION_S = 10.0
+# Maximum time for a child to read a message, and for the system to end a killed process.
+_MAX_SEND_S, _MAX_END_S = 300.0, 30.0
+# Maximum suspension of a process before it is killed, since other processes may wait for it.
+_MAX_SUSPENSION_S = 10.0
 _LOG_TAIL_LINES = 15
 
 _starter: ContextVar[Callable[..., Any] | None] = ContextVar("starter", default=None)
@@ -38,10 +38,10 @@ _starter: ContextVar[Callable[..., Any] | None] = ContextVar("starter", default=
 
 @contextlib.contextmanager
 def started_by(start: Callable[..., Any]) -> Iterator[None]:
-    """Within it, and in this thread, every `Child` is started by `start`.
+    """Start every `Child` of this thread with `start` until the block ends.
 
-    It is called as `subprocess.Popen` is. What it returns may tell by ``ended()`` that the process
-    is over before its exit is collected; otherwise it must be a child of this one.
+    `start` has the signature of `subprocess.Popen`. A result that is not a child of this process
+    needs a method ``ended()`` that returns whether it has exited, without waiting for it.
     """
     token = _starter.set(start)
     try:
@@ -54,11 +54,11 @@ class Child:
     """A fresh Python process that answers calls one at a time.
 
     Args:
-        name: what the process is for, as errors should call it.
-        environment: variables set in the child on top of ours.
-        directory: where it runs; ours by default.
-        memory_limit_bytes: private memory above which allocations in the child fail.
-        prefix: words before the command, which become it in the same process: ``nsenter``.
+        name: name of the process in errors.
+        environment: added to this process's variables.
+        directory: working directory; this process's by default.
+        memory_limit_bytes: limit of private memory, above which allocations fail.
+        prefix: words before the command that replace themselves by it, such as ``nsenter``.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Child:
         self._owner = os.getpid()
         self._stopped = False
         remove_leftovers(_LOG)
-        # What removes the log is there before the log is: Ctrl-C may come between any two lines.
+        # The finalizer exists before the log, since Ctrl-C may come between any two lines.
         self.log_path = temporary_path(_LOG, ".log")
         opened: list[int] = []
         self._remove_log = weakref.finalize(self, _remove, self.log_path, self._owner, opened)
@@ -83,8 +83,8 @@ class Child:
         mark_in_use(log_fd)
         to_child_read, to_child_write = os.pipe()
         to_us_read, to_us_write = os.pipe()
-        # A child dies with the *thread* that started it, so that only the main thread, which ends
-        # with the process, may ask for that; others' children are ended at our exit.
+        # PR_SET_PDEATHSIG kills a child when the *thread* that started it ends, so it is only used
+        # in the main thread; children of other threads are killed at exit.
         in_main_thread = threading.current_thread() is threading.main_thread()
         parent = self._owner if in_main_thread else 0
         numbers = (to_child_read, to_us_write, parent, memory_limit_bytes or 0)
@@ -98,18 +98,18 @@ class Child:
                 pass_fds=(to_child_read, to_us_write),
                 env={**os.environ, **(environment or {})},
                 cwd=directory,
-                # Ctrl-C goes to us alone; we then end the child and all it started.
+                # Ctrl-C goes to this process only, which then kills the child and its descendants.
                 start_new_session=True,
             )
             self._channel = Channel(to_us_read, to_child_write)
             _living.add(self)
         except BaseException as error:
-            # A process that was started all the same ends when it finds nobody at its pipe.
+            # A process that did start exits when it finds its pipe closed.
             os.close(to_us_read)
             os.close(to_child_write)
             self._remove_log()
             if not isinstance(error, OSError):
-                # Whoever starts processes in place of us may have reasons of its own not to.
+                # A starter set by `started_by` may raise other errors.
                 raise
             raise ChildError(
                 f"{name} could not be started: {error.strerror or error}",
@@ -137,20 +137,20 @@ class Child:
 
         Args:
             function: an importable ``module:function``; it runs in the child's main thread.
-            timeout_s: the child is killed when no message of it arrives for this long.
-            until: of `time.monotonic`: the child is killed then, whatever it sends.
-            on_message: called with each message the function sends through `channel()`.
+            timeout_s: maximum time without a message, after which the child is killed.
+            until: time of `time.monotonic` at which the child is killed.
+            on_message: called with each message that the function sends through `channel()`.
 
         Raises:
-            SlipstreamError: whatever the function raised; foreign exceptions arrive as
-                `WorkloadError` with file and line of the user's code.
+            SlipstreamError: the function raised it; other exceptions arrive as `WorkloadError` with
+                file and line of the user's code.
             ChildError: the process died, or was killed after `timeout_s` or at `until`.
         """
         self.start_call(function, **arguments)
         return self.finish_call(timeout_s=timeout_s, until=until, on_message=on_message)
 
     def start_call(self, function: str, **arguments: Any) -> None:
-        """Begin a call; talk to it with `send` and `receive`, collect with `finish_call`."""
+        """Start a call; `send` and `receive` work while it runs, `finish_call` gives its result."""
         self.send({"call": function, "arguments": arguments})
 
     def send(self, message: Message) -> None:
@@ -160,16 +160,14 @@ class Child:
             ChildError: the process died, or hangs where it does not read (it is then killed).
         """
         try:
-            self._channel.send(
-                message, alive=lambda: not self._has_ended(), timeout_s=_LONGEST_SEND_S
-            )
+            self._channel.send(message, alive=lambda: not self._has_ended(), timeout_s=_MAX_SEND_S)
         except TimeoutError:
-            raise self._hang("did not read what it was sent", _LONGEST_SEND_S) from None
+            raise self._hang("did not read what it was sent", _MAX_SEND_S) from None
         except OSError:
             raise self._death() from None
 
     def receive(self, *, timeout_s: float | None = None) -> Message:
-        """The child's next message; ``{"result": ...}`` when the call ended.
+        """Return the child's next message, ``{"result": ...}`` at the end of the call.
 
         Raises:
             SlipstreamError: the called function raised.
@@ -187,36 +185,36 @@ class Child:
 
     def _hang(self, what: str, timeout_s: float) -> ChildError:
         where = self._where_it_hangs()
-        # It may wait for processes of its own, such as a loader's workers.
+        # It may wait for its own child processes, such as a loader's workers.
         count = len(descendants(self._process.pid))
         waiting = f"; {count} process{'es' * (count != 1)} that it started still ran"
         self.kill()
         return ChildError(
             f"{self.name} {what} within {timeout_s:g} s and was stopped{waiting if count else ''}",
             where=where,
-            remedy="an endless loop or a dead-lock? if it is only slow, raise --timeout",
+            remedy="check for an endless loop or a deadlock; if it is only slow, raise --timeout",
         )
 
     def _await_message(self, timeout_s: float | None) -> Message | None:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         ran = time.monotonic()
         while True:
-            left = TICK_S if deadline is None else deadline - time.monotonic()
-            # Asked before waiting: what it said before it ended is in the pipe by then.
+            remaining = TICK_S if deadline is None else deadline - time.monotonic()
+            # Checked before waiting: messages sent before the exit are in the pipe by then.
             ended = self._has_ended()
-            message = self._channel.receive(0.0 if ended else max(0.0, min(left, TICK_S)))
-            if message is not None or left <= 0:
+            message = self._channel.receive(0.0 if ended else max(0.0, min(remaining, TICK_S)))
+            if message is not None or remaining <= 0:
                 return message
             if ended:
-                # A process it forked may hold the pipe open, so that no end of file comes.
+                # A process that it forked may hold the pipe open, so that no end of file arrives.
                 raise EOFError
             if not is_suspended(self._process.pid):
                 ran = time.monotonic()
-            elif time.monotonic() - ran > _LONGEST_SUSPENSION_S:
+            elif time.monotonic() - ran > _MAX_SUSPENSION_S:
                 self.kill()
                 raise ChildError(
-                    f"{self.name} was suspended (SIGSTOP) for {_LONGEST_SUSPENSION_S:g} s and "
-                    "was ended",
+                    f"{self.name} was suspended (SIGSTOP) for {_MAX_SUSPENSION_S:g} s and "
+                    "was killed",
                     remedy="run it again; kill -CONT resumes a process that was suspended",
                 )
 
@@ -238,7 +236,7 @@ class Child:
                 on_message(message)
 
     def log_tail(self) -> str:
-        """The last lines the child printed."""
+        """Return the last lines that the child printed."""
         try:
             text = self.log_path.read_text(errors="replace")
         except OSError:
@@ -246,20 +244,20 @@ class Child:
         return "\n".join(text.splitlines()[-_LOG_TAIL_LINES:])
 
     def kill(self) -> None:
-        """End the child and every process it started, at once."""
+        """Kill the child and its descendants."""
         self._stopped = True
-        # Once its exit was collected, its number may be another process's.
+        # Once it was waited for, its id may belong to another process.
         if self._process.returncode is None:
-            # Some may have left for a session of their own, out of the group's reach.
+            # Some may have moved to another session, which killing the group does not reach.
             started = [] if self._has_ended() else descendants(self._process.pid)
             end_group(self._process.pid)
-            # One that is stuck in the kernel ends when that lets go of it; nobody can hurry it.
+            # A process that is stuck in a system call only ends when the call returns.
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_LONGEST_END_S)
+                self._process.wait(_MAX_END_S)
             end(started)
 
     def close(self) -> None:
-        """End the child: it is asked first, then killed; its log is removed."""
+        """Let the child exit, kill it if it does not, and remove its log."""
         _living.discard(self)
         self._channel.close()
         try:
@@ -269,7 +267,7 @@ class Child:
             self._remove_log()
 
     def _has_ended(self) -> bool:
-        """Whether the process is over; its exit is left to be collected by `kill`."""
+        """Whether the process has exited; does not wait for it, which `kill` does."""
         if self._process.returncode is not None:
             return True
         if hasattr(self._process, "ended"):
@@ -292,12 +290,12 @@ class Child:
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         if kind is not None:
-            # An error or Ctrl-C: do not wait for what the child is doing.
+            # After an error or Ctrl-C do not wait for the child.
             self.kill()
         self.close()
 
     def _where_it_hangs(self) -> str | None:
-        """Ask the child's fault handler where its main thread is."""
+        """Return file and line of the child's main thread, from its fault handler."""
         if self._has_ended():
             return None
         before = self.log_path.stat().st_size
@@ -308,7 +306,7 @@ class Child:
             with self.log_path.open("rb") as log:
                 log.seek(before)
                 previous, answer = answer, log.read()
-            # It writes frame by frame; when nothing more came, it is done.
+            # The handler writes frame by frame; it is done when no more output arrives.
             if answer and answer == previous:
                 break
         for line in answer.decode(errors="replace").splitlines():
@@ -325,11 +323,11 @@ class Child:
         tail = self.log_tail()
         remedy: str | None
         if stopped:
-            return ChildError(f"{self.name} was stopped and cannot be called any more")
+            return ChildError(f"{self.name} was stopped and cannot be called again")
         kind = ChildDiedError if ended else ChildError
         if not ended:
-            what = f"{self.name} closed its pipe and went on without answering"
-            remedy = "does the script close files it did not open?"
+            what = f"{self.name} closed its pipe and kept running without answering"
+            remedy = "check whether the script closes files that it did not open"
         elif code == -signal.SIGKILL:
             what = f"{self.name} was killed by the system, most likely out of memory"
             remedy = "use a smaller batch or model, or a machine with more memory"
@@ -337,31 +335,31 @@ class Child:
             what = f"{self.name} died of signal {signal.Signals(-code).name}"
             remedy = "run the script on its own; a crash in native code shows there too"
         else:
-            what = f"{self.name} ended by itself (exit code {code}) before it was done"
-            remedy = "does the script call sys.exit or os._exit?"
+            what = f"{self.name} exited with code {code} before it was done"
+            remedy = "check whether the script calls sys.exit or os._exit"
         if tail:
             what += "; its last output was:\n" + indent(tail, "    ")
         return kind(what, remedy=remedy)
 
 
 def ready(children: Sequence[Child], timeout_s: float) -> list[Child]:
-    """Those of `children` that have said something, or are gone; waits for the first.
+    """Wait for the first message or exit; return all `children` with a message or exited.
 
     Args:
-        timeout_s: how long to wait; the list is empty after it.
+        timeout_s: maximum wait, after which the list is empty.
     """
-    spoken = [one for one in children if one._channel.has_message]
-    if spoken:
-        return spoken
-    readable = select.select([one._channel for one in children], [], [], timeout_s)[0]
-    # A process that one of them forked may hold its pipe open after its end.
-    return [one for one in children if one._channel in readable] or [
-        one for one in children if one._has_ended()
+    with_message = [child for child in children if child._channel.has_message]
+    if with_message:
+        return with_message
+    readable = select.select([child._channel for child in children], [], [], timeout_s)[0]
+    # A process that a child forked may hold its pipe open after the child's exit.
+    return [child for child in children if child._channel in readable] or [
+        child for child in children if child._has_ended()
     ]
 
 
 def _remove(log: Path, owner: int, opened: Sequence[int]) -> None:
-    # A process forked from ours inherits this duty, too, while we go on writing.
+    # A fork of this process inherits the finalizer, while this process keeps writing.
     if os.getpid() == owner:
         log.unlink(missing_ok=True)
         for fd in opened:
@@ -374,7 +372,7 @@ _living: weakref.WeakSet[Child] = weakref.WeakSet()
 @atexit.register
 def _end_all() -> None:
     for child in list(_living):
-        # A process forked from ours inherits this list, and must not end our children.
+        # A fork of this process inherits the set, but must not kill our children.
         if child._owner == os.getpid():
             child.kill()
             child._remove_log()

@@ -1,4 +1,4 @@
-"""Another program asked one question: run it, wait for a while, read what it answered."""
+"""Run another program and read its output."""
 
 from __future__ import annotations
 
@@ -13,13 +13,11 @@ def answer_of(
     directory: Path | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[bytes] | None:
-    """What `command` did, with nothing on its standard input; None if it gave no answer.
-
-    It gives none where it cannot be started and where it takes longer than `timeout_s` seconds.
+    """Run `command` without input; return None if it cannot be started or exceeds `timeout_s`.
 
     Args:
-        directory: where it runs; the working directory of this process by default.
-        environment: in place of the variables of this process.
+        directory: working directory; this process's by default.
+        environment: variables that replace those of this process.
     """
     try:
         return subprocess.run(

@@ -1,4 +1,4 @@
-"""What an exception becomes on its way to the parent, and back: JSON, with the user's line."""
+"""Conversion of exceptions to JSON, with the user's line, and back."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from slipstream.child.pipe import Message
 from slipstream.errors import SlipstreamError, WorkloadError
 
 _PACKAGE = str(Path(__file__).parents[1])
-# What torch says when a device is asked for that is not there, in its builds with and without CUDA.
+# Messages of torch, with and without CUDA, for a device that is not available.
 _NO_DEVICE = (
     "Torch not compiled with CUDA enabled",
     "Found no NVIDIA driver",
@@ -27,7 +27,7 @@ _NO_DEVICE = (
 
 
 def describe_error(error: BaseException) -> Message:
-    """An exception as JSON: ours part by part, foreign ones with the user's file and line."""
+    """Describe an exception as JSON: ours by its parts, others with the user's file and line."""
     if isinstance(error, SlipstreamError):
         return {
             "kind": type(error).__name__,
@@ -62,14 +62,14 @@ def _remedy(error: BaseException) -> str | None:
     if isinstance(error, ModuleNotFoundError):
         return f"install '{error.name}' in this environment, or run from the folder that holds it"
     if isinstance(error, SystemExit):
-        return "the code ends the process; let it return instead, or guard it with __main__"
+        return "the code exits the process; let it return, or guard it with __main__"
     if isinstance(error, SyntaxError):
-        return "mend the file; Python cannot parse it"
-    return "the code above raised it: see whether it does so without slipstream, too"
+        return "fix the file; Python cannot parse it"
+    return "the code above raised it; check whether it does so without slipstream too"
 
 
 def _user_line(error: BaseException) -> tuple[str | None, str]:
-    """``file:line`` and text of the innermost frame outside Python, its packages and ours."""
+    """Return ``file:line`` and source of the innermost frame of user code."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}", (error.text or "").strip()
     frames = traceback.extract_tb(error.__traceback__)
@@ -86,7 +86,7 @@ def is_user_file(path: str) -> bool:
 
 
 def revive(error: Message) -> SlipstreamError:
-    """The exception a child described, as the same class here."""
+    """Restore an exception that a child described, with its class."""
     kinds = {kind.__name__: kind for kind in _subclasses(SlipstreamError)}
     kind = kinds.get(error["kind"], WorkloadError)
     revived = kind.revive(

@@ -1,4 +1,4 @@
-"""What runs in the child: it answers the parent's calls, until the pipe is closed."""
+"""The child's side: answer the parent's calls until the pipe is closed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _channel: Channel | None = None
 
 
 def channel() -> Channel:
-    """The pipe to the parent, for a function that runs in a child.
+    """Return the pipe to the parent, for a function that runs in a child.
 
     Raises:
         ChildError: this process is not a child.
@@ -31,13 +31,13 @@ def channel() -> Channel:
 
 
 def call_in_fork(called: str, arguments: Message) -> Any:
-    """Answer ``called(**arguments)`` in a fork of this process, which stays as it is.
+    """Run ``called(**arguments)`` in a fork of this process, and return its result.
 
-    For a child that has imported much and is to do several things that must not see each other.
+    For a child that imported much and runs several functions in isolation from each other.
     Messages of the fork are passed on to the parent.
 
     Raises:
-        SlipstreamError: whatever the function raised, as `Child.call` has it.
+        SlipstreamError: the function raised it, as for `Child.call`.
         ChildError: the fork died.
     """
     global _channel
@@ -69,14 +69,14 @@ def call_in_fork(called: str, arguments: Message) -> Any:
         answer = None
     finally:
         from_fork.close()
-        # It may hang at its end, in what the user's code left running.
+        # It may hang at exit, in threads that the user's code left running.
         if answer is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
     if answer is None:
         code = os.waitstatus_to_exitcode(status)
-        how = f"died of signal {signal.Signals(-code).name}" if code < 0 else "ended by itself"
+        how = f"died of signal {signal.Signals(-code).name}" if code < 0 else "exited"
         raise ChildDiedError(f"a process for {called.rpartition(':')[2]} {how} before it was done")
     if "error" in answer:
         raise revive(answer["error"])
@@ -84,10 +84,10 @@ def call_in_fork(called: str, arguments: Message) -> Any:
 
 
 def leave(result: Any) -> NoReturn:
-    """Answer the call and end the process at once, so that a script's own code does not go on.
+    """Answer the call and exit, so that the script's own code does not continue.
 
-    Whatever is raised on the way: the handler that torch's ``DataLoader`` sets for the end of its
-    workers raises here when we end them, and the script would catch it, or clean up at length.
+    Exits on exceptions too: the handler that torch's ``DataLoader`` sets for the exit of its
+    workers raises here when they are killed, and the script could catch it.
     """
     try:
         channel().send({"result": result})
@@ -97,7 +97,7 @@ def leave(result: Any) -> NoReturn:
 
 
 def end_descendants() -> None:
-    """End what the user's code started in this process; for a child that is about to leave."""
+    """Kill this process's descendants, before a child exits."""
     end(descendants(os.getpid()))
 
 
@@ -108,15 +108,15 @@ def main(arguments: list[str]) -> None:
     read_fd, write_fd, parent, memory_limit_bytes = map(int, arguments)
     if parent:
         _die_with_parent(parent)
-    # What was printed before a crash must be in the log.
+    # Output before a crash must reach the log.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)
-    # The parent asks where a hanging child is by this signal; the answer lands in the log.
+    # On this signal a hanging child writes its stack to the log for the parent.
     faulthandler.register(signal.SIGUSR1, all_threads=False)
     if memory_limit_bytes:
         _limit_memory(memory_limit_bytes)
     serve(read_fd, write_fd)
-    # The user's atexit handlers and destructors may write or hang; nothing of ours is left open.
+    # Skip the user's atexit handlers and destructors, which may write or hang.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
@@ -132,7 +132,7 @@ def serve(read_fd: int, write_fd: int) -> None:
         except EOFError:
             return
         if message is None or "call" not in message:
-            continue  # meant for a function that has failed in the meantime
+            continue  # for a function that has failed meanwhile
         try:
             answer = {"result": resolve(message["call"])(**message["arguments"])}
         except (Exception, SystemExit, KeyboardInterrupt) as error:
@@ -147,13 +147,13 @@ def _answer(answer: Message, function: str) -> None:
     try:
         channel().send(answer)
     except (TypeError, ValueError) as error:
-        # Raised before the first byte was sent.
+        # Raised before the first byte is sent.
         wrong = WorkloadError(f"{function} returned something that is not JSON: {error}")
         channel().send({"error": describe_error(wrong)})
 
 
 def resolve(name: str) -> Callable[..., Any]:
-    """The function behind ``module:function``.
+    """Return the function ``module:function``.
 
     Raises:
         InvalidArgumentError: the module has no such function.
@@ -168,8 +168,8 @@ def resolve(name: str) -> Callable[..., Any]:
 def _limit_memory(limit_bytes: int) -> None:
     import resource
 
-    # RLIMIT_DATA counts private writable memory; address space that is only reserved (CUDA, mapped
-    # files) does not count, unlike with RLIMIT_AS.
+    # RLIMIT_DATA counts private writable memory, but unlike RLIMIT_AS not address space that is
+    # only reserved (CUDA, mapped files).
     resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, limit_bytes))
 
 
@@ -181,4 +181,4 @@ def _die_with_parent(parent: int) -> None:
     set_parent_death_signal = 1
     ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
     if os.getppid() != parent:
-        os._exit(1)  # it died before we asked
+        os._exit(1)  # it died before prctl
