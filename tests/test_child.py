@@ -197,7 +197,7 @@ def test_a_result_that_is_not_json_is_an_error(child: Child) -> None:
 
 
 def test_an_exit_behind_our_back(child: Child) -> None:
-    with pytest.raises(ChildError, match=r"exit code 5"):
+    with pytest.raises(ChildError, match=r"exited with code 5"):
         child.call("user_code:vanish", code=5)
 
 

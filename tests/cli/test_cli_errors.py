@@ -25,7 +25,7 @@ def wrong():
     ("function", "said", "where", "remedy"),
     [
         ("too_big", str(4 << 45), "bad.py:5", "batch"),
-        ("vanishes", "exit code 5", "", "os._exit"),
+        ("vanishes", "exited with code 5", "", "os._exit"),
         ("wrong", "str, int", "bad.py:8", "(model, batch, loss, optimizer)"),
     ],
 )

@@ -137,7 +137,7 @@ def test_a_worker_that_hangs_is_killed_and_the_place_named(opened):
 
 
 def test_a_worker_that_ends_says_its_exit_code(opened):
-    with pytest.raises(ChildError, match="exit code 3"):
+    with pytest.raises(ChildError, match="code 3"):
         opened(worker("workers:ends_at", call=1)).sample(1, 600)
 
 

@@ -214,8 +214,8 @@ def test_a_check_is_kept_to_the_digit_and_shown_everywhere(tmp_path: Path):
     assert "fast: quality" in page
     assert "within seed noise" in page
     payload = payload_of(loaded, comparison_rows(loaded, stored), stored)
-    assert payload["quality"][0]["difference"] == found.difference
-    assert payload["quality"][0]["says"] == found.sentence
+    assert payload["numerics"][0]["difference"] == found.difference
+    assert payload["numerics"][0]["says"] == found.sentence
 
 
 def test_outcomes_on_items_are_shown_like_checks_and_leave_old_verdicts_as_they_are(clock):

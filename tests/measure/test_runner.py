@@ -256,7 +256,7 @@ def test_when_the_last_candidate_fails_the_error_names_it_and_keeps_the_rest():
     [
         ("workers:raises_at", "the loss is not a number"),
         ("workers:hangs_at", r"\b2 s\b"),
-        ("workers:ends_at", "exit code 3"),
+        ("workers:ends_at", "code 3"),
         ("workers:changes_shape_at", r"\bextra\b"),
     ],
 )
