@@ -14,7 +14,7 @@ import psutil
 from slipstream.errors import MeasurementError
 
 SLIPSTREAM = [sys.executable, "-c", "from slipstream.cli import main; main()"]
-_FIRST, _AS_IT_IS, _ERROR = "first look at ", "as it is: ", "error: "
+_FIRST, _BASELINE, _ERROR = "first look at ", "baseline: ", "error: "
 # Before the first step; said every few seconds.
 _BUILDING = ("advising: importing ", "advising: running ")
 
@@ -63,8 +63,8 @@ def time_advice(target: str, folder: str, *options: str) -> AdviceTimes:
                     building = time.perf_counter() - begin
                 elif line.startswith(_FIRST):
                     first = time.perf_counter() - begin
-                elif line.startswith(_AS_IT_IS):
-                    step = line.removeprefix(_AS_IT_IS).strip()
+                elif line.startswith(_BASELINE):
+                    step = line.removeprefix(_BASELINE).strip()
         if process.returncode or not step:
             raise MeasurementError(f"advise failed: {said.strip()}")
         return AdviceTimes(

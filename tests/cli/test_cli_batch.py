@@ -58,7 +58,7 @@ def test_the_advice_is_in_words() -> None:
     assert re.search(r"\bno gain\b.*\b370\b", said)
     assert re.search(r"most.*\b890 samples\b.*\b954 MiB\b.*predicted.*measured.*\b96\b", said)
     assert re.search(r"\b1500\b.*\bsamples/s\b.*\b60\b", said)
-    assert "| predicted | take this |" in said
+    assert "| predicted | recommended |" in said
 
 
 def test_a_size_that_was_tried_is_marked() -> None:

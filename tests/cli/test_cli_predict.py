@@ -17,7 +17,7 @@ import pytest
 @pytest.fixture
 def however_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Timings that differ too much to predict from are predicted from; commands are forks."""
-    monkeypatch.setattr("slipstream.verbs.predicting._NO_PREDICTION", math.inf)
+    monkeypatch.setattr("slipstream.verbs.predicting._MAX_ERROR", math.inf)
 
 
 @pytest.fixture
@@ -36,8 +36,8 @@ def test_a_prediction_has_an_interval_and_says_what_it_rests_on(predicted: Any) 
     assert "ratio" not in found
     assert sum(found["provenance"].values()) == pytest.approx(1)
     assert set(found["provenance"]) <= {"measured", "microbenchmark", "assumed"}
-    assert found["quality"] == "rounding"
-    assert found["why_not"] is None
+    assert found["numerics"] == "rounding"
+    assert found["reason"] is None
 
 
 @pytest.mark.usefixtures("predicted")
@@ -121,7 +121,7 @@ def test_what_was_not_recorded_says_how_to_record_it(recorded: Any) -> None:
     run = recorded.shell("predict", recorded.path.name, "-t", "compile", "--json")
     assert run.returncode == 0, run.stderr
     (found,) = json.loads(run.stdout)
-    assert "slipstream advise WORKLOAD --record regions" in found["why_not"]
+    assert "slipstream advise WORKLOAD --record regions" in found["reason"]
 
 
 @pytest.mark.full
@@ -129,7 +129,7 @@ def test_naming_the_technique_records_what_it_needs(slipstream: Any) -> None:
     run = slipstream("predict", "train.py:make_workload", "-t", "compile", "--steps", 3, "--json")
     assert run.returncode == 0, run.stderr
     (found,) = json.loads(run.stdout)
-    assert found["why_not"] is None
+    assert found["reason"] is None
     assert "compiled regions" in found["edits"][0]
     assert found["speedup"] > 0
 

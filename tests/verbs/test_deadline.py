@@ -116,7 +116,7 @@ def test_what_was_measured_is_told(graph: Graph, tmp_path: Path) -> None:
     (told,) = predict(graph, ["amp:bf16"], durations=durations, measuring_s=0.0)
     assert as_far_as_known(graph, told, durations) is told
     assert estimated_in_words(0) == ""
-    assert estimated_in_words(1).startswith("1 operator was ")
+    assert "1 operator was " in estimated_in_words(1)
 
 
 def test_a_combination_rests_on_no_more_than_its_parts(graph: Graph, tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_advice_is_there_in_time(
     assert ("amp:bf16" in names) == told
     assert ("amp:bf16" in advice.not_timed) != told
     text = advice.table(graph, None).to_markdown()
-    assert ("for want of time" in text) != told
+    assert ("for lack of time" in text) != told
 
 
 def test_a_few_operators_are_timed_before_other_launches_are_watched(

@@ -170,7 +170,7 @@ def apply(
     edits = [requested.code(workload) for requested in chosen]
     content = Source.read(workload.path) if workload.live is None else None
     not_run = technique.not_in_script(chosen, workload)
-    say(f"running {steps} unmodified steps")
+    report(f"running {steps} unmodified steps")
     before, original, already = _first_steps(
         workload, steps, chosen, threads=threads, timeout_s=timeout_s
     )
@@ -190,7 +190,7 @@ def apply(
     if not_run is not None:
         no_losses = (None,) * len(before)
         return ApplyResult(transformed, before, no_losses, code, source, not_run, technique=name)
-    say(f"running {steps} transformed steps")
+    report(f"running {steps} transformed steps")
     after, changed, _ = _first_steps(transformed, steps, (), threads=threads, timeout_s=timeout_s)
     outputs = _output_check(chosen, original, changed)
     return ApplyResult(transformed, before, after, code, source, outputs=outputs, technique=name)

@@ -1,8 +1,8 @@
-"""What a step means for a server: latencies at a rate, and the highest rate within a bound.
+"""Predict a server under load: latencies at a rate, and the highest rate within a bound.
 
-A recorded inference step is a query. Queries come at random (Poisson) to one worker that answers
-them one after the other, so that two figures follow from the step's predicted time and this
-machine's `ThreadCosts`, by the queue simulation that ``slipstream mlperf serve`` uses.
+A recorded inference step is a query. Queries arrive at random (Poisson) at one worker that answers
+them sequentially. Both figures follow from the step's predicted time and this machine's
+`ThreadCosts`, by the queue simulation of ``slipstream mlperf serve``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SHARES = (0.50, 0.90, 0.99)
 
 @functools.lru_cache(maxsize=256)
 def loaded(step_ns: float, rate: float, costs: ThreadCosts = UNKNOWN_COSTS) -> Load:
-    """Simulate a server whose model takes `step_ns` for a query, at `rate` queries a second."""
+    """Simulate a server whose model takes `step_ns` per query, at `rate` queries per second."""
     return simulate(costs.curve(step_ns), rate)
 
 
@@ -34,11 +34,11 @@ class Serving:
     """A step under load.
 
     Attributes:
-        technique: what was applied; ``as recorded`` for nothing.
-        step_ns: of a query by itself.
-        load: at the rate that was asked for.
-        peak: queries a second within the bound; None where none was given.
-        met: whether `load` keeps the bound; None where none was given.
+        technique: the technique applied; ``as recorded`` for none.
+        step_ns: time of a single query.
+        load: at the requested rate.
+        peak: queries per second within the bound; None without one.
+        met: whether `load` keeps the bound; None without one.
     """
 
     technique: str
@@ -52,10 +52,10 @@ class Serving:
         cls, technique: str, step_ns: float, rate: float, bound: tuple[float, float] | None,
         costs: ThreadCosts = UNKNOWN_COSTS,
     ) -> Serving:  # fmt: skip
-        """Simulate it.
+        """Simulate the step under load.
 
         Args:
-            bound: (share of queries, nanoseconds) that is to hold.
+            bound: (share of queries, latency limit in nanoseconds).
         """
         load = loaded(step_ns, rate, costs)
         if bound is None:
@@ -66,11 +66,11 @@ class Serving:
 
     @property
     def keeps_up(self) -> bool:
-        """Whether queries are answered as fast as they come."""
+        """Whether queries are answered as fast as they arrive."""
         return self.load.keeps_up
 
     def to_json(self) -> dict[str, Any]:
-        """For programs; times in nanoseconds."""
+        """Return the JSON payload; times in nanoseconds."""
         latencies = {f"p{100 * s:g}_ns": self.load.percentile_ns(s) for s in _SHARES}
         return {
             "rate": self.load.rate, "keeps_up": self.keeps_up, "peak": self.peak,
@@ -80,23 +80,19 @@ class Serving:
 
 
 def need_inference(graph: Graph) -> None:
-    """Nothing, unless the step trains: such a step is no query.
-
-    Raises:
-        UsageError: it does.
-    """
+    """Raise a `UsageError` if the step trains, since such a step is not a query."""
     if graph.meta.get("training"):
         raise UsageError(
-            "a training step answers no queries, and --rate is of queries",
-            remedy="name a workload without an optimizer: return (model, inputs)",
+            "a training step answers no queries, so --rate does not apply to it",
+            remedy="pass a workload without an optimizer: return (model, inputs)",
         )
 
 
-def foresee(
+def predict_serving(
     predictions: Sequence[Predicted], rate: float, bound: tuple[float, float] | None = None,
     costs: ThreadCosts = UNKNOWN_COSTS,
 ) -> list[Serving]:  # fmt: skip
-    """Simulate the step under load: as recorded, and with each technique."""
+    """Simulate the step under load, as recorded and with each technique."""
     if not predictions:
         return []
     steps = {"as recorded": predictions[0].baseline_ns}
@@ -110,29 +106,31 @@ def serving_table(
     """Return a table with a row per technique."""
 
     def latency(share: float) -> Field[Serving]:
-        def cell(one: Serving) -> str:
-            return format_duration(one.load.percentile_ns(share)) if one.keeps_up else "grows"
+        def cell(serving: Serving) -> str:
+            return (
+                format_duration(serving.load.percentile_ns(share)) if serving.keeps_up else "grows"
+            )
 
         return Field.number(f"p{100 * share:g}", cell)
 
     fields = [
-        Field.of("technique", lambda one: one.technique),
-        Field.number("a query", lambda one: format_duration(one.step_ns)),
+        Field.of("technique", lambda serving: serving.technique),
+        Field.number("query alone", lambda serving: format_duration(serving.step_ns)),
         *map(latency, _SHARES),
-        Field.number("busy", lambda one: f"{100 * min(one.load.busy, 1):.0f} %"),
+        Field.number("busy", lambda serving: f"{100 * min(serving.load.busy, 1):.0f} %"),
     ]
     if bound is not None:
         limit = f"peak (p{100 * bound[0]:g} < {format_duration(bound[1])})"
-        fields.append(Field.number(limit, lambda one: f"{one.peak or 0:,.1f}/s"))
-        fields.append(Field.of("goal met", lambda one: "yes" if one.met else "no"))
+        fields.append(Field.number(limit, lambda serving: f"{serving.peak or 0:,.1f}/s"))
+        fields.append(Field.of("goal met", lambda serving: "yes" if serving.met else "no"))
     title = f"under {found[0].load.rate:g} queries/s, one at a time" if found else ""
     notes = [
-        "a query is the recorded step; arrivals at random, one worker (simulated); measured: "
+        "a query is the recorded step; Poisson arrivals, one worker (simulated); to measure it: "
         "slipstream mlperf serve",
         f"a server's threads add {format_duration(costs.delay_ns)} before a query and "
         f"{format_duration(costs.query_ns)} to it (measured on this machine)"
         if costs.known
-        else "without what a server's threads add, which is not known here: it is measured with "
-        "LoadGen, pip install 'slipstream[mlperf]'",
+        else "excluding the cost of a server's threads, which is unknown here; LoadGen measures "
+        "it: pip install 'slipstream[mlperf]'",
     ]
     return Table.of(found, fields, title, notes)

@@ -1,4 +1,4 @@
-"""What a step that workers take together is held up by: communication that shows, walls, money."""
+"""Bottlenecks of a step on several workers: exposed communication, walls, cost."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ if TYPE_CHECKING:
     from slipstream.verbs.results import Predicted
 
 _HOURS = 3600e9
-# Of the step's whole standstill: what is no wait worth a word; and of a layer's: what is left of
-# one that has gone.
-_NO_WAIT, _GONE = 0.01, 0.05
-_NAMED = 6
-# The middle half of a normal distribution reaches so many standard deviations to each side.
+# Layers that wait less than this share of all waits are ignored; a layer counts as hidden if at
+# most this share of its wait remains.
+_MIN_WAIT, _MAX_HIDDEN = 0.01, 0.05
+_MAX_NAMED = 6
+# Half of a normal distribution lies within this many standard deviations of its mean.
 _MIDDLE_HALF = 0.674
-_MOST_OFF = 0.9
+_MAX_ERROR = 0.9
 
 
 @dataclass(frozen=True)
 class Wall:
-    """Something a step's time goes to.
+    """A contribution to the step's time.
 
     Attributes:
-        name: in a few words.
-        saved_ns: by how much the step would be shorter, took it no time at all.
+        name: short description.
+        saved_ns: how much shorter the step would be without it.
     """
 
     name: str
@@ -51,20 +51,20 @@ class Wall:
 
 @dataclass(frozen=True)
 class Shared:
-    """A step that several workers take together.
+    """Communication and cost of a step that several workers take together.
 
     Attributes:
         cluster: its name.
         workers: how many.
-        exposed_ns: how long the step stands still for communication, and what is done for it
-            meanwhile; see `slipstream.graph.views.exposed`.
-        hidden_ns: how much more all communication takes.
-        sent_bytes: what the busiest worker sends in a step.
-        bottleneck: the link that communication waits for most; "" where there is none.
-        walls: what the step's time goes to, the most first.
-        next_wall: what would be the first of them, were the first one gone.
-        dollars_per_hour: of the workers' devices; None where no price is known.
-        fits: whether the step's memory fits into a device; None where either is not known.
+        exposed_ns: time that the step waits for communication or spends on work for it; see
+            `slipstream.graph.views.exposed`.
+        hidden_ns: the remaining communication time.
+        sent_bytes: bytes that the busiest worker sends per step.
+        bottleneck: the link that communication waits for most; "" if there is none.
+        walls: contributions to the step's time, the largest first.
+        next_wall: the largest of them if the first one were gone.
+        dollars_per_hour: of the workers' devices; None if no price is known.
+        fits: whether the step's memory fits into a device; None if either is unknown.
         exposed_by_layer: nanoseconds of `exposed_ns` by the module whose gradients are awaited.
     """
 
@@ -82,40 +82,40 @@ class Shared:
 
     @property
     def wall(self) -> str:
-        """What most of the step's time goes to."""
+        """Name of the largest contribution to the step's time."""
         return self.walls[0].name if self.walls else ""
 
     def dollars(self, duration_ns: float) -> float | None:
-        """What all workers cost for so long."""
+        """Return the cost of all workers for this duration; None if no price is known."""
         if self.dollars_per_hour is None:
             return None
         return self.dollars_per_hour * duration_ns / _HOURS
 
     def to_detail(self) -> dict[str, Any]:
-        """As the ledger keeps it: what a measurement can be held against."""
+        """Return the values that the ledger keeps to compare with a measurement."""
         return {
             "cluster": self.cluster, "workers": self.workers, "sent_bytes": self.sent_bytes,
             "exposed_by_layer": dict(self.exposed_by_layer),
         }  # fmt: skip
 
     def to_json(self, step_ns: float) -> dict[str, Any]:
-        """As results are printed; times in nanoseconds, sizes in bytes."""
+        """Return the JSON payload; times in nanoseconds, sizes in bytes."""
         values = asdict(self)
         values["sent_bytes_per_worker"] = values.pop("sent_bytes")
         return {**values, "dollars_per_step": self.dollars(step_ns)}
 
 
 def shared_step(timeline: Timeline, cluster: Cluster) -> Shared:
-    """What is to be said of a simulated step that was edited to be shared."""
+    """Return communication and cost of a simulated step on several workers."""
     graph = timeline.graph
-    talks_ns = communication(timeline).total_ns
+    communication_ns = communication(timeline).total_ns
     by_layer = exposed_by_module(timeline)
     exposed_ns = sum(by_layer.values())
     limits = walls(timeline)
-    held: dict[str, float] = {}
+    link_ns: dict[str, float] = {}
     for row in graph.exchanges:
         spent = float(graph.tasks.duration_ns[row.task])
-        held[row.bottleneck] = held.get(row.bottleneck, 0.0) + spent
+        link_ns[row.bottleneck] = link_ns.get(row.bottleneck, 0.0) + spent
     price = cluster.price_per_hour
     memory = None if cluster.device is None else cluster.device.memory_bytes
     peak = timeline.peak_bytes
@@ -123,9 +123,9 @@ def shared_step(timeline: Timeline, cluster: Cluster) -> Shared:
         cluster.name,
         graph.workers,
         exposed_ns,
-        max(talks_ns - exposed_ns, 0.0),
+        max(communication_ns - exposed_ns, 0.0),
         sum(row.sent_bytes for row in graph.exchanges),
-        max(held, key=lambda link: held[link], default=""),
+        max(link_ns, key=lambda link: link_ns[link], default=""),
         limits,
         _next(timeline, limits),
         None if price is None else price / cluster.devices * graph.workers,
@@ -137,7 +137,7 @@ def shared_step(timeline: Timeline, cluster: Cluster) -> Shared:
 def shared_table(
     graph: Graph, cluster: Cluster, predictions: Sequence[Predicted], *words: str
 ) -> Table:
-    """One row a prediction that spreads the step: communication, what is sent, cost, the walls.
+    """Return a table with a row per distributed prediction: communication, cost and walls.
 
     Args:
         words: notes that come first.
@@ -155,16 +155,16 @@ def shared_table(
             )  # fmt: skip
         if shared.fits is False:
             notes.append(
-                f"{p.technique}: {format_bytes(p.memory[1])} do not fit into the memory of a device"
+                f"{p.technique}: {format_bytes(p.memory[1])} exceed the memory of a device"
             )
-    kind = "" if cluster.device is None else f"; a {cluster.device.kind} is taken to compute"
+    kind = "" if cluster.device is None else f"; a {cluster.device.kind} is assumed to compute"
     notes += [
-        f"on {cluster.name}: {cluster.devices} devices{kind or '; devices are taken to compute'} "
+        f"on {cluster.name}: {cluster.devices} devices{kind or '; devices are assumed to compute'} "
         "as the recorded step did",
         _basis(cluster),
     ]
     if cluster.price_per_hour is None:
-        notes.append("no price is known: add price_per_hour to the cluster's device")
+        notes.append("price unknown: add price_per_hour to the cluster's device")
     elif cluster.device is not None and cluster.device.price_per_hour is not None:
         notes.append(f"price: {cluster.device.price_per_hour.source}")
     return Table.of(spread, _fields(graph), "communication, cost and walls", notes)
@@ -185,7 +185,7 @@ def _fields(graph: Graph) -> tuple[Field[tuple[Predicted, Shared]], ...]:
 
 
 def samples_per_s(p: Predicted) -> str:
-    """Samples a second of the predicted step; a dash where they are not known."""
+    """Format samples per second of the predicted step; a dash if unknown."""
     return f"{p.samples[1] / p.step_ns * 1e9:.4g}" if p.samples[1] else "-"
 
 
@@ -195,54 +195,54 @@ def _price(row: tuple[Predicted, Shared]) -> str:
 
 
 def _basis(cluster: Cluster) -> str:
-    known = cluster.calibration
-    if known is None:
+    calibration = cluster.calibration
+    if calibration is None:
         return (
-            f"network: {cluster.provenance}, taken to be 25 % unsure; "
-            "measure yours: slipstream cluster measure"
+            f"network: {cluster.provenance}, assumed accurate to 25 %; "
+            "measure it: slipstream cluster measure"
         )
     return (
-        f"network: fitted to measurements of {known.date}, nine of ten within "
-        f"{format_percent(known.residual_p90)}"
+        f"network: fitted to measurements of {calibration.date}, 9 of 10 within "
+        f"{format_percent(calibration.residual_p90)}"
     )
 
 
 def no_longer_exposed(
     name: str, before_ns: Mapping[str, float], other: str, after_ns: Mapping[str, float]
 ) -> str:
-    """Which layers the step of `name` waits for and that of `other` does not, in a sentence.
+    """Name the layers that the step of `name` waits for and that of `other` hides, in a sentence.
 
-    Empty where there is none. Of the first, waits below a hundredth of all do not count.
+    Empty if there is none. Waits below a hundredth of all waits do not count.
     """
-    least = _NO_WAIT * sum(before_ns.values())
-    waited = [layer for layer, spent in before_ns.items() if spent > least]
-    gone = [one for one in waited if after_ns.get(one, 0.0) <= _GONE * before_ns[one]]
+    negligible = _MIN_WAIT * sum(before_ns.values())
+    waited = [layer for layer, spent in before_ns.items() if spent > negligible]
+    gone = [name_ for name_ in waited if after_ns.get(name_, 0.0) <= _MAX_HIDDEN * before_ns[name_]]
     if not gone:
         return ""
-    named = ", ".join(gone[:_NAMED]) + (", ..." if len(gone) > _NAMED else "")
+    named = ", ".join(gone[:_MAX_NAMED]) + (", ..." if len(gone) > _MAX_NAMED else "")
     return f"of {len(waited)} layers that {name} waits for, {other} hides {len(gone)}: {named}"
 
 
 def network_error_ns(graph: Graph) -> float:
-    """Standard deviation of the step's time that comes from the network's.
+    """Return the standard deviation of the step's time due to the network's error, in ns.
 
-    What was fitted or read off a data sheet is off for all communications alike; what of it is
-    hidden does not matter. So the step is simulated with all of them longer, and shorter.
+    A fitted or data-sheet rate is off for all communication together, and hidden communication does
+    not matter. So the step is simulated with all of it longer, and shorter.
     """
     tasks = graph.tasks
-    talks = tasks.kind == Kind.COMMUNICATION
+    communicating = tasks.kind == Kind.COMMUNICATION
     if not graph.exchanges:
         return 0.0
-    off = np.where(talks, np.minimum(tasks.spread / _MIDDLE_HALF, _MOST_OFF), 0.0)
+    error = np.where(communicating, np.minimum(tasks.spread / _MIDDLE_HALF, _MAX_ERROR), 0.0)
     longer, shorter = (
         replay(replace_tasks(graph, duration_ns=tasks.duration_ns * factor)).step_ns
-        for factor in (1.0 + off, 1.0 - off)
+        for factor in (1.0 + error, 1.0 - error)
     )
     return abs(longer - shorter) / 2
 
 
 def walls(timeline: Timeline) -> tuple[Wall, ...]:
-    """What the step's time goes to, each by itself taken away; the most first."""
+    """Return the time that removing each contribution alone would save, the largest first."""
     saved = [
         Wall(name, timeline.step_ns - replay(without(timeline.graph)).step_ns)
         for name, without in _WALLS.items()
@@ -251,7 +251,7 @@ def walls(timeline: Timeline) -> tuple[Wall, ...]:
 
 
 def _next(timeline: Timeline, found: tuple[Wall, ...]) -> str:
-    """The first wall behind the first one."""
+    """Return the largest wall that remains after removing the first one."""
     if not found:
         return ""
     behind = walls(replay(_WALLS[found[0].name](timeline.graph)))
@@ -260,15 +260,15 @@ def _next(timeline: Timeline, found: tuple[Wall, ...]) -> str:
 
 def _phases(*phases: StepPhase) -> Callable[[Graph], Graph]:
     def without(graph: Graph) -> Graph:
-        talks = graph.tasks.kind == Kind.COMMUNICATION
-        waits = graph.tasks.kind == Kind.WAIT
-        return _free(graph, np.isin(graph.tasks.phase, phases) & ~talks & ~waits)
+        communicating = graph.tasks.kind == Kind.COMMUNICATION
+        waiting = graph.tasks.kind == Kind.WAIT
+        return _without_time(graph, np.isin(graph.tasks.phase, phases) & ~communicating & ~waiting)
 
     return without
 
 
-def _free(graph: Graph, chosen: NDArray[np.bool_]) -> Graph:
-    """`graph` with the chosen tasks, and the gaps behind them, taking no time."""
+def _without_time(graph: Graph, chosen: NDArray[np.bool_]) -> Graph:
+    """Return `graph` with the chosen tasks, and the gaps behind them, taking no time."""
     tasks = graph.tasks
     return replace_tasks(
         graph,
@@ -278,7 +278,7 @@ def _free(graph: Graph, chosen: NDArray[np.bool_]) -> Graph:
 
 
 def _latencies(graph: Graph) -> NDArray[np.float64]:
-    """float64 [n]: of each communication's time, what does not depend on its size."""
+    """Return float64 [n]: the size-independent part of each communication's time, in ns."""
     latency = np.zeros(len(graph))
     for row in graph.exchanges:
         latency[row.task] = min(row.latency_ns, float(graph.tasks.duration_ns[row.task]))
@@ -286,9 +286,9 @@ def _latencies(graph: Graph) -> NDArray[np.float64]:
 
 
 def _without_bytes(graph: Graph) -> Graph:
-    talks = graph.tasks.kind == Kind.COMMUNICATION
-    now = graph.tasks.duration_ns
-    return replace_tasks(graph, duration_ns=np.where(talks, _latencies(graph), now))
+    communicating = graph.tasks.kind == Kind.COMMUNICATION
+    duration_ns = graph.tasks.duration_ns
+    return replace_tasks(graph, duration_ns=np.where(communicating, _latencies(graph), duration_ns))
 
 
 _WALLS: dict[str, Callable[[Graph], Graph]] = {
@@ -298,5 +298,5 @@ _WALLS: dict[str, Callable[[Graph], Graph]] = {
     "latency": lambda graph: replace_tasks(
         graph, duration_ns=graph.tasks.duration_ns - _latencies(graph)
     ),
-    "slowest worker": lambda graph: _free(graph, graph.tasks.kind == Kind.WAIT),
+    "slowest worker": lambda graph: _without_time(graph, graph.tasks.kind == Kind.WAIT),
 }

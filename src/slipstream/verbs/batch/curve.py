@@ -1,9 +1,9 @@
-"""A quantity against the batch size: a straight line, or two that meet at a knee.
+"""Fit a quantity against the batch size: a straight line, or two that meet at a knee.
 
 A step has costs that do not depend on its samples and costs that are proportional to them:
 ``y(b) = bias + slope b`` (Yu et al., "Skyline: Interactive in-editor computational performance
 profiling for deep neural network training", UIST 2020). Where the working set outgrows a cache, or
-where another phase of the step comes to need the most memory, the slope changes: a knee.
+another phase of the step becomes the memory peak, the slope changes: a knee.
 """
 
 from __future__ import annotations
@@ -20,22 +20,20 @@ from slipstream.measure.statistics import Interval
 
 _LEVEL = 0.9
 _Z90 = 1.645
-# A knee has two parameters: with fewer points than this it would go through any of them.
-_FEWEST_FOR_KNEE = 4
+# A knee adds two parameters: with fewer points than this, two lines would fit anything.
+_MIN_FOR_KNEE = 4
 _KNEE_GRID = 49
-# The squares that are left must become this many times less.
-_CLEARER = 4.0
-_NOISES = 2.0
-# Beyond the samples nothing was seen: relative, for each factor of two.
-_BEYOND = 0.03
-_LEAST_SPREAD = 1e-4
+# Factor by which two lines must reduce the sum of squares.
+_MIN_IMPROVEMENT = 4.0
+_NOISE_FACTOR = 2.0
+# Relative error of extrapolation, per factor of two outside the measured sizes.
+_EXTRAPOLATION_ERROR = 0.03
+_MIN_SPREAD = 1e-4
 
 
 @dataclass(frozen=True)
 class Point:
-    """A measured value at one batch size; `spread` is relative, what measuring it again may give
-    in place of it.
-    """
+    """A measured value at one batch size; `spread` is its relative repeatability error."""
 
     samples: int
     value: float
@@ -44,17 +42,17 @@ class Point:
 
 @dataclass(frozen=True)
 class Curve:
-    """What `fit` found.
+    """The result of `fit`.
 
     Attributes:
-        bias: what does not depend on the batch.
-        slope: for each sample, up to the knee.
-        knee: from how many samples on the slope is another one; None where it stays.
-        bend: by how much it is another.
-        worst: relative, by how much a measured value is missed at most.
-        error: relative, of a value within the measured sizes: what the points leave unexplained,
-            or their own spread where that is more.
-        lowest, highest: the measured sizes.
+        bias: part that does not depend on the batch.
+        slope: increase per sample, up to the knee.
+        knee: number of samples at which the slope changes; None if it does not.
+        bend: change of the slope at the knee.
+        worst: maximum relative deviation of a measured value.
+        error: relative error of a value within the measured sizes: the residual of the fit, or the
+            points' own spread if that is larger.
+        lowest, highest: range of measured sizes.
     """
 
     bias: float
@@ -68,7 +66,7 @@ class Curve:
     _covariance: NDArray[np.float64]
 
     def at(self, samples: float) -> Interval:
-        """The value at that many samples, with a 90 % interval; wider outside the measured sizes.
+        """Return the value at `samples` with a 90 % interval, wider outside the measured sizes.
 
         Raises:
             InvalidArgumentError: less than one sample.
@@ -78,29 +76,29 @@ class Curve:
         value = self._value(samples)
         row = _basis(np.array([float(samples)]), self.knee)[0]
         fitted = math.sqrt(max(float(row @ self._covariance @ row), 0.0))
-        beyond = abs(value) * _BEYOND * self.beyond(samples)
+        beyond = abs(value) * _EXTRAPOLATION_ERROR * self.beyond(samples)
         half = _Z90 * math.hypot(fitted, beyond)
         return Interval(value, max(value - half, 0.0), value + half, _LEVEL, "batch curve")
 
     def beyond(self, samples: float) -> float:
-        """How many factors of two `samples` lies outside the measured sizes; 0 within them."""
+        """Return how many factors of two `samples` is outside the measured sizes; 0 within."""
         outside = max(samples / self.highest, self.lowest / samples, 1.0)
         return math.log2(outside)
 
     @property
     def last_slope(self) -> float:
-        """For each sample, from the knee on."""
+        """Increase per sample beyond the knee."""
         return self.slope + self.bend
 
     @property
     def last_bias(self) -> float:
-        """Where the last straight line would begin."""
+        """Intercept of the line beyond the knee."""
         return self.bias - self.bend * (self.knee or 0.0)
 
     def largest_within(self, value: float) -> float:
-        """The largest number of samples whose value is at most `value`; 0 for none, or infinity.
+        """Return the largest number of samples whose value is at most `value`; 0, or infinity.
 
-        Values grow with the samples where both slopes are positive, which `fit` does not promise.
+        Assumes values that grow with the samples, which `fit` does not guarantee.
         """
         if self.last_slope <= 0:
             return math.inf if self.last_bias <= value else 0.0
@@ -116,15 +114,14 @@ class Curve:
 
 
 def fit(points: Sequence[Point], tolerance: float) -> Curve:
-    """The line, or the two lines, of least relative squares through `points`.
+    """Fit a line, or two lines, to `points` by relative least squares.
 
-    Nothing costs less than nothing: where the bias would be negative it is 0. A knee is put in
-    where a line misses a point by more than `tolerance` and two lines leave a quarter of the
-    squares, or less.
+    The bias is never negative. Two lines are used if one line misses a point by more than
+    `tolerance` and two reduce the sum of squares to a quarter or less.
 
     Args:
         points: of at least two sizes.
-        tolerance: relative.
+        tolerance: relative deviation.
 
     Raises:
         InvalidArgumentError: fewer than two sizes.
@@ -132,18 +129,18 @@ def fit(points: Sequence[Point], tolerance: float) -> Curve:
     ordered = sorted(points, key=lambda point: point.samples)
     sizes = np.array([point.samples for point in ordered], np.float64)
     if len(set(sizes)) < 2:
-        raise InvalidArgumentError("points", "a line takes two sizes")
+        raise InvalidArgumentError("points", "a fit needs at least two different sizes")
     values = np.array([point.value for point in ordered], np.float64)
-    spread = np.array([max(point.spread, _LEAST_SPREAD) for point in ordered])
+    spread = np.array([max(point.spread, _MIN_SPREAD) for point in ordered])
     line = _solve(sizes, values, spread, None)
     best = line
-    # What measuring again may change is no knee.
-    noticed = max(tolerance, _NOISES * float(np.median(spread)))
-    if len(sizes) >= _FEWEST_FOR_KNEE and line.worst > noticed:
-        # Two points at least on either side, so that each line is told by something.
+    # Repeatability errors are not a knee.
+    noticed = max(tolerance, _NOISE_FACTOR * float(np.median(spread)))
+    if len(sizes) >= _MIN_FOR_KNEE and line.worst > noticed:
+        # At least two points on each side determine each line.
         for knee in np.geomspace(sizes[1], sizes[-2], _KNEE_GRID):
             bent = _solve(sizes, values, spread, float(knee))
-            clearer = bent.squares * _CLEARER <= line.squares
+            clearer = bent.squares * _MIN_IMPROVEMENT <= line.squares
             if clearer and bent.squares < best.squares and bent.grows:
                 best = bent
     return best.curve(sizes, spread)
@@ -162,7 +159,7 @@ class _Solution:
 
     @property
     def grows(self) -> bool:
-        """Whether more samples take more on either side of the knee: nothing else is believed."""
+        """Whether the value grows on both sides of the knee; other fits are rejected."""
         return bool(self.coefficients[1] > 0 and self.coefficients[1:].sum() > 0)
 
     @property
@@ -170,10 +167,10 @@ class _Solution:
         return float(np.abs(self.misses).max())
 
     def curve(self, sizes: NDArray[np.float64], spread: NDArray[np.float64]) -> Curve:
-        """As a `Curve`; what is left over, on each degree of freedom, is its error."""
+        """Convert to a `Curve`; the error is the residual per degree of freedom."""
         free = len(sizes) - len(self.coefficients) - (self.knee is not None)
-        left = math.sqrt(self.squares / free) if free > 0 else 0.0
-        error = max(left, float(np.median(spread)))
+        residual = math.sqrt(self.squares / free) if free > 0 else 0.0
+        error = max(residual, float(np.median(spread)))
         bend = float(self.coefficients[2]) if self.knee is not None else 0.0
         bias, slope = map(float, self.coefficients[:2])
         return Curve(
@@ -195,7 +192,7 @@ def _solve(
     spread: NDArray[np.float64],
     knee: float | None,
 ) -> _Solution:
-    # Relative errors count alike, whatever the size; a noisy point counts less.
+    # Relative errors weigh equally at all sizes; noisy points weigh less.
     trust = np.median(spread) / np.maximum(spread, np.median(spread))
     rows = _basis(sizes, knee) / values[:, None]
     weighted = rows * trust[:, None]

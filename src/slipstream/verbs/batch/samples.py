@@ -1,9 +1,9 @@
-"""What a step takes at several batch sizes: each is tried in a process of its own.
+"""Measure a step at several batch sizes, each in a separate process.
 
-A size that does not fit ends that process, or its step with an error, and is told as such; the
-caller lives on. Memory is read in a process that never had another size, since an allocator keeps
-what a larger batch once needed. Time is read in one process that takes the sizes in turns, so that
-a machine which grows slower meanwhile slows all of them.
+A size that does not fit ends its process or raises in its step, and is reported as such; the caller
+is unaffected. Memory is read in a process that ran no other size, since an allocator keeps what a
+larger batch needed. Time is measured in one process that alternates between the sizes, so that a
+machine that slows down affects all of them.
 """
 
 from __future__ import annotations
@@ -29,47 +29,47 @@ from slipstream.errors import ChildDiedError, SlipstreamError, WorkloadError
 from slipstream.graph import CLOSURE_RANGE
 from slipstream.measure.memory import read_status_bytes
 from slipstream.units import format_bytes
-from slipstream.verbs.batch.segments import Least, Segments
+from slipstream.verbs.batch.segments import MinimumTime, Segments
 from slipstream.verbs.children import run_program, workload_of
 from slipstream.workload import BuiltWorkload, Workload, file_backups
 from slipstream.workload.loaders import Loaders
 from slipstream.workload.script import ScriptEndedError
 
 ARGUMENT = "batch_size"
-"""The argument of a function that sets its batch where the step hides it."""
-_HOME = "slipstream.verbs.batch.samples"
-# Optimizers make their state in the first step, and use it in the second.
-_STEPS_TO_SETTLE = 3
-# As torch annotates it.
+"""The function argument that sets the batch if the step hides it."""
+_MODULE = "slipstream.verbs.batch.samples"
+# Optimizers create their state in the first step and use it in the second.
+_WARMUP_STEPS = 3
+# The name that torch annotates an update with.
 _UPDATE = "Optimizer.step#"
 _TURN_S = 0.1
-_MOST_STEPS_A_TURN = 10
-_FEWEST_TURNS = 4
-_SETTLED = 0.01
+_MAX_STEPS_PER_TURN = 10
+_MIN_TURNS = 4
+_MAX_SPREAD = 0.01
 _NO_MEMORY = (
     "can't allocate memory", "out of memory", "not enough memory", "bad_alloc", "MemoryError",
     "Cannot allocate memory", "could not create a", "std::length_error",
 )  # fmt: skip
-_OOM_SCORE, _FIRST_TO_DIE = Path("/proc/self/oom_score_adj"), "1000"
+_OOM_SCORE, _KILL_FIRST = Path("/proc/self/oom_score_adj"), "1000"
 _NO_LOADER = (
-    "a script's batch is that of the DataLoader it trains with, and this one has none with a "
-    f"batch size; name a function with an argument {ARGUMENT}: train.py:make_workload"
+    "a script's batch is that of the DataLoader it trains with, and this script has none with a "
+    f"batch size; pass a function with an argument {ARGUMENT}: train.py:make_workload"
 )
 
 
 @dataclass(frozen=True)
 class BatchSample:
-    """What was measured at one size.
+    """Measurement at one batch size.
 
     Attributes:
         samples: per step.
-        step_ns: the least time of a step; of one that was not `timed` yet a rough value.
-        spread: of that time, what measuring again may change, relative; infinite of such a one.
-        tensor_bytes: the most that tensors take at once; 0 where it could not be seen.
-        update_bytes: the same while the optimizer updates, which hardly depends on the batch; 0
-            where that is not told apart.
-        process_bytes: the most private memory of the whole process, or of the device what torch
-            keeps; what a limit on memory counts.
+        step_ns: minimum time of a step; a rough value before it is `timed`.
+        spread: relative repeatability error of that time; infinite before it is `timed`.
+        tensor_bytes: peak memory of all tensors; 0 if it was not recorded.
+        update_bytes: the peak during the optimizer's update, which hardly depends on the batch; 0
+            if it cannot be separated.
+        process_bytes: peak private memory of the process, or memory that torch reserved on the
+            device; a memory limit counts it.
     """
 
     samples: int
@@ -80,13 +80,13 @@ class BatchSample:
     process_bytes: int
 
     def timed(self, timing: Timing) -> BatchSample:
-        """The same with the time that was taken since."""
+        """Return the sample with its time replaced by `timing`."""
         return replace(self, step_ns=timing.step_ns, spread=timing.spread)
 
 
 @dataclass(frozen=True)
 class Timing:
-    """The least time of a step of one size; `spread` is what turns differ by, relative."""
+    """Minimum time of a step of one size; `spread` is the relative difference between turns."""
 
     samples: int
     step_ns: float
@@ -95,18 +95,18 @@ class Timing:
 
 @dataclass(frozen=True)
 class Facts:
-    """What the first process tells of a workload.
+    """Properties of a workload, found by the first process.
 
     Attributes:
-        samples: per step, as it is.
-        quantum: what sizes must be multiples of.
-        resizes: whether the batch is there to be cut or repeated; else the function's argument
-            ``batch_size`` says how large it is, or a script's loader.
-        clock: "cpu" or "wall": whose time is taken.
+        samples: per step, in the current batch.
+        quantum: sizes must be multiples of it.
+        resizes: whether the batch can be cut or repeated; otherwise the function's argument
+            ``batch_size`` sets it, or a script's loader.
+        clock: "cpu" or "wall".
         device: "cpu" or "cuda".
-        device_bytes: that the device has; 0 for a CPU.
-        loader: the batch size of the DataLoader that a script trains with; 0 for a function.
-        mapped_bytes: of the process's address space, what is not private memory: libraries.
+        device_bytes: memory of the device; 0 for a CPU.
+        loader: batch size of the DataLoader that a script trains with; 0 for a function.
+        mapped_bytes: address space that is not private memory, such as libraries.
     """
 
     samples: int
@@ -120,20 +120,20 @@ class Facts:
 
 
 class DoesNotFitError(SlipstreamError):
-    """A step of that many samples does not fit into memory, or the data has fewer."""
+    """A step of this size does not fit into memory, or the data has too few samples."""
 
 
 class _TooFewError(WorkloadError):
-    """A script's data has fewer samples than were asked for."""
+    """A script's data has fewer samples than requested."""
 
 
 class Sampler:
-    """Within it, steps of one workload run at sizes that are asked for, never in this process.
+    """Context that runs steps of one workload at requested sizes in child processes.
 
     Args:
         limit_bytes: private memory above which a step counts as not fitting; None for no limit.
-        timeout_s: a process that is silent for so long is stopped.
-        report: called with a short line before anything slow.
+        timeout_s: a process is stopped after this many seconds of silence.
+        report: called with a short line before slow parts.
     """
 
     def __init__(
@@ -154,17 +154,17 @@ class Sampler:
         self.facts: Facts | None = None
 
     def first(self) -> BatchSample:
-        """The size the workload has by itself; `facts` are known from then on.
+        """Run the workload at its own size, which determines `facts`.
 
         Raises:
-            WorkloadError: the user's code failed, or its batch can be set nowhere.
-            DoesNotFitError: not even this size fits.
+            WorkloadError: the user's code failed, or its batch cannot be set.
+            DoesNotFitError: this size does not fit.
         """
-        self._report("the batch as it is")
+        self._report("the current batch")
         answer = self._call(0, "run_once", samples=0)
         facts = Facts(**answer["facts"])
         if not facts.resizes:
-            # A script's step has as many samples as its loader gives, or a multiple of them.
+            # A script's step has as many samples as its loader yields, or a multiple of them.
             whole = facts.loader and facts.samples % facts.loader == 0
             quantum = facts.samples // facts.loader if whole else 0
             facts = replace(facts, quantum=quantum) if quantum else self._by_argument(facts)
@@ -172,7 +172,7 @@ class Sampler:
         return BatchSample(facts.samples, **answer["sample"])
 
     def sample(self, samples: int) -> BatchSample:
-        """A step of so many samples, in a fresh process.
+        """Run a step of this many samples in a fresh process.
 
         Raises:
             DoesNotFitError: it does not fit.
@@ -185,11 +185,10 @@ class Sampler:
         return BatchSample(samples, **answer["sample"])
 
     def needs(self, samples: int, processes: int = 3) -> list[int]:
-        """The private memory of each of several processes that run a few steps of so many samples
-        and do nothing else, for tight limits; nothing where they do not fit into one of them.
+        """Return the private memory of several processes that only run steps of this many samples.
 
-        What one size needs differs by some percent from process to process: where an allocator
-        finds a hole is chance. Forks find those of their parent, so that these are none.
+        Empty if one of them does not fit. Fragmentation varies by some percent between processes,
+        and forks inherit their parent's, so each is started separately.
         """
         size = samples if self.facts is not None and self.facts.resizes else 0
         needs: list[int] = []
@@ -203,23 +202,23 @@ class Sampler:
         return needs
 
     def timings(self, sizes: Sequence[int], budget_s: float) -> list[Timing]:
-        """The least time of a step at each of `sizes`, taken in turns.
+        """Return the minimum time of a step at each of `sizes`, measured alternately.
 
         Raises:
-            DoesNotFitError: one of them does not fit.
+            DoesNotFitError: a size does not fit.
         """
-        self._report(f"timing {len(sizes)} sizes in turns")
+        self._report(f"timing {len(sizes)} sizes alternately")
         rows = self._call(max(sizes), "take_turns", sizes=list(sizes), budget_s=budget_s)
         return [Timing(*row) for row in rows]
 
     def alone(self, samples: int, budget_s: float) -> Timing:
-        """The least time of a step of so many samples, in a process that has no other size.
+        """Return the minimum time of a step in a process that runs no other size.
 
         Args:
-            samples: where the function sets them (see `Facts.resizes`); 0 for the batch as it is.
+            samples: size for the function (see `Facts.resizes`); 0 for the current batch.
 
         Raises:
-            DoesNotFitError: it does not fit.
+            DoesNotFitError: the size does not fit.
         """
         self._report(f"timing {samples} samples")
         rows = self._call(samples, "take_turns", sizes=[], budget_s=budget_s)
@@ -227,7 +226,7 @@ class Sampler:
         return Timing(samples, step_ns, spread)
 
     def _sized(self, samples: int) -> Workload:
-        """The workload whose function is asked for so many samples, where its step hides them."""
+        """Return the workload with its batch argument set, if its step hides the batch."""
         facts = self.facts
         if not samples or facts is None or facts.resizes or facts.loader:
             return self._workload
@@ -235,7 +234,7 @@ class Sampler:
         return replace(self._workload, arguments=arguments)
 
     def _loads(self, samples: int) -> list[int]:
-        """Of a script: its loader's batch size, what that shall be, and samples of a step then."""
+        """Return the `loads` of `_run` for a script; empty for a function."""
         facts = self.facts
         if not samples or facts is None or not facts.loader:
             return []
@@ -247,7 +246,7 @@ class Sampler:
         size = self._workload.arguments.get(ARGUMENT, facts.samples or self._default())
         if self._workload.function is None or not isinstance(size, int) or size < 1:
             raise WorkloadError(
-                "this step's batch cannot be made another size from outside",
+                "this step's batch size cannot be set",
                 where=self._workload.name,
                 remedy=_NO_LOADER
                 if self._workload.function is None
@@ -257,7 +256,7 @@ class Sampler:
         return replace(facts, samples=size, quantum=1)
 
     def _default(self) -> Any:
-        """The default of the function's argument, as its text has it; 0 where it has none."""
+        """Return the default of the function's batch argument, from its source; 0 without one."""
         tree = ast.parse(self._workload.path.read_bytes())
         for node in tree.body:
             if isinstance(node, ast.FunctionDef) and node.name == self._workload.function:
@@ -272,14 +271,13 @@ class Sampler:
         return 0
 
     def _call(self, shown: int, function: str, *, fork: bool = True, **arguments: Any) -> Any:
-        """A function of this file in a process of its own, at `shown` samples; 0: the batch as it
-        is.
+        """Call a function of this module in a separate process at `shown` samples (0: current).
 
         Args:
-            fork: whether that is a copy of one that has imported what it needs, to save time.
+            fork: whether to fork a process with the imports done, to save time.
         """
         workload = self._sized(shown)
-        called = f"{_HOME}:{function}"
+        called = f"{_MODULE}:{function}"
         with file_backups() as keep_in:
             arguments |= {
                 "workload": workload.to_json(), "keep_in": str(keep_in),
@@ -294,18 +292,18 @@ class Sampler:
                 with self._start() as child:
                     return self._answer(child, called, **arguments)
             except SlipstreamError as error:
-                ended = shown and isinstance(error, ScriptEndedError)
-                if ended or isinstance(error, _TooFewError):
-                    remedy = "smaller sizes, or more data"
+                no_data = shown and isinstance(error, ScriptEndedError)
+                if no_data or isinstance(error, _TooFewError):
+                    remedy = "use smaller sizes or more data"
                     raise DoesNotFitError(error.what, remedy=remedy) from error
                 if not _is_memory(error):
                     raise
-                what = f"{shown} samples" if shown else "the batch as it is"
+                what = f"{shown} samples" if shown else "the current batch"
                 limit = self._limit_bytes
                 raise DoesNotFitError(
                     f"a step of {what} does not fit into "
                     + ("memory" if limit is None else format_bytes(limit)),
-                    remedy="a smaller batch, or a larger --limit",
+                    remedy="use a smaller batch, or a larger --limit",
                 ) from error
 
     def _answer(self, child: Child, function: str, **arguments: Any) -> Any:
@@ -321,10 +319,10 @@ class Sampler:
         )
 
     def _warm(self) -> Child:
-        """A process that has imported what steps need and never ran one: it is forked for each."""
+        """Return a process with the imports done that never ran a step, to fork from."""
         if self._child is None:
             self._child = self._start()
-            self._child.call(f"{_HOME}:warm_up", timeout_s=self._timeout_s)
+            self._child.call(f"{_MODULE}:warm_up", timeout_s=self._timeout_s)
         return self._child
 
     def __enter__(self) -> Sampler:
@@ -337,18 +335,18 @@ class Sampler:
 
 
 def _is_memory(error: SlipstreamError) -> bool:
-    """Whether `error` is how a lack of memory shows, in Python or as a process that died."""
+    """Whether `error` means a lack of memory: an exception, or a process that died."""
     if isinstance(error, ChildDiedError):
         return True
-    # As torch and the libraries below it say it.
+    # Messages of torch and the libraries below it.
     return any(words in error.what for words in _NO_MEMORY)
 
 
-# What follows runs in a child, most of it in forks of the one that ran `warm_up`.
+# The functions below run in a child, mostly in forks of the one that ran `warm_up`.
 
 
 def warm_up() -> None:
-    """Import what a step needs. Nothing is computed: threads would not survive a fork."""
+    """Import what a step needs. Computes nothing, since threads do not survive a fork."""
     for name in ("torch", "torch._dynamo", "torch.profiler"):
         importlib.import_module(name)
     gc.collect()
@@ -363,29 +361,29 @@ def run_once(
     loads: list[int],
     watch: bool = True,
 ) -> Any:
-    """What a few steps of `samples` need, 0 for as many as the workload has.
+    """Measure a few steps of `samples` (0: the workload's size).
 
     Args:
         loads: see `_run`.
-        watch: whether to see what tensors take, for which a profiler needs memory of its own.
+        watch: whether to record tensor memory, for which a profiler needs memory of its own.
     """
 
     def steps(built: BuiltWorkload, loader: int) -> Generator[None, Any, dict[str, Any]]:
         if samples:
             built.resize(samples)
         place = find_device(built)
-        for _ in range(_STEPS_TO_SETTLE - 1):
+        for _ in range(_WARMUP_STEPS - 1):
             yield
         clock = _clock(place)
         began = clock()
         yield
         step_ns = clock() - began
         process, mapped = _process_bytes(place)
-        most, updating = (yield from _tensor_bytes(built, place)) if watch else (0, 0)
+        peak_bytes, update_bytes = (yield from _tensor_bytes(built, place)) if watch else (0, 0)
         return {
             "sample": {
-                "step_ns": step_ns, "spread": math.inf, "tensor_bytes": most,
-                "update_bytes": updating, "process_bytes": process,
+                "step_ns": step_ns, "spread": math.inf, "tensor_bytes": peak_bytes,
+                "update_bytes": update_bytes, "process_bytes": process,
             },
             "facts": {**_facts(built, place), "loader": loader, "mapped_bytes": mapped},
         }  # fmt: skip
@@ -401,10 +399,10 @@ def take_turns(
     loads: list[int],
     budget_s: float,
 ) -> Any:
-    """``[samples, ns, spread]`` of each size: turns until they tell the same twice.
+    """Return ``[samples, ns, spread]`` of each size, alternating until the minima are stable.
 
-    Without sizes, of the batch as it is. The process keeps its pages: whether a step has page
-    faults differs from size to size and from launch to launch, and lies on no line.
+    Without sizes, measures the current batch. The process keeps its pages: whether a step has page
+    faults varies between sizes and launches, and does not follow a line.
 
     Args:
         loads: see `_run`.
@@ -413,18 +411,18 @@ def take_turns(
     def turns(built: BuiltWorkload, loader: int) -> Generator[None, Any, list[list[float]]]:
         heap.keep_pages()
         yield
-        least = {size: Least() for size in sizes or [0]}
+        minima = {size: MinimumTime() for size in sizes or [0]}
         began = time.monotonic()
         with Segments(built, _clock(find_device(built))) as segments:
-            while not _enough(least, time.monotonic() - began, budget_s):
-                for size, one in least.items():
+            while not _enough(minima, time.monotonic() - began, budget_s):
+                for size, minimum in minima.items():
                     if size:
                         built.resize(size)
-                    # The one before had another size: caches and heap are as that left them.
+                    # A warm-up step, since caches and heap are in the state of the previous size.
                     yield
                     gc.collect()
-                    one.turn((yield from _turn(segments)))
-        return [[size, one.step_ns, one.spread] for size, one in least.items()]
+                    minimum.turn((yield from _turn(segments)))
+        return [[size, minimum.step_ns, minimum.spread] for size, minimum in minima.items()]
 
     return _run(workload, keep_in, threads, loads, turns)
 
@@ -436,17 +434,18 @@ def _run(
     loads: list[int],
     steps: Callable[[BuiltWorkload, int], Generator[None, Any, Any]],
 ) -> Any:
-    """Run `steps`, given what was built and the batch size of a script's loader (0 without one).
+    """Run `steps` with the built workload and the batch size of a script's loader (0 without one).
 
     Args:
-        loads: that size, what it shall be, and the samples of a step then; empty to leave it.
+        loads: the loader's batch size, the new one, and the resulting samples per step; empty to
+            leave it unchanged.
     """
-    # Where the machine's memory ends before our limit, let the kernel end this process, no other.
+    # If the machine runs out of memory before the limit, let the kernel kill this process first.
     # Source: Documentation/filesystems/proc.rst, oom_score_adj.
     with contextlib.suppress(OSError):
-        _OOM_SCORE.write_text(_FIRST_TO_DIE)
+        _OOM_SCORE.write_text(_KILL_FIRST)
     loaders = None
-    # A function's batch is made at once.
+    # A function's batch is built before any step.
     if workload_of(workload).function is None:
         loaders = Loaders(*loads[:2])
         loaders.install()
@@ -458,7 +457,7 @@ def _run(
             torch.set_num_threads(threads)
         if loads and built.samples != loads[2]:
             raise _TooFewError(
-                f"the script's data does not make a step of {loads[2]} samples: "
+                f"the script's data does not yield a step of {loads[2]} samples: "
                 f"it gave {built.samples}"
             )
         return (yield from steps(built, loaders.size if loaders else 0))
@@ -466,21 +465,21 @@ def _run(
     return run_program(workload, keep_in, program)
 
 
-def _enough(least: dict[int, Least], passed_s: float, budget_s: float) -> bool:
-    """Whether the sizes had turns enough: they are settled, or one more would be too late."""
-    turns = min(one.turns for one in least.values())
-    if turns < _FEWEST_TURNS:
+def _enough(minima: dict[int, MinimumTime], passed_s: float, budget_s: float) -> bool:
+    """Whether timing can end: the minima are stable, or another turn would exceed the budget."""
+    turns = min(minimum.turns for minimum in minima.values())
+    if turns < _MIN_TURNS:
         return False
-    settled = all(one.spread <= _SETTLED for one in least.values())
+    settled = all(minimum.spread <= _MAX_SPREAD for minimum in minima.values())
     return settled or passed_s * (1 + 1 / turns) > budget_s
 
 
 def _turn(segments: Segments) -> Generator[None, Any, list[Any]]:
-    """The parts of a few steps, at least two and not many for long ones."""
+    """Return the parts of a turn's steps: at least two steps, and few slow ones."""
     steps: list[Any] = []
     began = time.monotonic()
     while len(steps) < 2 or (
-        time.monotonic() - began < _TURN_S and len(steps) < _MOST_STEPS_A_TURN
+        time.monotonic() - began < _TURN_S and len(steps) < _MAX_STEPS_PER_TURN
     ):
         segments.begin()
         yield
@@ -489,7 +488,7 @@ def _turn(segments: Segments) -> Generator[None, Any, list[Any]]:
 
 
 def _clock(place: Place | None) -> Callable[[], int]:
-    """CPU time where all work is this process's one thread's; else the wall clock."""
+    """Return the CPU clock if all work is on this process's one thread; else the wall clock."""
     import torch
 
     if place is None and torch.get_num_threads() == 1:
@@ -522,10 +521,10 @@ def _facts(built: BuiltWorkload, place: Place | None) -> dict[str, Any]:
 
 
 def _process_bytes(place: Place | None) -> tuple[int, int]:
-    """The most private memory so far, and what of the address space is not private.
+    """Return the peak of private memory, and the address space that is not private, in bytes.
 
-    Linux keeps the peak of the whole address space; what is mapped of files and libraries hardly
-    changes once they are loaded, so that the difference is the peak of private memory.
+    Linux keeps the peak of the whole address space. Mapped files and libraries hardly change once
+    loaded, so the difference is the peak of private memory.
     """
     import torch
 
@@ -538,7 +537,7 @@ def _process_bytes(place: Place | None) -> tuple[int, int]:
 def _tensor_bytes(
     built: BuiltWorkload, place: Place | None
 ) -> Generator[None, Any, tuple[int, int]]:
-    """The most that tensors take at once in a step, and in its update, as the allocator tells."""
+    """Return the peak bytes of tensors in a step and in its update, by the allocator's events."""
     import torch
 
     if place is not None:
@@ -554,11 +553,11 @@ def _tensor_bytes(
     # A closure of the update runs the forward and backward pass.
     closed = max((end for _, end, name in spans if name == CLOSURE_RANGE), default=0)
     updates = [max(begin, closed) for begin, _, name in spans if name.startswith(_UPDATE)]
-    level = most = sum(nbytes for nbytes, _ in record.before.values())
-    updating = 0
+    level = peak_bytes = sum(nbytes for nbytes, _ in record.before.values())
+    update_bytes = 0
     for time_ns, _, change in record.changes:
         if updates and time_ns >= updates[0]:
-            updating = max(updating, level, level + change)
+            update_bytes = max(update_bytes, level, level + change)
         level += change
-        most = max(most, level)
-    return most, updating
+        peak_bytes = max(peak_bytes, level)
+    return peak_bytes, update_bytes

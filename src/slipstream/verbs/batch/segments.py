@@ -1,8 +1,8 @@
-"""The least time of a step from the least times of its parts.
+"""Estimate the minimum time of a step from the minimum times of its parts.
 
-On a busy machine hardly any step runs undisturbed, but each part of it does in some step. So clocks
-are put between the layers, in both directions; each part keeps its minimum over the steps, and the
-step is their sum. It runs in the child that runs the steps.
+On a busy machine hardly any step runs undisturbed, but every part does in some step. Clocks are
+read between the layers, forward and backward; each part keeps its minimum over the steps, and the
+step is their sum. Runs in the child that runs the steps.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class Segments:
-    """Within it, layers of the model read `clock` where they begin and end, and where the gradient
-    of their output is there.
+    """Reads `clock` at the boundaries of the model's layers while the context is active.
 
-    A model that is compiled, or hidden, has no such places: then its steps have one part.
+    The clock is read before and after a layer's forward, and when the gradient of its output is
+    ready. The steps of a compiled or hidden model have only one part.
     """
 
     def __init__(self, built: BuiltWorkload, clock: Callable[[], int]) -> None:
@@ -49,17 +49,17 @@ class Segments:
             handle.remove()
 
     def begin(self) -> None:
-        """A step begins."""
+        """Start a step."""
         self._marks.clear()
         self._marks.append(self._clock())
 
     def end(self) -> NDArray[np.int64]:
-        """Nanoseconds of each part of the step that ends."""
+        """End the step and return its parts' durations, int64 [parts], in ns."""
         self._marks.append(self._clock())
         return np.diff(np.array(self._marks, np.int64)).astype(np.int64)
 
-    def _mark(self, *told: Any) -> None:
-        """A part ends: whatever torch tells its hooks."""
+    def _mark(self, *arguments: Any) -> None:
+        """End a part; `arguments` are those of torch's hooks."""
         self._marks.append(self._clock())
 
     def _after(self, module: Any, inputs: Any, output: Any) -> None:
@@ -68,35 +68,35 @@ class Segments:
             output.register_hook(self._mark)
 
 
-class Least:
-    """The least time of a step of one kind, over turns of several steps each."""
+class MinimumTime:
+    """The minimum time of a step of one size, over turns of several steps each."""
 
     def __init__(self) -> None:
-        # Of every other turn, so that two independent answers say how good one is.
+        # Steps of even and of odd turns: two independent estimates show the error.
         self._halves: list[list[NDArray[np.int64]]] = [[], []]
         self.turns = 0
 
     def turn(self, steps: list[NDArray[np.int64]]) -> None:
-        """Add the parts of the steps of one turn."""
+        """Add the parts of a turn's steps."""
         self._halves[self.turns % 2] += steps
         self.turns += 1
 
     @property
     def step_ns(self) -> float:
-        """Of a whole step."""
+        """Minimum time of a whole step."""
         return _sum_of_minima([*self._halves[0], *self._halves[1]])
 
     @property
     def spread(self) -> float:
-        """By how much the answers of odd and of even turns differ, relative; infinite of one."""
+        """Relative difference between odd and even turns; infinite after one turn."""
         if self.turns < 2:
             return float("inf")
-        one, other = map(_sum_of_minima, self._halves)
-        return abs(one - other) / max(min(one, other), 1.0)
+        first, second = map(_sum_of_minima, self._halves)
+        return abs(first - second) / max(min(first, second), 1.0)
 
 
 def _sum_of_minima(steps: list[NDArray[np.int64]]) -> float:
-    """Part by part where all steps have the same parts; else of whole steps."""
+    """Sum minima by part if all steps have the same parts; else the minimum of whole steps."""
     if len({len(parts) for parts in steps}) == 1:
         return float(np.min(np.stack(steps), axis=0).sum())
     return float(min(parts.sum() for parts in steps))

@@ -33,7 +33,7 @@ _HOUR_NS = 3.6e12
 _UNKNOWN_SPREAD = 0.5
 _PREDICTION_KEYS = (
     "baseline_ns", "step_ns", "speedup", "speedup_interval", "samples_per_step", "provenance",
-    "why_not",
+    "reason",
 )  # fmt: skip
 _SOURCES = {Provenance.MICROBENCHMARK: "measured here", Provenance.DATASHEET: "data sheet"}
 # Spread of durations scaled by the limits of two devices.
@@ -151,7 +151,7 @@ def predict_device(
         device: an instruction set of this CPU ("avx2", "sse4.1"), a number of threads
             ("threads:2"), or a kind of device with a data sheet ("h100-sxm", or "H100").
         durations: (threads, level) -> source of durations; this machine's cache by default.
-        say: called with a short line of progress.
+        report: called with a short line of progress.
 
     Raises:
         UnknownNameError: unknown device.

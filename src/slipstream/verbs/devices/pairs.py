@@ -1,4 +1,4 @@
-"""Which kernels of a recorded step could run side by side on a device."""
+"""Find kernels of a recorded step that could run side by side on a device."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Pairs:
 
     Attributes:
         first, second: their names.
-        count: how many pairs.
-        alone_ns: of all of them one after the other.
-        gain_ns: less than that, at most.
+        count: number of pairs.
+        alone_ns: time of all of them sequentially.
+        gain_ns: maximum reduction of that time.
     """
 
     first: str
@@ -35,21 +35,21 @@ class Pairs:
 
 _FIELDS: tuple[Field[Pairs], ...] = (
     Field.of("kernel", lambda row: row.first),
-    Field.of("beside", lambda row: row.second),
+    Field.of("paired with", lambda row: row.second),
     Field.number("pairs", lambda row: str(row.count)),
-    Field.number("one after the other", lambda row: format_duration(row.alone_ns)),
-    Field.number("at most less", lambda row: format_duration(row.gain_ns)),
+    Field.number("sequential", lambda row: format_duration(row.alone_ns)),
+    Field.number("saves at most", lambda row: format_duration(row.gain_ns)),
 )
 
 
 @dataclass(frozen=True)
 class StepPairs:
-    """Kernels of a step that do not wait for each other and use different parts of a device.
+    """Kernels of a step that are independent and use different parts of a device.
 
     Attributes:
         device: its kind.
-        rows: what gains most first.
-        step_ns: of all kernels, one after the other.
+        rows: the largest gain first.
+        step_ns: time of all kernels sequentially.
     """
 
     device: str
@@ -58,34 +58,34 @@ class StepPairs:
 
     @classmethod
     def of(cls, graph: Graph, device: str) -> StepPairs:
-        """The pairs of a recorded step on a kind of device, at its data sheet's limits.
+        """Find the pairs of a recorded step on a kind of device, by its data sheet's limits.
 
         Raises:
-            UnknownNameError: no such kind of device.
-            InvalidArgumentError: the data sheet tells no bandwidth.
+            UnknownNameError: unknown device.
+            InvalidArgumentError: the data sheet has no rates.
         """
         kind = kind_named(device)
         limits = datasheet_limits(kind)
         if limits is None or not limits.flops_per_s:
             raise InvalidArgumentError(
-                "--device", f"the data sheet of {kind.kind} here has no rates to go by"
+                "--device", f"the data sheet of {kind.kind} has no arithmetic rates or bandwidth"
             )
         kernels, needs = kernels_of(graph, limits)
         rows: dict[tuple[str, str], list[tuple[float, float]]] = {}
-        for one in match(kernels, needs):
-            a, b = kernels[one.first], kernels[one.second]
+        for pair in match(kernels, needs):
+            a, b = kernels[pair.first], kernels[pair.second]
             names = (a.name, b.name) if a.computes else (b.name, a.name)
-            rows.setdefault(names, []).append((a.alone_ns + b.alone_ns, one.gain_ns))
+            rows.setdefault(names, []).append((a.alone_ns + b.alone_ns, pair.gain_ns))
         grouped = [
-            Pairs(*names, len(each), sum(a for a, _ in each), sum(g for _, g in each))
-            for names, each in rows.items()
+            Pairs(*names, len(gains), sum(a for a, _ in gains), sum(g for _, g in gains))
+            for names, gains in rows.items()
         ]
         grouped.sort(key=lambda row: -row.gain_ns)
-        return cls(kind.kind, tuple(grouped), sum(one.alone_ns for one in kernels))
+        return cls(kind.kind, tuple(grouped), sum(kernel.alone_ns for kernel in kernels))
 
     @property
     def gain(self) -> float:
-        """Of all pairs, as a share of the step's kernels, at most."""
+        """Maximum gain of all pairs, as a share of the step's kernel time."""
         return sum(row.gain_ns for row in self.rows) / self.step_ns if self.step_ns else 0.0
 
     def __str__(self) -> str:
@@ -100,18 +100,18 @@ class StepPairs:
         )
 
     def table(self, top: int = 20) -> Table:
-        """What gains most first."""
+        """Return a table of the pairs, the largest gain first."""
         notes = (
-            f"by the limits of its data sheet, of the {MOST_KERNELS} longest kernels, were they at "
-            "them; launches and registers are not in it",
+            f"for the {MOST_KERNELS} longest kernels at their data-sheet limits; excludes launches "
+            "and registers",
             "slipstream hfuse a.cu:k1 b.cu:k2 -o fused.cu fuses their sources: time both",
         )
-        left = len(self.rows) - top
-        more = f"and {left} more kinds of pairs" if left > 0 else ""
+        omitted = len(self.rows) - top
+        more = f"and {omitted} more kinds of pairs" if omitted > 0 else ""
         return Table.of(self.rows[:top], _FIELDS, str(self), (more, *notes))
 
     def to_json(self) -> Mapping[str, Any]:
-        """As a payload carries it."""
+        """Return the JSON payload."""
         return {
             "device": self.device, "gain": self.gain, "step_ns": self.step_ns,
             "provenance": "datasheet", "pairs": [asdict(row) for row in self.rows],

@@ -1,1 +1,1 @@
-"""explain and diff: what a recorded step consists of, and what made it slower or faster."""
+"""explain and diff: a recorded step's contents, and the causes of a change."""

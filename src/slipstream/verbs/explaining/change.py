@@ -1,4 +1,4 @@
-"""Two recordings of a step beside each other: what changed, and whether that is certain."""
+"""Compare two recordings of a step: what changed, and with what certainty."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _FIELDS: tuple[Field[Row], ...] = (
 
 @dataclass(frozen=True)
 class Change:
-    """What changed between two recordings of a step.
+    """The change between two recordings of a step.
 
     Attributes:
         found: the difference.
-        limit: relative, from which on the step counts as slower; None for no limit.
+        limit: relative change above which the step counts as slower; None for no limit.
     """
 
     found: Difference
@@ -43,36 +43,36 @@ class Change:
 
     @property
     def judged(self) -> tuple[bool, str]:
-        """Whether the change is certainly beyond the limit; what to say of it, if anything."""
+        """Whether the change certainly exceeds the limit; a remark, or ""."""
         if self.limit is None:
             return False, ""
         diff, percent = self.found, format_percent(self.limit)
         low, high = diff.interval
         if low > self.limit:
             return True, (
-                f"{self}: beyond the {percent} of --fail-over, and at least {format_percent(low)}"
+                f"{self}: over the {percent} of --fail-over, and at least {format_percent(low)}"
             )
         if high <= self.limit:
             return False, ""
         if self.limit < LEAST_HALF_WIDTH:
             return False, (
                 f"no two recordings can show {percent}: those of one program differ by up to "
-                f"{format_percent(LEAST_HALF_WIDTH)} on a quiet machine; this is {self}"
+                f"{format_percent(LEAST_HALF_WIDTH)} on a quiet machine; here: {self}"
             )
         if diff.half_width > self.limit:
             return False, (
                 f"these recordings cannot show {percent}: record both with more --steps on a "
-                f"quieter machine; this is {self}"
+                f"quieter machine; here: {self}"
             )
         if diff.work_change > self.limit:
             return False, (
-                f"{self}: beyond the {percent} of --fail-over, but not by more than its "
+                f"{self}: over the {percent} of --fail-over, but not by more than its "
                 "interval; record both with more --steps to be sure"
             )
         return False, ""
 
     def __str__(self) -> str:
-        """As "slower by 7.0 % ± 5.1 %", or "+2.0 % ± 5.1 %, within noise"."""
+        """Format as "slower by 7.0 % ± 5.1 %", or "+2.0 % ± 5.1 %, within noise"."""
         diff = self.found
         half = f"± {format_percent(diff.half_width)}"
         if diff.verdict == "within noise":
@@ -80,7 +80,7 @@ class Change:
         return f"{diff.verdict} by {format_percent(abs(diff.work_change))} {half}"
 
     def to_json(self) -> Mapping[str, Any]:
-        """As results are printed; times in nanoseconds."""
+        """Return the JSON payload; times in nanoseconds."""
         diff, (over, doubt) = self.found, self.judged
         return {
             "before_ns": diff.before_ns,
@@ -91,7 +91,7 @@ class Change:
             "page_faults_after_ns": diff.faults_after_ns,
             "change_without_page_faults": diff.work_change,
             "interval": list(diff.interval),
-            "interval_level": 0.9,
+            "confidence_level": 0.9,
             "verdict": diff.verdict,
             "different": diff.unlike or None,
             "failed": over,
@@ -108,22 +108,24 @@ class Change:
         }
 
     def table(self, by: str, top: int) -> Table:
-        """The `top` rows that change the step most, of "operator", "module" or "line"."""
+        """Return a table of the `top` changes, by "operator", "module" or "line"."""
         diff = self.found
         changed = [row for row in diff.rows[by] if row.change_ns or row.status]
-        left = sum(row.change_ns for row in changed[top:])
+        omitted_ns = sum(row.change_ns for row in changed[top:])
         gaps = sum(diff.gaps_after_ns.values()) - sum(diff.gaps_before_ns.values())
         faults = diff.faults_before_ns or diff.faults_after_ns
         notes = [
-            f"{len(changed) - top} more rows change it by {_signed(left)}." if left else "",
-            f"Gaps and delays on the path changed by {_signed(gaps)}, counted in the rows.",
-            "The first line and --fail-over leave page faults out, which differ between launches "
-            "of one program (`allocator` is rid of them); the rows have them. With them, as "
-            f"`profile` says it: {format_duration(diff.before_ns)} → "
+            f"{len(changed) - top} more rows change it by {_signed(omitted_ns)}."
+            if omitted_ns
+            else "",
+            f"Gaps and delays on the path, included in the rows, changed by {_signed(gaps)}.",
+            "The first line and --fail-over exclude page faults, which differ between launches "
+            "of one program (`allocator` removes them); the rows include them. With them, "
+            f"as in `profile`: {format_duration(diff.before_ns)} → "
             f"{format_duration(diff.after_ns)}."
             if faults
             else "",
-            "± is the 90 % interval of what recordings of one program differ by.",
+            "± is the 90 % interval of the difference between recordings of one program.",
             "Simulated from recorded durations; rows count what is on the critical path.",
         ]
         title = (

@@ -1,4 +1,4 @@
-"""What a step's time consists of, and what made it slower: of graphs, in Python."""
+"""Explain a step's time and what made it slower, from graphs in Python."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from slipstream.verbs.explaining.path import Shown, path_report
 
 @dataclass(frozen=True)
 class Explanation:
-    """Tables, and what is in them.
+    """Tables, and their data.
 
     Attributes:
-        data: what ``slipstream explain --json`` prints; times in ns.
+        data: the JSON payload of ``slipstream explain``; times in ns.
     """
 
     tables: tuple[Table, ...]
@@ -31,16 +31,16 @@ class Explanation:
 
 def explain(graph: Graph, by: str = "operator", *, top: int = 20, show: Shown = "groups"
             ) -> Explanation:  # fmt: skip
-    """What the step is as long as: its critical path, summed by operator, module, line, ...
+    """Explain the step's length: its critical path, summed by operator, module, line, ...
 
     Args:
         by: operator, module, line, phase, lane or kind.
-        top: rows to show.
-        show: ``groups``, ``path`` (its tasks one by one) or ``causal`` (what the step would gain
-            if one group were faster).
+        top: number of rows.
+        show: ``groups``, ``path`` (its tasks in order) or ``causal`` (what the step would gain if
+            one group were faster).
 
     Raises:
-        InvalidArgumentError: no such group.
+        InvalidArgumentError: unknown group.
         GraphError: the graph has a cycle.
     """
     tables, data = path_report(replay(graph), by, top, show)
@@ -48,12 +48,12 @@ def explain(graph: Graph, by: str = "operator", *, top: int = 20, show: Shown = 
 
 
 def diff(before: Graph, after: Graph, fail_over: float | None = None) -> Change:
-    """What made a step slower or faster, and whether that is certain.
+    """Compare two recordings of a step.
 
     Args:
-        fail_over: relative, from which on the step counts as slower.
+        fail_over: relative change above which the step counts as slower.
 
     Raises:
-        GraphError: one of them has a cycle.
+        GraphError: a graph has a cycle.
     """
     return Change(difference(before, after), fail_over)

@@ -1,4 +1,4 @@
-"""What ``slipstream explain --lines`` shows: the source with what each line costs."""
+"""Show the source with the cost of each line, for ``slipstream explain --lines``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PAGE_FAULTS, _UNTRACKED = "(page faults)", "(untracked)"
 
 
 def lines_report(timeline: Timeline, top: int) -> tuple[list[Table], dict[str, Any]]:
-    """Tables and JSON: the `top` dearest lines where they stand in their files; times in ns."""
+    """Return tables and JSON of the `top` costliest lines, in source order; times in ns."""
     attribution = attribute(timeline)
     shown = sorted(attribution.lines[:top], key=lambda line: (line.file, line.number))
     payload = {
@@ -40,21 +40,21 @@ def lines_report(timeline: Timeline, top: int) -> tuple[list[Table], dict[str, A
 
 
 def _numbers(cost: Cost) -> dict[str, Any]:
-    rest = asdict(cost)
-    other, forward, backward, optimizer = rest.pop("phase_ns")
+    memory = asdict(cost)
+    other, forward, backward, optimizer = memory.pop("phase_ns")
     return {
         "time_ns": cost.time_ns, "forward_ns": forward, "backward_ns": backward,
-        "optimizer_ns": optimizer, "other_ns": other, **rest,
+        "optimizer_ns": optimizer, "other_ns": other, **memory,
     }  # fmt: skip
 
 
 def _table(timeline: Timeline, found: Attribution, shown: list[LineCost]) -> Table:
     graph = timeline.graph
     rows = [(line.name, line.cost, _text(graph, line)) for line in shown]
-    left = found.lines[len(shown) :]
-    if left:
-        rest = sum((line.cost for line in left), start=Cost())
-        rows.append((f"{len(left)} others", rest, ""))
+    omitted = found.lines[len(shown) :]
+    if omitted:
+        omitted_cost = sum((line.cost for line in omitted), start=Cost())
+        rows.append((f"{len(omitted)} others", omitted_cost, ""))
     if found.page_faults.tasks:
         rows.append((_PAGE_FAULTS, found.page_faults, ""))
     rows.append((_UNTRACKED, found.untracked, ""))
@@ -71,13 +71,13 @@ def _table(timeline: Timeline, found: Attribution, shown: list[LineCost]) -> Tab
         Field.number("memory", lambda row: format_bytes(n) if (n := row[1].memory_bytes) else ""),
         Field.of("source", lambda row: row[2], optional=True),
     )
-    peak = f", {format_bytes(found.peak_bytes)} at most" if found.peak_bytes else ""
+    peak = f", {format_bytes(found.peak_bytes)} peak" if found.peak_bytes else ""
     title = f"{named(graph)}: {format_duration(found.step_ns)} per step{peak}"
     notes = [
-        "The rows add up to the step and to its peak of memory. A line has what its operators "
-        "add to the step, the Python before them, and what they hold at the peak; the backward "
-        "pass of an operator belongs to the line that ran it forward.",
-        f"{changed} has changed since: the texts may stand beside other lines."
+        "The rows add up to the step's time and peak memory. A line counts the time that its "
+        "operators and the Python before them add, and the memory that they hold at the peak; an "
+        "operator's backward pass counts for the line that ran it forward.",
+        f"{changed} has changed since: source texts may be shown next to wrong line numbers."
         if (changed := has_changed(graph))
         else "",
     ]
@@ -89,7 +89,7 @@ def _time(ns: float) -> str:
 
 
 def _text(graph: Graph, line: LineCost) -> str:
-    """The line as it stands in its file now; empty where there is none to be read."""
+    """Return the line's current text in its file; empty if it cannot be read."""
     recorded = graph.meta.get("source")
     file = str(recorded.get("file", "")) if isinstance(recorded, Mapping) else ""
     if not file:

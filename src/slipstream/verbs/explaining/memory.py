@@ -1,4 +1,4 @@
-"""What ``slipstream explain --memory`` shows: the peak, and what lives then."""
+"""Show the memory peak and what is live at it, for ``slipstream explain --memory``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from slipstream.verbs.results import named
 
 
 def memory_report(timeline: Timeline, top: int) -> tuple[list[Table], dict[str, Any]]:
-    """Tables and JSON; sizes in bytes, times in nanoseconds.
+    """Return tables and JSON; sizes in bytes, times in nanoseconds.
 
     Raises:
         GraphError: memory was not recorded.
@@ -43,10 +43,10 @@ def memory_report(timeline: Timeline, top: int) -> tuple[list[Table], dict[str, 
         f"by {where}",
         f"{format_bytes(peak.before_bytes)} live before the step and after it",
     ]
-    left = len(peak.by_module) - top
+    omitted = len(peak.by_module) - top
     roles = [(role.name.lower(), nbytes) for role, nbytes in peak.by_role]
-    title = f"{named(graph)}: {format_bytes(peak.nbytes)} at most"
-    smaller = f"{left} smaller ones are left out" if left > 0 else ""
+    title = f"{named(graph)}: {format_bytes(peak.nbytes)} peak"
+    smaller = f"{omitted} smaller ones omitted" if omitted > 0 else ""
     return [
         table("role", roles, title, notes),
         table("module", list(peak.by_module[:top]), "", [smaller]),

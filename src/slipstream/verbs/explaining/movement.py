@@ -79,7 +79,7 @@ def movement_report(
 
     Args:
         by: operator, module, line, phase or kind (the operator's class).
-        say: called with a line before slow parts.
+        report: called with a line before slow parts.
 
     Raises:
         UnknownNameError: unknown group.
@@ -227,7 +227,7 @@ def _peaks(graph: Graph, report: Callable[[str], None] | None = None) -> Peaks |
     """Return this machine's limits if the step was recorded on it, on the CPU; else None.
 
     Args:
-        say: called with a line before they are measured; None to use cached limits only.
+        report: called with a line before they are measured; None to use cached limits only.
     """
     recorded = graph.meta.get("machine")
     if not isinstance(recorded, Mapping) or Kind.KERNEL in set(graph.tasks.kind.tolist()):

@@ -1,4 +1,4 @@
-"""What a step's time consists of: its critical path, by groups, task by task, and what if."""
+"""Explain a step's time by its critical path: by group, task by task, or causally."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from slipstream.units import format_bytes, format_duration, format_percent
 from slipstream.verbs.results import named
 
 _NO_LINE = (
-    "No source line: what no module of the model, backward() or optimizer.step() of yours ran, and "
-    "the loop that is slipstream's own where a function returns (model, batch, loss, optimizer)."
+    "No source line: run by no module of the model, backward() or optimizer.step() of yours, or by "
+    "slipstream's own loop, which a function that returns (model, batch, loss, optimizer) gets."
 )
-_LONGEST_NAME = 72
+_MAX_NAME_LENGTH = 72
 _Row = Mapping[str, Any]
 Shown = Literal["groups", "path", "causal"]
 
@@ -35,12 +35,12 @@ Shown = Literal["groups", "path", "causal"]
 def path_report(
     timeline: Timeline, by: str, top: int, show: Shown
 ) -> tuple[list[Table], dict[str, Any]]:
-    """Tables and JSON; times in nanoseconds.
+    """Return tables and JSON; times in nanoseconds.
 
     Args:
-        by: what times are summed by: operator, module, line, phase, lane or kind.
-        top: rows that are shown.
-        show: the groups, the tasks of the path, or what the step gains where a group is faster.
+        by: grouping: operator, module, line, phase, lane or kind.
+        top: maximum number of rows.
+        show: the groups, the path's tasks, or the step's gain if one group were faster.
     """
     path = find_critical_path(timeline)
     groups = [group for group in path.by(by) if group.total_ns]
@@ -72,12 +72,12 @@ def path_report(
 
 
 def shorten(name: str) -> str:
-    """A name that fits a table: C++ kernels spell out all their template arguments."""
-    return name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…"
+    """Shorten a name to fit a table: C++ kernels spell out all their template arguments."""
+    return name if len(name) <= _MAX_NAME_LENGTH else name[: _MAX_NAME_LENGTH - 1] + "…"
 
 
 def _provenances(timeline: Timeline) -> dict[str, float]:
-    """Share of all durations by where they come from."""
+    """Return the share of all durations by provenance."""
     tasks = timeline.graph.tasks
     sums = np.bincount(tasks.provenance, tasks.duration_ns, minlength=len(PROVENANCES))
     total = float(sums.sum())
@@ -100,8 +100,8 @@ def _group_table(path: CriticalPath, payload: dict[str, Any], by: str) -> Table:
     notes = [
         *_notes(path, payload),
         _NO_LINE if any(row["name"] == "(no source line)" for row in rows) else "",
-        'Only what is on the critical path is counted; "waits before" is the time before tasks '
-        "in which nothing of the path ran: Python, dispatch, delays.",
+        'Only tasks on the critical path count; "waits before" is the time before tasks in '
+        "which nothing on the path ran: Python, dispatch, delays.",
     ]
     title = f"{named(path.timeline.graph)}: {format_duration(path.step_ns)} per step"
     return Table.of(rows, fields, title, notes)
@@ -116,18 +116,18 @@ def _notes(path: CriticalPath, payload: dict[str, Any]) -> list[str]:
     waiting = {name: ns for name, ns in payload["waiting_ns"].items() if ns}
     if waiting:
         parts = [f"{name.replace('_', ' ')} {format_duration(ns)}" for name, ns in waiting.items()]
-        lines.append("Waiting on the path, by what is waited for: " + ", ".join(parts) + ".")
-    talk = payload["communication"]
-    if talk.total_ns:
+        lines.append("Waiting on the path, by cause: " + ", ".join(parts) + ".")
+    communication_ = payload["communication"]
+    if communication_.total_ns:
         lines.append(
-            f"Communication takes {format_duration(talk.total_ns)}; "
-            f"{format_duration(talk.exposed_ns)} of it are hidden behind no computation."
+            f"Communication takes {format_duration(communication_.total_ns)}; "
+            f"{format_duration(communication_.exposed_ns)} of it are not hidden by computation."
         )
     return lines
 
 
 def _recorded_on(timeline: Timeline) -> list[str]:
-    """The machine in one line; none where the recording does not say."""
+    """Return the machine in one line; empty if it was not recorded."""
     meta = timeline.graph.meta
     machine = meta.get("machine")
     if not isinstance(machine, Mapping):
@@ -143,9 +143,9 @@ def _recorded_on(timeline: Timeline) -> list[str]:
 
 
 def _entries(path: CriticalPath, top: int) -> list[dict[str, Any]]:
-    """The path's tasks in order; with more than `top`, those that contribute most."""
+    """Return the path's tasks in order; with more than `top`, those that contribute most."""
     graph = path.timeline.graph
-    most = np.sort(np.argsort(-(path.busy_ns + path.waited_ns), kind="stable")[:top])
+    longest = np.sort(np.argsort(-(path.busy_ns + path.waited_ns), kind="stable")[:top])
     return [
         {
             "task": int(path.task[i]),
@@ -157,7 +157,7 @@ def _entries(path: CriticalPath, top: int) -> list[dict[str, Any]]:
             "waited_ns": float(path.waited_ns[i]),
             "waits_for": Dependency(path.via[i]).name.lower(),
         }
-        for i in most.tolist()
+        for i in longest.tolist()
     ]
 
 
@@ -174,8 +174,8 @@ _PATH_FIELDS: tuple[Field[_Row], ...] = (
 
 def _path_table(path: CriticalPath, entries: Sequence[_Row]) -> Table:
     title = f"{named(path.timeline.graph)}: {len(path)} tasks make up the step"
-    left = f"{len(entries)} of {len(path)} shown, those that take longest."
-    return Table.of(entries, _PATH_FIELDS, title, [left] if len(entries) < len(path) else ())
+    shown = f"{len(entries)} of {len(path)} shown, the longest ones."
+    return Table.of(entries, _PATH_FIELDS, title, [shown] if len(entries) < len(path) else ())
 
 
 def _curves(timeline: Timeline, by: str, top: int) -> list[dict[str, Any]]:
@@ -203,8 +203,8 @@ def _causal_table(curves: Sequence[_Row], by: str) -> Table:
     for number, share in enumerate(curves[0]["faster"] if curves else ()):
         fields.append(Field.number(f"-{share:.0%}", functools.partial(_gain, number)))
     title = "what the step would gain if one group took less time"
-    most = "Simulated; 100 % less is the most that any technique could gain there."
-    return Table.of(curves, fields, title, [most])
+    note = "Simulated; 100 % less bounds the gain of any technique there."
+    return Table.of(curves, fields, title, [note])
 
 
 _LANE_FIELDS: tuple[Field[Lane], ...] = (
@@ -212,6 +212,6 @@ _LANE_FIELDS: tuple[Field[Lane], ...] = (
     Field.number("busy", lambda lane: format_percent(lane.busy)),
     Field.number("runs", lambda lane: format_duration(lane.busy_ns)),
     Field.number("gaps", lambda lane: format_duration(lane.gap_ns)),
-    # Of sums of fractions a little is left.
+    # Sums of fractions have a rounding error.
     Field.number("idle", lambda lane: format_duration(lane.idle_ns if lane.idle_ns >= 1 else 0)),
 )

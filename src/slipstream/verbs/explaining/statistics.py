@@ -1,4 +1,4 @@
-"""What a profile recorded of a step's values: a table a statistic."""
+"""Show the value statistics that a profile recorded, a table each."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from slipstream.graph import GradientNoise, Graph, ModuleZeros, Spectrum, TableI
 from slipstream.tables import Column, Field, Table
 from slipstream.units import format_bytes, format_percent
 
-_HOT = 0.01
-_MOST, _NEARLY_ALL = 0.9, 0.99
+_HOT_SHARE = 0.01
+_ENERGY_90, _ENERGY_99 = 0.9, 0.99
 
 
 @dataclass(frozen=True)
 class _Shown:
-    """How a statistic is shown.
+    """Presentation of a statistic.
 
     Attributes:
-        title: before the number of steps.
-        size: what its parts are sorted by, the largest first.
-        note: what is to be known of it.
+        title: text before the number of steps.
+        size: sort key of its parts, the largest first.
+        note: explanation below the table.
     """
 
     title: str
@@ -33,10 +33,10 @@ class _Shown:
 
 
 def statistics_report(graph: Graph, path: str, top: int) -> tuple[list[Table], dict[str, Any]]:
-    """A table for every statistic that was recorded, and all of it as JSON.
+    """Return a table for every recorded statistic, and all of them as JSON.
 
     Raises:
-        GraphError: none was recorded.
+        GraphError: no statistic was recorded.
     """
     statistics = graph.statistics
     if not statistics.recorded:
@@ -49,76 +49,74 @@ def statistics_report(graph: Graph, path: str, top: int) -> tuple[list[Table], d
     for name in statistics.recorded:
         shown = _STATISTICS[name]
         parts = sorted(getattr(statistics, name), key=shown.size, reverse=True)
-        left = len(parts) - top
+        omitted = len(parts) - top
         same = statistics.same_batch and name in ("ids", "grads") and parts
-        same_note = "every step had the same batch: other data would add to this" if same else ""
+        same_note = "every step used the same batch: other data would add to this" if same else ""
         title = f"{shown.title} {statistics.steps} steps"
         if name in statistics.reasons:
-            notes = [one for one in (statistics.reasons[name], same_note) if one]
+            notes = [note for note in (statistics.reasons[name], same_note) if note]
             tables.append(Table([Column("nothing")], [], title, notes))
         else:
-            smaller = f"{left} smaller ones are left out" if left > 0 else ""
+            smaller = f"{omitted} smaller ones omitted" if omitted > 0 else ""
             notes = [shown.note, smaller, same_note]
             tables.append(Table.of(parts[:top], shown.fields, title, notes))
     return tables, statistics.to_json()
 
 
 _IDS: tuple[Field[TableIds], ...] = (
-    Field.of("table", lambda one: one.table),
-    Field.number("rows x dim", lambda one: f"{one.rows} x {one.dimension}"),
-    Field.number("size", lambda one: format_bytes(one.nbytes)),
-    Field.number("look-ups", lambda one: one.lookups),
-    Field.number("distinct", lambda one: one.distinct),
-    Field.number("distinct per step", lambda one: f"{one.blocks[0]:.4g}"),
-    Field.number("hottest id", lambda one: format_percent(one.share(1))),
+    Field.of("table", lambda ids: ids.table),
+    Field.number("rows x dim", lambda ids: f"{ids.rows} x {ids.dimension}"),
+    Field.number("size", lambda ids: format_bytes(ids.nbytes)),
+    Field.number("look-ups", lambda ids: ids.lookups),
+    Field.number("distinct", lambda ids: ids.distinct),
+    Field.number("distinct per step", lambda ids: f"{ids.blocks[0]:.4g}"),
+    Field.number("hottest id", lambda ids: format_percent(ids.share(1))),
     Field.number(
-        "hottest 1 %", lambda one: format_percent(one.share(max(round(_HOT * one.rows), 1)))
+        "hottest 1 %", lambda ids: format_percent(ids.share(max(round(_HOT_SHARE * ids.rows), 1)))
     ),
-    Field.number("ids per bag", lambda one: f"{one.bag_ids / one.bags:.3g}" if one.bags else "-"),
+    Field.number("ids per bag", lambda ids: f"{ids.bag_ids / ids.bags:.3g}" if ids.bags else "-"),
 )
 
 
-def _rank(one: Spectrum, energy: float) -> str:
-    rank = one.rank(energy)
-    return f"> {len(one.values)}" if rank is None else str(rank)
+def _rank(spectrum: Spectrum, energy: float) -> str:
+    rank = spectrum.rank(energy)
+    return f"> {len(spectrum.values)}" if rank is None else str(rank)
 
 
-def _quarter(one: Spectrum) -> str:
-    wanted = max(min(one.rows, one.columns) // 4, 1)
-    text = format_percent(one.energy(wanted))
-    return text if wanted <= len(one.values) else f"> {text}"
+def _quarter(spectrum: Spectrum) -> str:
+    quarter = max(min(spectrum.rows, spectrum.columns) // 4, 1)
+    text = format_percent(spectrum.energy(quarter))
+    return text if quarter <= len(spectrum.values) else f"> {text}"
 
 
 _SPECTRA: tuple[Field[Spectrum], ...] = (
-    Field.of("parameter", lambda one: one.parameter),
-    Field.number("of", lambda one: one.of),
-    Field.number("matrix", lambda one: f"{one.rows} x {one.columns}"),
-    Field.number("norm", lambda one: f"{one.norm:.3g}"),
-    Field.number("largest", lambda one: f"{one.values[0]:.3g}"),
-    Field.number("rank for 90 %", lambda one: _rank(one, _MOST)),
-    Field.number("rank for 99 %", lambda one: _rank(one, _NEARLY_ALL)),
+    Field.of("parameter", lambda spectrum: spectrum.parameter),
+    Field.number("of", lambda spectrum: spectrum.of),
+    Field.number("matrix", lambda spectrum: f"{spectrum.rows} x {spectrum.columns}"),
+    Field.number("norm", lambda spectrum: f"{spectrum.norm:.3g}"),
+    Field.number("largest", lambda spectrum: f"{spectrum.values[0]:.3g}"),
+    Field.number("rank for 90 %", lambda spectrum: _rank(spectrum, _ENERGY_90)),
+    Field.number("rank for 99 %", lambda spectrum: _rank(spectrum, _ENERGY_99)),
     Field.number("quarter rank keeps", _quarter),
-    Field.number(
-        "values", lambda one: "all" if one.exact else f"{len(one.values)} largest, randomised"
-    ),
+    Field.number("values", lambda s: "all" if s.exact else f"{len(s.values)} largest, randomised"),
 )
 
 
-def _noise(one: GradientNoise) -> str:
-    scale = one.noise_scale
+def _noise(noise: GradientNoise) -> str:
+    scale = noise.noise_scale
     if scale is None:
         return "-"
     return "infinite" if math.isinf(scale) else f"{scale:.3g}"
 
 
 _GRADS: tuple[Field[GradientNoise], ...] = (
-    Field.of("parameter", lambda one: one.parameter),
-    Field.number("elements", lambda one: one.elements),
-    Field.number("norm", lambda one: f"{one.norm:.3g}"),
-    Field.number("root mean square", lambda one: f"{math.sqrt(one.mean_square):.3g}"),
+    Field.of("parameter", lambda noise: noise.parameter),
+    Field.number("elements", lambda noise: noise.elements),
+    Field.number("norm", lambda noise: f"{noise.norm:.3g}"),
+    Field.number("root mean square", lambda noise: f"{math.sqrt(noise.mean_square):.3g}"),
     Field.number("noise scale (steps)", _noise),
-    Field.number("zeros", lambda one: format_percent(one.zeros)),
-    Field.number("energy in largest 1 %", lambda one: format_percent(one.top_energy)),
+    Field.number("zeros", lambda noise: format_percent(noise.zeros)),
+    Field.number("energy in largest 1 %", lambda noise: format_percent(noise.top_energy)),
 )
 
 
@@ -127,36 +125,36 @@ def _share(value: float | None) -> str:
 
 
 _SPARSITY: tuple[Field[ModuleZeros], ...] = (
-    Field.of("module", lambda one: one.module),
-    Field.number("class", lambda one: one.kind),
-    Field.number("numbers out per step", lambda one: one.elements),
-    Field.number("input", lambda one: _share(one.inputs)),
-    Field.number("output", lambda one: _share(one.outputs)),
-    Field.number("output's gradient", lambda one: _share(one.gradients)),
-    Field.number("weights", lambda one: _share(one.weights)),
+    Field.of("module", lambda zeros: zeros.module),
+    Field.number("class", lambda zeros: zeros.kind),
+    Field.number("numbers out per step", lambda zeros: zeros.elements),
+    Field.number("input", lambda zeros: _share(zeros.inputs)),
+    Field.number("output", lambda zeros: _share(zeros.outputs)),
+    Field.number("output's gradient", lambda zeros: _share(zeros.gradients)),
+    Field.number("weights", lambda zeros: _share(zeros.weights)),
 )
 
 _STATISTICS = {
     "ids": _Shown(
         "look-ups of embedding tables, over",
-        lambda one: one.nbytes,
+        lambda ids: ids.nbytes,
         _IDS,
         "hottest: shares of the look-ups that go to one id, and to 1 % of the rows",
     ),
     "spectra": _Shown(
         "singular values, after",
-        lambda one: one.rows * one.columns,
+        lambda spectrum: spectrum.rows * spectrum.columns,
         _SPECTRA,
-        "rank: singular values that hold so much of the squared norm, of weight or gradient",
+        "rank: singular values that make up this share of the squared norm, of weight or gradient",
     ),
     "grads": _Shown(
         "gradients before the optimizer uses them, over",
-        lambda one: one.elements,
+        lambda noise: noise.elements,
         _GRADS,
-        "noise scale: variance between steps over the squared mean; times the samples of a step, "
-        "the batch that is half noise",
+        "noise scale: variance between steps over the squared mean; times the samples per step, "
+        "it is the batch size at which half of the gradient is noise",
     ),
     "sparsity": _Shown(
-        "exact zeros, as shares of all numbers, over", lambda one: one.elements, _SPARSITY
+        "exact zeros, as shares of all numbers, over", lambda zeros: zeros.elements, _SPARSITY
     ),
 }

@@ -1,1 +1,1 @@
-"""prove: a step with and without techniques, measured side by side, quality beside speed."""
+"""prove: measure speed and quality of a step with and without techniques, side by side."""

@@ -1,4 +1,4 @@
-"""The network in a proof: which layers a step stands still for, and the link's use."""
+"""Report the network in a proof: which layers a step waits for, and the use of the link."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from slipstream.tables import Column, Field, Table, sparkline
 from slipstream.units import format_duration
 from slipstream.verbs.sharing import no_longer_exposed
 
-# Rows of a table, and the share of the longest standstill that is worth one.
-_MOST, _LEAST = 12, 0.01
-# The share of a step by which computing has to differ from what was told, to be named.
-_NOTABLE = 0.1
+# Maximum rows of a table, and the minimum wait for a row, as a share of the longest.
+_MAX_ROWS, _MIN_SHARE = 12, 0.01
+# Minimum difference of computing time from the prediction to report, as a share of a step.
+_MIN_DIFFERENCE = 0.1
 
 
 @dataclass(frozen=True)
 class Wait:
-    """How long a step stands still for a layer's gradients; None where it is not told."""
+    """Time that a step waits for a layer's gradients; None if unknown."""
 
     layer: str
     predicted_ns: float | None
@@ -29,7 +29,7 @@ class Wait:
 
     @property
     def longest_ns(self) -> float:
-        """The longer of the two."""
+        """The longer of both times."""
         return max(self.predicted_ns or 0.0, self.measured_ns or 0.0)
 
     def __str__(self) -> str:
@@ -39,12 +39,12 @@ class Wait:
 
 @dataclass(frozen=True)
 class LinkUse:
-    """What an interface carries while a step passes.
+    """Traffic of an interface during a step.
 
     Attributes:
-        line_bytes_per_s: the cable's rate; None where it has none.
-        ranks_counted: whose bytes pass it.
-        sent_bytes_per_s, received_bytes_per_s: from where a step begins to where the next does.
+        line_bytes_per_s: the link's rate; None for a loopback interface.
+        ranks_counted: number of ranks whose bytes the interface counts.
+        sent_bytes_per_s, received_bytes_per_s: from the start of a step to the start of the next.
     """
 
     line_bytes_per_s: float | None
@@ -55,15 +55,15 @@ class LinkUse:
 
 @dataclass(frozen=True)
 class Exposed:
-    """One side that real ranks took: how long its step stands still, layer by layer.
+    """Exposed communication of one side with real ranks, by layer.
 
     Attributes:
-        how: what its model trains by, where it chooses; else empty.
-        layers: in the order of the forward pass; what is none of them comes last.
-        predicted_ns, measured_ns: of all layers; None where it is not told.
-        step_ns, predicted_step_ns: the whole step.
-        steps: how many were watched.
-        drawn: the first of them from moment to moment.
+        how: the plan that its model chose to train by; empty if it has no choice.
+        layers: in the order of the forward pass, then waits for other parts.
+        predicted_ns, measured_ns: of all layers; None if unknown.
+        step_ns, predicted_step_ns: of the whole step.
+        steps: number of watched steps.
+        drawn: time lines of the first steps.
     """
 
     technique: str
@@ -78,24 +78,25 @@ class Exposed:
     drawn: Mapping[str, Any]
 
     def of(self, layer: str) -> Wait:
-        """Its wait for `layer`; of one that it does not have no time, where it tells any."""
-        known = {one.layer: one for one in self.layers}
-        return known.get(layer) or Wait(layer, _none(self.predicted_ns), _none(self.measured_ns))
+        """Return its wait for `layer`; zero for a layer that the side does not have."""
+        waits = {wait.layer: wait for wait in self.layers}
+        zeros = _zero_if_known(self.predicted_ns), _zero_if_known(self.measured_ns)
+        return waits.get(layer) or Wait(layer, *zeros)
 
     def among(self, layers: Sequence[str]) -> Wait:
-        """Its wait for all of `layers`."""
+        """Return its wait for all of `layers`."""
         waits = [self.of(layer) for layer in layers]
-        predicted = _sum([one.predicted_ns for one in waits])
-        return Wait("", predicted, _sum([one.measured_ns for one in waits]))
+        predicted = _sum([wait.predicted_ns for wait in waits])
+        return Wait("", predicted, _sum([wait.measured_ns for wait in waits]))
 
     @property
     def whole(self) -> Wait:
-        """Its wait for all layers there are."""
+        """The wait for all layers."""
         return Wait("", self.predicted_ns, self.measured_ns)
 
 
 def exposed_sides(comparison: Comparison) -> list[Exposed]:
-    """What the events of a comparison tell of the sides that real ranks took."""
+    """Return the exposed communication of sides with real ranks, from a comparison's events."""
     experiment = comparison.experiment
     return [
         _exposed(event.detail, experiment.predictions.get(str(event.detail["arm"])))
@@ -105,8 +106,8 @@ def exposed_sides(comparison: Comparison) -> list[Exposed]:
 
 
 def _exposed(detail: Mapping[str, Any], prediction: PredictionRecord | None) -> Exposed:
-    known = {} if prediction is None else prediction.detail
-    predicted, link = known.get("exposed_by_layer"), detail["link"]
+    predicted_detail = {} if prediction is None else prediction.detail
+    predicted, link = predicted_detail.get("exposed_by_layer"), detail["link"]
     measured = detail["layers_s"]
     if measured is not None:
         measured = {layer: 1e9 * spent for layer, spent in measured.items()}
@@ -125,7 +126,7 @@ def _exposed(detail: Mapping[str, Any], prediction: PredictionRecord | None) -> 
         None if predicted is None else sum(predicted.values()),
         None if measured is None else sum(measured.values()),
         1e9 * detail["step_s"],
-        known.get("step_ns"),
+        predicted_detail.get("step_ns"),
         detail["steps"],
         LinkUse(
             detail["line_bytes_per_s"] or None, detail["sharing"], link["sent"], link["received"]
@@ -135,33 +136,33 @@ def _exposed(detail: Mapping[str, Any], prediction: PredictionRecord | None) -> 
 
 
 def exposed_table(sides: Sequence[Exposed]) -> Table:
-    """Layers as rows, sides as columns."""
-    layers = list(dict.fromkeys(one.layer for side in sides for one in side.layers))
+    """Return a table with a row per layer and a column per side."""
+    layers = list(dict.fromkeys(wait.layer for side in sides for wait in side.layers))
     longest = {layer: max(side.of(layer).longest_ns for side in sides) for layer in layers}
-    least = _LEAST * max((side.whole.longest_ns for side in sides), default=0.0)
-    most = sorted(layers, key=lambda layer: -longest[layer])[:_MOST]
-    shown = [layer for layer in layers if layer in most and longest[layer] > least]
-    rest = [layer for layer in layers if layer not in shown]
+    min_ns = _MIN_SHARE * max((side.whole.longest_ns for side in sides), default=0.0)
+    longest_layers = sorted(layers, key=lambda layer: -longest[layer])[:_MAX_ROWS]
+    shown = [layer for layer in layers if layer in longest_layers and longest[layer] > min_ns]
+    other_sides = [layer for layer in layers if layer not in shown]
     cells = [(layer, *(str(side.of(layer)) for side in sides)) for layer in shown]
-    if rest:
-        name = f"{len(rest)} other{'s' * (len(rest) > 1)}" if shown else "no layer"
-        cells.append((name, *(str(side.among(rest)) for side in sides)))
+    if other_sides:
+        name = f"{len(other_sides)} other{'s' * (len(other_sides) > 1)}" if shown else "no layer"
+        cells.append((name, *(str(side.among(other_sides)) for side in sides)))
     cells.append(("the step", *(str(side.whole) for side in sides)))
     notes = [
-        "how long a step stands still until a layer's gradients are there: while it computes, "
-        "nothing is exposed; layers that arrive together share by size; measured in "
-        f"{', '.join(str(side.steps) for side in sides)} steps more, beside no other side"
+        "how long a step waits for a layer's gradients: nothing is exposed while it computes; "
+        "layers that arrive together share the time by size; measured in "
+        f"{', '.join(str(side.steps) for side in sides)} additional steps, without other sides"
     ]
     notes += [f"{side.technique} trains as {side.how}" for side in sides if side.how]
     notes += filter(None, map(_slower_computing, sides))
     if any(side.measured_ns is None for side in sides):
-        notes.append("where a side has no measured time, its technique does not tell what it waits")
-    first, *others = sides
+        notes.append("sides without a measured time have techniques that do not report waits")
+    first, *other_sides = sides
     for which in ("predicted", "measured"):
         before = _times(first, which)
         notes += [
             f"{which}: {gone}"
-            for side in others
+            for side in other_sides
             if (after := _times(side, which)) is not None
             and (gone := no_longer_exposed(first.technique, before or {}, side.technique, after))
         ]
@@ -170,17 +171,17 @@ def exposed_table(sides: Sequence[Exposed]) -> Table:
 
 
 def _slower_computing(side: Exposed) -> str:
-    """Whether ranks compute so much longer than was told that the step shows it; empty if not."""
+    """Describe a side whose ranks compute notably longer than predicted; empty otherwise."""
     if side.predicted_step_ns is None or side.predicted_ns is None or side.measured_ns is None:
         return ""
-    told = side.predicted_step_ns - side.predicted_ns
-    spent = side.step_ns - side.measured_ns
-    if spent - told < _NOTABLE * side.step_ns:
+    predicted_ns = side.predicted_step_ns - side.predicted_ns
+    computing_ns = side.step_ns - side.measured_ns
+    if computing_ns - predicted_ns < _MIN_DIFFERENCE * side.step_ns:
         return ""
     return (
-        f"{side.technique} computes for {format_duration(spent)} a step, told were "
-        f"{format_duration(told)}, of a worker on a machine of its own: the ranks share the cores "
-        "of this one"
+        f"{side.technique} computes for {format_duration(computing_ns)} per step, predicted "
+        f"{format_duration(predicted_ns)} for a worker on its own machine: these ranks share the "
+        "cores of one"
     )
 
 
@@ -188,18 +189,18 @@ _LINK_FIELDS: tuple[Field[tuple[Exposed, str, Sequence[float]]], ...] = (
     Field.of("link", lambda row: row[0].technique),
     Field.of("direction", lambda row: row[1]),
     Field.number("mean", lambda row: f"{8 * statistics.fmean(row[2]) / 1e6:.3g} Mbit/s"),
-    Field.number("of the cable", lambda row: _share(row[0], row[2])),
+    Field.number("of capacity", lambda row: _share(row[0], row[2])),
     Field.of("over a step", lambda row: sparkline(row[2], row[0].link.line_bytes_per_s)),
 )
 
 
 def link_table(sides: Sequence[Exposed]) -> Table:
-    """What the interface of rank 0 carries while a step passes, each way."""
+    """Return a table of rank 0's interface traffic during a step, by direction."""
     rows, alone = [], True
     for side in sides:
         link = side.link
         if link.ranks_counted > 1:
-            # Whatever leaves a loopback interface also comes in.
+            # A loopback interface receives whatever it sends.
             rows.append((side, "by all ranks", link.sent_bytes_per_s))
             alone = False
         else:
@@ -208,10 +209,10 @@ def link_table(sides: Sequence[Exposed]) -> Table:
                 (side, "received", link.received_bytes_per_s),
             ]
     notes = [
-        "bytes at the interface with their headers, from where a step begins to where the next one "
-        "does, a mean of the steps that were watched; a full block is "
-        + ("the cable's rate" if sides[0].link.line_bytes_per_s else "the side's most"),
-        "" if alone else "a loopback interface: what others send through it is among it",
+        "bytes at the interface including headers, from the start of a step to the start of the "
+        "next, averaged over the watched steps; a full block is "
+        + ("the link's rate" if sides[0].link.line_bytes_per_s else "the side's maximum"),
+        "" if alone else "a loopback interface: traffic of other processes is included",
     ]
     return Table.of(rows, _LINK_FIELDS, "use of the link", notes)
 
@@ -222,19 +223,19 @@ def _share(side: Exposed, rates: Sequence[float]) -> str:
 
 
 def _times(side: Exposed, which: str) -> dict[str, float] | None:
-    """Nanoseconds by layer, predicted or measured; None where it is not told."""
+    """Return nanoseconds by layer, predicted or measured; None if unknown."""
     if which == "predicted":
-        told, waits = side.predicted_ns, {one.layer: one.predicted_ns for one in side.layers}
+        total, waits = side.predicted_ns, {wait.layer: wait.predicted_ns for wait in side.layers}
     else:
-        told, waits = side.measured_ns, {one.layer: one.measured_ns for one in side.layers}
-    return None if told is None else {layer: spent or 0.0 for layer, spent in waits.items()}
+        total, waits = side.measured_ns, {wait.layer: wait.measured_ns for wait in side.layers}
+    return None if total is None else {layer: spent or 0.0 for layer, spent in waits.items()}
 
 
-def _none(told: float | None) -> float | None:
-    """No time, where any is told."""
-    return None if told is None else 0.0
+def _zero_if_known(total: float | None) -> float | None:
+    """Return zero if the total is known, else None."""
+    return None if total is None else 0.0
 
 
 def _sum(values: Sequence[float | None]) -> float | None:
-    told = [value for value in values if value is not None]
-    return sum(told) if len(told) == len(values) else None
+    known_values = [value for value in values if value is not None]
+    return sum(known_values) if len(known_values) == len(values) else None

@@ -21,31 +21,31 @@ from slipstream.verbs.proving.summary import (
 
 @dataclass(frozen=True)
 class Proof:
-    """A comparison as it is shown."""
+    """A comparison with its tables and payload."""
 
     comparison: Comparison
 
     @cached_property
     def ranks(self) -> list[RanksSide]:
-        """The sides that several processes took together."""
+        """Sides that ran on several ranks."""
         return ranks_sides(self.comparison, workers_of(self.comparison.experiment))
 
     @cached_property
     def exposed(self) -> list[Exposed]:
-        """What their steps stand still for, and what their links carry."""
+        """Exposed communication and link use of these sides."""
         return exposed_sides(self.comparison)
 
     @cached_property
     def tensors(self) -> dict[str, TensorMemory]:
-        """By technique: the most that tensors of a step take, measured beside predicted."""
+        """Measured and predicted peak tensor memory, by technique."""
         return tensor_memory(self.comparison.experiment)
 
     def summary(self) -> Table:
-        """A line a technique."""
+        """Return a table with a row per technique."""
         return summary_table(self.comparison)
 
     def tables(self) -> list[Table]:
-        """The comparison in full, and those of real ranks."""
+        """Return the full comparison, and tables of sides with real ranks."""
         table = self.comparison.table()
         notes = (
             *table.notes,
@@ -63,20 +63,19 @@ class Proof:
         if not self.tensors:
             return []
         return [
-            "peak_memory is of the whole process, without what it had before the workload (on a "
-            "CUDA device, of tensors there); predictions of memory are of the step's tensors "
-            "alone.",
-            *(one.sentence for one in self.tensors.values()),
+            "peak_memory is of the whole process, above its use before the workload (on a CUDA "
+            "device, of tensors there); predictions of memory are of the step's tensors alone.",
+            *(memory.sentence for memory in self.tensors.values()),
         ]
 
     def to_json(self) -> dict[str, Any]:
-        """Everything, as results are printed."""
+        """Return the JSON payload."""
         experiment, claims = self.comparison.experiment, self.comparison.claims
         payload = rows_payload(experiment, comparison_rows(experiment, claims), claims)
         if self.tensors:
             payload["tensors"] = [
-                asdict(one) | {"ratio": one.ratio, "error": one.error}
-                for one in self.tensors.values()
+                asdict(memory) | {"ratio": memory.ratio, "error": memory.error}
+                for memory in self.tensors.values()
             ]
         if self.ranks:
             payload |= {"ranks": self.ranks, "exposed": self.exposed}

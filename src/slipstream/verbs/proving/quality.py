@@ -1,4 +1,4 @@
-"""Quality beside the speed: the first steps of both sides, from the same seeds."""
+"""Check quality next to speed: the first steps of both sides, from the same seeds."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from slipstream.workload import BuiltWorkload, Workload
 from slipstream.workload.script import ScriptEndedError
 
 _SEEDS = 5
-# Two give an interval and a size of chance; below that there is nothing to read.
-_FEWEST_SEEDS = 2
+# Two seeds give an interval and an estimate of chance.
+_MIN_SEEDS = 2
 
 
 def check_quality(
@@ -32,20 +32,19 @@ def check_quality(
     report: Callable[[str], None] = lambda line: None,
     elsewhere: Mapping[str, Callable[[Sequence[int], int, float], list[Trial]]] | None = None,
 ) -> list[QualityCheck]:
-    """One check a candidate; those that are exact by construction are not run.
+    """Return a check per candidate; those that are exact by construction are not run.
 
-    The baseline decides how many steps fit; every candidate takes as many from the same seeds.
+    The baseline determines how many steps fit; every candidate runs as many from the same seeds.
 
     Args:
-        candidates: by name: the transformed workload, and what its techniques do.
-        budget_s: about how long each side runs, two seeds of two steps at least; None to check
-            nothing.
-        elsewhere: by name: (seeds, steps, timeout_s) -> trials, of candidates that do not run in a
-            child of their own.
+        candidates: transformed workload and quality of its techniques, by name.
+        budget_s: approximate time per side, for at least two seeds of two steps; None for no check.
+        elsewhere: (seeds, steps, timeout_s) -> trials, by name, for candidates that do not run in
+            their own child.
 
     Raises:
-        WorkloadError: the baseline's own code failed; a candidate that fails is not checked, and
-            the measurement says so.
+        WorkloadError: the baseline's own code failed; a candidate that fails is reported as
+            unchecked.
     """
     checks: dict[str, QualityCheck] = {}
     reference: list[Trial] = []
@@ -62,7 +61,7 @@ def check_quality(
         if not reference:
             reference = _trials(
                 baseline, range(_SEEDS), None, budget_s, threads, timeout_s,
-                _of(report, "quality as it is"),
+                _prefixed(report, "quality of the baseline"),
             )  # fmt: skip
         seeds = [trial.seed for trial in reference]
         steps = reference[0].steps
@@ -73,7 +72,7 @@ def check_quality(
             else:
                 trials = _trials(
                     workload, seeds, steps, budget_s, threads, timeout_s,
-                    _of(report, f"quality of {name}"),
+                    _prefixed(report, f"quality of {name}"),
                 )  # fmt: skip
         except SlipstreamError as error:
             checks[name] = QualityCheck(name, kind, QualityStatus.UNCHECKED, basis, error.what)
@@ -82,7 +81,7 @@ def check_quality(
     return list(checks.values())
 
 
-def _of(report: Callable[[str], None], what: str) -> Callable[[str], None]:
+def _prefixed(report: Callable[[str], None], what: str) -> Callable[[str], None]:
     return lambda line: report(f"{what}: {line}")
 
 
@@ -95,15 +94,15 @@ def _trials(
     timeout_s: float,
     report: Callable[[str], None],
 ) -> list[Trial]:
-    """One trial a seed, while the budget lasts.
+    """Run one trial per seed within the budget.
 
-    A child takes as many seeds as it can: a plain script has it to itself, and some modules
+    A child runs as many seeds as it can; a plain script needs a process for each, and some modules
     cannot be imported twice.
     """
     began = time.monotonic()
     done: list[Trial] = []
     while len(done) < len(seeds):
-        left = seeds[len(done) :]
+        remaining = seeds[len(done) :]
         try:
             outcomes = call_in_child(
                 workload,
@@ -111,7 +110,7 @@ def _trials(
                 threads=threads,
                 timeout_s=timeout_s,
                 report=report,
-                seeds=list(left),
+                seeds=list(remaining),
                 steps=steps,
                 budget_s=budget_s,
                 seconds_left=budget_s - (time.monotonic() - began),
@@ -122,18 +121,18 @@ def _trials(
                 raise
             steps = end.available
             continue
-        done += [trial_of(seed, one) for seed, one in zip(left, outcomes, strict=False)]
+        done += [trial_of(seed, found) for seed, found in zip(remaining, outcomes, strict=False)]
         steps = steps or done[0].steps
-        passed = time.monotonic() - began
-        another = passed / len(done)
-        # A workload that sets its own seed says nothing new with one more.
-        seedless = len(done) > 1 and done[0].same_as(done[1])
-        if len(done) >= _FEWEST_SEEDS and (passed + another > budget_s or seedless):
+        elapsed_s = time.monotonic() - began
+        next_s = elapsed_s / len(done)
+        # Further seeds are useless if the workload sets its own.
+        identical = len(done) > 1 and done[0].same_as(done[1])
+        if len(done) >= _MIN_SEEDS and (elapsed_s + next_s > budget_s or identical):
             break
     return done
 
 
-# What follows runs in the child.
+# The functions below run in the child.
 
 
 def trials_in_child(
@@ -145,23 +144,21 @@ def trials_in_child(
     seconds_left: float,
     seeds_before: int,
 ) -> Any:
-    """One trial a seed until the time is up; of a plain script only the first.
-
-    Infinities cross the pipe as text.
+    """Run one trial per seed until the time is up; a plain script only runs the first.
 
     Args:
-        steps: how many; None for as many as fit, which then holds for all seeds.
-        budget_s, seconds_left: for all seeds, and what is left of it.
-        seeds_before: how many other children did.
+        steps: per trial; None for as many as fit, which then holds for all seeds.
+        budget_s, seconds_left: for all seeds, and the remainder.
+        seeds_before: number of seeds that other children ran.
     """
-    import torch  # noqa: F401 - before the clock starts
+    import torch  # noqa: F401 - imported before the clock starts
 
     began = time.monotonic()
     done: list[dict[str, Any]] = []
     for seed in seeds:
         program = functools.partial(one_trial, steps=steps, limit_s=budget_s / _SEEDS)
-        at = seeds_before + len(done) + 1
-        report_progress(f"seed {at} of at most {seeds_before + len(seeds)}")
+        number = seeds_before + len(done) + 1
+        report_progress(f"seed {number} of at most {seeds_before + len(seeds)}")
         try:
             done += run_program(workload, keep_in, program, seed)
         except SlipstreamError:
@@ -170,10 +167,10 @@ def trials_in_child(
             break
         steps = done[0]["steps"]
         gc.collect()
-        passed = time.monotonic() - began
-        another = passed / len(done)
-        seedless = len(done) > 1 and done[0] == done[1]
-        if at >= _FEWEST_SEEDS and (passed + another > seconds_left or seedless):
+        elapsed_s = time.monotonic() - began
+        next_s = elapsed_s / len(done)
+        identical = len(done) > 1 and done[0] == done[1]
+        if number >= _MIN_SEEDS and (elapsed_s + next_s > seconds_left or identical):
             break
     return done
 
@@ -181,7 +178,7 @@ def trials_in_child(
 def one_trial(
     built: BuiltWorkload, steps: int | None, limit_s: float
 ) -> Generator[None, Any, list[dict[str, Any]]]:
-    """Run `steps` steps, or as many as fit in `limit_s`, and then the metric."""
+    """Run `steps` steps, or as many as fit in `limit_s`, then the metric."""
     outcome = yield from first_steps(built, steps, limit_s)
     return [{**outcome, "metric": _metric(built), **answers(built)}]
 
@@ -195,5 +192,5 @@ def _metric(built: BuiltWorkload) -> str | None:
         raise WorkloadError(
             f"the workload's metric fails: {type(error).__name__}: {error}",
             where=describe_error(error)["where"],
-            remedy="mend it, or prove without it: --no-quality",
+            remedy="fix it, or prove without it: --no-quality",
         ) from error

@@ -1,9 +1,9 @@
-"""One rank of a workload that several processes take together: what runs in its process.
+"""Run one rank of a distributed workload, in its own process.
 
-The workload is built as in a process by itself, each rank from a seed of its own, and before the
-first technique of the stage "distribution" is applied, `Join` makes the process one of so many:
-torch's default process group, and the parameters of rank 0. From then on a technique's `apply`
-finds what it would find in a script that ``torchrun`` started.
+The workload is built as in a single process, with a separate seed per rank. Before the first
+technique of the stage "distribution", `Join` joins torch's default process group and takes the
+parameters of rank 0. A technique's `apply` then finds the state of a script that ``torchrun``
+started.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from slipstream.verbs.children import calls, workload_of
 from slipstream.verbs.first_steps import first_steps
 from slipstream.workload import BuiltWorkload, drive
 
-# Steps that are kept from moment to moment, to be drawn, and the shortest wait among them.
-_DRAWN, _SEEN_S = 4, 2e-4
+# Steps with a recorded time line, and the shortest wait in it.
+_DRAWN_STEPS, _MIN_WAIT_S = 4, 2e-4
 _PARTS = "return (model, batch, loss, optimizer)"
 
 
 @dataclass(frozen=True)
 class Join(Settings):
-    """Makes a process one of `ranks`: applied like a technique, before those of distribution.
+    """Joins a group of `ranks` processes; applied like a technique, before those of distribution.
 
     Attributes:
-        store: a file that no other group uses, through which the ranks find each other.
-        timeout_s: after which a collective that somebody has not joined fails.
+        store: a file through which the ranks find each other, used by no other group.
+        timeout_s: after which a collective fails if a rank has not joined it.
     """
 
     name: ClassVar[str] = "join"
@@ -60,31 +60,30 @@ class Join(Settings):
         """Join the group and take the parameters of rank 0.
 
         Raises:
-            WorkloadError: a workload whose gradients nobody else could be sent, or which has
-                joined another group by itself.
+            WorkloadError: a workload that cannot exchange gradients, or that joined another group.
         """
         import torch
         import torch.distributed as dist
 
         if built.model is None or built.own_step:
             raise WorkloadError(
-                "ranks exchange the gradients of a model; here the step is the function's own, "
-                "which would not",
+                "ranks exchange a model's gradients, but this workload has its own step function, "
+                "which does not",
                 remedy=_PARTS,
             )
         if not built.training:
-            raise WorkloadError("ranks train together, and there is no optimizer", remedy=_PARTS)
+            raise WorkloadError("ranks train, but the workload has no optimizer", remedy=_PARTS)
         if built.loss is None and hasattr(built.model, "training_step"):
             raise WorkloadError(
-                "a training_step is no forward pass, and what wraps a model passes on only that",
+                "ranks need a model with a forward pass, but this one has a training_step",
                 remedy=_PARTS,
             )
         if not dist.is_initialized():
             join(self.rank, self.ranks, self.store, self.timeout_s)
         elif (dist.get_rank(), dist.get_world_size()) != (self.rank, self.ranks):
             raise WorkloadError(
-                f"the function has joined a process group by itself, as {dist.get_rank()} of "
-                f"{dist.get_world_size()}, and not as {self.rank} of {self.ranks}",
+                f"the workload joined a process group as rank {dist.get_rank()} of "
+                f"{dist.get_world_size()} instead of {self.rank} of {self.ranks}",
                 remedy="leave init_process_group to slipstream, or read RANK and WORLD_SIZE",
             )
         with torch.no_grad():
@@ -95,7 +94,7 @@ class Join(Settings):
 
 
 def digest(built: BuiltWorkload) -> str:
-    """Of the trained parameters' bits: the same on replicas that agree."""
+    """Return a hash of the parameters' bits, equal on replicas that agree."""
     import torch
 
     hasher = hashlib.blake2b(digest_size=16)
@@ -105,12 +104,12 @@ def digest(built: BuiltWorkload) -> str:
     return hasher.hexdigest()
 
 
-# What follows is called in the rank's process.
+# The functions below are called in the rank's process.
 
 
 def trial(workload: dict[str, Any], keep_in: str, join: dict[str, Any], seed: int, steps: int
           ) -> Any:  # fmt: skip
-    """The losses of the first steps from one seed, of this rank alone; infinities as text."""
+    """Return the first steps' losses of this rank from one seed; infinities as text."""
 
     def program(built: BuiltWorkload) -> Generator[None, Any, dict[str, Any]]:
         outcome = yield from first_steps(built, steps)
@@ -121,35 +120,35 @@ def trial(workload: dict[str, Any], keep_in: str, join: dict[str, Any], seed: in
 
 
 def serve(workload: dict[str, Any], keep_in: str, join: dict[str, Any], interface: str) -> Any:
-    """Build the workload and answer every later call with some steps; never returns."""
+    """Build the workload and answer every later call with steps; never returns."""
 
     def program(built: BuiltWorkload) -> Generator[None, Any, Any]:
         import torch.distributed as dist
 
-        talk = channel()
+        coordinator = channel()
         samples = built.samples or built.samples_before
-        talk.send({"result": {"samples": samples, "samples_before": built.samples_before}})
+        coordinator.send({"result": {"samples": samples, "samples_before": built.samples_before}})
         counter = Interface(interface)
         for message in calls():
-            asked = message["arguments"]
-            if "every_s" in asked:
-                talk.send({"result": (yield from _watched(built, interface, **asked))})
+            arguments = message["arguments"]
+            if "every_s" in arguments:
+                coordinator.send({"result": (yield from _watched(built, interface, **arguments))})
                 continue
             built.settle()
             dist.barrier()
             sent = counter.sent_bytes
-            for _ in range(asked["warm"]):
+            for _ in range(arguments["warm"]):
                 yield
-            # What a step leaves under way delays the next: the first is late by what comes after
-            # the last.
+            # A step's pending work delays the next one, so the first step of the measurement is as
+            # late as the work after the last.
             began = time.perf_counter_ns()
-            for _ in range(asked["steps"]):
+            for _ in range(arguments["steps"]):
                 yield
             wall = time.perf_counter_ns() - began
             built.settle()
             dist.barrier()
             sent = counter.sent_bytes - sent
-            talk.send({"result": {"wall": wall, "sent": sent, "digest": digest(built)}})
+            coordinator.send({"result": {"wall": wall, "sent": sent, "digest": digest(built)}})
 
     return _run(workload, keep_in, join, 0, program)
 
@@ -157,17 +156,17 @@ def serve(workload: dict[str, Any], keep_in: str, join: dict[str, Any], interfac
 def _watched(
     built: BuiltWorkload, interface: str, steps: int, every_s: float
 ) -> Generator[None, Any, dict[str, Any]]:
-    """Some steps in which it is noted what training waits for, and what the interface carries."""
+    """Run steps while recording what training waits for and the interface's traffic."""
     import torch.distributed as dist
 
     exposed, layers = ExposedTimes(), Layers(built.model)
     built.settle()
     dist.barrier()
-    told = watch(built, exposed)
+    reports = watch(built, exposed)
     with layers.watching():
         yield
     yield
-    # From where a step begins to compute to where a later one does.
+    # From the start of one step's computation to that of a later one.
     with sampled(Interface(interface), every_s) as samples:
         stamps = [time.perf_counter()]
         for _ in range(steps):
@@ -177,51 +176,51 @@ def _watched(
     built.settle()
     dist.barrier()
     return {
-        "layers_s": typical(step_by_step(exposed, layers, stamps)) if told else None,
+        "layers_s": typical(step_by_step(exposed, layers, stamps)) if reports else None,
         "order": layers.order,
-        "how": _chosen(built.model),
+        "how": _plan_of(built.model),
         "steps": steps,
         "step_s": statistics.fmean(b - a for a, b in itertools.pairwise(stamps)),
         "link": {
             "sent": by_phase(samples.times_s, samples.sent, stamps),
             "received": by_phase(samples.times_s, samples.received, stamps),
         },
-        "drawn": _drawn(exposed, samples, stamps[: _DRAWN + 1]),
+        "drawn": _drawn(exposed, samples, stamps[: _DRAWN_STEPS + 1]),
         "digest": digest(built),
     }
 
 
-def _chosen(model: Any) -> str:
-    """What a model that chooses between several ways trains by; empty of any other."""
+def _plan_of(model: Any) -> str:
+    """Describe the plan that a model chose to train by; empty if it has no choice."""
     plan = getattr(model, "plan", None) if isinstance(model, TellsExposed) else None
     return "" if plan is None else str(plan.words)
 
 
 def _drawn(exposed: ExposedTimes, samples: Samples, stamps: Sequence[float]) -> dict[str, Any]:
-    """The first steps from moment to moment; seconds from the begin of the first of them."""
+    """Return time lines of the first steps, in seconds from the start of the first."""
     began, ended = stamps[0], stamps[-1]
-    inside = sum(moment <= ended for moment in samples.times_s) + 1
+    count = sum(moment <= ended for moment in samples.times_s) + 1
     return {
         "stamps_s": [stamp - began for stamp in stamps],
         "waits_s": [
-            [one.began_s - began, one.ended_s - began]
-            for one in exposed.times
-            if began <= one.began_s < ended and one.ended_s - one.began_s > _SEEN_S
+            [wait.began_s - began, wait.ended_s - began]
+            for wait in exposed.times
+            if began <= wait.began_s < ended and wait.ended_s - wait.began_s > _MIN_WAIT_S
         ],
-        "times_s": [moment - began for moment in samples.times_s[:inside]],
-        "sent": samples.sent[:inside],
-        "received": samples.received[:inside],
+        "times_s": [moment - began for moment in samples.times_s[:count]],
+        "sent": samples.sent[:count],
+        "received": samples.received[:count],
     }
 
 
 def watched_steps(steps: int, every_s: float) -> Any:
-    """As `some_steps`, of steps that are watched instead of timed."""
+    """Counterpart of `some_steps` for steps that are watched instead of timed."""
     return some_steps(0, steps)
 
 
 def some_steps(warm: int, steps: int) -> Any:
-    """Named by the coordinator for a sample; answered inside `serve`, never called."""
-    raise WorkloadError("steps were asked for before the workload was built")
+    """Name of a call that `serve` answers; never executed."""
+    raise WorkloadError("steps were requested before the workload was built")
 
 
 def _run(workload: dict[str, Any], keep_in: str, join: dict[str, Any], seed: int, program: Any

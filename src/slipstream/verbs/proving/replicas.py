@@ -1,4 +1,4 @@
-"""The sides of a proof that several processes took together: steps, bytes, replicas, losses."""
+"""Report sides of a proof that ran on several ranks: steps, bytes, replicas, losses."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from slipstream.verbs.proving.ranks import SENT, STEP, ranks_of
 
 @dataclass(frozen=True)
 class RanksSide:
-    """One side that several processes took: the whole step and a rank's bytes; losses.
+    """Step time, bytes and losses of a side that ran on several ranks.
 
     Attributes:
         step_ns, predicted_step_ns: of a step of all ranks together.
-        sent_bytes, predicted_sent_bytes: by a rank in a step.
-        replicas: what comparing them after every turn has shown.
-        loss_after: how many steps were taken from the same seeds; None where nothing was checked.
-        loss, loss_as_it_is: the mean over the seeds then, of the ranks and of the baseline.
-        against: the first side, which `speedup` is relative to; None for the first side.
+        sent_bytes, predicted_sent_bytes: by a rank per step.
+        replicas: the outcome of comparing them after every turn.
+        loss_after: number of steps from the same seeds; None if the loss was not checked.
+        loss, loss_as_it_is: mean over the seeds after these steps, of the ranks and the baseline.
+        against: the first side, the reference of `speedup`; None for the first side.
         speedup, speedup_interval: None for the first side.
     """
 
@@ -47,11 +47,11 @@ class RanksSide:
 
 
 def ranks_sides(comparison: Comparison, workers: Mapping[str, int]) -> list[RanksSide]:
-    """What a comparison tells of the sides that real ranks took.
+    """Return the sides of a comparison that ran on real ranks.
 
     Args:
-        workers: by side: how many ranks took its step, and had their replicas compared after
-            every turn: a side whose replicas differed has failed, and is left out.
+        workers: number of ranks by side; replicas were compared after every turn, and sides whose
+            replicas differed have failed and are left out.
     """
     experiment = comparison.experiment
     checks = checks_of(experiment.events)
@@ -63,38 +63,38 @@ def ranks_sides(comparison: Comparison, workers: Mapping[str, int]) -> list[Rank
         if step is None or sent is None or name in failed:
             continue
         predicted = experiment.predictions.get(name)
-        known = {} if predicted is None else predicted.detail
+        detail = {} if predicted is None else predicted.detail
         check = checks.get(name)
-        against, faster, reach = sides[0].technique if sides else None, None, None
+        against, speedup, interval = sides[0].technique if sides else None, None, None
         if against is not None:
             with contextlib.suppress(InvalidArgumentError):
                 claim = comparison.ratio(name, against, "wall")
-                faster, *ends = inverse_interval(claim.ratio, claim.low, claim.high)
-                reach = ends[0], ends[1]
+                speedup, *ends = inverse_interval(claim.ratio, claim.low, claim.high)
+                interval = ends[0], ends[1]
         sides.append(
             RanksSide(
                 name,
                 count,
                 statistics.median(step.values.tolist()),
-                known.get("step_ns"),
+                detail.get("step_ns"),
                 statistics.median(sent.values.tolist()),
-                known.get("sent_bytes"),
+                detail.get("sent_bytes"),
                 "equal to the bit",
                 None if check is None else check.steps,
                 None if check is None else _mean(check.candidate),
                 None if check is None else _mean(check.baseline),
                 against,
-                faster,
-                reach,
+                speedup,
+                interval,
             )
         )
     return sides
 
 
 def workers_of(experiment: Experiment) -> dict[str, int]:
-    """By side: how many ranks took its step, of those whose samples are a group's.
+    """Return the number of ranks of each side that was measured with several.
 
-    A technique that is not installed any more is left out.
+    Leaves out techniques that are no longer installed.
     """
     counts: dict[str, int] = {}
     for arm in experiment.arms:
@@ -105,21 +105,21 @@ def workers_of(experiment: Experiment) -> dict[str, int]:
 
 
 def ranks_table(sides: Sequence[RanksSide]) -> Table:
-    """One row a side; `sides` has one at least."""
+    """Return a table with a row per side; `sides` is not empty."""
     fields: tuple[Field[RanksSide], ...] = (
         Field.of("ranks", lambda side: side.technique),
-        Field.number("step: predicted, measured", lambda side: _beside(
+        Field.number("step: predicted, measured", lambda side: _predicted_and_measured(
             side.predicted_step_ns, side.step_ns, format_duration)),
         Field.number(f"speed-up over {sides[0].technique}", _speedup),
-        Field.number("sent by a rank", lambda side: _beside(
+        Field.number("sent by a rank", lambda side: _predicted_and_measured(
             side.predicted_sent_bytes, side.sent_bytes, format_bytes)),
         Field.of("replicas", lambda side: side.replicas),
-        Field.number("loss: as it is / ranks", _losses),
+        Field.number("loss: baseline / ranks", _losses),
     )  # fmt: skip
     notes = [
-        "a step of all ranks together; bytes are predicted without headers, and counted at the "
-        "interface with them (4.6 % of full packets); replicas are compared after every turn; the "
-        "loss is the mean of all ranks' own batches",
+        "step times are of all ranks together; bytes are predicted without headers and measured "
+        "with them (4.6 % of full packets); replicas are compared after every turn; the loss is "
+        "the mean over the ranks' own batches",
     ]
     return Table.of(sides, fields, "ranks", notes)
 
@@ -136,7 +136,9 @@ def _losses(side: RanksSide) -> str:
     return f"{side.loss_as_it_is:.4g} / {side.loss:.4g} after {side.loss_after}"
 
 
-def _beside(predicted: float | None, measured: float, write: Callable[[float], str]) -> str:
+def _predicted_and_measured(
+    predicted: float | None, measured: float, write: Callable[[float], str]
+) -> str:
     if not predicted:
         return f"-, {write(measured)}"
     return f"{write(predicted)}, {write(measured)} ({100 * (predicted / measured - 1):+.1f} %)"

@@ -1,4 +1,4 @@
-"""prove: measure the workload with and without techniques, the predictions beside it."""
+"""prove: measure the workload with and without techniques, next to the predictions."""
 
 from __future__ import annotations
 
@@ -39,18 +39,17 @@ if TYPE_CHECKING:
     from slipstream.cluster import Cluster
 
 BASELINE = "as it is"
-# Of the budget for the speed, the share that each side's quality may take by default, and no more
-# than these seconds: a short look is not to wait for a long check.
+# Default share of the speed budget for each side's quality check, and its maximum in seconds.
 _QUALITY_SHARE = 0.1
 _QUALITY_S = 3.0
 _SHORT_S = 0.1
-# Steps longer than this are not run twice more to learn how much memory their tensors take.
-_WATCHED_S = 20.0
+# Longer steps are not run two more times to measure their tensor memory.
+_MAX_WATCHED_S = 20.0
 _ONE_STEP = "slipstream.verbs.proving.sides:one_step"
 
 
 class WorkloadArm(WorkerArm):
-    """One side: a child in which the workload is built once and steps when it is its turn."""
+    """A side in a child, which builds the workload once and takes a step per turn."""
 
     def __init__(self, name: str, workload: Workload, threads: int, keep_in: Path) -> None:
         super().__init__(
@@ -67,36 +66,36 @@ class WorkloadArm(WorkerArm):
         self._keep_in, self._over = keep_in, False
 
     def open(self, timeout_s: float | None) -> None:
-        """Build the workload, among files as they were before the other arms ran."""
+        """Build the workload with its files in their original state."""
         self._over = False
         restore_files(self._keep_in, leave_folders=True)
-        with _ends():
+        with _script_end():
             super().open(timeout_s)
         samples, before = self.built["samples"], self.built["samples_before"]
         notes = []
         if samples != before:
             notes.append(
-                f"{self.name} makes {samples} samples a step; its times are of {before}, as a step "
-                f"has {BASELINE}"
+                f"{self.name} has {samples} samples per step; its times are scaled to the {before} "
+                "of the baseline"
             )
         if self.built["on_device"] and self.name == BASELINE:
             notes.append(
-                "steps run on a CUDA device: time is the wall clock's until the device is done, "
-                "peak_memory the most that tensors there take"
+                "steps run on a CUDA device: time is wall time until the device has finished, "
+                "peak_memory is the peak of tensors there"
             )
         self.notes = tuple(notes)
 
     def sample(self, inner: int, timeout_s: float | None) -> Sample:
-        """One step; a script that came to its end has no more."""
+        """Take one step; a script that has ended has no more."""
         try:
-            with _ends():
+            with _script_end():
                 return super().sample(inner, timeout_s)
         except ArmEndedError:
             self._over = True
             raise
 
     def afterwards(self, timeout_s: float | None) -> dict[str, Any]:
-        """The most that tensors of a step take, as predictions mean it; none of a script's end."""
+        """Return the peak tensor memory of a step; empty after the end of a script."""
         if self._child is None or self._over:
             return {}
         with contextlib.suppress(ScriptEndedError):
@@ -105,7 +104,7 @@ class WorkloadArm(WorkerArm):
 
 
 @contextmanager
-def _ends() -> Iterator[None]:
+def _script_end() -> Iterator[None]:
     try:
         yield
     except ScriptEndedError as end:
@@ -130,42 +129,41 @@ def prove(
     progress: Callable[[Any], None] | None = None,
     report: Callable[[str], None] = lambda line: None,
 ) -> Comparison:
-    """Measure `workload` as it is and with each of `techniques`, in paired interleaved steps.
+    """Measure `workload` unmodified and with each of `techniques`, in paired interleaved steps.
 
-    Times are of as many samples as a step has before any technique: a step of twice as many
-    counts half, as in predictions. A script that ends before the budget is spent ends the
-    measurement; one of fewer than 500 steps runs again instead.
+    Times are scaled to the samples of an unmodified step: a step of twice as many samples counts
+    half, as in predictions. A script that ends before the budget is spent ends the measurement; one
+    of fewer than 500 steps runs again instead.
 
-    Every side is started several times, where that is cheap beside the budget: what a process has
-    drawn at its start, above all where its heap lies, is a part of every interval.
+    Each side is started several times if starting is cheap compared with the budget, so that every
+    interval includes what varies between processes, above all the layout of the heap.
 
-    First the quality: techniques that change the numbers run the same first steps as the baseline
-    from several seeds; what that shows stands beside the speed (`Comparison.quality`).
+    Quality is checked first: techniques that change the numerics run the same first steps as the
+    baseline from several seeds (`Comparison.quality`).
 
-    Techniques that spread the step run in as many processes, on links like those of `cluster`
-    where this machine can make them (see `slipstream.ranks.hosts`), each rank on one thread
-    unless `threads` says otherwise, with a seed of its own. Once everything is timed, they take
-    some steps more and tell what these wait for, and what the link carries: events of the kind
-    `slipstream.measure.records.AFTERWARDS`.
+    Distributed techniques run in one process per rank, on links like those of `cluster` if this
+    machine can emulate them (see `slipstream.ranks.hosts`), each rank with a separate seed and on
+    one thread unless `threads` is set. After all timing, they take further steps to record waits
+    and traffic, in events of the kind `slipstream.measure.records.AFTERWARDS`.
 
     Args:
-        techniques: alternatives: names in the grammar, or techniques.
-        predictions: by arm (the technique's name): what was predicted.
+        techniques: alternatives: technique specs or techniques.
+        predictions: by arm (the technique's name).
         budget, target: stop after this time, or when the interval is narrower than this.
-        launches: how often each side is started at most; 1 for once.
-        quality_budget: about how long each side runs for the sake of its quality; "auto" for
-            `default_quality_budget`; None for not at all, and then nothing that changes the
-            numbers is called faster.
-        until: of `time.monotonic`: no step begins after it, whatever the budget.
-        store: a `slipstream.measure.store.Store` that keeps the run while it goes on.
+        launches: maximum number of starts per side.
+        quality_budget: approximate time per side of the quality check; "auto" for
+            `default_quality_budget`; None for no check, which leaves techniques that change the
+            numerics without a verdict of being faster.
+        until: time of `time.monotonic` after which no step starts, whatever the budget.
+        store: a `slipstream.measure.store.Store` that records the run as it proceeds.
 
     Raises:
         WorkloadError: the user's code failed, or it is a script whose loop a technique changes.
-        UsageError: ranks without a cluster, of a script, or of nothing that makes replicas.
-        InvalidArgumentError: more workers than the cluster has devices; a budget that is no time;
-            `techniques` is one text.
+        UsageError: ranks without a cluster, of a script, or without a technique that makes them.
+        InvalidArgumentError: more workers than the cluster has devices; an invalid budget;
+            `techniques` is a single string.
         ArmFailedError: the baseline or every candidate failed while measuring, or the script ended
-            before there was enough for an interval.
+            before there were enough steps for an interval.
     """
     if not isinstance(workload, Workload):
         workload = Workload.parse(workload)
@@ -175,32 +173,32 @@ def prove(
     budget_s = None if quality_budget is None else seconds(quality_budget, "quality_budget")
     changed = {}
     combinations = {}
-    for one in techniques:
-        chosen = technique.parse(one) if isinstance(one, str) else (one,)
-        name = technique.combination_name(chosen)
-        check_script(workload, chosen)
-        combinations[name] = chosen
-        changed[name] = workload.with_technique(*chosen), technique.quality_of(chosen)
-    moving = [name for name, chosen in combinations.items() if technique.clock(chosen) == "wall"]
+    for spec in techniques:
+        parts = technique.parse(spec) if isinstance(spec, str) else (spec,)
+        name = technique.combination_name(parts)
+        check_script(workload, parts)
+        combinations[name] = parts
+        changed[name] = workload.with_technique(*parts), technique.quality_of(parts)
+    moving = [name for name, parts in combinations.items() if technique.clock(parts) == "wall"]
     with (
-        rank_hosts(workload, combinations, cluster) as (hosts, spread),
-        # One folder for all arms: whichever writes first keeps what was there before any of them.
+        rank_hosts(workload, combinations, cluster) as (hosts, distributed),
+        # One folder for all arms, so the first backup is of the original files.
         file_backups() as keep_in,
-        contextlib.ExitStack() as ended,
+        contextlib.ExitStack() as stack,
     ):
         arms: list[Arm] = [WorkloadArm(BASELINE, workload, threads, keep_in)]
-        elsewhere = {}
+        rank_trials = {}
         for name, (recipe, _) in changed.items():
-            if hosts is None or name not in spread:
+            if hosts is None or name not in distributed:
                 arms.append(WorkloadArm(name, recipe, threads, keep_in))
                 continue
-            arm = RanksArm(name, recipe, spread[name], hosts, threads, keep_in)
-            ended.callback(arm.close)
+            arm = RanksArm(name, recipe, distributed[name], hosts, threads, keep_in)
+            stack.callback(arm.close)
             arms.append(arm)
-            elsewhere[name] = arm.trials
+            rank_trials[name] = arm.trials
         checks = check_quality(
             workload, changed, budget_s=budget_s, threads=threads, timeout_s=timeout_s,
-            report=report, elsewhere=elsewhere,
+            report=report, elsewhere=rank_trials,
         )  # fmt: skip
         return compare(
             arms,
@@ -227,41 +225,36 @@ def prove(
 
 
 def default_quality_budget(budget: str | float) -> float:
-    """Seconds each side runs for the sake of its quality: a tenth of `budget`, 3 at most."""
+    """Return the seconds of each side's quality check: a tenth of `budget`, at most 3."""
     return min(_QUALITY_S, _QUALITY_SHARE * seconds(budget, "budget"))
 
 
 def check_script(workload: Workload, techniques: Sequence[Technique]) -> None:
-    """Refuse to measure what would not be applied.
-
-    Raises:
-        WorkloadError: one of `techniques` cannot be put on a plain script.
-    """
+    """Raise a `WorkloadError` if one of `techniques` cannot be applied to a plain script."""
     if (reason := technique.not_in_script(techniques, workload)) is not None:
         name, path = technique.combination_name(techniques), workload.path.name
         raise WorkloadError(
             f"{reason}: there is nothing to measure",
-            remedy="name a function that returns (model, batch, loss, optimizer), as "
-            f"{path}:FUNCTION; or write it by hand: slipstream apply {path} --technique {name} "
+            remedy="pass a function that returns (model, batch, loss, optimizer), for example "
+            f"{path}:FUNCTION; or edit the script: slipstream apply {path} --technique {name} "
             "shows the lines",
         )
 
 
-# What follows runs in the child.
+# The functions below run in the child.
 
 
 def serve_steps(workload: dict[str, Any], keep_in: str, threads: int) -> Any:
     """Build the workload and answer every later call with one step; never returns.
 
-    A plain script holds the thread for good, so the calls that the coordinator sends while this
-    one runs are answered from within its steps.
+    A plain script occupies the thread, so the coordinator's calls are answered from within its
+    steps.
     """
     import torch
 
     if threads:
         torch.set_num_threads(threads)
-    # What techniques load is no part of the workload, and the arm as it is would not load it: every
-    # arm has it before its memory at rest is read.
+    # Load all techniques in every arm, so that their memory is part of the memory at rest.
     technique.registry()
     can_reset = resettable()
     resting = read_status_bytes("VmRSS") if can_reset else 0
@@ -272,8 +265,8 @@ def serve_steps(workload: dict[str, Any], keep_in: str, threads: int) -> Any:
         delay.open()
         share = built.samples_before / built.samples if built.samples else 1.0
         yield
-        talk = channel()
-        talk.send(
+        coordinator = channel()
+        coordinator.send(
             {
                 "result": {
                     "samples": built.samples or built.samples_before,
@@ -288,15 +281,15 @@ def serve_steps(workload: dict[str, Any], keep_in: str, threads: int) -> Any:
         def one_sample() -> Generator[None, Any, dict[str, float]]:
             nonlocal step_s
             if step_s < _SHORT_S:
-                # Since our last turn another arm filled the caches; in a real run the step before
-                # this one would have. It is cheap for short steps, and does not matter for long.
+                # Another arm filled the caches since this arm's last turn, so warm them with a
+                # step; long steps do not need it.
                 yield
             if place is not None:
                 place.synchronise()
                 place.forget_peak()
             elif can_reset:
                 reset_peak()
-            queued = delay.read()
+            delay_before = delay.read()
             wall, cpu = time.perf_counter_ns(), time.process_time_ns()
             yield
             if place is not None:
@@ -304,10 +297,10 @@ def serve_steps(workload: dict[str, Any], keep_in: str, threads: int) -> Any:
             cpu_ns, wall_ns = time.process_time_ns() - cpu, time.perf_counter_ns() - wall
             step_s = wall_ns / 1e9
             if place is not None:
-                # What the host computes is no measure of a step on its device.
+                # The host's CPU time does not measure a step on its device.
                 return {"wall": wall_ns * share, "peak_memory": max(1, place.peak_bytes())}
             sample = {"wall": wall_ns * share, "cpu": cpu_ns * share}
-            waited_ns = delay_between(queued, delay.read())
+            waited_ns = delay_between(delay_before, delay.read())
             if waited_ns is not None:
                 sample[RUN_DELAY] = waited_ns * share
             if can_reset:
@@ -323,7 +316,7 @@ def serve_steps(workload: dict[str, Any], keep_in: str, threads: int) -> Any:
                         result = yield from one_sample()
                 except ScriptRestarted:
                     continue
-                talk.send({"result": result})
+                coordinator.send({"result": result})
                 break
 
     return run_program(workload, keep_in, program, repeats=True)
@@ -332,8 +325,8 @@ def serve_steps(workload: dict[str, Any], keep_in: str, threads: int) -> Any:
 def _tensors(
     built: BuiltWorkload, place: Place | None, step_s: float
 ) -> Generator[None, Any, dict[str, float]]:
-    """What `WorkloadArm.afterwards` tells."""
-    if step_s > _WATCHED_S:
+    """Return the payload of `WorkloadArm.afterwards`."""
+    if step_s > _MAX_WATCHED_S:
         return {}
     if place is not None:
         place.forget_peak()
@@ -345,5 +338,5 @@ def _tensors(
 
 
 def one_step() -> Any:
-    """Named by the coordinator for a sample; answered inside `serve_steps`, never called."""
-    raise ChildError("a step was asked for before the workload was built")
+    """Name of a call that `serve_steps` answers; never executed."""
+    raise ChildError("a step was requested before the workload was built")

@@ -1,4 +1,4 @@
-"""A proof on one screen: a line a technique, and at most five sentences."""
+"""Summarise a proof on one screen: a line per technique, and at most five sentences."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from slipstream.tables import Field, Table
 from slipstream.units import format_bytes, format_percent
 from slipstream.verbs.results import noted
 
-_SENTENCES = 5
+_MAX_SENTENCES = 5
 _UNSTABLE = "unstable"
 TENSOR_PEAK = "tensor_peak_bytes"
-"""What a side tells of its memory after it was timed: see `TensorMemory`."""
+"""Key of a side's peak tensor memory in its events: see `TensorMemory`."""
 
 
 @dataclass(frozen=True)
 class TensorMemory:
-    """The most that tensors of a step take at once, as predictions mean it; bytes.
+    """Peak memory of a step's tensors in bytes, measured and predicted.
 
     Attributes:
-        baseline, measured: without and with the technique; from a step of each that was watched.
-        predicted: with it; None if nothing was predicted.
+        baseline, measured: without and with the technique, each from one watched step.
+        predicted: with the technique; None without a prediction.
     """
 
     technique: str
@@ -48,26 +48,26 @@ class TensorMemory:
 
     @property
     def ratio(self) -> float:
-        """Measured: with / without; below 1 is less."""
+        """Measured peak with the technique over without; below 1 is less."""
         return self.measured / self.baseline
 
     @property
     def error(self) -> float | None:
-        """Measured / predicted - 1; None where nothing was predicted."""
+        """Measured / predicted - 1; None without a prediction."""
         return self.measured / self.predicted - 1 if self.predicted else None
 
     @property
     def sentence(self) -> str:
-        """Both sides, and the prediction."""
+        """Both peaks and the prediction, as a sentence."""
         predicted = f", predicted {format_bytes(self.predicted)}" if self.predicted else ""
         return (
-            f"{self.technique}, tensors: {format_bytes(self.measured)} at most in a step"
+            f"{self.technique}, tensors: {format_bytes(self.measured)} peak in a step"
             f"{predicted}; {format_bytes(self.baseline)} without."
         )
 
 
 def tensor_memory(experiment: Experiment) -> dict[str, TensorMemory]:
-    """By technique, of those that were watched beside the baseline."""
+    """Return the measured memory by technique, of sides watched along with the baseline."""
     peaks = {
         str(event.detail["arm"]): int(event.detail[TENSOR_PEAK])
         for event in experiment.events
@@ -90,11 +90,11 @@ def _predicted_peak(experiment: Experiment, name: str) -> int | None:
 
 @dataclass(frozen=True)
 class _Line:
-    """What is known of one technique.
+    """Results of one technique.
 
     Attributes:
-        row: in the metric that carries the claim; None where it was not measured.
-        predicted: in the predicted metric; None if none was predicted.
+        row: in the metric that carries the claim; None if it was not measured.
+        predicted: in the predicted metric; None without a prediction.
     """
 
     name: str
@@ -109,7 +109,7 @@ _FIELDS: tuple[Field[_Line], ...] = (
     Field.of("technique", lambda line: line.name),
     Field.number("predicted [90%]", lambda line: _predicted(line)),
     Field.number("measured [95%]", lambda line: _measured(line.row)),
-    Field.of("", lambda line: _hit(line)),
+    Field.of("", lambda line: _agreement(line)),
     Field.number("memory", lambda line: _memory(line.memory)),
     Field.of("numbers", lambda line: line.quality.verdict if line.quality else "-"),
     Field.number(_UNSTABLE, lambda line: _unstable(line.quality), optional=True),
@@ -118,13 +118,13 @@ _FIELDS: tuple[Field[_Line], ...] = (
 
 
 def summary_table(comparison: Comparison) -> Table:
-    """One line per technique: predicted and measured speed-up, memory, numbers, verdict."""
+    """Return a table with a row per technique: predicted and measured speed-up, memory, verdict."""
     experiment = comparison.experiment
     rows = comparison_rows(experiment, comparison.claims)
     carrying = {row.arm: row for row in rows if row.carries}
     predicted = {row.arm: row for row in rows if row.predicted is not None}
     memory, failed = tensor_memory(experiment), failures(experiment)
-    checks = {one.arm: one for one in quality_rows(experiment) if isinstance(one, QualityCheck)}
+    checks = {row.arm: row for row in quality_rows(experiment) if isinstance(row, QualityCheck)}
     lines = [
         _Line(
             name,
@@ -145,17 +145,17 @@ def summary_table(comparison: Comparison) -> Table:
         _prediction_sentence(experiment),
         *(f"{note}." for note in event_notes(experiment)),
     ]
-    shown = [sentence for sentence in sentences if sentence][:_SENTENCES]
+    shown = [sentence for sentence in sentences if sentence][:_MAX_SENTENCES]
     more = "(--details: every clock, side and rank; later: slipstream results show)"
-    # Only of what classifies is it known; elsewhere the column would be empty.
-    classifies = any(one.instability for one in checks.values())
-    fields = [one for one in _FIELDS if classifies or one.name != _UNSTABLE]
+    # Only classifiers have it; for others the column would be empty.
+    classifies = any(check.instability for check in checks.values())
+    fields = [field for field in _FIELDS if classifies or field.name != _UNSTABLE]
     return Table.of(lines, fields, experiment.title, [*shown, more])
 
 
 def prediction_notes(experiment: Experiment) -> list[str]:
-    """What predictions say to know of techniques, as a cheaper choice."""
-    return noted(one.detail.get("notes", {}) for one in experiment.predictions.values())
+    """Return the notes of predictions, such as a cheaper alternative."""
+    return noted(record.detail.get("notes", {}) for record in experiment.predictions.values())
 
 
 def _measured(row: ComparisonRow | None) -> str:
@@ -170,11 +170,11 @@ def _predicted(line: _Line) -> str:
     return format_change(predicted, 2) + ("" if same_clock else f" {predicted.metric}")
 
 
-def _hit(line: _Line) -> str:
+def _agreement(line: _Line) -> str:
     row = line.predicted
     if row is None:
         return ""
-    # The claim may rest on another clock than the prediction.
+    # The claim may use another clock than the prediction.
     clock = "" if row.carries else f", {row.metric} {format_change(row, 2)}"
     return describe_inside(row.inside) + clock
 
@@ -190,7 +190,7 @@ def _memory(memory: TensorMemory | None) -> str:
 
 
 def _unstable(check: QualityCheck | None) -> str:
-    """Share of a classifier's items that one side has right and the other wrong (see `checks`)."""
+    """Format the share of a classifier's items that only one side has right."""
     share = check.instability if check else None
     return "-" if share is None else format_percent(share.estimate)
 
@@ -210,27 +210,27 @@ def _step_sentence(
     step = format_value(first.baseline_value, first.unit)
     clocks = " and ".join(sorted({row.metric for row in rows}))
     tensors = next(iter(memory.values()), None)
-    held = f" and its tensors {format_bytes(tensors.baseline)}" if tensors else ""
+    tensor_part = f" and its tensors {format_bytes(tensors.baseline)}" if tensors else ""
     launches = f" in {first.launches} processes a side" if first.launches > 1 else ""
     return (
-        f"A step {experiment.settings.baseline} takes {step}{held}; speed-ups are of that, in "
+        f"A baseline step takes {step}{tensor_part}; speed-ups are relative to it, in "
         f"{clocks} time of {first.blocks} paired blocks{launches}."
     )
 
 
 def _quality_sentence(checks: Sequence[QualityCheck]) -> str:
-    """Of numbers that changed more than chance would: which, and by how much."""
-    told = [one for one in checks if one.lost or one.status is QualityStatus.BETTER]
-    if told:
-        return told[0].sentence
-    unchecked = [one.arm for one in checks if one.status is QualityStatus.UNCHECKED]
+    """Describe the first quality change that exceeds chance, or checks that are missing."""
+    changed = [check for check in checks if check.lost or check.status is QualityStatus.BETTER]
+    if changed:
+        return changed[0].sentence
+    unchecked = [check.arm for check in checks if check.status is QualityStatus.UNCHECKED]
     if not unchecked:
         return ""
-    return f"Nobody looked at the numbers of {', '.join(unchecked)}: no gain is backed."
+    return f"The numerics of {', '.join(unchecked)} were not checked: no gain is confirmed."
 
 
 def _machine_sentence(experiment: Experiment, rows: Sequence[ComparisonRow]) -> str:
-    """Whether the measurement may be believed: its guard, and what the machine did meanwhile."""
+    """Describe doubts about the measurement: its guard, and the machine's state."""
     carried = {row.metric for row in rows if row.carries}
     clauses = [guard_sentence(row) for row in rows if is_guard(row) and row.metric in carried][:1]
     clauses += dict.fromkeys(row.doubt for row in rows if row.carries and row.doubt)
@@ -242,7 +242,7 @@ def _machine_sentence(experiment: Experiment, rows: Sequence[ComparisonRow]) -> 
 
 
 def _launch_sentence(experiment: Experiment, rows: Sequence[ComparisonRow]) -> str:
-    """Whether processes of one side differed by more than blocks in one of them."""
+    """Describe processes of one side that differed more than blocks within one of them."""
     carrying = next((row.metric for row in rows if row.carries), None)
     return "" if carrying is None else spread_sentence(experiment, carrying)
 
