@@ -118,8 +118,8 @@ export function Bars() {
 function note(found: Batch, can: boolean): string {
   if (found.read_only) return `Read-only: ${found.read_only}.`;
   if (found.measuring) return "Other batch sizes are being measured; then the bars can be dragged.";
-  if (!can) return `Other batch sizes are not known: ${found.why_not || "none was measured"}.`;
-  const sure = found.why_not ? ` Only measured sizes, because ${found.why_not}.` : "";
+  if (!can) return `Other batch sizes are not known: ${found.reason || "none was measured"}.`;
+  const sure = found.reason ? ` Only measured sizes, because ${found.reason}.` : "";
   const knee = found.knee ? ` A sample costs another time from ${count(found.knee)} on.` : "";
   const most = found.max_batch ? ` At most ${count(found.max_batch)} fit.` : "";
   return `Drag a bar, or use the arrow keys; ${found.file} changes when you save it.${knee}${most}${sure}`;

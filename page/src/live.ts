@@ -71,7 +71,7 @@ export interface Batch {
   place: { value: number | null; line: number | null; digest: string | null };
   file: string;
   read_only: string;
-  why_not: string;
+  reason: string;
   measuring: boolean;
   per_batch: number;
   stops: Stop[];
@@ -230,10 +230,10 @@ effect(() => {
   if (!now.value?.document) return;
   const number = now.value.number;
   pending.value = new Set([...pending.value, name]);
-  ask<Prediction & { why_not?: string }>({ do: "simulate", technique: name })
+  ask<Prediction & { reason?: string }>({ do: "simulate", technique: name })
     .then((found) => {
       if (now.value?.number !== number) return;
-      if (found.why_not) refused.value = new Map([...refused.value, [name, found.why_not]]);
+      if (found.reason) refused.value = new Map([...refused.value, [name, found.reason]]);
       else extra.value = new Map([...extra.value, [keyFor(name), found]]);
     })
     .catch((error) => {

@@ -197,7 +197,7 @@ interface Answer {
 }
 
 /** Ask the server, and say in one line what it answers. */
-async function answered<T extends { why_not?: string | null }>(
+async function answered<T extends { reason?: string | null }>(
   line: Signal<Answer | null>,
   meanwhile: string,
   request: Record<string, unknown>,
@@ -206,8 +206,8 @@ async function answered<T extends { why_not?: string | null }>(
   line.value = { text: meanwhile, reason: false };
   try {
     const found = await ask<T>(request);
-    line.value = found.why_not
-      ? { text: found.why_not, reason: true }
+    line.value = found.reason
+      ? { text: found.reason, reason: true }
       : { text: say(found), reason: false };
   } catch (error) {
     line.value = { text: faultOf(error).what, reason: true };
@@ -245,7 +245,7 @@ const workers = signal(8);
 const there = signal<Answer | null>(null);
 
 interface Elsewhere {
-  why_not?: string;
+  reason?: string;
   step_ns: number;
   speedup: number;
   samples: number;
@@ -323,7 +323,7 @@ const device = signal("");
 const onDevice = signal<Answer | null>(null);
 
 interface DevicePrediction {
-  why_not?: string | null;
+  reason?: string | null;
   about: string;
   known: string;
   step_ns: number;

@@ -126,7 +126,7 @@ export function Overview() {
           )}
           {found.state === "ready" && found.ranked.length > ranked ? (
             <button type="button" class="link" onClick={() => (view.value = "whatifs")}>
-              {found.ranked.length - ranked} more, and {found.refused.length} that do not apply
+              {found.ranked.length - ranked} more, and {found.not_applicable.length} that do not apply
             </button>
           ) : null}
         </div>

@@ -4,7 +4,7 @@ import type { ComponentChildren } from "preact";
 import { colours, roleColour } from "./colours";
 import { percent, times } from "./format";
 import { dark, doc } from "./state";
-import type { Refusal, Shares } from "./types";
+import type { Refusal, Shares, Verdict } from "./types";
 
 /** A state in which there is nothing to draw, and why. */
 export function Empty(props: { title: string; text: string; children?: ComponentChildren }) {
@@ -211,7 +211,7 @@ export function RestsOn({ shares }: { shares: Shares }) {
   );
 }
 
-export function tone(verdict: string): string {
-  if (verdict === "worth it") return "good";
-  return verdict.startsWith("undecided") ? "open" : "poor";
+export function tone(verdict: Verdict): string {
+  if (verdict === "worth-it") return "good";
+  return verdict === "inconclusive" ? "open" : "poor";
 }

@@ -20,7 +20,7 @@ export function Switchboard() {
   const { what_ifs: found } = doc();
   const singles = found.predictions.filter((p) => p.parts.length === 1).map((p) => p.technique);
   // A live page simulates what nobody asked for in advance when it is switched on.
-  const without = [...found.refused, ...found.failed].map((one) => one.technique);
+  const without = [...found.not_applicable, ...found.failed].map((one) => one.technique);
   const known = new Set([...singles, ...without]);
   const more = live.value ? (found.offered ?? []).filter((name) => !known.has(name)) : [];
   const offered = [...singles, ...more];
@@ -97,7 +97,7 @@ function Outcome() {
         {now ? (
           <>
             <dt>numbers</dt>
-            <dd>{now.quality ?? "unknown"}</dd>
+            <dd>{now.numerics ?? "unknown"}</dd>
             <dt>rests on</dt>
             <dd>
               <RestsOn shares={now.shares} />
@@ -105,7 +105,7 @@ function Outcome() {
           </>
         ) : null}
       </dl>
-      {now ? <p class={`verdict ${tone(now.verdict)}`}>{now.verdict}</p> : null}
+      {now ? <p class={`verdict ${tone(now.verdict)}`}>{now.verdict_text}</p> : null}
     </div>
   );
 }

@@ -50,6 +50,9 @@ export interface Measured {
   inside: boolean | null;
 }
 
+/** Of a technique that applies; others are not predicted. */
+export type Verdict = "worth-it" | "not-worth-it" | "slower" | "inconclusive";
+
 export interface Prediction {
   technique: string;
   parts: string[];
@@ -59,9 +62,10 @@ export interface Prediction {
   samples: number;
   peak_bytes: number;
   shares: Shares;
-  quality: string | null;
+  numerics: string | null;
   basis: string;
-  verdict: string;
+  verdict: Verdict;
+  verdict_text: string;
   edits: string[];
   metric: string;
   scene: number | null;
@@ -78,9 +82,9 @@ export interface WhatIfs {
   reason: string;
   predictions: Prediction[];
   ranked: string[];
-  front: string[];
+  pareto_front: string[];
   best: string | null;
-  refused: Refusal[];
+  not_applicable: Refusal[];
   failed: Refusal[];
   combinations: [number, number];
   conflicts: Record<string, string[]>;

@@ -29,7 +29,7 @@ export function WhatIfView() {
       )}
       <p class="faint">
         Speed-up is the time of a sample before over after, with its 90 % interval; 1x is no change.
-        {found.front.length
+        {found.pareto_front.length
           ? " A star marks what nothing else beats in time, memory and numbers at once."
           : ""}
         {all
@@ -38,7 +38,7 @@ export function WhatIfView() {
       </p>
       {found.ranked.length ? <MeasuredNote found={found} /> : null}
       <Failures found={found} />
-      <Reasons title="What does not apply here" found={found.refused} />
+      <Reasons title="What does not apply here" found={found.not_applicable} />
     </section>
   );
 }
@@ -197,7 +197,7 @@ function Line(props: { p: Prediction; scale: { low: number; high: number }; brie
               <span class="nobreak">{part}</span>
             </span>
           ))}
-          {found.front.includes(p.technique) ? (
+          {found.pareto_front.includes(p.technique) ? (
             <span class="star" title="nothing else beats it in time, memory and numbers at once">
               {" "}
               ★
@@ -207,13 +207,13 @@ function Line(props: { p: Prediction; scale: { low: number; high: number }; brie
         {p.technique === found.best ? <span class="tag">try first</span> : null}
         {brief ? null : (
           <span class="edits" title={p.edits.join("; ")}>
-            <span class={`verdict ${tone(p.verdict)}`}>{p.verdict}</span>
+            <span class={`verdict ${tone(p.verdict)}`}>{p.verdict_text}</span>
             <span class="faint"> · {p.edits.join("; ")}</span>
           </span>
         )}
       </td>
       <td class="right">
-        <b class={`verdict ${tone(p.verdict)}`} title={p.verdict}>
+        <b class={`verdict ${tone(p.verdict)}`} title={p.verdict_text}>
           {times(p.speedup)}
         </b>
         <span class="under faint">
@@ -243,7 +243,7 @@ function Line(props: { p: Prediction; scale: { low: number; high: number }; brie
             ) : null}
           </td>
           <td title={p.basis}>
-            {p.quality ?? "unknown"}
+            {p.numerics ?? "unknown"}
             {p.basis ? <span class="under faint basis">{p.basis}</span> : null}
           </td>
           <td>

@@ -35,7 +35,7 @@ def test_every_installed_technique_is_judged(recorded: Any) -> None:
     assert {one["technique"].partition(":")[0] for one in found} == alone
     singles = {one["technique"] for one in found if "+" not in one["technique"]}
     assert len(singles) >= len(alone)
-    speedups = [row["speedup"] for row in found if row["why_not"] is None]
+    speedups = [row["speedup"] for row in found if row["reason"] is None]
     assert speedups == sorted(speedups, reverse=True)
 
 

@@ -44,7 +44,7 @@ def test_a_script_is_measured_and_its_files_are_as_before(
     (tensors,) = told["tensors"]
     # Of a step of 4 KB, where a tensor that the script alone holds is a few percent.
     assert abs(tensors["error"]) < 0.1, "memory is measured as it is predicted"
-    (quality,) = told["quality"]
+    (quality,) = told["numerics"]
     assert (quality["arm"], quality["measure"]) == ("amp:bf16", "training loss")
     assert len(quality["losses_candidate"][0]) == quality["steps"] >= 2
     assert snapshot(folder) == before
@@ -125,7 +125,7 @@ def test_without_a_look_at_quality_no_gain_is_backed(slipstream: Any) -> None:
     assert re.search(r"\bNobody\b.*\bnumbers of amp:bf16\b", " ".join(run.stdout.split()))
     shown = slipstream.briefly("results", "show", "last", "--json")
     payload = json.loads(shown.stdout)
-    assert payload["quality"][0]["status"] == "not checked"
+    assert payload["numerics"][0]["status"] == "not checked"
     assert not [claim for claim in payload["claims"] if claim["verdict"] == "faster"]
 
 
@@ -199,7 +199,7 @@ def test_a_scripts_loop_is_measured_as_it_would_be_edited(slipstream: Any) -> No
     )
     assert run.returncode == 0, run.stderr
     found = json.loads(run.stdout)
-    (quality,) = found["quality"]
+    (quality,) = found["numerics"]
     assert quality["arm"] == "accumulation:4"
     assert all(loss > 0 for losses in quality["losses_candidate"] for loss in losses)
     assert re.search(r"\baccumulation:4\b.*\b16 samples\b.*\b4\b", run.stdout)

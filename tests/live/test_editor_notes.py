@@ -93,7 +93,7 @@ class Known:
 
 def prediction(technique: str, ratio: float, **more: Any) -> dict[str, Any]:
     return {
-        "technique": technique, "speedup": 1 / ratio, "quality": "exact", "why_not": None,
+        "technique": technique, "speedup": 1 / ratio, "numerics": "exact", "reason": None,
         "speedup_interval": [1 / (ratio * 1.1), 1 / (ratio * 0.9)], **more,
     }  # fmt: skip
 

@@ -15,7 +15,7 @@ from slipstream.verbs import advising
 from slipstream.verbs.advising import Advice, advise
 from slipstream.verbs.checking import Check
 from slipstream.verbs.goals import Goal
-from slipstream.verbs.outlooks import Outlook
+from slipstream.verbs.outlooks import SpeedupBound
 from slipstream.verbs.results import Predicted, Refused
 from tiny_models import captured
 
@@ -49,7 +49,7 @@ def advised(monkeypatch: pytest.MonkeyPatch) -> Any:
             return [known[one] for one in asked if one in known]
 
         monkeypatch.setattr(advising, "predict", predict)
-        looked = [Outlook(p) for one, p in known.items() if len(one) == 1]
+        looked = [SpeedupBound(p) for one, p in known.items() if len(one) == 1]
         monkeypatch.setattr(advising, "first_look", lambda *_: looked)
         # No graph is needed where nothing is predicted.
         monkeypatch.setattr(advising, "need_graph", lambda graph: None)
@@ -212,7 +212,7 @@ def test_what_does_not_apply_is_counted_unless_all_is_requested(graph: Graph) ->
     found = Advice((best, *others, busy), frozenset(), best)
     short = found.table(graph, None, everything=False).notes
     assert "2 techniques do not apply here: --all lists them with their reasons" in short
-    assert "threads:2 cannot be told here: the cores were busy" in short
+    assert "threads:2 cannot be predicted here: the cores were busy" in short
     assert not any("the step has none" in note for note in short)
     assert sum("the step has none" in note for note in found.table(graph, None).notes) == 2
     assert len(found.to_json()["predictions"]) == 4
@@ -243,7 +243,7 @@ def test_the_second_choice_is_the_first_without_the_best(advised: Any) -> None:
 
 def test_what_is_undecided_and_predicted_to_gain_nothing_is_no_choice(advised: Any) -> None:
     open_ = replace(predicted("amp:bf16", 0.99), low=0.9, high=1.1)
-    assert open_.verdict == "undecided: prove it"
+    assert open_.verdict == "inconclusive"
     assert advised(open_, combinations=False).best is None
     saving = replace(open_, memory=(100 * MB, 50 * MB))
     assert advised(saving, combinations=False).best == saving

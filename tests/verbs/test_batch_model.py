@@ -100,7 +100,7 @@ def test_lines_that_cannot_be_believed_are_not(time: Any, says: str) -> None:
         one.for_throughput(10.0)
     assert one.best() in (16, 40, 96)
     assert one.max_batch(300_000_000) == 197
-    assert one.to_json()["why_not"] == one.why_not
+    assert one.to_json()["reason"] == one.why_not
     assert batch_svg(one).endswith("</svg>\n")
 
 

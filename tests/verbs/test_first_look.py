@@ -118,7 +118,7 @@ def test_what_cannot_pay_is_not_measured(
     assert durations.asked
     assert not any("optimizer_step" in str(getattr(q, "op", q)) for q in durations.asked)
     (row,) = (p for p in found.predictions if p.technique.startswith("fused_optimizer"))
-    assert row.verdict == "not worth it here"
+    assert row.verdict == "not-worth-it"
     assert Provenance.ASSUMED in row.shares
 
 

@@ -70,7 +70,7 @@ def test_a_prediction_draws_its_interval() -> None:
     read = _Read(found._repr_html_())
     assert {"table", "svg", "circle"} <= {*read.tags}
     assert f"{found.speedup:.2f}x" in read.texts
-    assert found.verdict in read.texts
+    assert found.verdict.text in read.texts
 
 
 def test_a_prediction_that_does_not_apply_says_why() -> None:

@@ -78,15 +78,15 @@ def test_timings_that_differ_too_much_are_no_prediction() -> None:
     assert "busy" in (unknown.why_not or "")
     assert "--threads 1" not in (unknown.why_not or ""), "it was recorded on one"
     # It may well apply: that is not what is not known.
-    assert unknown.verdict == "cannot be predicted here"
+    assert unknown.verdict == "not-predictable"
     notes = " ".join(prediction_table(graph, [unknown]).notes)
-    assert f"{unknown.technique} {unknown.verdict}: {unknown.why_not}"[:60] in notes
+    assert f"{unknown.technique} {unknown.verdict.text}: {unknown.why_not}"[:60] in notes
     several = replace(graph, meta={**graph.meta, "threads": 2})
     (unknown,) = predict(
         several, [Faster(4.0, Provenance.MICROBENCHMARK, spread=40.0)], durations=Nothing()
     )
     assert "--threads 1" in (unknown.why_not or "")
-    assert unknown.verdict == "cannot be predicted here"
+    assert unknown.verdict == "not-predictable"
     assert math.isnan(unknown.ratio)
     assert unknown.memory == (replay(graph).peak_bytes, 0)
     # Nothing was timed that could have been disturbed.
@@ -202,7 +202,7 @@ def test_a_history_of_errors_widens_the_interval(graph: Graph) -> None:
 def test_a_technique_that_does_not_apply_says_why_and_predicts_nothing(graph: Graph) -> None:
     found = one(graph, Faster(reason="not on a Tuesday"))
     assert found.why_not == "not on a Tuesday"
-    assert found.verdict == "does not apply"
+    assert found.verdict == "not-applicable"
     assert math.isnan(found.ratio)
     assert found.graph is None
 
@@ -280,15 +280,15 @@ JUST = 1e-9
 @pytest.mark.parametrize(
     ("low", "high", "expected"),
     [
-        (0.5, 0.6, "worth it"),
-        (0.5, 1 / WORTH_IT - JUST, "worth it"),
-        (0.5, 1 / WORTH_IT + JUST, "undecided: prove it"),
-        (0.9, 1.1, "undecided: prove it"),
-        (1 / WORTH_IT - JUST, 1.1, "undecided: prove it"),
-        (1 / WORTH_IT + JUST, 1.1, "not worth it here"),
-        (1.0, 1.1, "not worth it here"),
-        (1.0 + JUST, 1.1, "not worth it here: slower"),
-        (1.5, 2.0, "not worth it here: slower"),
+        (0.5, 0.6, "worth-it"),
+        (0.5, 1 / WORTH_IT - JUST, "worth-it"),
+        (0.5, 1 / WORTH_IT + JUST, "inconclusive"),
+        (0.9, 1.1, "inconclusive"),
+        (1 / WORTH_IT - JUST, 1.1, "inconclusive"),
+        (1 / WORTH_IT + JUST, 1.1, "not-worth-it"),
+        (1.0, 1.1, "not-worth-it"),
+        (1.0 + JUST, 1.1, "slower"),
+        (1.5, 2.0, "slower"),
     ],
 )
 def test_the_verdict_turns_at_its_thresholds(low: float, high: float, expected: str) -> None:
@@ -316,7 +316,7 @@ def test_the_record_holds_what_was_shown(graph: Graph) -> None:
 def test_amp_from_end_to_end(graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Real micro-benchmarks, without the user's code; the second time from the cache alone."""
     # However much they differ, on a machine that is busy.
-    monkeypatch.setattr("slipstream.verbs.predicting._NO_PREDICTION", math.inf)
+    monkeypatch.setattr("slipstream.verbs.predicting._MAX_ERROR", math.inf)
     path = tmp_path / "durations.db"
     lines: list[str] = []
     (first,) = predict(graph, ["amp:bf16"], durations=Durations(1, path), report=lines.append)
@@ -395,7 +395,7 @@ class Needy(Faster):
 
 def test_a_statistic_that_was_not_recorded_is_asked_for_with_the_command() -> None:
     (found,) = predict(captured("embedding"), [Needy()])
-    assert found.verdict == "does not apply"
+    assert found.verdict == "not-applicable"
     assert "slipstream advise WORKLOAD --record grads,ids" in (found.why_not or "")
     # Its own reason comes first: recording would not help.
     (found,) = predict(captured("embedding"), [Needy(reason="a reason")])

@@ -170,7 +170,7 @@ def _slowest(options: BenchOptions, analyst: Analyst, detail: str) -> Bar:
     first, again = {}, {}
     for name in [*map(str, single_techniques()), "accumulation:4+fused_optimizer"]:
         options.progress(f"{_SLOWEST}: {name}")
-        if analyst.simulate(name).get("why_not") is None:
+        if analyst.simulate(name).get("reason") is None:
             taken = sorted(_timed(analyst, name)[:2] for _ in range(_SWITCHES))
             again[name] = taken[_SWITCHES // 2]
     # What a technique keeps of a recording is gone with it, and what it knows of durations is not.

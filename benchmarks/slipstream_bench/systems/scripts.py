@@ -163,7 +163,7 @@ def _pass_through(script: Script, options: BenchOptions) -> tuple[Passage, int]:
         user("profile", "-o", _GRAPH)
         predictions = user.of_graph("predict", *_named(_TECHNIQUES))
         passage.predicted = {
-            p["technique"]: p["speedup"] for p in predictions or () if p["why_not"] is None
+            p["technique"]: p["speedup"] for p in predictions or () if p["reason"] is None
         }
         proved = sorted({script.technique, *passage.predicted.keys() & _PROVED})
         _note_proof(passage, user("prove", *_named(proved), *user.budget))

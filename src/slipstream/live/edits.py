@@ -99,7 +99,7 @@ def look(target: str) -> dict[str, Any]:
         size = _batch_size(source, workload)
     except NotPlacedError as error:
         where = Path(error.where).name if error.where else ""
-        return {"digest": digest, "why_not": error.what + (f" ({where})" if where else "")}
+        return {"digest": digest, "reason": error.what + (f" ({where})" if where else "")}
     return {"digest": digest, "value": size.value, "line": size.line}
 
 

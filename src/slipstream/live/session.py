@@ -156,7 +156,7 @@ class Session:
         else:
             name = str(change["technique"])
             predicted = self.analyst.simulate(name)
-            if "why_not" in predicted:
+            if "reason" in predicted:
                 return None
             samples = predicted["samples"] or costs.samples
             low, high = predicted["speedup_interval"]
@@ -219,7 +219,7 @@ class Session:
     def _batch(self, now: Analysis) -> dict[str, Any]:
         """The sizes that bars can be dragged to, and where the file says the size."""
         place = self._look()
-        reason = place.get("why_not") or ""
+        reason = place.get("reason") or ""
         ratio = self._samples_per_batch()
         if not reason and now.stale:
             failed = "the last save could not be analysed"
@@ -234,7 +234,7 @@ class Session:
             "place": {key: place.get(key) for key in ("value", "line", "digest")},
             "file": self._path.name,
             "read_only": reason,
-            "why_not": now.batch_reason,
+            "reason": now.batch_reason,
             "measuring": model is None and not now.batch_reason,
             "per_batch": ratio or 1,
             "stops": sizes,
@@ -248,14 +248,14 @@ class Session:
         try:
             digest = sha256(self._path.read_bytes())
         except OSError as error:
-            return {"why_not": f"the file cannot be read: {error.strerror}"}
+            return {"reason": f"the file cannot be read: {error.strerror}"}
         if "batch_size" in self.analyst.workload.arguments:
-            return {"why_not": "--set batch_size gives it for this session", "digest": digest}
+            return {"reason": "--set batch_size gives it for this session", "digest": digest}
         if self._place is None or self._place[0] != digest:
             try:
                 self._place = digest, look(self._target)
             except SlipstreamError as error:
-                return {"why_not": error.what, "digest": digest}
+                return {"reason": error.what, "digest": digest}
         return self._place[1]
 
     def _samples_per_batch(self) -> int | None:

@@ -101,13 +101,15 @@ def draw(path: str, folder: str, techniques: list[str] | None, store: str | None
         "state": simulated.state,
         "reason": simulated.reason,
         "best": simulated.best,
-        "front": sorted(simulated.front),
+        "pareto_front": sorted(simulated.front),
         "predictions": [
             json_values(p.to_json())
             for p in simulated.predictions
             if p.technique in simulated.ranked
         ],
-        "refused": [{"technique": p.technique, "reason": p.why_not} for p in simulated.refused],
+        "not_applicable": [
+            {"technique": p.technique, "reason": p.why_not} for p in simulated.refused
+        ],
     }
 
 
@@ -164,7 +166,7 @@ def simulate(
         graph, [asked], durations=_known(graph), cluster=where, baseline=_timelines[path]
     )
     if prediction.why_not is not None:
-        return {"technique": text, "why_not": prediction.why_not}
+        return {"technique": text, "reason": prediction.why_not}
     shared = prediction.to_json()["shared"]
     value: dict[str, Any] = json_values({**prediction_document(prediction), "shared": shared})
     return value

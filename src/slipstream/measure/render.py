@@ -257,7 +257,7 @@ def rows_payload(
         "arms": [asdict(arm) for arm in experiment.arms],
         "rows": [row_json(row) for row in rows],
         "claims": [_with_change(claim) for claim in claims],
-        "quality": [asdict(one) | {"says": one.sentence} for one in quality_rows(experiment)],
+        "numerics": [asdict(one) | {"says": one.sentence} for one in quality_rows(experiment)],
         "notes": list(event_notes(experiment)),
         "warnings": [
             asdict(event)

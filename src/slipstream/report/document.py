@@ -23,7 +23,7 @@ from slipstream.verbs.explaining.movement import movement_page
 from slipstream.verbs.predicting import predict
 from slipstream.verbs.results import Predicted, Prediction
 
-SCHEMA = 1
+SCHEMA = 2
 # Tasks of all edited steps together that get a timeline of their own; the others give numbers.
 _MOST_EDITED_TASKS = 120_000
 
@@ -96,9 +96,9 @@ def _what_ifs(
             prediction_document(p, past, scene_of.get(p.technique)) for p in found.predictions
         ],
         "ranked": list(found.ranked),
-        "front": sorted(found.front),
+        "pareto_front": sorted(found.front),
         "best": found.best,
-        "refused": [{"technique": p.technique, "reason": p.why_not} for p in found.refused],
+        "not_applicable": [{"technique": p.technique, "reason": p.why_not} for p in found.refused],
         "failed": [{"technique": name, "reason": reason} for name, reason in found.failed],
         "combinations": list(found.combinations),
         "conflicts": _conflicts(),
@@ -119,8 +119,8 @@ def prediction_document(
         measured = replace(measured, predicted=shown)
     facts = p.to_json()
     same = (
-        "technique", "step_ns", "speedup", "speedup_interval", "quality", "verdict", "edits",
-        "metric",
+        "technique", "step_ns", "speedup", "speedup_interval", "numerics", "verdict",
+        "verdict_text", "edits", "metric",
     )  # fmt: skip
     return {
         **{key: facts[key] for key in same},
@@ -128,7 +128,7 @@ def prediction_document(
         "samples": facts["samples_per_step"][1],
         "peak_bytes": facts["peak_bytes"][1],
         "shares": facts["provenance"],
-        "basis": facts["quality_basis"] or "",
+        "basis": facts["numerics_basis"] or "",
         "scene": scene,
         "measured": measured.to_json() if measured is not None else None,
     }

@@ -207,7 +207,7 @@ class Processes:
             answer = {"state": State.FAILED, "reason": reason_of(error)}
         number, worker.task, worker.fresh = worker.task.number, None, False
         now = time.time()
-        device_s = answer.get("took_s", now - worker.since)
+        device_s = answer.get("elapsed_s", now - worker.since)
         return outcome_of(answer, number, worker.since, now, device_s)
 
     def _replace(self, at: int, worker: _Worker, state: State, reason: str) -> Outcome:
@@ -248,11 +248,11 @@ def run_task_here(
     try:
         outcome = evaluate(task)
     except Resized:
-        return {"took_s": time.perf_counter() - began, "reports": task.run.reports}
+        return {"elapsed_s": time.perf_counter() - began, "reports": task.run.reports}
     values = {m: (v.value, v.provenance, v.stddev) for m, v in outcome.values.items()}
     return {
         "state": outcome.state, "reason": outcome.reason, "values": values,
-        "reports": outcome.reports, "took_s": outcome.device_s,
+        "reports": outcome.reports, "elapsed_s": outcome.device_s,
     }  # fmt: skip
 
 

@@ -145,7 +145,7 @@ class Listing:
             "stopped": self.stopped,
             "device_s": sum(one.device_s for one in self.trials),
             "best": [_record(one) for one in self.best(10)],
-            "front": [_record(one) for one in self.front],
+            "pareto_front": [_record(one) for one in self.front],
         }
 
 

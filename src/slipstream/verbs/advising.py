@@ -39,6 +39,7 @@ from slipstream.verbs.results import (
     WORTH_TRAINING,
     Predicted,
     Prediction,
+    PredictionVerdict,
     Refused,
     applying,
     prediction_table,
@@ -114,7 +115,7 @@ class Advice:
         """As results are printed."""
         return {
             "predictions": [p.to_json() for p in self.predictions],
-            "front": sorted(self.front),
+            "pareto_front": sorted(self.front),
             "best": self.best.technique if self.best is not None else None,
             "combinations": {"seen": self.seen, "all": self.combinations},
             "estimated": self.estimated,
@@ -259,7 +260,9 @@ class Advice:
             reasons.append("reaches the goal")
         if not best.trains_anew and any(p.trains_anew for p in above):
             reasons.append("needs no other training")
-        if best.verdict == "worth it" and any(p.verdict != best.verdict for p in above):
+        if best.verdict is PredictionVerdict.WORTH_IT and any(
+            p.verdict is not best.verdict for p in above
+        ):
             reasons.append("is certain")
         if not reasons:
             return ""
@@ -497,9 +500,9 @@ def _best(candidates: Sequence[Predicted], *, needed: bool) -> Predicted | None:
     """
     # What is undecided and predicted neither to gain nor to save anything is no choice.
     useful = [p for p in candidates if p.speedup >= WORTH_IT or p.saved > _USEFUL]
-    for verdict in ("worth it", "undecided: prove it"):
+    for verdict in (PredictionVerdict.WORTH_IT, PredictionVerdict.INCONCLUSIVE):
         for p in _safe(useful) or useful:
-            if p.verdict == verdict:
+            if p.verdict is verdict:
                 return p
     return (_safe(candidates) or candidates)[0] if needed and candidates else None
 

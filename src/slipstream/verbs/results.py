@@ -1,4 +1,4 @@
-"""What the verbs answer about techniques: values that make their own table, JSON and record."""
+"""Results of the verbs on techniques, with their table, JSON and ledger record."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, ClassVar
 
 from slipstream.graph import Graph
@@ -28,37 +29,63 @@ from slipstream.verbs.request import recorded_request
 from slipstream.verbs.sharing import Shared
 
 WORTH_IT = 1.02
-"""Below this speed-up a technique is not worth a line of code."""
+"""Minimum speed-up at which a technique is worth a line of code."""
 WORTH_TRAINING = 1.05
-"""Below this speed-up another model, which has to be trained, is not worth the training."""
-BEST_OF_ALL = "* nothing else is better in time, memory and numbers at once"
-"""What a star beside a name means."""
-# Ends of an interval that are further apart than this factor make it a wide one.
+"""Minimum speed-up at which a changed model is worth its training."""
+PARETO_NOTE = "* Pareto-optimal in time, memory and numerics"
+"""Explanation of a star next to a name."""
+# An interval is wide if its ends are further apart than this factor.
 _WIDE = 1.25
 _Z90 = 1.645
 
 
+class PredictionVerdict(StrEnum):
+    """Whether a technique is worth using, judged by its predicted speed-up."""
+
+    WORTH_IT = "worth-it"
+    NOT_WORTH_IT = "not-worth-it"
+    SLOWER = "slower"
+    INCONCLUSIVE = "inconclusive"
+    NOT_APPLICABLE = "not-applicable"
+    NOT_PREDICTABLE = "not-predictable"
+
+    @property
+    def text(self) -> str:
+        """The verdict as reports and tables show it."""
+        return _VERDICT_TEXTS[self]
+
+
+_VERDICT_TEXTS = {
+    PredictionVerdict.WORTH_IT: "worth it",
+    PredictionVerdict.NOT_WORTH_IT: "not worth it here",
+    PredictionVerdict.SLOWER: "not worth it here: slower",
+    PredictionVerdict.INCONCLUSIVE: "inconclusive: run prove",
+    PredictionVerdict.NOT_APPLICABLE: "does not apply",
+    PredictionVerdict.NOT_PREDICTABLE: "cannot be predicted here",
+}
+
+
 @dataclass(frozen=True, repr=False)
 class Predicted:
-    """What a technique, or a combination, would make of a step.
+    """Prediction of a step with a technique or combination applied.
 
     Attributes:
-        technique: its name in the grammar.
+        technique: technique spec.
         baseline_ns, step_ns: the step's time as recorded and as predicted.
-        ratio: step_ns / baseline_ns; below 1 is cheaper.
+        ratio: step_ns / baseline_ns, per sample; below 1 is faster.
         low, high: 90 % interval of `ratio`.
         samples: samples per step before and after; 0 if unknown.
         shares: share of the predicted step by the provenance of its durations.
-        quality: what it does to the model's numbers.
-        edits: what was changed, in words.
-        notes: by technique, what to know before one decides for it, as a cheaper choice.
+        quality: effect on the model's numerics.
+        edits: descriptions of the changes.
+        notes: advice before choosing it, such as a cheaper alternative, by technique.
         memory: peak bytes of the step before and after; 0 if not recorded or not predicted.
-        metric: which clock shows it: ``cpu``, or ``wall`` where work moves to other cores or to a
+        metric: the clock that shows it: ``cpu``, or ``wall`` if work moves to other cores or to a
             device.
-        graph: the step as it would be.
-        shared: the step's communication, cost and walls, where several workers take it together.
-        techniques: what is combined; empty for edits that no technique makes.
-        why_not: None: it applies.
+        graph: the edited step.
+        shared: communication, cost and bottlenecks of a step on several workers.
+        techniques: parts of the combination; empty for edits that no technique makes.
+        why_not: always None; see `Refused`.
     """
 
     technique: str
@@ -82,7 +109,7 @@ class Predicted:
     def __repr__(self) -> str:
         return (
             f"<Prediction {self.technique}: {self.gain}, {format_duration(self.step_ns)} per "
-            f"step, {self.verdict}>"
+            f"step, {self.verdict.text}>"
         )
 
     def _repr_html_(self) -> str:
@@ -92,7 +119,7 @@ class Predicted:
 
     @property
     def speedup(self) -> float:
-        """How many times faster a sample is processed."""
+        """Speed-up per sample; above 1 is faster."""
         return 1.0 / self.ratio
 
     @property
@@ -108,37 +135,37 @@ class Predicted:
 
     @property
     def provenance(self) -> Provenance:
-        """The weakest provenance the prediction rests on."""
+        """The weakest provenance among the step's durations."""
         return weakest(self.shares) if self.shares else Provenance.ASSUMED
 
     @property
-    def verdict(self) -> str:
-        """In words: does it pay here?"""
+    def verdict(self) -> PredictionVerdict:
+        """Whether it is worth using here."""
         if 1 / self.high >= WORTH_IT:
-            return "worth it"
+            return PredictionVerdict.WORTH_IT
         if self.low > 1:
-            return "not worth it here: slower"
+            return PredictionVerdict.SLOWER
         if 1 / self.low < WORTH_IT:
-            return "not worth it here"
-        return "undecided: prove it"
+            return PredictionVerdict.NOT_WORTH_IT
+        return PredictionVerdict.INCONCLUSIVE
 
     @property
     def trains_anew(self) -> bool:
-        """Whether it makes another model, or may: one that has to be trained."""
+        """Whether it changes the model, or may, so that it has to be trained."""
         return self.quality is None or self.quality.kind is QualityKind.NEEDS_TRAINING
 
     @property
     def saved(self) -> float:
-        """The share of the step's peak memory that it saves; 0 where that is not known."""
+        """Share of the step's peak memory that it saves; 0 if unknown."""
         before, after = self.memory
         return 1 - after / before if before and after else 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """As results are printed and shown; times in nanoseconds, sizes in bytes."""
+        """Return the JSON payload; times in nanoseconds, sizes in bytes."""
         return _to_json(self)
 
     def to_record(self, workload: str, env_id: str) -> PredictionRecord:
-        """As the ledger keeps it."""
+        """Return the record for the ledger."""
         return PredictionRecord(
             workload=workload,
             technique=self.technique,
@@ -165,19 +192,19 @@ class Predicted:
 
 @dataclass(frozen=True, repr=False)
 class Refused:
-    """Why nothing is predicted of a technique, or a combination.
+    """A technique or combination that is not predicted, with the reason.
 
     Attributes:
-        technique: its name in the grammar.
+        technique: technique spec.
         baseline_ns: the step's time as recorded.
-        why_not: the reason, in words.
-        quality: what it would do to the model's numbers.
+        why_not: the reason, as text.
+        quality: its effect on the model's numerics.
         peak_bytes: of the step as recorded; 0 if not recorded.
-        busy: whether it may well apply, and its time cannot be told: the cores here were too busy,
-            or there was no time to measure.
-        techniques: what is combined; empty for edits that no technique makes.
+        busy: whether it may apply but cannot be predicted: the cores were too busy, or there was
+            no time to measure.
+        techniques: parts of the combination; empty for edits that no technique makes.
 
-    The numbers of a `Predicted` are there as NaN, for code that reads any prediction's.
+    Numeric attributes of a `Predicted` are NaN, for code that reads either.
     """
 
     technique: str
@@ -211,35 +238,35 @@ class Refused:
 
     @property
     def memory(self) -> tuple[int, int]:
-        """Peak bytes of the step before, and 0: not predicted."""
+        """Peak bytes of the step before, and 0."""
         return self.peak_bytes, 0
 
     @property
-    def verdict(self) -> str:
-        """In words: can it be told?"""
-        return "cannot be told here" if self.busy else "does not apply"
+    def verdict(self) -> PredictionVerdict:
+        """The kind of refusal."""
+        return PredictionVerdict.NOT_PREDICTABLE if self.busy else PredictionVerdict.NOT_APPLICABLE
 
     @property
     def in_words(self) -> str:
-        """Its name, and why not."""
-        return f"{self.technique} {self.verdict}: {self.why_not}"
+        """Technique, verdict and reason in one line."""
+        return f"{self.technique} {self.verdict.text}: {self.why_not}"
 
     def to_json(self) -> dict[str, Any]:
-        """As results are printed and shown: what is not predicted is NaN."""
+        """Return the JSON payload; numbers that are not predicted are NaN."""
         return _to_json(self)
 
 
 Prediction = Predicted | Refused
-"""What `predict` answers about a technique: what it would gain, or why that cannot be told."""
+"""Result of `predict` for a technique: its predicted effect, or why there is none."""
 
 
 def applying(predictions: Iterable[Prediction]) -> list[Predicted]:
-    """Those that apply."""
+    """Return the predictions of techniques that apply."""
     return [p for p in predictions if isinstance(p, Predicted)]
 
 
 def refused(predictions: Iterable[Prediction]) -> list[Refused]:
-    """Those that do not."""
+    """Return the techniques that are not predicted."""
     return [p for p in predictions if isinstance(p, Refused)]
 
 
@@ -251,15 +278,16 @@ def _to_json(p: Prediction) -> dict[str, Any]:
         "step_ns": p.step_ns,
         "speedup": p.speedup,
         "speedup_interval": list(p.speedup_interval),
-        "interval_level": 0.9,
+        "confidence_level": 0.9,
         "samples_per_step": list(p.samples),
         "peak_bytes": list(p.memory),
         "provenance": {str(key): share for key, share in p.shares.items()},
-        "quality": p.quality.kind.value if p.quality else None,
-        "quality_basis": p.quality.basis if p.quality else None,
+        "numerics": p.quality.kind.value if p.quality else None,
+        "numerics_basis": p.quality.basis if p.quality else None,
         "advice": p.quality.advice if p.quality else None,
-        "why_not": p.why_not,
+        "reason": p.why_not,
         "verdict": p.verdict,
+        "verdict_text": p.verdict.text,
         "edits": list(p.edits),
         "notes": dict(p.notes),
         "shared": None if p.shared is None else p.shared.to_json(p.step_ns),
@@ -276,7 +304,7 @@ def _drawn_reach(p: Prediction) -> Drawing:
 
 
 def _memory_change(p: Prediction) -> str:
-    """The step's peak as it would be, and by how much that differs."""
+    """Format the predicted peak and its relative change."""
     before, after = p.memory
     if not before or not after:
         return "-"
@@ -297,7 +325,7 @@ RESTS_ON: Field[Prediction] = Field.of(
     lambda p: ", ".join(f"{format_percent(share)} {name}" for name, share in p.shares.items()),
     optional=True,
 )
-VERDICT: Field[Prediction] = Field.of("verdict", lambda p: p.verdict)
+VERDICT: Field[Prediction] = Field.of("verdict", lambda p: p.verdict.text)
 DRAWN: tuple[Field[Prediction], ...] = (
     TECHNIQUE, SPEEDUP, Field.of("", _drawn_reach), INTERVAL,
     Field.of(
@@ -308,11 +336,11 @@ DRAWN: tuple[Field[Prediction], ...] = (
     ),
     NUMBERS, VERDICT,
 )  # fmt: skip
-"""Fields of predictions where an interval can be drawn."""
+"""Fields of predictions for outputs that can draw an interval."""
 
 
 def starred(names: Collection[str]) -> Field[Prediction]:
-    """The technique, with a star where its name is among `names`."""
+    """Return a field of the technique, starred if its name is among `names`."""
     return Field.of("technique", lambda p: p.technique + " *" * (p.technique in names))
 
 
@@ -323,12 +351,11 @@ def prediction_table(
     marked: Collection[str] = (),
     reasons: Sequence[str] | None = None,
 ) -> Table:
-    """One row a technique: step time, speed-up, interval, what it rests on, the verdict.
-
-    The names in `marked` carry a star, which a note should explain.
+    """Return a table with a row per technique: speed-up, interval, memory, time and verdict.
 
     Args:
-        reasons: what to say of techniques that do not apply; by default each with its reason.
+        marked: names to star; a note should explain the star.
+        reasons: lines on techniques that do not apply; by default each with its reason.
     """
     apply = applying(predictions)
     lines = [recorded_step(graph, predictions), *notes, wide_by_page_faults(graph, predictions)]
@@ -341,7 +368,7 @@ def prediction_table(
     advice: dict[str, str] = {}
     for p in sorted(apply, key=lambda p: len(p.techniques)):
         if p.quality and p.quality.advice:
-            # Of combinations with the same part, the part alone.
+            # The part alone speaks for combinations with it.
             advice.setdefault(p.quality.advice, p.technique)
     lines += [f"{name}: {text}" for text, name in advice.items()]
     lines += noted(p.notes for p in apply)
@@ -349,35 +376,35 @@ def prediction_table(
     return Table.of(apply, fields, f"predicted for {named(graph)}", lines)
 
 
-def noted(every: Iterable[Mapping[str, str]]) -> list[str]:
-    """A line for each technique with a note, once however many combinations it is in."""
+def noted(notes_by_technique: Iterable[Mapping[str, str]]) -> list[str]:
+    """Return a line per technique with a note, however many combinations it is in."""
     notes: dict[str, str] = {}
-    for one in every:
-        notes = {**one, **notes}
+    for technique_notes in notes_by_technique:
+        notes = {**technique_notes, **notes}
     return [f"{name}: {note}" for name, note in notes.items()]
 
 
 def named(graph: Graph) -> str:
-    """The recorded workload, in a title."""
+    """Return the name of the recorded workload, for a title."""
     return str(graph.meta.get("workload", "this step"))
 
 
 def recorded_step(graph: Graph, predictions: Sequence[Prediction]) -> str:
-    """The recorded step in one line."""
+    """Describe the recorded step in one line."""
     step_ns = predictions[0].baseline_ns if predictions else 0.0
     peak = max((p.memory[0] for p in predictions), default=0)
     threads = graph.meta.get("threads")
     return (
-        f"as it is: {format_duration(step_ns)} per step"
+        f"baseline: {format_duration(step_ns)} per step"
         + (f", {graph.samples} samples" if graph.samples else "")
-        + f", {format_bytes(peak) + ' of tensors at most' if peak else 'memory not recorded'}"
+        + (f", {format_bytes(peak)} peak tensor memory" if peak else ", memory not recorded")
         + (f" ({reason})" if not peak and (reason := graph.meta.get("memory_reason")) else "")
         + (f" ({threads} thread{'s' * (threads != 1)}, without contention)" if threads else "")
     )
 
 
 def wide_by_page_faults(graph: Graph, predictions: Sequence[Prediction]) -> str:
-    """Why intervals are wide, and what to do, where page faults are most of the reason."""
+    """Explain wide intervals, with a remedy, if page faults are their main cause."""
     wide = [
         p
         for p in applying(predictions)
@@ -386,19 +413,19 @@ def wide_by_page_faults(graph: Graph, predictions: Sequence[Prediction]) -> str:
     if not wide:
         return ""
     share = page_fault_error_ns(graph) / wide[0].baseline_ns
-    # Of independent errors the squares add up: more than half of the narrowest one's.
-    half = min(math.log(p.high / p.low) for p in wide) / 2
-    if 2 * (_Z90 * share) ** 2 < half**2:
+    # Squares of independent errors add up: more than half of the narrowest interval's variance.
+    half_width = min(math.log(p.high / p.low) for p in wide) / 2
+    if 2 * (_Z90 * share) ** 2 < half_width**2:
         return ""
     return (
-        f"intervals are wide because of page faults: they differ by {format_percent(share)} of "
-        "this step from launch to launch; take `allocator` first, alone or as "
-        "--technique TECHNIQUE+allocator, which keeps the pages and is predicted closely"
+        f"intervals are wide because page faults differ by {format_percent(share)} of this step "
+        "between launches; apply `allocator` first, alone or as "
+        "--technique TECHNIQUE+allocator: it keeps the pages and is predicted closely"
     )
 
 
 def measured_note(name: str, measured: Measured) -> str:
-    """What a measurement of a technique found, in the words of a prediction's row."""
+    """Describe a measurement of a technique, for the notes of a prediction."""
     claim = measured.claim
     return (
         f"{name}: measured {format_change(claim, 2)} on {measured.created[:10]} ({claim.metric} "

@@ -323,7 +323,7 @@ class RayExecutor:
             spent_s += (now - one.since) * width
             return Outcome(number, State.LOST, {}, reason, began, now, spent_s)
         self._idle.append(one.worker)
-        spent_s += answer["took_s"] * width
+        spent_s += answer["elapsed_s"] * width
         if "state" not in answer:
             self._before[one.row] = (began, spent_s)
             self._reports[one.row] = answer["reports"]

@@ -124,7 +124,7 @@ class Watch:
         rows = predictions if isinstance(predictions, list) else []
         for row in sorted(rows, key=lambda row: -float(row["speedup"])):
             name, speedup = str(row["technique"]), float(row["speedup"])
-            if row.get("why_not") or speedup < WORTH_IT or len(worthwhile) == _MOST_ADVICE:
+            if row.get("reason") or speedup < WORTH_IT or len(worthwhile) == _MOST_ADVICE:
                 continue
             try:
                 edited = with_technique(text, self.analyst.workload, name)
@@ -132,7 +132,7 @@ class Watch:
                 # It pays, but how to write it here is not certain: the page says so.
                 continue
             low, high = map(float, row["speedup_interval"])
-            quality = str(row.get("quality") or "")
+            quality = str(row.get("numerics") or "")
             worthwhile.append(Advice(name, _first_change(edited), speedup, low, high, quality))
         return tuple(worthwhile)
 
