@@ -1,4 +1,4 @@
-"""Grids and codes: errors within half a scale, zero exact, scales of the right shape."""
+"""Grids and codes: errors within half a scale, exact zero, shapes of scales."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def tensor(shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:
 
 @given(st.lists(finite, min_size=1, max_size=40), formats, st.booleans())
 @settings(max_examples=200, deadline=None)
-def test_numbers_come_back_within_half_a_scale(
+def test_quantization_error_is_at_most_half_a_scale(
     numbers: list[float], format: Format, symmetric: bool
 ) -> None:
     values = torch.tensor(numbers)
@@ -45,14 +45,14 @@ def test_numbers_come_back_within_half_a_scale(
         values = values.abs()
     grid = grid_of_range(values.min(), values.max(), format, symmetric=symmetric)
     error = (dequantize(quantize(values, grid), grid) - values).abs().max()
-    # Beside the half: what float32 rounds in products with up to 255 scales.
+    # Plus float32 rounding in products with up to 255 scales.
     assert float(error) <= float(grid.scale) * (0.5 + 2e-4)
 
 
 @given(finite, finite, formats)
 @settings(max_examples=200, deadline=None)
-def test_zero_has_a_code_of_its_own(one: float, other: float, format: Format) -> None:
-    grid = grid_of_range(min(one, other), max(one, other), format)
+def test_zero_has_an_exact_code(first: float, second: float, format: Format) -> None:
+    grid = grid_of_range(min(first, second), max(first, second), format)
     zeros = torch.zeros(3)
     assert torch.equal(dequantize(quantize(zeros, grid), grid), zeros)
     assert format.low <= int(grid.zero) <= format.high
@@ -69,7 +69,7 @@ def test_codes_stay_in_the_format(format: Format) -> None:
 
 
 @pytest.mark.parametrize("bits", range(1, 9))
-def test_every_code_comes_back_as_itself(bits: int) -> None:
+def test_codes_round_trip(bits: int) -> None:
     for format in [Format(bits), *([Format(bits, signed=True)] if bits > 1 else [])]:
         grid = grid_of_range(-3.0, 5.0, format)
         codes = torch.arange(format.low, format.high + 1).to(format.dtype)
@@ -81,7 +81,7 @@ def test_a_grid_of_zeros_is_exact() -> None:
     assert torch.equal(dequantize(quantize(torch.zeros(4, 4), grid), grid), torch.zeros(4, 4))
 
 
-def test_two_units_in_the_last_place_are_not_an_empty_range() -> None:
+def test_tiny_ranges_are_not_empty() -> None:
     grid = grid_of_range(1e-38, 1.1e-38, Format(8))
     assert int(quantize(torch.zeros(1), grid)) == int(grid.zero)
 
@@ -89,10 +89,10 @@ def test_two_units_in_the_last_place_are_not_an_empty_range() -> None:
 @pytest.mark.parametrize(
     ("text", "shape"), [("tensor", ()), ("channel", (6,)), ("block32", (6, 4)), ("block64", (6, 2))]
 )
-def test_finer_scales_lose_less(text: str, shape: tuple[int, ...]) -> None:
+def test_errors_stay_within_each_scale(text: str, shape: tuple[int, ...]) -> None:
     granularity = Granularity.of(text)
     assert str(granularity) == text
-    # Each channel, and each part of a channel, has a size of its own.
+    # Magnitudes differ between channels and within them.
     weight = tensor((6, 10, 10)) * torch.logspace(-2, 2, 600).reshape(6, 10, 10)
     grid = grid_of_weights(weight, Format(4, signed=True), granularity)
     assert tuple(grid.scale.shape) == shape
@@ -101,7 +101,7 @@ def test_finer_scales_lose_less(text: str, shape: tuple[int, ...]) -> None:
     assert bool(((again - weight).abs() <= scale * 0.5001).all())
 
 
-def test_blocks_lose_less_than_channels_and_these_than_one_scale() -> None:
+def test_finer_scales_reduce_the_error() -> None:
     weight = tensor((6, 100)) * torch.logspace(-2, 2, 600).reshape(6, 100)
     errors = []
     for text in ("tensor", "channel", "block32"):
@@ -112,7 +112,7 @@ def test_blocks_lose_less_than_channels_and_these_than_one_scale() -> None:
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4])
-def test_the_least_error_is_not_that_of_the_outermost_weights(bits: int) -> None:
+def test_least_error_is_below_that_of_the_full_range(bits: int) -> None:
     weight = tensor((8, 512))
     errors = {}
     for method in ("range", "least_error"):
@@ -146,8 +146,8 @@ def test_stochastic_rounding_has_no_bias() -> None:
     assert abs(float(rounded.mean()) - 2.3) < 5 * (0.3 * 0.7 / 200_000) ** 0.5
     again = round_stochastic(drawn, torch.Generator().manual_seed(1))
     assert torch.equal(rounded, again)
-    whole = torch.arange(-5.0, 6.0)
-    assert torch.equal(round_stochastic(whole), whole)
+    integers = torch.arange(-5.0, 6.0)
+    assert torch.equal(round_stochastic(integers), integers)
     grid = grid_of_range(-4.0, 4.0, Format(8))
     codes = quantize(tensor((999,)), grid, rounding="stochastic")
     assert codes.dtype == torch.uint8
@@ -168,7 +168,7 @@ def test_ties_go_to_even() -> None:
         ([1.0], "list"),
     ],
 )
-def test_what_is_no_number_is_refused_by_name(value: Any, word: str) -> None:
+def test_refuses_invalid_values(value: Any, word: str) -> None:
     grid = grid_of_range(-1.0, 1.0, Format(4))
     with pytest.raises(InvalidArgumentError, match=f"values: .*{word}"):
         quantize(value, grid)
@@ -209,7 +209,7 @@ def test_what_is_no_number_is_refused_by_name(value: Any, word: str) -> None:
         ),
     ],
 )
-def test_bad_arguments_are_named(make: Any, argument: str) -> None:
+def test_refuses_invalid_arguments(make: Any, argument: str) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         make()
     assert caught.value.argument == argument

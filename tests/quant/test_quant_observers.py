@@ -1,4 +1,4 @@
-"""Observers and calibration: ranges that are right, models left as they were."""
+"""Observers and calibration: correct ranges, and unchanged models."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ batches = st.lists(
 @given(batches)
 @example([[524289.0, -0.03125]])  # in float32, the smaller one rounds into the bin above zero
 @settings(max_examples=100, deadline=None)
-def test_all_of_the_values_are_within_the_whole_range(found: list[list[float]]) -> None:
+def test_full_ranges_cover_all_values(found: list[list[float]]) -> None:
     everything = torch.tensor(list(itertools.chain.from_iterable(found)))
     for observer in (MinMax(), Percentile(100)):
         for batch in found:
@@ -43,14 +43,14 @@ def test_all_of_the_values_are_within_the_whole_range(found: list[list[float]]) 
         assert float(high) == pytest.approx(float(everything.max()))
 
 
-def test_a_percentile_leaves_outliers_out() -> None:
+def test_percentile_excludes_outliers() -> None:
     observer = Percentile(99)
     values = torch.linspace(-1, 1, 10_001)
-    # The wider batch comes later: bins are joined, counts kept.
+    # The wider batch comes later: bins are joined without losing counts.
     observer.observe(values)
     observer.observe(torch.tensor([1000.0]))
     low, high = observer.range()
-    # A bin is 2048 / 4096 wide by then.
+    # The bin width is then 2048 / 4096.
     assert -1.0 <= float(low) <= -0.5
     assert float(high) <= 1.5
     narrow = Percentile(99)
@@ -60,7 +60,7 @@ def test_a_percentile_leaves_outliers_out() -> None:
     assert float(high) == pytest.approx(0.99, abs=1e-3)
 
 
-def test_a_moving_average_forgets() -> None:
+def test_moving_average_forgets() -> None:
     observer = MovingAverage(0.5)
     for size in (8.0, 4.0, 2.0):
         observer.observe(torch.tensor([-size, size]))
@@ -69,7 +69,7 @@ def test_a_moving_average_forgets() -> None:
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4])
-def test_the_range_of_least_error_is_better_than_the_whole(bits: int) -> None:
+def test_least_error_is_below_that_of_the_full_range(bits: int) -> None:
     values = torch.randn(50_000, generator=torch.Generator().manual_seed(0))
     format = Format(bits)
     observer = LeastError(format)
@@ -90,7 +90,7 @@ def test_ranges_per_channel() -> None:
 
 
 @pytest.mark.parametrize("make", [MinMax, MovingAverage, Percentile, lambda: LeastError(Format(4))])
-def test_observers_refuse_what_is_no_number(make: Any) -> None:
+def test_observers_refuse_invalid_values(make: Any) -> None:
     observer = make()
     with pytest.raises(InvalidArgumentError, match="nothing"):
         observer.range()
@@ -105,26 +105,26 @@ def model() -> Any:
                          nn.Linear(16, 3))  # fmt: skip
 
 
-def test_calibration_sees_inputs_and_outputs_and_leaves_no_trace() -> None:
+def test_calibration_observes_inputs_and_outputs_and_restores_the_model() -> None:
     net = model()
     net[2].eval()
     inputs = [torch.randn(5, 2, 4, 4) for _ in range(3)]
-    before = {name: one.clone() for name, one in net.state_dict().items()}
+    before = {name: value.clone() for name, value in net.state_dict().items()}
     found = calibrate(net, inputs, observer=MinMax, outputs=True)
     assert list(found) == ["0", "0:output", "4", "4:output"]
     assert float(found["0"].low) == float(torch.cat(inputs).min())
     assert found["0"].batches == 3
     assert float(found["4"].low) == 0.0
     assert "4:output" in found.table().to_markdown()
-    assert [one.training for one in net] == [True, True, False, True, True]
-    assert not any(one._forward_hooks or one._forward_pre_hooks for one in net.modules())
-    for name, one in net.state_dict().items():
-        assert torch.equal(one, before[name])
+    assert [module.training for module in net] == [True, True, False, True, True]
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in net.modules())
+    for name, value in net.state_dict().items():
+        assert torch.equal(value, before[name])
     grid = found["4"].grid(Format(3))
     assert int(grid.zero) == 0
 
 
-def test_what_never_ran_is_missing() -> None:
+def test_calibration_lists_modules_that_never_ran() -> None:
     class Half(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -138,7 +138,7 @@ def test_what_never_ran_is_missing() -> None:
     assert found.missing == ("unused",)
 
 
-def test_calibration_names_what_is_wrong() -> None:
+def test_calibration_refuses_invalid_input() -> None:
     with pytest.raises(InvalidArgumentError) as error:
         calibrate(model(), [])
     assert error.value.argument == "batches"

@@ -1,4 +1,4 @@
-"""Every usual spelling of attention is rewritten to one call that gives the same numbers."""
+"""Common spellings of attention become one call with the same result."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from torch.nn import functional
 from slipstream.surgery import NotRewrittenError, callers, with_attention
 
 LENGTH, WIDTH, HEADS = 6, 8, 2
-EACH = WIDTH // HEADS
+HEAD_WIDTH = WIDTH // HEADS
 
 
 class Spelling(nn.Module):
-    """Heads split and joined around what subclasses write."""
+    """A module that splits and joins heads around a subclass's attention."""
 
     def __init__(self, dropout: float = 0.3) -> None:
         super().__init__()
         self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
         self.drop, self.probability = nn.Dropout(dropout), dropout
         self.softmax = nn.Softmax(dim=-1)
-        self.scale = EACH**-0.5
+        self.scale = HEAD_WIDTH**-0.5
         self.register_buffer("causal", torch.ones(9, 9).tril())
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         n, t, d = x.shape
-        q, k, v = self.qkv(x).view(n, t, 3, HEADS, EACH).permute(2, 0, 3, 1, 4)
+        q, k, v = self.qkv(x).view(n, t, 3, HEADS, HEAD_WIDTH).permute(2, 0, 3, 1, 4)
         return self.out(self.attention(q, k, v, t).transpose(1, 2).reshape(n, t, d))
 
     def attention(self, q: Any, k: Any, v: Any, t: Any) -> Any:
@@ -58,7 +58,7 @@ class Where(Spelling):
 
 
 class Flat(Spelling):
-    """Three dimensions, as with bmm."""
+    """Attention on three dimensions, with bmm."""
 
     def attention(self, q: Any, k: Any, v: Any, t: Any) -> Any:
         q, k, v = q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)
@@ -67,7 +67,7 @@ class Flat(Spelling):
 
 
 class Plain(Spelling):
-    """Neither a scale nor a mask; scale before the product."""
+    """Attention without mask, scaled before the product."""
 
     def attention(self, q: Any, k: Any, v: Any, t: Any) -> Any:
         return (0.5 * (q @ k.transpose(2, 3))).softmax(dim=-1) @ v
@@ -81,14 +81,14 @@ def rewritten(module: nn.Module, **arguments: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", SPELLINGS)
-def test_it_gives_the_same_numbers(kind: type[Spelling]) -> None:
+def test_output_is_unchanged(kind: type[Spelling]) -> None:
     torch.manual_seed(0)
     module, x = kind().eval(), torch.randn(3, LENGTH, WIDTH)
     torch.testing.assert_close(rewritten(module, x=x)(x), module(x))
 
 
 @pytest.mark.parametrize("kind", SPELLINGS)
-def test_it_gives_the_same_gradients_in_one_fused_call(kind: type[Spelling]) -> None:
+def test_gradients_are_unchanged_in_one_fused_call(kind: type[Spelling]) -> None:
     torch.manual_seed(0)
     module, x = kind(0.0), torch.randn(2, LENGTH, WIDTH)
     found = []
@@ -104,7 +104,7 @@ def test_it_gives_the_same_gradients_in_one_fused_call(kind: type[Spelling]) -> 
 
 
 @pytest.mark.parametrize("kind", [Operators, Functions])
-def test_dropout_follows_the_module_between_training_and_evaluation(kind: type[Spelling]) -> None:
+def test_dropout_follows_the_module_mode(kind: type[Spelling]) -> None:
     module, x = kind(0.5).eval(), torch.randn(3, LENGTH, WIDTH)
     forward = rewritten(module, x=x)
     assert torch.equal(forward(x), forward(x))
@@ -114,7 +114,7 @@ def test_dropout_follows_the_module_between_training_and_evaluation(kind: type[S
     torch.testing.assert_close(forward(x), module(x))
 
 
-def test_it_reads_parameters_and_buffers_where_they_are() -> None:
+def test_uses_current_parameters_and_buffers() -> None:
     module, x = Operators(0.0).eval(), torch.randn(2, LENGTH, WIDTH)
     forward = rewritten(module, x=x)
     module.double()
@@ -122,7 +122,7 @@ def test_it_reads_parameters_and_buffers_where_they_are() -> None:
     torch.testing.assert_close(forward(x.double()), module(x.double()))
 
 
-def test_an_argument_that_was_none_is_asked_to_stay_so() -> None:
+def test_refuses_another_value_of_a_constant_argument() -> None:
     class Optional(Operators):
         def forward(self, x: torch.Tensor, mask: Any = None) -> torch.Tensor:
             return super().forward(x if mask is None else x * mask)
@@ -173,23 +173,23 @@ class DependsOnData(Spelling):
     [
         (WeightsUsed, "weights"),
         (ScoresUsed, "scores"),
-        (OtherFill, "something else than -inf"),
+        (OtherFill, "other than -inf"),
         (MaskThenScale, "mask is scaled"),
         (Capped, "tanh"),
         (DependsOnData, "cannot be traced"),
     ],
 )
-def test_what_one_call_cannot_do_is_left_alone(kind: type[Spelling], reason: str) -> None:
+def test_refuses_unsupported_attention(kind: type[Spelling], reason: str) -> None:
     with pytest.raises(NotRewrittenError, match=reason):
         rewritten(kind(), x=torch.randn(2, LENGTH, WIDTH))
 
 
-def test_a_module_without_softmax_says_so() -> None:
+def test_refuses_a_module_without_softmax() -> None:
     with pytest.raises(NotRewrittenError, match="softmax"):
         rewritten(nn.Sequential(nn.ReLU()), input=torch.randn(2))
 
 
-def test_the_innermost_callers_are_found_with_their_arguments() -> None:
+def test_finds_innermost_callers_and_their_arguments() -> None:
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), Operators(), Flat()).eval()
     x = torch.randn(2, LENGTH, WIDTH)
     sites = callers(model, lambda: model(x), ("softmax",))

@@ -1,4 +1,4 @@
-"""Outputs are compared up to rounding, in eval mode, leaving the model as it was."""
+"""Outputs are compared up to rounding, in eval mode, without changing the model."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from torch import nn
 from slipstream.surgery import difference, outputs_of, tensors_in
 
 
-def test_dropout_is_off_and_statistics_stay() -> None:
+def test_runs_without_dropout_and_keeps_statistics() -> None:
     model = nn.Sequential(nn.Dropout(0.5), nn.BatchNorm1d(3))
     model[1].eval()
     x = torch.randn(8, 3)
     before = model[1].running_mean.clone()
-    (one,), (two,) = (outputs_of(model, lambda: model(x)) for _ in range(2))
-    assert torch.equal(one, two)
+    (first,), (second,) = (outputs_of(model, lambda: model(x)) for _ in range(2))
+    assert torch.equal(first, second)
     assert torch.equal(model[1].running_mean, before)
     assert [m.training for m in (model, model[0], model[1])] == [True, True, False]
 
 
-def test_random_numbers_of_the_caller_go_on() -> None:
+def test_keeps_the_random_state() -> None:
     model = nn.Linear(2, 2)
     torch.manual_seed(3)
     expected = torch.rand(4)
@@ -35,12 +35,12 @@ def test_random_numbers_of_the_caller_go_on() -> None:
     assert torch.equal(torch.rand(4), expected)
 
 
-def test_rounding_is_no_difference() -> None:
+def test_ignores_rounding() -> None:
     x = torch.randn(50)
     assert difference([{"a": x}], [{"a": x * (1 + 1e-6)}]) is None
 
 
-def test_differences_are_told_in_words() -> None:
+def test_describes_differences() -> None:
     x = torch.ones(3)
     assert re.search(r"\boutput 0\b.*\b0\.1\b", str(difference([x], [x + 0.1])))
     assert "shape" in str(difference([x], [torch.ones(4)]))
@@ -49,7 +49,7 @@ def test_differences_are_told_in_words() -> None:
     assert "no tensor" in str(difference([None], [None]))
 
 
-def test_a_nan_where_there_was_none_is_a_difference() -> None:
+def test_a_new_nan_is_a_difference() -> None:
     x = torch.ones(3)
     assert difference([x], [torch.tensor([1.0, float("nan"), 1.0])]) is not None
     assert difference([x / 0], [x / 0]) is None
@@ -65,7 +65,7 @@ _Pair = namedtuple("_Pair", "a b")
 
 
 class _Mapping(OrderedDict[str, Any]):
-    """As libraries make their outputs: torch does not know how to look into it."""
+    """A mapping like those of libraries, which torch does not traverse."""
 
 
 @pytest.mark.parametrize(
@@ -78,14 +78,14 @@ class _Mapping(OrderedDict[str, Any]):
         lambda x: [{"deep": SimpleNamespace(states=(x,))}],
     ],
 )
-def test_tensors_are_found_in_whatever_a_model_returns(wrap: Any) -> None:
+def test_finds_tensors_in_any_output(wrap: Any) -> None:
     x = torch.ones(3)
     assert tensors_in(wrap(x)) == [x]
     assert difference([wrap(x)], [wrap(x * (1 + 1e-6))]) is None
     assert re.search(r"\boutput \d\b.*\b0\.1\b", str(difference([wrap(x)], [wrap(x + 0.1)])))
 
 
-def test_what_holds_itself_ends() -> None:
+def test_handles_cyclic_references() -> None:
     knot = SimpleNamespace(x=torch.ones(1), model=nn.Linear(1, 1))
     knot.self = knot
     assert tensors_in(knot) == [knot.x]

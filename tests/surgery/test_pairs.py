@@ -1,4 +1,4 @@
-"""Pairs of modules in a row are found by running them, and only where nobody else listens."""
+"""Consecutive modules are found by running them, if nothing else reads the first's output."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LAYERS, NORMS = (nn.Linear, nn.Conv2d), (nn.BatchNorm1d, nn.BatchNorm2d)
 
 
 class Two(nn.Module):
-    """A layer and a norm; subclasses use them in their own way."""
+    """A layer and a norm; subclasses use them differently."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class InPlace(Two):
 
 
 class Clips(nn.Module):
-    """A layer and a ReLU in place, whose output is the layer's and is read by others afterwards."""
+    """A layer and a ReLU in place, whose output is read afterwards."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,39 +74,39 @@ def found(model: nn.Module, second: tuple[type[nn.Module], ...] = (*NORMS, nn.Re
     return consecutive_pairs(model, lambda: model(torch.randn(3, 4)), LAYERS, second)
 
 
-def test_a_norm_right_after_a_layer_is_a_pair() -> None:
+def test_a_norm_after_a_layer_is_a_pair() -> None:
     assert found(Two()) == [Pair("layer", "norm")]
 
 
-def test_asking_for_a_shape_is_no_use() -> None:
+def test_reading_a_shape_does_not_count() -> None:
     assert found(Looks()) == [Pair("layer", "norm")]
 
 
-def test_an_output_that_is_read_elsewhere_too_is_none() -> None:
+def test_excludes_outputs_with_other_readers() -> None:
     assert found(Residual()) == []
 
 
-def test_an_output_changed_on_the_way_is_none() -> None:
+def test_excludes_changed_outputs() -> None:
     assert found(InPlace()) == []
     assert found(Between()) == []
 
 
-def test_what_is_written_in_place_is_the_second_ones() -> None:
+def test_an_overwritten_output_belongs_to_the_second_module() -> None:
     assert found(Clips()) == [Pair("layer", "relu")]
     assert found(ClipsLate()) == []
 
 
-def test_modules_that_are_called_twice_are_none() -> None:
+def test_excludes_modules_called_twice() -> None:
     assert found(Twice()) == []
 
 
-def test_hooks_are_gone_afterwards() -> None:
+def test_removes_its_hooks() -> None:
     model = Two()
     found(model)
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 
-def test_a_module_is_replaced_wherever_it_is() -> None:
+def test_place_replaces_every_reference() -> None:
     shared = nn.ReLU()
     model = nn.Sequential(shared, nn.Sequential(shared, nn.Tanh()))
     place(model, "0", nn.Identity())

@@ -1,4 +1,4 @@
-"""only=GLOB and except=GLOB choose the same modules on paper and in the model."""
+"""only=GLOB and except=GLOB select the same modules in predictions and models."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from slipstream.workload import BuiltWorkload, build_from
 from tiny_models import record
 
 
-def test_a_name_is_in_it_that_one_pattern_takes_and_the_other_leaves() -> None:
+def test_selects_included_names_without_excluded_ones() -> None:
     selection = Selection("blocks.*", "*.norm")
     assert "blocks.0.linear" in selection
     assert "blocks.0.norm" not in selection
     assert "head" not in selection
 
 
-def test_a_model_that_is_itself_the_module_is_taken() -> None:
+def test_selects_a_model_that_is_itself_the_module() -> None:
     assert "" in Selection()
     assert "" in Selection(except_="*.norm")
     assert Selection().why_none([""]) is None
@@ -38,7 +38,7 @@ def test_a_model_that_is_itself_the_module_is_taken() -> None:
     assert technique.why_not(graph) is None
 
 
-def test_a_pattern_that_matches_nothing_is_refused_with_what_is_near() -> None:
+def test_refuses_patterns_without_match_and_suggests_names() -> None:
     names = ["blocks.0.drop", "blocks.1.drop", "head"]
     assert Selection().why_none(names) is None
     assert Selection("blocks.*").why_none(names) is None
@@ -48,7 +48,7 @@ def test_a_pattern_that_matches_nothing_is_refused_with_what_is_near() -> None:
 
 
 class Several(nn.Module):
-    """Two of everything that techniques exchange."""
+    """Two modules of every kind that techniques replace."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -91,39 +91,39 @@ def with_settings(text: str, settings: str) -> str:
     return f"{text}{',' if ':' in text else ':'}{settings}"
 
 
-@pytest.mark.parametrize(("kind", "text", "taken", "left"), CASES)
-@pytest.mark.parametrize("how", ["only={taken}", "except={left}"])
-def test_both_sides_keep_to_it(
-    kind: str, text: str, taken: str, left: str, how: str, tmp_path: Path
+@pytest.mark.parametrize(("kind", "text", "included", "excluded"), CASES)
+@pytest.mark.parametrize("setting", ["only={included}", "except={excluded}"])
+def test_predict_and_apply_agree(
+    kind: str, text: str, included: str, excluded: str, setting: str, tmp_path: Path
 ) -> None:
-    (technique,) = parse(with_settings(text, how.format(taken=taken, left=left)))
+    (technique,) = parse(with_settings(text, setting.format(included=included, excluded=excluded)))
     before: BuiltWorkload = build_from(parts(kind), (), 0, kind)
     graph = record(before)
-    classes = {name: type(one) for name, one in before.model.named_modules()}
+    classes = {name: type(module) for name, module in before.model.named_modules()}
     assert technique.why_not(graph) is None
     (every,) = parse(text)
     context = Context(Durations(threads=1, path=tmp_path / "none.db"))
-    some, all_ = (one.predict(graph, context).edits[-1].what for one in (technique, every))
+    some, all_ = (t.predict(graph, context).edits[-1].what for t in (technique, every))
     assert some != all_
     after: BuiltWorkload = build_from(parts(kind), (technique,), 0, kind)
-    changed = {n for n, one in after.model.named_modules() if classes.get(n) is not type(one)}
-    assert taken in changed
-    assert left not in changed
+    changed = {n for n, m in after.model.named_modules() if classes.get(n) is not type(m)}
+    assert included in changed
+    assert excluded not in changed
 
 
-@pytest.mark.parametrize(("kind", "text", "taken", "left"), CASES)
-def test_both_sides_refuse_what_matches_nothing(
-    kind: str, text: str, taken: str, left: str
+@pytest.mark.parametrize(("kind", "text", "included", "excluded"), CASES)
+def test_predict_and_apply_refuse_patterns_without_match(
+    kind: str, text: str, included: str, excluded: str
 ) -> None:
-    (technique,) = parse(with_settings(text, f"only={taken}x"))
+    (technique,) = parse(with_settings(text, f"only={included}x"))
     reason = str(technique.why_not(record(build_from(parts(kind), (), 0, kind))))
-    assert f"only={taken}x is none" in reason
-    assert taken in reason
-    with pytest.raises(WorkloadError, match=f"only={taken}x"):
+    assert f"only={included}x matches none" in reason
+    assert included in reason
+    with pytest.raises(WorkloadError, match=f"only={included}x"):
         build_from(parts(kind), (technique,), 0, kind)
 
 
-def test_low_bit_layers_are_chosen_alike() -> None:
+def test_low_bit_layers_follow_the_selection() -> None:
     graph = record(build_from(parts("lowbit"), (), 0, "lowbit"))
     (missing,) = parse("lowbit:w8a8,only=frist.*")
     assert "near: first.0" in str(missing.why_not(graph))
@@ -131,7 +131,7 @@ def test_low_bit_layers_are_chosen_alike() -> None:
         build_from(parts("lowbit"), (missing,), 0, "lowbit")
 
 
-def test_a_name_says_what_is_left_out_and_no_more() -> None:
+def test_spec_omits_defaults() -> None:
     assert str(parse("dropout")[0]) == "dropout"
     (some,) = parse("dropout:only=first.*")
     assert str(some) == "dropout:only=first.*"

@@ -1,13 +1,13 @@
-"""Quantisation: from real numbers to codes of 1 to 8 bits and back, calibrated and trained.
+"""Quantization: real numbers to codes of 1 to 8 bits and back, with calibration and training.
 
     import slipstream as ss
 
-    found = ss.quant.calibrate(model, batches)            # ranges of what modules read
-    grid = found["conv1"].grid(ss.quant.Format(8))        # a scale and a zero point
+    ranges = ss.quant.calibrate(model, batches)           # ranges of modules' inputs
+    grid = ranges["conv1"].grid(ss.quant.Format(8))       # a scale and a zero point
     codes = ss.quant.quantize(x, grid)
-    x_again = ss.quant.dequantize(codes, grid)
+    restored = ss.quant.dequantize(codes, grid)
 
-One room for all who need it: low-bit layers, int8 export, compressed embeddings.
+Used by low-bit layers, int8 export and compressed embeddings.
 """
 
 from slipstream.quant.calibration import Calibration, Range, calibrate, called

@@ -1,4 +1,4 @@
-"""Which ranges the inputs of a model's layers have, found by running it on batches."""
+"""Find the ranges of a model's layer inputs by running it on batches."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _COLUMNS = (
 
 @dataclass(frozen=True)
 class Range:
-    """What was seen at one place.
+    """Range of the values observed at one place.
 
     Attributes:
-        low, high: float32 tensors, of the observer's shape; the range to cover.
-        batches: how many tensors it is from.
+        low, high: float32 tensors, of the observer's shape.
+        batches: number of tensors observed.
     """
 
     low: Any
@@ -35,7 +35,7 @@ class Range:
     batches: int
 
     def grid(self, format: Format, *, symmetric: bool = False) -> Grid:
-        """The grid that covers it: see `grid_of_range`."""
+        """Return the grid that covers the range: see `grid_of_range`."""
         return grid_of_range(self.low, self.high, format, symmetric=symmetric)
 
 
@@ -59,21 +59,26 @@ class Calibration(Mapping[str, Range]):
         return len(self._ranges)
 
     def table(self) -> Table:
-        """For people: one row a place."""
+        """Return a table with a row per place."""
         rows = [
-            (name, f"{float(one.low.min()):.4g}", f"{float(one.high.max()):.4g}", str(one.batches))
-            for name, one in self.items()
+            (
+                name,
+                f"{float(seen.low.min()):.4g}",
+                f"{float(seen.high.max()):.4g}",
+                str(seen.batches),
+            )
+            for name, seen in self.items()
         ]
         return Table(_COLUMNS, rows, title="Calibrated ranges")
 
 
 def has_weight(name: str, module: Any) -> bool:
-    """Whether a module is one of those with a matrix of weights: linear or convolution."""
+    """Return whether a module is linear or a convolution."""
     return isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d))
 
 
 def called(model: Any, batch: Any) -> Any:
-    """``model(batch)``, ``model(*batch)`` of a tuple or list, ``model(**batch)`` of a mapping."""
+    """Return ``model(batch)``, with a tuple, list or mapping unpacked into arguments."""
     if isinstance(batch, Mapping):
         return model(**batch)
     return model(*batch) if isinstance(batch, (tuple, list)) else model(batch)
@@ -88,23 +93,23 @@ def calibrate(
     observer: Callable[[], Observer] = Percentile,
     outputs: bool = False,
 ) -> Calibration:
-    """Run `model` on `batches` without gradients and in eval mode; the ranges its modules saw.
+    """Run `model` on `batches` in eval mode without gradients; return the ranges of its modules.
 
-    The model is left in the mode it was in, without hooks.
+    The model's mode is restored and its hooks are removed.
 
     Args:
-        batches: each is given to `run`; default: see `called`.
-        modules: of which modules, by qualified name and module.
-        observer: makes an observer per place.
-        outputs: observe what modules return, too.
+        batches: arguments of `run`, by default of `called`.
+        modules: selects modules, by qualified name and module.
+        observer: creates an observer per place.
+        outputs: whether to observe outputs, too.
 
     Raises:
         InvalidArgumentError: no batch, no such module, or a NaN, infinity or empty tensor reaches
-            one of them; names the module.
+            a module, which the error names.
     """
-    watched = [(name, one) for name, one in model.named_modules() if modules(name, one)]
+    watched = [(name, module) for name, module in model.named_modules() if modules(name, module)]
     if not watched:
-        raise InvalidArgumentError("modules", "none of the model's modules is chosen")
+        raise InvalidArgumentError("modules", "selects none of the model's modules")
     observers: dict[str, Observer] = {}
     counts: dict[str, int] = {}
 
@@ -115,22 +120,22 @@ def calibrate(
             observers.setdefault(place, observer()).observe(value)
         except InvalidArgumentError as error:
             raise InvalidArgumentError(
-                "batches", f"what reaches the module {place} {str(error.what).partition(' ')[2]}",
+                "batches", f"the input of module {place} {str(error.what).partition(' ')[2]}",
                 remedy=error.remedy,
             ) from error  # fmt: skip
         counts[place] = counts.get(place, 0) + 1
 
     hooks = []
-    for name, one in watched:
-        # What the loop's variable holds later is another name.
-        hooks.append(one.register_forward_pre_hook(
+    for name, module in watched:
+        # `name=name` binds the loop variable's current value.
+        hooks.append(module.register_forward_pre_hook(
             lambda module, args, name=name: note(name, args[0] if args else None)
         ))  # fmt: skip
         if outputs:
-            hooks.append(one.register_forward_hook(
+            hooks.append(module.register_forward_hook(
                 lambda module, args, output, name=name: note(f"{name}:output", output)
             ))  # fmt: skip
-    modes = {one: one.training for one in model.modules()}
+    modes = {module: module.training for module in model.modules()}
     ran = 0
     try:
         model.eval()
@@ -144,9 +149,9 @@ def calibrate(
     finally:
         for hook in hooks:
             hook.remove()
-        for one, mode in modes.items():
-            one.training = mode
+        for module, mode in modes.items():
+            module.training = mode
     if not ran:
-        raise InvalidArgumentError("batches", "there is none", remedy="give at least one batch")
-    ranges = {name: Range(*one.range(), counts[name]) for name, one in observers.items()}
+        raise InvalidArgumentError("batches", "is empty", remedy="pass at least one batch")
+    ranges = {name: Range(*seen.range(), counts[name]) for name, seen in observers.items()}
     return Calibration(ranges, [name for name, _ in watched if name not in observers])

@@ -1,4 +1,4 @@
-"""Fake quantisation: in the forward pass codes, in the backward pass nearly nothing.
+"""Fake quantization: codes in the forward pass, straight-through gradients in the backward pass.
 
 Sources: straight-through estimator: Bengio et al., "Estimating or Propagating Gradients Through
 Stochastic Neurons for Conditional Computation", 2013; learned step: Esser et al., "Learned Step
@@ -14,31 +14,31 @@ import torch
 from torch import nn
 
 from slipstream.quant.format import Granularity
-from slipstream.quant.grid import LEAST_SCALE, Grid
+from slipstream.quant.grid import MIN_SCALE, Grid
 
 
 def fake_quantize(values: Any, grid: Grid) -> Any:
-    """`values` as they come back from their codes on `grid`; float32, same shape.
+    """Round `values` to `grid`; float32, same shape.
 
-    The gradient passes unchanged to numbers within the grid's reach, and is 0 beyond it.
+    The gradient is 1 for numbers within the grid's range, and 0 outside.
 
     Raises:
-        InvalidArgumentError: the grid is for another shape.
+        InvalidArgumentError: the grid has another shape.
     """
     scale, zero = grid.spread(tuple(values.shape))
     low, high = grid.format.low - zero, grid.format.high - zero
-    return _through(values, scale, low, high)
+    return _round_to_grid(values, scale, low, high)
 
 
 class FakeQuantize(nn.Module):
-    """A grid whose scale is learned with the weights (LSQ); its zero point stays.
+    """A grid whose scale is learned with the weights (LSQ); its zero point is fixed.
 
-    What is learned is the scale's logarithm: it stays positive, and an optimizer that normalises
-    gradients, as Adam does, changes it relative to its size, whatever that is.
+    The parameter is the scale's logarithm: the scale stays positive, and optimizers that normalize
+    gradients, such as Adam, change it by a relative amount.
 
     Args:
-        grid: where it starts.
-        learn: whether the scale is learned; else it stays as well.
+        grid: initial grid.
+        learn: whether the scale is learned.
 
     Attributes:
         log_scale: float32 of the grid's shape, natural logarithms.
@@ -61,60 +61,59 @@ class FakeQuantize(nn.Module):
 
     @property
     def scale(self) -> torch.Tensor:
-        """Float32 of the grid's shape."""
-        return self.log_scale.exp().clamp(min=LEAST_SCALE)
+        """Scales, float32 of the grid's shape."""
+        return self.log_scale.exp().clamp(min=MIN_SCALE)
 
     @property
     def grid(self) -> Grid:
-        """Where the codes lie now."""
+        """The current grid."""
         return Grid(self.format, self.scale.detach(), self.zero.clone(), self.granularity)
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """`values` rounded to the grid; float32, same shape."""
+        """Round `values` to the grid; float32, same shape."""
         shape = tuple(values.shape)
         zero = self.granularity.spread(self.zero.float(), shape)
         low, high = self.format.low - zero, self.format.high - zero
         scale = self.scale
         if scale.requires_grad:
-            # Steps are few and each gathers the gradient of many values.
+            # LSQ's gradient scale: each step sums the gradients of many values.
             shared = values.numel() / max(scale.numel(), 1)
             weight = 1.0 / math.sqrt(shared * max(self.format.high, 1))
             scale.register_hook(lambda gradient: gradient * weight)
-        return _through(values, self.granularity.spread(scale, shape), low, high)
+        return _round_to_grid(values, self.granularity.spread(scale, shape), low, high)
 
     def extra_repr(self) -> str:
-        """For ``print(model)``."""
+        """Return the description for ``print(model)``."""
         return f"bits={self.format.bits}, per {self.granularity}"
 
 
 class BinaryWeights(nn.Module):
-    """Weights as -1 or 1 times their mean size; the gradient passes where ``|w| <= 1``."""
+    """Weights as -1 or 1 times their mean magnitude; gradients pass where ``|w| <= 1``."""
 
     def __init__(self, granularity: Granularity | None = None) -> None:
         super().__init__()
         self.granularity = granularity or Granularity()
 
     def forward(self, weight: torch.Tensor) -> torch.Tensor:
-        """Float32 of the weight's shape."""
+        """Return binary weights, float32 of the same shape."""
         shape = tuple(weight.shape)
-        scale = self.granularity.spread(self.granularity.mean_sizes(weight), shape)
+        scale = self.granularity.spread(self.granularity.mean_magnitudes(weight), shape)
         signs = torch.where(weight.detach() >= 0, 1.0, -1.0)
         return _straight_through(weight.clamp(-1, 1), signs) * scale
 
 
-def _through(values: Any, scale: Any, low: Any, high: Any) -> torch.Tensor:
-    """Round to multiples of `scale` from `low` to `high`; gradients as if without the rounding.
+def _round_to_grid(values: Any, scale: Any, low: Any, high: Any) -> torch.Tensor:
+    """Round to multiples of `scale` from `low` to `high`; the gradient ignores the rounding.
 
-    With the rounding taken as the identity, autograd gives LSQ's gradient of the scale: the
-    rounding error within reach, the outermost code beyond.
+    With rounding as the identity, autograd yields LSQ's gradient of the scale: the rounding error
+    within the range, the outermost code outside.
     """
-    reached = (values / scale).clamp(min=low, max=high)
-    rounded: torch.Tensor = _straight_through(reached, reached.detach().round()) * scale
+    steps = (values / scale).clamp(min=low, max=high)
+    rounded: torch.Tensor = _straight_through(steps, steps.detach().round()) * scale
     return rounded
 
 
 def _straight_through(values: torch.Tensor, rounded: torch.Tensor) -> torch.Tensor:
-    """`rounded`, with the gradient of `values`."""
     result: torch.Tensor = _StraightThrough.apply(values, rounded)
     return result
 

@@ -1,4 +1,4 @@
-"""Which codes there are (`Format`), and how many values share a scale (`Granularity`)."""
+"""Formats of codes (`Format`), and groups of values that share a scale (`Granularity`)."""
 
 from __future__ import annotations
 
@@ -10,24 +10,23 @@ from torch.nn import functional
 
 from slipstream.errors import InvalidArgumentError
 
-MOST_BITS = 8
+MAX_BITS = 8
 _BLOCKS = (32, 128)
 
 
 @dataclass(frozen=True)
 class Format:
-    """Whole numbers of `bits` bits.
+    """Integers of `bits` bits.
 
     Attributes:
         bits: 1 to 8.
-        signed: two's complement, else from 0 up.
-        narrow: leave the lowest signed code out, so that the codes are symmetric: int8 weights as
-            [-127, 127].
+        signed: whether codes are two's complement; otherwise they start at 0.
+        narrow: whether to omit the lowest signed code, so that codes are symmetric, such as int8
+            weights in [-127, 127].
 
     Raises:
-        InvalidArgumentError: other bits; a signed format without room for a sign (binary weights
-            are not on a grid that holds zero: see `slipstream.quant.binarize`); a narrow one
-            that is unsigned.
+        InvalidArgumentError: `bits` is out of range, one bit is signed (for binary weights, see
+            `slipstream.quant.binarize`), or a narrow format is unsigned.
     """
 
     bits: int
@@ -35,42 +34,42 @@ class Format:
     narrow: bool = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.bits, int) or not 1 <= self.bits <= MOST_BITS:
+        if not isinstance(self.bits, int) or not 1 <= self.bits <= MAX_BITS:
             raise InvalidArgumentError("bits", f"{self.bits} is not an integer from 1 to 8")
         if self.signed and self.bits == 1:
             raise InvalidArgumentError(
-                "bits", "one bit has no room for a sign", remedy="binarize(weight)"
+                "bits", "one bit has no room for a sign", remedy="use binarize(weight)"
             )
         if self.narrow and not self.signed:
-            raise InvalidArgumentError("narrow", "only a signed format has a code to leave out")
+            raise InvalidArgumentError("narrow", "requires a signed format")
 
     @property
     def low(self) -> int:
-        """The least code."""
+        """The lowest code."""
         if not self.signed:
             return 0
         return -(1 << (self.bits - 1)) + self.narrow
 
     @property
     def high(self) -> int:
-        """The greatest code."""
+        """The highest code."""
         return (1 << (self.bits - self.signed)) - 1
 
     @property
     def dtype(self) -> torch.dtype:
-        """``torch.int8`` or ``torch.uint8``: what holds one code."""
+        """Dtype of the codes, ``torch.int8`` or ``torch.uint8``."""
         return torch.int8 if self.signed else torch.uint8
 
 
 @dataclass(frozen=True)
 class Granularity:
-    """How far one scale reaches: the whole tensor, a channel, or a block within a channel.
+    """Group of values that share a scale: the whole tensor, a channel, or a block of a channel.
 
     Attributes:
-        axis: the dimension with a scale of its own per index; None for one scale in all.
-        block: how many consecutive values of a channel share a scale, 32 to 128; the last block of
-            a channel may be shorter. None for the whole channel. Needs ``axis=0``; the channel's
-            values are counted in the order of its flattened dimensions.
+        axis: the dimension with a scale per index; None for a single scale.
+        block: number of consecutive values of a channel that share a scale, 32 to 128; the last
+            block may be shorter. None for the whole channel. Requires ``axis=0``; the channel's
+            values are in the order of its flattened dimensions.
 
     Raises:
         InvalidArgumentError: a block of another size, or without ``axis=0``.
@@ -85,11 +84,11 @@ class Granularity:
         if not _BLOCKS[0] <= self.block <= _BLOCKS[1]:
             raise InvalidArgumentError("block", f"{self.block} is not from 32 to 128")
         if self.axis != 0:
-            raise InvalidArgumentError("axis", "blocks lie within the channels of axis 0")
+            raise InvalidArgumentError("axis", f"{self.axis} has no blocks", remedy="axis=0")
 
     @classmethod
     def of(cls, text: str) -> Granularity:
-        """``"tensor"``, ``"channel"`` (axis 0) or ``"block64"``.
+        """Parse ``"tensor"``, ``"channel"`` (axis 0) or ``"block64"``.
 
         Raises:
             InvalidArgumentError: another text.
@@ -102,7 +101,7 @@ class Granularity:
         if digits != text and digits.isdecimal():
             return cls(axis=0, block=int(digits))
         raise InvalidArgumentError(
-            "scales", f"'{text}' is not tensor, channel or blockN", remedy="as block64"
+            "scales", f"'{text}' is not tensor, channel or blockN", remedy="for example block64"
         )
 
     def __str__(self) -> str:
@@ -131,21 +130,21 @@ class Granularity:
         return each.reshape(shape)
 
     def extremes(self, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The least and the greatest value behind each scale, of `scales_shape`."""
+        """Return the minimum and maximum of each scale's values, of `scales_shape`."""
         return self._grouped(tensor, math.inf).amin(-1), self._grouped(tensor, -math.inf).amax(-1)
 
     def sums(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The sum of the values behind each scale, of `scales_shape`."""
+        """Return the sum of each scale's values, of `scales_shape`."""
         return self._grouped(tensor, 0.0).sum(-1)
 
-    def mean_sizes(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The mean absolute value behind each scale, of `scales_shape`."""
+    def mean_magnitudes(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the mean absolute value of each scale's values, of `scales_shape`."""
         if self.block is None:
             return self._grouped(tensor.abs(), 0.0).mean(-1)
         return self.sums(tensor.abs()) / self.sums(torch.ones_like(tensor))
 
     def _grouped(self, tensor: torch.Tensor, filler: float) -> torch.Tensor:
-        """The values behind each scale along the last dimension; a short block is filled up."""
+        """Return each scale's values along the last dimension; short blocks are padded."""
         shape = self.scales_shape(tuple(tensor.shape))
         if self.axis is None:
             return tensor.flatten()

@@ -1,4 +1,4 @@
-"""`Grid`: where the codes of a format lie among the real numbers."""
+"""Grids: real values of a format's codes."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ import torch
 from slipstream.errors import InvalidArgumentError
 from slipstream.quant.format import Format, Granularity
 
-# Below it 1 / scale is no float32 any more.
-LEAST_SCALE = 1e-30
+# For smaller scales, 1 / scale overflows float32.
+MIN_SCALE = 1e-30
 _WHOLE = Granularity()
 
 
 @dataclass(frozen=True, eq=False)
 class Grid:
-    """A code q stands for ``(q - zero) * scale``.
+    """Real values of codes: code q represents ``(q - zero) * scale``.
 
     Attributes:
-        format: which codes there are.
+        format: format of the codes.
         scale: float32 of `Granularity.scales_shape`, each at least 1e-30.
         zero: int32 of the same shape, each a code of the format.
-        granularity: how far each scale reaches.
+        granularity: groups of values that share a scale.
 
     Raises:
-        InvalidArgumentError: shapes differ, a scale is too small or no number, or a zero point is
+        InvalidArgumentError: shapes differ, a scale is too small or not finite, or a zero point is
             not a code.
     """
 
@@ -38,64 +38,64 @@ class Grid:
         scale, zero = self.scale, self.zero
         if tuple(scale.shape) != tuple(zero.shape):
             raise InvalidArgumentError(
-                "zero", f"has shape {tuple(zero.shape)}, the scales {tuple(scale.shape)}"
+                "zero", f"has shape {tuple(zero.shape)}, but scales have {tuple(scale.shape)}"
             )
         dimensions = (self.granularity.axis is not None) + (self.granularity.block is not None)
         if scale.dim() != dimensions:
             raise InvalidArgumentError(
-                "scale", f"has {scale.dim()} dimensions, scales per {self.granularity} {dimensions}"
+                "scale",
+                f"has {scale.dim()} dimensions instead of {dimensions}, one scale per "
+                f"{self.granularity}",
             )
-        if not bool(((scale >= LEAST_SCALE) & scale.isfinite()).all()):
-            raise InvalidArgumentError("scale", f"holds a value that is not at least {LEAST_SCALE}")
+        if not bool(((scale >= MIN_SCALE) & scale.isfinite()).all()):
+            raise InvalidArgumentError(
+                "scale", f"holds a value below {MIN_SCALE}, or one that is not finite"
+            )
         low, high = self.format.low, self.format.high
         if not bool(((zero >= low) & (zero <= high)).all()):
-            raise InvalidArgumentError("zero", f"is not a code from {low} to {high}")
+            raise InvalidArgumentError(
+                "zero", f"holds a value that is not a code from {low} to {high}"
+            )
 
     @property
     def symmetric(self) -> bool:
         """Whether every zero point is 0."""
         return not bool(self.zero.any())
 
-    @property
-    def reach(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The least and the greatest real number that has a code of its own, per scale."""
-        low = (self.format.low - self.zero) * self.scale
-        return low, (self.format.high - self.zero) * self.scale
-
     def spread(self, shape: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Scales and zero points, both float32, so that they broadcast against that shape.
+        """Return scales and zero points, both float32, that broadcast against `shape`.
 
         Raises:
-            InvalidArgumentError: the grid is for another shape.
+            InvalidArgumentError: the grid has another shape.
         """
-        wanted = self.granularity.scales_shape(shape)
-        if tuple(self.scale.shape) != wanted:
+        expected = self.granularity.scales_shape(shape)
+        if tuple(self.scale.shape) != expected:
             raise InvalidArgumentError(
                 "grid", f"has scales of shape {tuple(self.scale.shape)}; a tensor of shape "
-                f"{shape} needs {wanted}",
+                f"{shape} needs {expected}",
             )  # fmt: skip
         spread = self.granularity.spread
         return spread(self.scale, shape), spread(self.zero.float(), shape)
 
 
-def real_numbers(argument: str, tensor: object) -> torch.Tensor:
-    """`tensor` in float32 and without gradient, if it is not empty and all its numbers are finite.
+def checked_floats(argument: str, tensor: object) -> torch.Tensor:
+    """Return `tensor` in float32 without gradient.
 
     Raises:
-        InvalidArgumentError: it is something else; names the argument.
+        InvalidArgumentError: it is not a float tensor, is empty or not finite.
     """
     if not isinstance(tensor, torch.Tensor):
         raise InvalidArgumentError(argument, f"is a {type(tensor).__name__}, not a tensor")
     if not tensor.is_floating_point():
         raise InvalidArgumentError(
-            argument, f"has dtype {tensor.dtype}", remedy="give floating-point numbers"
+            argument, f"has dtype {tensor.dtype}", remedy="pass floating-point numbers"
         )
     if not tensor.numel():
         raise InvalidArgumentError(argument, f"is empty: its shape is {tuple(tensor.shape)}")
     if not bool(tensor.isfinite().all()):
         kind = "NaN" if bool(tensor.isnan().any()) else "infinity"
         raise InvalidArgumentError(
-            argument, f"holds {kind}", remedy="find where it comes from before quantising"
+            argument, f"holds {kind}", remedy="find its origin before quantizing"
         )
     return tensor.detach().float()
 
@@ -108,41 +108,43 @@ def grid_of_range(
     symmetric: bool = False,
     granularity: Granularity | None = None,
 ) -> Grid:
-    """The grid that covers the numbers from `low` to `high`, and zero, which always has a code.
+    """Return the grid that covers `low` to `high`, and zero, which always has an exact code.
 
-    Numbers within [low, high] come back from their codes with an error of at most half a scale.
+    Numbers within [low, high] have a quantization error of at most half a scale.
 
     Args:
         low, high: real numbers or float tensors of the scales' shape, ``low <= high``.
-        symmetric: zero point 0 (of a signed format), or all non-negative (of an unsigned one).
-        granularity: what each of the ranges is of; default: one for all.
+        symmetric: zero point 0 (signed format), or only non-negative values (unsigned format).
+        granularity: groups of values of each range; a single scale by default.
 
     Raises:
-        InvalidArgumentError: NaN, infinity, an empty range, or negative numbers to be covered by
-            an unsigned symmetric format.
+        InvalidArgumentError: NaN, infinity, ``low > high``, or negative numbers with an unsigned
+            symmetric format.
     """
-    low = real_numbers("low", torch.as_tensor(low, dtype=torch.float32))
-    high = real_numbers("high", torch.as_tensor(high, dtype=torch.float32))
+    low = checked_floats("low", torch.as_tensor(low, dtype=torch.float32))
+    high = checked_floats("high", torch.as_tensor(high, dtype=torch.float32))
     if low.shape != high.shape:
-        raise InvalidArgumentError("high", f"has shape {tuple(high.shape)}, low {tuple(low.shape)}")
+        raise InvalidArgumentError(
+            "high", f"has shape {tuple(high.shape)}, low has {tuple(low.shape)}"
+        )
     if bool((low > high).any()):
         raise InvalidArgumentError("low", "is greater than high")
-    # In double precision, so that the zero point is rounded once.
+    # Double precision, so that the zero point is rounded only once.
     low, high = low.double().clamp(max=0.0), high.double().clamp(min=0.0)
     if symmetric:
         if not format.signed and bool((low < 0).any()):
             raise InvalidArgumentError(
-                "low", "is negative, and the unsigned codes are to start at zero",
-                remedy="symmetric=False, or a signed format",
+                "low", "is negative, but symmetric unsigned codes start at zero",
+                remedy="use symmetric=False or a signed format",
             )  # fmt: skip
-        # A two's complement format reaches one code further down than up.
+        # Two's complement has one more negative than positive code.
         down = low / format.low if format.low else torch.zeros_like(low)
         scale = torch.maximum(down, high / format.high)
         zero = torch.zeros_like(low)
     else:
         scale = (high - low) / (format.high - format.low)
-        zero = format.low - low / scale.clamp(min=LEAST_SCALE)
-    # All zeros: any scale represents them exactly.
-    scale = torch.where(scale < LEAST_SCALE, torch.ones_like(scale), scale)
+        zero = format.low - low / scale.clamp(min=MIN_SCALE)
+    # Any scale represents zeros exactly.
+    scale = torch.where(scale < MIN_SCALE, torch.ones_like(scale), scale)
     zero = zero.round().clamp(format.low, format.high)
     return Grid(format, scale.float(), zero.int(), granularity or _WHOLE)

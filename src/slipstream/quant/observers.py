@@ -1,4 +1,4 @@
-"""Observers: they see a tensor again and again, and say which range its codes should cover.
+"""Observers, which determine the range that codes of a tensor should cover.
 
 Sources: Krishnamoorthi, "Quantizing deep convolutional networks for efficient inference", 2018
 (extremes, moving averages); percentiles and least error over a histogram: Wu et al., "Integer
@@ -14,24 +14,24 @@ import torch
 
 from slipstream.errors import InvalidArgumentError
 from slipstream.quant.format import Format, Granularity
-from slipstream.quant.grid import grid_of_range, real_numbers
+from slipstream.quant.grid import checked_floats, grid_of_range
 
 _BINS = 4096
 _CANDIDATES = 100
 
 
 class Observer(Protocol):
-    """What calibration needs of one."""
+    """Protocol of observers for calibration."""
 
     def observe(self, values: Any) -> None:
-        """Take a float tensor into account.
+        """Add the values of a float tensor.
 
         Raises:
-            InvalidArgumentError: it is empty, or holds NaN or infinity.
+            InvalidArgumentError: it is empty or not finite.
         """
 
     def range(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The range to cover: two float32 tensors of the scales' shape, ``low <= high``.
+        """Return the range to cover: two float32 tensors of the scales' shape, ``low <= high``.
 
         Raises:
             InvalidArgumentError: nothing was observed.
@@ -39,7 +39,7 @@ class Observer(Protocol):
 
 
 class _Extremes:
-    """The outermost values of each batch, joined with those of the batches before."""
+    """Minimum and maximum of each batch, combined with those of earlier batches."""
 
     def __init__(self, granularity: Granularity | None = None) -> None:
         self._granularity = granularity or Granularity()
@@ -47,8 +47,7 @@ class _Extremes:
         self._high: Any = None
 
     def observe(self, values: Any) -> None:
-        """See `Observer`."""
-        low, high = self._granularity.extremes(real_numbers("values", values))
+        low, high = self._granularity.extremes(checked_floats("values", values))
         if self._low is not None:
             low, high = self._joined(low, high)
         self._low, self._high = low, high
@@ -57,19 +56,18 @@ class _Extremes:
         raise NotImplementedError
 
     def range(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `Observer`."""
         return _seen(self._low), self._high
 
 
 class MinMax(_Extremes):
-    """The outermost values ever seen, per tensor, channel or block."""
+    """Minimum and maximum of all values, per tensor, channel or block."""
 
     def _joined(self, low: torch.Tensor, high: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.minimum(low, self._low), torch.maximum(high, self._high)
 
 
 class MovingAverage(_Extremes):
-    """The outermost values of each batch, averaged over batches with exponential weights.
+    """Minimum and maximum of each batch, averaged with exponential weights.
 
     Args:
         momentum: weight of the newest batch, in (0, 1].
@@ -77,7 +75,7 @@ class MovingAverage(_Extremes):
 
     def __init__(self, momentum: float = 0.1, granularity: Granularity | None = None) -> None:
         if not 0 < momentum <= 1:
-            raise InvalidArgumentError("momentum", f"{momentum} is not above 0 and at most 1")
+            raise InvalidArgumentError("momentum", f"{momentum} is not in (0, 1]")
         super().__init__(granularity)
         self._momentum = momentum
 
@@ -87,10 +85,9 @@ class MovingAverage(_Extremes):
 
 
 class _Histogram:
-    """Counts of values in 4096 bins of [-reach, reach); reach doubles when values need it.
+    """Counts of values in 4096 bins of [-reach, reach), which doubles when values require it.
 
-    Doubling joins bins in pairs, so that no count is ever lost or split. The extremes are kept
-    exactly.
+    Doubling joins bins in pairs, so that no count is lost or split. Extremes are exact.
     """
 
     def __init__(self) -> None:
@@ -100,13 +97,12 @@ class _Histogram:
         self._high = -math.inf
 
     def observe(self, values: Any) -> None:
-        """See `Observer`."""
-        values = real_numbers("values", values).flatten()
-        low, high = (float(one) for one in torch.aminmax(values))
+        values = checked_floats("values", values).flatten()
+        low, high = (float(value) for value in torch.aminmax(values))
         self._low, self._high = min(self._low, low), max(self._high, high)
         furthest = max(-low, high, 1e-30)
         if self._counts is None:
-            # The next power of two, so that every later reach is this one doubled.
+            # The next power of two, so that later reaches are multiples of it.
             self._reach = 2.0 ** math.ceil(math.log2(furthest))
             self._counts = torch.zeros(_BINS, dtype=torch.float64)
         while furthest > self._reach:
@@ -122,10 +118,10 @@ class _Histogram:
 
 
 class Percentile(_Histogram):
-    """The range that leaves out equal shares of the values at both ends, up to a bin's width.
+    """Range without equal shares of the values at both ends, up to a bin's width.
 
     Args:
-        percent: how many of the values are to be covered, above 50 and at most 100.
+        percent: percentage of the values to cover, above 50 and at most 100.
     """
 
     def __init__(self, percent: float = 99.99) -> None:
@@ -135,26 +131,25 @@ class Percentile(_Histogram):
         self._percent = percent
 
     def range(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `Observer`."""
         counts = _seen(self._counts)
         outside = float(counts.sum()) * (1 - self._percent / 100) / 2
         below = torch.cumsum(counts, 0)
         above = torch.cumsum(counts.flip(0), 0)
         width = 2 * self._reach / _BINS
         first, last = int((below <= outside).sum()), _BINS - int((above <= outside).sum())
-        # Where nothing is left out, what was seen is known better than a bin's edge.
-        whole_low = first == 0 or not below[first - 1]
-        whole_high = last == _BINS or not above[_BINS - 1 - last]
-        low = self._low if whole_low else max(self._low, first * width - self._reach)
-        high = self._high if whole_high else min(self._high, last * width - self._reach)
+        # Without excluded values, the exact extreme replaces the bin's edge.
+        exact_low = first == 0 or not below[first - 1]
+        exact_high = last == _BINS or not above[_BINS - 1 - last]
+        low = self._low if exact_low else max(self._low, first * width - self._reach)
+        high = self._high if exact_high else min(self._high, last * width - self._reach)
         return torch.tensor(low), torch.tensor(max(low, high))
 
 
 class LeastError(_Histogram):
-    """The range whose grid has the least squared error over all values seen.
+    """Range whose grid has the least squared error over all observed values.
 
     Args:
-        format: which codes will be used; at few bits it pays to cut outliers off.
+        format: format of the codes; with few bits, clipping outliers reduces the error.
         symmetric: as for `grid_of_range`.
     """
 
@@ -164,7 +159,6 @@ class LeastError(_Histogram):
         self._symmetric = symmetric
 
     def range(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `Observer`."""
         counts = _seen(self._counts)
         centres = self._centres()
         best, extremes = math.inf, (self._low, self._high)
@@ -173,8 +167,8 @@ class LeastError(_Histogram):
             low, high = self._low * part, self._high * part
             grid = grid_of_range(low, high, self._format, symmetric=self._symmetric)
             least, greatest = self._format.low - grid.zero, self._format.high - grid.zero
-            again = (centres / grid.scale).round().clamp(least, greatest) * grid.scale
-            error = float((counts * (centres - again).square()).sum())
+            restored = (centres / grid.scale).round().clamp(least, greatest) * grid.scale
+            error = float((counts * (centres - restored).square()).sum())
             if error < best:
                 best, extremes = error, (low, high)
         return torch.tensor(extremes[0]), torch.tensor(extremes[1])
@@ -183,6 +177,6 @@ class LeastError(_Histogram):
 def _seen(state: Any) -> Any:
     if state is None:
         raise InvalidArgumentError(
-            "observer", "has seen nothing", remedy="observe at least one batch first"
+            "observer", "has observed nothing", remedy="observe at least one batch first"
         )
     return state

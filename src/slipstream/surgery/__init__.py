@@ -1,4 +1,4 @@
-"""Module surgery: find modules that belong together, change them, see that they stay the same."""
+"""Module surgery: find related modules, replace them, and check that outputs stay the same."""
 
 from slipstream.surgery.attention import NotRewrittenError, attend, with_attention
 from slipstream.surgery.check import difference, outputs_of, tensors_in

@@ -1,9 +1,8 @@
-"""Attention that is written out, found in a module's forward and put into one call.
+"""Replace hand-written attention in a module's forward by one fused call.
 
-The forward of a module is traced symbolically with everything it calls kept whole; in the trace
-``softmax(q @ k^T * s + mask) @ v``, in its usual spellings, makes way for
-``torch.nn.functional.scaled_dot_product_attention``. The module stays what it is: parameters,
-buffers, names and hooks; only its ``forward`` is another.
+The forward is traced symbolically with its submodules as leaves; in the trace, common spellings of
+``softmax(q @ k^T * s + mask) @ v`` become ``torch.nn.functional.scaled_dot_product_attention``.
+Only the module's ``forward`` changes; parameters, buffers, names and hooks stay.
 
 Source: Reed et al., "torch.fx: Practical Program Capture and Transformation for Deep Learning in
 Python", MLSys 2022; the kernel: Dao et al., "FlashAttention", NeurIPS 2022.
@@ -17,13 +16,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-# What stands for minus infinity in masks: from here on exp gives no more than rounding.
+# Mask values up to this count as minus infinity: their exp is below rounding.
 _MASKED = -1e4
 _LAST_TWO = ((-2, -1), (-1, -2), (2, 3), (3, 2))
 
 
 class NotRewrittenError(Exception):
-    """Why a module's forward stays as it is; caught by whoever asks for a rewrite."""
+    """The reason why a module's forward is unchanged; callers catch it."""
 
 
 def attend(
@@ -37,15 +36,15 @@ def attend(
     drop: Any = None,
     dropout: tuple[float, bool] = (0.0, False),
 ) -> Any:
-    """``softmax(query @ key^T * scale + mask) @ value`` as one call.
+    """Compute ``softmax(query @ key^T * scale + mask) @ value`` as one call.
 
     Args:
-        query, key, value: [..., length, width], with one or two dimensions before.
-        mask: added where it holds numbers; where it holds booleans, what is True is kept.
-        masked: boolean: what is True is not attended to.
-        scale: what scores are multiplied with (``"mul"``) or divided by (``"div"``).
+        query, key, value: [..., length, width], with one or two leading dimensions.
+        mask: added if numeric; if boolean, True positions are attended to.
+        masked: boolean; True positions are not attended to.
+        scale: factors (``"mul"``) and divisors (``"div"``) of the scores.
         drop: the ``nn.Dropout`` of the weights, if any.
-        dropout: its probability, and whether it is on, where a function drops out.
+        dropout: probability of a functional dropout, and whether it is active.
     """
     from torch.nn.functional import scaled_dot_product_attention
 
@@ -59,7 +58,7 @@ def attend(
     rate, on = dropout if drop is None else (drop.p, drop.training)
     batched = query.dim() == 3
     if batched:
-        # The fused kernels want heads.
+        # The fused kernels require a dimension of heads.
         query, key, value = query.unsqueeze(1), key.unsqueeze(1), value.unsqueeze(1)
         mask = mask.unsqueeze(1) if mask is not None and mask.dim() == 3 else mask
     if mask is not None and mask.dim() != query.dim():
@@ -71,14 +70,13 @@ def attend(
 
 
 def with_attention(module: Any, arguments: Mapping[str, Any]) -> Callable[..., Any]:
-    """A forward for `module` in which written-out attention is one call.
+    """Return a forward for `module` in which hand-written attention is one call.
 
     Args:
-        arguments: what the forward is called with, by name: those that are no tensors are taken
-            as constants.
+        arguments: arguments of the forward, by name; those that are not tensors become constants.
 
     Raises:
-        NotRewrittenError: with the reason: it cannot be traced, or the pattern is not in it.
+        NotRewrittenError: the forward cannot be traced, or does not contain the pattern.
     """
     import torch
 
@@ -96,14 +94,14 @@ def with_attention(module: Any, arguments: Mapping[str, Any]) -> Callable[..., A
     for match in matches:
         _replace(graph, match, tied)
     code = torch.fx.GraphModule(module, graph)
-    # Bound to the module itself, not to the copy that was traced: its parameters, buffers and
-    # children are looked up where they are, whatever becomes of them.
+    # Bind to the module itself, not to the traced copy, so that later changes of its parameters,
+    # buffers and children take effect.
     return types.MethodType(type(code).forward, module)
 
 
 @dataclass
 class _Match:
-    """The nodes of one attention and what they were given."""
+    """Nodes of one attention and their operands."""
 
     product: Any
     query: Any = None
@@ -120,7 +118,7 @@ def _trace(module: Any, arguments: Mapping[str, Any], training: bool) -> Any:
     import torch
 
     class Tracer(torch.fx.Tracer):
-        # A buffer may be sliced by what is only known when it runs.
+        # Buffers may be sliced by sizes that are only known at run time.
         proxy_buffer_attributes = True
 
         def is_leaf_module(self, m: Any, module_qualified_name: str) -> bool:
@@ -146,21 +144,16 @@ def _trace(module: Any, arguments: Mapping[str, Any], training: bool) -> Any:
     names = iter(arguments)
     for node in graph.nodes:
         if node.op == "placeholder":
-            # Constants get other names in a trace; callers use the original ones.
+            # The trace renames constants; callers use the original names.
             name = next(names, None)
             if name is not None and not str(node.target).startswith("*"):
                 node.target = name
     return graph
 
 
-def _tied_to_training(one: Any, other: Any) -> set[Any]:
-    """The functional dropouts of `one` that follow ``self.training``.
-
-    Raises:
-        NotRewrittenError: something else depends on it.
-    """
+def _tied_to_training(graph: Any, other: Any) -> set[Any]:
     tied = set()
-    for a, b in itertools.zip_longest(one.nodes, other.nodes):
+    for a, b in itertools.zip_longest(graph.nodes, other.nodes):
         same_call = a is not None and b is not None and (a.op, a.target) == (b.op, b.target)
         if same_call and str((a.args, a.kwargs)) == str((b.args, b.kwargs)):
             continue
@@ -171,7 +164,7 @@ def _tied_to_training(one: Any, other: Any) -> set[Any]:
 
 
 def _is(node: Any, *names: str, kind: type | None = None, module: Any = None) -> bool:
-    """Whether `node` calls a function or method of these names, or a module of class `kind`."""
+    """Return whether `node` calls a function or method in `names`, or a module of class `kind`."""
     if node.op == "call_method":
         return str(node.target).removesuffix("_") in names
     if node.op == "call_function":
@@ -226,7 +219,7 @@ def _product(node: Any) -> tuple[Any, Any] | None:
 
 
 def _towards_product(node: Any, match: _Match) -> Any:
-    """The node whose scores `node` scales or masks; notes in `match` with what."""
+    """Return the node whose scores `node` scales or masks, and record how in `match`."""
     import torch
 
     args = node.args
@@ -238,32 +231,34 @@ def _towards_product(node: Any, match: _Match) -> Any:
             if _leads_to_product(scores):
                 match.scale.append((kind, number))
                 return scores
-    taken = match.mask is not None or match.masked is not None
+    has_mask = match.mask is not None or match.masked is not None
     if _is(node, "add", "iadd") and len(args) == 2:
         scores, mask = args if _leads_to_product(args[0]) else (args[1], args[0])
-        if _leads_to_product(scores) and not taken and not match.scale:
+        if _leads_to_product(scores) and not has_mask and not match.scale:
             match.mask = mask
             return scores
-        raise NotRewrittenError("its mask is scaled, or there are several")
+        raise NotRewrittenError("its mask is scaled, or it has several")
     fills = _is(node, "masked_fill")
-    if (fills or node.target is torch.where) and len(args) == 3 and not taken:
+    if (fills or node.target is torch.where) and len(args) == 3 and not has_mask:
         if not isinstance(args[2], (int, float)) or args[2] > _MASKED:
-            raise NotRewrittenError("it fills masked scores with something else than -inf")
+            raise NotRewrittenError("it fills masked scores with a value other than -inf")
         if fills:
             match.masked, scores = args[1], args[0]
         else:
             match.mask, scores = args[0], args[1]
         return scores
-    raise NotRewrittenError(f"its scores go through '{node.name}', which one call cannot do")
+    raise NotRewrittenError(
+        f"its scores pass through '{node.name}', which the fused call does not support"
+    )
 
 
 def _leads_to_product(node: Any) -> bool:
-    """Whether scores come out of `node`: a product, perhaps scaled or masked already."""
+    """Return whether `node` computes scores: a product, possibly scaled or masked."""
     if not hasattr(node, "op"):
         return False
     names = ("mul", "imul", "div", "truediv", "itruediv", "add", "iadd", "masked_fill")
-    through = _is(node, *names) and any(map(_leads_to_product, node.args))
-    return through or _product(node) is not None
+    scaled = _is(node, *names) and any(map(_leads_to_product, node.args))
+    return scaled or _product(node) is not None
 
 
 def _replace(graph: Any, match: _Match, tied: set[Any]) -> None:
@@ -292,10 +287,10 @@ def _replace(graph: Any, match: _Match, tied: set[Any]) -> None:
 
 
 def _erase(graph: Any, node: Any) -> None:
-    """Take away `node` and what only it used; whatever else has no reader may have effects."""
+    """Erase `node` and nodes that only it used; other unused nodes may have effects."""
     if node.users or node.op in ("placeholder", "output"):
         return
     inputs = node.all_input_nodes
     graph.erase_node(node)
-    for one in inputs:
-        _erase(graph, one)
+    for read in inputs:
+        _erase(graph, read)

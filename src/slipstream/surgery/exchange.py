@@ -1,4 +1,4 @@
-"""Put another layer in the place of one, with all that is attached to it."""
+"""Replace a layer, keeping its hooks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from slipstream.surgery.pairs import place
 
-# Shared as objects, so that handles which remove a hook still do.
+# Shared objects, so that handles of registered hooks still remove them.
 _HOOKS = (
     "_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called",
     "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_backward_hooks",
@@ -18,7 +18,7 @@ def why_fixed(model: Any, module: Any) -> str | None:
     """Return why the weights of a layer of `model` cannot be exchanged; None if they can."""
     parts = list(module.modules())
     parameters = {id(p): p for part in parts for p in part._parameters.values() if p is not None}
-    holders = sum(id(p) in parameters for one in model.modules() for p in one._parameters.values())
+    holders = sum(id(p) in parameters for m in model.modules() for p in m._parameters.values())
     if holders > len(parameters):
         return "its weight is shared with another layer"
     for part in parts:

@@ -1,4 +1,4 @@
-"""Modules that belong together: one takes what the other gives, and nobody else does."""
+"""Find consecutive modules: one whose output only the other reads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-# Asking a tensor these does not use its numbers.
+# Attributes and methods that do not read a tensor's values.
 _HARMLESS = frozenset(
     ["shape", "dtype", "device", "ndim", "requires_grad", "is_cuda", "layout", "grad_fn", "is_leaf"]
 )
@@ -17,10 +17,10 @@ _HARMLESS_CALLS = frozenset(["size", "dim", "numel", "stride", "ndimension", "is
 
 @dataclass(frozen=True)
 class Pair:
-    """Two modules in a row.
+    """Two consecutive modules.
 
     Attributes:
-        first, second: qualified names; modules reached under several names have their first.
+        first, second: qualified names, the first one of modules with several.
     """
 
     first: str
@@ -30,18 +30,15 @@ class Pair:
 def consecutive_pairs(
     model: Any, run: Callable[[], object], first: tuple[type, ...], second: tuple[type, ...]
 ) -> list[Pair]:
-    """Where a module of a class in `second` takes the output of one in `first`, and nobody else.
+    """Return pairs in which only a module of class `second` reads the output of one in `first`.
 
-    Found by running one forward pass with hooks. Both are called exactly once in it, the second
-    with nothing but the first's output, which no function and no other module reads; where the
-    second writes over it (a ReLU in place), before that.
+    They are found by a forward pass with hooks. Both are called exactly once, the second with only
+    the first's output, which no function or other module reads before the second overwrites it
+    (such as a ReLU in place).
 
     Args:
         model: an ``nn.Module``.
-        run: runs one forward pass of `model`; it may do more.
-
-    Raises:
-        whatever `run` raises.
+        run: runs one forward pass of `model`; may do more.
     """
     from torch.overrides import TorchFunctionMode
 
@@ -49,11 +46,11 @@ def consecutive_pairs(
     watched = [m for m in model.modules() if type(m) in (*first, *second)]
     calls: Counter[int] = Counter()
     made_by: dict[int, Any] = {}
-    taken: dict[int, int] = {}
-    # Keeps outputs alive, so that no other tensor gets one's id.
-    kept: list[Any] = []
+    reader_of: dict[int, int] = {}
+    # Keeps outputs alive, so that their ids stay unique.
+    outputs: list[Any] = []
     uses: Counter[int] = Counter()
-    # Outputs that the second module has written over: who reads one now reads what that made.
+    # Outputs that the second module has overwritten: later reads are of its own output.
     written: set[int] = set()
     inside: list[Any] = []
 
@@ -63,30 +60,30 @@ def consecutive_pairs(
         ) -> Any:
             name = getattr(func, "__name__", "")
             owner = getattr(getattr(func, "__self__", None), "__name__", "")
-            looks = (name == "__get__" and owner in _HARMLESS) or name in _HARMLESS_CALLS
-            if not looks:
+            harmless = (name == "__get__" and owner in _HARMLESS) or name in _HARMLESS_CALLS
+            if not harmless:
                 for number in _tensor_ids((args, kwargs or {})):
-                    # What the second module itself does with its input is its own business.
-                    if number not in written and taken.get(number) not in inside:
+                    # Reads inside the second module do not count.
+                    if number not in written and reader_of.get(number) not in inside:
                         uses[number] += 1
             return func(*args, **(kwargs or {}))
 
     def before(module: Any, args: Any, kwargs: Any) -> None:
         calls[id(module)] += 1
         if type(module) in second and len(args) == 1 and not kwargs and id(args[0]) in made_by:
-            taken.setdefault(id(args[0]), id(module))
+            reader_of.setdefault(id(args[0]), id(module))
         inside.append(id(module))
 
     def after(module: Any, args: Any, output: Any) -> None:
         inside.pop()
-        if type(module) in second and taken.get(id(output)) == id(module):
+        if type(module) in second and reader_of.get(id(output)) == id(module):
             written.add(id(output))
         if type(module) in first and hasattr(output, "untyped_storage"):
-            kept.append(output)
+            outputs.append(output)
             made_by[id(output)] = module
-            # What was read under this id before was another tensor, gone by now.
+            # Earlier reads of this id were of another tensor, since freed.
             uses.pop(id(output), None)
-            taken.pop(id(output), None)
+            reader_of.pop(id(output), None)
             written.discard(id(output))
 
     with contextlib.ExitStack() as hooks:
@@ -97,7 +94,7 @@ def consecutive_pairs(
             run()
     return [
         Pair(names[id(made_by[output])], names[module])
-        for output, module in taken.items()
+        for output, module in reader_of.items()
         if calls[id(made_by[output])] == calls[module] == 1 and not uses[output]
     ]
 
@@ -109,7 +106,7 @@ def _tensor_ids(values: Any) -> list[int]:
 
 
 def place(model: Any, name: str, module: Any) -> None:
-    """Put `module` where `name` is, and wherever else the model holds the same object."""
+    """Replace the module `name`, and all other references to the same object in the model."""
     old = model.get_submodule(name)
     for holder in list(model.modules()):
         for key, child in list(holder._modules.items()):

@@ -1,4 +1,4 @@
-"""How much autograd keeps of a forward pass: bytes of storages, each counted once."""
+"""Measure the bytes that autograd saves in a forward pass."""
 
 from __future__ import annotations
 
@@ -7,23 +7,20 @@ from typing import Any
 
 
 def saved_bytes(run: Callable[[], object], parameters: Iterable[Any] = ()) -> int:
-    """Bytes that the backward pass of what `run` computes will read, `parameters` left out.
+    """Return the bytes of storages saved for the backward pass of `run`, each counted once.
 
     Args:
-        run: computes with gradients recorded; what it returns is kept until all is counted.
-        parameters: tensors that are there anyway.
-
-    Raises:
-        whatever `run` raises.
+        run: computes with gradients enabled; its result stays alive during the measurement.
+        parameters: tensors that are not counted.
     """
     import torch
 
-    known = {one.untyped_storage().data_ptr() for one in parameters}
+    excluded = {parameter.untyped_storage().data_ptr() for parameter in parameters}
     sizes: dict[int, int] = {}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in known:
+        if storage.data_ptr() not in excluded:
             sizes[storage.data_ptr()] = storage.nbytes()
         return tensor
 

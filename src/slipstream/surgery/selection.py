@@ -1,4 +1,4 @@
-"""Which modules a technique changes: ``only=GLOB`` and ``except=GLOB``, read in one way."""
+"""Select modules by name: ``only=GLOB`` and ``except=GLOB``."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ EVERYTHING = "*"
 
 @dataclass(frozen=True)
 class Selection:
-    """Modules by qualified name, as ``model.named_modules()`` has them.
+    """Modules by qualified name, as in ``model.named_modules()``.
 
     Attributes:
-        only: pattern of the names that are taken.
-        except_: pattern of the names among them that are not; empty for none.
+        only: pattern of included names.
+        except_: pattern of names excluded from these; empty for none.
     """
 
     only: str = EVERYTHING
@@ -27,35 +27,39 @@ class Selection:
 
     @property
     def everything(self) -> bool:
-        """Whether no module is left out."""
+        """Whether all modules are included."""
         return self.only == EVERYTHING and not self.except_
 
     def __contains__(self, name: str) -> bool:
         # The model itself has no name, which an empty pattern would match.
-        left_out = bool(self.except_) and fnmatchcase(name, self.except_)
-        return fnmatchcase(name, self.only) and not left_out
+        excluded = bool(self.except_) and fnmatchcase(name, self.except_)
+        return fnmatchcase(name, self.only) and not excluded
 
     def why_none(self, names: Iterable[str]) -> str | None:
-        """None, or why these names of modules leave nothing to change, with the nearest of them.
+        """Return why no module in `names` is selected, with similar names; None if one is.
 
-        A pattern that matches none of them is taken for a mistake, also of what to leave out.
+        A pattern, also an excluding one, that matches no name is treated as a mistake.
         """
-        known = list(dict.fromkeys(names))
+        unique = list(dict.fromkeys(names))
         for setting, pattern in (("only", self.only), ("except", self.except_)):
-            if not pattern or any(fnmatchcase(name, pattern) for name in known):
+            if not pattern or any(fnmatchcase(name, pattern) for name in unique):
                 continue
-            near = difflib.get_close_matches(pattern, known, n=3, cutoff=0.3) or known[:3]
-            return f"{setting}={pattern} is none of its modules; near: {', '.join(near) or 'none'}"
-        if not any(name in self for name in known):
+            near = difflib.get_close_matches(pattern, unique, n=3, cutoff=0.3) or unique[:3]
+            listed = ", ".join(near) or "none"
+            return f"{setting}={pattern} matches none of its modules; near: {listed}"
+        if not any(name in self for name in unique):
             return f"except={self.except_} leaves none of its modules"
         return None
 
     def need_some(self, technique: str, names: Iterable[str]) -> None:
-        """Raise a `WorkloadError` where these names leave nothing to change."""
+        """Raise a `WorkloadError` if none of the names is selected."""
         if not self.everything and (reason := self.why_none(names)) is not None:
-            raise WorkloadError(f"{technique}: {reason}", remedy="only=GLOB, except=GLOB by name")
+            raise WorkloadError(
+                f"{technique}: {reason}",
+                remedy="pass only=GLOB or except=GLOB with names of modules",
+            )
 
 
 def module_of(graph: Graph, task: int) -> str:
-    """The qualified name of the module that a task ran in; empty for the model itself."""
+    """Return the qualified name of the module that a task ran in; empty for the model itself."""
     return graph.task(task).module.partition(".")[2]

@@ -1,4 +1,4 @@
-"""Which of the user's modules call a function themselves, and with what they are called."""
+"""Find the modules that call a function directly, and their arguments."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-_LIBRARY = "torch.nn."
-
 
 @dataclass(frozen=True)
 class Site:
-    """A module and what its forward was called with first, by the parameters' names."""
+    """A module and the arguments of its first forward, by the parameters' names."""
 
     name: str
     module: Any
@@ -23,17 +21,14 @@ class Site:
 def callers(
     model: Any, run: Callable[[], object], functions: tuple[str, ...], kinds: tuple[type, ...] = ()
 ) -> list[Site]:
-    """The innermost modules in whose forward a function of these names is called.
+    """Return the innermost modules whose forward calls one of `functions`.
 
-    Torch's own layers count as functions of the module around them; those of a class in `kinds`
-    are sites themselves, whatever they call.
+    Torch's own layers count as functions of the enclosing module; modules of a class in `kinds` are
+    sites themselves, whatever they call.
 
     Args:
         model: an ``nn.Module``.
         run: runs a forward pass of it.
-
-    Raises:
-        whatever `run` raises.
     """
     from torch.overrides import TorchFunctionMode
 
@@ -62,7 +57,11 @@ def callers(
     def after(module: Any, args: Any, output: Any) -> None:
         open_.pop()
 
-    watched = [m for m in model.modules() if type(m) in kinds or not _of_library(m)]
+    watched = [
+        m
+        for m in model.modules()
+        if type(m) in kinds or not type(m).__module__.startswith("torch.nn.")
+    ]
     with contextlib.ExitStack() as hooks:
         for module in watched:
             hooks.enter_context(module.register_forward_pre_hook(before, with_kwargs=True))
@@ -70,7 +69,3 @@ def callers(
         with Watch():
             run()
     return list(sites.values())
-
-
-def _of_library(module: Any) -> bool:
-    return type(module).__module__.startswith(_LIBRARY)

@@ -1,9 +1,9 @@
-"""Take units out of layers, and put what they did into those that stay.
+"""Remove units of layers and compensate with the remaining ones.
 
-A unit is an output of a linear layer or a channel of a convolution whose values one next layer
-alone reads, behind what treats each unit by itself (norm, activation, pooling). If such a value is
-a sum of kept units' values and a constant, for every input, the next layer can take it from those,
-and nothing changes.
+A unit is an output of a linear layer or a channel of a convolution that only one following layer
+reads, through operations on single units (norm, activation, pooling). If its value is always a
+linear combination of retained units and a constant, the following layer can compute it from those,
+and the model's output stays the same.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from slipstream.errors import WorkloadError
 
 _NORMS = ("BatchNorm1d", "BatchNorm2d")
-# Modules, functions and methods of tensors that leave each unit a unit.
+# Modules, functions and tensor methods that act on each unit separately.
 _BETWEEN = frozenset((
     "ReLU", "ReLU6", "GELU", "SiLU", "Tanh", "Sigmoid", "LeakyReLU", "ELU", "Hardswish", "Dropout",
     "Dropout2d", "Identity", "MaxPool2d", "AvgPool2d", "AdaptiveAvgPool2d", "Flatten", *_NORMS,
@@ -29,12 +29,12 @@ _FLATTEN = ("Flatten", "flatten")
 
 @dataclass(frozen=True)
 class Units:
-    """The units of one layer.
+    """Units of one layer.
 
     Attributes:
-        name: of the layer in the model.
+        name: qualified name of the layer.
         layer, following: the layer, and the only one that reads its units.
-        norms: batch norms from the one to the other.
+        norms: batch norms between them.
     """
 
     name: str
@@ -44,22 +44,22 @@ class Units:
 
     @property
     def count(self) -> int:
-        """How many."""
+        """Number of units."""
         return int(self.layer.weight.shape[0])
 
     @property
     def padded(self) -> bool:
-        """Whether the next layer puts zeros around its input, where no unit has its value."""
+        """Whether the following layer pads its input with zeros, which are not units' values."""
         padding = getattr(self.following, "padding", 0)
         return padding == "same" or (not isinstance(padding, str) and bool(_any(padding)))
 
-    def values(self, given: Any) -> Any:
-        """What the next layer is given, as [samples and places, units]."""
+    def values(self, inputs: Any) -> Any:
+        """Return the following layer's input as [samples and places, units]."""
         if hasattr(self.following, "in_features"):
             if self.following.in_features == self.count:
-                return given.flatten(0, -2)
-            return given.unflatten(-1, (self.count, -1)).movedim(-2, -1).flatten(0, -2)
-        return given.movedim(1, -1).flatten(0, -2)
+                return inputs.flatten(0, -2)
+            return inputs.unflatten(-1, (self.count, -1)).movedim(-2, -1).flatten(0, -2)
+        return inputs.movedim(1, -1).flatten(0, -2)
 
 
 def _any(padding: Any) -> bool:
@@ -67,24 +67,25 @@ def _any(padding: Any) -> bool:
 
 
 def removable_units(model: Any) -> list[Units]:
-    """Every layer whose units only one other reads, front to back; branches and sums stay whole.
+    """Return every layer whose units only one other layer reads, front to back.
 
-    Found in the graph that ``torch.fx`` makes of the model, or else in those of its parts, and in
-    the feed-forward halves of torch's Transformer layers.
+    Layers before branches and sums are excluded. Layers are found in ``torch.fx`` graphs of the
+    model, or of its parts if tracing fails, and in the feed-forward parts of torch's Transformer
+    layers.
 
     Raises:
-        WorkloadError: there is none that could be told.
+        WorkloadError: no such layer was found.
     """
-    units = {one.layer: one for one in _in_graphs(model)}
+    units = {found.layer: found for found in _in_graphs(model)}
     if not units:
-        kinds = sorted({type(one).__name__ for one in model.modules() if not list(one.children())})
+        kinds = sorted({type(m).__name__ for m in model.modules() if not list(m.children())})
         raise WorkloadError(
-            f"no layer of this {type(model).__name__} has units that one other layer alone reads, "
-            f"through what is known of {', '.join(kinds)}",
-            remedy="a linear layer or convolution, activations, then another, as in nn.Sequential",
+            f"no layer of this {type(model).__name__} has units that only one other layer reads "
+            f"through supported operations; it consists of {', '.join(kinds)}",
+            remedy="use a linear layer or convolution, activations, and another such layer",
         )
-    order = [id(one) for one in model.modules()]
-    return sorted(units.values(), key=lambda one: order.index(id(one.layer)))
+    order = [id(module) for module in model.modules()]
+    return sorted(units.values(), key=lambda found: order.index(id(found.layer)))
 
 
 def _in_graphs(model: Any) -> Iterator[Units]:
@@ -102,7 +103,7 @@ def _in_graphs(model: Any) -> Iterator[Units]:
             continue
         try:
             graph = fx.Tracer().trace(part) if list(part.children()) else None
-        except Exception:  # of a user's forward, which need not bear being traced
+        except Exception:  # a user's forward may not be traceable
             graph = None
         if graph is None:
             open_ += list(part.children())
@@ -120,16 +121,16 @@ def _in_graphs(model: Any) -> Iterator[Units]:
             units = _from(node, part, names) if node.op == "call_module" else None
             if units is not None:
                 both = units.layer, units.following
-                if all(calls[one] == 1 == owners[id(one.weight)] for one in both):
+                if all(calls[layer] == 1 == owners[id(layer.weight)] for layer in both):
                     yield units
 
 
 def _from(node: Any, part: Any, names: dict[Any, str]) -> Units | None:
-    """The units that the layer called at `node` makes, if they are read as they have to be."""
+    """Return the units of the layer called at `node`, if only one supported layer reads them."""
     from torch import nn
 
     layer = part.get_submodule(node.target)
-    if not _is_whole(layer):
+    if not _is_plain(layer):
         return None
     norms: list[Any] = []
     flat = False
@@ -138,7 +139,7 @@ def _from(node: Any, part: Any, names: dict[Any, str]) -> Units | None:
         if node.op == "call_module":
             module = part.get_submodule(node.target)
             kind = type(module).__name__
-            if _is_whole(module):
+            if _is_plain(module):
                 linear = isinstance(module, nn.Linear)
                 inputs = module.in_features if linear else module.in_channels
                 count = len(layer.weight)
@@ -163,31 +164,33 @@ def _from(node: Any, part: Any, names: dict[Any, str]) -> Units | None:
     return None
 
 
-def _is_whole(module: Any) -> bool:
+def _is_plain(module: Any) -> bool:
     from torch import nn
 
     return type(module) in (nn.Linear, nn.Conv2d) and getattr(module, "groups", 1) == 1
 
 
-def remove_units(units: Units, kept: Sequence[int], matrix: Any, constant: Any) -> None:
-    """Keep some units and let the next layer make the others of them, in place.
+def remove_units(units: Units, retained: Sequence[int], matrix: Any, constant: Any) -> None:
+    """Remove units in place and let the following layer compute them from the retained ones.
 
     Args:
-        kept: indices, rising.
-        matrix: [removed, kept], what each removed unit is of the kept ones.
-        constant: [removed], what is added to that.
+        retained: indices, ascending.
+        matrix: [removed, retained], coefficients of each removed unit.
+        constant: [removed], offset of each removed unit.
     """
     import torch
 
     layer, following, count = units.layer, units.following, units.count
-    stay = torch.as_tensor(kept, dtype=torch.long)
-    gone = torch.tensor([i for i in range(count) if i not in set(stay.tolist())], dtype=torch.long)
+    stay = torch.as_tensor(retained, dtype=torch.long)
+    removed = torch.tensor(
+        [i for i in range(count) if i not in set(stay.tolist())], dtype=torch.long
+    )
     with torch.no_grad():
         weight = following.weight.detach()
-        # Behind a Flatten each channel is several inputs.
+        # After a Flatten, each channel is several inputs.
         blocks = weight.reshape(weight.shape[0], count, -1)
-        moved = torch.einsum("ogp,gk->okp", blocks[:, gone], matrix.to(weight.dtype))
-        added = torch.einsum("ogp,g->o", blocks[:, gone], constant.to(weight.dtype))
+        moved = torch.einsum("ogp,gk->okp", blocks[:, removed], matrix.to(weight.dtype))
+        added = torch.einsum("ogp,g->o", blocks[:, removed], constant.to(weight.dtype))
         merged = blocks[:, stay] + moved
         if following.bias is None and bool(added.any()):
             following.bias = torch.nn.Parameter(torch.zeros_like(weight[:, 0].reshape(-1)))
@@ -200,10 +203,10 @@ def remove_units(units: Units, kept: Sequence[int], matrix: Any, constant: Any) 
             layer.bias = torch.nn.Parameter(layer.bias.detach()[stay].clone())
         for norm in units.norms:
             _keep_of_norm(norm, stay)
-    for one, name in ((layer, "out"), (following, "in")):
-        kind = "features" if hasattr(one, "in_features") else "channels"
+    for changed, name in ((layer, "out"), (following, "in")):
+        kind = "features" if hasattr(changed, "in_features") else "channels"
         dim = 0 if name == "out" else 1
-        setattr(one, f"{name}_{kind}", int(one.weight.shape[dim]))
+        setattr(changed, f"{name}_{kind}", int(changed.weight.shape[dim]))
 
 
 def _keep_of_norm(norm: Any, stay: Any) -> None:
