@@ -24,7 +24,10 @@ from slipstream.errors import (
     UnknownNameError,
     UsageError,
 )
+from slipstream.graph import TensorSpec
+from slipstream.graph.flow import Match
 from slipstream.technique import (
+    Choosing,
     Settings,
     Stage,
     Technique,
@@ -350,3 +353,33 @@ def test_only_the_named_techniques_are_imported() -> None:
     """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
     assert done.returncode == 0, done.stderr.decode()
+
+
+@dataclass(frozen=True)
+class Picky(Choosing):
+    """Chooses modules and does nothing to them."""
+
+    only: str = "*"
+    except_: str | None = None
+
+    name: ClassVar[str] = "picky"
+
+
+def match(module: str, refusal: str | None = None) -> Match:
+    spec = TensorSpec("float32", (1,), (1,))
+    return Match("linear", module, (0,), (), spec, spec, {}, refusal=refusal)
+
+
+def test_what_is_chosen_can_be_exchanged_and_has_the_name() -> None:
+    found = [match("a", "a is packed"), match("b.0"), match("b.1"), match("c")]
+    assert Picky("b.*", "b.1").chosen(found) == [found[1]]
+    assert Picky().chosen(found) == found[1:]
+
+
+def test_why_nothing_is_chosen() -> None:
+    found = [match("a", "a is packed"), match("b")]
+    assert Picky().why_none_of([], "the step has no layer") == "the step has no layer"
+    assert Picky().why_none_of(found[:1], "") == "a is packed"
+    assert Picky().why_none_of(found, "") is None
+    assert Picky("a").why_none_of(found, "") == "only=a matches none of its modules; near: b"
+    assert Picky("*", "b").why_none_of(found, "") == "except=b leaves none of its modules"

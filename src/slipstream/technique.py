@@ -19,7 +19,16 @@ from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeGuard, runtime_checkable
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Literal,
+    Protocol,
+    TypeGuard,
+    TypeVar,
+    runtime_checkable,
+)
 
 from slipstream.errors import (
     InvalidArgumentError,
@@ -42,6 +51,8 @@ if TYPE_CHECKING:
     from slipstream.cluster import Cluster
     from slipstream.durations import Durations
     from slipstream.graph import Graph
+    from slipstream.graph.flow import Match
+    from slipstream.surgery.selection import Selection
 
 GROUP = "slipstream.techniques"
 # Settings that choose modules: never a technique's main one.
@@ -328,6 +339,51 @@ class Settings:
             elif value != field.default:
                 parts.append(f"{field.name.rstrip('_')}={_write(value)}")
         return self.name + (":" + ",".join(parts) if parts else "")
+
+
+_Found = TypeVar("_Found", bound="Match")
+
+
+class Choosing(Settings):
+    """Base of techniques that change some of the model's modules.
+
+    Attributes:
+        only, except_: patterns of modules' qualified names; None for no pattern.
+    """
+
+    only: str | None
+    except_: str | None
+
+    @property
+    def selection(self) -> Selection:
+        """The modules that are chosen."""
+        from slipstream.surgery.selection import EVERYTHING, Selection
+
+        return Selection(EVERYTHING if self.only is None else self.only, self.except_ or "")
+
+    def why_none_of(self, found: Sequence[Match], none: str) -> str | None:
+        """Return why nothing in `found` is chosen; None if something is.
+
+        Args:
+            none: the reason if `found` is empty.
+        """
+        possible = [match for match in found if match.refusal is None]
+        if not possible:
+            return found[0].refusal if found else none
+        return self.selection.why_none(match.module for match in possible)
+
+    def need_some(self, names: Iterable[str]) -> None:
+        """Check that the patterns choose one of the modules `names`.
+
+        Raises:
+            WorkloadError: they choose none.
+        """
+        self.selection.need_some(self.name, names)
+
+    def chosen(self, found: Iterable[_Found]) -> list[_Found]:
+        """Return what can be exchanged in modules that are chosen."""
+        selection = self.selection
+        return [match for match in found if match.refusal is None and match.module in selection]
 
 
 def registry() -> dict[str, type[Technique]]:
