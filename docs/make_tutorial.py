@@ -1,9 +1,8 @@
-"""Run the commands whose output the pages show, and put what they print now in its place.
+"""Run the commands whose output the pages show, and replace the shown output by the new one.
 
     python docs/make_tutorial.py
 
-It takes some minutes and is best left alone with the machine. Read the text around the numbers
-afterwards: it may have to follow them.
+It takes some minutes; run it on an idle machine, and adapt the text around the numbers afterwards.
 """
 
 from __future__ import annotations
@@ -17,16 +16,21 @@ import sys
 import tempfile
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-EXAMPLES = HERE.parent / "examples"
-# Pages in the order they are read, each with the packages it tells its reader to install.
-PAGES = {"tutorial.md": (), "frameworks.md": (), "your_own_technique.md": ("technique_package",)}
+ROOT = Path(__file__).resolve().parents[1]
+EXAMPLES = ROOT / "examples"
+# Pages in reading order, each with the example packages that its commands need.
+PAGES = {
+    "README.md": (),
+    "docs/tutorial.md": (),
+    "docs/frameworks.md": (),
+    "docs/your_own_technique.md": ("technique_package",),
+}
 SHOWN = re.compile(r"^```console\n\$ ([^\n]*)\n.*?^```$", re.MULTILINE | re.DOTALL)
 _WIDTH = "124"
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """A wide terminal, a history and packages of its own."""
+    """Return variables for a wide terminal, and a separate history and package folder."""
     return {
         **os.environ,
         "COLUMNS": _WIDTH,
@@ -37,17 +41,17 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def install(package: str, folder: Path) -> None:
-    """Install an example's package beside the copy of the examples."""
+    """Install an example package for the commands run in `folder`."""
     command = ["-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--target"]
     source = str(folder / "examples" / package)
     subprocess.run([sys.executable, *command, str(folder / "packages"), source], check=True)
 
 
 def printed(command: str, folder: Path) -> str:
-    """What `command` writes to its output, without blanks at the ends of lines.
+    """Return what `command` prints, without trailing blanks.
 
     Raises:
-        subprocess.CalledProcessError: it fails.
+        subprocess.CalledProcessError: the command failed.
     """
     done = subprocess.run(
         shlex.split(command), cwd=folder, env=environment(folder), check=True,
@@ -57,16 +61,16 @@ def printed(command: str, folder: Path) -> str:
 
 
 def main() -> None:
-    """Bring every page up to date."""
+    """Update every page."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         shutil.copytree(EXAMPLES, folder / "examples")
         for page, packages in PAGES.items():
             for package in packages:
                 install(package, folder)
-            path = HERE / page
+            path = ROOT / page
             text = SHOWN.sub(
-                lambda one: f"```console\n$ {one[1]}\n{printed(one[1], folder)}\n```",
+                lambda shown: f"```console\n$ {shown[1]}\n{printed(shown[1], folder)}\n```",
                 path.read_text("utf-8"),
             )
             path.write_text(text, encoding="utf-8")
