@@ -62,6 +62,28 @@ def test_without_antialiasing_it_is_torchs(method: Any, mode: str, coordinates: 
     assert np.allclose(ours, theirs[0].numpy().transpose(1, 2, 0), atol=0.02)
 
 
+@pytest.mark.parametrize("coordinates", ["half_pixel", "corners", "asymmetric"])
+@pytest.mark.parametrize("method", ["nearest", "bilinear", "bicubic"])
+def test_resizing_to_the_same_size_changes_nothing(method: Any, coordinates: Any) -> None:
+    image = picture(12, 9).astype(np.float32)
+    assert np.allclose(pre.Resize(12, 9, method, False, coordinates)(image), image, atol=1e-3)
+
+
+def test_colours_of_one_standard_are_read_by_another() -> None:
+    def rgb_from_yuv(red: float, blue: float) -> Array:
+        """From the weights of red and blue in luminance."""
+        green = 1 - red - blue
+        to_yuv = np.array([[red, green, blue],
+                           np.array([-red, -green, 1 - blue]) / (2 * (1 - blue)),
+                           np.array([1 - red, -green, -blue]) / (2 * (1 - red))])  # fmt: skip
+        return np.linalg.inv(to_yuv)
+
+    matrix = rgb_from_yuv(0.2126, 0.0722) @ np.linalg.inv(rgb_from_yuv(0.299, 0.114))
+    pixels = np.array([[[60, 90, 120], [140, 100, 80], [90, 150, 110]]], np.uint8)
+    mixed = pre.Colour(matrix="mixed")(pixels).astype(float)
+    assert np.abs(mixed - pixels @ matrix.T).max() <= 0.6
+
+
 def test_pixels_of_every_kind_of_file() -> None:
     decode = pre.Decode()
     grey = np.arange(0, 60000, 1000, dtype=np.uint16).reshape(6, 10)
@@ -94,6 +116,23 @@ def test_a_damaged_image_is_named(cut: int) -> None:
     with pytest.raises(pre.RawInputError, match="does not decode") as caught:
         pre.image_pipeline(16).batch([whole, whole[:cut]])
     assert caught.value.where == "raw input 1"
+
+
+def test_turns_are_counter_clockwise_and_mirrors_come_first() -> None:
+    corners = np.array([[0, 1], [2, 3]], np.uint8)[..., None]
+    for turn, mirror, expected in (
+        (90, False, [1, 3, 0, 2]),
+        (180, False, [3, 2, 1, 0]),
+        (270, False, [2, 0, 3, 1]),
+        (90, True, [0, 2, 1, 3]),
+    ):
+        assert pre.Orient(turn, mirror)(corners).ravel().tolist() == expected
+
+
+def test_channels_are_in_the_order_of_their_letters() -> None:
+    pixel = np.array([[[10, 20, 30]]], np.uint8)
+    for colours, expected in (("BGR", [30, 20, 10]), ("GBR", [20, 30, 10])):
+        assert pre.Channels(colours)(pixel).ravel().tolist() == expected
 
 
 def test_pixels_that_are_none_are_refused() -> None:

@@ -40,6 +40,16 @@ def test_numbers_are_those_of_a_tokeniser() -> None:
         assert PIPELINE(text).tolist() == theirs.encode(text).ids, text
 
 
+def test_a_vocabulary_has_endings_of_two_to_four_letters() -> None:
+    assert {"walking", "##ng", "##ing", "##king"} <= {*pre.vocabulary_of(["walking"]).split()}
+
+
+def test_texts_without_a_token_at_one_end_have_no_pair_to_change() -> None:
+    one_sided = pre.Sequence(first=2)
+    assert [text for text, _ in one_sided.bugs() if "around" in text] == []
+    assert (one_sided.pad, one_sided(np.array([7])).tolist()[:3]) == (0, [2, 7, 0])
+
+
 def test_bytes_paths_and_text_are_one(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text(TEXTS[0], "utf-8")

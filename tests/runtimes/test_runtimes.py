@@ -121,6 +121,7 @@ def test_a_model_behind_our_server_answers_the_same_bytes(file: Path) -> None:
         runtimes.load(server.address) as remote,
     ):
         assert remote.inputs == model.inputs
+        assert (model.concurrent, remote.concurrent) == (False, True)
         for samples in SIZES:
             assert remote.run([inputs(samples)])[0].tobytes() == (
                 model.run([inputs(samples)])[0].tobytes()

@@ -16,6 +16,7 @@ import pytest
 from raw_sockets import exchange
 from slipstream import runtimes
 from slipstream.runtimes import TensorSpec, protocol, server
+from slipstream.runtimes.batching import Batcher
 from slipstream.runtimes.python import CallableRuntime
 from slipstream.runtimes.server import ModelServer
 
@@ -275,6 +276,14 @@ def sample(value: float) -> bytes:
     return inputs(tensor(data=[value] * 4))
 
 
+def test_batches_hold_no_more_than_their_maximum() -> None:
+    waiting: Batcher[int] = Batcher(runtimes.BatchPolicy(3))
+    for number in range(7):
+        waiting.put(number)
+    waiting.end()
+    assert [waiting.take() for _ in range(4)] == [[0, 1, 2], [3, 4, 5], [6], None]
+
+
 def test_one_bad_request_does_not_fail_the_others_of_its_batch() -> None:
     sizes: list[int] = []
 
@@ -290,6 +299,7 @@ def test_one_bad_request_does_not_fail_the_others_of_its_batch() -> None:
         asking(found, sample(1), sample(2000), sample(2)) as answers,
     ):
         codes = [status(answer.result()) for answer in answers]
+        assert (found.answered, found.failed) == (2, 1)
         assert "too large" in content(answers[1].result())["error"]
     assert codes == [200, 500, 200]
     assert sizes[0] == 3

@@ -65,6 +65,13 @@ def test_halving_promotes_the_best_of_every_rung_whatever_the_order(workers: int
             alive = set(sorted(alive, key=lambda c: curves[c][rung])[: keep // 3])
 
 
+@pytest.mark.parametrize("policy", [Halving(1, 9), Asha(1, 9)], ids=str)
+def test_new_trials_start_at_their_lowest_fidelity(policy: RungPolicy) -> None:
+    first = policy.ask()
+    assert first is not None
+    assert (first.fidelity, first.rung, first.parent) == (1, 0, None)
+
+
 def test_asha_promotes_who_was_in_the_best_third_when_asked() -> None:
     rng = random.Random(1)
     curves = [[rng.random() for _ in range(3)] for _ in range(60)]

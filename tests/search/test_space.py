@@ -121,6 +121,16 @@ def test_a_float_with_a_step_has_decimal_values() -> None:
     assert "step" not in str(Space({"dropout": Float(0, 1)}).to_json())
 
 
+@pytest.mark.parametrize(
+    "parameter", [Int(1, 40, log=True), Int(16, 512, step=16, log=True)], ids=str
+)
+def test_logarithmic_integers_survive_the_unit_interval(parameter: Int) -> None:
+    for value in range(parameter.lo, parameter.hi + 1, parameter.step):
+        (unit,) = parameter.to_units(value)
+        assert 0 <= unit < 1
+        assert parameter.from_units([unit]) == value
+
+
 def test_inactive_values_do_not_count() -> None:
     space = Space({"net": Choice(mlp={"width": Int(1, 9)}, none={})})
     with_rest = space.candidate({"net": "none", "net.mlp.width": 4})
@@ -149,7 +159,8 @@ def test_rules_over_arrays_are_those_over_candidates() -> None:
         ties={"twice": "2 * net.mlp.width"},
         forbid=["net.mlp.width > 256 and lr > 0.01 or net.mlp.width < 20",
                 "act in ('gelu',) and not 2 <= net.cnn.depth < 7",
-                "twice > 900", "max(lr, 0.05) > 0.05 if act == 'relu' else lr < 0.0002"],
+                "twice > 900", "max((lr, 0.001)) > 0.09",
+                "max(lr, 0.05) > 0.05 if act == 'relu' else lr < 0.0002"],
     )  # fmt: skip
     columns = space.sample_columns(3000, np.random.default_rng(1))
     rows = [space.row(columns, at) for at in range(3000)]
@@ -178,6 +189,7 @@ def test_rules_over_arrays_are_those_over_candidates() -> None:
         (lambda: Space({"a": Float(0, 1)}, forbid=["a < 2"]).check(), "is empty"),
         (lambda: Space({"a": Int(0, 9)}, forbid=["__import__('os')"]), "may not"),
         (lambda: Space({"a": Int(0, 9)}, forbid=["a ** a > 3"]), "exponent"),
+        (lambda: Space({"a": Int(0, 9)}, forbid=["a ** 65 > 3"]), "exponent"),
         (lambda: Space({"a": Int(0, 9)}).candidate({"a": 10}), "among 0 to 9"),
         (lambda: Space({"a": Int(0, 9)}).candidate({}), "no value"),
         (lambda: Space({"a": Bool()}, ties={"b": "c + 1", "c": "b + 1"}), "c -> b|b -> c"),

@@ -36,6 +36,9 @@ from slipstream.search import (
     estimator,
     study,
 )
+from slipstream.search.estimators import TrialRun, call
+from slipstream.search.metrics import parse_limits
+from slipstream.search.strategies import Evolution
 
 SPACE = Space({f"x{i}": Float(-1.0, 1.0) for i in range(4)} | {"n": Int(1, 9)})
 
@@ -77,6 +80,23 @@ def test_a_study_cut_short_ends_as_one_that_was_not(tmp_path: Path, strategy: st
     assert facts(cut) == facts(whole)
     assert made("cut.db").load().replay() == len(whole.trials) >= 60
     assert whole.best() is not None
+
+
+def test_trees_search_between_the_optima_of_two_objectives() -> None:
+    pytest.importorskip("sklearn")
+    made = study("s", Space({"x": Float(-8, 8)}), {"a": "min", "b": "min"}, strategy="trees",
+                 estimator=lambda c: {"a": abs(c["x"]), "b": abs(c["x"] - 4)})  # fmt: skip
+    made.run(budget=Budget(trials=48))
+    inside = [0 <= trial.candidate.values["x"] <= 4 for trial in made.trials]
+    assert sum(inside[20:]) >= 14 > 2 * sum(inside[:20])
+
+
+def test_evolution_begins_as_soon_as_it_has_a_sample_of_parents() -> None:
+    made = study("s", SPACE, "y", estimator=bowl, strategy=Evolution(sample=4)).run(
+        budget=Budget(trials=5)
+    )
+    *parents, child = ({*trial.candidate.values.items()} for trial in made.trials)
+    assert child & set.union(*parents) - {("n", n) for n in range(10)}
 
 
 @pytest.mark.parametrize(
@@ -182,6 +202,36 @@ def test_the_analytic_filter_learns_by_how_much_it_is_wrong(tmp_path: Path, rati
     assert all("predicted, times 1.5)" in reason for reason in reasons)
     made("cut.db", 25)
     assert facts(made("cut.db", 60)) == facts(whole)
+
+
+@pytest.mark.parametrize(("text", "holds"), [
+    ("<= 4", [True, True, False]), ("< 4", [True, False, False]),
+    (">= 4", [False, True, True]), ("> 4", [False, False, True]),
+])  # fmt: skip
+def test_only_inclusive_limits_include_their_bound(text: str, holds: list[bool]) -> None:
+    (limit,) = parse_limits({"memory": text}, {"memory": ""})
+    assert [limit.violation(value) == 0 for value in (3.0, 4.0, 5.0)] == holds
+    assert {limit.violation(value) for value in (3.0, 5.0)} == {0.0, 0.25}
+
+
+def test_a_prediction_of_zero_teaches_no_factor() -> None:
+    made = study("s", Space({"x": Float(0, 1)}), "y",
+                 estimator=Estimator(lambda c: {"y": c["x"], "memory": 1.0}),
+                 analytic=[Estimator(lambda c: 0.0, {"memory": ""}, Provenance.SIMULATED)],
+                 constraints={"memory": "<= 4"}, strategy="random")  # fmt: skip
+    made.run(budget=Budget(trials=3))
+    assert [trial.state for trial in made.trials] == [State.COMPLETE] * 3
+
+
+@pytest.mark.parametrize(("function", "takes_run"), [
+    (lambda config, run: run, True), (lambda config, run=None: run, True),
+    (lambda config, depth=None: depth, False),
+])  # fmt: skip
+def test_a_second_parameter_gets_the_run_if_required_or_named_so(
+    function: Callable[..., Any], given: bool
+) -> None:
+    run = TrialRun(1.0, 0)
+    assert call(function, {}, run) is (run if given else None)
 
 
 def test_nothing_is_evaluated_twice() -> None:

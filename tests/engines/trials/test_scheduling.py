@@ -110,6 +110,12 @@ def test_equal_trials_are_not_resized_forever(
         makespan(trials, n, scheduler_named("level"), restart_s=restart_s)
 
 
+@pytest.mark.parametrize("devices", [1, 2, 4])
+def test_a_lone_trial_that_scales_gets_every_device(devices: int) -> None:
+    trial = TrialSet.of(np.full(1, 100.0), np.zeros(1), np.ones(1), max_width=devices)
+    assert makespan(trial, devices, scheduler_named("level")) == pytest.approx(100 / devices)
+
+
 def test_an_arrival_gets_a_device_of_a_wide_trial() -> None:
     state = empty_state(2, 8, restart_s=5.0, max_pack=4)
     level, rates = scheduler_named("level"), rates_of(Cost(1.0, gamma=0.05), 8)
@@ -209,6 +215,12 @@ def test_a_prediction_runs_the_policy_on_a_virtual_clock(rungs: Any) -> None:
     for spans in rows.values():
         spans.sort()
         assert all(a[1] <= b[0] + 1 for a, b in itertools.pairwise(spans))
+
+
+def test_a_trial_fills_its_device_unless_its_cost_says_otherwise() -> None:
+    whole = estimator({"y": ""}, cost=lambda config: Cost(2.0))(lambda config: 0.0)
+    made = study("s", SPACE, "y", estimator=whole, budget=Budget(trials=3))
+    assert predict(made, [1])[0].makespan_s == pytest.approx(6.0)
 
 
 def test_without_costs_or_an_end_there_is_no_prediction() -> None:
