@@ -15,8 +15,8 @@ from slipstream.verbs import advising
 from slipstream.verbs.advising import Advice, advise
 from slipstream.verbs.checking import Check
 from slipstream.verbs.goals import Goal
-from slipstream.verbs.outlooks import SpeedupBound
 from slipstream.verbs.results import Predicted, Refused
+from slipstream.verbs.speedup_bounds import SpeedupBound
 from tiny_models import captured
 
 MB = 2**20

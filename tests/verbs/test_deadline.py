@@ -19,14 +19,14 @@ from slipstream.technique import parse
 from slipstream.verbs import advising
 from slipstream.verbs.advising import advise
 from slipstream.verbs.deadline import (
-    as_far_as_known,
-    estimated_in_words,
-    is_guessed,
     measure_in_time,
+    refuse_if_assumed,
+    relies_on_guesses,
+    unmeasured_note,
 )
-from slipstream.verbs.outlooks import first_look
 from slipstream.verbs.predicting import predict
 from slipstream.verbs.results import Predicted, Refused
+from slipstream.verbs.speedup_bounds import first_look
 from tiny_models import captured
 
 
@@ -101,10 +101,10 @@ def test_what_there_was_no_time_for_is_counted_and_not_told(graph: Graph, tmp_pa
     durations = Some(tmp_path / "none.db", most=4)
     left = measured(graph, durations, "amp:bf16")
     assert left > 0
-    assert f"{left:,} operators" in estimated_in_words(left)
+    assert f"{left:,} operators" in unmeasured_note(left)
     (guessed,) = predict(graph, ["amp:bf16"], durations=durations, measuring_s=0.0)
     assert isinstance(guessed, Predicted)
-    told = as_far_as_known(graph, guessed, durations)
+    told = refuse_if_assumed(graph, guessed, durations)
     assert isinstance(told, Refused)
     assert "cannot be predicted here: there was no time to measure" in told.in_words
     assert told.techniques == guessed.techniques
@@ -114,9 +114,9 @@ def test_what_was_measured_is_told(graph: Graph, tmp_path: Path) -> None:
     durations = Some(tmp_path / "none.db")
     assert measured(graph, durations, "amp:bf16") == 0
     (told,) = predict(graph, ["amp:bf16"], durations=durations, measuring_s=0.0)
-    assert as_far_as_known(graph, told, durations) is told
-    assert estimated_in_words(0) == ""
-    assert "1 operator was " in estimated_in_words(1)
+    assert refuse_if_assumed(graph, told, durations) is told
+    assert unmeasured_note(0) == ""
+    assert "1 operator was " in unmeasured_note(1)
 
 
 def test_a_combination_rests_on_no_more_than_its_parts(graph: Graph, tmp_path: Path) -> None:
@@ -126,10 +126,10 @@ def test_a_combination_rests_on_no_more_than_its_parts(graph: Graph, tmp_path: P
     singles = predict(graph, parts, durations=durations, measuring_s=0.0)
     (joint,) = predict(graph, ["+".join(parts)], durations=durations, measuring_s=0.0)
     alone = [p for p in singles if isinstance(p, Predicted)]
-    assert not is_guessed(joint, alone)
+    assert not relies_on_guesses(joint, alone)
     # At twice the batch nobody has timed the casts.
     (guessed,) = predict(graph, ["batch_size:x2+amp:bf16"], durations=durations, measuring_s=0.0)
-    assert is_guessed(guessed, alone)
+    assert relies_on_guesses(guessed, alone)
 
 
 @pytest.mark.parametrize(("seconds", "told"), [(60.0, True), (0.0, False)])

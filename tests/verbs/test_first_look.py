@@ -20,9 +20,9 @@ from slipstream.techniques.precision import Amp
 from slipstream.techniques.threads import Threads
 from slipstream.verbs import advising
 from slipstream.verbs.advising import advise
-from slipstream.verbs.outlooks import SpeedupBound, first_look
 from slipstream.verbs.predicting import predict
 from slipstream.verbs.results import Predicted, Prediction
+from slipstream.verbs.speedup_bounds import SpeedupBound, first_look
 from tiny_models import captured
 
 
@@ -61,12 +61,12 @@ def test_nothing_is_measured_and_the_bound_holds(graph: Graph, tmp_path: Path) -
     assert one.missing > 0
     assert 0 < one.share < 1
     # At the very least the rest of the step remains.
-    assert one.most is not None
-    assert 1 < one.most < math.inf
+    assert one.max_speedup is not None
+    assert 1 < one.max_speedup < math.inf
     # New forms as fast as old ones: casts come on top, so that the gain is below the bound.
     durations.told = True
     (told,) = predict(graph, ["amp:bf16"], durations=durations)
-    assert told.speedup < one.most
+    assert told.speedup < one.max_speedup
 
 
 def test_more_threads_gain_no_more_than_there_are_threads(
@@ -76,8 +76,8 @@ def test_more_threads_gain_no_more_than_there_are_threads(
     for count in (2, 4):
         (one,) = first_look(graph, [Threads(count)], Told(tmp_path / "none.db", 1.0))
         assert one.missing > 0
-        assert one.most is not None
-        assert 1 < one.most <= count
+        assert one.max_speedup is not None
+        assert 1 < one.max_speedup <= count
         assert not one.decided
     # Back to fewer threads: how many times faster that is has no such bound.
     assert Threads(1).minimum_share(replace(graph, meta={**graph.meta, "threads": 2})) == 0
@@ -151,7 +151,7 @@ def test_page_faults_that_grow_are_no_gain(
         after = replace_tasks(one.graph, duration_ns=duration_ns, provenance=provenance)
         return [replace(one, graph=after)]
 
-    monkeypatch.setattr("slipstream.verbs.outlooks.predict", predicted)
+    monkeypatch.setattr("slipstream.verbs.speedup_bounds.predict", predicted)
     (one,) = first_look(faulting, parse("quadratic"), Told(tmp_path / "none.db", 1.0))
     assert one.decided == decided
 

@@ -17,7 +17,7 @@ from slipstream.cli._output import emit_result, note, progress, show_progress
 if TYPE_CHECKING:
     from slipstream.cluster import Cluster
     from slipstream.graph import Graph
-    from slipstream.verbs.outlooks import SpeedupBound
+    from slipstream.verbs.speedup_bounds import SpeedupBound
     from slipstream.workload import Workload
 
 
@@ -85,8 +85,8 @@ def command(
     from slipstream.verbs.deadline import FOR_LAUNCHES, Schedule
     from slipstream.verbs.goals import parse_goals
     from slipstream.verbs.history import history
-    from slipstream.verbs.outlooks import first_look_table
     from slipstream.verbs.serving import need_inference
+    from slipstream.verbs.speedup_bounds import first_look_table
 
     began, limit_s = time.monotonic(), parse_duration_ns(time_limit, "--time-limit") / 1e9
     where = options.cluster_of(cluster, cluster_sizes)
@@ -104,10 +104,10 @@ def command(
             costs = thread_costs(report)
             goals = [replace(goal, costs=costs) for goal in goals]
 
-        def show(outlooks: Sequence[SpeedupBound]) -> None:
+        def show(bounds: Sequence[SpeedupBound]) -> None:
             """The first table, on stderr, above whatever progress is shown."""
             if not as_json:
-                first_look_table(graph, outlooks).print(sys.stderr)
+                first_look_table(graph, bounds).print(sys.stderr)
                 print(file=sys.stderr, flush=True)
 
         def settle(recorded: Graph) -> Graph:

@@ -1,8 +1,7 @@
-"""advise: every technique and the combinations that help, and which of them are worth having.
+"""advise: predict every technique and the combinations that help, and recommend the best.
 
-A combination grows from techniques that help on their own, a beam at a time: all of it is edits
-of one graph, so that a hundred of them cost seconds. What remains is the Pareto front over time
-per sample, memory and what happens to the numbers.
+Combinations grow from techniques that help alone, by beam search: each is an edit of one graph, so
+a hundred take seconds. The result is the Pareto front over time per sample, memory and numerics.
 """
 
 from __future__ import annotations
@@ -23,13 +22,12 @@ from slipstream.verbs.checking import Check
 from slipstream.verbs.combining import Combination, joined, search_combinations
 from slipstream.verbs.deadline import (
     MORE_TIME,
-    as_far_as_known,
-    estimated_in_words,
-    is_guessed,
     measure_in_time,
+    refuse_if_assumed,
+    relies_on_guesses,
+    unmeasured_note,
 )
 from slipstream.verbs.goals import Goal
-from slipstream.verbs.outlooks import SpeedupBound, first_look, format_bound
 from slipstream.verbs.predicting import Folded, predict
 from slipstream.verbs.request import command_for
 from slipstream.verbs.results import (
@@ -46,49 +44,48 @@ from slipstream.verbs.results import (
     refused,
     starred,
 )
+from slipstream.verbs.speedup_bounds import SpeedupBound, first_look, format_bound
 from slipstream.workload import Workload
 
-# A part of a combination must save this share of time or memory on its own.
+# Minimum share of time or memory that a part of a combination saves alone.
 _USEFUL = 0.01
-# And take no longer than so many steps: memory at a higher price is bought alone if at all.
-_DEAREST = 2.0
-# A larger combination must be better than a smaller one by this share to be worth its trouble.
+# Maximum step time of a part that saves memory, relative to the baseline.
+_MAX_RATIO = 2.0
+# Minimum improvement of a combination over a smaller one.
 _WORTH_A_PART = 0.01
 _BEAM = 6
-_MOST_PARTS = 3
-# What combinations ask beyond the single techniques is measured for so long, the rest estimated;
-# before a deadline for less.
-_LONGEST_MEASURING_S, _MEASURING_IN_TIME_S = 12.0, 6.0
-# Of the time that is left for single techniques and combinations together.
-_FOR_COMBINATIONS = 0.25
-# Techniques that need at most this many operators are timed first, in this share of the time.
-_FEW, _FOR_FEW = 8, 0.4
-# Combinations that are predicted between two looks at the clock.
-_AT_ONCE = 8
+_MAX_PARTS = 3
+# Time limits of measuring further operators for combinations, without and with a deadline.
+_MAX_MEASURING_S, _MAX_MEASURING_BEFORE_DEADLINE_S = 12.0, 6.0
+# Share of the remaining time that is reserved for combinations.
+_SHARE_FOR_COMBINATIONS = 0.25
+# Techniques with at most this many operators are timed first, in this share of the time.
+_FEW, _SHARE_FOR_FEW = 8, 0.4
+# Combinations that are predicted between two checks of the deadline.
+_BATCH = 8
 _RISK = {kind: number for number, kind in enumerate(QualityKind)}
 
 
 @dataclass(frozen=True)
 class Advice:
-    """What might be done with a step.
+    """Recommended techniques for a step.
 
     Attributes:
-        predictions: of single techniques and combinations that apply, the cheapest sample first;
-            then what does not apply, with the reason.
-        front: names of those that nothing else beats in time per sample, memory and quality
-            at once.
-        best: the first choice: of those that meet the goals the cheapest, or None when none is
-            worth it or the goals cannot be met.
+        predictions: techniques and combinations that apply, the lowest time per sample first; then
+            refusals with their reasons.
+        front: names of the Pareto-optimal ones in time per sample, memory and numerics.
+        best: the first choice: the fastest that meets the goals; None if nothing is worth it or
+            the goals cannot be met.
         second: the first choice without `best`.
-        goals: all that were asked for.
-        needed: goals that the step does not meet unmodified.
-        unmet: of these, those that nothing meets; all of them when no step meets all.
-        seen, combinations: combinations that were predicted, and how many there are of the
-            techniques that help alone; 0 where they were not looked for.
-        estimated: operators that single techniques asked for and there was no time to measure.
-        not_timed: by technique that there was no time for: the speed-up that it can reach at most,
-            None if that has no bound.
-        check: the first choice, measured next to the baseline.
+        goals: the requested goals.
+        needed: goals that the unmodified step does not meet.
+        unmet: needed goals that nothing meets; all of them if no step meets all goals.
+        seen, combinations: number of predicted combinations, and of all combinations of the
+            techniques that help alone; 0 if combinations were not requested.
+        estimated: number of operators of single techniques that there was no time to measure.
+        not_timed: maximum speed-up of each technique that there was no time for; None if it has no
+            bound.
+        check: measurement of the first choice next to the baseline.
     """
 
     predictions: tuple[Prediction, ...]
@@ -112,7 +109,6 @@ class Advice:
         return Table.of(applying(self.predictions), fields, notes=notes).to_html()
 
     def to_json(self) -> dict[str, Any]:
-        """As results are printed."""
         return {
             "predictions": [p.to_json() for p in self.predictions],
             "pareto_front": sorted(self.front),
@@ -120,17 +116,17 @@ class Advice:
             "combinations": {"seen": self.seen, "all": self.combinations},
             "estimated": self.estimated,
             "not_timed": [
-                {"technique": name, "speedup_at_most": most}
-                for name, most in self.not_timed.items()
+                {"technique": name, "speedup_at_most": bound}
+                for name, bound in self.not_timed.items()
             ],
             "check": self.check and self.check.to_json(),
             "goals": [
                 {
-                    "goal": str(one),
-                    "holds_as_it_is": one not in self.needed,
-                    "can_be_met": one not in self.unmet,
+                    "goal": str(goal),
+                    "holds_as_it_is": goal not in self.needed,
+                    "can_be_met": goal not in self.unmet,
                 }
-                for one in self.goals
+                for goal in self.goals
             ],
         }
 
@@ -143,26 +139,26 @@ class Advice:
         everything: bool = True,
         time_limit: str = "",
     ) -> Table:
-        """All predictions for the recorded step, and what to do with them.
+        """Return a table of all predictions, with the first choice and further advice as notes.
 
         Args:
             script: the plain script to be measured next; None for a function.
-            past: how predictions on this machine turned out before, in a sentence.
-            everything: whether to list what does not apply, with the reasons.
-            time_limit: that the advice was to be given in, as the user wrote it.
+            past: a sentence on how past predictions on this machine turned out.
+            everything: whether to list techniques that do not apply, with their reasons.
+            time_limit: of the advice, as the user wrote it.
         """
         by_hand = [] if script is None else self._by_hand(script)
         lines = (
             past,
             PARETO_NOTE if self.front else "",
             *map(self._about, self.goals),
-            f"prove needs a function for {', '.join(by_hand)}: the edit finds no place in the "
-            "script's loop, and `slipstream apply` shows the lines to write"
+            f"prove needs a function for {', '.join(by_hand)}: the edit has no place in the "
+            "script's loop; `slipstream apply` shows the lines to write"
             if by_hand
             else "",
             self._why_not_the_largest(),
-            estimated_in_words(self.estimated),
-            f"{self.seen:,} of {self.combinations:,} combinations of what helps were predicted"
+            unmeasured_note(self.estimated),
+            f"{self.seen:,} of {self.combinations:,} combinations of useful techniques predicted"
             if self.combinations
             else "",
             self._next(graph, by_hand),
@@ -174,7 +170,7 @@ class Advice:
         return replace(table, lead=self._lead(time_limit))
 
     def _lead(self, time_limit: str) -> list[str]:
-        """The first choice as predicted and measured, and what might be better and is unknown."""
+        """Describe the first choice, and techniques that were not timed but could be better."""
         if self.check is not None:
             lines = [self.check.sentence]
         elif self.best is not None:
@@ -187,8 +183,8 @@ class Advice:
             lines = ["nothing here is worth the trouble: keep the step unchanged"]
         if promising := self._promising():
             bounds = ", ".join(
-                f"{name} ({'no bound' if most is None else f'up to {format_bound(most)}'})"
-                for name, most in promising.items()
+                f"{name} ({'no bound' if bound is None else f'up to {format_bound(bound)}'})"
+                for name, bound in promising.items()
             )
             limit = f" in {time_limit}" if time_limit else ""
             lines.append(f"not timed{limit}, could be better: {bounds}; {MORE_TIME} times them")
@@ -196,21 +192,23 @@ class Advice:
 
     def _promising(self) -> dict[str, float | None]:
         """Return the techniques not timed that might beat the first choice, largest bound first."""
-        least = self.best.speedup if self.best is not None else WORTH_IT
+        threshold = self.best.speedup if self.best is not None else WORTH_IT
         promising = {
-            name: most for name, most in self.not_timed.items() if most is None or most > least
+            name: bound
+            for name, bound in self.not_timed.items()
+            if bound is None or bound > threshold
         }
         return dict(sorted(promising.items(), key=lambda item: -(item[1] or 0.0)))
 
     def _short_reasons(self) -> list[str]:
         """Count what does not apply; name what cannot be predicted on a busy machine."""
-        others = [p for p in refused(self.predictions) if p.technique not in self.not_timed]
-        lines = [p.in_words for p in others if p.busy]
-        if behind := len(self.not_timed) - len(self._promising()):
+        reasons = [p for p in refused(self.predictions) if p.technique not in self.not_timed]
+        lines = [p.in_words for p in reasons if p.busy]
+        if count := len(self.not_timed) - len(self._promising()):
             lines.append(
-                f"{behind} more {'were' if behind > 1 else 'was'} not timed, and cannot be better"
+                f"{count} more {'were' if count > 1 else 'was'} not timed, and cannot be better"
             )
-        if count := sum(not p.busy for p in others):
+        if count := sum(not p.busy for p in reasons):
             lines.append(
                 f"{count} technique{'s do' if count > 1 else ' does'} not apply here: --all lists "
                 f"{'them with their reasons' if count > 1 else 'it with its reason'}"
@@ -218,17 +216,16 @@ class Advice:
         return lines
 
     def _about(self, goal: Goal) -> str:
-        """Whether the goal holds already, with which technique, or not at all."""
         if goal.limit is None:
-            return "cost: no price is known here, so it goes with the time per sample"
+            return "cost: no price is known here, so it is proportional to the time per sample"
         if goal not in self.needed:
-            return f"{goal}: holds as it is"
+            return f"{goal}: met by the baseline"
         if goal in self.unmet:
-            return f"{goal}: nothing here is predicted to reach it"
-        return f"{goal}: predicted to hold with {self.best.technique}" if self.best else ""
+            return f"{goal}: nothing here is predicted to meet it"
+        return f"{goal}: predicted to be met with {self.best.technique}" if self.best else ""
 
     def _by_hand(self, script: Workload) -> list[str]:
-        """What changes a script's loop and finds no place in it, so that `prove` cannot run it."""
+        """Return techniques whose edit has no place in the script, so `prove` cannot run them."""
         return [
             p.technique
             for p in applying(self.predictions)
@@ -236,7 +233,7 @@ class Advice:
         ]
 
     def _next(self, graph: Graph, by_hand: Collection[str]) -> str:
-        """The command to run next; empty if nothing is worth it."""
+        """Return the command to run next; empty if nothing is worth it."""
         following = self.best
         if self.check is not None and self.check.worth_it is False:
             following = self.second
@@ -246,22 +243,22 @@ class Advice:
         return f"next: {command_for(verb, graph, following.technique)}"
 
     def _why_not_the_largest(self) -> str:
-        """What the best has and those that gain more lack; empty where none gains more."""
+        """Explain why larger gains are not the first choice; empty if there are none."""
         best = self.best
         if best is None:
             return ""
-        above = [
+        faster = [
             p
             for p in applying(self.predictions)
             if p.technique in self.front and p.ratio < best.ratio
         ]
         reasons = []
-        if any(not goal.met_by(p) for p in above for goal in self.goals):
-            reasons.append("reaches the goal")
-        if not best.trains_anew and any(p.trains_anew for p in above):
-            reasons.append("needs no other training")
+        if any(not goal.met_by(p) for p in faster for goal in self.goals):
+            reasons.append("meets the goal")
+        if not best.needs_training and any(p.needs_training for p in faster):
+            reasons.append("needs no training")
         if best.verdict is PredictionVerdict.WORTH_IT and any(
-            p.verdict is not best.verdict for p in above
+            p.verdict is not best.verdict for p in faster
         ):
             reasons.append("is certain")
         if not reasons:
@@ -277,107 +274,62 @@ def advise(
     durations: Durations | None = None,
     widen: Callable[[float, float, float], tuple[float, float]] | None = None,
     report: Callable[[str], None] = lambda line: None,
-    show: Callable[[Sequence[SpeedupBound]], None] = lambda outlooks: None,
+    show: Callable[[Sequence[SpeedupBound]], None] = lambda bounds: None,
     settle: Callable[[Graph], Graph] = lambda graph: graph,
     until: float = math.inf,
 ) -> Advice:
-    """Predict every installed technique and the useful combinations of them.
+    """Predict every installed technique and useful combinations of them.
 
     Args:
-        goals: limits that the best must keep.
-        combinations: whether to look for them.
-        durations, widen, report: as `slipstream.verbs.predicting.predict` takes them.
-        show: called with what is known of each technique at once, before the first of their
-            operators is micro-benchmarked; not called when all of them were before.
-        settle: called after that, before a deadline once techniques that need few operators are
-            timed; returns the graph with what takes too long to record before.
-        until: of `time.monotonic`, by when it is to be done, within a second or two: operators that
-            most of the step hangs on are measured first, what is left is estimated, and
-            combinations are tried as long as there is time, the most promising first.
+        goals: limits that the first choice must keep.
+        combinations: whether to predict combinations.
+        durations, widen, report: as for `slipstream.verbs.predicting.predict`.
+        show: called with the preliminary bounds of all techniques before any of their operators is
+            micro-benchmarked; not called if all operators are cached.
+        settle: called after that, and with a deadline after techniques with few operators are
+            timed; returns the graph with data that takes too long to record earlier.
+        until: deadline by `time.monotonic`, kept within a second or two: the operators that matter
+            most are measured first, the others estimated, and the most promising combinations are
+            predicted while time remains.
 
     Raises:
         SlipstreamError: an installed technique cannot be loaded.
-        InvalidArgumentError: `graph` is a path, or anything else that is no graph.
+        InvalidArgumentError: `graph` is not a graph.
     """
     need_graph(graph)
     durations = durations or Durations(threads=int(graph.meta.get("threads", 1)))
-    folded: Folded = {}
-    tried: set[Combination] = set()
-    in_time = until < math.inf
-    seen = size = estimated = 0
-
-    def ask(combinations: Sequence[Combination], measuring_s: float = math.inf) -> list[Prediction]:
-        return predict(
-            graph, combinations, durations=durations, widen=widen, measuring_s=measuring_s,
-            folded=folded, report=report,
-        )  # fmt: skip
-
-    def try_together(combinations: Sequence[Combination]) -> list[Prediction]:
-        """As many as there is time for."""
-        at_once = _AT_ONCE if in_time else max(len(combinations), 1)
-        told: list[Prediction] = []
-        for begin in range(0, len(combinations), at_once):
-            now = time.monotonic()
-            if now >= until:
-                break
-            some = combinations[begin : begin + at_once]
-            # What the single techniques left is more telling than what comes on top of it.
-            measuring_s = 0.0 if estimated else min(measured - now, (until - now) / 4)
-            told += ask(some, measuring_s)
-            tried.update(some)
-        if not in_time:
-            return told
-        return [p for p in told if not is_guessed(p, (known[part,] for part in p.techniques))]
-
+    search = _Search(graph, durations, widen, report, until)
     report("a first look, before anything is measured")
     began = time.monotonic()
-    looked = first_look(graph, single_techniques(), durations, widen)
-    looked_s = time.monotonic() - began
-    if any(one.missing for one in looked):
-        show(looked)
-    # What cannot be worth it whatever its operators take is not measured.
-    undecided = [one for one in looked if not one.decided]
-    decided = [_worth_training(one.prediction, one.most) for one in looked if one.decided]
+    bounds = first_look(graph, single_techniques(), durations, widen)
+    first_look_s = time.monotonic() - began
+    if any(bound.missing for bound in bounds):
+        show(bounds)
+    # Techniques that are not worth it even at their bound are not measured.
+    undecided = [bound for bound in bounds if not bound.decided]
+    decided = [
+        _worth_training(bound.prediction, bound.max_speedup) for bound in bounds if bound.decided
+    ]
+    size = 0
     with durations.measuring():
-        if in_time:
+        if search.has_deadline:
             # A few operators decide about some of the largest gains.
-            quick = [look for look in undecided if look.missing <= _FEW]
-            now = time.monotonic()
-            measure_in_time(graph, quick, durations, now + _FOR_FEW * (until - now), report)
-        graph = settle(graph)
-        if in_time:
-            # Simulating them again takes as long as the first look.
-            left_s = (until - time.monotonic()) * (1 - _FOR_COMBINATIONS * combinations) - looked_s
-            enough = time.monotonic() + left_s
-            estimated = measure_in_time(graph, undecided, durations, enough, report)
-        singles = ask(
-            [one.prediction.techniques for one in undecided], 0.0 if in_time else math.inf
-        )
-        not_timed: dict[str, float | None] = {}
-        if estimated:
-            shown = [as_far_as_known(graph, p, durations) for p in singles]
-            not_timed = {
-                look.prediction.technique: look.most
-                for look, before, after in zip(undecided, singles, shown, strict=True)
-                if after is not before
-            }
-            singles = shown
+            quick = [bound for bound in undecided if bound.missing <= _FEW]
+            search.measure(quick, _SHARE_FOR_FEW * (until - time.monotonic()))
+        search.graph = settle(graph)
+        if search.has_deadline:
+            # Simulating the techniques again takes as long as the first look.
+            share = 1 - _SHARE_FOR_COMBINATIONS * combinations
+            seconds = (until - time.monotonic()) * share - first_look_s
+            search.unmeasured = search.measure(undecided, seconds)
+        singles, not_timed = search.predict_singles(undecided)
         singles = [*map(_worth_training, singles), *decided]
-        known = {p.techniques: p for p in applying(singles)}
+        search.found = {p.techniques: p for p in applying(singles)}
         if combinations:
-            longest_s = _MEASURING_IN_TIME_S if in_time else _LONGEST_MEASURING_S
-            measured = time.monotonic() + longest_s
-            parts = [one for one, p in known.items() if _saves(p)]
-            tried.update(parts)
-            _grow(known, try_together, report)
-            more, size = search_combinations(
-                parts, known, frozenset(tried), try_together, report, until - time.monotonic()
-            )
-            seen = min(len(tried), size)
-            known.update({p.techniques: p for p in applying(more.values()) if _adds(p, known)})
-    ranked = sorted(known.values(), key=lambda p: p.ratio)
+            size = search.combine()
+    ranked = sorted(search.found.values(), key=lambda p: p.ratio)
     front = frozenset(p.technique for p in ranked if not _beaten(p, ranked))
-    # A technique is always shown, a combination only when nothing beats it.
+    # Techniques are always shown, combinations only if they are on the Pareto front.
     ranked = [p for p in ranked if p.technique in front or len(p.techniques) == 1]
     step_ns = singles[0].baseline_ns if singles else 0.0
     peak_bytes = max((p.memory[0] for p in singles), default=0)
@@ -386,81 +338,168 @@ def advise(
     leading = [p for p in meeting if p.technique in front]
     best = _best(leading, needed=bool(needed))
     second = _best([p for p in leading if p is not best], needed=bool(needed))
-    # Where each can be met, but no step meets them all, they all stand.
+    # If each goal can be met, but no step meets all of them, all are unmet.
     unmet = tuple(goal for goal in needed if not any(goal.met_by(p) for p in ranked))
     return Advice(
         (*ranked, *refused(singles)), front, best, tuple(goals), needed,
-        unmet if unmet or meeting else needed, seen, size, estimated, second, not_timed,
+        unmet if unmet or meeting else needed, min(len(search.tried), size), size,
+        search.unmeasured, second, not_timed,
     )  # fmt: skip
 
 
-def single_techniques() -> list[Technique]:
-    """Every technique of one machine with the settings worth trying."""
-    kinds = technique.registry().values()
-    return [one for k in kinds if not k.traits.is_distributed for one in technique.variants(k)]
+@dataclass
+class _Search:
+    """Predictions of one `advise`.
 
+    Attributes:
+        found: predictions of techniques and combinations that apply.
+        tried: combinations that were predicted, whether or not they apply.
+        unmeasured: operators of single techniques that were not measured before the deadline.
+    """
 
-def _grow(
-    known: dict[Combination, Predicted],
-    ask: Callable[[Sequence[Combination]], list[Prediction]],
-    report: Callable[[str], None],
-) -> None:
-    """Add combinations to `known`: useful parts, joined as long as the joint is better."""
-    parts = [one for one, p in known.items() if _saves(p)]
-    alone = {one: known[one,].ratio for (one,) in parts}
+    graph: Graph
+    durations: Durations
+    widen: Callable[[float, float, float], tuple[float, float]] | None
+    report: Callable[[str], None]
+    until: float
+    found: dict[Combination, Predicted] = field(default_factory=dict)
+    tried: set[Combination] = field(default_factory=set)
+    unmeasured: int = 0
+    _folded: Folded = field(default_factory=dict)
+    _measure_until: float = math.inf
 
-    def promise(joint: Combination) -> float:
-        """What it would gain if gains multiplied, the largest first."""
-        return math.prod(alone[one] for one in joint)
+    @property
+    def has_deadline(self) -> bool:
+        return self.until < math.inf
 
-    beam = list(parts)
-    for size in range(2, _MOST_PARTS + 1):
-        wanted = {
-            joint: None
-            for one in beam
-            for part in parts
-            if (joint := joined(one, part)) is not None and joint not in known
+    def measure(self, bounds: Sequence[SpeedupBound], seconds: float) -> int:
+        """Measure operators for this long; return how many are left."""
+        deadline = time.monotonic() + seconds
+        return measure_in_time(self.graph, bounds, self.durations, deadline, self.report)
+
+    def predict(
+        self, combinations: Sequence[Combination], measuring_s: float = math.inf
+    ) -> list[Prediction]:
+        return predict(
+            self.graph, combinations, durations=self.durations, widen=self.widen,
+            measuring_s=measuring_s, folded=self._folded, report=self.report,
+        )  # fmt: skip
+
+    def predict_singles(
+        self, bounds: Sequence[SpeedupBound]
+    ) -> tuple[list[Prediction], dict[str, float | None]]:
+        """Predict techniques; also return the bounds of those that there was no time for."""
+        techniques = [bound.prediction.techniques for bound in bounds]
+        singles = self.predict(techniques, 0.0 if self.has_deadline else math.inf)
+        if not self.unmeasured:
+            return singles, {}
+        checked = [refuse_if_assumed(self.graph, p, self.durations) for p in singles]
+        not_timed = {
+            bound.prediction.technique: bound.max_speedup
+            for bound, before, after in zip(bounds, singles, checked, strict=True)
+            if after is not before
         }
-        if not wanted:
-            break
-        report(f"trying {len(wanted)} combinations of {size} techniques")
-        better = [p for p in applying(ask(sorted(wanted, key=promise))) if _adds(p, known)]
-        known.update({p.techniques: p for p in better})
-        by_time = sorted(better, key=lambda p: p.ratio)[:_BEAM]
-        by_memory = sorted(better, key=lambda p: p.memory[1])[:_BEAM]
-        beam = list({p.techniques: None for p in (*by_time, *by_memory)})
+        return checked, not_timed
+
+    def predict_batches(self, combinations: Sequence[Combination]) -> list[Prediction]:
+        """Predict combinations while time remains."""
+        size = _BATCH if self.has_deadline else max(len(combinations), 1)
+        predictions: list[Prediction] = []
+        for begin in range(0, len(combinations), size):
+            now = time.monotonic()
+            if now >= self.until:
+                break
+            batch = combinations[begin : begin + size]
+            # While single techniques lack measurements, combinations get none.
+            seconds = min(self._measure_until - now, (self.until - now) / 4)
+            predictions += self.predict(batch, 0.0 if self.unmeasured else seconds)
+            self.tried.update(batch)
+        if not self.has_deadline:
+            return predictions
+        return [
+            p
+            for p in predictions
+            if not relies_on_guesses(p, (self.found[part,] for part in p.techniques))
+        ]
+
+    def combine(self) -> int:
+        """Add combinations that are better than their parts; return how many there are in all."""
+        seconds = _MAX_MEASURING_BEFORE_DEADLINE_S if self.has_deadline else _MAX_MEASURING_S
+        self._measure_until = time.monotonic() + seconds
+        parts = [combination for combination, p in self.found.items() if _saves(p)]
+        self.tried.update(parts)
+        self._grow(parts)
+        predictions, size = search_combinations(
+            parts, self.found, frozenset(self.tried), self.predict_batches, self.report,
+            self.until - time.monotonic(),
+        )  # fmt: skip
+        self._add(predictions.values())
+        return size
+
+    def _grow(self, parts: Sequence[Combination]) -> None:
+        """Join useful parts, a beam at a time, as long as the result is better."""
+        ratios = {part: self.found[part,].ratio for (part,) in parts}
+
+        def expected_ratio(combination: Combination) -> float:
+            return math.prod(ratios[part] for part in combination)
+
+        beam = list(parts)
+        for size in range(2, _MAX_PARTS + 1):
+            candidates = {
+                joint: None
+                for combination in beam
+                for part in parts
+                if (joint := joined(combination, part)) is not None and joint not in self.found
+            }
+            if not candidates:
+                break
+            self.report(f"trying {len(candidates)} combinations of {size} techniques")
+            better = self._add(self.predict_batches(sorted(candidates, key=expected_ratio)))
+            by_time = sorted(better, key=lambda p: p.ratio)[:_BEAM]
+            by_memory = sorted(better, key=lambda p: p.memory[1])[:_BEAM]
+            beam = list({p.techniques: None for p in (*by_time, *by_memory)})
+
+    def _add(self, predictions: Iterable[Prediction]) -> list[Predicted]:
+        """Add combinations that are better in something than each combination they contain."""
+
+        def adds(p: Predicted) -> bool:
+            parts = set(p.techniques)
+            return all(_better(p, q) for c, q in self.found.items() if set(c) < parts)
+
+        better = [p for p in applying(predictions) if adds(p)]
+        self.found.update({p.techniques: p for p in better})
+        return better
+
+
+def single_techniques() -> list[Technique]:
+    """Return every technique for one machine, with the settings worth trying."""
+    kinds = technique.registry().values()
+    return [part for k in kinds if not k.traits.is_distributed for part in technique.variants(k)]
 
 
 def _saves(p: Predicted) -> bool:
     before, after = p.memory
-    sparing = after < before * (1 - _USEFUL) and p.ratio < _DEAREST
-    return sparing or p.ratio < 1 - _USEFUL
-
-
-def _adds(p: Predicted, known: dict[Combination, Predicted]) -> bool:
-    """Whether the combination is better in something than each combination it contains."""
-    parts = set(p.techniques)
-    inside = [q for one, q in known.items() if set(one) < parts]
-    return all(_better(p, q) for q in inside)
+    saves_memory = after < before * (1 - _USEFUL) and p.ratio < _MAX_RATIO
+    return saves_memory or p.ratio < 1 - _USEFUL
 
 
 def _better(p: Predicted, q: Predicted) -> bool:
-    """Whether `p` saves time or memory against `q` that is worth another part."""
+    """Whether `p` saves enough time or memory over `q` to be worth another part."""
     return any(a < b * (1 - _WORTH_A_PART) for a, b in zip(_costs(p), _costs(q), strict=True))
 
 
 def _beaten(p: Predicted, others: Iterable[Predicted]) -> bool:
-    """Whether another one, or the step as it is, is about as good in everything.
+    """Whether another prediction or the baseline is about as good in everything.
 
-    And better in something; where two are about equal, the one of fewer parts stays.
+    Among predictions that are about equal, the one with the fewest parts is not beaten.
     """
     if p.ratio >= 1 and p.memory[1] >= p.memory[0]:
         return True
     for q in others:
         if q is p or _risk(q) > _risk(p) or _better(p, q):
             continue
-        simpler = len(q.techniques) - len(p.techniques)
-        if _better(q, p) or (simpler, _risk(q), q.ratio) < (0, _risk(p), p.ratio):
+        more_parts = len(q.techniques) - len(p.techniques)
+        if _better(q, p) or (more_parts, _risk(q), q.ratio) < (0, _risk(p), p.ratio):
             return True
     return False
 
@@ -469,20 +508,20 @@ def _costs(p: Predicted) -> tuple[float, float]:
     return p.ratio, float(p.memory[1])
 
 
-def _worth_training(p: Prediction, most: float | None = None) -> Prediction:
-    """`p`, or its refusal where it is another model to train and gains too little for that.
+def _worth_training(p: Prediction, bound: float | None = None) -> Prediction:
+    """Return `p`, or a refusal if it needs training and gains too little for that.
 
     Args:
-        most: the speed-up it is below, where nothing was measured for more.
+        bound: the maximum speed-up, if nothing was measured.
     """
-    if not isinstance(p, Predicted) or not p.trains_anew:
+    if not isinstance(p, Predicted) or not p.needs_training:
         return p
     if p.speedup >= WORTH_TRAINING or p.saved > WORTH_TRAINING - 1:
         return p
-    speedup = f"{p.speedup:.2f}x" if most is None else f"at most {most:.2f}x"
+    speedup = f"{p.speedup:.2f}x" if bound is None else f"at most {bound:.2f}x"
     reason = (
-        f"{speedup} and {format_percent(-p.saved, signed=True)} memory are predicted: too "
-        "little for a model that has to be trained anew"
+        f"predicted {speedup} and {format_percent(-p.saved, signed=True)} memory are too little "
+        "for a model that has to be trained again"
     )
     return Refused(
         p.technique, p.baseline_ns, reason, p.quality, p.memory[0], techniques=p.techniques
@@ -494,19 +533,18 @@ def _risk(p: Predicted) -> int:
 
 
 def _best(candidates: Sequence[Predicted], *, needed: bool) -> Predicted | None:
-    """The cheapest that is worth it and, if there is such a one, needs no training anew.
+    """Return the fastest that is worth it, preferably without training.
 
-    A limit that only a technique makes hold (`needed`) is reason enough for it, at some cost too.
+    A technique that keeps a limit (`needed`) is chosen even if it makes the step slower.
     """
-    # What is undecided and predicted neither to gain nor to save anything is no choice.
+    # An inconclusive prediction without an expected gain is not a choice.
     useful = [p for p in candidates if p.speedup >= WORTH_IT or p.saved > _USEFUL]
     for verdict in (PredictionVerdict.WORTH_IT, PredictionVerdict.INCONCLUSIVE):
-        for p in _safe(useful) or useful:
+        for p in _without_training(useful) or useful:
             if p.verdict is verdict:
                 return p
-    return (_safe(candidates) or candidates)[0] if needed and candidates else None
+    return (_without_training(candidates) or candidates)[0] if needed and candidates else None
 
 
-def _safe(candidates: Sequence[Predicted]) -> list[Predicted]:
-    """Return those that need no training from scratch."""
+def _without_training(candidates: Sequence[Predicted]) -> list[Predicted]:
     return [p for p in candidates if _risk(p) < _RISK[QualityKind.NEEDS_TRAINING]]

@@ -74,7 +74,6 @@ class ApplyResult:
         return all(value is None or math.isfinite(value) for value in self.after)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the JSON payload."""
         return {
             "workload": self.workload.name,
             "technique": self.technique,
@@ -109,7 +108,6 @@ class ApplyResult:
         return Table.of(rows, fields, title, self._findings(kept))
 
     def _findings(self, files_unchanged: bool) -> list[str]:
-        """State whether it runs and computes the same."""
         unchanged = "; your files were not changed" if files_unchanged else ""
         if self.not_run is not None:
             return [f"not run with it: {self.not_run}{unchanged}"]
@@ -241,7 +239,6 @@ def _first_steps(
 def steps_in_child(
     workload: dict[str, Any], keep_in: str, steps: int, techniques: str | None
 ) -> Any:
-    """Run the first steps. Runs in the child."""
     chosen = technique.parse(techniques) if techniques else ()
     program = partial(_steps_and_reasons, steps=steps, techniques=chosen)
     return run_program(workload, keep_in, program)

@@ -55,7 +55,6 @@ class Check:
 
     @property
     def _measured(self) -> tuple[float, float, float] | None:
-        """The measured speed-up and its interval."""
         return None if self.row is None else speedup(self.row)
 
     @property
@@ -82,7 +81,6 @@ class Check:
 
     @property
     def sentence(self) -> str:
-        """The prediction, the measurement, and what follows from them."""
         text = f"first choice {self.predicted.technique}: predicted {self.predicted.gain}"
         if self._measured is None or self.row is None:
             if self.failed:
@@ -121,7 +119,6 @@ class Check:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to JSON."""
         measured = self._measured
         return {
             "technique": self.predicted.technique,

@@ -117,7 +117,6 @@ def run_program(
 
 
 def workload_of(value: dict[str, Any]) -> Workload:
-    """Return the workload that `Workload.to_json` described."""
     techniques = tuple(part for text in value["techniques"] for part in technique.parse(text))
     return Workload(
         value["target"], value["arguments"], tuple(value["script_arguments"]), techniques
@@ -125,7 +124,6 @@ def workload_of(value: dict[str, Any]) -> Workload:
 
 
 def report_progress(line: str) -> None:
-    """Report the child's progress to the user."""
     channel().send({"say": line})
 
 

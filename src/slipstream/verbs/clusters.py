@@ -50,7 +50,6 @@ class Description:
     cluster: Cluster
 
     def tables(self) -> list[Table]:
-        """Return a table of the cluster and one of its links."""
         name: Field[_Row] = Field.of(self.cluster.name, lambda row: row[0])
         note = "a cable counts as two links, one per direction; GB = 10^9 bytes"
         return [
@@ -140,18 +139,13 @@ class Costs:
 
     @classmethod
     def of(cls, cluster: Cluster, kind: str, nbytes: int, group: Group, algo: str) -> Costs:
-        """Return the costs of the algorithms that `algo` names.
-
-        Raises:
-            InvalidArgumentError, ClusterError: as `Cluster.cost`.
-        """
+        """Return the costs of the algorithms that `algo` names."""
         collective = Collective(kind, nbytes, group, algo)
         names = cluster.algorithms(collective, group)
         costs = (cluster.cost(Collective(kind, nbytes, group, name)) for name in names)
         return cls(cluster, collective, group, tuple(sorted(costs, key=lambda c: c.duration_ns)))
 
     def table(self) -> Table:
-        """Return a table with a row per algorithm."""
         collective, group, interval = self.collective, self.group, self.costs[0].interval
         title = (
             f"{collective.kind} of {format_bytes(collective.nbytes)} over {group.ranks} ranks"
@@ -164,7 +158,6 @@ class Costs:
         return Table.of(self.costs, _COSTS, title, notes)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the JSON payload."""
         keys = ("algo", "duration_ns", "latency_ns", "bytes_per_rank", "bottleneck", "interval")
         return {
             "kind": self.collective.kind, "nbytes": self.collective.nbytes,
@@ -186,7 +179,6 @@ class JobRun:
 
     @property
     def held_up(self) -> str:
-        """Name and share of the worst bottleneck of its transfers."""
         if not self.bottlenecks:
             return "-"
         return f"{self.bottlenecks[0].name} ({format_percent(self.bottlenecks[0].share)})"
@@ -215,7 +207,6 @@ class SharedRun:
     timeline: Timeline
 
     def jobs(self) -> list[JobRun]:
-        """Return the run of each job."""
         return [self._job(number, job) for number, job in enumerate(self.timeline.jobs)]
 
     def _job(self, number: int, job: Job) -> JobRun:
@@ -226,7 +217,6 @@ class SharedRun:
         return JobRun(number, job, run, exposed_ns, held)
 
     def tables(self) -> list[Table]:
-        """Return a table of the jobs and one of the busiest links."""
         used, name = self.timeline.link_utilisation(), self.cluster.topology.link_name
         fields: tuple[Field[int], ...] = (
             Field.of("busiest links", name),
@@ -239,7 +229,6 @@ class SharedRun:
         ]
 
     def to_json(self) -> Mapping[str, Any]:
-        """Return the JSON payload."""
         timeline, used = self.timeline, self.timeline.link_utilisation()
         payload = {
             "makespan_ns": timeline.makespan_ns,

@@ -18,8 +18,8 @@ from slipstream.durations.roofline import probes
 from slipstream.durations.work import work
 from slipstream.graph import Graph
 from slipstream.provenance import Provenance
-from slipstream.verbs.outlooks import SpeedupBound
 from slipstream.verbs.results import Predicted, Prediction, Refused
+from slipstream.verbs.speedup_bounds import SpeedupBound
 
 # Shares of the recorded step: calls timed roughly or not at all, and calls not timed.
 _ROUGH_SHARE, _SKIPPED_SHARE = 0.2, 0.02
@@ -75,7 +75,7 @@ class Schedule:
 
 def measure_in_time(
     graph: Graph,
-    outlooks: Iterable[SpeedupBound],
+    bounds: Iterable[SpeedupBound],
     durations: Durations,
     until: float,
     report: Callable[[str], None] = lambda line: None,
@@ -95,10 +95,10 @@ def measure_in_time(
     recorded = _time_by_call(graph)
     careful, hardly = _lightest(recorded, _ROUGH_SHARE), _lightest(recorded, _SKIPPED_SHARE)
     heavy, light = [], []
-    for outlook in outlooks:
-        after = outlook.prediction.graph if isinstance(outlook.prediction, Predicted) else None
+    for bound in bounds:
+        after = bound.prediction.graph if isinstance(bound.prediction, Predicted) else None
         edited = _time_by_call(after) if after is not None else {}
-        parts = outlook.prediction.techniques if outlook.missing else ()
+        parts = bound.prediction.techniques if bound.missing else ()
         questions = [Question.of(call) for part in parts for call in part.required_timings(graph)]
         # An unmeasured call may be in the edited step with a time of zero.
         weights = [
@@ -128,7 +128,7 @@ def _lightest(times_ns: Mapping[str, float], share: float) -> float:
     return float(ordered[~lighter].min(initial=math.inf))
 
 
-def as_far_as_known(graph: Graph, p: Prediction, durations: Durations) -> Prediction:
+def refuse_if_assumed(graph: Graph, p: Prediction, durations: Durations) -> Prediction:
     """Return `p`, or a refusal if too much of it is assumed because time ran out."""
     if not isinstance(p, Predicted) or p.shares.get(Provenance.ASSUMED, 0.0) <= _MAX_ASSUMED_SHARE:
         return p
@@ -143,13 +143,13 @@ def as_far_as_known(graph: Graph, p: Prediction, durations: Durations) -> Predic
     )  # fmt: skip
 
 
-def is_guessed(p: Prediction, parts: Iterable[Predicted]) -> bool:
+def relies_on_guesses(p: Prediction, parts: Iterable[Predicted]) -> bool:
     """Whether a combination relies on unmeasured operators more than its parts do."""
     theirs = max((part.shares.get(Provenance.ASSUMED, 0.0) for part in parts), default=0.0)
     return p.shares.get(Provenance.ASSUMED, 0.0) > theirs + _MAX_ASSUMED_SHARE
 
 
-def estimated_in_words(count: int) -> str:
+def unmeasured_note(count: int) -> str:
     """Return a note on operators that were not measured; empty if `count` is 0."""
     if not count:
         return ""
@@ -158,7 +158,6 @@ def estimated_in_words(count: int) -> str:
 
 
 def _time_by_call(graph: Graph) -> dict[str, float]:
-    """Return the time that the step spends in each call, in ns."""
     tasks = graph.tasks
     calling = tasks.call >= 0
     task_times = np.bincount(tasks.call[calling], tasks.duration_ns[calling], len(graph.calls))

@@ -85,17 +85,13 @@ class Check:
 
 @dataclass(frozen=True)
 class Checks:
-    """The doctor's report."""
-
     checks: tuple[Check, ...]
 
     @property
     def core_works(self) -> bool:
-        """Whether every needed check passed."""
         return not any(check.needed and check.ok is False for check in self.checks)
 
     def to_json(self) -> list[dict[str, Any]]:
-        """Return the JSON payload."""
         return [asdict(check) for check in self.checks]
 
     def tables(self) -> list[Table]:
@@ -120,12 +116,7 @@ class Checks:
 
 
 def examine(store: Path | None, report: Callable[[str], None] = lambda line: None) -> Checks:
-    """Run every check.
-
-    Args:
-        store: the results store to inspect; None for the default one.
-        report: called with the name of each group before its checks.
-    """
+    """Run every check."""
     checks: dict[str, list[Check]] = {}
     # The GPU check uses the torch that "software" imported.
     for group in ("software", "machine", "extras", "measuring"):
@@ -147,7 +138,6 @@ def look(group: str) -> list[Check]:
 
 
 def check_store(path: Path | None) -> Check:
-    """Check where results go and whether they can be written."""
     answer = _tried(partial(_store, path))
     return Check("store", "results", answer.ok, answer.found, remedy=answer.remedy)
 
@@ -162,7 +152,6 @@ def _tried(probe: Callable[[], Answer]) -> Answer:
 
 
 def _facts() -> list[Check]:
-    """Describe the machine."""
     from slipstream.measure import facts_machine
 
     facts = facts_machine.facts()
@@ -185,7 +174,6 @@ def _facts() -> list[Check]:
 
 
 def _extras() -> list[Check]:
-    """Check the optional dependency groups that the package's metadata declares."""
     try:
         declared = metadata.metadata("slipstream").get_all("Provides-Extra") or []
         required = metadata.requires("slipstream") or []
@@ -338,12 +326,10 @@ def _peak_memory() -> Answer:
 
 
 def _namespace() -> Answer:
-    """Create a throw-away network namespace with a pair of interfaces that count bytes."""
     return _in_namespace(_PAIR, "a pair of interfaces can be made")
 
 
 def _slow_links() -> Answer:
-    """Emulate a slow link in such a namespace."""
     answer = _in_namespace(f"{_PAIR} && {_DELAY}", "netem delays packets")
     if not answer.ok and _namespace().ok:
         return answer._replace(remedy="a kernel with the module sch_netem")

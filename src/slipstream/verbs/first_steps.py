@@ -81,7 +81,6 @@ def losses(found: Mapping[str, Any]) -> tuple[float | None, ...]:
 
 
 def trial_of(seed: int, found: Mapping[str, Any]) -> Trial:
-    """Return the `Trial` that `first_steps` described for `seed`."""
     numbers = [loss for loss in losses(found) if loss is not None]
     output = found["output"]
     return Trial(

@@ -67,17 +67,11 @@ class Goal:
         return step_ns < self.limit
 
     def met_by(self, prediction: Predicted) -> bool:
-        """Whether the step is predicted to be within the limit."""
         return self.met(prediction.step_ns, prediction.memory[1])
 
 
 def met_note(goal: Goal, predictions: Sequence[Predicted]) -> str:
-    """Return a sentence that names the versions of a step that are predicted to meet a goal.
-
-    Args:
-        goal: a goal with a limit.
-        predictions: of one recorded step, at least one.
-    """
+    """Return a sentence that names the versions of a step that are predicted to meet a goal."""
     first = predictions[0]
     versions = {"as recorded": goal.met(first.baseline_ns, first.memory[0])}
     versions |= {prediction.technique: goal.met_by(prediction) for prediction in predictions}
@@ -106,11 +100,7 @@ def parse_goals(texts: Sequence[str], rate: str | None = None) -> list[Goal]:
 
 
 def parse_rate(text: str) -> float:
-    """Parse queries per second from ``40/s`` or ``40``.
-
-    Raises:
-        InvalidArgumentError: not of that form, or not above zero.
-    """
+    """Parse queries per second from ``40/s`` or ``40``."""
     try:
         rate = float(text.removesuffix("/s").replace(",", ""))
     except ValueError:
@@ -125,11 +115,7 @@ def parse_rate(text: str) -> float:
 
 
 def parse_goal(text: str) -> Goal:
-    """Parse a goal.
-
-    Raises:
-        UnknownNameError: unknown goal; InvalidArgumentError: a missing or invalid limit.
-    """
+    """Parse a goal."""
     match = _FORM.fullmatch(text)
     if match is None:
         raise InvalidArgumentError(

@@ -52,7 +52,6 @@ class History:
         return records
 
     def record(self, prediction: PredictionRecord) -> None:
-        """Record a prediction if the store is writable."""
         if self.writable:
             self._ledger.record(prediction, self.environment)
 

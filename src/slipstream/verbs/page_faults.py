@@ -50,9 +50,6 @@ def watch_launches(
         launch_s: estimated time of the first launch, in seconds.
         until: deadline, by `time.monotonic`: no launch starts if the previous one took longer than
             the remaining time; one still running at the deadline is killed and not counted.
-
-    Raises:
-        WorkloadError, ChildError: as recording does; no ChildError with a finite `until`.
     """
     watched = "lanes_of" in graph.meta or PAGE_FAULT_LAUNCHES in graph.meta
     if watched or workload.live is not None or not may_fault(graph):

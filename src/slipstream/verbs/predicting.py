@@ -178,7 +178,6 @@ def _fold(
 
 
 def _changed(part: Technique, before: Graph, after: Graph) -> Graph | Obstacle:
-    """Return `after`, or an obstacle if it changes nothing."""
     edits = after.edits[len(before.edits) :]
     if after is not before and (not edits or any(edit.tasks for edit in edits)):
         return after
@@ -252,7 +251,6 @@ def refusal(
     *,
     busy: bool = False,
 ) -> Refused:
-    """Return a refusal for the simulated step, with its reason."""
     return Refused(name, baseline.step_ns, reason, quality, baseline.peak_bytes, busy)
 
 

@@ -146,7 +146,6 @@ def _by_operator(graph: Graph) -> list[tuple[str, str, int, float]]:
 
 
 def _already(meta: Any) -> str:
-    """List the usual techniques that the recorded step already uses."""
     baseline = meta.get("baseline") or {}
     parts = []
     if baseline.get("amp"):
@@ -176,7 +175,6 @@ def _lanes(graph: Graph) -> str:
 
 
 def summary(graph: Graph) -> Table:
-    """Return a table of the step's time by operator."""
     step_ns = replay(graph).step_ns
     operators = _by_operator(graph)
     rows: list[tuple[str, str, int | str, float]] = [

@@ -86,7 +86,6 @@ class Request:
 
     @property
     def recorded(self) -> bool:
-        """Whether the target is a recording, which cannot be run."""
         return self.target.endswith(RECORDING)
 
     def need_runnable(self) -> None:
@@ -125,9 +124,6 @@ class Request:
                 recording, with how busy the machine is.
             briefly: whether the user waits: fewer steps of a slow workload are recorded, and
                 other launches are not watched until `settled`.
-
-        Raises:
-            SlipstreamError: as `load_recording`, or `slipstream.verbs.profiling.profile`.
         """
         from slipstream.verbs.profiling import profile
 
@@ -149,11 +145,7 @@ class Request:
         launch_s: float = 0.0,
         until: float = math.inf,
     ) -> Graph:
-        """Add page faults of other launches to `graph`, if it was recorded now.
-
-        Args:
-            launch_s, until: as for `slipstream.verbs.page_faults.watch_launches`.
-        """
+        """Add page faults of other launches to `graph`, if it was recorded now."""
         from slipstream.verbs.page_faults import watch_launches
 
         if self.recorded:
@@ -204,7 +196,6 @@ def recorded_request(graph: Graph) -> dict[str, Any] | None:
 def _fingerprint(
     threads: int, script_arguments: Sequence[str], source: Mapping[str, str] | None
 ) -> dict[str, Any]:
-    """Return the requested threads and a digest of the file and the script's arguments."""
     text = json.dumps([source and source["sha256"], list(script_arguments)])
     return {"threads": threads, "digest": hashlib.sha256(text.encode()).hexdigest()}
 
@@ -218,11 +209,7 @@ def command_for(verb: str, graph: Graph, technique: str) -> str:
 
 
 def load_recording(path: Path, warn: Callable[[str], None] = lambda line: None) -> Graph:
-    """Load the graph in `path`; warns if its source file has changed since the recording.
-
-    Raises:
-        GraphError: as `slipstream.graph.load`.
-    """
+    """Load the graph in `path`; warns if its source file has changed since the recording."""
     graph = load(path)
     if file := has_changed(graph):
         when = str(graph.meta.get("created", ""))[:16].replace("T", " ")

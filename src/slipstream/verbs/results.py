@@ -124,7 +124,6 @@ class Predicted:
 
     @property
     def speedup_interval(self) -> tuple[float, float]:
-        """The 90 % interval of `speedup`."""
         _, low, high = inverse_interval(self.ratio, self.low, self.high)
         return low, high
 
@@ -150,7 +149,7 @@ class Predicted:
         return PredictionVerdict.INCONCLUSIVE
 
     @property
-    def trains_anew(self) -> bool:
+    def needs_training(self) -> bool:
         """Whether it changes the model, or may, so that it has to be trained."""
         return self.quality is None or self.quality.kind is QualityKind.NEEDS_TRAINING
 
@@ -165,7 +164,6 @@ class Predicted:
         return _to_json(self)
 
     def to_record(self, workload: str, env_id: str) -> PredictionRecord:
-        """Return the record for the ledger."""
         return PredictionRecord(
             workload=workload,
             technique=self.technique,
@@ -238,7 +236,6 @@ class Refused:
 
     @property
     def memory(self) -> tuple[int, int]:
-        """Peak bytes of the step before, and 0."""
         return self.peak_bytes, 0
 
     @property
@@ -248,7 +245,6 @@ class Refused:
 
     @property
     def in_words(self) -> str:
-        """Technique, verdict and reason in one line."""
         return f"{self.technique} {self.verdict.text}: {self.why_not}"
 
     def to_json(self) -> dict[str, Any]:
@@ -261,12 +257,10 @@ Prediction = Predicted | Refused
 
 
 def applying(predictions: Iterable[Prediction]) -> list[Predicted]:
-    """Return the predictions of techniques that apply."""
     return [p for p in predictions if isinstance(p, Predicted)]
 
 
 def refused(predictions: Iterable[Prediction]) -> list[Refused]:
-    """Return the techniques that are not predicted."""
     return [p for p in predictions if isinstance(p, Refused)]
 
 
@@ -304,7 +298,6 @@ def _drawn_reach(p: Prediction) -> Drawing:
 
 
 def _memory_change(p: Prediction) -> str:
-    """Format the predicted peak and its relative change."""
     before, after = p.memory
     if not before or not after:
         return "-"
@@ -351,12 +344,7 @@ def prediction_table(
     marked: Collection[str] = (),
     reasons: Sequence[str] | None = None,
 ) -> Table:
-    """Return a table with a row per technique: speed-up, interval, memory, time and verdict.
-
-    Args:
-        marked: names to star; a note should explain the star.
-        reasons: lines on techniques that do not apply; by default each with its reason.
-    """
+    """Return a table with a row per technique: speed-up, interval, memory, time and verdict."""
     apply = applying(predictions)
     lines = [recorded_step(graph, predictions), *notes, wide_by_page_faults(graph, predictions)]
     if graph.meta.get("contended"):
@@ -385,12 +373,10 @@ def noted(notes_by_technique: Iterable[Mapping[str, str]]) -> list[str]:
 
 
 def named(graph: Graph) -> str:
-    """Return the name of the recorded workload, for a title."""
     return str(graph.meta.get("workload", "this step"))
 
 
 def recorded_step(graph: Graph, predictions: Sequence[Prediction]) -> str:
-    """Describe the recorded step in one line."""
     step_ns = predictions[0].baseline_ns if predictions else 0.0
     peak = max((p.memory[0] for p in predictions), default=0)
     threads = graph.meta.get("threads")

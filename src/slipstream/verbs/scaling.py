@@ -91,17 +91,14 @@ class Scaling:
 
     @property
     def title(self) -> str:
-        """Technique and cluster, as a title."""
         return f"{self.technique} on {self.cluster}"
 
     @property
     def drawn(self) -> list[tuple[Point, Predicted, Shared]]:
-        """The points that are predicted."""
         rows = [(point, point.prediction) for point in self.points]
         return [(point, p, p.shared) for point, p in rows if isinstance(p, Predicted) and p.shared]
 
     def table(self) -> Table:
-        """Return a table with a row per number of workers."""
         pairs = [(point.workers, point.prediction.why_not) for point in self.points]
         notes = [f"{workers} workers: {why_not}" for workers, why_not in pairs if why_not]
         return Table.of(self.drawn, _FIELDS, self.title, notes)

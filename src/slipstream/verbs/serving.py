@@ -52,11 +52,7 @@ class Serving:
         cls, technique: str, step_ns: float, rate: float, bound: tuple[float, float] | None,
         costs: ThreadCosts = UNKNOWN_COSTS,
     ) -> Serving:  # fmt: skip
-        """Simulate the step under load.
-
-        Args:
-            bound: (share of queries, latency limit in nanoseconds).
-        """
+        """Simulate the step under load."""
         load = loaded(step_ns, rate, costs)
         if bound is None:
             return cls(technique, step_ns, load, None)
@@ -66,7 +62,6 @@ class Serving:
 
     @property
     def keeps_up(self) -> bool:
-        """Whether queries are answered as fast as they arrive."""
         return self.load.keeps_up
 
     def to_json(self) -> dict[str, Any]:
@@ -103,8 +98,6 @@ def predict_serving(
 def serving_table(
     found: Sequence[Serving], bound: tuple[float, float] | None, costs: ThreadCosts = UNKNOWN_COSTS
 ) -> Table:
-    """Return a table with a row per technique."""
-
     def latency(share: float) -> Field[Serving]:
         def cell(serving: Serving) -> str:
             return (

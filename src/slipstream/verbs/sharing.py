@@ -82,7 +82,6 @@ class Shared:
 
     @property
     def wall(self) -> str:
-        """Name of the largest contribution to the step's time."""
         return self.walls[0].name if self.walls else ""
 
     def dollars(self, duration_ns: float) -> float | None:
@@ -106,7 +105,6 @@ class Shared:
 
 
 def shared_step(timeline: Timeline, cluster: Cluster) -> Shared:
-    """Return communication and cost of a simulated step on several workers."""
     graph = timeline.graph
     communication_ns = communication(timeline).total_ns
     by_layer = exposed_by_module(timeline)
@@ -137,11 +135,7 @@ def shared_step(timeline: Timeline, cluster: Cluster) -> Shared:
 def shared_table(
     graph: Graph, cluster: Cluster, predictions: Sequence[Predicted], *words: str
 ) -> Table:
-    """Return a table with a row per distributed prediction: communication, cost and walls.
-
-    Args:
-        words: notes that come first.
-    """
+    """Return a table with a row per distributed prediction: communication, cost and walls."""
     spread = [(p, p.shared) for p in predictions if p.shared is not None]
     notes = list(words)
     for p, shared in spread:
@@ -251,7 +245,6 @@ def walls(timeline: Timeline) -> tuple[Wall, ...]:
 
 
 def _next(timeline: Timeline, found: tuple[Wall, ...]) -> str:
-    """Return the largest wall that remains after removing the first one."""
     if not found:
         return ""
     behind = walls(replay(_WALLS[found[0].name](timeline.graph)))

@@ -75,7 +75,6 @@ class Compressing:
 
     @property
     def in_words(self) -> list[str]:
-        """The answer and its reasons, a line each."""
         if self.needed <= 1.0:
             return [
                 "should I compress? No: communication is hidden behind the backward pass, "
@@ -154,7 +153,6 @@ class Spreading:
         ]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the JSON payload."""
         return {
             "predictions": [p.to_json() for p in self.predictions],
             "compress": self.compressing.to_json() if self.compressing else None,
@@ -218,11 +216,7 @@ def _combinations() -> list[tuple[Technique, ...]]:
 
 
 def at_bandwidth(graph: Graph, factor: float) -> Graph:
-    """Return `graph` on a network with `factor` times the bandwidth and the same latencies.
-
-    Raises:
-        InvalidArgumentError: `factor` is not positive.
-    """
+    """Return `graph` on a network with `factor` times the bandwidth and the same latencies."""
     if not factor > 0:
         raise InvalidArgumentError("factor", f"{factor} is not positive")
     duration = graph.tasks.duration_ns.copy()

@@ -87,7 +87,6 @@ def _times(
     target: str, task: Task, names: Sequence[str], past: History, threads: int, batch: int | None,
     report: Report,
 ) -> dict[str, Expected]:  # fmt: skip
-    """Predict the time per sample by arm, relative to the unmodified task."""
     parsed = {name: techniques.parse(name) for name in names if name != BASELINE}
     distributed = {
         name for name, parts in parsed.items() if any(p.traits.is_distributed for p in parts)

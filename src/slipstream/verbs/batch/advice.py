@@ -96,7 +96,6 @@ def _advice(model: BatchModel, best: int, largest: int) -> list[str]:
 
 
 def _largest(model: BatchModel, largest: int) -> str:
-    """State how many samples fit, and whether that is tried or predicted."""
     sentence = f"at most {largest} samples fit into {format_bytes(model.limit_bytes)}"
     if model.largest_tried is not None:
         above = [try_ for try_ in model.tried if not try_.ran and try_.samples > largest]
@@ -114,7 +113,6 @@ def _largest(model: BatchModel, largest: int) -> str:
 
 
 def _measured(model: BatchModel) -> int:
-    """Return the measured size that is nearest to the current batch."""
     sizes = (sample.samples for sample in model.measured)
     return min(sizes, key=lambda size: abs(size - model.samples))
 

@@ -107,11 +107,7 @@ class BatchModel:
         return self._process.at(samples)
 
     def throughput(self, samples: float) -> Interval:
-        """Return samples per second.
-
-        Raises:
-            InvalidArgumentError, MeasurementError: as `time`.
-        """
+        """Return samples per second."""
         step_time = self.time(samples)
         low, middle, high = (
             samples / max(ns, 1.0) * 1e9
@@ -294,12 +290,10 @@ def model_of(
 
 
 def _bytes_curve(sizes: Sequence[tuple[int, int]]) -> Curve | None:
-    """Fit a line; None if a value is missing."""
     return memory_curve(sizes) if all(nbytes for _, nbytes in sizes) else None
 
 
 def memory_curve(sizes: Sequence[tuple[int, int]]) -> Curve:
-    """Fit a line to bytes by size."""
     return fit([Point(b, nbytes, _MEMORY_SPREAD) for b, nbytes in sizes], _MEMORY_TOLERANCE)
 
 

@@ -80,7 +80,6 @@ class BatchSample:
     process_bytes: int
 
     def timed(self, timing: Timing) -> BatchSample:
-        """Return the sample with its time replaced by `timing`."""
         return replace(self, step_ns=timing.step_ns, spread=timing.spread)
 
 
@@ -172,12 +171,7 @@ class Sampler:
         return BatchSample(facts.samples, **answer["sample"])
 
     def sample(self, samples: int) -> BatchSample:
-        """Run a step of this many samples in a fresh process.
-
-        Raises:
-            DoesNotFitError: it does not fit.
-            WorkloadError: it fails for another reason.
-        """
+        """Run a step of this many samples in a fresh process."""
         self._report(f"{samples} samples")
         assert self.facts is not None
         size = samples if self.facts.resizes else 0
@@ -202,11 +196,7 @@ class Sampler:
         return needs
 
     def timings(self, sizes: Sequence[int], budget_s: float) -> list[Timing]:
-        """Return the minimum time of a step at each of `sizes`, measured alternately.
-
-        Raises:
-            DoesNotFitError: a size does not fit.
-        """
+        """Return the minimum time of a step at each of `sizes`, measured alternately."""
         self._report(f"timing {len(sizes)} sizes alternately")
         rows = self._call(max(sizes), "take_turns", sizes=list(sizes), budget_s=budget_s)
         return [Timing(*row) for row in rows]
@@ -216,9 +206,6 @@ class Sampler:
 
         Args:
             samples: size for the function (see `Facts.resizes`); 0 for the current batch.
-
-        Raises:
-            DoesNotFitError: the size does not fit.
         """
         self._report(f"timing {samples} samples")
         rows = self._call(samples, "take_turns", sizes=[], budget_s=budget_s)
@@ -234,7 +221,6 @@ class Sampler:
         return replace(self._workload, arguments=arguments)
 
     def _loads(self, samples: int) -> list[int]:
-        """Return the `loads` of `_run` for a script; empty for a function."""
         facts = self.facts
         if not samples or facts is None or not facts.loader:
             return []
@@ -271,11 +257,7 @@ class Sampler:
         return 0
 
     def _call(self, shown: int, function: str, *, fork: bool = True, **arguments: Any) -> Any:
-        """Call a function of this module in a separate process at `shown` samples (0: current).
-
-        Args:
-            fork: whether to fork a process with the imports done, to save time.
-        """
+        """Call a function of this module in a separate process at `shown` samples (0: current)."""
         workload = self._sized(shown)
         called = f"{_MODULE}:{function}"
         with file_backups() as keep_in:
@@ -335,7 +317,6 @@ class Sampler:
 
 
 def _is_memory(error: SlipstreamError) -> bool:
-    """Whether `error` means a lack of memory: an exception, or a process that died."""
     if isinstance(error, ChildDiedError):
         return True
     # Messages of torch and the libraries below it.
@@ -361,12 +342,7 @@ def run_once(
     loads: list[int],
     watch: bool = True,
 ) -> Any:
-    """Measure a few steps of `samples` (0: the workload's size).
-
-    Args:
-        loads: see `_run`.
-        watch: whether to record tensor memory, for which a profiler needs memory of its own.
-    """
+    """Measure a few steps of `samples` (0: the workload's size)."""
 
     def steps(built: BuiltWorkload, loader: int) -> Generator[None, Any, dict[str, Any]]:
         if samples:
@@ -403,9 +379,6 @@ def take_turns(
 
     Without sizes, measures the current batch. The process keeps its pages: whether a step has page
     faults varies between sizes and launches, and does not follow a line.
-
-    Args:
-        loads: see `_run`.
     """
 
     def turns(built: BuiltWorkload, loader: int) -> Generator[None, Any, list[list[float]]]:

@@ -115,8 +115,6 @@ def _room(limit_bytes: int | None, mapped_bytes: int = 0) -> int | None:
 
 
 class _Search:
-    """Chooses the sizes to try, by memory and by the sizes that fitted."""
-
     def __init__(self, sampler: Sampler, budget_s: float, requested_bytes: int | None) -> None:
         self._sampler = sampler
         self._budget_s = budget_s
@@ -132,7 +130,6 @@ class _Search:
         return self._sampler.facts
 
     def begin(self, requested: Sequence[int] | None) -> None:
-        """Measure the current batch, which determines the possible sizes."""
         first = self._sampler.first()
         # On a device, a given limit is for its memory.
         available = self.facts.device_bytes or _room(None, self.facts.mapped_bytes) or 0
@@ -148,7 +145,6 @@ class _Search:
             self.samples[first.samples] = first
 
     def try_size(self, size: int) -> bool:
-        """Sample a step of `size`; return whether it fits."""
         if size in self.samples:
             return True
         if size in self.too_large:
@@ -192,7 +188,6 @@ class _Search:
                 self.too_large.add(size)
 
     def try_largest(self, model: BatchModel) -> BatchModel:
-        """Return `model` with its largest predicted batch run and corrected."""
         if self.facts.device != "cpu":
             return model  # no limit applies to memory that torch reserves on a device
         # Samples ran under this limit already.
@@ -217,7 +212,6 @@ class _Search:
         )  # fmt: skip
 
     def model(self, name: str) -> BatchModel:
-        """Time all sampled sizes and fit a model."""
         return model_of(
             name, self.facts, self.times(), limit_bytes=self.limit_bytes,
             too_large=tuple(sorted(self.too_large)), far=self._far,

@@ -49,7 +49,6 @@ class Segments:
             handle.remove()
 
     def begin(self) -> None:
-        """Start a step."""
         self._marks.clear()
         self._marks.append(self._clock())
 
@@ -77,13 +76,11 @@ class MinimumTime:
         self.turns = 0
 
     def turn(self, steps: list[NDArray[np.int64]]) -> None:
-        """Add the parts of a turn's steps."""
         self._halves[self.turns % 2] += steps
         self.turns += 1
 
     @property
     def step_ns(self) -> float:
-        """Minimum time of a whole step."""
         return _sum_of_minima([*self._halves[0], *self._halves[1]])
 
     @property

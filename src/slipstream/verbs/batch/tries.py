@@ -47,7 +47,6 @@ class Try:
 
     @property
     def ran(self) -> bool:
-        """Whether its steps ran and would run again."""
         return self.process_bytes > 0 and self.room
 
 
@@ -104,7 +103,6 @@ class Tries:
         return tries
 
     def _sure_bytes(self, needs: Sequence[int]) -> int:
-        """Return a bound that hardly any process of that size exceeds."""
         return round(max(max(needs), fmean(needs) * (1 + _MARGIN_SDS * self.spread)))
 
 
@@ -150,7 +148,6 @@ def _between(low: int, high: int, line: float, failures: int) -> float:
 
 
 def _secant(ran: Mapping[int, int], limit_bytes: int) -> float:
-    """Return where the line through two sizes that ran meets the limit."""
     low = max(ran)
     far = max((size for size in ran if size <= _SECANT_RATIO * low), default=min(ran))
     slope = (ran[low] - ran[far]) / (low - far) if far < low else 0.0

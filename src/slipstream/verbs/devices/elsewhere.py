@@ -71,7 +71,6 @@ class DevicePrediction:
         return self.price_per_hour * self.sample_ns * 1e6 / _HOUR_NS
 
     def to_json(self) -> dict[str, Any]:
-        """Return the JSON payload."""
         predicted = self.prediction.to_json()
         return {
             "device": self.device,
@@ -93,12 +92,10 @@ class DevicePredictions:
 
     @classmethod
     def of(cls, graph: Graph, devices: Iterable[DevicePrediction]) -> DevicePredictions:
-        """Sort predictions by time per sample."""
         by_time = sorted(devices, key=lambda p: (math.isnan(p.sample_ns), p.sample_ns))
         return cls(graph, tuple(by_time))
 
     def to_json(self) -> list[dict[str, Any]]:
-        """Return the JSON payload."""
         return [prediction.to_json() for prediction in self.devices]
 
     def table(self) -> Table:
@@ -205,11 +202,7 @@ def _level(name: str) -> Level | None:
 
 
 def kind_named(name: str) -> Device:
-    """Return the kind of device with this name, prefix or driver name.
-
-    Raises:
-        UnknownNameError: unknown device.
-    """
+    """Return the kind of device with this name, prefix or driver name."""
     kinds = device_kinds()
     if name.lower() in kinds:
         return kinds[name.lower()]
@@ -370,7 +363,6 @@ def _cpu_to_sheet(
 
 
 def _calls(graph: Graph) -> dict[int, Call]:
-    """Return the call of each task that has one, by task."""
     return {
         task: graph.calls[number]
         for task, number in enumerate(graph.tasks.call.tolist())

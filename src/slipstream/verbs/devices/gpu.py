@@ -51,7 +51,6 @@ def scale_kernels(graph: Graph, origin: Device, other: Device) -> Graph | str:
 
 
 def _ratio(name: str, launch: Launch | None, source: Gpu, target: Gpu) -> tuple[float, float]:
-    """Return the ratio of the kernel's durations and its spread."""
     memory = wave_scaled(source, target, launch, 1.0)
     if not _MATRIX.search(name):
         return memory, _MIN_SPREAD

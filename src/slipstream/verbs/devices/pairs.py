@@ -58,12 +58,7 @@ class StepPairs:
 
     @classmethod
     def of(cls, graph: Graph, device: str) -> StepPairs:
-        """Find the pairs of a recorded step on a kind of device, by its data sheet's limits.
-
-        Raises:
-            UnknownNameError: unknown device.
-            InvalidArgumentError: the data sheet has no rates.
-        """
+        """Find the pairs of a recorded step on a kind of device, by its data sheet's limits."""
         kind = kind_named(device)
         limits = datasheet_limits(kind)
         if limits is None or not limits.flops_per_s:
@@ -100,7 +95,6 @@ class StepPairs:
         )
 
     def table(self, top: int = 20) -> Table:
-        """Return a table of the pairs, the largest gain first."""
         notes = (
             f"for the {MOST_KERNELS} longest kernels at their data-sheet limits; excludes launches "
             "and registers",
@@ -111,7 +105,6 @@ class StepPairs:
         return Table.of(self.rows[:top], _FIELDS, str(self), (more, *notes))
 
     def to_json(self) -> Mapping[str, Any]:
-        """Return the JSON payload."""
         return {
             "device": self.device, "gain": self.gain, "step_ns": self.step_ns,
             "provenance": "datasheet", "pairs": [asdict(row) for row in self.rows],

@@ -11,11 +11,7 @@ from slipstream.verbs.results import named
 
 
 def memory_report(timeline: Timeline, top: int) -> tuple[list[Table], dict[str, Any]]:
-    """Return tables and JSON; sizes in bytes, times in nanoseconds.
-
-    Raises:
-        GraphError: memory was not recorded.
-    """
+    """Return tables and JSON; sizes in bytes, times in nanoseconds."""
     graph = timeline.graph
     peak = find_peak(timeline)
     task = graph.task(peak.task)

@@ -60,7 +60,6 @@ class MovedRow:
         return self.time_ns / self.least_ns if self.least_ns else None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the JSON payload."""
         return {
             "name": self.name, "time_ns": self.time_ns, "tasks": self.tasks,
             "moved_bytes": self.moved_bytes, "needed_bytes": self.needed_bytes,
@@ -76,15 +75,6 @@ def movement_report(
 
     Measures this machine's limits, which takes some seconds, if the step was recorded on it and
     they are not cached.
-
-    Args:
-        by: operator, module, line, phase or kind (the operator's class).
-        report: called with a line before slow parts.
-
-    Raises:
-        UnknownNameError: unknown group.
-        GraphError: operators' arguments were not recorded.
-        GraphError: operators' arguments were not recorded.
     """
     if by not in _GROUPS:
         raise UnknownNameError("group", by, _GROUPS)
@@ -158,7 +148,6 @@ def _totals(graph: Graph, limits: Peaks | None) -> tuple[dict[str, Any], list[Mo
 
 
 def _groups(graph: Graph, by: str, limits: Peaks | None) -> list[MovedRow]:
-    """Return the groups, those with the most avoidable bytes first."""
     groups = _grouped(graph, movement(graph), _keys(graph, by), limits)
     return sorted(groups, key=lambda row: (row.needed_bytes - row.moved_bytes, -row.time_ns))
 
@@ -197,7 +186,6 @@ def _keys(graph: Graph, by: str) -> Callable[[Moved], str]:
 def _grouped(
     graph: Graph, rows: Iterable[Moved], key: Callable[[Moved], str], limits: Peaks | None
 ) -> list[MovedRow]:
-    """Sum by group, the largest movers first."""
     parts: dict[str, list[Moved]] = {}
     for moved in rows:
         parts.setdefault(key(moved), []).append(moved)
@@ -224,11 +212,7 @@ def _sum(graph: Graph, name: str, group: Sequence[Moved], limits: Peaks | None) 
 
 
 def _peaks(graph: Graph, report: Callable[[str], None] | None = None) -> Peaks | None:
-    """Return this machine's limits if the step was recorded on it, on the CPU; else None.
-
-    Args:
-        report: called with a line before they are measured; None to use cached limits only.
-    """
+    """Return this machine's limits if the step was recorded on it, on the CPU; else None."""
     recorded = graph.meta.get("machine")
     if not isinstance(recorded, Mapping) or Kind.KERNEL in set(graph.tasks.kind.tolist()):
         return None

@@ -35,13 +35,7 @@ Shown = Literal["groups", "path", "causal"]
 def path_report(
     timeline: Timeline, by: str, top: int, show: Shown
 ) -> tuple[list[Table], dict[str, Any]]:
-    """Return tables and JSON; times in nanoseconds.
-
-    Args:
-        by: grouping: operator, module, line, phase, lane or kind.
-        top: maximum number of rows.
-        show: the groups, the path's tasks, or the step's gain if one group were faster.
-    """
+    """Return tables and JSON; times in nanoseconds."""
     path = find_critical_path(timeline)
     groups = [group for group in path.by(by) if group.total_ns]
     payload: dict[str, Any] = {
@@ -77,7 +71,6 @@ def shorten(name: str) -> str:
 
 
 def _provenances(timeline: Timeline) -> dict[str, float]:
-    """Return the share of all durations by provenance."""
     tasks = timeline.graph.tasks
     sums = np.bincount(tasks.provenance, tasks.duration_ns, minlength=len(PROVENANCES))
     total = float(sums.sum())

@@ -33,11 +33,7 @@ class _Shown:
 
 
 def statistics_report(graph: Graph, path: str, top: int) -> tuple[list[Table], dict[str, Any]]:
-    """Return a table for every recorded statistic, and all of them as JSON.
-
-    Raises:
-        GraphError: no statistic was recorded.
-    """
+    """Return a table for every recorded statistic, and all of them as JSON."""
     statistics = graph.statistics
     if not statistics.recorded:
         raise GraphError(

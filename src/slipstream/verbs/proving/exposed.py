@@ -29,7 +29,6 @@ class Wait:
 
     @property
     def longest_ns(self) -> float:
-        """The longer of both times."""
         return max(self.predicted_ns or 0.0, self.measured_ns or 0.0)
 
     def __str__(self) -> str:
@@ -84,14 +83,12 @@ class Exposed:
         return waits.get(layer) or Wait(layer, *zeros)
 
     def among(self, layers: Sequence[str]) -> Wait:
-        """Return its wait for all of `layers`."""
         waits = [self.of(layer) for layer in layers]
         predicted = _sum([wait.predicted_ns for wait in waits])
         return Wait("", predicted, _sum([wait.measured_ns for wait in waits]))
 
     @property
     def whole(self) -> Wait:
-        """The wait for all layers."""
         return Wait("", self.predicted_ns, self.measured_ns)
 
 
@@ -136,7 +133,6 @@ def _exposed(detail: Mapping[str, Any], prediction: PredictionRecord | None) -> 
 
 
 def exposed_table(sides: Sequence[Exposed]) -> Table:
-    """Return a table with a row per layer and a column per side."""
     layers = list(dict.fromkeys(wait.layer for side in sides for wait in side.layers))
     longest = {layer: max(side.of(layer).longest_ns for side in sides) for layer in layers}
     min_ns = _MIN_SHARE * max((side.whole.longest_ns for side in sides), default=0.0)
@@ -223,7 +219,6 @@ def _share(side: Exposed, rates: Sequence[float]) -> str:
 
 
 def _times(side: Exposed, which: str) -> dict[str, float] | None:
-    """Return nanoseconds by layer, predicted or measured; None if unknown."""
     if which == "predicted":
         total, waits = side.predicted_ns, {wait.layer: wait.predicted_ns for wait in side.layers}
     else:
@@ -232,7 +227,6 @@ def _times(side: Exposed, which: str) -> dict[str, float] | None:
 
 
 def _zero_if_known(total: float | None) -> float | None:
-    """Return zero if the total is known, else None."""
     return None if total is None else 0.0
 
 

@@ -21,18 +21,14 @@ from slipstream.verbs.proving.summary import (
 
 @dataclass(frozen=True)
 class Proof:
-    """A comparison with its tables and payload."""
-
     comparison: Comparison
 
     @cached_property
     def ranks(self) -> list[RanksSide]:
-        """Sides that ran on several ranks."""
         return ranks_sides(self.comparison, workers_of(self.comparison.experiment))
 
     @cached_property
     def exposed(self) -> list[Exposed]:
-        """Exposed communication and link use of these sides."""
         return exposed_sides(self.comparison)
 
     @cached_property
@@ -41,11 +37,9 @@ class Proof:
         return tensor_memory(self.comparison.experiment)
 
     def summary(self) -> Table:
-        """Return a table with a row per technique."""
         return summary_table(self.comparison)
 
     def tables(self) -> list[Table]:
-        """Return the full comparison, and tables of sides with real ranks."""
         table = self.comparison.table()
         notes = (
             *table.notes,
@@ -69,7 +63,6 @@ class Proof:
         ]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the JSON payload."""
         experiment, claims = self.comparison.experiment, self.comparison.claims
         payload = rows_payload(experiment, comparison_rows(experiment, claims), claims)
         if self.tensors:

@@ -144,13 +144,7 @@ def trials_in_child(
     seconds_left: float,
     seeds_before: int,
 ) -> Any:
-    """Run one trial per seed until the time is up; a plain script only runs the first.
-
-    Args:
-        steps: per trial; None for as many as fit, which then holds for all seeds.
-        budget_s, seconds_left: for all seeds, and the remainder.
-        seeds_before: number of seeds that other children ran.
-    """
+    """Run one trial per seed until the time is up; a plain script only runs the first."""
     import torch  # noqa: F401 - imported before the clock starts
 
     began = time.monotonic()

@@ -22,7 +22,7 @@ from slipstream.child import channel, leave
 from slipstream.errors import WorkloadError
 from slipstream.measure.wire import Interface, Samples, by_phase, sampled
 from slipstream.ranks.launch import join
-from slipstream.technique import Settings, Stage, Traits
+from slipstream.technique import Stage, TechniqueSettings, Traits
 from slipstream.techniques.distributed.exposed import (
     ExposedTimes,
     Layers,
@@ -41,7 +41,7 @@ _PARTS = "return (model, batch, loss, optimizer)"
 
 
 @dataclass(frozen=True)
-class Join(Settings):
+class Join(TechniqueSettings):
     """Joins a group of `ranks` processes; applied like a technique, before those of distribution.
 
     Attributes:

@@ -163,7 +163,6 @@ class RanksArm(Arm):
         }
 
     def close(self) -> None:
-        """End all ranks."""
         if self._processes is not None:
             self._processes.close()
             self._processes = None
@@ -213,12 +212,7 @@ def rank_hosts(
     combinations: Mapping[str, Sequence[Technique]],
     cluster: Cluster | None,
 ) -> Iterator[tuple[Hosts | None, dict[str, int]]]:
-    """Yield hosts for the ranks of all combinations, and the number of ranks by name.
-
-    Raises:
-        UsageError: see `check_ranks`.
-        InvalidArgumentError: more workers than the cluster has devices.
-    """
+    """Yield hosts for the ranks of all combinations, and the number of ranks by name."""
     distributed = check_ranks(workload, combinations, cluster)
     if cluster is None or not distributed:
         yield None, distributed

@@ -21,7 +21,7 @@ from slipstream.measure.comparison import Comparison, compare, seconds
 from slipstream.measure.launches import MOST_LAUNCHES
 from slipstream.measure.memory import read_status_bytes, reset_peak, resettable
 from slipstream.measure.records import RUN_DELAY, PredictionRecord
-from slipstream.measure.runner import Plan
+from slipstream.measure.runner import RunPlan
 from slipstream.technique import QualityKind, Technique
 from slipstream.verbs.children import (
     DEFAULT_TIMEOUT_S,
@@ -86,7 +86,6 @@ class WorkloadArm(WorkerArm):
         self.notes = tuple(notes)
 
     def sample(self, inner: int, timeout_s: float | None) -> Sample:
-        """Take one step; a script that has ended has no more."""
         try:
             with _script_end():
                 return super().sample(inner, timeout_s)
@@ -210,7 +209,7 @@ def prove(
             budget=budget,
             launches=launches,
             timeout=timeout_s,
-            plan=Plan(until=until),
+            plan=RunPlan(until=until),
             title=workload.name,
             changes_numerics=[
                 name
@@ -325,7 +324,6 @@ def serve_steps(workload: dict[str, Any], keep_in: str, threads: int) -> Any:
 def _tensors(
     built: BuiltWorkload, place: Place | None, step_s: float
 ) -> Generator[None, Any, dict[str, float]]:
-    """Return the payload of `WorkloadArm.afterwards`."""
     if step_s > _MAX_WATCHED_S:
         return {}
     if place is not None:

@@ -58,7 +58,6 @@ class TensorMemory:
 
     @property
     def sentence(self) -> str:
-        """Both peaks and the prediction, as a sentence."""
         predicted = f", predicted {format_bytes(self.predicted)}" if self.predicted else ""
         return (
             f"{self.technique}, tensors: {format_bytes(self.measured)} peak in a step"
@@ -67,7 +66,6 @@ class TensorMemory:
 
 
 def tensor_memory(experiment: Experiment) -> dict[str, TensorMemory]:
-    """Return the measured memory by technique, of sides watched along with the baseline."""
     peaks = {
         str(event.detail["arm"]): int(event.detail[TENSOR_PEAK])
         for event in experiment.events
@@ -118,7 +116,6 @@ _FIELDS: tuple[Field[_Line], ...] = (
 
 
 def summary_table(comparison: Comparison) -> Table:
-    """Return a table with a row per technique: predicted and measured speed-up, memory, verdict."""
     experiment = comparison.experiment
     rows = comparison_rows(experiment, comparison.claims)
     carrying = {row.arm: row for row in rows if row.carries}
@@ -230,7 +227,6 @@ def _quality_sentence(checks: Sequence[QualityCheck]) -> str:
 
 
 def _machine_sentence(experiment: Experiment, rows: Sequence[ComparisonRow]) -> str:
-    """Describe doubts about the measurement: its guard, and the machine's state."""
     carried = {row.metric for row in rows if row.carries}
     clauses = [guard_sentence(row) for row in rows if is_guard(row) and row.metric in carried][:1]
     clauses += dict.fromkeys(row.doubt for row in rows if row.carries and row.doubt)
@@ -242,13 +238,11 @@ def _machine_sentence(experiment: Experiment, rows: Sequence[ComparisonRow]) -> 
 
 
 def _launch_sentence(experiment: Experiment, rows: Sequence[ComparisonRow]) -> str:
-    """Describe processes of one side that differed more than blocks within one of them."""
     carrying = next((row.metric for row in rows if row.carries), None)
     return "" if carrying is None else spread_sentence(experiment, carrying)
 
 
 def _prediction_sentence(experiment: Experiment) -> str:
-    """Return the date of the predictions; empty without any."""
     dates = sorted({record.created for record in experiment.predictions.values()})
     if not dates or not dates[0]:
         return ""

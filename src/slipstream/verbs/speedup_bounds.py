@@ -52,46 +52,44 @@ class SpeedupBound:
             their recorded time.
         missing: calls that are not micro-benchmarked yet.
         share: share of the recorded step's time that these calls account for.
-        most: speed-up if they took their minimum; None if it cannot be determined.
-        firm: whether `most` depends on the recorded step alone, apart from increased page faults.
+        max_speedup: speed-up if they took their minimum; None if it cannot be determined.
+        firm: whether it depends on the recorded step alone, apart from increased page faults.
     """
 
     prediction: Prediction
     missing: int = 0
     share: float = 0.0
-    most: float | None = None
+    max_speedup: float | None = None
     firm: bool = False
 
     @property
     def decided(self) -> bool:
         """Whether no measurement could make it worth its time or memory."""
-        if not self.firm or self.most is None or not isinstance(self.prediction, Predicted):
+        if not self.firm or self.max_speedup is None or not isinstance(self.prediction, Predicted):
             return False
-        trains = self.prediction.trains_anew
+        trains = self.prediction.needs_training
         speedup, share = (
             (WORTH_TRAINING, WORTH_TRAINING - 1) if trains else (WORTH_IT, _MEMORY_SHARE)
         )
-        return self.most < speedup and self.prediction.saved <= share
+        return self.max_speedup < speedup and self.prediction.saved <= share
 
     @property
-    def promise(self) -> tuple[float, float]:
+    def sort_key(self) -> tuple[float, float]:
         """Sort key that puts the largest possible speed-up first."""
         if not self.missing:
             return -self.prediction.speedup, 0.0
-        return (-self.most if self.most is not None else -1.0), -self.share
+        return (-self.max_speedup if self.max_speedup is not None else -1.0), -self.share
 
     @property
     def gain(self) -> str:
-        """The speed-up, or its bound, as text."""
         if not self.missing:
             return f"{self.prediction.speedup:.2f}x"
-        if self.most is None:
+        if self.max_speedup is None:
             return "unknown yet"
-        return f"{format_bound(self.most)} at most"
+        return f"{format_bound(self.max_speedup)} at most"
 
     @property
     def state(self) -> str:
-        """What happens next, as text."""
         if not self.missing:
             return "known"
         if self.decided:
@@ -99,9 +97,9 @@ class SpeedupBound:
         return f"measuring {self.missing} operator{'s' if self.missing > 1 else ''}"
 
 
-def format_bound(most: float) -> str:
+def format_bound(bound: float) -> str:
     """Format the largest possible speed-up; very large bounds are cut off."""
-    return f"{most:.2f}x" if most <= _MAX_SHOWN_BOUND else f"> {_MAX_SHOWN_BOUND:.0f}x"
+    return f"{bound:.2f}x" if bound <= _MAX_SHOWN_BOUND else f"> {_MAX_SHOWN_BOUND:.0f}x"
 
 
 _FIELDS: tuple[Field[SpeedupBound], ...] = (
@@ -114,19 +112,19 @@ _FIELDS: tuple[Field[SpeedupBound], ...] = (
 )
 
 
-def first_look_table(graph: Graph, outlooks: Sequence[SpeedupBound]) -> Table:
+def first_look_table(graph: Graph, bounds: Sequence[SpeedupBound]) -> Table:
     """Return a table with a row per technique that applies, the largest possible gain first."""
-    apply = [bound for bound in outlooks if isinstance(bound.prediction, Predicted)]
-    omitted = len(outlooks) - len(apply)
+    apply = [bound for bound in bounds if isinstance(bound.prediction, Predicted)]
+    omitted = len(bounds) - len(apply)
     notes = (
-        recorded_step(graph, [bound.prediction for bound in outlooks]),
+        recorded_step(graph, [bound.prediction for bound in bounds]),
         f"{omitted} techniques do not apply here" if omitted else "",
         "at most: the speed-up if unmeasured operators took no time or, with more threads, were "
         "divided evenly among them",
         "operators are now timed, old and new interleaved; the final table follows",
     )
     title = f"first look at {named(graph)}"
-    return Table.of(sorted(apply, key=lambda bound: bound.promise), _FIELDS, title, notes)
+    return Table.of(sorted(apply, key=lambda bound: bound.sort_key), _FIELDS, title, notes)
 
 
 def first_look(
@@ -137,15 +135,15 @@ def first_look(
 ) -> list[SpeedupBound]:
     """Bound the speed-up of single techniques without measuring, in their order."""
     base_ns = replay(graph).step_ns
-    outlooks = []
+    bounds = []
     predictions = predict(graph, techniques, durations=_AsKnown(durations), widen=widen)
     for part, prediction in zip(techniques, predictions, strict=True):
         if not isinstance(prediction, Predicted) or prediction.graph is None:
-            outlooks.append(SpeedupBound(prediction))
+            bounds.append(SpeedupBound(prediction))
             continue
         missing = len(durations.missing(part.required_timings(graph)))
         if not missing:
-            outlooks.append(SpeedupBound(prediction))
+            bounds.append(SpeedupBound(prediction))
             continue
         after = prediction.graph
         kind = after.tasks.provenance.copy()
@@ -154,20 +152,20 @@ def first_look(
             kind[page_fault_tasks(after)] = _MEASURED
         unknown = (kind == _ASSUMED) & (after.tasks.duration_ns > 0)
         firm = bool(np.isin(kind, (_ASSUMED, _MEASURED)).all())
-        most = None
+        max_speedup = None
         # If no task is unmeasured, or other tasks are modelled, the gain does not come from these
         # calls alone.
         if unknown.any() and np.isin(kind, (_ASSUMED, _MEASURED, _TIMED)).all():
             before, samples = prediction.samples
             per_sample = before / samples if before and samples else 1.0
             shortest_ns = _at_least(after, unknown, part.minimum_share(graph))
-            most = prediction.baseline_ns / (shortest_ns * per_sample)
+            max_speedup = prediction.baseline_ns / (shortest_ns * per_sample)
             if firm:
-                low = max(prediction.low, 1 / most)
+                low = max(prediction.low, 1 / max_speedup)
                 prediction = replace(prediction, low=low, high=max(prediction.high, low))
         share = min(float(after.tasks.duration_ns[unknown].sum()) / max(base_ns, 1.0), 1.0)
-        outlooks.append(SpeedupBound(prediction, missing, share, most, firm))
-    return outlooks
+        bounds.append(SpeedupBound(prediction, missing, share, max_speedup, firm))
+    return bounds
 
 
 class _AsKnown(Durations):
