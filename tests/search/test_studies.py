@@ -228,10 +228,10 @@ def test_a_prediction_of_zero_teaches_no_factor() -> None:
     (lambda config, depth=None: depth, False),
 ])  # fmt: skip
 def test_a_second_parameter_gets_the_run_if_required_or_named_so(
-    function: Callable[..., Any], given: bool
+    function: Callable[..., Any], takes_run: bool
 ) -> None:
     run = TrialRun(1.0, 0)
-    assert call(function, {}, run) is (run if given else None)
+    assert call(function, {}, run) is (run if takes_run else None)
 
 
 def test_nothing_is_evaluated_twice() -> None:
