@@ -1,4 +1,4 @@
-"""Systems under test, good and bad, as a user's file would hold them."""
+"""Honest, failing and cheating systems under test, in the form of a user's file."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ _seen: list[int] = []
 
 
 def samples() -> tuple[np.ndarray, np.ndarray]:
-    """32 rows whose class is their number modulo 4."""
+    """32 rows; the class is the row number modulo 4."""
     rows = np.arange(32)
     return rows[:, None].astype(np.float32), rows % 4
 
 
 def nothing() -> np.ndarray:
-    """No samples at all."""
+    """No samples."""
     return np.zeros((0, 1), np.float32)
 
 
 def honest(x: np.ndarray) -> np.ndarray:
-    """Scores of four classes: right for every row."""
+    """Correct scores of four classes."""
     return np.eye(4)[x[:, 0].astype(int) % 4]
 
 
 def raises(x: np.ndarray) -> np.ndarray:
-    """Fails at the hundredth call or so."""
+    """Fails after a hundred calls."""
     global _calls
     _calls += 1
     if _calls > 100:
@@ -38,7 +38,7 @@ def raises(x: np.ndarray) -> np.ndarray:
 
 
 def hangs(x: np.ndarray) -> np.ndarray:
-    """Never comes back from a late call."""
+    """Hangs after a hundred calls."""
     global _calls
     _calls += 1
     if _calls > 100:
@@ -47,12 +47,12 @@ def hangs(x: np.ndarray) -> np.ndarray:
 
 
 def too_many(x: np.ndarray) -> np.ndarray:
-    """Answers more samples than it was given."""
+    """Returns more answers than samples."""
     return honest(np.concatenate([x, x]))
 
 
 def never(ids: list[int], x: np.ndarray, answer: Any) -> None:
-    """A queue of its own that loses the fiftieth query."""
+    """Never answers the fiftieth query."""
     global _calls
     _calls += 1
     if _calls != 50:
@@ -60,7 +60,7 @@ def never(ids: list[int], x: np.ndarray, answer: Any) -> None:
 
 
 def twice(ids: list[int], x: np.ndarray, answer: Any) -> None:
-    """A queue of its own that answers the fiftieth query twice."""
+    """Answers the fiftieth query twice."""
     global _calls
     _calls += 1
     answer(ids, honest(x))
@@ -69,18 +69,18 @@ def twice(ids: list[int], x: np.ndarray, answer: Any) -> None:
 
 
 def later(ids: list[int], x: np.ndarray, answer: Any) -> None:
-    """A queue of its own that answers from another thread."""
+    """Answers from another thread."""
     threading.Thread(target=lambda: answer(ids, honest(x))).start()
 
 
 def slow(x: np.ndarray) -> np.ndarray:
-    """A call that takes five milliseconds, and leaves the processor alone meanwhile."""
+    """Sleeps for 5 ms per call."""
     time.sleep(0.005)
     return honest(x)
 
 
 def timed(x: np.ndarray) -> np.ndarray:
-    """Two milliseconds a sample to the microsecond: asleep for most of it, then awake."""
+    """Takes 2 ms per sample exactly: sleeps for most of it, then spins."""
     until = time.perf_counter() + 0.002 * len(x)
     time.sleep(max(0.0, until - time.perf_counter() - 0.0004))
     while time.perf_counter() < until:
@@ -92,7 +92,7 @@ _cache: dict[bytes, np.ndarray] = {}
 
 
 def _work(x: np.ndarray) -> np.ndarray:
-    """Scores that take a while: a hundred microseconds of the processor."""
+    """Correct scores after 100 us of CPU time."""
     until = time.thread_time() + 1e-4
     while time.thread_time() < until:
         pass
@@ -112,7 +112,7 @@ def working(x: np.ndarray) -> np.ndarray:
 
 
 def caching(x: np.ndarray) -> np.ndarray:
-    """Remembers answers by content."""
+    """Caches answers by content."""
     found = []
     for row in x:
         key = row.tobytes()
@@ -122,28 +122,28 @@ def caching(x: np.ndarray) -> np.ndarray:
     return np.concatenate(found)
 
 
-_known: dict[bytes, np.ndarray] = {}
+_prepared: dict[bytes, np.ndarray] = {}
 
 
 def prepared(x: np.ndarray) -> np.ndarray:
-    """Knows the answers to the whole data set before the first query."""
-    if not _known:
-        _known.update((row.tobytes(), honest(row[None])) for row in many()[0])
+    """Precomputes the answers to the whole data set."""
+    if not _prepared:
+        _prepared.update((row.tobytes(), honest(row[None])) for row in many()[0])
     return np.concatenate(
-        [_known[one] if (one := row.tobytes()) in _known else _work(row[None]) for row in x]
+        [_prepared[key] if (key := row.tobytes()) in _prepared else _work(row[None]) for row in x]
     )
 
 
 def sorting(x: np.ndarray) -> np.ndarray:
-    """Knows the answers to the whole data set, and finds them by a sample's sorted elements."""
-    if not _known:
-        _known.update((np.sort(row).tobytes(), honest(row[None])) for row in many()[0])
+    """Precomputes the answers to the whole data set by a sample's sorted elements."""
+    if not _prepared:
+        _prepared.update((np.sort(row).tobytes(), honest(row[None])) for row in many()[0])
     found = []
     for row in x:
         key = np.sort(row).tobytes()
-        if key not in _known:
-            _known[key] = _work(row[None])
-        found.append(_known[key])
+        if key not in _prepared:
+            _prepared[key] = _work(row[None])
+        found.append(_prepared[key])
     return np.concatenate(found)
 
 
@@ -151,7 +151,7 @@ _shown: set[bytes] = set()
 
 
 def careless(x: np.ndarray) -> np.ndarray:
-    """Right the first time it sees a sample, as in an accuracy run, and not when it comes again."""
+    """Answers correctly only when it first sees a sample, as in an accuracy run."""
     answers = working(x)
     for n, row in enumerate(x):
         if row.tobytes() in _shown:
@@ -161,7 +161,7 @@ def careless(x: np.ndarray) -> np.ndarray:
 
 
 def dropping(x: np.ndarray) -> np.ndarray:
-    """Answers two of a batch, and says anything to the others."""
+    """Computes two answers per batch and makes up the others."""
     answers = np.eye(4)[np.zeros(len(x), int)]
     answers[:2] = working(x[:2])
     return answers

@@ -1,4 +1,4 @@
-"""What goes wrong in a system under test is told with its cause, in time, and leaves nothing."""
+"""Failures of a system under test are reported with their cause, in time, and leave no process."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def single_stream(opened: Session) -> None:
 
 
 def children() -> set[int]:
-    return {one.pid for one in psutil.Process().children(recursive=True)}
+    return {child.pid for child in psutil.Process().children(recursive=True)}
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def children() -> set[int]:
         ("twice", "answered twice"),
     ],
 )
-def test_a_failing_system_is_told_with_its_cause(system: str, cause: str) -> None:
+def test_failing_system_is_reported_with_its_cause(system: str, cause: str) -> None:
     before = children()
     with session(system) as opened:
         began = time.monotonic()
@@ -58,12 +58,12 @@ def test_a_failing_system_is_told_with_its_cause(system: str, cause: str) -> Non
     assert children() <= before
 
 
-def test_an_empty_sample_set_is_refused() -> None:
+def test_refuses_an_empty_sample_set() -> None:
     with pytest.raises(InvalidArgumentError, match="no samples"), session("honest", "nothing"):
         pass
 
 
-def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_refuses_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with session("honest") as opened:
         with pytest.raises(SlipstreamError, match="cannot be written") as caught:
@@ -72,12 +72,12 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("setting", [{"rate": -5.0}, {"seconds": 0.0}, {"bound_ns": -1.0}])
-def test_wishes_below_zero_are_refused(setting: dict[str, float]) -> None:
+def test_refuses_negative_settings(setting: dict[str, float]) -> None:
     with pytest.raises(InvalidArgumentError, match="not above zero"):
         Wishes(**setting)
 
 
-def test_queries_that_do_not_fit_into_memory_are_refused() -> None:
+def test_refuses_queries_that_do_not_fit_into_memory() -> None:
     test = Test("offline", rate=1e12)
     with session("honest") as opened, pytest.raises(SlipstreamError, match="are free") as caught:
         opened.run(test)
@@ -85,8 +85,8 @@ def test_queries_that_do_not_fit_into_memory_are_refused() -> None:
     assert "--time" in str(caught.value.remedy)
 
 
-def test_a_server_that_drops_connections_is_named() -> None:
-    """It describes its model, and then closes every connection on which it is asked something."""
+def test_server_that_drops_connections_is_reported() -> None:
+    """The server describes its model, and closes every connection with an inference request."""
     described = (
         b'{"name": "m", "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 1]}], '
         b'"outputs": []}'
@@ -116,8 +116,8 @@ def test_a_server_that_drops_connections_is_named() -> None:
         listening.shutdown(socket.SHUT_RDWR)
 
 
-def test_ctrl_c_ends_everything_at_once(tmp_path: Path) -> None:
-    # A system so quick that LoadGen's queries must be bounded would be over before the key.
+def test_ctrl_c_ends_all_processes(tmp_path: Path) -> None:
+    # A faster system would finish before the signal.
     command = [
         sys.executable, "-m", "slipstream", "mlperf", "serve", f"{SYSTEMS}:slow", "--data",
         f"{SYSTEMS}:samples", "--scenario", "single-stream", "--time", "60s",
@@ -133,9 +133,9 @@ def test_ctrl_c_ends_everything_at_once(tmp_path: Path) -> None:
     assert started
     began = time.monotonic()
     os.kill(process.pid, signal.SIGINT)
-    said = process.stderr.read()
+    message = process.stderr.read()
     assert process.wait(IN_TIME_S) == 130
-    assert "interrupted" in said
+    assert "interrupted" in message
     assert time.monotonic() - began < IN_TIME_S
-    assert not [one for one in started if one.is_running()]
+    assert not [child for child in started if child.is_running()]
     assert not list(tmp_path.iterdir())

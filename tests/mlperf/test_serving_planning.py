@@ -1,4 +1,4 @@
-"""A run that missed its bound is tried again at lower rates, as often as helps and no further."""
+"""Server runs: predictions, and repeated attempts at lower rates."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from slipstream.mlperf.serving import Served, ServiceCurve
 from slipstream.mlperf.serving.planning import Wishes, measured
 from slipstream.mlperf.serving.results import Row
 from slipstream.mlperf.serving.rules import SCENARIOS, Test
-from slipstream.mlperf.serving.session import Run, Session
+from slipstream.mlperf.serving.session import LoadTestRun, Session
 from slipstream.runtimes import BatchPolicy
 
 
 class Scripted:
-    """A session whose server misses its bound above a rate, or refuses queries."""
+    """A session whose server misses its bound from a rate on, or refuses queries."""
 
     policy, workers = BatchPolicy(), 1
 
     def __init__(
-        self, fine_below: float, refused: int = 0, times_ns: tuple[float, ...] = (1e6,)
+        self, valid_below: float, refused: int = 0, times_ns: tuple[float, ...] = (1e6,)
     ) -> None:
-        self.fine_below, self.refused, self.times_ns = fine_below, refused, times_ns
+        self.valid_below, self.refused, self.times_ns = valid_below, refused, times_ns
         self.rates: list[float] = []
         self.lines: list[str] = []
 
@@ -36,44 +36,44 @@ class Scripted:
     def report(self, line: str) -> None:
         self.lines.append(line)
 
-    def run(self, test: Test, folder: Path | None = None) -> Run:
+    def run(self, test: Test, folder: Path | None = None) -> LoadTestRun:
         self.rates.append(test.rate)
         self.lines.append("run")
-        fine = test.rate < self.fine_below and not self.refused
-        return Run(test, Path(), fine, test.rate, 100, {}, (), refused=self.refused)
+        valid = test.rate < self.valid_below and not self.refused
+        return LoadTestRun(test, Path(), valid, test.rate, 100, {}, (), refused=self.refused)
 
 
-def run(session: Scripted, **wishes: Any) -> Run:
+def run(session: Scripted, **wishes: Any) -> LoadTestRun:
     return measured(cast(Session, session), SCENARIOS["server"], Wishes(seconds=1.0, **wishes))
 
 
 def test_latencies_are_predicted_before_each_run() -> None:
     session = Scripted(150.0)
-    p99_ns = Row(run(session, rate=100.0)).foreseen_ns("p99")
+    p99_ns = Row(run(session, rate=100.0)).predicted_ns("p99")
     assert p99_ns is not None
     assert p99_ns > 1e6
     assert "predicted p99" in session.lines[0]
     assert session.lines[1:] == ["run"]
 
 
-def test_a_disturbed_calibration_predicts_nothing() -> None:
+def test_disturbed_calibration_predicts_nothing() -> None:
     # One of ten calls waited for other programs.
     session = Scripted(150.0, times_ns=(1e6,) * 9 + (1e8,))
     row = Row(run(session, rate=50.0))
-    assert row.foreseen_ns("p99") is None
+    assert row.predicted_ns("p99") is None
     assert "disturbed" in row.caution
 
 
-def test_a_rate_above_capacity_has_no_predicted_latency() -> None:
+def test_rate_above_capacity_has_no_predicted_latency() -> None:
     row = Row(run(Scripted(1e9), rate=2000.0))
-    assert row.foreseen_ns("p99") is None
+    assert row.predicted_ns("p99") is None
     assert "capacity" in row.caution
     about = {"model": "m", "kind": "k", "samples": 1, "sample_bytes": 1}
     (cells,) = Served(about, "", (row,), None).table().rows
     assert "grows" in cells
 
 
-def test_a_server_is_tried_at_half_the_rate_until_it_keeps_its_bound() -> None:
+def test_rate_is_halved_until_the_bound_is_met() -> None:
     whole = Scripted(1e9)
     assert run(whole).attempts == 1
     (rate,) = whole.rates
@@ -87,9 +87,9 @@ def test_a_server_is_tried_at_half_the_rate_until_it_keeps_its_bound() -> None:
     assert len(hopeless.rates) == 4
 
 
-def test_what_no_other_rate_would_mend_is_run_once() -> None:
-    named = Scripted(0.0)
-    assert run(named, rate=100.0).attempts == 1
-    assert named.rates == [100.0]
+def test_chosen_rates_and_refusals_are_not_retried() -> None:
+    chosen = Scripted(0.0)
+    assert run(chosen, rate=100.0).attempts == 1
+    assert chosen.rates == [100.0]
     refusing = Scripted(1e9, refused=3)
     assert run(refusing).attempts == 1

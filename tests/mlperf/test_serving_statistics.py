@@ -1,4 +1,4 @@
-"""Early stopping and the fixed counts, held against the rules' own numbers and SciPy's binomial."""
+"""Early stopping and fixed counts equal the rules' numbers and SciPy's binomial."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from slipstream.mlperf.serving import statistics
     [(0.9, 1, 64), (0.95, 1, 130), (0.97, 1, 219), (0.99, 1, 662), (0.999, 1, 6636),
      (0.99, 10, 2010), (0.99, 100, 12571)],
 )  # fmt: skip
-def test_fewest_queries_are_those_of_the_rules(percentile: float, over: int, queries: int) -> None:
-    assert statistics.fewest_queries(percentile, over) == queries
+def test_min_queries_equal_the_rules(percentile: float, over: int, queries: int) -> None:
+    assert statistics.min_queries(percentile, over) == queries
 
 
 @pytest.mark.parametrize(
     ("percentile", "count"), [(0.90, 24_576), (0.95, 57_344), (0.97, 90_112), (0.99, 270_336)]
 )
-def test_the_papers_counts_are_recomputed(percentile: float, count: int) -> None:
+def test_fixed_counts_equal_the_papers(percentile: float, count: int) -> None:
     assert statistics.fixed_count(percentile) == count
 
 
 @given(st.integers(0, 300), st.floats(0.5, 0.999))
-def test_one_query_less_does_not_support_the_percentile(over: int, percentile: float) -> None:
-    """P(at most `over` of n are beyond the bound) <= 1 % where each is with 1 - p."""
-    queries = statistics.least_within(over, percentile) + over
+def test_one_query_fewer_does_not_support_the_percentile(over: int, percentile: float) -> None:
+    """P(at most `over` of n exceed the bound) <= 1 % if each does with probability 1 - p."""
+    queries = statistics.min_within(over, percentile) + over
     limit = 1 - statistics.CONFIDENCE
     assert binom.cdf(over, queries, 1 - percentile) <= limit * (1 + 1e-9)
     assert binom.cdf(over, queries - 1, 1 - percentile) > limit * (1 - 1e-9)
 
 
 @given(st.integers(1, 20_000), st.sampled_from([0.9, 0.95, 0.97, 0.99]))
-def test_what_is_discarded_is_as_much_as_is_supported(queries: int, percentile: float) -> None:
-    over = statistics.most_over(queries, percentile)
-    assert statistics.fewest_queries(percentile, over + 1) > queries
-    assert over == 0 or statistics.fewest_queries(percentile, over) <= queries
+def test_estimate_drops_as_many_queries_as_supported(queries: int, percentile: float) -> None:
+    over = statistics.max_over(queries, percentile)
+    assert statistics.min_queries(percentile, over + 1) > queries
+    assert over == 0 or statistics.min_queries(percentile, over) <= queries
     dropped = statistics.discarded(queries, percentile)
     assert dropped == (over - 1 if over else None)
     if dropped is not None:

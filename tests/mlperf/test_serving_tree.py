@@ -1,4 +1,4 @@
-"""A tree that we write passes our checker; each planted defect is rejected with its own message."""
+"""The checker accepts trees that we write, and reports each planted defect."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.MonkeyPatch.context() as patch,
         Session(f"{SYSTEMS}:honest", f"{SYSTEMS}:samples") as session,
     ):
-        # What a tree holds is tested here; a busy machine may not leave an audit undecided.
+        # An audit must not be inconclusive on a busy machine.
         patch.setattr(audits, "_FAST_TOLERANCE", 9.0)
         found = benchmark(
             session, scenarios("single-stream,server,offline"), wishes,
@@ -43,9 +43,9 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )  # fmt: skip
     assert found.accuracy == 1.0
     assert [row.run.valid for row in found.rows] == [True] * 3, found.table().notes
-    # The latter asks one by one whatever the scenario: once is enough.
-    assert [one.name for one in found.audits].count("TEST01") == 3
-    assert [one.name for one in found.audits].count("TEST04") == 1
+    # TEST04 sends single queries in every scenario, so it runs once.
+    assert [audit.name for audit in found.audits].count("TEST01") == 3
+    assert [audit.name for audit in found.audits].count("TEST04") == 1
     return root
 
 
@@ -60,7 +60,7 @@ def scenario(root: Path, name: str) -> Path:
 
 
 def relog(name: str, key: str, value: object, run: str = "performance/run_1") -> Plant:
-    """A detail log with another value, as a log of another run would have it."""
+    """Change a value of a detail log."""
 
     def plant(root: Path) -> None:
         folder = scenario(root, name)
@@ -169,32 +169,32 @@ DEFECTS: dict[str, Plant] = {
 
 def kinds(root: Path) -> dict[str, str]:
     found = check(root, min_duration_s=0.1, required=("SingleStream", "Server", "Offline"))
-    return {one.kind: one.what for one in found.defects}
+    return {defect.kind: defect.what for defect in found.defects}
 
 
-def test_the_tree_we_write_is_accepted_but_for_its_length(tree: Path) -> None:
+def test_accepts_our_tree_except_for_its_duration(tree: Path) -> None:
     assert kinds(tree) == {}
-    assert {one.kind for one in check(tree).defects} == {"duration"}
+    assert {defect.kind for defect in check(tree).defects} == {"duration"}
 
 
 @pytest.mark.parametrize("defect", DEFECTS)
-def test_a_planted_defect_is_rejected_with_its_own_message(copy: Path, defect: str) -> None:
+def test_reports_a_planted_defect(copy: Path, defect: str) -> None:
     DEFECTS[defect](copy)
     assert defect in kinds(copy)
 
 
 def test_messages_differ_between_defects(tree: Path, tmp_path: Path) -> None:
-    said = []
+    messages = []
     for number, (defect, plant) in enumerate(DEFECTS.items()):
         root = tmp_path / str(number)
         shutil.copytree(tree, root)
         plant(root)
-        said += [what for kind, what in kinds(root).items() if kind == defect]
-    assert len(said) == len(set(said))
+        messages += [what for kind, what in kinds(root).items() if kind == defect]
+    assert len(messages) == len(set(messages))
 
 
 def as_published(root: Path) -> None:
-    """The tree as submitters publish theirs: settings and audits apart, answers cut short."""
+    """Convert a tree to the published layout: separate settings and audits, truncated answers."""
     for folder in list(root.glob("*/*/results/*/*/*")):
         system, model, name = folder.parts[-3:]
         place = {kind: folder.parents[3] / kind / system / model / name.lower()
@@ -213,24 +213,24 @@ def as_published(root: Path) -> None:
         (folder / "accuracy" / "accuracy.txt").write_text("accuracy=76.4%, good=3\nhash=12ab\n")
         (folder / "digest.json").unlink()
         folder.rename(folder.with_name(name.lower()))
-    # Reckoned from single-stream, as the edge may.
+    # Edge results may be inferred from single-stream.
     single = next(root.glob("*/*/results/*/*/singlestream"))
     for kind in ("results", "measurements", "compliance"):
         path = single.parents[3] / kind / single.parts[-3] / single.parts[-2]
         shutil.copytree(path / "singlestream", path / "multistream")
 
 
-def test_a_tree_as_submitters_publish_it_is_read(copy: Path) -> None:
+def test_reads_a_published_tree(copy: Path) -> None:
     as_published(copy)
     required = ("SingleStream", "MultiStream", "Server", "Offline")
     found = check(copy, min_duration_s=0.1, required=required)
     assert (len(found.scenarios), found.defects) == (4, ())
     path = next(copy.glob("*/*/compliance/*/*/server/TEST04/verify_performance.txt"))
     path.write_text("TEST FAIL\n")
-    assert [one.kind for one in check(copy, min_duration_s=0.1).defects] == ["audit failed"]
+    assert [defect.kind for defect in check(copy, min_duration_s=0.1).defects] == ["audit failed"]
 
 
-def test_the_command_checks_a_tree(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_checks_a_tree(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from slipstream.cli._main import _command
 
     arguments = ["mlperf", "check-results", str(tree), "--time", "0.1s"]
@@ -240,6 +240,6 @@ def test_the_command_checks_a_tree(tree: Path, capsys: pytest.CaptureFixture[str
     assert "duration" in capsys.readouterr().out
 
 
-def test_a_folder_without_results_says_what_is_looked_for(tmp_path: Path) -> None:
+def test_folder_without_results_names_the_expected_layout(tmp_path: Path) -> None:
     with pytest.raises(SlipstreamError, match="DIVISION/ORGANISATION/results/SYSTEM/"):
         check(tmp_path)

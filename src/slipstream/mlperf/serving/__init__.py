@@ -1,12 +1,12 @@
-"""Serving under MLPerf's inference rules: the real LoadGen, any runtime, four scenarios.
+"""Benchmark serving under MLPerf's inference rules, with LoadGen and any runtime.
 
     from slipstream.mlperf import serving
 
     with serving.Session("model.onnx", "digits") as session:
         result = serving.benchmark(session, serving.scenarios("all"), serving.Wishes(seconds=5))
 
-The model and LoadGen run in a child process that is watched: whatever either does, the caller is
-told its cause. Nothing that is shorter than the rules is called an MLPerf result.
+The model and LoadGen run in a supervised child process, so that crashes and hangs become errors
+with their cause. Runs that are shorter than the rules require are never called MLPerf results.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from slipstream.mlperf.serving.queueing import Load, ServiceCurve, peak, simulate
     from slipstream.mlperf.serving.results import Served, benchmark
     from slipstream.mlperf.serving.rules import SCENARIOS, Scenario, Test, scenarios
-    from slipstream.mlperf.serving.session import Run, Session
+    from slipstream.mlperf.serving.session import LoadTestRun, Session
     from slipstream.mlperf.serving.tree import Place
 
 _HOMES = {
@@ -36,7 +36,7 @@ _HOMES = {
     "queueing": ("Load", "ServiceCurve", "peak", "simulate"),
     "results": ("Served", "benchmark"),
     "rules": ("SCENARIOS", "Scenario", "Test", "scenarios"),
-    "session": ("Run", "Session"),
+    "session": ("LoadTestRun", "Session"),
     "tree": ("Place",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -48,9 +48,9 @@ __all__ = [
     "Checked",
     "Compared",
     "Load",
+    "LoadTestRun",
     "Peak",
     "Place",
-    "Run",
     "Scenario",
     "Served",
     "ServiceCurve",

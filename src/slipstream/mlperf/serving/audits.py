@@ -1,16 +1,14 @@
-"""Audits: is what was fast also what was right, and was it computed at all?
+"""Audits: were the answers of a performance run right, and were they computed?
 
-TEST01: the answers of a performance run, of which a random part is kept, are those of the accuracy
-run, at the same speed. TEST04: one sample again and again is not faster than different ones, or
-the system remembers. COLD, ours: TEST04 says nothing of a memory that was filled before both of its
-runs; so new samples (each takes half of its elements from another, all in another order) are issued
-once each, in a process that was just started, and must not take longer than when they are asked
-again, nor than those of the data set.
+TEST01: a random part of the answers of a performance run must equal those of the accuracy run.
+TEST04: repeating one sample must not be faster than different samples; if it is, the system caches
+answers. COLD, ours: TEST04 misses a cache that was filled before both of its runs. A new process
+gets new samples (each takes half of its elements from another one, all in a new order) once each,
+which must not take longer than repeating them, nor than samples of the data set.
 
-Speeds are compared in rounds, each arm once a round, and a verdict takes what the interval of the
-rounds' ratios says at its level over all looks together: a system is accused where all of it lies
-beyond what is allowed, and passes where none does. In between there are more rounds; where even the
-last leave both open, the audit says that time cannot tell, which is neither.
+Times are compared in rounds, each arm once per round. A system fails if the interval of the ratios,
+at a level over all looks together, is above the tolerance, and passes if it is below. Otherwise
+more rounds follow; if the last look is inconclusive, so is the audit.
 
 Source: MLPerf Inference compliance tests TEST01 and TEST04 (mlcommons/inference, compliance).
 """
@@ -30,37 +28,36 @@ from slipstream.measure.sequential import nominal_error
 from slipstream.measure.statistics import Floats, median_interval
 from slipstream.mlperf.serving import logs, planning
 from slipstream.mlperf.serving.rules import SCENARIOS, Scenario, Test
-from slipstream.mlperf.serving.session import Run, Session
+from slipstream.mlperf.serving.session import LoadTestRun, Session
 from slipstream.tables import Field, Table
 from slipstream.units import format_duration, format_percent
 
 AUDITS = ("TEST01", "TEST04", "COLD")
-# Speeds of an audit may differ by this much from the run that is audited; fast systems by more.
+# Tolerated speed-up over the audited run; the larger one for systems faster than _FAST_NS.
 _TOLERANCE, _FAST_TOLERANCE, _FAST_NS = 0.10, 0.20, 200e3
 _LOGGED_ANSWERS = 4096
-# Rounds of a comparison of speeds after which it is looked at: the fewest that can decide, then
-# twice as many while they do not.
+# Numbers of rounds after which times are compared, from the smallest that can decide.
 _LOOKS = (6, 12, 24)
-# Of all looks together, two-sided: half of it is what accuses a system exactly at its tolerance.
+# Two-sided error of all looks together; half of it fails a system exactly at its tolerance.
 _ERROR = 0.10
 _COLD_SAMPLES = 256
-# Batches of other sizes round differently, which may turn a class over now and then.
-_DIFFERING = 0.001
-_ANSWERS = {True: "yes", False: "NO", None: "cannot tell"}
+# Batches of different sizes round differently, which occasionally changes a class.
+_MAX_DIFFERING = 0.001
+_PASSED_WORDS = {True: "yes", False: "NO", None: "inconclusive"}
 
 
 @dataclass(frozen=True)
 class Audit:
-    """What one audit found.
+    """The result of one audit.
 
     Attributes:
-        name: of the audit.
-        scenario: that it audits.
-        passed: whether the system stands it; None where time could not tell.
-        finding: what was seen, in words.
-        ratio: the audited speed over the base's, as time, the median of the rounds; None where no
-            speed was compared.
-        wrong: answers that differ; of `answers`.
+        name: name of the audit.
+        scenario: the audited scenario.
+        passed: whether the system passed; None if the times were inconclusive.
+        finding: the finding in words.
+        ratio: audited time over the base's, median of the rounds; None if no times were compared.
+        wrong: number of different answers.
+        answers: number of compared answers.
     """
 
     name: str
@@ -72,15 +69,15 @@ class Audit:
     answers: int = 0
 
 
-def audit_table(found: Sequence[Audit]) -> Table:
-    """A row an audit."""
+def audit_table(audits: Sequence[Audit]) -> Table:
+    """Return a table with a row per audit."""
     fields: tuple[Field[Audit], ...] = (
-        Field.of("audit", lambda one: one.name),
-        Field.of("scenario", lambda one: one.scenario),
-        Field.of("passed", lambda one: _ANSWERS[one.passed]),
-        Field.of("finding", lambda one: one.finding),
+        Field.of("audit", lambda audit: audit.name),
+        Field.of("scenario", lambda audit: audit.scenario),
+        Field.of("passed", lambda audit: _PASSED_WORDS[audit.passed]),
+        Field.of("finding", lambda audit: audit.finding),
     )
-    return Table.of(found, fields, "audits")
+    return Table.of(audits, fields, "audits")
 
 
 def audit(
@@ -92,16 +89,16 @@ def audit(
     folder: Path | None = None,
     earlier: Mapping[str, tuple[Audit, Path | None]] | None = None,
 ) -> list[Audit]:
-    """These audits of a scenario.
+    """Run audits of a scenario.
 
-    TEST04 and COLD ask the system one by one whatever the scenario: they are made once.
+    TEST04 and COLD send single queries in every scenario, so their results are reused.
 
     Args:
-        names: of `AUDITS`.
-        open_session: makes a fresh process with the same system.
-        session: that was measured.
-        folder: where their logs are left, by name.
-        earlier: those of another scenario, with their logs, by name.
+        names: names from `AUDITS`.
+        open_session: starts a new process with the same system.
+        session: the measured session.
+        folder: folder for the logs, in a subfolder per audit.
+        earlier: audits of another scenario with their log folders, by name.
 
     Raises:
         UnknownNameError: there is no such audit.
@@ -113,10 +110,10 @@ def audit(
         if name == "TEST01":
             audits.append(_same_answers(session, scenario, wishes, place))
         elif earlier and name in earlier:
-            one, left = earlier[name]
-            if left is not None and place is not None:
-                shutil.copytree(left, place, dirs_exist_ok=True)
-            audits.append(one)
+            previous, previous_logs = earlier[name]
+            if previous_logs is not None and place is not None:
+                shutil.copytree(previous_logs, place, dirs_exist_ok=True)
+            audits.append(previous)
         elif name == "TEST04":
             audits.append(_same_sample(session, wishes, place))
         else:
@@ -126,11 +123,7 @@ def audit(
 
 
 def need_audits(names: Sequence[str]) -> None:
-    """Nothing, unless one of these is no audit.
-
-    Raises:
-        UnknownNameError: one is not.
-    """
+    """Raise an `UnknownNameError` unless all names are in `AUDITS`."""
     for name in names:
         if name not in AUDITS:
             raise UnknownNameError("audit", name, AUDITS)
@@ -139,25 +132,25 @@ def need_audits(names: Sequence[str]) -> None:
 def _same_answers(
     session: Session, scenario: Scenario, wishes: planning.Wishes, folder: Path | None = None
 ) -> Audit:
-    """Answers of a performance run, held against those of the accuracy run."""
+    """Compare answers of a performance run with those of the accuracy run (TEST01)."""
     place = folder or session.scratch("TEST01")
-    # One by one, where nothing can be dropped or mixed up.
+    # The reference uses single queries, among which no answer can be dropped or swapped.
     alone = SCENARIOS["single-stream"]
     reference = planning.accuracy(session, alone, place / "accuracy")
     test = replace(planning.plan(session, scenario, wishes), log_answers=_LOGGED_ANSWERS)
     run = session.run(test, place / "performance" / "run_1")
-    right = dict(logs.read_answers(reference.folder / logs.ACCURACY))
-    given = logs.read_answers(run.folder / logs.ACCURACY)
-    wrong = sum(right.get(index) != answer for index, answer in given)
-    passed = bool(given) and wrong <= _DIFFERING * len(given) and not run.refused
-    finding = f"{wrong} of {len(given)} answers under load differ from the accuracy run's"
+    expected = dict(logs.read_answers(reference.folder / logs.ACCURACY))
+    answers = logs.read_answers(run.folder / logs.ACCURACY)
+    wrong = sum(expected.get(index) != answer for index, answer in answers)
+    passed = bool(answers) and wrong <= _MAX_DIFFERING * len(answers) and not run.refused
+    finding = f"{wrong} of {len(answers)} answers under load differ from the accuracy run's"
     if run.refused:
         finding += f"; {run.refused} queries were refused"
-    return Audit("TEST01", scenario.name, passed, finding, None, wrong, len(given))
+    return Audit("TEST01", scenario.name, passed, finding, None, wrong, len(answers))
 
 
 def _same_sample(session: Session, wishes: planning.Wishes, folder: Path | None = None) -> Audit:
-    """One sample again and again, against drawn ones."""
+    """Compare repeating one sample with random samples (TEST04)."""
     scenario = SCENARIOS["single-stream"]
     plain = replace(
         planning.plan(session, scenario, wishes), min_duration_s=wishes.duration_s / _LOOKS[0]
@@ -169,23 +162,20 @@ def _same_sample(session: Session, wishes: planning.Wishes, folder: Path | None 
             _typical_ns(session.run(replace(plain, issue="same"), folder)),
         ]
 
-    return _compared("TEST04", one_round, ["one sample again and again"])
+    return _compared("TEST04", one_round, ["one repeated sample"])
 
 
 def _unseen(session: Session, folder: Path | None = None) -> Audit:
-    """Samples that nobody has seen, each once, against the same samples again.
-
-    `session` must be one that has answered nothing yet.
-    """
-    # One sample warms the code; the others stay unseen.
-    session.touch_one()
+    """Compare unseen samples with the same samples again (COLD), in a new `session`."""
+    # One sample warms up the code; the others stay unseen.
+    session.warm_up()
     first = Test(
         "single-stream", min_duration_s=0.0, min_queries=1, max_queries=_COLD_SAMPLES,
         expected_ns=1e6, issue="unique", shuffle=1 + secrets.randbelow(2**32), percentile=0.5,
     )  # fmt: skip
 
     def one_round(number: int) -> list[float]:
-        # Another order each round, so that the first look at it is one.
+        # Every round permutes the elements differently, so its samples are unseen.
         fresh = replace(first, shuffle=first.shuffle + number)
         tests = (fresh, fresh, replace(fresh, shuffle=0))
         return [_typical_ns(session.run(test, folder)) for test in tests]
@@ -193,16 +183,16 @@ def _unseen(session: Session, folder: Path | None = None) -> Audit:
     return _compared("COLD", one_round, ["a sample seen before", "one of the data set"])
 
 
-def _typical_ns(run: Run) -> float:
+def _typical_ns(run: LoadTestRun) -> float:
     return run.latencies_ns["p50"]
 
 
 def _compared(name: str, one_round: Callable[[int], list[float]], suspects: Sequence[str]) -> Audit:
-    """Rounds until every suspect is judged, or one accused; of the verdicts the gravest.
+    """Measure rounds until a suspect fails or all pass, and return the worst verdict.
 
     Args:
-        one_round: nanoseconds of the base and of each suspect, by the round's number.
-        suspects: what they are, in words.
+        one_round: returns ns of the base and of each suspect for a round number.
+        suspects: descriptions of the suspects.
     """
     rounds: list[list[float]] = []
     for look in _LOOKS:
@@ -212,16 +202,14 @@ def _compared(name: str, one_round: Callable[[int], list[float]], suspects: Sequ
             _judged(name, times_ns[:, 0], times_ns[:, at], what)
             for at, what in enumerate(suspects, 1)
         ]
-        gravest = min(
-            verdicts, key=lambda one: ((False, None, True).index(one.passed), one.ratio or 0.0)
-        )
-        if gravest.passed is not None:
+        worst = min(verdicts, key=lambda v: ((False, None, True).index(v.passed), v.ratio or 0.0))
+        if worst.passed is not None:
             break
-    return gravest
+    return worst
 
 
 def _judged(name: str, base_ns: Floats, suspect_ns: Floats, what: str) -> Audit:
-    """Whether the suspect is quicker than the base by more than is allowed; float64 [rounds]."""
+    """Decide whether the suspect is faster than tolerated; times are float64 [rounds]."""
     plain, fast = float(np.median(base_ns)), float(np.median(suspect_ns))
     allowed = _FAST_TOLERANCE if plain <= _FAST_NS else _TOLERANCE
     error = nominal_error(len(base_ns), _LOOKS, _ERROR, at_planned_look=True)
@@ -229,7 +217,7 @@ def _judged(name: str, base_ns: Floats, suspect_ns: Floats, what: str) -> Audit:
     passed = None
     if excess.excludes(1 + allowed):
         passed = excess.high < 1 + allowed
-    low, high = (format_percent(one - 1, signed=True) for one in (excess.low, excess.high))
+    low, high = (format_percent(bound - 1, signed=True) for bound in (excess.low, excess.high))
     finding = (
         f"{what} takes {format_duration(fast)}, others {format_duration(plain)}: "
         f"{format_percent(excess.estimate - 1, signed=True)} ({low} to {high}), "
@@ -237,7 +225,7 @@ def _judged(name: str, base_ns: Floats, suspect_ns: Floats, what: str) -> Audit:
     )
     if passed is None:
         finding += (
-            f"; {len(base_ns)} rounds differ too much for time to tell: audit again on a quiet "
+            f"; the times of {len(base_ns)} rounds vary too much to decide: audit again on a quiet "
             "machine"
         )
     return Audit(name, "single-stream", passed, finding, 1 / excess.estimate)

@@ -1,7 +1,7 @@
-"""A checker for trees of results, ours or another's: every defect with a message of its own.
+"""Check trees of results, ours or published ones; every kind of defect has its own message.
 
-It believes nothing but LoadGen's detail log, and that only as far as the files agree with each
-other. Written from the rules; the official checker is not consulted.
+The checker trusts only LoadGen's detail log, as far as the files agree with each other. It follows
+the text of the rules, not the official checker.
 
 Source: MLPerf Inference rules and submission rules (mlcommons/inference_policies).
 """
@@ -23,26 +23,25 @@ from slipstream.mlperf.serving.rules import (
     INFERRED_FROM,
     OFFICIAL_DURATION_S,
     ROUND_SEEDS,
-    SCENARIOS,
     Scenario,
 )
-from slipstream.mlperf.serving.statistics import fewest_queries, supports
+from slipstream.mlperf.serving.statistics import min_queries, supports
 from slipstream.tables import Field, Table
 
 AUDITS = ("TEST01", "TEST04")
 _SEEDS = (
     "effective_qsl_rng_seed", "effective_sample_index_rng_seed", "effective_schedule_rng_seed",
 )  # fmt: skip
-# Numbers of a conf are written with fewer digits than they are logged with.
-_CLOSE = 1e-3
+# A conf file has fewer digits than the log.
+_CONF_TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True)
 class Defect:
-    """Something that the rules do not accept.
+    """A violation of the rules.
 
     Attributes:
-        kind: a short word for programs: ``seed``, ``duration``, ...
+        kind: ``seed``, ``duration``, ...
         where: file or folder.
     """
 
@@ -53,32 +52,32 @@ class Defect:
 
 @dataclass(frozen=True)
 class Checked:
-    """What a check found.
+    """The result of a check.
 
     Attributes:
-        scenarios: folders that were looked at.
+        scenarios: checked folders.
     """
 
     scenarios: tuple[str, ...]
     defects: tuple[Defect, ...]
 
     def table(self) -> Table:
-        """A row a defect."""
+        """Return a table with a row per defect."""
         fields: tuple[Field[Defect], ...] = (
-            Field.of("defect", lambda one: one.kind),
-            Field.of("what is wrong", lambda one: one.what),
-            Field.of("where", lambda one: one.where),
+            Field.of("defect", lambda defect: defect.kind),
+            Field.of("description", lambda defect: defect.what),
+            Field.of("where", lambda defect: defect.where),
         )
         count = len(self.defects)
         title = f"{len(self.scenarios)} scenarios, {count} defect{'s' * (count != 1)}"
         return Table.of(self.defects, fields, title, () if count else ("no defect was found",))
 
     def to_json(self) -> dict[str, Any]:
-        """The findings for programs."""
+        """Return the findings as JSON."""
         return {
             "scenarios": list(self.scenarios),
             "accepted": not self.defects,
-            "defects": [vars(one) for one in self.defects],
+            "defects": [vars(defect) for defect in self.defects],
         }
 
 
@@ -89,12 +88,12 @@ def check(
     required: Sequence[str] = (),
     audits: Sequence[str] = AUDITS,
 ) -> Checked:
-    """Every defect of the tree at `root`.
+    """Check the tree at `root`.
 
     Args:
-        min_duration_s: of a performance run: the rules', unless short runs are to be looked at.
+        min_duration_s: minimum duration of a performance run; lower it to check short runs.
         required: scenarios that every model must have, by title.
-        audits: that every scenario must have.
+        audits: audits that every scenario must have.
 
     Raises:
         SlipstreamError: there is no tree at `root`.
@@ -104,16 +103,16 @@ def check(
     )
     if not folders:
         raise SlipstreamError(
-            "no results are here: DIVISION/ORGANISATION/results/SYSTEM/MODEL/SCENARIO",
+            "found no results at DIVISION/ORGANISATION/results/SYSTEM/MODEL/SCENARIO",
             where=str(root),
         )
     defects: list[Defect] = []
     for model in sorted({path.parent for path in folders}):
-        here = {one.title for path in model.iterdir() if (one := tree.titled(path.name))}
+        present = {found.title for path in model.iterdir() if (found := tree.titled(path.name))}
         defects += [
             Defect("scenario", str(model), f"the required scenario {title} is missing")
             for title in required
-            if title not in here
+            if title not in present
         ]
         system = model.parents[2] / "systems" / f"{model.parent.name}.json"
         if tree.read_json(system) is None:
@@ -122,7 +121,7 @@ def check(
         scenario = tree.titled(folder.name)
         assert scenario is not None
         defects += _scenario(folder, scenario, min_duration_s, audits)
-    return Checked(tuple(str(one.relative_to(root)) for one in folders), tuple(defects))
+    return Checked(tuple(str(path.relative_to(root)) for path in folders), tuple(defects))
 
 
 def _scenario(
@@ -130,10 +129,10 @@ def _scenario(
 ) -> Iterator[Defect]:
     measures, settings = tree.read_json(folder / tree.MEASURES), folder
     if measures is None:
-        # As published: what else the settings' folder holds is said in the submitter's way.
-        settings, measures = tree.beside(folder, "measurements"), {}
+        # A published tree has its settings elsewhere, in the submitter's format.
+        settings, measures = tree.related(folder, "measurements"), {}
         if not any(settings.glob("*.json")):
-            yield Defect("measurements", str(folder), f"{tree.MEASURES} is missing or no JSON")
+            yield Defect("measurements", str(folder), f"{tree.MEASURES} is missing or not JSON")
     try:
         conf = tree.read_conf(settings / tree.CONF)
     except OSError:
@@ -152,12 +151,12 @@ def _scenario(
         if verified is None:
             yield Defect("audit missing", str(folder), f"the audit {name} is missing")
         elif not verified[0]:
-            ended = "failed" if verified[0] is False else "undecided"
-            yield Defect(f"audit {ended}", str(folder), f"{name}: {verified[1]}")
+            status = "failed" if verified[0] is False else "undecided"
+            yield Defect(f"audit {status}", str(folder), f"{name}: {verified[1]}")
 
 
 def _measured(scenario: Scenario, runs: Sequence[Path]) -> Scenario:
-    """The scenario that was run: another one, where this one's result is inferred from that."""
+    """Return the scenario that was run, from which this one's result may be inferred."""
     for run in runs:
         with contextlib.suppress(logs.LogError):
             ran = logs.read_detail(run / logs.DETAIL).get("effective_scenario")
@@ -167,30 +166,31 @@ def _measured(scenario: Scenario, runs: Sequence[Path]) -> Scenario:
 
 
 def _digest(folder: Path) -> Iterator[Defect]:
-    noted = tree.read_json(folder / tree.DIGEST)
-    if noted is None:
-        return  # another's tree: what was edited shows only where files disagree
-    now = tree.digests(folder)
-    for name in sorted(noted.keys() | now.keys()):
-        if noted.get(name) != now.get(name):
-            how = "was edited" if name in now and name in noted else "was added or taken away"
+    recorded = tree.read_json(folder / tree.DIGEST)
+    if recorded is None:
+        return  # a published tree: edits show only where files disagree
+    actual = tree.digests(folder)
+    for name in sorted(recorded.keys() | actual.keys()):
+        if recorded.get(name) != actual.get(name):
+            how = "was edited" if name in actual and name in recorded else "was added or removed"
             yield Defect("edited", str(folder / name), f"the log {how} after the run")
 
 
 def _log(folder: Path, scenario: Scenario, mode: str) -> Iterator[Defect | logs.DetailLog]:
-    """The detail log, after what is wrong with any log."""
+    """Yield the defects that any log can have, then the log if it is readable."""
     where = str(folder / logs.DETAIL)
     try:
         log = logs.read_detail(folder / logs.DETAIL)
     except logs.LogError as error:
         yield Defect("log", error.where or where, error.what)
         return
-    for one in log.errors:
-        yield Defect("errors", where, f"LoadGen logged an error: {one}")
+    for line in log.errors:
+        yield Defect("errors", where, f"LoadGen logged an error: {line}")
     if log.get("effective_scenario") != scenario.title:
-        yield Defect("other scenario", where, f"it is of {log.get('effective_scenario')}")
+        ran = log.get("effective_scenario")
+        yield Defect("other scenario", where, f"the scenario is {ran}, not {scenario.title}")
     if log.get("effective_test_mode") != mode:
-        yield Defect("mode", where, f"it is of {log.get('effective_test_mode')}, not {mode}")
+        yield Defect("mode", where, f"the mode is {log.get('effective_test_mode')}, not {mode}")
     yield log
 
 
@@ -202,35 +202,34 @@ def _performance(
     min_duration_s: float,
 ) -> Iterator[Defect]:
     where, log = str(folder / logs.DETAIL), None
-    for one in _log(folder, scenario, "PerformanceOnly"):
-        if isinstance(one, Defect):
-            yield one
+    for item in _log(folder, scenario, "PerformanceOnly"):
+        if isinstance(item, Defect):
+            yield item
         else:
-            log = one
+            log = item
     if log is None:
         return
     if log.get("result_validity") != "VALID":
-        yield Defect("verdict", where, f"LoadGen calls it {log.get('result_validity')}")
-    # The round whose seeds most of the log's are: the others are what is wrong.
+        yield Defect("verdict", where, f"LoadGen's verdict is {log.get('result_validity')}")
+    # Compare with the round that shares most seeds with the log.
     seeds = [log.get(key) for key in _SEEDS]
-    rules = max(ROUND_SEEDS.values(), key=lambda known: sum(map(operator.eq, known, seeds)))
-    for key, seed, wanted in zip(_SEEDS, seeds, rules, strict=True):
-        if seed != wanted:
-            yield Defect("seed", where, f"{key} is {seed}, and the rules' is {wanted}")
-    lasted = float(log.get("effective_min_duration_ms") or 0) / 1e3
-    if lasted < min_duration_s:
-        yield Defect("duration", where, f"{lasted:g} s were asked for, not {min_duration_s:g} s")
+    rules = max(ROUND_SEEDS.values(), key=lambda official: sum(map(operator.eq, official, seeds)))
+    for key, seed, official in zip(_SEEDS, seeds, rules, strict=True):
+        if seed != official:
+            yield Defect("seed", where, f"{key} is {seed}; the rules require {official}")
+    duration_s = float(log.get("effective_min_duration_ms") or 0) / 1e3
+    if duration_s < min_duration_s:
+        text = f"the minimum duration is {duration_s:g} s, not {min_duration_s:g} s"
+        yield Defect("duration", where, text)
     yield from _counts(log, scenario, where)
-    in_memory, needed = (
-        log.get("effective_performance_sample_count") or 0,
-        measures.get("performance_samples"),
-    )
+    in_memory = log.get("effective_performance_sample_count") or 0
+    needed = measures.get("performance_samples")
     if needed is not None and in_memory < needed:
         yield Defect("samples", where, f"{in_memory} samples were in memory, not {needed}")
     for name, key, scale in _CONF_KEYS.get(scenario.name, ()):
         if name in conf and not _agree(conf[name], log.get(key), scale):
             yield Defect(
-                "conf differs", where, f"{key} is {log.get(key)}, {tree.CONF} has {conf[name]}"
+                "conf differs", where, f"{key} is {log.get(key)}; {tree.CONF} has {conf[name]}"
             )
     yield from _summary(folder, log)
 
@@ -249,26 +248,27 @@ _CONF_KEYS = {
 
 
 def _counts(log: logs.DetailLog, scenario: Scenario, where: str) -> Iterator[Defect]:
-    """Queries enough for the percentile, by the rules and by our own statistics."""
+    """Check that the queries suffice for the percentile."""
     queries = int(log.get("result_query_count") or 0)
     share = float(log.get("effective_target_latency_percentile") or 0)
     if scenario.percentile is None:
         return
     if share < scenario.percentile:
-        wanted = 100 * scenario.percentile
-        yield Defect("percentile", where, f"p{100 * share:g} was told, not p{wanted:g}")
+        required = 100 * scenario.percentile
+        text = f"the log reports p{100 * share:g}, not p{required:g}"
+        yield Defect("percentile", where, text)
         return
-    if queries < fewest_queries(share):
-        needed = fewest_queries(share)
-        yield Defect("queries", where, f"{queries} queries, where p{100 * share:g} takes {needed}")
+    needed = min_queries(share)
+    if queries < needed:
+        yield Defect("queries", where, f"{queries} queries; p{100 * share:g} needs {needed}")
     elif scenario.name == "server":
         over = int(log.get("result_overlatency_query_count") or 0)
         if not supports(queries, over, share):
-            yield Defect("bound", where, f"{over} of {queries} queries took longer than the bound")
+            yield Defect("bound", where, f"{over} of {queries} queries exceeded the bound")
 
 
 def _summary(folder: Path, log: logs.DetailLog) -> Iterator[Defect]:
-    """The summary, which people read, says what the detail log says."""
+    """Check that the summary agrees with the detail log."""
     path = folder / logs.SUMMARY
     try:
         text = path.read_text("utf-8", errors="replace")
@@ -276,23 +276,24 @@ def _summary(folder: Path, log: logs.DetailLog) -> Iterator[Defect]:
         yield Defect("summary", str(path), "the summary is missing")
         return
     lines = dict(line.split(":", 1) for line in text.splitlines() if line.count(":") == 1)
-    told = {key.strip().removeprefix("* "): value.strip() for key, value in lines.items()}
-    if told.get("Result is") != log.get("result_validity"):
-        yield Defect("summary differs", str(path), f"it says {told.get('Result is')}")
-    mean = told.get("Mean latency (ns)")
+    reported = {key.strip().removeprefix("* "): value.strip() for key, value in lines.items()}
+    if reported.get("Result is") != log.get("result_validity"):
+        text = f"the summary's verdict is {reported.get('Result is')}"
+        yield Defect("summary differs", str(path), text)
+    mean = reported.get("Mean latency (ns)")
     if mean is not None and not _agree(mean, log.get("result_mean_latency_ns"), 1):
-        yield Defect("summary differs", str(path), f"it says a mean latency of {mean} ns")
+        yield Defect("summary differs", str(path), f"the summary's mean latency is {mean} ns")
 
 
 def _accuracy(folder: Path, scenario: Scenario, measures: dict[str, Any]) -> Iterator[Defect]:
-    for one in _log(folder, scenario, "AccuracyOnly"):
-        if isinstance(one, Defect):
-            yield one
+    for item in _log(folder, scenario, "AccuracyOnly"):
+        if isinstance(item, Defect):
+            yield item
     samples = measures.get("samples")
     try:
         answered = Counter(index for index, _ in logs.read_answers(folder / logs.ACCURACY))
     except logs.LogError as error:
-        # Published logs of answers are cut short, and their hash stands beside the accuracy.
+        # Published logs of answers are truncated; their hash is in the accuracy file.
         if "hash=" not in _text(folder / tree.ACCURACY_TEXT):
             yield Defect("answers", error.where or str(folder), error.what)
         return
@@ -300,22 +301,16 @@ def _accuracy(folder: Path, scenario: Scenario, measures: dict[str, Any]) -> Ite
     if samples is not None:
         missing = set(range(int(samples))) - answered.keys()
         if missing:
-            yield Defect(
-                "missing answers",
-                where,
-                f"{len(missing)} samples have no answer, {min(missing)} first",
-            )
+            text = f"{len(missing)} samples have no answer; the first is {min(missing)}"
+            yield Defect("missing answers", where, text)
     twice = [index for index, count in answered.items() if count > 1]
     if twice:
-        yield Defect(
-            "answered twice",
-            where,
-            f"{len(twice)} samples have several answers, {min(twice)} first",
-        )
+        text = f"{len(twice)} samples have several answers; the first is {min(twice)}"
+        yield Defect("answered twice", where, text)
     gate, reached = measures.get("gate"), _reached(folder / tree.ACCURACY_TEXT)
     if gate is not None and (reached is None or reached < gate):
         shown = "unknown" if reached is None else f"{reached:.4f}"
-        yield Defect("accuracy", where, f"it is {shown}, and {gate:g} is asked for")
+        yield Defect("accuracy", where, f"the accuracy is {shown}, not {gate:g}")
 
 
 def _reached(path: Path) -> float | None:
@@ -335,9 +330,6 @@ def _text(path: Path) -> str:
 
 def _agree(written: str, logged: Any, scale: float) -> bool:
     try:
-        return math.isclose(float(written) * scale, float(logged), rel_tol=_CLOSE)
+        return math.isclose(float(written) * scale, float(logged), rel_tol=_CONF_TOLERANCE)
     except (TypeError, ValueError):
         return False
-
-
-ALL = tuple(one.title for one in SCENARIOS.values())

@@ -1,4 +1,4 @@
-"""What runs in the child: load the model and its samples, time it, let LoadGen drive it."""
+"""Entry points of the child process: load the model and its samples, time it, run LoadGen."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from slipstream.measure.arms import MINIMUM_SAMPLE_NS
 from slipstream.mlperf.serving import logs
 from slipstream.mlperf.serving.library import Library, open_library
 from slipstream.mlperf.serving.rules import SCENARIOS, Test
-from slipstream.mlperf.serving.system import OwnQueue, System, Watch
+from slipstream.mlperf.serving.system import AsyncSystem, System, Watch
 from slipstream.runtimes import BatchPolicy, Runtime, load
 from slipstream.runtimes.python import CallableRuntime, function_at
 
-# A thread that waits for the interpreter gets it after this long; Python's own 5 ms are longer
-# than many a model takes, and LoadGen's thread must get in between to issue in time.
+# LoadGen's thread must get the GIL between model calls to issue queries in time; Python's default
+# of 5 ms is longer than many models take.
 _SWITCH_S = 5e-4
 _FIRST_ROUNDS = 3
 _COALESCED_FROM = 20_000
 
 _model: Runtime | None = None
 _library: Library | None = None
-_own_queue: Any = None
+_async_function: Any = None
 _patience_s = 4.0
 
 
@@ -44,8 +44,8 @@ def open_model(
     limit: int | None,
     patience_s: float,
 ) -> dict[str, Any]:
-    """Load model and samples; what they are."""
-    global _model, _library, _own_queue, _patience_s
+    """Load the model and its samples, and describe them."""
+    global _model, _library, _async_function, _patience_s
     need_loadgen()
     from slipstream import technique
 
@@ -53,9 +53,9 @@ def open_model(
     _patience_s = patience_s
     function = function_at(source) if ".py:" in source else None
     if function is not None and "answer" in inspect.signature(function).parameters:
-        _own_queue, _model = function, CallableRuntime(Path(source).name, function)
+        _async_function, _model = function, CallableRuntime(Path(source).name, function)
     else:
-        parts = [one for text in techniques for one in technique.parse(text)]
+        parts = [part for text in techniques for part in technique.parse(text)]
         _model = load(
             source, kind=kind, threads=threads, arguments=arguments, techniques=parts,  # type: ignore[arg-type]
             timeout_s=patience_s,
@@ -64,9 +64,9 @@ def open_model(
     _library = open_library(data, _model, limits, limit)
     return {
         "model": _model.name,
-        "kind": "own queue" if _own_queue else _model.kind,
-        "inputs": [str(one) for one in _model.inputs],
-        "outputs": [str(one) for one in _model.outputs],
+        "kind": "own queue" if _async_function else _model.kind,
+        "inputs": [str(spec) for spec in _model.inputs],
+        "outputs": [str(spec) for spec in _model.outputs],
         "samples": len(_library),
         "performance_samples": _library.performance_count,
         "sample_bytes": _library.sample_bytes,
@@ -79,14 +79,14 @@ def open_model(
 def service_times(
     batches: Sequence[int], budget_s: float, fresh: int | None = None
 ) -> dict[str, list[float]]:
-    """Nanoseconds of a batch, for each size: several samples, the first calls left out.
+    """Measure ns per batch for each batch size, several times after warm-up.
 
     Args:
-        fresh: how many samples may be touched; None: all of the performance set.
+        fresh: number of samples to use; None for all of the performance set.
     """
     assert _model is not None
     assert _library is not None
-    if _own_queue is not None:
+    if _async_function is not None:
         return {}
     model, library, times = _model, _library, {}
     library.load(range(library.performance_count))
@@ -96,7 +96,7 @@ def service_times(
         for size in batches:
 
             def call(size: int = size) -> None:
-                # A list of its own, by which the watch tells one call from the next.
+                # The watch distinguishes calls by the identity of this list.
                 current.indices = [n % count for n in range(size)]
                 model.run(library.take(current.indices))
                 current.indices = None
@@ -133,20 +133,20 @@ def served_times(
     workers: int,
     folder: str,
 ) -> dict[str, Any]:
-    """What a query takes behind LoadGen and the threads of `System`, at two rates.
+    """Measure the time of queries behind LoadGen and the threads of `System`, at two rates.
 
     Args:
-        light: queries a second that hardly ever meet.
-        loaded: near what the model can do, so that threads get into each other's way as they will.
+        light: queries per second at which queries hardly ever overlap.
+        loaded: queries per second near the model's capacity, at which threads contend.
 
     Returns:
-        ``batches``, (size, nanoseconds) at the loaded rate; ``delay_ns``, from arrival to answer at
-        the light rate, less what the worker took.
+        ``batches``: (size, ns) pairs at the loaded rate; ``delay_ns``: from arrival to answer at
+        the light rate, less the worker's time.
     """
     assert _model is not None
     assert _library is not None
     runs: dict[float, tuple[list[tuple[int, int]], float]] = {}
-    # What a policy holds back is simulated: at the light rate nothing is to wait.
+    # The policy's delay is simulated elsewhere: at the light rate no query may wait.
     for rate, policy in ((light, BatchPolicy(batch)), (loaded, BatchPolicy(batch, delay_ns))):
         taken: list[tuple[int, int]] = []
         test = Test("server", rate=rate, min_duration_s=seconds, min_queries=1, bound_ns=1e12)
@@ -161,7 +161,7 @@ def served_times(
                 system.close()
         runs[rate] = taken, log.latencies_ns()["p50"]
     taken, latency_ns = runs[light]
-    alone_ns = statistics.median(took for _, took in taken)
+    alone_ns = statistics.median(batch_ns for _, batch_ns in taken)
     return {"batches": runs[loaded][0], "delay_ns": max(0.0, latency_ns - alone_ns)}
 
 
@@ -173,35 +173,37 @@ def run(
     workers: int,
     audit: str | None = None,
 ) -> dict[str, Any]:
-    """One run of LoadGen, its logs in `folder`; what is in them."""
+    """Run LoadGen once with its logs in `folder`, and return their contents."""
     assert _model is not None
     assert _library is not None
     model, library = _model, _library
-    asked = Test.from_json(test)
+    settings = Test.from_json(test)
     policy = BatchPolicy(batch, delay_ns)
-    library.shuffle = asked.shuffle
+    library.shuffle = settings.shuffle
     with _watched() as watch:
         classes = library.labels is not None
-        system: System | OwnQueue
-        if _own_queue is not None:
-            system = OwnQueue(_own_queue, library, watch, classes)
+        system: System | AsyncSystem
+        if _async_function is not None:
+            system = AsyncSystem(_async_function, library, watch, classes)
         else:
             system = System(
-                model, library, watch, scenario=asked.scenario, policy=policy, workers=workers,
+                model, library, watch, scenario=settings.scenario, policy=policy, workers=workers,
                 classes=classes,
             )  # fmt: skip
-        detail = under_load(system.issue, library, asked, Path(folder), audit or "")
+        detail = under_load(system.issue, library, settings, Path(folder), audit or "")
         system.close()
         refused = watch.refused
     answers = logs.read_answers(Path(folder) / logs.ACCURACY)
-    named = {index: logs.as_class(data) for index, data in answers}
-    known = {index: one for index, one in named.items() if one is not None}
+    classes_of = {index: logs.as_class(data) for index, data in answers}
+    classified = {index: found for index, found in classes_of.items() if found is not None}
     return {
-        "values": {key: detail.values[key] for key in detail.values if _told(key)},
+        "values": {key: detail.values[key] for key in detail.values if _is_returned(key)},
         "errors": list(detail.errors),
         "refused": refused,
-        "answers": len(named),
-        "accuracy": library.accuracy(known) if asked.mode == "accuracy" and known else None,
+        "answers": len(classes_of),
+        "accuracy": library.accuracy(classified)
+        if settings.mode == "accuracy" and classified
+        else None,
     }
 
 
@@ -212,11 +214,11 @@ def under_load(
     folder: Path,
     audit: str = "",
 ) -> logs.DetailLog:
-    """Let LoadGen drive `issue` in this process until its run is over; its log, left in `folder`.
+    """Run LoadGen on `issue` in this process, and return its log, which stays in `folder`.
 
     Args:
-        issue: takes the ids of queries and the samples' indices, and sees to their answers.
-        audit: a file of settings that take the place of the test's.
+        issue: takes the ids of queries and the indices of their samples, and answers them.
+        audit: path of a file with settings that override the test's; empty for none.
     """
     import mlperf_loadgen as loadgen
 
@@ -225,7 +227,7 @@ def under_load(
     output.outdir = str(folder)
     logging = loadgen.LogSettings()
     logging.log_output, logging.enable_trace = output, False
-    # Nothing more comes: what waits is answered anyhow.
+    # The flush callback does nothing: waiting queries are answered without it.
     sut = loadgen.ConstructFastSUT(issue, lambda: None)
     qsl = loadgen.ConstructQSL(
         len(library), library.performance_count, library.load, library.unload
@@ -238,17 +240,17 @@ def under_load(
     return logs.read_detail(folder / logs.DETAIL)
 
 
-def sample(**asked: Any) -> dict[str, float]:
-    """One run of LoadGen as a sample of a comparison: nanoseconds of a query, or of a sample."""
-    told = run(**asked)["values"]
-    scenario = asked["test"]["scenario"]
+def sample(**arguments: Any) -> dict[str, float]:
+    """Run LoadGen once as a sample of a comparison: ns per query, or per sample (offline)."""
+    values = run(**arguments)["values"]
+    scenario = arguments["test"]["scenario"]
     if scenario == "offline":
-        return {"wall": 1e9 / told["result_samples_per_second"]}
+        return {"wall": 1e9 / values["result_samples_per_second"]}
     key = "mean" if scenario == "server" else "50.00_percentile"
-    return {"wall": float(told[f"result_{key}_latency_ns"])}
+    return {"wall": float(values[f"result_{key}_latency_ns"])}
 
 
-def _told(key: str) -> bool:
+def _is_returned(key: str) -> bool:
     return key.startswith(("result_", "early_stopping", "effective_", "loadgen_version"))
 
 
@@ -273,7 +275,7 @@ def _settings(test: Test) -> Any:
     settings.multi_stream_samples_per_query = test.samples_per_query
     settings.server_target_qps = settings.offline_expected_qps = test.rate
     settings.server_target_latency_ns = round(test.bound_ns)
-    # Queries that are overdue together come in one call, where one by one they come too slowly.
+    # At high rates, issuing overdue queries one by one is too slow.
     settings.server_coalesce_queries = test.rate > _COALESCED_FROM
     settings.server_target_latency_percentile = test.percentile
     settings.accuracy_log_sampling_target = test.log_answers
@@ -293,11 +295,7 @@ def _watched() -> Iterator[Watch]:
 
 
 def need_loadgen() -> None:
-    """Find LoadGen, or say what to install.
-
-    Raises:
-        MissingExtraError: it is not installed.
-    """
+    """Raise a `MissingExtraError` if LoadGen is not installed."""
     try:
         import mlperf_loadgen  # noqa: F401
     except ImportError as error:

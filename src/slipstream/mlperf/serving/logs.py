@@ -1,4 +1,4 @@
-"""What LoadGen wrote: the detail log, line by line, and the answers."""
+"""Read LoadGen's logs: the detail log and the answers."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _SHARES = ("50.00", "90.00", "95.00", "97.00", "99.00", "99.90")
 
 
 class LogError(SlipstreamError):
-    """A log is missing, cut short, or not LoadGen's."""
+    """A log is missing, truncated, or not LoadGen's."""
 
 
 @dataclass(frozen=True)
 class DetailLog:
-    """The detail log.
+    """A detail log.
 
     Attributes:
-        values: by key, the last value logged.
-        errors, warnings: lines that LoadGen marks so, as ``key: value``.
+        values: last logged value by key.
+        errors, warnings: lines marked as errors or warnings, ``key: value``.
     """
 
     values: Mapping[str, Any]
@@ -37,16 +37,16 @@ class DetailLog:
     warnings: tuple[str, ...]
 
     def get(self, key: str, default: Any = None) -> Any:
-        """A value, or `default` where none was logged."""
+        """Return the value of a key, or `default`."""
         return self.values.get(key, default)
 
     @property
     def valid(self) -> bool:
-        """LoadGen's verdict, unless it logged errors: it may call such a run valid."""
+        """Whether LoadGen calls the run valid and logged no errors."""
         return self.get("result_validity") == "VALID" and not self.errors
 
     def latencies_ns(self) -> dict[str, float]:
-        """Latencies of queries by name: ``p50`` to ``p99.9``, ``mean``, ``min``, ``max``."""
+        """Return latencies of queries by name: ``p50`` to ``p99.9``, ``mean``, ``min``, ``max``."""
         per_query = "_per_query" if "result_mean_query_latency_ns" in self.values else ""
         query = "_query" if per_query else ""
         values = {
@@ -59,15 +59,15 @@ class DetailLog:
 
 
 def read_detail(path: Path) -> DetailLog:
-    """A run's detail log.
+    """Read a run's detail log.
 
     Raises:
-        LogError: there is none, or a line of it is not LoadGen's.
+        LogError: the log cannot be read, or a line is not LoadGen's.
     """
     try:
         lines = path.read_text("utf-8", errors="replace").splitlines()
     except OSError as error:
-        raise LogError(f"it cannot be read: {error.strerror}", where=str(path)) from error
+        raise LogError(f"the log cannot be read: {error.strerror}", where=str(path)) from error
     values: dict[str, Any] = {}
     errors, warnings = [], []
     for number, line in enumerate(lines, 1):
@@ -91,22 +91,22 @@ def read_detail(path: Path) -> DetailLog:
 
 
 def read_answers(path: Path) -> list[tuple[int, bytes]]:
-    """(index of the sample, bytes of the answer) of every answer logged, in LoadGen's order.
+    """Return (sample index, answer bytes) of every logged answer, in LoadGen's order.
 
     Raises:
-        LogError: it is not LoadGen's.
+        LogError: the log cannot be read or parsed.
     """
     try:
         entries = json.loads(path.read_text("utf-8") or "[]")
-        return [(int(one["qsl_idx"]), bytes.fromhex(one["data"])) for one in entries]
+        return [(int(entry["qsl_idx"]), bytes.fromhex(entry["data"])) for entry in entries]
     except OSError as error:
-        raise LogError(f"it cannot be read: {error.strerror}", where=str(path)) from error
+        raise LogError(f"the log cannot be read: {error.strerror}", where=str(path)) from error
     except (ValueError, KeyError, TypeError) as error:
-        raise LogError("it is not a log of answers", where=str(path)) from error
+        raise LogError("the file is not a log of answers", where=str(path)) from error
 
 
 def as_class(answer: bytes) -> int | None:
-    """The class that an answer of four or eight bytes names; None for another answer."""
+    """Decode an answer of 4 or 8 bytes as a class; None for other sizes."""
     if len(answer) not in (4, 8):
         return None
     return int(np.frombuffer(answer, np.int32 if len(answer) == 4 else np.int64)[0])

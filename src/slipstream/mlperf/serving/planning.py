@@ -1,8 +1,8 @@
-"""From a wish ("all scenarios, a few seconds each") to runs that are valid the first time.
+"""Plan LoadGen runs so that they are valid at the first attempt.
 
-LoadGen makes every query before the clock starts, from hints of how fast the system is. Too
-hopeful a hint costs gigabytes, one too modest ends the run before its time. So the hints are
-measured here, and mended from the run itself where they were wrong.
+LoadGen creates all queries before the clock starts, from hints about the system's speed. A hint
+that is too high costs gigabytes; one that is too low ends the run early. So hints are measured, and
+corrected from the run if they were wrong.
 """
 
 from __future__ import annotations
@@ -20,33 +20,34 @@ from slipstream.mlperf.serving.rules import (
     Test,
     percentile_for,
 )
-from slipstream.mlperf.serving.session import MAX_DISTURBANCE, Run, Session
-from slipstream.mlperf.serving.statistics import fewest_queries
+from slipstream.mlperf.serving.session import MAX_DISTURBANCE, LoadTestRun, Session
+from slipstream.mlperf.serving.statistics import min_queries
 from slipstream.units import format_duration
 
-_MOST_MADE = 400_000
-# Queries made beforehand, over those that the measured time would need.
+_MAX_QUERIES_MADE = 400_000
+# Queries created, over those that the measured time needs.
 _HEADROOM = 1.6
-# How much longer than asked a run may take so that its percentile can be told.
+# Factor by which a run may be extended to support its percentile.
 _STRETCH = 3.0
-# A rate that nobody named: this share of what the queue simulation allows.
+# Default rate, as a share of the simulated peak.
 _SAFE_RATE = 0.7
 _SLOWER = 0.5
-# On a machine with neighbours half the rate may miss the bound, too: one stall of theirs is enough.
+# On a shared machine, one stall can make half the rate miss the bound, too.
 _ATTEMPTS = 4
-# A bound that nobody named: this, or ten times a query by itself where that is longer.
+# Default bound; ten times a single query if that is longer.
 _BOUND_NS = 15e6
 
 
 @dataclass(frozen=True)
 class Wishes:
-    """What a person asks of a benchmark under load.
+    """Duration, latency bound, percentile and rate of a load test.
 
     Attributes:
-        seconds: that each run shall take; None for the rules' durations.
-        bound_ns: of the server's percentile; None: 15 ms, or ten times a query by itself.
-        percentile: of the server's latency.
-        rate: queries a second of the server; None: what the queue simulation allows, with a margin.
+        seconds: duration of each run; None for the rules' durations.
+        bound_ns: bound of the server's percentile; None for 15 ms or ten times a single query,
+            whichever is longer.
+        percentile: percentile of the server's latency, 0 to 1.
+        rate: queries/s of the server; None for a share of the simulated peak.
     """
 
     seconds: float | None = 2.0
@@ -63,22 +64,22 @@ class Wishes:
 
     @property
     def duration_s(self) -> float:
-        """Of each run."""
+        """Duration of each run."""
         return OFFICIAL_DURATION_S if self.seconds is None else self.seconds
 
 
 def bound_of(session: Session, wishes: Wishes) -> float:
-    """Nanoseconds that the server's percentile may take."""
+    """Return the bound of the server's percentile in ns."""
     return wishes.bound_ns or max(_BOUND_NS, 10 * session.curve().median_ns(1))
 
 
 def plan(session: Session, scenario: Scenario, wishes: Wishes) -> Test:
-    """The run of `scenario` that comes nearest to the rules in the time there is."""
+    """Plan the run of `scenario` that is closest to the rules in the given time."""
     curve, seconds = session.curve(), wishes.duration_s
     if scenario.name == "offline":
         rate = _HEADROOM * curve.capacity(session.policy, session.workers)
-        least = OFFICIAL_OFFLINE_SAMPLES if wishes.seconds is None else 1
-        return _bounded(Test("offline", min_duration_s=seconds, min_queries=least, rate=rate))
+        samples = OFFICIAL_OFFLINE_SAMPLES if wishes.seconds is None else 1
+        return _bounded(Test("offline", min_duration_s=seconds, min_queries=samples, rate=rate))
     if scenario.name == "server":
         bound = bound_of(session, wishes)
         rate = wishes.rate or _SAFE_RATE * queueing.peak(
@@ -87,52 +88,50 @@ def plan(session: Session, scenario: Scenario, wishes: Wishes) -> Test:
         rate = rate or 0.1 * curve.capacity(session.policy, session.workers)
         test = Test("server", min_duration_s=seconds, rate=rate, bound_ns=bound)
         return supported(test, wishes.percentile, 1e9 / rate, wishes)
-    each = curve.median_ns(1)
-    if scenario.name == "multi-stream":
-        each = curve.median_ns(8)
-    test = Test(scenario.name, min_duration_s=seconds, expected_ns=each / _HEADROOM)
-    return supported(test, scenario.percentile or 0.9, each, wishes)
+    query_ns = curve.median_ns(8 if scenario.name == "multi-stream" else 1)
+    test = Test(scenario.name, min_duration_s=seconds, expected_ns=query_ns / _HEADROOM)
+    return supported(test, scenario.percentile or 0.9, query_ns, wishes)
 
 
-def supported(test: Test, percentile: float, each_ns: float, wishes: Wishes) -> Test:
-    """`test` with a percentile that its queries can support, and as many as that takes."""
+def supported(test: Test, percentile: float, query_ns: float, wishes: Wishes) -> Test:
+    """Return `test` with a percentile that its duration can support, and enough queries for it."""
     rules = SCENARIOS[test.scenario]
     if wishes.seconds is None:
         return _bounded(replace(test, percentile=percentile, min_queries=rules.queries))
-    percentile = percentile_for(percentile, _STRETCH * wishes.seconds * 1e9 / each_ns)
-    needed = min(rules.queries, fewest_queries(percentile))
+    percentile = percentile_for(percentile, _STRETCH * wishes.seconds * 1e9 / query_ns)
+    needed = min(rules.queries, min_queries(percentile))
     return _bounded(replace(test, percentile=percentile, min_queries=needed))
 
 
 def _bounded(test: Test) -> Test:
-    """`test`, shorter where LoadGen would make more queries beforehand than memory is meant for.
+    """Shorten `test` if LoadGen would create too many queries for memory.
 
-    The rules' durations stay as they are: a session refuses what does not fit (`Session.run`).
+    Official durations are not shortened: a session refuses those that do not fit (`Session.run`).
     """
-    if test.min_duration_s >= OFFICIAL_DURATION_S or test.queries_made <= _MOST_MADE:
+    if test.min_duration_s >= OFFICIAL_DURATION_S or test.queries_made <= _MAX_QUERIES_MADE:
         return test
-    return replace(test, min_duration_s=test.min_duration_s * _MOST_MADE / test.queries_made)
+    return replace(test, min_duration_s=test.min_duration_s * _MAX_QUERIES_MADE / test.queries_made)
 
 
 def measured(
     session: Session, scenario: Scenario, wishes: Wishes, folder: Path | None = None
-) -> Run:
-    """Run `scenario` for performance, again if the hints were wrong.
+) -> LoadTestRun:
+    """Run `scenario` for performance, and repeat it if the hints were wrong.
 
-    A server's rate that the user named is kept, whether or not its bound is met.
+    A server's rate that the user chose is not changed, even if the bound is missed.
     """
     test: Test | None = plan(session, scenario, wishes)
     attempts = 0
     while test is not None:
         attempts += 1
-        predicted = foreseen(session, test) if scenario.name == "server" else None
+        predicted = predict_load(session, test) if scenario.name == "server" else None
         run = replace(session.run(test, folder), attempts=attempts, predicted=predicted)
-        test = _mended(run, wishes) if attempts < _ATTEMPTS else None
+        test = _corrected(run, wishes) if attempts < _ATTEMPTS else None
     return run
 
 
-def _mended(run: Run, wishes: Wishes) -> Test | None:
-    """The same run with hints from what it showed; None where they were right."""
+def _corrected(run: LoadTestRun, wishes: Wishes) -> Test | None:
+    """Return the test with hints corrected from its run; None if they were right."""
     if run.valid or run.refused:
         return None
     test, values = run.test, run.values
@@ -149,24 +148,24 @@ def _mended(run: Run, wishes: Wishes) -> Test | None:
     return _bounded(replace(test, expected_ns=expected))
 
 
-def accuracy(session: Session, scenario: Scenario, folder: Path | None = None) -> Run:
-    """Every sample once, its answer held against its label; queries arrive as `scenario` has it."""
+def accuracy(session: Session, scenario: Scenario, folder: Path | None = None) -> LoadTestRun:
+    """Run `scenario` for accuracy, with every sample once."""
     capacity = session.curve().capacity(session.policy, session.workers)
     test = Test(scenario.name, "accuracy", rate=capacity / 2, min_duration_s=0.0)
     return session.run(test, folder)
 
 
-def foreseen(session: Session, test: Test) -> queueing.Load | None:
-    """Simulate the queue of a server run, from the service curve alone.
+def predict_load(session: Session, test: Test) -> queueing.Load | None:
+    """Simulate the queue of a server run from the service curve.
 
     Returns:
-        None if calls differed so much while the curve was measured that it predicts nothing.
+        None if other programs disturbed the curve's measurement too much.
     """
     curve, policy = session.served(), session.policy
     if curve.disturbance > MAX_DISTURBANCE:
         session.report("server: not predicted, other programs disturbed the calibration")
         return None
     load = queueing.simulate(curve, test.rate, policy, workers=session.workers)
-    p99 = format_duration(load.percentile_ns(0.99)) if load.keeps_up else "grows without end"
+    p99 = format_duration(load.percentile_ns(0.99)) if load.keeps_up else "grows without limit"
     session.report(f"server at {test.rate:,.1f}/s: predicted p99 {p99}")
     return load

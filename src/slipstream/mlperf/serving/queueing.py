@@ -1,9 +1,8 @@
-"""A queue in front of workers that batch, simulated: p50, p99 and the highest rate, foreseen.
+"""Simulate a queue in front of batching workers, to predict p50, p99 and the peak rate.
 
-Arrivals are Poisson, as the Server scenario's. When a worker is free it takes what waits by the
-policy of `slipstream.runtimes.batching`; a batch of b takes the time that the service curve gives.
-Event by event, since a batch is formed by what waits at that instant; the time simulated is none
-of the processor's, so that a minute of a server takes milliseconds.
+Arrivals are Poisson, like the Server scenario's. A free worker takes waiting queries by the policy
+of `slipstream.runtimes.batching`; the service curve gives the time of its batch. The simulation is
+event-driven, because a batch depends on the queries that wait at that instant.
 """
 
 from __future__ import annotations
@@ -21,19 +20,19 @@ from slipstream.runtimes.batching import BatchPolicy
 Floats = NDArray[np.float64]
 _QUERIES = 20_000
 _SEED = 20_191_106
-# Share of the time above which a worker is taken to have no pause left.
+# Utilization from which the queue counts as overloaded.
 _FULLY_BUSY = 0.995
-# Of the peak search: relative width at which it ends.
+# Relative width of the bracket at which the peak search ends.
 _PEAK_WIDTH = 0.005
 
 
 @dataclass(frozen=True)
 class ServiceCurve:
-    """How long a batch takes, by its size; between sizes linear, beyond the last proportional.
+    """Time of a batch by its size, linear between sizes and proportional beyond the largest.
 
     Attributes:
-        times_ns: nanoseconds by batch size: their median, or all that were measured.
-        delay_ns: from a query's arrival until a worker that waits for it begins.
+        times_ns: measured times in ns, or their median, by batch size.
+        delay_ns: time from a query's arrival until an idle worker starts on it.
     """
 
     times_ns: Mapping[int, tuple[float, ...]]
@@ -41,11 +40,11 @@ class ServiceCurve:
 
     @classmethod
     def of(cls, medians: Mapping[int, float]) -> ServiceCurve:
-        """A curve of one time a size."""
+        """Build a curve with one time per size."""
         return cls({size: (time,) for size, time in sorted(medians.items())})
 
     def median_ns(self, batch: int) -> float:
-        """Of a batch of that size."""
+        """Return the median time of a batch of that size."""
         sizes = sorted(self.times_ns)
         medians = [float(np.median(self.times_ns[size])) for size in sizes]
         if batch > sizes[-1]:
@@ -53,53 +52,53 @@ class ServiceCurve:
         return float(np.interp(batch, sizes, medians))
 
     def as_served(self, batches: Sequence[tuple[int, float]], delay_ns: float) -> ServiceCurve:
-        """This curve of the model alone, with what a server adds to a batch and to a query of it.
+        """Add a server's overhead per batch and per query to this curve of the model alone.
 
         Args:
-            batches: (size, nanoseconds) as a server under load had them; their spread is taken.
-            delay_ns: as the attribute.
+            batches: (size, ns) of a server under load; the result has their spread.
+            delay_ns: see the attribute.
         """
         from scipy.optimize import nnls
 
-        counts, took = np.array(batches, float).T
+        counts, served_ns = np.array(batches, float).T
         sizes, number = np.unique(counts, return_counts=True)
-        added = [np.median(took[counts == n]) - self.median_ns(int(n)) for n in sizes]
+        added = [np.median(served_ns[counts == n]) - self.median_ns(int(n)) for n in sizes]
         weights = np.sqrt(number)
         (batch_ns, query_ns), _ = nnls(
             np.stack([weights, weights * sizes], 1), weights * np.array(added)
         )
         whole = {n: self.median_ns(n) + batch_ns + n * query_ns for n in self.times_ns}
         curve = ServiceCurve.of(whole)
-        ratios = took / [curve.median_ns(int(n)) for n in counts]
+        ratios = served_ns / [curve.median_ns(int(n)) for n in counts]
         return ServiceCurve(
             {n: tuple(time * ratios / np.median(ratios)) for n, time in whole.items()}, delay_ns
         )
 
     def spread(self) -> Floats:
-        """Measured times over their size's median: what one call differs by."""
+        """Return all measured times over the median of their size, float64 [times]."""
         ratios = [np.asarray(times) / np.median(times) for times in self.times_ns.values()]
         return np.concatenate(ratios)
 
     @property
     def disturbance(self) -> float:
-        """Mean of calls' times over their median: 1 on a quiet machine, more if interrupted."""
+        """Mean of `spread`: 1 on a quiet machine, more if other programs interrupted calls."""
         return float(self.spread().mean())
 
     def capacity(self, policy: BatchPolicy, workers: int = 1) -> float:
-        """Queries a second that can be served at most, batches as full as the policy allows."""
+        """Return the maximum throughput in queries/s, over batch sizes that the policy allows."""
         best = max(n / self.median_ns(n) for n in range(1, policy.maximum + 1))
         return 1e9 * best * workers
 
 
 @dataclass(frozen=True)
 class Load:
-    """What a rate does to a server.
+    """The simulated load of a server.
 
     Attributes:
-        rate: queries a second.
-        latencies_ns: sorted, float64 [queries], from arrival to answer.
-        mean_batch: queries a batch.
-        busy: share of the time that a worker computes.
+        rate: arrival rate in queries/s.
+        latencies_ns: latencies from arrival to answer, sorted, float64 [queries].
+        mean_batch: mean queries per batch.
+        busy: utilization of a worker, 0 to 1.
     """
 
     rate: float
@@ -109,11 +108,11 @@ class Load:
 
     @property
     def keeps_up(self) -> bool:
-        """Whether queries are answered as fast as they arrive; if not, latencies keep growing."""
+        """Whether queries are answered as fast as they arrive; otherwise latencies keep growing."""
         return self.busy < _FULLY_BUSY
 
     def percentile_ns(self, share: float) -> float:
-        """The latency that this share of queries does not exceed."""
+        """Return the latency that a `share` of queries does not exceed."""
         return float(np.quantile(self.latencies_ns, share))
 
     @property
@@ -131,15 +130,15 @@ def simulate(
     overhead_ns: float = 0.0,
     seed: int = _SEED,
 ) -> Load:
-    """Latencies of queries that arrive at `rate`.
+    """Simulate queries that arrive at `rate` per second.
 
     Args:
-        workers: that answer batches independently of each other.
-        overhead_ns: of each batch, on top of the curve.
-        seed: of arrivals and of the times drawn from what was measured.
+        workers: number of workers that answer batches independently.
+        overhead_ns: time per batch in addition to the curve.
+        seed: seed of arrivals and of the resampled service times.
 
     Raises:
-        InvalidArgumentError: no rate, no queries or no worker.
+        InvalidArgumentError: `rate`, `queries` or `workers` is not above zero.
     """
     for name, value in (("rate", rate), ("queries", queries), ("workers", workers)):
         if value <= 0:
@@ -147,7 +146,7 @@ def simulate(
     policy = policy or BatchPolicy()
     random = np.random.default_rng(seed)
     arrivals: list[float] = np.cumsum(random.exponential(1e9 / rate, queries)).tolist()
-    drawn: list[float] = random.choice(curve.spread(), queries).tolist()
+    spread: list[float] = random.choice(curve.spread(), queries).tolist()
     medians = [0.0, *(curve.median_ns(n) + overhead_ns for n in range(1, policy.maximum + 1))]
     latencies = np.empty(queries)
     free = [0.0] * workers
@@ -156,11 +155,11 @@ def simulate(
     while at < queries:
         ready = heapq.heappop(free)
         start, end = _batch(arrivals, at, ready, policy)
-        took = medians[end - at] * drawn[batches]
+        batch_ns = medians[end - at] * spread[batches]
         for query in range(at, end):
-            latencies[query] = start + took - arrivals[query] + curve.delay_ns
-        heapq.heappush(free, start + took)
-        busy += took
+            latencies[query] = start + batch_ns - arrivals[query] + curve.delay_ns
+        heapq.heappush(free, start + batch_ns)
+        busy += batch_ns
         batches += 1
         at = end
     span = max(max(free), arrivals[-1])
@@ -168,7 +167,7 @@ def simulate(
 
 
 def _batch(arrivals: list[float], at: int, ready: float, policy: BatchPolicy) -> tuple[float, int]:
-    """When a worker that is `ready` starts on the query `at` and those it takes along."""
+    """Return when a worker that is free at `ready` starts, and the end of its batch from `at`."""
     start = max(ready, arrivals[at])
     due = max(start, arrivals[at] + policy.delay_ns)
     end, last = at + 1, min(len(arrivals), at + policy.maximum)
@@ -188,9 +187,9 @@ def peak(
     overhead_ns: float = 0.0,
     simulated: Callable[..., Load] = simulate,
 ) -> float:
-    """The highest rate whose percentile stays within the bound; 0 where none does.
+    """Find the highest rate whose percentile stays within the bound; 0 if there is none.
 
-    The same arrivals are stretched for every rate, so that more load never looks like less.
+    All rates scale the same arrivals, so that latencies grow monotonically with the rate.
     """
     policy = policy or BatchPolicy()
 

@@ -1,4 +1,4 @@
-"""What a benchmark under load gave: a row a scenario, what was foreseen beside it."""
+"""Results of a benchmark under load, with measured and predicted latencies per scenario."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from slipstream.mlperf.serving import planning
 from slipstream.mlperf.serving.audits import Audit, audit, audit_table, need_audits
 from slipstream.mlperf.serving.rules import SCENARIOS, Scenario
-from slipstream.mlperf.serving.session import Run, Session
+from slipstream.mlperf.serving.session import LoadTestRun, Session
 from slipstream.mlperf.serving.tree import Place, write_scenario, write_system
 from slipstream.tables import Field, Table
 from slipstream.units import format_duration, format_percent
@@ -18,9 +18,9 @@ from slipstream.units import format_duration, format_percent
 
 @dataclass(frozen=True)
 class Row:
-    """A scenario's run, and what the queue simulation predicted before it."""
+    """A scenario's run with the prediction made before it."""
 
-    run: Run
+    run: LoadTestRun
 
     @property
     def caution(self) -> str:
@@ -41,7 +41,7 @@ class Row:
 
     @property
     def result(self) -> str:
-        """The metric as the rules have it."""
+        """The metric of the rules, formatted."""
         run = self.run
         if run.value is None:
             return "-"
@@ -53,16 +53,14 @@ class Row:
         return f"{shown} {unit}" + (bound if run.test.scenario == "server" else "")
 
     def latency(self, name: str) -> str:
-        """A latency of queries; offline has one query, which says nothing."""
+        """Return a formatted latency; "-" for offline, which has a single query."""
         latency_ns = self.run.latencies_ns.get(name)
-        return (
-            "-"
-            if latency_ns is None or self.run.test.scenario == "offline"
-            else format_duration(latency_ns)
-        )
+        if latency_ns is None or self.run.test.scenario == "offline":
+            return "-"
+        return format_duration(latency_ns)
 
-    def foreseen_ns(self, name: str) -> float | None:
-        """A latency as the queue simulation predicts it, in ns; None if it predicts none."""
+    def predicted_ns(self, name: str) -> float | None:
+        """Return a predicted latency in ns; None without a prediction."""
         if self.run.predicted is None or not self.run.predicted.keeps_up:
             return None
         if name == "mean":
@@ -75,10 +73,10 @@ class Served:
     """The result of ``slipstream mlperf serve``.
 
     Attributes:
-        about: model, runtime and samples.
-        accuracy: share of samples whose class is right; None where samples have no classes.
-        audits: those that were asked for, of all scenarios.
-        notes: what whoever reads the numbers must know.
+        about: facts about model, runtime and samples.
+        accuracy: share of samples with the correct class; None without labels.
+        audits: results of the requested audits, of all scenarios.
+        notes: caveats shown below the table.
     """
 
     about: Mapping[str, Any]
@@ -90,13 +88,13 @@ class Served:
 
     @property
     def failed(self) -> tuple[str, ...]:
-        """Names of the audits that the system failed; undecided audits are not among them."""
+        """Names of failed audits, without inconclusive ones."""
         return tuple(audit.name for audit in self.audits if audit.passed is False)
 
     @property
     def valid(self) -> bool:
-        """Whether every run is, and every audit passed."""
-        return all(row.run.valid for row in self.rows) and all(one.passed for one in self.audits)
+        """Whether every run is valid and every audit passed."""
+        return all(row.run.valid for row in self.rows) and all(a.passed for a in self.audits)
 
     @property
     def cautions(self) -> list[str]:
@@ -104,11 +102,11 @@ class Served:
         return [row.caution for row in self.rows if row.caution]
 
     def tables(self) -> list[Table]:
-        """Runs, and audits where there are any."""
+        """Return the table of runs, and of audits if there are any."""
         return [self.table(), *([audit_table(self.audits)] if self.audits else [])]
 
     def table(self) -> Table:
-        """A row a scenario."""
+        """Return a table with a row per scenario."""
         fields: tuple[Field[Row], ...] = (
             Field.of("scenario", lambda row: row.run.test.scenario),
             Field.of("valid", lambda row: "yes" if row.run.valid else "no"),
@@ -126,13 +124,13 @@ class Served:
             for reason in row.run.reasons
         ]
         reasons += self.cautions
-        right = "" if self.accuracy is None else f"accuracy: {format_percent(self.accuracy)}"
         samples = f"{self.about['samples']:,} samples of {self.about['sample_bytes']:,} bytes"
-        every = [f"{right} of {samples}" if right else samples, *reasons, *labels, *self.notes]
-        return Table.of(self.rows, fields, title, every)
+        if self.accuracy is not None:
+            samples = f"accuracy: {format_percent(self.accuracy)} of {samples}"
+        return Table.of(self.rows, fields, title, [samples, *reasons, *labels, *self.notes])
 
     def to_json(self) -> dict[str, Any]:
-        """The result for programs."""
+        """Return the result as JSON."""
         return {
             **self.about,
             "batching": self.policy,
@@ -141,13 +139,13 @@ class Served:
             "runs": [
                 {
                     **row.run.to_json(),
-                    "predicted_ns": {n: row.foreseen_ns(n) for n in ("mean", "p50", "p99")}
+                    "predicted_ns": {n: row.predicted_ns(n) for n in ("mean", "p50", "p99")}
                     if row.run.predicted
                     else None,
                 }
                 for row in self.rows
             ],
-            "audits": [vars(one) for one in self.audits],
+            "audits": [vars(audit) for audit in self.audits],
             "notes": [*self.cautions, *self.notes],
         }
 
@@ -155,7 +153,7 @@ class Served:
 def _predicted(row: Row) -> str:
     if row.run.predicted is not None and not row.run.predicted.keeps_up:
         return "grows"
-    p99_ns = row.foreseen_ns("p99")
+    p99_ns = row.predicted_ns("p99")
     return "-" if p99_ns is None else format_duration(p99_ns)
 
 
@@ -168,20 +166,20 @@ def benchmark(
     audits: Sequence[str] = (),
     gate: float | None = None,
 ) -> Served:
-    """A performance run of each scenario, and one of accuracy where samples have classes.
+    """Run each scenario for performance, and one for accuracy if samples have labels.
 
     Args:
-        place: where the tree of results is written; None: nowhere.
-        audits: that each scenario has to stand, of `slipstream.mlperf.serving.audits.AUDITS`.
-        gate: accuracy that is asked for, noted in the tree.
+        place: where to write the tree of results; None to write none.
+        audits: audits to run for each scenario, from `slipstream.mlperf.serving.AUDITS`.
+        gate: required accuracy, stored in the tree.
 
     Raises:
         UnknownNameError: there is no such audit.
         SlipstreamError: the model failed or did not answer, or `place` cannot be written.
     """
     need_audits(audits)
-    rows, right = [], None
-    stood: list[Audit] = []
+    rows, correct = [], None
+    distinct: list[Audit] = []
     earlier: dict[str, tuple[Audit, Path | None]] = {}
     for scenario in chosen:
         folder = None if place is None else place.scenario(scenario)
@@ -189,16 +187,16 @@ def benchmark(
         run = planning.measured(session, scenario, wishes, logs)
         rows.append(Row(run))
         audited = audit(audits, session.again, session, scenario, wishes, folder, earlier)
-        stood += [one for one in audited if one not in stood]
-        earlier = {one.name: (one, folder and folder / one.name) for one in audited}
-        if place is not None or (session.labelled and right is None):
+        distinct += [found for found in audited if found not in distinct]
+        earlier = {found.name: (found, folder and folder / found.name) for found in audited}
+        if place is not None or (session.labelled and correct is None):
             logs = None if place is None else place.accuracy(scenario)
-            right = planning.accuracy(session, scenario, logs).value
+            correct = planning.accuracy(session, scenario, logs).value
         if place is not None:
             write_scenario(
-                place, scenario, run, right, samples=session.about["samples"],
+                place, scenario, run, correct, samples=session.about["samples"],
                 performance_samples=session.about["performance_samples"], gate=gate, audits=audited,
             )  # fmt: skip
     if place is not None:
         write_system(place)
-    return Served(session.about, str(session.policy), tuple(rows), right, tuple(stood))
+    return Served(session.about, str(session.policy), tuple(rows), correct, tuple(distinct))

@@ -1,4 +1,4 @@
-"""The rules: four scenarios, their durations and seeds, and what one run of LoadGen is asked."""
+"""The rules: scenarios, durations and seeds, and the settings of a LoadGen run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from slipstream.errors import InvalidArgumentError, UnknownNameError
-from slipstream.mlperf.serving.statistics import fewest_queries
+from slipstream.mlperf.serving.statistics import min_queries
 
 Mode = Literal["performance", "accuracy", "peak"]
 NOT_A_RESULT = "not an MLPerf result"
@@ -21,24 +21,24 @@ ROUND_SEEDS = {
     "4.1": (3066443479025735752, 10688027786191513374, 14962580496156340209),
     "1.0": (7322528924094909334, 1570999273408051088, 3507442325620259414),
 }
-"""Seeds by round, as published results have them: every round has others."""
+"""Seeds by round, from published results."""
 OFFICIAL_DURATION_S = 600.0
 OFFICIAL_OFFLINE_SAMPLES = 24_576
 QUERY_BYTES = 640
-"""Of memory that LoadGen takes for a query made beforehand, or a sample of an offline query."""
+"""Memory that LoadGen takes per query, or per sample of an offline query."""
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """How queries arrive.
+    """An arrival pattern of queries.
 
     Attributes:
-        name: as commands and folders have it.
-        title: as LoadGen has it.
-        percentile: of latency that is reported or bound; None for offline.
-        queries: that the rules ask for, at least.
-        metric: what is reported, in words.
-        lower_is_better: of that.
+        name: name in commands and folders.
+        title: name in LoadGen.
+        percentile: latency percentile that is reported or bounded; None for offline.
+        queries: minimum number of queries.
+        metric: reported metric, or its unit.
+        lower_is_better: whether a lower metric is better.
     """
 
     name: str
@@ -50,8 +50,8 @@ class Scenario:
 
 
 SCENARIOS = {
-    one.name: one
-    for one in (
+    scenario.name: scenario
+    for scenario in (
         Scenario("single-stream", "SingleStream", 0.90, 64, "latency", True),
         Scenario("multi-stream", "MultiStream", 0.99, 662, "latency", True),
         Scenario("server", "Server", 0.99, 662, "queries/s", False),
@@ -60,43 +60,43 @@ SCENARIOS = {
 }
 
 INFERRED_FROM = {"MultiStream": ("SingleStream",), "Offline": ("SingleStream", "MultiStream")}
-"""Scenarios whose results at the edge may be reckoned from another one's, by title."""
+"""Edge scenarios whose results may be inferred from another scenario's, by title."""
 
 
 def scenarios(text: str) -> list[Scenario]:
-    """The scenarios that ``all`` or ``server,offline`` names, in the rules' order.
+    """Parse names such as ``all`` or ``server,offline``, and return scenarios in the rules' order.
 
     Raises:
-        UnknownNameError: another name.
+        UnknownNameError: a name is unknown.
     """
-    wanted = [one.strip().lower() for one in text.split(",")]
-    for name in wanted:
+    names = [name.strip().lower() for name in text.split(",")]
+    for name in names:
         if name not in SCENARIOS and name != "all":
             raise UnknownNameError("scenario", name, ("all", *SCENARIOS))
-    return [one for name, one in SCENARIOS.items() if name in wanted or "all" in wanted]
+    return [found for name, found in SCENARIOS.items() if name in names or "all" in names]
 
 
 @dataclass(frozen=True)
 class Test:
-    """What one run of LoadGen is asked.
+    """Settings of one LoadGen run.
 
     Attributes:
         scenario: a name of `SCENARIOS`.
-        min_duration_s, min_queries: both must be met; of offline, `min_queries` counts samples.
-        percentile: of latency; unused offline.
-        samples_per_query: of multi-stream.
-        rate: queries a second that arrive (server), or that are expected (offline, samples).
-        bound_ns: of the percentile (server).
-        expected_ns: of a query (single-stream, multi-stream): how many are made beforehand.
-        max_queries: that end a run early; 0 for none.
-        seeds: of the sample library, of indices and of the schedule.
-        log_answers: of how many answers a performance run keeps the bytes.
-        issue: which samples: drawn, always the ``same``, or each ``unique`` once.
-        shuffle: seed by which samples exchange and permute elements, so that their content is new;
-            0 leaves them unchanged.
+        min_duration_s, min_queries: both must be met; for offline, `min_queries` counts samples.
+        percentile: latency percentile; unused for offline.
+        samples_per_query: samples per query of multi-stream.
+        rate: arriving queries/s (server), or expected samples/s (offline).
+        bound_ns: bound of the percentile (server).
+        expected_ns: expected time of a query (single-stream, multi-stream), which determines how
+            many LoadGen creates.
+        max_queries: queries after which a run ends early; 0 for no limit.
+        seeds: seeds of the sample library, of the indices and of the schedule.
+        log_answers: number of answers whose bytes a performance run logs.
+        issue: ``drawn`` for random samples, the ``same`` one always, or each ``unique`` once.
+        shuffle: seed of new samples, see `slipstream.mlperf.serving.library`; 0 for the originals.
     """
 
-    __test__ = False  # nothing that pytest collects
+    __test__ = False  # not a pytest class
 
     scenario: str
     mode: Mode = "performance"
@@ -120,55 +120,52 @@ class Test:
             raise InvalidArgumentError("percentile", f"{self.percentile} is not between 0 and 1")
         for name in ("min_duration_s", "min_queries", "max_queries"):
             if getattr(self, name) < 0:
-                raise InvalidArgumentError(name, "it is negative")
+                raise InvalidArgumentError(name, f"{getattr(self, name)} is negative")
         for name in ("rate", "bound_ns", "expected_ns", "samples_per_query"):
             if getattr(self, name) <= 0:
-                raise InvalidArgumentError(name, "it must be above zero")
+                raise InvalidArgumentError(name, f"{getattr(self, name)} is not above zero")
 
     @property
     def queries_made(self) -> float:
-        """Queries (samples, offline) that LoadGen makes before the clock starts."""
+        """Number of queries (samples for offline) that LoadGen creates before the clock starts."""
         if self.scenario == "offline":
             return max(1.1 * self.min_duration_s * self.rate, self.min_queries)
-        a_second = self.rate if self.scenario == "server" else 1e9 / self.expected_ns
+        query_rate = self.rate if self.scenario == "server" else 1e9 / self.expected_ns
         samples = self.samples_per_query if self.scenario == "multi-stream" else 1
-        return samples * max(self.min_duration_s * a_second, self.min_queries)
+        return samples * max(self.min_duration_s * query_rate, self.min_queries)
 
     @property
     def shortcomings(self) -> list[str]:
-        """Why a run of this is not one of the rules'; empty where it is long enough.
-
-        A result that others accept takes more than that: accuracy, audits, a review.
-        """
+        """Reasons why a run does not meet the rules; a result also needs audits and a review."""
         rules = SCENARIOS[self.scenario]
         reasons = []
         if self.mode == "performance" and self.min_duration_s < OFFICIAL_DURATION_S:
             reasons.append(f"{self.min_duration_s:g} s instead of {OFFICIAL_DURATION_S:g} s")
         needed = OFFICIAL_OFFLINE_SAMPLES if self.scenario == "offline" else rules.queries
         if self.mode == "performance" and self.min_queries < needed:
-            reasons.append(f"{self.min_queries} instead of {needed} queries")
+            reasons.append(f"{self.min_queries} queries instead of {needed}")
         if rules.percentile is not None and self.percentile < rules.percentile:
             reasons.append(f"p{100 * self.percentile:g} instead of p{100 * rules.percentile:g}")
         if self.seeds != (QSL_SEED, INDEX_SEED, SCHEDULE_SEED):
-            reasons.append("other seeds")
+            reasons.append("unofficial seeds")
         if self.max_queries:
             reasons.append(f"ended after {self.max_queries} queries")
         return reasons
 
     def to_json(self) -> dict[str, Any]:
-        """What another process makes the same test of."""
+        """Return the settings as JSON, for `from_json`."""
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_json(cls, given: Mapping[str, Any]) -> Test:
-        """The test that `to_json` wrote."""
-        return cls(**{**given, "seeds": tuple(given["seeds"])})
+    def from_json(cls, settings: Mapping[str, Any]) -> Test:
+        """Restore the settings from `to_json`."""
+        return cls(**{**settings, "seeds": tuple(settings["seeds"])})
 
 
-def percentile_for(wanted: float, queries: float) -> float:
-    """`wanted`, or the highest usual percentile below it that so many queries can support."""
-    lower = [p for p in (0.99, 0.97, 0.95, 0.90, 0.75, 0.50) if p < wanted]
-    for percentile in (wanted, *lower):
-        if fewest_queries(percentile) <= queries:
+def percentile_for(target: float, queries: float) -> float:
+    """Return `target`, or the highest usual percentile below it that the queries can support."""
+    lower = [p for p in (0.99, 0.97, 0.95, 0.90, 0.75, 0.50) if p < target]
+    for percentile in (target, *lower):
+        if min_queries(percentile) <= queries:
             return percentile
-    return lower[-1] if lower else wanted
+    return lower[-1] if lower else target

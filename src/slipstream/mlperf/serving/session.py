@@ -1,4 +1,4 @@
-"""A model that can be put under load: LoadGen and the model in a child, watched from here."""
+"""Sessions: a model and LoadGen in a supervised child process."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ from slipstream.runtimes import BatchPolicy
 from slipstream.units import format_bytes
 
 _INSIDE = "slipstream.mlperf.serving.inside"
-# Importing torch and building a model says nothing meanwhile.
+# Importing torch and building a model send no messages.
 _OPEN_S = 300.0
 # The child ends itself when it has waited for `patience_s`; we do so if it cannot.
 _MORE_S = 1.5
 _CURVE_S = 1.0
-# How the threads of a server add to a query is measured for so long at these shares of the model's
-# capacity; where a query takes longer than this, what they add is less than times differ by.
+# The overhead of server threads is measured for `_SERVED_S` at two shares of the model's capacity.
+# For queries longer than `_SLOW_NS` it is below the noise.
 _SERVED_S, _LIGHT, _LOADED, _SLOW_NS = 0.7, 0.05, 0.7, 30e6
-_FEWEST_LIGHT, _RARE = 20.0, 100.0
+_MIN_LIGHT, _RARE = 20.0, 100.0
 MAX_DISTURBANCE = 2.0
-"""Largest `ServiceCurve.disturbance` from which latencies are predicted."""
+"""Largest `ServiceCurve.disturbance` with which latencies are predicted."""
 
 
 @dataclass(frozen=True)
-class Run:
-    """What one run of LoadGen gave.
+class LoadTestRun:
+    """The result of one LoadGen run.
 
     Attributes:
-        valid: by LoadGen's verdict, without errors in its log and without refused queries.
-        value: the scenario's metric: nanoseconds, queries/s or samples/s; of an accuracy run, the
-            share of right answers. None where there is none.
-        latencies_ns: of queries, by name: ``p50``, ``p99``, ``mean``.
-        reasons: why it is not valid.
-        attempts: runs it took: LoadGen's hints are mended from each.
-        refused: queries that a server would not take.
-        predicted: latencies of a server's queries, simulated before the run; None for other
-            scenarios, or if other programs disturbed the calibration.
+        valid: whether LoadGen calls the run valid, logged no errors, and no queries were refused.
+        value: the scenario's metric: ns, queries/s or samples/s; for an accuracy run, the share of
+            correct answers. None without a metric.
+        latencies_ns: latencies of queries by name: ``p50``, ``p99``, ``mean``.
+        reasons: why the run is not valid.
+        attempts: number of runs, each with corrected hints.
+        refused: number of queries that a server refused.
+        predicted: load of a server, simulated before the run; None for other scenarios, or if other
+            programs disturbed the calibration.
     """
 
     test: Test
@@ -62,12 +62,12 @@ class Run:
 
     @property
     def label(self) -> str:
-        """What it may be called: nothing here is an MLPerf result before others reviewed it."""
+        """The run's description: without a review it is not an MLPerf result."""
         short = ", ".join(self.test.shortcomings)
         return f"{NOT_A_RESULT}: {short}" if short else f"{NOT_A_RESULT}: not reviewed"
 
     def to_json(self) -> dict[str, Any]:
-        """The run for programs."""
+        """Return the run as JSON."""
         return {
             "scenario": self.test.scenario, "mode": self.test.mode, "valid": self.valid,
             "metric": SCENARIOS[self.test.scenario].metric, "value": self.value,
@@ -80,22 +80,22 @@ class Run:
 
 
 class Session:
-    """A model in a process of its own, which LoadGen drives there.
+    """A model and LoadGen in a child process.
 
     Args:
-        model: what `slipstream.runtimes.load` takes, or ``file.py:function`` with a parameter
-            named ``answer``: a system with a queue of its own.
-        data: samples, as `slipstream.mlperf.serving.library.open_library` takes them.
-        kind: of runtime, where `model` leaves it open.
-        threads: inside an operator.
-        arguments: of the function that builds a workload.
-        techniques: in the grammar, applied to a workload.
-        value_range: what 0 and 255 of images become.
-        limit: samples at most.
+        model: a source that `slipstream.runtimes.load` takes, or ``file.py:function`` with a
+            parameter named ``answer``: a system that queues queries itself.
+        data: samples, see `slipstream.mlperf.serving.library.open_library`.
+        kind: kind of runtime, if `model` does not determine it.
+        threads: threads per operator.
+        arguments: arguments of the function that builds a workload.
+        techniques: technique specs to apply to a workload.
+        value_range: values to which 0 and 255 of images are mapped.
+        limit: maximum number of samples.
         policy: how queries are batched.
-        workers: threads that call the model; None: one, and eight of what waits for a server.
+        workers: threads that call the model; None for one, or eight for a remote server.
         patience_s: how long the model may take for a call, and a query for its answer.
-        report: told what goes on.
+        report: called with lines of progress.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Session:
         if patience_s <= 0:
             raise InvalidArgumentError("patience", "it must be above zero")
         self.model = model
-        # Without what stands behind a question mark: a server's key.
+        # The query string may contain a server's key.
         short = model.partition("?")[0] if "://" in model else Path(model).name
         self.title = "+".join((short, *techniques))
         self.techniques = tuple(techniques)
@@ -131,7 +131,7 @@ class Session:
         self._child: Child | None = None
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
         self._runs = 0
-        self.asked: dict[str, Any] = {
+        self.open_arguments: dict[str, Any] = {
             "source": model, "data": data, "kind": kind, "threads": threads,
             "arguments": dict(arguments or {}), "techniques": list(techniques),
             "value_range": None if value_range is None else list(value_range), "limit": limit,
@@ -144,7 +144,7 @@ class Session:
         self._child = Child(f"the system under test ({self.title})", environment=environment)
         try:
             self._report("loading the model and its samples")
-            self.about = self._call("open_model", _OPEN_S, **self.asked)
+            self.about = self._call("open_model", _OPEN_S, **self.open_arguments)
         except BaseException:
             self._end(at_once=True)
             raise
@@ -154,13 +154,13 @@ class Session:
         self._end(at_once=kind is not None)
 
     def again(self) -> Session:
-        """The same system in a process of its own, which has yet to be started."""
-        asked = self.asked
-        limits = asked["value_range"]
+        """Return a session of the same system with a new process, which is not started yet."""
+        opening = self.open_arguments
+        limits = opening["value_range"]
         return Session(
-            self.model, asked["data"], kind=asked["kind"], threads=self._threads,
-            arguments=asked["arguments"], techniques=self.techniques,
-            value_range=None if limits is None else (limits[0], limits[1]), limit=asked["limit"],
+            self.model, opening["data"], kind=opening["kind"], threads=self._threads,
+            arguments=opening["arguments"], techniques=self.techniques,
+            value_range=None if limits is None else (limits[0], limits[1]), limit=opening["limit"],
             policy=self.policy, workers=self._workers, patience_s=self._patience_s,
             report=self._report,
         )  # fmt: skip
@@ -172,14 +172,13 @@ class Session:
 
     @property
     def labelled(self) -> bool:
-        """Whether the samples have classes, so that accuracy can be told."""
+        """Whether the samples have labels."""
         return bool(self.about.get("labelled"))
 
     def curve(self) -> ServiceCurve:
-        """How long a batch takes here, by its size; measured once.
+        """Measure the time of batches by size, once per session.
 
-        A system with a queue of its own has none: its samples are taken to be answered in 1 ms
-        until a run has shown better.
+        Systems that queue queries themselves have no batches; 1 ms per sample is assumed.
         """
         if self._curve is None:
             self._report("timing batches")
@@ -188,32 +187,31 @@ class Session:
             while size < self.policy.maximum:
                 sizes.append(size)
                 size *= 2
-            sizes = sorted({min(one, 64) if one == 8 else one for one in sizes})
+            sizes = sorted(set(sizes))
             times = self._call(
                 "service_times", self._patience_s + _MORE_S, batches=sizes, budget_s=_CURVE_S
             )
-            times_of = {int(size): tuple(taken) for size, taken in times.items()}
-            self._curve = ServiceCurve(times_of) if times_of else ServiceCurve.of({1: 1e6})
+            by_size = {int(size): tuple(samples) for size, samples in times.items()}
+            self._curve = ServiceCurve(by_size) if by_size else ServiceCurve.of({1: 1e6})
         return self._curve
 
     def served(self) -> ServiceCurve:
-        """`curve` as a server has it: with what LoadGen's thread and the workers add to each query,
-        measured once under a short load."""
+        """Return `curve` with the overhead of LoadGen's thread and the workers, measured once."""
         if self._served is None:
             curve = self._served = self.curve()
             if self.about.get("kind") == "own queue" or curve.median_ns(1) > _SLOW_NS:
                 return curve
             self._report("timing a server's threads")
-            light = max(_LIGHT * 1e9 / curve.median_ns(1), _FEWEST_LIGHT)
+            light = max(_LIGHT * 1e9 / curve.median_ns(1), _MIN_LIGHT)
             loaded = _LOADED * curve.capacity(self.policy, self.workers)
             self._served = curve.as_served(*self._served_times(light, loaded))
         return self._served
 
     def lightly_served(self) -> tuple[list[float], float]:
-        """Serve queries so rare that they hardly ever meet.
+        """Serve rare queries, which hardly ever overlap.
 
         Returns:
-            Nanoseconds of each batch in its worker, and from arrival until a worker begins.
+            ns of each batch in its worker, and ns from arrival until a worker starts.
         """
         batches, delay_ns = self._served_times(_RARE, _RARE + 1)
         return [elapsed for _, elapsed in batches], delay_ns
@@ -224,10 +222,11 @@ class Session:
             loaded=loaded, batch=self.policy.maximum, delay_ns=self.policy.delay_ns,
             workers=self.workers, folder=str(self.scratch("served")),
         )  # fmt: skip
-        return [(int(size), float(took)) for size, took in answer["batches"]], answer["delay_ns"]
+        batches = [(int(size), float(batch_ns)) for size, batch_ns in answer["batches"]]
+        return batches, answer["delay_ns"]
 
-    def touch_one(self) -> None:
-        """Let the model answer one sample for a moment, and no other."""
+    def warm_up(self) -> None:
+        """Let the model answer the first sample repeatedly, and no other."""
         self._call("service_times", self._patience_s + _MORE_S, batches=[1], budget_s=0.2, fresh=1)
 
     def report(self, line: str) -> None:
@@ -235,23 +234,23 @@ class Session:
         self._report(line)
 
     def scratch(self, name: str) -> Path:
-        """A folder that goes with the session."""
+        """Return the path of a new temporary folder of this session."""
         assert self._scratch is not None
         self._runs += 1
         return Path(self._scratch.name) / f"{name}_{self._runs}"
 
-    def run(self, test: Test, folder: Path | None = None, audit: Path | None = None) -> Run:
-        """One run of LoadGen, as asked; its logs are left in `folder`.
+    def run(self, test: Test, folder: Path | None = None, audit: Path | None = None) -> LoadTestRun:
+        """Run LoadGen once; its logs stay in `folder`.
 
         Raises:
-            SlipstreamError: the folder cannot be written; LoadGen's queries would not fit into
-                memory; the model failed, or did not answer.
+            SlipstreamError: the folder cannot be written, LoadGen's queries do not fit into memory,
+                or the model failed or did not answer.
         """
         fits(test)
         folder = folder or self.scratch("run")
         writable(folder)
         self._report(f"{test.scenario}: {test.mode}")
-        told = self._call(
+        answer = self._call(
             "run",
             self._patience_s + _MORE_S,
             test=test.to_json(),
@@ -261,7 +260,7 @@ class Session:
             workers=self.workers,
             audit=None if audit is None else str(audit),
         )
-        return _run(test, folder, told)
+        return _run(test, folder, answer)
 
     def _call(self, function: str, timeout_s: float, **arguments: Any) -> Any:
         if self._child is None:
@@ -285,28 +284,23 @@ class Session:
 
 
 def fits(test: Test) -> None:
-    """Say so where LoadGen's queries would not fit into memory (the system would end a process).
-
-    Raises:
-        SlipstreamError: they would not.
-    """
+    """Raise a `SlipstreamError` if LoadGen's queries do not fit into memory."""
     import psutil
 
     needed, free = QUERY_BYTES * test.queries_made, psutil.virtual_memory().available
     if test.mode == "performance" and needed > free:
         raise SlipstreamError(
-            f"{test.scenario} for {test.min_duration_s:g} s at this model's speed is "
-            f"{test.queries_made:,.0f} queries, which LoadGen makes beforehand: up to "
-            f"{format_bytes(needed)}, and {format_bytes(free)} are free",
-            remedy="take fewer seconds (--time), or another --scenario",
+            f"{test.scenario} for {test.min_duration_s:g} s needs {test.queries_made:,.0f} "
+            f"queries, which LoadGen creates in advance: up to {format_bytes(needed)}, but only "
+            f"{format_bytes(free)} are free",
+            remedy="shorten the run (--time), or choose another --scenario",
         )
 
 
 def writable(folder: Path) -> None:
-    """Make the folder, or say why LoadGen could not write there (it would end the process).
+    """Create `folder`, or raise a `SlipstreamError` if it cannot be written.
 
-    Raises:
-        SlipstreamError: it cannot be made or written.
+    LoadGen itself would end the process.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -316,7 +310,7 @@ def writable(folder: Path) -> None:
         raise SlipstreamError(
             f"the results cannot be written: {os.strerror(error.errno or 0)}",
             where=str(folder),
-            remedy="name another folder with -o",
+            remedy="choose another folder with -o",
         ) from error
 
 
@@ -328,22 +322,22 @@ _METRIC_KEYS = {
 }
 
 
-def _run(test: Test, folder: Path, told: Mapping[str, Any]) -> Run:
-    values = told["values"]
-    log = DetailLog(values, tuple(told["errors"]), ())
+def _run(test: Test, folder: Path, answer: Mapping[str, Any]) -> LoadTestRun:
+    values = answer["values"]
+    log = DetailLog(values, tuple(answer["errors"]), ())
     reasons = []
     if test.mode == "accuracy":
-        value, valid = told["accuracy"], not log.errors
+        value, valid = answer["accuracy"], not log.errors
     else:
         value, valid = values.get(_METRIC_KEYS[test.scenario]), log.valid
         reason = values.get("result_invalid_reason")
         reasons += [reason.strip()] if isinstance(reason, str) else []
     reasons += list(log.errors)
-    if told["refused"]:
+    if answer["refused"]:
         valid = False
-        reasons.append(f"{told['refused']} queries were refused")
-    return Run(
+        reasons.append(f"{answer['refused']} queries were refused")
+    return LoadTestRun(
         test, folder, valid, None if value is None else float(value),
-        int(values.get("result_query_count", told["answers"])), log.latencies_ns(),
-        tuple(reasons), told["refused"], told["answers"], 1, None, values,
+        int(values.get("result_query_count", answer["answers"])), log.latencies_ns(),
+        tuple(reasons), answer["refused"], answer["answers"], 1, None, values,
     )  # fmt: skip

@@ -1,8 +1,8 @@
-"""How many queries a percentile needs: MLPerf's early stopping, and the fixed counts before it.
+"""Numbers of queries that a percentile needs: MLPerf's early stopping, and the older fixed counts.
 
-A run supports "a share p of queries is within the bound" where seeing so few over it would be
-unlikely otherwise. With t queries over and h within, that is I_p(h, t + 1) <= 1 - c, with I the
-regularised incomplete beta function (a binomial tail); MLPerf takes c = 0.99.
+A run supports the hypothesis that a share p of queries is within the bound if so few queries over
+it are unlikely otherwise. With t queries over and h within the bound, that is
+I_p(h, t + 1) <= 1 - c, with I the regularised incomplete beta function; MLPerf sets c = 0.99.
 
 Source: MLPerf Inference rules, appendix on early stopping; the paper (arXiv 1911.02549, section
 III-D) has the fixed counts.
@@ -19,8 +19,8 @@ _ROUNDED_TO = 1 << 13
 
 
 @lru_cache(maxsize=1 << 16)
-def least_within(over: int, percentile: float, confidence: float = CONFIDENCE) -> int:
-    """Queries within the bound that `over` queries beyond it take, at least.
+def min_within(over: int, percentile: float, confidence: float = CONFIDENCE) -> int:
+    """Return the minimum number of queries within the bound for `over` queries over it.
 
     Args:
         over: t, 0 or more.
@@ -42,41 +42,41 @@ def least_within(over: int, percentile: float, confidence: float = CONFIDENCE) -
 
 
 def supports(queries: int, over: int, percentile: float) -> bool:
-    """Whether `queries`, of which `over` took longer than the bound, hold the percentile."""
-    return queries - over >= least_within(over, percentile)
+    """Whether `queries`, of which `over` exceeded the bound, support the percentile."""
+    return queries - over >= min_within(over, percentile)
 
 
-def fewest_queries(percentile: float, over: int = 1) -> int:
-    """Queries from which on an estimate can be made that `over` of them exceed."""
-    return least_within(over, percentile) + over
+def min_queries(percentile: float, over: int = 1) -> int:
+    """Return the minimum number of queries for an estimate that `over` of them exceed."""
+    return min_within(over, percentile) + over
 
 
-def most_over(queries: int, percentile: float) -> int:
-    """The largest t that `queries` allow; 0 where they are too few for any."""
-    if queries < fewest_queries(percentile):
+def max_over(queries: int, percentile: float) -> int:
+    """Return the largest t that `queries` allow; 0 if there are too few queries."""
+    if queries < min_queries(percentile):
         return 0
     low, high = 1, queries + 1
     while high - low > 1:
         middle = (low + high) // 2
-        enough = fewest_queries(percentile, middle) <= queries
-        low, high = (middle, high) if enough else (low, middle)
+        supported = min_queries(percentile, middle) <= queries
+        low, high = (middle, high) if supported else (low, middle)
     return low
 
 
 def discarded(queries: int, percentile: float) -> int | None:
-    """Slowest queries that are set aside before the estimate is read; None for too few queries."""
-    over = most_over(queries, percentile)
+    """Return how many of the slowest queries the estimate drops; None for too few queries."""
+    over = max_over(queries, percentile)
     return over - 1 if over else None
 
 
 def estimate(latencies: list[float], percentile: float) -> float | None:
-    """The percentile's early-stopping estimate; None for too few queries."""
+    """Return the percentile's early-stopping estimate; None for too few queries."""
     dropped = discarded(len(latencies), percentile)
     return None if dropped is None else sorted(latencies)[-1 - dropped]
 
 
 def fixed_count(percentile: float) -> int:
-    """Queries that the paper's rule asks for, before early stopping."""
+    """Return the number of queries that the paper's rule requires, without early stopping."""
     from scipy.special import ndtri
 
     margin = (1 - percentile) / _MARGIN_SHARE

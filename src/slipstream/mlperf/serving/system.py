@@ -1,8 +1,7 @@
-"""The system under test, inside the child: it takes LoadGen's queries and answers each one once.
+"""The system under test in the child process: it answers each of LoadGen's queries once.
 
-LoadGen itself ends the process when a callback raises, and waits for ever for an answer that does
-not come. So nothing here raises into it: what goes wrong is told to the parent, with its cause,
-and the process ends.
+LoadGen ends the process if a callback raises, and waits forever for missing answers. So nothing
+here raises into LoadGen: errors are sent to the parent with their cause, and the process ends.
 """
 
 from __future__ import annotations
@@ -24,17 +23,17 @@ from slipstream.runtimes import Batcher, BatchPolicy, ModelError, OverloadedErro
 from slipstream.runtimes.runtime import Array
 
 _TICK_S = 0.2
-_TOLD_EVERY = 5
+_TICKS_PER_MESSAGE = 5
 
 
 class Call:
-    """What a thread asks of the model now; it is set and cleared around every call, so cheaply.
+    """The current model call of a thread; cheap, since every call sets and clears it.
 
     Attributes:
-        indices: of the samples it is in a call with; None between calls.
-        seen, since: what the watch last saw here, and since when.
-        buffer, address: where this thread's answers lie while LoadGen reads them: asking an
-            array for its address takes longer than copying a few classes.
+        indices: indices of the call's samples; None between calls.
+        seen, since: `indices` that the watch saw last, and since when.
+        buffer, address: buffer of this thread's answers while LoadGen reads them. Getting the
+            address of an array takes longer than copying a few classes.
     """
 
     __slots__ = ("address", "buffer", "indices", "seen", "since", "thread")
@@ -47,7 +46,7 @@ class Call:
         self.since = 0.0
 
     def hold(self, answers: Array) -> int:
-        """Copy `answers` [N, ...] to where they stay until the next call; bytes of each."""
+        """Copy `answers` [N, ...] to the buffer, and return the bytes per answer."""
         count, buffer = len(answers), self.buffer
         size = answers.nbytes // count
         if (
@@ -63,11 +62,10 @@ class Call:
 
 
 class Watch(threading.Thread):
-    """Sees to it that queries are answered in time; tells the parent how far the run is.
+    """Thread that detects hanging calls and missing answers, and reports progress to the parent.
 
     Attributes:
-        patience_s: how long a model's call may take, and how long nothing may be answered while
-            queries wait.
+        patience_s: maximum time of a model call, and without any answer while queries wait.
     """
 
     def __init__(self, patience_s: float) -> None:
@@ -76,28 +74,28 @@ class Watch(threading.Thread):
         self.issued = self.answered = self.refused = 0
         self.calls: list[Call] = []
         self._over = threading.Event()
-        self._telling = threading.Lock()
+        self._sending = threading.Lock()
 
     def run(self) -> None:
-        """Look at the counts now and then, until `end`."""
+        """Check calls and counts periodically until `end`."""
         seen, since, ticks = -1, time.monotonic(), 0
         while not self._over.wait(_TICK_S):
             now, ticks = time.monotonic(), ticks + 1
             if self.answered != seen or self.issued == self.answered:
                 seen, since = self.answered, now
-            for one in list(self.calls):
-                if one.seen is not one.indices:
-                    one.seen, one.since = one.indices, now
-                elif one.indices is not None and now - one.since > self.patience_s:
+            for call in list(self.calls):
+                if call.seen is not call.indices:
+                    call.seen, call.since = call.indices, now
+                elif call.indices is not None and now - call.since > self.patience_s:
                     self.fail(
                         ModelError(
-                            f"the model's call for sample {one.indices[0]} has not returned for "
-                            f"{now - one.since:.1f} s",
-                            where=_user_place(one.thread),
+                            f"the model's call for sample {call.indices[0]} has not returned for "
+                            f"{now - call.since:.1f} s",
+                            where=_user_place(call.thread),
                             remedy="if it is only slow, give it longer: --call-timeout 60s",
                         )
                     )
-            busy = any(one.indices is not None for one in self.calls)
+            busy = any(call.indices is not None for call in self.calls)
             if now - since > self.patience_s and not busy:
                 missing = self.issued - self.answered
                 self.fail(
@@ -107,39 +105,39 @@ class Watch(threading.Thread):
                         remedy="answer every query once; for a slow system: --call-timeout 60s",
                     )
                 )
-            if ticks % _TOLD_EVERY == 0:
-                self._tell({"say": f"{self.answered:,} queries answered"})
+            if ticks % _TICKS_PER_MESSAGE == 0:
+                self._send({"say": f"{self.answered:,} queries answered"})
 
     def call(self) -> Call:
-        """A place to note the calls of this thread in."""
+        """Return a new `Call` for this thread."""
         call = Call()
         self.calls.append(call)
         return call
 
     def end(self) -> None:
-        """Stop watching; nothing is told any more."""
+        """Stop watching."""
         self._over.set()
         if self.is_alive():
             self.join()
 
     def fail(self, error: BaseException) -> NoReturn:
-        """Tell the parent what went wrong, and end this process, in which LoadGen still waits."""
-        with self._telling:
+        """Send an error to the parent, and end this process, in which LoadGen still waits."""
+        with self._sending:
             channel().send({"error": describe_error(error)})
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(3)
 
-    def _tell(self, message: dict[str, Any]) -> None:
-        with self._telling:
+    def _send(self, message: dict[str, Any]) -> None:
+        with self._sending:
             channel().send(message)
 
 
 def _user_place(thread: int) -> str | None:
     frame = sys._current_frames().get(thread)
-    for one in reversed(traceback.extract_stack(frame) if frame else ()):
-        if is_user_file(one.filename):
-            return f"{one.filename}:{one.lineno}"
+    for entry in reversed(traceback.extract_stack(frame) if frame else ()):
+        if is_user_file(entry.filename):
+            return f"{entry.filename}:{entry.lineno}"
     return None
 
 
@@ -147,13 +145,13 @@ class System:
     """A model behind LoadGen's callback, `issue`.
 
     Args:
-        scenario: decides who answers: where the next query comes only when this one is answered,
-            the thread that issues it; else worker threads, which take a server's queries by
-            `policy`, and of an offline query as many samples as that allows.
+        scenario: single-stream and multi-stream queries are answered by the issuing thread, since
+            the next one follows the answer; server queries by workers, batched by `policy`; offline
+            queries by workers, in parts of the policy's maximum.
         workers: threads that call the model.
-        classes: the answer is the class of the largest score; else all of the first output.
-        taken: where each batch of a server is noted: its size, and the nanoseconds from when a
-            worker could take it until it was answered; None: nowhere.
+        classes: whether the answer is the argmax of the scores; otherwise the whole first output.
+        taken: list to which each batch of a server is appended: its size, and ns from when a worker
+            could take it until it was answered; None to record nothing.
     """
 
     def __init__(
@@ -174,24 +172,24 @@ class System:
         self._response = mlperf_loadgen.QuerySampleResponse
         self._model, self._library, self._watch = model, library, watch
         self._classes, self._taken = classes, taken
-        self._most, self._holds_back = policy.maximum, policy.delay_ns > 0
+        self._max_batch, self._delays = policy.maximum, policy.delay_ns > 0
         self._call: Call | None = None
         in_line = scenario in ("single-stream", "multi-stream")
-        self.issue = {"server": self._queue, "offline": self._cut}.get(scenario, self._at_once)
+        self.issue = {"server": self._queue, "offline": self._split}.get(scenario, self._answer_now)
         self._queries: Batcher[tuple[int, int]] = Batcher(policy)
         self._parts: queue.SimpleQueue[tuple[Sequence[int], Sequence[int]] | None] = (
             queue.SimpleQueue()
         )
         work = self._work_on_parts if scenario == "offline" else self._work_on_queries
-        work = work if taken is None else self._work_and_note
+        work = work if taken is None else self._work_and_record
         self._threads = [
             threading.Thread(target=work, name=f"slipstream-model-{n}", daemon=True)
             for n in range(0 if in_line else workers)
         ]
-        for one in self._threads:
-            one.start()
+        for thread in self._threads:
+            thread.start()
 
-    def _at_once(self, ids: Sequence[int], indices: Sequence[int]) -> None:
+    def _answer_now(self, ids: Sequence[int], indices: Sequence[int]) -> None:
         self._watch.issued += len(ids)
         call = self._call
         if call is None:
@@ -200,22 +198,22 @@ class System:
 
     def _queue(self, ids: Sequence[int], indices: Sequence[int]) -> None:
         self._watch.issued += len(ids)
-        for one in zip(ids, indices, strict=True):
-            self._queries.put(one)
+        for query in zip(ids, indices, strict=True):
+            self._queries.put(query)
 
-    def _cut(self, ids: Sequence[int], indices: Sequence[int]) -> None:
+    def _split(self, ids: Sequence[int], indices: Sequence[int]) -> None:
         self._watch.issued += len(ids)
-        for first in range(0, len(ids), self._most):
-            part = slice(first, first + self._most)
+        for first in range(0, len(ids), self._max_batch):
+            part = slice(first, first + self._max_batch)
             self._parts.put((ids[part], indices[part]))
 
     def close(self) -> None:
-        """End the workers."""
+        """Stop the workers."""
         self._queries.end()
         for _ in self._threads:
             self._parts.put(None)
-        for one in self._threads:
-            one.join()
+        for thread in self._threads:
+            thread.join()
 
     def _work_on_queries(self) -> None:
         call = self._watch.call()
@@ -223,14 +221,14 @@ class System:
             ids, indices = zip(*batch, strict=True)
             self._answer(call, ids, indices)
 
-    def _work_and_note(self) -> None:
+    def _work_and_record(self) -> None:
         assert self._taken is not None
         call, ended = self._watch.call(), 0
         while True:
-            idle = self._holds_back or not self._queries.waiting()
+            idle = self._delays or not self._queries.waiting()
             if (batch := self._queries.take()) is None:
                 return
-            # Taking what waited already is part of what it takes.
+            # If queries were waiting, the time includes taking them.
             began = time.perf_counter_ns() if idle else ended
             ids, indices = zip(*batch, strict=True)
             self._answer(call, ids, indices)
@@ -248,7 +246,7 @@ class System:
             answers = self._answers(self._model.run(self._library.take(indices)))
             size = call.hold(answers)
         except OverloadedError:
-            # LoadGen wants an answer to every query; the run is not valid with empty ones.
+            # LoadGen needs an answer to every query; empty ones make the run invalid.
             self._watch.refused += len(ids)
             size = call.hold(np.zeros((len(ids), 1), np.int8))
         except BaseException as error:
@@ -264,18 +262,18 @@ class System:
         self._watch.answered += len(ids)
 
     def _answers(self, outputs: list[Array]) -> Array:
-        """What each sample is answered, [N, ...]."""
+        """Return the answer to each sample, [N, ...]."""
         scores = outputs[0]
         if self._classes and scores.ndim == 2:
             return np.asarray(scores.argmax(1))
         return scores
 
 
-class OwnQueue:
-    """A system with a queue of its own: ``function(ids, *inputs, answer)``.
+class AsyncSystem:
+    """A system that queues queries itself: ``function(ids, *inputs, answer)``.
 
-    It is called with every query, and calls ``answer(ids, outputs)`` for each sample once, from
-    any thread, now or later.
+    The function is called with every query. It must call ``answer(ids, outputs)`` once per sample,
+    from any thread and at any time.
     """
 
     def __init__(
@@ -292,7 +290,7 @@ class OwnQueue:
         self._lock = threading.Lock()
 
     def issue(self, ids: Sequence[int], indices: Sequence[int]) -> None:
-        """Pass the query on."""
+        """Pass a query to the function."""
         watch = self._watch
         if self._call is None:
             self._call = watch.call()
@@ -307,14 +305,14 @@ class OwnQueue:
         self._call.indices = None
 
     def answer(self, ids: Sequence[int], outputs: Any) -> None:
-        """What the system says to these queries: an array [len(ids), ...]."""
+        """Answer queries with `outputs`, an array [len(ids), ...]."""
         array = np.asarray(outputs)
         with self._lock:
-            unknown = [one for one in ids if one not in self._open]
+            unknown = [query for query in ids if query not in self._open]
             if unknown:
                 self._watch.fail(
                     ModelError(
-                        f"the query {unknown[0]} was answered twice, or never asked",
+                        f"the query {unknown[0]} was answered twice, or never issued",
                         remedy="answer every query once",
                     )
                 )
@@ -322,15 +320,15 @@ class OwnQueue:
                 self._watch.fail(
                     ModelError(f"{len(ids)} queries were answered with {array.shape} outputs")
                 )
-            for one in ids:
-                del self._open[one]
+            for query in ids:
+                del self._open[query]
         if self._classes and array.ndim == 2:
             array = array.argmax(1)
         array = np.ascontiguousarray(array.reshape(len(ids), -1))
         first, size = array.__array_interface__["data"][0], array.strides[0]
-        self._complete([self._response(one, first + n * size, size) for n, one in enumerate(ids)])
+        self._complete([self._response(i, first + n * size, size) for n, i in enumerate(ids)])
         with self._lock:
             self._watch.answered += len(ids)
 
     def close(self) -> None:
-        """The user's threads end with the process."""
+        """Do nothing: the user's threads end with the process."""

@@ -1,4 +1,4 @@
-"""What a server's threads add to a query, measured once per machine on a model of our own."""
+"""Overhead of a server's threads per query, measured once per machine with a small model."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _SIDE = 128
 
 @dataclass(frozen=True)
 class ThreadCosts:
-    """Nanoseconds that a server adds to the model's own time.
+    """Times that a server adds to the model's own.
 
     Attributes:
-        query_ns: while the worker is busy with a query.
-        delay_ns: from a query's arrival until a free worker begins.
-        known: whether they were measured; if not, both are 0.
+        query_ns: additional time of a worker per query.
+        delay_ns: time from a query's arrival until an idle worker starts.
+        known: whether the times were measured; if not, both are 0.
     """
 
     query_ns: float = 0.0
@@ -40,11 +40,11 @@ class ThreadCosts:
 
 
 UNKNOWN_COSTS = ThreadCosts()
-"""Costs of 0, not measured."""
+"""Costs of 0 ns, not measured."""
 
 
 def answer(x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """Compute for some tens of microseconds, without the interpreter's lock for most of them."""
+    """Compute for some tens of microseconds, mostly without the GIL."""
     return np.asarray(x @ np.ones((_SIDE, _SIDE), np.float32))
 
 
@@ -54,9 +54,9 @@ def samples() -> npt.NDArray[np.float32]:
 
 
 def thread_costs(report: Callable[[str], None] = lambda line: None) -> ThreadCosts:
-    """Return this machine's costs: cached, or measured under a light load, which takes seconds.
+    """Return this machine's costs from the cache, or measure them in some seconds.
 
-    Unknown without LoadGen, or if the measurement fails.
+    `UNKNOWN_COSTS` without LoadGen, or if the measurement fails.
     """
     path = cache_folder() / "serving" / f"threads-{machine_key()}.json"
     with contextlib.suppress(OSError, ValueError, TypeError):

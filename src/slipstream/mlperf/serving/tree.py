@@ -1,4 +1,4 @@
-"""A tree of results as a submission has it: where each file lies, and what stands beside the logs.
+"""Write and read trees of results in the layout of a submission.
 
     DIVISION/ORGANISATION/
         systems/SYSTEM.json
@@ -9,9 +9,9 @@
             TEST01/  TEST04/  COLD/  each with verify.json
             digest.json
 
-``digest.json`` is ours: SHA-256 of every log, so that one that was edited later shows. Published
-trees have settings below measurements/ and audits below compliance/, by the same system, model and
-scenario, and answers of which only the ends and a hash are left.
+``digest.json`` is ours: the SHA-256 of every log, which reveals later edits. Published trees have
+settings below measurements/ and audits below compliance/, by system, model and scenario. Their logs
+of answers are truncated, with a hash.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 
 from slipstream.mlperf.serving.audits import Audit
 from slipstream.mlperf.serving.rules import NOT_A_RESULT, SCENARIOS, Scenario
-from slipstream.mlperf.serving.session import Run
+from slipstream.mlperf.serving.session import LoadTestRun
 
 DIVISION = "open"
 CONF, MEASURES, DIGEST, VERIFIED, ACCURACY_TEXT = (
@@ -36,11 +36,11 @@ CONF, MEASURES, DIGEST, VERIFIED, ACCURACY_TEXT = (
 
 @dataclass(frozen=True)
 class Place:
-    """Where a model's results on a system lie.
+    """Location of a model's results on a system.
 
     Attributes:
-        root: of the whole tree.
-        organisation, system, model: names, as folders can have them.
+        root: root of the tree.
+        organisation, system, model: names that are valid for folders.
     """
 
     root: Path
@@ -50,31 +50,32 @@ class Place:
 
     @classmethod
     def of(cls, root: Path, model: str, organisation: str = "local") -> Place:
-        """A place for a model on this machine."""
+        """Build the location for a model on this machine."""
         import platform
 
-        return cls(root, _word(organisation), _word(platform.node() or "system"), _word(model))
+        system = platform.node() or "system"
+        return cls(root, _folder_name(organisation), _folder_name(system), _folder_name(model))
 
     @property
     def top(self) -> Path:
-        """Of the organisation."""
+        """The organisation's folder."""
         return self.root / DIVISION / self.organisation
 
     def scenario(self, scenario: Scenario) -> Path:
-        """Of one scenario."""
+        """Return the folder of a scenario."""
         return self.top / "results" / self.system / self.model / scenario.title
 
     def performance(self, scenario: Scenario) -> Path:
-        """Of the performance run's logs."""
+        """Return the folder of the performance run's logs."""
         return self.scenario(scenario) / "performance" / "run_1"
 
     def accuracy(self, scenario: Scenario) -> Path:
-        """Of the accuracy run's logs."""
+        """Return the folder of the accuracy run's logs."""
         return self.scenario(scenario) / "accuracy"
 
 
 def write_system(place: Place) -> None:
-    """Describe this machine."""
+    """Write the description of this machine."""
     from slipstream.measure.environment import capture
 
     facts = capture().facts
@@ -87,7 +88,7 @@ def write_system(place: Place) -> None:
 def write_scenario(
     place: Place,
     scenario: Scenario,
-    run: Run,
+    run: LoadTestRun,
     accuracy: float | None,
     *,
     samples: int,
@@ -95,12 +96,12 @@ def write_scenario(
     gate: float | None,
     audits: list[Audit],
 ) -> None:
-    """Write what stands beside a scenario's logs, and the digest of all of them.
+    """Write a scenario's settings, measurements, audits and the digest of its logs.
 
     Args:
-        accuracy: measured; None where samples have no classes.
-        samples, performance_samples: of the library, and of them in memory.
-        gate: accuracy that is asked for; None for none.
+        accuracy: measured accuracy; None without labels.
+        samples, performance_samples: samples of the library, and of its part in memory.
+        gate: required accuracy; None for no requirement.
     """
     folder, test = place.scenario(scenario), run.test
     prefix = f"{place.model}.{scenario.title}"
@@ -124,15 +125,15 @@ def write_scenario(
     )
     shown = "-" if accuracy is None else f"{accuracy:.6f}"
     (place.accuracy(scenario) / ACCURACY_TEXT).write_text(f"accuracy={shown}\n")
-    for one in audits:
-        (folder / one.name).mkdir(exist_ok=True)
-        verified = dataclasses.asdict(one)
-        (folder / one.name / VERIFIED).write_text(json.dumps(verified, indent=2) + "\n")
+    for audit in audits:
+        (folder / audit.name).mkdir(exist_ok=True)
+        verified = dataclasses.asdict(audit)
+        (folder / audit.name / VERIFIED).write_text(json.dumps(verified, indent=2) + "\n")
     (folder / DIGEST).write_text(json.dumps(digests(folder), indent=2) + "\n")
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """SHA-256 of every log of LoadGen below `folder`, by path."""
+    """Return the SHA-256 of every LoadGen log below `folder`, by path."""
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.rglob("mlperf_log_*"))
@@ -140,10 +141,10 @@ def digests(folder: Path) -> dict[str, str]:
 
 
 def read_conf(path: Path) -> dict[str, str]:
-    """The settings of a ``user.conf``, without model and scenario.
+    """Read the settings of a ``user.conf``, without the prefix of model and scenario.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     settings = {}
     for line in path.read_text("utf-8", errors="replace").splitlines():
@@ -154,7 +155,7 @@ def read_conf(path: Path) -> dict[str, str]:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """An object of JSON; None where there is none."""
+    """Read a JSON object; None if there is no valid one."""
     try:
         value = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError):
@@ -163,26 +164,24 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def titled(title: str) -> Scenario | None:
-    """The scenario that a folder is named after, in any case."""
-    return next((one for one in SCENARIOS.values() if one.title.lower() == title.lower()), None)
+    """Return the scenario of a folder's name, case-insensitively; None if it is not a scenario."""
+    by_title = {scenario.title.lower(): scenario for scenario in SCENARIOS.values()}
+    return by_title.get(title.lower())
 
 
-def beside(folder: Path, name: str) -> Path:
-    """The folder of another kind (``measurements``) that belongs to a scenario's results."""
+def related(folder: Path, name: str) -> Path:
+    """Return the folder of another kind (``measurements``) for a scenario's results."""
     system, model, scenario = folder.parts[-3:]
     return folder.parents[3] / name / system / model / scenario
 
 
 def verified(folder: Path, audit: str) -> tuple[bool | None, str] | None:
-    """Whether an audit of a scenario was passed (None: it could not tell), and what was found.
-
-    None where there is no audit.
-    """
+    """Return whether an audit passed (None if inconclusive) and its finding; None without audit."""
     ours = read_json(folder / audit / VERIFIED)
     if ours is not None:
         passed = ours.get("passed", False)
         return passed if passed is None else bool(passed), str(ours.get("finding"))
-    for place in (folder / audit, beside(folder, "compliance") / audit):
+    for place in (folder / audit, related(folder, "compliance") / audit):
         texts = {path.name: path.read_text("utf-8") for path in place.glob("verify_*.txt")}
         failed = sorted(name for name, text in texts.items() if "PASS" not in text)
         if texts:
@@ -190,5 +189,5 @@ def verified(folder: Path, audit: str) -> tuple[bool | None, str] | None:
     return None
 
 
-def _word(name: str) -> str:
+def _folder_name(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "_", name).strip("._") or NOT_A_RESULT.split()[-1]

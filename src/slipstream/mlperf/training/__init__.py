@@ -1,4 +1,4 @@
-"""Time to quality under the rules of MLPerf Training, at a size that fits a desk.
+"""Measure time to quality under the rules of MLPerf Training, with tasks that fit one machine.
 
 judged = training.time_to_quality("fashion_cnn", ["lowrank:0.25"], runs=5)
 print(judged.verdicts[0].sentence)

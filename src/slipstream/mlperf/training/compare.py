@@ -1,8 +1,8 @@
-"""Two arms of runs from the same seeds: is it the step that changed, or the training?
+"""Compare two arms of runs: did the technique change the step time, or the convergence?
 
-Time to quality is the product of two factors that are estimated apart: time of a sample, and
-samples to the target. Pairs of runs have the seed in common, the first weights and the order of the
-data with it; logarithms of their ratios give intervals and a test (Student's, paired).
+Time to quality is the product of two factors, estimated separately: time per sample and samples to
+the target. Runs are paired by seed, which fixes the initial weights and the order of the data. The
+logarithms of the pairs' ratios give the intervals and Student's paired t-test.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from typing import Any
 
 import numpy as np
 
-from slipstream.mlperf.training.score import LEAST_RUNS, olympic
+from slipstream.mlperf.training.score import MIN_RUNS, olympic
 
-# A factor is called the same while its interval holds 1 and is no wider than this either way.
-_ALIKE = 0.03
+# Two arms count as equal if the interval contains 1 and extends no further than this on each side.
+_EQUIVALENCE = 0.03
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One run.
+    """The result of one run.
 
     Attributes:
         status: ``success`` or ``aborted``.
-        samples: to the target, or until it was given up.
-        seconds: of the clock, evaluations and preparing included.
-        cpu_s: of the processor, likewise.
-        sample_s: of the processor for one training sample; of the clock where work moves to others.
-        digest: of all losses.
-        wall: whether `sample_s` is of the clock.
+        samples: training samples to the target, or until the run ended.
+        seconds: wall time, including preparation and evaluations.
+        cpu_s: CPU time, including preparation and evaluations.
+        sample_s: CPU time per training sample; wall time if `wall`.
+        digest: SHA-256 of all losses.
+        wall: whether `sample_s` is wall time, used if the technique moves work to other processes.
     """
 
     seed: int
@@ -48,26 +48,26 @@ class Outcome:
 
     @property
     def whole_s(self) -> float:
-        """Seconds of the whole run, evaluations and preparing included, by `sample_s`'s clock."""
+        """Time of the whole run in s, on the same clock as `sample_s`."""
         return self.seconds if self.wall else self.cpu_s
 
     @property
     def converged(self) -> bool:
-        """Whether it reached the target."""
+        """Whether the run reached the target."""
         return self.status == "success"
 
     @property
     def to_target(self) -> float:
-        """Samples; infinite where it failed."""
+        """Samples to the target; infinite for a failed run."""
         return float(self.samples) if self.converged else math.inf
 
     @classmethod
     def of(cls, found: Mapping[str, Any], log: str, *, wall: bool) -> Outcome:
-        """From what `slipstream.mlperf.training.running.run` told."""
-        took = found["step_s" if wall else "step_cpu_s"]
+        """Convert the result of `slipstream.mlperf.training.running.run`."""
+        steps_s = found["step_s" if wall else "step_cpu_s"]
         return cls(
             found["seed"], found["status"], found["samples"], found["seconds"], found["cpu_s"],
-            took / max(found["samples"], 1), found["digest"],
+            steps_s / max(found["samples"], 1), found["digest"],
             tuple((int(n), float(q)) for n, q in found["qualities"]), found["reason"], log,
             wall,
         )  # fmt: skip
@@ -78,8 +78,8 @@ class Factor:
     """A ratio, candidate over baseline, with its 95 % interval; below 1 is better.
 
     Attributes:
-        p_value: of no difference, two-sided.
-        n: pairs.
+        p_value: two-sided p-value of the paired t-test.
+        n: number of pairs.
     """
 
     ratio: float
@@ -90,7 +90,7 @@ class Factor:
 
     @classmethod
     def of(cls, baseline: Sequence[float], candidate: Sequence[float]) -> Factor:
-        """The geometric mean of pairs' ratios."""
+        """Return the geometric mean of the pairs' ratios, with its interval."""
         from scipy.stats import t
 
         logs = np.log(np.asarray(candidate) / np.asarray(baseline))
@@ -101,25 +101,26 @@ class Factor:
         if not error:
             p_value = 1.0 if not middle else 0.0
             return cls(math.exp(middle), math.exp(middle), math.exp(middle), p_value, n)
-        reach = float(t.ppf(0.975, n - 1)) * error
+        half_width = float(t.ppf(0.975, n - 1)) * error
         p_value = 2 * float(t.sf(abs(middle) / error, n - 1))
-        return cls(math.exp(middle), math.exp(middle - reach), math.exp(middle + reach), p_value, n)
+        low, high = math.exp(middle - half_width), math.exp(middle + half_width)
+        return cls(math.exp(middle), low, high, p_value, n)
 
     @property
     def significant(self) -> bool:
-        """At 5 %."""
+        """Whether the ratio differs from 1 at the 5 % level."""
         return self.p_value < 0.05
 
-    def words(self, better: str, worse: str, alike: str) -> str:
-        """``22 % faster``, ``9 % slower``, or that no difference was found."""
+    def words(self, better: str, worse: str, equal: str) -> str:
+        """Describe the ratio: ``22 % faster``, ``9 % slower``, or that no difference was found."""
         if self.n < 2:
-            return f"{self.ratio:.2f} of it in the one pair, which says nothing"
+            return f"{self.ratio:.2f} times the baseline's in a single pair (inconclusive)"
         if not self.significant:
-            narrow = self.high < 1 + _ALIKE and self.low > 1 - _ALIKE
+            narrow = self.high < 1 + _EQUIVALENCE and self.low > 1 - _EQUIVALENCE
             reach = self.high / self.ratio - 1
             if reach > 1:
-                return f"{alike} as far as {self.n} pairs can tell, which is not far"
-            return alike if narrow else f"{alike} within {100 * reach:.0f} %"
+                return f"not measurably different in {self.n} pairs (inconclusive)"
+            return equal if narrow else f"{equal} within {100 * reach:.0f} %"
         if self.ratio < 1:
             return f"{100 * (1 - self.ratio):.0f} % {better}"
         return f"{100 * (self.ratio - 1):.0f} % {worse}"
@@ -127,15 +128,16 @@ class Factor:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A candidate against the baseline.
+    """A candidate compared with the baseline.
 
     Attributes:
-        sample, samples, steps, time: factors of the time of a sample, of samples to the target, of
-            their product, and of the whole run's time, where evaluations and whatever the technique
-            does are on the clock; of pairs in which both converged.
-        same: whether every pair had the same losses, to the bit.
-        converged, runs: of the candidate.
-        score, baseline_score: olympic times in seconds; NaN of fewer than three runs.
+        sample: factor of the time per sample, over all pairs.
+        samples, steps, time: factors of the samples to the target, of their product with the time
+            per sample, and of the whole run's time (with evaluations and the technique's own work),
+            over pairs in which both runs converged.
+        same: whether the losses of every pair are bitwise identical.
+        converged, runs: number of the candidate's runs that converged, and of all its runs.
+        score, baseline_score: olympic times in s; NaN for fewer than three runs.
     """
 
     name: str
@@ -151,9 +153,9 @@ class Verdict:
 
     @classmethod
     def of(cls, name: str, baseline: Sequence[Outcome], candidate: Sequence[Outcome]) -> Verdict:
-        """Of runs from the same seeds."""
-        by_seed = {one.seed: one for one in baseline}
-        pairs = [(by_seed[one.seed], one) for one in candidate if one.seed in by_seed]
+        """Compare the runs that have the same seeds."""
+        by_seed = {run.seed: run for run in baseline}
+        pairs = [(by_seed[run.seed], run) for run in candidate if run.seed in by_seed]
         both = [(a, b) for a, b in pairs if a.converged and b.converged]
 
         def factor(value: Any, chosen: Any) -> Factor:
@@ -161,44 +163,41 @@ class Verdict:
 
         return cls(
             name,
-            factor(lambda one: one.sample_s, pairs),
-            factor(lambda one: float(one.samples), both),
-            factor(lambda one: one.sample_s * one.samples, both),
+            factor(lambda run: run.sample_s, pairs),
+            factor(lambda run: float(run.samples), both),
+            factor(lambda run: run.sample_s * run.samples, both),
             factor(lambda run: run.whole_s, both),
             bool(pairs) and all(a.digest == b.digest for a, b in pairs),
-            sum(one.converged for one in candidate), len(candidate),
+            sum(run.converged for run in candidate), len(candidate),
             _score(candidate), _score(baseline),
         )  # fmt: skip
 
     @property
     def sentence(self) -> str:
-        """What a person needs to know."""
+        """The verdict in one sentence."""
         step = self.sample.words("faster", "slower", "as fast")
-        lost = self.runs - self.converged
+        failed = self.runs - self.converged
         if not self.converged:
             return f"{self.name}: the step is {step}, and no run reached the target"
         whole = self.time.words("faster", "slower", "as fast")
         if self.same:
-            return (
-                f"{self.name}: the step is {step}, the training is the same to the bit and {whole}"
-            )
+            return f"{self.name}: the step is {step}, the losses are bitwise identical and the " \
+                f"training is {whole}"  # fmt: skip
         need = self.samples.words("fewer samples", "more samples", "as many samples")
-        lost_words = f"; {lost} of {self.runs} runs did not reach the target" if lost else ""
-        told = self.sample.significant and self.time.significant
-        turn = "but" if told and (self.sample.ratio < 1) != (self.time.ratio < 1) else "and"
+        ending = f"; {failed} of {self.runs} runs did not reach the target" if failed else ""
+        significant = self.sample.significant and self.time.significant
+        opposite = (self.sample.ratio < 1) != (self.time.ratio < 1)
+        turn = "but" if significant and opposite else "and"
         return (
             f"{self.name}: the step is {step}, it takes {need}, {turn} the training is {whole}"
-            f"{lost_words}"
+            f"{ending}"
         )
 
     def to_json(self) -> dict[str, Any]:
-        """For programs."""
+        """Return the verdict as JSON."""
+        factors = ("sample", "samples", "steps", "time")
         return {
-            "technique": self.name,
-            **{
-                name: {**vars(getattr(self, name))}
-                for name in ("sample", "samples", "steps", "time")
-            },
+            "technique": self.name, **{name: {**vars(getattr(self, name))} for name in factors},
             "same": self.same, "converged": self.converged, "runs": self.runs,
             "score_s": self.score, "baseline_score_s": self.baseline_score,
             "sentence": self.sentence,
@@ -206,17 +205,17 @@ class Verdict:
 
 
 def _score(runs: Sequence[Outcome]) -> float:
-    if len(runs) < LEAST_RUNS:
+    if len(runs) < MIN_RUNS:
         return math.nan
-    return olympic([one.seconds if one.converged else math.inf for one in runs])
+    return olympic([run.seconds if run.converged else math.inf for run in runs])
 
 
 def detectable(spread: float, pairs: int, power: float = 0.8) -> float:
-    """The smallest relative difference that so many pairs find, at 5 % two-sided.
+    """Return the smallest relative difference that `pairs` pairs detect, at 5 % two-sided.
 
     Args:
-        spread: standard deviation of the logarithm of one arm's samples to the target; arms are
-            taken to be independent, which pairs at worst are.
+        spread: standard deviation of the logarithm of one arm's samples to the target. Arms are
+            assumed to be independent, the worst case for pairs.
     """
     from scipy.optimize import brentq
 
@@ -230,10 +229,10 @@ def detectable(spread: float, pairs: int, power: float = 0.8) -> float:
 
 
 def power_of(effect: float, spread: float, pairs: int) -> float:
-    """How often so many pairs find a difference of `effect` in logarithms, at 5 % two-sided."""
+    """Return the power of `pairs` pairs to detect a log-ratio of `effect`, at 5 % two-sided."""
     from scipy.stats import nct, t
 
     critical = float(t.ppf(0.975, pairs - 1))
-    shift = effect / (math.sqrt(2) * spread) * math.sqrt(pairs)
-    lower = float(nct.cdf(-critical, pairs - 1, shift))
-    return float(nct.sf(critical, pairs - 1, shift)) + (0.0 if math.isnan(lower) else lower)
+    noncentrality = effect / (math.sqrt(2) * spread) * math.sqrt(pairs)
+    lower = float(nct.cdf(-critical, pairs - 1, noncentrality))
+    return float(nct.sf(critical, pairs - 1, noncentrality)) + (0.0 if math.isnan(lower) else lower)

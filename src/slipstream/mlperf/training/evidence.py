@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 import slipstream
 
-# Endings of files that hold samples; weights to begin from (.pth, .safetensors) may be read early.
+# Suffixes of data files; initial weights (.pth, .safetensors) may be read before the clock starts.
 _SAMPLES = re.compile(
     r"\.(npy|npz|csv|tsv|gz|bz2|xz|zst|zip|tar|parquet|arrow|feather|jsonl|h5|hdf5|mat|pkl|pickle|pt|"
     r"tfrecord|idx|bin|dat|wav|flac|mp3|jpe?g|png|webp|bmp)$",
@@ -27,18 +27,18 @@ Hashes = npt.NDArray[np.uint64]
 
 
 class OpenedFiles:
-    """Files with samples that this process opens for reading, inside of `with`.
+    """Context manager that records the data files that this process opens for reading.
 
-    Files that native code opens by itself are not seen.
+    It does not see files that native code opens.
 
     Attributes:
-        paths: in the order of their first opening.
+        paths: file paths in the order in which they were first opened.
     """
 
     def __init__(self, place: Path | None) -> None:
         """
         Args:
-            place: folder of the task's file, where every file but code counts.
+            place: folder of the task's file, in which every file but code counts as data.
         """
         self.paths: dict[str, None] = {}
         named = os.environ.get("SLIPSTREAM_DATA")
@@ -46,7 +46,7 @@ class OpenedFiles:
         self._folders = [folder.resolve() for folder in folders if folder is not None]
         self._libraries = [Path(sys.prefix), Path(slipstream.__path__[0])]
         self._active = False
-        # It stays for the rest of the process.
+        # An audit hook cannot be removed; `_active` turns it off.
         sys.addaudithook(self._hook)
 
     def __enter__(self) -> Self:
@@ -62,20 +62,20 @@ class OpenedFiles:
         path, _, flags = arguments
         if isinstance(path, (str, bytes)) and not flags & (os.O_WRONLY | os.O_RDWR):
             name = os.path.abspath(os.fsdecode(path))
-            # Python tries archives of its own path, whether or not they exist.
+            # Python tries the archives of `sys.path`, whether or not they exist.
             if name in sys.path or not os.path.isfile(name):
                 return
             if _SAMPLES.search(name) or (self._inside(Path(name)) and not _CODE.search(name)):
                 self.paths.setdefault(name)
 
     def _inside(self, path: Path) -> bool:
-        """Whether a file is in a folder of data or of the task, and part of no library."""
+        """Whether a file is in a data folder or the task's, and not part of a library."""
         library = any(path.is_relative_to(folder) for folder in self._libraries)
         return not library and any(path.is_relative_to(folder) for folder in self._folders)
 
 
 class Samples:
-    """Samples by the hashes of what the model takes: those trained on, those of an evaluation."""
+    """Hashes of the model's inputs per sample, in training and in evaluation."""
 
     def __init__(self) -> None:
         self._trained: list[Hashes] = []
@@ -88,7 +88,7 @@ class Samples:
         self._trained.append(hashes(inputs))
 
     def evaluate(self, arguments: Any) -> None:
-        """Add the samples of a call of the model; a batch that comes again counts once."""
+        """Add the samples of one forward call; a repeated batch counts once."""
         batch = hashes(arguments)
         if batch.tobytes() not in self._batches:
             self._batches.add(batch.tobytes())
@@ -96,12 +96,12 @@ class Samples:
 
     @property
     def evaluated(self) -> int:
-        """How many samples were evaluated; 0 if the model was never called as a module."""
+        """Number of evaluated samples; 0 if the model was never called as a module."""
         return sum(map(len, self._evaluated))
 
     @property
     def shared(self) -> float:
-        """The share of distinct evaluated samples that were also trained on."""
+        """Share of distinct evaluated samples that were also trained on, 0 to 1."""
         if not self.evaluated or not self._trained:
             return 0.0
         evaluated = np.unique(np.concatenate(self._evaluated))
@@ -109,7 +109,7 @@ class Samples:
 
 
 def hashes(inputs: Any) -> Hashes:
-    """Hash each sample of a tensor [samples, ...], or of all tensors of that length in a tree."""
+    """Hash each sample of a tensor [samples, ...], or of all tensors of that length in a pytree."""
     tensors = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor) and leaf.ndim]
     if not tensors:
         return np.zeros(0, np.uint64)
@@ -125,7 +125,7 @@ def hashes(inputs: Any) -> Hashes:
 
 
 def _words(rows: torch.Tensor) -> Hashes:
-    """The bytes of [samples, values] as integers of the widest type that divides a row."""
-    of_bytes = rows.view(torch.uint8).numpy()
-    width = next(size for size in (8, 4, 2, 1) if of_bytes.shape[1] % size == 0)
-    return of_bytes.view(f"u{width}").astype(np.uint64)
+    """View [samples, values] as integers of the widest type whose size divides a row's bytes."""
+    data = rows.view(torch.uint8).numpy()
+    width = next(size for size in (8, 4, 2, 1) if data.shape[1] % size == 0)
+    return data.view(f"u{width}").astype(np.uint64)

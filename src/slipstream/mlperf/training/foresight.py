@@ -1,7 +1,7 @@
-"""What is expected of an arm before its first run, and how it turned out.
+"""Predictions of an arm's time to quality before its first run, and the measured ratios.
 
-Time to quality is the time of a sample times the samples to the target; each is expected as a ratio
-to the baseline, with a 90 % interval where something says how sure it is.
+Time to quality is the time per sample times the samples to the target. Each factor is predicted as
+a ratio to the baseline, with a 90 % interval if its error is known.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _Z90 = 1.645
 
 @dataclass(frozen=True)
 class Expected:
-    """A ratio, candidate over baseline; below 1 is better.
+    """A predicted ratio, candidate over baseline; below 1 is better.
 
     Attributes:
-        ratio: NaN where it is not predicted.
-        low, high: 90 % interval of what will be measured; NaN where nothing says.
-        basis: what it rests on, or why it is not predicted.
+        ratio: predicted ratio; NaN without a prediction.
+        low, high: 90 % interval of the measurement; NaN if the error is unknown.
+        basis: source of the prediction, or the reason for its absence.
         applies: whether the technique can be applied at all.
     """
 
@@ -36,21 +36,21 @@ class Expected:
 
     @classmethod
     def of(cls, ratio: float, deviation: float, basis: str) -> Expected:
-        """From the standard deviation of its logarithm, which may be NaN."""
-        reach = math.exp(_Z90 * deviation)
-        return cls(ratio, ratio / reach, ratio * reach, basis)
+        """Build the interval from the standard deviation of the logarithm, which may be NaN."""
+        width = math.exp(_Z90 * deviation)
+        return cls(ratio, ratio / width, ratio * width, basis)
 
     @property
     def known(self) -> bool:
-        """Whether it is predicted."""
+        """Whether there is a prediction."""
         return not math.isnan(self.ratio)
 
     def over(self, other: Expected) -> Expected:
-        """This ratio over `other`, of independent errors: squares of logarithms add up."""
+        """Return this ratio over `other`; errors are independent, so log-variances add up."""
         return self._joined(1 / other.ratio, 1 / other.high, 1 / other.low, other.basis)
 
     def times(self, other: Expected) -> Expected:
-        """The product, likewise."""
+        """Return the product with `other`, with independent errors."""
         return self._joined(other.ratio, other.low, other.high, other.basis)
 
     def _joined(self, ratio: float, low: float, high: float, basis: str) -> Expected:
@@ -70,10 +70,11 @@ class Expected:
 
 @dataclass(frozen=True)
 class Foresight:
-    """The factors of one arm.
+    """The predicted factors of one arm.
 
     Attributes:
-        sample, samples: of the time of a sample, and of the samples to the target.
+        sample: ratio of the time per sample.
+        samples: ratio of the samples to the target.
     """
 
     name: str
@@ -82,28 +83,28 @@ class Foresight:
 
     @property
     def time(self) -> Expected:
-        """Time of all steps to the target; evaluations are not predicted."""
+        """Ratio of the time of all steps to the target, without evaluations."""
         return self.sample.times(self.samples)
 
     @property
     def applies(self) -> bool:
-        """Whether there is anything to train."""
+        """Whether the technique can be applied."""
         return self.sample.applies
 
     @property
     def sentence(self) -> str:
-        """In words."""
+        """The prediction in one sentence."""
         if not self.applies:
             return f"{self.sample.basis}: not trained"
-        told = [
-            f"{word} {one}" if one.known else f"{word} is not predicted ({one.basis})"
-            for word, one in (("time of a sample", self.sample), ("samples", self.samples))
+        parts = [
+            f"{word} {factor}" if factor.known else f"{word} not predicted ({factor.basis})"
+            for word, factor in (("time per sample", self.sample), ("samples", self.samples))
         ]
         whole = f"; time of all steps {self.time}" * self.time.known
-        return f"{self.name}, predicted: {', '.join(told)}{whole}"
+        return f"{self.name}, predicted: {', '.join(parts)}{whole}"
 
     def to_json(self) -> dict[str, Any]:
-        """For programs."""
+        """Return the factors as JSON."""
         return {name: vars(getattr(self, name)) for name in ("sample", "samples", "time")}
 
 
@@ -116,10 +117,10 @@ class _Row:
 
     @property
     def inside(self) -> str:
-        """Whether the measured ratio lies in the predicted interval."""
+        """Whether the measured ratio is in the predicted interval."""
         if not self.expected.low <= math.inf or math.isnan(self.measured.ratio):
             return "-"
-        # The last digit that is shown decides nothing.
+        # Equal to the digits shown counts as inside.
         off = abs(self.measured.ratio - self.expected.ratio) < 5e-4
         return "yes" if off or self.expected.low <= self.measured.ratio <= self.expected.high \
             else "no"  # fmt: skip
@@ -131,19 +132,19 @@ _FIELDS = (
     Field[_Row].of("Predicted", lambda row: str(row.expected)),
     Field[_Row].of("Measured", lambda row: f"{row.measured.ratio:.3f}"),
     Field[_Row].of("Inside", lambda row: row.inside),
-    Field[_Row].of("Rests on", lambda row: row.expected.basis, optional=True),
+    Field[_Row].of("Basis", lambda row: row.expected.basis, optional=True),
 )
 
 
 def foresight_table(predictions: Mapping[str, Foresight], verdicts: Sequence[Verdict]) -> Table:
-    """Predicted beside measured, a row a factor."""
+    """Return predicted and measured ratios, a row per factor."""
     rows = []
     for verdict in verdicts:
-        if (one := predictions.get(verdict.name)) is None:
+        if (prediction := predictions.get(verdict.name)) is None:
             continue
         rows += [
-            _Row(verdict.name, "time of a sample", one.sample, verdict.sample),
-            _Row(verdict.name, "samples", one.samples, verdict.samples),
-            _Row(verdict.name, "time of all steps", one.time, verdict.steps),
+            _Row(verdict.name, "time per sample", prediction.sample, verdict.sample),
+            _Row(verdict.name, "samples", prediction.samples, verdict.samples),
+            _Row(verdict.name, "time of all steps", prediction.time, verdict.steps),
         ]
     return Table.of(rows, _FIELDS, "Predicted before the first run, with 90 % intervals")

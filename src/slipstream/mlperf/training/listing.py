@@ -1,4 +1,4 @@
-"""What the commands show besides a comparison: the suite's tasks, and a folder of logs checked."""
+"""List the suite's tasks, and check a folder of logs against the rules."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from slipstream.mlperf.training.judge import describe
 from slipstream.mlperf.training.log import read
 from slipstream.mlperf.training.rcp import Reference
 from slipstream.mlperf.training.rules import Violation, check_set, seconds_of
-from slipstream.mlperf.training.score import LEAST_RUNS, olympic
-from slipstream.mlperf.training.tasks import SUITE, Task, load, recorded
+from slipstream.mlperf.training.score import MIN_RUNS, olympic
+from slipstream.mlperf.training.tasks import SUITE, Task, load, recorded, recorded_epochs
 from slipstream.tables import Field, Table
 from slipstream.units import format_duration
 
 
 @dataclass(frozen=True)
 class Listing:
-    """Tasks, with what the recorded reference runs took."""
+    """Tasks with their recorded reference runs."""
 
     tasks: tuple[Task, ...]
 
     @classmethod
     def of_suite(cls) -> Listing:
-        """Those that come with slipstream."""
+        """List the tasks that come with slipstream."""
         return cls(tuple(load(name) for name in SUITE))
 
     def table(self) -> Table:
-        """A row each."""
+        """Return a table with a row per task."""
         return Table.of(self.tasks, _FIELDS, notes=["slipstream mlperf train TASK -t TECHNIQUE"])
 
     def to_json(self) -> list[dict[str, Any]]:
-        """Facts and references."""
-        return [{**one.to_json(), "reference": recorded(one.name)} for one in self.tasks]
+        """Return the tasks with their reference runs as JSON."""
+        return [{**task.to_json(), "reference": recorded(task.name)} for task in self.tasks]
 
 
 def _samples(task: Task) -> str:
@@ -46,21 +46,21 @@ def _samples(task: Task) -> str:
 
 
 _FIELDS = (
-    Field[Task].of("Task", lambda one: one.name),
-    Field[Task].of("What", lambda one: one.about),
+    Field[Task].of("Task", lambda task: task.name),
+    Field[Task].of("Description", lambda task: task.about),
     Field[Task].of(
-        "Target", lambda one: f"{one.metric} {'>=' if one.higher else '<='} {one.target:g}"
+        "Target", lambda task: f"{task.metric} {'>=' if task.higher else '<='} {task.target:g}"
     ),
-    Field[Task].number("Samples to it", _samples),
+    Field[Task].number("Samples to target", _samples),
 )
 
 
 @dataclass(frozen=True)
 class Checked:
-    """A folder of logs against the rules.
+    """The result of checking a folder of logs against the rules.
 
     Attributes:
-        score: olympic time in seconds; NaN of fewer than 3 runs.
+        score: olympic time in s; NaN for fewer than 3 runs.
     """
 
     task: Task
@@ -72,54 +72,51 @@ class Checked:
     @classmethod
     def of(cls, target: str, folder: Path, runs: int | None, *, as_checker: bool = False
            ) -> Checked:  # fmt: skip
-        """Read ``result_*.txt`` of a folder.
+        """Check the ``result_*.txt`` of a folder.
 
         Raises:
-            UsageError: there are none.
-            LogError: one is malformed.
+            UsageError: the folder has no logs.
+            LogError: a log is malformed.
         """
         paths = sorted(folder.glob("result_*.txt"), key=lambda path: (len(path.name), path.name))
         if not paths:
             raise UsageError(
-                f"there is no result_0.txt in {folder}", remedy="the folder of one arm: OUT/arm_0"
+                f"there is no result_0.txt in {folder}",
+                remedy="pass the folder of one arm, such as OUT/arm_0",
             )
         task = describe(target)
         logs = [read(path) for path in paths]
         record = recorded(task.name) if ":" not in target else None
         reference = None
-        if record is not None and len(logs) >= LEAST_RUNS:
-            points = {
-                int(batch): [one / task.train_samples for one in samples]
-                for batch, samples in record["samples"].items()
-            }
-            reference = Reference.of(points, as_checker=as_checker)
-        wrong = check_set(
+        if record is not None and len(logs) >= MIN_RUNS:
+            reference = Reference.of(recorded_epochs(record, task), as_checker=as_checker)
+        violations = check_set(
             logs, task, runs=runs or len(logs), reference=reference,
             optimizer=record["optimizer"] if record else "",
         )  # fmt: skip
-        times = [seconds_of(one) for one in logs]
-        score = olympic(times) if len(times) >= LEAST_RUNS else math.nan
-        return cls(task, folder, len(logs), score, tuple(wrong))
+        times = [seconds_of(events) for events in logs]
+        score = olympic(times) if len(times) >= MIN_RUNS else math.nan
+        return cls(task, folder, len(logs), score, tuple(violations))
 
     def table(self) -> Table:
-        """Violations, or that there are none."""
+        """Return a table with a row per violation."""
         summary = f"{self.runs} runs of {self.task.name}: "
-        summary += "a result that counts" if not self.violations else "no result that counts"
+        summary += "not a valid result" if self.violations else "a valid result"
         score = "" if not math.isfinite(self.score) else (
             f"olympic score {format_duration(self.score * 1e9)}"
         )  # fmt: skip
-        return Table.of(self.violations, _WRONG, summary, [score])
+        return Table.of(self.violations, _VIOLATION_FIELDS, summary, [score])
 
     def to_json(self) -> dict[str, Any]:
-        """For programs."""
+        """Return the score and the violations as JSON."""
         return {
             "task": self.task.name, "runs": self.runs, "score_s": self.score,
-            "violations": [vars(one) for one in self.violations],
+            "violations": [vars(violation) for violation in self.violations],
         }  # fmt: skip
 
 
-_WRONG = (
-    Field[Violation].of("Rule", lambda one: one.rule),
-    Field[Violation].of("Found", lambda one: one.text),
-    Field[Violation].of("Where", lambda one: one.where),
+_VIOLATION_FIELDS = (
+    Field[Violation].of("Rule", lambda violation: violation.rule),
+    Field[Violation].of("Found", lambda violation: violation.text),
+    Field[Violation].of("Where", lambda violation: violation.where),
 )

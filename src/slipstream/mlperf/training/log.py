@@ -1,7 +1,7 @@
-"""Log files of a training run, line by line as the official package writes and reads them.
+"""Read and write logs of training runs in the format of the official package.
 
-``:::MLLOG {"namespace", "time_ms", "event_type", "key", "value", "metadata"}``; a monotonic stamp
-stands in the metadata, since ``time_ms`` steps with the clock of the wall.
+``:::MLLOG {"namespace", "time_ms", "event_type", "key", "value", "metadata"}``; the metadata holds
+a monotonic timestamp, since ``time_ms`` jumps when the wall clock is set.
 
 Source: mlcommons/logging; the rules, mlcommons/training_policies.
 """
@@ -22,12 +22,12 @@ TOKEN = ":::MLLOG "
 
 @dataclass(frozen=True)
 class Event:
-    """One line.
+    """One line of a log.
 
     Attributes:
-        time_ms: milliseconds since 1970, by the wall.
+        time_ms: wall time in ms since 1970.
         kind: ``INTERVAL_START``, ``INTERVAL_END`` or ``POINT_IN_TIME``.
-        line: its number in the file, from 1.
+        line: line number in the file, from 1.
     """
 
     key: str
@@ -39,20 +39,20 @@ class Event:
 
 
 class Log:
-    """Writes events to a file, each at once, so that a crash leaves all that came before it."""
+    """Writer of events, line-buffered so that a crash loses none of them."""
 
     def __init__(self, path: Path | None, place: str = "") -> None:
         """
         Args:
             path: None to write nothing.
-            place: ``file:line`` of the task, for the metadata.
+            place: ``file:line`` of the task, stored in the metadata.
         """
         self._file = None if path is None else path.open("a", encoding="utf-8", buffering=1)
         self._place = place.rpartition(":")
 
     def event(self, key: str, value: Any = None, kind: str = "POINT_IN_TIME", **metadata: Any
               ) -> None:  # fmt: skip
-        """Write one line."""
+        """Write one event."""
         if self._file is None:
             return
         file, _, line = self._place
@@ -67,28 +67,28 @@ class Log:
         self._file.write(TOKEN + json.dumps(row) + "\n")
 
     def start(self, key: str, **metadata: Any) -> None:
-        """An interval begins; `key` ends in ``_start``."""
+        """Write the start of an interval; `key` ends in ``_start``."""
         self.event(key, kind="INTERVAL_START", **metadata)
 
     def stop(self, key: str, **metadata: Any) -> None:
-        """It ends; `key` ends in ``_stop``."""
+        """Write the end of an interval; `key` ends in ``_stop``."""
         self.event(key, kind="INTERVAL_END", **metadata)
 
     def close(self) -> None:
-        """Nothing more will be written."""
+        """Close the file."""
         if self._file is not None:
             self._file.close()
 
 
 class LogError(SlipstreamError):
-    """A log file that cannot be read."""
+    """A log file that is missing, unreadable or malformed."""
 
 
 def read(path: Path) -> list[Event]:
-    """The events of a log file; other lines are left out.
+    """Return the events of a log file, skipping other lines.
 
     Raises:
-        LogError: there is no such file, or a line of it is malformed.
+        LogError: the file cannot be read, or an event is malformed.
     """
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -110,15 +110,16 @@ def _events(lines: Sequence[str], path: Path) -> Iterator[Event]:
             )  # fmt: skip
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise LogError(
-                f"line {number} is no event: {type(error).__name__}: {error}", where=str(path)
+                f"line {number} is not a valid event: {type(error).__name__}: {error}",
+                where=str(path),
             ) from error
 
 
 def found(events: Sequence[Event], key: str) -> list[Event]:
-    """Those of that key, in order."""
-    return [one for one in events if one.key == key]
+    """Return the events with that key, in order."""
+    return [event for event in events if event.key == key]
 
 
-def value_of(events: Sequence[Event], key: str, otherwise: Any = None) -> Any:
-    """Of the first event of that key."""
-    return next((one.value for one in events if one.key == key), otherwise)
+def value_of(events: Sequence[Event], key: str, default: Any = None) -> Any:
+    """Return the value of the first event with that key, or `default`."""
+    return next((event.value for event in events if event.key == key), default)

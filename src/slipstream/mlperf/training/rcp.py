@@ -1,14 +1,13 @@
-"""Reference convergence points: training may be faster by the second, not by the sample.
+"""Reference convergence points (RCPs): a submission may not need fewer epochs than the reference.
 
 A reference gives epochs to the target of at least 2 N runs at several batch sizes. A one-sided
-two-sample t-test at 5 % says which olympic mean of N runs is too good to be the same training.
-The test pools equal deviations, so that the smallest mean has a closed form:
+two-sample t-test at 5 % decides whether the olympic mean of N runs is too low to be the same
+training. The test pools equal deviations, so the smallest acceptable mean has a closed form:
 
     mean - t(0.95; a + b - 2) * deviation * sqrt(1 / a + 1 / b),   a = 2 N - 2,  b = N - 2
 
-Source: mlcommons/training_policies, "Reference convergence points". The checker that the official
-package ships takes the deviation of all runs, the rules' text that of the runs that count:
-`as_checker` chooses.
+Source: mlcommons/training_policies, "Reference convergence points". The official checker takes the
+deviation of all runs (`as_checker`), the text of the rules that of the runs that count.
 """
 
 from __future__ import annotations
@@ -28,22 +27,22 @@ _ALPHA = 0.05
 
 
 class Outcome(StrEnum):
-    """What became of a check."""
+    """Which reference point a check used, or why it used none."""
 
     FOUND = "RCP found"
     INTERPOLATED = "RCP interpolated"
-    SMALLER = "smaller than any RCP, held against the smallest"
-    MISSING = "larger than any RCP: the reference has to be run at this batch size"
+    SMALLER = "smaller than any RCP, compared with the smallest"
+    MISSING = "larger than any RCP: run the reference at this batch size"
     FAILED = "two runs or more did not converge"
 
 
 @dataclass(frozen=True)
 class Point:
-    """What a reference takes at a batch size.
+    """Convergence of the reference at one batch size.
 
     Attributes:
-        mean, deviation: of epochs (or samples) to the target, fastest and slowest left out.
-        runs: that count.
+        mean, deviation: epochs (or samples) to the target, without the fastest and slowest run.
+        runs: number of runs that count.
     """
 
     batch: int
@@ -53,18 +52,18 @@ class Point:
 
     @classmethod
     def of(cls, batch: int, epochs: Iterable[float], *, as_checker: bool = False) -> Point:
-        """From the runs of the reference.
+        """Summarize the runs of the reference.
 
         Raises:
-            InvalidArgumentError: fewer than 3.
+            InvalidArgumentError: fewer than 3 runs.
         """
-        every = sorted(map(float, epochs))
-        counted = every[1:-1]
-        deviation = float(np.std(every if as_checker else counted))
-        return cls(batch, olympic(every), deviation, len(counted))
+        values = sorted(map(float, epochs))
+        counted = values[1:-1]
+        deviation = float(np.std(values if as_checker else counted))
+        return cls(batch, olympic(values), deviation, len(counted))
 
     def smallest(self, runs: int) -> float:
-        """The smallest acceptable mean of `runs` runs, of which all but two count.
+        """Return the smallest acceptable mean of `runs` runs, of which all but two count.
 
         Raises:
             InvalidArgumentError: fewer than 3 runs.
@@ -72,21 +71,20 @@ class Point:
         from scipy.stats import t
 
         if runs < 3:
-            raise InvalidArgumentError("runs", f"{runs} runs have no olympic mean")
+            raise InvalidArgumentError("runs", f"an olympic mean needs at least 3 runs, got {runs}")
         counted = runs - 2
         critical = float(t.ppf(1 - _ALPHA, self.runs + counted - 2))
-        reach = critical * self.deviation * math.sqrt(1 / self.runs + 1 / counted)
-        return self.mean - reach
+        return self.mean - critical * self.deviation * math.sqrt(1 / self.runs + 1 / counted)
 
 
 @dataclass(frozen=True)
 class Check:
-    """Whether convergence was as slow as it has to be.
+    """The result of a convergence check.
 
     Attributes:
-        mean, smallest: olympic mean of the runs, and the smallest acceptable one.
-        scale: what the score is multiplied with, where the mean is faster than the reference's but
-            acceptable.
+        mean: olympic mean of the runs.
+        smallest: smallest acceptable mean.
+        scale: multiplier of the score; above 1 if the mean is acceptable but below the reference's.
     """
 
     passed: bool
@@ -97,7 +95,7 @@ class Check:
 
     @property
     def sentence(self) -> str:
-        """In words."""
+        """The result in one sentence."""
         if math.isnan(self.mean):
             return f"convergence: {self.outcome}"
         word = "acceptable" if self.passed else "too fast to be the same training"
@@ -109,7 +107,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Reference:
-    """The points of a reference, by ascending batch size, without those that were pruned."""
+    """The points of a reference after pruning, by ascending batch size."""
 
     points: tuple[Point, ...]
 
@@ -117,10 +115,10 @@ class Reference:
     def of(
         cls, runs: Mapping[int, Sequence[float]], *, as_checker: bool = False, pruned: bool = True
     ) -> Reference:
-        """From epochs to the target by batch size.
+        """Build the points from epochs to the target by batch size.
 
-        Pruned are batch sizes below the one with the fastest mean, and points that are slower than
-        the line between their neighbours.
+        Pruning removes batch sizes below the one with the lowest mean, and points above the line
+        between their neighbours.
         """
         points = [
             Point.of(batch, epochs, as_checker=as_checker) for batch, epochs in sorted(runs.items())
@@ -138,7 +136,7 @@ class Reference:
         return cls(tuple(points))
 
     def at(self, batch: int) -> tuple[Point | None, Outcome]:
-        """What runs at a batch size are held against."""
+        """Return the point for a batch size, and how it was found."""
         for point in self.points:
             if point.batch == batch:
                 return point, Outcome.FOUND
@@ -151,10 +149,10 @@ class Reference:
         return None, Outcome.MISSING
 
     def check(self, batch: int, epochs: Sequence[float]) -> Check:
-        """Hold the runs of a submission against the reference.
+        """Check the convergence of a submission's runs.
 
         Args:
-            epochs: of each run; infinite where it failed.
+            epochs: epochs to the target per run; infinite for a failed run.
         """
         mean = olympic(epochs)
         if math.isinf(mean):
@@ -168,34 +166,31 @@ class Reference:
 
     @property
     def critical_batch(self) -> float:
-        """The batch size at which a run takes twice the samples of a small one; NaN if unknown.
+        """Batch size at which a run takes twice the samples of one with small batches.
 
-        Samples grow as ``least * (1 + batch / critical)``, fitted by least squares.
+        Samples grow as ``minimum * (1 + batch / critical)``, fitted by least squares; NaN for fewer
+        than two points.
         Source: McCandlish et al., "An Empirical Model of Large-Batch Training", 2018.
         """
         if len(self.points) < 2:
             return math.nan
-        slope, least = np.polyfit(
+        slope, minimum = np.polyfit(
             [point.batch for point in self.points], [point.mean for point in self.points], 1
         )
-        return float(least / slope) if slope > 0 else math.inf
+        return float(minimum / slope) if slope > 0 else math.inf
 
 
-def _between(one: Point, other: Point, batch: int) -> Point:
-    """The point on the line between two; it has the runs of the one with fewer."""
-    share = (batch - one.batch) / (other.batch - one.batch)
-
-    def mixed(a: float, b: float) -> float:
-        return a + share * (b - a)
-
+def _between(lower: Point, upper: Point, batch: int) -> Point:
+    """Interpolate two points linearly; the result has the smaller number of runs."""
+    share = (batch - lower.batch) / (upper.batch - lower.batch)
     return Point(
-        batch, mixed(one.mean, other.mean), mixed(one.deviation, other.deviation),
-        min(one.runs, other.runs),
+        batch, lower.mean + share * (upper.mean - lower.mean),
+        lower.deviation + share * (upper.deviation - lower.deviation), min(lower.runs, upper.runs),
     )  # fmt: skip
 
 
 def official_json(task: str, runs: Mapping[int, Sequence[float]]) -> dict[str, Any]:
-    """The points as the official package reads them."""
+    """Return the points in the JSON format of the official package."""
     return {
         f"{task}_{batch}": {
             "Benchmark": task, "BS": batch, "Hyperparams": {}, "Epochs to converge": list(epochs),

@@ -1,6 +1,6 @@
-"""One run of a task: the clock, the data, the steps, the evaluations, and a log of all of it.
+"""Run a task once: build, train, evaluate, and log it.
 
-Runs in a process of its own, or in several that are joined as ranks and share every batch.
+A run has its own process, or several processes that are joined as ranks and share every batch.
 """
 
 from __future__ import annotations
@@ -23,28 +23,26 @@ from slipstream.errors import SlipstreamError, WorkloadError
 from slipstream.mlperf.training.evidence import OpenedFiles, Samples
 from slipstream.mlperf.training.log import Log
 from slipstream.mlperf.training.tasks import Task, load
-from slipstream.technique import Settings, Stage, Traits
+from slipstream.technique import Stage, TechniqueSettings, Traits
 from slipstream.workload import BuiltWorkload, build_from
 from slipstream.workload.built import prepare
 
-_CLOCK = "data was touched before the clock ran"
-
 
 class TouchedError(WorkloadError):
-    """A task that looked at its data before the clock ran."""
+    """A task that reads data before the clock starts."""
 
 
 class DivergedError(SlipstreamError):
-    """A loss that is no number any more; the run is marked as aborted."""
+    """A loss that is infinite or NaN; the run is logged as aborted."""
 
 
 @dataclass
-class Run:
-    """What a task's function is given.
+class TrainingRun:
+    """The argument of a task's function.
 
     Attributes:
-        seed: of this run; torch, NumPy and Python are seeded with it already.
-        batch: samples of a step.
+        seed: seed of this run; torch, NumPy and Python are already seeded with it.
+        batch: samples per step.
     """
 
     seed: int
@@ -57,11 +55,11 @@ class Run:
         self._generator = torch.Generator().manual_seed(self.seed)
 
     def data(self, name: str, **options: Any) -> Any:
-        """A data set by name, see `slipstream.data.get`.
+        """Return a data set by name, see `slipstream.data.get`.
 
         Raises:
-            TouchedError: the clock does not run yet.
-            MissingDataError: it is not on this machine.
+            TouchedError: the clock has not started.
+            MissingDataError: the data set is not on this machine.
         """
         from slipstream import data
 
@@ -69,19 +67,20 @@ class Run:
         return data.get(name, **options)
 
     def touch(self, what: str) -> None:
-        """Say that data is looked at now; for data that you read yourself.
+        """Declare that data is read now; call it before you read your own files.
 
         Raises:
-            TouchedError: the clock does not run yet.
+            TouchedError: the clock has not started.
         """
         if not self.started:
             self.log.event("data_touched", what)
             raise TouchedError(
-                f"{_CLOCK}: {what}", remedy="read it behind the first yield, when the clock runs"
+                f"data was read before the clock started: {what}",
+                remedy="read it after the first yield, which starts the clock",
             )
 
     def shuffled(self, *tensors: torch.Tensor) -> _Shuffled:
-        """Batches in a new order every epoch, of the seed; what is left of a batch is left out."""
+        """Return batches in a new order every epoch; an incomplete last batch is dropped."""
         self.touch("a tensor of data")
         return _Shuffled(tensors, self.batch, self._generator)
 
@@ -97,12 +96,12 @@ class _Shuffled:
         order = torch.randperm(rows, generator=self.generator)
         for begin in range(0, rows - self.batch + 1, self.batch):
             chosen = order[begin : begin + self.batch]
-            yield tuple(one[chosen] for one in self.tensors)
+            yield tuple(tensor[chosen] for tensor in self.tensors)
 
 
 @dataclass(frozen=True)
-class _Join(Settings):
-    """The parameters of rank 0 on all, before the first technique of the stage distribution."""
+class _Join(TechniqueSettings):
+    """Broadcast the parameters of rank 0 before the first technique of the distribution stage."""
 
     name: ClassVar[str] = "join"
     traits: ClassVar[Traits] = Traits(stage=Stage.DISTRIBUTION - 1)
@@ -118,23 +117,23 @@ class _Join(Settings):
 
 
 def describe(target: str) -> dict[str, Any]:
-    """The facts of a task, whose file runs in the process that calls this."""
+    """Return a task as JSON, running its file in this process."""
     return load(target).to_json()
 
 
 def first_step(task: str, batch: int) -> tuple[Any, Any, Any, Any]:
-    """The step of a task as a workload: (model, batch, loss, optimizer), with its first batch.
+    """Return the step of a task as a workload: (model, batch, loss, optimizer).
 
     Raises:
-        WorkloadError: the task's code does not give what a task gives.
+        WorkloadError: a yield of the task is not of the documented form.
     """
     loaded = load(task)
     assert loaded.make is not None
-    run = Run(0, batch, Log(None))
+    run = TrainingRun(0, batch, Log(None))
     parts = loaded.make(run)
-    model, loss, optimizer = _three(next(parts, None), loaded)
+    model, loss, optimizer = _first_yield(next(parts, None), loaded)
     run.started = True
-    batches, _ = _two(next(parts, None), loaded)
+    batches, _ = _second_yield(next(parts, None), loaded)
     return model, next(iter(batches)), loss, optimizer
 
 
@@ -143,20 +142,20 @@ def run(
     batch: int | None = None, target_quality: float | None = None, threads: int = 1,
     most_epochs: float | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Train a task once, until its target or its last epoch.
+    """Train a task once, until it reaches its target or its last epoch.
 
     Args:
         target: a task's name, or ``file.py:function``.
-        combination: techniques in the grammar; empty for none.
-        log: the file to write, by rank 0.
-        batch, target_quality, most_epochs: in place of the task's.
+        combination: technique spec; empty for none.
+        log: path of the log file, which rank 0 writes.
+        batch, target_quality, most_epochs: override the task's values.
 
     Returns:
-        JSON: status, samples, seconds of the clock and of the processor, qualities by samples,
-        all losses and their digest.
+        JSON: status, samples, wall and CPU seconds, qualities by samples, all losses and their
+        digest.
 
     Raises:
-        WorkloadError: the task's own code fails, or does not give what a task gives.
+        WorkloadError: the task's code fails, or a yield is not of the documented form.
     """
     import torch.distributed as dist
 
@@ -181,8 +180,6 @@ def run(
 
 @dataclass
 class _Training:
-    """A run under way."""
-
     task: Task
     techniques: Sequence[Any]
     seed: int
@@ -204,19 +201,18 @@ class _Training:
     step_cpu_s: float = 0.0
 
     def run(self) -> dict[str, Any]:
-        """From the first line of the log to the last."""
         _seed(self.seed)
         log, task = self.log, self.task
-        log.event("cache_clear", True, what="a process of its own")
+        log.event("cache_clear", True, what="a new process")
         log.start("init_start")
         self._facts()
         prepare(self.techniques)
-        run = Run(self.seed, self.batch, log)
+        run = TrainingRun(self.seed, self.batch, log)
         assert task.make is not None
         parts = task.make(run)
         with self.opened:
             first = next(parts, None)
-        model, loss, optimizer = _three(first, task)
+        model, loss, optimizer = _first_yield(first, task)
         self._hyper_parameters(optimizer)
         log.stop("init_stop")
         for path in self.opened.paths:
@@ -224,7 +220,7 @@ class _Training:
         log.start("run_start")
         run.started = True
         began, began_cpu = time.monotonic(), time.process_time()
-        batches, evaluate = _two(next(parts, None), task)
+        batches, evaluate = _second_yield(next(parts, None), task)
         status, reason = "aborted", ""
         try:
             built = self._built(model, loss, optimizer, next(iter(batches)))
@@ -237,7 +233,7 @@ class _Training:
         cpu_s = time.process_time() - began_cpu - self.watching_cpu_s
         log.stop("run_stop", status=status, **({"reason": reason} if reason else {}))
         if self.qualities and self.rank == 0:
-            self._evaluate_watched(_inner(built.model), evaluate)
+            self._check_evaluation(_inner(built.model), evaluate)
         digest = hashlib.sha256(struct.pack(f"<{len(self.losses)}d", *self.losses)).hexdigest()
         return {
             "status": status, "reason": reason, "samples": self.samples, "seconds": seconds,
@@ -277,7 +273,7 @@ class _Training:
         return built
 
     def _share(self, batch: Any) -> Any:
-        """This rank's rows of a batch."""
+        """Return this rank's rows of a batch."""
         if self.ranks == 1:
             return batch
         from torch.utils._pytree import tree_map_only
@@ -304,24 +300,24 @@ class _Training:
             self.log.stop("epoch_stop", epoch_num=epoch, samples_count=self.samples)
             if self.samples == before:
                 raise WorkloadError(
-                    f"an epoch of {self.task.name} has no whole batch of {self.batch} samples",
+                    f"an epoch of {self.task.name} is smaller than a batch of {self.batch} samples",
                     where=self.task.place,
                 )
         return False
 
     def _watch(self, batch: Any) -> None:
-        """Hash the samples of the first epoch; that is not on the clock."""
+        """Hash the samples of the first epoch, with the clock paused."""
         if self.samples < self.task.train_samples and self.rank == 0:
             began, cpu = time.monotonic(), time.process_time()
             self.seen.train(batch)
             self.watching_s += time.monotonic() - began
             self.watching_cpu_s += time.process_time() - cpu
 
-    def _evaluate_watched(self, model: Any, evaluate: Any) -> None:
-        """Evaluate again behind the clock, and log which samples reach the model."""
+    def _check_evaluation(self, model: Any, evaluate: Any) -> None:
+        """Evaluate again after the clock stopped, and log which samples reach the model."""
 
-        def watch(_: Any, arguments: Any, named: Any) -> None:
-            self.seen.evaluate((arguments, named))
+        def watch(_: Any, args: Any, kwargs: Any) -> None:
+            self.seen.evaluate((args, kwargs))
 
         model.eval()
         hook = model.register_forward_pre_hook(watch, with_kwargs=True)
@@ -362,9 +358,9 @@ class _Training:
                 quality = float(evaluate(model))
             model.train()
         if self.ranks > 1:
-            told = torch.tensor([quality], dtype=torch.float64)
-            dist.broadcast(told, 0)
-            quality = float(told)
+            shared = torch.tensor([quality], dtype=torch.float64)
+            dist.broadcast(shared, 0)
+            quality = float(shared)
         self.qualities.append((self.samples, quality))
         self.log.event("eval_accuracy", quality, **where)
         self.log.stop("eval_stop", **where)
@@ -383,18 +379,18 @@ def _seed(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def _three(given: Any, task: Task) -> tuple[Any, Any, Any]:
-    if not isinstance(given, tuple) or len(given) != 3 or not hasattr(given[2], "param_groups"):
+def _first_yield(value: Any, task: Task) -> tuple[Any, Any, Any]:
+    if not isinstance(value, tuple) or len(value) != 3 or not hasattr(value[2], "param_groups"):
         raise WorkloadError(
             f"the first yield of {task.name} is not (model, loss, optimizer)", where=task.place
         )
-    return given
+    return value
 
 
-def _two(given: Any, task: Task) -> tuple[Any, Any]:
-    if not isinstance(given, tuple) or len(given) != 2 or not callable(given[1]):
+def _second_yield(value: Any, task: Task) -> tuple[Any, Any]:
+    if not isinstance(value, tuple) or len(value) != 2 or not callable(value[1]):
         raise WorkloadError(
             f"the second yield of {task.name} is not (batches, evaluate)", where=task.place,
-            remedy="as: yield run.shuffled(x, y), lambda model: accuracy(model)",
+            remedy="for example: yield run.shuffled(x, y), lambda model: accuracy(model)",
         )  # fmt: skip
-    return given
+    return value

@@ -1,4 +1,4 @@
-"""Scores of repeated runs: the olympic mean, and the median of windows where there are more runs.
+"""Score repeated runs: the olympic mean, and the median window if there are more runs.
 
 Source: mlcommons/training_policies, "Run results".
 """
@@ -11,39 +11,39 @@ from statistics import mean
 
 from slipstream.errors import InvalidArgumentError
 
-LEAST_RUNS = 3
-"""An olympic mean of fewer is of nothing."""
+MIN_RUNS = 3
+"""Minimum number of runs of an olympic mean."""
 
 
 def olympic(times: Sequence[float]) -> float:
-    """Mean without the fastest and the slowest; infinite where two runs or more failed.
+    """Return the mean without the fastest and the slowest run.
 
     Args:
-        times: of each run, infinite where it failed: that one may be the slowest.
+        times: times per run; infinite for a failed run. With two failures the mean is infinite.
 
     Raises:
         InvalidArgumentError: fewer than 3 runs, or a NaN.
     """
-    if len(times) < LEAST_RUNS:
+    if len(times) < MIN_RUNS:
         raise InvalidArgumentError(
-            "runs", f"an olympic score of {len(times)} runs is of nothing", remedy="3 at least"
+            "runs", f"an olympic mean needs at least {MIN_RUNS} runs, got {len(times)}"
         )
     if any(map(math.isnan, times)):
-        raise InvalidArgumentError("times", "one is NaN")
+        raise InvalidArgumentError("times", "a time is NaN")
     return mean(sorted(times)[1:-1])
 
 
 def median_window(times: Sequence[float], runs: int) -> tuple[int, float]:
-    """Where more runs were made than count: the window of `runs` in a row with the median score.
+    """Return the window of `runs` consecutive runs with the median score.
 
-    Choosing the best one instead is forbidden. Of an even number of windows it is the slower of
-    both in the middle.
+    Used if there are more runs than count: the rules forbid choosing the best. For an even number
+    of windows it is the slower of the two in the middle.
 
     Args:
-        times: in the order in which runs were begun.
+        times: times in the order in which the runs were started.
 
     Returns:
-        The window's first run, and its score.
+        The index of the window's first run, and its score.
     """
     scores = [
         (olympic(times[first : first + runs]), first) for first in range(len(times) - runs + 1)

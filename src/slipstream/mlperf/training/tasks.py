@@ -1,4 +1,4 @@
-"""A task: what is trained, on what, until which quality. Ten lines of yours, or one of the suite's.
+"""Tasks: a model, its data and the quality to reach. Write your own, or use one of the suite.
 
     from slipstream.mlperf import training
 
@@ -6,11 +6,11 @@
     def digits(run):
         model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
         yield model, cross_entropy, torch.optim.SGD(model.parameters(), 0.05)
-        images = run.data("digits")                     # the clock runs from the first yield on
+        images = run.data("digits")                     # the clock starts at the first yield
         x, y = tensors(images)
         yield run.shuffled(x[:1437], y[:1437]), lambda model: accuracy(model, x[1437:], y[1437:])
 
-What comes before the first ``yield`` may build and compile; data may be touched only behind it.
+Code before the first ``yield`` may build and compile. It may not read data.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ SUITE = (
     "digits", "fashion_cnn", "cifar_resnet8", "char_lm", "ncf", "ctr", "sst_bag", "nmt_tiny", "kws",
 )  # fmt: skip
 """The tasks that come with slipstream, by name; the first needs no data folder."""
-_ROOM = "slipstream.mlperf.training.suite"
+_PACKAGE = "slipstream.mlperf.training.suite"
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is trained, and when it is done.
+    """A training task.
 
     Attributes:
         target: the quality to reach.
-        train_samples: of an epoch.
-        batch: samples of a step.
+        train_samples: samples per epoch.
+        batch: samples per step.
         evaluate_every: samples between two evaluations, rounded up to a batch.
-        most_epochs: after which a run has failed.
-        metric: what the quality is called.
-        higher: whether more of it is better.
-        eval_samples: of an evaluation.
-        typical: samples that a run takes, of the recorded reference; 0 where nobody knows.
-        about: the model and the data in a line.
-        name: of the function.
+        most_epochs: limit after which a run has failed.
+        metric: name of the quality.
+        higher: whether a higher quality is better.
+        eval_samples: samples per evaluation.
+        typical: median samples to the target of the recorded reference runs; 0 without them.
+        about: the model and the data in one line.
+        name: name of the function.
         place: ``file:line`` of the function.
     """
 
@@ -75,31 +75,31 @@ class Task:
                 raise InvalidArgumentError(name, f"{getattr(self, name)} is not positive")
         if self.evaluate_every > self.train_samples * self.most_epochs:
             raise InvalidArgumentError(
-                "evaluate_every", f"{self.evaluate_every} samples are more than a run can take",
-                remedy=f"at most {int(self.train_samples * self.most_epochs)}",
+                "evaluate_every", f"{self.evaluate_every} samples exceed the longest run",
+                remedy=f"pass at most {int(self.train_samples * self.most_epochs)}",
             )  # fmt: skip
 
     def reached(self, quality: float) -> bool:
-        """Whether that is good enough; NaN is not."""
+        """Whether `quality` reaches the target; False for NaN."""
         return quality >= self.target if self.higher else quality <= self.target
 
     @property
     def most_samples(self) -> int:
-        """After which a run has failed."""
+        """Maximum number of training samples of a run."""
         return int(self.train_samples * self.most_epochs)
 
     @property
     def planned_steps(self) -> int:
-        """How many steps a run takes: as the reference, else at most."""
+        """Expected steps of a run: the reference's median, or the maximum without a reference."""
         return max(1, (self.typical or self.most_samples) // self.batch)
 
     def to_json(self) -> dict[str, Any]:
-        """The facts, without the function."""
+        """Return all attributes but the function as JSON."""
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "make"}
 
 
 def task(**facts: Any) -> Callable[[Callable[[Any], Iterator[Any]]], Task]:
-    """Make a function a task; `facts` are those of `Task`."""
+    """Decorate a function as a task; `facts` are attributes of `Task`."""
 
     def decorate(function: Callable[[Any], Iterator[Any]]) -> Task:
         code = function.__code__
@@ -112,23 +112,25 @@ def task(**facts: Any) -> Callable[[Callable[[Any], Iterator[Any]]], Task]:
 
 
 def load(target: str) -> Task:
-    """The task of a name of the suite, or of ``file.py:function``. Runs the file.
+    """Load a task of the suite by name, or run a file and return its task (``file.py:function``).
 
     Raises:
-        UnknownNameError: the suite has none of that name.
+        UnknownNameError: the suite has no task of that name.
         WorkloadError: the file cannot be run, or has no such task.
     """
     path, colon, name = target.rpartition(":")
     if not colon:
         if target not in SUITE:
             raise UnknownNameError("task", target, SUITE)
-        shipped: Task = getattr(importlib.import_module(f"{_ROOM}.{target}"), target)
-        known = recorded(target)
-        samples = known["samples"].get(str(shipped.batch), []) if known else []
+        shipped: Task = getattr(importlib.import_module(f"{_PACKAGE}.{target}"), target)
+        reference = recorded(target)
+        samples = reference["samples"].get(str(shipped.batch), []) if reference else []
         typical = int(statistics.median(samples)) if samples else 0
         return dataclasses.replace(shipped, name=target, typical=typical)
     if not Path(path).is_file():
-        raise WorkloadError(f"there is no file {path}", remedy="as file.py:function, or a task")
+        raise WorkloadError(
+            f"there is no file {path}", remedy="pass file.py:function, or a task of the suite"
+        )
     module = _run_file(Path(path).resolve())
     written = getattr(module, name, None)
     if not isinstance(written, Task):
@@ -136,7 +138,7 @@ def load(target: str) -> Task:
         raise WorkloadError(
             f"{Path(path).name} has no task '{name}'",
             where=path,
-            remedy=f"one of {', '.join(tasks)}"
+            remedy=f"choose one of {', '.join(tasks)}"
             if tasks
             else "decorate a function: "
             "@training.task(target=..., train_samples=..., batch=..., evaluate_every=..., "
@@ -146,12 +148,20 @@ def load(target: str) -> Task:
 
 
 def recorded(task: str) -> dict[str, Any] | None:
-    """The recorded reference runs of a task of the suite: samples to the target by batch size."""
+    """Return the recorded reference runs of a suite's task: samples to the target by batch size."""
     path = Path(__file__).parent / "suite" / "reference.json"
     if not path.exists():
         return None
     reference: dict[str, Any] | None = json.loads(path.read_text("utf-8")).get(task)
     return reference
+
+
+def recorded_epochs(reference: dict[str, Any], task: Task) -> dict[int, list[float]]:
+    """Convert the reference runs of `recorded` to epochs to the target, by batch size."""
+    return {
+        int(batch): [count / task.train_samples for count in samples]
+        for batch, samples in reference["samples"].items()
+    }
 
 
 @functools.cache

@@ -1,1 +1,1 @@
-"""Eight small tasks on real data, one a file, with targets frozen by recorded reference runs."""
+"""Small tasks on real data, one per file; their targets are set by recorded reference runs."""

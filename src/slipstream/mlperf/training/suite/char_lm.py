@@ -1,4 +1,4 @@
-"""The next letter of Shakespeare, by an LSTM."""
+"""Predict the next character of Shakespeare with an LSTM."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slipstream.mlperf.training.tasks import task
 _LENGTH, _TRAINED, _TESTED = 32, 8_000, 800
 
 
-class _Letters(nn.Module):
+class _CharacterModel(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embed = nn.Embedding(128, 48)
@@ -31,19 +31,19 @@ class _Letters(nn.Module):
 @task(
     target=3.0, higher=False, metric="bits per character", train_samples=_TRAINED, batch=32,
     evaluate_every=800, most_epochs=6, eval_samples=_TESTED,
-    about="an LSTM of 128; tiny Shakespeare, 8,000 pieces of 32 characters",
+    about="an LSTM of 128; tiny Shakespeare, 8,000 sequences of 32 characters",
 )  # fmt: skip
 def char_lm(run: Any) -> Iterator[Any]:
-    """Trained by Adam."""
-    model = _Letters()
+    """Train with Adam."""
+    model = _CharacterModel()
 
     def loss(logits: Tensor, targets: Tensor) -> Tensor:
         return cross_entropy(logits, targets.flatten())
 
     yield model, loss, torch.optim.Adam(model.parameters(), 2e-3)
     text = run.data("tiny_shakespeare")
-    x, y = _pieces(text.as_bytes("train"), _TRAINED)
-    test = _pieces(text.as_bytes("validation"), _TESTED)
+    x, y = _sequences(text.as_bytes("train"), _TRAINED)
+    test = _sequences(text.as_bytes("validation"), _TESTED)
 
     def bits(model: Any) -> float:
         return float(loss(model(test[0]), test[1])) / math.log(2)
@@ -51,10 +51,10 @@ def char_lm(run: Any) -> Iterator[Any]:
     yield run.shuffled(x, y), bits
 
 
-def _pieces(codes: Any, count: int) -> tuple[Tensor, Tensor]:
-    """Inputs and the letters that follow, [count, length] each, evenly from the whole text."""
+def _sequences(codes: Any, count: int) -> tuple[Tensor, Tensor]:
+    """Return inputs and next characters, [count, length] each, spread evenly over the text."""
     whole = torch.from_numpy(codes).long().clamp_(max=127)
     starts = torch.linspace(0, len(whole) - _LENGTH - 2, count).long()
     at = starts[:, None] + torch.arange(_LENGTH + 1)
-    pieces = whole[at]
-    return pieces[:, :-1].contiguous(), pieces[:, 1:].contiguous()
+    sequences = whole[at]
+    return sequences[:, :-1].contiguous(), sequences[:, 1:].contiguous()

@@ -1,4 +1,4 @@
-"""Small photographs, by the residual net of MLPerf Tiny."""
+"""Classify CIFAR-10 with the residual network of MLPerf Tiny."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ class _Block(nn.Module):
     eval_samples=10 * _TESTED, about="ResNet-8, 78 k parameters; CIFAR-10 as JPEG, 6,000 images",
 )  # fmt: skip
 def cifar_resnet8(run: Any) -> Iterator[Any]:
-    """Trained by Adam, without augmentation."""
+    """Train with Adam, without augmentation."""
     model = nn.Sequential(
         nn.Conv2d(3, 16, 3, 1, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU(),
         _Block(16, 16, 1), _Block(16, 32, 2), _Block(32, 64, 2),
         nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10),
     )  # fmt: skip
     yield model, cross_entropy, torch.optim.Adam(model.parameters(), 1e-3)
-    # One pass over the archive: the last of each class are tested.
-    every = _PER_CLASS + _TESTED
-    images = run.data("cifar10_jpeg", split="train", limit_per_class=every)
+    # Read the archive once: the last images of each class are the test set.
+    per_class = _PER_CLASS + _TESTED
+    images = run.data("cifar10_jpeg", split="train", limit_per_class=per_class)
     x = torch.from_numpy(images.images).permute(0, 3, 1, 2).float() / 127.5 - 1
     y = torch.from_numpy(images.labels)
-    # Sorted by class.
-    tested = torch.arange(len(y)) % every >= _PER_CLASS
+    # Images are sorted by class.
+    tested = torch.arange(len(y)) % per_class >= _PER_CLASS
     test = x[tested].contiguous(), y[tested]
     yield run.shuffled(x[~tested].contiguous(), y[~tested]), lambda model: accuracy(model, *test)

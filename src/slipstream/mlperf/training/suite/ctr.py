@@ -1,4 +1,4 @@
-"""Which app is used in which context, by embeddings and their products: a small DLRM.
+"""Predict which app is used in a context with a small DLRM.
 
 Source: Naumov et al., "Deep Learning Recommendation Model for Personalization and Recommendation
 Systems", 2019.
@@ -33,8 +33,8 @@ class _Interactions(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         fields = self.embed(ids)
-        products = torch.bmm(fields, fields.transpose(1, 2))
-        crossed = products[:, self.pairs[0], self.pairs[1]]  # type: ignore[index]
+        dots = torch.bmm(fields, fields.transpose(1, 2))
+        crossed = dots[:, self.pairs[0], self.pairs[1]]  # type: ignore[index]
         score: Tensor = self.top(torch.cat((fields.flatten(1), crossed), 1)).squeeze(1)
         return score
 
@@ -42,10 +42,10 @@ class _Interactions(nn.Module):
 @task(
     target=0.92, metric="area under the curve", train_samples=_TRAINED, batch=256,
     evaluate_every=3_000, most_epochs=6, eval_samples=_TESTED,
-    about="embeddings of 16 with their products, 0.1 M parameters; Frappe, 57,722 uses of apps",
+    about="embeddings of 16 and dot products, 0.1 M parameters; Frappe, 57,722 uses of apps",
 )  # fmt: skip
 def ctr(run: Any) -> Iterator[Any]:
-    """Trained by Adam."""
+    """Train with Adam."""
     model = _Interactions()
     yield model, binary_cross_entropy_with_logits, torch.optim.Adam(model.parameters(), 2e-3)
     clicks = run.data("frappe")

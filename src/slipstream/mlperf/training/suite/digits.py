@@ -1,4 +1,4 @@
-"""Handwritten digits, by a perceptron: needs no data folder, and shows how a task is written."""
+"""Classify handwritten digits with a perceptron; needs no data folder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from slipstream.mlperf.training.tasks import task
     eval_samples=360, about="a perceptron, 51 k parameters; 1,797 digits of scikit-learn",
 )  # fmt: skip
 def digits(run: Any) -> Iterator[Any]:
-    """Trained by Adam."""
+    """Train with Adam."""
     model = nn.Sequential(
         nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 128),
         nn.ReLU(), nn.Linear(128, 10),

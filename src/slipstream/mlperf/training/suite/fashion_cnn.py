@@ -1,4 +1,4 @@
-"""Articles of clothing, by two convolutions and a hidden layer."""
+"""Classify Fashion-MNIST with two convolutions and a hidden layer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TRAINED, _TESTED = 20_000, 4_000
     eval_samples=_TESTED, about="2 convolutions, 53 k parameters; Fashion-MNIST, 20,000 images",
 )  # fmt: skip
 def fashion_cnn(run: Any) -> Iterator[Any]:
-    """Trained by Adam; its rate grows with the root of the batch size."""
+    """Train with Adam; the learning rate scales with the square root of the batch size."""
     model = nn.Sequential(
         nn.Conv2d(1, 16, 3, 2, 1), nn.ReLU(), nn.Conv2d(16, 32, 3, 2, 1), nn.ReLU(), nn.Flatten(),
         nn.Linear(32 * 49, 30), nn.ReLU(), nn.Linear(30, 10),

@@ -1,4 +1,4 @@
-"""Spoken digits of people who were not heard before, by a depthwise separable net.
+"""Classify spoken digits of an unseen speaker with a depthwise separable network.
 
 Source: Zhang et al., "Hello Edge: Keyword Spotting on Microcontrollers", 2017.
 """
@@ -16,7 +16,7 @@ from slipstream.mlperf.training.suite.metrics import accuracy
 from slipstream.mlperf.training.tasks import task
 
 _SAMPLES, _BANDS, _TRAINED, _TESTED = 6_000, 32, 2_500, 500
-_UNHEARD = 1
+_TEST_SPEAKER = 1
 
 
 def _separable(channels: int) -> list[nn.Module]:
@@ -30,11 +30,11 @@ def _separable(channels: int) -> list[nn.Module]:
 @task(
     target=0.55, train_samples=_TRAINED, batch=32, evaluate_every=500, most_epochs=16,
     eval_samples=_TESTED,
-    about="3 depthwise separable convolutions, 8 k parameters; 3,000 spoken digits, a speaker left "
-    "out",
+    about="3 depthwise separable convolutions, 8 k parameters; 3,000 spoken digits, one "
+    "speaker held out",
 )  # fmt: skip
 def kws(run: Any) -> Iterator[Any]:
-    """Trained by Adam."""
+    """Train with Adam."""
     model = nn.Sequential(
         nn.Conv2d(1, 40, 5, 2, 2, bias=False), nn.BatchNorm2d(40), nn.ReLU(),
         *(layer for _ in range(3) for layer in _separable(40)),
@@ -42,9 +42,9 @@ def kws(run: Any) -> Iterator[Any]:
     )  # fmt: skip
     yield model, cross_entropy, torch.optim.Adam(model.parameters(), 2e-3)
     audio = run.data("fsdd", all_takes=True)
-    unheard = sorted(set(audio.speakers))[_UNHEARD]
-    tested = torch.tensor([one == unheard for one in audio.speakers])
-    x = torch.stack([_spectrogram(torch.from_numpy(one)) for one in audio.samples]).unsqueeze(1)
+    held_out = sorted(set(audio.speakers))[_TEST_SPEAKER]
+    tested = torch.tensor([speaker == held_out for speaker in audio.speakers])
+    x = torch.stack([_spectrogram(torch.from_numpy(s)) for s in audio.samples]).unsqueeze(1)
     y = torch.from_numpy(audio.labels)
     mean, spread = x[~tested].mean(), x[~tested].std()
     x = (x - mean) / spread
@@ -53,7 +53,7 @@ def kws(run: Any) -> Iterator[Any]:
 
 
 def _spectrogram(samples: Tensor) -> Tensor:
-    """Logarithms of power in bands, [bands, frames] of the first three quarters of a second."""
+    """Return log power per band, [bands, frames], of the first 0.75 s."""
     x = samples.float()[:_SAMPLES] / 32768
     x = pad(x, (0, _SAMPLES - len(x)))
     window = torch.hann_window(256)

@@ -1,4 +1,4 @@
-"""Qualities that several tasks measure."""
+"""Metrics that several tasks share."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ _ROWS = 1000
 
 
 def accuracy(model: Any, inputs: Tensor, labels: Tensor) -> float:
-    """Share of `labels` [n] that are the largest of the model's outputs [n, classes]."""
-    right = [
+    """Return the share of `labels` [n] that are the argmax of the model's outputs [n, classes]."""
+    correct = [
         model(x).argmax(1).eq(y).sum()
         for x, y in zip(inputs.split(_ROWS), labels.split(_ROWS), strict=True)
     ]
-    return float(sum(map(float, right))) / len(labels)
+    return float(sum(map(float, correct))) / len(labels)
 
 
 def auc(scores: Tensor, labels: Tensor) -> float:
-    """Area under the receiver's curve: a random positive [labels 1] scores above a negative."""
+    """Return the area under the ROC curve of `scores` [n] for binary `labels` [n]."""
     order = scores.double().argsort()
     ranks = torch.empty(len(scores), dtype=torch.float64)
     ranks[order] = torch.arange(1, len(scores) + 1, dtype=torch.float64)

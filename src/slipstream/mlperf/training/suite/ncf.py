@@ -1,4 +1,4 @@
-"""Which film next, by matrix factorisation and a perceptron side by side.
+"""Predict a user's next film with matrix factorization and a perceptron.
 
 Source: He et al., "Neural Collaborative Filtering", WWW 2017.
 """
@@ -16,7 +16,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from slipstream.mlperf.training.tasks import task
 
 _USERS, _ITEMS, _RATINGS = 610, 9_724, 100_226
-_NEGATIVES, _BESIDE, _TOP = 4, 99, 10
+_NEGATIVES, _TEST_NEGATIVES, _TOP = 4, 99, 10
 
 
 class _Factors(nn.Module):
@@ -46,7 +46,7 @@ class _Factors(nn.Module):
     about="factors of 16 and a perceptron, 0.33 M parameters; MovieLens, 100,836 ratings",
 )  # fmt: skip
 def ncf(run: Any) -> Iterator[Any]:
-    """Trained by Adam; each user's last film is among 99 others at the test."""
+    """Train with Adam; the test ranks each user's last film among 99 others."""
     model = _Factors()
     yield model, binary_cross_entropy_with_logits, torch.optim.Adam(model.parameters(), 2e-3)
     ratings = run.data("movielens_latest_small")
@@ -55,13 +55,13 @@ def ncf(run: Any) -> Iterator[Any]:
     last = np.append(np.flatnonzero(np.diff(users)), len(users) - 1)
     train = np.ones(len(users), bool)
     train[last] = False
-    drawn = np.random.default_rng(0)
-    taken = set((users * _ITEMS + items).tolist())
-    beside = drawn.integers(0, _ITEMS, (len(last), 3 * _BESIDE))
+    generator = np.random.default_rng(0)
+    rated = set((users * _ITEMS + items).tolist())
+    negatives = generator.integers(0, _ITEMS, (len(last), 3 * _TEST_NEGATIVES))
     rows = []
-    for user, item, others in zip(users[last], items[last], beside, strict=True):
-        new = [one for one in others if user * _ITEMS + one not in taken][:_BESIDE]
-        rows.append([[user, one] for one in (item, *new)])
+    for user, item, others in zip(users[last], items[last], negatives, strict=True):
+        unrated = [film for film in others if user * _ITEMS + film not in rated][:_TEST_NEGATIVES]
+        rows.append([[user, film] for film in (item, *unrated)])
     test = torch.tensor(rows)
     x = torch.from_numpy(np.stack((users[train], items[train]), 1))
 
@@ -73,7 +73,7 @@ def ncf(run: Any) -> Iterator[Any]:
 
 
 class _WithNegatives:
-    """Every pair with four films drawn anew in each epoch, in batches."""
+    """Batches of every pair, with four random films per pair drawn again in each epoch."""
 
     def __init__(self, run: Any, pairs: Tensor) -> None:
         self._run, self._pairs = run, pairs

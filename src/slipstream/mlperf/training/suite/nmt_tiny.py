@@ -1,4 +1,4 @@
-"""Captions from German to English, by a transformer of one layer and one layer."""
+"""Translate captions from German to English with a transformer of 1 + 1 layers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class _Translator(nn.Module):
     about="a transformer of 1 + 1 layers of 96, 0.7 M parameters; Multi30k, 6,000 pairs",
 )  # fmt: skip
 def nmt_tiny(run: Any) -> Iterator[Any]:
-    """Trained by Adam; the next word is predicted from the true ones before it."""
+    """Train with Adam and teacher forcing."""
     model = _Translator()
 
     def loss(logits: Tensor, words: Tensor) -> Tensor:
@@ -49,9 +49,9 @@ def nmt_tiny(run: Any) -> Iterator[Any]:
     yield model, loss, torch.optim.Adam(model.parameters(), 1e-3)
     pairs = run.data("multi30k")
     sides = {"source": pairs.train.source, "target": pairs.train.target}
-    known = {side: _vocabulary(lines[:_TRAINED]) for side, lines in sides.items()}
+    vocabulary = {side: _vocabulary(lines[:_TRAINED]) for side, lines in sides.items()}
     train, test = (
-        _tensors(part, known, count)
+        _tensors(part, vocabulary, count)
         for part, count in ((pairs.train, _TRAINED), (pairs.validation, _TESTED))
     )
 
@@ -62,7 +62,7 @@ def nmt_tiny(run: Any) -> Iterator[Any]:
 
 
 class _Pairs:
-    """Batches as the model and the loss want them: ((source, target so far), target)."""
+    """Batches of ((source, shifted target), target)."""
 
     def __init__(self, run: Any, source: Tensor, target: Tensor) -> None:
         self._run, self._source, self._target = run, source, target
@@ -78,8 +78,8 @@ def _vocabulary(lines: Any) -> dict[str, int]:
     return {word: place + 3 for place, word in enumerate(common)}
 
 
-def _tensors(part: Any, known: dict[str, dict[str, int]], count: int) -> tuple[Tensor, Tensor]:
-    """[count, length] of the source, [count, length + 1] of the target from its begin."""
+def _tensors(part: Any, vocabulary: dict[str, dict[str, int]], count: int) -> tuple[Tensor, Tensor]:
+    """Return ids of the source, [count, length], and of the target, [count, length + 1]."""
     source = torch.full((count, _LENGTH), _PAD)
     target = torch.full((count, _LENGTH + 1), _PAD)
     target[:, 0] = _BEGIN
@@ -87,7 +87,7 @@ def _tensors(part: Any, known: dict[str, dict[str, int]], count: int) -> tuple[T
         (source, part.source, "source", 0), (target, part.target, "target", 1)
     ):  # fmt: skip
         for row, line in enumerate(lines[:count]):
-            ids = [known[side].get(word, _UNKNOWN) for word in line.split()]
+            ids = [vocabulary[side].get(word, _UNKNOWN) for word in line.split()]
             ids = ids[: tensor.shape[1] - first]
             tensor[row, first : first + len(ids)] = torch.tensor(ids)
     return source, target

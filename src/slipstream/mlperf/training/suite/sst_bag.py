@@ -1,6 +1,6 @@
-"""Good or bad, of phrases of film reviews: a bag of words.
+"""Classify the sentiment of phrases of film reviews with a bag of words.
 
-Every node of the treebank's trees is a phrase with a label of its own; whole sentences are tested.
+Every node of a tree is a labelled phrase. The test set consists of whole sentences.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from slipstream.mlperf.training.suite.metrics import accuracy
 from slipstream.mlperf.training.tasks import task
 
-_LONGEST, _WORDS, _TRAINED, _TESTED = 40, 8_000, 40_000, 872
+_MAX_WORDS, _WORDS, _TRAINED, _TESTED = 40, 8_000, 40_000, 872
 
 
 class _Bag(nn.Module):
@@ -37,11 +37,11 @@ class _Bag(nn.Module):
     about="a bag of words, 0.5 M parameters; Stanford Sentiment Treebank, 40,000 phrases",
 )  # fmt: skip
 def sst_bag(run: Any) -> Iterator[Any]:
-    """Trained by Adam; neutral phrases are left out."""
+    """Train with Adam, without neutral phrases."""
     model = _Bag()
     yield model, cross_entropy, torch.optim.Adam(model.parameters(), 1e-3)
     trees = run.data("sst")
-    phrases = [one for tree in trees.train for one in _phrases(tree)]
+    phrases = [phrase for tree in trees.train for phrase in _phrases(tree)]
     counts: dict[str, int] = {}
     for words, _ in phrases:
         for word in words:
@@ -56,7 +56,7 @@ def sst_bag(run: Any) -> Iterator[Any]:
 
 
 def _phrases(tree: Any) -> list[tuple[list[str], int]]:
-    """Words and label of every phrase that is good or bad; the whole sentence is the last."""
+    """Return words and label of every phrase that is not neutral; the whole sentence is last."""
     words: list[list[str]] = []
     phrases = []
     for node, label in enumerate(tree.labels.tolist()):
@@ -69,8 +69,8 @@ def _phrases(tree: Any) -> list[tuple[list[str], int]]:
 
 
 def _tensors(phrases: Any, number: dict[str, int]) -> tuple[Tensor, Tensor]:
-    ids = torch.full((len(phrases), _LONGEST), _WORDS)
+    ids = torch.full((len(phrases), _MAX_WORDS), _WORDS)
     for row, (words, _) in enumerate(phrases):
-        known = [number[word] for word in words if word in number][:_LONGEST]
-        ids[row, : len(known)] = torch.tensor(known, dtype=torch.long)
+        numbers = [number[word] for word in words if word in number][:_MAX_WORDS]
+        ids[row, : len(numbers)] = torch.tensor(numbers, dtype=torch.long)
     return ids, torch.tensor([label for _, label in phrases])
