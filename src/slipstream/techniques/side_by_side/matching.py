@@ -20,7 +20,7 @@ from scipy.optimize import linear_sum_assignment
 from slipstream.durations.roofline import Limits
 from slipstream.durations.work import work
 from slipstream.graph import Graph, TaskView
-from slipstream.techniques.dataflow import Dataflow
+from slipstream.graph.flow import flow_of
 from slipstream.techniques.side_by_side.timing import MOST
 
 MOST_KERNELS = 400
@@ -75,8 +75,8 @@ def kernels_of(graph: Graph, limits: Limits) -> tuple[list[Kernel], list[frozens
         Kernels in the step's order, and for each the numbers of those it waits for: that made
         what it reads, or read or made what it overwrites.
     """
-    flow = Dataflow(graph)
-    tasks = [t for t in range(len(graph)) if flow.call(t) is not None and t not in flow.looks]
+    flow = flow_of(graph)
+    tasks: list[int] = np.flatnonzero(flow.known & ~flow.views).tolist()
     number = {task: n for n, task in enumerate(tasks)}
     kernels = [_kernel(graph.task(task), limits) for task in tasks]
     return kernels, [frozenset(number[one] for one in flow.waits[task]) for task in tasks]

@@ -6,6 +6,8 @@ Source: Li et al., "Automatic Horizontal Fusion for GPU Kernels", CGO 2022; here
 from __future__ import annotations
 
 import itertools
+import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -15,15 +17,15 @@ import numpy as np
 from slipstream.codegen import why_no_compiler
 from slipstream.errors import WorkloadError
 from slipstream.graph import Call, Editor, Graph, StepPhase
-from slipstream.surgery import Selection
-from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
+from slipstream.graph.flow import Match
+from slipstream.graph.layers import module_layers
+from slipstream.technique import Choosing, CodeChange, Context, Quality, QualityKind, Stage, Traits
 from slipstream.techniques._baseline import (
     already_autocast,
     already_compiled,
     update_tasks,
     updated_tensors,
 )
-from slipstream.techniques.layer_sites import LayerSite, layer_sites
 from slipstream.techniques.side_by_side.timing import MOST, pair_call
 from slipstream.units import format_duration, format_percent
 from slipstream.workload import BuiltWorkload, Workload
@@ -35,7 +37,7 @@ _BY_HAND = (
 
 
 @dataclass(frozen=True)
-class SideBySide(Settings):
+class SideBySide(Choosing):
     """Updates of weights, which wait for memory, beside products of gradients, which compute.
 
     Attributes:
@@ -79,12 +81,10 @@ class SideBySide(Settings):
         between = _between(graph, int(update[0]))
         if between:
             return f"gradients are read before the update ({between}), which would be too late"
-        names = [site.module for site in layer_sites(graph)]
-        if names and (reason := self._selection.why_none(names)) is not None:
+        unpaired = "no linear layers of whole vectors follow each other in its backward pass"
+        if (reason := self.why_none_of(module_layers(graph), unpaired)) is not None:
             return reason
-        if not self._sites(graph):
-            return "no linear layers of whole vectors follow each other in its backward pass"
-        return None
+        return None if self._sites(graph) else unpaired
 
     def required_timings(self, graph: Graph) -> Sequence[Call]:
         """Every pair in turn and in one loop."""
@@ -142,8 +142,8 @@ class SideBySide(Settings):
             if (reason := why_no_loop(type(built.optimizer).__name__, group)) is not None:
                 raise WorkloadError(f"{self.name}: {reason}")
         layers = {n: m for n, m in built.model.named_modules() if type(m) is nn.Linear}
-        self._selection.need_some(self.name, layers)
-        chosen = [m for n, m in layers.items() if n in self._selection]
+        self.need_some(layers)
+        chosen = [m for n, m in layers.items() if n in self.selection]
         put_beside(chosen, built.optimizer, pays)
 
     def warmup_steps(self) -> int:
@@ -155,23 +155,19 @@ class SideBySide(Settings):
         note = f"after the optimizer is made, where nothing reads gradients before it:\n{_BY_HAND}"
         return None if workload.live is not None else CodeChange("", note)
 
-    @property
-    def _selection(self) -> Selection:
-        return Selection(self.only, self.except_)
-
-    def _sites(self, graph: Graph) -> list[LayerSite]:
+    def _sites(self, graph: Graph) -> list[Match]:
         """Layers with whole vectors, in the order of the backward pass."""
         from slipstream.techniques.side_by_side.nn import able
 
-        every = list(layer_sites(graph))
+        every = module_layers(graph)
+        calls = Counter(layer.module for layer in every)
         fitting = [
-            site
-            for site in every
-            if len(site.layer) == 2
-            and site.backward
-            and site.module in self._selection
-            and able(site.x.shape[0], site.layer[0], site.x.shape[1])
-            and sum(other.module == site.module for other in every) == 1
+            layer
+            for layer in self.chosen(every)
+            if layer.kind == "linear"
+            and layer.backward
+            and able(layer.x.shape[0], layer.settings.outputs, layer.x.shape[1])
+            and calls[layer.module] == 1
         ]
         return sorted(fitting, key=lambda site: site.backward[0]) if len(fitting) > 1 else []
 
@@ -184,7 +180,7 @@ class SideBySide(Settings):
         sites = self._sites(graph)
         trained = sum(spec.nbytes for spec in updated_tensors(graph)) // 4
         return [
-            Pair(kind, site, before.weight_bytes // 4, trained)
+            Pair(kind, site, math.prod(before.settings.weight_shape(before.x)), trained)
             for before, site in itertools.pairwise(sites)
         ]
 
@@ -199,7 +195,7 @@ class Pair:
     """
 
     kind: str
-    site: LayerSite
+    site: Match
     count: int
     trained: int
 
@@ -208,7 +204,7 @@ class Pair:
         """In turn, and in one loop."""
         rows, inputs = self.site.x.shape
         wants_input = len(self.site.backward) > 1
-        layer = rows, self.site.layer[0], inputs, wants_input
+        layer = rows, self.site.settings.outputs, inputs, wants_input
         shape = self.kind, *layer, self.count, self.trained
         return pair_call(*shape, together=False), pair_call(*shape, together=True)
 
