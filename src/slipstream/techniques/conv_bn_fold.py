@@ -10,7 +10,7 @@ Integer-Arithmetic-Only Inference", CVPR 2018, section 3.2; ``torch.nn.utils.fus
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -19,24 +19,16 @@ import numpy as np
 from slipstream.durations import required_timings, rescale
 from slipstream.errors import WorkloadError
 from slipstream.graph import Call, Editor, Graph, StepPhase, TensorSpec
-from slipstream.surgery import (
-    Selection,
-    consecutive_pairs,
-    difference,
-    module_of,
-    outputs_of,
-    place,
-)
-from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
+from slipstream.graph.flow import Flow, Match, matches
+from slipstream.graph.layers import layers
+from slipstream.surgery import consecutive_pairs, difference, outputs_of, place
+from slipstream.technique import Choosing, CodeChange, Context, Quality, QualityKind, Stage, Traits
 from slipstream.techniques._baseline import already_compiled
-from slipstream.techniques.dataflow import Dataflow
 from slipstream.workload import BuiltWorkload, Workload
 
 _NORMS = {"aten::native_batch_norm": 5, "aten::cudnn_batch_norm": 5}
 """Batch norms by name, with the place of the argument that says whether they train."""
 _EVALUATED = ("aten::_native_batch_norm_legit_no_training",)
-_CONVOLUTIONS = ("aten::convolution", "aten::_convolution")
-_TRANSPOSED = 6
 _ADDMM = (
     "aten::addmm(Tensor self, Tensor mat1, Tensor mat2, *, Scalar beta=1, Scalar alpha=1) -> Tensor"
 )
@@ -45,7 +37,7 @@ _TRAINS = "batch statistics are needed while training"
 
 
 @dataclass(frozen=True)
-class ConvBnFold(Settings):
+class ConvBnFold(Choosing):
     """Inference with every batch norm that follows a convolution or linear layer folded into it.
 
     Attributes:
@@ -72,23 +64,22 @@ class ConvBnFold(Settings):
             return _TRAINS
         if not any(map(_evaluates, norms)):
             return f"{_TRAINS}; for inference call model.eval()"
-        if not _foldable(graph):
-            return "no batch norm follows a convolution or linear layer whose output only it reads"
-        return self._selection.why_none(module_of(graph, one.norm) for one in _foldable(graph))
+        return self.why_none_of(
+            matches(graph, _foldable),
+            "no batch norm follows a convolution or linear layer whose output only it reads",
+        )
 
     def required_timings(self, graph: Graph) -> Sequence[Call]:
         """Every layer that gets a bias, without and with it."""
-        return required_timings(graph, _biased(graph, self._chosen(graph)))
+        return required_timings(graph, _biased(graph, self.chosen(matches(graph, _foldable))))
 
     def predict(self, graph: Graph, context: Context) -> Graph:
         """Take the batch norms out; layers without a bias get one."""
-        folds = self._chosen(graph)
+        folds = self.chosen(matches(graph, _foldable))
         biased = _biased(graph, folds)
         edit = Editor(_rewired(graph, folds, biased), str(self))
         rescale(edit, graph, biased, context.durations)
-        for fold in folds:
-            for task in fold.removed:
-                edit.remove(task)
+        edit.remove(np.array([task for fold in folds for task in fold.removed], np.int64))
         return edit.apply(f"{len(folds)} batch norms folded, {len(biased)} layers get a bias")
 
     def apply(self, built: BuiltWorkload) -> None:
@@ -118,8 +109,8 @@ class ConvBnFold(Settings):
                 where=_first_reason(model, norms),
                 remedy="fold layers that stand right before a batch norm in eval mode",
             )
-        self._selection.need_some(self.name, [pair.second for pair in pairs])
-        pairs = [pair for pair in pairs if pair.second in self._selection]
+        self.need_some([pair.second for pair in pairs])
+        pairs = [pair for pair in pairs if pair.second in self.selection]
         names = [name for pair in pairs for name in (pair.first, pair.second)]
         recorded = {name: model.get_submodule(name) for name in names}
         for pair in pairs:
@@ -136,17 +127,9 @@ class ConvBnFold(Settings):
                 "its weights while it runs?",
             )
 
-    @property
-    def _selection(self) -> Selection:
-        return Selection(self.only, self.except_)
-
-    def _chosen(self, graph: Graph) -> list[_Fold]:
-        """Those whose batch norms are meant."""
-        return [one for one in _foldable(graph) if module_of(graph, one.norm) in self._selection]
-
     def code(self, workload: Workload) -> CodeChange | None:
         """Torch's own fold before the model is returned, when its weights are loaded."""
-        if not self._selection.everything:
+        if not self.selection.everything:
             return CodeChange("", "fold the modules you mean with torch.nn.utils.fusion, by hand")
 
         return CodeChange.of(
@@ -158,13 +141,15 @@ class ConvBnFold(Settings):
         )
 
 
-@dataclass(frozen=True)
-class _Fold:
-    """A batch norm's tasks that go, the task that takes its work over, and the norm's bias."""
+@dataclass(frozen=True, eq=False)
+class _Fold(Match):
+    """A layer and the batch norm behind it, whose work it takes over.
 
-    layer: int
-    norm: int
-    removed: tuple[int, ...]
+    Attributes:
+        removed: the tasks of the norm.
+    """
+
+    removed: tuple[int, ...] = ()
 
 
 def _evaluates(call: Call) -> bool:
@@ -174,32 +159,23 @@ def _evaluates(call: Call) -> bool:
     return place_ is not None and not call.arguments[place_]
 
 
-def _foldable(graph: Graph) -> list[_Fold]:
-    """Batch norms in eval mode that read what one layer made and nobody else reads."""
-    flow = Dataflow(graph)
-    folds = []
-    for norm in range(len(graph)):
-        call = flow.call(norm)
-        if call is None or not _evaluates(call):
+def _foldable(flow: Flow) -> Iterator[_Fold]:
+    """Find batch norms in eval mode that alone read what one layer made."""
+    for layer in matches(flow.graph, layers):
+        (task,) = layer.forward
+        (*norms,) = flow.behind(task, (*_NORMS, *_EVALUATED)) if layer.weights else ()
+        biased = flow.name(task) == "aten::addmm"
+        if not norms or (biased and flow.operands(task)[0][0] not in flow.parameters):
             continue
-        layer = flow.makers[norm][0]
-        if layer < 0 or flow.readers[layer] != [norm] or flow.views[layer]:
-            continue
-        layer_call = flow.call(layer)
-        if layer_call is None or not _is_layer(layer_call, flow.operands(layer)[0], graph):
-            continue
-        folds.append(_Fold(layer, norm, (*_served(graph, norm), norm)))
-    return folds
-
-
-def _is_layer(call: Call, inputs: list[int], graph: Graph) -> bool:
-    """Whether the call is one of a layer: its weight is a parameter."""
-    parameters = set(graph.parameters.tolist())
-    if call.name in _CONVOLUTIONS:
-        return not parameters or inputs[1] in parameters
-    if call.name == "aten::addmm":
-        return inputs[0] in parameters and inputs[2] in parameters
-    return call.name == "aten::mm" and inputs[1] in parameters
+        (norm,) = norms
+        view = flow.graph.task(norm)
+        if _evaluates(view.known_call):
+            removed = (*_served(flow.graph, norm), norm)
+            module = view.module.partition(".")[2]
+            yield _Fold(
+                "norm", module, (task, norm), (), layer.x, layer.y, layer.weights, layer.settings,
+                removed=removed,
+            )  # fmt: skip
 
 
 def _served(graph: Graph, norm: int) -> list[int]:
@@ -216,44 +192,43 @@ def _served(graph: Graph, norm: int) -> list[int]:
     return served
 
 
-def _biased(graph: Graph, found: Sequence[_Fold]) -> dict[int, Call]:
+def _biased(graph: Graph, folds: Sequence[_Fold]) -> dict[int, Call]:
     """By task: the call of a layer that has no bias yet, with one."""
     changed = {}
-    for fold in found:
-        call = graph.task(fold.layer).known_call
-        output = call.outputs[0]
+    for fold in folds:
+        task, output = fold.forward[0], fold.y
+        call = graph.task(task).known_call
         bias = TensorSpec(output.dtype, (output.shape[1],), (1,), output.device)
         if call.name == "aten::mm":
-            changed[fold.layer] = Call(_ADDMM, (bias, *call.arguments, 1, 1), call.outputs)
-        elif call.name in _CONVOLUTIONS and call.arguments[2] is None:
+            changed[task] = Call(_ADDMM, (bias, *call.arguments, 1, 1), call.outputs)
+        elif not fold.settings.bias:
             arguments = (*call.arguments[:2], bias, *call.arguments[3:])
-            changed[fold.layer] = Call(call.op, arguments, call.outputs)
+            changed[task] = Call(call.op, arguments, call.outputs)
     return changed
 
 
-def _rewired(graph: Graph, found: Sequence[_Fold], biased: dict[int, Call]) -> Graph:
+def _rewired(graph: Graph, folds: Sequence[_Fold], biased: dict[int, Call]) -> Graph:
     """`graph` with the layers reading the norms' biases and writing what the norms wrote.
 
     Techniques that come after see whole calls, and follow the numbers as they do in any step.
     """
-    operands = [graph.storages(t).tolist() for t in range(len(graph))]
-    for fold in found:
-        norm, layer = operands[fold.norm], operands[fold.layer]
-        inputs = len(graph.task(fold.norm).known_call.inputs)
-        # A norm without weights has no bias of its own: its running mean stands for it.
-        bias = norm[min(2, inputs - 1)]
-        between = {s for t in range(fold.layer + 1, fold.norm) for s in operands[t]}
-        if norm[inputs] not in between:
-            layer[-1] = norm[inputs]
-        if fold.layer in biased:
-            name = graph.task(fold.layer).known_call.name
-            layer.insert(0 if name == "aten::mm" else 2, bias)
-    counts = [len(one) for one in operands]
-    return replace(
-        graph,
-        operand_start=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
-        operands=np.array([s for one in operands for s in one], np.int32),
-    )
+    start, changed = graph.operand_start, {}
+    for fold in folds:
+        task, last = fold.forward
+        layer, norm = graph.task(task).storages, graph.task(last)
+        inputs, outputs = norm.operands
+        between = graph.operands[start[task + 1] : start[last]]
+        if outputs[0] not in between:
+            layer[-1] = outputs[0]
+        if task in biased:
+            # A norm without weights has no bias of its own: its running mean stands for it.
+            place = 0 if graph.task(task).known_call.name == "aten::mm" else 2
+            layer.insert(place, inputs[min(2, len(inputs) - 1)])
+        changed[task] = np.array(layer, np.int32)
+    order = np.arange(len(graph))
+    order[list(changed)] = -1
+    starts, operands = graph.gathered(order, changed)
+    return replace(graph, operand_start=starts, operands=operands)
 
 
 def _plain_layers() -> tuple[type, ...]:
