@@ -7,20 +7,20 @@ MLSys 2021; random numbers: Salmon et al., "Parallel random numbers: as easy as 
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from slipstream.durations import pace
 from slipstream.errors import WorkloadError
 from slipstream.graph import Call, Editor, Graph, StepPhase, TensorSpec, calls_of, price
-from slipstream.graph.graph import kept
+from slipstream.graph.flow import Flow, Match, matches
 from slipstream.native import library, why_no_library
 from slipstream.source import Places, Source
-from slipstream.surgery import Selection, module_of
-from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
+from slipstream.technique import Choosing, CodeChange, Context, Quality, QualityKind, Stage, Traits
 from slipstream.techniques._baseline import already_compiled
 from slipstream.workload import BuiltWorkload, Workload
 
@@ -42,7 +42,7 @@ _BY_HAND = "import slipstream.nn\nself.drop = slipstream.nn.Dropout(0.1)"
 
 
 @dataclass(frozen=True)
-class FusedDropout(Settings):
+class FusedDropout(Choosing):
     """Every ``nn.Dropout`` of the model as a ``slipstream.nn.Dropout``.
 
     Attributes:
@@ -63,21 +63,17 @@ class FusedDropout(Settings):
         """None, or why no dropout of the step can be exchanged."""
         if (reason := already_compiled(graph)) is not None:
             return reason
-        sites = _sites(graph)
-        if not sites:
-            return "no dropout runs in this step (none in the model, p = 0, or eval mode)"
-        if not any(site.device == "cpu" for site in sites):
-            return "on this device torch's dropout is one kernel already"
-        if not any(site.whole_module for site in sites):
-            return _FUNCTION
+        none = "no dropout runs in this step (none in the model, p = 0, or eval mode)"
+        if (reason := self.why_none_of(matches(graph, _dropouts), none)) is not None:
+            return reason
         if library() is None:
             return f"it needs the compiled library: {why_no_library()}"
-        return self._selection.why_none(module_of(graph, one.draw) for one in _exchanged(graph))
+        return None
 
     def required_timings(self, graph: Graph) -> Sequence[Call]:
         """Every dropout's operators beside the passes that come in their place."""
         asked: list[Call] = []
-        for site in self._chosen(graph):
+        for site in self.chosen(matches(graph, _dropouts)):
             asked += calls_of(graph, site.tasks)
             asked += [site.passing(backward) for backward in (False, True)]
             asked += [site.copy] if site.inplace else []
@@ -85,7 +81,7 @@ class FusedDropout(Settings):
 
     def predict(self, graph: Graph, context: Context) -> Graph:
         """One task in place of each dropout's forward operators, one in that of its backward."""
-        sites = self._chosen(graph)
+        sites = self.chosen(matches(graph, _dropouts))
         edit = Editor(graph, str(self))
         in_step = pace(graph, [task for site in sites for task in site.tasks], context.durations)
         fresh = int(graph.operands.max(initial=-1)) + 1
@@ -102,11 +98,12 @@ class FusedDropout(Settings):
         for number, site in enumerate(sites):
             seed = fresh + number
             copy = [site.copy] if site.inplace else []
-            storages = [site.input, seed, site.output]
+            read, made = site.storages
+            storages = [read, seed, made]
             put(site.forward, [site.passing(False), *copy], site.call, storages)
-            if site.backward is not None:
+            if site.backward:
                 gradient, input_grad = site.gradients
-                put([site.backward], [site.passing(True)], site.call, [gradient, seed, input_grad])
+                put(site.backward, [site.passing(True)], site.call, [gradient, seed, input_grad])
         removed = sum(len(site.tasks) for site in sites)
         return edit.apply(f"{removed} operators of {len(sites)} dropouts in one kernel each")
 
@@ -129,25 +126,16 @@ class FusedDropout(Settings):
                 "the model has no nn.Dropout",
                 remedy="write slipstream.nn.dropout in place of F.dropout",
             )
-        self._selection.need_some(self.name, dropouts)
+        self.need_some(dropouts)
         for name, module in dropouts.items():
-            if name in self._selection:
+            if name in self.selection:
                 module.__class__ = Dropout
 
     def code(self, workload: Workload) -> CodeChange | None:
         """``slipstream.nn.Dropout`` where the file makes an ``nn.Dropout``."""
-        if not self._selection.everything:
+        if not self.selection.everything:
             return CodeChange("", f"for the modules you mean, by hand:\n{_BY_HAND}")
         return CodeChange.of(workload, _edit, by_hand=_BY_HAND)
-
-    @property
-    def _selection(self) -> Selection:
-        return Selection(self.only, self.except_)
-
-    def _chosen(self, graph: Graph) -> list[_Site]:
-        """Sites of the modules that are meant."""
-        sites = _exchanged(graph)
-        return [one for one in sites if module_of(graph, one.draw) in self._selection]
 
 
 def _edit(where: Places) -> Source:
@@ -161,48 +149,24 @@ def _edit(where: Places) -> Source:
     return where.replace_class(_TORCH_CLASS, _OUR_CLASS)
 
 
-@dataclass(frozen=True)
-class _Site:
-    """One call of torch's dropout in the step.
+@dataclass(frozen=True, eq=False)
+class _Dropout(Match):
+    """One call of torch's dropout in the step; its settings are the probability of dropping.
 
     Attributes:
-        forward: its tasks, in order.
-        backward: the multiplication by the noise, if the step has it.
-        p: of dropping.
-        x: what it is given.
-        input, output: storages of the forward pass.
-        gradients: storages of what the backward pass is given and makes.
-        whole_module: whether its module does nothing else in the forward pass.
+        storages: of what the forward pass reads and makes.
+        gradients: of what the backward pass reads and makes.
+        inplace: whether it writes over what it reads.
     """
 
-    forward: tuple[int, ...]
-    backward: int | None
-    p: float
-    x: TensorSpec
-    input: int
-    output: int
-    gradients: tuple[int, int]
-    inplace: bool
-    whole_module: bool
-
-    @property
-    def draw(self) -> int:
-        """The first of its tasks."""
-        return self.forward[0]
-
-    @property
-    def device(self) -> str:
-        return self.x.device.partition(":")[0]
-
-    @property
-    def tasks(self) -> tuple[int, ...]:
-        """Forward, then backward."""
-        return self.forward if self.backward is None else (*self.forward, self.backward)
+    storages: tuple[int, int] = (-1, -1)
+    gradients: tuple[int, int] = (-1, -1)
+    inplace: bool = False
 
     @property
     def call(self) -> Call:
         """The operator that does it, in either direction."""
-        return Call(_OPERATOR, (self.x, _SEED, self.p), (self.x,))
+        return Call(_OPERATOR, (self.x, _SEED, self.settings), (self.x,))
 
     @property
     def copy(self) -> Call:
@@ -211,91 +175,59 @@ class _Site:
 
     def passing(self, backward: bool) -> Call:
         """The module's pass, as the micro-benchmark times it."""
-        arguments = (_OUR_CLASS.replace(".Dropout", ":Dropout"), (("p", self.p),), self.x, backward)
+        settings = (("p", self.settings),)
+        arguments = (_OUR_CLASS.replace(".Dropout", ":Dropout"), settings, self.x, backward)
         return Call("slipstream::module_pass()", arguments, (self.x,))
 
 
-def _exchanged(graph: Graph) -> list[_Site]:
-    return [site for site in _sites(graph) if site.whole_module and site.device == "cpu"]
-
-
-@kept
-def _sites(graph: Graph) -> list[_Site]:
-    """Every dropout of the step: noise, its scaling, and the multiplication by it."""
-    tasks = graph.tasks
-    inside = [scope.rpartition("/")[2] in _SCOPE for scope in graph.texts("scope")]
-    mixed = _mixed_modules(graph, inside)
-    sites = []
-    for draw in range(len(graph)):
-        if not inside[draw] or _name(graph, draw) != "aten::bernoulli_":
-            continue
-        noise = int(graph.storages(draw)[0])
-        first = last = draw
-        while _belongs(graph, inside, first - 1, draw):
-            first -= 1
-        while _belongs(graph, inside, last + 1, draw) and _name(graph, last) not in _MULTIPLY:
-            last += 1
-        call = graph.task(last).call
-        if _name(graph, last) not in _MULTIPLY or call is None or not call.inputs:
-            continue
-        # What was drawn is whether an element is kept; 1 - 0.9 should read 0.1.
-        p = round(1.0 - float(graph.task(draw).known_call.arguments[1]), 12)
-        back = _backward(graph, last, noise)
-        operands = graph.storages(last).tolist()
-        gradients = (-1, -1)
-        if back is not None:
-            there = graph.storages(back).tolist()
-            gradients = (next(s for s in there if s != noise), there[-1])
-        sites.append(
-            _Site(
-                forward=tuple(range(first, last + 1)),
-                backward=back,
-                p=p,
-                x=call.inputs[0],
-                input=operands[0],
-                output=operands[-1],
-                gradients=gradients,
-                inplace=_name(graph, last) == "aten::mul_",
-                whole_module=int(tasks.module[draw]) not in mixed,
-            )
-        )
-    return sites
-
-
-def _name(graph: Graph, task: int) -> str:
-    return graph.task(task).name
-
-
-def _belongs(graph: Graph, inside: Sequence[bool], task: int, draw: int) -> bool:
-    """Whether `task` is part of the dropout that draws at `draw`."""
-    tasks = graph.tasks
-    return (
-        0 <= task < len(graph)
-        and inside[task]
-        and tasks.scope[task] == tasks.scope[draw]
-        and tasks.module[task] == tasks.module[draw]
-        and tasks.call[task] >= 0
-        and (task > draw or _name(graph, task) not in _MULTIPLY)
+def _dropouts(flow: Flow) -> Iterator[_Dropout]:
+    """Find every dropout of the step: noise, its scaling, and the multiplication by it."""
+    graph, tasks = flow.graph, flow.graph.tasks
+    innermost = [text.rpartition("/")[2] in _SCOPE for text in graph.strings]
+    inside = np.array(innermost, bool)[tasks.scope]
+    draws, multiplies = (
+        np.flatnonzero(np.array([text in names for text in graph.strings], bool)[tasks.name])
+        for names in (("aten::bernoulli_",), _MULTIPLY)
     )
+    draws = draws[inside[draws]]
+    # Operators of one dropout follow each other.
+    codes = np.stack([tasks.scope, tasks.module, inside & (tasks.call >= 0)])
+    begins = np.flatnonzero((np.diff(codes, axis=1, prepend=-1) != 0).any(axis=0))
+    ends = np.append(begins, len(graph))[np.searchsorted(begins, draws, side="right")]
+    begins = begins[np.searchsorted(begins, draws, side="right") - 1]
+    place = np.searchsorted(multiplies, draws)
+    firsts = np.maximum(begins, np.concatenate([[-1], multiplies])[place] + 1)
+    lasts = np.append(multiplies, len(graph))[place]
+    shared = _shared_modules(graph, inside)
+    numbers = (column.tolist() for column in (draws, firsts, lasts, lasts < ends))
+    for draw, first, last, complete in zip(*numbers, strict=True):
+        call = graph.task(last).call if complete else None
+        if call is None or not call.inputs:
+            continue
+        view, noise, x = graph.task(last), graph.task(draw).storages[0], call.inputs[0]
+        backward, gradients = (), (-1, -1)
+        for back in flow.backward[last]:
+            storages = graph.task(back).storages
+            if graph.task(back).name == "aten::mul" and noise in storages:
+                backward = (back,)
+                gradients = next(s for s in storages if s != noise), storages[-1]
+                break
+        refusal = None if view.module not in shared else _FUNCTION
+        if not x.device.startswith("cpu"):
+            refusal = "on this device torch's dropout is one kernel already"
+        yield _Dropout(
+            "dropout", view.module.partition(".")[2], tuple(range(first, last + 1)), backward,
+            x, call.outputs[0] if call.outputs else x, {},
+            # What was drawn is whether an element is kept; 1 - 0.9 should read 0.1.
+            round(1.0 - float(graph.task(draw).known_call.arguments[1]), 12), refusal,
+            (view.storages[0], view.storages[-1]), gradients, view.name == "aten::mul_",
+        )  # fmt: skip
 
 
-def _backward(graph: Graph, forward: int, noise: int) -> int | None:
-    """The multiplication of a gradient by `noise` that belongs to the task `forward`."""
-    tasks: Any = graph.tasks
-    theirs = (tasks.phase == StepPhase.BACKWARD) & (tasks.sequence == tasks.sequence[forward])
-    for task in np.flatnonzero(theirs).tolist():
-        if task > forward and _name(graph, task) == "aten::mul" and noise in graph.storages(task):
-            return int(task)
-    return None
-
-
-def _mixed_modules(graph: Graph, inside: Sequence[bool]) -> set[int]:
-    """Modules that hold others, or do something beside dropout: they call it as a function."""
-    tasks: Any = graph.tasks
-    forward = tasks.phase == StepPhase.FORWARD
-    used = {int(module): graph.string(int(module)) for module in set(tasks.module.tolist())}
-    holders = {path[:end] for path in used.values() for end, c in enumerate(path) if c == "."}
-    return {
-        *(module for module, path in used.items() if not path or path in holders),
-        *(int(tasks.module[t]) for t in range(len(graph)) if forward[t] and not inside[t]),
-    }
+def _shared_modules(graph: Graph, inside: NDArray[np.bool_]) -> set[str]:
+    """Modules that hold others, or do something besides dropout: they call it as a function."""
+    tasks = graph.tasks
+    used = {graph.strings[module] for module in np.unique(tasks.module).tolist()}
+    holders = {path[:end] for path in used for end, c in enumerate(path) if c == "."}
+    busy = np.unique(tasks.module[(tasks.phase == StepPhase.FORWARD) & ~inside]).tolist()
+    return {"", *holders, *(graph.strings[module] for module in busy)}
