@@ -26,11 +26,12 @@ from slipstream.errors import (
 )
 from slipstream.graph import TensorSpec
 from slipstream.graph.flow import Match
+from slipstream.surgery import ModuleSelection
 from slipstream.technique import (
     Choosing,
-    Settings,
     Stage,
     Technique,
+    TechniqueSettings,
     Traits,
     combination_name,
     combine,
@@ -39,7 +40,7 @@ from slipstream.technique import (
 from slipstream.techniques.precision import Amp
 
 
-class Plain(Settings):
+class Plain(TechniqueSettings):
     """The rest of the protocol, for techniques whose settings are what is tested."""
 
     name: ClassVar[str] = "plain"
@@ -228,7 +229,7 @@ def test_one_that_declares_no_traits_is_told_of_once(installed: Installed) -> No
     @dataclass(frozen=True)
     class Undeclared(Plain):
         name: ClassVar[str] = "undeclared"
-        traits: ClassVar[Traits] = Settings.traits
+        traits: ClassVar[Traits] = TechniqueSettings.traits
         stage: ClassVar[int] = Stage.COMPILE
 
     installed.add("undeclared", Undeclared)

@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from slipstream.measure import Arm, CallableArm, Plan, Settings, claims, run
+from slipstream.measure import Arm, CallableArm, ExperimentSettings, RunPlan, claims, run
 from slipstream.measure.records import Environment, Experiment, Phase
 from slipstream.measure.render import gate_states
 from slipstream.measure.statistics import Floats
@@ -196,8 +196,8 @@ def paired(
         )
         for name, one in arms.items()
     ]
-    settings = Settings(next(iter(arms)), primary=clock, budget_s=budget_s, looks=())
-    plan = Plan(
+    settings = ExperimentSettings(next(iter(arms)), primary=clock, budget_s=budget_s, looks=())
+    plan = RunPlan(
         minimum_warmup_s=0.0, maximum_warmup_s=settle_s, maximum_blocks=blocks, red_factor=1.0
     )
     experiment = run(listed, settings, environment=_environment(), plan=plan)

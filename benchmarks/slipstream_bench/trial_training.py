@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from slipstream.engines.trials import ClusterState, Scheduler
 from slipstream.ranks.launch import Host, joined
-from slipstream.search import Halving, Int, Run, Space, State, study
+from slipstream.search import Halving, Int, Space, State, TrialRun, study
 
 if TYPE_CHECKING:
     import torch
@@ -30,13 +30,13 @@ _RATE = 0.05
 _LOOK_S, _PATIENCE_S = 0.02, 200.0
 
 
-def train(config: Mapping[str, Any], run: Run) -> float:
+def train(config: Mapping[str, Any], run: TrialRun) -> float:
     """Train to `run.fidelity` epochs on `run.width` workers; the last epoch's mean loss."""
     curve = _trained(int(config["hidden"]), run, lr=float(config["lr"]))[-STEPS:]
     return sum(curve) / len(curve)
 
 
-def train_or_wait(config: Mapping[str, Any], run: Run) -> float:
+def train_or_wait(config: Mapping[str, Any], run: TrialRun) -> float:
     """With ``wait_for`` 0, train and be resized twice; else end when the trial beside it has been
     trained for so many epochs."""
     assert run.folder is not None
@@ -47,7 +47,9 @@ def train_or_wait(config: Mapping[str, Any], run: Run) -> float:
     return 0.0
 
 
-def _trained(hidden: int, run: Run, pause_at: int | None = None, lr: float = _RATE) -> list[float]:
+def _trained(
+    hidden: int, run: TrialRun, pause_at: int | None = None, lr: float = _RATE
+) -> list[float]:
     """Train on from the checkpoint, and keep another one after each epoch; the loss curve.
 
     Args:
@@ -184,6 +186,6 @@ def resized_trial(folder: Path) -> tuple[list[float], list[float], list[int]]:
     resized = losses(Path(f"{folder / 's.db'}.files", candidate.id.hex(), _KEPT))
     here = folder / "here"
     here.mkdir()
-    same = _trained(_HIDDEN, Run(_EPOCHS, run.trial_seed(candidate), str(here)))
+    same = _trained(_HIDDEN, TrialRun(_EPOCHS, run.trial_seed(candidate), str(here)))
     widths = [len(slots) for number, slots, _, _ in executor.intervals if number == 0]
     return resized, same, widths

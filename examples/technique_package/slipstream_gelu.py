@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from slipstream.durations import required_timings, rescale
 from slipstream.errors import WorkloadError
 from slipstream.graph import Call, Editor, Graph
-from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
+from slipstream.technique import (
+    CodeChange,
+    Context,
+    Quality,
+    QualityKind,
+    Stage,
+    TechniqueSettings,
+    Traits,
+)
 
 if TYPE_CHECKING:
     from slipstream.workload import BuiltWorkload, Workload
@@ -22,7 +30,7 @@ _OPERATORS = ("aten::gelu", "aten::gelu_backward")
 
 
 @dataclass(frozen=True)
-class Gelu(Settings):
+class Gelu(TechniqueSettings):
     """Every ``nn.GELU`` by ``erf``, which is the function itself, or by ``tanh``."""
 
     form: Literal["erf", "tanh"] = "erf"

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from slipstream.durations import Durations
     from slipstream.graph import Graph
     from slipstream.graph.flow import Match
-    from slipstream.surgery.selection import Selection
+    from slipstream.surgery.selection import ModuleSelection
 
 GROUP = "slipstream.techniques"
 # Settings that choose modules: never a technique's main one.
@@ -229,8 +229,8 @@ class Traits:
 class Technique(Protocol):
     """One way to make a workload cheaper; see the module's text.
 
-    `Settings`, the base of techniques, answers the last five methods as most would, and `quality`
-    and `required_timings` for those that have one `effect` and nothing to ask.
+    `TechniqueSettings`, the base of techniques, implements the last five methods with defaults, and
+    `quality` and `required_timings` for techniques with one `effect` and no timings.
 
     Attributes:
         name: the field's word for it; the registry's key.
@@ -291,7 +291,7 @@ class Replicating(Technique, Protocol):
     workers: int
 
 
-class Settings:
+class TechniqueSettings:
     """Base of technique dataclasses: writes them back in the grammar they are read from.
 
     Attributes:
@@ -344,7 +344,7 @@ class Settings:
 _Found = TypeVar("_Found", bound="Match")
 
 
-class Choosing(Settings):
+class Choosing(TechniqueSettings):
     """Base of techniques that change some of the model's modules.
 
     Attributes:
@@ -355,11 +355,11 @@ class Choosing(Settings):
     except_: str | None
 
     @property
-    def selection(self) -> Selection:
+    def selection(self) -> ModuleSelection:
         """The modules that are chosen."""
-        from slipstream.surgery.selection import EVERYTHING, Selection
+        from slipstream.surgery.selection import EVERYTHING, ModuleSelection
 
-        return Selection(EVERYTHING if self.only is None else self.only, self.except_ or "")
+        return ModuleSelection(EVERYTHING if self.only is None else self.only, self.except_ or "")
 
     def why_none_of(self, found: Sequence[Match], none: str) -> str | None:
         """Return why nothing in `found` is chosen; None if something is.
@@ -433,8 +433,8 @@ def _warn_skipped(what: str, remedy: str | None) -> None:
 
 @functools.cache
 def _warn_undeclared(kind: type[Technique], name: str, package: str) -> None:
-    """Tell once of a technique that has the traits of `Settings` because it declares none."""
-    if getattr(kind, "traits", Settings.traits) is Settings.traits:
+    """Warn once about a technique that declares no traits."""
+    if getattr(kind, "traits", TechniqueSettings.traits) is TechniqueSettings.traits:
         warnings.warn(
             f"the technique '{name}' of the package {package} declares no traits: it is taken for "
             "one of the stage MODEL that needs no statistic and conflicts with none; in its class, "

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from slipstream.capture.events import Step, align, positions
+from slipstream.capture.events import StepEvents, align, positions
 from slipstream.errors import GraphError
 
 WORDS = st.lists(st.sampled_from("abcd"), max_size=12)
@@ -68,10 +68,10 @@ def test_steps_with_nothing_in_common() -> None:
     assert positions([], ["b"]).tolist() == []
 
 
-def step(names: str, length: int = 10) -> Step:
+def step(names: str, length: int = 10) -> StepEvents:
     """One event of `length` ns after the other."""
     starts = np.arange(len(names), dtype=np.int64) * length
-    return Step(tuple(names), starts, starts + length // 2, len(names) * length)
+    return StepEvents(tuple(names), starts, starts + length // 2, len(names) * length)
 
 
 def test_operators_that_an_error_ended_are_left_out() -> None:
@@ -122,7 +122,7 @@ def test_steps_with_little_in_common_are_refused_with_the_place() -> None:
 def test_an_exhausted_iterator_is_not_taken_for_the_one_that_loads() -> None:
     names = ("next", "next", "stack", "mm")
     start = np.array([0, 10, 12, 40], np.int64)
-    epoch_end = Step(names, start, np.array([5, 30, 20, 50], np.int64), 60)
+    epoch_end = StepEvents(names, start, np.array([5, 30, 20, 50], np.int64), 60)
     found = align(names[1:], [epoch_end], np.array([-1, 0, -1]))
     assert found.start_ns[0].tolist() == [10, 12, 40]
     assert found.end_ns[0].tolist() == [30, 20, 50]

@@ -16,7 +16,7 @@ from torch.nn.functional import mse_loss
 
 from slipstream.capture import CaptureSettings, capture, covered_tasks, use_compiled
 from slipstream.capture.compiling import Compiling
-from slipstream.capture.events import Step
+from slipstream.capture.events import StepEvents
 from slipstream.capture.regions import _overhead_ns, record_regions
 from slipstream.errors import WorkloadError
 from slipstream.graph import Graph, StepPhase
@@ -136,7 +136,7 @@ def test_overhead_is_what_frames_take_beyond_regions_and_operators_that_stay() -
         ("autograd::engine::evaluate_function: torch::autograd::AccumulateGrad", 300, 310),
     ]
     names, start, end = zip(*rows, strict=True)
-    step = Step(names, np.array(start), np.array(end), 400)
+    step = StepEvents(names, np.array(start), np.array(end), 400)
     assert _overhead_ns(graph, step) == 3 + (80 - 30 - 10) + (100 - 60)
 
 

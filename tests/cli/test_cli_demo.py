@@ -9,7 +9,13 @@ import pytest
 from slipstream.cli import demo
 from slipstream.measure import environment
 from slipstream.measure.environment import from_facts
-from slipstream.measure.records import Claim, Experiment, PredictionRecord, Settings, Verdict
+from slipstream.measure.records import (
+    Claim,
+    Experiment,
+    ExperimentSettings,
+    PredictionRecord,
+    Verdict,
+)
 from slipstream.measure.render import ComparisonRow, comparison_rows
 
 
@@ -19,7 +25,9 @@ def _row(verdict: Verdict, ratio: float, arm: str = "amp:bf16") -> ComparisonRow
     )
     shown = PredictionRecord("", arm, "cpu", 0.82, 0.78, 0.86, "simulated", "", "")
     place = from_facts({})
-    made = Experiment("demo", "", place, Settings("as it is"), (), {}, predictions={arm: shown})
+    made = Experiment(
+        "demo", "", place, ExperimentSettings("as it is"), (), {}, predictions={arm: shown}
+    )
     return comparison_rows(made, [claim])[0]
 
 

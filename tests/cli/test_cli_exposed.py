@@ -14,8 +14,8 @@ from slipstream.measure.records import (
     Environment,
     Event,
     Experiment,
+    ExperimentSettings,
     PredictionRecord,
-    Settings,
 )
 from slipstream.report.network import network_svg
 from slipstream.verbs.proving.exposed import Wait, exposed_sides, exposed_table, link_table
@@ -49,8 +49,8 @@ def comparison(
     }  # fmt: skip
     events = (Event(0, "note", {"what": "x"}), *(Event(3, AFTERWARDS, one) for one in details))
     experiment = Experiment(
-        "train", "2026-11-23T00:00:00Z", Environment({}, "env"), Settings("as it is", budget_s=1.0),
-        (), {}, events, record,
+        "train", "2026-11-23T00:00:00Z", Environment({}, "env"),
+        ExperimentSettings("as it is", budget_s=1.0), (), {}, events, record,
     )  # fmt: skip
     return Comparison(experiment, ())
 

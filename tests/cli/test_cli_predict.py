@@ -149,7 +149,7 @@ def test_memory_that_stays_has_one_form(after: int, shown: str) -> None:
 def test_what_was_measured_stands_below_what_is_predicted(recorded: Any, tmp_path: Path) -> None:
     from slipstream.graph import load
     from slipstream.measure.environment import capture
-    from slipstream.measure.records import ArmRecord, Claim, Experiment, Settings, Verdict
+    from slipstream.measure.records import ArmRecord, Claim, Experiment, ExperimentSettings, Verdict
     from slipstream.measure.store import Store
 
     meta = load(recorded.path).meta
@@ -158,8 +158,8 @@ def test_what_was_measured_stands_below_what_is_predicted(recorded: Any, tmp_pat
         60, carries=True,
     )  # fmt: skip
     proved = Experiment(
-        str(meta["workload"]), "2026-01-03T00:00:00Z", capture(torch=False), Settings("as it is"),
-        (ArmRecord("as it is"), ArmRecord("amp:bf16")), {},
+        str(meta["workload"]), "2026-01-03T00:00:00Z", capture(torch=False),
+        ExperimentSettings("as it is"), (ArmRecord("as it is"), ArmRecord("amp:bf16")), {},
     )  # fmt: skip
     with Store(tmp_path / "proofs.db") as store:
         store.save(proved, [claim])

@@ -23,10 +23,10 @@ from slipstream.measure.records import (
     ArmRecord,
     Event,
     Experiment,
+    ExperimentSettings,
     Phase,
     PredictionRecord,
     Series,
-    Settings,
 )
 from slipstream.measure.store import Store
 from slipstream.verbs.proving.ranks import SENT, STEP
@@ -44,7 +44,7 @@ def _experiment(ratio: float = 0.8, revision: str = "a" * 40, threads: int = 1) 
         title="amp on m.py",
         created="2026-01-02T03:04:05Z",
         environment=place,
-        settings=Settings("base"),
+        settings=ExperimentSettings("base"),
         arms=(ArmRecord("base"), ArmRecord("amp")),
         series={
             ("base", "wall", Phase.MEASURE): Series(shared, blocks),

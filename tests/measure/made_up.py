@@ -11,10 +11,10 @@ from slipstream.measure.records import (
     Environment,
     Event,
     Experiment,
+    ExperimentSettings,
     Phase,
     PredictionRecord,
     Series,
-    Settings,
     Verdict,
 )
 
@@ -68,7 +68,7 @@ def experiment(blocks: int = 60, ratio: float = 0.8, **changes: object) -> Exper
         "title": "lowrank on a toy",
         "created": CREATED,
         "environment": ENVIRONMENT,
-        "settings": Settings("base", primary="cpu"),
+        "settings": ExperimentSettings("base", primary="cpu"),
         "arms": (
             ArmRecord("base", "as it was", workload="train.py:step"),
             ArmRecord("fast", "lowrank", workload="train.py:step", technique="lowrank:0.25"),

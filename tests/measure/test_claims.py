@@ -23,9 +23,9 @@ from slipstream.measure.records import (
     Environment,
     Event,
     Experiment,
+    ExperimentSettings,
     Phase,
     Series,
-    Settings,
     Verdict,
 )
 from slipstream.measure.render import comparison_table
@@ -45,7 +45,7 @@ def experiment(columns, *, events=STOPPED, **settings):
         title="made up",
         created="2026-01-01T00:00:00Z",
         environment=Environment({}, "env"),
-        settings=Settings("a", **{"primary": "wall", **settings}),
+        settings=ExperimentSettings("a", **{"primary": "wall", **settings}),
         arms=tuple(ArmRecord(arm) for arm in arms),
         series={(*key, Phase.MEASURE): series(values) for key, values in columns.items()},
         events=events,
@@ -248,7 +248,7 @@ def test_wall_time_speaks_where_cpu_time_is_missing():
 
 
 def test_what_was_asked_for_carries_the_claim():
-    made = replace(times(noisy(1), noisy(1)), settings=Settings("a", primary="wall"))
+    made = replace(times(noisy(1), noisy(1)), settings=ExperimentSettings("a", primary="wall"))
     found = claims(made)
     assert {c.metric for c in headline(found)} == {"wall"}
     assert {c.metric for c in found} == {"wall", "cpu"}

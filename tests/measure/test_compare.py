@@ -22,7 +22,7 @@ HERE = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path[1:]
 def compare(arms, **options):
     # On a clock that is known a run is narrow enough long before, and always the same.
     options = {"budget": "60s", "environment": ENVIRONMENT, **options}
-    plan = measure.Plan(minimum_warmup_s=0.0, maximum_warmup_s=0.0, red_factor=1.0)
+    plan = measure.RunPlan(minimum_warmup_s=0.0, maximum_warmup_s=0.0, red_factor=1.0)
     options.setdefault("plan", plan)
     return measure.compare(arms, **options)
 
@@ -42,7 +42,7 @@ def test_half_the_work_is_faster_and_the_ratio_says_by_how_much(work):
 
 def compare_really(arms, **options):
     """As many blocks on a machine that is busy as on one that is not."""
-    plan = measure.Plan(
+    plan = measure.RunPlan(
         minimum_warmup_s=0.0, maximum_warmup_s=0.0, maximum_blocks=20, red_factor=1.0
     )
     return compare(arms, plan=plan, budget="600s", **options)

@@ -46,12 +46,12 @@ from slipstream.measure.records import (
     Environment,
     Event,
     Experiment,
+    ExperimentSettings,
     Phase,
-    Settings,
     Verdict,
 )
 from slipstream.measure.render import comparison_table, rows_payload
-from slipstream.measure.runner import Plan, Progress, run
+from slipstream.measure.runner import Progress, RunPlan, run
 from slipstream.measure.sequential import nominal_error
 from slipstream.measure.statistics import Floats
 from slipstream.measure.store import Store
@@ -59,7 +59,7 @@ from slipstream.units import format_duration
 from slipstream.verbs.proving.summary import summary_table
 
 ENVIRONMENT = Environment({}, "env")
-QUICK = Plan(minimum_warmup_s=0.0, maximum_warmup_s=0.0, red_factor=1.0)
+QUICK = RunPlan(minimum_warmup_s=0.0, maximum_warmup_s=0.0, red_factor=1.0)
 HERE = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path[1:]])}
 
 
@@ -83,7 +83,9 @@ def test_intervals_cover_whatever_lies_between_launches_and_cost_little_where_no
     count: int, widest: float
 ) -> None:
     rng, runs, blocks = np.random.default_rng(count), 1000, 20
-    today = 1 - nominal_error(count * blocks, Settings("a").looks, 0.05, at_planned_look=False)
+    today = 1 - nominal_error(
+        count * blocks, ExperimentSettings("a").looks, 0.05, at_planned_look=False
+    )
     for spread in (0.0, 0.03, 0.1):
         streams = [launches_of(rng, count, blocks, spread) for _ in range(runs)]
         found = [statistics.launches_interval(one, 0.95) for one in streams]
@@ -153,7 +155,7 @@ def experiment(
         title="made up",
         created=made_up.CREATED,
         environment=ENVIRONMENT,
-        settings=Settings("a", **options),  # type: ignore[arg-type]
+        settings=ExperimentSettings("a", **options),  # type: ignore[arg-type]
         arms=tuple(ArmRecord(arm) for arm in factors),
         series=columns,
         events=(*(starts if count > 1 else ()), stop),
@@ -252,9 +254,9 @@ def test_records_of_before_are_one_launch() -> None:
     assert set(launch_of(np.arange(60, dtype=np.int32), ())) == {0}
     (claim,) = headline(claims(made))
     assert (claim.launches, claim.estimator) == (1, "median_order_statistic")
-    kept = asdict(Settings("a"))
+    kept = asdict(ExperimentSettings("a"))
     del kept["launches"]
-    assert codec.from_json(Settings, json.dumps(kept)).launches == 1
+    assert codec.from_json(ExperimentSettings, json.dumps(kept)).launches == 1
     of_claim = asdict(made_up.claim())
     del of_claim["launches"]
     assert codec.from_json(Claim, codec.to_json(of_claim)) == made_up.claim()
@@ -369,11 +371,11 @@ def pair(clock: Clock, **more: float) -> list[Process]:
     ]
 
 
-def measured(arms: list[Process], *, plan: Plan = QUICK, **settings: object) -> Experiment:
+def measured(arms: list[Process], *, plan: RunPlan = QUICK, **settings: object) -> Experiment:
     options: dict[str, object] = {"primary": "wall", "launches": MOST_LAUNCHES, **settings}
     return run(
         arms,
-        Settings("a", **options),
+        ExperimentSettings("a", **options),
         environment=ENVIRONMENT,
         plan=plan,  # type: ignore[arg-type]
     )
@@ -414,8 +416,8 @@ def test_a_look_ends_a_launch_and_the_last_launch_the_run(passing: Clock) -> Non
     arms = pair(passing, noise=0.002)
     told: list[Progress] = []
     made = run(
-        arms, Settings("a", primary="wall", launches=6), environment=ENVIRONMENT, plan=QUICK,
-        progress=told.append,
+        arms, ExperimentSettings("a", primary="wall", launches=6), environment=ENVIRONMENT,
+        plan=QUICK, progress=told.append,
     )  # fmt: skip
     assert launch_starts(made.events) == (0, 10, 20, 30, 40, 50)
     assert stop_reason(made) == "launches"
@@ -492,7 +494,7 @@ def test_a_script_that_ends_begins_again_and_the_run_ended_early(passing: Clock)
 def test_launches_are_kept_and_an_interrupted_run_goes_on_in_others(
     passing: Clock, tmp_path: Path
 ) -> None:
-    settings = Settings("a", primary="wall", launches=3, target_rel_width=1e-9)
+    settings = ExperimentSettings("a", primary="wall", launches=3, target_rel_width=1e-9)
     with Store(tmp_path / "r.db") as store:
         arms = pair(passing)
         made = run(arms, settings, environment=ENVIRONMENT, plan=QUICK, sink=store.sink())

@@ -15,7 +15,7 @@ from slipstream.errors import InvalidArgumentError, MeasurementError
 from slipstream.measure.claims import claims
 from slipstream.measure.history import steps
 from slipstream.measure.page import comparison_html
-from slipstream.measure.records import Event, Phase, Settings, Verdict
+from slipstream.measure.records import Event, ExperimentSettings, Phase, Verdict
 from slipstream.measure.render import (
     compare_experiments,
     comparison_rows,
@@ -405,6 +405,6 @@ def test_more_throughput_is_no_regression() -> None:
 
 
 def test_settings_of_another_level_show_in_the_heading() -> None:
-    made = experiment(settings=Settings("base", level=0.99))
+    made = experiment(settings=ExperimentSettings("base", level=0.99))
     names = [c.name for c in comparison_table(made, [claim(level=0.99)]).columns]
     assert "change [99% CI]" in names

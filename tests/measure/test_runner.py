@@ -23,14 +23,14 @@ from slipstream.measure import runner
 from slipstream.measure.arms import Arm, ArmEndedError, CallableArm, WorkerArm
 from slipstream.measure.claims import claims
 from slipstream.measure.gate import Gate, Level, Reading
-from slipstream.measure.records import AFTERWARDS, Environment, Phase, Settings, Verdict
+from slipstream.measure.records import AFTERWARDS, Environment, ExperimentSettings, Phase, Verdict
 from slipstream.measure.render import rows_payload
-from slipstream.measure.runner import ArmFailedError, Plan, run
+from slipstream.measure.runner import ArmFailedError, RunPlan, run
 from slipstream.measure.store import Store
 
 ENVIRONMENT = Environment({}, "env")
 HERE = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path[1:]])}
-QUICK = Plan(minimum_warmup_s=0.0, maximum_warmup_s=0.2, red_factor=1.0)
+QUICK = RunPlan(minimum_warmup_s=0.0, maximum_warmup_s=0.2, red_factor=1.0)
 
 
 class FakeArm(Arm):
@@ -64,7 +64,7 @@ def lognormal(scale, seed=0, spread=0.01):
 def measure(arms, *, plan=QUICK, **settings):
     # Made-up samples take no time; looking at them does, on a busy machine.
     options = {"primary": "wall", "budget_s": 60.0, **settings}
-    return run(arms, Settings("a", **options), environment=ENVIRONMENT, plan=plan)
+    return run(arms, ExperimentSettings("a", **options), environment=ENVIRONMENT, plan=plan)
 
 
 def stop_reason(experiment):
@@ -74,7 +74,7 @@ def stop_reason(experiment):
 def test_every_block_runs_every_arm_once_and_orders_are_balanced():
     log = []
     arms = [FakeArm(name, lognormal(1e7, seed), log) for seed, name in enumerate("abc")]
-    plan = Plan(maximum_blocks=60, maximum_warmup_s=0, minimum_warmup_s=0, guard=False)
+    plan = RunPlan(maximum_blocks=60, maximum_warmup_s=0, minimum_warmup_s=0, guard=False)
     experiment = measure(arms, plan=plan, target_rel_width=1e-9)
     turns = log[-180:]
     blocks = [turns[i : i + 3] for i in range(0, 180, 3)]
@@ -94,7 +94,7 @@ def test_two_arms_take_turns_abba_or_baab():
 def test_the_baseline_runs_against_itself_in_a_tenth_of_the_blocks_and_at_least_eight():
     arms = [FakeArm(name, lognormal(1e7, seed)) for seed, name in enumerate("ab")]
     for blocks, expected in ((10, 8), (200, 8 + 19)):
-        plan = Plan(maximum_blocks=blocks, maximum_warmup_s=0)
+        plan = RunPlan(maximum_blocks=blocks, maximum_warmup_s=0)
         experiment = measure(arms, plan=plan, target_rel_width=1e-9)
         guard = experiment.series["a'", "wall", Phase.MEASURE]
         assert len(guard.values) == expected
@@ -105,7 +105,7 @@ def test_it_stops_at_the_first_look_that_is_narrow_enough():
     experiment = measure(arms)
     blocks = len(experiment.series["a", "wall", Phase.MEASURE].values)
     assert stop_reason(experiment) == "narrow"
-    assert blocks in Settings("a").looks
+    assert blocks in ExperimentSettings("a").looks
     claim = next(c for c in claims(experiment) if c.carries)
     assert claim.high - claim.low < 0.02 * claim.ratio
 
@@ -125,7 +125,7 @@ def test_the_budget_ends_a_run_that_never_gets_narrow():
 
 def test_a_budget_that_is_over_at_once_is_enough_for_one_block():
     arms = [FakeArm("a", lognormal(1e7)), FakeArm("b", lognormal(2e7))]
-    experiment = measure(arms, plan=Plan(red_factor=1.0), budget_s=1e-9)
+    experiment = measure(arms, plan=RunPlan(red_factor=1.0), budget_s=1e-9)
     assert stop_reason(experiment) == "budget"
     assert len(experiment.series["b", "wall", Phase.WARMUP].values) == 1
     assert len(experiment.series["b", "wall", Phase.MEASURE].values) == 1
@@ -137,7 +137,7 @@ def test_a_budget_that_is_over_at_once_is_enough_for_one_block():
 def test_warm_up_goes_on_until_stationary_and_is_kept():
     falling = [3e8 / (i + 1) for i in range(30)] + [1e7] * 10_000
     arms = [FakeArm("a", falling), FakeArm("b", lognormal(1e7))]
-    plan = Plan(minimum_warmup_s=0, maximum_warmup_s=10, maximum_blocks=12)
+    plan = RunPlan(minimum_warmup_s=0, maximum_warmup_s=10, maximum_blocks=12)
     experiment = measure(arms, plan=plan)
     warmup = experiment.series["a", "wall", Phase.WARMUP].values
     assert len(warmup) > 25
@@ -149,7 +149,7 @@ def test_warm_up_goes_on_until_stationary_and_is_kept():
 def test_short_functions_are_repeated_equally_often_until_a_sample_is_long(clock):
     experiment = measure(
         [CallableArm("a", lambda: clock.work(5e3)), CallableArm("b", lambda: clock.work(1e4))],
-        plan=Plan(minimum_warmup_s=0, maximum_warmup_s=0.2, maximum_blocks=10, red_factor=1.0),
+        plan=RunPlan(minimum_warmup_s=0, maximum_warmup_s=0.2, maximum_blocks=10, red_factor=1.0),
     )
     (inner,) = {arm.inner for arm in experiment.arms}
     wall = experiment.series["a", "wall", Phase.MEASURE].values
@@ -177,7 +177,7 @@ def test_the_colour_of_the_machine_is_known_for_every_block():
 def test_a_candidate_that_fails_leaves_and_the_others_go_on():
     broken = [1e7] * 30 + [MeasurementError("no memory left")]
     arms = [FakeArm("a", lognormal(1e7)), FakeArm("b", broken), FakeArm("c", lognormal(1e7, 1))]
-    experiment = measure(arms, plan=Plan(maximum_warmup_s=0, maximum_blocks=60))
+    experiment = measure(arms, plan=RunPlan(maximum_warmup_s=0, maximum_blocks=60))
     failed = next(event for event in experiment.events if event.kind == "failed")
     assert failed.detail["arm"] == "b"
     assert "no memory left" in failed.detail["what"]
@@ -189,13 +189,13 @@ def test_a_candidate_that_fails_leaves_and_the_others_go_on():
 
 def kept_run(path, arms, **plan):
     """Run `arms` into a store at `path`."""
-    settings = Settings("a", primary="wall", target_rel_width=1e-9)
+    settings = ExperimentSettings("a", primary="wall", target_rel_width=1e-9)
     with Store(path) as store:
         return run(
             arms,
             settings,
             environment=ENVIRONMENT,
-            plan=Plan(maximum_warmup_s=0, **plan),
+            plan=RunPlan(maximum_warmup_s=0, **plan),
             sink=store.sink(),
         )
 
@@ -233,7 +233,7 @@ def test_an_arm_that_ends_too_soon_is_an_error_and_the_store_says_so(tmp_path, s
 def test_what_an_arm_says_of_its_numbers_is_kept():
     arms = [FakeArm("a", lognormal(1e7)), FakeArm("b", lognormal(1e7, 1))]
     arms[1].notes = ("twice the samples",)
-    experiment = measure(arms, plan=Plan(maximum_warmup_s=0, maximum_blocks=8))
+    experiment = measure(arms, plan=RunPlan(maximum_warmup_s=0, maximum_blocks=8))
     notes = [event.detail for event in experiment.events if event.kind == "note"]
     assert notes == [{"arm": "b", "what": "twice the samples"}]
 
@@ -278,7 +278,7 @@ def test_a_worker_that_goes_wrong_is_named_with_block_and_phase(sample, what):
 
     good = Patient("a", "workers:setup", "workers:sample", environment=HERE)
     bad = Patient("b", "workers:setup", sample, sample_arguments={"call": fatal}, environment=HERE)
-    plan = Plan(timeout_s=2.0, maximum_warmup_s=0, minimum_warmup_s=0, red_factor=1.0)
+    plan = RunPlan(timeout_s=2.0, maximum_warmup_s=0, minimum_warmup_s=0, red_factor=1.0)
     with pytest.raises(ArmFailedError, match=what) as error:
         measure([good, bad], plan=plan, target_rel_width=1e-9)
     assert (error.value.arm, error.value.phase) == ("b", "measure")
@@ -298,7 +298,7 @@ def test_a_function_that_keeps_its_first_result_is_found_out():
 
     arms = [Cached("a", []), Cached("b", [])]
     with pytest.raises(ArmFailedError, match=r"'[ab]'") as error:
-        measure(arms, plan=Plan(minimum_warmup_s=0, maximum_warmup_s=0))
+        measure(arms, plan=RunPlan(minimum_warmup_s=0, maximum_warmup_s=0))
     assert error.value.phase == "calibrate"
     calls, fewer = map(int, re.findall(r"\b\d+\b", error.value.what))
     assert fewer == calls // 4
@@ -339,9 +339,9 @@ def test_ctrl_c_keeps_what_was_measured_and_closes_the_arms(tmp_path):
         with pytest.raises(KeyboardInterrupt) as error:
             run(
                 arms,
-                Settings("a", primary="wall", target_rel_width=1e-9),
+                ExperimentSettings("a", primary="wall", target_rel_width=1e-9),
                 environment=ENVIRONMENT,
-                plan=Plan(maximum_warmup_s=0),
+                plan=RunPlan(maximum_warmup_s=0),
                 sink=store.sink(),
             )
         kept = store.load("last")
@@ -359,7 +359,9 @@ def test_a_stored_claim_is_recomputed_to_the_last_digit(tmp_path):
     with Store(tmp_path / "r.db") as store:
         run(
             arms,
-            Settings("a", primary="wall", budget_s=0.5, derived=("throughput", "wall_p90")),
+            ExperimentSettings(
+                "a", primary="wall", budget_s=0.5, derived=("throughput", "wall_p90")
+            ),
             environment=ENVIRONMENT,
             plan=QUICK,
             sink=store.sink(),
@@ -401,7 +403,7 @@ def test_a_killed_run_loses_at_most_its_running_block_and_can_go_on(tmp_path):
         elsewhere = Environment({"cpu.model": "another"}, "other")
         with pytest.raises(InvalidArgumentError, match="differs in"):
             runner.resume(arms, store, kept.experiment_id, environment=elsewhere)
-        plan = Plan(maximum_warmup_s=0, maximum_blocks=blocks + 5)
+        plan = RunPlan(maximum_warmup_s=0, maximum_blocks=blocks + 5)
         runner.resume(arms, store, kept.experiment_id, environment=ENVIRONMENT, plan=plan)
         whole = store.load(kept.experiment_id)
         assert whole.status == "complete"
@@ -414,9 +416,9 @@ def test_progress_is_told_with_the_claims_of_the_last_look():
     arms = [FakeArm(name, lognormal(1e7, seed, 0.1)) for seed, name in enumerate("ab")]
     run(
         arms,
-        Settings("a", primary="wall", budget_s=60.0, target_rel_width=1e-9),
+        ExperimentSettings("a", primary="wall", budget_s=60.0, target_rel_width=1e-9),
         environment=ENVIRONMENT,
-        plan=Plan(maximum_warmup_s=0, maximum_blocks=25),
+        plan=RunPlan(maximum_warmup_s=0, maximum_blocks=25),
         progress=told.append,
     )
     phases = [now.phase for now in told]
@@ -430,10 +432,10 @@ def test_progress_is_told_with_the_claims_of_the_last_look():
 def test_more_seconds_than_the_budget_are_left_only_where_it_is_said_why(monkeypatch, level):
     monkeypatch.setattr(Gate, "read", lambda self: Reading(level))
     seen = []
-    plan = Plan(maximum_warmup_s=0, minimum_warmup_s=0, maximum_blocks=3, red_factor=1.5)
+    plan = RunPlan(maximum_warmup_s=0, minimum_warmup_s=0, maximum_blocks=3, red_factor=1.5)
     arms = [FakeArm("a", lognormal(1e7)), FakeArm("b", lognormal(1e7, 1))]
-    run(arms, Settings("a", primary="wall", budget_s=5.0), environment=ENVIRONMENT, plan=plan,
-        progress=seen.append)  # fmt: skip
+    run(arms, ExperimentSettings("a", primary="wall", budget_s=5.0), environment=ENVIRONMENT,
+        plan=plan, progress=seen.append)  # fmt: skip
     left = [now for now in seen if now.phase == "measure"]
     assert len(left) == 3
     for now in left:
@@ -460,7 +462,7 @@ def test_what_is_shown_afterwards_is_kept_and_its_failure_costs_nothing(tmp_path
         Showing("b", lognormal(1e6, 1), {"found": [1.5, None]}),
         Showing("c", lognormal(1e6, 2), MeasurementError("it could not be seen")),
     ]
-    settings = Settings(baseline="a", budget_s=20.0)
+    settings = ExperimentSettings(baseline="a", budget_s=20.0)
     with Store(tmp_path / "results.db") as store:
         found = run(
             arms, settings, environment=ENVIRONMENT, plan=replace(QUICK, maximum_blocks=4),
@@ -482,7 +484,7 @@ def test_what_is_shown_afterwards_is_kept_and_its_failure_costs_nothing(tmp_path
 def test_a_time_limit_ends_the_run_before_its_budget_and_shows_nothing_more() -> None:
     arms = [FakeArm("a", lognormal(1e6)), Showing("b", lognormal(1e6, 1), {"shown": 1})]
     found = run(
-        arms, Settings(baseline="a", budget_s=1e6), environment=ENVIRONMENT,
+        arms, ExperimentSettings(baseline="a", budget_s=1e6), environment=ENVIRONMENT,
         plan=replace(QUICK, until=time.monotonic()),
     )  # fmt: skip
     assert stop_reason(found) == "budget"
@@ -495,7 +497,7 @@ def test_ctrl_c_once_everything_is_measured_leaves_a_complete_run(tmp_path):
         Showing("b", lognormal(1e6, 1), {"found": 1}),
         Showing("c", lognormal(1e6, 2), KeyboardInterrupt()),
     ]
-    settings = Settings(baseline="a", budget_s=20.0)
+    settings = ExperimentSettings(baseline="a", budget_s=20.0)
     with Store(tmp_path / "results.db") as store:
         with pytest.raises(KeyboardInterrupt) as error:
             run(

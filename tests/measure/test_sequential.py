@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 from slipstream.measure import sequential
-from slipstream.measure.records import Settings
+from slipstream.measure.records import ExperimentSettings
 
-LOOKS = Settings("a").looks
+LOOKS = ExperimentSettings("a").looks
 
 
 @pytest.mark.parametrize(

@@ -27,9 +27,9 @@ from slipstream.measure.records import (
     Claim,
     Event,
     Experiment,
+    ExperimentSettings,
     Phase,
     Series,
-    Settings,
     Sink,
 )
 from slipstream.measure.store import Store, default_path
@@ -86,9 +86,11 @@ def test_any_claim_reads_back_to_the_digit(original: Claim) -> None:
     assert repr(codec.from_json(Claim, codec.to_json(original))) == repr(original)
 
 
-@given(st.builds(Settings, baseline=st.text(), looks=st.lists(st.integers(1, 9)).map(tuple)))
-def test_any_settings_read_back(original: Settings) -> None:
-    assert codec.from_json(Settings, codec.to_json(original)) == original
+@given(
+    st.builds(ExperimentSettings, baseline=st.text(), looks=st.lists(st.integers(1, 9)).map(tuple))
+)
+def test_any_settings_read_back(original: ExperimentSettings) -> None:
+    assert codec.from_json(ExperimentSettings, codec.to_json(original)) == original
 
 
 def test_bytes_that_were_damaged_are_an_error() -> None:

@@ -47,10 +47,10 @@ from slipstream.measure.records import (
     ArmRecord,
     Event,
     Experiment,
+    ExperimentSettings,
     Phase,
     PredictionRecord,
     Series,
-    Settings,
 )
 from slipstream.measure.store import Store
 from slipstream.mlperf.training import log as training_log
@@ -67,7 +67,7 @@ from slipstream.ship.firmware.tflite import read_network
 from slipstream.ship.firmware.writer import write_network
 from slipstream.ship.xray.comparing import read_labels
 from slipstream.sparse.dedup import dedup
-from slipstream.techniques.embedding.planning import Alternative, Choice, Plan
+from slipstream.techniques.embedding.planning import Alternative, Choice, TablePlan
 from slipstream.verbs.explaining.lines import lines_report
 from slipstream.verbs.predicting import predict
 
@@ -135,7 +135,7 @@ def write_store(path: Path) -> None:
         "toy", "fast", "cpu", 0.8, 0.7, 0.9, "simulated", "2026-01-01", place.env_id
     )
     made = Experiment(
-        "toy", "2026-01-02T03:04:05Z", place, Settings("base", primary="cpu"),
+        "toy", "2026-01-02T03:04:05Z", place, ExperimentSettings("base", primary="cpu"),
         (ArmRecord("base"), ArmRecord("fast")), series,
         (Event(0, "gate", {"state": "green"}), Event(12, "stop", {"reason": "budget"})),
         {"fast": told},
@@ -177,7 +177,7 @@ def read_cluster(path: Path) -> None:
 
 
 def write_plan(path: Path) -> None:
-    Plan(
+    TablePlan(
         {"t": Choice("robe", {"block": 8}, 1024, 0.1)}, 4096, 512, "robe",
         (Alternative("robe", 1024, 0.1, None, ""),), Provenance.ASSUMED, 8,
     ).save(path)  # fmt: skip
@@ -286,7 +286,7 @@ FORMATS: dict[str, tuple[Callable[[Path], None], Callable[[Path], Any]]] = {
     "cluster.toml": (write_cluster, read_cluster),
     "results.db": (write_store, read_store),
     "durations.db": (write_durations, read_durations),
-    "plan.json": (write_plan, Plan.load),
+    "plan.json": (write_plan, TablePlan.load),
     "corpus.jsonl": (
         lambda path: path.write_text('{"text": "one two three four five six"}\n' * 4) and None,
         dedup,

@@ -15,8 +15,8 @@ from slipstream.measure.records import (
     ArmRecord,
     Claim,
     Experiment,
+    ExperimentSettings,
     PredictionRecord,
-    Settings,
     Verdict,
 )
 from slipstream.measure.store import Store
@@ -47,7 +47,8 @@ def path(tmp_path: Path) -> Path:
     with Store(tmp_path / "results.db") as store:
         Ledger(store).record(predicted, HERE)
         store.save(
-            Experiment("toy", "2026-01-02T03:04:05Z", HERE, Settings("base"), arms, {}), [claim]
+            Experiment("toy", "2026-01-02T03:04:05Z", HERE, ExperimentSettings("base"), arms, {}),
+            [claim],
         )
     return tmp_path / "results.db"
 
@@ -91,7 +92,7 @@ def test_a_comparison_that_is_given_counts_as_the_latest(path: Path, tmp_path: P
         0.01, 60, carries=True,
     )  # fmt: skip
     experiment = Experiment(
-        "train.py:step", "2026-01-03T00:00:00Z", ELSEWHERE, Settings("as it is"), arms, {}
+        "train.py:step", "2026-01-03T00:00:00Z", ELSEWHERE, ExperimentSettings("as it is"), arms, {}
     )
     given = [Comparison(experiment, (claim,))]
     for store in (path, tmp_path / "none.db"):
@@ -114,8 +115,8 @@ def test_one_prediction_of_what_was_proved(path: Path) -> None:
     with Store(path) as store:
         Ledger(store).record(shown, HERE)
         proved = Experiment(
-            "train.py:step", "2026-01-04T00:00:01Z", UPDATED, Settings("as it is"), arms, {},
-            predictions={"fused": shown},
+            "train.py:step", "2026-01-04T00:00:01Z", UPDATED, ExperimentSettings("as it is"), arms,
+            {}, predictions={"fused": shown},
         )  # fmt: skip
         store.save(proved, [claim])
     past = past_predictions(path, HERE, "train.py:step")

@@ -17,7 +17,7 @@ from reports import AlikeDurations, Report, empty_graph, without_memory
 from slipstream.graph import replay
 from slipstream.measure.comparison import Comparison
 from slipstream.measure.environment import capture
-from slipstream.measure.records import ArmRecord, Claim, Experiment, Settings, Verdict
+from slipstream.measure.records import ArmRecord, Claim, Experiment, ExperimentSettings, Verdict
 from slipstream.report import write_report
 from slipstream_bench.browser import Browser, axe_core, browser, missing
 from slipstream_bench.systems.report import repeated
@@ -171,7 +171,7 @@ def test_a_measured_speed_up_stands_beside_the_predicted_one(page: Browser, tmp_
     )
     experiment = Experiment(
         graph.meta["workload"], "2026-01-03T00:00:00Z", capture(torch=False),
-        Settings("as it is"), arms, {},
+        ExperimentSettings("as it is"), arms, {},
     )  # fmt: skip
     path = write_report(
         graph, tmp_path / "r.html", techniques=wanted, durations=AlikeDurations(),

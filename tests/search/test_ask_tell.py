@@ -21,11 +21,11 @@ from slipstream.search import (
     Processes,
     Pruned,
     Reading,
-    Run,
     Space,
     State,
     Study,
     Trial,
+    TrialRun,
     study,
 )
 from slipstream.search.strategies import Random
@@ -107,7 +107,7 @@ def test_a_file_that_asks_is_closed_to_others(tmp_path: Path) -> None:
     assert other.run(budget=Budget(trials=3)).trials[0].config == (task and task.config)
 
 
-def descent(config: dict[str, Any], run: Run) -> float:
+def descent(config: dict[str, Any], run: TrialRun) -> float:
     for epoch in range(4):
         run.report(loss(config) + 1 / (1 + epoch), epoch)
         if run.should_prune():
@@ -118,7 +118,7 @@ def descent(config: dict[str, Any], run: Run) -> float:
 @pytest.mark.parametrize("direction", ["min", "max"])
 def test_should_prune_compares_with_the_median_of_complete_trials(direction: str) -> None:
     sign = 1.0 if direction == "min" else -1.0
-    run = Run(1.0, 0, medians=[(step, sign * 1.0) for step in range(3)], sign=sign)
+    run = TrialRun(1.0, 0, medians=[(step, sign * 1.0) for step in range(3)], sign=sign)
     assert not run.should_prune()
     for step, value, prunes in ((0, 3.0, True), (1, 0.5, False), (2, 9.0, False), (7, 9.0, False)):
         run.report(sign * value, step)

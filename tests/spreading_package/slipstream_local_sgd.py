@@ -13,14 +13,14 @@ import numpy as np
 
 from slipstream.cluster import Collective, Group
 from slipstream.graph import Editor, Graph, Role, StepPhase, insert_exchange
-from slipstream.technique import Context, Quality, QualityKind, Settings, Stage, Traits
+from slipstream.technique import Context, Quality, QualityKind, Stage, TechniqueSettings, Traits
 
 if TYPE_CHECKING:
     from slipstream.workload import BuiltWorkload, Workload
 
 
 @dataclass(frozen=True)
-class LocalSgd(Settings):
+class LocalSgd(TechniqueSettings):
     """`workers` replicas that average their parameters every `every` steps."""
 
     workers: int = 2

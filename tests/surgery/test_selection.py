@@ -12,23 +12,23 @@ from torch import nn
 
 from slipstream.durations import Durations
 from slipstream.errors import InvalidArgumentError, WorkloadError
-from slipstream.surgery import Selection
+from slipstream.surgery import ModuleSelection
 from slipstream.technique import Context, parse
 from slipstream.workload import BuiltWorkload, build_from
 from tiny_models import record
 
 
 def test_selects_included_names_without_excluded_ones() -> None:
-    selection = Selection("blocks.*", "*.norm")
+    selection = ModuleSelection("blocks.*", "*.norm")
     assert "blocks.0.linear" in selection
     assert "blocks.0.norm" not in selection
     assert "head" not in selection
 
 
 def test_selects_a_model_that_is_itself_the_module() -> None:
-    assert "" in Selection()
-    assert "" in Selection(except_="*.norm")
-    assert Selection().why_none([""]) is None
+    assert "" in ModuleSelection()
+    assert "" in ModuleSelection(except_="*.norm")
+    assert ModuleSelection().why_none([""]) is None
     table = nn.EmbeddingBag(30_000, 8)
     batch = torch.randint(0, 30_000, (64, 4)), torch.zeros(64, 8)
     optimizer = torch.optim.SGD(table.parameters(), 0.1)
@@ -40,11 +40,13 @@ def test_selects_a_model_that_is_itself_the_module() -> None:
 
 def test_refuses_patterns_without_match_and_suggests_names() -> None:
     names = ["blocks.0.drop", "blocks.1.drop", "head"]
-    assert Selection().why_none(names) is None
-    assert Selection("blocks.*").why_none(names) is None
-    assert "near: blocks.0.drop" in str(Selection("block.0.drop").why_none(names))
-    assert re.search(r"\bexcept=hed\b.*\bnone\b", str(Selection(except_="hed").why_none(names)))
-    assert "leaves none" in str(Selection("head", "h*").why_none(names))
+    assert ModuleSelection().why_none(names) is None
+    assert ModuleSelection("blocks.*").why_none(names) is None
+    assert "near: blocks.0.drop" in str(ModuleSelection("block.0.drop").why_none(names))
+    assert re.search(
+        r"\bexcept=hed\b.*\bnone\b", str(ModuleSelection(except_="hed").why_none(names))
+    )
+    assert "leaves none" in str(ModuleSelection("head", "h*").why_none(names))
 
 
 class Several(nn.Module):

@@ -17,7 +17,7 @@ from slipstream.durations import Durations
 from slipstream.errors import InvalidArgumentError, WorkloadError
 from slipstream.graph import Graph, StepPhase, replay
 from slipstream.source import AlreadyThereError, NotPlacedError
-from slipstream.technique import Context, Settings, Stage, Traits
+from slipstream.technique import Context, Stage, TechniqueSettings, Traits
 from slipstream.techniques.accumulation import Accumulation
 from slipstream.workload import BuiltWorkload, build_from
 from small_steps import COPY_NS, context
@@ -116,7 +116,7 @@ def test_replicas_exchange_gradients_once_per_update(one_rank: None, tmp_path: P
     assert peaks[0] == pytest.approx(peaks[1], rel=0.05)
 
 
-class Replicates(Settings):
+class Replicates(TechniqueSettings):
     """What spreads the step does so after accumulation was put on it."""
 
     name: ClassVar[str] = "replicates"

@@ -20,11 +20,11 @@ from slipstream.errors import InvalidArgumentError, WorkloadError
 from slipstream.graph import Call, Graph, replay
 from slipstream.provenance import Provenance
 from slipstream.quant import FakeQuantize
-from slipstream.surgery import Selection
+from slipstream.surgery import ModuleSelection
 from slipstream.technique import Context, QualityKind, parse
 from slipstream.techniques.lowbit import cost
 from slipstream.techniques.lowbit import technique as lowbit_technique
-from slipstream.techniques.lowbit.cost import Costs, Layer, linear, required_timings
+from slipstream.techniques.lowbit.cost import Costs, LayerShape, linear, required_timings
 from slipstream.techniques.lowbit.eight_bits import TorchInt8
 from slipstream.techniques.lowbit.nn import LowBitConv2d, LowBitLinear
 from slipstream.techniques.lowbit.technique import LowBit
@@ -69,7 +69,7 @@ class Machine:
         self.per_product, self.torch_ns = per_product, torch_ns
         self.asked: set[str] = set()
 
-    def time(self, layer: Layer, wbits: int, abits: int) -> float:
+    def time(self, layer: LayerShape, wbits: int, abits: int) -> float:
         products = layer.features()[-1]
         return 2000 + 0.3 * layer.rows * layer.k + self.per_product[wbits, abits] * products
 
@@ -83,7 +83,7 @@ class Machine:
             if isinstance(call.arguments[0], str):
                 return Answer(500.0, 0.01, Provenance.MICROBENCHMARK)
             wbits, abits, image, n, kernel, stride, padding, _, _, depthwise = call.arguments
-            layer = Layer(image, n, kernel, stride, padding, depthwise=depthwise)
+            layer = LayerShape(image, n, kernel, stride, padding, depthwise=depthwise)
             nanoseconds = self.time(layer, wbits, abits)
         if call.name == "aten::sum":
             nanoseconds = 1.0  # as good as no limit
@@ -170,7 +170,7 @@ def test_eight_bits_that_are_not_faster_are_not_recommended() -> None:
 
 def test_torchs_own_int8_takes_grouped_convolutions_sums_and_maxima_along() -> None:
     graph = graph_of(net)
-    theirs = TorchInt8.of(graph, LowBit().sites(graph), Selection())
+    theirs = TorchInt8.of(graph, LowBit().sites(graph), ModuleSelection())
     layers = [call.arguments for call in theirs.calls.values()]
     # Image, weight, stride, padding, dilation, groups; whether it rounds floats. Sums are small.
     once = ((1, 1), (1, 1), (1, 1))
@@ -313,10 +313,10 @@ def test_without_answers_nothing_is_claimed() -> None:
 @pytest.mark.parametrize(
     "layer",
     [linear(1, 700, 300), linear(5, 64, 64), linear(77, 90, 800),
-     Layer((1, 20, 20, 48), 96, (3, 3), padding=(1, 1)),
-     Layer((1, 20, 20, 48), 48, (3, 3), padding=(1, 1), depthwise=True)],
+     LayerShape((1, 20, 20, 48), 96, (3, 3), padding=(1, 1)),
+     LayerShape((1, 20, 20, 48), 48, (3, 3), padding=(1, 1), depthwise=True)],
 )  # fmt: skip
-def test_the_model_recovers_a_law_it_can_express(layer: Layer) -> None:
+def test_the_model_recovers_a_law_it_can_express(layer: LayerShape) -> None:
     machine = Machine({(3, 3): 0.004, (8, 8): 0.01})
     for bits in machine.per_product:
         if layer.depthwise:

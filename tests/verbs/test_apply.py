@@ -1,4 +1,4 @@
-"""apply carries the edit of the user's source that does the same, whole or not at all."""
+"""apply offers the equivalent edit of the user's source, complete or not at all."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from slipstream.errors import WorkloadError
 from slipstream.measure.checks import Trial
-from slipstream.technique import CodeChange, Quality, QualityKind, Settings, parse
+from slipstream.technique import CodeChange, Quality, QualityKind, TechniqueSettings, parse
 from slipstream.verbs import applying
 from slipstream.verbs.applying import apply
 from slipstream.workload import Workload
@@ -31,7 +31,7 @@ def make():
 
 @pytest.fixture
 def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A workload; its trial in a child is left out, as it is tested elsewhere."""
+    """A workload whose trial in a child is replaced by a fixed result."""
     monkeypatch.setattr(
         applying,
         "_first_steps",
@@ -51,17 +51,17 @@ def test_a_combination_is_one_edit(target: str) -> None:
 
 
 @pytest.mark.parametrize("technique", ["amp+accumulation:2", "amp:fp16+fused_optimizer"])
-def test_half_an_edit_is_none(target: str, technique: str) -> None:
+def test_an_incomplete_edit_is_shown_but_not_offered_as_a_file(target: str, technique: str) -> None:
     applied = apply(target, technique)
     assert applied.source is None
-    # What there is, is shown, and why the rest is not.
+    # The parts that exist are shown, with a note on the others.
     assert applied.diff
     notes = [change.note for change in applied.code if not change.diff]
     assert len(notes) == 1
     assert re.search(r":\n    \S", notes[0]), "what to write by hand"
 
 
-def test_what_is_there_already_is_said_and_completes_the_edit(target: str) -> None:
+def test_an_edit_already_in_the_file_is_named_and_counts(target: str) -> None:
     path = Path(target.removesuffix(":make"))
     path.write_text(_TEXT.replace("lr=0.1", "lr=0.1, fused=True"))
     applied = apply(target, "fused_optimizer")
@@ -71,7 +71,7 @@ def test_what_is_there_already_is_said_and_completes_the_edit(target: str) -> No
     assert apply(target, "fused_optimizer+amp").source is not None
 
 
-def test_an_edit_of_another_kind_is_shown_and_not_written(target: str) -> None:
+def test_a_diff_without_an_edit_is_shown_and_not_written(target: str) -> None:
     technique = parse("fused_optimizer")[0]
 
     class Foreign:
@@ -101,7 +101,7 @@ def test_live_objects_have_no_source() -> None:
 
 
 def _command(*arguments: str) -> None:
-    """``slipstream apply`` in this process."""
+    """Run ``slipstream apply`` in this process."""
     import typer
 
     from slipstream.cli import apply as command
@@ -111,7 +111,7 @@ def _command(*arguments: str) -> None:
     app(list(arguments), standalone_mode=False)
 
 
-def test_write_edits_the_file_and_undo_takes_it_back(
+def test_write_edits_the_file_and_undo_restores_it(
     target: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = Path(target.removesuffix(":make"))
@@ -133,9 +133,7 @@ def test_write_edits_the_file_and_undo_takes_it_back(
     assert path.read_text() == _TEXT
 
 
-def test_an_undo_says_what_is_still_in_the_file(
-    target: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_undo_reports_the_remaining_edits(target: str, capsys: pytest.CaptureFixture[str]) -> None:
     path = Path(target.removesuffix(":make"))
     for technique in ("fused_optimizer", "amp"):
         _command(target, "-t", technique, "--write")
@@ -163,10 +161,10 @@ def test_an_inference_is_shown_without_an_empty_table(
     _command(target, "-t", "fused_optimizer")
     lines = capsys.readouterr().out.splitlines()
     assert re.search(r"\boutput\b.*\b2\.5 %", lines[2])
-    assert not any("as it is" in line for line in lines), "no row of losses"
+    assert not any("baseline loss" in line for line in lines), "no row of losses"
 
 
-def test_what_has_no_whole_edit_is_not_written(target: str) -> None:
+def test_refuses_to_write_an_incomplete_edit(target: str) -> None:
     path = Path(target.removesuffix(":make"))
     with pytest.raises(WorkloadError, match="nothing was written") as caught:
         _command(target, "-t", "fused_optimizer+accumulation:2", "--write", "--json")
@@ -176,7 +174,7 @@ def test_what_has_no_whole_edit_is_not_written(target: str) -> None:
     assert os.listdir(path.parent) == ["train.py"]
 
 
-def test_a_loss_that_is_not_finite_stops_the_writing(
+def test_refuses_to_write_if_a_loss_is_not_finite(
     target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nan = (float("nan"),), Trial(0, 1), [None]
@@ -205,7 +203,7 @@ def test_the_diff_is_coloured_on_a_terminal_only(
     _command(target, "-t", "fused_optimizer")
     shown = capsys.readouterr().out
     added = "+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)"
-    # Never folded: whoever pipes it into patch needs every line whole.
+    # Never folded: patch needs whole lines.
     assert (f"\x1b[32m{added}\x1b[0m" if coloured else f"\n{added}\n") in shown
     assert ("\x1b[" in shown) == coloured
 
@@ -226,7 +224,7 @@ class _Scaled:
 
 
 @dataclass(frozen=True)
-class _Larger(Settings):
+class _Larger(TechniqueSettings):
     """A technique that changes every output by a tenth."""
 
     factor: float = 1.1
@@ -261,7 +259,7 @@ def test_outputs_of_an_inference_are_compared() -> None:
     assert same.outputs.difference == 0
 
 
-def test_an_output_that_is_not_finite_is_no_success() -> None:
+def test_reports_an_output_that_is_not_finite() -> None:
     import torch
 
     broken = _Larger(float("nan"))

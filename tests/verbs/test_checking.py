@@ -11,7 +11,13 @@ from typing import Any
 import pytest
 
 from slipstream.measure.environment import from_facts
-from slipstream.measure.records import Claim, Experiment, PredictionRecord, Settings, Verdict
+from slipstream.measure.records import (
+    Claim,
+    Experiment,
+    ExperimentSettings,
+    PredictionRecord,
+    Verdict,
+)
 from slipstream.measure.render import ComparisonRow, comparison_rows
 from slipstream.technique import parse
 from slipstream.verbs import checking
@@ -56,7 +62,13 @@ def measured(speedup: float, *, verdict: Verdict = Verdict.FASTER, launches: int
         0.01, 200, carries=True, reason="it differs from itself", launches=launches,
     )  # fmt: skip
     made = Experiment(
-        "train.py", "", from_facts({}), Settings("base"), (), {}, predictions={"amp:bf16": shown}
+        "train.py",
+        "",
+        from_facts({}),
+        ExperimentSettings("base"),
+        (),
+        {},
+        predictions={"amp:bf16": shown},
     )
     (row,) = comparison_rows(made, [claim])
     return row

@@ -1,4 +1,4 @@
-"""``predict``: ratios, intervals, shares, verdicts."""
+"""Tests of `predict`: ratios, intervals, shares, verdicts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from slipstream.durations import Answer, Durations
 from slipstream.errors import UnknownNameError
 from slipstream.graph import Call, Editor, Graph, replay
 from slipstream.provenance import Provenance
-from slipstream.technique import Context, Quality, QualityKind, Settings, Stage, Traits
+from slipstream.technique import Context, Quality, QualityKind, Stage, TechniqueSettings, Traits
 from slipstream.techniques.precision import Amp
 from slipstream.verbs.predicting import Folded, predict, prediction_of
 from slipstream.verbs.profiling import profile
@@ -27,8 +27,8 @@ from tiny_models import captured, workload
 
 
 @dataclass(frozen=True)
-class Faster(Settings):
-    """Scales every task; stands for a technique of known effect."""
+class Faster(TechniqueSettings):
+    """Scales every task: a technique of known effect."""
 
     factor: float = 0.5
     provenance: Provenance = Provenance.MICROBENCHMARK
@@ -64,37 +64,37 @@ class Faster(Settings):
         return None
 
 
-def test_timings_that_differ_too_much_are_no_prediction() -> None:
+def test_refuses_to_predict_from_unstable_timings() -> None:
     graph = captured("mlp")
-    known, unknown, assumed = (
-        predict(graph, [Faster(4.0, kind, spread=spread)], durations=Nothing())[0]
+    stable, unstable, assumed = (
+        predict(graph, [Faster(4.0, kind, spread=spread)], durations=NoDurations())[0]
         for kind, spread in (
             (Provenance.MICROBENCHMARK, 0.3),
             (Provenance.MICROBENCHMARK, 40.0),
             (Provenance.ASSUMED, 40.0),
         )
     )
-    assert known.why_not is None
-    assert "busy" in (unknown.why_not or "")
-    assert "--threads 1" not in (unknown.why_not or ""), "it was recorded on one"
-    # It may well apply: that is not what is not known.
-    assert unknown.verdict == "not-predictable"
-    notes = " ".join(prediction_table(graph, [unknown]).notes)
-    assert f"{unknown.technique} {unknown.verdict.text}: {unknown.why_not}"[:60] in notes
+    assert stable.why_not is None
+    assert "busy" in (unstable.why_not or "")
+    assert "--threads 1" not in (unstable.why_not or ""), "it was recorded on predict_one"
+    # It may apply, but its time is unknown.
+    assert unstable.verdict == "not-predictable"
+    notes = " ".join(prediction_table(graph, [unstable]).notes)
+    assert f"{unstable.technique} {unstable.verdict.text}: {unstable.why_not}"[:60] in notes
     several = replace(graph, meta={**graph.meta, "threads": 2})
-    (unknown,) = predict(
-        several, [Faster(4.0, Provenance.MICROBENCHMARK, spread=40.0)], durations=Nothing()
+    (unstable,) = predict(
+        several, [Faster(4.0, Provenance.MICROBENCHMARK, spread=40.0)], durations=NoDurations()
     )
-    assert "--threads 1" in (unknown.why_not or "")
-    assert unknown.verdict == "not-predictable"
-    assert math.isnan(unknown.ratio)
-    assert unknown.memory == (replay(graph).peak_bytes, 0)
-    # Nothing was timed that could have been disturbed.
+    assert "--threads 1" in (unstable.why_not or "")
+    assert unstable.verdict == "not-predictable"
+    assert math.isnan(unstable.ratio)
+    assert unstable.memory == (replay(graph).peak_bytes, 0)
+    # Assumed durations have no timings that could be disturbed.
     assert assumed.why_not is None
 
 
-class Nothing(KnownDurations):
-    """Durations that must not be asked for anything."""
+class NoDurations(KnownDurations):
+    """Durations that fail on any query."""
 
     def measure(
         self, calls: Sequence[Call], report: Any = None, until: Any = None, **how: Any
@@ -105,8 +105,8 @@ class Nothing(KnownDurations):
         raise AssertionError(call)
 
 
-def one(graph: Graph, *techniques: Any, **options: Any) -> Prediction:
-    (found,) = predict(graph, [techniques], durations=Nothing(), **options)  # type: ignore[arg-type]
+def predict_one(graph: Graph, *techniques: Any, **options: Any) -> Prediction:
+    (found,) = predict(graph, [techniques], durations=NoDurations(), **options)  # type: ignore[arg-type]
     return found
 
 
@@ -115,8 +115,8 @@ def graph() -> Graph:
     return captured("mlp")
 
 
-def test_no_technique_changes_nothing(graph: Graph) -> None:
-    found = one(graph)
+def test_the_baseline_is_unchanged(graph: Graph) -> None:
+    found = predict_one(graph)
     assert found.ratio == found.speedup == 1.0
     assert found.technique == "as it is"
     assert found.step_ns == found.baseline_ns == replay(graph).step_ns
@@ -126,7 +126,7 @@ def test_no_technique_changes_nothing(graph: Graph) -> None:
 
 @pytest.mark.parametrize("factor", [0.01, 0.5, 1.0, 3.0])
 def test_the_interval_contains_the_ratio_and_shares_sum_to_one(graph: Graph, factor: float) -> None:
-    found = one(graph, Faster(factor))
+    found = predict_one(graph, Faster(factor))
     assert found.low < found.ratio < found.high
     assert sum(found.shares.values()) == pytest.approx(1.0)
     assert found.ratio == pytest.approx(found.step_ns / found.baseline_ns)
@@ -136,31 +136,31 @@ def test_the_interval_contains_the_ratio_and_shares_sum_to_one(graph: Graph, fac
 def test_the_ratio_is_the_gaps_plus_the_scaled_tasks(graph: Graph) -> None:
     gaps, tasks = graph.tasks.gap_ns.sum(), graph.tasks.duration_ns.sum()
     expected = (gaps + 0.5 * tasks) / (gaps + tasks)
-    assert one(graph, Faster(0.5)).ratio == pytest.approx(expected, rel=1e-5)
+    assert predict_one(graph, Faster(0.5)).ratio == pytest.approx(expected, rel=1e-5)
 
 
-def test_twice_the_samples_count_half(graph: Graph) -> None:
-    found = one(graph, Faster(1.0, samples=2 * graph.samples))
+def test_the_ratio_is_per_sample(graph: Graph) -> None:
+    found = predict_one(graph, Faster(1.0, samples=2 * graph.samples))
     assert found.ratio == pytest.approx(0.5)
     assert found.samples == (graph.samples, 2 * graph.samples)
 
 
 def test_uncertain_tasks_widen_the_interval(graph: Graph) -> None:
     def width(technique: Faster) -> float:
-        found = one(graph, technique)
+        found = predict_one(graph, technique)
         return math.log(found.high / found.low)
 
     assert width(Faster(0.5, spread=0.5)) > width(Faster(0.5)) > width(Faster(0.01))
-    assert width(Faster(0.5)) > math.log(one(graph).high / one(graph).low)
+    assert width(Faster(0.5)) > math.log(predict_one(graph).high / predict_one(graph).low)
 
 
-def test_the_weakest_provenance_speaks_for_the_whole(graph: Graph) -> None:
-    assert one(graph, Faster(0.5)).provenance is Provenance.MICROBENCHMARK
-    assert one(graph, Faster(0.5, Provenance.ASSUMED)).provenance is Provenance.ASSUMED
-    assert one(graph).provenance is Provenance.MEASURED
+def test_the_provenance_is_the_weakest_one(graph: Graph) -> None:
+    assert predict_one(graph, Faster(0.5)).provenance is Provenance.MICROBENCHMARK
+    assert predict_one(graph, Faster(0.5, Provenance.ASSUMED)).provenance is Provenance.ASSUMED
+    assert predict_one(graph).provenance is Provenance.MEASURED
 
 
-def test_copies_of_a_task_that_is_no_operator_are_off_alike(graph: Graph) -> None:
+def test_copies_of_a_task_share_their_error(graph: Graph) -> None:
     total = replay(graph).step_ns
 
     def width(copies: int) -> float:
@@ -175,7 +175,7 @@ def test_copies_of_a_task_that_is_no_operator_are_off_alike(graph: Graph) -> Non
     assert width(4) == pytest.approx(width(1), rel=1e-9)
 
 
-def test_a_note_of_a_technique_stands_below_the_table_once() -> None:
+def test_a_technique_s_note_appears_once() -> None:
     graph = captured("mlp")
     alone, together = (
         Predicted(name, 1.0, 0.5, 0.5, 0.4, 0.6, notes={"noted": "another is cheaper"})
@@ -188,77 +188,77 @@ def test_a_note_of_a_technique_stands_below_the_table_once() -> None:
 
 
 def test_a_history_of_errors_widens_the_interval(graph: Graph) -> None:
-    asked: list[tuple[float, float, float]] = []
+    intervals: list[tuple[float, float, float]] = []
 
     def widen(ratio: float, low: float, high: float) -> tuple[float, float]:
-        asked.append((ratio, low, high))
+        intervals.append((ratio, low, high))
         return low / 2, high * 2
 
-    plain, wide = one(graph, Faster()), one(graph, Faster(), widen=widen)
-    assert asked == [(plain.ratio, plain.low, plain.high)]
+    plain, wide = predict_one(graph, Faster()), predict_one(graph, Faster(), widen=widen)
+    assert intervals == [(plain.ratio, plain.low, plain.high)]
     assert (wide.low, wide.high) == (plain.low / 2, plain.high * 2)
 
 
-def test_a_technique_that_does_not_apply_says_why_and_predicts_nothing(graph: Graph) -> None:
-    found = one(graph, Faster(reason="not on a Tuesday"))
+def test_a_refusal_has_a_reason_and_no_numbers(graph: Graph) -> None:
+    found = predict_one(graph, Faster(reason="not on a Tuesday"))
     assert found.why_not == "not on a Tuesday"
     assert found.verdict == "not-applicable"
     assert math.isnan(found.ratio)
     assert found.graph is None
 
 
-def test_of_a_combination_the_part_that_does_not_apply_is_named(graph: Graph) -> None:
-    found = one(graph, Faster(0.5), Faster(reason="not on a Tuesday"))
+def test_a_refused_combination_names_the_part(graph: Graph) -> None:
+    found = predict_one(graph, Faster(0.5), Faster(reason="not on a Tuesday"))
     assert found.why_not == "faster: not on a Tuesday"
 
 
 @dataclass(frozen=True)
 class Declining(Faster):
-    """Looks at the step and leaves it as it is."""
+    """Looks at the step and leaves it unchanged."""
 
     name: ClassVar[str] = "declining"
 
     def predict(self, graph: Graph, context: Context) -> Graph:
-        return Editor(graph, str(self)).apply("no pair pays")
+        return Editor(graph, str(self)).apply("no pair is faster")
 
 
-def test_an_edit_that_touches_nothing_is_a_refusal_with_its_reason(graph: Graph) -> None:
-    prediction = one(graph, Declining())
+def test_an_edit_without_changes_is_a_refusal(graph: Graph) -> None:
+    prediction = predict_one(graph, Declining())
     assert math.isnan(prediction.ratio)
     assert prediction.why_not is not None
-    assert prediction.why_not.endswith(": no pair pays")
-    both = one(graph, Faster(0.5), Declining())
+    assert prediction.why_not.endswith(": no pair is faster")
+    both = predict_one(graph, Faster(0.5), Declining())
     assert both.why_not is not None
     assert both.why_not.startswith("declining: ")
 
 
 def test_a_combination_folds_its_parts(graph: Graph) -> None:
-    both = one(graph, Faster(0.5), Faster(0.5))
-    assert both.step_ns == pytest.approx(one(graph, Faster(0.25)).step_ns, rel=1e-6)
+    both = predict_one(graph, Faster(0.5), Faster(0.5))
+    assert both.step_ns == pytest.approx(predict_one(graph, Faster(0.25)).step_ns, rel=1e-6)
     assert len(both.edits) == 2
 
 
-def test_what_an_earlier_call_made_is_not_made_again(graph: Graph) -> None:
+def test_reuses_edits_of_earlier_calls(graph: Graph) -> None:
     first, second = Faster(0.5), Faster(0.25)
     folded: Folded = {}
-    (alone,) = predict(graph, [[first]], durations=Nothing(), folded=folded)
-    kept = folded[(first,)]
-    both, again = predict(graph, [[first, second], [first]], durations=Nothing(), folded=folded)
-    assert folded[(first,)] is kept
-    assert (again.ratio, both.ratio) == (alone.ratio, one(graph, first, second).ratio)
+    (alone,) = predict(graph, [[first]], durations=NoDurations(), folded=folded)
+    cached = folded[(first,)]
+    both, again = predict(graph, [[first, second], [first]], durations=NoDurations(), folded=folded)
+    assert folded[(first,)] is cached
+    assert (again.ratio, both.ratio) == (alone.ratio, predict_one(graph, first, second).ratio)
 
 
-def test_the_quality_is_the_most_consequential(graph: Graph) -> None:
+def test_the_quality_is_that_of_the_worst_part(graph: Graph) -> None:
     rounding, training = QualityKind.ROUNDING, QualityKind.NEEDS_TRAINING
-    found = one(graph, Faster(kind=training), Faster(kind=rounding))
+    found = predict_one(graph, Faster(kind=training), Faster(kind=rounding))
     assert found.quality is not None
     assert found.quality.kind is training
-    assert one(graph).quality is None
+    assert predict_one(graph).quality is None
 
 
 def test_alternatives_keep_their_order(graph: Graph) -> None:
-    asked = [Faster(0.5), Faster(0.25), (Faster(0.5), Faster(0.1))]
-    found = predict(graph, asked, durations=Nothing())  # type: ignore[arg-type]
+    alternatives = [Faster(0.5), Faster(0.25), (Faster(0.5), Faster(0.1))]
+    found = predict(graph, alternatives, durations=NoDurations())  # type: ignore[arg-type]
     assert [prediction.technique for prediction in found] == [
         str(Faster(0.5)), str(Faster(0.25)), f"{Faster(0.5)}+{Faster(0.1)}",
     ]  # fmt: skip
@@ -266,7 +266,7 @@ def test_alternatives_keep_their_order(graph: Graph) -> None:
 
 def test_an_unknown_name_is_refused(graph: Graph) -> None:
     with pytest.raises(UnknownNameError, match="amp"):
-        predict(graph, ["amq"], durations=Nothing())  # type: ignore[arg-type]
+        predict(graph, ["amq"], durations=NoDurations())  # type: ignore[arg-type]
 
 
 def verdict(low: float, high: float) -> str:
@@ -291,7 +291,7 @@ JUST = 1e-9
         (1.5, 2.0, "slower"),
     ],
 )
-def test_the_verdict_turns_at_its_thresholds(low: float, high: float, expected: str) -> None:
+def test_verdict_thresholds(low: float, high: float, expected: str) -> None:
     assert verdict(low, high) == expected
 
 
@@ -303,7 +303,7 @@ def test_every_interval_has_a_verdict(low: float, factor: float) -> None:
 
 
 def test_the_record_holds_what_was_shown(graph: Graph) -> None:
-    found = one(graph, Faster(0.5))
+    found = predict_one(graph, Faster(0.5))
     assert isinstance(found, Predicted)
     record = found.to_record("train.py", "e1")
     assert (record.workload, record.technique, record.env_id) == ("train.py", found.technique, "e1")
@@ -314,8 +314,8 @@ def test_the_record_holds_what_was_shown(graph: Graph) -> None:
 
 
 def test_amp_from_end_to_end(graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Real micro-benchmarks, without the user's code; the second time from the cache alone."""
-    # However much they differ, on a machine that is busy.
+    """Runs real micro-benchmarks, without the user's code; the second call uses the cache."""
+    # Accept any spread on a busy machine.
     monkeypatch.setattr("slipstream.verbs.predicting._MAX_ERROR", math.inf)
     path = tmp_path / "durations.db"
     lines: list[str] = []
@@ -332,8 +332,8 @@ def test_amp_from_end_to_end(graph: Graph, tmp_path: Path, monkeypatch: pytest.M
     assert np.isclose(replay(first.graph).step_ns, first.step_ns)
 
 
-class Asked(Nothing):
-    """Remembers what was measured, call by call."""
+class RecordedDurations(NoDurations):
+    """Records each call of `measure`."""
 
     def __init__(self) -> None:
         self.calls: list[Any] = []
@@ -346,7 +346,7 @@ class Asked(Nothing):
 
 @dataclass(frozen=True)
 class Later(Faster):
-    """Comes after `Faster`, asks about the step that leaves, and refuses one of many samples."""
+    """Runs after `Faster`, requests a timing of the edited step, and refuses many samples."""
 
     name: ClassVar[str] = "later"
     traits: ClassVar[Traits] = Traits(stage=Stage.PRECISION)
@@ -358,8 +358,8 @@ class Later(Faster):
         return [f"a step of {graph.samples} samples"]
 
 
-def test_a_technique_is_asked_about_the_step_that_earlier_ones_leave() -> None:
-    durations: Any = Asked()
+def test_a_technique_sees_the_step_edited_by_earlier_ones() -> None:
+    durations: Any = RecordedDurations()
     both = (Later(), Faster(samples=5))
     (found,) = predict(captured("mlp"), [both], durations=durations)
     assert durations.calls == [[], ["a step of 5 samples"]]
@@ -370,7 +370,7 @@ def test_a_technique_is_asked_about_the_step_that_earlier_ones_leave() -> None:
 
 
 def test_a_part_that_no_longer_applies_is_named() -> None:
-    durations: Any = Asked()
+    durations: Any = RecordedDurations()
     both = (Faster(samples=9), Later())
     alone, together = predict(captured("mlp"), [(Later(),), both], durations=durations)
     assert alone.why_not is None
@@ -380,20 +380,20 @@ def test_a_part_that_no_longer_applies_is_named() -> None:
 def test_steps_that_differ_widen_the_interval() -> None:
     mlp = captured("mlp")
     differing = replace(mlp, meta={**mlp.meta, "unaligned_share": 0.2})
-    plain, wide = one(mlp, Faster()), one(differing, Faster())
+    plain, wide = predict_one(mlp, Faster()), predict_one(differing, Faster())
     assert wide.high / wide.low > 1.5 * plain.high / plain.low
     assert wide.ratio == plain.ratio
 
 
 @dataclass(frozen=True)
 class Needy(Faster):
-    """Needs to know which ids are looked up."""
+    """Requires statistics."""
 
     name: ClassVar[str] = "needy"
     traits: ClassVar[Traits] = Traits(needs=frozenset({"ids", "grads"}))
 
 
-def test_a_statistic_that_was_not_recorded_is_asked_for_with_the_command() -> None:
+def test_a_missing_statistic_is_refused_with_the_command() -> None:
     (found,) = predict(captured("embedding"), [Needy()])
     assert found.verdict == "not-applicable"
     assert "slipstream advise WORKLOAD --record grads,ids" in (found.why_not or "")
@@ -402,7 +402,7 @@ def test_a_statistic_that_was_not_recorded_is_asked_for_with_the_command() -> No
     assert found.why_not == "a reason"
 
 
-def test_a_recorded_statistic_lets_it_apply_and_an_empty_one_says_why() -> None:
+def test_a_recorded_statistic_lets_a_technique_apply() -> None:
     graph = profile(workload("embedding"), warmup=1, steps=2, threads=1, needs=Needy.traits.needs)
     (found,) = predict(graph, [Needy()])
     assert found.why_not is None

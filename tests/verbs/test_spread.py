@@ -1,4 +1,4 @@
-"""Curves over workers, should I compress?, and whole runs."""
+"""Tests of scaling curves, gradient compression and training runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from slipstream.errors import InvalidArgumentError, UsageError
 from slipstream.graph import Editor, Graph, Work, replace_exchange
 from slipstream.provenance import Provenance
 from slipstream.report.curve import curve_svg
-from slipstream.technique import Quality, QualityKind, Settings, Stage, Traits
+from slipstream.technique import Quality, QualityKind, Stage, TechniqueSettings, Traits
 from slipstream.verbs.scaling import PARTS, curve
 from slipstream.verbs.spreading import at_bandwidth, crossover, spread
 from slipstream_bench.systems.scale.training_run import Pace, Run
@@ -28,7 +28,7 @@ SWITCH = Cluster.load("workers=64,link=100mbit,latency=20us")
 
 
 @dataclass(frozen=True)
-class Tenth(Settings):
+class Tenth(TechniqueSettings):
     """A tenth of the bytes, for `cost_us` of encoding."""
 
     cost_us: float = 100.0
@@ -65,11 +65,11 @@ class Tenth(Settings):
 
 @pytest.fixture
 def tenth(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One way to compress, and no other, is installed."""
-    known = {
+    """Registers one compression method and no other."""
+    registered = {
         name: kind for name, kind in technique.registry().items() if not kind.traits.compresses
     }
-    monkeypatch.setattr(technique, "registry", lambda: {**known, "tenth": Tenth})
+    monkeypatch.setattr(technique, "registry", lambda: {**registered, "tenth": Tenth})
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def transformer() -> Graph:
     return graph_of("transformer")
 
 
-def test_the_curve_pays_more_for_communication_with_more_workers(transformer: Graph) -> None:
+def test_communication_grows_with_the_workers(transformer: Graph) -> None:
     points = curve(transformer, SWITCH, [2, 8, 64], durations=DURATIONS).points
     assert [p.workers for p in points] == [2, 8, 64]
     efficiency = [p.efficiency for p in points]
@@ -86,11 +86,11 @@ def test_the_curve_pays_more_for_communication_with_more_workers(transformer: Gr
         assert sum(p.parts_ns.values()) == pytest.approx(p.prediction.step_ns)
         assert tuple(p.parts_ns) == PARTS
         assert p.prediction.samples[1] == p.workers * transformer.samples
-    talk = [p.parts_ns["latency"] + p.parts_ns["bandwidth"] for p in points]
-    assert talk == sorted(talk)
+    communication = [p.parts_ns["latency"] + p.parts_ns["bandwidth"] for p in points]
+    assert communication == sorted(communication)
 
 
-def test_a_curve_is_a_picture_with_every_bar(transformer: Graph) -> None:
+def test_the_curve_draws_every_bar(transformer: Graph) -> None:
     points = curve(transformer, SWITCH, [2, 4], text="fsdp:stage=2", durations=DURATIONS).points
     svg = curve_svg("a <b>", [(str(p.workers), p.parts_ns, "wall") for p in points], PARTS)
     drawn = xml.dom.minidom.parseString(svg)
@@ -103,7 +103,7 @@ def test_a_curve_is_a_picture_with_every_bar(transformer: Graph) -> None:
     ("workers", "batch", "said"),
     [([], 0, "is empty"), ([128], 0, r"\b128\b.*\b64\b"), ([8], 12, r"\b12\b.*\b8\b")],
 )
-def test_what_cannot_be_drawn_is_named(
+def test_refuses_invalid_workers_and_batches(
     transformer: Graph, workers: list[int], batch: int, said: str
 ) -> None:
     with pytest.raises(InvalidArgumentError, match=said):
@@ -115,7 +115,7 @@ def test_a_technique_for_one_machine_has_no_curve(transformer: Graph) -> None:
         curve(transformer, SWITCH, [2], text="amp:bf16", durations=DURATIONS)
 
 
-def test_bandwidth_moves_what_depends_on_bytes_only(transformer: Graph) -> None:
+def test_bandwidth_changes_only_transfer_times(transformer: Graph) -> None:
     made = shared(transformer, SLOW)
     (row,) = made.exchanges
     twice = at_bandwidth(made, 2.0)
@@ -127,7 +127,7 @@ def test_bandwidth_moves_what_depends_on_bytes_only(transformer: Graph) -> None:
 
 
 @pytest.mark.usefixtures("tenth")
-def test_compressing_pays_below_the_bandwidth_where_it_saves_what_it_costs(
+def test_compression_is_worth_it_below_the_crossover(
     transformer: Graph,
 ) -> None:
     found = spread(transformer, SLOW, 4, durations=DURATIONS).compressing
@@ -136,7 +136,7 @@ def test_compressing_pays_below_the_bandwidth_where_it_saves_what_it_costs(
     assert found.best is method
     made = shared(transformer, SLOW)
     (row,) = made.exchanges
-    # One bucket, all of it shows: it saves 9/10 of its bytes' time and costs 100 us.
+    # One fully exposed bucket: compression saves 9/10 of its transfer and costs 100 us.
     sent_ns = made.tasks.duration_ns[row.task] - row.latency_ns
     assert found.bandwidth == pytest.approx(row.sent_bytes / sent_ns * 1e9)
     assert method.pays_below == pytest.approx(found.bandwidth * 0.9 * sent_ns / 100e3, rel=1e-3)
@@ -146,7 +146,7 @@ def test_compressing_pays_below_the_bandwidth_where_it_saves_what_it_costs(
 
 
 @pytest.mark.usefixtures("tenth")
-def test_where_sending_is_hidden_the_answer_is_no(transformer: Graph) -> None:
+def test_compression_is_useless_if_communication_is_hidden(transformer: Graph) -> None:
     found = spread(transformer, FAST, 4, durations=DURATIONS).compressing
     assert found is not None
     assert found.best is None
@@ -173,7 +173,7 @@ def test_every_way_to_spread_is_ranked(transformer: Graph) -> None:
         spread(transformer, SLOW, 9, durations=DURATIONS)
 
 
-def test_a_pace_carries_over_to_other_numbers_of_chips() -> None:
+def test_a_pace_extrapolates_to_other_numbers_of_chips() -> None:
     small = Cluster.load("tpu-v4-pod", dims=[2, 2, 4])
     large = Cluster.load("tpu-v4-pod", dims=[8, 8, 8])
     pace = Pace.of(small, 73.61e6, 2048, 102e6)
@@ -199,8 +199,8 @@ def test_a_run_names_its_wall() -> None:
         Run.of({"compute": 1.0}, 1, evaluation_tail=float("nan"))
 
 
-def test_a_batch_of_all_workers_is_compared_with_the_fewest_of_them(transformer: Graph) -> None:
-    """Recorded with as many samples as each of four workers would have."""
+def test_a_global_batch_is_relative_to_the_fewest_workers(transformer: Graph) -> None:
+    """The recorded batch is the share of each of four workers."""
     points = curve(
         transformer, SWITCH, [4], global_batch=4 * transformer.samples, durations=DURATIONS
     ).points

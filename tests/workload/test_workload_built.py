@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from slipstream.errors import WorkloadError
-from slipstream.technique import Settings, Traits
+from slipstream.technique import TechniqueSettings, Traits
 from slipstream.workload import BuiltWorkload, build_from
 
 WHERE = "train.py:7"
@@ -288,7 +288,7 @@ def test_near_misses_are_told_what_to_write(result: Any, said: str, remedy: str)
 
 
 @dataclass(frozen=True)
-class Noting(Settings):
+class Noting(TechniqueSettings):
     """A technique that writes down when it was applied."""
 
     name: str  # type: ignore[misc]

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from slipstream.technique import Settings
+from slipstream.technique import TechniqueSettings
 from slipstream.techniques.accumulation import Accumulation
 from slipstream.techniques.fused_optimizer import FusedOptimizer
 from slipstream.workload import BuiltWorkload
@@ -414,7 +414,7 @@ def test_our_errors_are_not_caught_by_the_scripts_handlers(drive_forked: Run) ->
 
 
 def test_a_technique_is_applied_to_the_model_that_was_found(drive_forked: Run) -> None:
-    class Frozen(Settings):
+    class Frozen(TechniqueSettings):
         name: ClassVar[str] = "frozen"
 
         def apply(self, built: BuiltWorkload) -> None:

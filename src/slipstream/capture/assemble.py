@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from slipstream.capture.clocks import collection_ns, collection_spread
 from slipstream.capture.describe import describe_capture
-from slipstream.capture.events import Aligned, Step, align
+from slipstream.capture.events import Aligned, StepEvents, align
 from slipstream.capture.lines import Seen, find_chains, line_of_units, makers
 from slipstream.capture.memory import MemoryRecord, allocations
 from slipstream.capture.modules import ModuleNames
@@ -57,7 +57,7 @@ def assemble(
     trace: Sequence[Node],
     parameters: Sequence[int],
     names: ModuleNames,
-    profiled: Sequence[Step],
+    profiled: Sequence[StepEvents],
     times: StepTimes,
     threads: int,
     other: OtherSize,

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from slipstream.capture.events import Step, mark, profiler, steps_of
+from slipstream.capture.events import StepEvents, mark, profiler, steps_of
 from slipstream.errors import WorkloadError
 
 # Compiling happens in the first step, compiling again where something differs in the second.
@@ -192,7 +192,7 @@ class Compiling:
                     region.steps_ns.append(region.spent_ns)
         return times_ns
 
-    def profiled(self) -> Generator[None, Any, list[Step]]:
+    def profiled(self) -> Generator[None, Any, list[StepEvents]]:
         """The events of a few compiled steps."""
         self._model._compiled_call_impl = self._safely
         with profiler() as watching:

@@ -71,7 +71,7 @@ class Dispatched:
 
 
 @dataclass(frozen=True)
-class Step:
+class StepEvents:
     """One step's events in pre-order: parents before children, by start time.
 
     Attributes:
@@ -99,7 +99,7 @@ class Step:
         return np.array(parents, np.int64)
 
 
-def steps_of(events: Iterable[Any]) -> list[Step]:
+def steps_of(events: Iterable[Any]) -> list[StepEvents]:
     """Split Kineto events at the step markers; only the thread that set them is kept."""
     # Each field is a call into the profiler, most of what this costs: none is read twice.
     rows = [
@@ -131,7 +131,7 @@ def steps_of(events: Iterable[Any]) -> list[Step]:
 
 def _step(
     names: tuple[str, ...], start: NDArray[np.int64], end: NDArray[np.int64], length_ns: int
-) -> Step:
+) -> StepEvents:
     # Rounding may end a child after its parent by a nanosecond; clamp it, or it would seem
     # to lie beside the parent rather than inside. The outermost events' parent is the step: one
     # still open at the marker (a script's Optimizer.step, whose hook sets it) is cut there.
@@ -144,7 +144,7 @@ def _step(
             ends = open_until[-1]
         open_until.append(ends)
         clamped.append(ends)
-    return Step(names, start, np.array(clamped, np.int64), length_ns)
+    return StepEvents(names, start, np.array(clamped, np.int64), length_ns)
 
 
 _ABSENT = -1
@@ -178,7 +178,7 @@ class Aligned:
 
 
 def align(
-    reference: Sequence[str], steps: Sequence[Step], parents: NDArray[np.int64] | None = None
+    reference: Sequence[str], steps: Sequence[StepEvents], parents: NDArray[np.int64] | None = None
 ) -> Aligned:
     """Find the events of `reference` in those `steps` that have them all, else in similar ones.
 
@@ -217,7 +217,9 @@ def align(
     return _gathered(reference, [steps[n] for n in chosen], [places[n] for n in chosen], unaligned)
 
 
-def nested(found: NDArray[np.int64], parents: NDArray[np.int64], step: Step) -> NDArray[np.int64]:
+def nested(
+    found: NDArray[np.int64], parents: NDArray[np.int64], step: StepEvents
+) -> NDArray[np.int64]:
     """Match a parent to the event of its name that encloses its children's matches.
 
     Names alone confuse neighbours: where an epoch ends, an exhausted iterator's ``__next__``
@@ -250,7 +252,7 @@ def is_near(events: int, reference: int) -> bool:
     return abs(events - reference) <= _NEAR * reference
 
 
-def is_typical(reference: Sequence[str], steps: Sequence[Step]) -> bool:
+def is_typical(reference: Sequence[str], steps: Sequence[StepEvents]) -> bool:
     """Whether the way that most of `steps` take has the reference's events.
 
     If there is no such way: whether about half of the steps have more events.
@@ -266,7 +268,7 @@ def is_typical(reference: Sequence[str], steps: Sequence[Step]) -> bool:
 
 def _gathered(
     reference: Sequence[str],
-    steps: Sequence[Step],
+    steps: Sequence[StepEvents],
     found: Sequence[NDArray[np.int64]],
     unaligned: float,
 ) -> Aligned:
@@ -283,7 +285,7 @@ def _gathered(
     return Aligned(start, end, others, np.array([float(s.length_ns) for s in steps]), unaligned)
 
 
-def _difference(reference: Sequence[str], steps: Sequence[Step], common: float) -> str:
+def _difference(reference: Sequence[str], steps: Sequence[StepEvents], common: float) -> str:
     """Where the steps part, in words."""
     message = f"the steps have only {100 * common:.0f} % of their operators in common"
     for step in steps:

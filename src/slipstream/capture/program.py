@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -26,9 +26,9 @@ from slipstream.capture.clocks import (
 )
 from slipstream.capture.closures import ClosureWatch
 from slipstream.capture.compiling import compiled_already, nothing
-from slipstream.capture.events import Step, is_typical, mark, profiler, steps_of
+from slipstream.capture.events import StepEvents, is_typical, mark, profiler, steps_of
 from slipstream.capture.lines import LineWatch, Seen
-from slipstream.capture.memory import MemoryRecord, record_memory
+from slipstream.capture.memory import MemoryRecord, is_fitting, record_memory
 from slipstream.capture.modules import ModuleNames
 from slipstream.capture.other_size import OtherSize, record_other_size
 from slipstream.capture.overhead import StepTimes
@@ -56,7 +56,7 @@ _LONGEST_CAPTURE_S = 60.0
 _MIN_PROFILED = 3
 # Before a step counts as one of several threads.
 _SECOND_LOOKS = 3
-_TRACE_RETRIES = 4
+_RETRIES = 4
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class _Capture:
         self._settings = settings
         self._report = report
         self._plain = _PlainSteps(built, closures)
-        self._profiled: list[Step] = []
+        self._profiled: list[StepEvents] = []
         self._memory: MemoryRecord | None = None
         self._started = time.perf_counter()
 
@@ -179,6 +179,7 @@ class _Capture:
             with no_collection():
                 _, self._memory = yield from record_memory(built)
         names, parameters, trace = yield from self._record_arguments()
+        yield from self._fit_memory(trace)
         if settings.other_size:
             report("recording another number of samples")
             other = record_other_size(built, trace)
@@ -269,9 +270,8 @@ class _Capture:
             # Hooks make torch.compile compile again; not in the step that is recorded.
             with names:
                 yield
-        retries = 0 if self._settings.short or self._settings.once else _TRACE_RETRIES
         with temporary_folder("trace") as folder:
-            for attempt in range(retries + 1):
+            for attempt in range(self._retries + 1):
                 path = folder / f"trace-{attempt}.json"
                 with names, recorded(path):
                     _show_parameters(self._built.model)
@@ -281,6 +281,19 @@ class _Capture:
                 if is_typical(find_units(trace).events, self._profiled):
                     break
         return names, parameters, trace
+
+    def _fit_memory(self, trace: Sequence[Node]) -> Generator[None, None, None]:
+        """Record the memory of further steps while it cannot be that of the recorded operators.
+
+        In steps with a line search the number of operators differs.
+        """
+        units = find_units(trace)
+        for attempt in range(self._retries):
+            if is_fitting(self._memory, trace, units):
+                return
+            self._report(f"recording memory again, {attempt + 1} of at most {self._retries}")
+            with no_collection():
+                _, self._memory = yield from record_memory(self._built)
 
     def _with_statistics(self, graph: Graph) -> Generator[None, Any, Graph]:
         needs = self._settings.needs
@@ -296,6 +309,11 @@ class _Capture:
             )
             graph = replace(graph, statistics=observed)
         return graph
+
+    @property
+    def _retries(self) -> int:
+        """How often a step is recorded again that does not fit the others."""
+        return 0 if self._settings.short or self._settings.once else _RETRIES
 
     @property
     def _compiled(self) -> bool:

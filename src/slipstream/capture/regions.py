@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.capture.compiling import STEPS_PER_TURN, Compiling, compiled_already, nothing
-from slipstream.capture.events import Step
+from slipstream.capture.events import StepEvents
 from slipstream.capture.modules import ROOT
 from slipstream.graph import Graph, StepPhase
 
@@ -143,7 +143,7 @@ def repeats(graph: Graph, tasks: NDArray[np.int64]) -> int:
     return int(np.unique(pairs, axis=0, return_counts=True)[1].max(initial=1))
 
 
-def _stays(graph: Graph, seen: Step) -> list[tuple[str, str]]:
+def _stays(graph: Graph, seen: StepEvents) -> list[tuple[str, str]]:
     """Which of the model's forward tasks the compiled step `seen` still runs one by one, once each.
 
     In the order in which they come first.
@@ -167,7 +167,7 @@ def _stays(graph: Graph, seen: Step) -> list[tuple[str, str]]:
     ]
 
 
-def _overhead_ns(graph: Graph, seen: Step) -> float:
+def _overhead_ns(graph: Graph, seen: StepEvents) -> float:
     """Of a compiled step: the time in compiled frames, less the regions and what stays eager."""
     eager = set(graph.texts("name"))
     total = 0.0
@@ -187,7 +187,7 @@ def _overhead_ns(graph: Graph, seen: Step) -> float:
     return max(total, 0.0)
 
 
-def _outside(seen: Step, names: set[str]) -> list[str]:
+def _outside(seen: StepEvents, names: set[str]) -> list[str]:
     """The outermost operators among `names` that run outside of compiled functions, in order.
 
     Only those of the forward pass, which ends where autograd's engine starts.

@@ -17,7 +17,7 @@ from slipstream.units import format_percent
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from slipstream.measure.history import Step
+    from slipstream.measure.history import SpeedChange
     from slipstream.measure.records import Claim, Experiment
     from slipstream.measure.store import Store, Summary
 
@@ -177,7 +177,7 @@ def regress(
             if title in s.title
         ]
     changes = [step for step in steps(history) if everything or (step.worse and step.latest)]
-    fields: tuple[Field[Step], ...] = (
+    fields: tuple[Field[SpeedChange], ...] = (
         Field.of("title", lambda s: s.title),
         Field.of("what", lambda s: f"{s.arm}: {s.metric}"),
         Field.number("before", lambda s: f"{s.old.ratio:.3f}"),
@@ -194,7 +194,7 @@ def regress(
         raise typer.Exit(1)
 
 
-def _change(step: Step) -> str:
+def _change(step: SpeedChange) -> str:
     change = format_percent(step.new.ratio / step.old.ratio - 1, signed=True)
     return change + (" worse" if step.worse else " better")
 

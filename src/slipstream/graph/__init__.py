@@ -17,7 +17,7 @@ from slipstream.graph.io.kineto import KinetoTrace, MemoryChange, read_kineto, r
 from slipstream.graph.price import UNKNOWN_SPREAD, Price, Prices, price, price_columns
 from slipstream.graph.replicate import replicate
 from slipstream.graph.scheduling import schedule
-from slipstream.graph.select import Selection
+from slipstream.graph.select import TaskSelection
 from slipstream.graph.statistics import (
     MOST_IDS,
     GradientNoise,
@@ -89,12 +89,12 @@ __all__ = [
     "Price",
     "Prices",
     "Role",
-    "Selection",
     "Spectrum",
     "Statistics",
     "StepPhase",
     "StringTable",
     "TableIds",
+    "TaskSelection",
     "TaskView",
     "Tasks",
     "TensorSpec",

@@ -29,7 +29,7 @@ from slipstream.graph.rewiring import (
     checked_operands,
     rewired,
 )
-from slipstream.graph.select import Selection, matching
+from slipstream.graph.select import TaskSelection, matching
 from slipstream.graph.values import (
     PROVENANCES,
     Allocations,
@@ -377,7 +377,7 @@ class Editor:
         phase: str | None = None,
         kind: str | None = None,
         where: Callable[[int], bool] | None = None,
-    ) -> Selection:
+    ) -> TaskSelection:
         """Tasks by what they are; see `slipstream.graph.select.matching`.
 
         Raises:
@@ -386,7 +386,7 @@ class Editor:
         tasks = matching(
             self._graph, op=op, module=module, source=source, phase=phase, kind=kind, where=where
         )
-        return Selection(self, tasks)
+        return TaskSelection(self, tasks)
 
     def reorder(self, order: NDArray[np.int64]) -> None:
         """Put the tasks in another order; each lane runs its own in the order of the graph.

@@ -1,4 +1,4 @@
-"""`Selection`: tasks chosen by what they are, to be changed together.
+"""`TaskSelection`: tasks chosen by what they are, to be changed together.
 
 edit = graph.what_if("a faster convolution")
 edit.select(op="aten::convolution*", phase="backward").scale(1 / 1.8)
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Selection:
+class TaskSelection:
     """Tasks of a graph, and the edit that changes them.
 
     Attributes:
@@ -42,19 +42,19 @@ class Selection:
     def __iter__(self) -> Iterator[int]:
         return iter(self.tasks.tolist())
 
-    def scale(self, factor: float, provenance: Provenance = Provenance.USER) -> Selection:
+    def scale(self, factor: float, provenance: Provenance = Provenance.USER) -> TaskSelection:
         """Let each take `factor` times as long."""
         self.edit.scale(self.tasks, factor, provenance)
         return self
 
     def set_duration(
         self, duration_ns: float, provenance: Provenance = Provenance.USER
-    ) -> Selection:
+    ) -> TaskSelection:
         """Let each take so many ns."""
         self.edit.set_duration(self.tasks, duration_ns, provenance)
         return self
 
-    def remove(self) -> Selection:
+    def remove(self) -> TaskSelection:
         """Take them out; what waited for one waits for what it waited for."""
         self.edit.remove(self.tasks)
         return self

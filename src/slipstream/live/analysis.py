@@ -31,7 +31,7 @@ from slipstream.durations.durations import one_pool
 from slipstream.errors import SlipstreamError
 from slipstream.live.cache import Cache
 from slipstream.live.queue import Kind, Queue, warm_server
-from slipstream.live.stages import Settings, Stages
+from slipstream.live.stages import AnalysisSettings, Stages
 from slipstream.live.states import FAILED, READY, STATES, Analysis, Problem
 from slipstream.live.texts import Texts, parse_workload, sha256, unchanged
 from slipstream.workload import Workload
@@ -83,7 +83,7 @@ class Analyst:
         if not isinstance(workload, Workload):
             workload = parse_workload(workload)
         self.workload = workload
-        self._settings = Settings(
+        self._settings = AnalysisSettings(
             workload, threads, steps, timeout_s,
             None if techniques is None else tuple(techniques),
             batches, batch_budget_s, str(store) if store else None,

@@ -24,7 +24,7 @@ _DRAW = "slipstream.live.work:draw"
 
 
 @dataclass(frozen=True)
-class Settings:
+class AnalysisSettings:
     """What is asked of every analysis; see `slipstream.live.Analyst`."""
 
     workload: Workload
@@ -50,7 +50,7 @@ class Stages:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: AnalysisSettings,
         queue: Queue,
         folder: Path,
         *,

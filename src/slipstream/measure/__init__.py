@@ -20,9 +20,15 @@ if TYPE_CHECKING:
     from slipstream.measure.gate import Gate, detectable
     from slipstream.measure.memory import memory_phase, peak_memory
     from slipstream.measure.phases import phase
-    from slipstream.measure.records import Claim, Environment, Experiment, Settings, Verdict
+    from slipstream.measure.records import (
+        Claim,
+        Environment,
+        Experiment,
+        ExperimentSettings,
+        Verdict,
+    )
     from slipstream.measure.revisions import Revisions
-    from slipstream.measure.runner import ArmFailedError, Plan, run
+    from slipstream.measure.runner import ArmFailedError, RunPlan, run
     from slipstream.measure.wire import count_bytes
 
 _HOMES = {
@@ -31,9 +37,9 @@ _HOMES = {
     "gate": ("Gate", "detectable"),
     "memory": ("memory_phase", "peak_memory"),
     "phases": ("phase",),
-    "records": ("Claim", "Environment", "Experiment", "Settings", "Verdict"),
+    "records": ("Claim", "Environment", "Experiment", "ExperimentSettings", "Verdict"),
     "revisions": ("Revisions",),
-    "runner": ("ArmFailedError", "Plan", "run"),
+    "runner": ("ArmFailedError", "RunPlan", "run"),
     "wire": ("count_bytes",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -47,10 +53,10 @@ __all__ = [
     "Comparison",
     "Environment",
     "Experiment",
+    "ExperimentSettings",
     "Gate",
-    "Plan",
     "Revisions",
-    "Settings",
+    "RunPlan",
     "Verdict",
     "WorkerArm",
     "compare",

@@ -28,12 +28,12 @@ from slipstream.measure.records import (
     Environment,
     Event,
     Experiment,
+    ExperimentSettings,
     Metric,
     PredictionRecord,
-    Settings,
     Verdict,
 )
-from slipstream.measure.runner import Plan, Progress, run
+from slipstream.measure.runner import Progress, RunPlan, run
 from slipstream.units import parse_duration_ns
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ def compare(
     checks: Sequence[QualityCheck] = (),
     predictions: Mapping[str, PredictionRecord] | None = None,
     environment: Environment | None = None,
-    plan: Plan | None = None,
+    plan: RunPlan | None = None,
     store: Store | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> Comparison:
@@ -200,7 +200,7 @@ def compare(
     names = [arm.name for arm in listed]
     first = baseline or (names[0] if names else "")
     wanted = [_ALIASES.get(metric, metric) for metric in metrics]
-    settings = Settings(
+    settings = ExperimentSettings(
         baseline=first,
         primary=_primary(primary, wanted),
         primary_because=primary_because if primary is not None else "",
@@ -222,7 +222,7 @@ def compare(
             raise UnknownNameError("arm", name, names)
     outcomes = dict(quality or {})
     require_quality(changes_numerics, outcomes, first, [check.arm for check in checks])
-    plan = plan or Plan()
+    plan = plan or RunPlan()
     plan = replace(
         plan,
         peak_memory=plan.peak_memory or "peak_memory" in wanted,

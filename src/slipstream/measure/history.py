@@ -20,7 +20,7 @@ _CODE = ("git.",)
 
 
 @dataclass(frozen=True)
-class Step:
+class SpeedChange:
     """A change of one arm's ratio between two experiments that follow each other.
 
     Attributes:
@@ -45,7 +45,7 @@ class Step:
     revisions: tuple[str, str]
 
 
-def steps(history: Iterable[tuple[Experiment, Sequence[Claim]]]) -> tuple[Step, ...]:
+def steps(history: Iterable[tuple[Experiment, Sequence[Claim]]]) -> tuple[SpeedChange, ...]:
     """All steps in `history`.
 
     Args:
@@ -67,9 +67,11 @@ def steps(history: Iterable[tuple[Experiment, Sequence[Claim]]]) -> tuple[Step, 
     )
 
 
-def _step(before: Experiment, old: Claim, after: Experiment, new: Claim, *, latest: bool) -> Step:
+def _step(
+    before: Experiment, old: Claim, after: Experiment, new: Claim, *, latest: bool
+) -> SpeedChange:
     differing = differences(before.environment, after.environment)
-    return Step(
+    return SpeedChange(
         title=after.title,
         arm=new.arm,
         metric=new.metric,

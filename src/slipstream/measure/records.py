@@ -23,7 +23,7 @@ All values are per call: a sample of `ArmRecord.inner` calls is divided by it.
 """
 
 AUTO: Metric = "auto"
-"""As `Settings.primary`: wall or CPU, whichever the data show to be the honest one."""
+"""As `ExperimentSettings.primary`: wall or CPU, whichever the data show to be the honest one."""
 
 AFTERWARDS = "afterwards"
 """The kind of the event that holds what an arm had to show once nothing was timed any more."""
@@ -58,7 +58,7 @@ class Phase(StrEnum):
 
 
 @dataclass(frozen=True)
-class Settings:
+class ExperimentSettings:
     """How an experiment was run and is judged; stored with it.
 
     Attributes:
@@ -209,7 +209,7 @@ class Experiment:
     title: str
     created: str
     environment: Environment
-    settings: Settings
+    settings: ExperimentSettings
     arms: tuple[ArmRecord, ...]
     series: Mapping[tuple[str, Metric, Phase], Series]
     events: tuple[Event, ...] = ()

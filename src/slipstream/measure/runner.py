@@ -3,11 +3,11 @@
 A block runs every arm once, back to back, in a random order; each order is followed by its
 reverse (for two arms ABBA or BAAB), so that a drifting machine favours nobody. In a tenth of the
 blocks the baseline runs a second time as the A/A guard. Whether to stop is asked only at the
-looks of `Settings.looks`, and at the end of the budget.
+looks of `ExperimentSettings.looks`, and at the end of the budget.
 
-Where `Settings.launches` allows, and opening costs little enough, arms that live in processes of
-their own are closed and opened anew after a share of the time (see `launches.py`). Each launch then
-has the looks to itself, and the run ends with its last launch.
+Where `ExperimentSettings.launches` allows, and opening costs little enough, arms in separate
+processes are closed and opened again after a share of the time (see `launches.py`). Each launch
+then has the looks to itself, and the run ends with its last launch.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ from slipstream.measure.records import (
     Environment,
     Event,
     Experiment,
+    ExperimentSettings,
     Metric,
     Phase,
     PredictionRecord,
     Series,
-    Settings,
     Sink,
     Verdict,
     final_status,
@@ -88,8 +88,8 @@ _TIMER_MULTIPLE = 1000
 
 
 @dataclass(frozen=True)
-class Plan:
-    """How to run, beyond what is stored in `Settings`.
+class RunPlan:
+    """How to run, beyond what is stored in `ExperimentSettings`.
 
     Attributes:
         timeout_s: an arm that takes longer for one sample, or to get ready, is stopped.
@@ -142,11 +142,11 @@ class ArmFailedError(MeasurementError):
 
 def run(
     arms: Sequence[Arm],
-    settings: Settings,
+    settings: ExperimentSettings,
     *,
     title: str = "",
     environment: Environment | None = None,
-    plan: Plan | None = None,
+    plan: RunPlan | None = None,
     sink: Sink | None = None,
     resume: Experiment | None = None,
     progress: Callable[[Progress], None] | None = None,
@@ -169,7 +169,7 @@ def run(
         ArmFailedError: the baseline failed, no candidate is left, or an arm ended (`ArmEndedError`)
             before there were blocks enough for an interval; with enough, the run just stops.
     """
-    plan = plan or Plan()
+    plan = plan or RunPlan()
     _check(arms, settings)
     environment = environment or capture()
     running = _Run(
@@ -196,7 +196,7 @@ def resume(
     experiment_id: str,
     *,
     environment: Environment | None = None,
-    plan: Plan | None = None,
+    plan: RunPlan | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> Experiment:
     """Go on with an experiment whose process was killed, after its last whole block.
@@ -225,7 +225,7 @@ def resume(
     )
 
 
-def _check(arms: Sequence[Arm], settings: Settings) -> None:
+def _check(arms: Sequence[Arm], settings: ExperimentSettings) -> None:
     names = [arm.name for arm in arms]
     for name in sorted(set(names)):
         if names.count(name) > 1:
@@ -270,10 +270,10 @@ class _Run:
     """One experiment while it runs."""
 
     arms: Mapping[str, Arm]
-    settings: Settings
+    settings: ExperimentSettings
     title: str
     environment: Environment
-    plan: Plan
+    plan: RunPlan
     sink: Sink | None
     progress: Callable[[Progress], None] | None
     events: list[Event]

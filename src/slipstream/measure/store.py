@@ -27,8 +27,8 @@ from slipstream.measure.records import (
     Claim,
     Environment,
     Experiment,
+    ExperimentSettings,
     PredictionRecord,
-    Settings,
 )
 
 _LAST = "last"
@@ -165,7 +165,7 @@ class Store:
                 title=row["title"],
                 created=row["created"],
                 environment=replace(environment, facts={**environment.facts, **momentary}),
-                settings=codec.from_json(Settings, row["settings"]),
+                settings=codec.from_json(ExperimentSettings, row["settings"]),
                 arms=tuple(
                     codec.from_json(ArmRecord, record)
                     for (record,) in self._database.read(

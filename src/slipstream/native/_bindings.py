@@ -21,7 +21,7 @@ from slipstream.native.family import (
     array_pointer,
 )
 from slipstream.native.inputs import Float64s
-from slipstream.native.results import CycleError, QueueCounts, RateChanges, Run
+from slipstream.native.results import CycleError, QueueCounts, RateChanges, Simulation
 
 if TYPE_CHECKING:
     from slipstream.native.program import Program
@@ -187,7 +187,7 @@ class NativeProgram:
 
     def simulate(
         self, duration_ns: Float64s, *, rate_changes: bool = False, force_event_loop: bool = False
-    ) -> Run:
+    ) -> Simulation:
         """One simulation; see `Compiled.simulate`."""
         steps, tasks, flows = self._program.steps, self._program.tasks, self._program.flows
         start, end = np.empty((2, steps, tasks))
@@ -218,9 +218,9 @@ class NativeProgram:
             _raise(status, error)
             count = int(arguments.out_changes)
             if not rate_changes:
-                return Run(start, end, step_end, queues=queues)
+                return Simulation(start, end, step_end, queues=queues)
             if count <= room:
-                return Run(start, end, step_end, changes.first(count))
+                return Simulation(start, end, step_end, changes.first(count))
             # It runs the same again, so this is exactly what it takes.
             room = count
 

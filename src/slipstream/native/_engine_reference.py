@@ -19,7 +19,7 @@ from slipstream.errors import GraphError
 from slipstream.native._network_reference import Network
 from slipstream.native._packets_reference import PacketNetwork
 from slipstream.native.inputs import Edges, Float64s, Policy
-from slipstream.native.results import CycleError, RateChanges, Run
+from slipstream.native.results import CycleError, RateChanges, Simulation
 
 if TYPE_CHECKING:
     from slipstream.native.program import Program
@@ -59,7 +59,7 @@ class ReferenceProgram:
 
     def simulate(
         self, duration_ns: Float64s, *, rate_changes: bool = False, force_event_loop: bool = False
-    ) -> Run:
+    ) -> Simulation:
         """One simulation; see `Compiled.simulate`."""
         changes, queues = RateChanges.room_for(0) if rate_changes else None, None
         if self.fixed_order and not (force_event_loop or rate_changes):
@@ -75,7 +75,7 @@ class ReferenceProgram:
         shape = (self.program.steps, self.program.tasks)
         ends = np.array(end, np.float64).reshape(shape)
         starts = np.array(start, np.float64).reshape(shape)
-        return Run(starts, ends, ends.max(axis=1, initial=0.0), changes, queues)
+        return Simulation(starts, ends, ends.max(axis=1, initial=0.0), changes, queues)
 
     def _one_pass(self, duration: list[float]) -> tuple[list[float], list[float]]:
         tasks = self.program.tasks

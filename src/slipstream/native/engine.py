@@ -34,7 +34,7 @@ from slipstream.native.inputs import (
     frozen,
 )
 from slipstream.native.loader import why_no_library
-from slipstream.native.results import QueueCounts, RateChanges, Run
+from slipstream.native.results import QueueCounts, RateChanges, Simulation
 
 if TYPE_CHECKING:
     from slipstream.native.program import Program
@@ -85,14 +85,14 @@ class Schedule:
         self,
         program: Program,
         durations: Float64s | _Edits,
-        timeline: Run | _Shifted,
+        timeline: Simulation | _Shifted,
     ) -> None:
         self.program = program
         self._durations = durations
         self._timeline = timeline
         self.rate_changes: RateChanges | None = None
         self.queues: QueueCounts | None = None
-        if isinstance(timeline, Run):
+        if isinstance(timeline, Simulation):
             step_end_ns = timeline.step_end_ns
             self.recomputed_tasks = program.steps * program.tasks
             self.rate_changes, self.queues = timeline.rate_changes, timeline.queues
@@ -147,7 +147,7 @@ class Schedule:
         return memory_timeline(self.program.tensors, self.start_ns, self.end_ns)
 
     @property
-    def _written(self) -> Run:
+    def _written(self) -> Simulation:
         if isinstance(self._timeline, _Shifted):
             self._timeline = self._timeline.written()
         return self._timeline
@@ -185,9 +185,9 @@ class _Shifted:
     base_end_ns: Float64s
     blocks: BlockTimeline
 
-    def written(self) -> Run:
+    def written(self) -> Simulation:
         times = self.plan.materialise(self.base_start_ns, self.base_end_ns, self.blocks)
-        return Run(*times, self.blocks.step_end_ns)
+        return Simulation(*times, self.blocks.step_end_ns)
 
 
 class Compiled:
@@ -297,7 +297,7 @@ class Compiled:
         )
         return None if blocks is None else _Shifted(plan, base.start_ns, base.end_ns, blocks)
 
-    def _simulate_edited(self, edits: _Edits) -> Run:
+    def _simulate_edited(self, edits: _Edits) -> Simulation:
         """A full pass. Copying all durations would cost as much as half of it, so that each
         thread keeps a copy of the baseline's, in which only the edited ones are exchanged."""
         kept: tuple[Float64s, Float64s] | None = getattr(self._local, "durations", None)

@@ -18,7 +18,7 @@ _CYCLE_SHOWN = 12
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
+class Simulation:
     """One simulation by either engine.
 
     Attributes:

@@ -1,11 +1,11 @@
-"""Models that tell what their layers give: torch, ONNX Runtime, LiteRT, tflite-micro.
+"""Record the outputs of a model's layers in torch, ONNX Runtime, LiteRT and tflite-micro.
 
     tap = open_tap("model.onnx")
     outputs, values = tap.run([x])              # values[n] belongs to tap.layers[n]
 
-A layer is something a deployed model still has: a convolution together with its activation,
-not paddings, constants, shapes or the codes between them. What an optimising runtime fuses stays
-fused, so that what is seen is what is deployed.
+Layers are what a deployed model computes: a convolution with its activation counts as one, and
+paddings, constants, shapes and quantization do not count. Operators that an optimising runtime
+fuses stay fused, so the recorded model is the deployed one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from slipstream.errors import InvalidArgumentError, MissingExtraError
 from slipstream.runtimes.files import onnxruntime
 from slipstream.runtimes.runtime import Array, ModelError, Runtime, loading
 
-# What moves, describes or recodes values and computes none.
+# Operators that move, describe or requantize values.
 _NO_LAYER = {
     "Cast", "Constant", "ConstantOfShape", "DequantizeLinear", "Dropout", "Flatten", "Gather",
     "Identity", "Pad", "QuantizeLinear", "Reshape", "Shape", "Slice", "Squeeze", "Transpose",
@@ -38,16 +38,16 @@ _WEIGHTED = {"Conv", "Gemm", "MatMul", "ConvTranspose"}
 
 
 @dataclass(frozen=True)
-class Layer:
-    """A tensor of a model that is recorded.
+class TappedTensor:
+    """A recorded tensor of a model.
 
     Attributes:
-        name: the model's own name of the tensor, or of the module that gives it.
+        name: the model's name of the tensor, or of the module whose output it is.
         kind: ``input``, ``output``, ``tap``, or the operator.
-        shape: of one batch as the model says it; None where it is free.
-        scale, zero_point: of codes; scale 0 where numbers stand for themselves.
+        shape: shape of a batch; None for a free size.
+        scale, zero_point: quantization; scale 0 if the tensor is not quantized.
         channels_last: whether images are [N, H, W, C].
-        macs: multiplications of one sample; 0 where nothing is known or there are none.
+        macs: multiply-accumulates per sample; 0 if there are none or they are unknown.
     """
 
     name: str
@@ -59,14 +59,13 @@ class Layer:
     macs: int = 0
 
     def real(self, values: Array) -> Array:
-        """Codes as what they stand for, float32; other numbers as they are."""
+        """Dequantize integer codes to float32; return other values unchanged."""
         if not self.scale or values.dtype.kind not in "iu":
             return values
         return np.float32(self.scale) * (values.astype(np.float32) - np.float32(self.zero_point))
 
     def codes(self, values: Array, dtype: Any) -> Array:
-        """Real numbers as codes of an integer type, rounded and cut off; other numbers as they
-        are."""
+        """Quantize real values to an integer type, rounded and clipped; return codes unchanged."""
         if not self.scale or values.dtype.kind in "iu":
             return values
         limits = np.iinfo(dtype)
@@ -75,41 +74,40 @@ class Layer:
 
     @classmethod
     def from_dict(cls, described: dict[str, Any]) -> Self:
-        """What ``asdict`` made of one, further keys ignored."""
-        given = {key: described[key] for key in cls.__dataclass_fields__ if key in described}
-        return cls(**{**given, "shape": tuple(given.get("shape", ()))})
+        """Restore a layer from ``asdict``, ignoring further keys."""
+        values = {key: described[key] for key in cls.__dataclass_fields__ if key in described}
+        return cls(**{**values, "shape": tuple(values.get("shape", ()))})
 
 
 class Tap(ABC):
-    """A model whose layers can be seen.
+    """A model whose layers are recorded.
 
     Attributes:
         runtime: ``torch``, ``onnx``, ``litert``, ``micro`` or ``callable``.
-        model_hash: 16 hexadecimal digits of the model's file or weights.
-        inputs, layers, outputs: in the order the model has them.
+        model_hash: hash of the model's file or weights, 16 hexadecimal digits.
+        inputs, layers, outputs: in the model's order.
     """
 
     runtime = ""
 
     def __init__(
-        self, model_hash: str, inputs: Sequence[Layer], layers: Sequence[Layer],
-        outputs: Sequence[Layer],
+        self, model_hash: str, inputs: Sequence[TappedTensor], layers: Sequence[TappedTensor],
+        outputs: Sequence[TappedTensor],
     ) -> None:  # fmt: skip
         self.model_hash = model_hash
         self.inputs, self.layers, self.outputs = tuple(inputs), tuple(layers), tuple(outputs)
 
     @abstractmethod
     def run(self, inputs: Sequence[Array]) -> tuple[list[Array], list[Array | None]]:
-        """Outputs, and what each layer gave, as codes where it gives codes; None if it was not
-        run."""
+        """Return outputs and each layer's value, quantized if it is; None for a layer not run."""
 
     @abstractmethod
     def plain(self, inputs: Sequence[Array]) -> list[Array]:
-        """Outputs of the model as it is deployed, nothing recorded."""
+        """Return outputs of the deployed model, without recording."""
 
 
 def digest(*contents: bytes) -> str:
-    """16 hexadecimal digits of bytes."""
+    """Return a hash of bytes, 16 hexadecimal digits."""
     hasher = hashlib.sha256()
     for content in contents:
         hasher.update(content)
@@ -117,17 +115,17 @@ def digest(*contents: bytes) -> str:
 
 
 def open_tap(model: Any, *, source: Any = None, reference: bool = False, threads: int = 1) -> Tap:
-    """A model with its layers to be seen.
+    """Open a model to record its layers.
 
     Args:
         model: a path to .onnx or .tflite, a torch module, an ONNX Runtime session, a LiteRT or
             tflite-micro interpreter, a `Runtime`, or a function of arrays.
-        source: path or contents of the model's file, where `model` does not know it: interpreters.
-        reference: on plain kernels: ONNX Runtime without optimisations, LiteRT's reference kernels.
-        threads: inside an operator.
+        source: path or contents of the model's file; required for interpreters.
+        reference: use ONNX Runtime without optimisations, or LiteRT's reference kernels.
+        threads: threads per operator.
 
     Raises:
-        InvalidArgumentError: `model` is none of these, or `source` is needed.
+        InvalidArgumentError: `model` has another type, or `source` is missing.
         MissingExtraError: the runtime's library is not installed.
         ModelError: the model cannot be loaded.
     """
@@ -135,21 +133,21 @@ def open_tap(model: Any, *, source: Any = None, reference: bool = False, threads
     if kind.startswith(("ai_edge_litert", "tflite_micro")):
         if source is None:
             raise InvalidArgumentError(
-                "model", "an interpreter does not know the model it was made of",
-                remedy='name it: xray.record("edge.xr", model="model.tflite")',
+                "model", "an interpreter does not contain its model's file",
+                remedy='pass it: xray.record("edge.xr", model="model.tflite")',
             )  # fmt: skip
         micro = kind.startswith("tflite_micro")
         content = source if isinstance(source, bytes) else _file(source)
         return MicroTap(content) if micro else LiteRTTap(content, reference, threads)
     if kind.startswith("onnxruntime"):
-        known = model._model_path or model._model_bytes or source
-        content = known if isinstance(known, bytes) else _file(known)
+        file = model._model_path or model._model_bytes or source
+        content = file if isinstance(file, bytes) else _file(file)
         return OnnxTap(content, reference, threads, session=None if reference else model)
     if isinstance(model, (str, os.PathLike)):
-        content, ending = _file(model), Path(model).suffix.lower()
-        if ending == ".onnx":
+        content, suffix = _file(model), Path(model).suffix.lower()
+        if suffix == ".onnx":
             return OnnxTap(content, reference, threads)
-        if ending == ".tflite":
+        if suffix == ".tflite":
             return LiteRTTap(content, reference, threads)
         raise InvalidArgumentError("model", f"'{model}' is neither .onnx nor .tflite")
     if hasattr(model, "named_modules") and hasattr(model, "state_dict"):
@@ -159,7 +157,7 @@ def open_tap(model: Any, *, source: Any = None, reference: bool = False, threads
         return CallableTap(model.run, model.name) if module is None else TorchTap(module)
     if callable(model):
         return CallableTap(lambda inputs: model(*inputs), getattr(model, "__name__", "function"))
-    raise InvalidArgumentError("model", f"{type(model).__name__} is no model that is known here")
+    raise InvalidArgumentError("model", f"{type(model).__name__} is not a supported model")
 
 
 def _file(path: Any) -> bytes:
@@ -170,7 +168,7 @@ def _file(path: Any) -> bytes:
 
 
 class CallableTap(Tap):
-    """A function: its inputs and outputs, no layers."""
+    """A function, without layers."""
 
     runtime = "callable"
 
@@ -182,15 +180,16 @@ class CallableTap(Tap):
         return self.plain(inputs), []
 
     def plain(self, inputs: Sequence[Array]) -> list[Array]:
-        given = self._function(inputs)
-        return [np.asarray(one) for one in (given if isinstance(given, (list, tuple)) else [given])]
+        output = self._function(inputs)
+        outputs = output if isinstance(output, (list, tuple)) else [output]
+        return [np.asarray(array) for array in outputs]
 
 
 class TorchTap(Tap):
-    """Leaf modules of a torch module, by forward hooks.
+    """Leaf modules of a torch module, recorded by forward hooks.
 
-    `replace`, if set, is asked for every leaf's output, and what it returns takes its place: so a
-    layer can be run on what another model's layers gave.
+    `replace`, if set, is called with every leaf's output and returns its replacement, so that a
+    layer can run on the values of another model.
     """
 
     runtime = "torch"
@@ -200,20 +199,20 @@ class TorchTap(Tap):
 
         self._torch, self.module = torch, module
         self.replace: Callable[[str, Any, tuple[Any, ...]], Any] | None = None
-        self._found: dict[str, Any] = {}
+        self._calls: dict[str, Any] = {}
         self.leaves = {
-            name: one for name, one in module.named_modules() if name and not any(one.children())
+            name: leaf for name, leaf in module.named_modules() if name and not any(leaf.children())
         }
-        tensors = [one.detach().cpu().contiguous() for one in module.state_dict().values()]
-        contents = [one.reshape(-1).view(torch.uint8).numpy().tobytes() for one in tensors]
+        tensors = [value.detach().cpu().contiguous() for value in module.state_dict().values()]
+        contents = [value.reshape(-1).view(torch.uint8).numpy().tobytes() for value in tensors]
         super().__init__(digest(*contents), (), (), ())
 
     def run(self, inputs: Sequence[Array]) -> tuple[list[Array], list[Array | None]]:
-        self._found = {}
+        self._calls = {}
         handles = [
-            one.register_forward_hook(self._hook(name))
-            for name, one in self.leaves.items()
-            if type(one).__name__ not in _NO_LAYER
+            leaf.register_forward_hook(self._hook(name))
+            for name, leaf in self.leaves.items()
+            if type(leaf).__name__ not in _NO_LAYER
         ]
         try:
             outputs = self.plain(inputs)
@@ -221,43 +220,44 @@ class TorchTap(Tap):
             for handle in handles:
                 handle.remove()
         if not self.layers:
-            self.layers = tuple(self._layer(name, one) for name, one in self._found.items())
+            self.layers = tuple(self._layer(name, call) for name, call in self._calls.items())
         return outputs, [
-            None if layer.name not in self._found else _as_array(self._found[layer.name][1])
+            None if layer.name not in self._calls else _as_array(self._calls[layer.name][1])
             for layer in self.layers
         ]
 
     def plain(self, inputs: Sequence[Array]) -> list[Array]:
         torch = self._torch
         with torch.inference_mode():
-            given = self.module(
-                *(one if torch.is_tensor(one) else torch.from_numpy(one) for one in inputs)
+            output = self.module(
+                *(value if torch.is_tensor(value) else torch.from_numpy(value) for value in inputs)
             )
-        if not torch.is_tensor(given) and hasattr(given, "values"):
-            given = tuple(given.values())
-        return [_as_array(one) for one in (given if isinstance(given, (tuple, list)) else [given])]
+        if not torch.is_tensor(output) and hasattr(output, "values"):
+            output = tuple(output.values())
+        outputs = output if isinstance(output, (tuple, list)) else [output]
+        return [_as_array(tensor) for tensor in outputs]
 
     def _hook(self, name: str) -> Callable[..., Any]:
         def hook(module: Any, inputs: tuple[Any, ...], output: Any) -> Any:
             if not self._torch.is_tensor(output):
                 return None
             called, number = name, 2
-            while called in self._found:  # a module that is used several times
+            while called in self._calls:  # a module that is called several times
                 called, number = f"{name}#{number}", number + 1
-            self._found[called] = (module, output)
+            self._calls[called] = (module, output)
             return None if self.replace is None else self.replace(called, output, inputs)
 
         return hook
 
-    def _layer(self, name: str, found: tuple[Any, Any]) -> Layer:
-        module, output = found
+    def _layer(self, name: str, call: tuple[Any, Any]) -> TappedTensor:
+        module, output = call
         weight = getattr(module, "weight", None)
         macs = 0
         if weight is not None and weight.dim() > 1 and not hasattr(module, "num_embeddings"):
             spatial = math.prod(output.shape[2:]) if weight.dim() > 2 else output.numel() // (
                 len(output) * output.shape[-1])  # fmt: skip
             macs = weight.numel() * spatial
-        return Layer(name, type(module).__name__, (None, *output.shape[1:]), macs=macs)
+        return TappedTensor(name, type(module).__name__, (None, *output.shape[1:]), macs=macs)
 
 
 def _as_array(tensor: Any) -> Array:
@@ -268,7 +268,7 @@ def _as_array(tensor: Any) -> Array:
 
 
 class OnnxTap(Tap):
-    """An ONNX model, what its layers give added to its outputs."""
+    """An ONNX model with its layers' tensors as additional outputs."""
 
     runtime = "onnx"
 
@@ -289,57 +289,58 @@ class OnnxTap(Tap):
         self._bound_for: tuple[tuple[int, ...], ...] | None
         self._binding: Any
         self._sized, self._bound_for, self._binding = False, None, None
-        self._given: list[Array] = []
+        self._bound: list[Array] = []
         graph = self.model.graph
-        self._names = [one.name for one in graph.input]
-        constant = {one.name for one in graph.initializer}
-        self._names = [name for name in self._names if name not in constant]
+        constant = {tensor.name for tensor in graph.initializer}
+        self._names = [value.name for value in graph.input if value.name not in constant]
         layers, self.fetched = onnx_layers(graph, shapes.graph)
-        known = {one.name: one for one in (*shapes.graph.value_info, *graph.input, *graph.output)}
+        infos = {v.name: v for v in (*shapes.graph.value_info, *graph.input, *graph.output)}
         super().__init__(
             digest(content),
-            [Layer(name, "input", _onnx_shape(known.get(name))) for name in self._names],
+            [TappedTensor(name, "input", _onnx_shape(infos.get(name))) for name in self._names],
             layers,
-            [Layer(one.name, "output", _onnx_shape(one)) for one in graph.output],
+            [TappedTensor(value.name, "output", _onnx_shape(value)) for value in graph.output],
         )
 
     def run(self, inputs: Sequence[Array]) -> tuple[list[Array], list[Array | None]]:
-        """As of `Tap`; what layers gave is overwritten by the next run."""
+        """See `Tap.run`; the next run overwrites the layers' values."""
         if self._tapped is None:
             self._tapped = self.session_of(with_outputs(self.model, self.fetched))
         count = len(self.outputs)
-        shapes = tuple(one.shape for one in inputs)
+        shapes = tuple(array.shape for array in inputs)
         if shapes != self._bound_for:
             fed = dict(zip(self._names, inputs, strict=True))
-            given: list[Array] = self._tapped.run(self._wanted(), fed)
+            values: list[Array] = self._tapped.run(self._fetched_names(), fed)
             if not self._sized:
-                pairs = zip(self.layers, given[count:], strict=True)
+                pairs = zip(self.layers, values[count:], strict=True)
                 self.layers, self._sized = tuple(_sized(*pair) for pair in pairs), True
-            # From now on into the same memory: new memory costs more than what is computed.
+            # Later runs write to the same memory, since allocating costs more than computing.
             self._binding = self._tapped.io_binding()
-            for name, array in zip(self._wanted(), given, strict=True):
+            for name, array in zip(self._fetched_names(), values, strict=True):
                 self._binding.bind_output(
                     name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data
                 )
-            self._bound_for, self._given = shapes, given
+            self._bound_for, self._bound = shapes, values
         else:
             for name, array in zip(self._names, inputs, strict=True):
                 self._binding.bind_cpu_input(name, np.ascontiguousarray(array))
             self._tapped.run_with_iobinding(self._binding)
-        outputs = [one.copy() for one in self._given[:count]]
-        return outputs, list(self._given[count:])
+        outputs = [array.copy() for array in self._bound[:count]]
+        return outputs, list(self._bound[count:])
 
     def plain(self, inputs: Sequence[Array]) -> list[Array]:
         if self._session is None:
             self._session = self.session_of(None)
-        given: list[Array] = self._session.run(None, dict(zip(self._names, inputs, strict=True)))
-        return given
+        fed = dict(zip(self._names, inputs, strict=True))
+        outputs: list[Array] = self._session.run(None, fed)
+        return outputs
 
     def session_of(self, model: Any = None, profile: str = "") -> Any:
-        """A session as this model's own, of an edited copy of it; of itself if None.
+        """Create a session with this model's options.
 
         Args:
-            profile: where it writes the times of operators; empty for no profile.
+            model: an edited copy of the model; None for the model itself.
+            profile: path prefix of a profile of operators; empty for none.
         """
         runtime = onnxruntime()
         options = runtime.SessionOptions()
@@ -354,34 +355,34 @@ class OnnxTap(Tap):
         with loading("the model", "ONNX Runtime"):
             return runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
 
-    def _wanted(self) -> list[str]:
-        return [*(one.name for one in self.outputs), *self.fetched]
+    def _fetched_names(self) -> list[str]:
+        return [*(output.name for output in self.outputs), *self.fetched]
 
 
 def with_outputs(model: Any, names: Sequence[str]) -> Any:
-    """A copy of an ONNX model that gives these tensors, too."""
+    """Copy an ONNX model with these tensors as additional outputs."""
     import onnx
 
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
-    known = {one.name for one in copy.graph.output}
+    present = {output.name for output in copy.graph.output}
     copy.graph.output.extend(
-        onnx.helper.make_empty_tensor_value_info(name) for name in names if name not in known
+        onnx.helper.make_empty_tensor_value_info(name) for name in names if name not in present
     )
     return copy
 
 
-def onnx_layers(graph: Any, shapes: Any) -> tuple[list[Layer], list[str]]:
-    """The layers of an ONNX graph, and for each the tensor to fetch: its codes where it has them.
+def onnx_layers(graph: Any, shapes: Any) -> tuple[list[TappedTensor], list[str]]:
+    """Return the layers of an ONNX graph, and for each the tensor to fetch: its codes if quantized.
 
-    `Layer.macs` are those of one place of its output until its shape is known.
+    `TappedTensor.macs` counts one position of the output until the shape is known.
 
     Args:
-        shapes: the same graph with shapes inferred.
+        shapes: the same graph with inferred shapes.
     """
     from onnx import numpy_helper
 
-    weights = {one.name: one for one in graph.initializer}
+    weights = {tensor.name: tensor for tensor in graph.initializer}
     for node in graph.node:
         if node.op_type == "Constant" and node.attribute and node.attribute[0].HasField("t"):
             weights[node.output[0]] = node.attribute[0].t
@@ -390,24 +391,24 @@ def onnx_layers(graph: Any, shapes: Any) -> tuple[list[Layer], list[str]]:
     for node in graph.node:
         for name in node.input:
             users.setdefault(name, []).append(node)
-    known = {one.name: one for one in (*shapes.value_info, *shapes.output)}
-    live = {one.name for one in graph.input if one.name not in weights}
+    infos = {value.name: value for value in (*shapes.value_info, *shapes.output)}
+    live = {value.name for value in graph.input if value.name not in weights}
     layers, fetched = [], []
-    so_far = 0
+    macs = 0
     for node in graph.node:
         if not any(name in live for name in node.input):
             continue
         if node.op_type in ("Shape", "Size"):
-            continue  # what is computed of shapes is no layer
+            continue  # shape arithmetic is not a layer
         live.update(node.output)
         if node.op_type in _NO_LAYER or not node.output:
             continue
         name = node.output[0]
-        so_far += _weights_of(node, weights, makers)
+        macs += _weights_of(node, weights, makers)
         after = users.get(name, [])
         fused = len(after) == 1 and after[0].op_type in _ACTIVATIONS and node.op_type in _WEIGHTED
         if fused:
-            continue  # the activation's output stands for both
+            continue  # the activation's output represents both
         quantised = len(after) == 1 and after[0].op_type == "QuantizeLinear"
         scale, zero, fetch = 0.0, 0, name
         if quantised and after[0].input[1] in weights:
@@ -415,11 +416,10 @@ def onnx_layers(graph: Any, shapes: Any) -> tuple[list[Layer], list[str]]:
             scale = float(numpy_helper.to_array(weights[after[0].input[1]]))
             third = after[0].input[2] if len(after[0].input) > 2 else ""
             zero = int(numpy_helper.to_array(weights[third])) if third in weights else 0
-        layers.append(
-            Layer(name, node.op_type, _onnx_shape(known.get(name)), scale, zero, macs=so_far)
-        )
+        shape = _onnx_shape(infos.get(name))
+        layers.append(TappedTensor(name, node.op_type, shape, scale, zero, macs=macs))
         fetched.append(fetch)
-        so_far = 0
+        macs = 0
     return layers, fetched
 
 
@@ -427,31 +427,28 @@ def _onnx_shape(info: Any) -> tuple[int | None, ...]:
     if info is None or not info.type.tensor_type.HasField("shape"):
         return ()
     sizes = info.type.tensor_type.shape.dim
-    return tuple(one.dim_value if one.HasField("dim_value") else None for one in sizes)
+    return tuple(size.dim_value if size.HasField("dim_value") else None for size in sizes)
 
 
 def _weights_of(node: Any, weights: Any, makers: Any) -> int:
-    """How many weights a node multiplies each place of its output with; 0 if it has none."""
+    """Return the number of weights per position of a node's output; 0 without weights."""
     if node.op_type not in _WEIGHTED:
         return 0
     weight = node.input[1]
     while weight not in weights and weight in makers and makers[weight].input:
-        weight = makers[weight].input[0]  # through what restores a weight from its codes
-    return math.prod(int(one) for one in weights[weight].dims) if weight in weights else 0
+        weight = makers[weight].input[0]  # through dequantization
+    return math.prod(map(int, weights[weight].dims)) if weight in weights else 0
 
 
-def _sized(layer: Layer, value: Array) -> Layer:
-    """A layer with the shape it had, and the multiplications of all places of it."""
-    places = value.shape[1:-1] if layer.kind == "MatMul" else value.shape[2:]
+def _sized(layer: TappedTensor, value: Array) -> TappedTensor:
+    """Set a layer's shape from its value, and its multiplications for all positions."""
+    positions = value.shape[1:-1] if layer.kind == "MatMul" else value.shape[2:]
     shape = (None, *value.shape[1:])
-    return replace(layer, shape=shape, macs=layer.macs * math.prod(places))
+    return replace(layer, shape=shape, macs=layer.macs * math.prod(positions))
 
 
 class LiteRTTap(Tap):
-    """A TensorFlow Lite model on LiteRT with every tensor preserved.
-
-    Operators that a delegate has taken over are seen through their tensors, which are preserved.
-    """
+    """A TensorFlow Lite model on LiteRT with all tensors preserved, also those in a delegate."""
 
     runtime = "litert"
 
@@ -472,33 +469,33 @@ class LiteRTTap(Tap):
 
         self._make, self._plain, self.content = make, None, content
         with loading("the model", "LiteRT"):
-            # Without a delegate: with one, its operators would be a single one.
+            # Without a delegate, which would appear as a single operator.
             plain = make(True, OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES)
             self._tapped = make(True)
         if not hasattr(plain, "_get_ops_details"):
-            raise ModelError("this version of ai-edge-litert does not tell its operators")
-        details = {one["index"]: one for one in plain.get_tensor_details()}
+            raise ModelError("this version of ai-edge-litert does not list a model's operators")
+        details = {detail["index"]: detail for detail in plain.get_tensor_details()}
         self.operators = [
-            one for one in plain._get_ops_details()
-            if len(one["outputs"]) and one["op_name"] not in _NO_LAYER
+            operator for operator in plain._get_ops_details()
+            if len(operator["outputs"]) and operator["op_name"] not in _NO_LAYER
         ]  # fmt: skip
-        self.indices = [int(one["outputs"][0]) for one in self.operators]
+        self.indices = [int(operator["outputs"][0]) for operator in self.operators]
         super().__init__(
             digest(content),
-            [_litert_layer(one, "input", 0) for one in plain.get_input_details()],
+            [_litert_layer(detail, "input", 0) for detail in plain.get_input_details()],
             [
-                _litert_layer(details[index], one["op_name"], _litert_macs(one, details))
-                for index, one in zip(self.indices, self.operators, strict=True)
+                _litert_layer(details[index], operator["op_name"], _litert_macs(operator, details))
+                for index, operator in zip(self.indices, self.operators, strict=True)
             ],
-            [_litert_layer(one, "output", 0) for one in plain.get_output_details()],
+            [_litert_layer(detail, "output", 0) for detail in plain.get_output_details()],
         )
 
     def coded(self, inputs: Sequence[Array]) -> list[Array]:
-        """Inputs as the model takes them: real numbers as codes, where it takes codes."""
+        """Quantize real inputs if the model's inputs are quantized."""
         details = self._tapped.get_input_details()
         return [
-            layer.codes(one, detail["dtype"])
-            for layer, detail, one in zip(self.inputs, details, inputs, strict=True)
+            layer.codes(array, detail["dtype"])
+            for layer, detail, array in zip(self.inputs, details, inputs, strict=True)
         ]
 
     def run(self, inputs: Sequence[Array]) -> tuple[list[Array], list[Array | None]]:
@@ -512,22 +509,22 @@ class LiteRTTap(Tap):
 
 
 def _invoke(interpreter: Any, inputs: Sequence[Array]) -> list[Array]:
-    for one, array in zip(interpreter.get_input_details(), inputs, strict=True):
-        if tuple(one["shape"]) != array.shape:
+    for detail, array in zip(interpreter.get_input_details(), inputs, strict=True):
+        if tuple(detail["shape"]) != array.shape:
             raise ModelError(
-                f"it takes {list(one['shape'])} and was given {list(array.shape)}",
-                remedy="a TensorFlow Lite model is recorded with the shapes it was made for",
+                f"the model takes an input of {list(detail['shape'])}, not {list(array.shape)}",
+                remedy="record a TensorFlow Lite model with its own input shapes",
             )
-        interpreter.set_tensor(one["index"], np.ascontiguousarray(array, one["dtype"]))
+        interpreter.set_tensor(detail["index"], np.ascontiguousarray(array, detail["dtype"]))
     interpreter.invoke()
-    return [interpreter.get_tensor(one["index"]) for one in interpreter.get_output_details()]
+    return [interpreter.get_tensor(detail["index"]) for detail in interpreter.get_output_details()]
 
 
-def _litert_layer(one: Any, kind: str, macs: int) -> Layer:
-    scales = one["quantization_parameters"]["scales"]
-    scale, zero = one["quantization"] if len(scales) == 1 else (0.0, 0)
-    shape = tuple(int(size) for size in one["shape"])
-    return Layer(one["name"], kind, shape, float(scale), int(zero), len(shape) > 2, macs)
+def _litert_layer(detail: Any, kind: str, macs: int) -> TappedTensor:
+    scales = detail["quantization_parameters"]["scales"]
+    scale, zero = detail["quantization"] if len(scales) == 1 else (0.0, 0)
+    shape = tuple(int(size) for size in detail["shape"])
+    return TappedTensor(detail["name"], kind, shape, float(scale), int(zero), len(shape) > 2, macs)
 
 
 def _litert_macs(operator: Any, details: Any) -> int:

@@ -17,7 +17,7 @@ from slipstream.late import late
 
 if TYPE_CHECKING:
     from slipstream.search.cascade import Cascade
-    from slipstream.search.estimators import Cost, Estimator, Pruned, Run, estimator
+    from slipstream.search.estimators import Cost, Estimator, Pruned, TrialRun, estimator
     from slipstream.search.executors import Executor, Inline, Outcome, Processes, Task
     from slipstream.search.metrics import Limit, Objective, State, Trial, Value
     from slipstream.search.parameters import (
@@ -60,7 +60,7 @@ _HOMES = {
     "Processes": "executors",
     "Pruned": "estimators",
     "Reading": "store",
-    "Run": "estimators",
+    "TrialRun": "estimators",
     "RungPolicy": "rungs",
     "Sequence": "parameters",
     "Slot": "rungs",
@@ -100,7 +100,6 @@ __all__ = [
     "Processes",
     "Pruned",
     "Reading",
-    "Run",
     "RungPolicy",
     "Sequence",
     "Slot",
@@ -111,6 +110,7 @@ __all__ = [
     "Subset",
     "Task",
     "Trial",
+    "TrialRun",
     "Value",
     "estimator",
     "study",

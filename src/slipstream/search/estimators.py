@@ -38,8 +38,9 @@ class Cost:
 class Estimator:
     """A function that measures, or predicts, metrics of a candidate.
 
-    It is called with the candidate's values by path, and where it takes a second argument with a
-    `Run`; it returns a number (the one objective's) or a mapping of metrics to numbers or `Value`s.
+    It is called with the candidate's values by path and, if it takes a second argument, a
+    `TrialRun`; it returns a number (the only objective's value) or a mapping of metrics to
+    numbers or `Value`s.
 
     Attributes:
         metrics: units by metric, as far as they are declared; None where nothing is.
@@ -82,7 +83,7 @@ class Estimator:
 
 
 @dataclass(frozen=True)
-class Run:
+class TrialRun:
     """What an estimator may ask about the run it is called for.
 
     Attributes:
@@ -180,7 +181,7 @@ def as_estimator(thing: Estimator | Callable[..., Any]) -> Estimator:
     return thing if isinstance(thing, Estimator) else Estimator(thing)
 
 
-def call(function: Callable[..., Any], config: Mapping[str, Any], run: Run) -> Any:
+def call(function: Callable[..., Any], config: Mapping[str, Any], run: TrialRun) -> Any:
     """What `function` returns, given as many arguments as it takes."""
     if _arity(function) > 1:
         return function(config, run)

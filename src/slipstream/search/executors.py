@@ -17,7 +17,7 @@ from slipstream.search.estimators import (
     Estimator,
     Pruned,
     Resized,
-    Run,
+    TrialRun,
     call,
     load_target,
     values_of,
@@ -40,7 +40,7 @@ class Task:
     number: int
     estimator: Estimator
     config: dict[str, Any]
-    run: Run
+    run: TrialRun
     only_metric: str
     group: tuple[int, int] = (0, 0)
     cost: Cost | None = None
@@ -243,7 +243,7 @@ def run_task_here(
     """
     thing = load_target(target)
     function = thing.function if isinstance(thing, Estimator) else thing
-    task = Task(0, Estimator(function), _tuples(config), Run(**run), only_metric)
+    task = Task(0, Estimator(function), _tuples(config), TrialRun(**run), only_metric)
     began = time.perf_counter()
     try:
         outcome = evaluate(task)

@@ -16,7 +16,7 @@ from typing import Any
 from slipstream.errors import InvalidArgumentError, SlipstreamError, WorkloadError
 from slipstream.provenance import Provenance
 from slipstream.search.choosing import choose, strategy_named
-from slipstream.search.estimators import Cost, Estimator, Run, as_estimator, call, values_of
+from slipstream.search.estimators import Cost, Estimator, TrialRun, as_estimator, call, values_of
 from slipstream.search.executors import Executor, Inline, Outcome, Task, reason_of
 from slipstream.search.metrics import (
     SCORED,
@@ -476,7 +476,7 @@ class Study:
                 (step, (values[(len(values) - 1) // 2] + values[len(values) // 2]) / 2)
                 for step, values in self._reported.items() if len(values) >= _MIN_REPORTED
             ]  # fmt: skip
-        run = Run(trial.fidelity, self.trial_seed(trial.candidate), folder, parent,
+        run = TrialRun(trial.fidelity, self.trial_seed(trial.candidate), folder, parent,
                   medians=medians, sign=self.objectives[0].sign)  # fmt: skip
         metric = self.objectives[0].metric
         group = (trial.bracket, trial.rung)
@@ -497,7 +497,7 @@ class Study:
 
     def _predict(self, trial: Trial, config: dict[str, Any]) -> None:
         for one in self.analytic:
-            run = Run(trial.fidelity, self.trial_seed(trial.candidate))
+            run = TrialRun(trial.fidelity, self.trial_seed(trial.candidate))
             returned = call(one.function, config, run)
             metric = next(iter(one.metrics or ()), self.objectives[0].metric)
             self._note(trial, values_of(returned, metric), one)
@@ -677,7 +677,7 @@ def study(
         name: of the study in its store.
         space: what is varied.
         objectives: metrics, each to be ``min`` or ``max``.
-        estimator: a function of a candidate's values (and, if it takes it, of a `Run`); None: the
+        estimator: a function of a candidate's values and, optionally, a `TrialRun`; None if the
             caller evaluates trials between `Study.ask` and `Study.tell`.
         constraints: limits of metrics, ``{"memory": "<= 128KB"}``.
         analytic: estimators that cost next to nothing; a candidate that breaks a limit by them is

@@ -10,7 +10,7 @@ from slipstream.source._names import Loop, Names, is_written, nodes_in, position
 from slipstream.source._optimizer import assigned_to
 from slipstream.source._places import Places, is_main_guard
 from slipstream.source._source import Source
-from slipstream.source._step import Step
+from slipstream.source._step import StepSource
 
 _WRAPPERS = frozenset(
     [
@@ -132,7 +132,7 @@ def _own_statement(source: Source, loop: ast.For, call: ast.Call) -> ast.stmt:
 
 
 def _update_group(
-    source: Source, step: Step, body: list[ast.stmt], update: int, backward: ast.stmt
+    source: Source, step: StepSource, body: list[ast.stmt], update: int, backward: ast.stmt
 ) -> tuple[int, int]:
     """The statements around the update that belong to it: clipping before, schedules after."""
     names = source.names

@@ -20,7 +20,7 @@ from slipstream.source._optimizer import (
 )
 from slipstream.source._parts import code_of, local_class, mentions
 from slipstream.source._source import AlreadyThereError, NotPlacedError, Source
-from slipstream.source._step import Step, find_steps, inference_blocks, inference_calls
+from slipstream.source._step import StepSource, find_steps, inference_blocks, inference_calls
 from slipstream.source._trainers import Training, find_training
 
 _TORCH = "torch"
@@ -115,7 +115,7 @@ class Places:
         return self._made(identity)
 
     @cached_property
-    def step(self) -> Step:
+    def step(self) -> StepSource:
         """The training step of a script with one optimizer, one model and one ``backward``."""
         steps = self.steps
         if len({optimizer.identity for optimizer in self.optimizers}) > 1:
@@ -129,7 +129,7 @@ class Places:
         return steps[0]
 
     @cached_property
-    def steps(self) -> list[Step]:
+    def steps(self) -> list[StepSource]:
         """Training steps, one for each ``backward`` in the innermost loop with an update."""
         if self.function is not None:
             raise self.source.not_placed(
@@ -240,7 +240,7 @@ class Places:
         """
         source = self.source
         for step in self.steps:
-            loss, call = step.unscaled_loss, step.backward
+            loss, call = step.undivided_loss, step.backward
             if isinstance(loss, ast.Name):
                 continue
             if not isinstance(source.names.parent(call), ast.Expr):

@@ -41,7 +41,7 @@ class ForwardBlock:
 
 
 @dataclass(frozen=True)
-class Step:
+class StepSource:
     """The parts of a step that can be seen in the source.
 
     Attributes:
@@ -67,10 +67,10 @@ class Step:
     others: tuple[ast.Call, ...]
 
     @property
-    def unscaled_loss(self) -> ast.expr:
-        """The loss without the number that it is divided or multiplied by."""
+    def undivided_loss(self) -> ast.expr:
+        """The loss without the number that it is divided by."""
         loss = self.loss
-        while isinstance(loss, ast.BinOp) and isinstance(loss.op, (ast.Div, ast.Mult)):
+        while isinstance(loss, ast.BinOp) and isinstance(loss.op, ast.Div):
             if not set(self.forwards).isdisjoint(nodes_in(ast.Call, loss.right)):
                 break
             loss = loss.left
@@ -114,7 +114,7 @@ class Step:
         Raises:
             NotPlacedError: they are not that, or the loss has no name.
         """
-        names, loss = source.names, self.unscaled_loss
+        names, loss = source.names, self.undivided_loss
         trained = [call for call in self.forwards if not _is_without_gradients(names, call)]
         forward = trained[0] if trained else self._forward(source)
         if not isinstance(loss, ast.Name):
@@ -157,7 +157,7 @@ class Step:
 
 def find_steps(
     source: Source, optimizers: Collection[Identity], models: Collection[Identity]
-) -> list[Step]:
+) -> list[StepSource]:
     """The training steps of a script, one for each call of ``backward``, in their order.
 
     Raises:
@@ -174,7 +174,7 @@ def find_steps(
         return [call for call in methods if last_name(call.func) == name]
 
     cleared = {*optimizers, *models}
-    steps: dict[ast.Call, Step] = {}
+    steps: dict[ast.Call, StepSource] = {}
     for optimizer in optimizers:
         scaled = [call for call in called("step") if _scales(names, call, optimizer)]
         updates = [call for call in called("step") if receiver(call) == optimizer or call in scaled]
@@ -200,7 +200,7 @@ def find_steps(
             )
             forwards = between or forwards
             zero_grads = (call for call in called("zero_grad") if receiver(call) in cleared)
-            step = Step(
+            step = StepSource(
                 container,
                 backward,
                 _loss(names, backward, scaled=bool(scaled)),

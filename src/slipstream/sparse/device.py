@@ -16,7 +16,7 @@ import numpy.typing as npt
 from slipstream.errors import InvalidArgumentError, MissingExtraError
 from slipstream.native import triton_module
 from slipstream.sparse.matrix import Floats, Int64s, Rows
-from slipstream.sparse.metrics import Exact, Plan, Side
+from slipstream.sparse.metrics import Exact, MetricPlan, Side
 
 if TYPE_CHECKING:
     import torch
@@ -94,8 +94,8 @@ class DeviceSearch:
     at_once = 2**20
 
     def __init__(
-        self, plan: Plan, left: tuple[Rows, Side], right: tuple[Rows, OnDevice], near_zero: float,
-        device: Any, block_bytes: int,
+        self, plan: MetricPlan, left: tuple[Rows, Side], right: tuple[Rows, OnDevice],
+        near_zero: float, device: Any, block_bytes: int,
     ) -> None:  # fmt: skip
         self.plan, self.device, self.block_bytes = plan, device, block_bytes
         self.left, side = left

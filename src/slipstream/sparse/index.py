@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream.sparse.matrix import Floats, Int32s, Int64s, Rows
-from slipstream.sparse.metrics import Op, Plan, Side
+from slipstream.sparse.metrics import MetricPlan, Op, Side
 
 # As in sparse.h.
 BLOCK_BYTES = 512
@@ -90,7 +90,7 @@ class Index:
         return sum(array.nbytes for array in arrays if array is not None)
 
 
-def build_index(rows: Rows, plan: Plan, side: Side, tile_rows: int | None = None) -> Index:
+def build_index(rows: Rows, plan: MetricPlan, side: Side, tile_rows: int | None = None) -> Index:
     """`rows` by columns.
 
     Args:
@@ -174,7 +174,7 @@ def _fill(
 
 
 def _head(
-    frequency: Int64s, padded_rows: int, plan: Plan, itemsize: int, nnz: int
+    frequency: Int64s, padded_rows: int, plan: MetricPlan, itemsize: int, nnz: int
 ) -> npt.NDArray[np.intp]:
     """Columns to keep dense, ascending: the most frequent, as many as pay and fit."""
     # Half as many float64 as float32 fit into a register.

@@ -15,7 +15,7 @@ from slipstream.native import InstructionSet, cpu_features
 from slipstream.native.family import INT32, INT64, POINTER, Family, array_pointer, structure
 from slipstream.sparse.index import Index
 from slipstream.sparse.matrix import Float64s, Floats, Int32s, Int64s, Rows
-from slipstream.sparse.metrics import Plan, Side
+from slipstream.sparse.metrics import MetricPlan, Side
 
 # Queries of a range, for which a block of dense columns is read once.
 AT_ONCE = 256
@@ -152,7 +152,12 @@ class NativeSearch(_NativeCalls):
     """Queries against an index, by the compiled kernels."""
 
     def __init__(
-        self, loaded: ctypes.CDLL, plan: Plan, index: Index, queries: Queries, near_zero: float
+        self,
+        loaded: ctypes.CDLL,
+        plan: MetricPlan,
+        index: Index,
+        queries: Queries,
+        near_zero: float,
     ) -> None:
         self.rows, self.dtype = len(index.rows), index.dtype
         self.at_once = AT_ONCE

@@ -6,7 +6,7 @@ With ``u(a) = f(a, 0)`` and ``v(b) = f(0, b)``, a sum of ``f`` over the columns 
 
 two numbers a row, made once, and one pass over the columns that both have. Published kernels for
 such distances pass twice (Nolet et al., Semiring Primitives for Sparse Neighborhood Methods on the
-GPU, MLSys 2022). A `Plan` says what is multiplied (`Op`), how the sums become a distance
+GPU, MLSys 2022). A `MetricPlan` says what is multiplied (`Op`), how the sums become a distance
 (`Finish`) and what a distance that nearly cancelled is computed from again (`Exact`). Only the
 maximum of ``chebyshev`` cannot be written so; see `slipstream.sparse.chebyshev`.
 """
@@ -109,7 +109,7 @@ Prepare = Callable[[Rows], Side]
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class MetricPlan:
     """How one metric is computed.
 
     Attributes:
@@ -229,7 +229,7 @@ def check_domain(name: str, rows: Rows, argument: str) -> None:
         )
 
 
-def plan_of(name: str, options: Options, columns: int, non_negative: bool) -> Plan:
+def plan_of(name: str, options: Options, columns: int, non_negative: bool) -> MetricPlan:
     """How to compute an additive metric.
 
     Args:
@@ -349,18 +349,18 @@ def _powers(rows: Rows, p: float) -> Side:
 
 # ---- the table -----------------------------------------------------------------------------------
 
-_Make = Callable[[Options, int, Op], Plan]
+_Make = Callable[[Options, int, Op], MetricPlan]
 
 
-def _both(ops: tuple[Op, ...], finish: Finish, side: Prepare, **rest: Any) -> Plan:
-    return Plan(ops, finish, side, side, **rest)
+def _both(ops: tuple[Op, ...], finish: Finish, side: Prepare, **rest: Any) -> MetricPlan:
+    return MetricPlan(ops, finish, side, side, **rest)
 
 
 def _normalised(options: Options) -> bool:
     return options.normalise is not False
 
 
-def _braycurtis(options: Options, columns: int, common: Op) -> Plan:
+def _braycurtis(options: Options, columns: int, common: Op) -> MetricPlan:
     rest: dict[str, Any] = {"exact": Exact.OVER_SUMS, "degree": 1.0, "c1": -2.0}
     side = _plain(_sum_of_sizes)
     if common is Op.MIN:
@@ -373,10 +373,10 @@ def _braycurtis(options: Options, columns: int, common: Op) -> Plan:
     def right(rows: Rows) -> Side:
         return Side((rows.data, rows.data), rows.data, _sum_of_sizes(rows))
 
-    return Plan((common, common), Finish.RATIO, left, right, c2=-2.0, **rest)
+    return MetricPlan((common, common), Finish.RATIO, left, right, c2=-2.0, **rest)
 
 
-def _kl(options: Options, columns: int, common: Op) -> Plan:
+def _kl(options: Options, columns: int, common: Op) -> MetricPlan:
     normalise, smoothing = options.normalise is True, options.smoothing
 
     def left(rows: Rows) -> Side:
@@ -401,10 +401,10 @@ def _kl(options: Options, columns: int, common: Op) -> Plan:
 
     ops = (Op.DOT,) if smoothing else (Op.DOT, Op.DOT)
     rest: dict[str, Any] = {"exact": Exact.RELATIVE, "degree": 1.0, "c3": smoothing}
-    return Plan(ops, Finish.DIVERGENCE, left, right, **rest)
+    return MetricPlan(ops, Finish.DIVERGENCE, left, right, **rest)
 
 
-def _kl_intersection(options: Options, columns: int, common: Op) -> Plan:
+def _kl_intersection(options: Options, columns: int, common: Op) -> MetricPlan:
     def left(rows: Rows) -> Side:
         values = _shares(rows, options.normalise is True)
         return Side((values * np.log(values), values), values, _zero(rows))
@@ -413,7 +413,7 @@ def _kl_intersection(options: Options, columns: int, common: Op) -> Plan:
         values = _shares(rows, options.normalise is True)
         return Side((np.ones_like(values), np.log(values)), values, _zero(rows))
 
-    return Plan((Op.DOT, Op.DOT), Finish.AFFINE, left, right, c0=0.0, c1=0.5, c2=-0.5)
+    return MetricPlan((Op.DOT, Op.DOT), Finish.AFFINE, left, right, c0=0.0, c1=0.5, c2=-0.5)
 
 
 _PLANS: dict[str, _Make] = {
@@ -423,7 +423,7 @@ _PLANS: dict[str, _Make] = {
     "cosine": lambda o, k, m: _both(
         (Op.DOT,), Finish.COSINE, _unit_length, exact=Exact.SQUARED, c3=0.5
     ),
-    "correlation": lambda o, k, m: Plan(
+    "correlation": lambda o, k, m: MetricPlan(
         (Op.DOT,), Finish.CORRELATION, partial(_centred, left=True), partial(_centred, left=False),
         exact=Exact.CENTRED,
     ),

@@ -12,7 +12,7 @@ from slipstream.errors import InvalidArgumentError
 from slipstream.sparse.device import as_tensor, device_of
 from slipstream.sparse.matrix import Floats, Int64s, as_rows
 from slipstream.sparse.metrics import metric_name
-from slipstream.sparse.search import Limits, Run, Searcher
+from slipstream.sparse.search import Limits, Searcher, SearchRun
 from slipstream.sparse.semiring import Semiring
 
 
@@ -88,7 +88,7 @@ def check_count(n_neighbors: Any, rows: int, own: bool) -> None:
         )
 
 
-def run_of(searcher: Searcher, queries: Any) -> tuple[Run, bool]:
+def run_of(searcher: Searcher, queries: Any) -> tuple[SearchRun, bool]:
     """Queries against a searcher's rows, and whether they are those rows: so for None."""
     if queries is None:
         return searcher.against(searcher.right, "X"), True
@@ -106,8 +106,8 @@ def nearest_of(searcher: Searcher, queries: Any, n_neighbors: Any) -> tuple[Floa
     return without_self(run, n_neighbors) if of_itself else run.nearest(n_neighbors)
 
 
-def without_self(run: Run, k: int) -> tuple[Floats, Int64s]:
-    """As `Run.nearest`, where the queries are the rows themselves: each without itself."""
+def without_self(run: SearchRun, k: int) -> tuple[Floats, Int64s]:
+    """As `SearchRun.nearest`, where the queries are the rows themselves: each without itself."""
     if k == 0:
         empty = np.empty((len(run.left), 0))
         return empty.astype(run.dtype), empty.astype(np.int64)
@@ -120,7 +120,7 @@ def without_self(run: Run, k: int) -> tuple[Floats, Int64s]:
 
 
 def lists_within(
-    run: Run, radius: float, own: bool, by_distance: bool, dtype: npt.DTypeLike | None = None
+    run: SearchRun, radius: float, own: bool, by_distance: bool, dtype: npt.DTypeLike | None = None
 ) -> tuple[npt.NDArray[np.object_], npt.NDArray[np.object_]]:
     """Distances up to `radius` and their rows: for each query an array of each.
 
@@ -143,7 +143,7 @@ def lists_within(
 
 
 def pairs_within(
-    run: Run, radius: float, above_diagonal: bool
+    run: SearchRun, radius: float, above_diagonal: bool
 ) -> Iterator[tuple[Int64s, Int64s, Floats]]:
     """Pairs up to `radius` apart, a block at a time, by query, then by row.
 

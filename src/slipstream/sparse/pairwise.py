@@ -12,7 +12,7 @@ from slipstream.arguments import as_integer
 from slipstream.errors import InvalidArgumentError
 from slipstream.sparse.device import as_tensor, device_of
 from slipstream.sparse.matrix import as_rows
-from slipstream.sparse.search import Limits, Run, Searcher
+from slipstream.sparse.search import Limits, Searcher, SearchRun
 from slipstream.sparse.semiring import Semiring
 
 
@@ -124,7 +124,7 @@ def _run(
     limits: Limits,
     options: dict[str, Any],
     device: Any,
-) -> Run:
+) -> SearchRun:
     left = as_rows(A, "A")
     right = left if B is None else as_rows(B, "B")
     argument = "A" if B is None else "B"

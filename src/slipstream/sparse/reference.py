@@ -18,7 +18,7 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from slipstream.sparse.matrix import Float64s, Floats, Int64s, Rows
-from slipstream.sparse.metrics import Exact, Finish, Op, Plan, Root, Side
+from slipstream.sparse.metrics import Exact, Finish, MetricPlan, Op, Root, Side
 
 Bools = npt.NDArray[np.bool_]
 # Entries of a part, about: four arrays of so many float64 stay in a second-level cache.
@@ -136,7 +136,11 @@ class ReferenceSearch(ByRow):
     """Queries against rows under a plan, one row at a time."""
 
     def __init__(
-        self, plan: Plan, left: tuple[Rows, Side], right: tuple[ByColumn, Side], near_zero: float
+        self,
+        plan: MetricPlan,
+        left: tuple[Rows, Side],
+        right: tuple[ByColumn, Side],
+        near_zero: float,
     ) -> None:
         self.plan, self.near_zero = plan, near_zero
         self.left, self.left_side = left
@@ -249,7 +253,7 @@ def _over(above: float, below: float) -> float:
     return np.inf if above > 0 else 0.0
 
 
-def _terms(plan: Plan, op: Op, x: Float64s, b: Float64s) -> Float64s:
+def _terms(plan: MetricPlan, op: Op, x: Float64s, b: Float64s) -> Float64s:
     """What each shared column adds; see ``slipstream_sparse_op``."""
     match op:
         case Op.DOT:

@@ -18,7 +18,7 @@ from slipstream.sparse.chebyshev import ChebyshevSearch
 from slipstream.sparse.device import DeviceSearch, OnDevice
 from slipstream.sparse.index import MAX_TILE_ROWS, TILE_ROWS_OF_LISTS, Index, build_index
 from slipstream.sparse.matrix import Floats, Int64s, Rows, same_columns
-from slipstream.sparse.metrics import NON_NEGATIVE, Options, Plan, Root, Side
+from slipstream.sparse.metrics import NON_NEGATIVE, MetricPlan, Options, Root, Side
 from slipstream.sparse.reference import ByColumn, ReferenceSearch
 from slipstream.sparse.semiring import Semiring, SemiringSearch
 
@@ -128,7 +128,7 @@ class Searcher:
         self.options = metrics.check_options(self.metric, self.given)
         metrics.check_domain(self.metric, self.right, self.argument)
 
-    def against(self, left: Rows, argument: str = "A") -> Run:
+    def against(self, left: Rows, argument: str = "A") -> SearchRun:
         """The rows of `left` as queries.
 
         Raises:
@@ -142,14 +142,14 @@ class Searcher:
             if "columns" not in cached:
                 cached["columns"] = ByColumn(right.as_type(np.float64))
             semiring, columns = self.metric, cached["columns"]
-            return Run(
+            return SearchRun(
                 left, right, self.limits, np.dtype(np.float64),
                 lambda slab: SemiringSearch(semiring, slab, columns),
             )  # fmt: skip
         metrics.check_domain(self.metric, left, argument)
         if self.metric == "chebyshev":
             dtype = np.result_type(left.data, right.data)
-            return Run(
+            return SearchRun(
                 left, right, self.limits, dtype, lambda slab: ChebyshevSearch(slab, right, dtype)
             )
         non_negative = all(not rows.nnz or rows.data.min() >= 0 for rows in (left, right))
@@ -174,10 +174,10 @@ class Searcher:
             return kernels.NativeSearch(library, plan, prepared, queries, NEAR_ZERO)
 
         index = prepared if library is not None else None
-        return Run(left, right, self.limits, dtype, engine, index, self.device)
+        return SearchRun(left, right, self.limits, dtype, engine, index, self.device)
 
     def _prepared(
-        self, right: Rows, plan: Plan, dtype: np.dtype[Any], library: Any
+        self, right: Rows, plan: MetricPlan, dtype: np.dtype[Any], library: Any
     ) -> tuple[Any, Side]:
         """The searched rows as an engine reads them, and what the metric makes of them."""
         side = plan.right(right).as_type(dtype)
@@ -189,7 +189,7 @@ class Searcher:
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
+class SearchRun:
     """Queries and rows, ready to be computed block by block.
 
     Attributes:
@@ -302,7 +302,7 @@ def cut(
         begin = end
 
 
-def _tile(limits: Limits, plan: Plan, dtype: np.dtype[Any]) -> int | None:
+def _tile(limits: Limits, plan: MetricPlan, dtype: np.dtype[Any]) -> int | None:
     """The tile asked for, or the largest one of which each thread can hold a query's sums."""
     fits = (
         limits.block_bytes // 2 // limits.threads // (len(plan.ops) * dtype.itemsize) // 128 * 128
@@ -312,7 +312,7 @@ def _tile(limits: Limits, plan: Plan, dtype: np.dtype[Any]) -> int | None:
     return max(fits, 128) if fits < TILE_ROWS_OF_LISTS else None
 
 
-def _working_type(plan: Plan, left: Rows, right: Rows) -> np.dtype[Any]:
+def _working_type(plan: MetricPlan, left: Rows, right: Rows) -> np.dtype[Any]:
     """float32 where both matrices fit into it and so does what is made of their values.
 
     Raises:
@@ -343,7 +343,7 @@ def _working_type(plan: Plan, left: Rows, right: Rows) -> np.dtype[Any]:
     return np.dtype(np.float32 if narrow else np.float64)
 
 
-def _check_vanishing(plan: Plan, high: float) -> None:
+def _check_vanishing(plan: MetricPlan, high: float) -> None:
     """Raise InvalidArgumentError if powers of differences that matter beside `high` are 0.
 
     So would be distances, in float64; `high` is the largest value.

@@ -6,15 +6,15 @@ from slipstream.surgery.exchange import exchange, why_fixed
 from slipstream.surgery.pairs import Pair, consecutive_pairs, place
 from slipstream.surgery.parameters import exchange_parameters
 from slipstream.surgery.saved import saved_bytes
-from slipstream.surgery.selection import Selection, module_of
-from slipstream.surgery.sites import Site, callers
+from slipstream.surgery.selection import ModuleSelection, module_of
+from slipstream.surgery.sites import ModuleCall, callers
 from slipstream.surgery.units import Units, removable_units, remove_units
 
 __all__ = [
+    "ModuleCall",
+    "ModuleSelection",
     "NotRewrittenError",
     "Pair",
-    "Selection",
-    "Site",
     "Units",
     "attend",
     "callers",

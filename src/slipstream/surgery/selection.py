@@ -14,7 +14,7 @@ EVERYTHING = "*"
 
 
 @dataclass(frozen=True)
-class Selection:
+class ModuleSelection:
     """Modules by qualified name, as in ``model.named_modules()``.
 
     Attributes:

@@ -10,7 +10,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Site:
+class ModuleCall:
     """A module and the arguments of its first forward, by the parameters' names."""
 
     name: str
@@ -20,7 +20,7 @@ class Site:
 
 def callers(
     model: Any, run: Callable[[], object], functions: tuple[str, ...], kinds: tuple[type, ...] = ()
-) -> list[Site]:
+) -> list[ModuleCall]:
     """Return the innermost modules whose forward calls one of `functions`.
 
     Torch's own layers count as functions of the enclosing module; modules of a class in `kinds` are
@@ -34,10 +34,10 @@ def callers(
 
     names = {id(module): name for name, module in model.named_modules()}
     open_: list[tuple[Any, dict[str, Any]]] = []
-    sites: dict[int, Site] = {}
+    sites: dict[int, ModuleCall] = {}
 
     def note(module: Any, arguments: dict[str, Any]) -> None:
-        sites.setdefault(id(module), Site(names[id(module)], module, arguments))
+        sites.setdefault(id(module), ModuleCall(names[id(module)], module, arguments))
 
     class Watch(TorchFunctionMode):
         def __torch_function__(

@@ -32,7 +32,15 @@ from slipstream.graph import (
 from slipstream.graph.values import PROVENANCES
 from slipstream.provenance import Provenance
 from slipstream.source import Source, accumulate, locate
-from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
+from slipstream.technique import (
+    CodeChange,
+    Context,
+    Quality,
+    QualityKind,
+    Stage,
+    TechniqueSettings,
+    Traits,
+)
 from slipstream.techniques._baseline import updated_tensors
 from slipstream.workload import BuiltWorkload, Workload
 from slipstream.workload.built import HIDDEN_BATCH, training_loss
@@ -44,7 +52,7 @@ _ADD = "aten::add_.Tensor(Tensor(a!) self, Tensor other, *, Scalar alpha=1) -> T
 
 
 @dataclass(frozen=True)
-class Accumulation(Settings):
+class Accumulation(TechniqueSettings):
     """Run forward and backward on `batches` batches before each optimizer step."""
 
     batches: int = 4

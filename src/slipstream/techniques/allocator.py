@@ -15,12 +15,20 @@ from slipstream import heap
 from slipstream.errors import WorkloadError
 from slipstream.graph import Editor, Graph
 from slipstream.graph.page_faults import PAGE_FAULT_LAUNCHES, page_fault_ns, page_fault_tasks
-from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
+from slipstream.technique import (
+    CodeChange,
+    Context,
+    Quality,
+    QualityKind,
+    Stage,
+    TechniqueSettings,
+    Traits,
+)
 from slipstream.workload import BuiltWorkload, Workload
 
 
 @dataclass(frozen=True)
-class Allocator(Settings):
+class Allocator(TechniqueSettings):
     """Let glibc ``keep`` every page it has, instead of giving the largest back to the system."""
 
     pages: Literal["keep"] = "keep"

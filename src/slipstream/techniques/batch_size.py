@@ -29,7 +29,15 @@ from slipstream.graph import (
 from slipstream.graph.call import Resize
 from slipstream.provenance import Provenance
 from slipstream.source import Places, Source, find_batch_size
-from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
+from slipstream.technique import (
+    CodeChange,
+    Context,
+    Quality,
+    QualityKind,
+    Stage,
+    TechniqueSettings,
+    Traits,
+)
 from slipstream.techniques._baseline import already_compiled
 from slipstream.workload import BuiltWorkload, Workload
 
@@ -46,7 +54,7 @@ _LARGEST = 1e7
 
 
 @dataclass(frozen=True)
-class BatchSize(Settings):
+class BatchSize(TechniqueSettings):
     """Steps of ``batch_size:64`` samples, or of ``batch_size:x2`` times as many as now."""
 
     samples: str = "x2"

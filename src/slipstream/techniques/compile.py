@@ -19,7 +19,15 @@ from slipstream.capture import covered_tasks, repeats, use_compiled
 from slipstream.graph import Editor, Graph, Kind, Role
 from slipstream.provenance import Provenance
 from slipstream.source import Places, Source
-from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
+from slipstream.technique import (
+    CodeChange,
+    Context,
+    Quality,
+    QualityKind,
+    Stage,
+    TechniqueSettings,
+    Traits,
+)
 from slipstream.techniques._baseline import is_compiled
 from slipstream.units import format_duration
 from slipstream.workload import BuiltWorkload, Workload
@@ -30,7 +38,7 @@ _UNCHANGED = 1e-6
 
 
 @dataclass(frozen=True)
-class Compile(Settings):
+class Compile(TechniqueSettings):
     """Compile the model; ``mode`` is that of ``torch.compile``, with underscores."""
 
     mode: Literal["default", "reduce_overhead", "max_autotune"] = "default"

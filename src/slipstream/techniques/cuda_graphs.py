@@ -27,7 +27,15 @@ from slipstream.graph import (
     replay,
 )
 from slipstream.provenance import Provenance
-from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
+from slipstream.technique import (
+    CodeChange,
+    Context,
+    Quality,
+    QualityKind,
+    Stage,
+    TechniqueSettings,
+    Traits,
+)
 from slipstream.techniques.gpu import need_gpu, not_on_gpu
 from slipstream.workload import BuiltWorkload, Workload
 
@@ -43,7 +51,7 @@ _PASSES = (StepPhase.FORWARD, StepPhase.BACKWARD)
 
 
 @dataclass(frozen=True)
-class CudaGraphs(Settings):
+class CudaGraphs(TechniqueSettings):
     """Replay forward and backward from CUDA graphs; the optimizer's step is launched as before."""
 
     name: ClassVar[str] = "cuda_graphs"

@@ -14,7 +14,15 @@ from numpy.typing import NDArray
 from slipstream.durations import common_spread
 from slipstream.graph import Editor, Graph
 from slipstream.provenance import Provenance
-from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
+from slipstream.technique import (
+    CodeChange,
+    Context,
+    Quality,
+    QualityKind,
+    Stage,
+    TechniqueSettings,
+    Traits,
+)
 from slipstream.techniques.gpu import kernels, need_gpu, not_on_gpu
 from slipstream.workload import BuiltWorkload, Workload
 
@@ -23,7 +31,7 @@ _SPREAD = 0.3
 
 
 @dataclass(frozen=True)
-class CudnnBenchmark(Settings):
+class CudnnBenchmark(TechniqueSettings):
     """Choose convolution algorithms by trying them, in place of by rules."""
 
     name: ClassVar[str] = "cudnn_benchmark"

@@ -32,7 +32,15 @@ from slipstream.graph import (
     price,
 )
 from slipstream.provenance import Provenance
-from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
+from slipstream.technique import (
+    CodeChange,
+    Context,
+    Quality,
+    QualityKind,
+    Stage,
+    TechniqueSettings,
+    Traits,
+)
 from slipstream.workload import BuiltWorkload, Workload
 
 # What torch annotates ``__next__`` of its two kinds of loader with.
@@ -53,7 +61,7 @@ _seen: Counter[str] = Counter()
 
 
 @dataclass(frozen=True)
-class DataLoader(Settings):
+class DataLoader(TechniqueSettings):
     """Give every loader that loads in the step's own process this many worker processes."""
 
     workers: int = 2

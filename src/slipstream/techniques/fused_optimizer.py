@@ -17,7 +17,15 @@ from slipstream.errors import WorkloadError
 from slipstream.graph import UNKNOWN_SPREAD, Call, Editor, Graph, Price, Role, StepPhase, price
 from slipstream.provenance import Provenance
 from slipstream.source import AlreadyThereError, NotPlacedError, Optimizer, Places, Source
-from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
+from slipstream.technique import (
+    CodeChange,
+    Context,
+    Quality,
+    QualityKind,
+    Stage,
+    TechniqueSettings,
+    Traits,
+)
 from slipstream.techniques._baseline import update_tasks, updated_tensors
 from slipstream.workload import BuiltWorkload, Workload
 
@@ -29,7 +37,7 @@ _FOREACH = (
 
 
 @dataclass(frozen=True)
-class FusedOptimizer(Settings):
+class FusedOptimizer(TechniqueSettings):
     """Update all parameters in one fused kernel (``fused``) or in batches (``foreach``)."""
 
     kind: Literal["fused", "foreach"] = "fused"

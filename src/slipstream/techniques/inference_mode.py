@@ -17,7 +17,15 @@ import numpy as np
 from slipstream.errors import WorkloadError
 from slipstream.graph import Call, Editor, Graph, Price, StepPhase
 from slipstream.graph.uses import uses_of
-from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
+from slipstream.technique import (
+    CodeChange,
+    Context,
+    Quality,
+    QualityKind,
+    Stage,
+    TechniqueSettings,
+    Traits,
+)
 from slipstream.techniques.dataflow import Dataflow
 from slipstream.workload import BuiltWorkload, Workload
 
@@ -28,7 +36,7 @@ _ALREADY = "the step runs under inference_mode already"
 
 
 @dataclass(frozen=True)
-class InferenceMode(Settings):
+class InferenceMode(TechniqueSettings):
     """Run the step under ``torch.inference_mode``."""
 
     name: ClassVar[str] = "inference_mode"

@@ -14,7 +14,15 @@ from slipstream.durations import Changed, required_timings, rescale
 from slipstream.graph import Call, Editor, Graph, StepPhase, TensorSpec
 from slipstream.graph.graph import kept
 from slipstream.source import AlreadyThereError, Places, Source, value_of
-from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
+from slipstream.technique import (
+    CodeChange,
+    Context,
+    Quality,
+    QualityKind,
+    Stage,
+    TechniqueSettings,
+    Traits,
+)
 from slipstream.techniques._baseline import already_compiled
 from slipstream.techniques._workspaces import measured_workspaces, resize_workspaces
 from slipstream.workload import BuiltWorkload, Workload
@@ -26,7 +34,7 @@ _FORMAT = "channels_last"
 
 
 @dataclass(frozen=True)
-class ChannelsLast(Settings):
+class ChannelsLast(TechniqueSettings):
     """Convolutional models with weights, inputs and activations in channels-last order."""
 
     name: ClassVar[str] = "channels_last"

@@ -17,7 +17,15 @@ from slipstream.durations import Changed, Durations, pace, required_timings, res
 from slipstream.graph import Call, Editor, Graph, StepPhase, distinct, price, price_columns
 from slipstream.graph.graph import kept
 from slipstream.source import Places, Source, refuse_inside
-from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
+from slipstream.technique import (
+    CodeChange,
+    Context,
+    Quality,
+    QualityKind,
+    Stage,
+    TechniqueSettings,
+    Traits,
+)
 from slipstream.techniques._autocast_memory import edit_memory
 from slipstream.techniques._baseline import already_autocast, already_compiled
 from slipstream.techniques.autocast import ROOT, AutocastPlan, plan
@@ -32,7 +40,7 @@ _ONEDNN_RECURRENT = "aten::mkldnn_rnn_layer"
 
 
 @dataclass(frozen=True)
-class Amp(Settings):
+class Amp(TechniqueSettings):
     """Run the model's forward under autocast; parameters and optimizer stay in float32.
 
     ``amp:bf16`` (the default) has float32's range and needs no loss scaling.

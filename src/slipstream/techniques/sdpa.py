@@ -23,16 +23,24 @@ from slipstream.errors import WorkloadError
 from slipstream.graph import Call, Editor, Graph, calls_of, distinct, price
 from slipstream.source import fuse_attention
 from slipstream.surgery import (
+    ModuleCall,
+    ModuleSelection,
     NotRewrittenError,
-    Selection,
-    Site,
     callers,
     difference,
     module_of,
     outputs_of,
     with_attention,
 )
-from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
+from slipstream.technique import (
+    CodeChange,
+    Context,
+    Quality,
+    QualityKind,
+    Stage,
+    TechniqueSettings,
+    Traits,
+)
 from slipstream.techniques._baseline import already_compiled
 from slipstream.techniques.attention import Attention, find_attention
 from slipstream.workload import BuiltWorkload, Workload
@@ -48,7 +56,7 @@ _REMEDY = f"write {_BY_HAND} in place of the two matmuls and the softmax"
 
 
 @dataclass(frozen=True)
-class Sdpa(Settings):
+class Sdpa(TechniqueSettings):
     """Every attention that is written out as one ``scaled_dot_product_attention``.
 
     Attributes:
@@ -169,8 +177,8 @@ class Sdpa(Settings):
         return CodeChange("", note=_REMEDY) if change is None else change
 
     @property
-    def _selection(self) -> Selection:
-        return Selection(self.only, self.except_)
+    def _selection(self) -> ModuleSelection:
+        return ModuleSelection(self.only, self.except_)
 
     def _chosen(self, graph: Graph) -> list[Attention]:
         return [
@@ -225,7 +233,7 @@ def _by_library(model: Any) -> Callable[[], None] | None:
     return lambda: choose(chosen)
 
 
-def _sites(model: Any, run: Callable[[], object]) -> list[Site]:
+def _sites(model: Any, run: Callable[[], object]) -> list[ModuleCall]:
     """The modules that may write attention out.
 
     Raises:
@@ -233,8 +241,8 @@ def _sites(model: Any, run: Callable[[], object]) -> list[Site]:
     """
     from torch import nn
 
-    sites: list[Site] = []
-    fused: list[Site] = []
+    sites: list[ModuleCall] = []
+    fused: list[ModuleCall] = []
 
     kinds = (nn.MultiheadAttention,)
     outputs_of(model, lambda: sites.extend(callers(model, run, ("softmax",), kinds)))
@@ -244,7 +252,7 @@ def _sites(model: Any, run: Callable[[], object]) -> list[Site]:
     return sites
 
 
-def _by_rewriting(sites: Sequence[Site]) -> Callable[[], None]:
+def _by_rewriting(sites: Sequence[ModuleCall]) -> Callable[[], None]:
     """Give every module that writes attention out another forward; how to go back.
 
     Raises:
@@ -280,7 +288,7 @@ def _by_rewriting(sites: Sequence[Site]) -> Callable[[], None]:
     return undo
 
 
-def _without_weights(site: Site) -> Callable[..., Any]:
+def _without_weights(site: ModuleCall) -> Callable[..., Any]:
     """A forward of an ``nn.MultiheadAttention`` that does not average weights nobody reads."""
     if not site.arguments.get("need_weights", True):
         raise NotRewrittenError("it is called with need_weights=False already")

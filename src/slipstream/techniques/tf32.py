@@ -18,7 +18,15 @@ from slipstream.durations import common_spread
 from slipstream.durations.roofline import device_named
 from slipstream.graph import Editor, Graph
 from slipstream.provenance import Provenance
-from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
+from slipstream.technique import (
+    CodeChange,
+    Context,
+    Quality,
+    QualityKind,
+    Stage,
+    TechniqueSettings,
+    Traits,
+)
 from slipstream.techniques.gpu import kernels, need_gpu, not_on_gpu
 from slipstream.workload import BuiltWorkload, Workload
 
@@ -33,7 +41,7 @@ _BEYOND = 1.75
 
 
 @dataclass(frozen=True)
-class Tf32(Settings):
+class Tf32(TechniqueSettings):
     """Allow TensorFloat-32 in float32 matrix products and convolutions."""
 
     name: ClassVar[str] = "tf32"

@@ -18,12 +18,20 @@ from slipstream.durations import Durations, Question, common_spread, usable_core
 from slipstream.errors import InvalidArgumentError
 from slipstream.graph import UNKNOWN_SPREAD, Editor, Graph, distinct
 from slipstream.provenance import Provenance
-from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
+from slipstream.technique import (
+    CodeChange,
+    Context,
+    Quality,
+    QualityKind,
+    Stage,
+    TechniqueSettings,
+    Traits,
+)
 from slipstream.workload import BuiltWorkload, Workload
 
 
 @dataclass(frozen=True)
-class Threads(Settings):
+class Threads(TechniqueSettings):
     """Run operators on `count` threads; 0 for one per physical core this process may use."""
 
     count: int = 0

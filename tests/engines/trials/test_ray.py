@@ -18,9 +18,9 @@ from slipstream.search import (
     Float,
     Halving,
     Int,
-    Run,
     Space,
     State,
+    TrialRun,
     estimator,
     study,
 )
@@ -56,12 +56,12 @@ def test_ray_leaves_nothing_in_the_home_folder() -> None:
 
 
 @estimator({"y": "", "width": ""}, cost=lambda config: Cost(0.05, 0.1, 0.5))
-def shaped(config: dict[str, Any], run: Run) -> dict[str, float]:
+def shaped(config: dict[str, Any], run: TrialRun) -> dict[str, float]:
     time.sleep(0.01)
     return {"y": config["x"] / run.fidelity, "width": run.width}
 
 
-def dies_once(config: dict[str, Any], run: Run) -> float:
+def dies_once(config: dict[str, Any], run: TrialRun) -> float:
     mark = Path(os.environ["SLIPSTREAM_DIES_ONCE"])
     if config["x"] > 0.5 and not mark.exists():
         mark.touch()
@@ -70,7 +70,7 @@ def dies_once(config: dict[str, Any], run: Run) -> float:
 
 
 @estimator({"steps": ""}, cost=lambda config: Cost(5.0 if config["long"] else 1.0, gamma=0.5))
-def stepped(config: dict[str, Any], run: Run) -> float:
+def stepped(config: dict[str, Any], run: TrialRun) -> float:
     """Twenty-five steps or five of 0.2 s, a checkpoint after each; on two devices of 0.15 s."""
     assert run.folder is not None
     path = Path(run.folder, "steps")
@@ -150,7 +150,7 @@ DEVICE_BYTES = 600 * 2**20
 
 
 @estimator({"y": "", "width": ""}, cost=lambda config: Cost(1.0, utilisation=0.3, memory=0.3))
-def packed(config: dict[str, Any], run: Run) -> dict[str, float]:
+def packed(config: dict[str, Any], run: TrialRun) -> dict[str, float]:
     """Says that it holds 0.3 of a device; the one where x is 2 holds three times as much."""
     path = Path(os.environ["SLIPSTREAM_BEGUN"])
     with path.open("a") as begun:

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from slipstream.errors import InvalidArgumentError, MissingExtraError
-from slipstream.search import Budget, Float, Run, Space, study
+from slipstream.search import Budget, Float, Space, TrialRun, study
 from slipstream.search.estimators import RESIZE, Resized
 
 
 def test_an_evaluation_ends_at_its_checkpoint_where_a_resize_waits(tmp_path: Path) -> None:
-    Run(1.0, 0).checkpointed()
-    run = Run(1.0, 0, str(tmp_path))
+    TrialRun(1.0, 0).checkpointed()
+    run = TrialRun(1.0, 0, str(tmp_path))
     run.checkpointed()
     (tmp_path / RESIZE).touch()
     with pytest.raises(Resized):

@@ -16,7 +16,7 @@ from forked_ranks import run_ranks
 from slipstream.techniques.distributed import CommunicationError, PriorityDDP
 from slipstream.techniques.distributed.priority import autotune, plan
 from slipstream.techniques.distributed.priority.autotune import Autotune
-from slipstream.techniques.distributed.priority.plan import Plan
+from slipstream.techniques.distributed.priority.plan import SlicePlan
 from slipstream.techniques.distributed.priority.rounds import Hooks, Rounds
 from slipstream.techniques.distributed.priority.simulate import ORDERS, Link
 from slipstream.techniques.distributed.priority.updates import Updates
@@ -25,7 +25,7 @@ from slipstream.techniques.distributed.priority.updates import Updates
 torch.optim.SGD([torch.zeros(1)], 0.1)
 # A link on which everything is worth hiding.
 SLOW = Link(dict.fromkeys(ORDERS, 1e-9), dict.fromkeys(ORDERS, 1e-7), 1.0, 1e-7)
-TRIED = [Plan("leader"), Plan("ddp", bucket_mb=1.0), Plan("ddp")]
+TRIED = [SlicePlan("leader"), SlicePlan("ddp", bucket_mb=1.0), SlicePlan("ddp")]
 
 
 class Net(nn.Module):
@@ -156,7 +156,7 @@ def test_weights_are_ddps_whoever_trains_and_wins(
 
 
 def test_a_rank_that_ends_while_ddp_trains_is_named_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "choose", lambda *_: [Plan("ddp")])
+    monkeypatch.setattr(plan, "choose", lambda *_: [SlicePlan("ddp")])
     monkeypatch.setattr(plan, "measure_link", lambda ranks, orders, busy: SLOW)
 
     def work(rank: int) -> Any:

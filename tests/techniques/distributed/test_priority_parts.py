@@ -28,7 +28,7 @@ from slipstream.techniques.distributed.priority.simulate import (
     ORDERS,
     Link,
     Shares,
-    Step,
+    StepCosts,
     barrier,
     gated,
 )
@@ -274,7 +274,7 @@ def link(byte_s: float, message_s: float = 0.0) -> Link:
     return Link(*alike, message_s, byte_s)
 
 
-def step_of(layers: list[Layer]) -> Step:
+def step_of(layers: list[Layer]) -> StepCosts:
     segments = []
     before = 0.0
     for number, layer in enumerate(layers):
@@ -285,7 +285,7 @@ def step_of(layers: list[Layer]) -> Step:
         before = 0.0
     segments.append((Kind.END, -1, 0.0))
     nbytes = [4 * layer.numel for layer in layers]
-    return Step(segments, nbytes, [0.0] * len(layers), [layer.numel for layer in layers])
+    return StepCosts(segments, nbytes, [0.0] * len(layers), [layer.numel for layer in layers])
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -187,7 +187,7 @@ def test_plans_are_saved(tmp_path: Path) -> None:
     model = Two()
     made = plan(model, counts(), ratio=5, least_rows=100)
     made.save(tmp_path / "plan.json")
-    again = ss.embedding.Plan.load(tmp_path / "plan.json")
+    again = ss.embedding.TablePlan.load(tmp_path / "plan.json")
     assert again.tables == made.tables
     assert again.alternatives == made.alternatives
     one, other = made.apply(copy.deepcopy(model)), again.apply(copy.deepcopy(model))
@@ -196,14 +196,14 @@ def test_plans_are_saved(tmp_path: Path) -> None:
     }
     coded = plan(model, ratio=3, methods=["int8"], trained=True, least_rows=350)
     coded.save(tmp_path / "coded.json")
-    loaded = ss.embedding.Plan.load(tmp_path / "coded.json")
+    loaded = ss.embedding.TablePlan.load(tmp_path / "coded.json")
     with pytest.raises(InvalidArgumentError, match="int8"):
         loaded.apply(copy.deepcopy(model))
     loaded.converting(model).apply(model)
     for text in ("", "[]", "{}", '{"version": 2}', '{"version": 1, "tables": {"a": {"way": "x"}}}'):
         (tmp_path / "wrong.json").write_text(text)
         with pytest.raises(InvalidArgumentError, match="no plan"):
-            ss.embedding.Plan.load(tmp_path / "wrong.json")
+            ss.embedding.TablePlan.load(tmp_path / "wrong.json")
 
 
 def test_rows_of_a_saved_plan_have_the_signs_they_had(tmp_path: Path) -> None:
@@ -211,11 +211,11 @@ def test_rows_of_a_saved_plan_have_the_signs_they_had(tmp_path: Path) -> None:
     made = plan(model, counts(), ratio=5, methods=["robe"], least_rows=100)
     assert made.apply(copy.deepcopy(model)).item.pool.sign is False  # type: ignore[union-attr]
     made.save(tmp_path / "plan.json")
-    assert ss.embedding.Plan.load(tmp_path / "plan.json") == made
+    assert ss.embedding.TablePlan.load(tmp_path / "plan.json") == made
     told = json.loads((tmp_path / "plan.json").read_text())
     del told["sign"]  # as plans were written when all rows had signs
     (tmp_path / "plan.json").write_text(json.dumps(told))
-    older = ss.embedding.Plan.load(tmp_path / "plan.json")
+    older = ss.embedding.TablePlan.load(tmp_path / "plan.json")
     assert older.apply(model).item.pool.sign is True  # type: ignore[union-attr]
 
 

@@ -19,7 +19,7 @@ from slipstream.graph import Call, TensorSpec
 from slipstream.techniques.fusion.backend import FusionBackend
 from slipstream.techniques.fusion.kernels import Kernel, by_device, in_cpp
 from slipstream.techniques.fusion.loops import UnsupportedError
-from slipstream.techniques.fusion.lowering import Region, Step, can_lower, lower
+from slipstream.techniques.fusion.lowering import Region, RegionOp, can_lower, lower
 from triton_children import run_tests
 
 TESTS = Path(__file__).with_name("triton_fusion.py")
@@ -64,7 +64,7 @@ def regions_of(model: nn.Module, x: torch.Tensor) -> list[Region]:
     return some
 
 
-def moved(step: Step, device: str = "cuda", dtype: str = "float32") -> Step:
+def moved(step: RegionOp, device: str = "cuda", dtype: str = "float32") -> RegionOp:
     """An operator of tensors that are elsewhere, perhaps of another floating-point type."""
 
     def elsewhere(value: Any) -> Any:

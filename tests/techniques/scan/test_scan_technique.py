@@ -19,7 +19,7 @@ from slipstream.graph import StepPhase, replay
 from slipstream.technique import Context, QualityKind, parse
 from slipstream.techniques.scan import kernels as door
 from slipstream.techniques.scan.nn import CLASSES
-from slipstream.techniques.scan.technique import Layer, ScanBackprop, recurrences
+from slipstream.techniques.scan.technique import RecordedDirection, ScanBackprop, recurrences
 from slipstream.verbs.predicting import predict
 from slipstream.verbs.results import Refused
 from slipstream.workload import Workload
@@ -83,10 +83,16 @@ def wide() -> Any:
     return model, batch, mse_loss, torch.optim.SGD(model.parameters(), 0.1)
 
 
-EXPECTED: dict[Callable[[], Any], list[Layer]] = {
-    plain: [Layer("tanh", 9, 4, 3, 6, "float32"), Layer("tanh", 9, 4, 6, 6, "float32")],
-    gated: [Layer("gru", 9, 4, 3, 6, "float32")],
-    lstm: [Layer("lstm", 9, 4, 3, 6, "float32"), Layer("lstm", 9, 4, 6, 6, "float32")],
+EXPECTED: dict[Callable[[], Any], list[RecordedDirection]] = {
+    plain: [
+        RecordedDirection("tanh", 9, 4, 3, 6, "float32"),
+        RecordedDirection("tanh", 9, 4, 6, 6, "float32"),
+    ],
+    gated: [RecordedDirection("gru", 9, 4, 3, 6, "float32")],
+    lstm: [
+        RecordedDirection("lstm", 9, 4, 3, 6, "float32"),
+        RecordedDirection("lstm", 9, 4, 6, 6, "float32"),
+    ],
 }
 
 

@@ -19,7 +19,7 @@ import torch
 from slipstream.errors import InvalidArgumentError
 from slipstream.techniques.embedding.facts import facts_of
 from slipstream.techniques.embedding.formats import FORMATS
-from slipstream.techniques.embedding.planning import MIXED, Plan, plan, plan_tables
+from slipstream.techniques.embedding.planning import MIXED, TablePlan, plan, plan_tables
 from slipstream_bench.systems.embedding.quality_tasks import Task
 
 DENSE = "dense"
@@ -228,7 +228,7 @@ def _dense(job: _Job, ratios: Sequence[float]) -> dict[tuple[str, float], _Outco
     return found
 
 
-def _codes(job: _Job, model: torch.nn.Module, method: str) -> Plan:
+def _codes(job: _Job, model: torch.nn.Module, method: str) -> TablePlan:
     """All tables of a trained model as codes."""
     facts = facts_of(model, job.task.counts(), trained=True, least_rows=job.least_rows)
     least = sum(

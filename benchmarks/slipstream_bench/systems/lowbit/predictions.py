@@ -23,7 +23,7 @@ from slipstream_bench.systems.lowbit.models import QUICK_NETWORKS, bound, torch_
 if TYPE_CHECKING:
     from slipstream.durations import Durations
     from slipstream.graph import Call
-    from slipstream.techniques.lowbit.cost import Layer
+    from slipstream.techniques.lowbit.cost import LayerShape
 
 _CASES = 30
 _SEED = 5
@@ -140,7 +140,7 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
 
 def _planned(
     options: BenchOptions,
-) -> tuple[dict[str, tuple[Layer, tuple[int, int]]], dict[str, Callable[[], Any]]]:
+) -> tuple[dict[str, tuple[LayerShape, tuple[int, int]]], dict[str, Callable[[], Any]]]:
     """Layers and networks of a run, by the names of their cases."""
     from slipstream_bench.systems.lowbit.networks import NETWORKS
 
@@ -155,7 +155,7 @@ def _planned(
 
 def _cases(
     options: BenchOptions,
-    layers: Mapping[str, tuple[Layer, tuple[int, int]]],
+    layers: Mapping[str, tuple[LayerShape, tuple[int, int]]],
     networks: Mapping[str, Callable[[], Any]],
 ) -> Iterator[Bar]:
     from slipstream.durations import Durations
@@ -190,12 +190,12 @@ def _cases(
             yield _network(name, make, durations, measure, 9 if options.full else 8).row()
 
 
-def unseen_layers(count: int) -> list[tuple[Layer, tuple[int, int]]]:
+def unseen_layers(count: int) -> list[tuple[LayerShape, tuple[int, int]]]:
     """Layers of well-known networks that costs are not fitted to, with bits drawn at random."""
     import torch
     from torch import nn
 
-    from slipstream.techniques.lowbit.cost import CALIBRATED, Layer, linear
+    from slipstream.techniques.lowbit.cost import CALIBRATED, LayerShape, linear
     from slipstream.techniques.lowbit.layer import is_depthwise, why_kept
     from slipstream.techniques.lowbit.nn import padding_of
     from slipstream_bench.systems.lowbit.networks import NETWORKS, SIZE
@@ -216,7 +216,7 @@ def unseen_layers(count: int) -> list[tuple[Layer, tuple[int, int]]]:
             return
         image = (x.shape[0], x.shape[2], x.shape[3], x.shape[1])
         kernel, stride = tuple(module.kernel_size), tuple(module.stride)
-        found.append(Layer(image, module.out_channels, kernel, stride, padding_of(module)))
+        found.append(LayerShape(image, module.out_channels, kernel, stride, padding_of(module)))
 
     with torch.device("meta"):
         for make in NETWORKS.values():
@@ -233,7 +233,7 @@ def unseen_layers(count: int) -> list[tuple[Layer, tuple[int, int]]]:
     ]  # fmt: skip
 
 
-def _torch_call(layer: Layer) -> Call:
+def _torch_call(layer: LayerShape) -> Call:
     """The layer in torch's own int8, from floats."""
     from slipstream.techniques.lowbit.timing import torch_layer_call
 
@@ -245,7 +245,7 @@ def _torch_call(layer: Layer) -> Call:
     return torch_layer_call((images, channels, height, width), weight, window, floats=True)
 
 
-def _measured_layer(layer: Layer, bits: tuple[int, int]) -> tuple[float, ...]:
+def _measured_layer(layer: LayerShape, bits: tuple[int, int]) -> tuple[float, ...]:
     """Seconds of the layer in float32, in 8 bits, in `bits`, in torch's own int8; with Python."""
     from slipstream.techniques.lowbit.timing import float_layer, timer
 
@@ -273,7 +273,7 @@ def _network(
     from slipstream.capture import CaptureSettings, capture
     from slipstream.durations import pace
     from slipstream.graph import replay
-    from slipstream.surgery import Selection
+    from slipstream.surgery import ModuleSelection
     from slipstream.technique import Context
     from slipstream.techniques.lowbit.eight_bits import TorchInt8
     from slipstream.techniques.lowbit.technique import LowBit
@@ -297,7 +297,7 @@ def _network(
     arms["torch"] = bound(torch_int8(model, x), x)
     sites = LowBit().sites(graph)
     in_step = pace(graph, [site.task for site in sites], durations)
-    torch_ns = TorchInt8.of(graph, sites, Selection()).step_ns(graph, durations, in_step)
+    torch_ns = TorchInt8.of(graph, sites, ModuleSelection()).step_ns(graph, durations, in_step)
     taken = paired(arms, blocks=blocks)
     measured = {arm: taken.median_s(arm) for arm in arms}
     return _Case(

@@ -30,8 +30,8 @@ from slipstream.measure.arms import Arm, CallableArm, Sample, WorkerArm, time_ca
 from slipstream.measure.claims import claims, headline
 from slipstream.measure.comparison import Comparison, compare
 from slipstream.measure.launches import MOST_LAUNCHES, first_launch
-from slipstream.measure.records import Environment, Phase, Settings, Verdict
-from slipstream.measure.runner import ArmFailedError, Plan, resume, run
+from slipstream.measure.records import Environment, ExperimentSettings, Phase, Verdict
+from slipstream.measure.runner import ArmFailedError, RunPlan, resume, run
 from slipstream.measure.statistics import median_interval
 from slipstream.ranks import Netlab, why_no_netlab
 from slipstream_bench.lab import MBIT, on_ranks
@@ -154,7 +154,7 @@ def _cost(arms: int, seconds: float) -> float:
     from slipstream.measure.store import Store
 
     listed = [_Accounted(f"arm {i}", _counting(10_000)) for i in range(arms)]
-    settings = Settings("arm 0", budget_s=seconds, target_rel_width=1e-9)
+    settings = ExperimentSettings("arm 0", budget_s=seconds, target_rel_width=1e-9)
     claims(_tiny_experiment())  # imports
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "r.db")
@@ -164,7 +164,7 @@ def _cost(arms: int, seconds: float) -> float:
                 listed,
                 settings,
                 environment=_ENVIRONMENT,
-                plan=Plan(maximum_warmup_s=0.1, red_factor=1),
+                plan=RunPlan(maximum_warmup_s=0.1, red_factor=1),
                 sink=store.sink(),
             )
         cpu = time.process_time() - cpu
@@ -197,7 +197,7 @@ def _stored_bytes(arms: int, blocks: int) -> int:
             values = np.array([per_call(time, 3) for time in times])
             series[f"arm {arm}", metric, Phase.MEASURE] = Series(values, numbers)
     records = tuple(ArmRecord(f"arm {arm}") for arm in range(arms))
-    experiment = Experiment("", "", _ENVIRONMENT, Settings("arm 0"), records, series)
+    experiment = Experiment("", "", _ENVIRONMENT, ExperimentSettings("arm 0"), records, series)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "r.db")
         with Store(path) as store:
@@ -207,8 +207,8 @@ def _stored_bytes(arms: int, blocks: int) -> int:
 
 def _tiny_experiment() -> Any:
     arms = [CallableArm(name, lambda: None) for name in ("a", "b")]
-    plan = Plan(maximum_warmup_s=0.01, maximum_blocks=10)
-    return run(arms, Settings("a", budget_s=2.0), environment=_ENVIRONMENT, plan=plan)
+    plan = RunPlan(maximum_warmup_s=0.01, maximum_blocks=10)
+    return run(arms, ExperimentSettings("a", budget_s=2.0), environment=_ENVIRONMENT, plan=plan)
 
 
 # What is stored.
@@ -223,7 +223,7 @@ def _reproducible(options: BenchOptions) -> Iterator[Bar]:
 
     arms = [CallableArm(str(n), _counting(n)) for n in (20_000, 20_400, 30_000)]
     derived = ("throughput", "wall_p90")
-    settings = Settings("20000", budget_s=2.0, derived=derived)
+    settings = ExperimentSettings("20000", budget_s=2.0, derived=derived)
     with tempfile.TemporaryDirectory() as folder, Store(Path(folder, "r.db")) as store:
         run(arms, settings, environment=_ENVIRONMENT, sink=store.sink())
         stored = store.claims("last")
@@ -267,7 +267,7 @@ def _killed(after: int) -> int:
             kept = store.load("last")
             blocks = len(kept.series["a", "wall", Phase.MEASURE].values)
             arms = [CallableArm(arm, rest) for arm in ("a", "b")]
-            plan = Plan(maximum_warmup_s=0, maximum_blocks=blocks + 3)
+            plan = RunPlan(maximum_warmup_s=0, maximum_blocks=blocks + 3)
             resume(arms, store, kept.experiment_id, environment=_ENVIRONMENT, plan=plan)
             whole = store.load(kept.experiment_id).series["a", "wall", Phase.MEASURE]
             if whole.blocks.tolist() != list(range(blocks + 3)):
@@ -316,8 +316,8 @@ def _bad_input(options: BenchOptions) -> Iterator[Bar]:
 
 
 def _is_named(arms: list[Any], phase: str) -> bool:
-    settings = Settings("good", target_rel_width=1e-9, budget_s=20.0, primary="wall")
-    plan = Plan(timeout_s=1.0, maximum_warmup_s=0, minimum_warmup_s=0, red_factor=1)
+    settings = ExperimentSettings("good", target_rel_width=1e-9, budget_s=20.0, primary="wall")
+    plan = RunPlan(timeout_s=1.0, maximum_warmup_s=0, minimum_warmup_s=0, red_factor=1)
     try:
         run(arms, settings, environment=_ENVIRONMENT, plan=plan)
     except ArmFailedError as error:
@@ -495,7 +495,7 @@ def _experiment(extra: float, *, budget: float, seed: int) -> Comparison:
         seed=seed,
         environment=_ENVIRONMENT,
         stop_when_decided=True,
-        plan=Plan(maximum_warmup_s=min(1.0, budget / 10), red_factor=1),
+        plan=RunPlan(maximum_warmup_s=min(1.0, budget / 10), red_factor=1),
     )
 
 
@@ -539,7 +539,7 @@ def _luck(options: BenchOptions) -> Iterator[Bar]:
         result = compare(
             # Blocks end it: on a busy machine, too, there is time for all launches.
             arms, budget=600.0, seed=i, environment=_ENVIRONMENT,
-            plan=Plan(maximum_warmup_s=0.1, red_factor=1, maximum_blocks=10 * MOST_LAUNCHES),
+            plan=RunPlan(maximum_warmup_s=0.1, red_factor=1, maximum_blocks=10 * MOST_LAUNCHES),
         )  # fmt: skip
         claim = result.ratio("head")
         launches.append(claim.launches)
@@ -596,7 +596,7 @@ def _peers(options: BenchOptions) -> Iterator[Bar]:
                 target=1e-9,
                 seed=i,
                 environment=_ENVIRONMENT,
-                plan=Plan(maximum_warmup_s=budget / 20, red_factor=1),
+                plan=RunPlan(maximum_warmup_s=budget / 20, red_factor=1),
             )
             claim = result.ratio("head")
             peer = _sequential_width(base, head, budget, seed=i)

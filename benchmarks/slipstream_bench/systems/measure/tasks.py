@@ -86,8 +86,8 @@ def environment_id(torch_flag: bool = False) -> dict[str, Any]:
 def recorded_run(path: str) -> None:
     """A run without end that records itself and prints each block's number."""
     from slipstream.measure.arms import CallableArm
-    from slipstream.measure.records import Environment, Settings
-    from slipstream.measure.runner import Plan, Progress, run
+    from slipstream.measure.records import Environment, ExperimentSettings
+    from slipstream.measure.runner import Progress, RunPlan, run
     from slipstream.measure.store import Store
 
     def report(now: Progress) -> None:
@@ -97,9 +97,9 @@ def recorded_run(path: str) -> None:
     with Store(path) as store:
         run(
             [CallableArm(name, rest) for name in ("a", "b")],
-            Settings("a", target_rel_width=1e-9),
+            ExperimentSettings("a", target_rel_width=1e-9),
             environment=Environment({}, "bench"),
-            plan=Plan(maximum_warmup_s=0),
+            plan=RunPlan(maximum_warmup_s=0),
             sink=store.sink(),
             progress=report,
         )

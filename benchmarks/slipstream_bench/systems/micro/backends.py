@@ -15,7 +15,7 @@ from slipstream.errors import MissingExtraError
 from slipstream.ship import ToolchainError
 from slipstream.ship.firmware import (
     BACKENDS,
-    Run,
+    FirmwareRun,
     Target,
     emit,
     export_firmware,
@@ -32,7 +32,7 @@ _CORE_BYTES = 6 * 1024
 _INPUTS_QUICK, _INPUTS_FULL = 2, 200
 
 
-def _ran(device: str, model: Path) -> tuple[Run, Run, int, list[str]]:
+def _ran(device: str, model: Path) -> tuple[FirmwareRun, FirmwareRun, int, list[str]]:
     """One kind of kernels called one after another, and interpreted; how many steps there are; what
     the sources of either call that is not among them."""
     made = export_firmware(model, device=device, backend="interpreter")

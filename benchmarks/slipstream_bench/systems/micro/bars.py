@@ -22,7 +22,7 @@ from slipstream.ship.export import quantize_model, write_network
 from slipstream.ship.firmware import (
     Buffer,
     Firmware,
-    Run,
+    FirmwareRun,
     export_firmware,
     forecast,
     greedy_plan,
@@ -186,7 +186,7 @@ def _errors(model: bytes, name: str, device: str) -> tuple[float, float, float]:
 
 
 @functools.cache
-def _person_detect(device: str, overlap: bool) -> tuple[Firmware, Run]:
+def _person_detect(device: str, overlap: bool) -> tuple[Firmware, FirmwareRun]:
     made = export_firmware(_model("person_detect"), device=device, overlap=overlap)
     inputs = random_inputs(made.interface, 1)
     with tempfile.TemporaryDirectory() as folder:

@@ -19,11 +19,11 @@ from scipy.optimize import nnls
 from slipstream.ship.export import write_network
 from slipstream.ship.firmware import (
     Firmware,
+    FirmwareRun,
+    KernelCall,
     Network,
     Operator,
     Quantization,
-    Run,
-    Step,
     Target,
     Tensor,
     export_firmware,
@@ -197,7 +197,7 @@ _KINDS = [
 ]  # fmt: skip
 
 
-def _ran(device: str, kinds: list[str], seed: int) -> tuple[Firmware, Run]:
+def _ran(device: str, kinds: list[str], seed: int) -> tuple[Firmware, FirmwareRun]:
     made = export_firmware(write_network(Shapes(seed).network(kinds)), device=device)
     # Several, as softmax takes less stack on some.
     inputs = random_inputs(made.interface, 4)
@@ -206,14 +206,14 @@ def _ran(device: str, kinds: list[str], seed: int) -> tuple[Firmware, Run]:
     return made, ran
 
 
-def _samples(device: str) -> Iterator[tuple[Step, int, int]]:
+def _samples(device: str) -> Iterator[tuple[KernelCall, int, int]]:
     """(step, instructions, bytes of stack)."""
     for seed in range(_NETWORKS):
         made, ran = _ran(device, _KINDS, seed)
         yield from zip(made.program.steps, ran.steps[0], ran.stacks, strict=True)
 
 
-def _stacks(samples: list[tuple[Step, int, int]], target: Target) -> dict[str, int]:
+def _stacks(samples: list[tuple[KernelCall, int, int]], target: Target) -> dict[str, int]:
     """A step's stack is that of its deepest call, so that none takes more than any step with it."""
     found: dict[str, int] = {}
     for step, _, used in samples:
@@ -222,7 +222,7 @@ def _stacks(samples: list[tuple[Step, int, int]], target: Target) -> dict[str, i
     return dict(sorted(found.items()))
 
 
-def _fit(samples: list[tuple[Step, int, int]], target: Target) -> dict[str, dict[str, float]]:
+def _fit(samples: list[tuple[KernelCall, int, int]], target: Target) -> dict[str, dict[str, float]]:
     found = {}
     for kernel in sorted({step.kernel for step, _, _ in samples}):
         own = [(counts(step, target), cost) for step, cost, _ in samples if step.kernel == kernel]

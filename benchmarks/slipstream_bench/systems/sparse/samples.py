@@ -16,7 +16,7 @@ from slipstream.data import get
 from slipstream.sparse.matrix import as_rows
 from slipstream.sparse.metrics import NON_NEGATIVE
 from slipstream.sparse.pairwise import pairwise_distances
-from slipstream.sparse.search import Limits, Run, Searcher
+from slipstream.sparse.search import Limits, Searcher, SearchRun
 from slipstream.sparse.semiring import Semiring
 
 # SciPy's names; the others are computed from their formula below.
@@ -133,14 +133,14 @@ def sample(rows: sp.csr_matrix, count: int) -> sp.csr_matrix:
 
 def prepared(
     queries: sp.csr_matrix, rows: sp.csr_matrix, metric: str | Semiring, threads: int = 1
-) -> Run:
+) -> SearchRun:
     """A search among `rows`, whose index is made."""
     given = {"p": 3} if metric == "minkowski" else {}
     searcher = Searcher(as_rows(rows, "B"), metric, given, Limits(threads=threads))
     return searcher.against(as_rows(queries, "A"))
 
 
-def block_of(run: Run) -> Callable[[], object]:
+def block_of(run: SearchRun) -> Callable[[], object]:
     """An arm that computes all distances of a search."""
     out = np.empty((len(run.left), len(run.right)), run.dtype)
     return functools.partial(run.distances, out)

@@ -14,7 +14,7 @@ import scipy.sparse as sp
 from slipstream.sparse.kernels import AT_ONCE
 from slipstream.sparse.matrix import Floats
 from slipstream.sparse.pairwise import distance_tiles
-from slipstream.sparse.search import Run
+from slipstream.sparse.search import SearchRun
 from slipstream_bench.harness import on_cuda, one_thread, paired
 from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, not_judged
 from slipstream_bench.systems.sparse.samples import heavy_row, prepared, sample, skewed_rows
@@ -79,7 +79,7 @@ def work_law_bars(options: BenchOptions) -> Iterator[Bar]:
         yield at_most(error, worst, 25.0, "% at most", n=len(runs), detail=detail)
 
 
-def _least_in_turns(runs: Sequence[Run], rounds: int) -> Floats:
+def _least_in_turns(runs: Sequence[SearchRun], rounds: int) -> Floats:
     """The least time of a search of each, [runs]: what disturbs for a while disturbs all alike."""
     arms = {
         str(number): functools.partial(run.nearest, _NEIGHBOURS) for number, run in enumerate(runs)
@@ -90,7 +90,7 @@ def _least_in_turns(runs: Sequence[Run], rounds: int) -> Floats:
     return np.array([taken.minimum_s(name) for name in arms])
 
 
-def _costs(run: Run) -> list[float]:
+def _costs(run: SearchRun) -> list[float]:
     """What a search is made of.
 
     Listed additions, lists begun, dense sweeps, pairs, pairs whose sums leave the second-level

@@ -135,7 +135,7 @@ class Level(Scheduler):
         fillings = (1.0, 1.15, 1.3, 1.6) if m <= 1000 else (1.0, 1.3)
         rules: list[Scheduler] = [Filling(load) for load in fillings]
         if m <= 3 * n:
-            rules += [Plan(slack) for slack in ((1.0, 1.1) if m <= 1000 else (1.0,))]
+            rules += [PlanningScheduler(slack) for slack in ((1.0, 1.1) if m <= 1000 else (1.0,))]
         waiting = state.trials.rows(state.waiting)
         if m <= 1000:
             rules += [Uniform(), Fifo()]
@@ -196,7 +196,7 @@ class Filling(Scheduler):
                     return
 
 
-class Plan(Scheduler):
+class PlanningScheduler(Scheduler):
     """Every waiting trial placed at once, at the least common end; then idle devices widen.
 
     Args:

@@ -42,7 +42,7 @@ _CORRELATED = (Category.RUNTIME, Category.KERNEL, Category.MEMCPY, Category.MEMS
 
 
 @dataclass(frozen=True)
-class Step:
+class KinetoStep:
     """One ``ProfilerStep#N`` of a trace: its number, and begin and end in ns from the trace's.
 
     Attributes:
@@ -90,7 +90,7 @@ class KinetoTrace:
 
     name: str
     columns: Columns
-    steps: tuple[Step, ...]
+    steps: tuple[KinetoStep, ...]
     header: Mapping[str, Any]
     memory: tuple[MemoryChange, ...] = ()
 
@@ -224,7 +224,7 @@ def _memory(events: Sequence[Any], origin_us: float, name: str) -> tuple[MemoryC
     return tuple(sorted(changes, key=lambda change: change.time_ns))
 
 
-def _columns(events: Sequence[Any], name: str) -> tuple[Columns, tuple[Step, ...], float]:
+def _columns(events: Sequence[Any], name: str) -> tuple[Columns, tuple[KinetoStep, ...], float]:
     try:
         rows = [event for event in events if event.get("ph") == "X"]
         words = {event.get("cat") for event in rows}
@@ -408,14 +408,14 @@ def _culprit(events: Sequence[Any]) -> str:
     return f"one of {len(events)} events"
 
 
-def _steps(columns: Columns) -> tuple[Step, ...]:
+def _steps(columns: Columns) -> tuple[KinetoStep, ...]:
     named = columns.named_like(lambda text: text.startswith(_STEP))
     steps = []
     for row in np.flatnonzero(named & (columns.category == Category.ANNOTATION)).tolist():
         number = columns.text(row).removeprefix(_STEP)
         if number.isdecimal():
             begin, end = float(columns.start[row]), float(columns.end[row])
-            steps.append(Step(int(number), begin, end, int(columns.thread[row])))
+            steps.append(KinetoStep(int(number), begin, end, int(columns.thread[row])))
     steps.sort(key=lambda step: step.begin_ns)
     # Every thread that takes part may repeat the annotation; one of each number is enough.
     return tuple(next(same) for _, same in itertools.groupby(steps, key=lambda step: step.number))

@@ -29,7 +29,7 @@ _EXPORTED = (
 
 
 @dataclass(frozen=True)
-class Layer:
+class FloatOperator:
     """One operator of the exported network.
 
     Attributes:
@@ -71,7 +71,7 @@ class FloatModel:
         aliases: names of values that equal another value.
     """
 
-    layers: list[Layer]
+    layers: list[FloatOperator]
     shapes: dict[str, tuple[int, ...]]
     inputs: list[str]
     outputs: list[str]
@@ -100,15 +100,7 @@ class FloatModel:
 
 
 def trace(model: torch.nn.Module, example: torch.Tensor) -> FloatModel:
-    """Trace a model in eval mode into float layers.
-
-    Args:
-        example: an input of batch size 1.
-
-    Raises:
-        UnsupportedModelError: it cannot be exported, or uses unsupported operators; all of them
-            are listed with their modules.
-    """
+    """Trace a model in eval mode with an example [1, ...]; raises UnsupportedModelError."""
     remedy = f"calibration inputs that the model accepts; these are {list(example.shape[1:])} each"
     try:
         with torch.no_grad():
@@ -194,19 +186,17 @@ class _Tracer:
         return self._model.shapes[node.name]
 
     def add(self, node: Node, kind: str, inputs: tuple[Any, ...], **parts: Any) -> None:
-        """Append a layer."""
         if any(not isinstance(read, Node) or read.op == "get_attr" for read in inputs):
             raise UnsupportedModelError("with a constant operand")
         names = tuple(self.value(read) for read in inputs)
-        self._model.layers.append(Layer(kind, names, node.name, _module_of(node), **parts))
+        self._model.layers.append(FloatOperator(kind, names, node.name, _module_of(node), **parts))
 
     def add_named(self, name: str, kind: str, inputs: tuple[str, ...], node: Node) -> None:
         """Append a layer with a value named `name` that has the shape of `node`."""
         self._model.shapes[name] = self._model.shapes[node.name]
-        self._model.layers.append(Layer(kind, inputs, name, _module_of(node)))
+        self._model.layers.append(FloatOperator(kind, inputs, name, _module_of(node)))
 
     def alias(self, node: Node, other: Any) -> None:
-        """Let `node` be the same value as `other`."""
         self._model.aliases[node.name] = self.value(other)
 
     def producer(self, node: Any, *kinds: str) -> int:
@@ -218,7 +208,6 @@ class _Tracer:
         return -1
 
     def fuse_activation(self, node: Node, activation: str) -> None:
-        """Fuse an activation into the layer before it."""
         index = self.producer(
             node.args[0], "conv", "linear", "add", "mul", "transpose", "average_pool", "max_pool"
         )
@@ -400,7 +389,6 @@ def _concat(tracer: _Tracer, node: Node) -> None:
 
 
 def _silu(tracer: _Tracer, node: Node) -> None:
-    """Add x * sigmoid(x) as two layers."""
     source = tracer.value(node.args[0])
     tracer.add_named(f"{node.name}.gate", "logistic", (source,), node)
     tracer.add_named(node.name, "mul", (source, f"{node.name}.gate"), node)

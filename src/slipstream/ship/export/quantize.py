@@ -30,7 +30,7 @@ from slipstream.quant import (
     quantize,
 )
 from slipstream.ship.errors import UnsupportedModelError
-from slipstream.ship.export.floats import FloatModel, Layer, trace
+from slipstream.ship.export.floats import FloatModel, FloatOperator, trace
 from slipstream.ship.firmware.network import Array, Network, Operator, Quantization, Tensor
 
 _INT8 = Format(8, signed=True)
@@ -178,14 +178,14 @@ class _Builder:
         return len(self._tensors) - 1
 
     def _operator(
-        self, kind: str, layer: Layer, constants: tuple[int, ...] = (), **options: Any
+        self, kind: str, layer: FloatOperator, constants: tuple[int, ...] = (), **options: Any
     ) -> None:
         inputs = tuple(self._index[name] for name in layer.inputs)
         output = self._value(layer.output)
         operator = Operator(kind, (*inputs, *constants), (output,), options, layer.source)
         self._operators.append(operator)
 
-    def _weights(self, layer: Layer, weight: torch.Tensor, axis: int) -> tuple[int, int]:
+    def _weights(self, layer: FloatOperator, weight: torch.Tensor, axis: int) -> tuple[int, int]:
         """Add weights, stored with channels along `axis`, and int32 bias; return their indices."""
         grid = grid_of_weights(weight, _INT8, Granularity(axis=0))
         grid = replace(grid, scale=_rounded_up(grid.scale))
@@ -207,7 +207,7 @@ class _Builder:
         quantization = Quantization(bias_scales, zeros, 0)
         return weights, self._constant(f"{name}.bias", clipped.astype(np.int32), quantization)
 
-    def _conv(self, layer: Layer) -> None:
+    def _conv(self, layer: FloatOperator) -> None:
         assert layer.weight is not None  # set by the tracer
         # [out, in, h, w] to [out, h, w, in].
         weight = layer.weight.permute(0, 2, 3, 1)
@@ -230,7 +230,7 @@ class _Builder:
         self._tensors[weights[0]] = Tensor(stored.name, data.shape, "int8", grid, data)
         self._operator("depthwise_conv_2d", layer, weights, multiplier=multiplier, **options)
 
-    def _padded(self, layer: Layer) -> tuple[Layer, str]:
+    def _padded(self, layer: FloatOperator) -> tuple[FloatOperator, str]:
         """Return a convolution and its padding's name, after adding a PAD if it has none.
 
         Our firmware folds the PAD into the convolution.
@@ -250,7 +250,7 @@ class _Builder:
         self._operator("pad", replace(layer, output=padded), (paddings,))
         return replace(layer, inputs=(padded,)), "valid"
 
-    def _linear(self, layer: Layer) -> None:
+    def _linear(self, layer: FloatOperator) -> None:
         assert layer.weight is not None  # set by the tracer
         weight = layer.weight
         image = self._flattened.get(layer.inputs[0])
@@ -262,18 +262,17 @@ class _Builder:
             weights_format=0,
         )  # fmt: skip
 
-    def _add(self, layer: Layer) -> None:
-        self._operator("add", layer, activation=layer.activation)
+    def _add(self, layer: FloatOperator) -> None:
+        self._operator(layer.kind, layer, activation=layer.activation)
 
-    def _mul(self, layer: Layer) -> None:
-        self._operator("mul", layer, activation=layer.activation)
+    _mul = _add
 
-    def _concat(self, layer: Layer) -> None:
+    def _concat(self, layer: FloatOperator) -> None:
         # Channels are last.
         axis = len(self._traced.shapes[layer.output]) - 1
         self._operator("concatenation", layer, axis=axis, activation="none")
 
-    def _transpose(self, layer: Layer) -> None:
+    def _transpose(self, layer: FloatOperator) -> None:
         assert layer.weight is not None  # set by the tracer
         weight = layer.weight.permute(0, 2, 3, 1)
         valid = not any(layer.padding)
@@ -290,26 +289,25 @@ class _Builder:
         inputs = (size, constants[0], source, constants[1])
         self._operators.append(Operator("transpose_conv", inputs, (output,), options, layer.source))
 
-    def _resize(self, layer: Layer) -> None:
+    def _resize(self, layer: FloatOperator) -> None:
         shape = self._traced.shapes[layer.output]
         size = self._constant(f"{layer.output}.shape", np.array(shape[2:], np.int32))
         self._operator("resize_nearest_neighbor", layer, (size,), half_pixel_centers=0)
 
-    def _mean(self, layer: Layer) -> None:
+    def _mean(self, layer: FloatOperator) -> None:
         axes = self._constant(f"{layer.output}.axes", np.array([1, 2], np.int32))
         keep = len(self._traced.shapes[layer.output]) == 4
         self._operator("mean", layer, (axes,), keep_dims=int(keep))
 
-    def _logistic(self, layer: Layer) -> None:
-        self._operator("logistic", layer)
+    def _logistic(self, layer: FloatOperator) -> None:
+        self._operator(layer.kind, layer)
 
-    def _hard_swish(self, layer: Layer) -> None:
-        self._operator("hard_swish", layer)
+    _hard_swish = _logistic
 
-    def _leaky_relu(self, layer: Layer) -> None:
+    def _leaky_relu(self, layer: FloatOperator) -> None:
         self._operator("leaky_relu", layer, alpha=layer.alpha)
 
-    def _pool(self, kind: str, layer: Layer) -> None:
+    def _average_pool(self, layer: FloatOperator) -> None:
         shape = self._traced.shapes[layer.inputs[0]]
         padding = _padding_name(layer, (shape[2], shape[3]))
         if not padding:
@@ -319,21 +317,17 @@ class _Builder:
                 where=layer.source or layer.output,
             )
         self._operator(
-            kind, layer, padding=padding,
+            f"{layer.kind}_2d", layer, padding=padding,
             stride_h=layer.stride[0], stride_w=layer.stride[1], filter_h=layer.kernel[0],
             filter_w=layer.kernel[1], activation=layer.activation,
         )  # fmt: skip
 
-    def _average_pool(self, layer: Layer) -> None:
-        self._pool("average_pool_2d", layer)
+    _max_pool = _average_pool
 
-    def _max_pool(self, layer: Layer) -> None:
-        self._pool("max_pool_2d", layer)
-
-    def _softmax(self, layer: Layer) -> None:
+    def _softmax(self, layer: FloatOperator) -> None:
         self._operator("softmax", layer, beta=1.0)
 
-    def _reshape(self, layer: Layer) -> None:
+    def _reshape(self, layer: FloatOperator) -> None:
         """Skip a reshape that only linear layers read; they take any shape of that size."""
         source, target = layer.inputs[0], layer.output
         shape = self._traced.shapes[source]
@@ -363,7 +357,7 @@ class _Builder:
         self._operator("reshape", layer, (self._constant(f"{target}.shape", sizes),))
 
 
-def _padding_name(layer: Layer, image: tuple[int, int]) -> str:
+def _padding_name(layer: FloatOperator, image: tuple[int, int]) -> str:
     """Return ``same`` or ``valid``; empty if it is neither."""
     if not any(layer.padding):
         return "valid"

@@ -1,17 +1,17 @@
-"""Firmware for microcontrollers: from a .tflite model to C99 that runs without an interpreter.
+"""Firmware for microcontrollers: compile a .tflite model to C99, with or without an interpreter.
 
-    made = export_firmware("person_detect.tflite", device="cortex-m4")
-    made.write(Path("fw"))                                 # model.c, model.h, kernels, memory.svg
-    verify_firmware(read_firmware(Path("fw"))).equal       # every byte as tflite-micro's
+    firmware = export_firmware("person_detect.tflite", device="cortex-m4")
+    firmware.write(Path("fw"))                             # model.c, model.h, kernels, memory.svg
+    verify_firmware(read_firmware(Path("fw"))).equal       # same bytes as tflite-micro
 
-A network (`read_network`) is lowered to steps, each one call of a kernel with all its constants
-(`lower`); one arena is planned for what they compute (`plan_arena`). Back ends print the steps as
-calls (`emit`), or as numbers that an interpreter reads from the model's metadata
-(`planned_model`, `emit_interpreter`).
+A network (`read_network`) is lowered to steps, each a kernel call with its constants (`lower`);
+one arena is planned for their outputs (`plan_arena`). Back ends emit the steps as C calls (`emit`),
+or as a plan in the model's metadata that an interpreter reads (`planned_model`,
+`emit_interpreter`).
 """
 
 from slipstream.ship.firmware.arena import Arena, Region, plan_arena
-from slipstream.ship.firmware.build import ImageSize, Run, run_emulated, run_here
+from slipstream.ship.firmware.build import FirmwareRun, ImageSize, run_emulated, run_here
 from slipstream.ship.firmware.emit_c import emit
 from slipstream.ship.firmware.emit_interpreter import emit_interpreter
 from slipstream.ship.firmware.firmware import (
@@ -26,8 +26,8 @@ from slipstream.ship.firmware.interface import Interface, Port
 from slipstream.ship.firmware.lowering import lower
 from slipstream.ship.firmware.network import Network, Operator, Quantization, Tensor
 from slipstream.ship.firmware.plan import planned_model
-from slipstream.ship.firmware.planner import Buffer, Plan, greedy_plan, plan_memory
-from slipstream.ship.firmware.program import Program, Step
+from slipstream.ship.firmware.planner import Buffer, MemoryPlan, greedy_plan, plan_memory
+from slipstream.ship.firmware.program import KernelCall, Program
 from slipstream.ship.firmware.targets import Target, target, targets
 from slipstream.ship.firmware.tflite import parse_network, read_network
 from slipstream.ship.firmware.verify import (
@@ -44,19 +44,19 @@ __all__ = [
     "Buffer",
     "Exported",
     "Firmware",
+    "FirmwareRun",
     "Forecast",
     "ImageSize",
     "Interface",
+    "KernelCall",
+    "MemoryPlan",
     "Network",
     "Operator",
     "Place",
-    "Plan",
     "Port",
     "Program",
     "Quantization",
     "Region",
-    "Run",
-    "Step",
     "Target",
     "Tensor",
     "Verified",

@@ -1,23 +1,23 @@
-"""Where the tensors of a program lie: one arena for activations and scratch, nothing else."""
+"""Plan the arena that holds all activations and scratch of a program."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from slipstream.ship.firmware.planner import Buffer, Plan, plan_memory
-from slipstream.ship.firmware.program import Program, Step
+from slipstream.ship.firmware.planner import Buffer, MemoryPlan, plan_memory
+from slipstream.ship.firmware.program import KernelCall, Program
 
 ALIGN = 16
 
 
 @dataclass(frozen=True)
 class Region:
-    """Bytes of the arena and when they are in use.
+    """Bytes of the arena and the steps that use them.
 
     Attributes:
-        name: of the tensor, or of the step whose scratch it is.
-        size: bytes.
+        name: name of the tensor, or of the step whose scratch it is.
+        offset, size: bytes.
         first, last: steps.
     """
 
@@ -34,30 +34,30 @@ class Arena:
 
     Attributes:
         size: bytes.
-        tensors: offsets by index of tensor, those that are computed, views too.
-        scratch: offsets by number of step; steps without scratch are left out.
-        regions: everything in it, tensors first.
-        plan: of the planner.
+        tensors: offsets of computed tensors and views, by index of tensor.
+        scratch: offsets by index of step; steps without scratch are absent.
+        regions: all regions, tensors first.
+        plan: result of the planner.
     """
 
     size: int
     tensors: Mapping[int, int]
     scratch: Mapping[int, int]
     regions: tuple[Region, ...]
-    plan: Plan
+    plan: MemoryPlan
 
 
 def plan_arena(program: Program, *, overlap: bool = True, seconds: float = 1.0) -> Arena:
-    """The smallest arena found, with or without tensors that overlap while an operator runs.
+    """Return the smallest arena found.
 
     Args:
-        overlap: an output may lie on an input that its operator reads in the same order.
+        overlap: whether an output may overlap an input that its operator reads in the same order.
     """
-    apart = _arena(program, seconds, overlap=False, merge=False)
+    disjoint = _arena(program, seconds, overlap=False, merge=False)
     if not overlap:
-        return apart
-    tried = [_arena(program, seconds, overlap=True, merge=merge) for merge in (True, False)]
-    return min([*tried, apart], key=lambda arena: arena.size)
+        return disjoint
+    candidates = [_arena(program, seconds, overlap=True, merge=merge) for merge in (True, False)]
+    return min([*candidates, disjoint], key=lambda arena: arena.size)
 
 
 def _arena(program: Program, seconds: float, *, overlap: bool, merge: bool) -> Arena:
@@ -108,7 +108,7 @@ def _arena(program: Program, seconds: float, *, overlap: bool, merge: bool) -> A
 
 @dataclass(frozen=True)
 class _Part:
-    """What a buffer holds for a while; `root` is -1 for scratch."""
+    """A tensor in a buffer during some steps; `root` is -1 for scratch."""
 
     root: int
     size: int
@@ -119,10 +119,10 @@ class _Part:
 def _distances(
     parts: list[list[_Part]], shared: Mapping[tuple[int, int], int]
 ) -> dict[tuple[int, int], int]:
-    """How far above the start of one buffer another must begin, where that is less than its size.
+    """Return the minimum distance between starts of buffers, if less than the lower one's size.
 
-    It is what the first holds while both live, or what an operator that reads one and writes the
-    other allows.
+    It is the size of the lower buffer's parts that are live with the upper one's, or what an
+    operator that reads one and writes the other allows.
     """
     distances = {}
     for a, lower in enumerate(parts):
@@ -141,7 +141,7 @@ def _distances(
 
 
 def _lives(program: Program) -> dict[int, tuple[int, int]]:
-    """First and last step of every tensor that is no view and no constant."""
+    """Return first and last step of every tensor that is neither view nor constant."""
     last = len(program.steps) - 1
     lives = {program.root(index): (0, 0) for index in program.network.inputs}
     for number, step in enumerate(program.steps):
@@ -156,22 +156,21 @@ def _lives(program: Program) -> dict[int, tuple[int, int]]:
 
 
 def _ends_here(
-    program: Program, lives: Mapping[int, tuple[int, int]], number: int, step: Step
+    program: Program, lives: Mapping[int, tuple[int, int]], number: int, step: KernelCall
 ) -> list[tuple[int, int | None]]:
-    """(root, distance) of a step's inputs that nobody needs after it."""
-    kept = {program.root(index) for index in program.network.outputs}
+    """Return (root, distance) of a step's inputs that no later step reads."""
+    outputs = {program.root(index) for index in program.network.outputs}
     roots = [program.root(index) for index in step.inputs]
     distances = step.distances or (None,) * len(roots)
     return [
         (root, distance)
         for root, distance in zip(roots, distances, strict=True)
-        if lives[root][1] == number and root not in kept and lives[step.output][0] == number
+        if lives[root][1] == number and root not in outputs and lives[step.output][0] == number
     ]
 
 
 def _groups(program: Program, lives: Mapping[int, tuple[int, int]], merge: bool) -> list[list[int]]:
-    """Tensors that begin at one address, in the order they are written in: those an operator writes
-    in the place of its input."""
+    """Return tensors that share an address because operators overwrite their input."""
     groups = {root: [root] for root in lives}
     for number, step in enumerate(program.steps):
         if merge and step.in_place:

@@ -1,6 +1,6 @@
-"""Compile generated firmware, and run it: on this machine, or on an emulated Cortex-M.
+"""Compile firmware, and run it on this machine or on an emulated Cortex-M.
 
-Runs are of one set of inputs after another; between two, all memory of the model is overwritten.
+The model's memory is overwritten between runs.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from slipstream.ship.firmware.network import Array
 from slipstream.ship.firmware.targets import Target
 
 _CFLAGS = ("-std=c99", "-O2", "-Wall", "-Wextra", "-ffunction-sections", "-fdata-sections")
-_COMPILE_S, _RUN_S, _A_SET_S = 120, 240, 5
-# 2^5 ns of virtual time pass for an instruction: a tick of the counter is about one, and its 24
-# bits are enough for a step of 16 million.
+_COMPILE_S, _RUN_S, _PER_INPUT_S = 120, 240, 5
+# An instruction takes 2^5 ns of virtual time, about a tick of the counter, whose 24 bits suffice
+# for steps of up to 16 million instructions.
 _ICOUNT = "shift=5"
-# What model.c calls between steps, on a board.
+# Hook that model.c calls between steps, on a board.
 _STEP = """#include <stdint.h>
 void board_step(uint32_t number);
 #define SLIP_STEP(number) board_step(number);
 """
-# What hands out memory: C's functions, newlib's beneath them, and C++'s operators.
+# Allocators: of C, of newlib beneath them, and of C++.
 _HEAP = re.compile(r"_*(malloc|calloc|realloc|free|memalign|sbrk)(_r)?|_Z(nw|na|dl|da)\w*")
 _INSTALL = {
     "gcc": "apt-get install gcc",
@@ -42,15 +42,15 @@ _INSTALL = {
 
 
 @dataclass(frozen=True)
-class Run:
-    """What came of running firmware.
+class FirmwareRun:
+    """Result of running firmware.
 
     Attributes:
-        outputs: one list a set of inputs: an int8 array for each of the model's outputs.
-        steps: instructions, [sets of inputs][steps]; empty where they are not counted.
+        outputs: for each set of inputs, an int8 array per output of the model.
+        steps: instructions, [sets of inputs][steps]; empty if not counted.
         opening: instructions before the first inference.
-        stacks: bytes of stack that each step reaches; empty where they are not measured.
-        size: of the image; None where none was linked.
+        stacks: bytes of stack at the deepest call of each step; empty if not measured.
+        size: size of the image; None if none was linked.
     """
 
     outputs: list[list[Array]]
@@ -61,25 +61,25 @@ class Run:
 
     @property
     def instructions(self) -> tuple[int, ...]:
-        """Of one inference, one a set of inputs."""
+        """Instructions of an inference, per set of inputs."""
         return tuple(map(sum, self.steps))
 
     @property
     def stack(self) -> int:
-        """Bytes of the deepest call; 0 where it is not measured."""
+        """Bytes of stack at the deepest call; 0 if not measured."""
         return max(self.stacks, default=0)
 
 
 @dataclass(frozen=True)
 class ImageSize:
-    """Bytes of firmware without what only the emulator needs.
+    """Bytes of firmware, excluding parts that only the emulator needs.
 
     Attributes:
         code: functions of the model and its kernels.
         constants: weights, multipliers, sizes.
         library: functions of the C library.
         ram: variables outside the arena.
-        allocators: functions of a heap; there should be none.
+        allocators: names of heap functions; empty unless something allocates.
     """
 
     code: int
@@ -90,16 +90,12 @@ class ImageSize:
 
     @property
     def flash(self) -> int:
-        """Bytes of flash."""
+        """Total bytes of flash."""
         return self.code + self.constants + self.library
 
 
 def need_tool(name: str) -> str:
-    """The path of a program.
-
-    Raises:
-        ToolchainError: it is missing; says what installs it.
-    """
+    """Return the path of a program; the ToolchainError without it shows how to install it."""
     path = shutil.which(name)
     if path is None:
         raise ToolchainError(f"{name} is not installed", remedy=_INSTALL.get(name))
@@ -109,16 +105,16 @@ def need_tool(name: str) -> str:
 def run_here(
     sources: Mapping[str, str], interface: Interface, inputs: Sequence[Sequence[Array]],
     folder: Path, *, flags: Sequence[str] = (),
-) -> Run:  # fmt: skip
-    """Compile for this machine and run every set of inputs.
+) -> FirmwareRun:  # fmt: skip
+    """Compile for this machine and run files_by_name set of inputs.
 
     Args:
-        sources: what `emit` made.
-        inputs: sets; an int8 array for each of the model's inputs.
-        folder: to build in.
+        sources: files from `emit`.
+        inputs: sets of an int8 array per input of the model.
+        folder: build directory.
 
     Raises:
-        ToolchainError: no compiler, or it refuses.
+        ToolchainError: there is no compiler, or it fails.
     """
     library = folder / "model.so"
     paths = _write(sources, folder)
@@ -128,9 +124,9 @@ def run_here(
     start = -memory.ctypes.data % 16
     arena = memory[start : start + interface.arena_bytes]
     outputs = []
-    for given in inputs:
+    for arrays in inputs:
         arena[:] = 0x55
-        for port, values in zip(interface.inputs, given, strict=True):
+        for port, values in zip(interface.inputs, arrays, strict=True):
             arena[port.offset : port.offset + port.nbytes] = values.reshape(-1)
         invoke(ctypes.c_void_p(arena.ctypes.data))
         outputs.append(
@@ -139,17 +135,17 @@ def run_here(
                 for port in interface.outputs
             ]
         )
-    return Run(outputs)
+    return FirmwareRun(outputs)
 
 
 def run_emulated(
     sources: Mapping[str, str], interface: Interface, inputs: Sequence[Sequence[Array]],
     folder: Path, target: Target,
-) -> Run:  # fmt: skip
-    """Cross-compile, and run every set of inputs on the emulated board of `target`.
+) -> FirmwareRun:  # fmt: skip
+    """Cross-compile, and run files_by_name set of inputs on the emulated board of `target`.
 
     Raises:
-        ToolchainError: compiler or emulator is missing or refuses; the program faults or hangs.
+        ToolchainError: compiler or emulator is missing or fails; the program faults or hangs.
     """
     need_tool("qemu-system-arm")
     opens = f"{interface.name}_open(" in sources["model.h"]
@@ -157,15 +153,15 @@ def run_emulated(
     script = (boards / "link.ld").read_text("utf-8")
     for name in ("constants", "ram", "inputs"):
         script = script.replace(f"BOARD_{name.upper()}", hex(getattr(target, name)))
-    every = dict(sources) | {
+    all_sources = dict(sources) | {
         "board.c": (boards / "board.c").read_text("utf-8"),
         "board.h": _board_header(interface, len(inputs), opens, folder / "inputs.bin"),
         "board_step.h": _STEP, "link.ld": script,
     }  # fmt: skip
-    limit_s = _RUN_S + _A_SET_S * len(inputs)
+    limit_s = _RUN_S + _PER_INPUT_S * len(inputs)
     image = folder / "firmware.elf"
-    paths = _write(every, folder)
-    flat = [np.ascontiguousarray(values).tobytes() for given in inputs for values in given]
+    paths = _write(all_sources, folder)
+    flat = [np.ascontiguousarray(values).tobytes() for arrays in inputs for values in arrays]
     (folder / "inputs.bin").write_bytes(b"".join(flat))
     flags = [*_CFLAGS, *target.flags, "-nostartfiles", "--specs=nano.specs", "-Wl,--gc-sections"]
     flags += ["-include", str(folder / "board_step.h")]
@@ -180,18 +176,18 @@ def run_emulated(
         )
     except subprocess.TimeoutExpired as error:
         raise ToolchainError(
-            f"the emulated {target.name} did not end within {limit_s} s", where=str(image)
+            f"the emulated {target.name} did not finish within {limit_s} s", where=str(image)
         ) from error
     if ran.returncode or "ticks_per_million" not in ran.stdout + ran.stderr:
         raise ToolchainError(
-            f"the emulated {target.name} ended with code {ran.returncode}: "
+            f"the emulated {target.name} exited with status {ran.returncode}: "
             f"{(ran.stderr + ran.stdout).strip()[-300:]}",
             where=str(image),
         )
     return _parsed(ran.stdout + ran.stderr, interface, image_size(image))
 
 
-def _parsed(text: str, interface: Interface, size: ImageSize) -> Run:
+def _parsed(text: str, interface: Interface, size: ImageSize) -> FirmwareRun:
     def numbers(name: str) -> list[int]:
         return [int(digits) for digits in re.findall(rf"^{name} (\d+)$", text, re.MULTILINE)]
 
@@ -213,11 +209,11 @@ def _parsed(text: str, interface: Interface, size: ImageSize) -> Run:
     ]
     each = len(counts) // len(outputs)
     steps = [tuple(counts[start : start + each]) for start in range(0, len(counts), each)]
-    return Run(outputs, tuple(steps), opening, tuple(numbers("stack")), size)
+    return FirmwareRun(outputs, tuple(steps), opening, tuple(numbers("stack")), size)
 
 
 def image_size(image: Path) -> ImageSize:
-    """Bytes of an image by what they are for, from its symbols."""
+    """Return bytes of an image by purpose, from its symbols."""
     listed = subprocess.run(
         [need_tool("arm-none-eabi-nm"), "-S", str(image)],
         capture_output=True, text=True, check=True,
@@ -274,4 +270,6 @@ def _compile(compiler: str, arguments: Sequence[str]) -> None:
         [need_tool(compiler), *arguments], capture_output=True, text=True, timeout=_COMPILE_S
     )
     if ran.returncode:
-        raise ToolchainError(f"{compiler} refuses the firmware: {ran.stderr.strip()[:500]}")
+        raise ToolchainError(
+            f"{compiler} failed to compile the firmware: {ran.stderr.strip()[:500]}"
+        )

@@ -1,4 +1,4 @@
-"""An operator with what it reads and writes at hand, checked: what lowerings take."""
+"""An operator with checked accessors to its tensors, the argument of lowerings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from slipstream.ship.errors import UnsupportedModelError
 from slipstream.ship.firmware.network import Array, Network, Operator, Quantization, Tensor
-from slipstream.ship.firmware.program import Step
+from slipstream.ship.firmware.program import KernelCall
 
 Pair = tuple[int, int]
 """(height, width)."""
@@ -20,16 +20,16 @@ Image = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Pad:
-    """Padding of `tensor` before and behind, each (height, width)."""
+    """Padding of `tensor` at the start and the end, each (height, width)."""
 
     tensor: int
     before: Pair = (0, 0)
-    behind: Pair = (0, 0)
+    after: Pair = (0, 0)
 
 
 @dataclass(frozen=True)
 class Call:
-    """An operator with what it reads and writes at hand."""
+    """An operator with checked accessors to its tensors."""
 
     network: Network
     number: int
@@ -57,7 +57,7 @@ class Call:
         return self.pads.get(self.operator.inputs[0], Pad(self.operator.inputs[0]))
 
     def activation(self, place: int) -> Tensor:
-        """An int8 tensor that is computed, with one scale."""
+        """Return a computed int8 tensor with one scale."""
         return self._int8(self.network.tensors[self.index(place)])
 
     @property
@@ -71,26 +71,28 @@ class Call:
             raise self.refuse("without a scale for its activations")
         scale, zero = tensor.quantization.scale, tensor.quantization.zero_point
         if scale == 0 or not -128 <= zero <= 127:
-            raise self.refuse(f"with the scale {scale:g} and the zero point {zero}")
+            raise self.refuse(f"with scale {scale:g} and zero point {zero}")
         if tensor.data is not None:
-            raise self.refuse("of a constant in the place of an activation")
+            raise self.refuse("with a constant instead of an activation")
         return tensor
 
     def image(self, tensor: Tensor) -> Image:
         if len(tensor.shape) != 4 or tensor.shape[0] != 1:
-            raise self.refuse(f"of the shape {list(tensor.shape)}; a batch of 1 in NHWC is needed")
+            raise self.refuse(
+                f"with shape {list(tensor.shape)}; NHWC with a batch of 1 is required"
+            )
         return tensor.shape[1], tensor.shape[2], tensor.shape[3]
 
     def weights(self, place: int, axis: int) -> tuple[Array, Array]:
-        """int8 weights, and a scale for each index along `axis`."""
+        """Return int8 weights, and a scale for each index along `axis`."""
         tensor = self.network.tensors[self.index(place)]
         if tensor.dtype != "int8" or tensor.data is None or tensor.quantization is None:
-            raise self.refuse(f"with weights of {tensor.dtype}, or none that are constant")
+            raise self.refuse(f"with {tensor.dtype} weights, or weights that are not constant")
         grid = tensor.quantization
         if grid.zero_points.any():
             raise self.refuse("with weights that have a zero point")
         if len(grid.scales) not in (1, tensor.shape[axis]):
-            raise self.refuse("with another number of scales than channels")
+            raise self.refuse("with a number of scales that is not that of channels")
         return tensor.data, np.broadcast_to(grid.scales, tensor.shape[axis])
 
     def bias(self, place: int, channels: int) -> Array:
@@ -106,20 +108,20 @@ class Call:
         return _padding(self, in_size, kernel, stride, dilation, out_size)
 
     def limits(self) -> tuple[int, int]:
-        """Codes that the activation function leaves."""
-        to = quantization(self.output)
+        """Return the smallest and largest code after the activation function."""
+        output = quantization(self.output)
         kind = self.operator.options["activation"]
         if kind == "none":
             return -128, 127
         if kind not in ("relu", "relu6", "relu_n1_to_1"):
-            raise self.refuse(f"with the activation {kind}")
+            raise self.refuse(f"with activation {kind}")
 
         def code(value: float) -> int:
-            # In float32, as the format's own runtimes: half away from zero.
-            # How far it is beyond all codes does not matter, and may be no number.
+            # In float32, rounded half away from zero, as in the format's own runtimes.
+            # Clipped before rounding, because the quotient may be infinite.
             with np.errstate(over="ignore"):
-                scaled = np.clip(np.float32(value) / to.scale, -512, 512)
-            return to.zero_point + int(
+                scaled = np.clip(np.float32(value) / output.scale, -512, 512)
+            return output.zero_point + int(
                 np.copysign(np.floor(np.abs(scaled) + np.float32(0.5)), scaled)
             )
 
@@ -127,22 +129,22 @@ class Call:
         high = {"relu": 127, "relu6": code(6.0), "relu_n1_to_1": code(1.0)}[kind]
         return max(-128, low), min(127, high)
 
-    def step(self, **parts: Any) -> Step:
+    def step(self, **parts: Any) -> KernelCall:
         defaults: dict[str, Any] = {
             "output": self.operator.outputs[0], "operator": self.number,
             "inputs": (self.index(0),),
         }  # fmt: skip
-        return Step(**(defaults | parts))
+        return KernelCall(**(defaults | parts))
 
 
 def quantization(tensor: Tensor) -> Quantization:
-    assert tensor.quantization is not None  # checked where the tensor was taken
+    assert tensor.quantization is not None  # checked by Call
     return tensor.quantization
 
 
 @dataclass(frozen=True)
 class Window:
-    """What an output element covers of the input."""
+    """Kernel, stride, dilation and padding of a convolution or pool."""
 
     kernel: Pair
     stride: Pair
@@ -150,7 +152,7 @@ class Window:
     padding: Pair
 
     def numbers(self, *names: str) -> dict[str, int]:
-        """Fields of kernels' structs, in their order: those named."""
+        """Return the named fields of kernels' structs, in their order."""
         pairs = (getattr(self, name) for name in names)
         return {
             f"{name}_{side}": size
@@ -160,28 +162,28 @@ class Window:
 
 
 def window(call: Call, image: Image, out: Pair, kernel: tuple[int, ...]) -> Window:
-    """The window of a convolution or a pool, its padding as the format has it."""
+    """Return the window of a convolution or a pool, with the format's padding."""
     stride = call.option("stride_h"), call.option("stride_w")
-    given = call.operator.options
-    dilation = int(given.get("dilation_h", 1)), int(given.get("dilation_w", 1))
+    options = call.operator.options
+    dilation = int(options.get("dilation_h", 1)), int(options.get("dilation_w", 1))
     pad = call.pad
     top, left = (
         pad.before[side]
         + _padding(
-            call, image[side] + pad.before[side] + pad.behind[side], kernel[side], stride[side],
+            call, image[side] + pad.before[side] + pad.after[side], kernel[side], stride[side],
             dilation[side], out[side],
         )
         for side in (0, 1)
     )  # fmt: skip
     if max(*kernel, *stride, *dilation, top, left) > 255 or max(*image, *out) > 65535:
-        raise call.refuse("of a size that needs more than 16 bits")
+        raise call.refuse("with a size that needs more than 16 bits")
     return Window((kernel[0], kernel[1]), stride, dilation, (top, left))
 
 
 def _padding(
     call: Call, in_size: int, kernel: int, stride: int, dilation: int, out_size: int
 ) -> int:
-    """Padding before the first element, as the format has it: what is odd goes to the end."""
+    """Return the padding before the first element; an odd remainder goes to the end."""
     if stride < 1 or dilation < 1:
         raise call.refuse(f"with stride {stride} and dilation {dilation}")
     reach = (kernel - 1) * dilation + 1
@@ -191,15 +193,15 @@ def _padding(
         expected = -(-in_size // stride)
         padding = max((expected - 1) * stride + reach - in_size, 0) // 2
     if expected != out_size or expected < 1:
-        raise call.refuse(f"whose output has {out_size} rows or columns, not {expected}")
+        raise call.refuse(f"with {out_size} rows or columns of output instead of {expected}")
     return padding
 
 
 def row_distance(image: Image, out: Pair, channels: int, stride: int, padding: int) -> int:
-    """Bytes that an output written row by row may be ahead of an input read row by row."""
+    """Return by how many bytes an output written by rows may overtake an input read by rows."""
     height, width, depth = image
-    most = 0
+    largest = 0
     for row in range(out[0]):
         still_read = min(max(0, row * stride - padding), height) * width * depth
-        most = max(most, (row + 1) * out[1] * channels - still_read)
-    return most
+        largest = max(largest, (row + 1) * out[1] * channels - still_read)
+    return largest

@@ -1,9 +1,9 @@
-"""What a step costs on a processor, without building it: how often its loops run, times weights.
+"""Predict the cost of a step on a processor from the iteration counts of its loops.
 
-The counts follow from the kernels' loops and a step's numbers; the weights are fitted, per kernel
-and processor, on steps of random shapes run on the emulated processor (`slipstream_bench` keeps the
-program that fits them), and stand in ``costs.json``. Instructions hardly depend on data: what
-saturates or is clamped takes a few more or less.
+Counts follow from the kernels' loops and a step's numbers; their weights in ``costs.json`` are
+fitted per kernel and processor to steps of random shapes on the emulated processor
+(`slipstream_bench` has the program). Data changes the count little: saturation takes a few
+instructions more or less.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from importlib.resources import files
 from typing import Any
 
 from slipstream.ship.firmware.plan import struct_bytes
-from slipstream.ship.firmware.program import Program, Step
+from slipstream.ship.firmware.program import KernelCall, Program
 from slipstream.ship.firmware.targets import Target
 
-# Bytes of softmax's table.
+# Bytes of the softmax table.
 _SOFTMAX_TABLE = 28
-# Counts of what reaches deeper: calls of `slip_gather` and in it memcpy and memset, of
-# `slip_write_any`, and a loop that keeps more than registers hold.
+# Counts that deepen the stack: calls of `slip_gather` and in it memcpy and memset, of
+# `slip_write_any`, and a loop that spills registers.
 _CALLS = (
     "inner", "read taps", "padded taps", "zeros", "slow outputs", "single outputs", "pixels",
     "rest taps",
@@ -37,25 +37,25 @@ def _weights() -> dict[str, Any]:
 
 
 def fitted(target: Target) -> bool:
-    """Whether there are weights for a processor."""
+    """Return whether there are weights for a processor."""
     return target.name in _weights()
 
 
-def instructions(step: Step, target: Target) -> int:
-    """Of one call, predicted; 0 for kernels that are not measured (`unmeasured`)."""
+def instructions(step: KernelCall, target: Target) -> int:
+    """Predict the instructions of one call; 0 for kernels in `unmeasured`."""
     weights: Mapping[str, float] = _weights()[target.name]["instructions"].get(step.kernel, {})
     step_counts = counts(step, target)
     return round(sum(weights.get(name, 0.0) * count for name, count in step_counts.items()))
 
 
 def unmeasured(program: Program, target: Target) -> list[str]:
-    """Return the kernels of a program whose code and instructions are not known on a target."""
-    known = _weights()[target.name]["instructions"]
-    return sorted({step.kernel for step in program.steps} - set(known))
+    """Return the kernels of a program without measured code size and instructions."""
+    measured = _weights()[target.name]["instructions"]
+    return sorted({step.kernel for step in program.steps} - set(measured))
 
 
 def constant_bytes(program: Program) -> int:
-    """Weights, biases, multipliers and descriptions of steps, in flash."""
+    """Return bytes of weights, biases, multipliers and step descriptions in flash."""
     tables = sum(table.nbytes for step in program.steps for table in step.tables.values())
     structs = sum(struct_bytes(step.struct) for step in program.steps)
     softmax = any(step.struct == "slip_softmax" for step in program.steps)
@@ -63,7 +63,7 @@ def constant_bytes(program: Program) -> int:
 
 
 def code_bytes(program: Program, target: Target) -> int:
-    """Functions of kernels, of the model, and of the C library."""
+    """Return bytes of the functions of kernels, the model and the C library."""
     costs = _weights()[target.name]
     kernels = {step.kernel for step in program.steps}
     kernel_bytes = sum(int(costs["code"].get(kernel, 0)) for kernel in kernels)
@@ -71,21 +71,21 @@ def code_bytes(program: Program, target: Target) -> int:
 
 
 def stack_bytes(program: Program, target: Target) -> int:
-    """Of the deepest call, on the inputs that take most: its calls follow from a step's numbers."""
+    """Return bytes of stack of the deepest call, which follows from the steps' numbers."""
     stacks: Mapping[str, int] = _weights()[target.name]["stack"]
     return max(stacks.get(path, 0) for step in program.steps for path in stack_paths(step, target))
 
 
-def stack_paths(step: Step, target: Target) -> list[str]:
-    """What stacks are known by: the kernel, and those parts of its loops that call a function."""
+def stack_paths(step: KernelCall, target: Target) -> list[str]:
+    """Return the keys of measured stacks: the kernel, and its loops that call functions."""
     return [
         step.kernel,
         *(f"{step.kernel}: {name}" for name in counts(step, target) if name in _CALLS),
     ]
 
 
-def counts(step: Step, target: Target) -> Counts:
-    """How often the parts of a step's loops run, by name."""
+def counts(step: KernelCall, target: Target) -> Counts:
+    """Return iteration counts of the parts of a step's loops."""
     count = _COUNTS.get(step.kernel)
     tally: Counts = {} if count is None else count(step)
     if "pixel taps" in tally:
@@ -94,10 +94,10 @@ def counts(step: Step, target: Target) -> Counts:
 
 
 def _gathered(n: Mapping[str, int]) -> Counts:
-    """Of `slip_gather`, over all pixels."""
+    """Return counts of `slip_gather`, over all pixels."""
     rows, columns = _inside(n, "h"), _inside(n, "w")
-    whole = sum(r == n["kernel_h"] for r in rows) * sum(c == n["kernel_w"] for c in columns)
-    inner = whole if max(n["dilation_h"], n["dilation_w"]) == 1 else 0
+    full = sum(r == n["kernel_h"] for r in rows) * sum(c == n["kernel_w"] for c in columns)
+    inner = full if max(n["dilation_h"], n["dilation_w"]) == 1 else 0
     pixels, depth = n["out_h"] * n["out_w"], n["in_c"]
     taps, run = n["kernel_h"] * n["kernel_w"], n["kernel_w"] * depth
     border, lines = pixels - inner, inner * n["kernel_h"]
@@ -118,44 +118,45 @@ def _direct(n: Mapping[str, int]) -> bool:
     return window == 1 and n["depth"] == n["in_c"]
 
 
-def _wide(step: Step) -> int:
-    """Channels that cannot take the short form."""
+def _wide(step: KernelCall) -> int:
+    """Return the number of channels that cannot take the short form."""
     seconds = step.tables["rescale"][1::2]
     channels = step.numbers.get("out_c", step.numbers.get("channels", 0))
     return int((seconds[: channels * step.numbers.get("multiplier", 1)] <= 0).sum())
 
 
-def _conv(step: Step) -> Counts:
+def _conv(step: KernelCall) -> Counts:
     n = step.numbers
     pixels, channels = n["out_h"] * n["out_w"], n["out_c"]
-    two, one, quads, groups = pixels // 2, pixels % 2, n["depth"] // 4, -(-channels // 4)
+    pairs, single, quads, groups = pixels // 2, pixels % 2, n["depth"] // 4, -(-channels // 4)
     fast = channels // 4 if n["narrow"] else 0
     wide = _wide(step)
     tally: Counts = {
-        "blocks": two, "words": two * quads, "groups": two * groups,
-        "products": two * groups * quads, "fast groups": two * fast,
-        "slow outputs": two * 2 * (channels - 4 * fast), "slow groups": two * (groups - fast),
-        "wide outputs": pixels * wide, "single": one, "single groups": one * groups,
-        "single products": one * groups * quads, "single outputs": one * channels,
+        "blocks": pairs, "words": pairs * quads, "groups": pairs * groups,
+        "products": pairs * groups * quads, "fast groups": pairs * fast,
+        "slow outputs": pairs * 2 * (channels - 4 * fast), "slow groups": pairs * (groups - fast),
+        "wide outputs": pixels * wide, "single": single, "single groups": single * groups,
+        "single products": single * groups * quads, "single outputs": single * channels,
     }  # fmt: skip
     return tally if _direct(n) else tally | _gathered(n)
 
 
-def _conv_plain(step: Step) -> Counts:
-    """With Helium: sixteen depths at a time."""
+def _conv_plain(step: KernelCall) -> Counts:
+    """Return counts for Helium: sixteen depths at a time."""
     n = step.numbers
     pixels, groups, depths = n["out_h"] * n["out_w"], -(-n["out_c"] // 4), -(-n["depth"] // 16)
-    two, one = pixels // 2, pixels % 2
+    pairs, single = pixels // 2, pixels % 2
     tally: Counts = {
-        "blocks": two, "words": two * depths, "groups": two * groups,
-        "products": two * groups * depths, "single": one, "single groups": one * groups,
-        "single products": one * groups * depths, "last groups": (two + one) * (n["out_c"] % 4 > 0),
-        "slow groups": 0 if n["narrow"] else two * groups,
+        "blocks": pairs, "words": pairs * depths, "groups": pairs * groups,
+        "products": pairs * groups * depths, "single": single, "single groups": single * groups,
+        "single products": single * groups * depths,
+        "last groups": (pairs + single) * (n["out_c"] % 4 > 0),
+        "slow groups": 0 if n["narrow"] else pairs * groups,
     }  # fmt: skip
     return tally if _direct(n) else tally | _gathered(n)
 
 
-def _depthwise(step: Step) -> Counts:
+def _depthwise(step: KernelCall) -> Counts:
     n = step.numbers
     channels, rows, stride = n["channels"], n["out_h"], n["stride_w"]
     pairs = -(-n["out_w"] // 2)
@@ -172,7 +173,7 @@ def _depthwise(step: Step) -> Counts:
     }  # fmt: skip
 
 
-def _depthwise_any(step: Step) -> Counts:
+def _depthwise_any(step: KernelCall) -> Counts:
     n = step.numbers
     pixels, taps = n["out_h"] * n["out_w"], n["kernel_h"] * n["kernel_w"]
     if not step.scratch:
@@ -192,27 +193,27 @@ def _depthwise_any(step: Step) -> Counts:
     }  # fmt: skip
 
 
-def _of_pixels(step: Step, width: int) -> Counts:
-    """Of depthwise kernels that take `width` channels of a pixel at a time."""
+def _of_pixels(step: KernelCall, width: int) -> Counts:
+    """Return counts of depthwise kernels that take `width` channels of a pixel at a time."""
     n = step.numbers
     pixels, taps = n["out_h"] * n["out_w"], n["kernel_h"] * n["kernel_w"]
-    whole, rest = pixels * (n["channels"] // width), n["channels"] % width
-    slow = 0 if n["narrow"] else whole
+    full, remainder = pixels * (n["channels"] // width), n["channels"] % width
+    slow = 0 if n["narrow"] else full
     if width == 4:
         return {
-            "fours": whole, "threes of taps": whole * (taps // 3), "rest taps": whole * (taps % 3),
-            "slow outputs": 4 * slow, "single outputs": pixels * rest,
-            "single taps": pixels * rest * taps, "wide outputs": pixels * _wide(step),
+            "fours": full, "threes of taps": full * (taps // 3), "rest taps": full * (taps % 3),
+            "slow outputs": 4 * slow, "single outputs": pixels * remainder,
+            "single taps": pixels * remainder * taps, "wide outputs": pixels * _wide(step),
         }  # fmt: skip
-    some = pixels * (rest > 0)
+    partial = pixels * (remainder > 0)
     return {
-        "vectors": whole, "vector taps": whole * taps, "slow vectors": slow, "last": some,
-        "last taps": some * taps, "slow last": 0 if n["narrow"] else some,
+        "vectors": full, "vector taps": full * taps, "slow vectors": slow, "last": partial,
+        "last taps": partial * taps, "slow last": 0 if n["narrow"] else partial,
     }  # fmt: skip
 
 
 def _inside(n: Mapping[str, int], side: str) -> list[int]:
-    """Taps inside of the input for each row or column of the output."""
+    """Return the taps inside the input for each row or column of the output."""
     kernel, dilation = n[f"kernel_{side}"], n.get(f"dilation_{side}", 1)
     before = n["pad_top" if side == "h" else "pad_left"]
     starts = [place * n[f"stride_{side}"] - before for place in range(n[f"out_{side}"])]
@@ -222,7 +223,7 @@ def _inside(n: Mapping[str, int], side: str) -> list[int]:
     ]
 
 
-def _pool(step: Step) -> Counts:
+def _pool(step: KernelCall) -> Counts:
     n = step.numbers
     rows, columns = _inside(n, "h"), _inside(n, "w")
     return {
@@ -232,11 +233,11 @@ def _pool(step: Step) -> Counts:
     }  # fmt: skip
 
 
-def _add(step: Step) -> Counts:
+def _add(step: KernelCall) -> Counts:
     return {"outputs": step.numbers["count"]}
 
 
-def _softmax(step: Step) -> Counts:
+def _softmax(step: KernelCall) -> Counts:
     return {
         "rows": step.numbers["rows"], "outputs": step.numbers["rows"] * step.numbers["columns"],
     }  # fmt: skip
@@ -253,4 +254,4 @@ _COUNTS = {
     "slip_softmax_int8": _softmax,
 }
 KERNELS: Iterable[str] = tuple(_COUNTS)
-"""All kernels."""
+"""Kernels with counts."""

@@ -1,7 +1,7 @@
-"""A program as straight-line C: one call after another, every constant in flash.
+"""Emit a program as straight-line C: a sequence of calls, with every constant in flash.
 
-What an interpreter works out when it starts (shapes, multipliers, offsets) is written out here, so
-that nothing is left to do before the first inference, and no memory but the arena is needed.
+Shapes, multipliers and offsets, which an interpreter computes at startup, are constants here; the
+arena is the only memory used.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import numpy as np
 from slipstream.ship.firmware.arena import Arena
 from slipstream.ship.firmware.interface import Interface, interface_of
 from slipstream.ship.firmware.network import Array
-from slipstream.ship.firmware.program import Program, Step
+from slipstream.ship.firmware.program import KernelCall, Program
 
-_A_LINE = 24
+_PER_LINE = 24
 _HOOK = (
-    "/* Before each step, and once behind the last: define it to see where time goes. */",
+    "/* Called before each step and after the last; define it to profile steps. */",
     "#ifndef SLIP_STEP", "#define SLIP_STEP(number)", "#endif",
 )  # fmt: skip
 
 
 def emit(program: Program, arena: Arena) -> dict[str, str]:
-    """Files by name: ``model.h``, ``model.c``, and those of the kernels that are called."""
+    """Return files by name: ``model.h``, ``model.c``, and those of the called kernels."""
     interface = interface_of(program.network, arena)
     invoke = (
         "/* Reads the inputs at their offsets in the arena, writes the outputs at theirs. */",
@@ -38,20 +38,20 @@ def emit(program: Program, arena: Arena) -> dict[str, str]:
 
 
 def kernel_files(program: Program, others: Sequence[str] = ()) -> dict[str, str]:
-    """Files of the kernels that are called, and `others` beside them, by name."""
+    """Return files of the called kernels, and `others`, by name."""
     folder = files("slipstream.ship.firmware") / "kernels"
-    wanted = {"slip_micro.h", *others, *(name for one in program.steps for name in one.sources)}
-    return {name: (folder / name).read_text("utf-8") for name in sorted(wanted)}
+    names = {"slip_micro.h", *others, *(name for step in program.steps for name in step.sources)}
+    return {name: (folder / name).read_text("utf-8") for name in sorted(names)}
 
 
 def header(program: Program, interface: Interface, declared: Sequence[str]) -> str:
-    """``model.h``: sizes, offsets of inputs and outputs, and what is declared."""
+    """Return ``model.h``: sizes, offsets of inputs and outputs, and declarations."""
     name = interface.name
     lines = [
-        f"/* {program.network.name}: {len(program.steps)} steps, {program.macs} products. */",
+        f"/* {program.network.name}: {len(program.steps)} steps, {program.macs} MACs. */",
         f"#ifndef SLIP_MODEL_{name.upper()}_H", f"#define SLIP_MODEL_{name.upper()}_H", "",
         "#include <stdint.h>", "",
-        "/* Bytes that an inference needs, aligned to 16. Between inferences they are free. */",
+        "/* Bytes of an inference, aligned to 16. They are free between inferences. */",
         f"#define {name.upper()}_ARENA_BYTES {interface.arena_bytes}",
         f"#define {name.upper()}_STEPS {len(program.steps)}", "",
     ]  # fmt: skip
@@ -70,8 +70,8 @@ def header(program: Program, interface: Interface, declared: Sequence[str]) -> s
 def _source(program: Program, arena: Arena, name: str) -> str:
     lines = ['#include "model.h"', '#include "slip_micro.h"', "", *_HOOK, ""]
     lines += [
-        "/* Calls are functions of their own, which end in a jump: a long model's stack is no",
-        " * deeper than a short one's. */",
+        "/* Each call is a separate function that ends in a jump, so that the stack does not",
+        " * grow with the model. */",
     ]  # fmt: skip
     for number, step in enumerate(program.steps):
         lines += [
@@ -86,7 +86,7 @@ def _source(program: Program, arena: Arena, name: str) -> str:
     return "\n".join([*lines, f"  SLIP_STEP({len(program.steps)})", "}", ""])
 
 
-def _constants(number: int, step: Step) -> Iterator[str]:
+def _constants(number: int, step: KernelCall) -> Iterator[str]:
     for field, values in step.tables.items():
         kind = "int8_t" if values.dtype == np.int8 else "int32_t"
         array = f"{field}_{number}[{values.size}]"
@@ -101,13 +101,13 @@ def _constants(number: int, step: Step) -> Iterator[str]:
 
 
 def rows(values: Array) -> Iterator[str]:
-    """Numbers as lines of C."""
+    """Yield numbers as lines of C."""
     flat = [str(value) if value != -(2**31) else "INT32_MIN" for value in values.tolist()]
-    for start in range(0, len(flat), _A_LINE):
-        yield "  " + ",".join(flat[start : start + _A_LINE]) + ","
+    for start in range(0, len(flat), _PER_LINE):
+        yield "  " + ",".join(flat[start : start + _PER_LINE]) + ","
 
 
-def _call(number: int, step: Step, arena: Arena) -> str:
+def _call(number: int, step: KernelCall, arena: Arena) -> str:
     arguments = [f"&step_{number}"]
     arguments += [f"at + {arena.tensors[index]}" for index in (*step.inputs, step.output)]
     if step.struct in ("slip_conv", "slip_depthwise"):

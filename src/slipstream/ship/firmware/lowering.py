@@ -1,4 +1,4 @@
-"""Operators as calls of our kernels: every number that can be known before the device runs is."""
+"""Lower operators to kernel calls with constants computed ahead of time."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from slipstream.ship.firmware.convolutions import (
     fully_connected,
     transpose_conv,
 )
-from slipstream.ship.firmware.network import Network
-from slipstream.ship.firmware.program import Program, Step
+from slipstream.ship.firmware.network import Network, Tensor
+from slipstream.ship.firmware.program import KernelCall, Program
 
-_MOST_CLASSES = 511
+_MAX_CLASSES = 511
 
 
 def lower(network: Network, *, packed: bool = True, vectors: bool = False) -> Program:
-    """The steps of a network.
+    """Return the steps of a network.
 
     Args:
-        packed: weights of convolutions are in the order for instructions that multiply two 16-bit
-            numbers, which is the fastest there; else they are as the model has them.
-        vectors: the processor multiplies vectors of bytes, from weights that are not packed.
+        packed: whether weights of convolutions are packed for instructions that multiply pairs of
+            16-bit numbers, the fastest order without vectors.
+        vectors: whether the processor multiplies vectors of bytes, from unpacked weights.
 
     Raises:
-        UnsupportedModelError: operators, types or shapes no kernel of ours computes; all at once.
+        UnsupportedModelError: operators, types or shapes without a kernel; all are listed.
     """
     pads = _pads(network)
     problems: dict[str, list[int]] = {}
-    steps: list[Step] = []
+    steps: list[KernelCall] = []
     views: dict[int, int] = {}
     for number, operator in enumerate(network.operators):
         if operator.outputs[0] in pads:
@@ -46,7 +46,7 @@ def lower(network: Network, *, packed: bool = True, vectors: bool = False) -> Pr
         except UnsupportedModelError as error:
             problems.setdefault(error.what, []).append(number)
             continue
-        if isinstance(lowered, Step):
+        if isinstance(lowered, KernelCall):
             steps.append(lowered)
         else:
             views[operator.outputs[0]] = lowered
@@ -57,21 +57,21 @@ def lower(network: Network, *, packed: bool = True, vectors: bool = False) -> Pr
 
 
 def _check_ports(network: Network) -> None:
-    """Inputs and outputs are int8 with one scale, given or computed."""
+    """Refuse inputs and outputs that are constant, or not int8 with one scale."""
     computed = {index for operator in network.operators for index in operator.outputs}
     for index in (*network.inputs, *network.outputs):
-        one = network.tensors[index]
-        whole = one.quantization is not None and len(one.quantization.scales) == 1
-        known = one.data is None and (index in computed or index in network.inputs)
-        if one.dtype != "int8" or not whole or not known:
+        tensor = network.tensors[index]
+        single = tensor.quantization is not None and len(tensor.quantization.scales) == 1
+        variable = tensor.data is None and (index in computed or index in network.inputs)
+        if tensor.dtype != "int8" or not single or not variable:
             raise UnsupportedModelError(
-                f"'{one.name}', which goes in or out, is a constant, or not int8 with one scale",
+                f"the input or output '{tensor.name}' is constant, or not int8 with one scale",
                 where=f"model '{network.name}'",
             )
 
 
 def _pads(network: Network) -> dict[int, Pad]:
-    """By tensor: padding with zeros that only a convolution reads, which takes it upon itself."""
+    """Return, by tensor, zero padding that only one convolution reads, which applies it itself."""
     pads = {}
     readers: dict[int, list[str]] = {}
     for operator in network.operators:
@@ -80,16 +80,12 @@ def _pads(network: Network) -> dict[int, Pad]:
     for operator in network.operators:
         if operator.kind != "pad" or len(operator.inputs) != 2:
             continue
-        given, output = network.tensors[operator.inputs[0]], operator.outputs[0]
+        source, output = network.tensors[operator.inputs[0]], operator.outputs[0]
         sides = network.tensors[operator.inputs[1]].data
         alone = readers.get(output) in (["conv_2d"], ["depthwise_conv_2d"])
-        to = network.tensors[output].quantization
         if sides is None or sides.shape != (4, 2) or not alone or output in network.outputs:
             continue
-        same = given.quantization is not None and to is not None
-        same = same and (given.quantization.scale, given.quantization.zero_point) == (  # type: ignore[union-attr]
-            to.scale, to.zero_point,  # type: ignore[union-attr]
-        )  # fmt: skip
+        same = _same_grid(source, network.tensors[output])
         if same and not sides[[0, 3]].any() and (sides >= 0).all():
             (top, bottom), (left, right) = sides[1].tolist(), sides[2].tolist()
             pads[output] = Pad(operator.inputs[0], (top, left), (bottom, right))
@@ -97,31 +93,35 @@ def _pads(network: Network) -> dict[int, Pad]:
 
 
 def _all_problems(network: Network, problems: Mapping[str, list[int]]) -> UnsupportedModelError:
-    told = [
+    listed = [
         f"{what} (operator {', '.join(map(str, numbers))})" for what, numbers in problems.items()
     ]
     kinds = {network.operators[number].kind for numbers in problems.values() for number in numbers}
     return UnsupportedModelError(
-        "no kernel of ours computes " + "; ".join(told),
+        "unsupported operators: " + "; ".join(listed),
         operators=tuple(sorted(kinds)),
         where=f"model '{network.name}'",
-        remedy="kernels take int8 in and out, and are: " + ", ".join(sorted(_LOWERINGS)).upper(),
+        remedy="use int8 inputs and outputs, and only " + ", ".join(sorted(_LOWERINGS)).upper(),
     )
 
 
-def _lower_one(call: Call) -> Step | int:
+def _same_grid(*tensors: Tensor) -> bool:
+    """Return whether the tensors have one scale and zero point."""
+    grids = {t.quantization and (t.quantization.scale, t.quantization.zero_point) for t in tensors}
+    return len(grids) == 1 and None not in grids
+
+
+def _lower_one(call: Call) -> KernelCall | int:
     kind = call.operator.kind
     if kind not in _LOWERINGS:
         raise UnsupportedModelError(kind.upper())
     return _LOWERINGS[kind](call)
 
 
-def _pool(call: Call) -> Step:
+def _pool(call: Call) -> KernelCall:
     image, (out_h, out_w, channels) = call.image(call.activation(0)), call.image(call.output)
-    if channels != image[2] or call.activation(0).quantization != call.output.quantization:
-        given, to = quantization(call.activation(0)), quantization(call.output)
-        if channels != image[2] or (given.scale, given.zero_point) != (to.scale, to.zero_point):
-            raise call.refuse("to another scale")
+    if channels != image[2] or not _same_grid(call.activation(0), call.output):
+        raise call.refuse("with a different output scale")
     size = call.option("filter_h"), call.option("filter_w")
     over = window(call, image, (out_h, out_w), size)
     low, high = call.limits()
@@ -137,11 +137,11 @@ def _pool(call: Call) -> Step:
     )  # fmt: skip
 
 
-def _add(call: Call) -> Step:
-    a, b, to = call.activation(0), call.activation(1), call.output
-    if not a.shape == b.shape == to.shape:
-        raise call.refuse(f"of the shapes {list(a.shape)} and {list(b.shape)}")
-    first, second, out = quantization(a), quantization(b), quantization(to)
+def _add(call: Call) -> KernelCall:
+    a, b, target = call.activation(0), call.activation(1), call.output
+    if not a.shape == b.shape == target.shape:
+        raise call.refuse(f"with shapes {list(a.shape)} and {list(b.shape)}")
+    first, second, out = quantization(a), quantization(b), quantization(target)
     twice = 2.0 * float(max(first.scale, second.scale))
     parts = {
         "_a": fixed_multiplier(float(first.scale) / twice),
@@ -159,35 +159,35 @@ def _add(call: Call) -> Step:
     )  # fmt: skip
 
 
-def _softmax(call: Call) -> Step:
-    given, to = call.activation(0), call.output
-    out = quantization(to)
+def _softmax(call: Call) -> KernelCall:
+    source, target = call.activation(0), call.output
+    out = quantization(target)
     if out.scale != np.float32(1 / 256) or out.zero_point != -128:
-        raise call.refuse("to another scale than 1/256")
+        raise call.refuse("with an output scale other than 1/256")
     beta = float(call.operator.options["beta"])
-    multiplier, shift, least = softmax_scaling(beta, float(quantization(given).scale))
-    columns = given.shape[-1]
-    if columns > _MOST_CLASSES:
-        raise call.refuse(f"over {columns} numbers; over {_MOST_CLASSES} its shifts have an end")
+    multiplier, shift, least = softmax_scaling(beta, float(quantization(source).scale))
+    columns = source.shape[-1]
+    if columns > _MAX_CLASSES:
+        raise call.refuse(f"over {columns} classes; its shifts allow at most {_MAX_CLASSES}")
     return call.step(
         kernel="slip_softmax_int8", sources=("softmax.c",), struct="slip_softmax",
         numbers={
-            "rows": given.size // columns, "columns": columns, "multiplier": multiplier,
+            "rows": source.size // columns, "columns": columns, "multiplier": multiplier,
             "left_shift": shift, "least_difference": least,
         },
         tables={}, distances=(0,),
     )  # fmt: skip
 
 
-def _lookup(call: Call) -> Step:
-    """A function of one number, as a table."""
-    given, to, kind = call.activation(0), call.output, call.operator.kind
-    grid, out = quantization(given), quantization(to)
-    if given.shape != to.shape:
-        raise call.refuse(f"of the shapes {list(given.shape)} and {list(to.shape)}")
+def _lookup(call: Call) -> KernelCall:
+    """Lower a function of one number to a table."""
+    source, target, kind = call.activation(0), call.output, call.operator.kind
+    grid, out = quantization(source), quantization(target)
+    if source.shape != target.shape:
+        raise call.refuse(f"with shapes {list(source.shape)} and {list(target.shape)}")
     if kind == "logistic":
         if out.scale != np.float32(1 / 256) or out.zero_point != -128:
-            raise call.refuse("to another scale than 1/256")
+            raise call.refuse("with an output scale other than 1/256")
         values = functions.logistic(grid)
     elif kind == "hard_swish":
         values = functions.hard_swish(grid, out)
@@ -195,24 +195,24 @@ def _lookup(call: Call) -> Step:
         values = functions.leaky_relu(grid, out, float(call.operator.options["alpha"]))
     return call.step(
         kernel="slip_lookup_int8", sources=("lookup.c",), struct="slip_lookup",
-        numbers={"count": given.size}, tables={"table": values}, distances=(0,),
+        numbers={"count": source.size}, tables={"table": values}, distances=(0,),
     )  # fmt: skip
 
 
-def _mul(call: Call) -> Step:
-    """A product of two tensors of one shape, or of an image with one number a channel."""
+def _mul(call: Call) -> KernelCall:
+    """Lower a product of two equal shapes, or of an image and one number per channel."""
     places = (0, 1)
     if call.activation(0).size < call.activation(1).size:
         places = (1, 0)
-    a, b, to = call.activation(places[0]), call.activation(places[1]), call.output
+    a, b, target = call.activation(places[0]), call.activation(places[1]), call.output
     by_channel = b.size == b.shape[-1] == a.shape[-1]
-    if a.shape != to.shape or not (a.shape == b.shape or by_channel):
-        raise call.refuse(f"of the shapes {list(a.shape)} and {list(b.shape)}")
-    first, second, out = quantization(a), quantization(b), quantization(to)
+    if a.shape != target.shape or not (a.shape == b.shape or by_channel):
+        raise call.refuse(f"with shapes {list(a.shape)} and {list(b.shape)}")
+    first, second, out = quantization(a), quantization(b), quantization(target)
     real = float(first.scale) * float(second.scale) / float(out.scale)
     multiplier, shift = fixed_multiplier(real)
     if shift > 14:
-        raise call.refuse("whose products could overflow 32 bits")
+        raise call.refuse("because its products could overflow 32 bits")
     low, high = call.limits()
     return call.step(
         kernel="slip_mul_int8", sources=("mul.c",), struct="slip_mul",
@@ -226,20 +226,18 @@ def _mul(call: Call) -> Step:
     )  # fmt: skip
 
 
-def _concatenation(call: Call) -> Step:
-    """Two tensors along one dimension."""
+def _concatenation(call: Call) -> KernelCall:
     if len(call.operator.inputs) != 2:
-        raise call.refuse(f"of {len(call.operator.inputs)} tensors; two are joined")
+        raise call.refuse(f"of {len(call.operator.inputs)} tensors instead of two")
     if call.limits() != (-128, 127):
         raise call.refuse("with an activation")
-    a, b, to = call.activation(0), call.activation(1), call.output
-    axis = call.option("axis") % max(len(to.shape), 1)
-    grids = [(quantization(one).scale, quantization(one).zero_point) for one in (a, b, to)]
-    if len(set(grids)) > 1:
-        raise call.refuse("of different scales")
-    if a.size + b.size != to.size or a.shape[:axis] != b.shape[:axis]:
-        raise call.refuse(f"of the shapes {list(a.shape)} and {list(b.shape)}")
-    rows = math.prod(to.shape[:axis])
+    a, b, target = call.activation(0), call.activation(1), call.output
+    axis = call.option("axis") % max(len(target.shape), 1)
+    if not _same_grid(a, b, target):
+        raise call.refuse("with different scales")
+    if a.size + b.size != target.size or a.shape[:axis] != b.shape[:axis]:
+        raise call.refuse(f"with shapes {list(a.shape)} and {list(b.shape)}")
+    rows = math.prod(target.shape[:axis])
     return call.step(
         kernel="slip_concat_int8", sources=("concat.c",), struct="slip_concat",
         numbers={"rows": rows, "first": a.size // rows, "second": b.size // rows}, tables={},
@@ -247,21 +245,20 @@ def _concatenation(call: Call) -> Step:
     )  # fmt: skip
 
 
-def _mean(call: Call) -> Step:
-    """A mean over height and width."""
-    given, to = call.activation(0), call.output
-    height, width, channels = call.image(given)
+def _mean(call: Call) -> KernelCall:
+    source, target = call.activation(0), call.output
+    height, width, channels = call.image(source)
     axes = call.network.tensors[call.index(1)].data
     if axes is None or sorted(int(axis) % 4 for axis in axes.reshape(-1)) != [1, 2]:
-        raise call.refuse("over other dimensions than height and width")
+        raise call.refuse("over dimensions other than height and width")
     pixels = height * width
-    if to.size != channels or pixels >= 2**22:
-        raise call.refuse(f"of {pixels} pixels to the shape {list(to.shape)}")
-    grid, out = quantization(given), quantization(to)
+    if target.size != channels or pixels >= 2**22:
+        raise call.refuse(f"of {pixels} pixels to shape {list(target.shape)}")
+    grid, out = quantization(source), quantization(target)
     multiplier, shift = fixed_multiplier(float(grid.scale) / float(out.scale))
-    # The division is part of the multiplier, with as many of its bits as there are.
-    more = min(pixels.bit_length() - 1, 32, 31 + shift)
-    multiplier, shift = (multiplier << more) // pixels, shift - more
+    # The multiplier includes the division, at its full precision.
+    extra = min(pixels.bit_length() - 1, 32, 31 + shift)
+    multiplier, shift = (multiplier << extra) // pixels, shift - extra
     return call.step(
         kernel="slip_mean_int8", sources=("mean.c",), struct="slip_mean",
         numbers={
@@ -272,17 +269,16 @@ def _mean(call: Call) -> Step:
     )  # fmt: skip
 
 
-def _resize(call: Call) -> Step:
-    """Nearest neighbours, by whole factors."""
-    given, to = call.activation(0), call.output
-    (height, width, channels), out = call.image(given), call.image(to)
+def _resize(call: Call) -> KernelCall:
+    """Lower nearest-neighbour upsampling by integer factors."""
+    source, target = call.activation(0), call.output
+    (height, width, channels), out = call.image(source), call.image(target)
     factors = out[0] // height, out[1] // width
-    whole = (height * factors[0], width * factors[1], channels) == out
-    if not whole or call.option("align_corners"):
-        raise call.refuse("by other than whole factors")
-    grid, other = quantization(given), quantization(to)
-    if (grid.scale, grid.zero_point) != (other.scale, other.zero_point):
-        raise call.refuse("to another scale")
+    exact = (height * factors[0], width * factors[1], channels) == out
+    if not exact or call.option("align_corners"):
+        raise call.refuse("by factors that are not integers")
+    if not _same_grid(source, target):
+        raise call.refuse("with a different output scale")
     return call.step(
         kernel="slip_repeat_int8", sources=("repeat.c",), struct="slip_repeat",
         numbers={
@@ -294,13 +290,13 @@ def _resize(call: Call) -> Step:
 
 
 def _reshape(call: Call) -> int:
-    given, to = call.activation(0), call.output
-    if given.size != to.size:
-        raise call.refuse(f"of {given.size} elements to {to.size}")
+    source, target = call.activation(0), call.output
+    if source.size != target.size:
+        raise call.refuse(f"of {source.size} elements to {target.size}")
     return call.index(0)
 
 
-_LOWERINGS: dict[str, Callable[[Call], Step | int]] = {
+_LOWERINGS: dict[str, Callable[[Call], KernelCall | int]] = {
     "add": _add,
     "average_pool_2d": _pool,
     "concatenation": _concatenation,

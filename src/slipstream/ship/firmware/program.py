@@ -1,8 +1,4 @@
-"""A network as calls of kernels: what back ends print or run, and planners place.
-
-A step is one call. What it needs in memory, what it may share with its input, and the constants it
-reads are part of it.
-"""
+"""Programs: networks lowered to kernel calls, which back ends emit and planners place."""
 
 from __future__ import annotations
 
@@ -13,23 +9,23 @@ from slipstream.ship.firmware.network import Array, Network
 
 
 @dataclass(frozen=True)
-class Step:
-    """One call of a kernel.
+class KernelCall:
+    """One kernel call.
 
     Attributes:
         kernel: the C function.
         sources: the files of `kernels/` that it needs.
         struct: type of its first argument.
-        numbers: the struct's fields that are numbers.
-        tables: its fields that point at constants: int8 or int32, one dimension.
+        numbers: numeric fields of the struct.
+        tables: pointer fields of the struct: int8 or int32 constants of one dimension.
         inputs: indices of the tensors it reads, in the order of its arguments.
         output: index of the tensor it writes.
-        scratch: bytes it needs while it runs.
-        distances: by input, how many bytes above the output's start the input may begin: the
-            kernel reads it in the order in which it writes. None: they have to be disjoint.
-        in_place: the output may begin where the input does.
-        macs: multiplications that are added up, padding included.
-        operator: index of the operator it is made from.
+        scratch: bytes of scratch memory.
+        distances: for each input, minimum bytes from the output's start to the input's start, if
+            the kernel reads it in the order in which it writes; None if they must be disjoint.
+        in_place: whether the output may start where the input does.
+        macs: multiply-accumulate operations, padding included.
+        operator: index of its operator.
     """
 
     kernel: str
@@ -48,23 +44,23 @@ class Step:
 
 @dataclass(frozen=True)
 class Program:
-    """Steps in the order they run in.
+    """Steps in execution order.
 
     Attributes:
-        views: by tensor, the tensor in whose bytes it lies (reshapes).
+        views: for each view (reshape), the tensor whose bytes it shares.
     """
 
     network: Network
-    steps: tuple[Step, ...]
+    steps: tuple[KernelCall, ...]
     views: Mapping[int, int] = field(default_factory=dict)
 
     def root(self, index: int) -> int:
-        """The tensor in whose bytes a tensor lies: itself, unless it is a view."""
+        """Return the tensor whose bytes a tensor shares: itself, unless it is a view."""
         while index in self.views:
             index = self.views[index]
         return index
 
     @property
     def macs(self) -> int:
-        """Multiplications that are added up, of all steps."""
+        """Multiply-accumulate operations of all steps."""
         return sum(step.macs for step in self.steps)

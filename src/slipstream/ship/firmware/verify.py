@@ -1,4 +1,4 @@
-"""Whether firmware gives the bytes that another runtime gives for the same model."""
+"""Compare the output bytes of firmware with those of another runtime."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from slipstream.errors import MissingExtraError, UnknownNameError
 from slipstream.runtimes.taps import LiteRTTap
-from slipstream.ship.firmware.build import ImageSize, Run, run_emulated, run_here
+from slipstream.ship.firmware.build import FirmwareRun, ImageSize, run_emulated, run_here
 from slipstream.ship.firmware.firmware import Exported
 from slipstream.ship.firmware.interface import Interface
 from slipstream.ship.firmware.network import Array
@@ -20,22 +20,22 @@ from slipstream.tables import Field, Table
 
 Sets = Sequence[Sequence[Array]]
 
-# What a model is given at most by the runtimes that ask how much.
+# Arena of runtimes that require a size.
 _ARENA_BYTES = 8 << 20
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where firmware ran, and how its outputs compare.
+    """A target that firmware ran on, and the comparison of its outputs.
 
     Attributes:
-        name: of the target.
-        differing: output bytes that are not the other runtime's.
-        compared: output bytes.
-        first: (set of inputs, output, index) of the first that differs; None where none does.
-        instructions: most of an inference; 0 where they are not counted.
-        ram: bytes of arena, variables and stack; 0 where the stack is not measured.
-        size: of the image; None where none was linked.
+        name: name of the target.
+        differing: number of output bytes that differ from the other runtime's.
+        compared: number of output bytes.
+        first: (set of inputs, output, index) of the first difference; None if there is none.
+        instructions: maximum of an inference; 0 if not counted.
+        ram: bytes of arena, variables and stack; 0 if the stack is not measured.
+        size: size of the image; None if none was linked.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Place:
     size: ImageSize | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """For programs."""
+        """Return all fields."""
         return {
             "target": self.name, "differing": self.differing, "compared": self.compared,
             "first": self.first, "instructions": self.instructions or None,
@@ -59,7 +59,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Verified:
-    """The answer of `verify_firmware`."""
+    """Result of `verify_firmware`."""
 
     model: str
     against: str
@@ -68,11 +68,11 @@ class Verified:
 
     @property
     def equal(self) -> bool:
-        """Whether every byte is."""
+        """Whether all bytes are equal."""
         return all(place.differing == 0 for place in self.places)
 
     def to_json(self) -> dict[str, Any]:
-        """For programs."""
+        """Return all fields."""
         places = [place.to_json() for place in self.places]
         return {
             "model": self.model, "against": self.against, "inputs": self.sets,
@@ -80,7 +80,7 @@ class Verified:
         }  # fmt: skip
 
     def tables(self) -> list[Table]:
-        """A row a place."""
+        """Return a table with a row per target."""
 
         def number(value: int) -> str:
             return f"{value:,}" if value else "-"
@@ -93,11 +93,11 @@ class Verified:
             Field.number("RAM", lambda place: number(place.ram)),
             Field.number("flash", lambda place: number(place.size.flash if place.size else 0)),
         ]
-        notes = [f"{self.sets} inputs, against {self.against}"]
+        notes = [f"{self.sets} inputs, compared with {self.against}"]
         if any(place.instructions for place in self.places):
-            notes.append("instructions of an emulated processor, which are not cycles")
+            notes.append("instructions of an emulated processor, not cycles")
         notes += [
-            f"{place.name}: first at input {place.first[0]}, output {place.first[1]}, "
+            f"{place.name}: first difference at input {place.first[0]}, output {place.first[1]}, "
             f"element {place.first[2]}"
             for place in self.places
             if place.first
@@ -114,13 +114,14 @@ def verify_firmware(
 
     Args:
         against: ``tflite-micro`` or ``litert`` (reference kernels).
-        sets: of random inputs, drawn from `seed`.
-        inputs: sets to run instead: an int8 array for each of the model's inputs.
-        emulate: run on the target's emulated board, too; None: where the target has one.
+        sets: number of sets of random inputs.
+        seed: seed of the random inputs.
+        inputs: sets to run instead: an int8 array per input of the model.
+        emulate: whether to run on the target's emulated board, too; None if the target has one.
 
     Raises:
         ToolchainError: a compiler or the emulator is missing.
-        MissingExtraError: the other runtime is.
+        MissingExtraError: the other runtime is not installed.
     """
     interface = exported.interface
     inputs = random_inputs(interface, sets, seed) if inputs is None else inputs
@@ -128,20 +129,22 @@ def verify_firmware(
     expected = other_outputs(exported.model, interface, inputs, against)
     places = []
     with tempfile.TemporaryDirectory() as folder:
-        report("running here")
-        here = run_here(exported.sources, interface, inputs, Path(folder))
-        places.append(_compare("host", interface, expected, here))
+        report("running on this machine")
+        host = run_here(exported.sources, interface, inputs, Path(folder))
+        places.append(_compare("host", interface, expected, host))
         if exported.target.board and emulate is not False:
             report(f"running on the emulated {exported.target.name}")
-            there = run_emulated(exported.sources, interface, inputs, Path(folder), exported.target)
-            places.append(_compare(exported.target.name, interface, expected, there))
+            emulated = run_emulated(
+                exported.sources, interface, inputs, Path(folder), exported.target
+            )
+            places.append(_compare(exported.target.name, interface, expected, emulated))
     return Verified(interface.name, against, len(inputs), tuple(places))
 
 
 def other_outputs(
     model: bytes, interface: Interface, inputs: Sets, against: str = "tflite-micro"
 ) -> Sets:
-    """What another runtime gives for sets of inputs: an int8 array for each of the model's outputs.
+    """Return outputs of another runtime for sets of inputs: an int8 array per output of the model.
 
     Raises:
         UnknownNameError: there is no such runtime.
@@ -153,24 +156,24 @@ def other_outputs(
 
 
 def random_inputs(interface: Interface, sets: int, seed: int = 0) -> list[list[Array]]:
-    """Sets of inputs: all codes, uniform."""
-    dice = np.random.default_rng(seed)
+    """Return sets of inputs with uniformly distributed codes."""
+    rng = np.random.default_rng(seed)
     return [
-        [dice.integers(-128, 128, port.shape).astype(np.int8) for port in interface.inputs]
+        [rng.integers(-128, 128, port.shape).astype(np.int8) for port in interface.inputs]
         for _ in range(sets)
     ]
 
 
-def _compare(name: str, interface: Interface, expected: Sets, ran: Run) -> Place:
+def _compare(name: str, interface: Interface, expected: Sets, ran: FirmwareRun) -> Place:
     differing = compared = 0
     first = None
-    for number, (wanted, given) in enumerate(zip(expected, ran.outputs, strict=True)):
-        for output, (a, b) in enumerate(zip(wanted, given, strict=True)):
-            other = np.flatnonzero(a.reshape(-1) != b.reshape(-1))
+    for number, (references, outputs) in enumerate(zip(expected, ran.outputs, strict=True)):
+        for output, (a, b) in enumerate(zip(references, outputs, strict=True)):
+            places = np.flatnonzero(a.reshape(-1) != b.reshape(-1))
             compared += a.size
-            differing += len(other)
-            if len(other) and first is None:
-                first = (number, output, int(other[0]))
+            differing += len(places)
+            if len(places) and first is None:
+                first = (number, output, int(places[0]))
     ram = interface.arena_bytes + ran.stack + ran.size.ram if ran.size else 0
     return Place(name, differing, compared, first, max(ran.instructions, default=0), ram, ran.size)
 
@@ -182,8 +185,8 @@ def _tflite_micro(model: bytes, inputs: Sets, outputs: int) -> Sets:
         raise MissingExtraError("verification", "tflite-micro", "edge") from error
     interpreter = runtime.Interpreter.from_bytes(model, arena_size=_ARENA_BYTES)
     answers = []
-    for given in inputs:
-        for number, values in enumerate(given):
+    for arrays in inputs:
+        for number, values in enumerate(arrays):
             interpreter.set_input(values, number)
         interpreter.invoke()
         answers.append([interpreter.get_output(number).copy() for number in range(outputs)])
@@ -192,7 +195,7 @@ def _tflite_micro(model: bytes, inputs: Sets, outputs: int) -> Sets:
 
 def _litert(model: bytes, inputs: Sets, outputs: int) -> Sets:
     tap = LiteRTTap(model, reference=True)
-    return [tap.plain(given)[:outputs] for given in inputs]
+    return [tap.plain(arrays)[:outputs] for arrays in inputs]
 
 
 _RUNTIMES: dict[str, Callable[[bytes, Sets, int], Sets]] = {

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from slipstream.runtimes.taps import Layer
+from slipstream.runtimes.taps import TappedTensor
 
 Assertion = Callable[..., Any]
 _assertions: dict[str, Assertion] = {}
@@ -65,7 +65,7 @@ def finite(layer: LayerView) -> bool:
     return not layer.nonfinite
 
 
-def check(layers: Iterable[tuple[Layer, dict[str, Any]]]) -> Iterator[Failure]:
+def check(layers: Iterable[tuple[TappedTensor, dict[str, Any]]]) -> Iterator[Failure]:
     """Yield failures of the registered assertions."""
     for layer, values in layers:
         view = LayerView(layer.name, layer.kind, **values)

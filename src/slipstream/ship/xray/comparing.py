@@ -13,7 +13,7 @@ import numpy as np
 from slipstream.errors import InvalidArgumentError, UsageError
 from slipstream.files import read_bytes
 from slipstream.runtimes.preprocessing import Pipeline
-from slipstream.runtimes.taps import Layer
+from slipstream.runtimes.taps import TappedTensor
 from slipstream.schema import read
 from slipstream.ship.xray.assertions import Failure, check
 from slipstream.ship.xray.explaining import HARMLESS, Cause, confident, explain, explain_arrays
@@ -192,11 +192,7 @@ def drift_table(layers: Sequence[LayerDrift], title: str) -> Table:
 
 
 def read_labels(path: Path) -> Mapping[str, int] | Sequence[int]:
-    """Read labels from a JSON file: a list, or an object by key.
-
-    Raises:
-        UsageError: the file is missing or holds anything but integers.
-    """
+    """Read labels from a JSON list, or an object by key; raise UsageError for anything else."""
     try:
         labels = json.loads(read_bytes(path, UsageError, most=_MAX_LABELS_BYTES))
     except (ValueError, RecursionError) as error:
@@ -448,7 +444,7 @@ class _Sums:
             )  # fmt: skip
             before, first = drift, False
 
-    def candidate_layers(self) -> Iterator[tuple[Layer, dict[str, float]]]:
+    def candidate_layers(self) -> Iterator[tuple[TappedTensor, dict[str, float]]]:
         """Yield layers with the fields of `LayerView`."""
         for layer in self.drifts():
             number = next(q for _, q in self.matched if self.b.layers[q].name == layer.name)
@@ -506,11 +502,8 @@ def _cause(
 def _softmax(outputs: Sequence[tuple[Array, Array]]) -> str:
     """Report whether one side's first output is the softmax of the other's; else return "".
 
-    Statistics suffice: softmax sums to 1, and differences of its inputs are differences of its
-    logarithms.
-
-    Args:
-        outputs: `STATISTICS` of the reference's and the candidate's output, by frame.
+    Their `STATISTICS` by frame suffice: softmax sums to 1, and differences of its inputs are
+    differences of its logarithms.
     """
     if not outputs:
         return ""

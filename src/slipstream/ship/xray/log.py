@@ -28,7 +28,7 @@ import numpy as np
 
 from slipstream.errors import SlipstreamError
 from slipstream.files import expanded, opened
-from slipstream.runtimes.taps import Layer
+from slipstream.runtimes.taps import TappedTensor
 from slipstream.ship.xray.statistics import STATISTICS, Array
 from slipstream.tables import json_values
 
@@ -87,7 +87,7 @@ class LogWriter:
             self._thread.start()
         self._json(b"HEAD", header)
 
-    def declare(self, index: int, layer: Layer) -> None:
+    def declare(self, index: int, layer: TappedTensor) -> None:
         """Add a tensor."""
         self._json(b"DECL", {"index": index, **asdict(layer)})
 
@@ -105,11 +105,7 @@ class LogWriter:
         self._json(b"FRAM", {"frame": index, **facts})
 
     def close(self) -> None:
-        """Write the end; may be called twice.
-
-        Raises:
-            LogError: this or an earlier write failed.
-        """
+        """Write the end, at most once; raise LogError if this or an earlier write failed."""
         if not self._closed:
             self._closed = True
             self._put(b"ENDS", struct.pack("<I", self._frames))
@@ -163,7 +159,7 @@ class Log:
 
     path: Path
     header: dict[str, Any]
-    layers: tuple[Layer, ...]
+    layers: tuple[TappedTensor, ...]
     count: int
     damage: str = ""
 
@@ -176,7 +172,7 @@ class Log:
         """
         path = Path(path)
         header: dict[str, Any] | None = None
-        layers: list[Layer] = []
+        layers: list[TappedTensor] = []
         seen: set[int] = set()
         complete, damage, ended = 0, "", False
         for tag, content in _records(path):
@@ -311,13 +307,13 @@ def _json(path: Path, content: bytes) -> dict[str, Any]:
     return value
 
 
-def _layer(path: Path, described: Any) -> Layer:
+def _layer(path: Path, described: Any) -> TappedTensor:
     try:
-        return Layer.from_dict(described)
+        return TappedTensor.from_dict(described)
     except (TypeError, ValueError, AttributeError) as error:
         raise LogError(f"invalid description of a tensor: {error}", where=str(path)) from error
 
 
-def model_layers(layers: Sequence[Layer]) -> list[int]:
+def model_layers(layers: Sequence[TappedTensor]) -> list[int]:
     """Return indices of the layers that a model computes, without inputs, outputs and taps."""
     return [n for n, layer in enumerate(layers) if layer.kind not in ("input", "output", "tap")]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from slipstream.runtimes.taps import Layer
+from slipstream.runtimes.taps import TappedTensor
 from slipstream.ship.xray.log import model_layers
 from slipstream.ship.xray.statistics import Array
 
@@ -15,15 +15,16 @@ _MAX_DISTANCE = 0.8
 
 
 def match(
-    reference: Sequence[Layer], candidate: Sequence[Layer], references: Array, candidates: Array
+    reference: Sequence[TappedTensor],
+    candidate: Sequence[TappedTensor],
+    references: Array,
+    candidates: Array,
 ) -> list[tuple[int, int]]:
     """Return pairs of indices of equal layers, in the candidate's order.
 
-    Layers match by name first; the remaining ones by their outputs: the cheapest alignment of both
-    orders, where a pair costs the distance of its projections. Their tensors have the same size.
-
-    Args:
-        references, candidates: `STATISTICS` [frames, tensors] of some frames of both.
+    Layers match by name first; the remaining ones by `STATISTICS` [frames, tensors] of some frames:
+    the cheapest alignment of both orders, where a pair costs the distance of its projections. Their
+    tensors have the same size.
     """
     ours, theirs = model_layers(reference), model_layers(candidate)
     by_name = {plain(reference[n].name): n for n in ours}
@@ -57,7 +58,6 @@ def _same_size(references: Array, candidates: Array, a: int, b: int) -> bool:
 def _aligned(
     references: Array, candidates: Array, ours: Sequence[int], theirs: Sequence[int]
 ) -> list[tuple[int, int]]:
-    """Align two sequences, by dynamic programming over both orders."""
     if not ours or not theirs:
         return []
     a = references["projections"].astype(np.float64)
@@ -87,7 +87,7 @@ def _aligned(
     return pairs[::-1]
 
 
-def coverage(layers: Sequence[Layer], matched: set[int]) -> float:
+def coverage(layers: Sequence[TappedTensor], matched: set[int]) -> float:
     """Return the share of a model's multiplications that its matched layers account for.
 
     Multiplications of an unmatched layer count if a later layer, before the next one that

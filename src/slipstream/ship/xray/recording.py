@@ -16,7 +16,7 @@ from slipstream.errors import InvalidArgumentError, SlipstreamError, UnknownName
 from slipstream.measure.environment import capture
 from slipstream.runtimes import ModelError
 from slipstream.runtimes.preprocessing import Pipeline
-from slipstream.runtimes.taps import Layer, Tap, open_tap
+from slipstream.runtimes.taps import Tap, TappedTensor, open_tap
 from slipstream.ship.xray.log import LogWriter
 from slipstream.ship.xray.statistics import STATISTICS, Array, canonical, measured
 
@@ -82,7 +82,7 @@ class Recorder:
         self._tap: Tap | None = None
         self._session: Any = None
         self._writer: LogWriter | None = None
-        self._layers: list[Layer] = []
+        self._layers: list[TappedTensor] = []
         self._taps: dict[str, int] = {}
         self._pending: list[tuple[str, Array]] = []
         self._existed = path.exists()
@@ -179,7 +179,7 @@ class Recorder:
         for name, value in self._pending:
             if name not in self._taps:
                 self._taps[name] = len(self._layers)
-                self._layers.append(Layer(name, "tap", value.shape))
+                self._layers.append(TappedTensor(name, "tap", value.shape))
                 self._writer.declare(self._taps[name], self._layers[-1])
             number = self._taps[name]
             self._writer.statistics(self.frames, number, measured([self._stored(number, value)]))
@@ -200,9 +200,12 @@ class Recorder:
         assert self._tap is not None
         tap = self._tap
         fed = [
-            Layer(f"input_{n}", "input", (None, *array.shape[1:])) for n, array in enumerate(inputs)
+            TappedTensor(f"input_{n}", "input", (None, *array.shape[1:]))
+            for n, array in enumerate(inputs)
         ]
-        results = [Layer(f"output_{n}", "output", array.shape) for n, array in enumerate(outputs)]
+        results = [
+            TappedTensor(f"output_{n}", "output", array.shape) for n, array in enumerate(outputs)
+        ]
         self._layers = [*(tap.inputs or fed), *tap.layers, *(tap.outputs or results)]
         environment = capture(torch=False)
         header = {

@@ -15,8 +15,8 @@ from slipstream.technique import (
     Context,
     Quality,
     QualityKind,
-    Settings,
     Stage,
+    TechniqueSettings,
     Traits,
     need_devices,
 )
@@ -33,7 +33,7 @@ REPLICAS = Traits(stage=Stage.DISTRIBUTION, clock="wall", replicas="makes")
 ON_REPLICAS = Traits(clock="wall", replicas="uses", hook="occupies")
 
 
-class _Distributed(Settings):
+class _Distributed(TechniqueSettings):
     """What techniques of several workers need of where they are predicted and applied."""
 
     def need_cluster(self, context: Context) -> Cluster:

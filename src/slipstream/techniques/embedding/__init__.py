@@ -26,14 +26,14 @@ if TYPE_CHECKING:
         TableEmbeddingBag,
     )
     from slipstream.techniques.embedding.onnx_export import export
-    from slipstream.techniques.embedding.planning import Plan, plan
+    from slipstream.techniques.embedding.planning import TablePlan, plan
     from slipstream.techniques.embedding.tt_shape import TTShape
 
 _HOMES = {
     "CompressedEmbedding": "modules",
     "HashedTable": "formats.hashed",
     "LowDimTable": "formats.lowdim",
-    "Plan": "planning",
+    "TablePlan": "planning",
     "QuantizedTable": "formats.codes",
     "ROBEEmbedding": "formats.robe",
     "ROBEEmbeddingBag": "formats.robe",
@@ -52,7 +52,6 @@ __all__ = [
     "CompressedEmbedding",
     "HashedTable",
     "LowDimTable",
-    "Plan",
     "QuantizedTable",
     "ROBEEmbedding",
     "ROBEEmbeddingBag",
@@ -63,6 +62,7 @@ __all__ = [
     "TTShape",
     "TableEmbedding",
     "TableEmbeddingBag",
+    "TablePlan",
     "export",
     "plan",
 ]

@@ -10,15 +10,15 @@ from slipstream.errors import InvalidArgumentError, WorkloadError
 from slipstream.graph import Call, Editor, Graph
 from slipstream.native import library, why_no_library
 from slipstream.source import NotPlacedError, Places, Source
-from slipstream.surgery import Selection, module_of
-from slipstream.technique import CodeChange, Context, Settings
+from slipstream.surgery import ModuleSelection, module_of
+from slipstream.technique import CodeChange, Context, TechniqueSettings
 from slipstream.techniques._baseline import already_compiled
 from slipstream.techniques.embedding.groups import Group, asked, exchanged
 from slipstream.techniques.embedding.tables import Lookup, lookups
 
 if TYPE_CHECKING:
     from slipstream.techniques.embedding.formats.format import TableFacts
-    from slipstream.techniques.embedding.planning import Plan
+    from slipstream.techniques.embedding.planning import TablePlan
     from slipstream.workload import BuiltWorkload, Workload
 
 
@@ -26,7 +26,7 @@ _SPARSE_ONLY = "SparseAdam"
 _NO_SPARSE = "SparseAdam takes sparse gradients only, and those of smaller tables are dense"
 
 
-class TableExchange(Settings, ABC):
+class TableExchange(TechniqueSettings, ABC):
     """A technique that puts tables into other formats.
 
     Attributes:
@@ -49,7 +49,7 @@ class TableExchange(Settings, ABC):
         """What becomes of the tables, for the list of edits."""
 
     @abstractmethod
-    def plans(self, built: BuiltWorkload, tables: Sequence[TableFacts]) -> list[Plan]:
+    def plans(self, built: BuiltWorkload, tables: Sequence[TableFacts]) -> list[TablePlan]:
         """The formats of these tables of a model; each plan is applied by itself.
 
         Raises:
@@ -91,8 +91,8 @@ class TableExchange(Settings, ABC):
         return [one for one in large if one.weight.device == large[0].weight.device]
 
     @property
-    def _selection(self) -> Selection:
-        return Selection(self.only, self.except_)
+    def _selection(self) -> ModuleSelection:
+        return ModuleSelection(self.only, self.except_)
 
     def required_timings(self, graph: Graph) -> Sequence[Call]:
         """The modules' passes, and updates as they are and as they would be."""

@@ -18,7 +18,7 @@ from slipstream.units import format_bytes
 
 if TYPE_CHECKING:
     from slipstream.techniques.embedding.formats.format import TableFacts
-    from slipstream.techniques.embedding.planning import Plan
+    from slipstream.techniques.embedding.planning import TablePlan
     from slipstream.workload import BuiltWorkload, Workload
 
 _ROOT = "model."
@@ -105,7 +105,7 @@ class EmbeddingPlan(TableExchange):
         now, then = dense_bytes(groups), sum(group.nbytes for group in groups)
         return f"tables of {format_bytes(now)} in {format_bytes(then)}: {formats}"
 
-    def plans(self, built: BuiltWorkload, tables: Sequence[TableFacts]) -> list[Plan]:
+    def plans(self, built: BuiltWorkload, tables: Sequence[TableFacts]) -> list[TablePlan]:
         """One plan; of trained tables where the step has no optimizer."""
         trains = built.optimizer is not None
         plan = self._plan(tables, trains)
@@ -132,12 +132,12 @@ class EmbeddingPlan(TableExchange):
         sizes = {_name(graph, one): one.weight.shape for one in self.chosen(graph)}
         return [TableFacts(name, rows, dim) for name, (rows, dim) in sorted(sizes.items())]
 
-    def _plan(self, facts: Sequence[TableFacts], trains: bool) -> Plan:
+    def _plan(self, facts: Sequence[TableFacts], trains: bool) -> TablePlan:
         """The same from a graph as from a model: sizes alone are known of both."""
-        from slipstream.techniques.embedding.planning import Plan, plan_tables
+        from slipstream.techniques.embedding.planning import TablePlan, plan_tables
 
         if self.file:
-            return dataclasses.replace(Plan.load(self.file), facts=tuple(facts))
+            return dataclasses.replace(TablePlan.load(self.file), facts=tuple(facts))
         ordered = sorted(facts, key=lambda one: one.name)
         methods = self.methods.split("/") if self.methods else None
         return plan_tables(ordered, ratio=self.ratio, methods=methods, codes=not trains).best

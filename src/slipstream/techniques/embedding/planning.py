@@ -66,7 +66,7 @@ class Alternative:
 
 
 @dataclass(frozen=True)
-class Plan:
+class TablePlan:
     """The format of each table.
 
     Attributes:
@@ -91,7 +91,9 @@ class Plan:
     facts: tuple[TableFacts, ...] = dataclasses.field(default=(), repr=False, compare=False)
 
     @classmethod
-    def of(cls, facts: Sequence[TableFacts], tables: Mapping[str, Choice], **settings: Any) -> Plan:
+    def of(
+        cls, facts: Sequence[TableFacts], tables: Mapping[str, Choice], **settings: Any
+    ) -> TablePlan:
         """The plan of these choices, whatever they need.
 
         Args:
@@ -177,7 +179,7 @@ class Plan:
                 exchange_parameters(optimizer, weights, *new[0].parameters())
         return model
 
-    def converting(self, model: torch.nn.Module) -> Plan:
+    def converting(self, model: torch.nn.Module) -> TablePlan:
         """The same plan for tables that are trained: their numbers are kept as well as can be."""
         weights = {
             name: module.weight.detach()
@@ -233,7 +235,7 @@ class Plan:
             ) from error
 
     @classmethod
-    def load(cls, path: str | Path) -> Plan:
+    def load(cls, path: str | Path) -> TablePlan:
         """What `save` wrote. Trained numbers are not in it: codes cannot be made from it.
 
         Raises:
@@ -270,7 +272,7 @@ def plan(
     trained: bool = False,
     evaluate: Callable[[torch.nn.Module], float] | None = None,
     least_rows: int = LEAST_ROWS,
-) -> Plan:
+) -> TablePlan:
     """Choose for each table of `model` the format, so that all fit the budget.
 
     The mixture that loses least is compared with each format alone: where one of them is no worse,
@@ -327,16 +329,16 @@ class Compared:
         left_out: formats that cannot reach the budget, or need trained tables.
     """
 
-    plans: tuple[Plan, ...]
+    plans: tuple[TablePlan, ...]
     left_out: tuple[Alternative, ...]
 
     @property
-    def best(self) -> Plan:
+    def best(self) -> TablePlan:
         """The plan with the least error; a single format where a mixture is no better."""
         alternatives = [_alternative(one) for one in self.plans]
         return dataclasses.replace(self.plans[0], alternatives=(*alternatives, *self.left_out))
 
-    def judged(self, scored: Sequence[tuple[float, Plan]]) -> Plan:
+    def judged(self, scored: Sequence[tuple[float, TablePlan]]) -> TablePlan:
         """The plan with the best measured score."""
         order = sorted(scored, key=lambda pair: -pair[0])
         alternatives = [dataclasses.replace(_alternative(one), score=score) for score, one in order]
@@ -371,14 +373,14 @@ def plan_tables(
     fixed = trained if codes is None else codes
     basis = Provenance.MEASURED if trained else Provenance.ASSUMED
 
-    def planned(method: str, choices: list[list[Choice]]) -> Plan | None:
+    def planned(method: str, choices: list[list[Choice]]) -> TablePlan | None:
         taken = allocate(choices, weights, room)
         if taken is None:
             return None
         tables = {one.name: choice for one, choice in zip(facts, taken, strict=True)}
-        return Plan(tables, room, dense, method, (), basis, facts=tuple(facts))
+        return TablePlan(tables, room, dense, method, (), basis, facts=tuple(facts))
 
-    plans: list[Plan] = []
+    plans: list[TablePlan] = []
     left_out: list[Alternative] = []
     for name, of_format in every.items():
         single = [[*of_table, *stays] for of_table, stays in zip(of_format, stay, strict=True)]
@@ -402,7 +404,7 @@ def plan_tables(
             f"the least is about {format_bytes(least)}",
         )  # fmt: skip
     # The mixture last: of equals the simpler is taken.
-    order: list[Plan] = sorted([*plans, mixture], key=_error)
+    order: list[TablePlan] = sorted([*plans, mixture], key=_error)
     if not fixed and basis is Provenance.ASSUMED:
         # Stable: others stay in the order of what they are assumed to lose.
         order.sort(key=lambda one: one.method != PLAIN)
@@ -411,7 +413,7 @@ def plan_tables(
 
 def _plain(
     facts: Sequence[TableFacts], compared: Compared, budget: int | str | None, ratio: float | None
-) -> tuple[Plan, ...]:
+) -> tuple[TablePlan, ...]:
     """The plan of a smaller dimension, which others have to beat, where it is not compared yet."""
     known = {one.method for one in compared.plans} | {one.method for one in compared.left_out}
     if PLAIN in known:
@@ -464,7 +466,7 @@ def _score(given: Any) -> float:
     return -math.inf if math.isnan(score) else score
 
 
-def _error(one: Plan) -> float:
+def _error(one: TablePlan) -> float:
     """Of all tables, by look-ups: one minus the geometric mean of what is kept."""
     total = sum(fact.lookups for fact in one.facts) or 1.0
     lost = sum(fact.lookups * one.tables[fact.name].loss for fact in one.facts)
@@ -472,7 +474,7 @@ def _error(one: Plan) -> float:
     return round(-math.expm1(-lost / total), 9)
 
 
-def _alternative(one: Plan) -> Alternative:
+def _alternative(one: TablePlan) -> Alternative:
     return Alternative(one.method, one.nbytes, _error(one))
 
 

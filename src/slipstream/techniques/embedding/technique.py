@@ -22,7 +22,7 @@ from slipstream.units import format_bytes
 
 if TYPE_CHECKING:
     from slipstream.techniques.embedding.formats.format import TableFacts
-    from slipstream.techniques.embedding.planning import Plan
+    from slipstream.techniques.embedding.planning import TablePlan
     from slipstream.workload import BuiltWorkload, Workload
 
 _BY_HAND = """\
@@ -97,10 +97,10 @@ class RobeEmbedding(TableExchange):
             f"{sum(group.trained)} numbers"
         )
 
-    def plans(self, built: BuiltWorkload, tables: Sequence[TableFacts]) -> list[Plan]:
+    def plans(self, built: BuiltWorkload, tables: Sequence[TableFacts]) -> list[TablePlan]:
         """One array; it begins with normal numbers as far from zero as the tables' are."""
         from slipstream.techniques.embedding.formats.format import Choice
-        from slipstream.techniques.embedding.planning import Plan
+        from slipstream.techniques.embedding.planning import TablePlan
 
         # Each table's share of the array, so that they add up to its numbers.
         ends = [0, *(self._numbers(n) for n in accumulate(one.rows * one.dim for one in tables))]
@@ -110,7 +110,7 @@ class RobeEmbedding(TableExchange):
             one.name: Choice("robe", {"numbers": end - begin}, (end - begin) * one.item_bytes, 0.0)
             for one, (begin, end) in zip(tables, pairwise(ends), strict=True)
         }
-        return [Plan.of(tables, choices, block=self.block, sign=self.sign)]
+        return [TablePlan.of(tables, choices, block=self.block, sign=self.sign)]
 
     def quality(self, graph: Graph | None = None) -> Quality:
         """Rows share numbers: another model."""

@@ -22,7 +22,7 @@ from slipstream.units import format_bytes
 
 if TYPE_CHECKING:
     from slipstream.techniques.embedding.formats.format import TableFacts
-    from slipstream.techniques.embedding.planning import Plan
+    from slipstream.techniques.embedding.planning import TablePlan
     from slipstream.workload import BuiltWorkload, Workload
 
 _BY_HAND = """\
@@ -95,16 +95,16 @@ class TTEmbeddings(TableExchange):
             f"{format_bytes(sum(group.nbytes for group in groups))}"
         )
 
-    def plans(self, built: BuiltWorkload, tables: Sequence[TableFacts]) -> list[Plan]:
+    def plans(self, built: BuiltWorkload, tables: Sequence[TableFacts]) -> list[TablePlan]:
         """Each table by itself: its train begins as far from zero as its own numbers are."""
         from slipstream.techniques.embedding.formats.format import Choice
-        from slipstream.techniques.embedding.planning import Plan
+        from slipstream.techniques.embedding.planning import TablePlan
 
         plans = []
         for one in tables:
             if (shape := self._smaller(one.rows, one.dim)) is not None:
                 choice = Choice("tt", self._settings, shape.numbers * one.item_bytes, 0.0)
-                plan = Plan.of([one], {one.name: choice})
+                plan = TablePlan.of([one], {one.name: choice})
                 plans.append(plan.converting(built.model) if self.svd else plan)
         if not plans:
             raise WorkloadError(

@@ -17,20 +17,22 @@ import numpy as np
 from slipstream.durations import Changed, Durations, required_timings, rescale
 from slipstream.errors import InvalidArgumentError, WorkloadError
 from slipstream.graph import PROVENANCES, Call, Editor, Graph, Role, StepPhase, TensorSpec
+from slipstream.graph.flow import Match, flow_of
 from slipstream.graph.graph import kept
+from slipstream.graph.layers import RECURRENT, LayerKinds, layer_kinds, module_layers
 from slipstream.surgery import exchange_parameters, module_of
-from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
+from slipstream.technique import (
+    CodeChange,
+    Context,
+    Quality,
+    QualityKind,
+    Stage,
+    TechniqueSettings,
+    Traits,
+)
 from slipstream.techniques._baseline import already_autocast, already_compiled
 from slipstream.techniques.batch_size import BatchSize
-from slipstream.techniques.dataflow import is_view
 from slipstream.techniques.ensembles.timing import layer_call
-from slipstream.techniques.layer_sites import (
-    RECURRENT,
-    LayerSite,
-    SiteKinds,
-    layer_sites,
-    site_kinds,
-)
 
 if TYPE_CHECKING:
     from slipstream.workload import BuiltWorkload, Workload
@@ -44,7 +46,7 @@ _BY_HAND = (
 
 
 @dataclass(frozen=True)
-class TrainTogether(Settings):
+class TrainTogether(TechniqueSettings):
     """A step that trains `members` models, each on its own repetition of the batch.
 
     What it is compared with is one model's step: time per sample, of which there are `members`
@@ -79,13 +81,13 @@ class TrainTogether(Settings):
         for reason in (already_compiled(graph), already_autocast(graph)):
             if reason is not None:
                 return reason
-        if not any(layer_sites(graph)):
+        if not module_layers(graph):
             return "no linear layer and no convolution of float32 runs in this step"
         return _cannot_stack(graph) or self._batch.why_not(graph, workload)
 
     def required_timings(self, graph: Graph) -> Sequence[Call]:
         """All at the members' rows together, and layers and the update as members have them."""
-        layers = [call for site in site_kinds(graph).kinds for call in self._calls(site)]
+        layers = [call for kind in layer_kinds(graph).kinds for call in self._calls(kind)]
         update = required_timings(graph, self._update(graph, graph))
         return [*self._batch.required_timings(graph), *layers, *update]
 
@@ -96,7 +98,7 @@ class TrainTogether(Settings):
         """
         larger = self._batch.predict(graph, context)
         edit = Editor(larger, str(self))
-        self._scale_layers(edit, larger, site_kinds(graph), context.durations)
+        self._scale_layers(edit, larger, layer_kinds(graph), context.durations)
         rescale(edit, larger, self._update(graph, larger), context.durations)
         edited = edit.apply(f"{self.members} members in one step, weights {self.weights}")
         if self.weights == "shared":
@@ -156,27 +158,27 @@ class TrainTogether(Settings):
     def _batch(self) -> BatchSize:
         return BatchSize(f"x{self.members}")
 
-    def _calls(self, site: LayerSite) -> list[Call]:
+    def _calls(self, layer: Match) -> list[Call]:
         """The layer over all rows as it is, and as members have it."""
-        passing = "both" if site.backward else "forward"
+        passing = "both" if layer.backward else "forward"
         return [
-            layer_call(weights, self.members, site.x, site.layer, passing)
+            layer_call(weights, self.members, layer.x, layer.settings.arguments, passing)
             for weights in ("one", self.weights)
         ]
 
     def _scale_layers(
-        self, edit: Editor, larger: Graph, sites: SiteKinds, durations: Durations
+        self, edit: Editor, larger: Graph, layers: LayerKinds, durations: Durations
     ) -> None:
         """Scale the tasks of each layer to what they take with each member's weights.
 
         What a pass takes more is more calls, which the products do not take longer for: it is
         added to them, not in proportion.
         """
-        count = len(sites.kinds)
+        count = len(layers.kinds)
         measured, adds = np.zeros((2, count), bool)
         factor, spread, more_ns, doubt_ns = np.zeros((4, count))
         provenance = np.zeros(count, np.uint8)
-        for number, layer in enumerate(sites.kinds):
+        for number, layer in enumerate(layers.kinds):
             calls = self._calls(layer)
             ratio = durations.ratio(*calls)
             if ratio is None:
@@ -189,15 +191,17 @@ class TrainTogether(Settings):
                 doubt_ns[number] = math.hypot(
                     members.spread * members.nanoseconds, single.spread * single.nanoseconds
                 )
-        kind = sites.kind
-        before_ns = np.bincount(sites.site, larger.tasks.duration_ns[sites.task], len(kind))
+        kind = layers.kind
+        before_ns = np.bincount(layers.layer, larger.tasks.duration_ns[layers.task], len(kind))
         added = adds[kind] & (before_ns > 0)
         before_ns[~added] = 1.0
         factors = np.where(added, 1 + more_ns[kind] / before_ns, factor[kind])
         spreads = np.where(added, doubt_ns[kind] / (before_ns * factors), spread[kind])
-        chosen = measured[kind[sites.site]]
-        site = sites.site[chosen]
-        edit.scale(sites.task[chosen], factors[site], provenance[kind[site]], spread=spreads[site])
+        chosen = measured[kind[layers.layer]]
+        number = layers.layer[chosen]
+        edit.scale(
+            layers.task[chosen], factors[number], provenance[kind[number]], spread=spreads[number]
+        )
 
     def _update(self, graph: Graph, larger: Graph) -> Changed:
         """Return the optimizer's tasks in `larger`, with their calls for all members' weights."""
@@ -222,17 +226,16 @@ class TrainTogether(Settings):
 @kept
 def _cannot_stack(graph: Graph) -> str | None:
     """Which parameters are read by what is no layer that members can share a step in."""
-    parameters = set(graph.parameters.tolist())
+    flow = flow_of(graph)
     reading = np.flatnonzero(np.isin(graph.operands, graph.parameters))
     reads = np.zeros(len(graph), bool)
     reads[np.searchsorted(graph.operand_start, reading, side="right") - 1] = True
-    reads[[site.forward for site in layer_sites(graph)]] = False
+    reads[[layer.forward[0] for layer in module_layers(graph)]] = False
     for task in np.flatnonzero(reads & (graph.tasks.phase == StepPhase.FORWARD)).tolist():
         view = graph.task(task)
-        if view.call is None or "norm" in view.name:
+        if not flow.known[task] or flow.views[task] or "norm" in view.name:
             continue
-        before, after = view.operands
-        if parameters.isdisjoint(before) or is_view(view.call, before, after):
+        if flow.parameters.isdisjoint(flow.operands(task)[0]):
             continue
         root, *inner = view.scope.split("/")
         if root in RECURRENT or "aten::linear" not in (root, *inner, view.name):

@@ -7,17 +7,20 @@ A kernel that is faster by itself may cost the step what it saves: tracing has c
 around it, and what it leaves in the caches is what they find. So a traced piece of a model is run
 in its own order on what its first call is given, forward and backward. Every region's kernel is
 timed in its place beside its operators in theirs; then the piece with the kernels that pay is timed
-beside the piece as the user wrote it, in turns. Whichever is faster is what every call runs.
+against the piece as the user wrote it and against inductor's compilation of it, alternately. The
+fastest of the three is what every call runs.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from statistics import median
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -26,14 +29,14 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.utils._python_dispatch import _disable_current_modes
 
 from slipstream.codegen import CompileError
-from slipstream.measure import CallableArm, Settings, run
+from slipstream.measure import CallableArm, ExperimentSettings, run
 from slipstream.measure.claims import ratio_between
 from slipstream.measure.environment import from_facts
-from slipstream.measure.runner import Plan as MeasurePlan
+from slipstream.measure.runner import RunPlan as MeasurePlan
 from slipstream.techniques.fusion.calls import lean
 from slipstream.techniques.fusion.kernels import Kernel
 from slipstream.techniques.fusion.lowering import Region
-from slipstream.techniques.fusion.rewrite import Plan, rewritten
+from slipstream.techniques.fusion.rewrite import FusionPlan, rewritten
 
 try:
     from torch.fx.graph import _BoxedCodeGen
@@ -42,7 +45,10 @@ except ImportError:  # an older torch
 
 MOST = 0.98
 """Kernels replace operators only where that takes at most this share of their time."""
+WRITTEN, FUSED, INDUCTOR = "the model as written", "the generated kernels", "inductor"
 _BLOCKS, _BUDGET_S = 7, 15.0
+# Candidates are a few percent apart, and 7 pairs on a busy machine say no more than 6 %.
+_FINAL_BLOCKS = 41
 _OPERATORS, _KERNELS = "operators", "kernels"
 # How far a region's results may be from its operators', of their size: sums in another order, and
 # numbers that torch rounds between operators. By the least precise tensor of the region.
@@ -66,7 +72,7 @@ class TracedPass:
 
     beside: Beside
 
-    def __init__(self, module: GraphModule, planned: Plan, make: Make) -> None:
+    def __init__(self, module: GraphModule, planned: FusionPlan, make: Make) -> None:
         self._module, self._planned = module, planned
         self._kernels = make(planned.regions)
         self.fused = rewritten(module, planned, self._kernels)
@@ -177,7 +183,7 @@ class Beside(Interpreter):
         wrong: by region, why its kernel cannot stand for its operators.
     """
 
-    def __init__(self, module: GraphModule, planned: Plan, kernels: Sequence[Kernel]) -> None:
+    def __init__(self, module: GraphModule, planned: FusionPlan, kernels: Sequence[Kernel]) -> None:
         super().__init__(module, garbage_collect_values=False)
         self.apart: dict[int, float] = {}
         self.wrong: dict[int, str] = {}
@@ -244,28 +250,52 @@ def _apart(ours: Tensor, theirs: Tensor, floor: float) -> float:
     return float(apart.norm()) / size if size else float("inf" if apart.any() else 0.0)
 
 
+def inductor(module: GraphModule, inputs: Sequence[Any]) -> _Work:
+    """Compile `module` with inductor, as ``torch.compile`` does by default.
+
+    Its backward pass is compiled when it first runs.
+
+    Args:
+        inputs: tensors to compile for; fake ones while torch.compile is tracing.
+    """
+    from torch._inductor.compile_fx import compile_fx
+
+    twin = GraphModule(module, copy.deepcopy(module.graph))
+    return cast(_Work, compile_fx(twin, list(inputs)))
+
+
+def failure(error: Exception) -> str:
+    """Why inductor is not a candidate."""
+    line = str(error).strip().partition("\n")[0]
+    return f"inductor fails: {type(error).__name__}: {line}"
+
+
 class Autotuned:
     """A traced piece of a model; its first call chooses what every call runs.
 
     Args:
         plain: the piece as the user wrote it.
         traced: the same through `passes`, which `compare` until it was called.
-        declined: told why it stays as the user wrote it, where it does.
+        reasons: why candidates are not used; more are added when it is called.
         waiting: calls that run as the user wrote them before the choice.
+        compiled: inductor's compilation for the inputs of the first call; None to leave it out.
 
     Attributes:
-        kept: whether its kernels are what every call runs; None until it was called.
+        choice: what every call runs: `WRITTEN`, `FUSED` or `INDUCTOR`; None until it was called.
+        gains: of each candidate that was timed, how many times as fast as written it is.
     """
 
-    kept: bool | None = None
+    choice: str | None = None
 
     def __init__(
-        self, plain: _Work, traced: _Work, passes: Sequence[TracedPass],
-        declined: Callable[[str], None], waiting: int = 0,
+        self, plain: _Work, traced: _Work, passes: Sequence[TracedPass], reasons: list[str],
+        waiting: int = 0, compiled: Callable[[Sequence[Any]], _Work] | None = None,
     ) -> None:  # fmt: skip
+        self.gains: dict[str, float] = {}
+        self.reasons = reasons
         self._waiting = waiting
         self._plain, self._traced, self._passes = plain, traced, passes
-        self._declined = declined
+        self._compiled = compiled
         self._run: _Work | None = None
 
     def __call__(self, *given: Any) -> Any:
@@ -277,47 +307,64 @@ class Autotuned:
             if self._waiting:
                 self._waiting -= 1
                 return self._plain(*given)
-            try:
-                self._run = self._choose(given)
-            except Exception as error:  # of kernels; the user's own come again from the plain piece
-                self._declined(f"its kernels fail: {error}")
-                self._run = self._plain
-            self.kept = self._run is self._traced
+            self.choice, self._run = self._choose(given)
         return self._run(*given)
 
-    def _choose(self, given: Sequence[Any]) -> _Work:
-        device = next((x.device for x in given if isinstance(x, Tensor) and x.is_cuda), None)
+    def _choose(self, inputs: Sequence[Any]) -> tuple[str, _Work]:
+        device = next((x.device for x in inputs if isinstance(x, Tensor) and x.is_cuda), None)
+        own_thread = device is None and torch.get_num_threads() == 1
+        candidates = {WRITTEN: self._plain}
         with _unseen(device):
-            own_thread = device is None and torch.get_num_threads() == 1
-            clock = _clock(device, own_thread)
+            try:
+                if self._fuse(inputs, _clock(device, own_thread), own_thread):
+                    candidates[FUSED] = self._traced
+                else:
+                    self.reasons.append("no region of its operators is faster as a kernel")
+            except Exception as error:  # of kernels; the user's own come again from the plain piece
+                self.reasons.append(f"its kernels fail: {error}")
+            try:
+                if self._compiled is not None:
+                    compiled = self._compiled(inputs)
+                    _step(compiled, inputs)  # compiles the backward pass
+                    candidates[INDUCTOR] = compiled
+            except Exception as error:  # of inductor, such as a missing compiler
+                self.reasons.append(failure(error))
+            if len(candidates) > 1:
+                self.gains = _in_turns(
+                    {name: partial(_step, call, inputs) for name, call in candidates.items()},
+                    own_thread, _FINAL_BLOCKS,
+                )  # fmt: skip
+        best = max(self.gains, key=self.gains.__getitem__, default=WRITTEN)
+        if best != WRITTEN and self.gains[best] * MOST < 1.0:
+            best = WRITTEN
+        for name, gain in self.gains.items():
+            if name not in (WRITTEN, best):
+                what = "its kernels make" if name == FUSED else "inductor makes"
+                self.reasons.append(f"{what} the pass {gain:.2f} times as fast: too little")
+        return best, candidates[best]
 
-            def watched(name: str) -> Callable[[], None]:
-                def step() -> None:
-                    for one in self._passes:
-                        one.watch(name, clock)
-                    _step(self._traced, given)
+    def _fuse(self, inputs: Sequence[Any], clock: Callable[[], int], own_thread: bool) -> bool:
+        """Keep the kernels that are faster in their places; return whether there are any."""
+        if not self._passes:
+            return False
 
-                return step
+        def watched(name: str) -> Callable[[], None]:
+            def step() -> None:
+                for traced in self._passes:
+                    traced.watch(name, clock)
+                _step(self._traced, inputs)
 
-            # Kernels beside their operators; a backward pass may be traced only now.
-            _step(self._traced, given)
-            for one in self._passes:
-                for reason in sorted(set(one.beside.wrong.values())):
-                    self._declined(reason)
-                one.keep([n not in one.beside.wrong for n in range(one.regions)])
-            _in_turns(watched(_OPERATORS), watched(_KERNELS), own_thread)
-            for one in self._passes:
-                one.keep(one.faster())
-            if not any(one.regions for one in self._passes):
-                self._declined("no region of its operators is faster as a kernel")
-                return self._plain
-            gain = _in_turns(
-                lambda: _step(self._plain, given), lambda: _step(self._traced, given), own_thread
-            )
-        if gain * MOST >= 1.0:
-            return self._traced
-        self._declined(f"its kernels make the pass {gain:.2f} times as fast: too little")
-        return self._plain
+            return step
+
+        # Kernels beside their operators; a backward pass may be traced only now.
+        _step(self._traced, inputs)
+        for traced in self._passes:
+            self.reasons += sorted(set(traced.beside.wrong.values()))
+            traced.keep([n not in traced.beside.wrong for n in range(traced.regions)])
+        _in_turns({name: watched(name) for name in (_OPERATORS, _KERNELS)}, own_thread)
+        for traced in self._passes:
+            traced.keep(traced.faster())
+        return any(traced.regions for traced in self._passes)
 
 
 def _step(call: _Work, given: Sequence[Any]) -> None:
@@ -361,17 +408,22 @@ def _unseen(device: torch.device | None) -> Iterator[None]:
         yield
 
 
-def _in_turns(first: Callable[[], None], second: Callable[[], None], own_thread: bool) -> float:
-    """How many times as long `first` takes as `second`: the median of pairs."""
+def _in_turns(
+    steps: Mapping[str, Callable[[], None]], own_thread: bool, blocks: int = _BLOCKS
+) -> dict[str, float]:
+    """How many times as long the first step takes as each: the median of pairs."""
     arms = [
-        CallableArm("first", first, own_thread=own_thread, repeatable=False),
-        CallableArm("second", second, own_thread=own_thread, repeatable=False),
+        CallableArm(name, step, own_thread=own_thread, repeatable=False)
+        for name, step in steps.items()
     ]
-    metric = "cpu" if own_thread else "wall"
-    settings = Settings("first", primary=metric, budget_s=_BUDGET_S, looks=())
+    first, metric = next(iter(steps)), "cpu" if own_thread else "wall"
+    settings = ExperimentSettings(first, primary=metric, budget_s=_BUDGET_S, looks=())
     plan = MeasurePlan(
-        minimum_warmup_s=0.0, maximum_warmup_s=0.0, maximum_blocks=_BLOCKS, guard=False,
+        minimum_warmup_s=0.0, maximum_warmup_s=0.0, maximum_blocks=blocks, guard=False,
         red_factor=1.0,
     )  # fmt: skip
     measured = run(arms, settings, environment=from_facts({}), plan=plan)
-    return ratio_between(measured, metric, "first", "second").estimate
+    return {
+        name: 1.0 if name == first else ratio_between(measured, metric, first, name).estimate
+        for name in steps
+    }

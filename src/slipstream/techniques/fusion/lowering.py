@@ -51,7 +51,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Step:
+class RegionOp:
     """An operator of a region.
 
     Attributes:
@@ -84,13 +84,13 @@ class Region:
         makes: values, one for each of its outputs.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[RegionOp, ...]
     nest: Nest
     reads: tuple[Any, ...]
     makes: tuple[int, ...]
 
 
-def columns_of(step: Step) -> int | None:
+def columns_of(step: RegionOp) -> int | None:
     """How many columns an operator must have; None where any number will do.
 
     Raises:
@@ -119,7 +119,7 @@ def columns_of(step: Step) -> int | None:
     return None
 
 
-def parts_of(step: Step) -> int:
+def parts_of(step: RegionOp) -> int:
     """How many equal parts of the innermost dimension an operator puts together.
 
     Raises:
@@ -133,7 +133,7 @@ def parts_of(step: Step) -> int:
     return len(step.call.inputs)
 
 
-def reduces_columns(step: Step) -> bool:
+def reduces_columns(step: RegionOp) -> bool:
     """Whether an operator makes one number of each row."""
     if step.name not in _REDUCTIONS:
         return False
@@ -154,7 +154,7 @@ def _dtypes(device: str) -> tuple[str, ...]:
     return _DTYPES if device == "cpu" else _DEVICE_DTYPES
 
 
-def can_lower(step: Step) -> bool:
+def can_lower(step: RegionOp) -> bool:
     """Whether an operator may be a part of a nest, as far as it can be told alone."""
     tensors = (*step.call.inputs, *step.call.outputs)
     if step.name not in (DROPOUT, JOIN, *_REDUCTIONS) and not operators.known(step.name):
@@ -192,7 +192,7 @@ class _Numbered:
     sources: tuple[Source, ...]
 
 
-def lower(steps: Sequence[Step], makes: Sequence[int]) -> Region:
+def lower(steps: Sequence[RegionOp], makes: Sequence[int]) -> Region:
     """The loops of a region.
 
     Args:
@@ -225,7 +225,7 @@ def lower(steps: Sequence[Step], makes: Sequence[int]) -> Region:
 @lru_cache(maxsize=4096)
 def _lowered(same: tuple[_Numbered, ...], makes: tuple[int, ...]) -> Region | UnsupportedError:
     """A model's layers are alike, and so are a layer's regions in every combination looked at."""
-    steps = [Step(one.call, one.inputs, one.outputs, one.sources) for one in same]
+    steps = [RegionOp(one.call, one.inputs, one.outputs, one.sources) for one in same]
     try:
         return _lower(steps, makes)
     except UnsupportedError as error:
@@ -233,7 +233,7 @@ def _lowered(same: tuple[_Numbered, ...], makes: tuple[int, ...]) -> Region | Un
         return error.with_traceback(None)
 
 
-def _lower(steps: Sequence[Step], makes: Sequence[int]) -> Region:
+def _lower(steps: Sequence[RegionOp], makes: Sequence[int]) -> Region:
     """What cannot be lowered with parts that are put together is lowered without."""
     joins = [number for number, step in enumerate(steps) if step.name == JOIN]
     try:
@@ -244,7 +244,7 @@ def _lower(steps: Sequence[Step], makes: Sequence[int]) -> Region:
         raise
 
 
-def _lower_in_parts(steps: Sequence[Step], makes: Sequence[int], parts: int) -> Region:
+def _lower_in_parts(steps: Sequence[RegionOp], makes: Sequence[int], parts: int) -> Region:
     wanted = None
     for number, step in enumerate(steps):
         columns = columns_of(step)
@@ -263,7 +263,7 @@ def _lower_in_parts(steps: Sequence[Step], makes: Sequence[int], parts: int) -> 
     raise last or UnsupportedError("no number of columns divides it")
 
 
-def _candidates(steps: Sequence[Step], size: int) -> list[int]:
+def _candidates(steps: Sequence[RegionOp], size: int) -> list[int]:
     """Numbers of columns, the best first: as few as fill vectors, so that there are many rows."""
     shapes = [step.shape for step in steps if math.prod(step.shape) == size]
     extents = refinement(shapes) or ()
@@ -283,7 +283,7 @@ class _Builder:
     name them.
     """
 
-    def __init__(self, steps: Sequence[Step], rows: int, columns: int, parts: int) -> None:
+    def __init__(self, steps: Sequence[RegionOp], rows: int, columns: int, parts: int) -> None:
         self._steps, self._parts = steps, parts
         tensors = [s for step in steps for s in (*step.call.inputs, *step.call.outputs)]
         double = any(spec.dtype == "float64" for spec in tensors)
@@ -370,7 +370,7 @@ class _Builder:
             tiling(self.nest)
         return Region(tuple(self._steps), self.nest, tuple(self._reads), tuple(makes))
 
-    def _step(self, step: Step) -> None:
+    def _step(self, step: RegionOp) -> None:
         call, shape = step.call, step.shape
         if step.name == DROPOUT:
             results: Sequence[Any] = [(self._dropout(step, shape),)]
@@ -396,7 +396,7 @@ class _Builder:
                 self._statements[value] = lowered
             self._made[value] = spec
 
-    def _lowered(self, step: Step, arguments: Sequence[Any]) -> operators.Result:
+    def _lowered(self, step: RegionOp, arguments: Sequence[Any]) -> operators.Result:
         if step.name in _REDUCTIONS:
             over_rows = 0 in _reduced_dims(step.call) and self._is_outer(step.call)
             return operators.reduced(self.nest, step.name, arguments[0], over_rows)
@@ -466,7 +466,7 @@ class _Builder:
             self._external[key] = self.nest._put(Statement("load", (), extent, 0, number))  # type: ignore[arg-type]
         return self._external[key]
 
-    def _dropout(self, step: Step, shape: Shape) -> int:
+    def _dropout(self, step: RegionOp, shape: Shape) -> int:
         """A product with factors drawn from the seed; elements are numbered as in memory."""
         if self._parts > 1:
             raise UnsupportedError("dropout of parts")
@@ -490,7 +490,7 @@ class _Builder:
         if spec.dtype not in _dtypes(self.nest.device):
             raise UnsupportedError(f"numbers of {spec.dtype}")
         if spec.dtype == "uint8":
-            raise UnsupportedError("whole numbers as results")
+            raise UnsupportedError("integers as results")
         number = len(self.nest.outputs)
         self.nest.outputs.append(spec)
         if value in self._columns:
@@ -537,4 +537,4 @@ def _dense(spec: TensorSpec) -> bool:
     return all(stride == dense for extent, stride, dense in pairs if extent != 1)
 
 
-__all__ = ["Region", "Step", "can_lower", "columns_of", "lower"]
+__all__ = ["Region", "RegionOp", "can_lower", "columns_of", "lower"]

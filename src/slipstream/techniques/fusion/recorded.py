@@ -18,7 +18,7 @@ from slipstream.durations.traffic import short_name, traffic
 from slipstream.graph import Call, Graph, StepPhase, TensorSpec
 from slipstream.graph.call import decode, encode
 from slipstream.graph.graph import kept
-from slipstream.techniques.fusion.lowering import DROPOUT, Region, Source, Step, lower
+from slipstream.techniques.fusion.lowering import DROPOUT, Region, RegionOp, Source, lower
 from slipstream.techniques.fusion.regions import Found, find
 
 if TYPE_CHECKING:
@@ -73,19 +73,19 @@ def recorded_regions(graph: Graph) -> list[RecordedRegion]:
 
 def _steps(
     graph: Graph, operations: Sequence[Operation]
-) -> tuple[list[Step], dict[int, tuple[int, ...]]]:
+) -> tuple[list[RegionOp], dict[int, tuple[int, ...]]]:
     """Each operation as a step, and by number the tasks that drew a dropout's mask."""
     drawn: dict[int, tuple[float, int, tuple[int, ...]]] = {}
-    steps: list[Step] = []
+    steps: list[RegionOp] = []
     extra: dict[int, tuple[int, ...]] = {}
     for number, one in enumerate(operations):
         call = one.call
         name = short_name(call)
         inputs = _values(one)
         outputs = tuple(v for v, _ in one.writes)
-        step = Step(call, inputs, outputs, _as_they_are(inputs, call))
+        step = RegionOp(call, inputs, outputs, _as_they_are(inputs, call))
         if len(inputs) != len(call.inputs) or len(outputs) != len(call.outputs):
-            step = Step(Call("slipstream::unknown()", (), ()), (), (), ())
+            step = RegionOp(Call("slipstream::unknown()", (), ()), (), (), ())
         elif name == "bernoulli" and outputs:
             p = round(1.0 - float(call.arguments[1]), 12) if _is_number(call, 1) else 0.0
             drawn[outputs[0]] = p, outputs[0], (one.task,)
@@ -98,7 +98,7 @@ def _steps(
             x, spec = inputs[1 - place], call.inputs[1 - place]
             seeded = TensorSpec("int64", (2,), (1,), spec.device)
             drop = Call(_DROPOUT, (spec, seeded, p), call.outputs)
-            step = Step(drop, (x, -1 - seed), outputs, _as_they_are((x, -1 - seed), drop))
+            step = RegionOp(drop, (x, -1 - seed), outputs, _as_they_are((x, -1 - seed), drop))
             extra[number] = tasks
         steps.append(step)
     return steps, extra
@@ -152,7 +152,7 @@ def region_of(call: Call) -> Region:
     """
     rows, makes = json.loads(call.arguments[0])
     steps = [
-        Step(call, tuple(ins), tuple(outs), _as_they_are(ins, call))
+        RegionOp(call, tuple(ins), tuple(outs), _as_they_are(ins, call))
         for op, given, specs, ins, outs in rows
         for call in [Call(op, tuple(decode(given)), tuple(decode(specs)))]
     ]

@@ -16,7 +16,7 @@ from slipstream.techniques.fusion.lowering import (
     DROPOUT,
     JOIN,
     Region,
-    Step,
+    RegionOp,
     can_lower,
     lower,
     reduces_columns,
@@ -44,7 +44,9 @@ class Found:
     left: tuple[tuple[str, str], ...]
 
 
-def find(operations: Sequence[Operation], steps: Sequence[Step], leaving: Iterable[int]) -> Found:
+def find(
+    operations: Sequence[Operation], steps: Sequence[RegionOp], leaving: Iterable[int]
+) -> Found:
     """The regions of `operations` that have loops.
 
     Args:
@@ -94,7 +96,7 @@ def _agree(sizes: Sequence[int], a: int, b: int) -> bool:
 
 
 def _sizes(
-    steps: Sequence[Step],
+    steps: Sequence[RegionOp],
     alone: Sequence[int],
     can: Sequence[bool],
     users: Mapping[int, Collection[int]],
@@ -132,7 +134,7 @@ def _sizes(
     return sizes
 
 
-def worth_it(steps: Sequence[Step]) -> bool:
+def worth_it(steps: Sequence[RegionOp]) -> bool:
     """Whether one kernel of these saves anything."""
     real = [step for step in steps if step.name not in _COPIES]
     alone = any(step.name in _ALONE for step in real)

@@ -16,13 +16,13 @@ from torch.fx import Graph, GraphModule, Node
 
 from slipstream.techniques.fusion.kernels import Kernel
 from slipstream.techniques.fusion.loops import UnsupportedError
-from slipstream.techniques.fusion.lowering import Region, Step
+from slipstream.techniques.fusion.lowering import Region, RegionOp
 from slipstream.techniques.fusion.regions import Found, find
 from slipstream.techniques.fusion.traced import Traced, trace_of
 
 
 @dataclass(frozen=True)
-class Plan:
+class FusionPlan:
     """The regions of a traced graph."""
 
     traced: Traced
@@ -38,19 +38,19 @@ class Plan:
         """For each, the numbers of its operations."""
         return self.found.members
 
-    def only(self, chosen: Sequence[bool]) -> Plan:
+    def only(self, chosen: Sequence[bool]) -> FusionPlan:
         """Those of the regions that are `chosen`."""
         pairs = zip(self.regions, self.members, chosen, strict=True)
         kept = [(region, members) for region, members, wanted in pairs if wanted]
         regions, members = tuple(r for r, _ in kept), tuple(m for _, m in kept)
-        return Plan(self.traced, Found(regions, members, self.found.left))
+        return FusionPlan(self.traced, Found(regions, members, self.found.left))
 
 
-def plan(module: GraphModule) -> Plan:
+def plan(module: GraphModule) -> FusionPlan:
     """The regions of `module` that have loops."""
     traced = trace_of(module)
     steps = [
-        Step(one.call, traced.inputs[n], traced.outputs[n], traced.sources[n])
+        RegionOp(one.call, traced.inputs[n], traced.outputs[n], traced.sources[n])
         for n, one in enumerate(traced.operations)
     ]
     # What is no operator of torch's needs what it reads in memory, whatever it is.
@@ -60,10 +60,10 @@ def plan(module: GraphModule) -> Plan:
             plain = user.op == "call_function" and user not in known
             if plain and traced.value.get(user) != value:
                 leaving.add(value)
-    return Plan(traced, find(traced.operations, steps, leaving))
+    return FusionPlan(traced, find(traced.operations, steps, leaving))
 
 
-def rewritten(module: GraphModule, found: Plan, kernels: Sequence[Kernel]) -> GraphModule:
+def rewritten(module: GraphModule, found: FusionPlan, kernels: Sequence[Kernel]) -> GraphModule:
     """`module` with a kernel in the place of each region, where it has all that it reads.
 
     Raises:

@@ -22,7 +22,15 @@ from slipstream.graph import Call, Editor, Graph, StepPhase, calls_of, price
 from slipstream.graph.graph import kept
 from slipstream.provenance import Provenance
 from slipstream.source import Places, Source
-from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
+from slipstream.technique import (
+    CodeChange,
+    Context,
+    Quality,
+    QualityKind,
+    Stage,
+    TechniqueSettings,
+    Traits,
+)
 from slipstream.techniques._baseline import already_compiled
 from slipstream.workload import BuiltWorkload, Workload
 
@@ -37,7 +45,7 @@ _CALL_NS = 3e3
 
 
 @dataclass(frozen=True)
-class Fusion(Settings):
+class Fusion(TechniqueSettings):
     """Regions of the model's operators, without matrix products and convolutions, in one kernel."""
 
     name: ClassVar[str] = "fusion"

@@ -53,7 +53,7 @@ class Form(enum.StrEnum):
 
 
 @dataclass(frozen=True)
-class Layer:
+class LayerShape:
     """What of a layer its time depends on.
 
     Attributes:
@@ -130,19 +130,19 @@ class Layer:
         ]  # fmt: skip
 
 
-def linear(rows: int, n: int, k: int) -> Layer:
+def linear(rows: int, n: int, k: int) -> LayerShape:
     """A linear layer on `rows` rows of k values."""
-    return Layer((1, 1, rows, k), n)
+    return LayerShape((1, 1, rows, k), n)
 
 
-def _square(size: int, channels: int, n: int, kernel: int = 3, stride: int = 1) -> Layer:
-    return Layer(
+def _square(size: int, channels: int, n: int, kernel: int = 3, stride: int = 1) -> LayerShape:
+    return LayerShape(
         (1, size, size, channels), n, (kernel, kernel), (stride, stride),
         (kernel // 2, kernel // 2),
     )  # fmt: skip
 
 
-def _between(layer: Layer, gives: Form = Form.CODES, reads: Form = Form.CODES) -> Layer:
+def _between(layer: LayerShape, gives: Form = Form.CODES, reads: Form = Form.CODES) -> LayerShape:
     return replace(layer, reads=reads, gives=gives)
 
 
@@ -175,7 +175,7 @@ CALIBRATED = PRODUCTS + AROUND
 
 def _by_channel(
     size: int, channels: int, stride: int = 1, kernel: int = 3, gives: Form = Form.CODES
-) -> Layer:
+) -> LayerShape:
     return replace(
         _between(_square(size, channels, channels, kernel, stride), gives), depthwise=True
     )
@@ -212,7 +212,7 @@ class Costs:
     """The fitted constants of one pair of bits.
 
     Attributes:
-        few, many: nanoseconds per feature (see `Layer.features`), of few rows and of more.
+        few, many: nanoseconds per feature (see `LayerShape.features`), of few rows and of more.
         by_channel: likewise of depthwise layers, in eight bits; empty where none were asked for.
         bytes_per_ns: what memory gives.
         spread: relative size of the fit's residuals, at least 0.08.
@@ -250,7 +250,7 @@ class Costs:
         spread = max(_LEAST_SPREAD, math.sqrt(float(np.mean(np.square(errors)))))
         return replace(costs, spread=spread)
 
-    def nanoseconds(self, layer: Layer, cold: bool = False) -> float:
+    def nanoseconds(self, layer: LayerShape, cold: bool = False) -> float:
         """How long `layer` takes.
 
         Args:
@@ -267,7 +267,7 @@ class Costs:
         computed = sum(parts[-2:])
         return sum(parts) - computed + max(computed, streamed)
 
-    def weight_bytes(self, layer: Layer) -> float:
+    def weight_bytes(self, layer: LayerShape) -> float:
         """What the packed weights of `layer` take."""
         return layer.n * layer.k * self.wbits / 8
 
@@ -278,8 +278,8 @@ def come_from_memory(nbytes: float) -> bool:
 
 
 def _timed(
-    durations: Durations, layers: Sequence[Layer], bits: tuple[int, int]
-) -> list[tuple[Layer, float]] | None:
+    durations: Durations, layers: Sequence[LayerShape], bits: tuple[int, int]
+) -> list[tuple[LayerShape, float]] | None:
     """Layers with their nanoseconds; None when one was not measured."""
     timings = []
     for layer in layers:
@@ -291,7 +291,7 @@ def _timed(
 
 
 def _fit(
-    timed: Sequence[tuple[Layer, float]],
+    timed: Sequence[tuple[LayerShape, float]],
     known: Sequence[float] | None = None,
     which: Sequence[int] = (),
 ) -> tuple[float, ...]:

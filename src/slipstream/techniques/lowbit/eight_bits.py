@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from slipstream.durations import Durations
 from slipstream.graph import Call, Editor, Graph, StepPhase, replay
 from slipstream.provenance import Provenance
-from slipstream.surgery import Selection, module_of
+from slipstream.surgery import ModuleSelection, module_of
 from slipstream.techniques.dataflow import Dataflow
 from slipstream.techniques.lowbit.recorded import POOLS, SUMS, Handover, handover, window_of
-from slipstream.techniques.lowbit.sites import CONVOLUTIONS, Site, Window, behind
+from slipstream.techniques.lowbit.sites import CONVOLUTIONS, LowBitSite, Window, behind
 from slipstream.techniques.lowbit.timing import (
     torch_layer_call,
     torch_pool_call,
@@ -39,7 +39,7 @@ class TorchInt8:
     around: Handover
 
     @classmethod
-    def of(cls, graph: Graph, sites: Sequence[Site], selection: Selection) -> TorchInt8:
+    def of(cls, graph: Graph, sites: Sequence[LowBitSite], selection: ModuleSelection) -> TorchInt8:
         """With what `sites` are, and the grouped convolutions that are selected."""
         flow = Dataflow(graph)
         followed = {site.task: site.behind for site in sites}

@@ -30,7 +30,7 @@ from slipstream.quant import (
     grid_of_weights,
     quantize,
 )
-from slipstream.surgery import Selection, consecutive_pairs, place
+from slipstream.surgery import ModuleSelection, consecutive_pairs, place
 from slipstream.techniques.lowbit.attention import open_up
 from slipstream.techniques.lowbit.convolve import Codes
 from slipstream.techniques.lowbit.handover import hand_over
@@ -365,7 +365,7 @@ def chosen_layers(
         for name in ranges
         if name and ":" not in name and convertible(name, model.get_submodule(name))
     ]
-    selection = Selection(only, except_)
+    selection = ModuleSelection(only, except_)
     if names and needed and (reason := selection.why_none(names)) is not None:
         raise InvalidArgumentError("model", reason, remedy="only=GLOB, except=GLOB by name")
     names = [name for name in names if name in selection]

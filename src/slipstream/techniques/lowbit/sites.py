@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from slipstream.graph import Call
 from slipstream.techniques.dataflow import Dataflow
-from slipstream.techniques.lowbit.cost import Layer, linear
+from slipstream.techniques.lowbit.cost import LayerShape, linear
 from slipstream.techniques.lowbit.recorded import CLIPS
 from slipstream.techniques.lowbit.windows import pair
 
@@ -43,16 +43,16 @@ class Window:
 
 
 @dataclass(frozen=True)
-class Site:
+class LowBitSite:
     """A layer's task, its shape and bits, and the tasks behind it that it does as well."""
 
     task: int
-    layer: Layer
+    layer: LayerShape
     bits: tuple[int, int]
     behind: tuple[int, ...]
 
 
-def layer_of(call: Call, inputs: list[int], parameters: set[int]) -> Layer | None:
+def layer_of(call: Call, inputs: list[int], parameters: set[int]) -> LayerShape | None:
     """The layer `call` is, if it multiplies with a parameter and has a low-bit form."""
     if call.name in CONVOLUTIONS:
         image, weight = call.inputs[0], call.inputs[1]
@@ -70,7 +70,7 @@ def layer_of(call: Call, inputs: list[int], parameters: set[int]) -> Layer | Non
             # The same number of output pixels and products as with a kernel without gaps.
             over = [full - k for full, k in zip(wide, kernel, strict=True)]
             height, width = height - over[0], width - over[1]
-        return Layer(
+        return LayerShape(
             (batch, height, width, channels), n, pair(kernel), window.stride, window.padding,
             depthwise=depthwise,
         )  # fmt: skip

@@ -19,20 +19,28 @@ from slipstream.errors import InvalidArgumentError, WorkloadError
 from slipstream.graph import Call, Editor, Graph, StepPhase, calls_of, replay
 from slipstream.provenance import Provenance
 from slipstream.source import NotPlacedError, Places, Source
-from slipstream.surgery import Selection, module_of
-from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
+from slipstream.surgery import ModuleSelection, module_of
+from slipstream.technique import (
+    CodeChange,
+    Context,
+    Quality,
+    QualityKind,
+    Stage,
+    TechniqueSettings,
+    Traits,
+)
 from slipstream.techniques._baseline import already_autocast, already_compiled
 from slipstream.techniques.dataflow import Dataflow
 from slipstream.techniques.lowbit.cost import (
     Costs,
     Form,
-    Layer,
+    LayerShape,
     come_from_memory,
     required_timings,
 )
 from slipstream.techniques.lowbit.eight_bits import TorchInt8
 from slipstream.techniques.lowbit.recorded import Handover, handover, held
-from slipstream.techniques.lowbit.sites import Site, behind, layer_of
+from slipstream.techniques.lowbit.sites import LowBitSite, behind, layer_of
 from slipstream.units import format_duration
 
 if TYPE_CHECKING:
@@ -51,7 +59,7 @@ _TRAINS = "the step trains, and low-bit kernels only infer"
 
 
 @dataclass(frozen=True)
-class LowBit(Settings):
+class LowBit(TechniqueSettings):
     """Weights of W and activations of A bits: ``lowbit:w3a3``, 1 to 8 each.
 
     The first and the last layer that run have eight bits, and so have depthwise convolutions. With
@@ -113,10 +121,10 @@ class LowBit(Settings):
             return f"the step does not train; lowbit:{self.bits} without train"
         if any(spec.device != "cpu" for call in graph.calls for spec in call.inputs):
             return "its kernels are for CPUs, and the step runs on another device"
-        if not (every := self.sites(graph, Selection())):
+        if not (every := self.sites(graph, ModuleSelection())):
             return "the step has no linear layer, plain or depthwise convolution to take"
         names = [module_of(graph, site.task) for site in every]
-        return Selection(self.only, self.except_).why_none(names)
+        return ModuleSelection(self.only, self.except_).why_none(names)
 
     def required_timings(self, graph: Graph) -> Sequence[Call]:
         """Layers that say how fast this machine is at these bits, and the step's own."""
@@ -128,7 +136,7 @@ class LowBit(Settings):
         for bits in sorted({(self.wbits, self.abits), *(site.bits for site in sites), (8, 8)}):
             asked += required_timings(*bits, depthwise)
         around = _handover(graph, sites)
-        theirs = TorchInt8.of(graph, sites, Selection(self.only, self.except_))
+        theirs = TorchInt8.of(graph, sites, ModuleSelection(self.only, self.except_))
         asked += [*both_of(graph, around.moved), *around.coded.values(), *theirs.required_timings]
         return asked
 
@@ -185,7 +193,7 @@ class LowBit(Settings):
         rescale(edit, graph, around.moved, context.durations)
         self._resize(edit, graph, sites, around)
         what = f"{len(sites)} layers in {self.bits}{_beside(lowbit, eight)}"
-        theirs = TorchInt8.of(graph, sites, Selection(self.only, self.except_))
+        theirs = TorchInt8.of(graph, sites, ModuleSelection(self.only, self.except_))
         torch_ns = theirs.step_ns(graph, context.durations, in_step)
         ours_ns = replay(edit.apply(what)).step_ns
         return edit.apply(what, self._cheaper(ours_ns, lowbit, eight, torch_ns))
@@ -271,9 +279,9 @@ class LowBit(Settings):
             f"slipstream.lowbit.quantise_model({{model}}, [{batch}], {settings})",
         )
 
-    def sites(self, graph: Graph, selection: Selection | None = None) -> list[Site]:
+    def sites(self, graph: Graph, selection: ModuleSelection | None = None) -> list[LowBitSite]:
         """The layers that can be taken, in program order, with their bits."""
-        selection = selection or Selection(self.only, self.except_)
+        selection = selection or ModuleSelection(self.only, self.except_)
         flow = Dataflow(graph)
         parameters = set(graph.parameters.tolist())
         layers = []
@@ -295,11 +303,11 @@ class LowBit(Settings):
             bits = (self.wbits, self.abits)
             if t in ends or layer.depthwise:
                 bits = (max(bits[0], _EDGE_BITS), max(bits[1], _EDGE_BITS))
-            sites.append(Site(t, layer, bits, tuple(behind(flow, t))))
+            sites.append(LowBitSite(t, layer, bits, tuple(behind(flow, t))))
         return sites
 
     @staticmethod
-    def _resize(edit: Editor, graph: Graph, sites: Sequence[Site], around: Handover) -> None:
+    def _resize(edit: Editor, graph: Graph, sites: Sequence[LowBitSite], around: Handover) -> None:
         """Activations in the form in which they are handed on, weights in their bits."""
         flow, memory = Dataflow(graph), graph.memory
         nbytes, release = held(graph, around)
@@ -346,7 +354,9 @@ class LowBit(Settings):
             f"8 bits are slower: lowbit:w8a8 would take {format_duration(w8a8_ns)} a step{others}"
         )
 
-    def _predict_training(self, graph: Graph, sites: Sequence[Site], context: Context) -> Graph:
+    def _predict_training(
+        self, graph: Graph, sites: Sequence[LowBitSite], context: Context
+    ) -> Graph:
         """Rounding of every weight and input is put in, forward and backward in one task."""
         edit = Editor(graph, str(self))
         changed = [site.task for site in sites]
@@ -363,7 +373,7 @@ class LowBit(Settings):
         return edit.apply(f"{len(sites)} layers rounded to {self.bits} while training")
 
 
-def _handover(graph: Graph, sites: Sequence[Site]) -> Handover:
+def _handover(graph: Graph, sites: Sequence[LowBitSite]) -> Handover:
     flow = Dataflow(graph)
     behind = {site.task: site.behind for site in sites}
     return handover(graph, flow, behind, {site.task: site.bits[1] for site in sites})
@@ -388,7 +398,7 @@ def _compared(ratio: float) -> str:
     return "as fast" if abs(ratio - 1) <= _SAME else f"{ratio:.1f}x as fast"
 
 
-def _rounding(layer: Layer) -> list[Call]:
+def _rounding(layer: LayerShape) -> list[Call]:
     """What rounding the layer's input and weight takes in a training step."""
     from slipstream.techniques.lowbit.timing import rounding_call
 

@@ -11,7 +11,14 @@ from slipstream.late import late
 
 if TYPE_CHECKING:
     from slipstream.techniques.lowrank.factors import Factors, Start, truncated
-    from slipstream.techniques.lowrank.layers import Layer, Report, factorize, merge, plan, switch
+    from slipstream.techniques.lowrank.layers import (
+        FactorizedLayer,
+        Report,
+        factorize,
+        merge,
+        plan,
+        switch,
+    )
     from slipstream.techniques.lowrank.monitor import RankMonitor
     from slipstream.techniques.lowrank.nn import (
         LowRankAttention,
@@ -23,7 +30,7 @@ if TYPE_CHECKING:
     from slipstream.techniques.lowrank.technique import LowRank
 
 _HOMES = {
-    "layers": ("Layer", "Report", "factorize", "merge", "plan", "switch"),
+    "layers": ("FactorizedLayer", "Report", "factorize", "merge", "plan", "switch"),
     "factors": ("Factors", "Start", "truncated"),
     "monitor": ("RankMonitor",),
     "nn": ("LowRankAttention", "LowRankConv1d", "LowRankConv2d", "LowRankLSTM", "LowRankLinear"),
@@ -32,8 +39,8 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "FactorizedLayer",
     "Factors",
-    "Layer",
     "LowRank",
     "LowRankAttention",
     "LowRankConv1d",

@@ -24,7 +24,7 @@ from slipstream.errors import (
     UnknownNameError,
     WorkloadError,
 )
-from slipstream.surgery import Selection, exchange, exchange_parameters, why_fixed
+from slipstream.surgery import ModuleSelection, exchange, exchange_parameters, why_fixed
 from slipstream.tables import Drawing, Field, Table
 from slipstream.techniques.lowrank.factors import NEAREST, Start, rank_for
 from slipstream.techniques.lowrank.moments import carry, factor_pairs
@@ -44,7 +44,7 @@ _DENSE = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.LSTM, nn.MultiheadAttention)
 
 
 @dataclass(frozen=True)
-class Layer:
+class FactorizedLayer:
     """What became of a layer.
 
     Attributes:
@@ -71,12 +71,12 @@ class Report:
         parameters_before, parameters: of the whole model.
     """
 
-    layers: tuple[Layer, ...]
+    layers: tuple[FactorizedLayer, ...]
     parameters_before: int
     parameters: int
 
     @property
-    def changed(self) -> tuple[Layer, ...]:
+    def changed(self) -> tuple[FactorizedLayer, ...]:
         """Those that are products now."""
         return tuple(one for one in self.layers if not one.reason)
 
@@ -94,7 +94,7 @@ class Report:
         }
 
 
-def _picture(layer: Layer) -> Drawing:
+def _picture(layer: FactorizedLayer) -> Drawing:
     """A bar as long as the share of the full rank; a dense layer's is full."""
     share = layer.rank / layer.full if layer.rank else 1.0
     filled = max(1, round(_BAR * share))
@@ -104,11 +104,13 @@ def _picture(layer: Layer) -> Drawing:
 
 _BAR = 20
 _FIELDS = (
-    Field[Layer].of("Layer", lambda one: one.name),
-    Field[Layer].of("Rank", _picture),
-    Field[Layer].number("Numbers", lambda one: f"{one.before:,}"),
-    Field[Layer].number("Now", lambda one: f"{one.after:,}"),
-    Field[Layer].of("", lambda one: one.reason or f"{100 * one.lost:.1f} % of its norm lost"),
+    Field[FactorizedLayer].of("FactorizedLayer", lambda one: one.name),
+    Field[FactorizedLayer].of("Rank", _picture),
+    Field[FactorizedLayer].number("Numbers", lambda one: f"{one.before:,}"),
+    Field[FactorizedLayer].number("Now", lambda one: f"{one.after:,}"),
+    Field[FactorizedLayer].of(
+        "", lambda one: one.reason or f"{100 * one.lost:.1f} % of its norm lost"
+    ),
 )
 
 
@@ -133,10 +135,10 @@ def plan(
             raise UnknownNameError("layer", name, known)
         if (reason := why_dense(model, known[name])) is not None:
             raise InvalidArgumentError("rank", reason, where=f"layer {name}")
-    selection = Selection(only, except_)
+    selection = ModuleSelection(only, except_)
     selection.need_some("lowrank", [name for name, _ in every])
     ends = set() if keep == "none" or named else _ends(candidates(model, products=True))
-    layers: list[Layer] = []
+    layers: list[FactorizedLayer] = []
     for name, dense in every:
         wanted = named.get(name) if isinstance(rank, Mapping) else rank
         if wanted is None:
@@ -273,7 +275,7 @@ def _ends(every: list[tuple[str, Any]]) -> set[str]:
 
 def _planned(
     name: str, dense: Any, wanted: float | int, must_shrink: bool, *, named: bool
-) -> Layer:
+) -> FactorizedLayer:
     shapes = matrices(dense)
     full = min(min(shape) for shape in shapes)
     if not named and isinstance(wanted, int) and wanted > full:
@@ -289,12 +291,12 @@ def _planned(
     after = before + sum(r * (m + n) - m * n for r, (m, n) in zip(ranks, shapes, strict=True))
     if must_shrink and after >= before:
         return _stays(name, dense, f"rank {max(ranks)} would have no fewer numbers")
-    return Layer(name, max(ranks), max(min(shape) for shape in shapes), before, after)
+    return FactorizedLayer(name, max(ranks), max(min(shape) for shape in shapes), before, after)
 
 
-def _stays(name: str, dense: Any, reason: str) -> Layer:
+def _stays(name: str, dense: Any, reason: str) -> FactorizedLayer:
     numbers, full = count(dense), max(min(shape) for shape in matrices(dense))
-    return Layer(name, 0, full, numbers, numbers, reason=reason)
+    return FactorizedLayer(name, 0, full, numbers, numbers, reason=reason)
 
 
 def matrices(dense: Any) -> list[tuple[int, int]]:

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from slipstream.durations import Changed, pace, ratio_columns, required_timings
 from slipstream.graph import Call, Editor, Graph, Role, StepPhase, TensorSpec, price, price_columns
 from slipstream.graph.graph import kept
+from slipstream.graph.layers import RECURRENT
 from slipstream.surgery import module_of
 from slipstream.technique import Context
 from slipstream.techniques._baseline import updated_tensors
-from slipstream.techniques.layer_sites import RECURRENT
 from slipstream.techniques.lowrank.timing import lstm_call
 
 _CONVOLUTIONS = ("aten::convolution", "aten::_convolution")
@@ -52,7 +52,7 @@ class Product:
 
 
 @dataclass(frozen=True, eq=False)
-class Site:
+class LowRankSite:
     """One weight of a layer, and the tasks that work with it.
 
     Attributes:
@@ -85,7 +85,7 @@ class Site:
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class LowRankPlan:
     """Edits of a recorded step.
 
     Attributes:
@@ -94,23 +94,23 @@ class Plan:
         exchanged: by task: taking a gradient, which has the numbers of the factors.
     """
 
-    sites: list[Site]
+    sites: list[LowRankSite]
     updates: Changed
     exchanged: dict[int, Call]
 
     @classmethod
-    def of(cls, graph: Graph, chosen: Sequence[Site]) -> Plan:
+    def of(cls, graph: Graph, chosen: Sequence[LowRankSite]) -> LowRankPlan:
         """Return the plan for layers that have their ranks."""
         sites = [as_products(graph, site) for site in chosen]
         return cls(sites, Changed.of(graph, updates(graph, sites)), exchanged(graph, sites))
 
 
 @kept
-def sites(graph: Graph) -> list[Site]:
+def sites(graph: Graph) -> list[LowRankSite]:
     """Layers of a recorded step whose weights are parameters, in the order in which they run."""
     parameters = set(graph.parameters.tolist())
-    by_storage: dict[int, Site] = {}
-    by_sequence: dict[int, Site] = {}
+    by_storage: dict[int, LowRankSite] = {}
+    by_sequence: dict[int, LowRankSite] = {}
     tasks, strings, calls = graph.tasks, graph.strings, graph.calls
     attends = np.array(["scaled_dot_product" in text or text == "aten::bmm" for text in strings])
     attending = {strings[module] for module in set(tasks.module[attends[tasks.name]].tolist())}
@@ -142,7 +142,7 @@ def sites(graph: Graph) -> list[Site]:
             site = by_storage[storages[0]]
         else:
             weights = dict(zip(storages, specs, strict=True))
-            site = Site(module_of(graph, task), shape, count, weights, shortcut)
+            site = LowRankSite(module_of(graph, task), shape, count, weights, shortcut)
             by_storage.update(dict.fromkeys(storages, site))
         site.tasks.append(task)
         if view.sequence >= 0:
@@ -176,7 +176,7 @@ def _weight(
     return None
 
 
-def as_products(graph: Graph, site: Site) -> Site:
+def as_products(graph: Graph, site: LowRankSite) -> LowRankSite:
     """Return the site with what becomes of its tasks at its ranks."""
     tasks, weight = np.array(site.tasks), next(iter(site.weights))
     number = graph.tasks.call[tasks]
@@ -205,7 +205,7 @@ def as_products(graph: Graph, site: Site) -> Site:
 
 
 def _thin_calls(
-    site: Site, call: Call, backward: bool, reads_weight: bool, takes_input: bool
+    site: LowRankSite, call: Call, backward: bool, reads_weight: bool, takes_input: bool
 ) -> list[Call]:
     """Return the calls that replace `call` at the ranks of `site`; empty if it stays."""
     rank = next(iter(site.ranks.values()))
@@ -321,7 +321,7 @@ def _thin_products(
     return calls
 
 
-def edited(edit: Editor, graph: Graph, plan: Plan, context: Context) -> None:
+def edited(edit: Editor, graph: Graph, plan: LowRankPlan, context: Context) -> None:
     """Put the products in: forward, backward, updates, gradients that are exchanged, memory."""
     durations, recorded = context.durations, graph.tasks
     for site in plan.sites:
@@ -372,7 +372,7 @@ def _whole_layer(product: Product) -> bool:
     return product.calls[0].name.startswith("slipstream::")
 
 
-def asked(graph: Graph, plan: Plan) -> list[Call]:
+def asked(graph: Graph, plan: LowRankPlan) -> list[Call]:
     """Calls whose durations `edited` looks up, the recorded ones beside what they become."""
     lookups: list[Call] = []
     for site in plan.sites:
@@ -382,7 +382,7 @@ def asked(graph: Graph, plan: Plan) -> list[Call]:
     return lookups + required_timings(graph, plan.updates)
 
 
-def _places(graph: Graph, chosen: Sequence[Site]) -> dict[tuple[int, ...], list[int | None]]:
+def _places(graph: Graph, chosen: Sequence[LowRankSite]) -> dict[tuple[int, ...], list[int | None]]:
     """By shape, of each trained tensor in order: numbers of its factors; None where it stays."""
     numbers = {storage: site.numbers(storage) for site in chosen for storage in site.weights}
     shapes = {spec.shape for site in chosen for spec in site.weights.values()}
@@ -400,7 +400,7 @@ def _places(graph: Graph, chosen: Sequence[Site]) -> dict[tuple[int, ...], list[
     return places
 
 
-def updates(graph: Graph, chosen: Sequence[Site]) -> dict[int, Call]:
+def updates(graph: Graph, chosen: Sequence[LowRankSite]) -> dict[int, Call]:
     """By the optimizer's tasks: what they call with the factors' numbers in place of weights."""
     places = _places(graph, chosen)
     changed: dict[int, Call] = {}
@@ -467,7 +467,7 @@ def _in_lists(call: Call, places: Mapping[tuple[int, ...], list[int | None]]) ->
     return Call(call.op, tuple(changed(value) for value in call.arguments), outputs)
 
 
-def exchanged(graph: Graph, chosen: Sequence[Site]) -> dict[int, Call]:
+def exchanged(graph: Graph, chosen: Sequence[LowRankSite]) -> dict[int, Call]:
     """By task: taking a gradient, which has the numbers of the factors: what replicas exchange."""
     taking: dict[tuple[str, tuple[int, ...]], list[int]] = {}
     tasks = graph.tasks
@@ -490,7 +490,7 @@ def exchanged(graph: Graph, chosen: Sequence[Site]) -> dict[int, Call]:
     return changed
 
 
-def _resize(edit: Editor, graph: Graph, chosen: Sequence[Site]) -> None:
+def _resize(edit: Editor, graph: Graph, chosen: Sequence[LowRankSite]) -> None:
     """Whatever is as large as a weight becomes its share of that."""
     shares = {
         storage: site.numbers(storage) / spec.numel
@@ -515,7 +515,7 @@ def _resize(edit: Editor, graph: Graph, chosen: Sequence[Site]) -> None:
     edit.resize(rows[changed], np.rint(resized[changed]))
 
 
-def rank_of(site: Site, ratio: float, rank: int | None) -> dict[int, int] | None:
+def rank_of(site: LowRankSite, ratio: float, rank: int | None) -> dict[int, int] | None:
     """Return the products' rank by weight; None if `rank` is above a full rank of the site."""
     ranks = {}
     for storage, spec in site.weights.items():

@@ -14,10 +14,18 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from slipstream.errors import InvalidArgumentError, WorkloadError
 from slipstream.graph import Call, Editor, Graph, StepPhase
 from slipstream.graph.graph import kept
-from slipstream.surgery import Selection
-from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
+from slipstream.surgery import ModuleSelection
+from slipstream.technique import (
+    CodeChange,
+    Context,
+    Quality,
+    QualityKind,
+    Stage,
+    TechniqueSettings,
+    Traits,
+)
 from slipstream.techniques._baseline import already_compiled
-from slipstream.techniques.lowrank.recorded import Plan, asked, edited, rank_of, sites
+from slipstream.techniques.lowrank.recorded import LowRankPlan, asked, edited, rank_of, sites
 
 if TYPE_CHECKING:
     from slipstream.workload import BuiltWorkload, Workload
@@ -27,7 +35,7 @@ _LOOKS = 40
 
 
 @dataclass(frozen=True)
-class LowRank(Settings):
+class LowRank(TechniqueSettings):
     """Layers of `ratio` times their full rank, but the first and the last.
 
     Attributes:
@@ -188,18 +196,18 @@ class LowRank(Settings):
         return "none" if self.ends else "ends"
 
     @property
-    def _selection(self) -> Selection:
-        return Selection(self.only, self.except_)
+    def _selection(self) -> ModuleSelection:
+        return ModuleSelection(self.only, self.except_)
 
 
 @kept
-def _products(graph: Graph, settings: LowRank) -> Plan:
+def _products(graph: Graph, settings: LowRank) -> LowRankPlan:
     """Sites that become products, with what becomes of their tasks."""
     every = sites(graph)
     ends = {one.module for one in (every[0], every[-1])} if len(every) > 2 else {
         every[-1].module
     } if every else set()  # fmt: skip
-    selection = Selection(settings.only, settings.except_)
+    selection = ModuleSelection(settings.only, settings.except_)
     chosen = []
     for site in every:
         if not settings.ends and (site.module in ends or site.shortcut):
@@ -215,7 +223,7 @@ def _products(graph: Graph, settings: LowRank) -> Plan:
         ):
             continue
         chosen.append(site)
-    return Plan.of(graph, chosen)
+    return LowRankPlan.of(graph, chosen)
 
 
 class _Schedule:

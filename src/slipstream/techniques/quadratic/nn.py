@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from slipstream.errors import InvalidArgumentError, SlipstreamWarning, UnknownNameError
-from slipstream.surgery import Selection, exchange, why_fixed
+from slipstream.surgery import ModuleSelection, exchange, why_fixed
 from slipstream.techniques.quadratic.neurons import (
     NEURONS,
     Norm,
@@ -361,13 +361,13 @@ def convert(
         InvalidArgumentError: see `converted`; or no layer can be exchanged.
         WorkloadError: the patterns leave none.
     """
-    layers = convertible(model, Selection(only, except_))
+    layers = convertible(model, ModuleSelection(only, except_))
     for name, layer in layers.items():
         exchange(model, name, converted(layer, neuron, init, branch_norm=branch_norm))
     return list(layers)
 
 
-def convertible(model: nn.Module, selection: Selection) -> dict[str, nn.Linear | nn.Conv2d]:
+def convertible(model: nn.Module, selection: ModuleSelection) -> dict[str, nn.Linear | nn.Conv2d]:
     """Return the selected layers of `model` that can become quadratic, by name.
 
     Raises:

@@ -6,6 +6,7 @@ Optimization and Design Exploration", MLSys 2022.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -15,10 +16,11 @@ import numpy as np
 from slipstream.durations import Changed, ratio_columns, required_timings, rescale
 from slipstream.errors import InvalidArgumentError, UnknownNameError, WorkloadError
 from slipstream.graph import Call, Editor, Graph, Role, StepPhase, TensorSpec
-from slipstream.surgery import Selection, exchange_parameters
-from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
+from slipstream.graph.flow import Match
+from slipstream.graph.layers import LayerKinds, layer_kinds
+from slipstream.surgery import exchange_parameters
+from slipstream.technique import Choosing, CodeChange, Context, Quality, QualityKind, Stage, Traits
 from slipstream.techniques._baseline import already_autocast, already_compiled
-from slipstream.techniques.layer_sites import LayerSite, SiteKinds, site_kinds
 from slipstream.techniques.quadratic.timing import layer_call
 from slipstream.workload import BuiltWorkload, Workload
 
@@ -34,15 +36,8 @@ _WITHIN = {
 _STACKED = {"t2": 1, "t3": 1, "t4": 2, "bilinear": 2, "glu": 2, "t2&4": 3, "ours": 3}
 
 
-def _weight_shape(site: LayerSite) -> tuple[int, ...]:
-    outputs, _, *convolution = site.layer
-    if not convolution:
-        return outputs, site.x.shape[-1]
-    return outputs, site.x.shape[1] // convolution[4], *convolution[0]
-
-
 @dataclass(frozen=True)
-class QuadraticLayers(Settings):
+class QuadraticLayers(Choosing):
     """Linear layers and convolutions with quadratic neurons.
 
     Attributes:
@@ -76,14 +71,14 @@ class QuadraticLayers(Settings):
         for reason in (already_compiled(graph), already_autocast(graph)):
             if reason is not None:
                 return reason
-        sites = site_kinds(graph).kinds
-        if not sites:
-            return "no linear layer and no convolution of float32 runs in this step"
-        return self._selection.why_none(site.module for site in sites)
+        return self.why_none_of(
+            layer_kinds(graph).kinds,
+            "no linear layer and no convolution of float32 runs in this step",
+        )
 
     def required_timings(self, graph: Graph) -> Sequence[Call]:
         """Every layer, and the update of its weights, as it is and as it would be."""
-        layers = [call for site in self._chosen(graph).kinds for call in self._calls(site)]
+        layers = [call for kind in self._chosen(graph).kinds for call in self._calls(kind)]
         return [*layers, *required_timings(graph, self._update(graph))]
 
     def predict(self, graph: Graph, context: Context) -> Graph:
@@ -94,22 +89,23 @@ class QuadraticLayers(Settings):
         a layer's pass runs.
         """
         edit = Editor(graph, str(self))
-        sites = self._chosen(graph)
-        pairs = (self._calls(site) for site in sites.kinds)
+        layers = self._chosen(graph)
+        pairs = (self._calls(kind) for kind in layers.kinds)
         factor, provenance, spread = ratio_columns(context.durations, pairs)
-        kind = sites.kind[sites.site]
-        edit.scale(sites.task, factor[kind], provenance[kind], spread=spread[kind])
+        kind = layers.kind[layers.layer]
+        edit.scale(layers.task, factor[kind], provenance[kind], spread=spread[kind])
         times = _STACKED[self.neuron]
         if times > 1:
-            added = np.array([(times - 1) * site.weight_bytes for site in sites.kinds])
-            count = np.array([1 + bool(site.backward) for site in sites.kinds])[sites.kind]
-            # A parameter for each site, followed by its gradient.
-            site = np.repeat(np.arange(len(sites.kind)), count)
-            role = np.where(np.diff(site, prepend=-1), Role.PARAMETER, Role.GRADIENT)
-            edit.allocate(added[sites.kind[site]], role, -1, -1)
-        self._allocate_within(edit, graph, sites)
+            weights = [one.settings.weight_shape(one.x) for one in layers.kinds]
+            added = np.array([(times - 1) * 4 * math.prod(shape) for shape in weights])
+            count = np.array([1 + bool(one.backward) for one in layers.kinds])[layers.kind]
+            # A parameter for each layer, followed by its gradient.
+            layer = np.repeat(np.arange(len(layers.kind)), count)
+            role = np.where(np.diff(layer, prepend=-1), Role.PARAMETER, Role.GRADIENT)
+            edit.allocate(added[layers.kind[layer]], role, -1, -1)
+        self._allocate_within(edit, graph, layers)
         rescale(edit, graph, self._update(graph), context.durations)
-        edited = edit.apply(f"{len(sites.kind)} layers of quadratic neurons")
+        edited = edit.apply(f"{len(layers.kind)} layers of quadratic neurons")
         return self._with_larger_state(graph, edited)
 
     def minimum_share(self, graph: Graph) -> float:
@@ -127,7 +123,7 @@ class QuadraticLayers(Settings):
 
         built.need_model(self.name)
         try:
-            layers = convertible(built.model, self._selection)
+            layers = convertible(built.model, self.selection)
         except InvalidArgumentError as error:
             raise WorkloadError(f"quadratic: {error.what}", remedy=error.remedy) from error
         for name, layer in layers.items():
@@ -141,13 +137,9 @@ class QuadraticLayers(Settings):
         """By hand: one line before the optimizer is made."""
         return CodeChange("", f"one line, by hand:\n{_BY_HAND}")
 
-    @property
-    def _selection(self) -> Selection:
-        return Selection(self.only, self.except_)
-
     def _update(self, graph: Graph) -> Changed:
         """Return the optimizer's tasks, with their calls for stacked weights, found by shape."""
-        shapes = {_weight_shape(site) for site in self._chosen(graph).kinds}
+        shapes = {kind.settings.weight_shape(kind.x) for kind in self._chosen(graph).kinds}
         times = _STACKED[self.neuron]
 
         def stacked(value: Any) -> Any:
@@ -180,35 +172,32 @@ class QuadraticLayers(Settings):
         nbytes = np.where(grows, memory.nbytes * after // before, memory.nbytes)
         return replace(edited, memory=replace(memory, nbytes=nbytes))
 
-    def _allocate_within(self, edit: Editor, graph: Graph, sites: SiteKinds) -> None:
+    def _allocate_within(self, edit: Editor, graph: Graph, layers: LayerKinds) -> None:
         """Add the memory that passes of layers hold only while they run."""
         # What a product itself needs, such as operands in another layout, grows with its rows.
         memory = graph.memory
         rows = np.flatnonzero(
-            (memory.producer == memory.release) & np.isin(memory.producer, sites.task)
+            (memory.producer == memory.release) & np.isin(memory.producer, layers.task)
         )
         edit.resize(rows, memory.nbytes[rows] * _STACKED[self.neuron])
-        sizes = []
-        for site in sites.kinds:
-            call = graph.task(site.forward).call
-            assert call is not None  # a site is found by its call
-            sizes.append((call.outputs[0].nbytes, site.x.nbytes))
-        nbytes = (np.array(sizes) @ np.array(_WITHIN[self.neuron]).T)[sites.kind]
-        first = np.flatnonzero(np.diff(sites.site, prepend=-1))
-        last = np.append(first[1:], len(sites.task)) - 1
-        edit.allocate(nbytes[:, 0], Role.TEMPORARY, sites.task[first], sites.task[first])
+        sizes = np.array([(kind.y.nbytes, kind.x.nbytes) for kind in layers.kinds])
+        nbytes = (sizes @ np.array(_WITHIN[self.neuron]).T)[layers.kind]
+        first = np.flatnonzero(np.diff(layers.layer, prepend=-1))
+        last = np.append(first[1:], len(layers.task)) - 1
+        edit.allocate(nbytes[:, 0], Role.TEMPORARY, layers.task[first], layers.task[first])
         trains = last > first
-        starts, ends = sites.task[first[trains] + 1], sites.task[last[trains]]
+        starts, ends = layers.task[first[trains] + 1], layers.task[last[trains]]
         edit.allocate(nbytes[trains, 1], Role.TEMPORARY, starts, ends)
 
-    def _chosen(self, graph: Graph) -> SiteKinds:
-        return site_kinds(graph).only(lambda site: site.module in self._selection)
+    def _chosen(self, graph: Graph) -> LayerKinds:
+        selection = self.selection
+        return layer_kinds(graph).only(lambda layer: layer.module in selection)
 
-    def _calls(self, site: LayerSite) -> tuple[Call, Call]:
+    def _calls(self, layer: Match) -> tuple[Call, Call]:
         """Return the layer with linear and with quadratic neurons, to be micro-benchmarked."""
-        passing = "both" if site.backward else "forward"
+        passing = "both" if layer.backward else "forward"
         before, after = (
-            layer_call(neuron, site.x, site.layer, passing)
+            layer_call(neuron, layer.x, layer.settings.arguments, passing)
             for neuron in ("first_order", self.neuron)
         )
         return before, after

@@ -27,8 +27,16 @@ from slipstream.graph import (
 from slipstream.graph.graph import kept
 from slipstream.native import library, why_no_library
 from slipstream.source import AlreadyThereError, NotPlacedError, Places, Source, locate
-from slipstream.surgery import Selection, module_of
-from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
+from slipstream.surgery import ModuleSelection, module_of
+from slipstream.technique import (
+    CodeChange,
+    Context,
+    Quality,
+    QualityKind,
+    Stage,
+    TechniqueSettings,
+    Traits,
+)
 from slipstream.techniques._baseline import already_autocast, already_compiled
 from slipstream.techniques.scan import MARGIN
 from slipstream.techniques.scan.timing import layer_call
@@ -47,7 +55,7 @@ _NONE = "no nn.RNN, nn.GRU or nn.LSTM runs in this step"
 
 
 @dataclass(frozen=True)
-class ScanBackprop(Settings):
+class ScanBackprop(TechniqueSettings):
     """Every recurrent module of the model with all steps of a layer in one call.
 
     Attributes:
@@ -143,8 +151,8 @@ class ScanBackprop(Settings):
         return CodeChange.of(workload, _edit, by_hand=_BY_HAND)
 
     @property
-    def _selection(self) -> Selection:
-        return Selection(self.only, self.except_)
+    def _selection(self) -> ModuleSelection:
+        return ModuleSelection(self.only, self.except_)
 
     def _chosen(self, graph: Graph) -> list[Recurrence]:
         """Recurrences of the modules that are meant."""
@@ -172,7 +180,7 @@ def _edit(where: Places) -> Source:
 
 
 @dataclass(frozen=True)
-class Layer:
+class RecordedDirection:
     """One direction of a layer, as it was recorded."""
 
     kind: str
@@ -193,7 +201,7 @@ class Recurrence:
         refusal: why it has to stay torch's; None if it has not.
     """
 
-    layers: tuple[Layer, ...]
+    layers: tuple[RecordedDirection, ...]
     forward: tuple[int, ...]
     backward: tuple[int, ...]
     refusal: str | None
@@ -275,7 +283,7 @@ def _is_changed(graph: Graph, task: int) -> bool:
     return view.name != call.name or len(view.operands[0]) != len(call.inputs)
 
 
-def _refusal(layers: Sequence[Layer], module: str) -> str | None:
+def _refusal(layers: Sequence[RecordedDirection], module: str) -> str | None:
     if not layers:
         return f"the recurrence of {module or 'the step'} is of packed sequences, or projected"
     if any(one.dtype not in ("float32", "float64") for one in layers):
@@ -283,14 +291,16 @@ def _refusal(layers: Sequence[Layer], module: str) -> str | None:
     return None
 
 
-def _layers(graph: Graph, kind: str, tasks: Sequence[int]) -> Iterable[Layer]:
+def _layers(graph: Graph, kind: str, tasks: Sequence[int]) -> Iterable[RecordedDirection]:
     """What the module's operators say of its layers."""
     for place, task in enumerate(tasks):
         view = graph.task(task)
         inputs = view.known_call.inputs
         if view.name == _FUSED_LAYER:
             x, weight = inputs[0], inputs[2]
-            yield Layer(kind, x.shape[0], x.shape[1], x.shape[2], weight.shape[1], x.dtype)
+            yield RecordedDirection(
+                kind, x.shape[0], x.shape[1], x.shape[2], weight.shape[1], x.dtype
+            )
         elif view.name == "aten::unbind" and inputs and len(inputs[0].shape) == 3:
             steps, batch, wide = inputs[0].shape
             product = next((p for p in reversed(tasks[:place]) if _is_product(graph, p)), None)
@@ -300,7 +310,9 @@ def _layers(graph: Graph, kind: str, tasks: Sequence[int]) -> Iterable[Layer]:
             of_input = graph.task(product).known_call.inputs[-2]
             if math.prod(of_input.shape[:-1]) == steps * batch:
                 width = of_input.shape[-1]
-                yield Layer(kind, steps, batch, width, wide // _GATES[kind], inputs[0].dtype)
+                yield RecordedDirection(
+                    kind, steps, batch, width, wide // _GATES[kind], inputs[0].dtype
+                )
 
 
 def _is_product(graph: Graph, task: int) -> bool:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from slipstream.ranks.requests import Exchange, Gather, Reduce
-from slipstream.technique import Settings
+from slipstream.technique import TechniqueSettings
 from slipstream.techniques.distributed.compression import kernels
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Message:
         return float(workers - 1) * self.nbytes
 
 
-class Compressor(Settings):
+class Compressor(TechniqueSettings):
     """Base of the settings of one way to compress.
 
     Attributes:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from slipstream.techniques.distributed.priority.plan import CLEAR, Plan
+from slipstream.techniques.distributed.priority.plan import CLEAR, SlicePlan
 
 # DDP rebuilds its buckets in its second step.
 _WARM, _TIMED = 2, 4
@@ -29,7 +29,7 @@ class Autotune:
         step_s: about what a step takes, the same on all ranks.
     """
 
-    plans: Sequence[Plan]
+    plans: Sequence[SlicePlan]
     step_s: float
     _stamps: list[float] = field(default_factory=list)
     _taken_s: list[float] = field(default_factory=list)
@@ -54,15 +54,15 @@ class Autotune:
         self._stamps = []
 
     @property
-    def current(self) -> Plan:
+    def current(self) -> SlicePlan:
         return self.plans[len(self._taken_s)]
 
     @property
     def measured_s(self) -> dict[str, float]:
-        """Seconds of a step, by `Plan.name`."""
+        """Seconds of a step, by `SlicePlan.name`."""
         return {plan.name: s for plan, s in zip(self.plans, self._taken_s, strict=False)}
 
-    def fastest(self) -> Plan:
+    def fastest(self) -> SlicePlan:
         """The fastest plan; the last one where the fastest is not clearly so."""
         step_s = self._taken_s
         best = min(range(len(step_s)), key=lambda n: step_s[n])

@@ -36,7 +36,7 @@ from slipstream.techniques.distributed.priority.simulate import (
     ORDERS,
     Link,
     Shares,
-    Step,
+    StepCosts,
     barrier,
     gated,
 )
@@ -64,7 +64,7 @@ BUSY = 0.1
 
 
 @dataclass(frozen=True)
-class Plan:
+class SlicePlan:
     """What was chosen.
 
     Attributes:
@@ -113,7 +113,7 @@ class Asked:
 
 
 def channel(
-    ranks: ProcessGroup, units: Sequence[Unit], plan: Plan, released: Sequence[int]
+    ranks: ProcessGroup, units: Sequence[Unit], plan: SlicePlan, released: Sequence[int]
 ) -> Channel:
     """What moves slices as the plan says; cuts the units.
 
@@ -131,7 +131,7 @@ def channel(
     return Agreed(ranks, units, plan.credit_bytes, Static(plan.static))
 
 
-def choose(asked: Asked, step: Step, link: Link, units: Sequence[Unit]) -> list[Plan]:
+def choose(asked: Asked, step: StepCosts, link: Link, units: Sequence[Unit]) -> list[SlicePlan]:
     """Ways to try, the one that takes least by simulation first.
 
     Where the order is the user's, the best of these alone. Else what is nearly as good, too, and
@@ -144,31 +144,31 @@ def choose(asked: Asked, step: Step, link: Link, units: Sequence[Unit]) -> list[
     # Larger slices than the largest unit are all the same.
     sizes = [s for n, s in enumerate(sizes) if n == 0 or sizes[n - 1] < largest]
     item = units[0].flat.element_size()
-    plans: list[Plan] = []
+    plans: list[SlicePlan] = []
     seconds: dict[str, float] = {}
     for order, size, ahead in itertools.product(orders, sizes, _aheads(asked, step.busy)):
         ahead = ahead or max(1, round((asked.credit_bytes or 0) / (size * item)))
         taken = gated(step, link, order, size, ahead)
         credit = asked.credit_bytes or ahead * size * item
         static = taken.order if order == "static" else ()
-        plans.append(Plan(order, size, ahead, credit, static=static))
+        plans.append(SlicePlan(order, size, ahead, credit, static=static))
         seconds[plans[-1].name] = taken.step_s
     least = min(seconds.values())
 
-    def rank(plan: Plan) -> tuple[Any, ...]:
+    def rank(plan: SlicePlan) -> tuple[Any, ...]:
         """Of what is as good: an order that adapts, and slices as the paper found them best."""
         taken = seconds[plan.name]
         preferred = orders.index(plan.order), abs(math.log(plan.slice_elems / PAPERS)), plan.ahead
         return (0.0, *preferred) if taken <= _ALIKE * least else (taken, *preferred)
 
     plans = sorted((one for one in plans if seconds[one.name] <= _CLOSE * least), key=rank)
-    theirs: list[Plan] = []
+    theirs: list[SlicePlan] = []
     if asked.order is None:
         caps = {mb: barrier(step, link, _buckets(units, step, mb)) for mb in _BUCKETS_MB}
         seconds.update({f"{DDP}:{mb:g}": s for mb, s in caps.items()})
         # The largest bucket of those that are as good.
         cap = max(mb for mb, s in caps.items() if s <= _ALIKE * min(caps.values()))
-        theirs = [Plan(DDP, bucket_mb=mb) for mb in dict.fromkeys((cap, DEFAULT_MIB))]
+        theirs = [SlicePlan(DDP, bucket_mb=mb) for mb in dict.fromkeys((cap, DEFAULT_MIB))]
         plans = [] if least > CLEAR * min(caps.values()) else plans[:_MOST]
     else:
         plans = plans[:1]
@@ -182,7 +182,9 @@ def _aheads(asked: Asked, busy: float) -> list[int]:
     return list(_AHEADS) if busy >= BUSY else [AHEAD]
 
 
-def _buckets(units: Sequence[Unit], step: Step, cap_mb: float) -> list[list[tuple[int, float]]]:
+def _buckets(
+    units: Sequence[Unit], step: StepCosts, cap_mb: float
+) -> list[list[tuple[int, float]]]:
     """Parameters, as (unit, bytes), in the buckets of DistributedDataParallel."""
     gradients = []
     for unit in step.released:
@@ -244,7 +246,7 @@ def _stream(
     units = units_of([[parameter]], parameter)
     slices = cut(units, elements)
     credit = ahead * slices[0].nbytes
-    plan = Plan(order, elements, ahead, credit, static=tuple(range(count)))
+    plan = SlicePlan(order, elements, ahead, credit, static=tuple(range(count)))
     stream = channel(ranks, units, plan, [0])
 
     def start() -> None:

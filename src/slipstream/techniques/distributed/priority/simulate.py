@@ -64,7 +64,7 @@ class Link:
 
 
 @dataclass(frozen=True)
-class Step:
+class StepCosts:
     """What one step does, without the network.
 
     Attributes:
@@ -85,7 +85,7 @@ class Step:
     def of(
         cls, segments: Sequence[tuple[Kind, int, float]], units: Sequence[Unit],
         update_s: Sequence[float], busy: float = 0.0,
-    ) -> Step:  # fmt: skip
+    ) -> StepCosts:  # fmt: skip
         """From what was timed; updates of all units together are shared out by size."""
         elements = [unit.flat.numel() for unit in units]
         whole = statistics.median(update_s)
@@ -255,7 +255,7 @@ def _take(work: _Work, line: _Line, shares: Shares) -> float:
     return now
 
 
-def gated(step: Step, link: Link, order: str, elements: int, ahead: int = AHEAD) -> Simulated:
+def gated(step: StepCosts, link: Link, order: str, elements: int, ahead: int = AHEAD) -> Simulated:
     """A step in which each unit is awaited by itself.
 
     Args:
@@ -293,7 +293,7 @@ def gated(step: Step, link: Link, order: str, elements: int, ahead: int = AHEAD)
     return Simulated(took, tuple(line.order))
 
 
-def barrier(step: Step, link: Link, buckets: Sequence[Sequence[tuple[int, float]]]) -> float:
+def barrier(step: StepCosts, link: Link, buckets: Sequence[Sequence[tuple[int, float]]]) -> float:
     """Seconds of a step of DistributedDataParallel.
 
     Args:

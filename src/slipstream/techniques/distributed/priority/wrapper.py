@@ -35,9 +35,9 @@ from slipstream.techniques.distributed.priority.autotune import Autotune
 from slipstream.techniques.distributed.priority.bucketed import replicated
 from slipstream.techniques.distributed.priority.layout import Unit, cut, units_of
 from slipstream.techniques.distributed.priority.learning import Clock
-from slipstream.techniques.distributed.priority.plan import Asked, Plan
+from slipstream.techniques.distributed.priority.plan import Asked, SlicePlan
 from slipstream.techniques.distributed.priority.rounds import Hooks, Rounds
-from slipstream.techniques.distributed.priority.simulate import AHEAD, DDP, ORDERS, Link, Step
+from slipstream.techniques.distributed.priority.simulate import AHEAD, DDP, ORDERS, Link, StepCosts
 from slipstream.techniques.distributed.priority.updates import Updates
 
 # Steps that are timed before a plan is made; of the last one the end is not seen.
@@ -100,8 +100,8 @@ class PriorityDDP(nn.Module):
         need_optimizer(optimizer)
         updates = Updates(optimizer)
         self.module = model
-        self.plan: Plan | None = None
-        self.learned: tuple[Step, Link] | None = None
+        self.plan: SlicePlan | None = None
+        self.learned: tuple[StepCosts, Link] | None = None
         self._parent = process_group
         self._ranks = ProcessGroup(process_group, timeout_s, patience_s, "priority")
         self._trained = [one for one in model.parameters() if one.requires_grad]
@@ -262,9 +262,9 @@ class PriorityDDP(nn.Module):
         slices = cut(units, size)
         order = [one.number for unit in reversed(units) for one in unit.slices]
         credit = AHEAD * max(one.nbytes for one in slices)
-        self._use(Plan("static", size, credit_bytes=credit, static=tuple(order)), [])
+        self._use(SlicePlan("static", size, credit_bytes=credit, static=tuple(order)), [])
 
-    def _use(self, chosen: Plan, released: Sequence[int]) -> None:
+    def _use(self, chosen: SlicePlan, released: Sequence[int]) -> None:
         if self._finalizer is not None:
             self._finalizer()
         channel = plan.channel(self._ranks, self._rounds.units, chosen, released)
@@ -319,7 +319,7 @@ class PriorityDDP(nn.Module):
         self._unused, busy = bool(most[0]), float(most[1])
         orders = [asked.order] if asked.order else ORDERS
         link = plan.measure_link(self._ranks, orders, busy >= plan.BUSY)
-        step = Step.of(rounds.clock.segments(), rounds.units, rounds.update_s, busy)
+        step = StepCosts.of(rounds.clock.segments(), rounds.units, rounds.update_s, busy)
         rounds.clock = None
         mine = (plan.choose(asked, step, link, rounds.units), step, link)
         plans, step, link = self._from_first(mine)
@@ -340,7 +340,7 @@ class PriorityDDP(nn.Module):
         fastest, measured_s = self._from_first((autotune.fastest(), autotune.measured_s))
         self._follow(dataclasses.replace(fastest, measured_s=measured_s))
 
-    def _follow(self, chosen: Plan) -> None:
+    def _follow(self, chosen: SlicePlan) -> None:
         """Train by this plan from the next step on."""
         stays = bool(self._ddp) and self.plan is not None and self.plan.name == chosen.name
         self.plan = chosen
