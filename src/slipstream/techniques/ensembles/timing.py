@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from slipstream.graph import Call, TensorSpec
-from slipstream.techniques.layer_sites import module_like, pass_timer
+from slipstream.techniques.layer_timing import module_like, pass_timer
 
 OP = "slipstream::ensemble"
 # A part of the call: what was measured with weights that lay otherwise is another duration.
@@ -22,7 +22,7 @@ def layer_call(
     Args:
         weights: ``own`` or ``shared``, or ``one`` for torch's layer over all the rows.
         x: what one member is given.
-        layer: as of `slipstream.techniques.layer_sites.LayerSite`.
+        layer: `slipstream.graph.layers.LayerSettings.arguments`.
         passing: ``forward``, or ``both``.
     """
     rows = replace(x, shape=(members * x.shape[0], *x.shape[1:]))

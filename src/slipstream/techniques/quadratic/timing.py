@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from slipstream.graph import Call, TensorSpec
-from slipstream.techniques.layer_sites import module_like, pass_timer
+from slipstream.techniques.layer_timing import module_like, pass_timer
 
 OP = "slipstream::quadratic"
 
