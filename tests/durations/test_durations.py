@@ -387,7 +387,7 @@ def test_no_more_inputs_are_made_than_are_used(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(microbenchmark, "random_tensor", counted)
     # As if one call took as long as a sample, and as if many fitted into one.
-    for took, sets in ((microbenchmark._SAMPLE_NS, 1), (1.0, microbenchmark._MOST_SETS)):
+    for took, sets in ((microbenchmark._SAMPLE_NS, 1), (1.0, microbenchmark._MAX_SETS)):
         made.clear()
         ticks = itertools.count(step=int(took))
         microbenchmark._operator_timer(mm(8), lambda ticks=ticks: next(ticks))

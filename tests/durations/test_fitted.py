@@ -139,11 +139,11 @@ def test_views_take_what_views_take() -> None:
 
 def test_the_roof_is_the_higher_of_arithmetic_and_memory() -> None:
     limits = roofline.Limits({"float32": 1e11}, 1e10, 1000.0)
-    assert limits.least_ns(Work(0, 10**7, "float32")) == pytest.approx(1000 + 1e6)
-    assert limits.least_ns(Work(10**9, 10**6, "float32")) == pytest.approx(1000 + 1e7)
-    assert limits.least_ns(Work(10**9, 10**9, "float32")) == pytest.approx(1000 + 1e8)
+    assert limits.min_ns(Work(0, 10**7, "float32")) == pytest.approx(1000 + 1e6)
+    assert limits.min_ns(Work(10**9, 10**6, "float32")) == pytest.approx(1000 + 1e7)
+    assert limits.min_ns(Work(10**9, 10**9, "float32")) == pytest.approx(1000 + 1e8)
     # Nothing is said of a dtype nobody timed.
-    assert limits.least_ns(Work(10**9, 10**6, "bfloat16")) is None
+    assert limits.min_ns(Work(10**9, 10**6, "bfloat16")) is None
 
 
 def test_bytes_move_at_the_best_rate_of_sweeps_that_are_half_as_long_or_longer() -> None:
@@ -175,7 +175,7 @@ class Benchmark:
                 continue
             there = work(one)
             assert there is not None
-            found.append({"nanoseconds": limits.least_ns(there), "spread": 0.02})
+            found.append({"nanoseconds": limits.min_ns(there), "spread": 0.02})
         return found
 
 

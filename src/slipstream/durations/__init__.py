@@ -1,4 +1,4 @@
-"""How long operator calls take here: asked for and measured first, looked up in predictions."""
+"""Durations of operator calls on this machine: measured in advance, looked up in predictions."""
 
 from slipstream.durations.durations import Answer, Durations, Question, Ratio, usable_cores
 from slipstream.durations.rescale import (

@@ -1,4 +1,4 @@
-"""`Durations`: the cache of micro-benchmarked calls, and the one way to fill it."""
+"""The cache of micro-benchmarked calls."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from slipstream.graph import Call, Price
 from slipstream.provenance import Provenance
 from slipstream.sqlite import errors_in_words, open_database, transaction
 
-# `operator` and `asked` are of calls as a step makes them, so that neighbours can be found.
-# `workspace` is in bytes, `made` a JSON list of them.
+# `operator` and `asked` are set for calls as steps make them, for looking up neighbours.
+# `workspace` is in bytes, `made` a JSON list of bytes.
 _MIGRATIONS = (
     """
     CREATE TABLE duration (
@@ -39,14 +39,14 @@ _MIGRATIONS = (
     CREATE INDEX of_operator ON duration (machine, operator, threads);
     """,
 )
-# Raised whenever the micro-benchmark measures something else than before, or the table changes:
-# each has a file of its own, so that an older slipstream beside this one keeps its answers.
+# Increase when the micro-benchmark measures differently or the table changes. Each version has its
+# own file, so that an older slipstream on the same machine keeps its timings.
 _METHOD = 6
-# Of a call's time by the wall clock; what waited longer for a core is not kept for the next time.
-_MOST_WAITED = 0.05
+# Maximum share of wall time spent waiting for a core for a timing to be stored.
+_MAX_WAITED = 0.05
 _BATCH = 24
 _BATCH_TIMEOUT_S = 300.0
-# What is kept of a measured call.
+# Stored columns of a measured call.
 _ANSWER = ("nanoseconds", "spread", "workspace", "made")
 # `Question.key`, and the number of threads.
 _Key = tuple[str, int]
@@ -54,15 +54,14 @@ _Key = tuple[str, int]
 
 @dataclass(frozen=True)
 class Answer(Price):
-    """How long a call takes, from a micro-benchmark.
+    """Duration of a call, from a micro-benchmark.
 
     Attributes:
-        nanoseconds: least CPU time seen on one thread, else least wall time.
-        spread: relative half-width of the middle half of the samples; larger by what threads
-            waited for a core.
-        workspace: bytes of torch's allocator that it needs at once beyond what it returns; None
-            where that is not known.
-        made: bytes of the storage of each tensor that it returns; None where that is not known.
+        nanoseconds: minimum CPU time on one thread, minimum wall time on several.
+        spread: relative half-width of the middle half of the samples, increased by the share of
+            time that threads waited for a core.
+        workspace: peak bytes of torch's allocator beyond the returned tensors; None if unknown.
+        made: bytes of the storage of each returned tensor; None if unknown.
     """
 
     workspace: int | None = None
@@ -71,10 +70,10 @@ class Answer(Price):
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times as long one call takes as another.
+    """Ratio of the durations of two calls.
 
     Attributes:
-        spread: relative half-width, of the same meaning as `Answer.spread`.
+        spread: relative half-width, as `Answer.spread`.
     """
 
     value: float
@@ -84,15 +83,14 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Question:
-    """How long a call takes under other conditions than the step's own.
+    """A call to time under conditions that differ from the step's.
 
     Attributes:
-        threads: intra-op threads; None for as many as the `Durations` that is asked stands for.
-        wall: by the wall clock even on one thread. CPU time of one thread and wall time of
-            several are not to be compared: the one leaves out what other programs do, the other
-            does not.
-        warm: with its operands in the caches, as right after the operator that made them; else as
-            far away as in a step that has since done other things.
+        threads: intra-op threads; None for those of the `Durations` object.
+        wall: whether to use the wall clock even on one thread. CPU time of one thread cannot be
+            compared with wall time of several, which includes interference by other programs.
+        warm: whether operands are in the caches, as right after the operator that produced them;
+            by default they are as far away as in a step that ran other operators since.
     """
 
     call: Call
@@ -102,26 +100,26 @@ class Question:
 
     @classmethod
     def of(cls, call: Call | Question) -> Question:
-        """`call`, asked about under the step's own conditions; a question as it is."""
+        """Return `call` as a question under the step's conditions; a question is unchanged."""
         return call if isinstance(call, Question) else cls(call)
 
     @property
     def key(self) -> str:
-        """What an answer is kept under, beside the number of threads."""
+        """Key of the answer in the cache, together with the number of threads."""
         how = " by wall clock" * self.wall + " warm" * self.warm
         return self.call.key + how
 
 
 class Durations:
-    """Durations of calls on this machine with this build of torch, kept between runs.
+    """Durations of calls on this machine with this build of torch, cached between runs.
 
-    `measure` is called before a prediction and may take seconds; `lookup` answers from what is
-    known and never measures, so that predictions take milliseconds and run no code.
+    `measure` is called before a prediction and may take seconds; `lookup` reads the cache and never
+    measures, so that predictions take milliseconds and run no code.
 
     Args:
-        threads: intra-op threads the calls run with.
-        path: the cache; ``~/.cache/slipstream/durations-N.db`` (``$XDG_CACHE_HOME`` respected).
-        level: the newest instruction set that libraries may use; None for what they use here.
+        threads: intra-op threads of the calls.
+        path: cache file; ``durations-N.db`` in `cache_folder` by default.
+        level: newest instruction set that libraries may use; None for their own choice.
     """
 
     def __init__(
@@ -130,38 +128,38 @@ class Durations:
         self.threads = threads
         self._path = path or cache_folder() / f"durations-{_METHOD}.db"
         self._environment = dict(level.environment) if level is not None else {}
-        # As another machine, which it is to whoever asks how long a call takes.
+        # A level has its own timings, like another machine.
         self._machine = machine_key() + (f" {level.name}" if level is not None else "")
-        self._known: dict[_Key, Answer | None] = {}
+        self._answers: dict[_Key, Answer | None] = {}
         self._looked_up: set[_Key] = set()
         self._neighbours: dict[str, list[tuple[Call, float]]] = {}
         self._warned = False
-        # While `measuring` lasts; and the child that serves, with the threads that it can have.
+        # Set within `measuring`: its children, and the current child with its maximum of threads.
         self._children: contextlib.ExitStack | None = None
-        self._kept: tuple[Child, int] | None = None
+        self._current: tuple[Child, int] | None = None
 
     def lookup(self, call: Call | Question) -> Answer | None:
-        """The duration of `call`, or None when it is not known."""
+        """Return the duration of `call`, or None if it is unknown."""
         key = self._key(call)
-        if key not in self._known:
+        if key not in self._answers:
             self._load([key])
-        return self._known.get(key)
+        return self._answers.get(key)
 
     def ratio(self, old: Call, new: Call) -> Ratio | None:
-        """How many times as long `new` takes as `old`, from the best source that knows both.
+        """Return the duration of `new` relative to `old`, from the best source that has both.
 
-        Micro-benchmarks first; where a call cannot be run alone, a curve through the same operator
-        at other sizes (`fitted`); else the machine's limits (`roofline`). None where shapes do not
-        tell the work.
+        These are micro-benchmarks; for a call that cannot run in isolation a curve through the same
+        operator at other sizes (`fitted`); else the machine's limits (`roofline`). None if the
+        work does not follow from the shapes.
         """
         was, now = self.lookup(old), self.lookup(new)
         if was is not None and now is not None and was.nanoseconds:
             spread = math.hypot(was.spread, now.spread)
             return Ratio(now.nanoseconds / was.nanoseconds, spread, now.provenance)
-        one, other = was or self._fitted(old), now or self._fitted(new)
-        if one is not None and other is not None and one.nanoseconds:
-            spread = math.hypot(one.spread, other.spread)
-            return Ratio(other.nanoseconds / one.nanoseconds, spread, Provenance.FITTED)
+        before, after = was or self._fitted(old), now or self._fitted(new)
+        if before is not None and after is not None and before.nanoseconds:
+            spread = math.hypot(before.spread, after.spread)
+            return Ratio(after.nanoseconds / before.nanoseconds, spread, Provenance.FITTED)
         return self._of_limits(old, new)
 
     def _fitted(self, call: Call) -> Price | None:
@@ -173,16 +171,16 @@ class Durations:
         was, now = work(old), work(new)
         if was is None or now is None:
             return None
-        known = self.limits(frozenset({was.dtype, now.dtype}))
-        if known is None:
+        limits = self.limits(frozenset({was.dtype, now.dtype}))
+        if limits is None:
             return None
-        before, after = known.least_ns(was), known.least_ns(now)
+        before, after = limits.min_ns(was), limits.min_ns(now)
         if before is None or after is None:
             return None
-        return Ratio(after / before, roofline.SPREAD, known.provenance)
+        return Ratio(after / before, roofline.SPREAD, limits.provenance)
 
     def limits(self, dtypes: frozenset[str]) -> roofline.Limits | None:
-        """The machine's limits; None until `roofline.probes` of `dtypes` are measured."""
+        """Return the machine's limits; None until `roofline.probes` of `dtypes` are measured."""
         return roofline.limits(self._nanoseconds, dtypes)
 
     def _nanoseconds(self, call: Call) -> float | None:
@@ -190,7 +188,7 @@ class Durations:
         return None if answer is None else answer.nanoseconds
 
     def _measured(self, operator: str) -> list[tuple[Call, float]]:
-        """Every call of `operator` measured here, with its duration in ns."""
+        """Return all measured calls of `operator` with their durations in ns."""
         if not os.path.exists(self._path):
             return []
         with self._cache() as cache:
@@ -199,11 +197,13 @@ class Durations:
                 "AND threads = ? AND nanoseconds IS NOT NULL",
                 (self._machine, operator, self.threads),
             ).fetchall()
-            return [(Call.from_json(json.loads(asked)), float(took)) for asked, took in rows]
+            return [
+                (Call.from_json(json.loads(call)), float(elapsed_ns)) for call, elapsed_ns in rows
+            ]
 
     @contextlib.contextmanager
     def _cache(self) -> Iterator[sqlite3.Connection]:
-        """What is kept between runs, closed afterwards; a `StoreError` where it cannot be used."""
+        """Open the cache file; raises `StoreError` if it cannot be used."""
         with (
             errors_in_words(self._path),
             contextlib.closing(open_database(self._path, _MIGRATIONS)) as cache,
@@ -214,9 +214,9 @@ class Durations:
                 ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError,
             ) as error:  # fmt: skip
                 raise StoreError(
-                    f"the timings kept there are damaged: {error!r}",
+                    f"the stored timings are damaged: {error!r}",
                     where=str(self._path),
-                    remedy="move the file away; a new one is made at the next run",
+                    remedy="move the file away; a new one is created at the next run",
                 ) from error
 
     def measure(
@@ -227,42 +227,41 @@ class Durations:
         *,
         roughly: bool = False,
     ) -> None:
-        """Micro-benchmark every call that is not known yet, in a child process.
+        """Micro-benchmark every call without a cached duration, in a child process.
 
-        The calls of one batch are measured in turns, so that their ratios hold even when the
-        machine's speed drifts. What cannot be run alone is remembered as such; what had to wait
-        for a core serves this object alone, since the machine may be idle the next time. Where
-        there was such a call, the machine's limits are measured too, which `ratio` falls back on.
+        The calls of a batch are interleaved, so that their ratios hold while the machine's speed
+        drifts. Calls that cannot run in isolation are recorded as such; the machine's limits are
+        measured for them, which `ratio` falls back on. Timings that waited for a core are not
+        stored, since the machine may be idle at the next run.
 
         Args:
-            calls: those first that matter most, where there is no time for all.
-            until: of `time.monotonic`, when no further batch is begun.
-            roughly: whether a few repetitions will do; what is measured so serves this object
-                alone.
+            calls: the most important ones first, in case there is no time for all.
+            until: time of `time.monotonic` after which no batch is started.
+            roughly: whether a few repetitions suffice; such timings are not stored.
 
         Raises:
             ChildError: the benchmarking process died.
         """
-        asked = list(calls)
-        missing = self.missing(asked)
+        requested = list(calls)
+        missing = self.missing(requested)
         if not missing or time.monotonic() >= until:
             return
-        most = max(threads for (_, threads), _ in missing)
+        max_threads = max(threads for (_, threads), _ in missing)
         with self.measuring():
             for begin in range(0, len(missing), _BATCH):
                 if time.monotonic() >= until:
                     return
                 batch = missing[begin : begin + _BATCH]
                 report(f"measuring operators {begin + 1} to {begin + len(batch)} of {len(missing)}")
-                self._benchmark(most, batch, roughly)
-            dtypes = self._without_answer(asked)
+                self._benchmark(max_threads, batch, roughly)
+            dtypes = self._without_answer(requested)
             if dtypes and (probes := self.missing(roofline.probes(dtypes))):
                 report("measuring this machine's limits")
                 self._benchmark(self.threads, probes)
 
     @contextlib.contextmanager
     def measuring(self) -> Iterator[None]:
-        """Within it one child serves every `measure`: each takes seconds to import torch."""
+        """Use one child for every `measure` of the block, since importing torch takes seconds."""
         if self._children is not None:
             yield
             return
@@ -271,100 +270,103 @@ class Durations:
             try:
                 yield
             finally:
-                self._children = self._kept = None
+                self._children = self._current = None
 
     def _child(self, threads: int) -> Child:
-        """The one that serves while `measuring` lasts; another where it has too few threads."""
+        """Return the current child, or a new one if it has too few threads."""
         assert self._children is not None
-        if self._kept is None or self._kept[1] < threads:
+        if self._current is None or self._current[1] < threads:
             environment = one_pool(threads) | self._environment
             child = Child("the micro-benchmark", environment=environment)
-            self._kept = self._children.enter_context(child), threads
-        return self._kept[0]
+            self._current = self._children.enter_context(child), threads
+        return self._current[0]
 
     def _benchmark(
-        self, most: int, batch: list[tuple[_Key, Question]], roughly: bool = False
+        self, max_threads: int, batch: list[tuple[_Key, Question]], roughly: bool = False
     ) -> None:
-        child = self._child(most)
-        # One that fails serves no more.
-        kept, self._kept = self._kept, None
+        child = self._child(max_threads)
+        # A child that fails is not used again.
+        current, self._current = self._current, None
         answers = child.call(
             "slipstream.durations.microbenchmark:run",
             timeout_s=_BATCH_TIMEOUT_S,
-            calls=[one.call.to_json() for _, one in batch],
+            calls=[question.call.to_json() for _, question in batch],
             threads=[threads for (_, threads), _ in batch],
-            wall=[one.wall for _, one in batch],
-            warm=[one.warm for _, one in batch],
+            wall=[question.wall for _, question in batch],
+            warm=[question.warm for _, question in batch],
             roughly=roughly,
         )
-        self._kept = kept
-        self._save(list(zip(batch, answers, strict=True)), keep=not roughly)
+        self._current = current
+        self._save(list(zip(batch, answers, strict=True)), store=not roughly)
 
-    def _without_answer(self, asked: Iterable[Call | Question]) -> frozenset[str]:
-        """The dtypes of calls that could not be run alone, and whose work is known."""
-        alone = (work(one) for one in asked if isinstance(one, Call) and self.lookup(one) is None)
-        return frozenset(one.dtype for one in alone if one is not None)
+    def _without_answer(self, calls: Iterable[Call | Question]) -> frozenset[str]:
+        """Return the dtypes of calls that could not run in isolation and whose work is known."""
+        works = (work(call) for call in calls if isinstance(call, Call) and not self.lookup(call))
+        return frozenset(call_work.dtype for call_work in works if call_work is not None)
 
     def missing(self, calls: Iterable[Call | Question]) -> list[tuple[_Key, Question]]:
-        """Those of `calls` that `measure` would micro-benchmark now, with their keys."""
-        wanted = {self._key(call): Question.of(call) for call in calls}
-        self._load([key for key in wanted if key not in self._known])
-        return [(key, one) for key, one in wanted.items() if key not in self._known]
+        """Return the calls that `measure` would micro-benchmark now, with their keys."""
+        questions = {self._key(call): Question.of(call) for call in calls}
+        self._load([key for key in questions if key not in self._answers])
+        return [(key, q) for key, q in questions.items() if key not in self._answers]
 
     def _key(self, call: Call | Question) -> _Key:
-        one = Question.of(call)
-        return one.key, self.threads if one.threads is None else one.threads
+        question = Question.of(call)
+        return question.key, self.threads if question.threads is None else question.threads
 
     def _load(self, keys: list[_Key]) -> None:
-        # The file is opened once for a call that nobody measured, not at every look.
-        left = [key for key in keys if key not in self._looked_up]
-        self._looked_up.update(left)
-        # Not Path.exists(), which fails in a folder that may not be looked into.
-        if not left or not os.path.exists(self._path):
+        # Look up each call in the file only once.
+        new = [key for key in keys if key not in self._looked_up]
+        self._looked_up.update(new)
+        # Not Path.exists(), which raises for a folder without permission.
+        if not new or not os.path.exists(self._path):
             return
         with self._cache() as cache:
-            for key in left:
+            for key in new:
                 row = cache.execute(
                     "SELECT nanoseconds, spread, workspace, made FROM duration "
                     "WHERE machine = ? AND call = ? AND threads = ?",
                     (self._machine, _digest(key[0]), key[1]),
                 ).fetchone()
                 if row is not None:
-                    self._known[key] = _answer(row[0], row[1], row[2], json.loads(row[3] or "null"))
+                    self._answers[key] = _answer(
+                        row[0], row[1], row[2], json.loads(row[3] or "null")
+                    )
 
     def _save(
-        self, rows: list[tuple[tuple[_Key, Question], dict[str, Any]]], *, keep: bool = True
+        self, rows: list[tuple[tuple[_Key, Question], dict[str, Any]]], *, store: bool = True
     ) -> None:
         with self._without_cache(), self._cache() as cache, transaction(cache):
-            for (key, one), answer in rows if keep else ():
-                if answer.get("waited", 0.0) > _MOST_WAITED:
+            for (key, question), answer in rows if store else ():
+                if answer.get("waited", 0.0) > _MAX_WAITED:
                     continue
-                plain = one.key == one.call.key
+                plain = question.key == question.call.key
                 cache.execute(
                     "INSERT OR REPLACE INTO duration "
                     "(machine, call, threads, nanoseconds, spread, error, operator, asked, "
                     "workspace, made) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                     (
                         self._machine, _digest(key[0]), key[1], answer.get("nanoseconds"),
-                        answer.get("spread"), answer.get("error"), one.call.name if plain else None,
-                        json.dumps(one.call.to_json()) if plain else None,
+                        answer.get("spread"), answer.get("error"),
+                        question.call.name if plain else None,
+                        json.dumps(question.call.to_json()) if plain else None,
                         answer.get("workspace"), json.dumps(answer.get("made")),
                     ),
                 )  # fmt: skip
         self._neighbours.clear()
         for (key, _), answer in rows:
-            self._known[key] = _answer(*(answer.get(name) for name in _ANSWER))
+            self._answers[key] = _answer(*(answer.get(name) for name in _ANSWER))
 
     @contextlib.contextmanager
     def _without_cache(self) -> Iterator[None]:
-        """What cannot be kept for the next time still serves this one."""
+        """Warn once if timings cannot be stored; they are still used in this process."""
         try:
             yield
         except StoreError as error:
             if not self._warned:
-                place = "XDG_CACHE_HOME names the folder it goes to"
+                place = "set XDG_CACHE_HOME to another folder"
                 warnings.warn(
-                    f"timings of operators cannot be kept: {error.what} ({self._path}); {place}",
+                    f"timings of operators cannot be stored: {error.what} ({self._path}); {place}",
                     SlipstreamWarning,
                     stacklevel=2,
                 )
@@ -379,9 +381,9 @@ def _answer(
 ) -> Answer | None:
     if nanoseconds is None:
         return None
-    took, unsure = float(nanoseconds), float(spread or 0.0)
     returned = None if made is None else tuple(made)
-    return Answer(took, unsure, Provenance.MICROBENCHMARK, workspace, returned)
+    provenance = Provenance.MICROBENCHMARK
+    return Answer(float(nanoseconds), float(spread or 0.0), provenance, workspace, returned)
 
 
 def _digest(key: str) -> str:
@@ -389,20 +391,20 @@ def _digest(key: str) -> str:
 
 
 def cache_folder() -> Path:
-    """Where this machine's measurements are kept between runs."""
+    """Return the folder of cached measurements; honours ``$XDG_CACHE_HOME``."""
     if base := os.environ.get("XDG_CACHE_HOME"):
         return Path(base) / "slipstream"
     try:
         return Path.home() / ".cache" / "slipstream"
     except RuntimeError:
-        # A user without a home, as in many containers.
+        # Users in many containers have no home.
         return Path(tempfile.gettempdir()) / f"cache-{os.getuid()}" / "slipstream"
 
 
 def machine_key() -> str:
-    """What must be equal for a micro-benchmark to be reused.
+    """Return a hash of what must be equal for a timing to be reused.
 
-    The processor, the builds of libraries, and the instruction sets that these are held to.
+    This is the processor, the builds of libraries, and their limits of instruction sets.
     """
     from importlib.metadata import version
 
@@ -424,31 +426,31 @@ def _cpu_model() -> str:
 
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
-            wanted = ("model name", "stepping", "flags", "CPU part", "Features")
-            seen: dict[str, str] = {}
+            fields = ("model name", "stepping", "flags", "CPU part", "Features")
+            values: dict[str, str] = {}
             for line in lines:
                 key, _, value = line.partition(":")
-                if key.strip() in wanted:
-                    seen.setdefault(key.strip(), value.strip())
-            return json.dumps(seen, sort_keys=True)
+                if key.strip() in fields:
+                    values.setdefault(key.strip(), value.strip())
+            return json.dumps(values, sort_keys=True)
     except OSError:
         return platform.processor() or platform.machine()
 
 
 def one_pool(threads: int) -> dict[str, str]:
-    """Environment that keeps OpenMP, BLAS and torch at `threads`; nothing for 0."""
+    """Return variables that limit OpenMP, BLAS and torch to `threads`; none for 0."""
     if not threads:
         return {}
     return {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
 
 
 def usable_cores() -> int:
-    """Physical cores this process may use; two threads of one core do not count twice."""
+    """Return the number of physical cores that this process may use."""
     import psutil
 
     try:
         allowed = len(os.sched_getaffinity(0))
     except AttributeError:
-        # Not every system can tell.
+        # Not available on every system.
         allowed = os.cpu_count() or 1
     return max(1, min(allowed, psutil.cpu_count(logical=False) or allowed))

@@ -1,9 +1,8 @@
-"""Instruction sets of this processor as devices of their own: libraries told to use no newer one.
+"""Instruction sets of this processor, as limits of what libraries may use.
 
 PyTorch's own kernels obey ``ATEN_CPU_CAPABILITY``, those of oneDNN ``ONEDNN_MAX_CPU_ISA``, ours
-``SLIPSTREAM_INSTRUCTION_SET``. Other libraries (MKL on some processors) choose by themselves,
-whatever they are told; what is measured under a level is measured with them, so that it holds for
-them.
+``SLIPSTREAM_INSTRUCTION_SET``. Other libraries (MKL on some processors) ignore such limits; timings
+under a level include them.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 from slipstream.errors import UnknownNameError
 
 CAPS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA")
-"""What holds PyTorch's libraries to an instruction set."""
+"""Variables that limit the instruction sets of PyTorch's libraries."""
 
 
 @dataclass(frozen=True)
@@ -22,10 +21,10 @@ class Level:
     """An instruction set.
 
     Attributes:
-        name: ours, "avx2".
-        capability: what ``torch.backends.cpu.get_cpu_capability()`` calls it.
-        environment: variables of a process that uses no newer one.
-        flags: that a processor needs, by Linux's names.
+        name: slipstream's name, such as "avx2".
+        capability: name in ``torch.backends.cpu.get_cpu_capability()``.
+        environment: variables of a process that uses no newer instruction set.
+        flags: required processor flags, as named by Linux.
     """
 
     name: str
@@ -57,29 +56,29 @@ LEVELS = (
         frozenset({"sse4_1"}),
     ),
 )  # fmt: skip
-"""From the newest to the oldest."""
+"""All levels, newest first."""
 
 
 def level(name: str) -> Level:
-    """The level of that name; "sse41" is "sse4.1".
+    """Return the level called `name`; "sse41" is "sse4.1".
 
     Raises:
-        UnknownNameError: there is none.
+        UnknownNameError: no level has this name.
     """
-    for one in LEVELS:
-        if one.name.replace(".", "") == name.lower().replace(".", "").replace("-", ""):
-            return one
-    raise UnknownNameError("instruction set", name, [one.name for one in LEVELS])
+    for candidate in LEVELS:
+        if candidate.name.replace(".", "") == name.lower().replace(".", "").replace("-", ""):
+            return candidate
+    raise UnknownNameError("instruction set", name, [candidate.name for candidate in LEVELS])
 
 
 def level_of(capability: str) -> Level | None:
-    """The level that torch calls `capability`; None for one that is not ours (ARM's, IBM's)."""
-    return next((one for one in LEVELS if one.capability == capability.upper()), None)
+    """Return the level of torch's `capability`; None for other architectures."""
+    return next((level for level in LEVELS if level.capability == capability.upper()), None)
 
 
 def levels_here() -> tuple[Level, ...]:
-    """The levels that this processor has."""
+    """Return the levels that this processor supports."""
     from slipstream.measure.environment import processor_flags
 
     flags = processor_flags()
-    return tuple(one for one in LEVELS if one.flags <= flags)
+    return tuple(level for level in LEVELS if level.flags <= flags)

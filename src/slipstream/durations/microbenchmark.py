@@ -1,25 +1,26 @@
 """Time single operator calls with the recorded strides and random data. Runs in a child process.
 
-Each call gets several sets of inputs, used in turn, so that an operator finds its inputs as far
-away as in a real step, not hot from the last repetition; one that is asked for warm has a single
-set. All calls of a batch are timed round by
-round; each keeps its minimum. On one thread CPU time is taken: other programs do not add to it.
-Where one thread is compared with several, both are timed by the wall clock. There other programs
-do add: an operator on two threads whose cores are taken waits for them in every repetition, a
-hundred times as long as it runs, and all repetitions agree. So the kernel is asked how long our
-threads waited for a core, and what they waited is part of the spread.
+Each call rotates through several sets of inputs, so that an operator finds them as far away as in a
+real step, not in the cache from the last repetition; a warm call has a single set. The calls of a
+batch are timed round by round, and each keeps its minimum. One thread is timed by CPU time, which
+excludes other programs. Several threads, and one that is compared with several, are timed by the
+wall clock, which includes them: an operator on two threads whose cores are busy waits for them in
+every repetition, up to a hundred times its own duration. The time that our threads waited for a
+core, as counted by the kernel, is therefore part of the spread.
 
-Besides operators there are four calls that are not in torch's schema:
-``slipstream::optimizer_step``, a whole ``optimizer.step()`` over parameters of given shapes, Python
-and all; ``slipstream::take_batch``, what the main process does to get a batch of tensors of
-given shapes from a worker of a ``DataLoader`` that has it ready; ``slipstream::in_mode``, an
-operator called with autograd, without, or in inference mode; and ``slipstream::module_pass``, the
-forward or backward pass of a module, Python and all.
-A technique adds calls of its own, ``slipstream::NAME``, by an entry point NAME in the group
-``slipstream.timers``: a function from the `Call` to what is to be timed; and an operator of
-torch's library by one in ``slipstream.operators``: the module that registers it. A function of the
-same name in ``slipstream.timers_together`` is given a batch's calls first: to compile them in one
-go. Only what is installed can be named so, whatever a graph holds.
+Four calls are not operators of torch:
+
+- ``slipstream::optimizer_step``: a whole ``optimizer.step()`` over parameters of given shapes;
+- ``slipstream::take_batch``: the main process's work to take a batch from a ready worker of a
+  ``DataLoader``;
+- ``slipstream::in_mode``: an operator with autograd, without, or in inference mode;
+- ``slipstream::module_pass``: the forward or backward pass of a module.
+
+A technique adds its own call ``slipstream::NAME`` by an entry point NAME in the group
+``slipstream.timers``, a function from a `Call` to the function to time. An entry point in
+``slipstream.operators`` is the module that registers a torch operator. One in
+``slipstream.timers_together`` is called first with all such calls of a batch, for instance to
+compile them together. A graph can only name installed entry points.
 """
 
 from __future__ import annotations
@@ -49,21 +50,22 @@ TIMERS = "slipstream.timers"
 TOGETHER = "slipstream.timers_together"
 OPERATORS = "slipstream.operators"
 _ROUNDS, _FEW_ROUNDS = 15, 4
-# What takes long in a round is disturbed less, for its length; it takes part in fewer. That rounds
-# agree is no reason for fewer: all of them may have had the same neighbour. Seconds, by rounds.
+# Long calls are disturbed less and take part in fewer rounds: total seconds after which a call is
+# done, by number of rounds. Agreement between rounds is no reason to stop, since another program
+# may have disturbed all of them.
 _ENOUGH_S = {5: 0.15, 3: 0.6}
-# What a first run makes for later ones is little beside so long a call: one run tells its length.
+# For longer calls the set-up of a first run is negligible, so one run suffices to estimate them.
 _LONG_NS = 50e6
 _SAMPLE_NS = 2e6
 _BATCH_BUDGET_S = 20.0
-# Beyond the second-level cache of the processors this runs on, and small enough to allocate fast.
+# Larger than the second-level caches of current processors, and small enough to allocate quickly.
 _ROTATED_BYTES = 32 << 20
-_MOST_SETS = 16
+_MAX_SETS = 16
 _PAGE_BYTES = 4096
-_MOST_WAITED = 0.99
+_MAX_WAITED = 0.99
 _WORK = "slipstream work "
-# Its kernel makes what the backward pass reads only while gradients are recorded.
-_ASKS_THE_MODE = ("aten::mkldnn_rnn_layer",)
+# Kernels that create the inputs of the backward pass only while gradients are recorded.
+_DEPENDS_ON_MODE = ("aten::mkldnn_rnn_layer",)
 
 
 def run(
@@ -73,21 +75,22 @@ def run(
     warm: Sequence[bool] = (),
     roughly: bool = False,
 ) -> list[dict[str, Any]]:
-    """For each call (JSON of `Call.to_json`) how long it takes, or ``{"error"}``.
+    """Time the calls, given as JSON by `Call.to_json`; return a result per call.
 
-    ``nanoseconds``, ``spread``, ``workspace`` and ``made`` are those of an `Answer`; ``waited`` is
-    the share of that time in which threads may have waited for a core, 0 where CPU time is taken.
+    A result has ``nanoseconds``, ``spread``, ``workspace`` and ``made`` of an `Answer`, and
+    ``waited``, the share of time in which threads may have waited for a core (0 for CPU time); or
+    ``error``.
 
     Args:
-        threads: intra-op threads, of all or of each; 0 for what torch chooses.
-        wall: of each, whether to take the wall clock on one thread too.
-        warm: of each, whether its operands are to be in the caches already.
-        roughly: whether a few rounds will do.
+        threads: intra-op threads of all calls or of each; 0 for torch's default.
+        wall: per call, whether to use the wall clock on one thread too.
+        warm: per call, whether its operands are in the caches.
+        roughly: whether a few rounds suffice.
     """
     import torch
 
-    # A captured step's page faults are a task of their own; one call repeated alone would give
-    # its memory back and fault it in again every time.
+    # Page faults are separate tasks of a recorded step; a call repeated alone would return its
+    # memory and fault it in again every time.
     keep_pages()
     torch.manual_seed(0)
     default = torch.get_num_threads()
@@ -97,12 +100,12 @@ def run(
         time.thread_time_ns if count == 1 and not by_wall else time.perf_counter_ns
         for count, by_wall in zip(counts, wall or [False] * len(calls), strict=True)
     ]
-    _make_ready(calls)
+    _prepare_together(calls)
     results: list[dict[str, Any]] = []
     timers: list[_Timer | None] = []
-    # With each sample the share of it that was waited.
+    # Pairs of duration and share of waiting.
     samples: list[list[tuple[float, float]]] = [[] for _ in calls]
-    # An in-place operator repeated often enough would shrink its numbers into the slow range.
+    # Repeated in-place operators may shrink values to denormals, which are slow.
     torch.set_flush_denormal(True)
     try:
         with torch.no_grad():
@@ -131,38 +134,38 @@ def run(
                     break
     finally:
         torch.set_flush_denormal(False)
-    for i, taken in enumerate(samples):
-        if taken:
-            ordered = sorted(taken)
+    for i, pairs in enumerate(samples):
+        if pairs:
+            ordered = sorted(pairs)
             middle = ordered[len(ordered) // 2]
             quarter = len(ordered) // 4
             spread = (ordered[-1 - quarter][0] - ordered[quarter][0]) / 2 / max(middle[0], 1e-9)
-            # The least of differences would be the one with the most noise in what is taken off.
+            # The minimum of differences would have the largest noise in the subtracted part.
             difference = str(calls[i][0]).startswith(CHECKPOINT)
             nanoseconds, waited = middle if difference else ordered[0]
-            # Undisturbed it would have taken somewhere from what was not waited to all of it.
+            # Without interference it takes between the time without waiting and all of it.
             spread = math.hypot(spread, math.log1p(-waited))
             results[i] = {"nanoseconds": nanoseconds, "spread": spread, "waited": waited} | needs[i]
     return results
 
 
 def _with_waiting(timer: Callable[[], float]) -> tuple[float, float]:
-    """What `timer` returns, and for which share of it threads of ours waited for a core."""
+    """Return the result of `timer` and the share of time its threads waited for a core."""
     waited, began = waited_ns(), time.perf_counter_ns()
     sample = timer()
-    took = time.perf_counter_ns() - began
-    # Of a thread that ended meanwhile nothing is known any more.
-    return sample, min(max(waited_ns() - waited, 0) / took, _MOST_WAITED)
+    elapsed_ns = time.perf_counter_ns() - began
+    # The sum decreases if a thread exited meanwhile.
+    return sample, min(max(waited_ns() - waited, 0) / elapsed_ns, _MAX_WAITED)
 
 
 def waited_ns() -> int:
-    """How long all threads of this process were ready to run and had no core; 0 if unknown.
+    """Return how long this process's threads have waited for a core so far; 0 if unknown.
 
     Source: the second number of ``/proc/PID/task/TID/schedstat`` (Linux).
     """
     total = 0
     for path in glob.iglob("/proc/self/task/*/schedstat"):
-        # A thread may end meanwhile.
+        # A thread may exit meanwhile.
         with contextlib.suppress(OSError, IndexError, ValueError):
             total += int(Path(path).read_text().split()[1])
     return total
@@ -170,11 +173,11 @@ def waited_ns() -> int:
 
 @dataclass(frozen=True)
 class _Timer:
-    """How one call is timed.
+    """Functions that time one call.
 
     Attributes:
-        sample: runs it for about two milliseconds and returns ns per call.
-        once: runs it once and returns what it makes; None for what is no operator of a step.
+        sample: runs the call for about two milliseconds; returns ns per call.
+        once: runs the call once and returns its outputs; None if it is not an operator.
     """
 
     sample: Callable[[], float]
@@ -182,7 +185,7 @@ class _Timer:
 
 
 def _needs(works: Sequence[Callable[[], object] | None]) -> list[dict[str, Any]]:
-    """Of each work its ``workspace`` and ``made``, as an `Answer` has them; {} for None."""
+    """Return ``workspace`` and ``made`` of an `Answer` for each function; {} for None."""
     import torch
     from torch._C._profiler import _EventType
     from torch.utils._pytree import tree_leaves
@@ -191,14 +194,14 @@ def _needs(works: Sequence[Callable[[], object] | None]) -> list[dict[str, Any]]
     if not any(works):
         return needs
     activities = [torch.profiler.ProfilerActivity.CPU]
-    # One for all: starting and stopping it takes longer than most operators.
+    # One profiler for all, since starting and stopping it takes longer than most operators.
     with torch.profiler.profile(activities=activities, profile_memory=True) as profiler:
         for i, work in enumerate(works):
             if work is not None:
                 with torch.profiler.record_function(f"{_WORK}{i}"):
                     outputs = tree_leaves(work())
-                tensors = [one for one in outputs if isinstance(one, torch.Tensor)]
-                needs[i]["made"] = [one.untyped_storage().nbytes() for one in tensors]
+                tensors = [output for output in outputs if isinstance(output, torch.Tensor)]
+                needs[i]["made"] = [tensor.untyped_storage().nbytes() for tensor in tensors]
                 del outputs, tensors
     stack = list(profiler.profiler.kineto_results.experimental_event_tree())
     while stack:
@@ -208,17 +211,16 @@ def _needs(works: Sequence[Callable[[], object] | None]) -> list[dict[str, Any]]
             continue
         inside, changes = [event], []
         while inside:
-            one = inside.pop()
-            inside.extend(one.children)
-            if one.tag == _EventType.Allocation and one.extra_fields.device.type == "cpu":
-                changes.append((one.start_time_ns, one.extra_fields.alloc_size))
+            inner = inside.pop()
+            inside.extend(inner.children)
+            if inner.tag == _EventType.Allocation and inner.extra_fields.device.type == "cpu":
+                changes.append((inner.start_time_ns, inner.extra_fields.alloc_size))
         levels = list(itertools.accumulate((size for _, size in sorted(changes)), initial=0))
         needs[int(event.name.removeprefix(_WORK))]["workspace"] = max(levels) - levels[-1]
     return needs
 
 
 def _timer(call: Call, clock: Callable[[], int], warm: bool = False) -> _Timer:
-    """How `call` is timed."""
     import torch
 
     if call.op.startswith(TAKE_BATCH):
@@ -229,12 +231,12 @@ def _timer(call: Call, clock: Callable[[], int], warm: bool = False) -> _Timer:
         return _Timer(checkpoint_overhead(call.arguments[0], clock))
     if (make := _registered(call.name)) is not None:
         return _Timer(_repeated(make(call), clock))
-    mode = torch.enable_grad if call.name in _ASKS_THE_MODE else contextlib.nullcontext
-    return _operator_timer(call, clock, mode=mode, most_sets=1 if warm else _MOST_SETS)
+    mode = torch.enable_grad if call.name in _DEPENDS_ON_MODE else contextlib.nullcontext
+    return _operator_timer(call, clock, mode=mode, max_sets=1 if warm else _MAX_SETS)
 
 
 def _registered(name: str) -> Callable[[Call], Callable[[], object]] | None:
-    """What an installed package times under this name; None where nobody does."""
+    """Return the installed timer of this name, or None."""
     namespace, _, short = name.partition("::")
     if namespace != "slipstream":
         return None
@@ -244,16 +246,16 @@ def _registered(name: str) -> Callable[[Call], Callable[[], object]] | None:
     return None
 
 
-def _make_ready(calls: Sequence[Any]) -> None:
-    """Give the calls of each timer to what makes them ready together, where it has such a one.
+def _prepare_together(calls: Sequence[Any]) -> None:
+    """Pass the calls of each timer to its entry point in ``slipstream.timers_together``.
 
-    What goes wrong there is left to each call's own timer, which tells it apart.
+    Errors are ignored here; each call's own timer raises them again.
     """
     for point in entry_points(group=TOGETHER):
-        alike = [one for one in calls if str(one[0]).startswith(f"slipstream::{point.name}(")]
-        if len(alike) > 1:
+        batch = [call for call in calls if str(call[0]).startswith(f"slipstream::{point.name}(")]
+        if len(batch) > 1:
             with contextlib.suppress(Exception):
-                point.load()([Call.from_json(one) for one in alike])
+                point.load()([Call.from_json(call) for call in batch])
 
 
 def _repeated(work: Callable[[], object], clock: Callable[[], int]) -> Callable[[], float]:
@@ -274,30 +276,30 @@ def _repeated(work: Callable[[], object], clock: Callable[[], int]) -> Callable[
 def _operator_timer(
     call: Call,
     clock: Callable[[], int],
-    prepare: Callable[[Any], Any] = lambda made: made,
+    prepare: Callable[[Any], Any] = lambda inputs: inputs,
     mode: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
-    most_sets: int = _MOST_SETS,
+    max_sets: int = _MAX_SETS,
 ) -> _Timer:
-    """A timer of an operator that runs in `mode`; `prepare` is given every set of inputs."""
+    """Return a timer of an operator in `mode`; `prepare` is applied to every set of inputs."""
     operator, positional, named = _resolve(call)
     size = sum(spec.nbytes for spec in call.inputs) + sum(spec.nbytes for spec in call.outputs)
 
-    def given() -> Any:
+    def new_inputs() -> Any:
         keyed = {name: make() for name, make in named.items()}
         return prepare((tuple(make() for make in positional), keyed))
 
-    arguments, keywords = given()
+    arguments, keywords = new_inputs()
     with mode():
         for _ in range(2):
             start = clock()
             operator(*arguments, **keywords)
-            took = max(clock() - start, 200)
-            if took > _LONG_NS:
+            elapsed_ns = max(clock() - start, 200)
+            if elapsed_ns > _LONG_NS:
                 break
-    repeats = max(1, round(_SAMPLE_NS / took))
-    # No more than are used: making them takes longer than most operators.
-    sets = max(1, min(most_sets, _ROTATED_BYTES // max(size, 1), repeats))
-    inputs = [(arguments, keywords), *(given() for _ in range(sets - 1))]
+    repeats = max(1, round(_SAMPLE_NS / elapsed_ns))
+    # At most one per repetition, since creating inputs takes longer than most operators.
+    sets = max(1, min(max_sets, _ROTATED_BYTES // max(size, 1), repeats))
+    inputs = [(arguments, keywords), *(new_inputs() for _ in range(sets - 1))]
     schedule = [inputs[i % sets] for i in range(repeats)]
 
     def sample() -> float:
@@ -317,7 +319,7 @@ def _operator_timer(
 def _resolve(
     call: Call,
 ) -> tuple[Any, list[Callable[[], Any]], dict[str, Callable[[], Any]]]:
-    """The operator, and makers of its positional and keyword-only arguments."""
+    """Return the operator, and factories of its positional and keyword-only arguments."""
     import torch
 
     if call.op.startswith(OPTIMIZER_STEP):
@@ -344,9 +346,9 @@ def _resolve(
 
 
 def _optimizer(call: Call) -> Any:
-    """An optimizer as described, with gradients, past the step that makes its state.
+    """Return an optimizer with gradients, after the step that creates its state.
 
-    Gradients have as many zeros as the recorded ones, in one piece, as rows that nobody used.
+    Gradients have as many zeros as recorded, contiguously, like unused rows of an embedding.
     """
     import torch
 
@@ -366,24 +368,24 @@ def _optimizer(call: Call) -> Any:
 
 
 def _module_pass(call: Call) -> Callable[[], Any]:
-    """One pass of a module.
+    """Return a function that runs one pass of a module.
 
     The call's arguments are the class (``package.module:Class``), its settings as pairs, the input,
-    and whether to time the backward pass. A module that is given integers looks them up in a table
-    of its ``num_embeddings`` rows; its backward pass goes to its parameters.
+    and whether to time the backward pass. Integer inputs are indices below ``num_embeddings``; the
+    backward pass then goes to the parameters.
     """
     import torch
 
     path, settings, spec, backward = call.arguments
     home, _, name = path.partition(":")
     module = getattr(importlib.import_module(home), name)(**dict(settings))
-    given = random_tensor(spec, getattr(module, "num_embeddings", 1))
-    floating = given.is_floating_point()
-    sources = [given.requires_grad_()] if floating else list(module.parameters())
+    inputs = random_tensor(spec, getattr(module, "num_embeddings", 1))
+    floating = inputs.is_floating_point()
+    sources = [inputs.requires_grad_()] if floating else list(module.parameters())
 
     def forward() -> Any:
         with torch.enable_grad():
-            return module(given)
+            return module(inputs)
 
     if not backward:
         return forward
@@ -396,8 +398,8 @@ def _in_mode(call: Call, clock: Callable[[], int]) -> _Timer:
     """Time an operator in a mode of autograd.
 
     The call's arguments are the mode (``grad``, ``no_grad``, ``inference``), the operator, its
-    arguments, and what each of its tensors is: a ``parameter``, an ``activation`` that parameters
-    have gone into, or ``other``.
+    arguments, and the role of each tensor: a ``parameter``, an ``activation`` computed from
+    parameters, or ``other``.
     """
     import torch
     from torch.utils._pytree import tree_map_only
@@ -411,32 +413,32 @@ def _in_mode(call: Call, clock: Callable[[], int]) -> _Timer:
     }
     enter = modes[mode]
 
-    def prepare(made: Any) -> Any:
-        left = iter(roles)
+    def prepare(inputs: Any) -> Any:
+        remaining = iter(roles)
 
         def as_in_step(tensor: Any) -> Any:
-            role = next(left)
+            role = next(remaining)
             if mode == "inference" and role == "activation":
                 with enter():
                     return tensor.clone(memory_format=torch.preserve_format)
             traced = role != "other" and tensor.is_floating_point()
             return tensor.requires_grad_() if mode == "grad" and traced else tensor
 
-        return tree_map_only(torch.Tensor, as_in_step, made)
+        return tree_map_only(torch.Tensor, as_in_step, inputs)
 
     return _operator_timer(inner, clock, prepare, enter)
 
 
 def _take_batch(call: Call) -> Callable[[], float]:
-    """Take one batch from a worker that has it ready; returns the ns of CPU time it takes.
+    """Return a function that takes a batch from a worker, and returns the ns of CPU time.
 
-    On any number of threads CPU time is taken: what is spent waiting for the worker is not in it.
+    CPU time excludes waiting for the worker, for any number of threads.
     """
     import torch
     from torch.utils.data import DataLoader, IterableDataset
 
     class Batches(IterableDataset[list[Any]]):
-        """The same tensors again and again; collated nowhere, copied to shared memory by torch."""
+        """Endless batches of the given shapes, which torch copies to shared memory."""
 
         def __iter__(self) -> Iterator[list[Any]]:
             while True:
@@ -448,7 +450,7 @@ def _take_batch(call: Call) -> Callable[[], float]:
         begin = time.thread_time_ns()
         batch = next(batches)
         for tensor in batch:
-            # The first touch of each page of shared memory costs too.
+            # Includes the first access to each page of shared memory.
             torch.sum(tensor.reshape(-1)[:: max(1, _PAGE_BYTES // tensor.element_size())])
         return float(time.thread_time_ns() - begin)
 
@@ -482,7 +484,7 @@ def _maker(value: Any, kind: str, bound: int) -> Callable[[], Any]:
 
 
 def random_tensor(spec: TensorSpec, bound: int = 1) -> Any:
-    """A tensor with `spec`'s dtype, shape and strides; integers lie in [0, bound)."""
+    """Return a random tensor with `spec`'s dtype, shape and strides; integers are in [0, bound)."""
     import torch
 
     dtype = getattr(torch, spec.dtype)
@@ -499,23 +501,23 @@ def random_tensor(spec: TensorSpec, bound: int = 1) -> Any:
     return torch.as_strided(base, spec.shape, spec.strides)
 
 
-_kept_numbers: list[Any] = []
+_cached_numbers: list[Any] = []
 
 
 def _random_numbers(count: int) -> Any:
-    """float32 [count], to be copied: making them takes ten times as long as copying them.
+    """Return cached random float32 [count]; copying them is ten times as fast as drawing them.
 
-    Positive and away from zero: no denormals, no domain errors in sqrt, log or division.
+    They are positive and away from zero, to avoid denormals and errors of sqrt, log and division.
     """
     import torch
 
-    if not _kept_numbers or len(_kept_numbers[0]) < count:
-        _kept_numbers[:] = [torch.rand(count, dtype=torch.float32).mul_(0.1).add_(0.01)]
-    return _kept_numbers[0][:count]
+    if not _cached_numbers or len(_cached_numbers[0]) < count:
+        _cached_numbers[:] = [torch.rand(count, dtype=torch.float32).mul_(0.1).add_(0.01)]
+    return _cached_numbers[0][:count]
 
 
 def _index_bound(call: Call) -> int:
-    """Below which value integer tensors of `call` are valid indices; 1 where we cannot tell."""
+    """Return the bound of valid indices in integer tensors of `call`; 1 if it is unknown."""
     first = call.inputs[0] if call.inputs else None
     if call.name == "aten::embedding" and first is not None:
         return first.shape[0]

@@ -1,8 +1,8 @@
-"""Where the bytes of a step go: what each operator moves, and what would have to move.
+"""Data movement of a step: bytes that each operator moves, and bytes that must move.
 
-Operators without a contraction that agree in their iteration space can run in one kernel, in which
-what one hands to the next never leaves the registers. What such a *region* reads from outside and
-writes for others had to move; everything else its operators moved beside that was avoidable.
+Operators without a contraction and with equal iteration spaces can run in one kernel, in which
+intermediate values stay in registers. Such a *region* must move what it reads from outside and
+writes for others; everything else that its operators move is avoidable.
 
 Source: Ivanov et al., "Data Movement Is All You Need: A Case Study on Optimizing Transformers",
 MLSys 2021, sections 3 and 4.
@@ -25,10 +25,10 @@ from slipstream.durations.traffic import (
 from slipstream.durations.work import work
 from slipstream.graph import Call, Graph
 
-# Larger regions are not raised to a later level: that would take too long to check.
-_RAISED = 64
+# Larger regions are not raised to a later level, which would take too long to check.
+_MAX_RAISED = 64
 _FUSED = (OperatorClass.ELEMENTWISE, OperatorClass.NORMALIZATION)
-# Draw from the generator's stream in an order of their own, or call back into Python: left alone.
+# Not fused, since the order of draws from the generator would change.
 _EFFECTS = frozenset({"normal", "uniform", "random", "exponential", "randn", "rand", "randint"})
 
 
@@ -37,11 +37,11 @@ class Operation:
     """An operator with the values it reads and writes.
 
     Attributes:
-        task: where it comes from: a task's number, or a place in another list.
-        call: what it calls.
-        reads: (value, bytes), of every tensor read; a value is what one operator wrote once.
-        writes: (value, bytes).
-        part: of the step: forward, backward, optimizer; no kernel spans two.
+        task: number of the task, or index in another list.
+        call: the operator call.
+        reads: (value, bytes) of every tensor read; each write of a tensor creates a new value.
+        writes: (value, bytes) of every tensor written.
+        part: phase of the step, such as forward or backward; no kernel spans two.
     """
 
     task: int
@@ -52,21 +52,21 @@ class Operation:
 
     @property
     def moved(self) -> int:
-        """Bytes of the kernel by itself."""
+        """Bytes read and written by the operator's own kernel."""
         return sum(n for _, n in self.reads) + sum(n for _, n in self.writes)
 
 
 @dataclass(frozen=True)
 class Moved:
-    """One operator's part of the step.
+    """Data movement and arithmetic of one operator.
 
     Attributes:
-        task: its number.
-        kind: its class.
-        moved_bytes: inputs read once and outputs written once by this kernel.
-        needed_bytes: of these, what crosses the boundary of its region.
+        task: number of the task.
+        kind: class of the operator.
+        moved_bytes: inputs read once and outputs written once by its own kernel.
+        needed_bytes: the part that crosses the boundary of its region.
         operations: multiplications and additions count one each.
-        region: number of the region it can run in with others.
+        region: number of the region that it can share with other operators.
     """
 
     task: int
@@ -78,22 +78,22 @@ class Moved:
 
 
 def operations_of(graph: Graph) -> tuple[list[Operation], frozenset[int]]:
-    """The operators of a recorded step in order, and the values that outlive it.
+    """Return the operators of a recorded step in order, and the values that outlive it.
 
-    A storage gets a new value whenever something is written to it; a view hands on the value.
+    Every write to a storage creates a new value; a view has the value of its base.
     """
     current: dict[int, int] = {}
-    known = -1
+    last_value = -1
 
     def value(storage: int) -> int:
-        nonlocal known
+        nonlocal last_value
         if storage < 0 or storage not in current:
-            known += 1
-            current[storage] = known
+            last_value += 1
+            current[storage] = last_value
         return current[storage]
 
     operations: list[Operation] = []
-    # By value: its storage and the task that wrote it.
+    # Storage and writing task of each value.
     written: dict[int, tuple[int, int]] = {}
     for task in range(len(graph)):
         call = graph.task(task).call
@@ -106,24 +106,24 @@ def operations_of(graph: Graph) -> tuple[list[Operation], frozenset[int]]:
         writes = []
         for storage, nbytes in zip(outputs, moved.writes, strict=False):
             if nbytes and storage >= 0:
-                known += 1
-                current[storage] = known
-                written[known] = storage, task
-                writes.append((known, nbytes))
+                last_value += 1
+                current[storage] = last_value
+                written[last_value] = storage, task
+                writes.append((last_value, nbytes))
             elif nbytes:
-                known += 1
-                writes.append((known, nbytes))
+                last_value += 1
+                writes.append((last_value, nbytes))
         if moved.extra:
-            # Written into inputs: the optimizer's fused kernels. Nobody reads it in this step.
-            known += 1
-            writes.append((known, moved.extra))
-            written[known] = -1, task
+            # Fused optimizer kernels write into inputs, which are not read again in this step.
+            last_value += 1
+            writes.append((last_value, moved.extra))
+            written[last_value] = -1, task
         operations.append(Operation(task, call, reads, tuple(writes), int(graph.tasks.phase[task])))
     return operations, _outliving(graph, written)
 
 
 def _outliving(graph: Graph, written: dict[int, tuple[int, int]]) -> frozenset[int]:
-    """Values still in memory when the step ends; all of them where memory was not recorded."""
+    """Return the values in memory at the end of the step; all if memory was not recorded."""
     memory = graph.memory
     if not len(memory):
         return frozenset(written)
@@ -135,19 +135,19 @@ def _outliving(graph: Graph, written: dict[int, tuple[int, int]]) -> frozenset[i
     lasting = set()
     for value, (storage, task) in written.items():
         spans = freed.get(storage, [(-1, -1)])
-        holds = [end for born, end in spans if born <= task and (end < 0 or end >= task)]
-        if not holds or any(end < 0 for end in holds):
+        ends = [end for born, end in spans if born <= task and (end < 0 or end >= task)]
+        if not ends or any(end < 0 for end in ends):
             lasting.add(value)
     return frozenset(lasting)
 
 
 def fusible(call: Call) -> bool:
-    """Whether an operator can be a part of a region: it contracts nothing and has no effect."""
+    """Whether an operator can be part of a region: no contraction and no side effect."""
     return operator_class(call) in _FUSED and short_name(call) not in _EFFECTS
 
 
 def iteration_size(call: Call) -> int:
-    """Points of its iteration space: elements of its largest tensor."""
+    """Return the size of the iteration space: the elements of the largest tensor."""
     return max((spec.numel for spec in (*call.inputs, *call.outputs)), default=0)
 
 
@@ -156,31 +156,31 @@ def find_regions(
     can: Sequence[bool] | None = None,
     agree: Callable[[int, int], bool] | None = None,
 ) -> list[int]:
-    """The region of each operation, by number; what stands alone has one of its own.
+    """Assign each operation the number of its region; a lone operation has its own.
 
-    Two operations share a region where one hands to the other, or both read the same, both can be
-    fused, belong to the same part of the step and iterate over as many points. The level of an
-    operation is the number of edges on the longest path to it that cannot be fused; only equal
-    levels share a region, so that no region waits for itself. What was begun early and is needed
-    by nobody before is raised to the level of its first user. Linear in the number of edges.
+    Two operations share a region if one reads the other's output or both read the same value, both
+    can be fused, and they have the same part of the step and the same iteration size. The level of
+    an operation is the maximum number of edges that cannot be fused on a path to it. Only equal
+    levels share a region, so that regions have no cycles. An operation without earlier users is
+    raised to the level of its first user. Linear in the number of edges.
 
     Args:
-        can: of each operation, whether it can be fused; `fusible` where None.
-        agree: whether two operations can share a kernel; `iteration_size` where None.
+        can: per operation, whether it can be fused; None for `fusible`.
+        agree: whether two operations can share a kernel; None for equal `iteration_size`.
     """
-    able = [fusible(one.call) for one in operations] if can is None else can
+    able = [fusible(operation.call) for operation in operations] if can is None else can
     same = agree if agree is not None else _same_size(operations)
     users: dict[int, list[int]] = {}
-    for number, one in enumerate(operations):
-        for v, _ in one.reads:
+    for number, operation in enumerate(operations):
+        for v, _ in operation.reads:
             users.setdefault(v, []).append(number)
     region = list(range(len(operations)))
     members = [[number] for number in range(len(operations))]
     level = [0] * len(operations)
     maker: dict[int, int] = {}
-    # Readers of a value at a level: siblings.
+    # Readers of a value by its level.
     readers: dict[tuple[int, int], list[int]] = {}
-    part = [one.part for one in operations]
+    part = [operation.part for operation in operations]
 
     def fuses(a: int, b: int) -> bool:
         return able[a] and able[b] and part[a] == part[b] and same(a, b)
@@ -188,20 +188,20 @@ def find_regions(
     def join(a: int, b: int) -> None:
         big, small = sorted((region[a], region[b]), key=lambda r: -len(members[r]))
         if big != small:
-            for one in members[small]:
-                region[one] = big
+            for member in members[small]:
+                region[member] = big
             members[big] += members[small]
             members[small] = []
 
-    def raised(one: int, user: int) -> bool:
-        """Raise the region of `one` to the level of `user`, where nobody needs it before."""
-        inside = members[region[one]]
-        if len(inside) > _RAISED:
+    def raised(operation: int, user: int) -> bool:
+        """Raise the operation's region to the level of `user` if it has no earlier users."""
+        inside = members[region[operation]]
+        if len(inside) > _MAX_RAISED:
             return False
         for member in inside:
             for v, _ in operations[member].writes:
                 for other in users.get(v, ()):
-                    if other >= user or region[other] == region[one]:
+                    if other >= user or region[other] == region[operation]:
                         continue
                     if level[other] < level[user] + (not fuses(member, other)):
                         return False
@@ -209,95 +209,94 @@ def find_regions(
             level[member] = level[user]
         return True
 
-    for number, one in enumerate(operations):
-        makers = sorted({maker[v] for v, _ in one.reads if v in maker})
+    for number, operation in enumerate(operations):
+        makers = sorted({maker[v] for v, _ in operation.reads if v in maker})
         level[number] = max((level[m] + (not fuses(m, number)) for m in makers), default=0)
         for m in makers:
             if fuses(m, number) and (level[m] == level[number] or raised(m, number)):
                 join(m, number)
         if able[number]:
-            for v, _ in one.reads:
+            for v, _ in operation.reads:
                 siblings = readers.setdefault((v, level[number]), [])
                 first = next((s for s in siblings[:4] if fuses(s, number)), None)
                 if first is not None and level[first] == level[number]:
                     join(first, number)
                 else:
                     siblings.append(number)
-        for v, _ in one.writes:
+        for v, _ in operation.writes:
             maker[v] = number
     return region
 
 
 def _same_size(operations: Sequence[Operation]) -> Callable[[int, int], bool]:
-    size = [iteration_size(one.call) for one in operations]
+    size = [iteration_size(operation.call) for operation in operations]
     return lambda a, b: size[a] == size[b]
 
 
 def analyze(
     operations: Sequence[Operation], lasting: Iterable[int], regions: Sequence[int] | None = None
 ) -> list[Moved]:
-    """What each operation moves and needs; the sum of what is needed is the fused step's traffic.
+    """Return moved and needed bytes per operation; the needed ones are the fused step's traffic.
 
     Args:
-        lasting: values that must be written though nothing here reads them.
-        regions: of each operation; `find_regions` where None.
+        lasting: values that must be written even if no operation reads them.
+        regions: per operation; None for `find_regions`.
     """
     regions = find_regions(operations) if regions is None else regions
     outliving = set(lasting)
     maker: dict[int, int] = {}
     leaving = set(outliving)
-    for number, one in enumerate(operations):
-        for v, _ in one.reads:
+    for number, operation in enumerate(operations):
+        for v, _ in operation.reads:
             if v in maker and regions[maker[v]] != regions[number]:
                 leaving.add(v)
-        for v, _ in one.writes:
+        for v, _ in operation.writes:
             maker[v] = number
-    # The bytes of a value that a region reads: the most that one of its operators reads.
-    most: dict[tuple[int, int], int] = {}
-    for number, one in enumerate(operations):
-        for v, n in one.reads:
+    # Bytes of a value that a region reads: the maximum over its operators.
+    max_bytes: dict[tuple[int, int], int] = {}
+    for number, operation in enumerate(operations):
+        for v, n in operation.reads:
             key = regions[number], v
-            most[key] = max(most.get(key, 0), n)
+            max_bytes[key] = max(max_bytes.get(key, 0), n)
     counted: set[tuple[int, int]] = set()
     moves = []
-    for number, one in enumerate(operations):
+    for number, operation in enumerate(operations):
         needed = 0
-        for v, _ in one.reads:
+        for v, _ in operation.reads:
             key = regions[number], v
             inside = v in maker and regions[maker[v]] == regions[number]
             if not inside and key not in counted:
                 counted.add(key)
-                needed += most[key]
-        alone = not fusible(one.call)
-        needed += sum(n for v, n in one.writes if alone or v in leaving)
+                needed += max_bytes[key]
+        alone = not fusible(operation.call)
+        needed += sum(n for v, n in operation.writes if alone or v in leaving)
         moves.append(
             Moved(
-                one.task, operator_class(one.call), one.moved, min(needed, one.moved),
-                _arithmetic(one.call), regions[number],
+                operation.task, operator_class(operation.call), operation.moved,
+                min(needed, operation.moved), _arithmetic(operation.call), regions[number],
             )
         )  # fmt: skip
     return moves
 
 
 def with_recomputation(operations: Sequence[Operation], lasting: Iterable[int]) -> list[Operation]:
-    """The same operations where later regions compute again what is cheaper to make than to keep.
+    """Return the operations with values recomputed by later regions if that moves fewer bytes.
 
-    A value that one region writes only for others is made again in each of these where what it is
-    made from lies in memory anyway and has fewer bytes to read than the value to write and read.
-    The masks of dropout are drawn again from a seed, and cost nothing. What contracts is never
-    made again.
+    A value that one region writes only for others is recomputed by each of them if its inputs are
+    in memory anyway and have fewer bytes to read than the value to write and read. Dropout masks
+    are drawn again from a seed, which costs nothing. Contractions are never recomputed.
 
     Returns:
-        Operations that read what is needed in place of what was kept; `analyze` takes them.
+        Operations that read the inputs of recomputed values, for `analyze`.
     """
     regions = find_regions(operations)
     outliving = set(lasting)
-    maker = {v: number for number, one in enumerate(operations) for v, _ in one.writes}
-    nbytes = {v: n for one in operations for v, n in (*one.reads, *one.writes)}
-    reads = [dict(one.reads) for one in operations]
+    maker = {v: number for number, op in enumerate(operations) for v, _ in op.writes}
+    nbytes = {v: n for op in operations for v, n in (*op.reads, *op.writes)}
+    reads = [dict(op.reads) for op in operations]
     users: dict[int, set[int]] = {}
-    for number, one in enumerate(operations):
-        for v, _ in one.reads:
+    for number, operation in enumerate(operations):
+        for v, _ in operation.reads:
             users.setdefault(v, set()).add(number)
 
     def leaves(v: int) -> bool:
@@ -306,17 +305,17 @@ def with_recomputation(operations: Sequence[Operation], lasting: Iterable[int]) 
         return any(regions[u] != regions[maker[v]] for u in users.get(v, ()))
 
     def origins(v: int) -> set[int] | None:
-        """Values in memory that `v` is made from; None where it cannot be made again."""
-        one = operations[maker[v]]
-        if not fusible(one.call):
+        """Return values in memory from which `v` can be recomputed; None if it cannot be."""
+        operation = operations[maker[v]]
+        if not fusible(operation.call):
             return None
-        drawn = short_name(one.call) in ("native_dropout", "bernoulli")
-        if drawn and v != one.writes[0][0]:
+        drawn = short_name(operation.call) in ("native_dropout", "bernoulli")
+        if drawn and v != operation.writes[0][0]:
             return set()
         sources: set[int] = set()
-        for source, _ in one.reads:
-            kept = source not in maker or not fusible(operations[maker[source]].call)
-            parts = {source} if kept or (leaves(source) and source != v) else origins(source)
+        for source, _ in operation.reads:
+            stored = source not in maker or not fusible(operations[maker[source]].call)
+            parts = {source} if stored or (leaves(source) and source != v) else origins(source)
             if parts is None:
                 return None
             sources |= parts
@@ -332,8 +331,8 @@ def with_recomputation(operations: Sequence[Operation], lasting: Iterable[int]) 
             continue
         gain = nbytes[v]
         for region in {regions[u] for u in others}:
-            there = {s for n, r in enumerate(reads) if regions[n] == region for s in r}
-            gain += nbytes[v] - sum(nbytes[s] for s in parts - there)
+            present = {s for n, r in enumerate(reads) if regions[n] == region for s in r}
+            gain += nbytes[v] - sum(nbytes[s] for s in parts - present)
         if gain <= 0:
             continue
         for u in others:
@@ -343,19 +342,19 @@ def with_recomputation(operations: Sequence[Operation], lasting: Iterable[int]) 
             for s in parts:
                 users.setdefault(s, set()).add(u)
     return [
-        replace(one, reads=tuple(read.items())) for one, read in zip(operations, reads, strict=True)
+        replace(op, reads=tuple(read.items())) for op, read in zip(operations, reads, strict=True)
     ]
 
 
 def _arithmetic(call: Call) -> int:
     if operator_class(call) is not OperatorClass.CONTRACTION:
         return map_operations(call)
-    known = work(call)
-    return known.flops if known is not None else 0
+    call_work = work(call)
+    return call_work.flops if call_work is not None else 0
 
 
 def movement(graph: Graph) -> list[Moved]:
-    """Every operator of a recorded step with its bytes and arithmetic, in the step's order."""
+    """Return bytes and arithmetic of every operator of a recorded step, in order."""
     operations, lasting = operations_of(graph)
     return analyze(operations, lasting)
 
@@ -363,11 +362,11 @@ def movement(graph: Graph) -> list[Moved]:
 def step_bytes(graph: Graph) -> tuple[int, int]:
     """(moved, needed) bytes of a recorded step."""
     rows = movement(graph)
-    return sum(one.moved_bytes for one in rows), sum(one.needed_bytes for one in rows)
+    return sum(row.moved_bytes for row in rows), sum(row.needed_bytes for row in rows)
 
 
 def ceiling(contraction_ns: float, total_ns: float) -> float:
-    """How many times as fast the step would be if all but its contractions took no time.
+    """Return the speed-up of the step if everything but its contractions took no time.
 
     Source: Amdahl, "Validity of the single processor approach", AFIPS 1967.
     """

@@ -1,4 +1,4 @@
-"""This machine's limits by size: the caches feed an operator faster than memory does.
+"""Limits of this machine by size, since caches have more bandwidth than memory.
 
 Source: Williams, Waterman and Patterson, "Roofline: an insightful visual performance model for
 multicore architectures", CACM 52(4), 2009, with a ceiling for every level of the memory.
@@ -23,18 +23,18 @@ _ADD = "aten::add_.Tensor(Tensor(a!) self, Tensor other, *, Scalar alpha=1) -> T
 _NEG_IN_PLACE = "aten::neg_(Tensor(a!) self) -> Tensor(a!)"
 _SUM = "aten::sum(Tensor self, *, ScalarType? dtype=None) -> Tensor"
 _STREAMS = (1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
-# The libraries' products reach their best rate at different sizes.
+# Libraries reach their maximum rate of matrix products at different sizes.
 _SIDES = (512, 1024, 2048)
 
 
 @dataclass(frozen=True)
 class Peaks:
-    """What the machine does at most.
+    """Maximum rates of the machine.
 
     Attributes:
-        flops_per_s: of matrix products, by dtype: the best of several sizes.
-        streams: (bytes, bytes/s) of the best sweep over that many bytes, ascending.
-        call_ns: of a call that has nothing to do.
+        flops_per_s: of matrix products by dtype, the maximum over several sizes.
+        streams: (bytes, bytes/s) of the fastest sweep over that many bytes, ascending.
+        call_ns: duration of a call on one element.
     """
 
     flops_per_s: Mapping[str, float]
@@ -42,24 +42,23 @@ class Peaks:
     call_ns: float
 
     def bytes_per_s(self, nbytes: int) -> float:
-        """The best rate at which so many bytes move: that of sweeps of as many or more.
+        """Return the maximum bandwidth for `nbytes`: that of sweeps of at least half the size.
 
-        Half as many count, too: an operator's inputs may still be in a cache that its outputs
-        do not fit into.
+        Half the size, since an operator's inputs may be in a cache that its outputs do not fit.
         """
         rates = [rate for size, rate in self.streams if 2 * size >= nbytes]
         return max(rates, default=self.streams[-1][1])
 
-    def least_ns(self, one: Moved, call: Call) -> float:
-        """The least time of an operator: of its bytes or of its arithmetic, the longer."""
-        streaming = one.moved_bytes / self.bytes_per_s(one.moved_bytes) * 1e9
-        known = work(call)
-        rate = None if known is None else self.flops_per_s.get(known.dtype)
-        computing = known.flops / rate * 1e9 if known is not None and rate else 0.0
+    def min_ns(self, moved: Moved, call: Call) -> float:
+        """Return the minimum time of an operator, bound by its bytes or its arithmetic."""
+        streaming = moved.moved_bytes / self.bytes_per_s(moved.moved_bytes) * 1e9
+        call_work = work(call)
+        rate = None if call_work is None else self.flops_per_s.get(call_work.dtype)
+        computing = call_work.flops / rate * 1e9 if call_work is not None and rate else 0.0
         return max(streaming, computing)
 
     def to_json(self) -> dict[str, Any]:
-        """As a payload carries it."""
+        """Return the limits as JSON values."""
         return {
             "flops_per_s": dict(self.flops_per_s), "call_ns": self.call_ns,
             "bytes_per_s": {str(size): rate for size, rate in self.streams},
@@ -67,23 +66,23 @@ class Peaks:
 
 
 def probes(dtypes: frozenset[str]) -> list[Call | Question]:
-    """Calls whose durations are the limits: `peaks_of` reads them."""
+    """Return the calls whose durations `peaks_of` reads."""
     products = [_product(dtype, side) for dtype in sorted(dtypes) for side in _SIDES]
     sweeps = [Question(call, warm=True) for size in _STREAMS for call in _sweeps(size)]
     return [*products, *sweeps, _sweeps(1)[0]]
 
 
 def peaks_of(durations: Durations, dtypes: frozenset[str]) -> Peaks | None:
-    """The limits from what was measured; None where some of it is not known."""
+    """Return the limits from measured `probes`; None if a required one is missing."""
     rates: dict[str, float] = {}
     for dtype in sorted(dtypes):
-        known = [
+        measured = [
             2.0 * side**3 / answer.nanoseconds * 1e9
             for side in _SIDES
             if (answer := durations.lookup(_product(dtype, side))) is not None
         ]
-        if known:
-            rates[dtype] = max(known)
+        if measured:
+            rates[dtype] = max(measured)
     streams = []
     for size in _STREAMS:
         speeds = [
@@ -92,7 +91,7 @@ def peaks_of(durations: Durations, dtypes: frozenset[str]) -> Peaks | None:
             if (answer := durations.lookup(Question(call, warm=True))) and answer.nanoseconds
         ]
         if not speeds:
-            # With the caches' sizes alone, or without them, all else would look beyond its limit.
+            # Without one of the sizes, operators would exceed the limits.
             return None
         streams.append((8 * size, max(speeds)))
     nothing = durations.lookup(_sweeps(1)[0])
@@ -108,11 +107,11 @@ def _product(dtype: str, side: int) -> Call:
 
 def _sweeps(elements: int) -> list[Call]:
     spec = TensorSpec("float32", (elements,), (1,))
-    one = TensorSpec("float32", (), ())
+    scalar = TensorSpec("float32", (), ())
     return [
         Call(_NEG, (spec,), (spec,)),
         Call(_COPY, (spec, spec, False), (spec,)),
         Call(_NEG_IN_PLACE, (spec,), (spec,)),
         Call(_ADD, (spec, spec, 1), (spec,)),
-        Call(_SUM, (spec, None), (one,)),
+        Call(_SUM, (spec, None), (scalar,)),
     ]

@@ -1,4 +1,4 @@
-"""What checkpointing a block costs beside running it again. Runs in a child process."""
+"""Overhead of checkpointing a block in addition to recomputation. Runs in a child process."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ from collections.abc import Callable
 from typing import Any
 
 CHECKPOINT = "slipstream::checkpointed_block"
-# Each saves one tensor. Hooks between calls of one operator on one number would find all their code
-# and data in the processor's first cache. In a real block they do not, and cost half as much again:
-# so there are many operators, on tensors that fill that cache.
+# Each saves one tensor. Between calls of one operator on one number, hooks would find their code
+# and data in the first-level cache. In a real block they do not, and cost 50 % more, so there are
+# many operators, on tensors that fill that cache.
 OPERATORS = (
     "sin", "exp", "tanh", "square", "cos", "sqrt", "sigmoid", "log1p", "atan", "expm1", "erf",
     "rsqrt", "asinh", "abs", "sinh", "relu", "reciprocal",
 )  # fmt: skip
 _NUMBERS = 8192
-# The first block that runs again, and the first of a forward pass, are colder than those after.
+# The first recomputed block and the first of a forward pass are colder than the later ones.
 _BLOCKS = 4
 _REPEATS = 3
 
 
 def checkpoint_overhead(saved: int, clock: Callable[[], int]) -> Callable[[], float]:
-    """A function that returns the ns a block spends on hooks, several for each of `saved` tensors,
-    on the state of the random generator, and on stopping.
+    """Return a function that measures a checkpointed block's overhead in ns.
 
-    It is the time of steps through a stack of blocks of `saved` small operators with checkpointing,
-    less that of the same steps without and of one more forward pass. The garbage collector runs as
-    it does in a user's steps. As a difference it errs to both sides: of several, take the median.
+    This is the time for hooks of `saved` tensors, the state of the random generator, and stopping:
+    the time of steps through blocks of `saved` small operators with checkpointing, less that of the
+    same steps without and of one more forward pass. The garbage collector runs as in a user's step.
+    Errors of the difference have both signs, so take the median of several.
     """
     import torch
     from torch.utils.checkpoint import checkpoint
@@ -61,9 +61,9 @@ def checkpoint_overhead(saved: int, clock: Callable[[], int]) -> Callable[[], fl
 
     def sample() -> float:
         with torch.enable_grad():
-            # In turn: a machine that grows slower meanwhile slows all three.
-            turns = [(timed(checkpointed), timed(plain), timed(forward)) for _ in range(_REPEATS)]
-        whole, without, again = (min(times) for times in zip(*turns, strict=True))
+            # Interleaved, so that a drift of the machine's speed affects all three.
+            rounds = [(timed(checkpointed), timed(plain), timed(forward)) for _ in range(_REPEATS)]
+        whole, without, again = (min(times) for times in zip(*rounds, strict=True))
         return float(max(whole - without - again, 0)) / _BLOCKS
 
     sample()

@@ -1,4 +1,4 @@
-"""Scale tasks by the micro-benchmarked ratio of what they would call to what they call."""
+"""Scaling of tasks by the ratio of their new call to their recorded one."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from slipstream.graph import PROVENANCES, UNKNOWN_SPREAD, Call, Editor, Graph, d
 from slipstream.provenance import Provenance
 
 UNKNOWN = Ratio(1.0, UNKNOWN_SPREAD, Provenance.ASSUMED)
-"""Of a call of which nothing is known: it keeps its time."""
+"""Ratio of an unknown call, which keeps its duration."""
 
 
 @dataclass(frozen=True, eq=False)
 class Changed:
-    """Tasks that would make other calls: few pairs of calls stand for many tasks.
+    """Tasks whose call changes, with few distinct pairs of calls.
 
     Attributes:
         tasks: int64 [k].
-        pair: int64 [k], what each of them does, as an index in `pairs`.
-        pairs: the recorded call and the new one, in the order in which tasks first make them.
+        pair: int64 [k], index in `pairs` for each task.
+        pairs: (recorded call, new call), in order of first use.
     """
 
     tasks: NDArray[np.int64]
@@ -54,7 +54,7 @@ class Changed:
 
     @classmethod
     def of(cls, graph: Graph, calls: Mapping[int, Call]) -> Changed:
-        """Of a new call for each of some tasks; one object for tasks that do the same is best."""
+        """Return the changes for a new call per task; tasks should share equal `Call` objects."""
         tasks = np.fromiter(calls, np.int64, len(calls))
         numbers: dict[tuple[int, int], int] = {}
         recorded = graph.tasks.call[tasks].tolist()
@@ -70,13 +70,12 @@ class Changed:
 def rescale(
     edit: Editor, graph: Graph, changed: Mapping[int, Call] | Changed, durations: Durations
 ) -> None:
-    """Give every task of `changed` the duration its new call would have in its place.
+    """Set the duration of every task of `changed` to that of its new call.
 
-    The ratio of two micro-benchmarks (or of what stands in for them, see `Durations.ratio`) scales
-    what was measured in the step, not the benchmark's own value: what caches and neighbours do to
-    the operator cancels. A call that takes longer over no more memory (`_computes_longer_ns`) is
-    given what it takes longer instead. A call of which nothing is known keeps its time, marked as
-    assumed.
+    The measured duration in the step is scaled by the ratio of two micro-benchmarks (see
+    `Durations.ratio`), in which effects of caches and neighbouring operators cancel. To a call that
+    computes longer on no more memory (`_computes_longer_ns`) the extra time is added instead. An
+    unknown call keeps its duration, marked as assumed.
     """
     if not isinstance(changed, Changed):
         changed = Changed.of(graph, changed)
@@ -99,7 +98,7 @@ def ratio_columns(
 ) -> tuple[NDArray[np.float64], NDArray[np.uint8], NDArray[np.float64]]:
     """Return the ratios of pairs of calls as factors, indices in `PROVENANCES` and spreads.
 
-    A pair of which nothing is known has `UNKNOWN`.
+    An unknown pair has `UNKNOWN`.
     """
     ratios = [durations.ratio(*pair) or UNKNOWN for pair in pairs]
     factor, spread = np.array([(ratio.value, ratio.spread) for ratio in ratios]).reshape(-1, 2).T
@@ -108,11 +107,10 @@ def ratio_columns(
 
 
 def _computes_longer_ns(durations: Durations, old: Call, new: Call) -> float:
-    """How much longer `new` computes on no more memory than `old`; 0 where it does not.
+    """Return the extra time of `new` over `old` in ns; 0 if it moves more bytes or is unknown.
 
-    Near operands save a call the same time whatever it then computes. Multiplied by the ratio, a
-    product whose operands come from the cache would save ten times that in a type for which the
-    processor has no instructions.
+    Operands in the cache save a call the same time, whatever it computes. Scaled by the ratio, a
+    matmul in a dtype without instructions would save ten times as much.
     """
     was, now = durations.lookup(old), durations.lookup(new)
     if was is None or now is None or new.moved_bytes > old.moved_bytes:
@@ -121,9 +119,9 @@ def _computes_longer_ns(durations: Durations, old: Call, new: Call) -> float:
 
 
 def required_timings(graph: Graph, changed: Mapping[int, Call] | Changed) -> list[Call]:
-    """What `rescale` will look up: each call beside the one it stands in for.
+    """Return the calls that `rescale` looks up, each next to the one that it replaces.
 
-    Neighbours are measured in turns, so that their ratio holds while the machine's speed drifts.
+    Neighbours are interleaved in a measurement, so that their ratio holds while the speed drifts.
     """
     if not isinstance(changed, Changed):
         changed = Changed.of(graph, changed)
@@ -131,13 +129,13 @@ def required_timings(graph: Graph, changed: Mapping[int, Call] | Changed) -> lis
 
 
 def pace(graph: Graph, tasks: Iterable[int], durations: Durations) -> float:
-    """How long the step takes over operators against their micro-benchmarks; 1 where unknown.
+    """Return the operators' time in the step relative to their benchmarks; 1 if unknown.
 
-    It takes the benchmark of a task that is *put in* from the benchmark's pace (its cost of a
-    call, the machine's speed at that hour) to the step's; in a ratio both cancel by themselves.
+    It scales the benchmark of an *inserted* task to the step: its overhead per call and the
+    machine's speed when it was recorded. In ratios of two benchmarks these cancel.
 
     Args:
-        tasks: operators that have a call.
+        tasks: operators with a call.
     """
     chosen = _array(tasks)
     call = graph.tasks.call[chosen]
@@ -146,27 +144,26 @@ def pace(graph: Graph, tasks: Iterable[int], durations: Durations) -> float:
         answer = durations.lookup(graph.calls[number])
         if answer is not None:
             benchmark_ns[number] = answer.nanoseconds
-    known = ~np.isnan(benchmark_ns[call])
-    recorded = _sum(graph.tasks.duration_ns[chosen[known]])
-    benchmarked = _sum(benchmark_ns[call[known]])
+    timed = ~np.isnan(benchmark_ns[call])
+    recorded = _sum(graph.tasks.duration_ns[chosen[timed]])
+    benchmarked = _sum(benchmark_ns[call[timed]])
     return recorded / benchmarked if recorded and benchmarked else 1.0
 
 
 def common_spread(graph: Graph, tasks: Iterable[int], relative: float) -> float:
-    """The spread each of `tasks` has to carry for their sum to be off by `relative`.
+    """Return the spread per task for which the spread of their sum is `relative`.
 
-    A prediction takes the errors of different calls to be independent, so that they average out.
-    Where one cause moves all of them alike (an assumed factor, a busy machine) they do not; this
-    makes up for it.
+    A prediction treats errors of different calls as independent, so that they average out. A common
+    cause, such as an assumed factor or a busy machine, needs this larger spread.
     """
     chosen = _array(tasks)
     call = graph.tasks.call[chosen]
     numbers: dict[str, int] = {}
-    alike = np.zeros(len(graph.calls) + 1, np.int64)
+    same_call = np.zeros(len(graph.calls) + 1, np.int64)
     for number in distinct(call[call >= 0], len(graph.calls)).tolist():
-        alike[number] = numbers.setdefault(graph.calls[number].key, len(numbers))
-    # Tasks without a call are each on their own, as in a prediction.
-    group = np.where(call >= 0, alike[call], len(numbers) + np.arange(len(chosen)))
+        same_call[number] = numbers.setdefault(graph.calls[number].key, len(numbers))
+    # Tasks without a call are independent, as in a prediction.
+    group = np.where(call >= 0, same_call[call], len(numbers) + np.arange(len(chosen)))
     sums = np.bincount(group, graph.tasks.duration_ns[chosen])
     durations = sums[distinct(group, len(sums))].tolist()
     together = math.sqrt(sum(duration**2 for duration in durations))
@@ -178,5 +175,5 @@ def _array(tasks: Iterable[int]) -> NDArray[np.int64]:
 
 
 def _sum(values: NDArray[np.float64]) -> float:
-    """In order, one after the other."""
+    """Sum sequentially, for reproducible rounding."""
     return float(values.cumsum()[-1]) if len(values) else 0.0

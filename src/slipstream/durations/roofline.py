@@ -1,9 +1,9 @@
-"""A duration from the machine's limits: arithmetic, memory, and the cost of a call.
+"""Durations from the machine's limits: arithmetic, memory, and the overhead of a call.
 
 Source: Williams, Waterman and Patterson, "Roofline: an insightful visual performance model for
 multicore architectures", Communications of the ACM 52(4), 2009.
 
-The limits of a device that nobody measured are those of its data sheet.
+A device without measurements has the limits of its data sheet.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from slipstream.graph import Call, TensorSpec
 from slipstream.provenance import Provenance
 
 SPREAD = 0.7
-"""Relative, of a ratio of two rooflines: what 3,250 pairs of calls measured here call for."""
+"""Relative spread of a ratio of two rooflines, from 3,250 measured pairs of calls."""
 _SIDE = 768
 _STREAMED = 1 << 24
 _MM = "aten::mm(Tensor self, Tensor mat2) -> Tensor"
@@ -28,13 +28,13 @@ _NEG = "aten::neg(Tensor self) -> Tensor"
 
 @dataclass(frozen=True)
 class Limits:
-    """What a machine can do at most.
+    """Maximum rates of a machine.
 
     Attributes:
         flops_per_s: of large matrix products, by dtype.
-        bytes_per_s: of streaming through memory, reads and writes added up.
-        call_ns: of an operator that has nothing to do.
-        provenance: where these come from.
+        bytes_per_s: of streaming, the sum of reads and writes.
+        call_ns: duration of an operator on one element.
+        provenance: source of these numbers.
     """
 
     flops_per_s: Mapping[str, float]
@@ -42,36 +42,36 @@ class Limits:
     call_ns: float
     provenance: Provenance = Provenance.ROOFLINE
 
-    def least_ns(self, one: Work) -> float | None:
-        """The least time for `one`; None for arithmetic in a dtype whose rate is not known."""
-        streaming = one.nbytes / self.bytes_per_s * 1e9
-        if not one.flops:
+    def min_ns(self, amount: Work) -> float | None:
+        """Return the minimum time for an amount of work; None for a dtype of unknown rate."""
+        streaming = amount.nbytes / self.bytes_per_s * 1e9
+        if not amount.flops:
             return self.call_ns + streaming
-        rate = self.flops_per_s.get(one.dtype)
+        rate = self.flops_per_s.get(amount.dtype)
         if rate is None:
             return None
-        return self.call_ns + max(one.flops / rate * 1e9, streaming)
+        return self.call_ns + max(amount.flops / rate * 1e9, streaming)
 
 
 def probes(dtypes: frozenset[str]) -> list[Call]:
-    """Calls whose durations are the limits of this machine: `limits` reads them."""
+    """Return the calls whose durations `limits` reads."""
     nothing = TensorSpec("float32", (1,), (1,))
     return [*(_product(dtype) for dtype in sorted(dtypes)), _stream(), _unary(nothing)]
 
 
-def limits(known: Callable[[Call], float | None], dtypes: frozenset[str]) -> Limits | None:
-    """The limits of this machine from the durations of `probes` in ns; None until they are known.
+def limits(duration_ns: Callable[[Call], float | None], dtypes: frozenset[str]) -> Limits | None:
+    """Return the limits of this machine from `probes`; None until they are measured.
 
     Args:
-        known: the duration of a call, None where it was not measured.
+        duration_ns: function that returns the duration of a call, None if it was not measured.
     """
-    streaming, nothing = known(_stream()), known(_unary(TensorSpec("float32", (1,), (1,))))
+    streaming, nothing = map(duration_ns, (_stream(), _unary(TensorSpec("float32", (1,), (1,)))))
     if not streaming or nothing is None:
         return None
     rates = {
-        dtype: 2.0 * _SIDE**3 / took * 1e9
+        dtype: 2.0 * _SIDE**3 / elapsed_ns * 1e9
         for dtype in sorted(dtypes)
-        if (took := known(_product(dtype)))
+        if (elapsed_ns := duration_ns(_product(dtype)))
     }
     streamed = work(_stream())
     assert streamed is not None
@@ -91,36 +91,36 @@ def _unary(spec: TensorSpec) -> Call:
     return Call(_NEG, (spec,), (spec,))
 
 
-def scaled(took_ns: float, one: Work, here: Limits, there: Limits) -> float | None:
-    """What took `took_ns` within the limits `here`, within those `there`; None for unknown rates.
+def scaled(elapsed_ns: float, amount: Work, source: Limits, target: Limits) -> float | None:
+    """Scale a duration from one machine's limits to another's; None for unknown rates.
 
-    The cost of a call changes to that of the other machine; the rest changes with the memory to the
-    share `wave_scaling.gamma` and with the arithmetic to what is left. How far from its limits an
-    operator stays is taken to be the same on both.
+    The overhead of a call changes to the target's. The rest scales with the bandwidth to the power
+    `wave_scaling.gamma`, and with the arithmetic to the remaining power. The operator's efficiency
+    relative to its limits is assumed to be the same.
     """
-    memory = here.bytes_per_s / there.bytes_per_s
+    memory = source.bytes_per_s / target.bytes_per_s
     compute = 1.0
-    if one.flops:
-        rates = [limits.flops_per_s.get(one.dtype) for limits in (here, there)]
+    if amount.flops:
+        rates = [limits.flops_per_s.get(amount.dtype) for limits in (source, target)]
         if rates[0] is None or rates[1] is None:
             return None
         compute = rates[0] / rates[1]
-        share = gamma(one.flops, one.nbytes, rates[1], there.bytes_per_s)
+        share = gamma(amount.flops, amount.nbytes, rates[1], target.bytes_per_s)
     else:
-        share = 1.0 if one.nbytes else 0.0
-    working = max(took_ns - here.call_ns, 0.0)
-    calling = min(took_ns, here.call_ns) * there.call_ns / max(here.call_ns, 1e-9)
+        share = 1.0 if amount.nbytes else 0.0
+    working = max(elapsed_ns - source.call_ns, 0.0)
+    calling = min(elapsed_ns, source.call_ns) * target.call_ns / max(source.call_ns, 1e-9)
     return float(calling + working * memory**share * compute ** (1 - share))
 
 
-# How data sheets call what torch calls otherwise.
+# torch's names of dtypes in data sheets.
 _TORCH_DTYPES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
 def device_named(name: str) -> Device | None:
-    """The kind of device that a driver calls `name`, as in "NVIDIA A100-SXM4-40GB"; None: unknown.
+    """Return the device a driver calls `name`, such as "NVIDIA A100-SXM4-40GB", or None.
 
-    Kinds are told by their model number; memory sizes and boards of one model differ.
+    Matches the model number only, since boards of a model differ in memory size and name.
     """
     words = set(re.findall(r"[A-Z]+[0-9]+", name.upper()))
     for kind, device in device_kinds().items():
@@ -130,7 +130,7 @@ def device_named(name: str) -> Device | None:
 
 
 def datasheet_limits(device: Device) -> Limits | None:
-    """What `device` can do at most, as its maker says; None where that leaves out the memory."""
+    """Return the limits from a data sheet; None if it lacks the memory bandwidth."""
     if device.memory_bytes_per_s is None:
         return None
     rates = {

@@ -1,8 +1,7 @@
-"""What an operator call reads and writes, to the byte, from its schema, shapes and strides.
+"""Bytes that an operator call reads and writes, from its schema, shapes and strides.
 
-Every element that a call needs is counted once, however often a kernel comes back to it, and every
-element that it writes once. Views move nothing. An expanded tensor has as many elements as lie in
-memory.
+Every element is counted once, however often a kernel accesses it. Views move nothing. An expanded
+tensor counts its elements in memory.
 
 Source: Ivanov et al., "Data Movement Is All You Need: A Case Study on Optimizing Transformers",
 MLSys 2021, section 3.
@@ -22,11 +21,11 @@ from slipstream.graph.call import ITEM_BYTES
 
 
 class OperatorClass(StrEnum):
-    """How an operator's arithmetic goes with its bytes.
+    """Class of an operator by its data access.
 
     `CONTRACTION` sums products over a shared dimension; `NORMALIZATION` reduces a dimension and
-    may map what it reduced; `ELEMENTWISE` computes every element by itself; `INDEXING` reads or
-    writes where other data say; `VIEW` moves nothing.
+    may map the result; `ELEMENTWISE` computes elements independently; `INDEXING` reads or writes at
+    positions given by other data; `VIEW` moves nothing.
     """
 
     CONTRACTION = "contraction"
@@ -38,12 +37,12 @@ class OperatorClass(StrEnum):
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes of a call, tensor by tensor.
+    """Bytes of a call per tensor.
 
     Attributes:
-        reads: of each of ``Call.inputs``, in order; 0 for what it only writes or takes a shape of.
-        writes: of each of ``Call.outputs``; 0 for views.
-        extra: written into inputs that are not among the outputs.
+        reads: per tensor of ``Call.inputs``; 0 if only its shape is used, or it is only written.
+        writes: per tensor of ``Call.outputs``; 0 for views.
+        extra: bytes written to inputs that are not among the outputs.
     """
 
     reads: tuple[int, ...]
@@ -52,7 +51,7 @@ class Traffic:
 
     @property
     def total(self) -> int:
-        """All bytes moved."""
+        """Bytes read and written."""
         return sum(self.reads) + sum(self.writes) + self.extra
 
 
@@ -79,46 +78,45 @@ _VIEWS = frozenset({
     "_unsafe_view", "_reshape_alias", "detach", "lift_fresh", "alias", "_local_scalar_dense",
     "item",
 })  # fmt: skip
-# Written, and not read before: what stood there is lost.
+# Operators that write a tensor without reading it.
 _OVERWRITE = frozenset({
     "copy_", "fill_", "zero_", "bernoulli_", "normal_", "uniform_", "random_", "exponential_",
     "log_normal_", "geometric_", "cauchy_", "set_", "_foreach_copy_", "_foreach_zero_",
 })  # fmt: skip
-# Make a tensor of another's shape, or of none, without touching either's elements.
+# Operators that only use the shape of their input.
 _SHAPE_ONLY = frozenset({
     "empty_like", "ones_like", "zeros_like", "full_like", "rand_like", "randn_like", "new_zeros",
     "new_ones", "new_full", "new_empty", "new_empty_strided", "randint_like",
 })  # fmt: skip
 _UNWRITTEN = frozenset({"empty_like", "empty", "new_empty", "new_empty_strided", "empty_strided"})
-# Inputs, by their place among a call's tensors, of which only the shape matters.
+# Indices of inputs of which only the shape is used.
 _SHAPE_OF = {
     "nll_loss_backward": (1,), "nll_loss2d_backward": (1,), "native_layer_norm_backward": (5,),
     "max_pool2d_with_indices_backward": (1,), "avg_pool2d_backward": (1,),
 }  # fmt: skip
-# Of their first tensor they read only what others' values choose: as many bytes as they return.
+# Operators that read as many bytes of their first tensor as they return.
 _CHOSEN = frozenset({"embedding", "index_select", "gather", "index", "take"})
 
 
 @functools.lru_cache(maxsize=4096)
 def _schema(op: str) -> tuple[tuple[str, bool], ...]:
-    """(name, written) of each argument of a schema."""
+    """Return (name, whether it is written) of each argument of a schema."""
     inside = op.partition("(")[2].rpartition("->")[0].rpartition(")")[0]
     arguments = []
-    # At commas that lie in no brackets.
-    for part in (one.strip() for one in re.split(r",(?![^(\[]*[)\]])", inside)):
+    # Split at commas outside of brackets.
+    for part in map(str.strip, re.split(r",(?![^(\[]*[)\]])", inside)):
         if part and part != "*":
-            kind, _, rest = part.rpartition(" ") if "=" not in part else _typed(part)
-            arguments.append((rest.partition("=")[0], "!" in kind))
+            kind, _, name = part.rpartition(" ") if "=" not in part else _typed(part)
+            arguments.append((name.partition("=")[0], "!" in kind))
     return tuple(arguments)
 
 
 def _typed(part: str) -> tuple[str, str, str]:
-    kind, space, rest = part.partition("=")[0].rpartition(" ")
-    return kind, space, rest
+    return part.partition("=")[0].rpartition(" ")
 
 
 def short_name(call: Call) -> str:
-    """``add`` of ``aten::add_.Tensor(...)``: without namespace, overload and in-place mark."""
+    """Return the name without namespace, overload and in-place mark: ``add`` of ``aten::add_``."""
     return _short(call.name)
 
 
@@ -129,7 +127,7 @@ def _short(full: str) -> str:
 
 
 def is_view(call: Call) -> bool:
-    """Whether what it returns is its input, looked at in another way."""
+    """Whether the call returns a view of its input."""
     if short_name(call) in _VIEWS:
         return True
     returned = call.op.rpartition("->")[2]
@@ -137,7 +135,7 @@ def is_view(call: Call) -> bool:
 
 
 def operator_class(call: Call) -> OperatorClass:
-    """The class of an operator; what is not known by name goes by the shapes it maps."""
+    """Return the class of an operator, by its name or else by its shapes."""
     name = short_name(call)
     if is_view(call):
         return OperatorClass.VIEW
@@ -145,8 +143,8 @@ def operator_class(call: Call) -> OperatorClass:
         return OperatorClass.CONTRACTION
     if name in _INDEXED:
         return OperatorClass.INDEXING
-    reduces = bool(call.outputs) and max(one.numel for one in call.outputs) < max(
-        (one.numel for one in call.inputs), default=0
+    reduces = bool(call.outputs) and max(spec.numel for spec in call.outputs) < max(
+        (spec.numel for spec in call.inputs), default=0
     )
     if name in _NORMALIZATIONS or (reduces and "_foreach" not in name):
         return OperatorClass.NORMALIZATION
@@ -154,7 +152,7 @@ def operator_class(call: Call) -> OperatorClass:
 
 
 def stored_elements(spec: TensorSpec) -> int:
-    """How many elements of a tensor lie in memory: an expanded dimension has one."""
+    """Return the number of elements in memory; an expanded dimension has one."""
     if 0 in spec.shape:
         return 0
     distinct, span = 1, 1
@@ -165,7 +163,7 @@ def stored_elements(spec: TensorSpec) -> int:
 
 
 def stored_bytes(spec: TensorSpec) -> int:
-    """Bytes of `stored_elements`."""
+    """Return the bytes of `stored_elements`."""
     return stored_elements(spec) * ITEM_BYTES.get(spec.dtype, 4)
 
 
@@ -179,12 +177,12 @@ def _flat(value: Any) -> Iterator[TensorSpec]:
 
 @functools.lru_cache(maxsize=1 << 14)
 def traffic(call: Call) -> Traffic:
-    """What `call` reads and writes, each needed element once."""
+    """Return the bytes that `call` reads and writes, counting each element once."""
     name = short_name(call)
     if is_view(call):
         scalar = name in ("_local_scalar_dense", "item")
-        looked = tuple(stored_bytes(spec) if scalar else 0 for spec in call.inputs)
-        return Traffic(looked, tuple(0 for _ in call.outputs))
+        viewed = tuple(stored_bytes(spec) if scalar else 0 for spec in call.inputs)
+        return Traffic(viewed, tuple(0 for _ in call.outputs))
     reads, written = _inputs(call, name)
     writes: Sequence[int] = [
         0 if name in _UNWRITTEN else stored_bytes(spec) for spec in call.outputs
@@ -192,9 +190,9 @@ def traffic(call: Call) -> Traffic:
     if name in _CHOSEN and reads:
         reads[0] = min(reads[0], sum(writes))
     if name == "nll_loss_forward":
-        # Of each row the target's element alone.
+        # Only the target's element of each row.
         reads[0] = min(reads[0], call.inputs[1].numel * ITEM_BYTES.get(call.inputs[0].dtype, 4))
-    # In place: the returned tensor is the written argument.
+    # In-place operators return the written argument.
     returned = call.op.rpartition("->")[2].count("!")
     extra = sum(written[returned:])
     if name == "native_batch_norm" and len(call.inputs) >= 5 and call.arguments[5] is True:
@@ -203,7 +201,7 @@ def traffic(call: Call) -> Traffic:
 
 
 def _inputs(call: Call, name: str) -> tuple[list[int], list[int]]:
-    """Bytes read of each input tensor, and bytes of those that are written."""
+    """Return the bytes read per input tensor, and the bytes per written input."""
     names = _schema(call.op)
     overwritten = call.name.partition("::")[2] in _OVERWRITE
     reads: list[int] = []
@@ -213,8 +211,8 @@ def _inputs(call: Call, name: str) -> tuple[list[int], list[int]]:
         for spec in _flat(argument):
             nbytes = stored_bytes(spec)
             written += [nbytes] if changed else []
-            lost = changed and (overwritten or label == "out")
-            unread = lost or name in _SHAPE_ONLY or len(reads) in _SHAPE_OF.get(name, ())
+            overwrites = changed and (overwritten or label == "out")
+            unread = overwrites or name in _SHAPE_ONLY or len(reads) in _SHAPE_OF.get(name, ())
             reads.append(0 if unread else nbytes)
     return reads, written
 
@@ -233,10 +231,10 @@ _NO_ARITHMETIC = frozenset({
 
 
 def map_operations(call: Call) -> int:
-    """Arithmetic of a call that contracts nothing: operations on elements, from shapes.
+    """Return the operations of a call without contraction, from its shapes.
 
-    An element-wise call counts one for each element it returns, a reduction one for each it reads,
-    a normalization as many as its definition has; copies none.
+    An element-wise call has one per returned element, a reduction one per element read, a
+    normalization as many as its definition; copies have none.
     """
     name = short_name(call)
     kind = operator_class(call)

@@ -1,4 +1,4 @@
-"""What an operator call has to do, from its shapes alone: arithmetic and memory traffic."""
+"""Arithmetic and memory traffic of an operator call, from its shapes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from slipstream.durations.traffic import traffic
 from slipstream.graph import Call, TensorSpec
 
-# The same arithmetic under another name than the one torch's table knows.
+# Names in torch's table of operators with the same arithmetic.
 _KNOWN_AS = {
     "_scaled_dot_product_flash_attention_for_cpu": "_scaled_dot_product_flash_attention",
     "_scaled_dot_product_flash_attention_for_cpu_backward": (
@@ -17,8 +17,8 @@ _KNOWN_AS = {
     ),
     "mkldnn_convolution": "_convolution_of_library",
 }
-# Much arithmetic that the shapes of tensors do not tell.
-_UNTOLD = ("rnn_layer", "linalg_", "fft_", "optimizer_step", "take_batch", "in_mode", "checkpoint")
+# Operators whose arithmetic does not follow from the shapes of tensors.
+_UNKNOWN = ("rnn_layer", "linalg_", "fft_", "optimizer_step", "take_batch", "in_mode", "checkpoint")
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,10 @@ class Work:
     """Work of a call.
 
     Attributes:
-        flops: floating-point operations of matrix products and convolutions, a multiply-add
-            counting as two; 0 for calls that only stream over their tensors.
+        flops: floating-point operations of matrix products and convolutions, two per multiply-add;
+            0 for other calls.
         nbytes: bytes of inputs read once and outputs written once; 0 for views.
-        dtype: of the arithmetic: that of the first floating-point input.
+        dtype: of the arithmetic, that of the first floating-point input.
     """
 
     flops: int
@@ -39,11 +39,11 @@ class Work:
 
 @lru_cache(maxsize=1 << 14)
 def work(call: Call) -> Work | None:
-    """The work of `call`; None where shapes do not tell it (recurrent layers, decompositions).
+    """Return the work of `call`; None if shapes do not determine it (RNNs, decompositions).
 
-    Floating-point operations are counted by ``torch.utils.flop_counter``.
+    ``torch.utils.flop_counter`` counts the floating-point operations.
     """
-    if not call.inputs or any(part in call.name for part in _UNTOLD):
+    if not call.inputs or any(part in call.name for part in _UNKNOWN):
         return None
     specs = [*call.inputs, *call.outputs]
     dtype = next(
@@ -61,34 +61,34 @@ def _flops(call: Call) -> int:
     formula = _formulas().get(name)
     if formula is None:
         return 0
-    # What an operator takes by name alone, formulas do not take.
+    # Formulas do not accept keyword-only arguments.
     arguments = [_meta(value) for value in call.arguments[: _positional(call.op)]]
     outputs = [_meta(spec) for spec in call.outputs]
     try:
         return int(formula(*arguments, out_val=outputs[0] if len(outputs) == 1 else tuple(outputs)))
     except (TypeError, ValueError, IndexError, AssertionError):
-        # Called with arguments the formula does not expect.
+        # The formula does not expect these arguments.
         return 0
 
 
 @lru_cache(maxsize=1024)
 def _positional(op: str) -> int | None:
-    """How many arguments of a schema are taken by their place; None for all."""
+    """Return the number of positional arguments of a schema; None for all."""
     before, star, _ = op.partition("*,")
     return before.count(",") - _inner_commas(before) if star else None
 
 
 def _inner_commas(text: str) -> int:
-    """Commas within brackets, as of ``int[2] stride=[1, 1]``."""
+    """Count commas within brackets, as in ``int[2] stride=[1, 1]``."""
     depth = commas = 0
-    for letter in text:
-        depth += (letter == "[") - (letter == "]")
-        commas += letter == "," and depth > 0
+    for character in text:
+        depth += (character == "[") - (character == "]")
+        commas += character == "," and depth > 0
     return commas
 
 
 def _convolution(call: Call) -> int:
-    """A convolution of oneDNN: per output element the products of one filter."""
+    """Return the operations of a oneDNN convolution: one filter per output element."""
     filters = call.inputs[1].shape
     per_output = 1
     for extent in filters[1:]:

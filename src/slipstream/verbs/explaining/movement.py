@@ -198,7 +198,7 @@ def _sum(graph: Graph, name: str, group: Sequence[Moved], limits: Peaks | None) 
     if limits is not None:
         calls = ((moved, graph.task(moved.task).known_call) for moved in group)
         limit_ns = sum(
-            limits.least_ns(moved, call) for moved, call in calls if moved.kind != "view"
+            limits.min_ns(moved, call) for moved, call in calls if moved.kind != "view"
         )
     return MovedRow(
         name,
