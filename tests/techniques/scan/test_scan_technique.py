@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 from slipstream.durations import Durations
 from slipstream.errors import WorkloadError
 from slipstream.graph import StepPhase, replay
+from slipstream.graph.flow import matches
 from slipstream.technique import Context, QualityKind, parse
 from slipstream.techniques.scan import kernels as door
 from slipstream.techniques.scan.nn import CLASSES
@@ -98,8 +99,8 @@ EXPECTED: dict[Callable[[], Any], list[RecordedDirection]] = {
 
 @pytest.mark.parametrize("make", EXPECTED, ids=lambda make: make.__name__)
 def test_layers_are_read_off_the_recorded_step(make: Callable[[], Any]) -> None:
-    (found,) = recurrences(graph_of(make))
-    assert list(found.layers) == EXPECTED[make]
+    (found,) = matches(graph_of(make), recurrences)
+    assert list(found.settings) == EXPECTED[make]
     # Whole states of four bytes a number are kept, and nothing beside them.
     states, rest = divmod(found.kept_bytes, 9 * 4 * 6 * 4)
     assert (states > 0, rest) == (True, 0)

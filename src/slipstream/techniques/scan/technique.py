@@ -6,7 +6,7 @@ Source: Wang et al., "BPPSA: Scaling Back-propagation by Parallel Scan Algorithm
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -21,22 +21,12 @@ from slipstream.graph import (
     Price,
     Role,
     StepPhase,
-    TensorSpec,
     price,
 )
-from slipstream.graph.graph import kept
+from slipstream.graph.flow import Flow, Match, flow_of, matches
 from slipstream.native import library, why_no_library
 from slipstream.source import AlreadyThereError, NotPlacedError, Places, Source, locate
-from slipstream.surgery import ModuleSelection, module_of
-from slipstream.technique import (
-    CodeChange,
-    Context,
-    Quality,
-    QualityKind,
-    Stage,
-    TechniqueSettings,
-    Traits,
-)
+from slipstream.technique import Choosing, CodeChange, Context, Quality, QualityKind, Stage, Traits
 from slipstream.techniques._baseline import already_autocast, already_compiled
 from slipstream.techniques.scan import MARGIN
 from slipstream.techniques.scan.timing import layer_call
@@ -55,7 +45,7 @@ _NONE = "no nn.RNN, nn.GRU or nn.LSTM runs in this step"
 
 
 @dataclass(frozen=True)
-class ScanBackprop(TechniqueSettings):
+class ScanBackprop(Choosing):
     """Every recurrent module of the model with all steps of a layer in one call.
 
     Attributes:
@@ -78,23 +68,19 @@ class ScanBackprop(TechniqueSettings):
         for reason in (already_compiled(graph), already_autocast(graph)):
             if reason is not None:
                 return reason
-        calls = recurrences(graph)
-        if not calls:
-            return _NONE
-        usable = [one for one in calls if one.refusal is None]
-        if not usable:
-            return calls[0].refusal
+        if (reason := self.why_none_of(matches(graph, recurrences), _NONE)) is not None:
+            return reason
         if library() is None:
             return f"it needs the compiled library: {why_no_library()}"
-        return self._selection.why_none(module_of(graph, one.forward[0]) for one in usable)
+        return None
 
     def required_timings(self, graph: Graph) -> Sequence[Call]:
         """Each layer forward and backward."""
         return [
             call
-            for one in self._chosen(graph)
+            for recurrence in self.chosen(matches(graph, recurrences))
             for backward in (False, True)
-            for call in one.calls(backward)
+            for call in recurrence.calls(backward)
         ]
 
     def predict(self, graph: Graph, context: Context) -> Graph:
@@ -104,7 +90,7 @@ class ScanBackprop(TechniqueSettings):
         """
         edit = Editor(graph, str(self))
         changed = removed = 0
-        for one in self._chosen(graph):
+        for one in self.chosen(matches(graph, recurrences)):
             # Not at the step's pace: that of thousands of small operators is none of one loop's.
             prices = [
                 price(context.durations, one.calls(backward), _sum_ns(graph, tasks))
@@ -138,29 +124,17 @@ class ScanBackprop(TechniqueSettings):
                 "the model has no nn.RNN, nn.GRU or nn.LSTM",
                 remedy="slipstream.scan.rnn(cell, x) runs a cell over all steps",
             )
-        self._selection.need_some(self.name, modules)
+        self.need_some(modules)
         for name, module in modules.items():
-            if name in self._selection:
+            if name in self.selection:
                 module.__class__ = CLASSES[type(module)]
                 module.backward_as = self.backward
 
     def code(self, workload: Workload) -> CodeChange | None:
         """``slipstream.nn.LSTM`` where the file makes an ``nn.LSTM``, and so with the others."""
-        if not self._selection.everything:
+        if not self.selection.everything:
             return CodeChange("", f"for the modules you mean, by hand:\n{_BY_HAND}")
         return CodeChange.of(workload, _edit, by_hand=_BY_HAND)
-
-    @property
-    def _selection(self) -> ModuleSelection:
-        return ModuleSelection(self.only, self.except_)
-
-    def _chosen(self, graph: Graph) -> list[Recurrence]:
-        """Recurrences of the modules that are meant."""
-        return [
-            one
-            for one in recurrences(graph)
-            if one.refusal is None and module_of(graph, one.forward[0]) in self._selection
-        ]
 
 
 def _edit(where: Places) -> Source:
@@ -191,32 +165,18 @@ class RecordedDirection:
     dtype: str
 
 
-@dataclass(frozen=True)
-class Recurrence:
-    """What one recurrent module does in the step.
+@dataclass(frozen=True, eq=False)
+class Recurrence(Match):
+    """What one recurrent module does in the step; `settings` is every direction of every layer."""
 
-    Attributes:
-        layers: every direction of every layer.
-        forward, backward: its tasks, in order.
-        refusal: why it has to stay torch's; None if it has not.
-    """
-
-    layers: tuple[RecordedDirection, ...]
-    forward: tuple[int, ...]
-    backward: tuple[int, ...]
-    refusal: str | None
-
-    @property
-    def tasks(self) -> tuple[int, ...]:
-        """Forward, then backward."""
-        return self.forward + self.backward
+    settings: tuple[RecordedDirection, ...] = ()
 
     @property
     def kept_bytes(self) -> int:
         """What the backward pass reads beside the module's output."""
         total = 0
-        for number, one in enumerate(self.layers):
-            states = _KEPT[one.kind] + (number + 1 < len(self.layers))
+        for number, one in enumerate(self.settings):
+            states = _KEPT[one.kind] + (number + 1 < len(self.settings))
             total += one.steps * one.batch * one.hidden * states * ITEM_BYTES.get(one.dtype, 4)
         return total
 
@@ -230,7 +190,7 @@ class Recurrence:
         return max(
             one.steps * one.batch * one.hidden * (_GATES[one.kind] + 3)
             * ITEM_BYTES.get(one.dtype, 4)
-            for one in self.layers
+            for one in self.settings
         )  # fmt: skip
 
     def calls(self, backward: bool) -> list[Call]:
@@ -242,45 +202,39 @@ class Recurrence:
                 one.kind, one.steps, one.batch, one.inputs, one.hidden, one.dtype, backward,
                 bool(self.backward),
             )
-            for one in self.layers
+            for one in self.settings
         ]  # fmt: skip
 
 
-@kept
-def recurrences(graph: Graph) -> list[Recurrence]:
-    """Every call of a recurrent module in the step."""
-    column = graph.tasks
+def recurrences(flow: Flow) -> Iterator[Recurrence]:
+    """Find what every recurrent module does."""
+    graph, column = flow.graph, flow.graph.tasks
     roots = [text.partition("/")[0] for text in graph.strings]
     recurrent = np.array([root in _KINDS for root in roots], bool)[column.scope]
-    called = column.call >= 0
+    inside = recurrent & (column.call >= 0) & (column.phase == StepPhase.FORWARD)
     forward: dict[tuple[str, str], list[int]] = {}
-    for task in np.flatnonzero(recurrent & called & (column.phase == StepPhase.FORWARD)).tolist():
+    for task in np.flatnonzero(inside).tolist():
         key = graph.string(column.module[task]), roots[column.scope[task]]
         forward.setdefault(key, []).append(task)
-    calls = []
     for (module, root), tasks in forward.items():
-        numbers = column.sequence[tasks]
-        theirs = np.isin(column.sequence, numbers[numbers != -1]) & called
-        theirs[: tasks[-1] + 1] = False
-        backward = np.flatnonzero(theirs & (column.phase == StepPhase.BACKWARD)).tolist()
-        calls.append(_recurrence(graph, module, _KINDS[root], tuple(tasks), tuple(backward)))
-    return calls
-
-
-def _recurrence(
-    graph: Graph, module: str, kind: str, forward: tuple[int, ...], backward: tuple[int, ...]
-) -> Recurrence:
-    if any(_is_changed(graph, task) for task in (*forward, *backward)):
-        reason = f"the layers of {module or 'the step'} are another technique's already"
-        return Recurrence((), forward, backward, reason)
-    layers = tuple(_layers(graph, kind, forward))
-    return Recurrence(layers, forward, backward, _refusal(layers, module))
-
-
-def _is_changed(graph: Graph, task: int) -> bool:
-    """Whether an edit gave the task another call, of which it is not known what it reads."""
-    view, call = graph.task(task), graph.task(task).known_call
-    return view.name != call.name or len(view.operands[0]) != len(call.inputs)
+        backward = sorted(
+            back for task in tasks for back in flow.backward[task] if column.call[back] >= 0
+        )
+        first, last = (graph.calls[column.call[task]] for task in (tasks[0], tasks[-1]))
+        tensors = (*first.inputs, *first.outputs, *last.inputs, *last.outputs)
+        names = graph.texts("name", np.array([*tasks, *backward]))
+        layers: tuple[RecordedDirection, ...] = ()
+        # An edit gave the task another call, or tensors of which the storages are unknown.
+        if names != [flow.name(task) for task in (*tasks, *backward)]:
+            refusal = f"the layers of {module or 'the step'} are another technique's already"
+        else:
+            layers = tuple(_layers(graph, _KINDS[root], tasks))
+            refusal = _refusal(layers, module)
+        if tensors:
+            yield Recurrence(
+                "recurrence", module.partition(".")[2], tuple(tasks), tuple(backward), tensors[0],
+                tensors[-1], {}, layers, refusal,
+            )  # fmt: skip
 
 
 def _refusal(layers: Sequence[RecordedDirection], module: str) -> str | None:
@@ -326,7 +280,7 @@ def _sum_ns(graph: Graph, tasks: Sequence[int]) -> float:
 
 def _put(edit: Editor, graph: Graph, tasks: Sequence[int], cost: Price) -> int:
     """One task in the place of `tasks`, that reads and writes what they did for others."""
-    inputs, outputs = _boundary(graph, tasks)
+    inputs, outputs = flow_of(graph).boundary(tasks)
     call = Call("slipstream::scan_layers()", tuple(inputs.values()), tuple(outputs.values()))
     handle = edit.put(
         tasks[-1], call, cost, gap_ns=graph.task(tasks[-1]).gap_ns,
@@ -343,33 +297,6 @@ def _hold(edit: Editor, graph: Graph, one: Recurrence, forward: int, backward: i
         edit.allocate(one.kept_bytes, Role.ACTIVATION, forward, backward)
     # The backward pass reads what the module gave, too.
     gave = np.isin(graph.memory.producer, one.forward)
-    gave &= np.isin(graph.memory.storage, list(_boundary(graph, one.forward)[1]))
+    gave &= np.isin(graph.memory.storage, list(flow_of(graph).boundary(one.forward)[1]))
     early = (graph.memory.release >= 0) & (graph.memory.release < one.backward[-1])
     edit.release_after(np.flatnonzero(gave & early), backward)
-
-
-def _boundary(
-    graph: Graph, tasks: Sequence[int]
-) -> tuple[dict[int, TensorSpec], dict[int, TensorSpec]]:
-    """Storages that `tasks` read of others, and those they make that others read, with a tensor."""
-    others = np.ones(len(graph), bool)
-    others[list(tasks)] = False
-    read: dict[int, TensorSpec] = {}
-    written: dict[int, TensorSpec] = {}
-    for task in tasks:
-        view = graph.task(task)
-        call = view.known_call
-        before, after = view.operands
-        for storage, spec in zip(before, call.inputs, strict=True):
-            if storage not in written and storage >= 0:
-                _widest(read, storage, spec)
-        for storage, spec in zip(after, call.outputs, strict=True):
-            if storage not in read and storage >= 0:
-                _widest(written, storage, spec)
-    outside = set(graph.operands[np.repeat(others, np.diff(graph.operand_start))].tolist())
-    return read, {storage: spec for storage, spec in written.items() if storage in outside}
-
-
-def _widest(known: dict[int, TensorSpec], storage: int, spec: TensorSpec) -> None:
-    if storage not in known or known[storage].nbytes < spec.nbytes:
-        known[storage] = spec
