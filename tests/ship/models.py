@@ -1,4 +1,4 @@
-"""Models that tests of firmware run, and what other runtimes give for them."""
+"""Models, skips and mutations for tests of firmware."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ FLOAT = tuple(
 
 
 def need_runtimes(require: Require) -> None:
-    """Skip, or fail, without tflite-micro and LiteRT."""
+    """Skip or fail without tflite-micro and LiteRT."""
     present = all(find_spec(name) for name in ("tflite_micro", "ai_edge_litert", "flatbuffers"))
     require("edge", present, "the extra [edge] is not installed")
 
 
 def need_emulator(require: Require) -> None:
-    """Skip, or fail, without a compiler and an emulator for Cortex-M."""
+    """Skip or fail without a compiler and an emulator for Cortex-M."""
     present = all(map(shutil.which, ("arm-none-eabi-gcc", "qemu-system-arm")))
     require("cortex_m", present, "arm-none-eabi-gcc or qemu-system-arm is not installed")
 
@@ -54,17 +54,18 @@ def model_file(folder: Path, name: str) -> Path:
 def mutants(
     model: bytes, count: int, seed: int, regions: Sequence[tuple[int, int]]
 ) -> Iterator[bytes]:
-    """A model with bits flipped, words replaced or the end cut off, in regions (start, bytes) in
-    turn."""
-    dice = np.random.default_rng(seed)
+    """Yield models with flipped bits, replaced words or a missing end, in alternating regions
+    (start, bytes).
+    """
+    rng = np.random.default_rng(seed)
     for number in range(count):
-        found = bytearray(model)
+        mutant = bytearray(model)
         start, size = regions[number % len(regions)]
-        for _ in range(int(dice.integers(1, 4))):
-            place = min(start + int(dice.integers(size)), len(found) - 4)
-            if dice.random() < 0.5:
-                found[place] ^= 1 << int(dice.integers(8))
+        for _ in range(int(rng.integers(1, 4))):
+            place = min(start + int(rng.integers(size)), len(mutant) - 4)
+            if rng.random() < 0.5:
+                mutant[place] ^= 1 << int(rng.integers(8))
             else:
-                word = int(dice.choice([0, 1, 255, 65535, 2**31 - 1, 2**31, 2**32 - 1, len(model)]))
-                found[place // 4 * 4 : place // 4 * 4 + 4] = struct.pack("<I", word)
-        yield bytes(found[: dice.integers(8, len(found))] if dice.random() < 0.1 else found)
+                word = int(rng.choice([0, 1, 255, 65535, 2**31 - 1, 2**31, 2**32 - 1, len(model)]))
+                mutant[place // 4 * 4 : place // 4 * 4 + 4] = struct.pack("<I", word)
+        yield bytes(mutant[: rng.integers(8, len(mutant))] if rng.random() < 0.1 else mutant)

@@ -1,4 +1,4 @@
-"""Networks of one random operator each, side by side: odd shapes, zero points, scales, paddings."""
+"""Networks of independent random operators: odd shapes, zero points, scales, paddings."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from slipstream.ship.firmware import Network, Operator, Quantization, Tensor
 
 
 class RandomNetwork:
-    """Operators that share nothing but the arena; every one has inputs and an output of its own."""
+    """Builder of operators with separate inputs and outputs, which share only the arena."""
 
     def __init__(self, seed: int) -> None:
-        self.dice = np.random.default_rng(seed)
+        self.rng = np.random.default_rng(seed)
         self.tensors: list[Tensor] = []
         self.operators: list[Operator] = []
         self.inputs: list[int] = []
         self.outputs: list[int] = []
 
     def network(self, count: int, names: Sequence[str] = ()) -> Network:
-        """With `count` operators, of all kinds that both back ends run in turn, or of `names`."""
+        """Return `count` operators, cycling through `names` or all kinds of both back ends."""
         kinds: list[Callable[[], None]] = [
             self.convolution, self.depthwise, self.connected, self.pool, self.add, self.softmax,
             self.convolution, self.depthwise,
@@ -35,10 +35,10 @@ class RandomNetwork:
         )  # fmt: skip
 
     def pick(self, low: int, high: int) -> int:
-        return int(self.dice.integers(low, high + 1))
+        return int(self.rng.integers(low, high + 1))
 
     def grid(self, scale: float | None = None, zero: int | None = None) -> Quantization:
-        scale = float(self.dice.uniform(0.001, 0.5)) if scale is None else scale
+        scale = float(self.rng.uniform(0.001, 0.5)) if scale is None else scale
         zero = self.pick(-128, 127) if zero is None else zero
         return Quantization(np.array([scale], np.float32), np.array([zero], np.int64))
 
@@ -46,7 +46,7 @@ class RandomNetwork:
         self.tensors.append(Tensor(f"t{len(self.tensors)}", shape, "int8", grid))
         return len(self.tensors) - 1
 
-    def given(self, shape: tuple[int, ...], grid: Quantization | None = None) -> int:
+    def input(self, shape: tuple[int, ...], grid: Quantization | None = None) -> int:
         index = self.tensor(shape, grid or self.grid())
         self.inputs.append(index)
         return index
@@ -57,22 +57,22 @@ class RandomNetwork:
         self.outputs.append(output)
         self.operators.append(Operator(kind, inputs, (output,), options))
 
-    def weights(self, shape: tuple[int, ...], axis: int, given: int, *, channels: bool = True,
+    def weights(self, shape: tuple[int, ...], axis: int, source: int, *, channels: bool = True,
                 depth: int) -> tuple[int, int, Quantization]:  # fmt: skip
-        """Indices of weights and bias, and a grid for the output that sums reach the ends of."""
+        """Return indices of weights and bias, and an output grid that the sums exhaust."""
         count = shape[axis]
-        scales = self.dice.uniform(0.001, 0.02, count if channels else 1).astype(np.float32)
+        scales = self.rng.uniform(0.001, 0.02, count if channels else 1).astype(np.float32)
         zeros = np.zeros(len(scales), np.int64)
-        codes = self.dice.integers(-127, 128, shape).astype(np.int8)
+        codes = self.rng.integers(-127, 128, shape).astype(np.int8)
         self.tensors.append(
             Tensor(f"w{len(self.tensors)}", shape, "int8", Quantization(scales, zeros, axis), codes)
         )
-        of_bias = Quantization((self.scale(given) * scales).astype(np.float32), zeros, 0)
-        bias = self.dice.integers(-3000, 3000, count).astype(np.int32)
-        self.tensors.append(Tensor(f"b{len(self.tensors)}", (count,), "int32", of_bias, bias))
-        # Between far too small, where most codes saturate, and far too large.
-        reach = float(self.scale(given) * scales.max()) * 70 * 70 * np.sqrt(depth)
-        out = self.grid(reach / 128 * float(np.exp(self.dice.uniform(-3, 2))))
+        bias_grid = Quantization((self.scale(source) * scales).astype(np.float32), zeros, 0)
+        bias = self.rng.integers(-3000, 3000, count).astype(np.int32)
+        self.tensors.append(Tensor(f"b{len(self.tensors)}", (count,), "int32", bias_grid, bias))
+        # From far too small, where most codes saturate, to far too large.
+        reach = float(self.scale(source) * scales.max()) * 70 * 70 * np.sqrt(depth)
+        out = self.grid(reach / 128 * float(np.exp(self.rng.uniform(-3, 2))))
         return len(self.tensors) - 2, len(self.tensors) - 1, out
 
     def scale(self, index: int) -> np.float32:
@@ -80,14 +80,14 @@ class RandomNetwork:
         assert found is not None
         return found.scale
 
-    def window(self, most: int = 9) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int],
+    def window(self, largest: int = 9) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int],
                                               str, tuple[int, int]]:  # fmt: skip
-        """(image, kernel, stride, padding, output), each (height, width)."""
+        """Return (image, kernel, stride, padding, output), each (height, width)."""
         kernel = (self.pick(1, 5), self.pick(1, 5)) if self.pick(0, 2) else (3, 3)
         stride = (
             (self.pick(1, 3), self.pick(1, 3)) if not self.pick(0, 2) else (self.pick(1, 2),) * 2
         )
-        image = (self.pick(kernel[0], most), self.pick(kernel[1], most))
+        image = (self.pick(kernel[0], largest), self.pick(kernel[1], largest))
         padding = "same" if self.pick(0, 1) else "valid"
         out = tuple(
             -(-size // step) if padding == "same" else (size - reach) // step + 1
@@ -103,7 +103,7 @@ class RandomNetwork:
         if not self.pick(0, 2):
             kernel, stride, out = (1, 1), (1, 1), image
         depth, channels = self.pick(1, 9), self.pick(1, 11)
-        x = self.given((1, *image, depth))
+        x = self.input((1, *image, depth))
         w, b, grid = self.weights((channels, *kernel, depth), 0, x, depth=depth * kernel[0])
         self.step(
             "conv_2d", (x, w, b), (1, *out, channels), grid, padding=padding, stride_h=stride[0],
@@ -113,7 +113,7 @@ class RandomNetwork:
     def depthwise(self) -> None:
         image, kernel, stride, padding, out = self.window()
         depth, multiplier = self.pick(1, 9), self.pick(1, 2)
-        x = self.given((1, *image, depth))
+        x = self.input((1, *image, depth))
         w, b, grid = self.weights((1, *kernel, depth * multiplier), 3, x, depth=kernel[0])
         self.step(
             "depthwise_conv_2d", (x, w, b), (1, *out, depth * multiplier), grid, padding=padding,
@@ -123,7 +123,7 @@ class RandomNetwork:
 
     def connected(self) -> None:
         rows, depth, channels = self.pick(1, 3), self.pick(1, 40), self.pick(1, 13)
-        x = self.given((rows, depth))
+        x = self.input((rows, depth))
         w, b, grid = self.weights(
             (channels, depth), 0, x, channels=bool(self.pick(0, 1)), depth=depth
         )
@@ -135,7 +135,7 @@ class RandomNetwork:
     def pool(self) -> None:
         image, kernel, stride, padding, out = self.window()
         depth = self.pick(1, 7)
-        x = self.given((1, *image, depth))
+        x = self.input((1, *image, depth))
         grid = self.tensors[x].quantization
         assert grid is not None
         kind = ("average_pool_2d", "max_pool_2d")[self.pick(0, 1)]
@@ -147,31 +147,31 @@ class RandomNetwork:
 
     def add(self) -> None:
         shape = (1, self.pick(1, 6), self.pick(1, 6), self.pick(1, 6))
-        a, b = self.given(shape), self.given(shape)
+        a, b = self.input(shape), self.input(shape)
         both = float(self.scale(a) + self.scale(b))
         self.step("add", (a, b), shape, self.grid(both * 0.7), activation=self.activation())
 
     def softmax(self) -> None:
         shape = (self.pick(1, 3), self.pick(2, 20))
-        grid = self.grid(float(np.exp(self.dice.uniform(-7, 0.5))))
-        self.step("softmax", (self.given(shape, grid),), shape, self.grid(1 / 256, -128), beta=1.0)
+        grid = self.grid(float(np.exp(self.rng.uniform(-7, 0.5))))
+        self.step("softmax", (self.input(shape, grid),), shape, self.grid(1 / 256, -128), beta=1.0)
 
     def lookup(self) -> None:
-        """A function of one number: all codes are inputs."""
+        """Add a function of one number, on all codes."""
         kind = ("logistic", "hard_swish", "leaky_relu")[self.pick(0, 2)]
-        x = self.given((1, 16, 16), self.grid(float(np.exp(self.dice.uniform(-6, 0)))))
+        x = self.input((1, 16, 16), self.grid(float(np.exp(self.rng.uniform(-6, 0)))))
         if kind == "logistic":
             self.step(kind, (x,), (1, 16, 16), self.grid(1 / 256, -128))
         elif kind == "hard_swish":
             self.step(kind, (x,), (1, 16, 16), self.grid())
         else:
-            alpha = float(self.dice.uniform(0.01, 0.5))
+            alpha = float(self.rng.uniform(0.01, 0.5))
             self.step(kind, (x,), (1, 16, 16), self.grid(), alpha=alpha)
 
     def mul(self) -> None:
         shape = (1, self.pick(1, 6), self.pick(1, 6), self.pick(1, 6))
-        a = self.given(shape)
-        b = self.given(shape if self.pick(0, 1) else (1, 1, 1, shape[3]))
+        a = self.input(shape)
+        b = self.input(shape if self.pick(0, 1) else (1, 1, 1, shape[3]))
         pair = (a, b) if self.pick(0, 1) else (b, a)
         grid = self.grid(float(self.scale(a) * self.scale(b)) * self.pick(20, 120))
         self.step("mul", pair, shape, grid, activation=self.activation())
@@ -180,7 +180,7 @@ class RandomNetwork:
         shape, axis = [1, self.pick(1, 4), self.pick(1, 4), self.pick(1, 4)], self.pick(1, 3)
         other, grid = list(shape), self.grid()
         other[axis] = self.pick(1, 4)
-        a, b = self.given(tuple(shape), grid), self.given(tuple(other), grid)
+        a, b = self.input(tuple(shape), grid), self.input(tuple(other), grid)
         shape[axis] += other[axis]
         self.step(
             "concatenation", (a, b), tuple(shape), grid, axis=axis - 4 * self.pick(0, 1),
@@ -190,7 +190,7 @@ class RandomNetwork:
     def mean(self) -> None:
         image = (self.pick(1, 9), self.pick(1, 9))
         channels, same = self.pick(1, 7), self.pick(0, 1)
-        x = self.given((1, *image, channels))
+        x = self.input((1, *image, channels))
         grid = self.tensors[x].quantization if same else self.grid(float(self.scale(x)) * 0.6)
         assert grid is not None
         self.tensors.append(Tensor(f"axes{x}", (2,), "int32", None, np.array([1, 2], np.int32)))
@@ -202,13 +202,13 @@ class RandomNetwork:
     def transpose(self) -> None:
         _, kernel, stride, padding, _ = self.window()
         image = (self.pick(1, 5), self.pick(1, 5))
-        # Of the sizes that a convolution of this window brings down to the image, the smallest.
+        # The smallest size that a convolution with this window reduces to the image.
         out = tuple(
             (size - 1) * step + 1 if padding == "same" else (size - 1) * step + reach
             for size, reach, step in zip(image, kernel, stride, strict=True)
         )
         depth, channels = self.pick(1, 9), self.pick(1, 7)
-        x = self.given((1, *image, depth))
+        x = self.input((1, *image, depth))
         w, b, grid = self.weights((channels, *kernel, depth), 0, x, depth=depth * kernel[0])
         shape = (1, out[0], out[1], channels)
         self.tensors.append(Tensor(f"s{x}", (4,), "int32", None, np.array(shape, np.int32)))
@@ -220,7 +220,7 @@ class RandomNetwork:
     def resize(self) -> None:
         image, factors = (self.pick(1, 5), self.pick(1, 5)), (self.pick(1, 3), self.pick(1, 3))
         out, channels = (image[0] * factors[0], image[1] * factors[1]), self.pick(1, 7)
-        x = self.given((1, *image, channels))
+        x = self.input((1, *image, channels))
         grid = self.tensors[x].quantization
         assert grid is not None
         self.tensors.append(Tensor(f"s{x}", (2,), "int32", None, np.array(out, np.int32)))

@@ -1,4 +1,4 @@
-"""What firmware costs is known before it is built: held against what is built and run."""
+"""Predictions of firmware costs, compared with emulated runs."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ NETWORKS = (
 
 @pytest.mark.parametrize("device", ["cortex-m4", "cortex-m7", "cortex-m55"])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_forecasts_come_true(
+def test_forecasts_match_emulated_runs(
     name: str, device: str, shared_data: Path, tmp_path: Path, require: Require
 ) -> None:
     need_emulator(require)
-    made = export_firmware(shared_data / name, device=device)
-    found = forecast(made)
-    inputs = random_inputs(made.interface, 1)
-    ran = run_emulated(made.sources, made.interface, inputs, tmp_path, made.target)
+    firmware = export_firmware(shared_data / name, device=device)
+    found = forecast(firmware)
+    inputs = random_inputs(firmware.interface, 1)
+    ran = run_emulated(firmware.sources, firmware.interface, inputs, tmp_path, firmware.target)
     assert ran.size is not None
     assert found.instructions == pytest.approx(ran.instructions[0], rel=0.05)
     assert found.flash == pytest.approx(ran.size.flash, rel=0.03)
     assert found.constants == ran.size.constants
     # Memory is exact.
-    assert found.ram == made.arena.size + ran.size.ram + ran.stack
+    assert found.ram == firmware.arena.size + ran.size.ram + ran.stack
 
 
-def test_what_does_not_fit_is_told_with_a_remedy(
+def test_reports_missing_memory_with_a_remedy(
     shared_data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = str(shared_data / PERSON_DETECT)
     assert _command(["ship", "predict", model, "--ram", "32KiB", "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert not found["fits"]
-    assert "fewer channels" in found["remedies"][0]
+    assert "reduce channels" in found["remedies"][0]
     # The text has the numbers of the JSON.
     needed = found["ram_bytes"]
     sizes = re.findall(r"([\d,]+) B", found["remedies"][0])[:3]
@@ -56,7 +56,7 @@ def test_what_does_not_fit_is_told_with_a_remedy(
     assert _command(["ship", "predict", model, "--ram", "64KiB", "--flash", "512KiB"]) == 0
 
 
-def test_this_machine_is_no_target_of_predictions(shared_data: Path) -> None:
-    made = export_firmware(shared_data / MICRO_SPEECH, device="host")
+def test_refuses_predictions_for_the_host(shared_data: Path) -> None:
+    firmware = export_firmware(shared_data / MICRO_SPEECH, device="host")
     with pytest.raises(UnknownNameError, match="target of predictions"):
-        forecast(made)
+        forecast(firmware)

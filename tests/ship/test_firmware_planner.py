@@ -1,4 +1,4 @@
-"""Plans of memory: valid, never above greedy, and least where that can be proved by other means."""
+"""Memory plans are valid, never worse than greedy, and optimal if so reported."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from slipstream.ship.firmware import Buffer, greedy_plan, plan_memory
 
 
 @st.composite
-def buffers(draw: st.DrawFn, most: int = 12) -> list[Buffer]:
-    count = draw(st.integers(1, most))
+def buffers(draw: st.DrawFn, max_count: int = 12) -> list[Buffer]:
+    count = draw(st.integers(1, max_count))
     made = []
     for _ in range(count):
         first = draw(st.integers(0, 9))
@@ -23,16 +23,16 @@ def buffers(draw: st.DrawFn, most: int = 12) -> list[Buffer]:
     return made
 
 
-def least_peak(given_buffers: list[Buffer], align: int) -> int:
-    """The optimum, as an integer program: who of each pair that meets lies below the other."""
-    sizes = [-(-one.size // align) for one in given_buffers]
+def optimal_peak(buffer_list: list[Buffer], align: int) -> int:
+    """Return the optimum by an integer program over the order of each conflicting pair."""
+    sizes = [-(-buffer.size // align) for buffer in buffer_list]
     count, total = len(sizes), sum(sizes)
     pairs = [
         (a, b)
         for a, b in itertools.combinations(range(count), 2)
-        if given_buffers[a].meets(given_buffers[b])
+        if buffer_list[a].meets(buffer_list[b])
     ]
-    # Variables: offsets, one order a pair (1: a below b), the peak.
+    # Variables: offsets, one order per pair (1: a below b), the peak.
     width = count + len(pairs) + 1
     rows, lows = [], []
     for number, (a, b) in enumerate(pairs):
@@ -61,15 +61,15 @@ def least_peak(given_buffers: list[Buffer], align: int) -> int:
 
 
 @settings(max_examples=30)
-@given(buffers(most=8))
-def test_a_plan_said_to_be_optimal_is(found: list[Buffer]) -> None:
+@given(buffers(max_count=8))
+def test_optimal_plans_are_optimal(found: list[Buffer]) -> None:
     plan = plan_memory(found)
     assert plan.optimal
-    assert plan.peak == least_peak(found, 16)
+    assert plan.peak == optimal_peak(found, 16)
 
 
 @given(buffers())
-def test_plans_are_valid_and_never_above_greedy(found: list[Buffer]) -> None:
+def test_plans_are_valid_and_never_worse_than_greedy(found: list[Buffer]) -> None:
     plan, greedy = plan_memory(found, seconds=0.2), greedy_plan(found)
     assert plan.bound <= plan.peak <= greedy.peak
     for a, b in itertools.combinations(range(len(found)), 2):
@@ -81,11 +81,11 @@ def test_plans_are_valid_and_never_above_greedy(found: list[Buffer]) -> None:
 
 @settings(max_examples=40)
 @given(buffers(), st.randoms())
-def test_distances_are_kept_and_only_help(found: list[Buffer], dice) -> None:  # type: ignore[no-untyped-def]
+def test_distances_hold_and_never_raise_the_peak(found: list[Buffer], rng) -> None:  # type: ignore[no-untyped-def]
     distances = {
-        (a, b): dice.randrange(found[a].size + 1)
+        (a, b): rng.randrange(found[a].size + 1)
         for a, b in itertools.permutations(range(len(found)), 2)
-        if found[a].meets(found[b]) and dice.random() < 0.3
+        if found[a].meets(found[b]) and rng.random() < 0.3
     }
     plan = plan_memory(found, distances=distances, seconds=0.2)
     assert plan.bound <= plan.peak <= greedy_plan(found).peak
@@ -97,28 +97,28 @@ def test_distances_are_kept_and_only_help(found: list[Buffer], dice) -> None:  #
             assert above or below
 
 
-def test_a_chain_needs_what_its_fullest_step_does() -> None:
+def test_a_chain_needs_the_memory_of_its_fullest_step() -> None:
     sizes = [9216, 18432, 18432, 36864, 9216, 18432]
     chain = [Buffer(size, step, step + 1) for step, size in enumerate(sizes)]
     plan = plan_memory(chain)
     assert (plan.peak, plan.optimal) == (18432 + 36864, True)
 
 
-def test_nothing_needs_nothing() -> None:
+def test_no_buffers_need_no_memory() -> None:
     assert plan_memory([]).peak == 0
 
 
 @pytest.mark.full
-def test_most_of_500_random_plans_are_proved() -> None:
-    dice = np.random.default_rng(0)
+def test_proves_most_of_500_random_plans() -> None:
+    rng = np.random.default_rng(0)
     proved = 0
     for _ in range(500):
-        count, steps = dice.integers(5, 61), dice.integers(5, 61)
+        count, steps = rng.integers(5, 61), rng.integers(5, 61)
         made = []
         for _ in range(count):
-            first = int(dice.integers(steps))
-            last = min(int(steps) - 1, first + int(dice.choice([0, 1, 1, 2, 3, 5, 10, 20])))
-            made.append(Buffer(int(dice.integers(16, 5000)), first, last))
+            first = int(rng.integers(steps))
+            last = min(int(steps) - 1, first + int(rng.choice([0, 1, 1, 2, 3, 5, 10, 20])))
+            made.append(Buffer(int(rng.integers(16, 5000)), first, last))
         plan = plan_memory(made)
         assert plan.peak <= greedy_plan(made).peak
         proved += plan.optimal

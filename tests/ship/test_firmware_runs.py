@@ -1,4 +1,4 @@
-"""Generated firmware gives the bytes of tflite-micro, here and on emulated processors."""
+"""Firmware equals tflite-micro byte by byte, here and on emulated processors."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Require = Callable[[str, bool, str], None]
 
 @pytest.mark.parametrize("name", INT8)
 @pytest.mark.parametrize("overlap", [True, False])
-def test_every_output_byte_is_tflite_micro_s(
+def test_output_equals_tflite_micro(
     name: str, overlap: bool, shared_data: Path, tmp_path: Path, require: Require
 ) -> None:
     need_runtimes(require)
@@ -50,23 +50,23 @@ def test_every_output_byte_is_tflite_micro_s(
 
 @pytest.mark.parametrize("against", ["tflite-micro", "litert"])
 @pytest.mark.parametrize("kind", ["lookup", "mul", "concatenation", "mean", "transpose", "resize"])
-def test_random_operators_of_straight_code_give_every_byte(
+def test_random_operators_of_straight_code_equal_other_runtimes(
     kind: str, against: str, tmp_path: Path, require: Require
 ) -> None:
     need_runtimes(require)
     network = RandomNetwork(7).network(30, [kind])
-    made = export_firmware(write_network(network), name="random", device="host")
-    inputs = random_inputs(made.interface, 3)
+    firmware = export_firmware(write_network(network), name="random", device="host")
+    inputs = random_inputs(firmware.interface, 3)
     codes = np.arange(256, dtype=np.uint8).view(np.int8)
-    inputs.append([np.resize(codes, port.shape) for port in made.interface.inputs])
-    here = run_here(made.sources, made.interface, inputs, tmp_path)
-    expected = other_outputs(made.model, made.interface, inputs, against)
+    inputs.append([np.resize(codes, port.shape) for port in firmware.interface.inputs])
+    here = run_here(firmware.sources, firmware.interface, inputs, tmp_path)
+    expected = other_outputs(firmware.model, firmware.interface, inputs, against)
     for ours, theirs in zip(here.outputs, expected, strict=True):
         for at, (a, b) in enumerate(zip(ours, theirs, strict=True)):
             assert a.tobytes() == b.tobytes(), network.operators[at]
 
 
-def test_what_only_straight_code_calls_is_refused_and_forecast_with_a_note() -> None:
+def test_interpreter_refuses_kernels_of_straight_code_only() -> None:
     data = write_network(RandomNetwork(1).network(1, ["mul"]))
     with pytest.raises(UnsupportedModelError, match="slip_mul_int8") as refused:
         export_firmware(data, backend="interpreter")
@@ -76,29 +76,31 @@ def test_what_only_straight_code_calls_is_refused_and_forecast_with_a_note() -> 
 
 
 @pytest.mark.parametrize("device", ["cortex-m4", "cortex-m7", "cortex-m55"])
-def test_emulated_processors_give_the_same_bytes(
+def test_emulated_processors_equal_this_machine(
     device: str, shared_data: Path, tmp_path: Path, require: Require
 ) -> None:
     need_emulator(require)
-    made = export_firmware(shared_data / PERSON_DETECT, device=device)
-    inputs = random_inputs(made.interface, 2)
-    here = run_here(made.sources, made.interface, inputs, tmp_path / "here")
-    there = run_emulated(made.sources, made.interface, inputs, tmp_path / "there", made.target)
-    assert [[b.tobytes() for b in a] for a in here.outputs] == [
-        [b.tobytes() for b in a] for a in there.outputs
+    firmware = export_firmware(shared_data / PERSON_DETECT, device=device)
+    inputs = random_inputs(firmware.interface, 2)
+    host = run_here(firmware.sources, firmware.interface, inputs, tmp_path / "here")
+    emulated = run_emulated(
+        firmware.sources, firmware.interface, inputs, tmp_path / "there", firmware.target
+    )
+    assert [[b.tobytes() for b in a] for a in host.outputs] == [
+        [b.tobytes() for b in a] for a in emulated.outputs
     ]
     # The bars: tflite-micro with CMSIS-NN takes 22.93 M instructions and 82,292 B.
-    assert max(there.instructions) <= 16_000_000
-    assert there.size is not None
-    assert made.arena.size + there.stack + there.size.ram <= 40 * 1024
-    assert there.size.code <= 14 * 1024
-    assert there.size.allocators == ()
+    assert max(emulated.instructions) <= 16_000_000
+    assert emulated.size is not None
+    assert firmware.arena.size + emulated.stack + emulated.size.ram <= 40 * 1024
+    assert emulated.size.code <= 14 * 1024
+    assert emulated.size.allocators == ()
 
 
-def test_firmware_calls_nothing_but_memcpy_and_memset(shared_data: Path, tmp_path: Path) -> None:
-    made = export_firmware(shared_data / MICRO_SPEECH)
-    inputs = random_inputs(made.interface, 1)
-    run_here(made.sources, made.interface, inputs, tmp_path, flags=["-fno-stack-protector"])
+def test_firmware_calls_only_memcpy_and_memset(shared_data: Path, tmp_path: Path) -> None:
+    firmware = export_firmware(shared_data / MICRO_SPEECH)
+    inputs = random_inputs(firmware.interface, 1)
+    run_here(firmware.sources, firmware.interface, inputs, tmp_path, flags=["-fno-stack-protector"])
     listed = subprocess.run(
         ["nm", "-u", str(tmp_path / "model.so")], capture_output=True, text=True, check=True
     ).stdout
@@ -106,10 +108,10 @@ def test_firmware_calls_nothing_but_memcpy_and_memset(shared_data: Path, tmp_pat
     assert called <= {"memcpy", "memset"}
 
 
-def test_a_heap_in_an_image_is_seen(shared_data: Path, tmp_path: Path, require: Require) -> None:
+def test_detects_a_heap_in_an_image(shared_data: Path, tmp_path: Path, require: Require) -> None:
     need_emulator(require)
-    made = export_firmware(shared_data / MICRO_SPEECH)
-    sources = dict(made.sources)
+    firmware = export_firmware(shared_data / MICRO_SPEECH)
+    sources = dict(firmware.sources)
     sources["model.c"] = (
         "#include <stdlib.h>\nvoid *_sbrk(int n) { (void)n; return (void *)-1; }\n"
         + (
@@ -118,8 +120,8 @@ def test_a_heap_in_an_image_is_seen(shared_data: Path, tmp_path: Path, require: 
             )
         )
     )
-    inputs = random_inputs(made.interface, 1)
-    ran = run_emulated(sources, made.interface, inputs, tmp_path, made.target)
+    inputs = random_inputs(firmware.interface, 1)
+    ran = run_emulated(sources, firmware.interface, inputs, tmp_path, firmware.target)
     assert ran.size is not None
     assert {"malloc", "free", "_sbrk"} <= set(ran.size.allocators)
 
@@ -139,13 +141,11 @@ int main(void) {
 
 
 @pytest.mark.parametrize("device", ["cortex-m4", "cortex-m55"])
-def test_sanitizers_find_nothing_in_random_operators(
-    device: str, tmp_path: Path, require: Require
-) -> None:
+def test_sanitizers_accept_random_operators(device: str, tmp_path: Path, require: Require) -> None:
     need_runtimes(require)
     data = write_network(RandomNetwork(2).network(24))
-    made = export_firmware(data, name="random", device=device)
-    for name, text in {**made.sources, "main.c": MAIN}.items():
+    firmware = export_firmware(data, name="random", device=device)
+    for name, text in {**firmware.sources, "main.c": MAIN}.items():
         (tmp_path / name).write_text(text)
     program = str(tmp_path / "program")
     sources = [str(path) for path in tmp_path.glob("*.c")]
@@ -155,35 +155,37 @@ def test_sanitizers_find_nothing_in_random_operators(
     assert (ran.returncode, ran.stderr) == (0, "")
 
 
-def test_what_does_not_fit_says_by_how_much_and_where(shared_data: Path) -> None:
-    whole = export_firmware(shared_data / PERSON_DETECT)
+def test_reports_missing_bytes_and_their_operator(shared_data: Path) -> None:
+    firmware = export_firmware(shared_data / PERSON_DETECT)
     with pytest.raises(DoesNotFitError) as refused:
-        export_firmware(shared_data / PERSON_DETECT, ram_bytes=forecast(whole).ram - 1)
+        export_firmware(shared_data / PERSON_DETECT, ram_bytes=forecast(firmware).ram - 1)
     assert refused.value.missing_bytes == 1
-    ram = forecast(whole).ram
-    assert f"{ram:,} B are needed, the device has {ram - 1:,} B" in refused.value.what
+    ram = forecast(firmware).ram
+    assert f"{ram:,} B are required, but the device has {ram - 1:,} B" in refused.value.what
     assert "Conv2d_2_depthwise" in str(refused.value.where)
     with pytest.raises(DoesNotFitError, match="flash"):
         export_firmware(shared_data / PERSON_DETECT, flash_bytes=100_000)
 
 
-def test_models_of_one_program_share_an_arena_between_inferences(
+def test_models_share_an_arena_between_inferences(
     shared_data: Path, tmp_path: Path, require: Require
 ) -> None:
     need_runtimes(require)
     names = (PERSON_DETECT, MICRO_SPEECH, "mlperf_tiny/kws_ref_model.tflite")
-    made = [export_firmware(shared_data / name) for name in names]
-    inputs = [random_inputs(one.interface, 3) for one in made]
+    exports = [export_firmware(shared_data / name) for name in names]
+    inputs = [random_inputs(firmware.interface, 3) for firmware in exports]
     alone = [
-        run_here(one.sources, one.interface, given, tmp_path / one.network.name).outputs
-        for one, given in zip(made, inputs, strict=True)
+        run_here(
+            firmware.sources, firmware.interface, arrays, tmp_path / firmware.network.name
+        ).outputs
+        for firmware, arrays in zip(exports, inputs, strict=True)
     ]
-    # One program of all three, one arena as large as the largest.
-    folders = [tmp_path / "program" / one.interface.name for one in made]
-    for one, folder in zip(made, folders, strict=True):
-        one.write(folder)
+    # One program of all three, with an arena of the largest size.
+    folders = [tmp_path / "program" / firmware.interface.name for firmware in exports]
+    for firmware, folder in zip(exports, folders, strict=True):
+        firmware.write(folder)
     included = "".join(f'#include "{folder.name}/model.h"\n' for folder in folders)
-    sizes = [f"{one.interface.name.upper()}_ARENA_BYTES" for one in made]
+    sizes = [f"{firmware.interface.name.upper()}_ARENA_BYTES" for firmware in exports]
     main = folders[0].parent / "main.c"
     main.write_text(f"{included}const int bytes[] = {{{', '.join(sizes)}}};\n")
     kernels = {path.name: path for folder in folders for path in folder.glob("*.c")}
@@ -193,71 +195,71 @@ def test_models_of_one_program_share_an_arena_between_inferences(
     command = ["gcc", "-std=c11", "-O2", "-shared", "-fPIC", "-o", library, main, *models]
     subprocess.run([*map(str, command), *map(str, kernels.values())], check=True)
     code = ctypes.CDLL(library)
-    needed = (ctypes.c_int * len(made)).in_dll(code, "bytes")
-    assert list(needed) == [one.arena.size for one in made]
+    needed = (ctypes.c_int * len(exports)).in_dll(code, "bytes")
+    assert list(needed) == [firmware.arena.size for firmware in exports]
     memory = np.zeros(max(needed) + 16, np.int8)
     arena = memory[-memory.ctypes.data % 16 :][: max(needed)]
     for turn in range(3):
-        for one, given, wanted in zip(made, inputs, alone, strict=True):
-            takes, gives = one.interface.inputs[0], one.interface.outputs[0]
-            arena[takes.offset :][: takes.nbytes] = given[turn][0].reshape(-1)
-            code[f"{one.interface.name}_invoke"](ctypes.c_void_p(arena.ctypes.data))
-            left = arena[gives.offset :][: gives.nbytes]
-            assert left.tobytes() == wanted[turn][0].tobytes()
+        for firmware, arrays, expected in zip(exports, inputs, alone, strict=True):
+            source, target = firmware.interface.inputs[0], firmware.interface.outputs[0]
+            arena[source.offset :][: source.nbytes] = arrays[turn][0].reshape(-1)
+            code[f"{firmware.interface.name}_invoke"](ctypes.c_void_p(arena.ctypes.data))
+            output = arena[target.offset :][: target.nbytes]
+            assert output.tobytes() == expected[turn][0].tobytes()
 
 
 @pytest.mark.parametrize("overlap", [True, False])
-def test_nothing_is_read_where_nothing_lives(overlap: bool, shared_data: Path) -> None:
-    made = export_firmware(shared_data / PERSON_DETECT, overlap=overlap)
-    assert changed_bytes(made, emulate=False) == 0
+def test_unused_memory_is_never_read(overlap: bool, shared_data: Path) -> None:
+    firmware = export_firmware(shared_data / PERSON_DETECT, overlap=overlap)
+    assert changed_bytes(firmware, emulate=False) == 0
 
 
-def test_what_is_read_where_nothing_lives_is_seen(shared_data: Path) -> None:
-    made = export_firmware(shared_data / MICRO_SPEECH)
-    # A plan that believes that nobody reads the first step's output.
+def test_detects_reads_of_unused_memory(shared_data: Path) -> None:
+    firmware = export_firmware(shared_data / MICRO_SPEECH)
+    # A plan in which no step reads the first step's output.
     regions = tuple(
-        replace(one, last=one.first) if one.first == one.last - 1 else one
-        for one in made.arena.regions
+        replace(region, last=region.first) if region.first == region.last - 1 else region
+        for region in firmware.arena.regions
     )
-    assert changed_bytes(replace(made, arena=replace(made.arena, regions=regions)), emulate=False)
+    assert changed_bytes(
+        replace(firmware, arena=replace(firmware.arena, regions=regions)), emulate=False
+    )
 
 
 @pytest.mark.parametrize("missing", ["gcc", "arm-none-eabi-gcc", "qemu-system-arm"])
-def test_a_missing_tool_is_told_with_what_installs_it(
+def test_names_a_missing_tool_and_its_package(
     missing: str, shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for tool in {"gcc", "arm-none-eabi-gcc", "qemu-system-arm"} - {missing}:
         (tmp_path / tool).write_text("")
         (tmp_path / tool).chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    made = export_firmware(shared_data / MICRO_SPEECH)
+    firmware = export_firmware(shared_data / MICRO_SPEECH)
 
     def run() -> None:
         if missing == "gcc":
-            run_here(made.sources, made.interface, [], tmp_path / "here")
-        run_emulated(made.sources, made.interface, [], tmp_path / "there", made.target)
+            run_here(firmware.sources, firmware.interface, [], tmp_path / "here")
+        run_emulated(firmware.sources, firmware.interface, [], tmp_path / "there", firmware.target)
 
     with pytest.raises(ToolchainError, match=f"^{missing} is not installed") as refused:
         run()
     assert str(refused.value.remedy).startswith("apt-get install")
 
 
-def test_a_folder_is_written_again_without_what_was_there(
-    shared_data: Path, tmp_path: Path
-) -> None:
+def test_rewrites_a_folder_without_stale_files(shared_data: Path, tmp_path: Path) -> None:
     folder = tmp_path / "fw"
     for device, kernel in (("cortex-m4", "conv.c"), ("cortex-m55", "conv_plain.c")):
         written = export_firmware(shared_data / MICRO_SPEECH, device=device).write(folder)
         assert sorted(folder.iterdir()) == written
         assert folder / kernel in written
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="cannot be written"):
+    with pytest.raises(UsageError, match="cannot write the firmware"):
         export_firmware(shared_data / MICRO_SPEECH).write(tmp_path / "file" / "fw")
 
 
-def test_damaged_folders_are_told(shared_data: Path, tmp_path: Path) -> None:
+def test_refuses_an_incomplete_folder(shared_data: Path, tmp_path: Path) -> None:
     folder = tmp_path / "fw"
     export_firmware(shared_data / MICRO_SPEECH).write(folder)
     (folder / "model.c").unlink()
-    with pytest.raises(ModelFileError, match="not complete"):
+    with pytest.raises(ModelFileError, match="incomplete"):
         read_firmware(folder)

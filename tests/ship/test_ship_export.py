@@ -1,4 +1,4 @@
-"""PyTorch models as .tflite: other runtimes read them, and compute what the model does."""
+"""PyTorch models as .tflite: other runtimes read them and compute the same."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from slipstream_bench.systems.micro.models import MODELS, seeded
 
 Require = Callable[[str, bool, str], None]
 
-# Of operators: MLPerf Tiny's own files have as many, and a RESHAPE each.
+# Number of operators, as in MLPerf Tiny's own files, without their RESHAPE.
 OPERATORS = {"DS-CNN": 12, "MobileNetV1-0.25": 30, "ResNet-8": 15, "autoencoder": 10}
 
 
 def codes(network: Network, inputs: torch.Tensor) -> list[list[np.ndarray]]:  # type: ignore[type-arg]
-    """Inputs as an exported network takes them."""
+    """Return inputs as codes of an exported network."""
     grid = network.tensors[network.inputs[0]].quantization
     assert grid is not None
     found = np.clip(np.round(inputs.numpy() / grid.scale) + grid.zero_point, -128, 127)
@@ -46,35 +46,33 @@ def codes(network: Network, inputs: torch.Tensor) -> list[list[np.ndarray]]:  # 
         found = found[:, :, None]
     if found.ndim == 4:
         found = found.transpose(0, 2, 3, 1)
-    return [[np.ascontiguousarray(one[None]).astype(np.int8)] for one in found]
+    return [[np.ascontiguousarray(sample[None]).astype(np.int8)] for sample in found]
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_exported_models_are_clean_and_equal_in_tflite_micro(
-    name: str, tmp_path: Path, require: Require
-) -> None:
+def test_exported_models_equal_tflite_micro(name: str, tmp_path: Path, require: Require) -> None:
     need_runtimes(require)
     model, inputs = seeded(name)
     network = quantize_model(model, [inputs], name=name)
     assert len(network.operators) == OPERATORS[name]
-    assert not {"transpose", "pad", "reshape"} & {one.kind for one in network.operators}
-    made = export_firmware(write_network(network), name=name)
-    made.write(tmp_path / "fw")
+    assert not {"transpose", "pad", "reshape"} & {operator.kind for operator in network.operators}
+    firmware = export_firmware(write_network(network), name=name)
+    firmware.write(tmp_path / "fw")
     found = verify_firmware(read_firmware(tmp_path / "fw"), sets=5, emulate=False)
     assert found.equal
-    # And they compute what the model does: 25 dB are a relative error of 6 %.
+    # They compute the same as the model: 25 dB is a relative error of 6 %.
     grid = network.tensors[network.outputs[0]].quantization
     assert grid is not None
-    ran = run_here(made.sources, made.interface, codes(network, inputs), tmp_path)
-    given = np.concatenate([(one[0] - float(grid.zero_point)) * grid.scale for one in ran.outputs])
+    ran = run_here(firmware.sources, firmware.interface, codes(network, inputs), tmp_path)
+    real = np.concatenate([(y[0] - float(grid.zero_point)) * grid.scale for y in ran.outputs])
     with torch.no_grad():
-        wanted = model(inputs).numpy()
-    error = ((given.reshape(wanted.shape) - wanted) ** 2).sum() / (wanted**2).sum()
+        expected = model(inputs).numpy()
+    error = ((real.reshape(expected.shape) - expected) ** 2).sum() / (expected**2).sum()
     assert -10 * np.log10(error) > 25
 
 
 class Gated(nn.Module):
-    """A squeeze-and-excitation block between other activations, and a concatenation."""
+    """A squeeze-and-excitation block between various activations, and a concatenation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,7 +107,7 @@ AUTOENCODER = nn.Sequential(
     [(Gated(), (3, 12, 12)), (SEQUENCE, (3, 32)), (AUTOENCODER, (3, 8, 8))],
     ids=["gated", "sequence", "autoencoder"],
 )
-def test_gates_and_sequences_compute_what_the_model_does(
+def test_gates_and_sequences_equal_the_model(
     model: nn.Module, shape: tuple[int, ...], tmp_path: Path, require: Require
 ) -> None:
     need_runtimes(require)
@@ -118,33 +116,31 @@ def test_gates_and_sequences_compute_what_the_model_does(
         nn.init.normal_(parameter, std=0.3)
     inputs = torch.randn(16, *shape)
     network = quantize_model(model.eval(), [inputs], observer="minmax")
-    made = export_firmware(write_network(network), device="host")
+    firmware = export_firmware(write_network(network), device="host")
     sets = codes(network, inputs)
-    ran = run_here(made.sources, made.interface, sets, tmp_path)
-    expected = other_outputs(made.model, made.interface, sets)
+    ran = run_here(firmware.sources, firmware.interface, sets, tmp_path)
+    expected = other_outputs(firmware.model, firmware.interface, sets)
     assert [a[0].tobytes() for a in ran.outputs] == [a[0].tobytes() for a in expected]
-    port = made.interface.outputs[0]
-    found = np.stack(
-        [(one[0].ravel() - float(port.zero_point)) * port.scale for one in ran.outputs]
-    )
+    port = firmware.interface.outputs[0]
+    found = np.stack([(y[0].ravel() - float(port.zero_point)) * port.scale for y in ran.outputs])
     with torch.no_grad():
-        wanted = model(inputs)
-        wanted = (wanted.permute(0, 2, 3, 1) if wanted.dim() == 4 else wanted).flatten(1).numpy()
-    assert 10 * np.log10((wanted**2).sum() / ((found - wanted) ** 2).sum()) > 25
-    assert layer_noise(model, made.model, inputs[:2])[-1].decibels > 20
+        target = model(inputs)
+        target = (target.permute(0, 2, 3, 1) if target.dim() == 4 else target).flatten(1).numpy()
+    assert 10 * np.log10((target**2).sum() / ((found - target) ** 2).sum()) > 25
+    assert layer_noise(model, firmware.model, inputs[:2])[-1].decibels > 20
 
 
 @pytest.mark.parametrize("name", ["DS-CNN", "MobileNetV1-0.25", "ResNet-8"])
-def test_exported_models_are_equal_in_litert(name: str, tmp_path: Path, require: Require) -> None:
+def test_exported_models_equal_litert(name: str, tmp_path: Path, require: Require) -> None:
     need_runtimes(require)
     model, inputs = seeded(name)
     export_firmware(write_network(quantize_model(model, [inputs]))).write(tmp_path)
     found = verify_firmware(read_firmware(tmp_path), against="litert", sets=5, emulate=False)
-    # Its fully connected layers round once where tflite-micro's round twice: a code in a hundred.
+    # Its fully connected layers round once, tflite-micro's twice: one code in a hundred differs.
     assert found.places[0].differing <= 1
 
 
-def test_what_is_written_is_what_is_read() -> None:
+def test_writing_and_reading_round_trips() -> None:
     model, inputs = seeded("DS-CNN")
     network = quantize_model(model, [inputs], name="words")
     again = parse_network(write_network(network), "words")
@@ -170,22 +166,22 @@ def test_litert_reads_the_signature(require: Require) -> None:
     assert [*runner.get_input_details(), *runner.get_output_details()] == names
 
 
-def test_the_layer_that_int8_harms_most_is_named(require: Require) -> None:
+def test_noise_is_largest_in_the_damaged_layer(require: Require) -> None:
     need_runtimes(require)
     model, inputs = seeded("DS-CNN")
     network = quantize_model(model, [inputs])
     clean = layer_noise(model, write_network(network), inputs[:4])
-    assert min(one.decibels for one in clean) > 20
+    assert min(layer.decibels for layer in clean) > 20
     for harmed in ("features.2.0.1", "features.3.1.1"):
         tensors = [
-            replace(one, data=one.data // 32 * 32)  # 8 codes are left of its weights
-            if one.name == f"{harmed}.weight" and one.data is not None
-            else one
-            for one in network.tensors
+            replace(tensor, data=tensor.data // 32 * 32)  # its weights have only 8 codes
+            if tensor.name == f"{harmed}.weight" and tensor.data is not None
+            else tensor
+            for tensor in network.tensors
         ]
         content = write_network(replace(network, tensors=tuple(tensors)))
         noise = layer_noise(model, content, inputs[:4])
-        assert max(noise, key=lambda one: one.lost).layer == harmed
+        assert max(noise, key=lambda layer: layer.lost).layer == harmed
 
 
 def compare_random(seeds: range, count: int, folder: Path) -> None:
@@ -198,13 +194,13 @@ def compare_random(seeds: range, count: int, folder: Path) -> None:
         assert found.equal, (seed, found.places[0].first)
 
 
-def test_random_operators_are_equal_in_tflite_micro(tmp_path: Path, require: Require) -> None:
+def test_random_operators_equal_tflite_micro(tmp_path: Path, require: Require) -> None:
     need_runtimes(require)
     compare_random(range(4), 24, tmp_path)
 
 
 @pytest.mark.parametrize("device", ["cortex-m4", "cortex-m55"])
-def test_random_operators_are_equal_on_processors(
+def test_random_operators_equal_emulated_processors(
     device: str, tmp_path: Path, require: Require
 ) -> None:
     need_runtimes(require)
@@ -215,12 +211,12 @@ def test_random_operators_are_equal_on_processors(
 
 
 @pytest.mark.full
-def test_many_random_operators_are_equal_in_tflite_micro(tmp_path: Path, require: Require) -> None:
+def test_many_random_operators_equal_tflite_micro(tmp_path: Path, require: Require) -> None:
     need_runtimes(require)
     compare_random(range(4, 30), 24, tmp_path)
 
 
-def test_a_user_s_file_is_exported_in_a_child(tmp_path: Path, require: Require) -> None:
+def test_exports_a_user_file_in_a_child_process(tmp_path: Path, require: Require) -> None:
     need_runtimes(require)
     (tmp_path / "model.py").write_text(
         "from torch import nn\n"
@@ -231,15 +227,16 @@ def test_a_user_s_file_is_exported_in_a_child(tmp_path: Path, require: Require) 
     np.save(tmp_path / "calib.npy", np.random.default_rng(0).normal(size=(4, 1, 8, 8)))
     data, noise = export_module(f"{tmp_path}/model.py:Net", tmp_path / "calib.npy")
     network = parse_network(data)
-    assert [one.layer for one in noise] == ["0", "2", "4"]
-    assert [one.kind for one in network.operators] == ["conv_2d", "max_pool_2d", "fully_connected"]
+    assert [layer.layer for layer in noise] == ["0", "2", "4"]
+    assert [operator.kind for operator in network.operators] == [
+        "conv_2d",
+        "max_pool_2d",
+        "fully_connected",
+    ]
     assert network.tensors[network.inputs[0]].shape == (1, 8, 8, 1)
 
 
-def test_without_litert_a_model_is_exported_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Only what int8 adds to its layers is not told."""
+def test_exports_without_litert(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "plain.py").write_text("from torch import nn\ndef Net(): return nn.Linear(8, 3)\n")
     np.save(tmp_path / "calib.npy", np.random.default_rng(0).normal(size=(4, 8)))
     monkeypatch.setitem(sys.modules, "ai_edge_litert", None)
@@ -255,19 +252,17 @@ def test_without_litert_a_model_is_exported_all_the_same(
     noise = write_module(name="Net", weights="", observer="percentile", **files)
     assert noise == []
     network = parse_network((tmp_path / "plain.tflite").read_bytes())
-    assert [one.kind for one in network.operators] == ["fully_connected"]
+    assert [operator.kind for operator in network.operators] == ["fully_connected"]
 
 
-def test_what_has_no_operator_is_named_with_its_module() -> None:
+def test_names_unsupported_operators_with_their_modules() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.ELU())
     with pytest.raises(UnsupportedModelError) as refused:
         quantize_model(model, [torch.randn(4, 8)])
     assert "layer_norm (1); elu (2)" in refused.value.what
 
 
-def test_padding_of_pytorch_s_kind_is_taken_into_convolutions(
-    tmp_path: Path, require: Require
-) -> None:
+def test_folds_pytorch_padding_into_convolutions(tmp_path: Path, require: Require) -> None:
     need_runtimes(require)
     model = nn.Sequential(
         nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.ReLU(),
@@ -275,15 +270,15 @@ def test_padding_of_pytorch_s_kind_is_taken_into_convolutions(
         nn.Conv2d(8, 4, 5, stride=2, padding=2),
     )  # fmt: skip
     network = quantize_model(model, [torch.randn(4, 3, 16, 16)])
-    assert [one.kind for one in network.operators].count("pad") == 3
+    assert [operator.kind for operator in network.operators].count("pad") == 3
     for device in ("cortex-m4", "cortex-m55"):
-        made = export_firmware(write_network(network), device=device)
-        assert len(made.program.steps) == 3
-        made.write(tmp_path / device)
+        firmware = export_firmware(write_network(network), device=device)
+        assert len(firmware.program.steps) == 3
+        firmware.write(tmp_path / device)
         assert verify_firmware(read_firmware(tmp_path / device), sets=5, emulate=False).equal
 
 
-def test_calibration_that_holds_nothing_is_told() -> None:
+def test_refuses_empty_and_nan_calibration() -> None:
     with pytest.raises(InvalidArgumentError, match="empty"):
         quantize_model(nn.Sequential(nn.Linear(2, 2)), [])
     with pytest.raises(InvalidArgumentError, match="NaN"):

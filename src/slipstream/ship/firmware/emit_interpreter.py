@@ -1,7 +1,6 @@
-"""A program as a model in flash and an interpreter that reads it there.
+"""Emit a program as a model in flash and an interpreter that reads it.
 
-The model may be replaced without building anything again: what is compiled knows no more of it than
-which kernels it calls.
+The model can be replaced without recompiling, as long as it calls the same kernels.
 """
 
 from __future__ import annotations
@@ -14,24 +13,24 @@ from slipstream.ship.firmware.interface import interface_of
 from slipstream.ship.firmware.plan import KERNELS
 from slipstream.ship.firmware.program import Program
 
-# How kernels are called by number: arguments behind the struct, as kernels/interpreter.h has them.
+# Arguments of kernels after the struct, in terms of kernels/interpreter.h.
 _ARGUMENTS = {
     "slip_conv": "in, out, other", "slip_depthwise": "in, out, other", "slip_add": "in, other, out",
 }  # fmt: skip
 
 
 def emit_interpreter(program: Program, arena: Arena, model: bytes) -> dict[str, str]:
-    """Files by name: ``model.h``, ``model.c``, the interpreter, and the kernels that are called.
+    """Return files by name: ``model.h``, ``model.c``, the interpreter, and the called kernels.
 
     Args:
-        model: what `planned_model` made.
+        model: result of `planned_model`.
     """
     interface = interface_of(program.network, arena)
     name = interface.name
     declared = (
         '#include "interpreter.h"',
         "", "/* The .tflite with its plan. */", f"extern const uint8_t {name}_model[{len(model)}];",
-        "", "/* Checks the model; once. */", f"slip_status {name}_open(void);",
+        "", "/* Checks the model; call it once. */", f"slip_status {name}_open(void);",
         "", "/* Reads the inputs at their offsets in the arena, writes the outputs at theirs. */",
         f"slip_status {name}_invoke(void *arena);",
     )  # fmt: skip

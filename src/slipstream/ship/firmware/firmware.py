@@ -1,4 +1,4 @@
-"""From a network to a folder of firmware, and what it needs of a device."""
+"""Plan, write and read firmware, and check that it fits a device."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ from slipstream.ship.firmware.tflite import parse_network
 from slipstream.tables import Field, Table
 from slipstream.units import format_bytes
 
-# What a plan with overlapping tensors would free is told only if it is so much.
-_WORTH_BYTES = 256
+# Smallest saving of overlapping tensors that a remedy mentions.
+_MIN_SAVING_BYTES = 256
 BACKENDS = ("straight", "interpreter")
 _DESCRIPTION, _MODEL, _FORMAT = "firmware.json", "model.tflite", 1
 
 
 @dataclass(frozen=True)
 class Firmware:
-    """A network for a device, planned, not yet compiled.
+    """A network planned for a device, not yet compiled.
 
     Attributes:
-        model: the bytes of the .tflite file.
-        arena: where tensors lie.
+        model: contents of the .tflite file.
+        arena: offsets of tensors.
         target: the processor.
-        backend: ``straight``: one call after another, everything a constant; ``interpreter``: the
-            model stands in flash as a file, whose metadata holds the plan.
+        backend: ``straight``: a sequence of calls, with constants only; ``interpreter``: the model
+            is in flash as a file, whose metadata holds the plan.
     """
 
     model: bytes = field(repr=False)
@@ -68,25 +68,25 @@ class Firmware:
 
     @cached_property
     def interface(self) -> Interface:
-        """How it is called."""
+        """Arguments and result of its entry point."""
         return interface_of(self.network, self.arena)
 
     @property
     def constant_bytes(self) -> int:
-        """Weights, biases, multipliers and descriptions of steps in flash."""
+        """Bytes of weights, biases, multipliers and step descriptions in flash."""
         return costs.constant_bytes(self.program)
 
     def write(self, folder: Path) -> list[Path]:
-        """Write C files, the model, its description and the drawing of its memory.
+        """Write C files, the model, its description and a drawing of its memory.
 
         Raises:
-            UsageError: the folder holds something else, or cannot be written to.
+            UsageError: the folder holds something else or cannot be written.
         """
-        taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
-        if taken and not (folder / _DESCRIPTION).is_file():
+        exists = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
+        if exists and not (folder / _DESCRIPTION).is_file():
             raise UsageError(
-                f"'{folder}' is not empty and holds no firmware of ours",
-                remedy="name a new folder: -o firmware/",
+                f"'{folder}' is not empty and does not hold firmware",
+                remedy="pass a new folder: -o firmware/",
             )
         described = _Description(
             _FORMAT, self.target.name, self.backend, self.interface, tuple(sorted(self.sources))
@@ -98,28 +98,28 @@ class Firmware:
             ),
             _DESCRIPTION: json.dumps(asdict(described), indent=1) + "\n",
         }
-        # Kernels of the last export would be compiled with these.
-        left_over: tuple[str, ...] = ()
+        # Remove kernels of an earlier export, which would be compiled with these.
+        stale: tuple[str, ...] = ()
         with suppress(ModelFileError):
-            left_over = _description(folder).sources if taken else ()
+            stale = _description(folder).sources if exists else ()
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            for name in left_over:
+            for name in stale:
                 (folder / name).unlink(missing_ok=True)
             for name, text in texts.items():
                 (folder / name).write_text(text, "utf-8")
             (folder / _MODEL).write_bytes(self.model)
         except OSError as error:
             raise UsageError(
-                f"the firmware cannot be written: {error.strerror or error}",
+                f"cannot write the firmware: {error.strerror or error}",
                 where=str(folder),
-                remedy="name another folder: -o firmware/",
+                remedy="pass another folder: -o firmware/",
             ) from error
         return sorted(folder / name for name in (*texts, _MODEL))
 
     def to_json(self) -> dict[str, Any]:
-        """What was exported and what it needs, for programs."""
-        greedy = greedy_plan(self._plain_buffers())
+        """Return the model, its memory and its steps."""
+        greedy = greedy_plan([Buffer(r.size, r.first, r.last) for r in self.arena.regions])
         return {
             "model": self.network.name, "target": self.target.name, "backend": self.backend,
             "macs": self.program.macs,
@@ -137,7 +137,7 @@ class Firmware:
         }  # fmt: skip
 
     def tables(self) -> list[Table]:
-        """A row a step, and the sums."""
+        """Return a table with a row per step, and the totals."""
         network = self.network
         rows = list(enumerate(zip(self.program.steps, self.live_bytes(), strict=True)))
         fields: list[Field[Any]] = [
@@ -150,32 +150,29 @@ class Firmware:
             Field.number("MACs", lambda row: f"{row[1][0].macs:,}"),
             Field.number("RAM in use", lambda row: format_bytes(row[1][1])),
         ]
-        proof = "proved least" if self.arena.plan.optimal else "the best found"
+        proof = "optimal" if self.arena.plan.optimal else "best found"
         notes = [
             f"arena: {self.arena.size:,} B, {proof}; constants in flash: {self.constant_bytes:,} B",
-            f"{self.program.macs:,} MACs (multiplications that are added up)",
+            f"{self.program.macs:,} MACs (multiply-accumulate operations)",
         ]
         if self.backend == "interpreter":
             copied = sum(map(len, missing_tables(self.program)))
             notes.append(
-                f"the plan in the model holds {copied:,} B of tables that the model lacks: "
-                "rescaling, biases, and weights whose rows are no multiple of four"
+                f"the model's plan holds {copied:,} B of tables that the model lacks: "
+                "rescaling, biases, and weights whose rows are not a multiple of four"
             )
         return [Table.of(rows, fields, f"{network.name} for {self.target.name}", notes)]
 
     def live_bytes(self) -> list[int]:
-        """Bytes of the arena in use, a step; what lies on each other counts once."""
+        """Return bytes of the arena in use per step; overlapping bytes count once."""
         return [_covered_bytes(self.arena, number) for number in range(len(self.program.steps))]
-
-    def _plain_buffers(self) -> list[Buffer]:
-        return [Buffer(one.size, one.first, one.last) for one in self.arena.regions]
 
 
 def _covered_bytes(arena: Arena, step: int) -> int:
     spans = sorted(
-        (one.offset, one.offset + one.size)
-        for one in arena.regions
-        if one.first <= step <= one.last
+        (region.offset, region.offset + region.size)
+        for region in arena.regions
+        if region.first <= step <= region.last
     )
     covered = end = 0
     for start, stop in spans:
@@ -192,11 +189,11 @@ def export_firmware(
     """Plan the firmware of a .tflite model.
 
     Args:
-        model: a file, or its bytes.
-        name: of the model; the file's by default.
+        model: a file, or its contents.
+        name: name of the model; that of the file by default.
         device: name of a `Target`.
-        ram_bytes, flash_bytes: what the device has; None: as much as is needed.
-        overlap: tensors may share memory while an operator reads one and writes the other.
+        ram_bytes, flash_bytes: memory of the device; None for no limit.
+        overlap: whether an operator's input and output may share memory.
         backend: see `Firmware`.
 
     Raises:
@@ -225,13 +222,13 @@ def export_firmware(
 
 @dataclass(frozen=True)
 class Shortage:
-    """Memory that a device has too little of.
+    """Memory that a device lacks.
 
     Attributes:
         kind: ``RAM`` or ``flash``.
         needed, missing: bytes.
         where: the operator that needs most.
-        remedy: what would make it fit.
+        remedy: change that reduces the need.
     """
 
     kind: str
@@ -245,55 +242,57 @@ class Shortage:
 
     @property
     def amounts(self) -> str:
-        """What is needed and what the device has, in words."""
+        """Needed and available memory, as text."""
         return (
-            f"{self.kind}: {self.needed:,} B are needed, the device has "
-            f"{self.needed - self.missing:,} B, {self.missing:,} B too few"
+            f"{self.kind}: {self.needed:,} B are required, but the device has "
+            f"{self.needed - self.missing:,} B: {self.missing:,} B are missing"
         )
 
 
-def shortages(made: Firmware, ram_bytes: int | None, flash_bytes: int | None) -> list[Shortage]:
-    """What does not fit into limits; None where one is not asked for.
+def shortages(firmware: Firmware, ram_bytes: int | None, flash_bytes: int | None) -> list[Shortage]:
+    """Return the memory limits that firmware exceeds; a limit of None does not apply.
 
-    Stack and code count where they are known: of straight C for processors that are measured.
+    Stack and code count if they are known: for straight C on measured processors.
     """
-    program, network = made.program, made.network
-    known = made.backend == "straight" and costs.fitted(made.target)
-    ram = made.arena.size + (costs.stack_bytes(program, made.target) if known else 0)
-    code = costs.code_bytes(program, made.target) if known else 0
-    flash = made.constant_bytes + code
-    short = []
+    program, network = firmware.program, firmware.network
+    measured = firmware.backend == "straight" and costs.fitted(firmware.target)
+    ram = firmware.arena.size + (costs.stack_bytes(program, firmware.target) if measured else 0)
+    code = costs.code_bytes(program, firmware.target) if measured else 0
+    flash = firmware.constant_bytes + code
+    missing = []
     if ram_bytes is not None and ram > ram_bytes:
-        live = made.live_bytes()
+        live = firmware.live_bytes()
         fullest = program.steps[live.index(max(live))]
-        remedy = "most is in use there: fewer channels or a smaller image"
+        remedy = "reduce channels or the image size there, where most memory is in use"
         smaller = plan_arena(program).size
-        if smaller + _WORTH_BYTES < made.arena.size:
-            remedy += f"; or --overlap: {made.arena.size - smaller:,} B less"
-        short.append(Shortage("RAM", ram, ram - ram_bytes, network.where(fullest.operator), remedy))
+        if smaller + _MIN_SAVING_BYTES < firmware.arena.size:
+            remedy += f"; or pass --overlap, which saves {firmware.arena.size - smaller:,} B"
+        missing.append(
+            Shortage("RAM", ram, ram - ram_bytes, network.where(fullest.operator), remedy)
+        )
     if flash_bytes is not None and flash > flash_bytes:
         sizes = [sum(table.nbytes for table in step.tables.values()) for step in program.steps]
         largest = program.steps[sizes.index(max(sizes))]
-        remedy = f"the most constants, {max(sizes):,} B, are there: fewer channels"
+        remedy = f"reduce channels there, where most constants are: {max(sizes):,} B"
         if code >= flash_bytes:
-            remedy = f"code alone is {code:,} B: fewer kinds of operators"
-        short.append(
+            remedy = f"use fewer kinds of operators: code alone is {code:,} B"
+        missing.append(
             Shortage("flash", flash, flash - flash_bytes, network.where(largest.operator), remedy)
         )
-    return short
+    return missing
 
 
-def _check_fit(made: Firmware, ram_bytes: int | None, flash_bytes: int | None) -> None:
-    if short := shortages(made, ram_bytes, flash_bytes):
+def _check_fit(firmware: Firmware, ram_bytes: int | None, flash_bytes: int | None) -> None:
+    if missing := shortages(firmware, ram_bytes, flash_bytes):
         raise DoesNotFitError(
-            "it does not fit: " + "; ".join(shortage.amounts for shortage in short),
-            missing_bytes=short[0].missing, where=short[0].where, remedy=short[0].remedy,
+            "the firmware does not fit: " + "; ".join(shortage.amounts for shortage in missing),
+            missing_bytes=missing[0].missing, where=missing[0].where, remedy=missing[0].remedy,
         )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Exported:
-    """A folder that `Firmware.write` made, as it is now.
+    """A folder that `Firmware.write` made, with its current contents.
 
     Attributes:
         sources: C files by name.
@@ -306,7 +305,7 @@ class Exported:
 
 
 def read_firmware(folder: Path) -> Exported:
-    """What stands in a folder of firmware.
+    """Read a folder of firmware.
 
     Raises:
         UsageError: it holds none.
@@ -327,7 +326,7 @@ def read_firmware(folder: Path) -> Exported:
 
 @dataclass(frozen=True)
 class _Description:
-    """What stands in a folder of firmware, as its file has it."""
+    """Contents of ``firmware.json``."""
 
     format: int
     target: str
@@ -351,7 +350,7 @@ def _description(folder: Path) -> _Description:
 
 def _incomplete(folder: Path, error: Exception) -> ModelFileError:
     return ModelFileError(
-        f"the firmware is not complete: {error}",
+        f"the firmware is incomplete: {error}",
         where=str(folder),
         remedy=f"slipstream ship export MODEL -o {folder}",
     )

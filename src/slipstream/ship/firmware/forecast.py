@@ -1,4 +1,4 @@
-"""Whether a model fits a device and what it costs there, before anything is built."""
+"""Predict whether a model fits a device and its cost there, without building it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from slipstream.tables import Field, Table
 
 @dataclass(frozen=True)
 class Forecast:
-    """What firmware will need.
+    """Predicted memory and instructions of firmware.
 
     Attributes:
         arena, stack: bytes of RAM, both exact.
         constants, code: bytes of flash; constants are exact.
         steps: instructions of each step.
-        ram_limit, flash_limit: of the device; None where they were not given.
+        ram_limit, flash_limit: bytes of the device; None for no limit.
     """
 
     firmware: Firmware
@@ -34,30 +34,30 @@ class Forecast:
 
     @property
     def ram(self) -> int:
-        """Bytes of RAM."""
+        """Total bytes of RAM."""
         return self.arena + self.stack
 
     @property
     def flash(self) -> int:
-        """Bytes of flash."""
+        """Total bytes of flash."""
         return self.constants + self.code
 
     @property
     def instructions(self) -> int:
-        """Of one inference."""
+        """Instructions of one inference."""
         return sum(self.steps)
 
     @property
     def fits(self) -> bool:
-        """Within the limits that were given."""
+        """Whether it is within the limits."""
         return not self.remedies()
 
     def remedies(self) -> list[str]:
-        """What does not fit, by how much, and what would make it fit; empty where all does."""
+        """Return shortages with their remedies; empty if everything fits."""
         return list(map(str, shortages(self.firmware, self.ram_limit, self.flash_limit)))
 
     def to_json(self) -> dict[str, Any]:
-        """For programs."""
+        """Return all fields."""
         return {
             "model": self.firmware.network.name, "target": self.firmware.target.name,
             "ram_bytes": self.ram, "arena_bytes": self.arena, "stack_bytes": self.stack,
@@ -67,7 +67,7 @@ class Forecast:
         }  # fmt: skip
 
     def tables(self) -> list[Table]:
-        """The sums, and the steps that cost most."""
+        """Return the totals and the most expensive steps."""
         plan = self.firmware
         ram = f"arena {self.arena:,}, stack {self.stack:,} (both exact)"
         flash = f"constants {self.constants:,} (exact), code {self.code:,}"
@@ -77,8 +77,8 @@ class Forecast:
         ]
         fields: list[Field[tuple[str, int, int | None, str]]] = [
             Field.of("memory", lambda row: row[0]),
-            Field.number("needs B", lambda row: f"{row[1]:,}"),
-            Field.number("has B", lambda row: "-" if row[2] is None else f"{row[2]:,}"),
+            Field.number("required, B", lambda row: f"{row[1]:,}"),
+            Field.number("available, B", lambda row: "-" if row[2] is None else f"{row[2]:,}"),
             Field.of("fits", lambda row: _answer(row[1], row[2])),
             Field.of("of which", lambda row: row[3]),
         ]
@@ -96,12 +96,12 @@ class Forecast:
             Field.number("share", lambda step: f"{self.steps[step] / total:.0%}"),
         ]
         notes = [
-            f"{self.instructions:,} instructions an inference, fitted on the emulated processor; "
+            f"{self.instructions:,} instructions per inference, fitted on the emulated processor; "
             "instructions are not cycles",
         ]
         if unmeasured := costs.unmeasured(plan.program, plan.target):
             notes.append(
-                f"not measured yet, so without their code and instructions: {', '.join(unmeasured)}"
+                f"excluding code and instructions of unmeasured kernels: {', '.join(unmeasured)}"
             )
         return [first, Table.of(ranked, costly, "most instructions", notes)]
 
@@ -113,18 +113,18 @@ def _answer(needed: int, limit: int | None) -> str:
 def forecast(
     firmware: Firmware, *, ram_bytes: int | None = None, flash_bytes: int | None = None
 ) -> Forecast:
-    """What `firmware` will need on its target, and whether that is there.
+    """Predict memory and instructions of `firmware` on its target.
 
     Args:
-        ram_bytes, flash_bytes: what the device has; None: not asked.
+        ram_bytes, flash_bytes: memory of the device; None for no limit.
 
     Raises:
-        UnknownNameError: nothing is known of what instructions cost on its target.
+        UnknownNameError: instructions were not measured on its target.
     """
     device, program = firmware.target, firmware.program
     if not costs.fitted(device):
-        known = [one.name for one in targets() if costs.fitted(one)]
-        raise UnknownNameError("target of predictions", device.name, known)
+        measured = [target.name for target in targets() if costs.fitted(target)]
+        raise UnknownNameError("target of predictions", device.name, measured)
     return Forecast(
         firmware, firmware.arena.size, costs.stack_bytes(program, device),
         costs.constant_bytes(program), costs.code_bytes(program, device),

@@ -1,4 +1,4 @@
-"""Functions of one int8 number as tables, by the integer arithmetic of TensorFlow Lite Micro.
+"""Tabulate functions of an int8 number with the integer arithmetic of TensorFlow Lite Micro.
 
 Sources: gemmlowp's fixed-point functions; TensorFlow Lite's reference kernels LOGISTIC, HARD_SWISH
 and LEAKY_RELU.
@@ -14,25 +14,25 @@ from slipstream.ship.firmware.arithmetic import fixed_multiplier
 from slipstream.ship.firmware.network import Array, Quantization
 
 _MAX32, _MAX16 = 2**31 - 1, 2**15 - 1
-# Of LOGISTIC: bits before the point of what it reads.
+# Integer bits of the input of LOGISTIC.
 _BITS = 4
-# exp(-1/4), exp(-1/2), exp(-1), ... exp(-8), with 31 bits behind the point.
+# exp(-1/4), exp(-1/2), exp(-1), ... exp(-8), with 31 fractional bits.
 _POWERS = (1672461947, 1302514674, 790015084, 290630308, 39332535, 720401)
 
 
 def table(function: Callable[[int], int]) -> Array:
-    """The values of a function at all codes, int8 [256], by the code as an unsigned byte."""
+    """Return a function's values at all codes, int8 [256], indexed by the code as unsigned byte."""
     codes = np.arange(256, dtype=np.uint8).view(np.int8)
     return np.array([np.clip(function(int(code)), -128, 127) for code in codes], np.int8)
 
 
-def logistic(given: Quantization) -> Array:
-    """LOGISTIC, whose output has the scale 1/256 from -128."""
-    multiplier, shift = fixed_multiplier(float(given.scale) * 2 ** (31 - _BITS))
+def logistic(source: Quantization) -> Array:
+    """Return LOGISTIC, whose output has scale 1/256 and zero point -128."""
+    multiplier, shift = fixed_multiplier(float(source.scale) * 2 ** (31 - _BITS))
     radius = int((2**_BITS - 1) * 2 ** (31 - _BITS) / 2**shift)
 
     def value(code: int) -> int:
-        centered = code - given.zero_point
+        centered = code - source.zero_point
         if abs(centered) >= radius:
             return 127 if centered > 0 else -128
         return _round_shift(_logistic(rescale(centered, multiplier, shift)), 23) - 128
@@ -40,14 +40,14 @@ def logistic(given: Quantization) -> Array:
     return table(value)
 
 
-def hard_swish(given: Quantization, to: Quantization) -> Array:
-    """HARD_SWISH: x * relu6(x + 3) / 6, in 16 bits."""
-    fine = np.float32(1 / 128) * given.scale
-    factor, shift = fixed_multiplier(float(fine / to.scale))
+def hard_swish(source: Quantization, target: Quantization) -> Array:
+    """Return HARD_SWISH, x * relu6(x + 3) / 6, in 16 bits."""
+    fine = np.float32(1 / 128) * source.scale
+    factor, shift = fixed_multiplier(float(fine / target.scale))
     ramp, ramp_shift = fixed_multiplier(float(fine / np.float32(3 / 32768)))
 
     def value(code: int) -> int:
-        x = (code - given.zero_point) * 128
+        x = (code - source.zero_point) * 128
         scaled = _high_product16(x, _short(factor))
         if ramp_shift > 0:
             gate = _high_product16(_saturate16(x << (ramp_shift - 1)), _short(ramp))
@@ -55,22 +55,22 @@ def hard_swish(given: Quantization, to: Quantization) -> Array:
         else:
             gate = _round_shift(_high_product16(x, _short(ramp)), -ramp_shift)
         gate = (gate + 2**15) >> 1
-        # Truncated towards zero, as C divides.
+        # Truncate towards zero, as in C.
         product = gate * scaled
         product = abs(product) // 2**15 * (1 if product >= 0 else -1)
-        return _round_shift(product, -shift) + to.zero_point
+        return _round_shift(product, -shift) + target.zero_point
 
     return table(value)
 
 
-def leaky_relu(given: Quantization, to: Quantization, alpha: float) -> Array:
-    """LEAKY_RELU: x, and `alpha` times x where x is negative."""
-    identity = fixed_multiplier(float(given.scale / to.scale))
-    slope = fixed_multiplier(float(given.scale * np.float32(alpha) / to.scale))
+def leaky_relu(source: Quantization, target: Quantization, alpha: float) -> Array:
+    """Return LEAKY_RELU: x, and `alpha` times x if x is negative."""
+    identity = fixed_multiplier(float(source.scale / target.scale))
+    slope = fixed_multiplier(float(source.scale * np.float32(alpha) / target.scale))
 
     def value(code: int) -> int:
-        centered = code - given.zero_point
-        return rescale(centered, *(identity if centered >= 0 else slope)) + to.zero_point
+        centered = code - source.zero_point
+        return rescale(centered, *(identity if centered >= 0 else slope)) + target.zero_point
 
     return table(value)
 
@@ -86,7 +86,7 @@ def _high_product(a: int, b: int) -> int:
 
 
 def _round_shift(value: int, bits: int) -> int:
-    """Round(value / 2^bits), half away from zero."""
+    """Return value / 2^bits, rounded half away from zero."""
     mask = (1 << bits) - 1
     return (value >> bits) + int((value & mask) > (mask >> 1) + (value < 0))
 
@@ -106,12 +106,12 @@ def _high_product16(a: int, b: int) -> int:
 
 
 def _short(multiplier: int) -> int:
-    """A multiplier of 32 bits as one of 16."""
+    """Return a 32-bit multiplier as a 16-bit one."""
     return _MAX16 if multiplier >= _MAX32 - 2**15 else (multiplier + 2**15) >> 16
 
 
 def _logistic(x: int) -> int:
-    """1 / (1 + exp(-x)) of a number with 4 bits before the point, as one with none."""
+    """Return 1 / (1 + exp(-x)), for 4 integer bits of x, with none in the result."""
     if x == 0:
         return 1 << 30
     positive = _reciprocal(_exp_negative(-abs(x)))
@@ -132,16 +132,16 @@ def _exp_negative(x: int) -> int:
 
 
 def _exp_small(x: int) -> int:
-    """exp in [-1/4, 0): around -1/8, to the fourth power."""
+    """Return exp(x) for x in [-1/4, 0), by a Taylor series around -1/8."""
     x += 1 << 28
     x2 = _high_product(x, x)
     x3, x4 = _high_product(x2, x), _round_shift(_high_product(x2, x2), 2)
-    rest = _round_shift(_high_product(x4 + x3, 715827883) + x2, 1)
-    return 1895147668 + _high_product(1895147668, x + rest)
+    tail = _round_shift(_high_product(x4 + x3, 715827883) + x2, 1)
+    return 1895147668 + _high_product(1895147668, x + tail)
 
 
 def _reciprocal(x: int) -> int:
-    """1 / (1 + x), by Newton's method."""
+    """Return 1 / (1 + x), by Newton's method."""
     half = (x + _MAX32 + 1) // 2
     estimate = 1515870810 + _high_product(half, -1010580540)
     for _ in range(3):

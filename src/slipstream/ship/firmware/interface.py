@@ -1,4 +1,4 @@
-"""What a caller of firmware has to know: where inputs and outputs lie, what their codes mean."""
+"""Interface of firmware for its callers: offsets of inputs and outputs, and their scales."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from slipstream.ship.firmware.network import Network
 
 @dataclass(frozen=True)
 class Port:
-    """An input or an output: int8 at an offset of the arena; real = scale * (code - zero_point)."""
+    """An int8 input or output at an offset of the arena; real = scale * (code - zero_point)."""
 
     name: str
     offset: int
@@ -23,13 +23,13 @@ class Port:
 
     @property
     def nbytes(self) -> int:
-        """Bytes, which are its elements."""
+        """Size in bytes."""
         return math.prod(self.shape)
 
 
 @dataclass(frozen=True)
 class Interface:
-    """How a model's firmware is called: ``NAME_invoke(arena)``."""
+    """Arguments and results of ``NAME_invoke(arena)``."""
 
     name: str
     arena_bytes: int
@@ -37,14 +37,14 @@ class Interface:
     outputs: tuple[Port, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """For programs."""
+        """Return all fields."""
         return asdict(self)
 
     def check(self) -> None:
-        """Names and offsets are such as we write.
+        """Check the name and the offsets.
 
         Raises:
-            ValueError: one cannot be.
+            ValueError: one is invalid.
         """
         inside = all(
             port.offset >= 0
@@ -53,21 +53,21 @@ class Interface:
             for port in (*self.inputs, *self.outputs)
         )
         if self.name != c_name(self.name) or not inside:
-            raise ValueError("a name or an offset cannot be")
+            raise ValueError("a name or an offset is invalid")
 
 
 def c_name(text: str) -> str:
-    """A name for C made of any text."""
+    """Return a C identifier for any text."""
     name = re.sub(r"\W+", "_", text, flags=re.ASCII).strip("_").lower()
     return name if name and not name[0].isdigit() else f"model_{name}".rstrip("_")
 
 
 def interface_of(network: Network, arena: Arena) -> Interface:
-    """How the firmware of a planned network is called."""
+    """Return the interface of a planned network."""
 
     def port(index: int) -> Port:
         tensor = network.tensors[index]
-        assert tensor.quantization is not None  # lowering takes no other
+        assert tensor.quantization is not None  # checked when lowering
         scale, zero = float(tensor.quantization.scale), tensor.quantization.zero_point
         return Port(tensor.name, arena.tensors[index], tensor.shape, scale, zero)
 

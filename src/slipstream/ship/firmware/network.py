@@ -1,4 +1,4 @@
-"""A network as a device sees it: tensors of fixed shape, operators in the order they run in."""
+"""Networks: tensors of fixed shape and operators in execution order."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Quantization:
-    """real = scale * (code - zero_point), for a whole tensor or for each index along `axis`.
+    """Affine quantization, real = scale * (code - zero_point), per tensor or along `axis`.
 
     Attributes:
         scales: float32 [1] or [size of axis].
-        zero_points: int64, as many.
-        axis: which dimension they belong to; of no meaning with one scale.
+        zero_points: int64, of the same shape.
+        axis: dimension of the scales; unused with one scale.
     """
 
     scales: Array
@@ -41,13 +41,13 @@ class Quantization:
 
 @dataclass(frozen=True)
 class Tensor:
-    """What an operator reads or writes.
+    """Input or output of an operator.
 
     Attributes:
-        shape: of positive sizes; images are NHWC.
-        dtype: the name numpy has for it, as ``int8``.
-        data: of constants; None for what is computed.
-        variable: it keeps its value from one inference to the next.
+        shape: positive sizes; images are NHWC.
+        dtype: NumPy's name, such as ``int8``.
+        data: values of a constant; None for computed tensors.
+        variable: whether it keeps its value between inferences.
     """
 
     name: str
@@ -59,24 +59,24 @@ class Tensor:
 
     @property
     def size(self) -> int:
-        """Elements."""
+        """Number of elements."""
         return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """Bytes in memory."""
+        """Size in bytes."""
         return self.size * np.dtype(self.dtype).itemsize
 
 
 @dataclass(frozen=True)
 class Operator:
-    """One step of a network.
+    """One operator of a network.
 
     Attributes:
-        kind: the builtin operator's name in lower case, as ``conv_2d``.
-        inputs: indices of tensors; -1 where an optional one is left out.
-        options: those of its kind, by the names of the format's schema.
-        source: the module it was made from; empty where that is not known.
+        kind: name of the builtin operator in lower case, such as ``conv_2d``.
+        inputs: indices of tensors; -1 for omitted optional ones.
+        options: by their names in the format's schema.
+        source: name of the module it was exported from; empty if unknown.
     """
 
     kind: str
@@ -97,10 +97,12 @@ class Network:
     outputs: tuple[int, ...]
 
     def where(self, index: int) -> str:
-        """The operator, as errors name it."""
-        one = self.operators[index]
-        names = [self.tensors[at].name for at in (*one.inputs, *one.outputs[:1]) if at >= 0]
-        # Weights of ours are named after the module that has them.
+        """Return the name of an operator for errors."""
+        operator = self.operators[index]
+        names = [
+            self.tensors[at].name for at in (*operator.inputs, *operator.outputs[:1]) if at >= 0
+        ]
+        # Exported weights are named after their module.
         modules = [name.removesuffix(".weight") for name in names if name.endswith(".weight")]
-        source = one.source or next(iter([*modules, *names[-1:]]), "")
-        return f"operator {index}, {one.kind.upper()}" + (f", '{source}'" if source else "")
+        source = operator.source or next(iter([*modules, *names[-1:]]), "")
+        return f"operator {index}, {operator.kind.upper()}" + (f", '{source}'" if source else "")

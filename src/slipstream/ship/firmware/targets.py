@@ -1,4 +1,4 @@
-"""What firmware is built for: compilers, their flags, and the emulator's board."""
+"""Targets of firmware: compilers, their flags, and emulated boards."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ class Target:
     """A processor.
 
     Attributes:
-        flags: of the compiler, that choose the processor.
-        board: of `qemu-system-arm`; empty for this machine itself.
-        constants, ram, inputs: where the board has memory for them; its code begins at 0.
-        vectors: it multiplies vectors of bytes (Helium).
-        about: what it is, for people.
+        flags: compiler flags that select the processor.
+        board: machine of `qemu-system-arm`; empty for the host.
+        constants, ram, inputs: addresses of the board's memory; code starts at 0.
+        vectors: whether it multiplies vectors of bytes (Helium).
+        about: description for users.
     """
 
     name: str
@@ -32,8 +32,8 @@ class Target:
 
 _ARM = "arm-none-eabi-gcc"
 _TARGETS = {
-    one.name: one
-    for one in (
+    entry.name: entry
+    for entry in (
         Target("host", "gcc", (), about="this machine, for tests"),
         Target(
             "cortex-m4", _ARM,
@@ -44,7 +44,7 @@ _TARGETS = {
             "cortex-m7", _ARM,
             ("-mcpu=cortex-m7", "-mthumb", "-mfloat-abi=hard", "-mfpu=fpv5-d16"),
             "mps2-an500", inputs=0x60000000,
-            about="DSP instructions, two a cycle: STM32F7, STM32H7, i.MX RT",
+            about="DSP instructions, two per cycle: STM32F7, STM32H7, i.MX RT",
         ),
         Target(
             "cortex-m55", _ARM,
@@ -57,10 +57,10 @@ _TARGETS = {
 
 
 def target(name: str) -> Target:
-    """A target by name.
+    """Return a target by name.
 
     Raises:
-        UnknownNameError: there is none of that name.
+        UnknownNameError: it does not exist.
     """
     if name not in _TARGETS:
         raise UnknownNameError("target", name, _TARGETS)
@@ -68,5 +68,5 @@ def target(name: str) -> Target:
 
 
 def targets() -> tuple[Target, ...]:
-    """All of them."""
+    """Return all targets."""
     return tuple(_TARGETS.values())

@@ -1,7 +1,7 @@
-"""Read ``.tflite`` files: every offset is held against the file's length before it is followed.
+"""Read ``.tflite`` files, checking every offset against the file's length.
 
-The format is a FlatBuffer of the schema of TensorFlow Lite (file identifier ``TFL3``). Positions
-of fields below are those of that schema.
+The format is a FlatBuffer of TensorFlow Lite's schema (file identifier ``TFL3``), whose field
+numbers are used below.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from slipstream.files import read_bytes
 from slipstream.ship.errors import ModelFileError, UnsupportedModelError
 from slipstream.ship.firmware.network import Array, Network, Operator, Quantization, Tensor
 
-# More than any device of this kind holds; a file that says so is damaged.
-_MOST_BYTES = 1 << 30
-# How often each byte of a file may be copied on average, what is free in small files, and what a
-# table counts for.
-_MOST_COPIES, _FREE_BYTES, _TABLE_BYTES = 4, 1 << 16, 32
+# Larger tensors exceed any such device; the file is damaged.
+_MAX_BYTES = 1 << 30
+# Maximum average number of copies of each byte, an allowance for small files, and the cost of a
+# table.
+_MAX_COPIES, _FREE_BYTES, _TABLE_BYTES = 4, 1 << 16, 32
 _DTYPES = {
     0: "float32", 1: "float16", 2: "int32", 3: "uint8", 4: "int64", 6: "bool", 7: "int16",
     9: "int8", 10: "float64", 12: "uint64", 15: "uint32", 16: "uint16",
@@ -30,9 +30,9 @@ _DTYPES = {
 ACTIVATIONS = ("none", "relu", "relu_n1_to_1", "relu6", "tanh", "sign_bit")
 PADDINGS = ("same", "valid")
 DTYPES = {name: code for code, name in _DTYPES.items()}
-"""Codes of element types by numpy's names."""
+"""Codes of element types by NumPy's names."""
 
-# Builtin operators by code, as far as models for microcontrollers use them; others keep a number.
+# Builtin operators by code; those rare on microcontrollers are omitted and keep their number.
 _KINDS = dict(
     enumerate(
         """add average_pool_2d concatenation conv_2d depthwise_conv_2d depth_to_space dequantize
@@ -54,9 +54,9 @@ _KINDS = dict(
     )
 )
 CODES = {name: code for code, name in _KINDS.items()}
-"""Builtin operators' codes by name."""
+"""Codes of builtin operators by name."""
 
-# (field, name, struct format, default) of the options' tables. ">" stands for words.
+# (field, name, struct format, default) of the options' tables.
 OPTIONS: dict[str, tuple[tuple[int, str, str, int | float], ...]] = {
     "conv_2d": (
         (0, "padding", "b", 0), (1, "stride_w", "i", 0), (2, "stride_h", "i", 0),
@@ -90,23 +90,23 @@ OPTIONS["max_pool_2d"] = OPTIONS["average_pool_2d"]
 
 
 def read_network(path: Path | str) -> Network:
-    """The network of a file.
+    """Read the network of a file.
 
     Raises:
-        ModelFileError: it cannot be read, is damaged, or is no model.
-        UnsupportedModelError: several graphs, shapes that are not fixed, types we do not know.
+        ModelFileError: it cannot be read, is damaged, or is not a model.
+        UnsupportedModelError: it has several graphs, shapes that are not fixed, or unknown types.
     """
     path = Path(path)
     return parse_network(read_bytes(path, ModelFileError), path.stem, where=str(path))
 
 
 def parse_network(data: bytes, name: str = "model", *, where: str | None = None) -> Network:
-    """The network in the bytes of a file; see `read_network`."""
+    """Read a network from the contents of a file; see `read_network`."""
     if data[4:8] != b"TFL3":
         raise ModelFileError(
-            "this is not a .tflite model: its bytes 4 to 8 are not TFL3",
+            "the file is not a .tflite model: bytes 4 to 8 are not TFL3",
             where=where,
-            remedy="a model for LiteRT or TensorFlow Lite, or a PyTorch one: model.py:Net",
+            remedy="pass a model for LiteRT or TensorFlow Lite, or for PyTorch model.py:Net",
         )
     try:
         return _network(_Table.root(data), name)
@@ -120,51 +120,51 @@ def parse_network(data: bytes, name: str = "model", *, where: str | None = None)
 
 
 class _DamagedError(Exception):
-    """An offset or a size that leads out of the file, or an index out of its list."""
+    """An offset or size beyond the file, or an index out of range."""
 
 
 @dataclass
 class _File:
-    """A file's bytes, and how many of them may still be copied.
+    """Contents of a file, and how many bytes may still be copied.
 
-    In honest files tables hardly share what they point at; where thousands point at one, a file of
-    kilobytes would fill gigabytes.
+    Valid tables share little data; thousands that point at the same bytes would expand a file of
+    kilobytes to gigabytes.
     """
 
     data: bytes
-    left: int
+    remaining: int
 
     def take(self, size: int) -> None:
-        self.left -= size
-        if self.left < 0:
-            raise _DamagedError("its tables point at the same bytes over and over")
+        self.remaining -= size
+        if self.remaining < 0:
+            raise _DamagedError("its tables refer to the same bytes repeatedly")
 
 
 class _Table:
-    """A table of a FlatBuffer: fields are found through its list of offsets."""
+    """A table of a FlatBuffer, whose fields are found through its vtable."""
 
     def __init__(self, file: _File, position: int) -> None:
         self._file, self._data, self._at = file, file.data, position
         self._offsets = position - self._read("<i", position)
         self._length = self._read("<H", self._offsets)
         if self._length < 4 or self._offsets + self._length > len(self._data):
-            raise _DamagedError(f"the table at byte {position} has a list of fields that cannot be")
+            raise _DamagedError(f"the table at byte {position} has an invalid vtable")
 
     @classmethod
     def root(cls, data: bytes) -> _Table:
-        """The table that the file's first word points at."""
+        """Return the table at the offset in the file's first word."""
         if len(data) < 8:
-            raise _DamagedError("it ends before its first table")
-        allowed = _MOST_COPIES * len(data) + _FREE_BYTES
+            raise _DamagedError("the file ends before its first table")
+        allowed = _MAX_COPIES * len(data) + _FREE_BYTES
         return cls(_File(data, allowed), struct.unpack_from("<I", data)[0])
 
     def _read(self, form: str, at: int) -> Any:
         if at < 0 or at + struct.calcsize(form) > len(self._data):
-            raise _DamagedError(f"something at byte {at} of {len(self._data)} is needed")
+            raise _DamagedError(f"byte {at} is beyond its {len(self._data)} bytes")
         return struct.unpack_from(form, self._data, at)[0]
 
     def _field(self, number: int) -> int:
-        """Where a field is; 0 where it is left out."""
+        """Return the offset of a field; 0 if it is absent."""
         slot = 4 + 2 * number
         if slot + 2 > self._length:
             return 0
@@ -172,43 +172,38 @@ class _Table:
         return self._at + offset if offset else 0
 
     def scalar(self, number: int, form: str, default: int | float) -> Any:
-        """A number."""
         at = self._field(number)
         return self._read("<" + form, at) if at else default
 
     def _vector(self, number: int, size: int) -> tuple[int, int]:
-        """Where the elements of a vector begin, and how many there are."""
+        """Return the offset of a vector's elements and their number."""
         at = self._field(number)
         if not at:
             return 0, 0
         at += self._read("<I", at)
         count = self._read("<I", at)
         if at + 4 + count * size > len(self._data):
-            raise _DamagedError(f"{count} elements at byte {at} do not fit into it")
+            raise _DamagedError(f"{count} elements at byte {at} do not fit")
         self._file.take(count * size)
         return at + 4, count
 
     def array(self, number: int, dtype: str) -> Array:
-        """A vector of numbers."""
         at, count = self._vector(number, np.dtype(dtype).itemsize)
         return np.frombuffer(self._data, np.dtype(dtype).newbyteorder("<"), count, at).astype(dtype)
 
     def raw(self, number: int) -> bytes:
-        """A vector of bytes."""
         at, count = self._vector(number, 1)
         return self._data[at : at + count]
 
     def text(self, number: int) -> str:
-        """A string."""
         return self.raw(number).decode("utf-8", "replace")
 
     def table(self, number: int) -> _Table | None:
-        """A table; None where it is left out."""
+        """Return a table; None if it is absent."""
         at = self._field(number)
         return _Table(self._file, at + self._read("<I", at)) if at else None
 
     def tables(self, number: int) -> Iterator[_Table]:
-        """A vector of tables."""
         at, count = self._vector(number, 4)
         self._file.take(count * _TABLE_BYTES)
         for place in range(at, at + 4 * count, 4):
@@ -218,16 +213,14 @@ class _Table:
 def _network(model: _Table, name: str) -> Network:
     graphs = list(model.tables(2))
     if len(graphs) != 1:
-        raise UnsupportedModelError(f"it has {len(graphs)} graphs; one is needed")
+        raise UnsupportedModelError(f"the model has {len(graphs)} graphs instead of one")
     graph = graphs[0]
     codes = list(model.tables(1))
     buffers = list(model.tables(4))
-    tensors = tuple(_tensor(one, buffers) for one in graph.tables(0))
-    of_tensors = _checked_indices(len(tensors))
-    operators = tuple(_operator(one, codes, of_tensors) for one in graph.tables(3))
-    network = Network(
-        name, tensors, operators, of_tensors(graph, 1, False), of_tensors(graph, 2, False)
-    )
+    tensors = tuple(_tensor(table, buffers) for table in graph.tables(0))
+    indices = _checked_indices(len(tensors))
+    operators = tuple(_operator(table, codes, indices) for table in graph.tables(3))
+    network = Network(name, tensors, operators, indices(graph, 1, False), indices(graph, 2, False))
     if not operators or not network.outputs:
         raise _DamagedError("its graph has no operators or no outputs")
     _check_order(network)
@@ -239,7 +232,7 @@ def _checked_indices(count: int) -> Callable[[_Table, int, bool], tuple[int, ...
         checked = tuple(int(index) for index in table.array(number, "int32"))
         for index in checked:
             if not (0 <= index < count or (optional and index == -1)):
-                raise _DamagedError(f"tensor {index} of {count} is needed")
+                raise _DamagedError(f"tensor {index} of {count} is referenced")
         return checked
 
     return indices
@@ -249,25 +242,25 @@ def _tensor(table: _Table, buffers: list[_Table]) -> Tensor:
     name = table.text(3)
     shape = tuple(int(size) for size in table.array(0, "int32"))
     signature = table.array(7, "int32")
-    # A batch left open is run as the one it is stored with.
+    # An open batch size runs with the stored one.
     if (signature[1:] < 0).any() or any(size < 1 for size in shape):
         raise UnsupportedModelError(
             "a tensor's shape is not fixed",
             where=f"tensor '{name}' of shape {signature.tolist() or list(shape)}",
-            remedy="export the model with a fixed shape, and a batch of 1",
+            remedy="export the model with fixed shapes and a batch of 1",
         )
     code = table.scalar(1, "b", 0)
     if code not in _DTYPES:
         raise UnsupportedModelError(f"tensors of type {code}", where=f"tensor '{name}'")
     index = table.scalar(2, "I", 0)
     if index >= len(buffers):
-        raise _DamagedError(f"buffer {index} of {len(buffers)} is needed")
+        raise _DamagedError(f"buffer {index} of {len(buffers)} is referenced")
     raw = buffers[index].raw(0)
     tensor = Tensor(
         name, shape, _DTYPES[code], _quantization(table.table(4)), None,
         bool(table.scalar(5, "?", False)),
     )  # fmt: skip
-    if tensor.nbytes > _MOST_BYTES:
+    if tensor.nbytes > _MAX_BYTES:
         raise _DamagedError(f"tensor '{name}' would have {tensor.nbytes} bytes")
     if not raw:
         return tensor
@@ -296,36 +289,36 @@ def _operator(
 ) -> Operator:
     index = table.scalar(0, "I", 0)
     if index >= len(codes):
-        raise _DamagedError(f"operator code {index} of {len(codes)} is needed")
+        raise _DamagedError(f"operator code {index} of {len(codes)} is referenced")
     code = max(codes[index].scalar(0, "b", 0), codes[index].scalar(3, "i", 0))
     kind = _KINDS.get(code, f"operator_{code}")
     if kind == "custom":
         kind = f"custom_{codes[index].text(1)}"
-    given = table.table(4)
+    stored = table.table(4)
     options: dict[str, Any] = {}
     for number, name, form, default in OPTIONS.get(kind, ()):
-        value = default if given is None else given.scalar(number, form, default)
+        value = default if stored is None else stored.scalar(number, form, default)
         options[name] = value
     for name, names in (("activation", ACTIVATIONS), ("padding", PADDINGS)):
         if name in options:
             if not 0 <= options[name] < len(names):
-                raise _DamagedError(f"{kind.upper()} has the {name} {options[name]}")
+                raise _DamagedError(f"{kind.upper()} has {name} {options[name]}")
             options[name] = names[options[name]]
     return Operator(kind, indices(table, 1, True), indices(table, 2, False), options)
 
 
 def _check_order(network: Network) -> None:
-    """Everything is computed before it is read, once."""
-    known = set(network.inputs) | {
-        index for index, one in enumerate(network.tensors) if one.data is not None or one.variable
+    """Check that every tensor is computed once, before it is read."""
+    written = set(network.inputs) | {
+        index for index, t in enumerate(network.tensors) if t.data is not None or t.variable
     }
-    for number, one in enumerate(network.operators):
-        for index in one.inputs:
-            if index >= 0 and index not in known:
-                raise _DamagedError(f"{network.where(number)} reads a tensor nothing wrote")
-        for index in one.outputs:
-            if index in known:
-                raise _DamagedError(f"{network.where(number)} writes a tensor a second time")
-            known.add(index)
-    if not set(network.outputs) <= known:
+    for number, operator in enumerate(network.operators):
+        for index in operator.inputs:
+            if index >= 0 and index not in written:
+                raise _DamagedError(f"{network.where(number)} reads a tensor that nothing wrote")
+        for index in operator.outputs:
+            if index in written:
+                raise _DamagedError(f"{network.where(number)} writes a tensor again")
+            written.add(index)
+    if not set(network.outputs) <= written:
         raise _DamagedError("an output is never computed")

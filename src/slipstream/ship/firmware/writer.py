@@ -1,6 +1,6 @@
-"""Write ``.tflite`` files: a FlatBuffer of the schema of TensorFlow Lite, constants at 16 bytes.
+"""Write ``.tflite`` files: a FlatBuffer of TensorFlow Lite's schema, with constants at 16 bytes.
 
-Fields are numbered as in the schema; options of operators are those that the reader reads.
+Fields are numbered as in the schema; operators have the options that the reader supports.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from slipstream.ship.firmware.network import Network, Operator, Tensor
 from slipstream.ship.firmware.tflite import ACTIVATIONS, CODES, DTYPES, OPTIONS, PADDINGS
 
 _ALIGN = 16
-# Which table of the union of options a kind has, and the version of its int8 kernel.
+# Index of each kind's table in the union of options, and the version of its int8 kernel.
 _UNION = {
     "conv_2d": 1, "depthwise_conv_2d": 2, "average_pool_2d": 5, "max_pool_2d": 5,
     "fully_connected": 8, "softmax": 9, "concatenation": 10, "add": 11, "reshape": 17, "mul": 21,
@@ -33,18 +33,18 @@ _VERSIONS = {
 
 
 def write_network(network: Network, metadata: Mapping[str, bytes] | None = None) -> bytes:
-    """The bytes of a file that LiteRT, tflite-micro and `parse_network` read.
+    """Return the contents of a file for LiteRT, tflite-micro and `parse_network`.
 
     Args:
-        metadata: entries by name; theirs are the last buffers.
+        metadata: entries by name; their buffers are the last ones.
 
     Raises:
         MissingExtraError: `flatbuffers` is not installed.
-        UnsupportedModelError: an operator's options are not among those that the reader reads.
+        UnsupportedModelError: the writer does not support an operator.
     """
-    unknown = sorted({one.kind for one in network.operators} - set(_VERSIONS))
+    unknown = sorted({operator.kind for operator in network.operators} - set(_VERSIONS))
     if unknown:
-        raise UnsupportedModelError(f"operators that are not written: {', '.join(unknown)}")
+        raise UnsupportedModelError(f"cannot write the operators {', '.join(unknown)}")
     try:
         import flatbuffers
     except ImportError as error:
@@ -53,22 +53,21 @@ def write_network(network: Network, metadata: Mapping[str, bytes] | None = None)
 
 
 class _Writer:
-    """Tables are written leaves first: a table can only point at what is there already."""
+    """Writer of a FlatBuffer, leaves first: a table can only refer to those written before it."""
 
     def __init__(self, builder: Any, network: Network) -> None:
         self._to, self._network = builder, network
 
     def write(self, metadata: Mapping[str, bytes]) -> bytes:
-        """The whole file."""
         to, network = self._to, self._network
-        kinds = sorted({one.kind for one in network.operators})
-        constants = [one for one in network.tensors if one.data is not None]
+        kinds = sorted({item.kind for item in network.operators})
+        constants = [item for item in network.tensors if item.data is not None]
         # Buffer 0 is that of everything without data.
-        numbers = {id(one): number for number, one in enumerate(constants, 1)}
-        datas = [np.ascontiguousarray(one.data).tobytes() for one in constants]
+        numbers = {id(item): number for number, item in enumerate(constants, 1)}
+        datas = [np.ascontiguousarray(item.data).tobytes() for item in constants]
         buffers = [self._table(lambda: None, 3), *map(self._buffer, [*datas, *metadata.values()])]
-        tensors = [self._tensor(one, numbers.get(id(one), 0)) for one in network.tensors]
-        operators = [self._operator(one, kinds.index(one.kind)) for one in network.operators]
+        tensors = [self._tensor(item, numbers.get(id(item), 0)) for item in network.tensors]
+        operators = [self._operator(item, kinds.index(item.kind)) for item in network.operators]
         graph = self._graph(tensors, operators)
         codes = [self._code(kind) for kind in kinds]
         signature = self._signature()
@@ -93,9 +92,9 @@ class _Writer:
         fields()
         return int(self._to.EndObject())
 
-    def _offsets(self, found: Sequence[int]) -> int:
-        self._to.StartVector(4, len(found), 4)
-        for offset in reversed(found):
+    def _offsets(self, tables: Sequence[int]) -> int:
+        self._to.StartVector(4, len(tables), 4)
+        for offset in reversed(tables):
             self._to.PrependUOffsetTRelative(offset)
         return int(self._to.EndVector())
 
@@ -151,7 +150,7 @@ class _Writer:
         inputs = self._numbers(operator.inputs, "int32")
         outputs = self._numbers(operator.outputs, "int32")
 
-        def given() -> None:
+        def options_fields() -> None:
             for number, name, form, default in OPTIONS.get(kind, ()):
                 value = operator.options.get(name, default)
                 if name == "activation":
@@ -165,7 +164,7 @@ class _Writer:
                 }
                 put[form](number, value, default)
 
-        options = self._table(given, 8)
+        options = self._table(options_fields, 8)
 
         def fields() -> None:
             to.PrependUint32Slot(0, code, 0)

@@ -189,11 +189,7 @@ def _margins(
 def _separated(
     margins: NDArray[np.float64], width: float
 ) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
-    """Return whether 0 separates a scene's margins [E, N], and the chance that a normal limit does.
-
-    Args:
-        width: standard deviation of the limit around 0.
-    """
+    """Return whether 0 separates margins [E, N], and the chance that a limit N(0, width) does."""
     highest, lowest = margins.max(0), margins.min(0)
     return (highest > 0) & (lowest <= 0), ndtr(highest / width) - ndtr(lowest / width)
 

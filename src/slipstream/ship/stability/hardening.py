@@ -118,11 +118,7 @@ class Hardened:
 def runtime_of(
     model: nn.Module, name: str = "model", int8_of: NDArray[Any] | None = None
 ) -> CallableRuntime:
-    """Wrap a torch module as a runtime: arrays [N, ...] to scores [N, C].
-
-    Args:
-        int8_of: calibration samples [N, ...]; the module then computes as its int8 copy.
-    """
+    """Wrap a torch module as a runtime, or its int8 copy calibrated on `int8_of` [N, ...]."""
     import torch
 
     from slipstream.ship.stability.int8 import as_int8, following_norms, ranges_of

@@ -34,11 +34,7 @@ _MIN_FACTOR, _BATCH = 1e-6, 64
 
 
 def following_norms(model: nn.Module, sample: Tensor) -> Norms:
-    """Return, by layer, the batch norm that reads its output.
-
-    Args:
-        sample: an input of the model, [1, ...].
-    """
+    """Return, by layer, the batch norm that reads its output, from a sample [1, ...]."""
     outputs: dict[int, tuple[nn.Module, Tensor]] = {}
     following: Norms = {}
     layers = [layer for name, layer in model.named_modules() if has_weight(name, layer)]

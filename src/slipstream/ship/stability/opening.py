@@ -61,9 +61,6 @@ def opened(
         arguments: arguments of the function that builds a workload.
         scene: size of scenes from files, in pixels; None for twice the model's input.
         limit: maximum number of scenes.
-
-    Raises:
-        SlipstreamError: one of them cannot be opened.
     """
     with contextlib.ExitStack() as stack:
         first = stack.enter_context(
@@ -146,10 +143,6 @@ def hardening(
         twins: name of their generator.
         int8: whether to add a path on which an int8 copy of the model answers.
         preprocess, arguments, scene, limit: as for `opened`.
-
-    Raises:
-        InvalidArgumentError: the model is not a torch model, or the scenes have no labels.
-        SlipstreamError: one of them cannot be opened.
     """
     runtime = runtimes.load(model, arguments=arguments)
     if not isinstance(runtime, TorchRuntime):

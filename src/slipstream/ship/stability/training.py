@@ -187,5 +187,4 @@ class _HeadInput:
         self.read = inputs[0]
 
     def close(self) -> None:
-        """Remove the hook."""
         self._hook.remove()

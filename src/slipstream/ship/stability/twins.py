@@ -155,12 +155,9 @@ class TwoImages(Twins):
 
 
 class Repeated(Twins):
-    """Cache of a generator's first `draws` twins per scene, drawn from again later.
+    """Cache of a generator's first `draws` twins of each of `count` scenes, drawn from again later.
 
-    Args:
-        twins: the generator.
-        draws: twins stored for each of `count` scenes, in half precision, which distinguishes all
-            levels of an image.
+    Twins are stored in half precision, which distinguishes all levels of an image.
     """
 
     def __init__(self, twins: Twins, draws: int, count: int) -> None:

@@ -28,28 +28,18 @@ if TYPE_CHECKING:
     from slipstream.ship.xray.statistics import header
     from slipstream.ship.xray.timing import Latency, latency
 
-_MODULE_OF = {
-    "latency": "timing",
-    "introduced": "bisecting",
-    "bisect": "bisecting",
-    "Latency": "timing",
-    "Introduced": "bisecting",
-    "Bisected": "bisecting",
-    "Cause": "explaining",
-    "Comparison": "comparing",
-    "Failure": "assertions",
-    "LayerDrift": "comparing",
-    "LayerView": "assertions",
-    "Log": "log",
-    "LogError": "log",
-    "Recorder": "recording",
-    "assertion": "assertions",
-    "compare": "comparing",
-    "explain": "explaining",
-    "header": "statistics",
-    "record": "recording",
-    "replay": "replaying",
+_MODULES = {
+    "assertions": ("Failure", "LayerView", "assertion"),
+    "bisecting": ("Bisected", "Introduced", "bisect", "introduced"),
+    "comparing": ("Comparison", "LayerDrift", "compare"),
+    "explaining": ("Cause", "explain"),
+    "log": ("Log", "LogError"),
+    "recording": ("Recorder", "record"),
+    "replaying": ("replay",),
+    "statistics": ("header",),
+    "timing": ("Latency", "latency"),
 }
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
     "Bisected",

@@ -176,12 +176,7 @@ def _is_tokens(pipeline: Pipeline) -> bool:
 
 
 def explain_arrays(statistics: Array, references: Sequence[Array], **options: Any) -> Cause:
-    """Run `explain` on the reference's own inputs instead of raw inputs.
-
-    Args:
-        statistics: `STATISTICS` [frames] of the model input of each frame.
-        references: the reference's model input of each frame, [1, ...].
-    """
+    """Run `explain` on the reference's own inputs [1, ...] of each frame instead of raw inputs."""
     samples = [np.asarray(batch[0], np.float32) for batch in references]
     if samples[0].ndim != 3:
         return explain(statistics, samples, Pipeline(()), **options)

@@ -14,10 +14,7 @@ def on_reference(network: Network, layers: Sequence[int]) -> Network:
     """Return a copy in which readers of a layer read a new input; its outputs are the layers.
 
     On a reference's tensors, it computes each layer from correct inputs, so that a layer's error
-    does not propagate.
-
-    Args:
-        layers: indices of their tensors; the new inputs follow the network's own, in this order.
+    does not propagate. The new inputs follow the network's own, in the order of `layers`.
     """
     count = len(network.tensors)
     moved = {layer: count + n for n, layer in enumerate(layers)}
@@ -35,10 +32,7 @@ def hybrid(candidate: Network, reference: Network, keep: Mapping[int, int]) -> N
     """Return a copy in which some layers are the reference's, with its weights, in float.
 
     Such a layer reads dequantized codes, or the floats of another such layer; quantized layers read
-    its codes.
-
-    Args:
-        keep: tensor of the reference's layer by that of the candidate's.
+    its codes. `keep` maps output tensors of the candidate's layers to those of the reference's.
     """
     tensors = list(candidate.tensors)
     operators: list[Operator] = []

@@ -65,11 +65,7 @@ def _native() -> Any:
 
 
 def canonical(tensor: Array, channels_last: bool = False) -> Array:
-    """Return a tensor as float32 [channels, ...], contiguous, with samples of a batch inside.
-
-    Args:
-        tensor: [N, C, ...], or [N, ..., C]; of fewer than two dimensions, it is not reordered.
-    """
+    """Return [N, C, ...] or [N, ..., C] as contiguous float32 [C, ...], with samples inside."""
     if tensor.ndim > 2 and channels_last:
         tensor = np.moveaxis(tensor, -1, 1)
     if tensor.ndim > 1:
@@ -122,11 +118,7 @@ def _rows(grouped: Array) -> Array:
 
 
 def measure_plain(tensor: Array, out: Array) -> None:
-    """Compute `measured` of one tensor in NumPy, equal to the C header up to rounding.
-
-    Args:
-        out: `STATISTICS` [1], written to.
-    """
+    """Write `measured` of one tensor to `out` [1], computed by NumPy up to rounding."""
     out[...] = np.zeros(1, STATISTICS)
     flat = tensor.reshape(-1)
     out["elements"] = flat.size

@@ -1,8 +1,8 @@
-/* Runs a model on an emulated Cortex-M and says what it costs: for verification, not for products.
+/* Runs a model on an emulated Cortex-M and reports its cost; for verification, not for production.
  *
- * Counts are instructions: the emulator lets a fixed time pass for each, and the SysTick timer
- * counts that time; a loop of known length says how many ticks an instruction is. RAM is filled with
- * a pattern before anything runs, so that what is read without having been written shows. */
+ * Counts are instructions: the emulator's clock advances by a fixed time per instruction, and the
+ * SysTick timer counts that time, calibrated by a loop of known length. RAM is filled with a pattern
+ * first, which exposes reads of uninitialized memory. */
 #include <stdint.h>
 #include <string.h>
 
@@ -15,7 +15,7 @@
 
 extern uint32_t board_data_image, board_data, board_data_end, board_bss, board_bss_end, board_stack;
 
-/* All sets of inputs, one after another: megabytes, which a compiler would take long to read. */
+/* All sets of inputs in sequence: megabytes, which a compiler would be slow to parse. */
 __asm__(".section .inputs, \"a\"\n.global board_inputs\nboard_inputs:\n.incbin \"" BOARD_INPUTS_FILE
         "\"\n.text\n");
 extern const uint8_t board_inputs[];
@@ -72,7 +72,7 @@ void board_fault(void) {
 }
 
 void board_reset(void) {
-  /* The floating-point unit and Helium on, which share registers; faults for odd addresses. */
+  /* Enable the floating-point unit and Helium, which share registers. */
   REGISTER(0xE000ED88u) |= 0xFu << 20;
   __asm__ volatile("dsb\n isb");
   uint32_t *from = &board_data_image;
@@ -96,9 +96,8 @@ static uint32_t board_starts[BOARD_STEPS + 2], board_ends[BOARD_STEPS + 2];
 static uint32_t board_depths[BOARD_STEPS + 2];
 static volatile uint8_t *board_top; /* the stack below it is the model's */
 
-/* Called between two steps of the model: what the last one took, and of the stack how much. The
- * procedure call standard aligns the stack to 8 where functions are called, and so do interrupts: a
- * last word that nobody wrote is needed, too. */
+/* Called between two steps of the model; records time and stack of the last one. Function calls and
+ * interrupts align the stack to 8, so an unwritten last word counts, too. */
 void board_step(uint32_t number) {
   board_ends[number] = board_ticks();
   uint32_t used = BOARD_STACK_BYTES;

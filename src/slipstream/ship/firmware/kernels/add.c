@@ -1,4 +1,4 @@
-/* Sum of two tensors of one shape: both to a common scale with 20 more bits, then to the output's. */
+/* Sum of two equal shapes: both to a common scale with 20 extra bits, then to the output's. */
 #include "slip_micro.h"
 
 void slip_add_int8(const slip_add *op, const int8_t *a, const int8_t *b, int8_t *out) {

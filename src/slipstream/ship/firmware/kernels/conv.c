@@ -1,15 +1,15 @@
-/* Convolution, and fully connected layers as one over a single pixel: products of two pixels with
- * four channels at a time, 16 bits wide, two to an instruction where there are DSP instructions. */
+/* Convolution, and fully connected layers as 1 x 1 convolutions: 16-bit products of two pixels with
+ * four channels at a time, two per instruction with DSP instructions. */
 #include "conv.h"
 
-/* columns: per two depths a word of each pixel; weights: per two depths a word of channels 0 and 1
- * and one of 2 and 3, whose even bytes are the first channel's. */
+/* columns: per two depths a word for each pixel; weights: per two depths a word for channels 0 and
+ * 1 and one for 2 and 3, whose even bytes are the first channel's. */
 static inline __attribute__((always_inline)) void multiply_two(
     const uint32_t *columns, const uint32_t *weights, int quads, const int32_t *bias, int32_t *sums) {
   int32_t a0 = bias[0], a1 = bias[1], a2 = bias[2], a3 = bias[3];
   int32_t b0 = a0, b1 = a1, b2 = a2, b3 = a3;
 #ifdef SLIP_DSP
-  /* Thirteen registers and the stack's: no compiler we tried keeps all sums in registers. */
+  /* Assembly: no compiler we tried keeps all sums in registers (thirteen, and the stack pointer). */
   uint32_t x0, x1, w, t;
   __asm__ volatile(
       "1:\n"
@@ -60,7 +60,7 @@ static inline __attribute__((always_inline)) void multiply_two(
   sums[4] = a2, sums[5] = b2, sums[6] = a3, sums[7] = b3;
 }
 
-/* The same for one pixel, whose bytes are widened as they are read. */
+/* The same for one pixel, widened while it is read. */
 static inline __attribute__((always_inline)) void multiply_one(
     const int8_t *column, const uint32_t *weights, int quads, const int32_t *bias, int32_t *sums) {
   int32_t a0 = bias[0], a1 = bias[1], a2 = bias[2], a3 = bias[3];

@@ -1,7 +1,7 @@
-/* What convolutions share: two pixels with four channels at a time.
+/* Shared by convolutions: two pixels with four channels at a time.
  *
- * Each block of two pixels is read whole before it is written, in ascending order; a last single one
- * is read while it is written: what the planner relies on where input and output overlap. */
+ * Blocks of two pixels are read completely before they are written, in ascending order; a last
+ * single pixel is read while it is written. The planner relies on this to overlap input and output. */
 #ifndef SLIP_CONV_H
 #define SLIP_CONV_H
 
@@ -36,7 +36,7 @@ static inline __attribute__((always_inline)) void slip_write_two(
   }
 }
 
-/* Four depths of each pixel as words of 16-bit pairs, in the order that widening bytes gives. */
+/* Four depths of each pixel as words of 16-bit pairs, in the order of widened bytes. */
 static inline void slip_widen(const int8_t *first, const int8_t *second, int quads, uint32_t *columns) {
   for (; quads > 0; quads--, first += 4, second += 4, columns += 4) {
     uint32_t a = slip_word(first), b = slip_word(second);
@@ -47,17 +47,17 @@ static inline void slip_widen(const int8_t *first, const int8_t *second, int qua
   }
 }
 
-/* All channels of one pixel, or of two where `second` is not null. */
+/* All channels of one pixel, or of two if `second` is not null. */
 typedef void slip_multiply(
     const slip_conv *op, const int8_t *first, const int8_t *second, uint32_t *columns, int8_t *out);
 
-/* scratch: `two_columns` bytes where the output has more than one pixel, and 2 * depth bytes more where the
- * input is not its own column. */
+/* scratch: `two_columns` bytes if the output has more than one pixel, and 2 * depth bytes more if the
+ * input is not itself the column. */
 static inline __attribute__((always_inline)) void slip_each_two(
     const slip_conv *op, const int8_t *in, int8_t *out, void *scratch, int two_columns,
     slip_multiply *multiply) {
   int pixels = op->out_h * op->out_w;
-  /* Of one pixel and whole words, the input is its own column. */
+  /* With a 1 x 1 kernel and whole words, the input is itself the column. */
   int direct = op->kernel_h * op->kernel_w == 1 && op->stride_h * op->stride_w == 1 &&
                op->depth == op->in_c;
   uint32_t *columns = scratch;

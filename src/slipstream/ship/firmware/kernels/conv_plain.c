@@ -1,10 +1,10 @@
-/* Convolution whose weights stand as the model has them, a row for each output channel, so that they
- * are read where they are: with Helium sixteen depths to an instruction, with DSP instructions two. */
+/* Convolution with weights in the model's order, a row per output channel, so that they are read in
+ * place: sixteen depths per instruction with Helium, two with DSP instructions. */
 #include "conv.h"
 
 #ifdef SLIP_HELIUM
-/* Sums of four channels with two columns, 16 depths of one and 16 of the other in turn. All even
- * registers are sums, all odd ones addresses: no compiler we tried finds that. */
+/* Sums of four channels with two columns, whose blocks of 16 depths alternate. Even registers hold
+ * sums, odd ones addresses: no compiler we tried finds this allocation. */
 static inline __attribute__((always_inline)) void multiply_two(
     const int8_t *columns, const int8_t *weights, int depth, int32x4_t *first, int32x4_t *second) {
   register const int8_t *x __asm__("r1") = columns;
@@ -139,7 +139,7 @@ static inline __attribute__((always_inline)) void multiply_two(
   sums[0] = a0, sums[1] = b0, sums[2] = a1, sums[3] = b1;
 }
 
-/* The same for one pixel, whose bytes are widened as they are read. */
+/* The same for one pixel, widened while it is read. */
 static inline __attribute__((always_inline)) void multiply_one(
     const int8_t *column, const int8_t *weights, int depth, const int32_t *bias, int32_t *sums) {
   const int8_t *next = weights + depth, *end = next;

@@ -1,14 +1,14 @@
-/* Depthwise convolution of 3 x 3, one channel at a time: rows of the channel are copied to 16-bit
- * numbers, three of them and one of padding; two outputs beside each other share what they read.
+/* 3 x 3 depthwise convolution, one channel at a time: rows of the channel are copied to 16-bit
+ * numbers, three of them and one of padding; adjacent outputs share their reads.
  *
- * A row is copied before the first output that could lie on it is written, and no other channel is
- * touched: with as many outputs as inputs a channel, output and input may begin at one address. */
+ * A row is copied before the first output that could overlap it is written, and other channels are
+ * not accessed: with equal sizes, output and input may start at the same address. */
 #include "slip_micro.h"
 
-/* Words that are read from where 16-bit numbers were written. */
+/* Words read from memory that was written as 16-bit numbers. */
 typedef uint32_t __attribute__((may_alias)) pair_of_16;
 
-/* Of a row with its padding: even, and enough for an output beyond the last where it is odd. */
+/* Length of a row with padding: even, with one more output if their number is odd. */
 static inline int row_pitch(const slip_depthwise *op) {
   int outputs = (op->out_w + 1) & ~1;
   return ((outputs - 1) * op->stride_w + op->kernel_w + 1) & ~1;
@@ -30,7 +30,7 @@ static inline __attribute__((always_inline)) void copy_row(
   for (; width > 0; width--, from += step) *to++ = *from;
 }
 
-/* Sums of a row, an even number of them: by themselves, so that all weights stay in registers. */
+/* An even number of sums of a row, in a separate function that keeps all weights in registers. */
 static inline __attribute__((always_inline)) void sum_row(
     const int16_t *top, const int16_t *middle, const int16_t *bottom, const uint32_t *w,
     int stride, int32_t *sums, const int32_t *end) {
@@ -88,7 +88,7 @@ static inline __attribute__((always_inline)) void all_channels(
   int width = pitch - left < op->in_w ? pitch - left : op->in_w, line = op->in_w * channels;
   int32_t *sums = (int32_t *)(void *)(padding + 4 * pitch);
   const int32_t *end = sums + ((op->out_w + 1) & ~1);
-  /* Columns of padding are the same for every channel: they are written once. */
+  /* Padding columns are the same for every channel and written once. */
   for (int n = 0; n < 4 * pitch; n++) padding[n] = op->in_zero;
   const int8_t *weights = op->weights;
   for (int c = 0; c < channels; c++, in++, weights++) {
@@ -104,7 +104,7 @@ static inline __attribute__((always_inline)) void all_channels(
     const int8_t *from = in;
     int y = -op->pad_top, next = 0;
     top = middle = padding;
-    /* Rows that are ready before the first output needs its last one. */
+    /* Rows that are copied before the first output needs its last row. */
     for (int ready = 3 - stride; ready > 0; ready--, y++) {
       top = middle, middle = bottom, bottom = padding;
       if (y < 0) continue;
@@ -124,8 +124,8 @@ static inline __attribute__((always_inline)) void all_channels(
   }
 }
 
-/* Stride 1 or 2 both ways, multiplier 1. scratch: 4 rows of `row_pitch` 16-bit numbers and a row of
- * sums. */
+/* Stride 1 or 2 in both directions, multiplier 1. scratch: 4 rows of `row_pitch` 16-bit numbers and
+ * a row of sums. */
 void slip_depthwise_2d(const slip_depthwise *op, const int8_t *in, int8_t *out, void *scratch) {
   if (op->stride_w == 1) {
     all_channels(op, in, out, 1, scratch);

@@ -1,10 +1,9 @@
-/* Depthwise convolution of any kernel, stride, dilation and multiplier: pixel by pixel, row by row,
- * nothing copied. With one output a channel, sixteen channels are one vector where there is Helium,
- * four are one word elsewhere. */
+/* Depthwise convolution of any kernel, stride, dilation and multiplier, pixel by pixel without
+ * copies. With multiplier 1, it processes sixteen channels at a time with Helium, four otherwise. */
 #include "slip_micro.h"
 
 #ifdef SLIP_HELIUM
-/* Every fourth of 16 numbers, which are `step` apart: tables are padded to as many. */
+/* Every fourth of 16 numbers at distance `step`; tables are padded to 16. */
 static inline __attribute__((always_inline)) int32x4_t every_fourth(const int32_t *from, int step) {
   uint32x4_t places = vidupq_n_u32(0, 4);
   if (step == 2) places = vshlq_n_u32(places, 1);
@@ -13,15 +12,15 @@ static inline __attribute__((always_inline)) int32x4_t every_fourth(const int32_
 
 static inline __attribute__((always_inline)) int32x4_t rescale_fourth(
     const slip_depthwise *op, int32x4_t sums, const int32_t *rescale, int narrow) {
-  /* One after the other: there are not enough registers for all at once. */
+  /* Sequentially: there are not enough registers for all. */
   __asm__ volatile("" : : : "memory");
   return slip_four(
       sums, every_fourth(rescale, 2), every_fourth(rescale + 1, 2), narrow, op->out_zero, op->low,
       op->high);
 }
 
-/* Sixteen channels of a pixel, or what is left of them; `taps` are where `in` has the first channel.
- * Even and odd bytes are multiplied apart, so that a vector of sums holds every fourth channel. */
+/* Up to sixteen channels of a pixel; `taps` point at the first channel in `in`. Even and odd bytes
+ * are multiplied separately, so that a vector of sums holds every fourth channel. */
 static inline __attribute__((always_inline)) void sixteen_channels(
     const slip_depthwise *op, const int8_t *in, const int32_t *taps, int channel, int left,
     int whole, int narrow, int8_t *out) {
@@ -67,7 +66,7 @@ static inline void all_channels(
   }
 }
 #else
-/* Sums of `channels` to int8: those that cannot take the short form, and what is left of four. */
+/* Sums of `channels` to int8: those without the short form, and the last ones of a group of four. */
 static __attribute__((noinline)) void write_any(
     const slip_depthwise *op, const int32_t *sums, const int32_t *rescale, int channels, int8_t *out) {
   for (int c = 0; c < channels; c++, rescale += 2) {
@@ -75,13 +74,13 @@ static __attribute__((noinline)) void write_any(
   }
 }
 
-/* Sums of four channels of a pixel; `taps` are where `in` has the first. */
+/* Sums of four channels of a pixel; `taps` point at the first in `in`. */
 static inline __attribute__((always_inline)) void four_channels(
     const int8_t *in, const int8_t *weights, int channels, const int32_t *taps, int count,
     const int32_t *bias, int32_t *sums) {
   int32_t a = bias[0], b = bias[1], c = bias[2], d = bias[3];
 #ifdef SLIP_DSP
-  /* Twelve registers: no compiler we tried keeps all sums in registers. */
+  /* Assembly: no compiler we tried keeps all sums in registers (twelve). */
   uint32_t x, w, t, u;
   int left = count / 3 * 3;
   if (left) {
@@ -148,7 +147,7 @@ static __attribute__((noinline)) void all_channels(
 }
 #endif
 
-/* Where `in` has what the kernel covers at a pixel; outside of the input it is `zeros`. */
+/* Pointers to the kernel's taps at a pixel; outside the input they point at `zeros`. */
 static int taps_at(const slip_depthwise *op, int top, int left, int32_t zeros, int32_t *taps) {
   int reach_h = (op->kernel_h - 1) * op->dilation_h, reach_w = (op->kernel_w - 1) * op->dilation_w;
   for (int i = 0; i < op->kernel_h; i++, top += op->dilation_h) {
@@ -162,7 +161,7 @@ static int taps_at(const slip_depthwise *op, int top, int left, int32_t zeros, i
   return top >= 0 && top + reach_h < op->in_h && left >= 0 && left + reach_w < op->in_w;
 }
 
-/* One output a channel. scratch: a place for each tap, and zero points for each channel. */
+/* Multiplier 1. scratch: a pointer per tap, and a zero point per channel. */
 static void by_pixel(const slip_depthwise *op, const int8_t *in, int8_t *out, void *scratch) {
   int32_t *taps = scratch;
   int channels = op->channels, count = op->kernel_h * op->kernel_w;

@@ -1,6 +1,6 @@
 #include "slip_micro.h"
 
-/* What a pixel's kernel covers, one int8 a depth; outside of the input stands its zero point. */
+/* Values under the kernel at a pixel, an int8 per depth; the zero point outside the input. */
 const int8_t *slip_gather(const slip_conv *op, const int8_t *in, int y, int x, int8_t *column) {
   int8_t *next = column;
   int row = y * op->stride_h - op->pad_top, left = x * op->stride_w - op->pad_left;

@@ -1,5 +1,5 @@
-/* The file is somebody else's: every offset is held against its length before it is followed, and
- * every size that a kernel will use against the memory it will touch. */
+/* The file is untrusted: every offset is checked against its length, and every size that a kernel
+ * uses against the memory that it accesses. */
 #include "interpreter.h"
 
 #include <stddef.h>
@@ -16,7 +16,7 @@
 #define VECTORS 0u
 #endif
 /* Words of a plan: [magic, vectors, arena bytes, steps, inputs, outputs], steps, ports, tables.
- * Words of a step: [kernel, input, other, output], all but the first offsets in the arena, then its
+ * Words of a step: [kernel, input, other, output], the last three offsets in the arena, then its
  * struct, whose pointers are offsets in the file. */
 enum { HEADER_WORDS = 6, STEP_WORDS = 16, NUMBERS = 4 };
 
@@ -34,7 +34,7 @@ static uint32_t word_at(reader *file, uint32_t at) {
   return slip_word(file->bytes + at);
 }
 
-/* Where a table's field stands; 0 where it is left out. */
+/* Offset of a table's field; 0 if it is absent. */
 static uint32_t field_at(reader *file, uint32_t table, uint32_t number) {
   uint32_t fields = table - word_at(file, table), slot = 4 + 2 * number;
   uint32_t length = word_at(file, fields) & 0xFFFFu;
@@ -47,7 +47,7 @@ static uint32_t followed(reader *file, uint32_t at) {
   return at + word_at(file, at);
 }
 
-/* Where a vector's elements begin. */
+/* Offset of a vector's elements. */
 static uint32_t vector_at(
     reader *file, uint32_t table, uint32_t number, uint32_t size, uint32_t *count) {
   uint32_t at = field_at(file, table, number);
@@ -63,7 +63,7 @@ static uint32_t vector_at(
   return at + 4;
 }
 
-/* Where the plan stands in the file; 0 where there is none. */
+/* Offset of the plan in the file; 0 if there is none. */
 static uint32_t plan_at(reader *file, uint32_t *bytes) {
   uint32_t model = word_at(file, 0), entries, buffers, length;
   uint32_t entry = vector_at(file, model, 6, 4, &entries);
@@ -81,7 +81,7 @@ static uint32_t plan_at(reader *file, uint32_t *bytes) {
   return 0;
 }
 
-/* Products of sizes, which stay too large once they are. */
+/* Saturating product of sizes. */
 static uint32_t times(uint32_t a, uint32_t b) {
   uint64_t product = (uint64_t)a * b;
   return product >> 31 ? 0x7FFFFFFFu : (uint32_t)product;
@@ -105,11 +105,11 @@ static inline __attribute__((always_inline)) void unpack(
   memcpy(&to->conv.in_h, numbers + 3, 28);
 }
 
-/* What a step will touch. */
+/* Memory that a step accesses. */
 typedef struct {
   uint32_t in, other, out;    /* bytes in the arena */
-  uint32_t weights, channels; /* bytes of weights, how many channels there are */
-  uint32_t padded;            /* and of how many there have to be biases and pairs of rescaling */
+  uint32_t weights, channels; /* bytes of weights, number of channels */
+  uint32_t padded;            /* number of biases and pairs of rescaling */
 } needs;
 
 static int pools_inside(
@@ -180,7 +180,7 @@ static int softmax_needs(const slip_softmax *op, needs *need) {
   return op->left_shift >= 0 && op->left_shift <= 31 && op->least_difference <= 0;
 }
 
-/* Whether `count` numbers of `size` bytes at an offset are in the file, at an address for words. */
+/* Whether `count` numbers of `size` bytes at a word-aligned offset are inside the file. */
 static int in_file(const reader *file, uint32_t offset, uint32_t count, uint32_t size) {
   return offset % 4 == 0 && offset <= file->size && count <= (file->size - offset) / size;
 }
@@ -208,7 +208,7 @@ static slip_status check(
     fits = fits && in_file(file, numbers[0], need.weights, 1) &&
            in_file(file, numbers[1], need.padded, 4) &&
            in_file(file, numbers[2], need.padded, 8) &&
-           /* Scratch is filled while the input is read, by functions that want them apart. */
+           /* Functions fill scratch while they read the input, so the two must be disjoint. */
            in_arena(arena, step[1], need.in) && in_arena(arena, step[2], need.other) &&
            in_arena(arena, step[3], need.out) && apart(step[1], need.in, step[2], need.other) &&
            apart(step[3], need.out, step[2], need.other);

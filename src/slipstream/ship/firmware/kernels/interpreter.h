@@ -1,6 +1,6 @@
-/* Runs a model that stands in flash as a .tflite, by the plan that `slipstream ship export` put into
- * its metadata: another model needs no other code, as long as it calls the same kernels. Weights are
- * read where they are; nothing is allocated, and nothing is kept but a `slip_model`. */
+/* Runs a .tflite model in flash by the plan that `slipstream ship export` stored in its metadata. The
+ * model can be replaced without other code, as long as it calls the same kernels. Weights are read
+ * in place; nothing is allocated, and the only state is a `slip_model`. */
 #ifndef SLIP_INTERPRETER_H
 #define SLIP_INTERPRETER_H
 
@@ -8,9 +8,9 @@
 
 typedef enum {
   SLIP_OK,
-  SLIP_NO_MODEL,   /* the file is no .tflite, is damaged, or is not aligned to 16 */
-  SLIP_NO_PLAN,    /* its metadata holds no plan, or one of another version or processor */
-  SLIP_BAD_PLAN,   /* a step would read or write what is not its own */
+  SLIP_NO_MODEL,   /* the file is not a .tflite, is damaged, or is not aligned to 16 */
+  SLIP_NO_PLAN,    /* its metadata holds no plan, or one for another version or processor */
+  SLIP_BAD_PLAN,   /* a step would read or write outside its memory */
   SLIP_NO_KERNEL,  /* a step calls a kernel that was not linked */
   SLIP_NO_ARENA    /* the arena is too small, or not aligned to 16 */
 } slip_status;
@@ -36,8 +36,8 @@ typedef struct {
   uint32_t count, inputs, outputs, arena_bytes;
 } slip_model;
 
-/* Find and check the plan of a file in memory. `kernels`: SLIP_KERNELS of them, null where there is
- * none. The file must stay where it is, and as it is. */
+/* Find and check the plan of a file in memory. `kernels`: SLIP_KERNELS entries, null if not linked.
+ * The file must neither move nor change. */
 slip_status slip_open(
     slip_model *model, const void *file, uint32_t bytes, const slip_kernel *kernels);
 

@@ -1,4 +1,4 @@
-/* Mean over the pixels of an image, a number a channel, at the output's scale. */
+/* Mean over the pixels of an image per channel, at the output's scale. */
 #include "slip_micro.h"
 
 void slip_mean_int8(const slip_mean *op, const int8_t *in, int8_t *out) {

@@ -1,4 +1,4 @@
-/* Product of two tensors, of one shape or the second one number a channel. */
+/* Product of two equal shapes, or of a tensor and one number per channel. */
 #include "slip_micro.h"
 
 void slip_mul_int8(const slip_mul *op, const int8_t *a, const int8_t *b, int8_t *out) {

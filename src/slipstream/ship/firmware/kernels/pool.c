@@ -1,4 +1,4 @@
-/* Average (rounded half away from zero) and maximum over windows; padding counts for nothing. */
+/* Average (rounded half away from zero) and maximum over windows; padding does not count. */
 #include "slip_micro.h"
 
 typedef struct {

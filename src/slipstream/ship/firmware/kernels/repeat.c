@@ -1,4 +1,4 @@
-/* Pixels repeated in both directions: an image enlarged to its nearest neighbours. */
+/* Nearest-neighbour upsampling: pixels repeated in both directions. */
 #include "slip_micro.h"
 
 void slip_repeat_int8(const slip_repeat *op, const int8_t *in, int8_t *out) {

@@ -1,9 +1,9 @@
-/* Integer kernels for networks of int8, in C99, without a heap, without a C library but memcpy and
- * memset. Every one gives the bytes that TensorFlow Lite Micro's reference kernels give.
+/* Kernels for int8 networks in C99, without a heap; of the C library they use memcpy and memset. Each
+ * returns the same bytes as TensorFlow Lite Micro's reference kernels.
  *
  * Arithmetic (Jacob et al., arXiv 1712.05877): activations have a scale and a zero point, weights a
- * scale for each output channel. A sum of products is brought to the output's scale by a 32-bit
- * multiplier and a shift, rounded twice: first to 32 bits (half up), then by the shift (half away
+ * scale per output channel. A sum of products is rescaled to the output by a 32-bit multiplier and
+ * a shift, rounded twice: first to 32 bits (half up), then by the shift (half away
  * from zero).
  */
 #ifndef SLIP_MICRO_H
@@ -21,22 +21,22 @@
 #include <arm_acle.h>
 #endif
 
-/* What is known of a convolution before it runs. The input's zero point is folded into the bias, so
- * that the padding is the zero point itself. `slip_conv_2d` has weights packed, four channels and two
- * depths at a time (see `pack_pairs` in convolutions.py); `slip_conv_plain` has them as the model has
- * them, a row of `depth` for each channel. Both sizes are padded to four with zeros. */
+/* Constants of a convolution. The input's zero point is folded into the bias, so that padding equals
+ * the zero point. Weights of `slip_conv_2d` are packed, four channels and two depths at a time (see
+ * `pack_pairs` in convolutions.py); those of `slip_conv_plain` are in the model's order, a row of
+ * `depth` per channel. Both sizes are padded to four with zeros. */
 typedef struct {
   const int8_t *weights;
-  const int32_t *bias;     /* one an output channel, padded to four */
-  const int32_t *rescale;  /* pairs: a multiplier, and its shift to the right: see `slip_to_int8` */
+  const int32_t *bias;     /* one per output channel, padded to four */
+  const int32_t *rescale;  /* pairs of a multiplier and a right shift: see `slip_to_int8` */
   uint16_t in_h, in_w, in_c, out_h, out_w, out_c;
   uint16_t depth;          /* kernel_h * kernel_w * in_c, padded to four */
   uint8_t kernel_h, kernel_w, stride_h, stride_w, dilation_h, dilation_w, pad_top, pad_left;
   int8_t in_zero, out_zero, low, high;
-  uint8_t narrow;          /* all channels may be rescaled in the short form */
+  uint8_t narrow;          /* all channels can take the short form of rescaling */
 } slip_conv;
 
-/* Bytes that `slip_conv_plain` has two columns of so many depths in. */
+/* Bytes of two columns of `depth` in `slip_conv_plain`. */
 #if defined(SLIP_HELIUM)
 #define SLIP_PLAIN_COLUMNS(depth) (((depth) + 15) / 16 * 32)
 #elif defined(SLIP_DSP)
@@ -45,7 +45,7 @@ typedef struct {
 #define SLIP_PLAIN_COLUMNS(depth) (2 * (depth))
 #endif
 
-/* A depthwise convolution: weights are the model's, [kernel_h][kernel_w][output channel]. */
+/* A depthwise convolution; weights in the model's order, [kernel_h][kernel_w][output channel]. */
 typedef struct {
   const int8_t *weights;
   const int32_t *bias;
@@ -73,27 +73,27 @@ typedef struct {
 } slip_softmax;
 
 typedef struct {
-  const int8_t *table;     /* 256 codes, by the code read as an unsigned byte */
+  const int8_t *table;     /* 256 codes, indexed by the code as unsigned byte */
   int32_t count;
 } slip_lookup;
 
 typedef struct {
-  int32_t count, period;   /* numbers of the first tensor, and of the second, which is repeated */
+  int32_t count, period;   /* sizes of the first tensor and of the second, which is repeated */
   int32_t zero_a, zero_b, multiplier, shift, out_zero, low, high;
 } slip_mul;
 
 typedef struct {
-  int32_t rows, first, second; /* bytes a row of each */
+  int32_t rows, first, second; /* bytes per row of each */
 } slip_concat;
 
 typedef struct {
   int32_t pixels, channels, in_zero, multiplier, shift, out_zero;
 } slip_mean;
 
-/* A transposed convolution: weights are the model's, [output channel][kernel_h][kernel_w][in_c]. */
+/* A transposed convolution; weights in the model's order, [out_c][kernel_h][kernel_w][in_c]. */
 typedef struct {
   const int8_t *weights;
-  const int32_t *bias;     /* one an output channel, without the input's zero point */
+  const int32_t *bias;     /* one per output channel, without the input's zero point */
   const int32_t *rescale;  /* pairs: see `slip_to_int8`, the long form */
   uint16_t in_h, in_w, in_c, out_h, out_w, out_c;
   uint8_t kernel_h, kernel_w, stride_h, stride_w, pad_top, pad_left;
@@ -104,7 +104,7 @@ typedef struct {
   int32_t in_h, in_w, channels, factor_h, factor_w;
 } slip_repeat;
 
-/* What the kernel covers at an output pixel, `depth` int8 written to `column`, which is returned. */
+/* Write the `depth` int8 values under the kernel at an output pixel to `column`, and return it. */
 const int8_t *slip_gather(const slip_conv *op, const int8_t *in, int y, int x, int8_t *column);
 void slip_conv_2d(const slip_conv *op, const int8_t *in, int8_t *out, void *scratch);
 void slip_depthwise_2d(const slip_depthwise *op, const int8_t *in, int8_t *out, void *scratch);
@@ -121,13 +121,13 @@ void slip_mean_int8(const slip_mean *op, const int8_t *in, int8_t *out);
 void slip_transpose_conv(const slip_transpose *op, const int8_t *in, int8_t *out);
 void slip_repeat_int8(const slip_repeat *op, const int8_t *in, int8_t *out);
 
-/* Shifts of negative numbers are arithmetic on every compiler that this is built with; shifts to
- * the left go through unsigned numbers, which is defined. */
+/* Right shifts of negative numbers are arithmetic on all supported compilers; left shifts use
+ * unsigned numbers, for which they are defined. */
 static inline int32_t slip_shift_left(int32_t value, int bits) {
   return (int32_t)((uint32_t)value << bits);
 }
 
-/* A sum that wraps around, where numbers that somebody made up could be too large. */
+/* A sum that wraps around, because constants of an untrusted model could be too large. */
 static inline int32_t slip_sum(int32_t a, int32_t b) {
   return (int32_t)((uint32_t)a + (uint32_t)b);
 }
@@ -155,7 +155,7 @@ static inline int32_t slip_clamp(int32_t value, int32_t low, int32_t high) {
   return value < low ? low : value > high ? high : value;
 }
 
-/* (a * b + 2^31) / 2^32, and the same plus c: one instruction each where there are DSP ones. */
+/* (a * b + 2^31) / 2^32, and the same plus c: one DSP instruction each. */
 static inline int32_t slip_smmulr(int32_t a, int32_t b) {
 #ifdef SLIP_DSP
   int32_t result;
@@ -176,10 +176,10 @@ static inline int32_t slip_smmlar(int32_t a, int32_t b, int32_t c) {
 #endif
 }
 
-/* The short form of rescaling, where sums stay below 2^30, the shift is 2 to 31, and nothing is
- * clamped but to int8: then it is equal to `slip_rescale`. Doubling first makes one rounding high
- * product of the first rounding; adding the sign makes half up half away from zero, and `power`,
- * 2^(32 - shift), makes another high product of the second. */
+/* The short form of rescaling equals `slip_rescale` if sums are below 2^30, the shift is 2 to 31,
+ * and the only clamp is to int8. After doubling, the first rounding is a rounding high product;
+ * adding the sign turns half up into half away from zero, and with `power`, 2^(32 - shift), the
+ * second rounding is another high product. */
 static inline int32_t slip_narrow(int32_t sum, int32_t multiplier, int32_t power, int32_t zero) {
   int32_t high = slip_smmulr(slip_shift_left(sum, 1), multiplier);
   int32_t value = slip_smmlar(high + (high >> 31), power, zero);
@@ -190,8 +190,8 @@ static inline int32_t slip_narrow(int32_t sum, int32_t multiplier, int32_t power
 #endif
 }
 
-/* A sum as int8 by a pair of `rescale`: a power where the short form may be used, which is
- * positive, else the shift less 64. */
+/* Rescale a sum to int8 by a pair of `rescale`: a positive power for the short form, else the shift
+ * minus 64. */
 static inline int32_t slip_to_int8(
     int32_t sum, const int32_t *pair, int32_t zero, int32_t low, int32_t high) {
   if (pair[1] > 0) return slip_narrow(sum, pair[0], pair[1], zero);
@@ -200,9 +200,10 @@ static inline int32_t slip_to_int8(
 }
 
 #ifdef SLIP_HELIUM
-/* Four sums by four pairs of `rescale`, clamped. `vqrdmulh` is the first rounding, `vrmulh` the
- * second of the short form. The long one, which is all channels' or no one's, has shifts, to the left before the first rounding, to the
- * right as the second: `vrshl` rounds half up, the sign added first makes it half away from zero. */
+/* Rescale four sums by four pairs of `rescale` and clamp them. `vqrdmulh` is the first rounding,
+ * `vrmulh` the second of the short form. The long form, which all channels take or none, shifts left
+ * before the first rounding and right as the second: `vrshl` rounds half up, and the sign added
+ * before makes it half away from zero. */
 static inline __attribute__((always_inline)) int32x4_t slip_four(
     int32x4_t sums, int32x4_t multipliers, int32x4_t seconds, int narrow, int32_t zero, int32_t low,
     int32_t high) {
@@ -223,7 +224,7 @@ static inline __attribute__((always_inline)) int32x4_t slip_four(
 }
 #endif
 
-/* Two 16-bit halves of a word: bytes 0 and 2, or 1 and 3, with their signs. */
+/* Two 16-bit halves of a word: sign-extended bytes 0 and 2, or 1 and 3. */
 static inline uint32_t slip_even_bytes(uint32_t word) {
 #ifdef SLIP_DSP
   uint32_t result;

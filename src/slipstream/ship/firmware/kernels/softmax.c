@@ -1,5 +1,5 @@
-/* Softmax in fixed point, as gemmlowp has it: exp of a negative number by its bits down to a
- * quarter and a polynomial below, 1 / sum by Newton's method. `Qn` has n bits before the point. */
+/* Softmax in fixed point, as in gemmlowp: exp of a negative number by its bits down to a quarter and
+ * a polynomial below, 1 / sum by Newton's method. `Qn` has n integer bits. */
 #include "slip_micro.h"
 
 static int32_t shift_left_saturated(int32_t value, int bits) {
@@ -8,7 +8,7 @@ static int32_t shift_left_saturated(int32_t value, int bits) {
   return value < -most - 1 ? INT32_MIN : slip_shift_left(value, bits);
 }
 
-/* exp of a Q0 in [-1/4, 0): around -1/8, to the fourth power. */
+/* exp of a Q0 in [-1/4, 0), by a Taylor series around -1/8. */
 static int32_t exp_small(int32_t a) {
   const int32_t exp_eighth = 1895147668, third = 715827883;
   int32_t x = a + (1 << 28);
