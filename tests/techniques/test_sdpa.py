@@ -19,10 +19,10 @@ from slipstream.durations import Answer
 from slipstream.durations.microbenchmark import run
 from slipstream.errors import WorkloadError
 from slipstream.graph import Call, Graph, StepPhase
+from slipstream.graph.flow import Flow, matches
 from slipstream.provenance import Provenance
 from slipstream.technique import Context, QualityKind, combine, parse
-from slipstream.techniques.attention import find_attention
-from slipstream.techniques.dataflow import Dataflow
+from slipstream.techniques.attention import attentions
 from slipstream.techniques.sdpa import Sdpa
 from slipstream.workload import BuiltWorkload, Workload
 from tiny_models import record
@@ -169,7 +169,7 @@ def names(graph: Graph, phase: StepPhase) -> list[str]:
 @pytest.mark.parametrize("make", [written_out, written_out_inference, averaging])
 def test_every_attention_is_found(make: Callable[[], Any]) -> None:
     graph = graph_of(make)
-    found = find_attention(graph)
+    found = matches(graph, attentions)
     assert len(found) == 2
     assert [one.refusal for one in found] == [None, None]
     assert Sdpa().why_not(graph) is None
@@ -179,7 +179,7 @@ def test_every_attention_is_found(make: Callable[[], Any]) -> None:
 
 def test_the_fused_call_is_the_one_a_rewritten_model_makes() -> None:
     """Shapes and strides of queries, keys, values and the output, against a real fused step."""
-    ours = find_attention(graph_of(written_out))
+    ours = matches(graph_of(written_out), attentions)
     real = [
         call
         for call in graph_of(fused).calls
@@ -416,7 +416,7 @@ def test_amp_after_it_computes_attention_in_bfloat16(
 def test_the_fused_call_has_the_storages_of_what_it_replaces() -> None:
     graph = graph_of(written_out)
     after = predicted(graph, Table())
-    flow = Dataflow(after)
+    flow = Flow(after)
     (first, _) = [
         t for t in range(len(after)) if names_of(after, t) == "aten::scaled_dot_product_attention"
     ]

@@ -155,6 +155,11 @@ class Flow:
         return TaskLists.of(ahead[last[place[found]]], back[found], self._n)
 
     @cached_property
+    def unused_storage(self) -> int:
+        """The first number above those of all storages."""
+        return int(self.graph.operands.max(initial=-1)) + 1
+
+    @cached_property
     def parameters(self) -> frozenset[int]:
         """Storages of the model's parameters."""
         return frozenset(self.graph.parameters.tolist())

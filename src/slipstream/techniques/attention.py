@@ -10,15 +10,15 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from slipstream.graph import Call, Graph, StepPhase, TensorSpec
+from slipstream.graph.flow import Flow, Match, flow_of
 from slipstream.graph.graph import kept
 from slipstream.techniques.attention_storages import AttentionStorages, storages_of
-from slipstream.techniques.dataflow import Dataflow
 
 _FORWARD = (
     "aten::scaled_dot_product_attention(Tensor query, Tensor key, Tensor value, "
@@ -41,51 +41,39 @@ _SOFTMAX = "aten::_softmax"
 _MATMUL = "aten::matmul"
 
 
-@dataclass(frozen=True)
-class Attention:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Attention(Match):
     """One attention that is written out.
 
+    The last of its forward tasks is where the fused call comes, the first of its backward tasks
+    where its gradient does. If it cannot be fused, only its forward tasks are known.
+
     Attributes:
-        forward: tasks that make way for the fused call, in program order; the last one is where it
-            comes.
-        backward: the same of the backward pass; the first one is where its gradient comes.
-        work: those of them that compute something; the others only look at what is there.
+        work: those of its tasks that compute something; the others only look at what exists.
         call: the fused call, as torch's users write it.
         backward_call: its gradient; None in an inference.
         keep: the negation of the mask, which fused attention wants the other way round, if any.
-        refusal: why it cannot be fused; then only `forward` is known.
-        storages: of the tensors of both calls; None where they cannot be told.
+        storages: of the tensors of both calls; None where they cannot be determined.
         sequence: autograd's number of the product with the values; -1 in an inference.
     """
 
-    forward: tuple[int, ...]
-    backward: tuple[int, ...]
     work: tuple[int, ...]
     call: Call
     backward_call: Call | None
     keep: Call | None
-    refusal: str | None = None
-    storages: AttentionStorages | None = None
-    sequence: int = -1
+    storages: AttentionStorages | None
+    sequence: int
 
 
-@kept
-def find_attention(graph: Graph) -> list[Attention]:
-    """The attentions of a step that are not fused yet, in program order."""
-    tasks = graph.tasks
-    softmax = np.array([*(call.name == _SOFTMAX for call in graph.calls), False])
-    fused = np.array([_INSIDE in text for text in graph.strings])
-    chosen = softmax[tasks.call] & ~fused[tasks.scope] & (tasks.phase == StepPhase.FORWARD)
-    if not chosen.any():
-        return []
-    flow = Dataflow(graph)
-    learned = _learned(graph, flow)
-    attentions = (
-        _Finder(graph, flow, learned, t).find()
-        for t in np.flatnonzero(chosen).tolist()
-        if flow.call(t) is not None
-    )
-    return [one for one in attentions if one is not None]
+def attentions(flow: Flow) -> Iterator[Attention]:
+    """Find the attentions that are not fused yet."""
+    graph = flow.graph
+    fused = np.array([_INSIDE in text for text in graph.strings], bool)
+    for task in flow.calling((_SOFTMAX,), StepPhase.FORWARD).tolist():
+        if flow.known[task] and not fused[graph.tasks.scope[task]]:
+            attention = _Finder(flow, task).find()
+            if attention is not None:
+                yield attention
 
 
 class _Finder:
@@ -96,8 +84,8 @@ class _Finder:
     _keep: Call | None = None
     _refusal: str | None = None
 
-    def __init__(self, graph: Graph, flow: Dataflow, learned: set[int], softmax: int) -> None:
-        self._graph, self._flow, self._learned = graph, flow, learned
+    def __init__(self, flow: Flow, softmax: int) -> None:
+        self._graph, self._flow = flow.graph, flow
         self._softmax, self._chain = softmax, [softmax]
 
     def find(self) -> Attention | None:
@@ -121,20 +109,18 @@ class _Finder:
         backward = self._backward(forward)
         gradient = _gradient(query, key, value, output, mask) if backward else None
         flow = self._flow
-        work = [
-            t
-            for t in (*sorted(forward), *backward)
-            if flow.call(t) is not None and t not in flow.looks
-        ]
+        work = [t for t in (*sorted(forward), *backward) if flow.known[t] and not flow.views[t]]
         masks = [] if self._mask_storage is None else [self._mask_storage]
-        storages = storages_of(self._graph, flow, (scores, product), forward, backward, masks)
+        storages = storages_of(flow, (scores, product), forward, backward, masks)
+        module = self._graph.task(max(forward)).module.partition(".")[2]
         return Attention(
-            tuple(sorted(forward)), backward, tuple(work), call, gradient, self._keep,
-            self._refusal, storages, int(self._graph.tasks.sequence[product]),
+            "attention", module, tuple(sorted(forward)), backward, query, output, {},
+            refusal=self._refusal, work=tuple(work), call=call, backward_call=gradient,
+            keep=self._keep, storages=storages, sequence=int(self._graph.tasks.sequence[product]),
         )  # fmt: skip
 
     def _refuse(self, reason: str) -> None:
-        self._refusal = self._refusal or reason
+        self._refusal = self._refusal or f"its attention cannot be fused: {reason}"
 
     def _readers(self, task: int) -> list[int]:
         phase = self._graph.tasks.phase
@@ -202,7 +188,7 @@ class _Finder:
     def _set_mask(self, spec: TensorSpec, maker: int, storage: int) -> None:
         if self._mask is not None:
             self._refuse("it has several masks")
-        if maker in self._learned or storage in set(self._graph.parameters.tolist()):
+        if maker in _learned(self._graph) or storage in self._flow.parameters:
             self._refuse("its mask is learned, which the fused kernel has no gradient for")
         self._mask, self._mask_storage = spec, storage
 
@@ -218,27 +204,23 @@ class _Finder:
             task = drops[-1]
             self._chain += [t for t in drops if t not in self._chain]
             readers = self._readers(task)
-        products = [t for t in readers if self._name(t) == "aten::bmm"]
+        products = [t for t in readers if self._flow.name(t) == "aten::bmm"]
         if len(products) != 1 or task not in self._flow.makers[products[0]][:1]:
             return None
         return products[0]
-
-    def _name(self, task: int) -> str:
-        call = self._flow.call(task)
-        return call.name if call is not None else ""
 
     def _dead_ends(self) -> set[int]:
         """Readers of the weights that nobody reads in turn, such as their mean over heads."""
         ends: set[int] = set()
         readers = [t for t in self._readers(self._softmax) if t not in self._chain]
         for t in readers:
-            if self._name(t) == "aten::bmm":
+            if self._flow.name(t) == "aten::bmm":
                 continue
             if self._readers(t):
                 self._refuse("its weights are used elsewhere too")
             else:
-                ends |= {t, *self._flow.views[t]}
-        views = (t for one in self._chain for t in self._flow.views[one])
+                ends |= {t, *self._flow.views_of[t]}
+        views = (t for one in self._chain for t in self._flow.views_of[one])
         return ends | {t for t in views if self._graph.tasks.phase[t] == StepPhase.FORWARD}
 
     def _operands(self, product: int) -> tuple[set[int], TensorSpec, TensorSpec]:
@@ -254,11 +236,11 @@ class _Finder:
         t = product - 1
         while t > 0 and len(expands) < 2 and self._belongs(t, product, scope):
             group.add(t)
-            if self._name(t) == "aten::expand":
+            if self._flow.name(t) == "aten::expand":
                 expands.append(t)
             t -= 1
         for t in range(product + 1, len(self._graph)):
-            if t not in flow.looks or tasks.scope[t] != tasks.scope[product]:
+            if not flow.views[t] or tasks.scope[t] != tasks.scope[product]:
                 break
             group.add(t)
             if flow.makers[t][0] == product:
@@ -271,14 +253,14 @@ class _Finder:
     def _belongs(self, t: int, product: int, scope: str) -> bool:
         inside = self._graph.task(t).scope
         same = self._graph.tasks.module[t] == self._graph.tasks.module[product]
-        helper = t in self._flow.looks or self._name(t) == "aten::clone"
+        helper = bool(self._flow.views[t]) or self._flow.name(t) == "aten::clone"
         return same and helper and (inside == scope or inside.startswith(scope + "/"))
 
     def _transpose_of(self, begin: int, product: int, right: TensorSpec) -> set[int]:
         """The view right before a product that makes the keys' transpose."""
         for t in range(begin - 1, max(begin - 4, 0), -1):
             call = self._flow.call(t)
-            if t not in self._flow.looks or call is None or call.name != "aten::transpose":
+            if not self._flow.views[t] or call is None or call.name != "aten::transpose":
                 continue
             if call.outputs[0] == right and call.inputs[0] == _swapped(right):
                 return {t}
@@ -288,7 +270,7 @@ class _Finder:
         """The copy that puts heads side by side, where the fused output has them so already."""
         flow = self._flow
         readers = self._readers(product)
-        if len(readers) != 1 or self._name(readers[0]) != "aten::clone":
+        if len(readers) != 1 or self._flow.name(readers[0]) != "aten::clone":
             return set()
         call = flow.call(readers[0])
         assert call is not None
@@ -299,28 +281,20 @@ class _Finder:
         return {readers[0]} if tuple(output.strides[i] for i in (0, 2, 1, 3)) == dense else set()
 
     def _backward(self, forward: set[int]) -> tuple[int, ...]:
-        """Tasks of the backward pass of `forward`.
-
-        Operators that autograd does not follow carry the number of the next one that it does: a
-        number belongs to the last operator that has it.
-        """
-        tasks = self._graph.tasks
-        ahead = np.flatnonzero((tasks.phase == StepPhase.FORWARD) & (tasks.sequence >= 0))
-        owner = dict(zip(tasks.sequence[ahead].tolist(), ahead.tolist(), strict=True))
-        numbers = [number for number, t in owner.items() if t in forward]
-        back = (tasks.phase == StepPhase.BACKWARD) & np.isin(tasks.sequence, numbers)
-        return tuple(np.flatnonzero(back).tolist())
+        """Tasks of the backward pass of `forward`."""
+        return tuple(sorted(back for task in forward for back in self._flow.backward[task]))
 
 
-def _learned(graph: Graph, flow: Dataflow) -> set[int]:
+@kept
+def _learned(graph: Graph) -> set[int]:
     """Tasks that parameters have gone into, in a step that has a backward pass."""
     if not (graph.tasks.phase == StepPhase.BACKWARD).any():
         return set()
-    parameters = set(graph.parameters.tolist())
+    flow = flow_of(graph)
     learned: set[int] = set()
     for t in range(len(graph)):
         inputs, _ = flow.operands(t)
-        if not parameters.isdisjoint(inputs) or not learned.isdisjoint(flow.makers[t]):
+        if not flow.parameters.isdisjoint(inputs) or not learned.isdisjoint(flow.makers[t]):
             learned.add(t)
     return learned
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from slipstream.graph import Graph
-from slipstream.techniques.dataflow import Dataflow
+from slipstream.graph.flow import Flow
 
 _BMM, _CLONE = "aten::bmm", "aten::clone"
 
@@ -23,8 +22,7 @@ class AttentionStorages(NamedTuple):
 
 
 def storages_of(
-    graph: Graph,
-    flow: Dataflow,
+    flow: Flow,
     products: tuple[int, int],
     forward: Collection[int],
     backward: Sequence[int],
@@ -46,33 +44,31 @@ def storages_of(
         return None
     if not backward:
         return AttentionStorages(there, ())
-    of_scores, of_weights = (_gradients_of(graph, flow, one, backward) for one in products)
+    of_scores, of_weights = (_gradients_of(flow, product) for product in products)
     if of_scores is None or of_weights is None:
         return None
     grads = [_carried(flow, one, backward) for one in (*of_scores, of_weights[1])]
     arrives = _arrives(flow, of_weights[1], backward)
-    sums = int(graph.operands.max()) + 1
-    back = (arrives, query, key, value, output, sums, *masks, *grads)
+    back = (arrives, query, key, value, output, flow.unused_storage, *masks, *grads)
     return AttentionStorages(there, back) if min(back) >= 0 else None
 
 
-def _inputs(flow: Dataflow, product: int, forward: Collection[int]) -> tuple[int, int]:
+def _inputs(flow: Flow, product: int, forward: Collection[int]) -> tuple[int, int]:
     """Storages of what a matmul was called with, before it made its operands fit."""
     sources = []
     for operand in flow.operands(product)[0][-2:]:
         # A copy that only puts rows side by side, within the matmul.
-        copies = [t for t in forward if t < product and _copies(flow, t, operand)]
+        copies = [
+            task
+            for task in forward
+            if task < product and flow.name(task) == _CLONE and operand in flow.operands(task)[1]
+        ]
         sources.append(flow.operands(max(copies))[0][0] if copies else operand)
     left, right = sources
     return left, right
 
 
-def _copies(flow: Dataflow, task: int, storage: int) -> bool:
-    call = flow.call(task)
-    return call is not None and call.name == _CLONE and storage in flow.operands(task)[1]
-
-
-def _carried(flow: Dataflow, task: int, within: Collection[int]) -> int:
+def _carried(flow: Flow, task: int, within: Collection[int]) -> int:
     """The storage in which the result of `task` leaves the tasks `within`; -1 where unclear."""
     seen = set()
     while task not in seen:
@@ -86,9 +82,7 @@ def _carried(flow: Dataflow, task: int, within: Collection[int]) -> int:
     return -1
 
 
-def _gradients_of(
-    graph: Graph, flow: Dataflow, product: int, backward: Sequence[int]
-) -> tuple[int, int] | None:
+def _gradients_of(flow: Flow, product: int) -> tuple[int, int] | None:
     """The products of the backward pass that give the gradients of a product's two sides.
 
     The left side's is the arriving gradient times the right side, the right side's the left side
@@ -96,16 +90,14 @@ def _gradients_of(
     """
     left, right = flow.operands(product)[0][-2:]
     by_side = {}
-    for t in backward:
-        call = flow.call(t)
-        same = graph.tasks.sequence[t] == graph.tasks.sequence[product]
-        if same and call is not None and call.name == _BMM:
+    for t in flow.backward[product]:
+        if flow.name(t) == _BMM:
             one, other = flow.operands(t)[0]
             by_side["right" if one == left else "left" if other == right else "?"] = t
     return (by_side["left"], by_side["right"]) if set(by_side) == {"left", "right"} else None
 
 
-def _arrives(flow: Dataflow, gradient_of_right: int, backward: Sequence[int]) -> int:
+def _arrives(flow: Flow, gradient_of_right: int, backward: Sequence[int]) -> int:
     """The storage of the gradient that comes to the tasks `backward` from outside of them."""
     task, place = gradient_of_right, 1
     while (maker := flow.makers[task][place]) in backward:

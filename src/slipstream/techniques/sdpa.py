@@ -21,28 +21,19 @@ from numpy.typing import NDArray
 from slipstream.durations import pace
 from slipstream.errors import WorkloadError
 from slipstream.graph import Call, Editor, Graph, calls_of, distinct, price
+from slipstream.graph.flow import matches
 from slipstream.source import fuse_attention
 from slipstream.surgery import (
     ModuleCall,
-    ModuleSelection,
     NotRewrittenError,
     callers,
     difference,
-    module_of,
     outputs_of,
     with_attention,
 )
-from slipstream.technique import (
-    CodeChange,
-    Context,
-    Quality,
-    QualityKind,
-    Stage,
-    TechniqueSettings,
-    Traits,
-)
+from slipstream.technique import Choosing, CodeChange, Context, Quality, QualityKind, Stage, Traits
 from slipstream.techniques._baseline import already_compiled
-from slipstream.techniques.attention import Attention, find_attention
+from slipstream.techniques.attention import attentions
 from slipstream.workload import BuiltWorkload, Workload
 from slipstream.workload.built import model_output
 
@@ -56,7 +47,7 @@ _REMEDY = f"write {_BY_HAND} in place of the two matmuls and the softmax"
 
 
 @dataclass(frozen=True)
-class Sdpa(TechniqueSettings):
+class Sdpa(Choosing):
     """Every attention that is written out as one ``scaled_dot_product_attention``.
 
     Attributes:
@@ -76,29 +67,23 @@ class Sdpa(TechniqueSettings):
         """None, or why no attention can be fused."""
         if (reason := already_compiled(graph)) is not None:
             return reason
-        attentions = find_attention(graph)
-        if fusible := [one for one in attentions if one.refusal is None]:
-            return self._selection.why_none(_module(graph, one) for one in fusible)
-        if attentions:
-            return "its attention cannot be fused: " + str(attentions[0].refusal)
-        if any(call.name.startswith(_FUSED) for call in graph.calls) or any(
+        fused = any(call.name.startswith(_FUSED) for call in graph.calls) or any(
             _SCOPE in graph.string(scope)
             for scope in distinct(graph.tasks.scope, len(graph.strings)).tolist()
-        ):
-            return _ALREADY
-        return _NONE
+        )
+        return self.why_none_of(matches(graph, attentions), _ALREADY if fused else _NONE)
 
     def required_timings(self, graph: Graph) -> Sequence[Call]:
         """What goes beside the fused call that comes, forward and backward."""
         asked: list[Call] = []
-        for one in self._chosen(graph):
+        for one in self.chosen(matches(graph, attentions)):
             asked += calls_of(graph, one.work)
             asked += [call for call in (one.call, one.backward_call, one.keep) if call is not None]
         return asked
 
     def predict(self, graph: Graph, context: Context) -> Graph:
         """One task in place of each attention's, one in place of its backward pass."""
-        chosen = self._chosen(graph)
+        chosen = self.chosen(matches(graph, attentions))
         edit = Editor(graph, str(self))
         # Two attentions may share a task.
         replaced = dict.fromkeys(t for one in chosen for t in one.work)
@@ -150,9 +135,9 @@ class Sdpa(TechniqueSettings):
                 "sdpa cannot be checked: the step does not call its model", remedy=_REMEDY
             )
         sites = _sites(built.model, run)
-        self._selection.need_some(self.name, [site.name for site in sites])
-        undo = _by_library(built.model) if self._selection.everything else None
-        undo = undo or _by_rewriting([site for site in sites if site.name in self._selection])
+        self.need_some([site.name for site in sites])
+        undo = _by_library(built.model) if self.selection.everything else None
+        undo = undo or _by_rewriting([site for site in sites if site.name in self.selection])
         try:
             wrong = difference(before, outputs_of(built.model, run))
         except Exception as error:
@@ -166,7 +151,7 @@ class Sdpa(TechniqueSettings):
 
     def code(self, workload: Workload) -> CodeChange | None:
         """One call in the model's own forward; where it cannot be placed, the line to write."""
-        if not self._selection.everything:
+        if not self.selection.everything:
             return CodeChange("", note=_REMEDY)
         change = CodeChange.of(
             workload,
@@ -175,17 +160,6 @@ class Sdpa(TechniqueSettings):
             note="sums are taken in another order; a row with everything masked may differ",
         )
         return CodeChange("", note=_REMEDY) if change is None else change
-
-    @property
-    def _selection(self) -> ModuleSelection:
-        return ModuleSelection(self.only, self.except_)
-
-    def _chosen(self, graph: Graph) -> list[Attention]:
-        return [
-            one
-            for one in find_attention(graph)
-            if one.refusal is None and _module(graph, one) in self._selection
-        ]
 
 
 def _freed_before(
@@ -196,11 +170,6 @@ def _freed_before(
     chosen = np.isin(memory.storage, storages) & (memory.producer <= forward[-1])
     chosen &= (memory.release >= forward[0]) & (memory.release < backward)
     return np.flatnonzero(chosen)
-
-
-def _module(graph: Graph, one: Attention) -> str:
-    """The module that writes it out: where its last operator runs."""
-    return module_of(graph, one.forward[-1])
 
 
 def _forward_of(built: BuiltWorkload) -> Callable[[], object]:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from slipstream.durations import pace
 from slipstream.errors import WorkloadError
 from slipstream.graph import Call, Editor, Graph, StepPhase, TensorSpec, calls_of, price
-from slipstream.graph.flow import Flow, Match, matches
+from slipstream.graph.flow import Flow, Match, flow_of, matches
 from slipstream.native import library, why_no_library
 from slipstream.source import Places, Source
 from slipstream.technique import Choosing, CodeChange, Context, Quality, QualityKind, Stage, Traits
@@ -84,7 +84,7 @@ class FusedDropout(Choosing):
         sites = self.chosen(matches(graph, _dropouts))
         edit = Editor(graph, str(self))
         in_step = pace(graph, [task for site in sites for task in site.tasks], context.durations)
-        fresh = int(graph.operands.max(initial=-1)) + 1
+        fresh = flow_of(graph).unused_storage
 
         def put(at: Sequence[int], calls: Sequence[Call], call: Call, storages: list[int]) -> None:
             before_ns = float(graph.tasks.duration_ns[list(at)].sum())
