@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._guards import TracingContext
 from torch.fx import GraphModule
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
@@ -18,8 +19,8 @@ from torch.utils.checkpoint import checkpoint
 from model_uses import gradients, process_group
 from slipstream.codegen import why_no_compiler
 from slipstream.errors import SlipstreamWarning
-from slipstream.techniques.fusion import autotune, kernels
-from slipstream.techniques.fusion.backend import FusionBackend, use_fused
+from slipstream.techniques.fusion import autotune, backend, kernels
+from slipstream.techniques.fusion.backend import FusionBackend, explain, use_fused
 
 pytestmark = pytest.mark.skipif(why_no_compiler() is not None, reason=str(why_no_compiler()))
 
@@ -57,7 +58,7 @@ def _compiled(model: nn.Module, backend: FusionBackend) -> Any:
 
 
 def test_kernels_that_make_the_step_faster_stay() -> None:
-    backend = FusionBackend()
+    backend = FusionBackend(inductor=False)
     x = torch.randn(800, 512, requires_grad=True)
     _compiled(Noisy(), backend)(x).sum().backward()
     assert not backend.reasons
@@ -88,7 +89,7 @@ def _delay() -> None:
 
 @pytest.mark.usefixtures("_slow_within")
 def test_kernels_that_win_apart_and_lose_within_the_step_are_declined() -> None:
-    backend = FusionBackend()
+    backend = FusionBackend(inductor=False)
     model, x = Noisy(), torch.randn(800, 512, requires_grad=True)
     call = _compiled(model, backend)
     call(x).sum().backward()
@@ -102,7 +103,7 @@ def test_kernels_that_win_apart_and_lose_within_the_step_are_declined() -> None:
 
 
 def test_every_kernel_is_run_beside_its_operators_before_it_is_used() -> None:
-    backend = FusionBackend()
+    backend = FusionBackend(inductor=False)
     _compiled(Noisy(), backend)(torch.randn(800, 512, requires_grad=True)).sum().backward()
     for one in backend.passes:
         assert not one.beside.wrong
@@ -114,7 +115,7 @@ def test_kernels_with_other_numbers_are_never_used(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(
         kernels, "source", lambda nests: whole(nests).replace("f_tanh(v", "f_erf(v")
     )
-    backend = FusionBackend()
+    backend = FusionBackend(inductor=False)
     _compiled(Noisy(), backend)(torch.randn(800, 512, requires_grad=True)).sum().backward()
     assert "numbers are not those of its operators" in backend.reasons[0]
     forward, _ = backend.passes
@@ -130,7 +131,7 @@ def test_choosing_leaves_no_trace() -> None:
     model[0].weight.register_hook(lambda gradient: calls.append(1))
     for tuned, one in ((True, model), (False, twin)):
         torch.set_rng_state(state)
-        backend = FusionBackend(tuned=tuned)
+        backend = FusionBackend(tuned=tuned, inductor=False)
         call = _compiled(one, backend)
         checkpoint(lambda x, call=call: call(x), x, use_reentrant=False).sum().backward()
         if tuned:
@@ -145,7 +146,7 @@ def test_choosing_leaves_no_trace() -> None:
 
 
 def test_what_is_called_without_gradients_is_chosen_without_them() -> None:
-    backend = FusionBackend()
+    backend = FusionBackend(inductor=False)
     x = torch.randn(800, 512)
     with torch.no_grad():
         made = _compiled(Noisy(), backend)(x)
@@ -198,7 +199,11 @@ class Normed(nn.Module):
 
 
 def test_statistics_of_a_norm_under_autocast_keep_torchs_dtype() -> None:
-    backend, model, x = FusionBackend(), nn.Sequential(Normed(), Normed()), torch.randn(512, 64)
+    backend, model, x = (
+        FusionBackend(inductor=False),
+        nn.Sequential(Normed(), Normed()),
+        torch.randn(512, 64),
+    )
     call = _compiled(model, backend)
     with torch.autocast("cpu", torch.bfloat16):
         ours, theirs = call(x), model(x)
@@ -211,13 +216,13 @@ def test_a_piece_whose_kernels_fail_stays_plain(monkeypatch: pytest.MonkeyPatch)
         raise RuntimeError("no such instruction")
 
     monkeypatch.setattr(autotune, "_in_turns", fail)
-    backend, model, x = FusionBackend(), Gate(), torch.randn(800, 512)
+    backend, model, x = FusionBackend(inductor=False), Gate(), torch.randn(800, 512)
     torch.testing.assert_close(_compiled(model, backend)(x), model(x))
     assert backend.reasons == ["its kernels fail: no such instruction"]
 
 
 def test_other_shapes_run_as_written_until_they_are_common() -> None:
-    backend, model = FusionBackend(), Gate()
+    backend, model = FusionBackend(inductor=False), Gate()
     call, other = _compiled(model, backend), torch.randn(400, 512)
     call(torch.randn(800, 512))
     with pytest.warns(SlipstreamWarning, match="16 calls run as written"):
@@ -225,7 +230,72 @@ def test_other_shapes_run_as_written_until_they_are_common() -> None:
     for _ in range(15):
         torch.testing.assert_close(call(other), model(other))
     first, second = backend.pieces
-    assert first.kept is not None
-    assert second.kept is None
+    assert first.choice is not None
+    assert second.choice is None
     call(other)
-    assert second.kept is not None
+    assert second.choice is not None
+
+
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether torch.compile was tracing at each call of a stand-in for inductor."""
+    tracing: list[bool] = []
+
+    def compile_as_written(module: GraphModule, inputs: Any) -> Any:
+        tracing.append(TracingContext.try_get() is not None)
+        return module
+
+    monkeypatch.setattr(backend, "inductor", compile_as_written)
+    return tracing
+
+
+def _fastest(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Let every region's kernel be faster than its operators, and `name` be the fastest."""
+
+    def gains(steps: dict[str, Any], *ignored: Any) -> dict[str, float]:
+        for step in steps.values():
+            step()
+        return {candidate: 1.0 + (candidate == name) for candidate in steps}
+
+    monkeypatch.setattr(autotune, "_in_turns", gains)
+    monkeypatch.setattr(autotune.TracedPass, "faster", lambda self: [True] * self.regions)
+
+
+@pytest.mark.parametrize("name", [autotune.WRITTEN, autotune.INDUCTOR])
+def test_the_fastest_candidate_is_what_calls_run(
+    name: str, monkeypatch: pytest.MonkeyPatch, traced: list[bool]
+) -> None:
+    _fastest(monkeypatch, name)
+    model, x = Gate(), torch.randn(800, 512, requires_grad=True)
+    use_fused(model)
+    torch.testing.assert_close(model(x), Gate()(x))
+    assert traced == [False]
+    assert (model._compiled_call_impl is None) is (name == autotune.WRITTEN)
+    assert any(line.startswith(f"runs {name}") for line in explain())
+
+
+def test_inductor_compiles_symbolic_sizes_while_their_guards_are_made(
+    monkeypatch: pytest.MonkeyPatch, traced: list[bool]
+) -> None:
+    _fastest(monkeypatch, autotune.INDUCTOR)
+    call = torch.compile(Gate(), backend="slipstream_fusion", dynamic=True)
+    for rows in (800, 400):
+        x = torch.randn(rows, 512, requires_grad=True)
+        torch.testing.assert_close(call(x), Gate()(x))
+    assert traced == [True]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_failing_inductor_leaves_the_other_candidates(
+    dynamic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*ignored: Any) -> Any:
+        raise RuntimeError("No working C++ compiler found\nin any folder")
+
+    monkeypatch.setattr(backend, "inductor", fail)
+    _fastest(monkeypatch, autotune.FUSED)
+    call = torch.compile(Gate(), backend="slipstream_fusion", dynamic=dynamic)
+    x = torch.randn(800, 512)
+    torch.testing.assert_close(call(x), Gate()(x))
+    (line,) = [line for line in explain() if "RuntimeError: No working C++ compiler found" in line]
+    assert line.startswith(f"runs {autotune.WRITTEN if dynamic else autotune.FUSED}")

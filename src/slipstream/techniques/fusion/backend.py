@@ -60,6 +60,12 @@ def _compiled_before() -> bool:
     return number is not None and bool(number.frame_compile_id)
 
 
+def _symbolic(inputs: Sequence[Any]) -> bool:
+    """Whether a size is known only when the graph is called."""
+    sizes = (x.shape if isinstance(x, torch.Tensor) else (x,) for x in inputs)
+    return any(isinstance(size, torch.SymInt) for shape in sizes for size in shape)
+
+
 class FusionBackend:
     """What ``torch.compile(model, backend=...)`` calls with every graph it traces.
 
@@ -83,12 +89,12 @@ class FusionBackend:
         self.pieces: list[Autotuned] = []
         self._report = report
         self._tuned, self._make, self._inductor = tuned, make, inductor
-        self._untraced: list[str] = []
+        self._reasons: list[list[str]] = []
 
     @property
     def reasons(self) -> list[str]:
-        """Why candidates were not used: of tracing, then by piece."""
-        return [*self._untraced, *(reason for piece in self.pieces for reason in piece.reasons)]
+        """Reasons why candidates were not used, graph by graph."""
+        return [reason for reasons in self._reasons for reason in reasons]
 
     def __call__(self, module: GraphModule, inputs: Sequence[Any]) -> Any:
         plain = GraphModule(module, copy.deepcopy(module.graph))
@@ -98,14 +104,16 @@ class FusionBackend:
                 node.target = seeded_dropout
         module.recompile()
         passes: list[TracedPass] = []
+        reasons: list[str] = []
+        self._reasons.append(reasons)
 
         def compile_pass(traced: GraphModule, inputs: Sequence[Any]) -> Any:
-            one = self._pass(traced)
-            if one is not None:
-                passes.append(one)
+            fused = self._pass(traced, inputs, reasons)
+            if fused is not None:
+                passes.append(fused)
                 if self._tuned:
-                    one.compare()
-            run = boxed(traced) if one is None else lambda given: one.run(given)
+                    fused.compare()
+            run = boxed(traced) if fused is None else lambda tensors: fused.run(tensors)
 
             def call(given: list[Any]) -> Any:
                 return run(given)
@@ -122,20 +130,23 @@ class FusionBackend:
         traced = compile_with(module, inputs)
         if not self._tuned:
             return traced
-        waiting = _CALLS_BEFORE_TUNING if passes and _compiled_before() else 0
+        again = _compiled_before() and not _symbolic(inputs) and (passes or self._inductor)
+        waiting = _CALLS_BEFORE_TUNING if again else 0
         if waiting:
             warnings.warn(
                 f"fusion: the model is called with other shapes or modes than before; {waiting} "
-                "calls run as written, then kernels are timed, which may take half a minute",
+                "calls run as written, then kernels and inductor are compiled and timed, which may "
+                "take a minute",
                 SlipstreamWarning, stacklevel=2,
             )  # fmt: skip
-        piece = Autotuned(plain, traced, passes, waiting, self._rival(plain, inputs))
+        rival = self._rival(plain, inputs, reasons)
+        piece = Autotuned(plain, traced, passes, reasons, waiting, rival)
         self.pieces.append(piece)
         _pieces.add(piece)
         return piece
 
     def _rival(
-        self, plain: GraphModule, inputs: Sequence[Any]
+        self, plain: GraphModule, inputs: Sequence[Any], reasons: list[str]
     ) -> Callable[[Sequence[Any]], Any] | None:
         """Inductor's compilation as `Autotuned` takes it.
 
@@ -144,28 +155,32 @@ class FusionBackend:
         """
         if not self._inductor:
             return None
-        if not any(isinstance(size, torch.SymInt) for x in inputs
-                   for size in (x.shape if isinstance(x, torch.Tensor) else (x,))):  # fmt: skip
+        if not _symbolic(inputs):
             return partial(inductor, plain)
         try:
             compiled = inductor(plain, inputs)
         except Exception as error:
-            self._untraced.append(failure(error))
+            reasons.append(failure(error))
             return None
         return lambda inputs: compiled
 
-    def _pass(self, module: GraphModule) -> TracedPass | None:
+    def _pass(
+        self, module: GraphModule, inputs: Sequence[Any], reasons: list[str]
+    ) -> TracedPass | None:
         """A traced pass with kernels, or None with one more reason."""
+        if _symbolic(inputs):
+            reasons.append("kernels need sizes that are known before a call")
+            return None
         try:
             stack_parts(module)
             planned = plan(module)
             if not planned.regions:
-                self._untraced.append("no operators of it can share a kernel")
+                reasons.append("no operators of it can share a kernel")
                 return None
             self.passes.append(TracedPass(module, planned, self._make))
         except (CompileError, UnsupportedError) as error:
             reason = error.what if isinstance(error, CompileError) else str(error)
-            self._untraced.append(reason)
+            reasons.append(reason)
             self._report(f"a graph of {len(module.graph.nodes)} nodes stays as it is: {reason}")
             return None
         return self.passes[-1]
@@ -174,8 +189,8 @@ class FusionBackend:
 def use_fused(model: Any) -> None:
     """Let every call of `model` go through torch.compile with this back end, while that is faster.
 
-    If the first call chooses the model as written, later ones do without torch.compile, whose guards and wrappers
-    take up to 2 % of a step of 20 ms.
+    If the first call chooses the model as written, later ones do without torch.compile, whose
+    guards and wrappers take up to 2 % of a step of 20 ms.
 
     Raises:
         WorkloadError: it is compiled already.
