@@ -1,4 +1,4 @@
-"""Pipelines as values: what stages compute, what odd images do, and their variations."""
+"""Image pipelines: stages, unusual files, serialization and variations."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from slipstream.runtimes import preprocessing as pre
 from slipstream.runtimes.preprocessing.pipeline import Array
 
 
-def picture(height: int = 60, width: int = 90, seed: int = 0) -> Array:
-    """Smooth colours with an edge: uint8 [H, W, 3], no two directions or channels alike."""
+def photo(height: int = 60, width: int = 90, seed: int = 0) -> Array:
+    """Asymmetric smooth colours with an edge and different channels, uint8 [H, W, 3]."""
     y, x = np.mgrid[:height, :width].astype(np.float64)
     noise = np.random.default_rng(seed).normal(0, 6, (height, width, 3))
     planes = np.stack([2 * x, 3 * y, 120 + 60 * np.sin(x / 9) * (y > height / 3)], -1)
@@ -30,10 +30,10 @@ def encoded(image: Any, kind: str = "PNG", **options: Any) -> bytes:
     return file.getvalue()
 
 
-def test_a_usual_pipeline_is_what_people_write_by_hand() -> None:
+def test_pipeline_equals_preprocessing_by_hand() -> None:
     mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
     pipeline = pre.image_pipeline(32, crop=1.0, method="bilinear", mean=mean, std=std)
-    image = picture()
+    image = photo()
     by_hand = Image.fromarray(image[:, 15:75]).resize((32, 32), Image.Resampling.BILINEAR)
     expected = (np.asarray(by_hand) / 255.0 - mean) / std
     assert np.allclose(pipeline(image), expected.transpose(2, 0, 1), atol=1e-5)
@@ -41,8 +41,8 @@ def test_a_usual_pipeline_is_what_people_write_by_hand() -> None:
 
 
 @pytest.mark.parametrize("method", ["bilinear", "bicubic", "area", "lanczos"])
-def test_our_resampling_is_pillows(method: Any) -> None:
-    image = picture(50, 70)
+def test_resampling_of_floats_equals_pillows(method: Any) -> None:
+    image = photo(50, 70)
     ours = pre.Resize(20, 24, method)(image.astype(np.float32))
     pillows = pre.Resize(20, 24, method)(image)
     assert np.abs(np.clip(ours, 0, 255) - pillows).mean() < 0.6
@@ -50,14 +50,16 @@ def test_our_resampling_is_pillows(method: Any) -> None:
 
 @pytest.mark.parametrize(("method", "mode"), [("bilinear", "bilinear"), ("bicubic", "bicubic")])
 @pytest.mark.parametrize("coordinates", ["half_pixel", "corners"])
-def test_without_antialiasing_it_is_torchs(method: Any, mode: str, coordinates: Any) -> None:
+def test_resampling_without_antialiasing_equals_torchs(
+    method: Any, mode: str, coordinates: Any
+) -> None:
     import torch
 
-    image = picture(50, 70).astype(np.float32)
+    image = photo(50, 70).astype(np.float32)
     ours = pre.Resize(20, 24, method, False, coordinates)(image)
-    given = torch.from_numpy(image.transpose(2, 0, 1)[None])
+    tensor = torch.from_numpy(image.transpose(2, 0, 1)[None])
     theirs = torch.nn.functional.interpolate(
-        given, (20, 24), mode=mode, align_corners=coordinates == "corners"
+        tensor, (20, 24), mode=mode, align_corners=coordinates == "corners"
     )
     assert np.allclose(ours, theirs[0].numpy().transpose(1, 2, 0), atol=0.02)
 
@@ -65,13 +67,13 @@ def test_without_antialiasing_it_is_torchs(method: Any, mode: str, coordinates: 
 @pytest.mark.parametrize("coordinates", ["half_pixel", "corners", "asymmetric"])
 @pytest.mark.parametrize("method", ["nearest", "bilinear", "bicubic"])
 def test_resizing_to_the_same_size_changes_nothing(method: Any, coordinates: Any) -> None:
-    image = picture(12, 9).astype(np.float32)
+    image = photo(12, 9).astype(np.float32)
     assert np.allclose(pre.Resize(12, 9, method, False, coordinates)(image), image, atol=1e-3)
 
 
-def test_colours_of_one_standard_are_read_by_another() -> None:
+def test_mixed_matrix_reads_bt601_as_bt709() -> None:
     def rgb_from_yuv(red: float, blue: float) -> Array:
-        """From the weights of red and blue in luminance."""
+        """Build the matrix from the weights of red and blue in luminance."""
         green = 1 - red - blue
         to_yuv = np.array([[red, green, blue],
                            np.array([-red, -green, 1 - blue]) / (2 * (1 - blue)),
@@ -84,13 +86,13 @@ def test_colours_of_one_standard_are_read_by_another() -> None:
     assert np.abs(mixed - pixels @ matrix.T).max() <= 0.6
 
 
-def test_pixels_of_every_kind_of_file() -> None:
+def test_decodes_16_bit_cmyk_alpha_and_grey() -> None:
     decode = pre.Decode()
     grey = np.arange(0, 60000, 1000, dtype=np.uint16).reshape(6, 10)
     wide = encoded(grey)
     assert np.array_equal(decode(wide)[..., 0], np.rint(grey / 257).astype(np.uint8))
     assert (pre.Decode(wide="clip")(wide)[grey > 255] == 255).all()
-    image = picture()
+    image = photo()
     ink = encoded(Image.fromarray(image).convert("CMYK"), "TIFF")
     assert np.abs(decode(ink).astype(int) - image).mean() < 3
     assert np.abs(pre.Decode(cmyk="inverted")(ink).astype(int) - image).mean() > 50
@@ -100,25 +102,25 @@ def test_pixels_of_every_kind_of_file() -> None:
     assert np.array_equal(decode(encoded(image[..., 0])), np.repeat(image[..., :1], 3, 2))
 
 
-def test_the_exif_orientation_is_followed() -> None:
-    image = picture()
+def test_exif_orientation_is_applied() -> None:
+    image = photo()
     exif = Image.Exif()
-    exif[0x0112] = 6  # to be turned by 90 degrees clockwise
+    exif[0x0112] = 6  # rotate by 90 degrees clockwise
     file = encoded(image, exif=exif)
     assert np.array_equal(pre.Decode()(file), np.rot90(image, 3))
     assert np.array_equal(pre.Decode(exif=False)(file), image)
 
 
 @pytest.mark.parametrize("cut", [0, 3, 20, 60, 400])
-def test_a_damaged_image_is_named(cut: int) -> None:
-    whole = encoded(picture(), "JPEG")
+def test_damaged_image_is_reported_by_index(cut: int) -> None:
+    whole = encoded(photo(), "JPEG")
     assert len(whole) > 500
     with pytest.raises(pre.RawInputError, match="does not decode") as caught:
         pre.image_pipeline(16).batch([whole, whole[:cut]])
     assert caught.value.where == "raw input 1"
 
 
-def test_turns_are_counter_clockwise_and_mirrors_come_first() -> None:
+def test_rotation_is_counter_clockwise_after_mirroring() -> None:
     corners = np.array([[0, 1], [2, 3]], np.uint8)[..., None]
     for turn, mirror, expected in (
         (90, False, [1, 3, 0, 2]),
@@ -129,19 +131,19 @@ def test_turns_are_counter_clockwise_and_mirrors_come_first() -> None:
         assert pre.Orient(turn, mirror)(corners).ravel().tolist() == expected
 
 
-def test_channels_are_in_the_order_of_their_letters() -> None:
+def test_channels_are_reordered() -> None:
     pixel = np.array([[[10, 20, 30]]], np.uint8)
     for colours, expected in (("BGR", [30, 20, 10]), ("GBR", [20, 30, 10])):
         assert pre.Channels(colours)(pixel).ravel().tolist() == expected
 
 
-def test_pixels_that_are_none_are_refused() -> None:
+def test_refuses_arrays_that_are_not_pixels() -> None:
     for wrong in (np.zeros((4, 4, 3)), np.zeros((4,), np.uint8), np.zeros((4, 4, 2), np.uint8)):
         with pytest.raises(pre.RawInputError, match="pixels are"):
             pre.Decode()(wrong)
 
 
-def test_a_pipeline_comes_back_from_json() -> None:
+def test_pipeline_round_trips_through_json() -> None:
     pipeline = pre.image_pipeline((24, 32), mean=(0.5, 0.4, 0.3), dtype="int8", scale=0.02)
     text = json.dumps(pipeline.to_dict())
     back = pre.Pipeline.from_dict(json.loads(text))
@@ -162,22 +164,22 @@ def test_a_pipeline_comes_back_from_json() -> None:
             pre.Pipeline.from_dict({"stages": [stage]})
 
 
-def test_variations_differ_in_one_stage_and_in_what_they_give() -> None:
+def test_variations_change_one_stage_and_the_output() -> None:
     pipeline = pre.image_pipeline(24, mean=(0.48, 0.45, 0.4), std=(0.2, 0.25, 0.3))
-    image = picture()
+    image = photo()
     expected = pipeline(image)
     assert np.array_equal(pipeline.completed()(image), expected)
     found = list(pipeline.variations())
-    assert len({one.text for one in found}) == len(found) > 45
+    assert len({variation.text for variation in found}) == len(found) > 45
     memo = pre.Memo([image])
     same = []
-    for one in found:
-        value = np.asarray(memo(one.pipeline, 0))
-        assert np.array_equal(value, one.pipeline(image)), one.text
-        assert value.shape == expected.shape, one.text
+    for variation in found:
+        value = np.asarray(memo(variation.pipeline, 0))
+        assert np.array_equal(value, variation.pipeline(image)), variation.text
+        assert value.shape == expected.shape, variation.text
         if np.array_equal(value, expected):
-            same.append(one.stages)
-    # What this file has nothing of: EXIF, 16 bits, inks, transparency.
+            same.append(variation.stages)
+    # This image has no EXIF data, 16-bit values, inks or transparency.
     assert set(same) <= {("decode",)}
 
 
@@ -191,8 +193,8 @@ def test_pairs_change_two_stages() -> None:
         assert sum(a != b for a, b in zip(whole, pair.pipeline.stages, strict=True)) == 2
 
 
-def test_a_memo_keeps_no_more_than_it_may() -> None:
-    images = [picture(seed=seed) for seed in range(3)]
+def test_memo_evicts_and_recomputes() -> None:
+    images = [photo(seed=seed) for seed in range(3)]
     memo = pre.Memo(images, most_bytes=20_000)
     pipeline = pre.image_pipeline(16)
     for _ in range(2):
@@ -200,16 +202,16 @@ def test_a_memo_keeps_no_more_than_it_may() -> None:
             assert np.array_equal(memo(pipeline, index), pipeline(image))
 
 
-def test_quantised_inputs_are_rounded_and_clipped() -> None:
+def test_quantized_inputs_are_rounded_and_clipped() -> None:
     cast = pre.Cast("int8", 0.5, 10)
     value = np.array([0.0, 0.26, 1e6, -1e6], np.float32)
     assert cast(value).tolist() == [10, 11, 127, -128]
     assert pre.Cast("int8", 0.5, 10, overflow="wrap")(np.float32([60.0]))[0] == 130 - 256
 
 
-def test_code_of_a_pipeline_does_what_the_pipeline_does() -> None:
+def test_code_equals_the_pipeline() -> None:
     pipeline = pre.image_pipeline(16, mean=(0.4, 0.5, 0.6), dtype="uint8", scale=0.01, zero_point=9)
-    content = encoded(picture())
+    content = encoded(photo())
     names = {"np": np, "Image": Image, "file": io.BytesIO(content)}
     from PIL import ImageOps
 

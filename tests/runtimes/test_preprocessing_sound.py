@@ -1,4 +1,4 @@
-"""The front end of models of sound, held against other people's, and what goes wrong in it."""
+"""Sound pipelines: compared with transformers, damaged files, and variations."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MFCC = pre.sound_pipeline(
 
 
 def voice(seed: int = 0, seconds: float = 0.3) -> NDArray[np.int16]:
-    """A vowel that falls in pitch and fades, with breath: int16 [T] at 8 kHz."""
+    """A fading vowel of falling pitch with noise, int16 [T] at 8 kHz."""
     rng = np.random.default_rng(seed)
     t = np.arange(int(seconds * RATE)) / RATE
     pitch = 2 * np.pi * np.cumsum(140 + 40 * rng.random() - 60 * t) / RATE
@@ -44,7 +44,7 @@ def file_of(samples: NDArray[Any], rate: int = RATE) -> bytes:
 
 @pytest.mark.parametrize("scale", ["mel", "slaney"])
 @pytest.mark.parametrize("area", [False, True])
-def test_bands_are_those_of_transformers(scale: Any, area: bool) -> None:
+def test_bands_equal_those_of_transformers(scale: Any, area: bool) -> None:
     audio = pytest.importorskip("transformers.audio_utils")
     theirs = audio.mel_filter_bank(
         257, 24, 60.0, 7_000.0, 16_000, norm="slaney" if area else None,
@@ -54,7 +54,7 @@ def test_bands_are_those_of_transformers(scale: Any, area: bool) -> None:
     assert np.allclose(ours, theirs, atol=1e-5 * theirs.max())
 
 
-def test_a_log_spectrogram_is_that_of_transformers() -> None:
+def test_log_spectrogram_equals_that_of_transformers() -> None:
     audio = pytest.importorskip("transformers.audio_utils")
     filters = audio.mel_filter_bank(257, 40, 0.0, 8_000.0, 16_000, mel_scale="htk")
     x = voice(seconds=1.0).astype(np.float32) / 32_768
@@ -66,7 +66,7 @@ def test_a_log_spectrogram_is_that_of_transformers() -> None:
     assert np.allclose(pipeline(x).T, theirs, atol=1e-3)
 
 
-def test_files_of_every_kind_are_read() -> None:
+def test_reads_all_sample_formats() -> None:
     x = voice()
     whole = pre.Waveform(RATE)(file_of(x))
     assert np.array_equal(whole, x.astype(np.float32) / 32_768)
@@ -81,15 +81,15 @@ def test_files_of_every_kind_are_read() -> None:
 
 
 @pytest.mark.parametrize(
-    "damaged", [b"", b"RIFF", b"no sound at all", file_of(voice())[:-100], file_of(voice())[:30]],
+    "damaged", [b"", b"RIFF", b"not a recording", file_of(voice())[:-100], file_of(voice())[:30]],
     ids=["empty", "only a tag", "text", "cut in samples", "cut in the header"],
 )  # fmt: skip
-def test_a_damaged_recording_is_named(damaged: bytes) -> None:
-    with pytest.raises(pre.RawInputError, match="no WAV file"):
+def test_damaged_recording_is_reported(damaged: bytes) -> None:
+    with pytest.raises(pre.RawInputError, match="not a readable WAV file"):
         MFCC(damaged)
 
 
-def test_requests_that_cannot_be_met() -> None:
+def test_refuses_invalid_inputs_and_settings() -> None:
     with pytest.raises(pre.RawInputError, match=r"\b10 samples\b.*\bframe of \d+"):
         pre.Spectrum()(np.zeros(10, np.float32))
     with pytest.raises(pre.RawInputError, match=r"samples are float32\[0\]"):
@@ -100,26 +100,27 @@ def test_requests_that_cannot_be_met() -> None:
         pre.Log(floor=0.0)(np.ones(3, np.float32))
 
 
-def test_variations_come_back_from_json_and_their_code_does_what_they_do() -> None:
+def test_variations_round_trip_through_json_and_equal_their_code() -> None:
     content = file_of(voice())
     names: dict[str, Any] = {
         "np": np, "pre": pre, "math": math, "scipy": scipy,
     }  # fmt: skip
     found = list(MFCC.variations())
-    assert len({one.text for one in found}) == len(found) > 45
-    for one in found:
+    assert len({variation.text for variation in found}) == len(found) > 45
+    for variation in found:
         assert (
-            pre.Pipeline.from_dict(json.loads(json.dumps(one.pipeline.to_dict()))) == one.pipeline
+            pre.Pipeline.from_dict(json.loads(json.dumps(variation.pipeline.to_dict())))
+            == variation.pipeline
         )
-        arranged = one.pipeline.stages[-2]
+        arranged = variation.pipeline.stages[-2]
         assert isinstance(arranged, pre.Arrange)
-        if arranged.misread or one.stages == ("cast",):
-            continue  # a fix puts these right; it never has to do them wrong
-        if one.stages == ("standardise",) and "twice" in one.text:
+        if arranged.misread or variation.stages == ("cast",):
+            continue  # code is shown for fixes, never for these mistakes
+        if variation.stages == ("standardise",) and "twice" in variation.text:
             continue
         ran = dict(names, file=io.BytesIO(content))
-        exec(one.pipeline.code(), ran)
-        assert np.allclose(ran["x"], one.pipeline(content), atol=1e-3), one.text
+        exec(variation.pipeline.code(), ran)
+        assert np.allclose(ran["x"], variation.pipeline(content), atol=1e-3), variation.text
 
 
 @pytest.mark.parametrize(
@@ -130,13 +131,13 @@ def test_variations_come_back_from_json_and_their_code_does_what_they_do() -> No
         ("log", {"kind": "none"}), ("arrange", {"misread": True}),
     ],
 )  # fmt: skip
-def test_a_wrong_stage_is_named_with_its_fix(kind: str, settings: dict[str, Any]) -> None:
+def test_wrong_stage_is_found_with_its_fix(kind: str, settings: dict[str, Any]) -> None:
     raws = [voice(seed, 0.2 + 0.1 * seed) for seed in range(5)]
     whole = MFCC.completed()
-    stage = next(one for one in whole.stages if one.name == kind)
+    stage = next(stage for stage in whole.stages if stage.name == kind)
     wrong = whole.with_stage(stage.changed(**settings))
-    cause = xray.explain(measured([canonical(wrong(one)[None]) for one in raws]), raws, MFCC)
+    cause = xray.explain(measured([canonical(wrong(raw)[None]) for raw in raws]), raws, MFCC)
     assert cause.stages == (kind,)
     assert cause.pipeline is not None
-    assert all(np.array_equal(cause.pipeline(one), wrong(one)) for one in raws)
+    assert all(np.array_equal(cause.pipeline(raw), wrong(raw)) for raw in raws)
     assert cause.fix.endswith(stage.code())

@@ -1,4 +1,4 @@
-"""Text to numbers, held against another tokeniser, and what goes wrong on the way."""
+"""Text pipelines: compared with another tokenizer, invalid inputs, and variations."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ VOCABULARY = pre.vocabulary_of(TEXTS[:3] * 2 + TEXTS, 150)
 PIPELINE = pre.text_pipeline(VOCABULARY, 24)
 
 
-def test_numbers_are_those_of_a_tokeniser() -> None:
+def test_token_ids_equal_those_of_tokenizers() -> None:
     tokenizers = pytest.importorskip("tokenizers")
     numbers = {word: number for number, word in enumerate(VOCABULARY.splitlines())}
     theirs = tokenizers.BertWordPieceTokenizer(vocab=numbers, lowercase=True)
@@ -40,17 +40,17 @@ def test_numbers_are_those_of_a_tokeniser() -> None:
         assert PIPELINE(text).tolist() == theirs.encode(text).ids, text
 
 
-def test_a_vocabulary_has_endings_of_two_to_four_letters() -> None:
+def test_vocabulary_has_endings_of_two_to_four_characters() -> None:
     assert {"walking", "##ng", "##ing", "##king"} <= {*pre.vocabulary_of(["walking"]).split()}
 
 
-def test_texts_without_a_token_at_one_end_have_no_pair_to_change() -> None:
+def test_sequence_with_one_special_token_has_no_swap_bug() -> None:
     one_sided = pre.Sequence(first=2)
     assert [text for text, _ in one_sided.bugs() if "around" in text] == []
     assert (one_sided.pad, one_sided(np.array([7])).tolist()[:3]) == (0, [2, 7, 0])
 
 
-def test_bytes_paths_and_text_are_one(tmp_path: Path) -> None:
+def test_bytes_paths_and_text_give_equal_tokens(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text(TEXTS[0], "utf-8")
     for raw in (TEXTS[0].encode(), path):
@@ -61,40 +61,43 @@ def test_bytes_paths_and_text_are_one(tmp_path: Path) -> None:
         PIPELINE(np.zeros((2, 2), np.float32)[None].tolist())
 
 
-def test_requests_that_cannot_be_met(tmp_path: Path) -> None:
+def test_refuses_invalid_vocabularies_and_lengths(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError, match="cannot be read"):
         pre.text_pipeline(tmp_path / "none.txt")
     with pytest.raises(InvalidArgumentError, match=r"no \[UNK\]"):
         pre.text_pipeline("a\nb\n")
-    with pytest.raises(InvalidArgumentError, match="no place"):
+    with pytest.raises(InvalidArgumentError, match="no space"):
         pre.text_pipeline(VOCABULARY, 2)("a")
 
 
-def test_variations_come_back_from_json_and_their_code_does_what_they_do(
+def test_variations_round_trip_through_json_and_equal_their_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("vocab.txt").write_text(VOCABULARY, "utf-8")
     names = {"np": np, "pre": pre, "re": re, "html": html, "unicodedata": unicodedata}
     found = list(PIPELINE.variations())
-    assert len({one.text for one in found}) == len(found) > 30
-    for one in found:
+    assert len({variation.text for variation in found}) == len(found) > 30
+    for variation in found:
         assert (
-            pre.Pipeline.from_dict(json.loads(json.dumps(one.pipeline.to_dict()))) == one.pipeline
+            pre.Pipeline.from_dict(json.loads(json.dumps(variation.pipeline.to_dict())))
+            == variation.pipeline
         )
         for text in TEXTS[:3]:
             ran: dict[str, Any] = dict(names, content=text.encode())
-            exec(one.pipeline.code(), ran)
-            assert np.array_equal(ran["x"], one.pipeline(text)), one.text
+            exec(variation.pipeline.code(), ran)
+            assert np.array_equal(ran["x"], variation.pipeline(text)), variation.text
     assert len(str(PIPELINE)) < 1_000
 
 
 @pytest.mark.parametrize("number", range(0, 30, 3))
-def test_a_wrong_stage_is_named_with_its_fix(number: int) -> None:
+def test_wrong_stage_is_found_with_its_fix(number: int) -> None:
     right = [PIPELINE(text) for text in TEXTS]
     seen = [
-        one for one in PIPELINE.variations()
-        if any(not np.array_equal(one.pipeline(t), r) for t, r in zip(TEXTS, right, strict=True))
+        variation for variation in PIPELINE.variations()
+        if any(
+            not np.array_equal(variation.pipeline(t), r) for t, r in zip(TEXTS, right, strict=True)
+        )
     ]  # fmt: skip
     wrong = seen[number % len(seen)]
     inputs = measured([canonical(wrong.pipeline(text)[None]) for text in TEXTS])
@@ -105,10 +108,10 @@ def test_a_wrong_stage_is_named_with_its_fix(number: int) -> None:
     assert cause.fix
 
 
-def test_a_word_beside_the_right_one_is_another_word() -> None:
-    """Numbers that are one off are far from harmless, and are named beside a larger cause."""
+def test_ids_that_are_one_off_are_found() -> None:
+    """A padding id that is one off is found alone and together with a larger cause."""
     whole = PIPELINE.completed()
-    sequence = next(one for one in whole.stages if isinstance(one, pre.Sequence))
+    sequence = next(stage for stage in whole.stages if isinstance(stage, pre.Sequence))
     padded = whole.with_stage(sequence.changed(pad=1))
     both = padded.with_stage(pre.Read("latin-1"))
     for wrong, kinds in ((padded, ("sequence",)), (both, ("read", "sequence"))):

@@ -1,4 +1,4 @@
-"""Every runtime answers as the model does without it, for any number of samples."""
+"""Every runtime returns the model's own outputs, for any number of samples."""
 
 from __future__ import annotations
 
@@ -49,16 +49,16 @@ def reference(x: np.ndarray, width: int = 6) -> np.ndarray:
 
 
 @pytest.mark.parametrize("samples", SIZES)
-def test_torch_answers_as_the_module_in_evaluation_mode(file: Path, samples: int) -> None:
+def test_torch_runs_the_module_in_evaluation_mode(file: Path, samples: int) -> None:
     with runtimes.load(f"{file}:make", arguments={"width": 5}) as model:
-        (given,) = model.run([inputs(samples)])
-        assert [str(one) for one in model.inputs] == ["input_0 float32[N, 4]"]
+        (output,) = model.run([inputs(samples)])
+        assert [str(spec) for spec in model.inputs] == ["input_0 float32[N, 4]"]
         assert model.outputs[0].shape == (None, 5)
-    np.testing.assert_allclose(given, reference(inputs(samples), 5), rtol=1e-6)
+    np.testing.assert_allclose(output, reference(inputs(samples), 5), rtol=1e-6)
 
 
 @pytest.mark.parametrize("fixed", [False, True])
-def test_onnx_answers_as_torch_also_where_its_batch_is_fixed(tmp_path: Path, fixed: bool) -> None:
+def test_onnx_equals_torch_also_with_a_fixed_batch(tmp_path: Path, fixed: bool) -> None:
     torch.manual_seed(0)
     layer = torch.nn.Linear(4, 6)
     path = tmp_path / "layer.onnx"
@@ -70,8 +70,8 @@ def test_onnx_answers_as_torch_also_where_its_batch_is_fixed(tmp_path: Path, fix
     with runtimes.load(str(path)) as model:
         assert model.fixed_batch == (2 if fixed else None)
         for samples in SIZES:
-            (given,) = model.run([inputs(samples)])
-            np.testing.assert_allclose(given, reference(inputs(samples)), rtol=1e-5, atol=1e-6)
+            (output,) = model.run([inputs(samples)])
+            np.testing.assert_allclose(output, reference(inputs(samples)), rtol=1e-5, atol=1e-6)
 
 
 def test_onnx_runtime_writes_no_device_id(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_onnx_runtime_writes_no_device_id(tmp_path: Path) -> None:
     assert list(home.iterdir()) == []
 
 
-def test_litert_tells_codes_and_answers_a_batch_as_its_samples(shared_data: Path) -> None:
+def test_litert_batch_equals_its_samples(shared_data: Path) -> None:
     path = shared_data / "mlperf_tiny" / "pretrainedResnet_quant.tflite"
     with runtimes.load(str(path)) as model:
         spec = model.inputs[0]
@@ -98,23 +98,23 @@ def test_litert_tells_codes_and_answers_a_batch_as_its_samples(shared_data: Path
             "int8", (None, 32, 32, 3), 1.0, -128,
         )  # fmt: skip
         images = np.random.default_rng(0).integers(-128, 128, (5, 32, 32, 3)).astype(np.int8)
-        (together,) = model.run([images])
-        one_by_one = [model.run([images[n : n + 1]])[0] for n in range(5)]
-    np.testing.assert_array_equal(together, np.concatenate(one_by_one))
+        (batch,) = model.run([images])
+        samples = [model.run([images[n : n + 1]])[0] for n in range(5)]
+    np.testing.assert_array_equal(batch, np.concatenate(samples))
 
 
-def test_a_function_of_several_inputs_and_outputs_is_called_with_arrays(file: Path) -> None:
+def test_function_has_several_inputs_and_outputs(file: Path) -> None:
     model = runtimes.load(f"{file}:two")
     total, difference = model.run([np.full((3, 2), 5), np.full((3, 2), 2)])
     assert (model.kind, total[0, 0], difference[0, 0]) == ("callable", 7, 3)
 
 
-def test_a_function_that_answers_another_number_of_samples_is_refused() -> None:
+def test_refuses_a_wrong_number_of_answers() -> None:
     with pytest.raises(ModelError, match="was given 4 samples and answered 3"):
         CallableRuntime("short", lambda x: x[1:]).run([inputs(4)])
 
 
-def test_a_model_behind_our_server_answers_the_same_bytes(file: Path) -> None:
+def test_served_model_returns_the_same_bytes(file: Path) -> None:
     with (
         runtimes.load(f"{file}:make") as model,
         runtimes.serving(model, port=0) as server,
@@ -128,7 +128,7 @@ def test_a_model_behind_our_server_answers_the_same_bytes(file: Path) -> None:
             )
 
 
-def test_an_overloaded_server_refuses_at_once_and_serves_the_rest() -> None:
+def test_overloaded_server_refuses_some_requests_and_serves_the_rest() -> None:
     import threading
     import time
 
@@ -152,24 +152,24 @@ def test_an_overloaded_server_refuses_at_once_and_serves_the_rest() -> None:
                 answers.append(time.monotonic() - began)
 
         threads = [threading.Thread(target=ask) for _ in range(12)]
-        for one in threads:
-            one.start()
-        for one in threads:
-            one.join()
-        refused = [one for one in answers if isinstance(one, float)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        refused = [answer for answer in answers if isinstance(answer, float)]
         assert (server.answered, server.refused) == (12 - len(refused), len(refused))
     assert 1 <= len(refused) <= 10
     assert len(answers) == 12
 
 
-def test_what_names_no_model_says_what_would() -> None:
+def test_refuses_sources_that_are_not_models() -> None:
     with pytest.raises(InvalidArgumentError, match=r"model\.onnx"):
         runtimes.load("model.bin")
     with pytest.raises(ModelError, match="no file"):
         runtimes.load("missing.onnx")
 
 
-def test_fitting_moves_channels_scales_values_and_makes_codes() -> None:
+def test_fit_transposes_scales_and_quantizes() -> None:
     images = np.arange(2 * 4 * 5 * 3, dtype=np.uint8).reshape(2, 4, 5, 3)
     planar = fit(images, TensorSpec("x", "float32", (None, 3, 4, 5)), (-1.0, 1.0))
     expected = images.transpose(0, 3, 1, 2) / 127.5 - 1

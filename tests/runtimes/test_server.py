@@ -1,4 +1,4 @@
-"""The model server: what it refuses, how it groups requests, and how it ends."""
+"""The model server: refused requests, batching, and shutdown."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ A, B = tensor(), tensor("b", data=(5, 6, 7, 8))
 def model(
     function: Callable[..., Any], *names: str, outputs: tuple[str, ...] = ("y",)
 ) -> CallableRuntime:
-    made = CallableRuntime("model", function)
-    made.inputs = tuple(TensorSpec(name, "float32", (None, 4)) for name in names)
-    made.outputs = tuple(TensorSpec(name, "float32", (None, 4)) for name in outputs)
-    return made
+    runtime = CallableRuntime("model", function)
+    runtime.inputs = tuple(TensorSpec(name, "float32", (None, 4)) for name in names)
+    runtime.outputs = tuple(TensorSpec(name, "float32", (None, 4)) for name in outputs)
+    return runtime
 
 
 def post(
@@ -55,11 +55,11 @@ def post(
     line: str = "",
     then_close: bool = False,
 ) -> bytes:
-    """The answer to a request with the key.
+    """Send a request with the key and return the answer.
 
     Args:
-        more, headers: replace the default of their name; an empty value leaves it out. ``HOST``
-            in them stands for the server's own host.
+        more, headers: override default headers; an empty value removes one. ``HOST`` in them is
+            replaced by the server's host.
         line: the request line, if it is not a POST to `path`.
     """
     fields = {
@@ -87,7 +87,7 @@ def content(answer: bytes) -> Any:
 
 
 def values(answer: bytes) -> list[float]:
-    """The numbers of the only output."""
+    """Return the numbers of the only output."""
     (found,) = content(answer)["outputs"]
     return list(found["data"])
 
@@ -103,11 +103,11 @@ def at() -> Iterator[ModelServer]:
         pytest.MonkeyPatch.context() as patch,
         runtimes.serving(model(difference, "a", "b"), port=0) as found,
     ):
-        patch.setattr(server, "_LARGEST_BODY", LIMIT)
+        patch.setattr(server, "_MAX_BODY", LIMIT)
         yield found
 
 
-# By name: the body, the status, and words of the answer.
+# By name: body, status, and a pattern of the error.
 MESSAGES: dict[str, tuple[bytes, int, str]] = {
     "an unknown input": (inputs(A, B, tensor("q")), 400, "no input 'q'.*a float32.*b float32"),
     "a missing input": (inputs(A), 400, "input 'b' is missing.*b float32"),
@@ -165,7 +165,7 @@ MESSAGES: dict[str, tuple[bytes, int, str]] = {
 
 
 @pytest.mark.parametrize("name", MESSAGES)
-def test_a_wrong_message_is_refused_with_what_was_expected(at: ModelServer, name: str) -> None:
+def test_invalid_message_is_refused_with_the_expected_form(at: ModelServer, name: str) -> None:
     body, code, words = MESSAGES[name]
     answer = post(at, body)
     assert status(answer) == code
@@ -175,7 +175,7 @@ def test_a_wrong_message_is_refused_with_what_was_expected(at: ModelServer, name
 
 LARGE = b"%x\r\n%b\r\n" % (LIMIT // 2, b" " * (LIMIT // 2)) * 3 + b"0\r\n\r\n"
 CHUNKED = ("Content-Length: ", "Transfer-Encoding: chunked")
-# By name: how the request differs from a correct one, and the status.
+# By name: differences from a valid request, and the status.
 REQUESTS: dict[str, tuple[dict[str, Any], int]] = {
     "no key": ({"headers": ["Authorization: "]}, 401),
     "a wrong key": ({"headers": ["Authorization: Bearer guessed"]}, 401),
@@ -211,12 +211,12 @@ REQUESTS: dict[str, tuple[dict[str, Any], int]] = {
     "a header length of -5": ({"headers": [f"{protocol.LENGTH}: -5"]}, 400),
     "a header length beyond the body": ({"headers": [f"{protocol.LENGTH}: 99999"]}, 400),
     "a header length of 400 digits": ({"headers": [f"{protocol.LENGTH}: {'9' * 400}"]}, 400),
-    "a header length that is no number": ({"headers": [f"{protocol.LENGTH}: 1e1"]}, 400),
+    "a header length that is not a number": ({"headers": [f"{protocol.LENGTH}: 1e1"]}, 400),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", REQUESTS)
-def test_a_wrong_request_is_refused(
+def test_invalid_request_is_refused(
     at: ModelServer, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     changes, code = REQUESTS[name]
@@ -226,7 +226,7 @@ def test_a_wrong_request_is_refused(
     assert not any(record.exc_info for record in caplog.records)
 
 
-def test_a_client_that_leaves_half_way_leaves_no_traceback(
+def test_disconnecting_client_leaves_no_traceback(
     at: ModelServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert b"HTTP/1.1 5" not in post(at, b"{", "Content-Length: 100", then_close=True)
@@ -234,7 +234,7 @@ def test_a_client_that_leaves_half_way_leaves_no_traceback(
     assert not any(record.exc_info for record in caplog.records)
 
 
-def test_a_body_in_chunks_is_read(at: ModelServer) -> None:
+def test_chunked_body_is_read(at: ModelServer) -> None:
     body = inputs(A, B)
     chunks = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
     assert values(post(at, chunks, *CHUNKED)) == [-4.0] * 4
@@ -267,7 +267,7 @@ def test_outputs_are_matched_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextlib.contextmanager
 def asking(at: ModelServer, *bodies: bytes) -> Iterator[list[Future[bytes]]]:
-    """Requests that are sent at the same time."""
+    """Send requests at the same time."""
     with ThreadPoolExecutor(len(bodies)) as pool:
         yield [pool.submit(post, at, body) for body in bodies]
 
@@ -276,7 +276,7 @@ def sample(value: float) -> bytes:
     return inputs(tensor(data=[value] * 4))
 
 
-def test_batches_hold_no_more_than_their_maximum() -> None:
+def test_batches_are_limited_to_the_maximum() -> None:
     waiting: Batcher[int] = Batcher(runtimes.BatchPolicy(3))
     for number in range(7):
         waiting.put(number)
@@ -284,7 +284,7 @@ def test_batches_hold_no_more_than_their_maximum() -> None:
     assert [waiting.take() for _ in range(4)] == [[0, 1, 2], [3, 4, 5], [6], None]
 
 
-def test_one_bad_request_does_not_fail_the_others_of_its_batch() -> None:
+def test_failing_request_does_not_fail_its_batch() -> None:
     sizes: list[int] = []
 
     def function(x: np.ndarray) -> np.ndarray:
@@ -307,7 +307,7 @@ def test_one_bad_request_does_not_fail_the_others_of_its_batch() -> None:
 
 @pytest.fixture
 def hung() -> Iterator[tuple[CallableRuntime, threading.Event]]:
-    """A model whose calls do not return before the test ends, and whether one has begun."""
+    """A model whose calls hang until the test ends, and an event that is set by the first."""
     begun, end = threading.Event(), threading.Event()
 
     def function(x: np.ndarray) -> np.ndarray:
@@ -319,7 +319,7 @@ def hung() -> Iterator[tuple[CallableRuntime, threading.Event]]:
     end.set()
 
 
-def test_the_deadline_holds_behind_a_call_that_hangs_and_the_server_ends(
+def test_deadline_and_shutdown_work_behind_a_hanging_call(
     hung: tuple[CallableRuntime, threading.Event], caplog: pytest.LogCaptureFixture
 ) -> None:
     slow, begun = hung

@@ -1,12 +1,12 @@
-"""One adapter for whatever answers batches: torch, ONNX Runtime, LiteRT, HTTP, a function.
+"""One interface to models in torch, ONNX Runtime, LiteRT, behind HTTP, and to functions.
 
     from slipstream import runtimes
 
     with runtimes.load("model.onnx") as model:
-        print(model.inputs)                   # names, dtypes, shapes; None: any number of samples
+        print(model.inputs)                   # names, dtypes, shapes; None: any size
         (scores,) = model.run([images])       # [N, ...] in, [N, ...] out
 
-Nothing is imported before it is used: each runtime's own library only when a model of it is loaded.
+A runtime's library is imported only when a model needs it.
 """
 
 from __future__ import annotations

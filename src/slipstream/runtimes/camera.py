@@ -1,8 +1,7 @@
-"""A camera between the scene and the file: sensor, demosaicing, white balance, tone, sharpening.
+"""Simulate a camera: sensor, demosaicing, white balance, tone and sharpening.
 
-What stands before a picture here is a picture: it is taken back to light, sampled through a Bayer
-filter, and developed as a phone's image signal processor does. Phones differ in these settings, and
-that is what a model sees of them. Geometry stays: no stage moves an edge by a part of a pixel.
+The scene is an sRGB image. It is converted to linear light, sampled through a Bayer filter, and
+developed by an image signal processor, whose settings differ between phones. No stage moves edges.
 
 Source of the gradient-corrected filters: Malvar, He and Cutler, "High-quality linear interpolation
 for demosaicing of Bayer-patterned color images", ICASSP 2004; of the edge-directed rule: Hamilton
@@ -25,28 +24,27 @@ if TYPE_CHECKING:
 
 Demosaic = Literal["none", "bilinear", "malvar", "edge"]
 _LEVELS = 1023.0
-# Of daylight, as a usual sensor sees it: green counts most.
+# Response of a typical sensor to daylight, RGB.
 _NEUTRAL = (0.5, 1.0, 0.625)
 _LUMA = (0.299, 0.587, 0.114)
 
 
 @dataclass(frozen=True)
 class Camera(Stage):
-    """How a phone develops what its sensor saw; a stage between decoding and the codec.
+    """Simulated camera of a phone; a stage between decoding and the codec.
 
-    With every setting at its default it leaves a picture unchanged.
+    The default settings leave an image unchanged.
 
     Attributes:
-        demosaic: how the two colours that a pixel lacks are found; ``none`` for a sensor that has
-            all three in every pixel.
-        warmth: error of the white balance, in stops between red and blue; above 0 is warm.
-        exposure: in stops.
-        contrast: of an S curve on the sRGB values; 0 is none, 1 doubles the slope in the middle.
-        saturation: of colours; 1 leaves them.
-        denoise: standard deviation of a Gaussian over the raw colours, in pixels.
-        sharpen: share of an unsharp mask of one pixel that is added.
-        noise: standard deviation of shot noise at white, as a share of white; drawn by `seed`, the
-            same for the same picture.
+        demosaic: interpolation of a pixel's two missing colours; ``none`` for a sensor with all
+            three per pixel.
+        warmth: white balance error in stops between red and blue; positive is warm.
+        exposure: exposure in stops.
+        contrast: strength of an S curve on sRGB values; 0 is none, 1 doubles the middle slope.
+        saturation: factor of the saturation.
+        denoise: standard deviation in pixels of a Gaussian blur of the raw colours.
+        sharpen: weight of an unsharp mask of one pixel.
+        noise: standard deviation of shot noise at white, relative to white; depends on `seed` only.
     """
 
     name = "camera"
@@ -70,51 +68,50 @@ class Camera(Stage):
                 raise InvalidArgumentError(name, f"{getattr(self, name):g} is negative")
 
     def __call__(self, value: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        picture: NDArray[np.uint8] = self.develop(value[None])[0]
-        return picture
+        image: NDArray[np.uint8] = self.develop(value[None])[0]
+        return image
 
     def develop(self, images: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Pictures uint8 [N, H, W, 3] of these scenes uint8 [N, H, W, 3]."""
+        """Return images uint8 [N, H, W, 3] of scenes uint8 [N, H, W, 3]."""
         import torch
 
         if replace(self, seed=0) == Camera():
             return images.copy()
         scene = torch.tensor(images).permute(0, 3, 1, 2).float() / 255
-        picture = self._developed(self._raw(_to_light(scene)))
-        codes = (picture.clamp(0, 1) * 255).round().to(torch.uint8)
+        image = self._developed(self._raw(_to_light(scene)))
+        codes = (image.clamp(0, 1) * 255).round().to(torch.uint8)
         return np.ascontiguousarray(codes.permute(0, 2, 3, 1).numpy())
 
     def _raw(self, light: Tensor) -> Tensor:
-        """What the sensor gives, white at 1: [N, 1, H, W] with red at even rows and columns, or
-        [N, 3, H, W] without a filter."""
+        """Simulate the sensor: [N, 1, H, W] in RGGB order, or [N, 3, H, W] without a filter."""
         import torch
 
         raw = light * _channels(_NEUTRAL)
         if self.demosaic != "none":
             raw = torch.stack([_cells(raw[:, c], (c,)) for c in range(3)]).sum(0)[:, None]
         if self.noise:
-            drawn = torch.Generator().manual_seed(self.seed)
-            spread = torch.randn(raw.shape[1:], generator=drawn)
+            generator = torch.Generator().manual_seed(self.seed)
+            spread = torch.randn(raw.shape[1:], generator=generator)
             raw = raw + self.noise * raw.clamp_min(1e-4).sqrt() * spread
         return (raw.clamp(0, 1) * _LEVELS).round() / _LEVELS
 
     def _developed(self, raw: Tensor) -> Tensor:
-        """sRGB [N, 3, H, W] of what `_raw` gives."""
+        """Develop raw data to sRGB [N, 3, H, W]."""
         colours = _DEMOSAIC[self.demosaic](raw) if self.demosaic != "none" else raw
         if self.denoise:
             colours = _blurred(colours, self.denoise)
         error = 2.0 ** (self.warmth / 2), 1.0, 2.0 ** (-self.warmth / 2)
         gains = [e / n * 2.0**self.exposure for e, n in zip(error, _NEUTRAL, strict=True)]
-        picture = _to_srgb((colours * _channels(gains)).clamp(0, 1))
+        image = _to_srgb((colours * _channels(gains)).clamp(0, 1))
         if self.contrast:
-            x = picture
-            picture = x + self.contrast * 2 * x * (1 - x) * (2 * x - 1)
+            x = image
+            image = x + self.contrast * 2 * x * (1 - x) * (2 * x - 1)
         if self.saturation != 1:
-            grey = (picture * _channels(_LUMA)).sum(1, keepdim=True)
-            picture = grey + self.saturation * (picture - grey)
+            grey = (image * _channels(_LUMA)).sum(1, keepdim=True)
+            image = grey + self.saturation * (image - grey)
         if self.sharpen:
-            picture = picture + self.sharpen * (picture - _blurred(picture, 1.0))
-        return picture
+            image = image + self.sharpen * (image - _blurred(image, 1.0))
+        return image
 
 
 def _channels(values: object) -> Tensor:
@@ -136,18 +133,18 @@ def _to_srgb(light: Tensor) -> Tensor:
 
 
 def _cells(plane: Tensor, colours: tuple[int, ...]) -> Tensor:
-    """`plane` [N, H, W] where the filter has one of `colours`, else 0."""
+    """Return `plane` [N, H, W] at the filter's cells of `colours`, and 0 elsewhere."""
     import torch
 
-    kept = torch.zeros_like(plane)
+    cells = torch.zeros_like(plane)
     places = {0: ((0, 0),), 1: ((0, 1), (1, 0)), 2: ((1, 1),)}
     for row, column in (place for colour in colours for place in places[colour]):
-        kept[:, row::2, column::2] = plane[:, row::2, column::2]
-    return kept
+        cells[:, row::2, column::2] = plane[:, row::2, column::2]
+    return cells
 
 
 def _filtered(planes: Tensor, kernel: Tensor) -> Tensor:
-    """Planes [N, C, H, W], each with one kernel; the border mirrored, which keeps the pattern."""
+    """Filter planes [N, C, H, W] with one kernel; mirrored borders preserve the Bayer pattern."""
     import torch.nn.functional as f
 
     up, left = kernel.shape[0] // 2, kernel.shape[1] // 2
@@ -158,8 +155,8 @@ def _filtered(planes: Tensor, kernel: Tensor) -> Tensor:
 def _blurred(planes: Tensor, sigma: float) -> Tensor:
     import torch
 
-    reach = max(1, min(round(3 * sigma), min(planes.shape[-2:]) - 1))
-    line = torch.exp(-(torch.arange(-reach, reach + 1) ** 2) / (2 * sigma**2))
+    radius = max(1, min(round(3 * sigma), min(planes.shape[-2:]) - 1))
+    line = torch.exp(-(torch.arange(-radius, radius + 1) ** 2) / (2 * sigma**2))
     line = (line / line.sum()).float()
     return _filtered(_filtered(planes, line[None]), line[:, None])
 
@@ -181,17 +178,18 @@ def _bilinear(raw: Tensor) -> Tensor:
 
 
 def _malvar(raw: Tensor) -> Tensor:
-    """Bilinear, corrected by the gradient of the colour that the pixel has."""
+    """Interpolate bilinearly, corrected by the gradient of the pixel's own colour."""
     import torch
 
     at_green = _kernel((0, 0, -1, 0, 0), (0, 0, 2, 0, 0), (-1, 2, 4, 2, -1),
                        (0, 0, 2, 0, 0), (0, 0, -1, 0, 0)) / 8  # fmt: skip
-    beside = _kernel((0, 0, 0.5, 0, 0), (0, -1, 0, -1, 0), (-1, 4, 5, 4, -1),
+    along_row = _kernel((0, 0, 0.5, 0, 0), (0, -1, 0, -1, 0), (-1, 4, 5, 4, -1),
                      (0, -1, 0, -1, 0), (0, 0, 0.5, 0, 0)) / 8  # fmt: skip
-    across = _kernel((0, 0, -1.5, 0, 0), (0, 2, 0, 2, 0), (-1.5, 0, 6, 0, -1.5),
+    diagonal_kernel = _kernel((0, 0, -1.5, 0, 0), (0, 2, 0, 2, 0), (-1.5, 0, 6, 0, -1.5),
                      (0, 2, 0, 2, 0), (0, 0, -1.5, 0, 0)) / 8  # fmt: skip
     green, horizontal, vertical, diagonal = (
-        _filtered(raw, k)[:, 0] for k in (at_green, beside, beside.T.contiguous(), across)
+        _filtered(raw, k)[:, 0]
+        for k in (at_green, along_row, along_row.T.contiguous(), diagonal_kernel)
     )
     mosaic = raw[:, 0]
     red, blue = mosaic.clone(), mosaic.clone()
@@ -205,7 +203,7 @@ def _malvar(raw: Tensor) -> Tensor:
 
 
 def _edge(raw: Tensor) -> Tensor:
-    """Green along the direction that changes less; red and blue by their difference to green."""
+    """Interpolate green along the smoother direction, and red and blue by colour differences."""
     import torch
 
     mosaic = raw[:, 0]

@@ -1,9 +1,10 @@
-"""Models in files: ONNX Runtime and LiteRT."""
+"""Runtimes for model files: ONNX Runtime and LiteRT."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,12 @@ _ONNX_TYPES = {"float": "float32", "double": "float64"}
 
 
 def onnxruntime() -> Any:
-    """ONNX Runtime, which sends nothing and writes no device id.
+    """Import ONNX Runtime with telemetry disabled.
 
     Raises:
-        MissingExtraError: it is not installed.
+        MissingExtraError: onnxruntime is not installed.
     """
-    # Obeyed at its import alone: what the function below turns off is only later events.
+    # Read at import only; the call below disables later events.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     try:
         import onnxruntime
@@ -32,14 +33,14 @@ def onnxruntime() -> Any:
 
 
 class OnnxRuntime(Runtime):
-    """An ONNX model on ONNX Runtime's processor back end.
+    """An ONNX model on ONNX Runtime's CPU back end.
 
     Args:
-        threads: inside an operator; 0 for what ONNX Runtime takes by itself.
+        threads: threads per operator; 0 for ONNX Runtime's default.
 
     Raises:
         MissingExtraError: onnxruntime is not installed.
-        ModelError: it is no ONNX model.
+        ModelError: the file is not an ONNX model.
     """
 
     kind = "onnx"
@@ -54,9 +55,9 @@ class OnnxRuntime(Runtime):
             self.session = runtime.InferenceSession(
                 str(path), options, providers=["CPUExecutionProvider"]
             )
-        inputs = [_onnx_spec(one) for one in self.session.get_inputs()]
-        outputs = [_onnx_spec(one) for one in self.session.get_outputs()]
-        fixed = next((one.shape[0] for one in inputs if one.shape), None)
+        inputs = [_onnx_spec(node) for node in self.session.get_inputs()]
+        outputs = [_onnx_spec(node) for node in self.session.get_outputs()]
+        fixed = next((spec.shape[0] for spec in inputs if spec.shape), None)
         super().__init__(path.name, inputs, outputs, fixed)
 
     def _run(self, inputs: Sequence[Array]) -> list[Array]:
@@ -64,21 +65,21 @@ class OnnxRuntime(Runtime):
         return [np.asarray(output) for output in self.session.run(None, named)]
 
 
-def _onnx_spec(one: Any) -> TensorSpec:
-    kind = one.type.removeprefix("tensor(").removesuffix(")")
-    shape = tuple(size if isinstance(size, int) else None for size in one.shape)
-    return TensorSpec(one.name, _ONNX_TYPES.get(kind, kind), shape)
+def _onnx_spec(node: Any) -> TensorSpec:
+    kind = node.type.removeprefix("tensor(").removesuffix(")")
+    shape = tuple(size if isinstance(size, int) else None for size in node.shape)
+    return TensorSpec(node.name, _ONNX_TYPES.get(kind, kind), shape)
 
 
 class LiteRT(Runtime):
     """A TensorFlow Lite model on LiteRT's interpreter.
 
-    An interpreter is prepared for one number of samples; one is kept for every number that came.
-    Where a model cannot be resized (a reshape with a number in it), its own is the fixed batch.
+    There is one interpreter per batch size. A model that cannot be resized, such as one with a
+    constant shape in a reshape, has a fixed batch.
 
     Raises:
         MissingExtraError: ai-edge-litert is not installed.
-        ModelError: it is no TensorFlow Lite model.
+        ModelError: the file is not a TensorFlow Lite model.
     """
 
     kind = "litert"
@@ -93,18 +94,14 @@ class LiteRT(Runtime):
         with loading(str(path), "LiteRT"):
             first = self._make()
             first.allocate_tensors()
-        inputs = [_litert_spec(one) for one in first.get_input_details()]
-        outputs = [_litert_spec(one) for one in first.get_output_details()]
+        inputs = [_litert_spec(detail) for detail in first.get_input_details()]
+        outputs = [_litert_spec(detail) for detail in first.get_output_details()]
         batch = inputs[0].shape[0] if inputs and inputs[0].shape else 1
         super().__init__(path.name, inputs, outputs, batch)
         self._interpreters[batch or 1] = first
         if self._can_be_resized(first, (batch or 1) + 1):
             self.fixed_batch = None
-            free = [(None, *spec.shape[1:]) for spec in (*inputs, *outputs)]
-            specs = [
-                TensorSpec(spec.name, spec.dtype, shape, spec.scale, spec.zero_point)
-                for spec, shape in zip((*inputs, *outputs), free, strict=True)
-            ]
+            specs = [replace(spec, shape=(None, *spec.shape[1:])) for spec in (*inputs, *outputs)]
             self.inputs, self.outputs = tuple(specs[: len(inputs)]), tuple(specs[len(inputs) :])
 
     def _can_be_resized(self, first: Any, samples: int) -> bool:
@@ -114,34 +111,37 @@ class LiteRT(Runtime):
         except (RuntimeError, ValueError):
             self._interpreters.pop(samples, None)
             return False
-        shapes = [one["shape"] for one in other.get_output_details()]
+        shapes = [detail["shape"] for detail in other.get_output_details()]
         return all(len(shape) and shape[0] == samples for shape in shapes)
 
     def _prepared(self, samples: int) -> Any:
         if samples not in self._interpreters:
             interpreter = self._make()
-            for one in interpreter.get_input_details():
-                interpreter.resize_tensor_input(one["index"], [samples, *one["shape"][1:]])
+            for detail in interpreter.get_input_details():
+                shape = [samples, *detail["shape"][1:]]
+                interpreter.resize_tensor_input(detail["index"], shape)
             interpreter.allocate_tensors()
             self._interpreters[samples] = interpreter
         return self._interpreters[samples]
 
     def _run(self, inputs: Sequence[Array]) -> list[Array]:
         interpreter = self._prepared(len(inputs[0]))
-        for one, array in zip(interpreter.get_input_details(), inputs, strict=True):
+        for detail, array in zip(interpreter.get_input_details(), inputs, strict=True):
             try:
-                interpreter.set_tensor(one["index"], array)
+                interpreter.set_tensor(detail["index"], array)
             except ValueError as error:
-                raise ModelError(f"{self.name} does not take it: {error}") from error
+                raise ModelError(f"{self.name} does not accept the input: {error}") from error
         interpreter.invoke()
-        return [interpreter.get_tensor(one["index"]) for one in interpreter.get_output_details()]
+        return [interpreter.get_tensor(d["index"]) for d in interpreter.get_output_details()]
 
     def close(self) -> None:
         """Free the interpreters."""
         self._interpreters.clear()
 
 
-def _litert_spec(one: Any) -> TensorSpec:
-    scale, zero = one["quantization"]
-    shape = tuple(int(size) for size in one["shape"])
-    return TensorSpec(one["name"], np.dtype(one["dtype"]).name, shape, float(scale), int(zero))
+def _litert_spec(detail: Any) -> TensorSpec:
+    scale, zero = detail["quantization"]
+    shape = tuple(int(size) for size in detail["shape"])
+    return TensorSpec(
+        detail["name"], np.dtype(detail["dtype"]).name, shape, float(scale), int(zero)
+    )

@@ -1,7 +1,6 @@
-"""Samples as data sets have them, in the form a model takes: layout, range, dtype, codes.
+"""Convert samples of data sets to a model's input: layout, value range, dtype and quantization.
 
-What this does is named, so that a path of another device can be held against it: nothing is
-resized and no colours change; whoever needs that names a function of theirs.
+Samples are never resized, and colours never changed: write a function for that.
 """
 
 from __future__ import annotations
@@ -17,19 +16,18 @@ from slipstream.runtimes.runtime import Array, TensorSpec
 def fit(
     samples: Array, spec: TensorSpec | None, value_range: tuple[float, float] | None = None
 ) -> Array:
-    """`samples` as a model with this input takes them, C-contiguous.
+    """Convert `samples` to a model's input, C-contiguous.
 
-    In this order: images of uint8 0..255 are mapped linearly to `value_range` if one is given;
-    channels move from last to first, or a channel of size 1 appears, where the model's shape says
-    so; numbers become codes where its input is quantised, else its dtype.
+    In this order: map uint8 0..255 (floats 0..1) linearly to `value_range`; move channels from last
+    to first, or add an axis of size 1, to match the model's shape; quantize, or convert the dtype.
 
     Args:
         samples: [N, ...].
-        spec: the model's input; None where it says nothing: then only `value_range` is applied.
-        value_range: what 0 and 255 become; None leaves values as they are.
+        spec: the model's input; None if unknown: then only `value_range` is applied.
+        value_range: values to which the range is mapped; None to keep values.
 
     Raises:
-        InvalidArgumentError: a sample has another number of elements than the model takes.
+        InvalidArgumentError: the shape of a sample does not match the model's.
     """
     if value_range is not None:
         low, high = value_range
@@ -37,7 +35,7 @@ def fit(
         samples = (samples * np.float32(scale) + np.float32(low)).astype(np.float32)
     if spec is None:
         return np.ascontiguousarray(samples)
-    samples = _laid_out(samples, spec)
+    samples = _reshape(samples, spec)
     dtype = np.dtype(spec.dtype)
     if spec.scale and dtype.kind in "iu":
         limits = np.iinfo(dtype)
@@ -46,24 +44,24 @@ def fit(
     return np.ascontiguousarray(samples, dtype=dtype)
 
 
-def _laid_out(samples: Array, spec: TensorSpec) -> Array:
-    wanted, given = spec.shape[1:], samples.shape[1:]
-    if agree(given, wanted):
+def _reshape(samples: Array, spec: TensorSpec) -> Array:
+    target, shape = spec.shape[1:], samples.shape[1:]
+    if agree(shape, target):
         return samples
-    if samples.ndim == 4 and agree((given[2], *given[:2]), wanted):
+    if samples.ndim == 4 and agree((shape[2], *shape[:2]), target):
         return samples.transpose(0, 3, 1, 2)
-    sizes = [size for size in wanted if size is not None]
-    if None not in wanted and math.prod(sizes) == math.prod(given):
+    sizes = [size for size in target if size is not None]
+    if None not in target and math.prod(sizes) == math.prod(shape):
         return samples.reshape(len(samples), *sizes)
     raise InvalidArgumentError(
         "data",
-        f"a sample has the shape {list(given)}, and the model takes {spec}",
-        remedy="name a function that prepares them: --data file.py:function",
+        f"a sample has the shape {list(shape)}; the model takes {spec}",
+        remedy="pass a function that prepares samples: --data file.py:function",
     )
 
 
 def agree(shape: tuple[int, ...], pattern: tuple[int | None, ...]) -> bool:
-    """Whether a shape fits a pattern, in which None matches any size."""
+    """Whether a shape matches a pattern, in which None matches any size."""
     return len(shape) == len(pattern) and all(
         expected is None or size == expected for size, expected in zip(shape, pattern, strict=True)
     )

@@ -1,4 +1,4 @@
-"""A model behind HTTP: any server that speaks the Open Inference Protocol, ours among them."""
+"""Runtime for models behind HTTP servers with the Open Inference Protocol."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _OVERLOADED = (429, 503)
 
 
 class HttpRuntime(Runtime):
-    """A model of a server, asked over one connection a thread.
+    """A model of a server, with one connection per thread.
 
     Args:
-        url: ``http://HOST:PORT/v2/models/NAME``, or without a path where the server tells its
-            model; ``?key=...`` is sent as a bearer token and is in no path.
-        timeout_s: for an answer.
+        url: ``http://HOST:PORT/v2/models/NAME``, or without a path if the server lists one model;
+            ``?key=...`` is sent as a bearer token, never in the path.
+        timeout_s: time limit of an answer.
 
     Raises:
-        InvalidArgumentError: no such URL.
-        ModelError: nobody answers there, or not in the protocol.
+        InvalidArgumentError: the URL has no host.
+        ModelError: the server does not answer, or not in the protocol.
     """
 
     kind = "http"
@@ -39,7 +39,7 @@ class HttpRuntime(Runtime):
         secure = parts.scheme == "https"
         self._connection = http.client.HTTPSConnection if secure else http.client.HTTPConnection
         self._host, self._port, self._timeout_s = parts.hostname, parts.port, timeout_s
-        self._own = threading.local()
+        self._local = threading.local()
         self._open: list[http.client.HTTPConnection] = []
         self._where = f"{parts.scheme}://{parts.netloc}"
         key = parse_qs(parts.query).get("key", [""])[0]
@@ -49,9 +49,9 @@ class HttpRuntime(Runtime):
             models = self._json("/v2").get("models") or []
             if len(models) != 1:
                 raise ModelError(
-                    "the server does not say which model is meant",
+                    f"the server lists {len(models)} models, so the URL must name one",
                     where=self._where,
-                    remedy=f"{self._where}/v2/models/NAME",
+                    remedy=f"pass {self._where}/v2/models/NAME",
                 )
             path = f"/v2/models/{quote(str(models[0]))}"
         self._path = path
@@ -66,7 +66,7 @@ class HttpRuntime(Runtime):
         named = [(spec.name, array) for spec, array in zip(self.inputs, inputs, strict=True)]
         body, length = protocol.encode("inputs", named, parameters={"binary_data_output": True})
         headers = {protocol.LENGTH: str(length), "content-type": "application/octet-stream"}
-        answer, answered = self._ask("POST", f"{self._path}/infer", body, headers)
+        answer, answered = self._request("POST", f"{self._path}/infer", body, headers)
         outputs = protocol.decode("outputs", answer, answered.get(protocol.LENGTH))
         if self.outputs and outputs.keys() == {spec.name for spec in self.outputs}:
             return [outputs[spec.name] for spec in self.outputs]
@@ -78,7 +78,7 @@ class HttpRuntime(Runtime):
             self._open.pop().close()
 
     def _json(self, path: str) -> dict[str, Any]:
-        answer, _ = self._ask("GET", path)
+        answer, _ = self._request("GET", path)
         try:
             metadata = json.loads(answer)
         except ValueError:
@@ -87,14 +87,14 @@ class HttpRuntime(Runtime):
             raise ModelError(f"{path} is not the protocol's metadata", where=self._where)
         return metadata
 
-    def _ask(
+    def _request(
         self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None
     ) -> tuple[bytes, http.client.HTTPMessage]:
-        connection: http.client.HTTPConnection | None = getattr(self._own, "connection", None)
-        fresh = connection is None
+        connection: http.client.HTTPConnection | None = getattr(self._local, "connection", None)
+        is_new = connection is None
         if connection is None:
             connection = self._connection(self._host, self._port, timeout=self._timeout_s)
-            self._own.connection = connection
+            self._local.connection = connection
             self._open.append(connection)
         try:
             connection.request(method, path, body or None, {**self._headers, **(headers or {})})
@@ -102,14 +102,14 @@ class HttpRuntime(Runtime):
             answer = response.read()
         except (OSError, http.client.HTTPException) as error:
             connection.close()
-            self._own.connection = None
-            if not fresh and isinstance(error, http.client.RemoteDisconnected):
-                # It closed a connection that was idle, which it may; asked once more.
-                return self._ask(method, path, body, headers)
+            self._local.connection = None
+            if not is_new and isinstance(error, http.client.RemoteDisconnected):
+                # The server may close an idle connection; retry with a new one.
+                return self._request(method, path, body, headers)
             raise ModelError(
-                f"the server {_what(error)}",
+                f"the server {_describe(error)}",
                 where=f"{self._where}{path}",
-                remedy="is it running, and does it answer other clients?",
+                remedy="check that it runs and answers other clients",
             ) from error
         if response.status in _OVERLOADED:
             raise OverloadedError(f"the server is overloaded ({response.status})", where=path)
@@ -119,9 +119,9 @@ class HttpRuntime(Runtime):
         return answer, response.headers
 
 
-def _what(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     if isinstance(error, TimeoutError):
         return "did not answer in time"
     if isinstance(error, http.client.RemoteDisconnected):
         return "dropped the connection without an answer"
-    return f"cannot be asked: {error}"
+    return f"cannot be reached: {error}"

@@ -1,4 +1,4 @@
-"""From the words of a command line to a loaded model."""
+"""Load models from the arguments of a command line."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from slipstream.errors import InvalidArgumentError, UnknownNameError
 from slipstream.runtimes.runtime import ModelError, Runtime
 
 Kind = Literal["torch", "onnx", "litert", "http", "callable"]
-_BY_ENDING: dict[str, Kind] = {".onnx": "onnx", ".tflite": "litert"}
+_BY_SUFFIX: dict[str, Kind] = {".onnx": "onnx", ".tflite": "litert"}
 _KINDS: tuple[Kind, ...] = ("torch", "onnx", "litert", "http", "callable")
 
 
 def kind_of(source: str) -> Kind:
-    """Which runtime `source` names; of ``file.py:function``, ``torch`` until it is looked at.
+    """Return the runtime for `source`; ``torch`` for ``file.py:function``, without inspecting it.
 
     Raises:
-        InvalidArgumentError: it names none.
+        InvalidArgumentError: `source` is not a model.
     """
     if source.startswith(("http://", "https://")):
         return "http"
     if ".py:" in source:
         return "torch"
-    kind = _BY_ENDING.get(Path(source).suffix.lower())
+    kind = _BY_SUFFIX.get(Path(source).suffix.lower())
     if kind is None:
         raise InvalidArgumentError(
             "MODEL",
-            f"'{source}' names no model",
-            remedy="model.onnx, model.tflite, http://127.0.0.1:PORT/..., or file.py:function",
+            f"'{source}' is not a model",
+            remedy="pass model.onnx, model.tflite, http://127.0.0.1:PORT/..., or file.py:function",
         )
     return kind
 
@@ -44,20 +44,20 @@ def load(
     techniques: Sequence[Any] = (),
     timeout_s: float = 30.0,
 ) -> Runtime:
-    """A model, ready to run batches in this process.
+    """Load a model to run batches in this process.
 
     Args:
-        source: ``model.onnx``, ``model.tflite``, ``http://HOST:PORT/...`` of a server that speaks
-            the Open Inference Protocol, or ``file.py:function``. A function that has to be given
-            arguments is called with batches; one that has not builds a workload, whose model it is.
-        kind: which of these, where `source` leaves it open.
-        threads: inside an operator.
-        arguments: of the function that builds a workload.
-        techniques: applied to the workload.
-        timeout_s: how long a server may take to answer.
+        source: ``model.onnx``, ``model.tflite``, ``http://HOST:PORT/...`` of a server with the Open
+            Inference Protocol, or ``file.py:function``. A function with required parameters is
+            called with batches; another one must build a workload, whose model is loaded.
+        kind: the runtime, if `source` does not determine it.
+        threads: threads per operator.
+        arguments: arguments of the function that builds a workload.
+        techniques: techniques to apply to the workload.
+        timeout_s: time limit of a server's answer.
 
     Raises:
-        InvalidArgumentError: `source` names no model.
+        InvalidArgumentError: `source` is not a model.
         MissingExtraError: the runtime's library is not installed.
         ModelError: the model cannot be loaded.
         WorkloadError: the user's code fails.
@@ -74,7 +74,7 @@ def load(
 
         if techniques:
             raise InvalidArgumentError(
-                "technique", f"techniques change torch models, and {source} is none"
+                "technique", f"techniques apply to torch models only, not to {source}"
             )
         path = Path(source)
         if not path.is_file():

@@ -1,11 +1,10 @@
-"""Device paths: the way of a scene to a model on one device, and matrices of such ways.
+"""Device paths: how a scene reaches a model on a device, and matrices of such paths.
 
-A path is a pipeline of preprocessing with a camera and a codec in it, and a name of the model or
-variant that runs there. It is written as what it does otherwise than the reference, stage by stage:
+A path is a preprocessing pipeline with a camera and a codec, and the name of the model or variant.
+It is written as its differences from the reference, stage by stage:
 
     camera:edge,warmth=0.3,sharpen=0.5+codec:jpeg,quality=75+resize:bilinear+model:int8
 
-Two devices that give the same bytes are one device; what reads a matrix checks that they differ.
 """
 
 from __future__ import annotations
@@ -28,20 +27,20 @@ from slipstream.runtimes.preprocessing import Pipeline, Stage
 Format = Literal["png", "jpeg", "webp", "avif", "jpeg2000"]
 MODEL = "model"
 _SUBSAMPLING = {"444": 0, "422": 1, "420": 2}
-# Written as they are shown, where a stage is named by its most important setting.
+# A stage's main setting, which may be written without its name.
 _MAIN = {"camera": "demosaic", "codec": "format", "resize": "method", "channels": "colours"}
 
 
 @dataclass(frozen=True)
 class Codec(Stage):
-    """A picture written to a file and read again.
+    """Encode an image to a file and decode it again.
 
     Attributes:
-        format: ``png`` loses nothing.
-        quality: 1 to 100, as the format means it; of JPEG 2000, 100 / quality is the compression.
-        subsampling: of JPEG's colours.
-        decoder: of JPEG: ``fast`` takes the short transform and plain upsampling of libjpeg, as
-            phones' picture libraries do.
+        format: file format; ``png`` is lossless.
+        quality: 1 to 100, on the format's scale; for JPEG 2000, the compression is 100 / quality.
+        subsampling: chroma subsampling of JPEG.
+        decoder: JPEG decoder: ``fast`` uses libjpeg's fast transform and plain upsampling, like the
+            image libraries of phones.
     """
 
     name = "codec"
@@ -65,36 +64,36 @@ class Codec(Stage):
     def __call__(self, value: NDArray[np.uint8]) -> NDArray[np.uint8]:
         return value if self.format == "png" else self.decode(self.encode(value))
 
-    def encode(self, picture: NDArray[np.uint8]) -> bytes:
-        """The file of a picture uint8 [H, W, 3], or [H, W, 1] in grey.
+    def encode(self, pixels: NDArray[np.uint8]) -> bytes:
+        """Encode an image uint8 [H, W, 3], or [H, W, 1] in grey.
 
         Raises:
             MissingExtraError: Pillow is not installed, or was built without this format.
         """
-        grey = picture.shape[2] == 1
-        image = _pillow().fromarray(picture[..., 0] if grey else np.ascontiguousarray(picture))
-        every: dict[Format, dict[str, Any]] = {
+        grey = pixels.shape[2] == 1
+        image = _pillow().fromarray(pixels[..., 0] if grey else np.ascontiguousarray(pixels))
+        options: dict[Format, dict[str, Any]] = {
             "png": {"compress_level": 1},
             "jpeg": {"quality": self.quality, "subsampling": _SUBSAMPLING[self.subsampling]},
-            # Effort is set, so that another version of the library does not choose another.
+            # The effort is set, since its default depends on the library's version.
             "webp": {"quality": self.quality, "method": 2},
             "avif": {"quality": self.quality, "speed": 9},
             "jpeg2000": {"quality_mode": "rates", "quality_layers": [100 / self.quality]},
         }
-        written = io.BytesIO()
+        file = io.BytesIO()
         try:
-            image.save(written, self.format.upper(), **every[self.format])
+            image.save(file, self.format.upper(), **options[self.format])
         except (KeyError, OSError) as error:
             raise MissingExtraError(f"the codec {self.format}", "a fuller Pillow", "vision") from (
                 error
             )
-        return written.getvalue()
+        return file.getvalue()
 
     def decode(self, file: bytes) -> NDArray[np.uint8]:
-        """The picture of a file, uint8 [H, W, C]."""
+        """Decode a file to an image uint8 [H, W, C]."""
         image = _pillow().open(io.BytesIO(file))
         if self.decoder == "fast" and self.format == "jpeg":
-            # Full size, but libjpeg's fast transform: what Pillow's draft mode asks for.
+            # Pillow's draft mode, which selects libjpeg's fast transform, at full size.
             image.decoderconfig = (1, 1)
         mode = "L" if image.mode == "L" else "RGB"
         pixels = np.asarray(image.convert(mode))
@@ -107,17 +106,17 @@ def _pillow() -> Any:
     try:
         return importlib.import_module("PIL.Image")
     except ImportError as error:
-        raise MissingExtraError("codecs of pictures", "Pillow", "vision") from error
+        raise MissingExtraError("image codecs", "Pillow", "vision") from error
 
 
 @dataclass(frozen=True)
 class DevicePath:
-    """What happens to a scene on one device.
+    """The processing of a scene on one device.
 
     Attributes:
-        name: of the device.
-        pipeline: from the scene to a sample of the model's input.
-        model: name of the model, runtime or variant that runs there.
+        name: name of the device.
+        pipeline: stages from the scene to a sample of the model's input.
+        model: name of the model, runtime or variant on the device.
     """
 
     name: str
@@ -126,11 +125,11 @@ class DevicePath:
 
     @property
     def stages(self) -> dict[str, Stage | str]:
-        """By kind: every stage, and the model."""
-        return {**{one.name: one for one in self.pipeline.stages}, MODEL: self.model}
+        """Every stage, and the model, by kind."""
+        return {**{stage.name: stage for stage in self.pipeline.stages}, MODEL: self.model}
 
     def with_stage(self, kind: str, other: DevicePath) -> DevicePath:
-        """This path, one kind of stage done as `other` does it."""
+        """Return this path with one kind of stage from `other`."""
         value = other.stages[kind]
         if isinstance(value, str):
             return DevicePath(self.name, self.pipeline, value)
@@ -138,26 +137,24 @@ class DevicePath:
 
     @classmethod
     def parse(cls, text: str, base: DevicePath, name: str = "") -> DevicePath:
-        """The path that `text` describes, by what it does otherwise than `base`.
-
-        ``reference`` does nothing otherwise.
+        """Parse a path from its differences from `base`; ``reference`` has none.
 
         Raises:
-            UnknownNameError: a stage or setting that is not known.
-            InvalidArgumentError: a value of the wrong kind.
+            UnknownNameError: a stage or setting is unknown.
+            InvalidArgumentError: a value has the wrong type.
         """
         pipeline, model = base.pipeline, base.model
         if text == "reference":
             text = ""
-        for part in filter(None, (one.strip() for one in text.split("+"))):
+        for part in filter(None, map(str.strip, text.split("+"))):
             kind, _, settings = part.partition(":")
             if kind == MODEL:
                 model = settings
                 continue
-            given = base.stages.get(kind)
-            if not isinstance(given, Stage):
+            stage = base.stages.get(kind)
+            if not isinstance(stage, Stage):
                 raise UnknownNameError("stage", kind, base.stages, where=f"path '{text}'")
-            pipeline = pipeline.with_stage(_changed(given, settings, f"path '{text}'"))
+            pipeline = pipeline.with_stage(_changed(stage, settings, f"path '{text}'"))
         return cls(name or text or "reference", pipeline, model)
 
     def __str__(self) -> str:
@@ -165,21 +162,21 @@ class DevicePath:
 
 
 def _changed(stage: Stage, text: str, where: str) -> Stage:
-    """`stage` with the settings of ``main,key=value,...``."""
-    known = {one.name: getattr(stage, one.name) for one in fields(stage)}
+    """Return `stage` with the settings of ``main,key=value,...``."""
+    current = {field.name: getattr(stage, field.name) for field in fields(stage)}
     settings: dict[str, Any] = {}
     for number, part in enumerate(filter(None, text.split(","))):
         key, equals, value = part.partition("=")
         if not equals:
             if number or stage.name not in _MAIN:
                 raise InvalidArgumentError(
-                    stage.name, f"'{part}' names no setting", where=where,
-                    remedy=f"{stage.name}:key=value, of {', '.join(known)}",
+                    stage.name, f"'{part}' is not a setting", where=where,
+                    remedy=f"pass {stage.name}:key=value, with a key of {', '.join(current)}",
                 )  # fmt: skip
             key, value = _MAIN[stage.name], key
-        if key not in known:
-            raise UnknownNameError(f"setting of {stage.name}", key, known, where=where)
-        settings[key] = _value(value.strip(), known[key], f"{stage.name}:{key}", where)
+        if key not in current:
+            raise UnknownNameError(f"setting of {stage.name}", key, current, where=where)
+        settings[key] = _value(value.strip(), current[key], f"{stage.name}:{key}", where)
     return stage.changed(**settings)
 
 
@@ -192,27 +189,30 @@ def _value(text: str, like: Any, setting: str, where: str) -> Any:
         return type(like)(text)
     except (KeyError, ValueError) as error:
         raise InvalidArgumentError(
-            setting, f"'{text}' is not possible", where=where, remedy=f"such as {like}"
+            setting,
+            f"'{text}' is not a valid value",
+            where=where,
+            remedy=f"pass a value such as {like}",
         ) from error
 
 
 @dataclass(frozen=True)
 class DeviceMatrix:
-    """Paths of several devices, and the reference they are described against.
+    """Paths of several devices and their reference.
 
     Attributes:
-        reference: the model's own preprocessing: no camera, nothing lost in a file.
-        paths: the devices, by their names; the reference is not one of them.
+        reference: the model's own preprocessing, with a neutral camera and a lossless codec.
+        paths: paths of the devices, without the reference.
     """
 
     reference: DevicePath
     paths: tuple[DevicePath, ...]
 
     def __post_init__(self) -> None:
-        names = [one.name for one in self.paths]
-        double = next((name for name in names if names.count(name) > 1), None)
-        if double is not None:
-            raise InvalidArgumentError("paths", f"'{double}' stands there twice")
+        names = [path.name for path in self.paths]
+        repeated = next((name for name in names if names.count(name) > 1), None)
+        if repeated is not None:
+            raise InvalidArgumentError("paths", f"the name '{repeated}' is used twice")
 
     def __iter__(self) -> Iterator[DevicePath]:
         return iter(self.paths)
@@ -222,7 +222,7 @@ class DeviceMatrix:
 
     @property
     def varied(self) -> tuple[str, ...]:
-        """Kinds of stages that some path does otherwise than the reference, in their order."""
+        """Kinds of stages in which any path differs from the reference, in their order."""
         stages = self.reference.stages
         return tuple(
             kind
@@ -232,28 +232,28 @@ class DeviceMatrix:
 
     @classmethod
     def of(cls, pipeline: Pipeline, paths: Mapping[str, str], model: str = "") -> DeviceMatrix:
-        """Paths by name, each described by what it does otherwise than a plain `pipeline`."""
+        """Parse paths by name, each as its differences from a plain `pipeline`."""
         reference = reference_path(pipeline, model)
         device_paths = [DevicePath.parse(text, reference, name) for name, text in paths.items()]
         return cls(reference, tuple(device_paths))
 
     @classmethod
     def default(cls, pipeline: Pipeline, model: str = "") -> DeviceMatrix:
-        """Sixteen phones: four cameras, four codecs, and among them three ways to resize."""
+        """Return sixteen phones: four cameras times four codecs, with three ways to resize."""
         return cls.of(pipeline, dict(_phones()), model)
 
     @classmethod
     def held_out(cls, pipeline: Pipeline, model: str = "") -> DeviceMatrix:
-        """Seven devices with cameras and codecs that stability training never draws."""
+        """Return seven devices with cameras and codecs that stability training never uses."""
         return cls.of(pipeline, _HELD_OUT, model)
 
     @classmethod
     def read(cls, file: str | Path, pipeline: Pipeline, model: str = "") -> DeviceMatrix:
-        """The table ``[paths]`` of a TOML file: a path a name.
+        """Read the table ``[paths]`` of a TOML file, which maps names to paths.
 
         Raises:
-            InvalidArgumentError: it is no such file.
-            UnknownNameError: a stage or setting that is not known.
+            InvalidArgumentError: the file cannot be read, or has no valid table.
+            UnknownNameError: a stage or setting is unknown.
         """
         path = Path(file)
         try:
@@ -261,17 +261,17 @@ class DeviceMatrix:
         except (OSError, ValueError, RecursionError) as error:
             raise InvalidArgumentError("paths", f"{path} cannot be read: {error}") from error
         paths = table.get("paths")
-        if not isinstance(paths, dict) or not all(isinstance(one, str) for one in paths.values()):
+        if not isinstance(paths, dict) or not all(isinstance(text, str) for text in paths.values()):
             raise InvalidArgumentError(
-                "paths", f"{path} has no table of paths",
-                remedy='[paths]  then a line a device: phone = "camera:edge+codec:jpeg,quality=75"',
+                "paths", f"{path} has no table [paths] of strings",
+                remedy='add a line per device: phone = "camera:edge+codec:jpeg,quality=75"',
             )  # fmt: skip
         return cls.of(pipeline, paths, model)
 
 
 def reference_path(pipeline: Pipeline, model: str = "") -> DevicePath:
-    """Return `pipeline` with a camera and a codec in it that leave pictures unchanged."""
-    kinds = [one.name for one in pipeline.stages]
+    """Return `pipeline` with a camera and a codec that leave images unchanged."""
+    kinds = [stage.name for stage in pipeline.stages]
     for stage in (Camera(), Codec()):
         if stage.name not in kinds:
             pipeline = pipeline.with_stage(stage)

@@ -1,7 +1,7 @@
-"""Arrays over HTTP, as the Open Inference Protocol (KServe V2) with its binary extension has them.
+"""Messages of the Open Inference Protocol (KServe V2) with its binary extension.
 
-A JSON header describes tensors; their bytes follow, little-endian and C-contiguous. The header's
-length is in `LENGTH`. Without it all is JSON, and numbers stand in ``data``.
+A JSON header describes tensors; their bytes follow, little-endian and C-contiguous. The HTTP header
+`LENGTH` has the JSON header's length. Without it the message is JSON, with numbers in ``data``.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ _FROM_NUMPY = {ours: theirs for theirs, ours in _TO_NUMPY.items()}
 
 
 def encode(kind: str, tensors: Sequence[tuple[str, Array]], **more: Any) -> tuple[bytes, int]:
-    """A message's body and the length of its header.
+    """Return a message's body and the length of its header.
 
     Args:
         kind: ``inputs`` or ``outputs``.
-        tensors: (name, array).
-        more: what else stands in the header.
+        tensors: pairs (name, array).
+        more: further entries of the header.
     """
     described, parts = [], []
     for name, array in tensors:
         data = np.ascontiguousarray(array).tobytes()
         datatype = _FROM_NUMPY.get(array.dtype.name)
         if datatype is None:
-            raise ModelError(f"{name} is {array.dtype.name}, which the protocol does not carry")
+            raise ModelError(f"{name} is {array.dtype.name}, which the protocol does not support")
         described.append(
             {
                 "name": name,
@@ -57,18 +57,18 @@ def encode(kind: str, tensors: Sequence[tuple[str, Array]], **more: Any) -> tupl
 
 
 def decode(kind: str, body: bytes | bytearray, header_length: str | None) -> dict[str, Array]:
-    """The tensors of a message by name, in its order; arrays over `body` where it is binary.
+    """Decode a message to tensors by name; binary tensors are views of `body`.
 
     Args:
         kind: ``inputs`` or ``outputs``.
         header_length: the value of the header `LENGTH`; None without it.
 
     Raises:
-        ModelError: it is no message of the protocol, with the tensor that is wrong.
+        ModelError: the message is malformed; names the tensor.
     """
     digits = str(len(body)) if header_length is None else header_length
     if not re.fullmatch("[0-9]{1,12}", digits) or int(digits) > len(body):
-        raise ModelError(f"{LENGTH} is {digits[:20]!r}, and the message has {len(body)} bytes")
+        raise ModelError(f"{LENGTH} is {digits[:20]!r}, but the message has {len(body)} bytes")
     end = int(digits)
     try:
         described = json.loads(body[:end])[kind]
@@ -92,16 +92,16 @@ def decode(kind: str, body: bytes | bytearray, header_length: str | None) -> dic
 
 
 def _short(error: Exception) -> str:
-    """The error's message; a `KeyError` has only the key that is missing."""
+    """Return the error's message, shortened; a `KeyError` has only the key."""
     text = f"{error} is missing" if isinstance(error, KeyError) else str(error)
     return text if len(text) <= _MAX_ERROR else f"{text[:_MAX_ERROR]}..."
 
 
 def _tensor(described: Mapping[str, Any], body: bytes | bytearray, at: int) -> tuple[Array, int]:
-    """One tensor, and how many bytes of `body` from `at` on are its data."""
+    """Decode one tensor from `at` in `body`; return it with its number of bytes."""
     datatype, shape = described["datatype"], described["shape"]
     if str(datatype) not in _TO_NUMPY:
-        raise ValueError(f"the datatype {datatype!r} is none of {', '.join(_TO_NUMPY)}")
+        raise ValueError(f"the datatype {datatype!r} is not one of {', '.join(_TO_NUMPY)}")
     if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
         raise ValueError(f"the shape {shape!r} is not a list of integers of 0 or more")
     if len(shape) > _MAX_DIMENSIONS:
@@ -119,10 +119,10 @@ def _tensor(described: Mapping[str, Any], body: bytes | bytearray, at: int) -> t
 
 
 def _from_json(data: Any, dtype: np.dtype[Any], shape: list[int]) -> Array:
-    """`data`, flat or nested as `shape` is, if every number is one that `dtype` can hold."""
+    """Convert `data`, flat or nested like `shape`, if `dtype` can hold every number."""
     values = np.asarray(data, object)
     if values.shape not in (tuple(shape), (math.prod(shape),)):
-        raise ValueError(f"data of the shape {list(values.shape)} is not flat, nor {shape}")
+        raise ValueError(f"data of the shape {list(values.shape)} is neither flat nor {shape}")
     flat = values.reshape(-1).tolist()
     kinds: dict[str, set[type]] = {"b": {bool}, "f": {int, float}}
     if not set(map(type, flat)) <= kinds.get(dtype.kind, {int}):
@@ -142,13 +142,13 @@ def _from_json(data: Any, dtype: np.dtype[Any], shape: list[int]) -> Array:
 
 
 def match(tensors: Mapping[str, Array], specs: Sequence[TensorSpec]) -> list[Array]:
-    """The tensors of a request in the order of a model's inputs, as many samples in each.
+    """Return a request's tensors in the order of a model's inputs.
 
     Args:
-        specs: the model's inputs; empty where it does not say: any names and shapes will do.
+        specs: the model's inputs; empty if unknown: then any names and shapes are valid.
 
     Raises:
-        ModelError: a name, datatype, shape or number of samples is not what the model expects.
+        ModelError: a name, datatype, shape or number of samples differs from the model's.
     """
     expected: dict[str, TensorSpec | None] = dict.fromkeys(() if specs else tensors)
     expected |= {spec.name: replace(spec, shape=(None, *spec.shape[1:])) for spec in specs}
@@ -166,25 +166,25 @@ def match(tensors: Mapping[str, Array], specs: Sequence[TensorSpec]) -> list[Arr
             )
     counts = {name: len(tensors[name]) if tensors[name].ndim else 0 for name in expected}
     if len(set(counts.values())) != 1 or 0 in counts.values():
-        had = ", ".join(f"input '{name}' has {count}" for name, count in counts.items())
+        found = ", ".join(f"input '{name}' has {count}" for name, count in counts.items())
         raise ModelError(
-            f"expected inputs of the same number of samples, at least 1; {had or 'there are none'}"
+            f"inputs must have the same number of samples, at least 1; {found or 'there are none'}"
         )
     return [tensors[name] for name in expected]
 
 
 def describe(name: str, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> Any:
-    """A model's metadata as JSON can hold it."""
+    """Return a model's metadata as JSON."""
 
     def listed(specs: Sequence[TensorSpec]) -> list[dict[str, Any]]:
         return [
             {
-                "name": one.name,
-                "datatype": _FROM_NUMPY.get(one.dtype, one.dtype),
-                "shape": [-1 if size is None else size for size in one.shape],
-                "parameters": {"scale": one.scale, "zero_point": one.zero_point},
+                "name": spec.name,
+                "datatype": _FROM_NUMPY.get(spec.dtype, spec.dtype),
+                "shape": [-1 if size is None else size for size in spec.shape],
+                "parameters": {"scale": spec.scale, "zero_point": spec.zero_point},
             }
-            for one in specs
+            for spec in specs
         ]
 
     return {
@@ -196,21 +196,21 @@ def describe(name: str, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSp
 
 
 def specs(described: Sequence[Mapping[str, Any]]) -> list[TensorSpec]:
-    """What `describe` wrote, or another server's metadata.
+    """Parse the metadata of `describe` or of another server.
 
     Raises:
-        ModelError: it is no such metadata.
+        ModelError: the metadata is malformed.
     """
     try:
         return [
             TensorSpec(
-                str(one["name"]),
-                _TO_NUMPY[one["datatype"]],
-                tuple(None if int(n) < 0 else int(n) for n in one["shape"]),
-                float(one.get("parameters", {}).get("scale", 0.0)),
-                int(one.get("parameters", {}).get("zero_point", 0)),
+                str(tensor["name"]),
+                _TO_NUMPY[tensor["datatype"]],
+                tuple(None if int(n) < 0 else int(n) for n in tensor["shape"]),
+                float(tensor.get("parameters", {}).get("scale", 0.0)),
+                int(tensor.get("parameters", {}).get("zero_point", 0)),
             )
-            for one in described
+            for tensor in described
         ]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ModelError(f"not a model's metadata: {error!r}") from error

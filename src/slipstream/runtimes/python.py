@@ -1,4 +1,4 @@
-"""Models in Python: a torch module that a workload builds, and a plain function."""
+"""Runtimes for Python code: a workload's torch module, and plain functions."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from slipstream.workload import BuiltWorkload, Workload, drive
 
 
 class TorchRuntime(Runtime):
-    """The model of a workload, techniques applied, in inference mode.
+    """A workload's model with its techniques, in inference mode.
 
-    What it takes has the shapes of the workload's batch, of any number of samples. `samples` holds
-    that batch, as arrays, for those who have no other data; `module` is the model itself.
+    Inputs have the shapes of the workload's batch, with any number of samples. `samples` holds that
+    batch as arrays; `module` is the model.
 
     Args:
-        module: in evaluation mode or not; it is put there.
-        batch: what one step is fed: a tensor, several, a mapping, or any of these with targets.
-        threads: inside an operator, for the whole process; 0 to leave them.
+        module: the model, which is set to evaluation mode.
+        batch: input of a step: a tensor, several, a mapping, or one of these with targets.
+        threads: threads per operator, for the whole process; 0 to leave the setting.
     """
 
     kind = "torch"
@@ -35,48 +35,48 @@ class TorchRuntime(Runtime):
 
         if threads:
             torch.set_num_threads(threads)
-        fed, self.targets = batch, None
+        inputs, self.targets = batch, None
         if loss is not None and isinstance(batch, (tuple, list)) and len(batch) == 2:
-            fed, targets = batch
+            inputs, targets = batch
             self.targets = targets.numpy() if isinstance(targets, torch.Tensor) else None
-        self._names = list(fed) if isinstance(fed, Mapping) else None
-        tensors = [fed] if isinstance(fed, torch.Tensor) else list(_values(fed))
-        if not tensors or not all(isinstance(one, torch.Tensor) and one.dim() for one in tensors):
+        self._names = list(inputs) if isinstance(inputs, Mapping) else None
+        tensors = [inputs] if isinstance(inputs, torch.Tensor) else list(_values(inputs))
+        if not tensors or not all(isinstance(t, torch.Tensor) and t.dim() for t in tensors):
             raise ModelError(
-                f"what {name} is fed is not tensors of samples",
+                f"the inputs of {name} are not tensors of samples",
                 remedy="return (model, inputs) or (model, (inputs, targets), loss)",
             )
-        self.samples = [one.detach().cpu().numpy() for one in tensors]
+        self.samples = [tensor.detach().cpu().numpy() for tensor in tensors]
         names = self._names or [f"input_{n}" for n in range(len(tensors))]
         self.module = module.eval()
         self._mode = torch.inference_mode
         self._from_numpy = torch.from_numpy
-        super().__init__(name, [_spec(*one) for one in zip(names, self.samples, strict=True)])
-        given = self.run([array[:1] for array in self.samples])
-        self.outputs = tuple(_spec(f"output_{n}", array) for n, array in enumerate(given))
+        super().__init__(name, list(map(_spec, names, self.samples)))
+        outputs = self.run([array[:1] for array in self.samples])
+        self.outputs = tuple(_spec(f"output_{n}", array) for n, array in enumerate(outputs))
 
     @classmethod
     def of_workload(
         cls, workload: Workload, keep_in: Path, threads: int = 1, seed: int = 0
     ) -> TorchRuntime:
-        """The model that `workload` builds, here: for a process of its own.
+        """Build the model of `workload` in this process.
 
         Raises:
             WorkloadError: the user's code fails, is a plain script, or has no model.
         """
         if workload.function is None:
             raise WorkloadError(
-                f"{workload.name} is a script, and a model is meant",
-                remedy=f"name a function that returns (model, batch): {workload.name}:make",
+                f"{workload.name} is a script, not a model",
+                remedy=f"pass a function that returns (model, batch): {workload.name}:make",
             )
 
         def keep(built: BuiltWorkload) -> Generator[None, Any, BuiltWorkload]:
             yield from ()
             return built
 
-        built = drive(workload, keep, _stay, keep_in=keep_in, seed=seed)
+        built = drive(workload, keep, _leave, keep_in=keep_in, seed=seed)
         if built.model is None:
-            raise WorkloadError(f"{workload.name} has a step, but no model that could serve")
+            raise WorkloadError(f"{workload.name} has a step, but no model")
         return cls(workload.name, built.model, built.batch, built.loss, threads)
 
     def _run(self, inputs: Sequence[Array]) -> list[Array]:
@@ -89,15 +89,11 @@ class TorchRuntime(Runtime):
         if isinstance(output, Mapping) or hasattr(output, "to_tuple"):
             output = tuple(output.values())
         outputs = output if isinstance(output, (tuple, list)) else (output,)
-        return [one.float().numpy() if _bf16(one) else one.numpy() for one in outputs]
+        return [t.float().numpy() if _bf16(t) else t.numpy() for t in outputs]
 
 
 class CallableRuntime(Runtime):
-    """A function that takes arrays [N, ...] and returns one array [N, ...] or several.
-
-    Args:
-        function: called with as many arrays as samples have parts.
-    """
+    """A function that takes arrays [N, ...], one per input, and returns one array or several."""
 
     kind = "callable"
 
@@ -108,15 +104,15 @@ class CallableRuntime(Runtime):
     def _run(self, inputs: Sequence[Array]) -> list[Array]:
         output = self._function(*inputs)
         if isinstance(output, (tuple, list)):
-            return [np.asarray(one) for one in output]
+            return [np.asarray(array) for array in output]
         return [np.asarray(output)]
 
 
 def function_at(target: str) -> Callable[..., Any]:
-    """The function of ``file.py:function``, its file run as a module of its own.
+    """Run the file of ``file.py:function`` as a module and return the function.
 
     Raises:
-        WorkloadError: no such file or function.
+        WorkloadError: there is no such file or function.
     """
     path, _, name = target.rpartition(":")
     file = Path(path).resolve()
@@ -134,20 +130,25 @@ def function_at(target: str) -> Callable[..., Any]:
         spec.loader.exec_module(module)
     function: Any = getattr(module, name, None)
     if not callable(function):
-        raise WorkloadError(f"'{name}' is no function of this file", where=path)
+        raise WorkloadError(f"'{name}' is not a function of this file", where=path)
     return function  # type: ignore[no-any-return]
 
 
 def required_parameters(function: Callable[..., Any]) -> int:
-    """How many positional arguments `function` must be given; of ``*args``, one."""
+    """Return the number of required positional parameters; 1 for ``*args`` alone."""
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = inspect.signature(function).parameters.values()
-    needed = sum(one.kind in positional and one.default is one.empty for one in parameters)
-    return needed or int(any(one.kind is one.VAR_POSITIONAL for one in parameters))
+    needed = sum(
+        parameter.kind in positional and parameter.default is parameter.empty
+        for parameter in parameters
+    )
+    return needed or int(
+        any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters)
+    )
 
 
-def _values(fed: Any) -> Sequence[Any]:
-    return list(fed.values()) if isinstance(fed, Mapping) else list(fed or ())
+def _values(inputs: Any) -> Sequence[Any]:
+    return list(inputs.values()) if isinstance(inputs, Mapping) else list(inputs or ())
 
 
 def _spec(name: str, array: Array) -> TensorSpec:
@@ -158,5 +159,5 @@ def _bf16(tensor: Any) -> bool:
     return str(tensor.dtype) == "torch.bfloat16"
 
 
-def _stay(result: Any) -> Any:
-    raise AssertionError("only a script has to be left")
+def _leave(result: Any) -> Any:
+    raise AssertionError("only a script is left early")

@@ -1,4 +1,4 @@
-"""What every runtime looks like: inputs and outputs described, batches run, closed."""
+"""The interface of runtimes."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ Array = NDArray[Any]
 
 
 class ModelError(SlipstreamError):
-    """A model cannot be loaded, or does not answer as it says."""
+    """A model cannot be loaded, or fails or misbehaves."""
 
 
 class OverloadedError(ModelError):
-    """A server refused a batch because it has too much to do; it may take the next one."""
+    """A server refused a batch because it is overloaded; it may accept the next one."""
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """A tensor that goes into a model or comes out of it.
+    """An input or output of a model.
 
     Attributes:
-        name: the model's own name of it.
-        dtype: NumPy's name: ``"float32"``, ``"int8"``.
-        shape: of a batch, samples first; None where any number may stand.
-        scale, zero_point: of a quantised tensor, real = scale * (code - zero_point); scale 0 where
-            numbers stand for themselves.
+        name: the model's name of the tensor.
+        dtype: NumPy's name of the type: ``"float32"``, ``"int8"``.
+        shape: shape of a batch, samples first; None for any size.
+        scale, zero_point: quantization, real = scale * (code - zero_point); scale 0 if the tensor
+            is not quantized.
     """
 
     name: str
@@ -53,10 +53,10 @@ class Runtime(ABC):
 
     Attributes:
         kind: ``torch``, ``onnx``, ``litert``, ``http`` or ``callable``.
-        name: of the model, short.
-        inputs, outputs: what it takes and gives, in order; empty where it does not say.
-        fixed_batch: samples it takes at a time, neither more nor fewer; None for any number.
-        concurrent: whether `run` may be called from several threads at once, with a gain.
+        name: short name of the model.
+        inputs, outputs: specifications in order; empty if unknown.
+        fixed_batch: required number of samples per call; None for any number.
+        concurrent: whether several threads that call `run` simultaneously increase throughput.
     """
 
     kind = ""
@@ -75,14 +75,13 @@ class Runtime(ABC):
         self.fixed_batch = fixed_batch
 
     def run(self, inputs: Sequence[Array]) -> list[Array]:
-        """Outputs [N, ...] of inputs [N, ...], for any N of 1 or more.
+        """Return outputs [N, ...] of inputs [N, ...], for any N of 1 or more.
 
-        A model of a fixed batch is called as often as it takes, the last time with the last sample
-        repeated.
+        A model with a fixed batch is called repeatedly; the last batch repeats the last sample.
 
         Raises:
-            ModelError: it failed, or gave another number of samples than it took.
-            OverloadedError: a server refused.
+            ModelError: the model failed, or returned a different number of samples.
+            OverloadedError: a server refused the batch.
         """
         fixed = self.fixed_batch
         count = len(inputs[0])
@@ -95,9 +94,9 @@ class Runtime(ABC):
         parts = []
         for first in range(0, count, fixed):
             part = [array[first : first + fixed] for array in inputs]
-            lacking = fixed - len(part[0])
-            if lacking:
-                part = [np.concatenate([a, np.repeat(a[-1:], lacking, 0)]) for a in part]
+            missing = fixed - len(part[0])
+            if missing:
+                part = [np.concatenate([a, np.repeat(a[-1:], missing, 0)]) for a in part]
             outputs = self._run(part)
             for output in outputs:
                 if not output.ndim or len(output) != fixed:
@@ -107,10 +106,10 @@ class Runtime(ABC):
 
     @abstractmethod
     def _run(self, inputs: Sequence[Array]) -> list[Array]:
-        """One call of the model."""
+        """Call the model once."""
 
     def close(self) -> None:  # noqa: B027 - many runtimes hold nothing
-        """Give back what loading took; may be called twice."""
+        """Release resources; may be called twice."""
 
     def __enter__(self) -> Self:
         return self
@@ -119,16 +118,16 @@ class Runtime(ABC):
         self.close()
 
     def _refuse(self, output: Array, count: int) -> NoReturn:
-        given = len(output) if output.ndim else "no"
+        answered = len(output) if output.ndim else "no"
         raise ModelError(
-            f"{self.name} was given {count} samples and answered {given}",
-            remedy="a model answers every sample of a batch once, in their order",
+            f"{self.name} was given {count} samples and answered {answered}",
+            remedy="a model must answer every sample of a batch once, in order",
         )
 
 
 @contextlib.contextmanager
 def loading(path: str, library: str) -> Iterator[None]:
-    """Turn whatever a runtime's own library raises while it loads `path` into a `ModelError`."""
+    """Convert exceptions of a runtime's library during loading to `ModelError`."""
     try:
         yield
     except SlipstreamError:
@@ -136,5 +135,6 @@ def loading(path: str, library: str) -> Iterator[None]:
     except Exception as error:
         lines = str(error).strip().splitlines()
         raise ModelError(
-            f"{library} cannot load it: {lines[0] if lines else type(error).__name__}", where=path
+            f"{library} cannot load the model: {lines[0] if lines else type(error).__name__}",
+            where=path,
         ) from error

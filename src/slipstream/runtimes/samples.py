@@ -1,4 +1,4 @@
-"""Samples that a command names: a data set, a file, a function, a workload's own batch."""
+"""Read samples from a data set, a file, a function, or a workload's batch."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from slipstream.runtimes.runtime import Array, Runtime
 
 
 def read_samples(source: str | None, model: Runtime) -> tuple[list[Array], Array | None]:
-    """Parts of samples, each [N, ...], and their classes int64 [N], None where there are none.
+    """Read samples as arrays [N, ...], one per input, and labels int64 [N] (None without labels).
 
     Args:
         source: a data set of `slipstream.data` with images or rows; an ``.npz`` with ``x`` and
-            perhaps ``y``; ``file.py:function``, which returns (x, y) or x, x an array or several;
-            None for the batch of the workload that `model` was built from.
+            optionally ``y``; ``file.py:function``, which returns (x, y) or x, with x one array or
+            several; None for the batch of the workload that `model` was built from.
 
     Raises:
         SlipstreamError: there are no such data.
@@ -27,15 +27,17 @@ def read_samples(source: str | None, model: Runtime) -> tuple[list[Array], Array
         samples = getattr(model, "samples", None)
         if samples is None:
             raise InvalidArgumentError(
-                "data", "this model brings no samples", remedy="--data digits, file.npz, ..."
+                "data",
+                "the model has no samples",
+                remedy="pass --data digits, --data file.npz, ...",
             )
         return list(samples), _classes(getattr(model, "targets", None))
     if ".py:" in source:
         from slipstream.runtimes.python import function_at
 
-        given = function_at(source)()
-        pair = isinstance(given, tuple) and len(given) == 2
-        x, y = given if pair else (given, None)
+        result = function_at(source)()
+        pair = isinstance(result, tuple) and len(result) == 2
+        x, y = result if pair else (result, None)
         return _parts(x), _classes(None if y is None else np.asarray(y))
     if Path(source).suffix == ".npz":
         return _read_npz(Path(source))
@@ -45,14 +47,14 @@ def read_samples(source: str | None, model: Runtime) -> tuple[list[Array], Array
 def _read_npz(path: Path) -> tuple[list[Array], Array | None]:
     arrays = read_arrays(path)
     if "x" not in arrays:
-        raise InvalidArgumentError("data", f"{path} has no array named x", remedy="x, and y")
+        raise InvalidArgumentError("data", f"{path} has no array named x", remedy="save x, and y")
     return [arrays["x"]], _classes(arrays.get("y"))
 
 
 def _read_named(name: str) -> tuple[list[Array], Array | None]:
     from slipstream import data
 
-    # Accuracy is told on samples the model has not seen, where the set has a part for that.
+    # Accuracy is measured on held-out samples if the data set has a test part.
     options = {"split": "test"} if name in ("fashion_mnist", "cifar10_jpeg") else {}
     dataset = data.get(name, **options)
     if isinstance(dataset, data.Images):
@@ -63,13 +65,13 @@ def _read_named(name: str) -> tuple[list[Array], Array | None]:
     raise InvalidArgumentError(
         "data",
         f"'{name}' has neither images nor rows",
-        remedy="name a function that returns (x, y): --data file.py:function",
+        remedy="pass a function that returns (x, y): --data file.py:function",
     )
 
 
 def _parts(x: Any) -> list[Array]:
     parts = x if isinstance(x, (tuple, list)) else (x,)
-    return [np.asarray(one) for one in parts]
+    return [np.asarray(part) for part in parts]
 
 
 def _classes(labels: Array | None) -> Array | None:

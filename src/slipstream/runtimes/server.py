@@ -1,9 +1,7 @@
-"""A small model server on the loopback interface, which says no before it breaks down.
+"""A small model server on the loopback interface, with dynamic batching and load shedding.
 
-It batches dynamically. What waits is bounded: a request that would wait behind too many, or has
-waited longer than anybody wants its answer, is refused at once with 503 and a time to come back,
-so that those who are served are served in time (load shedding). A server that queues without
-bound answers everybody too late.
+The queue is bounded, and waiting requests expire. A request that would wait too long is refused
+with 503 and a retry time, so that the others are answered in time.
 """
 
 from __future__ import annotations
@@ -24,9 +22,9 @@ from slipstream.runtimes.batching import Batcher, BatchPolicy
 from slipstream.runtimes.runtime import Array, ModelError, Runtime, TensorSpec
 
 DEFAULT_PORT = 8500
-_LARGEST_BODY = 256 << 20
+_MAX_BODY = 256 << 20
 _MAX_MESSAGE = 1000
-# For a worker that has nothing left to answer; one that is in a call which hangs is left behind.
+# Wait for an idle worker; one that hangs in a call is abandoned.
 _END_S = 0.2
 
 
@@ -42,11 +40,11 @@ class _Pending:
         self.shapes = [(array.dtype, *array.shape[1:]) for array in self.inputs]
 
     def claim(self) -> bool:
-        """Whether the caller is the first: the worker that answers it, or what gives it up."""
+        """Return True for the first caller only: the worker, or the deadline."""
         return self._claimed.acquire(blocking=False)
 
     def expire(self) -> None:
-        """Refuse it if it still waits; what it holds is freed at once."""
+        """Refuse the request if it still waits, and free its inputs."""
         if self.claim():
             self.inputs = []
             if not self.answer.done():
@@ -55,12 +53,12 @@ class _Pending:
 
 @dataclass
 class ModelServer:
-    """A server that runs in threads of its own.
+    """A running server.
 
     Attributes:
-        port: on 127.0.0.1.
-        key: whoever has it may ask.
-        answered, refused, failed: requests so far.
+        port: port on 127.0.0.1.
+        key: secret that requests must present.
+        answered, refused, failed: number of requests so far.
     """
 
     model: Runtime
@@ -72,7 +70,7 @@ class ModelServer:
 
     @property
     def address(self) -> str:
-        """What `slipstream.runtimes.load` takes; it holds the key."""
+        """URL for `slipstream.runtimes.load`, including the key."""
         return f"http://{loopback.HOST}:{self.port}/?key={self.key}"
 
 
@@ -85,13 +83,13 @@ def serving(
     waiting: int = 64,
     deadline_s: float = 1.0,
 ) -> Iterator[ModelServer]:
-    """Serve `model` until the block ends; the model is the caller's to close.
+    """Serve `model` until the block ends; the caller closes the model.
 
     Args:
-        port: to listen on; None for a free one, `DEFAULT_PORT` if that is.
+        port: port to listen on; None for `DEFAULT_PORT`, or a free one if it is taken.
         policy: how requests are batched.
-        waiting: requests that may wait; more are refused.
-        deadline_s: after which one that still waits is refused.
+        waiting: maximum number of waiting requests; more are refused.
+        deadline_s: maximum time that a request waits before it is refused.
 
     Raises:
         MissingExtraError: the extra ``[live]`` is not installed.
@@ -118,17 +116,17 @@ def serving(
 
 
 def _answer_all(model: Runtime, batcher: Batcher[_Pending]) -> None:
-    """The worker's loop: batches, until the server ends."""
+    """Answer batches until the server ends."""
     while (batch := batcher.take()) is not None:
         while batch:
             group = [pending for pending in batch if pending.shapes == batch[0].shapes]
             batch = [pending for pending in batch if pending.shapes != group[0].shapes]
-            # Not before: a request that is not in the next call can still expire.
+            # Claimed only now, so that requests of a later call can still expire.
             _answer(model, [pending for pending in group if pending.claim()])
 
 
 def _answer(model: Runtime, batch: Sequence[_Pending]) -> None:
-    """Answer requests of the same shapes together; separately if that fails."""
+    """Answer requests of equal shapes together, or separately if that fails."""
     if not batch:
         return
     counts = [len(pending.inputs[0]) for pending in batch]
@@ -151,7 +149,7 @@ def _answer(model: Runtime, batch: Sequence[_Pending]) -> None:
 def _settle(pending: _Pending, answer: list[Array] | Exception) -> None:
     def settle() -> None:
         if pending.answer.done():
-            return  # expired, or the client has left
+            return  # expired, or the client disconnected
         if isinstance(answer, Exception):
             pending.answer.set_exception(answer)
         else:
@@ -173,22 +171,22 @@ def _application(server: ModelServer, batcher: Batcher[_Pending], deadline_s: fl
     def refusal(status: int, what: str, **headers: str) -> Response:
         return JSONResponse({"error": what[:_MAX_MESSAGE]}, status, headers)
 
-    def unwelcome(request: Request) -> Response | None:
-        """Another name that leads here, a page of a browser, or somebody without the key."""
+    def rejected(request: Request) -> Response | None:
+        """Reject other host names, browser pages, and requests without the key."""
         if request.headers.get("host") not in hosts or "origin" in request.headers:
-            return refusal(403, "only programs on this machine may ask")
-        given = request.headers.get("authorization", "").removeprefix("Bearer ")
-        given = given or request.query_params.get("key", "")
-        if not loopback.same_key(given, server.key):
-            return refusal(401, "the key is missing or wrong: it is in the address printed")
+            return refusal(403, "only programs on this machine may send requests")
+        key = request.headers.get("authorization", "").removeprefix("Bearer ")
+        key = key or request.query_params.get("key", "")
+        if not loopback.same_key(key, server.key):
+            return refusal(401, "the key is missing or wrong: use the printed address")
         name = request.path_params.get("name", server.model.name)
         if name != server.model.name:
-            return refusal(404, f"there is no model '{name}' here, only '{server.model.name}'")
+            return refusal(404, f"there is no model '{name}', only '{server.model.name}'")
         return None
 
     async def metadata(request: Request) -> Response:
-        if (no := unwelcome(request)) is not None:
-            return no
+        if (response := rejected(request)) is not None:
+            return response
         model = server.model
         if request.url.path == "/v2":
             return JSONResponse({"name": "slipstream", "models": [model.name]})
@@ -196,16 +194,16 @@ def _application(server: ModelServer, batcher: Batcher[_Pending], deadline_s: fl
 
     async def ready(request: Request) -> Response:
         counts = {"answered": server.answered, "refused": server.refused, "failed": server.failed}
-        return unwelcome(request) or JSONResponse({**counts, "waiting": batcher.waiting()})
+        return rejected(request) or JSONResponse({**counts, "waiting": batcher.waiting()})
 
     async def infer(request: Request) -> Response:
-        if (no := unwelcome(request)) is not None:
-            return no
+        if (response := rejected(request)) is not None:
+            return response
         try:
             body = await read(request)
             if body is None:
-                large = f"the body is larger than {_LARGEST_BODY >> 20} MiB"
-                return refusal(413, large, connection="close")
+                what = f"the body is larger than {_MAX_BODY >> 20} MiB"
+                return refusal(413, what, connection="close")
             length = request.headers.get(protocol.LENGTH)
             tensors = protocol.decode("inputs", body, length)
             pending = _Pending(
@@ -216,14 +214,14 @@ def _application(server: ModelServer, batcher: Batcher[_Pending], deadline_s: fl
             return refusal(400, str(error))
         if not batcher.put(pending):
             server.refused += 1
-            return refusal(503, "too many requests wait", **{"retry-after": "1"})
+            return refusal(503, "too many requests are waiting", **{"retry-after": "1"})
         deadline = asyncio.get_running_loop().call_later(deadline_s, pending.expire)
         try:
             outputs = await pending.answer
             answer = answered(outputs, binary=length is not None)
         except TimeoutError:
             server.refused += 1
-            return refusal(503, "it waited too long", **{"retry-after": "1"})
+            return refusal(503, "the request waited too long", **{"retry-after": "1"})
         except asyncio.CancelledError:
             pending.expire()
             return refusal(503, "the server is shutting down")
@@ -236,29 +234,29 @@ def _application(server: ModelServer, batcher: Batcher[_Pending], deadline_s: fl
         return answer
 
     async def read(request: Request) -> bytearray | None:
-        """The body; None if it is too large, however it is framed: chunks announce no length."""
+        """Read the body; None if it is too large, also for chunked bodies without a length."""
         body, size = bytearray(), int(request.headers.get("content-length") or 0)
-        if size <= _LARGEST_BODY:
+        if size <= _MAX_BODY:
             async for part in request.stream():
                 body += part
-                if len(body) > _LARGEST_BODY:
+                if len(body) > _MAX_BODY:
                     return None
-        return body if size <= _LARGEST_BODY else None
+        return body if size <= _MAX_BODY else None
 
     def answered(outputs: list[Array], *, binary: bool) -> Response:
-        given = names or [f"output_{n}" for n in range(len(outputs))]
+        listed = names or [f"output_{n}" for n in range(len(outputs))]
         if binary:
             body, header = protocol.encode(
-                "outputs", list(zip(given, outputs, strict=True)), model_name=server.model.name
+                "outputs", list(zip(listed, outputs, strict=True)), model_name=server.model.name
             )
             return Response(body, headers={protocol.LENGTH: str(header)})
-        for name, array in zip(given, outputs, strict=True):
+        for name, array in zip(listed, outputs, strict=True):
             if array.dtype.kind == "f" and not np.isfinite(array).all():
                 return refusal(
                     400, f"'{name}' has NaN or infinity for these inputs, which JSON cannot "
                     "represent; the binary form of the protocol can",
                 )  # fmt: skip
-        return JSONResponse({"model_name": server.model.name, "outputs": _as_json(given, outputs)})
+        return JSONResponse({"model_name": server.model.name, "outputs": _as_json(listed, outputs)})
 
     @contextlib.asynccontextmanager
     async def lifespan(application: Any) -> AsyncIterator[None]:
@@ -281,6 +279,6 @@ def _as_json(names: Sequence[str], outputs: Sequence[Array]) -> list[dict[str, A
     described = protocol.describe("", (), ())["outputs"]
     for name, array in zip(names, outputs, strict=True):
         spec = TensorSpec(name, array.dtype.name, array.shape)
-        (one,) = protocol.describe("", (), (spec,))["outputs"]
-        described.append({**one, "data": array.reshape(-1).tolist()})
+        (entry,) = protocol.describe("", (), (spec,))["outputs"]
+        described.append({**entry, "data": array.reshape(-1).tolist()})
     return described  # type: ignore[no-any-return]

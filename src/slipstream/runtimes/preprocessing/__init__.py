@@ -1,14 +1,14 @@
-"""How a raw input becomes what a model takes: a value of named stages, and what can go wrong in it.
+"""Preprocessing pipelines of named stages, from raw inputs to a model's, and their usual bugs.
 
     from slipstream.runtimes import preprocessing as pre
 
     pipeline = pre.image_pipeline(224, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
     x = pipeline.batch([open("cat.jpg", "rb").read()])     # float32 [1, 3, 224, 224]
-    for bug in pipeline.variations():                      # one stage done otherwise
+    for bug in pipeline.variations():                      # one stage changed
         print(bug.text, bug.pipeline.hash)
 
-`sound_pipeline` and `text_pipeline` do the same for recordings and for text. A pipeline is data:
-`Pipeline.to_dict` is what a log holds, `Pipeline.from_dict` brings it back."""
+`sound_pipeline` and `text_pipeline` do the same for recordings and text. Pipelines are values that
+`Pipeline.to_dict` and `Pipeline.from_dict` convert to and from JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The last stage of any pipeline: to the model's dtype, and to codes where it is quantised."""
+"""The last stage of a pipeline: conversion to the model's dtype, with quantization."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from slipstream.runtimes.preprocessing.pipeline import Array, Stage
 
 @dataclass(frozen=True)
 class Cast(Stage):
-    """To the model's dtype, and to codes where its input is quantised: real = scale (code - zero).
+    """Convert to the model's dtype; quantize if it is quantized, real = scale (code - zero_point).
 
     Attributes:
-        dtype: NumPy's name.
-        scale, zero_point: of the model's input; scale 0 where numbers stand for themselves.
-        rounding: of codes; for floats, ``truncate`` means that they went through integers.
-        overflow: codes outside the dtype are clipped, or wrap around as a plain cast does.
+        dtype: NumPy's name of the type.
+        scale, zero_point: quantization of the model's input; scale 0 without quantization.
+        rounding: rounding of codes; ``truncate`` cuts floats to integers.
+        overflow: whether codes outside the dtype are clipped or wrap around.
     """
 
     name = "cast"
@@ -33,11 +33,11 @@ class Cast(Stage):
 
     def __post_init__(self) -> None:
         try:
-            number = np.dtype(self.dtype).kind in "biuf"
+            numeric = np.dtype(self.dtype).kind in "biuf"
         except TypeError:
-            number = False
-        if not number:
-            raise InvalidArgumentError("cast", f"'{self.dtype:.40}' is not a dtype of numbers")
+            numeric = False
+        if not numeric:
+            raise InvalidArgumentError("cast", f"'{self.dtype:.40}' is not a numeric dtype")
 
     def __call__(self, value: Array) -> Array:
         dtype = np.dtype(self.dtype)
@@ -54,9 +54,9 @@ class Cast(Stage):
         return value.astype(np.int64).astype(dtype)
 
     def bugs(self) -> Iterator[tuple[str, Stage]]:
-        yield "values are cut to integers", self.changed(rounding="truncate")
+        yield "values are truncated to integers", self.changed(rounding="truncate")
         if self.scale:
-            yield "the zero point is left out", self.changed(zero_point=0)
+            yield "the zero point is missing", self.changed(zero_point=0)
             for shift in (128, -128):
                 yield (
                     f"codes are {shift:+d} off (signed and unsigned mixed up)",

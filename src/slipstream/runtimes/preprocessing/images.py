@@ -1,4 +1,4 @@
-"""Stages from an image file to a model's input."""
+"""Preprocessing stages for images."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from slipstream.errors import InvalidArgumentError, MissingExtraError
 from slipstream.runtimes.preprocessing.cast import Cast
 from slipstream.runtimes.preprocessing.pipeline import Array, Pipeline, RawInputError, Stage
 
-# What Pillow raises on a damaged file, depending on where the damage lies.
+# Exceptions that Pillow raises on damaged files.
 _DAMAGED = (OSError, ValueError, SyntaxError, struct.error, IndexError, KeyError, TypeError)
 _IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 Method = Literal["nearest", "bilinear", "bicubic", "area", "lanczos"]
@@ -27,7 +27,7 @@ Coordinates = Literal["half_pixel", "corners", "asymmetric"]
 
 def _pillow(module: str = "Image") -> Any:
     try:
-        # By name: Pillow is an extra, and its types are not needed to check ours.
+        # By name, since Pillow is an extra that mypy need not find.
         return importlib.import_module(f"PIL.{module}")
     except ImportError as error:
         raise MissingExtraError("preprocessing images", "Pillow", "vision") from error
@@ -35,14 +35,14 @@ def _pillow(module: str = "Image") -> Any:
 
 @dataclass(frozen=True)
 class Decode(Stage):
-    """A file's bytes, a path or pixels to uint8 [H, W, 3] in RGB. Colour profiles are ignored.
+    """Decode a file's bytes, a path or pixels to uint8 RGB [H, W, 3], ignoring colour profiles.
 
     Attributes:
-        exif: turn the picture as its EXIF orientation says.
-        wide: 16-bit grey is scaled to 8 bits, or cut off at 255 as a plain conversion does; of
-            16-bit colour Pillow keeps the high byte.
-        cmyk: CMYK is converted to RGB, or with its inks inverted, as files of some programs are.
-        alpha: transparency is dropped, or laid over white or black.
+        exif: whether to apply the EXIF orientation.
+        wide: scale 16-bit grey to 8 bits, or clip it at 255 like a plain conversion; Pillow always
+            takes the high byte of 16-bit colour.
+        cmyk: convert CMYK to RGB, or invert its inks first.
+        alpha: drop transparency, or composite it over white or black.
     """
 
     name = "decode"
@@ -67,7 +67,7 @@ class Decode(Stage):
         except (*_DAMAGED, image.DecompressionBombError) as error:
             raise RawInputError(
                 f"the image does not decode: {error}",
-                remedy="leave it out, or write it again with the program it came from",
+                remedy="remove the file, or save it again",
             ) from error
 
     def _rgb(self, image: Any, opened: Any) -> Array:
@@ -79,8 +79,8 @@ class Decode(Stage):
             opened.mode in ("RGBA", "LA", "PA") or opened.info.get("transparency")
         ):
             opened = opened.convert("RGBA")
-            ground = image.new("RGBA", opened.size, self.alpha)
-            opened = image.alpha_composite(ground, opened)
+            background = image.new("RGBA", opened.size, self.alpha)
+            opened = image.alpha_composite(background, opened)
         return np.array(opened.convert("RGB"), dtype=np.uint8)
 
     def _pixels(self, pixels: Array) -> Array:
@@ -95,17 +95,17 @@ class Decode(Stage):
         if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] not in (1, 3, 4):
             raise RawInputError(
                 f"pixels are {pixels.dtype}[{', '.join(map(str, pixels.shape))}]",
-                remedy="uint8 or uint16 [H, W], [H, W, 3] in RGB, or [H, W, 4] with alpha",
+                remedy="pass uint8 or uint16 [H, W], [H, W, 3] in RGB, or [H, W, 4] with alpha",
             )
         return np.repeat(pixels, 3, 2) if pixels.shape[2] == 1 else pixels[..., :3]
 
     def bugs(self) -> Iterator[tuple[str, Stage]]:
         if self.exif:
             yield "the EXIF orientation is ignored", self.changed(exif=False)
-        yield "16-bit grey is cut off at 255", self.changed(wide="clip")
-        yield "CMYK is taken with its inks inverted", self.changed(cmyk="inverted")
-        for ground in ("white", "black", "drop"):
-            yield f"transparency: {ground}", self.changed(alpha=ground)
+        yield "16-bit grey is clipped at 255", self.changed(wide="clip")
+        yield "CMYK is read with inverted inks", self.changed(cmyk="inverted")
+        for alpha in ("white", "black", "drop"):
+            yield f"transparency: {alpha}", self.changed(alpha=alpha)
 
     def code(self) -> str:
         opened = "Image.open(file)"
@@ -115,13 +115,13 @@ class Decode(Stage):
 
 @dataclass(frozen=True)
 class Crop(Stage):
-    """The part of a picture that is used.
+    """Select the part of an image that is used.
 
     Attributes:
-        share: of the shorter side, for the side of the square; 1 for the largest square.
-        shape: a ``square``; the ``whole`` picture, to be stretched; ``pad``: the whole with grey
-            beside it (letterbox).
-        anchor: where the square lies.
+        share: side of the square relative to the image's shorter side.
+        shape: a ``square``; the ``whole`` image, which is stretched later; ``pad``: the whole image
+            padded with grey (letterbox).
+        anchor: position of the square.
     """
 
     name = "crop"
@@ -158,7 +158,7 @@ class Crop(Stage):
 
     def code(self) -> str:
         if self.shape == "whole":
-            return "# the whole picture, stretched"
+            return "# the whole image, stretched"
         if self.shape == "pad":
             return "image = pad_to_square(image, fill=114)"
         at = "(h - s) // 2, (w - s) // 2" if self.anchor == "centre" else "0, 0"
@@ -170,14 +170,14 @@ class Crop(Stage):
 
 @dataclass(frozen=True)
 class Resize(Stage):
-    """To a size in pixels.
+    """Resize to a size in pixels.
 
     Attributes:
-        height, width: of what comes out.
-        method: kernel; ``area`` is the mean of the pixels covered.
-        antialias: whether the kernel widens when the picture shrinks.
-        coordinates: where the centre of a pixel lies: ``half_pixel`` everywhere today; ``corners``
-            puts the outer pixels onto each other; ``asymmetric`` is TensorFlow's first version.
+        height, width: output size.
+        method: interpolation kernel; ``area`` averages the covered pixels.
+        antialias: whether the kernel widens when the image shrinks.
+        coordinates: position of pixel centres: ``half_pixel`` in current libraries; ``corners``
+            aligns the corner pixels; ``asymmetric`` was TensorFlow's first version.
     """
 
     name = "resize"
@@ -196,7 +196,6 @@ class Resize(Stage):
         if plain and value.dtype == np.uint8:
             image = _pillow()
             method = image.Resampling[{"area": "BOX"}.get(self.method, self.method.upper())]
-            # Channel by channel where there are not 1, 3 or 4 of them is nobody's case yet.
             grey = value.shape[2] == 1
             opened = image.fromarray(value[..., 0] if grey else np.ascontiguousarray(value))
             resized: Array = np.asarray(opened.resize((self.width, self.height), method))
@@ -225,29 +224,28 @@ class Resize(Stage):
 
     def code(self) -> str:
         method = {"area": "BOX"}.get(self.method, self.method.upper())
-        odd = "" if self.antialias and self.coordinates == "half_pixel" else (
+        comment = "" if self.antialias and self.coordinates == "half_pixel" else (
             f"  # antialias={self.antialias}, coordinates={self.coordinates}"
         )  # fmt: skip
         size = f"({self.width}, {self.height})"
         return (
             f"image = np.asarray(Image.fromarray(image).resize({size}, Image.Resampling.{method}))"
-            + odd
+            + comment
         )
 
 
 @functools.lru_cache(maxsize=256)
 def _weights(
-    given: int, wanted: int, method: Method, antialias: bool, coordinates: Coordinates
+    source: int, target: int, method: Method, antialias: bool, coordinates: Coordinates
 ) -> Array:
-    """What every pixel of a line adds to every pixel of the resized line, float32 [wanted, given].
+    """Return the weights of source pixels in each target pixel of a line, float32 [target, source].
 
-    Cubic kernels have the parameter that the libraries have: -0.5 with antialiasing (Pillow), else
-    -0.75 (OpenCV, torch).
+    The cubic kernel's parameter is -0.5 with antialiasing (Pillow), else -0.75 (OpenCV, torch).
     """
-    steps = np.arange(wanted, dtype=np.float64)
-    scale = given / wanted
+    steps = np.arange(target, dtype=np.float64)
+    scale = source / target
     if coordinates == "corners":
-        centres = steps * ((given - 1) / max(wanted - 1, 1))
+        centres = steps * ((source - 1) / max(target - 1, 1))
     else:
         centres = steps * scale if coordinates == "asymmetric" else (steps + 0.5) * scale - 0.5
     if method == "nearest":
@@ -255,16 +253,16 @@ def _weights(
         nearest = np.floor((steps + 0.5) * scale) if half else np.floor(
             centres + (0.5 if coordinates == "corners" else 0.0)
         )  # fmt: skip
-        chosen = np.zeros((wanted, given), np.float32)
-        chosen[np.arange(wanted), np.clip(nearest, 0, given - 1).astype(int)] = 1.0
-        return chosen
-    wide = max(scale, 1.0) if antialias else 1.0
-    reach = {"bilinear": 1.0, "bicubic": 2.0, "area": 0.5, "lanczos": 3.0}[method] * wide
-    weights = np.zeros((wanted, given), np.float64)
+        one_hot = np.zeros((target, source), np.float32)
+        one_hot[np.arange(target), np.clip(nearest, 0, source - 1).astype(int)] = 1.0
+        return one_hot
+    stretch = max(scale, 1.0) if antialias else 1.0
+    radius = {"bilinear": 1.0, "bicubic": 2.0, "area": 0.5, "lanczos": 3.0}[method] * stretch
+    weights = np.zeros((target, source), np.float64)
     for step, centre in enumerate(centres):
-        near = np.arange(int(np.floor(centre - reach)), int(np.ceil(centre + reach)) + 1)
-        weight = _kernel(method, (near - centre) / wide, -0.5 if antialias else -0.75)
-        np.add.at(weights[step], np.clip(near, 0, given - 1), weight)
+        near = np.arange(int(np.floor(centre - radius)), int(np.ceil(centre + radius)) + 1)
+        weight = _kernel(method, (near - centre) / stretch, -0.5 if antialias else -0.75)
+        np.add.at(weights[step], np.clip(near, 0, source - 1), weight)
     return np.asarray(weights / weights.sum(1, keepdims=True), np.float32)
 
 
@@ -283,13 +281,13 @@ def _kernel(method: Method, x: Array, a: float) -> Array:
 
 @dataclass(frozen=True)
 class Colour(Stage):
-    """What cameras and video decoders do to values 0..255.
+    """Colour conversions of cameras and video decoders on values 0..255.
 
     Attributes:
         levels: ``full``; ``limited``: black 16 and white 235, not expanded; ``expanded``: full
-            values taken for limited ones.
-        gamma: exponent of values in 0..1; 2.2 gives about linear light.
-        matrix: ``mixed`` where YUV was made by BT.601 and read by BT.709.
+            levels treated as limited ones.
+        gamma: exponent of values in 0..1; 2.2 gives approximately linear light.
+        matrix: ``mixed`` for YUV written by BT.601 and read by BT.709.
     """
 
     name = "colour"
@@ -327,19 +325,19 @@ class Colour(Stage):
         yield "full levels are expanded as if they were limited", self.changed(levels="expanded")
         yield "gamma is undone (linear light)", self.changed(gamma=2.2)
         yield "gamma is applied twice", self.changed(gamma=1 / 2.2)
-        yield "YUV of BT.601 is read as BT.709", self.changed(matrix="mixed")
+        yield "BT.601 YUV is read as BT.709", self.changed(matrix="mixed")
 
     def code(self) -> str:
-        return "# values 0..255 as the file has them" if self == Colour() else super().code()
+        return "# values 0..255 of the file" if self == Colour() else super().code()
 
 
 @dataclass(frozen=True)
 class Orient(Stage):
-    """One of the eight ways a picture may lie.
+    """One of the eight orientations of an image.
 
     Attributes:
-        turn: degrees counter-clockwise: 0, 90, 180, 270.
-        mirror: left and right change places, before it is turned.
+        turn: rotation in degrees counter-clockwise: 0, 90, 180, 270.
+        mirror: whether to flip left and right before the rotation.
     """
 
     name = "orient"
@@ -356,9 +354,8 @@ class Orient(Stage):
 
     def bugs(self) -> Iterator[tuple[str, Stage]]:
         for turn, mirror in itertools.product((0, 90, 180, 270), (False, True)):
-            words = [f"turned by {turn} degrees"] if turn else []
-            words = ["mirrored", *words] if mirror else words
-            text = " and ".join(words) or "not turned"
+            words = ["mirrored"] * mirror + [f"rotated by {turn} degrees"] * bool(turn)
+            text = " and ".join(words) or "not rotated"
             yield (
                 {(180, True): "upside down (flipped)"}.get((turn, mirror), text),
                 Orient(turn, mirror),
@@ -366,14 +363,14 @@ class Orient(Stage):
 
     def code(self) -> str:
         if self == Orient():
-            return "# not turned, not mirrored"
+            return "# not rotated, not mirrored"
         mirrored = "image[:, ::-1]" if self.mirror else "image"
         return f"image = np.rot90({mirrored}, {self.turn // 90})"
 
 
 @dataclass(frozen=True)
 class Channels(Stage):
-    """The order of colours; ``grey`` is luminance, three times, and ``L`` once."""
+    """Reorder colours; ``grey`` repeats luminance three times, ``L`` has it once."""
 
     name = "channels"
     family = "image"
@@ -390,8 +387,8 @@ class Channels(Stage):
                 value.dtype
             )
         if sorted(self.colours) != ["B", "G", "R"]:
-            raise InvalidArgumentError("colours", f"'{self.colours}' is no order of R, G, B")
-        return value[..., ["RGB".index(one) for one in self.colours]]
+            raise InvalidArgumentError("colours", f"'{self.colours}' is not an order of R, G, B")
+        return value[..., ["RGB".index(colour) for colour in self.colours]]
 
     def bugs(self) -> Iterator[tuple[str, Stage]]:
         for colours in map("".join, itertools.permutations("RGB")):
@@ -403,13 +400,13 @@ class Channels(Stage):
             return 'image = np.asarray(Image.fromarray(image).convert("L").convert("RGB"))'
         if self.colours == "L":
             return 'image = np.asarray(Image.fromarray(image).convert("L"))[..., None]'
-        order = ["RGB".index(one) for one in self.colours]
+        order = ["RGB".index(colour) for colour in self.colours]
         return f"image = image[..., {order}]  # {self.colours}"
 
 
 @dataclass(frozen=True)
 class Scale(Stage):
-    """Values 0..255 mapped linearly to float32 `low`..`high`, `times` times over."""
+    """Map values 0..255 linearly to float32 `low`..`high`, `times` times."""
 
     name = "scale"
     family = "image"
@@ -438,7 +435,7 @@ class Scale(Stage):
 
 @dataclass(frozen=True)
 class Normalise(Stage):
-    """(x - mean) / std for each channel, the last axis, `times` times over."""
+    """Compute (x - mean) / std per channel, the last axis, `times` times."""
 
     name = "normalise"
     order = 70
@@ -457,31 +454,30 @@ class Normalise(Stage):
 
     def bugs(self) -> Iterator[tuple[str, Stage]]:
         mean, std = self.mean, self.std
-        one = (1.0,) * len(std)
-        none = (0.0,) * len(mean)
+        ones, zeros = (1.0,) * len(std), (0.0,) * len(mean)
         large = max(map(abs, mean)) > 3 or max(std) > 3
         unit = 255.0 if large else 1.0
 
-        def named(text: str, mean: tuple[float, ...], std: tuple[float, ...]) -> tuple[str, Stage]:
+        def scaled(text: str, mean: tuple[float, ...], std: tuple[float, ...]) -> tuple[str, Stage]:
             mean, std = (tuple(unit * v for v in part) for part in (mean, std))
             return text, Normalise(mean, std)
 
-        yield "mean and deviation are not applied", Normalise(none, one)
-        yield "the mean is not taken off", Normalise(none, std)
-        yield "it is not divided by the deviation", Normalise(mean, one)
+        yield "mean and deviation are not applied", Normalise(zeros, ones)
+        yield "the mean is not subtracted", Normalise(zeros, std)
+        yield "values are not divided by the deviation", Normalise(mean, ones)
         yield "mean and deviation are applied twice", self.changed(times=2)
         yield "mean and deviation in the reverse order", Normalise(mean[::-1], std[::-1])
-        yield named("ImageNet's mean and deviation", *_IMAGENET)
+        yield scaled("ImageNet's mean and deviation", *_IMAGENET)
         if large:
-            yield "ImageNet's mean and deviation of values in 0..1", Normalise(*_IMAGENET)
-        yield named("mean and deviation of 0.5", (0.5,), (0.5,))
+            yield "ImageNet's mean and deviation for values in 0..1", Normalise(*_IMAGENET)
+        yield scaled("mean and deviation of 0.5", (0.5,), (0.5,))
         factor = 1 / 255 if large else 255.0
         yield (
             f"mean and deviation {factor:.3g} times as large",
             Normalise(tuple(factor * v for v in mean), tuple(factor * v for v in std)),
         )
         if mean != std:
-            yield "mean and deviation change places", Normalise(std, tuple(v or 1.0 for v in mean))
+            yield "mean and deviation are swapped", Normalise(std, tuple(v or 1.0 for v in mean))
 
     def code(self) -> str:
         return f"x = (x - np.float32({self.mean})) / np.float32({self.std})"
@@ -489,7 +485,7 @@ class Normalise(Stage):
 
 @dataclass(frozen=True)
 class Layout(Stage):
-    """[H, W, C] as the model wants it; `misread`: the bytes of the other layout, taken as this."""
+    """Transpose [H, W, C] to the model's layout; `misread` reinterprets the other layout's data."""
 
     name = "layout"
     family = "image"
@@ -510,7 +506,7 @@ class Layout(Stage):
 
     def bugs(self) -> Iterator[tuple[str, Stage]]:
         other = {"HWC": "CHW", "CHW": "HWC"}[self.axes]
-        yield f"data of the layout {other} are read as {self.axes}", self.changed(misread=True)
+        yield f"data of the layout {other} is read as {self.axes}", self.changed(misread=True)
 
     def code(self) -> str:
         if self.misread:
@@ -533,15 +529,15 @@ def image_pipeline(
     scale: float = 0.0,
     zero_point: int = 0,
 ) -> Pipeline:
-    """What most classifiers take: decode, crop the centre, resize, map, normalise, lay out, cast.
+    """Build the usual pipeline of image classifiers.
 
     Args:
-        size: pixels, of a square or (height, width).
-        crop: share of the shorter side of the central square; None to stretch the whole picture.
-        method: of resizing, with antialiasing.
-        value_range: what 0 and 255 become, before `mean` is taken off and `std` divides.
-        layout: of a sample.
-        dtype, scale, zero_point: of the model's input.
+        size: side of a square, or (height, width), in pixels.
+        crop: side of the central square relative to the shorter side; None to stretch the image.
+        method: method of resizing, with antialiasing.
+        value_range: values to which 0 and 255 are mapped, before `mean` and `std` are applied.
+        layout: layout of a sample.
+        dtype, scale, zero_point: type and quantization of the model's input.
     """
     height, width = (size, size) if isinstance(size, int) else size
     return Pipeline((

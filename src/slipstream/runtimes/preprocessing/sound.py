@@ -1,4 +1,4 @@
-"""Stages from a recording to samples of one rate and length, and the usual pipeline of sound."""
+"""Preprocessing stages for recordings, and the usual pipeline of sound."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from slipstream.runtimes.preprocessing.spectrum import (
 
 @dataclass(frozen=True)
 class Waveform(Stage):
-    """A WAV file's bytes, a path, or samples [T] or [T, channels], to float32 [T] in -1..1.
+    """Read a WAV file's bytes, a path, or samples [T] or [T, channels], as float32 [T] in -1..1.
 
     Attributes:
-        rate: Hz of what comes out.
-        raw_rate: Hz of bare samples, which do not say it.
-        resample: ``polyphase``, with a filter against aliasing; ``linear``, between neighbours;
-            ``ignored``: samples are taken for some of `rate`, whatever theirs is.
-        mix: of channels: their ``mean``, or the ``left`` one alone.
+        rate: output rate in Hz.
+        raw_rate: rate in Hz of inputs that are bare samples.
+        resample: ``polyphase`` with an anti-aliasing filter; ``linear`` interpolation; ``ignored``:
+            treat samples as if they had `rate`.
+        mix: use the ``mean`` of the channels, or the ``left`` one.
     """
 
     name = "waveform"
@@ -51,7 +51,7 @@ class Waveform(Stage):
         if samples.dtype.kind not in "iuf" or samples.ndim not in (1, 2) or not samples.size:
             raise RawInputError(
                 f"samples are {samples.dtype}[{', '.join(map(str, samples.shape))}]",
-                remedy="[T] or [T, channels] of int16, int32, uint8 or float",
+                remedy="pass [T] or [T, channels] of int16, int32, uint8 or float",
             )
         mono: Array = samples.astype(np.float64)
         if samples.dtype.kind in "iu":
@@ -71,10 +71,10 @@ class Waveform(Stage):
 
     def bugs(self) -> Iterator[tuple[str, Stage]]:
         yield "the sample rate is not converted", self.changed(resample="ignored")
-        yield "resampled between neighbours, without a filter", self.changed(resample="linear")
+        yield "resampled by linear interpolation, without a filter", self.changed(resample="linear")
         yield "only the left channel is used", self.changed(mix="left")
         for rate in RATES_HZ:
-            yield f"brought to {rate} Hz", self.changed(rate=rate)
+            yield f"resampled to {rate} Hz", self.changed(rate=rate)
 
     def code(self) -> str:
         mixed = "x.mean(1)" if self.mix == "mean" else "x[:, 0]"
@@ -83,7 +83,7 @@ class Waveform(Stage):
             f"x = {mixed} if x.ndim == 2 else x"
         )
         if self.resample == "ignored":
-            return f"{read}  # at whatever rate the file has"
+            return f"{read}  # at the file's rate"
         if self.resample == "linear":
             at = f"np.arange(len(x) * {self.rate} // rate) * (rate / {self.rate})"
             return f"{read}\nx = np.interp({at}, np.arange(len(x)), x).astype(np.float32)"
@@ -95,36 +95,37 @@ class Waveform(Stage):
 
 
 def _wav(value: Any) -> tuple[Array, int]:
-    """Samples of a WAV file, and their rate."""
+    """Return the samples of a WAV file and their rate."""
     from scipy.io import wavfile
 
     try:
         content = Path(value).read_bytes() if isinstance(value, (str, Path)) else bytes(value)
         if content[:4] == b"RIFF" and struct.unpack_from("<I", content, 4)[0] + 8 > len(content):
-            raise ValueError("it is cut off")
+            raise ValueError("the file is truncated")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", wavfile.WavFileWarning)
             rate, samples = wavfile.read(io.BytesIO(content))
-    # What the reader raises depends on where the damage lies.
+    # The reader's exception depends on the position of the damage.
     except (OSError, ValueError, TypeError, KeyError, struct.error, ZeroDivisionError,
             UnboundLocalError) as error:  # fmt: skip
         raise RawInputError(
-            f"the recording is no WAV file that can be read: {error}",
-            remedy="leave it out, or write it again as 16-bit PCM",
+            f"the recording is not a readable WAV file: {error}",
+            remedy="remove the file, or save it again as 16-bit PCM",
         ) from error
     if rate <= 0:
-        raise RawInputError(f"the recording says that it has {rate} samples a second")
+        raise RawInputError(f"the recording's header has a rate of {rate} Hz")
     return samples, int(rate)
 
 
 @dataclass(frozen=True)
 class Signal(Stage):
-    """Samples as the front end takes them.
+    """Scale, centre and pre-emphasise samples.
 
     Attributes:
-        units: ``unit``: full scale is 1; ``int16``: 32768; ``peak``: the loudest sample is 1.
-        centred: the mean of the recording is taken off.
-        emphasis: of high frequencies: x[t] - emphasis * x[t - 1]; 0 for none.
+        units: scale: full scale is 1 (``unit``) or 32768 (``int16``), or the loudest sample is 1
+            (``peak``).
+        centred: whether to subtract the mean of the recording.
+        emphasis: pre-emphasis of high frequencies, x[t] - emphasis * x[t - 1]; 0 for none.
     """
 
     name = "signal"
@@ -146,12 +147,12 @@ class Signal(Stage):
         return x.astype(np.float32)
 
     def bugs(self) -> Iterator[tuple[str, Stage]]:
-        yield "samples of full scale 1", self.changed(units="unit")
-        yield "samples as 16-bit codes, not divided by 32768", self.changed(units="int16")
-        yield "samples are divided by the loudest of the recording", self.changed(units="peak")
+        yield "samples have full scale 1", self.changed(units="unit")
+        yield "samples are 16-bit codes, not divided by 32768", self.changed(units="int16")
+        yield "samples are divided by the loudest one of the recording", self.changed(units="peak")
         without = " not" if self.centred else ""
         yield (
-            f"the mean of the recording is{without} taken off",
+            f"the mean of the recording is{without} subtracted",
             self.changed(centred=not self.centred),
         )
         for emphasis in (0.0, 0.95, 0.97):
@@ -166,17 +167,17 @@ class Signal(Stage):
         }[self.units]  # fmt: skip
         if self.emphasis:
             lines.append(f"x = np.append(x[:1], x[1:] - np.float32({self.emphasis}) * x[:-1])")
-        return "\n".join(lines) or "# samples in -1..1, as they are"
+        return "\n".join(lines) or "# samples in -1..1"
 
 
 @dataclass(frozen=True)
 class Length(Stage):
-    """As many samples of every recording.
+    """Cut or pad recordings to the same number of samples.
 
     Attributes:
-        samples: that come out.
-        pad: where silence goes beside a short one: ``end``, ``start``, ``both``; or ``repeat``.
-        keep: what is kept of a long one: its ``start``, ``centre`` or ``end``.
+        samples: output length.
+        pad: where to add silence to short recordings: ``end``, ``start``, ``both``; or ``repeat``.
+        keep: part of long recordings to keep: ``start``, ``centre`` or ``end``.
     """
 
     name = "length"
@@ -187,14 +188,14 @@ class Length(Stage):
     keep: Literal["start", "centre", "end"] = "start"
 
     def __call__(self, value: Array) -> Array:
-        lacking = self.samples - len(value)
-        if lacking <= 0:
-            begin = {"start": 0, "centre": -lacking // 2, "end": -lacking}[self.keep]
+        missing = self.samples - len(value)
+        if missing <= 0:
+            begin = {"start": 0, "centre": -missing // 2, "end": -missing}[self.keep]
             return value[begin : begin + self.samples]
         if self.pad == "repeat":
             return np.resize(value, self.samples)
-        before = {"end": 0, "start": lacking, "both": lacking // 2}[self.pad]
-        return np.pad(value, (before, lacking - before))
+        before = {"end": 0, "start": missing, "both": missing // 2}[self.pad]
+        return np.pad(value, (before, missing - before))
 
     def bugs(self) -> Iterator[tuple[str, Stage]]:
         yield "silence is added at the start", self.changed(pad="start")
@@ -238,18 +239,18 @@ def sound_pipeline(
     scale: float = 0.0,
     zero_point: int = 0,
 ) -> Pipeline:
-    """What most models of sound take: logarithms of power in mel bands, or MFCCs.
+    """Build the usual pipeline of sound models: log power in mel bands, or MFCCs.
 
     Args:
-        rate: Hz that recordings are brought to.
-        seconds: that they are cut or filled up to.
-        frame, hop: samples of a frame of the spectrum, and from one to the next.
-        window: that a frame is multiplied with.
-        bands: from `low` to `high` Hz; half the rate if None.
-        coefficients: of the cosine transform; 0 for bands as they are.
-        mean, std: of what comes out, or one a band.
-        axes, channel: order of a sample.
-        dtype, scale, zero_point: of the model's input.
+        rate: sample rate in Hz, to which recordings are resampled.
+        seconds: length to which recordings are cut or padded.
+        frame, hop: samples per frame of the spectrum, and between the starts of frames.
+        window: window of a frame.
+        bands: number of bands, from `low` to `high` Hz (None for half the rate).
+        coefficients: number of cepstral coefficients; 0 for bands.
+        mean, std: normalisation of the features, of all or per band.
+        axes, channel: layout of a sample.
+        dtype, scale, zero_point: type and quantization of the model's input.
     """
     size = 1 << (frame - 1).bit_length()
     return Pipeline((

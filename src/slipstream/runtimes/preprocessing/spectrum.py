@@ -1,4 +1,4 @@
-"""Stages from samples of sound to features: spectrum, bands, logarithm, cepstral coefficients."""
+"""Preprocessing stages for features of sound: spectrum, bands, logarithm, cepstrum."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from slipstream.runtimes.preprocessing.pipeline import Array, RawInputError, Sta
 
 Window = Literal["hann", "hann_symmetric", "hamming", "blackman", "rectangular"]
 RATES_HZ = (8_000, 11_025, 16_000, 22_050, 44_100, 48_000)
-"""Sample rates that are mistaken for each other."""
+"""Common sample rates, which are easily mistaken for each other."""
 
 
 @dataclass(frozen=True)
 class Spectrum(Stage):
-    """Samples to the spectrum of each frame, float32 [frames, size / 2 + 1].
+    """Compute the spectrum of each frame, float32 [frames, size / 2 + 1].
 
     Attributes:
-        frame, hop: samples of a frame, and from one to the next.
-        size: of the Fourier transform; frames are filled up with zeros.
-        window: what a frame is multiplied with; periodic but for ``hann_symmetric``.
+        frame, hop: samples per frame, and between the starts of frames.
+        size: length of the Fourier transform; frames are padded with zeros.
+        window: window of a frame; periodic except ``hann_symmetric``.
         power: 2 for power, 1 for magnitude.
     """
 
@@ -40,12 +40,14 @@ class Spectrum(Stage):
     def __call__(self, value: Array) -> Array:
         if not 0 < self.frame <= self.size or self.hop < 1:
             raise InvalidArgumentError(
-                "frame", f"{self.frame} samples, {self.hop} apart, do not fit {self.size}"
+                "frame",
+                f"frames of {self.frame} samples with a hop of {self.hop} do not fit a transform "
+                f"of {self.size}",
             )
         if len(value) < self.frame:
             raise RawInputError(
                 f"the recording has {len(value)} samples, fewer than a frame of {self.frame}",
-                remedy="a stage that gives all the same length, Length, is missing",
+                remedy="add the stage Length, which pads recordings",
             )
         frames = np.lib.stride_tricks.sliding_window_view(value, self.frame)[:: self.hop]
         magnitudes = np.abs(np.fft.rfft(frames * _window(self.window, self.frame), self.size))
@@ -54,16 +56,16 @@ class Spectrum(Stage):
     def bugs(self) -> Iterator[tuple[str, Stage]]:
         for window in ("hann", "hann_symmetric", "hamming", "blackman", "rectangular"):
             yield f"the window is {window.replace('_', ', ')}", self.changed(window=window)
-        other = "magnitude in place of power" if self.power == 2 else "power in place of magnitude"
+        other = "magnitude instead of power" if self.power == 2 else "power instead of magnitude"
         yield other, self.changed(power=3 - self.power)
-        # As many frames come out of a last window that is a little shorter or longer.
+        # The number of frames stays the same if the last window is slightly shorter or longer.
         for frame in (self.hop, self.frame // 2, self.size):
             yield f"frames of {frame} samples", self.changed(frame=frame)
 
     def code(self) -> str:
-        name, periodic = _named(self.window)
-        whole = "" if periodic else ", fftbins=False"
-        window = f'scipy.signal.get_window("{name}", {self.frame}{whole})'
+        name, periodic = _scipy_window(self.window)
+        option = "" if periodic else ", fftbins=False"
+        window = f'scipy.signal.get_window("{name}", {self.frame}{option})'
         return (
             f"frames = np.lib.stride_tricks.sliding_window_view(x, {self.frame})[::{self.hop}]\n"
             f"x = np.abs(np.fft.rfft(frames * {window}, {self.size})) ** {self.power}"
@@ -74,26 +76,26 @@ class Spectrum(Stage):
 def _window(kind: Window, count: int) -> Array:
     from scipy.signal import get_window
 
-    name, periodic = _named(kind)
+    name, periodic = _scipy_window(kind)
     return np.asarray(get_window(name, count, fftbins=periodic))
 
 
-def _named(kind: Window) -> tuple[str, bool]:
-    """A window as SciPy calls it, and whether it is periodic."""
+def _scipy_window(kind: Window) -> tuple[str, bool]:
+    """Return SciPy's name of a window, and whether it is periodic."""
     return kind.removesuffix("_symmetric"), not kind.endswith("_symmetric")
 
 
 @dataclass(frozen=True)
 class Bands(Stage):
-    """A spectrum to bands of overlapping triangles, float32 [frames, count].
+    """Sum a spectrum in overlapping triangular bands, float32 [frames, count].
 
     Attributes:
-        count: of bands.
-        low, high: Hz where the first begins and the last ends.
-        rate: Hz of the samples.
-        scale: on which bands are equally wide: ``mel`` (2595 log10(1 + f / 700)), ``slaney``
+        count: number of bands.
+        low, high: start of the first and end of the last band in Hz.
+        rate: sample rate in Hz.
+        scale: frequency scale of equally wide bands: ``mel`` (2595 log10(1 + f / 700)), ``slaney``
             (linear below 1 kHz, logarithmic above), ``linear``.
-        area: every triangle has the area 1 in Hz, not the height 1.
+        area: whether triangles have area 1 in Hz instead of height 1.
     """
 
     name = "bands"
@@ -115,7 +117,7 @@ class Bands(Stage):
         heights = "the height 1" if self.area else "the area 1"
         yield f"triangles have {heights}", self.changed(area=not self.area)
         for rate in RATES_HZ:
-            yield f"bands of a sample rate of {rate} Hz", self.changed(rate=rate)
+            yield f"bands are those of a sample rate of {rate} Hz", self.changed(rate=rate)
         for high in (3_800.0, 4_000.0, 7_600.0, 8_000.0):
             yield f"bands end at {high:g} Hz", self.changed(high=high)
         for low in (0.0, 20.0, 64.0, 125.0):
@@ -127,13 +129,13 @@ class Bands(Stage):
 
 @functools.lru_cache(maxsize=256)
 def triangles(bands: Bands, bins: int) -> Array:
-    """What each bin of a spectrum adds to each band, float32 [bins, count]."""
+    """Return the weights of spectrum bins in each band, float32 [bins, count]."""
     if not 0 <= bands.low < bands.high or bands.count < 1:
         raise InvalidArgumentError(
-            "bands", f"{bands.count} from {bands.low:g} to {bands.high:g} Hz are none"
+            "bands", f"{bands.count} bands from {bands.low:g} to {bands.high:g} Hz do not exist"
         )
-    low, high = _on(bands.scale, np.array([bands.low, bands.high]))
-    corners = _back(bands.scale, np.linspace(low, high, bands.count + 2))
+    low, high = _to_scale(bands.scale, np.array([bands.low, bands.high]))
+    corners = _to_hertz(bands.scale, np.linspace(low, high, bands.count + 2))
     hertz = np.linspace(0, bands.rate / 2, bins)[:, None]
     up = (hertz - corners[:-2]) / (corners[1:-1] - corners[:-2])
     down = (corners[2:] - hertz) / (corners[2:] - corners[1:-1])
@@ -143,11 +145,12 @@ def triangles(bands: Bands, bins: int) -> Array:
     )
 
 
-# Slaney's scale (Auditory Toolbox, 1998): 200/3 Hz a step to 1 kHz, then 27 steps for a factor 6.4.
+# Slaney's scale (Auditory Toolbox, 1998): 200/3 Hz per step up to 1 kHz, then 27 steps per factor
+# of 6.4.
 _STEP_HZ, _BREAK_HZ, _LOG_STEP = 200 / 3, 1000.0, np.log(6.4) / 27
 
 
-def _on(scale: str, hertz: Array) -> Array:
+def _to_scale(scale: str, hertz: Array) -> Array:
     if scale == "mel":
         return np.asarray(2595 * np.log10(1 + hertz / 700))
     if scale == "slaney":
@@ -156,7 +159,7 @@ def _on(scale: str, hertz: Array) -> Array:
     return hertz
 
 
-def _back(scale: str, steps: Array) -> Array:
+def _to_hertz(scale: str, steps: Array) -> Array:
     if scale == "mel":
         return np.asarray(700 * (10 ** (steps / 2595) - 1))
     if scale == "slaney":
@@ -168,11 +171,11 @@ def _back(scale: str, steps: Array) -> Array:
 
 @dataclass(frozen=True)
 class Log(Stage):
-    """Loudness: a logarithm of power.
+    """Take the logarithm of power.
 
     Attributes:
         kind: ``natural``, ``log10``, ``decibel``, ``log1p`` or ``none``.
-        floor: `added` to the power, or the smallest that it can be.
+        floor: value that is added to the power if `added`, or its minimum.
     """
 
     name = "log"
@@ -196,7 +199,7 @@ class Log(Stage):
         for kind, text in (
             ("none", "no logarithm is taken"), ("natural", "the logarithm is natural"),
             ("log10", "the logarithm is to base 10"), ("decibel", "loudness is in decibels"),
-            ("log1p", "the logarithm is of 1 + power"),
+            ("log1p", "the logarithm is that of 1 + power"),
         ):  # fmt: skip
             yield text, self.changed(kind=kind)
         for floor in (1e-10, 1e-8, 1e-6, 1e-5, 1e-3, 1.0):
@@ -206,7 +209,7 @@ class Log(Stage):
 
     def code(self) -> str:
         if self.kind == "none":
-            return "# power as it is"
+            return "# power, without a logarithm"
         if self.kind == "log1p":
             return "x = np.log1p(x)"
         floored = f"x + {self.floor!r}" if self.added else f"np.maximum(x, {self.floor!r})"
@@ -218,12 +221,12 @@ class Log(Stage):
 
 @dataclass(frozen=True)
 class Cepstrum(Stage):
-    """Cosine transform of each frame's bands: MFCCs where bands are mel, float32 [frames, count].
+    """Cosine transform of each frame's bands (MFCCs for mel bands), float32 [frames, count].
 
     Attributes:
-        count: of coefficients; 0 for no transform.
-        orthogonal: scaled so that the transform keeps lengths; else twice the plain sum.
-        first: whether the first is that of loudness; without it, coefficients 1 to `count`.
+        count: number of coefficients; 0 for no transform.
+        orthogonal: whether the transform is orthonormal; otherwise twice the plain sum.
+        first: whether to include coefficient 0, the loudness; otherwise 1 to `count`.
     """
 
     name = "cepstrum"
@@ -250,7 +253,7 @@ class Cepstrum(Stage):
                 f"the cosine transform is {scaled}orthogonal",
                 self.changed(orthogonal=not self.orthogonal),
             )
-            text = "left out" if self.first else "kept"
+            text = "omitted" if self.first else "included"
             yield f"the coefficient of loudness is {text}", self.changed(first=not self.first)
 
     def code(self) -> str:
@@ -262,11 +265,11 @@ class Cepstrum(Stage):
 
 @dataclass(frozen=True)
 class Standardise(Stage):
-    """(x - mean) / std, `times` times over.
+    """Compute (x - mean) / std, `times` times.
 
     Attributes:
-        mean, std: of all values, or one a band; where they are ``fixed``.
-        over: ``fixed``; of this ``recording``; of each ``band`` of it.
+        mean, std: ``fixed`` values, of all features or per band.
+        over: use ``fixed`` values, or those of this ``recording`` or of each ``band`` of it.
     """
 
     name = "standardise"
@@ -293,15 +296,16 @@ class Standardise(Stage):
         for over in ("recording", "band"):
             text = f"mean and deviation are those of each {over}"
             yield text, self.changed(over=over, times=1)
-        none, one = (0.0,) * len(self.mean), (1.0,) * len(self.std)
-        yield "mean and deviation are not applied", Standardise(none, one)
-        if self.over == "fixed" and (self.mean, self.std) != (none, one):
-            yield "the mean is not taken off", self.changed(mean=none)
-            yield "it is not divided by the deviation", self.changed(std=one)
+        zeros, ones = (0.0,) * len(self.mean), (1.0,) * len(self.std)
+        yield "mean and deviation are not applied", Standardise(zeros, ones)
+        if self.over == "fixed" and (self.mean, self.std) != (zeros, ones):
+            yield "the mean is not subtracted", self.changed(mean=zeros)
+            yield "values are not divided by the deviation", self.changed(std=ones)
             yield "mean and deviation are applied twice", self.changed(times=2)
-            yield "it is divided by the variance", self.changed(std=tuple(v * v for v in self.std))
+            variance = tuple(v * v for v in self.std)
+            yield "values are divided by the variance", self.changed(std=variance)
             swapped = tuple(v or 1.0 for v in self.mean)
-            yield "mean and deviation change places", self.changed(mean=self.std, std=swapped)
+            yield "mean and deviation are swapped", self.changed(mean=self.std, std=swapped)
 
     def code(self) -> str:
         if self.over == "fixed":
@@ -312,12 +316,12 @@ class Standardise(Stage):
 
 @dataclass(frozen=True)
 class Arrange(Stage):
-    """[frames, bands] as the model wants it, with an axis of one channel first, last or nowhere.
+    """Transpose [frames, bands] to the model's layout, with an optional channel axis.
 
     Attributes:
         axes: ``TF``: frames first; ``FT``: bands first.
-        channel: where the axis of one channel stands.
-        misread: the data lie in the other order and are taken for this one.
+        channel: position of the channel axis.
+        misread: whether data of the other layout is reinterpreted as this one.
     """
 
     name = "arrange"
@@ -329,16 +333,16 @@ class Arrange(Stage):
 
     def __call__(self, value: Array) -> Array:
         frames, bands = value.shape
-        lying = self.axes if not self.misread else self.axes[::-1]
-        data = np.ascontiguousarray(value if lying == "TF" else value.T)
+        actual = self.axes if not self.misread else self.axes[::-1]
+        data = np.ascontiguousarray(value if actual == "TF" else value.T)
         data = data.reshape((frames, bands) if self.axes == "TF" else (bands, frames))
         return {"none": data, "first": data[None], "last": data[..., None]}[self.channel]
 
     def bugs(self) -> Iterator[tuple[str, Stage]]:
         order = "bands first" if self.axes == "TF" else "frames first"
-        yield f"data with {order} are read in the other order", self.changed(misread=True)
+        yield f"data with {order} is read in the other order", self.changed(misread=True)
 
     def code(self) -> str:
-        turned = "x" if self.axes == "TF" else "x.T"
+        transposed = "x" if self.axes == "TF" else "x.T"
         axis = {"none": "", "first": "[None]", "last": "[..., None]"}[self.channel]
-        return f"x = {turned}{axis}"
+        return f"x = {transposed}{axis}"

@@ -1,4 +1,4 @@
-"""Stages from text to a model's input: words, pieces of words, their numbers."""
+"""Preprocessing stages for text: words, word pieces and token ids."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ from slipstream.errors import InvalidArgumentError
 from slipstream.runtimes.preprocessing.cast import Cast
 from slipstream.runtimes.preprocessing.pipeline import Array, Pipeline, RawInputError, Stage
 
-# A longer word is unknown, as it is to BERT's own tokeniser.
-_LONGEST = 100
+# Longer words are unknown, as in BERT's tokenizer.
+_MAX_CHARACTERS = 100
 
 
 @dataclass(frozen=True)
 class Read(Stage):
-    """Text, a file's bytes, or a path, to text.
+    """Decode text, a file's bytes, or a path to text.
 
     Attributes:
-        encoding: of bytes; text goes through UTF-8, so that a wrong one does the same to both.
-        form: Unicode's normal form.
-        escapes: whether HTML's ``&amp;`` and the like are resolved.
+        encoding: encoding of bytes; text is encoded as UTF-8 first, so that a wrong encoding has
+            the same effect on it.
+        form: Unicode normal form.
+        escapes: whether to resolve HTML escapes such as ``&amp;``.
     """
 
     name = "read"
@@ -46,17 +47,17 @@ class Read(Stage):
             text = content.decode(self.encoding, "ignore" if self.encoding == "ascii" else "strict")
         except (OSError, ValueError, TypeError) as error:
             raise RawInputError(
-                f"it is no text in {self.encoding}: {error}", remedy="save it as UTF-8"
+                f"the input is not text in {self.encoding}: {error}", remedy="save it as UTF-8"
             ) from error
         return unicodedata.normalize(self.form, html.unescape(text) if self.escapes else text)
 
     def bugs(self) -> Iterator[tuple[str, Stage]]:
         yield "UTF-8 is read as Latin-1", self.changed(encoding="latin-1")
-        yield "letters that ASCII lacks are dropped", self.changed(encoding="ascii")
+        yield "characters outside ASCII are dropped", self.changed(encoding="ascii")
         for form in ("NFC", "NFD", "NFKC", "NFKD"):
-            yield f"Unicode's normal form is {form}", self.changed(form=form)
+            yield f"the Unicode normal form is {form}", self.changed(form=form)
         resolved = "not resolved" if self.escapes else "resolved"
-        yield f"escapes of HTML are {resolved}", self.changed(escapes=not self.escapes)
+        yield f"HTML escapes are {resolved}", self.changed(escapes=not self.escapes)
 
     def code(self) -> str:
         errors = ', "ignore"' if self.encoding == "ascii" else ""
@@ -67,11 +68,11 @@ class Read(Stage):
 
 @dataclass(frozen=True)
 class Casing(Stage):
-    """Letters as the vocabulary has them.
+    """Convert the case and strip accents.
 
     Attributes:
         case: ``lower``, ``keep`` or ``upper``.
-        accents: whether letters keep them.
+        accents: whether to keep accents.
     """
 
     name = "casing"
@@ -85,8 +86,8 @@ class Casing(Stage):
         cased = {"lower": value.lower, "upper": value.upper, "keep": lambda: value}[self.case]()
         if self.accents:
             return cased
-        apart = unicodedata.normalize("NFD", cased)
-        return "".join(one for one in apart if unicodedata.category(one) != "Mn")
+        decomposed = unicodedata.normalize("NFD", cased)
+        return "".join(c for c in decomposed if unicodedata.category(c) != "Mn")
 
     def bugs(self) -> Iterator[tuple[str, Stage]]:
         for case, text in (
@@ -94,24 +95,24 @@ class Casing(Stage):
             ("upper", "text is upper-cased"),
         ):  # fmt: skip
             yield text, self.changed(case=case)
-        kept = "taken off" if self.accents else "kept"
-        yield f"accents are {kept}", self.changed(accents=not self.accents)
+        treatment = "stripped" if self.accents else "kept"
+        yield f"accents are {treatment}", self.changed(accents=not self.accents)
 
     def code(self) -> str:
         cased = {"lower": "text.lower()", "upper": "text.upper()", "keep": "text"}[self.case]
         if self.accents:
             return f"text = {cased}"
-        apart = f'unicodedata.normalize("NFD", {cased})'
-        return f'text = "".join(c for c in {apart} if unicodedata.category(c) != "Mn")'
+        decomposed = f'unicodedata.normalize("NFD", {cased})'
+        return f'text = "".join(c for c in {decomposed} if unicodedata.category(c) != "Mn")'
 
 
 @dataclass(frozen=True)
 class Split(Stage):
-    """Text to words.
+    """Split text into words.
 
     Attributes:
-        marks: punctuation is a word a sign (``apart``), stays where it stands (``attached``), or is
-            left out (``dropped``).
+        marks: punctuation marks are separate words (``apart``), part of words (``attached``), or
+            dropped (``dropped``).
     """
 
     name = "split"
@@ -123,30 +124,30 @@ class Split(Stage):
         return re.findall(_WORDS[self.marks], value)
 
     def bugs(self) -> Iterator[tuple[str, Stage]]:
-        yield "punctuation stays at its word", self.changed(marks="attached")
-        yield "punctuation is left out", self.changed(marks="dropped")
-        yield "every sign of punctuation is a word", self.changed(marks="apart")
+        yield "punctuation is part of words", self.changed(marks="attached")
+        yield "punctuation is dropped", self.changed(marks="dropped")
+        yield "punctuation marks are separate words", self.changed(marks="apart")
 
     def code(self) -> str:
         return f"words = re.findall({_WORDS[self.marks]!r}, text)"
 
 
-# The underscore is punctuation; what combines with a letter belongs to its word.
+# The underscore is punctuation; combining marks belong to words.
 _LETTERS = r"(?:[^\W_]|[\u0300-\u036f])+"
 _WORDS = {"apart": rf"{_LETTERS}|[^\s]", "attached": r"\S+", "dropped": _LETTERS}
 
 
 @dataclass(frozen=True)
 class Vocabulary(Stage):
-    """Words to numbers, int64 [tokens].
+    """Convert words to token ids, int64 [tokens].
 
     Attributes:
-        words: one a line, as ``vocab.txt`` of BERT: the number of a word is that of its line, from
-            0; what continues a word begins with ``##``.
-        pieces: a word that is not there is cut into the longest pieces that are, from its front.
-        unknown: number of words that cannot be cut; those are left out if it is negative.
-        offset: added to all numbers.
-        alphabetical: words were sorted before they were numbered.
+        words: one word per line, like BERT's ``vocab.txt``: the id is the line number from 0, and
+            continuations start with ``##``.
+        pieces: whether to split a missing word into the longest pieces, from its start.
+        unknown: id of words that cannot be split; if negative, they are dropped.
+        offset: offset of all ids.
+        alphabetical: whether words are sorted before they are numbered.
     """
 
     name = "vocabulary"
@@ -159,62 +160,61 @@ class Vocabulary(Stage):
     alphabetical: bool = False
 
     def __call__(self, value: list[str]) -> Array:
-        numbers = _numbers(self.words, self.alphabetical)
-        ids = [number for word in value for number in self._word(word, numbers)]
-        return np.array([n + self.offset for n in ids if n >= 0], np.int64)
+        table = _ids_of(self.words, self.alphabetical)
+        ids = [token for word in value for token in self._word(word, table)]
+        return np.array([token + self.offset for token in ids if token >= 0], np.int64)
 
-    def _word(self, word: str, numbers: dict[str, int]) -> list[int]:
-        if word in numbers or not self.pieces or len(word) > _LONGEST:
-            return [numbers.get(word, self.unknown)]
+    def _word(self, word: str, table: dict[str, int]) -> list[int]:
+        if word in table or not self.pieces or len(word) > _MAX_CHARACTERS:
+            return [table.get(word, self.unknown)]
         ids, at = [], 0
         while at < len(word):
             mark = "##" if at else ""
             ends = range(len(word), at, -1)
-            end = next((end for end in ends if mark + word[at:end] in numbers), 0)
+            end = next((end for end in ends if mark + word[at:end] in table), 0)
             if not end:
                 return [self.unknown]
-            ids.append(numbers[mark + word[at:end]])
+            ids.append(table[mark + word[at:end]])
             at = end
         return ids
 
     def bugs(self) -> Iterator[tuple[str, Stage]]:
         for offset in (0, 1, -1, 2, 3):
-            text = f"numbers of words are {offset - self.offset:+d} off"
+            text = f"token ids are {offset - self.offset:+d} off"
             yield text, self.changed(offset=offset)
-        yield "the vocabulary is numbered in another order: sorted", self.changed(alphabetical=True)
-        cut = "not cut" if self.pieces else "cut"
-        yield f"unknown words are {cut} into pieces", self.changed(pieces=not self.pieces)
+        yield "the vocabulary is sorted before it is numbered", self.changed(alphabetical=True)
+        split = "not split" if self.pieces else "split"
+        yield f"unknown words are {split} into pieces", self.changed(pieces=not self.pieces)
         for unknown in (-1, 0, 1):
-            text = f"have the number {unknown}" if unknown >= 0 else "are left out"
+            text = f"have the id {unknown}" if unknown >= 0 else "are dropped"
             yield f"unknown words {text}", self.changed(unknown=unknown)
 
     def code(self) -> str:
-        # The words are those of the reader's own file.
-        odd = ", alphabetical=True" if self.alphabetical else ""
+        option = ", alphabetical=True" if self.alphabetical else ""
         return (
             f'ids = pre.Vocabulary(open("vocab.txt").read(), pieces={self.pieces}, '
-            f"unknown={self.unknown}, offset={self.offset}{odd})(words)"
+            f"unknown={self.unknown}, offset={self.offset}{option})(words)"
         )
 
 
 @functools.lru_cache(maxsize=8)
-def _numbers(words: str, alphabetical: bool) -> dict[str, int]:
+def _ids_of(words: str, alphabetical: bool) -> dict[str, int]:
     lines = words.splitlines()
     return {word: number for number, word in enumerate(sorted(lines) if alphabetical else lines)}
 
 
 @dataclass(frozen=True)
 class Sequence(Stage):
-    """Numbers cut or filled up to one length, int64 [length].
+    """Cut or pad token ids to one length, int64 [length].
 
     Attributes:
-        length: that comes out.
-        first, last: numbers put before and after the text; negative for none.
-        pad: number that it is filled up with.
-        side: where: at the ``end`` or the ``start``.
-        keep: the ``start`` or the ``end`` of what is too long.
-        late: it is cut after `first` and `last` were put there, so that one of them may be lost.
-        backwards: the numbers stand in reverse order.
+        length: output length.
+        first, last: ids added before and after the text; negative for none.
+        pad: id of padding.
+        side: side of the padding, ``end`` or ``start``.
+        keep: part of long texts to keep, ``start`` or ``end``.
+        late: whether to cut after `first` and `last` are added, which may cut them off.
+        backwards: whether to reverse the ids.
     """
 
     name = "sequence"
@@ -232,14 +232,14 @@ class Sequence(Stage):
     def __call__(self, value: Array) -> Array:
         ends = (self.first >= 0) + (self.last >= 0)
         if self.length <= ends:
-            raise InvalidArgumentError("length", f"{self.length} has no place for any word")
-        kept = value[::-1] if self.backwards else value
-        kept = kept if self.late else self._cut(kept, self.length - ends)
+            raise InvalidArgumentError("length", f"{self.length} leaves no space for words")
+        ids = value[::-1] if self.backwards else value
+        ids = ids if self.late else self._cut(ids, self.length - ends)
         before, after = ([n] if n >= 0 else [] for n in (self.first, self.last))
-        kept = self._cut(np.concatenate([before, kept, after]).astype(np.int64), self.length)
-        lacking = self.length - len(kept)
-        sides = (0, lacking) if self.side == "end" else (lacking, 0)
-        return np.pad(kept, sides, constant_values=self.pad)
+        ids = self._cut(np.concatenate([before, ids, after]).astype(np.int64), self.length)
+        missing = self.length - len(ids)
+        sides = (0, missing) if self.side == "end" else (missing, 0)
+        return np.pad(ids, sides, constant_values=self.pad)
 
     def _cut(self, value: Array, count: int) -> Array:
         return value[:count] if self.keep == "start" else value[max(len(value) - count, 0) :]
@@ -250,18 +250,18 @@ class Sequence(Stage):
         if self.last >= 0:
             yield "the token after the text is missing", self.changed(last=-1)
         if min(self.first, self.last) >= 0:
-            yield "no tokens stand around the text", self.changed(first=-1, last=-1)
+            yield "the tokens around the text are missing", self.changed(first=-1, last=-1)
             swapped = self.changed(first=self.last, last=self.first)
-            yield "the tokens around the text change places", swapped
+            yield "the tokens around the text are swapped", swapped
             late = "before" if self.late else "after"
             yield (
                 f"text is cut {late} the tokens around it are added",
                 self.changed(late=not self.late),
             )
         for side in ("start", "end"):
-            yield f"padding stands at the {side}", self.changed(side=side)
+            yield f"padding is at the {side}", self.changed(side=side)
         for pad in (0, 1, 2, 3):
-            yield f"padding has the number {pad}", self.changed(pad=pad)
+            yield f"padding has the id {pad}", self.changed(pad=pad)
         for keep in ("start", "end"):
             yield f"the {keep} of long texts is kept", self.changed(keep=keep)
         yield "the text is read backwards", self.changed(backwards=not self.backwards)
@@ -273,8 +273,8 @@ class Sequence(Stage):
         room = self.length - (0 if self.late else (self.first >= 0) + (self.last >= 0))
         cut = f"ids = ids[:{room}]" if self.keep == "start" else f"ids = ids[-{room}:]"
         lines += [added, cut] if self.late else [cut, added]
-        lacking = f"{self.length} - len(ids)"
-        sides = f"(0, {lacking})" if self.side == "end" else f"({lacking}, 0)"
+        missing = f"{self.length} - len(ids)"
+        sides = f"(0, {missing})" if self.side == "end" else f"({missing}, 0)"
         return "\n".join([*lines, f"x = np.pad(ids, {sides}, constant_values={self.pad})"])
 
 
@@ -289,14 +289,14 @@ def text_pipeline(
     unknown: str = "[UNK]",
     padding: str = "[PAD]",
 ) -> Pipeline:
-    """What BERT and its kin take: lower-cased words without accents, cut into pieces, numbered.
+    """Build the usual pipeline of BERT-like models: word pieces, lower-cased and without accents.
 
     Args:
-        vocabulary: path of a ``vocab.txt``, or its text: one word or piece a line.
-        length: numbers of a sample.
-        lower: whether letters are lower-cased and lose their accents.
-        dtype: of numbers.
-        before, after, unknown, padding: words of the vocabulary; `before` and `after` may lack.
+        vocabulary: path of a ``vocab.txt``, or its text: one word or piece per line.
+        length: token ids per sample.
+        lower: whether to lower-case words and strip accents.
+        dtype: type of token ids.
+        before, after, unknown, padding: words of the vocabulary; `before` and `after` are optional.
 
     Raises:
         InvalidArgumentError: `vocabulary` cannot be read, or lacks `unknown` or `padding`.
@@ -305,8 +305,8 @@ def text_pipeline(
         words = vocabulary if isinstance(vocabulary, str) and "\n" in vocabulary else (
             Path(vocabulary).read_text("utf-8"))  # fmt: skip
     except (OSError, ValueError) as error:
-        raise InvalidArgumentError("vocabulary", f"it cannot be read: {error}") from error
-    numbers = _numbers(words, False)
+        raise InvalidArgumentError("vocabulary", f"the file cannot be read: {error}") from error
+    numbers = _ids_of(words, False)
     for name, word in (("unknown", unknown), ("padding", padding)):
         if word not in numbers:
             raise InvalidArgumentError(name, f"the vocabulary has no {word}")
@@ -319,10 +319,11 @@ def text_pipeline(
 
 
 def vocabulary_of(texts: Iterable[str], most: int = 4096) -> str:
-    """A vocabulary of texts, as `Vocabulary.words`: for models without one, and for tests.
+    """Build a vocabulary (`Vocabulary.words`) from texts, for models without one and for tests.
 
-    Four tokens (``[PAD]``, ``[UNK]``, ``[CLS]``, ``[SEP]``), all letters, alone and as pieces, then
-    the most frequent words and endings of two to four letters; lower-cased, without accents.
+    It has four tokens (``[PAD]``, ``[UNK]``, ``[CLS]``, ``[SEP]``), all characters, alone and as
+    pieces, then the most frequent words and endings of two to four characters; lower-cased and
+    without accents.
     """
     counts: Counter[str] = Counter()
     for text in texts:
@@ -331,7 +332,7 @@ def vocabulary_of(texts: Iterable[str], most: int = 4096) -> str:
     endings: Counter[str] = Counter()
     for word, count in counts.items():
         endings.update({"##" + word[-n:]: count for n in (2, 3, 4) if len(word) > n})
-    frequent = sorted((counts | endings).items(), key=lambda one: (-one[1], one[0]))
-    lines = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *letters, *("##" + one for one in letters)]
+    frequent = sorted((counts | endings).items(), key=lambda item: (-item[1], item[0]))
+    lines = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *letters, *("##" + c for c in letters)]
     more = [word for word, _ in frequent if word not in letters]
     return "\n".join([*lines, *more[: max(most - len(lines), 0)]]) + "\n"
