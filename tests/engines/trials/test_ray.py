@@ -1,4 +1,4 @@
-"""Studies on Ray: the same facts as anywhere, also when a worker is killed."""
+"""Studies on Ray give the same results as elsewhere, also if a worker is killed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _ray(
         return
     from slipstream.engines.trials.ray_executor import RayExecutor
 
-    # One Ray for all tests: an executor that finds one leaves it running.
+    # One Ray for all tests: an executor leaves a Ray running that it did not start.
     executor = RayExecutor(2)
     yield
     executor.close()
@@ -51,7 +51,7 @@ def _ray(
     patch.undo()
 
 
-def test_ray_leaves_nothing_in_the_home_folder() -> None:
+def test_ray_writes_nothing_to_the_home_folder() -> None:
     assert list(Path.home().iterdir()) == []
 
 
@@ -71,7 +71,7 @@ def dies_once(config: dict[str, Any], run: TrialRun) -> float:
 
 @estimator({"steps": ""}, cost=lambda config: Cost(5.0 if config["long"] else 1.0, gamma=0.5))
 def stepped(config: dict[str, Any], run: TrialRun) -> float:
-    """Twenty-five steps or five of 0.2 s, a checkpoint after each; on two devices of 0.15 s."""
+    """25 or 5 steps of 0.2 s, or 0.15 s on two devices, with a checkpoint after each."""
     assert run.folder is not None
     path = Path(run.folder, "steps")
     done = int(path.read_text()) if path.exists() else 0
@@ -84,7 +84,7 @@ def stepped(config: dict[str, Any], run: TrialRun) -> float:
     return done
 
 
-def test_the_level_rule_gives_a_device_that_came_free_to_who_ends_last(tmp_path: Path) -> None:
+def test_level_gives_a_free_device_to_the_trial_that_ends_last(tmp_path: Path) -> None:
     from slipstream.engines.trials.ray_executor import RayExecutor
 
     executor = RayExecutor(2, scheduler="level", ahead=2, restart_s=0.2)
@@ -93,16 +93,16 @@ def test_the_level_rule_gives_a_device_that_came_free_to_who_ends_last(tmp_path:
         rungs=Halving(1, 1, n=2), store=tmp_path / "s.db",
     ).run(executor)  # fmt: skip
     assert {t.config["long"]: t.values["steps"] for t in run.trials} == {False: 5.0, True: 25.0}
-    # What it reported before it was resized, too.
+    # Includes reports from before the resize.
     assert [list(t.reports) for t in run.trials if t.config["long"]] == [[*range(1, 26)]]
     widths: dict[bool, list[int]] = {False: [], True: []}
-    for number, devices, *_ in sorted(executor.intervals, key=lambda one: one[2]):
+    for number, devices, *_ in sorted(executor.intervals, key=lambda interval: interval[2]):
         widths[run.trials[number].config["long"]].append(len(devices))
-    # Neither has stopped for the other: both begin alone, and the longer one has both at its end.
+    # Both start on one device, and the longer one has both at its end.
     assert widths == {False: [1], True: [1, 2]}
 
 
-def test_promotions_are_those_of_a_study_in_one_process(tmp_path: Path) -> None:
+def test_promotions_equal_those_of_a_study_in_one_process(tmp_path: Path) -> None:
     from slipstream.engines.trials.ray_executor import RayExecutor
 
     def made(store: str) -> Any:
@@ -110,21 +110,21 @@ def test_promotions_are_those_of_a_study_in_one_process(tmp_path: Path) -> None:
                      rungs=Halving(1, 9), store=tmp_path / store)  # fmt: skip
 
     executor = RayExecutor(4, scheduler="level", ahead=100)
-    there = made("ray.db").run(executor)
-    here = made("here.db").run()
-    assert {(t.candidate.id, t.fidelity) for t in there.trials} == {
-        (t.candidate.id, t.fidelity) for t in here.trials
+    on_ray = made("ray.db").run(executor)
+    local = made("local.db").run()
+    assert {(t.candidate.id, t.fidelity) for t in on_ray.trials} == {
+        (t.candidate.id, t.fidelity) for t in local.trials
     }
-    assert there.best().candidate == here.best().candidate
-    assert there.replay() == len(there.trials) == 13
-    # Fewer trials than slots: the last one was given more than one, and never more than there are.
-    assert there.trials[-1].values["width"] > 1
+    assert on_ray.best().candidate == local.best().candidate
+    assert on_ray.replay() == len(on_ray.trials) == 13
+    # With fewer trials than slots, the last one had several slots, of those that exist.
+    assert on_ray.trials[-1].values["width"] > 1
     for _, devices, start, end in executor.intervals:
-        beside = {d for _, ds, s, e in executor.intervals if s < end and start < e for d in ds}
-        assert set(devices) <= beside <= set(range(4))
+        in_use = {d for _, ds, s, e in executor.intervals if s < end and start < e for d in ds}
+        assert set(devices) <= in_use <= set(range(4))
 
 
-def test_a_killed_worker_costs_no_trial(tmp_path: Path) -> None:
+def test_killed_worker_costs_no_trial(tmp_path: Path) -> None:
     import ray
 
     from slipstream.engines.trials.ray_executor import RayExecutor
@@ -136,14 +136,14 @@ def test_a_killed_worker_costs_no_trial(tmp_path: Path) -> None:
         executor._actor_kind = executor._actor_kind.options(
             runtime_env={"env_vars": {"SLIPSTREAM_DIES_ONCE": str(mark)}}
         )
-        made = study("s", SPACE, "y", estimator=dies_once, strategy="random",
-                     budget=Budget(trials=12)).run(executor)  # fmt: skip
+        run = study("s", SPACE, "y", estimator=dies_once, strategy="random",
+                    budget=Budget(trials=12)).run(executor)  # fmt: skip
     finally:
         del os.environ["SLIPSTREAM_DIES_ONCE"]
     assert ray.is_initialized()
     assert mark.exists()
-    assert [one.state for one in made.trials] == [State.COMPLETE] * 12
-    assert sorted(one.attempts for one in made.trials)[-1] == 2
+    assert [trial.state for trial in run.trials] == [State.COMPLETE] * 12
+    assert sorted(trial.attempts for trial in run.trials)[-1] == 2
 
 
 DEVICE_BYTES = 600 * 2**20
@@ -151,22 +151,20 @@ DEVICE_BYTES = 600 * 2**20
 
 @estimator({"y": "", "width": ""}, cost=lambda config: Cost(1.0, utilisation=0.3, memory=0.3))
 def packed(config: dict[str, Any], run: TrialRun) -> dict[str, float]:
-    """Says that it holds 0.3 of a device; the one where x is 2 holds three times as much."""
+    """Declares 0.3 of a device's memory; allocates 0.2 of it, or 0.9 if x is 2."""
     path = Path(os.environ["SLIPSTREAM_BEGUN"])
     with path.open("a") as begun:
         begun.write(f"{config['x']} ")
     deadline = time.monotonic() + 30
     while len(path.read_text().split()) < int(os.environ["SLIPSTREAM_MANY"]):
-        assert time.monotonic() < deadline, "not all run beside each other"
+        assert time.monotonic() < deadline, "not all run at the same time"
         time.sleep(0.01)
-    held = b"x" * int((0.9 if config["x"] == 2 else 0.2) * DEVICE_BYTES)
+    memory = b"x" * int((0.9 if config["x"] == 2 else 0.2) * DEVICE_BYTES)
     time.sleep(1.0)
-    return {"y": float(len(held)), "width": run.width}
+    return {"y": float(len(memory)), "width": run.width}
 
 
-def test_a_trial_that_lies_about_its_memory_moves_and_its_neighbours_do_not(
-    tmp_path: Path,
-) -> None:
+def test_trial_that_exceeds_its_declared_memory_is_moved(tmp_path: Path) -> None:
     from slipstream.engines.trials.ray_executor import RayExecutor
 
     begun = tmp_path / "begun"
@@ -174,21 +172,19 @@ def test_a_trial_that_lies_about_its_memory_moves_and_its_neighbours_do_not(
     executor._actor_kind = executor._actor_kind.options(
         runtime_env={"env_vars": {"SLIPSTREAM_BEGUN": str(begun), "SLIPSTREAM_MANY": "3"}}
     )
-    lying = study("s", Space({"x": Int(0, 2)}), "y", estimator=packed, strategy="grid",
-                  budget=Budget(trials=3), store=tmp_path / "s.db").run(executor)  # fmt: skip
-    assert [one.state for one in lying.trials] == [State.COMPLETE] * 3
-    liar = next(one for one in lying.trials if one.candidate.config["x"] == 2)
-    assert [one for one in lying.trials if one.reason] == [liar]
-    assert "0.30" in str(liar.reason)
+    run = study("s", Space({"x": Int(0, 2)}), "y", estimator=packed, strategy="grid",
+                budget=Budget(trials=3), store=tmp_path / "s.db").run(executor)  # fmt: skip
+    assert [trial.state for trial in run.trials] == [State.COMPLETE] * 3
+    moved = next(trial for trial in run.trials if trial.candidate.config["x"] == 2)
+    assert [trial for trial in run.trials if trial.reason] == [moved]
+    assert "0.30" in str(moved.reason)
     assert sorted(begun.read_text().split()) == ["0", "1", "2", "2"]
-    again = max(start for number, _, start, _ in executor.intervals if number == liar.number)
-    others = [end for number, _, _, end in executor.intervals if number != liar.number]
-    assert max(others) <= again, "it begins again where nobody is beside it"
+    again = max(start for number, _, start, _ in executor.intervals if number == moved.number)
+    others = [end for number, _, _, end in executor.intervals if number != moved.number]
+    assert max(others) <= again, "it restarts alone"
 
 
-def test_a_trial_that_no_device_holds_has_failed(
-    tmp_path: Path,
-) -> None:
+def test_trial_that_exceeds_a_devices_memory_fails(tmp_path: Path) -> None:
     from slipstream.engines.trials.ray_executor import RayExecutor
 
     executor = RayExecutor(1, scheduler="level", device_bytes=DEVICE_BYTES // 3)
@@ -196,5 +192,5 @@ def test_a_trial_that_no_device_holds_has_failed(
     executor._actor_kind = executor._actor_kind.options(runtime_env={"env_vars": begun})
     failing = study("s", Space({"x": Int(2, 3)}), "y", estimator=packed, strategy="grid",
                     budget=Budget(trials=1), store=tmp_path / "s.db").run(executor)  # fmt: skip
-    assert [one.state for one in failing.trials] == [State.FAILED]
+    assert [trial.state for trial in failing.trials] == [State.FAILED]
     assert "200 MiB" in str(failing.trials[0].reason)

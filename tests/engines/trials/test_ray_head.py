@@ -1,4 +1,4 @@
-"""A study whose Ray loses its head ends with a named error; its file is whole, nothing runs on."""
+"""A study whose Ray head dies ends with an error, a complete file and no running process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from slipstream.search import Budget, Float, Reading, Space, State, Study, study
 
 SPACE = Space({"x": Float(0.0, 1.0)})
 TRIALS = 2000
-# A head asks for a token where the user's folder has one.
+# A head requires a token if the user's folder has one.
 OPEN = {**os.environ, "RAY_AUTH_MODE": "disabled"}
 
 
@@ -49,16 +49,16 @@ from slipstream.search import Budget
 
 executor = RayExecutor(2, address=sys.argv[3] if sys.argv[3:] else None)
 processes = psutil.Process().children(recursive=True)
-print(*(one.pid for one in processes), flush=True)
+print(*(process.pid for process in processes), flush=True)
 
 def kill(study):
-    ended = sum(one.told >= 0 for one in study.trials)
+    ended = sum(trial.told >= 0 for trial in study.trials)
     if sys.argv[3:]:
         print(ended, flush=True)
     elif ended >= 4:
-        for one in processes:
-            if one.is_running() and one.name() == sys.argv[2]:
-                one.kill()
+        for process in processes:
+            if process.is_running() and process.name() == sys.argv[2]:
+                process.kill()
 
 try:
     made(Path(sys.argv[1])).run(executor, budget=Budget(trials=TRIALS), progress=kill)
@@ -69,7 +69,7 @@ except SlipstreamError as error:
 
 @pytest.mark.full
 @pytest.mark.parametrize("killed", ["gcs_server", "raylet"])
-def test_a_dead_head_ends_the_study_with_its_name(
+def test_dead_head_ends_the_study_with_an_error(
     killed: str, tmp_path: Path, require: Callable[[str, bool, str], None]
 ) -> None:
     require("ray", find_spec("ray") is not None, "Ray is not installed")
@@ -80,28 +80,28 @@ def test_a_dead_head_ends_the_study_with_its_name(
         capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert driver.returncode == 0, driver.stderr
-    pids, said = driver.stdout.splitlines()[0], driver.stdout.splitlines()[-1]
-    assert "Ray's head died" in said
-    left = [int(pid) for pid in pids.split() if psutil.pid_exists(int(pid))]
-    assert not left, "nothing that Ray started is left running"
+    pids, message = driver.stdout.splitlines()[0], driver.stdout.splitlines()[-1]
+    assert "Ray's head died" in message
+    running = [int(pid) for pid in pids.split() if psutil.pid_exists(int(pid))]
+    assert not running, "Ray left processes running"
     _need_whole(path)
 
 
 def _need_whole(path: Path) -> None:
-    """All that has ended is in the file, and the study goes on from it."""
+    """Check that the file has all ended trials, and that the study continues from it."""
     stored = Reading(path).trials
-    ended = [one for one in stored if one.told >= 0]
+    ended = [trial for trial in stored if trial.told >= 0]
     assert 4 <= len(ended) < TRIALS
-    assert {one.state for one in ended} == {State.COMPLETE}
-    cut = made(path).run(budget=Budget(trials=len(stored) + 5))
-    assert [one.candidate.id for one in cut.trials[: len(stored)]] == [
-        one.candidate.id for one in stored
+    assert {trial.state for trial in ended} == {State.COMPLETE}
+    resumed = made(path).run(budget=Budget(trials=len(stored) + 5))
+    assert [trial.candidate.id for trial in resumed.trials[: len(stored)]] == [
+        trial.candidate.id for trial in stored
     ]
-    assert {one.state for one in cut.trials} == {State.COMPLETE}
+    assert {trial.state for trial in resumed.trials} == {State.COMPLETE}
 
 
 def _ray_on(lab: Netlab, host: int, folder: Path, *settings: str) -> subprocess.Popen[bytes]:
-    """A node of Ray on a host of the lab, that ends with this process; returns once it runs."""
+    """Start a Ray node on a host of the lab, which ends with this process, and wait for it."""
     node = subprocess.Popen(
         [*lab.prefix(host), "setpriv", "--pdeathsig", "KILL",
          str(Path(sys.executable).parent / "ray"), "start", "--block", "--disable-usage-stats",
@@ -118,15 +118,15 @@ def _ray_on(lab: Netlab, host: int, folder: Path, *settings: str) -> subprocess.
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("lost", ["process", "machine"])
-def test_the_head_on_another_machine_is_lost(
-    lost: str, tmp_path: Path, require: Callable[[str, bool, str], None]
+@pytest.mark.parametrize("failure", ["process", "machine"])
+def test_dead_head_on_another_machine_ends_the_study(
+    failure: str, tmp_path: Path, require: Callable[[str, bool, str], None]
 ) -> None:
     require("ray", find_spec("ray") is not None, "Ray is not installed")
     why = why_no_netlab()
     require("netlab", why is None, str(why))
     path, program = tmp_path / "s.db", DRIVER.format(here=str(Path(__file__).parent))
-    # Ray's sockets lie there, and their names may not be long.
+    # For Ray's sockets, whose paths must be short.
     with (
         tempfile.TemporaryDirectory(dir="/tmp", ignore_cleanup_errors=True) as sockets,
         Netlab(2, 1e8) as lab,
@@ -146,10 +146,10 @@ def test_the_head_on_another_machine_is_lost(
             if line.strip().isdecimal() and int(line) >= 4:
                 break
         began = time.monotonic()
-        if lost == "process":
-            for one in psutil.Process(nodes[0].pid).children(recursive=True):
-                if one.name() == "gcs_server":
-                    one.kill()
+        if failure == "process":
+            for child in psutil.Process(nodes[0].pid).children(recursive=True):
+                if child.name() == "gcs_server":
+                    child.kill()
         else:
             lab.unplug(0)
         text = ""
@@ -158,7 +158,7 @@ def test_the_head_on_another_machine_is_lost(
             if "Ray's head died" in line:
                 break
         assert "Ray's head died" in text
-        assert time.monotonic() - began < 30.0, "told before Ray itself has given up"
+        assert time.monotonic() - began < 30.0, "reported before Ray itself gives up"
         driver.kill()
         driver.wait()
         for node in nodes:
@@ -167,7 +167,7 @@ def test_the_head_on_another_machine_is_lost(
     _need_whole(path)
 
 
-def test_an_address_at_which_nothing_answers_is_named_at_once(
+def test_unreachable_address_is_reported_quickly(
     require: Callable[[str, bool, str], None],
 ) -> None:
     require("ray", find_spec("ray") is not None, "Ray is not installed")
@@ -175,7 +175,7 @@ def test_an_address_at_which_nothing_answers_is_named_at_once(
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
         began = time.monotonic()
-        with pytest.raises(SlipstreamError) as told:
+        with pytest.raises(SlipstreamError) as caught:
             RayExecutor(2, address=address)
-    assert told.value.where == address
+    assert caught.value.where == address
     assert time.monotonic() - began < 30.0

@@ -1,4 +1,4 @@
-"""Trials that are given other slots while they run: the loss curve is that of one that was not."""
+"""Resized trials have the same loss curve as others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from slipstream.search import Budget, Float, Space, TrialRun, study
 from slipstream.search.estimators import RESIZE, Resized
 
 
-def test_an_evaluation_ends_at_its_checkpoint_where_a_resize_waits(tmp_path: Path) -> None:
+def test_evaluation_stops_at_a_checkpoint_for_a_resize(tmp_path: Path) -> None:
     TrialRun(1.0, 0).checkpointed()
     run = TrialRun(1.0, 0, str(tmp_path))
     run.checkpointed()
@@ -23,7 +23,7 @@ def test_an_evaluation_ends_at_its_checkpoint_where_a_resize_waits(tmp_path: Pat
 
 
 @pytest.mark.full
-def test_a_resized_trial_has_the_losses_of_one_that_was_not(
+def test_resized_trial_has_the_same_losses(
     tmp_path: Path, require: Callable[[str, bool, str], None]
 ) -> None:
     try:
@@ -38,7 +38,7 @@ def test_a_resized_trial_has_the_losses_of_one_that_was_not(
 
 
 @pytest.mark.full
-def test_without_a_folder_for_checkpoints_nothing_is_resized(
+def test_refuses_to_resize_without_a_folder_for_checkpoints(
     require: Callable[[str, bool, str], None],
 ) -> None:
     require("ray", find_spec("ray") is not None, "Ray is not installed")

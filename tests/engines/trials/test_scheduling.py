@@ -1,4 +1,4 @@
-"""Schedulers on the virtual clock: exact where that is known, and never against the rules."""
+"""Schedulers on the virtual clock: known makespans, valid placements, and forecasts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from slipstream.search import (
 NAMES = ["fifo", "uniform", "fluid", "level"]
 
 
-def drawn(m: int, seed: int, memory: float = 0.0) -> TrialSet:
+def random_trials(m: int, seed: int, memory: float = 0.0) -> TrialSet:
     rng = np.random.default_rng(seed)
     return TrialSet.of(
         rng.lognormal(5, 0.6, m), rng.uniform(0.03, 0.15, m), rng.uniform(0.3, 0.9, m),
@@ -44,15 +44,15 @@ def drawn(m: int, seed: int, memory: float = 0.0) -> TrialSet:
 
 
 @pytest.mark.parametrize(("m", "n"), [(7, 3), (9, 3), (1, 4), (40, 8)])
-def test_equal_trials_first_come_first_served_take_whole_rounds(m: int, n: int) -> None:
+def test_fifo_runs_equal_trials_in_rounds(m: int, n: int) -> None:
     trials = TrialSet.of(np.full(m, 11.0), np.full(m, 0.1), np.full(m, 0.5))
     assert makespan(trials, n, scheduler_named("fifo")) == pytest.approx(-(-m // n) * 11.0)
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("m", "n"), [(5, 10), (10, 10), (21, 10), (50, 10)])
-def test_what_runs_fits_and_all_work_is_done(name: str, m: int, n: int) -> None:
-    trials = drawn(m, 1, memory=0.6)
+def test_placements_fit_and_all_work_is_done(name: str, m: int, n: int) -> None:
+    trials = random_trials(m, 1, memory=0.6)
     clock = simulate(trials, n, scheduler_named(name), record=True)
     times = sorted({t for x in clock.intervals for t in (x.start_s, x.end_s)})
     for now in times:
@@ -68,17 +68,17 @@ def test_what_runs_fits_and_all_work_is_done(name: str, m: int, n: int) -> None:
         for members in shared.values():
             assert len(members) <= 4
             assert trials.memory[members].sum() <= 0.92
-    # Work conserved: of every trial, its rates times their durations, pauses left aside.
+    # Work is conserved: rates times durations of every trial, ignoring pauses.
     done = np.zeros(m)
     for x in clock.intervals:
         for part_start, part_end in cut(x.start_s, x.end_s, [*times, clock.now_s]):
             rate = trials.rates[x.trial, len(x.devices) - 1]
             if x.packed:
                 middle = (part_start + part_end) / 2
-                beside = [y.trial for y in clock.intervals
+                sharing = [y.trial for y in clock.intervals
                           if y.packed and y.devices == x.devices
                           and y.start_s <= middle < y.end_s]  # fmt: skip
-                rate = 1.0 / max(trials.utilisation[beside].sum(), 1.0)
+                rate = 1.0 / max(trials.utilisation[sharing].sum(), 1.0)
             done[x.trial] += rate * (part_end - part_start)
     pieces = np.bincount([x.trial for x in clock.intervals], minlength=m)
     once = pieces == 1
@@ -111,12 +111,12 @@ def test_equal_trials_are_not_resized_forever(
 
 
 @pytest.mark.parametrize("devices", [1, 2, 4])
-def test_a_lone_trial_that_scales_gets_every_device(devices: int) -> None:
+def test_single_scaling_trial_gets_all_devices(devices: int) -> None:
     trial = TrialSet.of(np.full(1, 100.0), np.zeros(1), np.ones(1), max_width=devices)
     assert makespan(trial, devices, scheduler_named("level")) == pytest.approx(100 / devices)
 
 
-def test_an_arrival_gets_a_device_of_a_wide_trial() -> None:
+def test_arriving_trial_gets_a_device_of_a_wide_one() -> None:
     state = empty_state(2, 8, restart_s=5.0, max_pack=4)
     level, rates = scheduler_named("level"), rates_of(Cost(1.0, gamma=0.05), 8)
     long, short = (state.add(work_s, rates, 1.0, 0.0) for work_s in (300.0, 5.0))
@@ -134,31 +134,33 @@ def test_an_arrival_gets_a_device_of_a_wide_trial() -> None:
     assert state.width.tolist()[:2] == [1, 1]
     pass_time(5.0)
     state.leave(short)
-    # The restart has taken 5 s so far; 5 s of computing come before the next one.
+    # The restart took 5 s, so the trial computes for 5 s before it is widened again.
     level.decide(state)
     assert state.width[long] == 1
     pass_time(5.0)
     level.decide(state)
     assert state.width[long] == 2
-    # Where the wide trial is about to end, waiting is cheaper than a restart.
+    # If the wide trial is about to end, waiting is cheaper than a restart.
     pass_time(float(state.finishes(state.running)[0]) - 3.0)
     state.arrive(np.array([state.add(5.0, rates, 1.0, 0.0)]))
     level.decide(state)
     assert state.width[long] == 2
 
 
-def test_the_same_seed_gives_the_same_events() -> None:
+def test_equal_seeds_give_equal_events() -> None:
     digests = {
-        simulate(drawn(30, 4), 7, scheduler_named("level"), record=True).digest() for _ in range(2)
+        simulate(random_trials(30, 4), 7, scheduler_named("level"), record=True).digest()
+        for _ in range(2)
     }
     assert len(digests) == 1
 
 
 @pytest.mark.parametrize(("n", "per"), [(4, 0.5), (4, 1), (4, 5), (10, 0.5), (10, 1), (10, 5)])
-def test_the_level_rule_is_no_worse_than_simpler_ones(n: int, per: float) -> None:
+def test_level_is_not_worse_than_simpler_rules(n: int, per: float) -> None:
     means = {
         name: np.mean([
-            makespan(drawn(int(per * n), seed), n, scheduler_named(name)) for seed in range(4)
+            makespan(random_trials(int(per * n), seed), n, scheduler_named(name))
+            for seed in range(4)
         ])
         for name in NAMES
     }  # fmt: skip
@@ -166,23 +168,23 @@ def test_the_level_rule_is_no_worse_than_simpler_ones(n: int, per: float) -> Non
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "message"),
     [
         (lambda: TrialSet.of(np.array([1.0, -2.0]), np.zeros(2), np.ones(2)), "trial 1 has work"),
         (lambda: TrialSet.of(np.ones(1), np.array([np.nan]), np.ones(1)), "trial 0 has rate nan"),
         (lambda: TrialSet.of(np.ones(1), np.zeros(1), np.ones(1), max_width=0), "max_width: 0"),
-        (lambda: ClusterState(drawn(2, 0), 0), "0 devices"),
-        (lambda: bound_s(drawn(2, 0), 0), "0 devices"),
+        (lambda: ClusterState(random_trials(2, 0), 0), "devices: 0"),
+        (lambda: bound_s(random_trials(2, 0), 0), "devices: 0"),
         (lambda: ClusterState(TrialSet.of(np.ones(1), np.zeros(1), np.ones(1), np.array([0.95]),
                                           names=["big"]), 2), "trial big needs 0.95"),
     ],
 )  # fmt: skip
-def test_what_makes_no_sense_names_the_trial_and_the_number(make: Any, said: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=said):
+def test_invalid_values_are_named(make: Any, message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
         make()
 
 
-def test_an_unknown_scheduler_is_named() -> None:
+def test_refuses_an_unknown_scheduler() -> None:
     with pytest.raises(UnknownNameError, match=r"\blevl\b(.|\n)*\blevel\?"):
         scheduler_named("levl")
 
@@ -196,40 +198,40 @@ def costly(config: dict[str, Any]) -> float:
 
 
 @pytest.mark.parametrize("rungs", [Halving(1, 27), Asha(1, 27, n=40)])
-def test_a_prediction_runs_the_policy_on_a_virtual_clock(rungs: Any) -> None:
+def test_prediction_runs_the_policy_on_a_virtual_clock(rungs: Any) -> None:
     made = study("s", SPACE, "y", estimator=costly, rungs=rungs)
     found = predict(made, [1, 4, 16, 256], record=True)
-    takes = [one.makespan_s for one in found]
+    takes = [forecast.makespan_s for forecast in found]
     assert takes == sorted(takes, reverse=True)
-    assert all(one.makespan_s >= one.bound_s for one in found)
+    assert all(forecast.makespan_s >= forecast.bound_s for forecast in found)
     assert knee(found) in (1, 4, 16)
     again = predict(study("s", SPACE, "y", estimator=costly, rungs=rungs), [4])
     assert again[0].makespan_s == found[1].makespan_s
-    # The picture has one slice an interval and device, and no two overlap in a row.
+    # The trace has one slice per interval and device; slices of a row do not overlap.
     trace = perfetto(found[1].intervals, found[1].rows, "p")["traceEvents"]
-    slices = [one for one in trace if one["ph"] == "X"]
-    assert len(slices) == sum(len(one.devices) for one in found[1].intervals)
+    slices = [event for event in trace if event["ph"] == "X"]
+    assert len(slices) == sum(len(interval.devices) for interval in found[1].intervals)
     rows: dict[int, list[tuple[float, float]]] = defaultdict(list)
-    for one in slices:
-        rows[one["tid"]].append((one["ts"], one["ts"] + one["dur"]))
+    for event in slices:
+        rows[event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
     for spans in rows.values():
         spans.sort()
         assert all(a[1] <= b[0] + 1 for a, b in itertools.pairwise(spans))
 
 
-def test_a_trial_fills_its_device_unless_its_cost_says_otherwise() -> None:
+def test_trial_has_full_utilisation_by_default() -> None:
     whole = estimator({"y": ""}, cost=lambda config: Cost(2.0))(lambda config: 0.0)
     made = study("s", SPACE, "y", estimator=whole, budget=Budget(trials=3))
     assert predict(made, [1])[0].makespan_s == pytest.approx(6.0)
 
 
-def test_without_costs_or_an_end_there_is_no_prediction() -> None:
+def test_refuses_to_predict_without_costs_or_an_end() -> None:
     plain = study("s", SPACE, "y", estimator=lambda c: c["x"], budget=Budget(trials=5))
     with pytest.raises(SlipstreamError, match="0 trials are recorded"):
         predict(plain, [4])
     with pytest.raises(SlipstreamError, match="no end"):
         predict(study("s", SPACE, "y", estimator=costly), [4])
-    # What trials took is a cost, too.
+    # Recorded times are costs, too.
     plain.run()
     assert predict(plain, [1, 5])[1].makespan_s < 1.0
 
@@ -238,7 +240,7 @@ def test_without_costs_or_an_end_there_is_no_prediction() -> None:
 @pytest.mark.parametrize(
     ("rungs", "budget"), [(Asha(1, 27, n=30), None), (Asha(1, 27), 40), (Hyperband(1, 9), 40)]
 )
-def test_no_schedule_ends_before_the_bound_of_another(seed: int, rungs: Any, budget: Any) -> None:
+def test_bound_of_a_schedule_holds_for_all_others(seed: int, rungs: Any, budget: Any) -> None:
     """Schedules of one asynchronous study promote different trials."""
     for devices in (2, 16):
         found = [
@@ -248,8 +250,8 @@ def test_no_schedule_ends_before_the_bound_of_another(seed: int, rungs: Any, bud
             )[0]
             for name, width in itertools.product(NAMES, (1, 8))
         ]  # fmt: skip
-        wide = [one.bound_s for one in found[1::2]]
-        assert 0 < max(wide) <= min(one.makespan_s for one in found) * (1 + 1e-9)
+        wide = [forecast.bound_s for forecast in found[1::2]]
+        assert 0 < max(wide) <= min(forecast.makespan_s for forecast in found) * (1 + 1e-9)
 
 
 def test_skewed_recorded_times_give_an_interval_and_a_bound() -> None:
@@ -265,12 +267,12 @@ def test_skewed_recorded_times_give_an_interval_and_a_bound() -> None:
     assert low < real < high
     assert low < found.makespan_s < high
     assert 0 < found.bound_s <= max(times.sum() / 2, times.max())
-    # Medians know nothing of the few long trials, which make most of the time.
+    # The few long trials, which medians ignore, take most of the time.
     assert found.makespan_s > 1.5 * 20 * np.median(times)
     assert predict(made, [2])[0] == found
 
 
-def test_a_promoted_trial_costs_the_fidelity_that_it_adds() -> None:
+def test_promoted_trial_costs_its_added_fidelity() -> None:
     made = study("s", SPACE, "y", estimator=lambda c: c["x"], rungs=Halving(1, 9)).run()
     for trial in made.trials:
         before = 0.0 if trial.parent is None else made.trials[trial.parent].fidelity
@@ -280,15 +282,15 @@ def test_a_promoted_trial_costs_the_fidelity_that_it_adds() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_trials_that_fill_a_device_never_share_one(seed: int) -> None:
-    """Side by side they would end hardly earlier, and load and hold their memory at once."""
+def test_trials_of_full_utilisation_never_share_a_device(seed: int) -> None:
+    """Sharing would gain little, and hold the memory of both."""
     work = np.random.default_rng(seed).uniform(0.3, 0.8, 9)
     full = TrialSet.of(work, np.full(9, 0.1), np.ones(9), max_width=1)
     clock = simulate(full, 2, scheduler_named("level"), record=True)
-    for one in clock.intervals:
-        beside = [
+    for interval in clock.intervals:
+        overlapping = [
             other for other in clock.intervals
-            if set(one.devices) & set(other.devices)
-            and other.start_s < one.end_s and one.start_s < other.end_s
+            if set(interval.devices) & set(other.devices)
+            and other.start_s < interval.end_s and interval.start_s < other.end_s
         ]  # fmt: skip
-        assert beside == [one]
+        assert overlapping == [interval]

@@ -1,4 +1,4 @@
-"""Trials that share and span devices: how many devices each gets, simulated and for real."""
+"""Schedule trials that share and span devices, simulated or on Ray."""
 
 from slipstream.engines.trials.cluster_state import ClusterState
 from slipstream.engines.trials.schedulers import (

@@ -1,7 +1,4 @@
-"""Which trial is on which devices now: the one state that schedulers change, clocks read.
-
-The simulator and the real executor both keep one; a scheduler cannot tell which it was given.
-"""
+"""The assignment of trials to devices, shared by the simulator and the real executor."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from numpy.typing import NDArray
 from slipstream.engines.trials.trialset import Floats, TrialSet
 from slipstream.errors import InvalidArgumentError
 
-# What may be filled of a device's memory: predictions are not exact.
+# Usable share of a device's memory, since predictions of memory are not exact.
 MEMORY = 0.92
 
 
@@ -19,21 +16,21 @@ class ClusterState:
     """Devices and trials.
 
     Args:
-        trials: all that there are; they may arrive later.
-        devices: how many.
-        restart_s: what a resize costs a trial that runs: checkpoint, restart, rendezvous.
-        max_pack: trials on one device at most.
-        resizable: whether a trial that has begun may be given other devices.
+        trials: all trials, which may arrive later.
+        devices: number of devices.
+        restart_s: cost of resizing a running trial: checkpoint, restart, rendezvous.
+        max_pack: maximum number of trials per device.
+        resizable: whether a started trial may be moved to other devices.
 
     Attributes:
-        left_s: work left, in seconds of one device, float64 [m].
-        width: devices it has; 1 where it is packed, 0 where it does not run, int64 [m].
-        packed_on: device that it shares, or -1, int64 [m].
-        pause_s: until it computes again, float64 [m].
-        hold_s: computing that is left before it may be widened again, float64 [m].
-        begun: it has computed, so that a change of devices costs a restart, bool [m].
-        here: it has arrived and is not over, bool [m].
-        load, count, memory: of packed devices: sums over members, [devices].
+        left_s: remaining work in seconds of one device, float64 [m].
+        width: number of devices; 1 if packed, 0 if not running, int64 [m].
+        packed_on: shared device, or -1, int64 [m].
+        pause_s: time until the trial computes again, float64 [m].
+        hold_s: computing time before the trial may be widened again, float64 [m].
+        begun: whether the trial has computed, so that a resize costs a restart, bool [m].
+        here: whether the trial has arrived and not ended, bool [m].
+        load, count, memory: utilisation, number and memory of packed trials, [devices].
     """
 
     def __init__(
@@ -41,7 +38,7 @@ class ClusterState:
         resizable: bool = True,
     ) -> None:  # fmt: skip
         if devices < 1:
-            raise InvalidArgumentError("devices", f"{devices} devices run nothing")
+            raise InvalidArgumentError("devices", f"{devices} is less than 1")
         _need_fitting(trials)
         m = self._rows = len(trials)
         self.trials, self.devices = trials, devices
@@ -63,7 +60,7 @@ class ClusterState:
 
     @property
     def waiting(self) -> NDArray[np.int64]:
-        """Trials that are here and have no device."""
+        """Trials that have arrived and have no device."""
         return np.flatnonzero(self.here & (self.width == 0))
 
     @property
@@ -72,26 +69,26 @@ class ClusterState:
         return np.flatnonzero(self.width > 0)
 
     def fixed(self, i: int) -> bool:
-        """Whether trial `i` keeps the devices it has."""
+        """Whether trial `i` must keep its devices."""
         return not self.resizable and bool(self.begun[i])
 
     def held(self, i: int) -> bool:
-        """Whether trial `i` may not be widened now."""
+        """Whether trial `i` must not be widened now."""
         return self.fixed(i) or bool(self.hold_s[i] > 0)
 
     def rates(self, at: NDArray[np.int64]) -> Floats:
-        """How fast the trials `at` run, as times one device by itself; pauses left aside."""
+        """Return the speed-ups of trials `at` over one device each, ignoring pauses."""
         packed = self.packed_on[at]
         wide = self.trials.rates[at, np.maximum(self.width[at], 1) - 1]
         shared = 1.0 / np.maximum(self.load[packed], 1.0)
         return np.where(packed >= 0, shared, wide)
 
     def finishes(self, at: NDArray[np.int64]) -> Floats:
-        """Seconds until each of the trials `at` is over, if nothing changes."""
+        """Return the seconds until each of the trials `at` ends, if nothing changes."""
         return self.pause_s[at] + self.left_s[at] / self.rates(at)
 
     def elapse(self, seconds: float) -> None:
-        """Time passes for the trials that run: of their pauses, then of their work."""
+        """Advance running trials by `seconds`, first through their pauses, then their work."""
         running = self.running
         pause = self.pause_s[running]
         computed = np.maximum(seconds - pause, 0.0)
@@ -102,18 +99,17 @@ class ClusterState:
         self.pause_s[running] = np.maximum(pause - seconds, 0.0)
 
     def add(self, work_s: float, rates: Floats, utilisation: float, memory: float) -> int:
-        """Another trial, its row; it has not arrived yet.
+        """Add a trial that has not arrived yet, and return its row.
 
         Args:
-            rates: at width 1, 2, ..., as long as those of the others.
+            rates: speed-ups at width 1, 2, ..., up to the same width as the other trials'.
 
         Raises:
-            InvalidArgumentError: it fits on no device, or a number of it makes no sense.
+            InvalidArgumentError: the trial does not fit on a device, or a value is invalid.
         """
-        one = TrialSet(
+        _need_fitting(TrialSet(
             np.array([work_s]), rates[None, :], np.array([utilisation]), np.array([memory])
-        )
-        _need_fitting(one)
+        ))  # fmt: skip
         if self._rows == len(self.trials):
             self._grow(max(64, self._rows))
         i = self._rows
@@ -139,17 +135,17 @@ class ClusterState:
         self.on += [[] for _ in range(by)]
 
     def arrive(self, at: NDArray[np.int64]) -> None:
-        """Trials become runnable."""
+        """Mark trials as runnable."""
         self.here[at] = True
 
     def spread(self, i: int, width: int) -> None:
-        """Give trial `i` that many whole devices."""
+        """Give trial `i` `width` whole devices."""
         self._stop(i)
         self.on[i] = [self.free.pop() for _ in range(width)]
         self.width[i] = width
 
     def pack(self, i: int, device: int | None = None) -> None:
-        """Put trial `i` on a device that others may share; a free one where None."""
+        """Put trial `i` on a shared device, or on a free one if `device` is None."""
         self._stop(i)
         device = self.free.pop() if device is None else device
         self.width[i], self.packed_on[i], self.on[i] = 1, device, [device]
@@ -157,34 +153,34 @@ class ClusterState:
         self.count[device] += 1
         self.memory[device] += self.trials.memory[i]
 
-    def room(self, i: int, most_load: float) -> int:
-        """The fullest shared device that takes trial `i` up to `most_load`; -1 where none does."""
+    def fullest_device(self, i: int, max_load: float) -> int:
+        """Return the fullest shared device that fits trial `i` up to `max_load`, or -1."""
         u, memory = self.trials.utilisation[i], self.trials.memory[i]
-        fits = (self.count > 0) & (self.count < self.max_pack) & (self.load + u <= most_load + 1e-9)
+        fits = (self.count > 0) & (self.count < self.max_pack) & (self.load + u <= max_load + 1e-9)
         fits &= self.memory + memory <= MEMORY
         if not fits.any():
             return -1
         return int(np.argmax(np.where(fits, self.load, -1.0)))
 
     def leave(self, i: int) -> None:
-        """Trial `i` is over."""
-        self._give_back(i)
+        """Remove the ended trial `i`."""
+        self._release(i)
         self.here[i] = False
         self.left_s[i] = 0.0
 
     def _stop(self, i: int) -> None:
         if self.width[i]:
-            self._give_back(i)
+            self._release(i)
         if self.begun[i]:
             self.pause_s[i] = self.restart_s
             self.restarts += 1
 
-    def _give_back(self, i: int) -> None:
+    def _release(self, i: int) -> None:
         device = int(self.packed_on[i])
         if device >= 0:
             self.count[device] -= 1
             empty = self.count[device] == 0
-            # Exactly nothing where nobody is left, whatever rounding adds up to.
+            # Exactly 0 for an empty device, in spite of rounding.
             self.load[device] = 0.0 if empty else self.load[device] - self.trials.utilisation[i]
             self.memory[device] = 0.0 if empty else self.memory[device] - self.trials.memory[i]
             if empty:
@@ -200,6 +196,6 @@ def _need_fitting(trials: TrialSet) -> None:
         at = int(over[0])
         name = trials.names[at] if len(trials.names) else str(at)
         raise InvalidArgumentError(
-            "trials", f"trial {name} needs {trials.memory[at]:.2f} of a device's memory and fits "
-            f"on none ({MEMORY} may be filled)",
+            "trials", f"trial {name} needs {trials.memory[at]:.2f} of a device's memory, but only "
+            f"{MEMORY} is usable",
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What a study would take on so many devices: its own loop and policy, on a virtual clock."""
+"""Predict a study's makespan on N devices: run its own loop and policy on a virtual clock."""
 
 from __future__ import annotations
 
@@ -21,39 +21,39 @@ from slipstream.tables import Field, Table
 from slipstream.units import format_duration, format_percent
 
 _HOUR_S = 3600.0
-# More devices are worth it while twice as many bring at least this share of twice the speed.
-_WORTH = 0.75
-# Whoever has no synchronous policy proposes so many trials a device ahead.
+# More devices are worth it while doubling them gives at least this share of twice the speed.
+_MIN_EFFICIENCY = 0.75
+# Trials proposed ahead per device with an asynchronous policy.
 _AHEAD = 2
-# Another run lies between the shortest and the longest of 39 with a probability of 95 %.
+# Another run is between the shortest and the longest of 39 with a probability of 95 %.
 _DRAWS = 39
-# Fewer recorded trials show too little of how much times vary.
+# Fewer recorded trials do not show the variation of times.
 _MIN_RECORDED = 5
 
 
 def empty_state(
     devices: int, max_width: int, restart_s: float, max_pack: int, *, resizable: bool = True
 ) -> ClusterState:
-    """A cluster without trials yet."""
-    none = np.zeros(0)
-    trials = TrialSet(none, np.ones((0, max_width)), none, none)
+    """Return a cluster without trials."""
+    empty = np.zeros(0)
+    trials = TrialSet(empty, np.ones((0, max_width)), empty, empty)
     return ClusterState(
         trials, devices, restart_s=restart_s, max_pack=max_pack, resizable=resizable
     )
 
 
 def rates_of(cost: Cost, max_width: int) -> Floats:
-    """Times as fast at width 1, 2, ..., float64 [max_width]."""
+    """Return speed-ups at width 1, 2, ..., float64 [max_width]."""
     widths = np.arange(1, max_width + 1, dtype=np.float64)
     return np.asarray(widths / (1.0 + cost.gamma * (widths - 1.0)))
 
 
 class Simulated:
-    """An executor of studies whose trials take virtual time: the scheduler is the real one.
+    """An executor of studies that runs the real scheduler in virtual time.
 
     Args:
-        score: what a trial reports of the one objective that decides promotions.
-        ahead: trials it takes beyond those that end first.
+        score: returns a trial's value of the objective that decides promotions.
+        ahead: maximum number of submitted trials.
     """
 
     def __init__(
@@ -119,17 +119,17 @@ class Simulated:
 
 @dataclass(frozen=True)
 class Forecast:
-    """A study on N devices, predicted.
+    """The prediction of a study on N devices.
 
     Attributes:
-        makespan_s: until the last trial ends; with recorded costs, in the median of the draws.
-        bound_s: T*: no schedule runs these trials in less, whichever of them it promotes.
-        device_s: devices rented, times the makespan.
-        busy: share of it in which a device had a trial.
-        restarts: trials that were given other devices while they ran.
+        makespan_s: time until the last trial ends; with recorded costs, the median of the draws.
+        bound_s: T*, a lower bound on the makespan, whichever trials are promoted.
+        device_s: number of devices times the makespan.
+        busy: share of `device_s` in which devices had trials.
+        restarts: number of resizes of running trials.
         interval_s: shortest and longest makespan of the draws, a 95 % interval; None with declared
             costs.
-        recorded: trials whose device times were drawn; 0 with declared costs.
+        recorded: number of trials whose device times were resampled; 0 with declared costs.
     """
 
     devices: int
@@ -146,7 +146,7 @@ class Forecast:
 
     @property
     def device_s(self) -> float:
-        """Seconds of devices that are paid."""
+        """Paid device seconds."""
         return self.devices * self.makespan_s
 
 
@@ -154,17 +154,17 @@ def predict(
     study: Study, devices: Sequence[int], *, scheduler: str = "level", max_width: int = 8,
     max_pack: int = 4, restart_s: float = 15.0, record: bool = False,
 ) -> list[Forecast]:  # fmt: skip
-    """How long the study takes on each number of devices, without one.
+    """Predict how long the study takes on each number of devices.
 
-    The study's own loop, space, seed and rung policy run; candidates are random, and who is
-    promoted is drawn by lot. Work is what the estimator's ``cost`` declares. Without it, device
-    times of the trials in the study's store are drawn for the new ones, 39 times over; how a trial
-    scales is unknown then, and each runs on one device, in the order of asking.
+    The study's own loop, space, seed and rung policy run, with random candidates and promotions.
+    Work is declared by the estimator's ``cost``. Without it, the device times of trials in the
+    study's store are resampled 39 times. Their scaling is unknown, so each trial then runs on one
+    device, in order of submission.
 
     Raises:
         SlipstreamError: no cost is declared and fewer than 5 trials are recorded, or the study has
             no end.
-        InvalidArgumentError: no device, or a trial that fits on none.
+        InvalidArgumentError: no devices, or a trial does not fit on one.
     """
     scheduler_named(scheduler)
     costs, recorded = _costs(study)
@@ -172,15 +172,15 @@ def predict(
         study.policy, "rounds", None
     ) and not study.policy.synchronous:  # fmt: skip
         raise SlipstreamError(
-            "the study has no end that a prediction could find",
-            remedy="give it budget=Budget(trials=...), or rounds= or n= to its rungs",
+            "the study has no end, so its duration cannot be predicted",
+            remedy="pass budget=Budget(trials=...), or rounds= or n= to its rungs",
         )
     forecasts = []
     for n in devices:
         runs = []
         for cost in costs:
             executor = Simulated(
-                n, "fifo" if recorded else scheduler, score=lambda task: _by_lot(study, task),
+                n, "fifo" if recorded else scheduler, score=lambda task: _random_score(study, task),
                 costs=cost, ahead=10**9 if study.policy.synchronous else _AHEAD * n,
                 max_width=max_width, max_pack=max_pack, restart_s=restart_s, record=record,
             )  # fmt: skip
@@ -202,7 +202,7 @@ def _run(study: Study, executor: Simulated, scheduler: str, recorded: int) -> Fo
     clock = executor.clock
     certain = twin.rungs.certain(twin.trials)
     if twin.stopped.startswith("the budget"):
-        # Other schedules may spend it on more rungs of fewer candidates: on these, at least.
+        # Other schedules may spend the budget on more rungs of fewer candidates, at least these.
         new = [trial for trial in twin.trials if trial.parent is None]
         certain = new[: -(-(study.budget.trials or 1) // twin.rungs.rungs)]
     total = clock.state.devices * clock.now_s
@@ -213,13 +213,13 @@ def _run(study: Study, executor: Simulated, scheduler: str, recorded: int) -> Fo
     )  # fmt: skip
 
 
-def _by_lot(study: Study, task: Task) -> dict[str, Value]:
-    # The same candidate has the same luck at every rung.
+def _random_score(study: Study, task: Task) -> dict[str, Value]:
+    # A candidate has the same score at every rung.
     return {task.only_metric: Value(task.run.seed / 2**31)}
 
 
 def _costs(study: Study) -> tuple[list[Callable[[Task], Cost]], int]:
-    """Return what a trial takes, as declared or once per draw, and how many trials are recorded."""
+    """Return the declared cost function, or one per draw, and the number of recorded trials."""
     if (declared := study.estimator.cost) is not None:
         return [lambda task: declared(task.config)], 0
     trials = study.trials
@@ -228,46 +228,47 @@ def _costs(study: Study) -> tuple[list[Callable[[Task], Cost]], int]:
     times = [_unit_s(trial, trials) for trial in trials if trial.device_s > 0]
     if len(times) < _MIN_RECORDED:
         raise SlipstreamError(
-            f"nothing shows what a trial takes: no cost is declared, and {len(times)} trials are "
+            f"the duration of trials is unknown: no cost is declared, and {len(times)} trials are "
             "recorded",
             where=f"study '{study.name}'",
-            remedy="declare it, @estimator(..., cost=lambda config: Cost(seconds=60)), or run "
+            remedy="declare @estimator(..., cost=lambda config: Cost(seconds=60)), or run "
             f"{_MIN_RECORDED} trials first",
         )
     rng = np.random.default_rng(study.seed)
-    return [_drawn(_redrawn(np.log(times), rng), rng) for _ in range(_DRAWS)], len(times)
+    return [_resampled(_perturbed(np.log(times), rng), rng) for _ in range(_DRAWS)], len(times)
 
 
 def _unit_s(trial: Trial, trials: Sequence[Trial]) -> float:
-    """Return the device seconds of a trial for each unit of fidelity that it added."""
+    """Return a trial's device seconds per unit of added fidelity."""
     parent = 0.0 if trial.parent is None else trials[trial.parent].fidelity
     return trial.device_s / (trial.fidelity - parent)
 
 
-def _redrawn(logs: Floats, rng: np.random.Generator) -> Floats:
-    """Return the times with a mean and deviation of their logarithms that could as well be true.
+def _perturbed(logs: Floats, rng: np.random.Generator) -> Floats:
+    """Draw mean and deviation of the log times from their posterior, and rescale the times.
 
-    Resampling alone covers too little where few times are skewed: 80 % with 6 log-normal ones.
+    Intervals of resampling alone are too narrow for few skewed times: 80 % coverage with 6
+    log-normal ones.
     """
     n, mean, deviation = len(logs), logs.mean(), logs.std(ddof=1)
     scale = np.sqrt((n - 1) / rng.chisquare(n - 1))
-    mean_drawn = mean + deviation * scale / np.sqrt(n) * rng.normal()
-    return np.asarray(np.exp(mean_drawn + (logs - mean) * scale))
+    new_mean = mean + deviation * scale / np.sqrt(n) * rng.normal()
+    return np.asarray(np.exp(new_mean + (logs - mean) * scale))
 
 
-def _drawn(times: Floats, rng: np.random.Generator) -> Callable[[Task], Cost]:
-    # A candidate has one seed, and one time, at all of its rungs. With gamma 1 it gains nothing by
-    # a second device.
+def _resampled(times: Floats, rng: np.random.Generator) -> Callable[[Task], Cost]:
+    # A candidate has one seed and one time at all of its rungs. With gamma 1, more devices do not
+    # speed it up.
     seconds: dict[int, float] = defaultdict(lambda: float(rng.choice(times)))
     return lambda task: Cost(seconds[task.run.seed], gamma=1.0)
 
 
 def knee(forecasts: Sequence[Forecast]) -> int | None:
-    """The most devices that are still worth it; None where every number is."""
+    """Return the largest number of devices that is worth it; None if all are."""
     for before, after in itertools.pairwise(forecasts):
         doublings = math.log2(after.devices / before.devices)
         gained = math.log2(max(before.makespan_s / max(after.makespan_s, 1e-12), 1e-12))
-        if doublings > 0 and gained / doublings < math.log2(2 * _WORTH):
+        if doublings > 0 and gained / doublings < math.log2(2 * _MIN_EFFICIENCY):
             return before.devices
     return None
 
@@ -275,47 +276,47 @@ def knee(forecasts: Sequence[Forecast]) -> int | None:
 def forecast_table(
     forecasts: Sequence[Forecast], price: float | None = None, title: str = ""
 ) -> Table:
-    """A row a number of devices.
+    """Return a table with a row per number of devices.
 
     Args:
-        price: of a device and hour.
+        price: price per device-hour.
     """
     first = forecasts[0]
     fields: list[Field[Forecast]] = [
-        Field.number("devices", lambda one: one.devices),
-        Field.number("takes", lambda one: format_duration(one.makespan_s * 1e9)),
-        Field.number("speed-up", lambda one: f"{first.makespan_s / one.makespan_s:.2f}x"),
-        Field.number("T*", lambda one: format_duration(one.bound_s * 1e9)),
+        Field.number("devices", lambda row: row.devices),
+        Field.number("takes", lambda row: format_duration(row.makespan_s * 1e9)),
+        Field.number("speed-up", lambda row: f"{first.makespan_s / row.makespan_s:.2f}x"),
+        Field.number("T*", lambda row: format_duration(row.bound_s * 1e9)),
         Field.number("over T*", _over),
-        Field.number("busy", lambda one: format_percent(one.busy)),
-        Field.number("device-hours", lambda one: f"{one.device_s / _HOUR_S:.3g}"),
-        Field.number("resized", lambda one: one.restarts, optional=True),
+        Field.number("busy", lambda row: format_percent(row.busy)),
+        Field.number("device-hours", lambda row: f"{row.device_s / _HOUR_S:.3g}"),
+        Field.number("resized", lambda row: row.restarts, optional=True),
     ]
     if first.recorded:
         fields.insert(2, Field.number("95 % of runs", _interval))
     if price is not None:
-        fields.append(Field.number("cost", lambda one: f"{price * one.device_s / _HOUR_S:.2f}"))
+        fields.append(Field.number("cost", lambda row: f"{price * row.device_s / _HOUR_S:.2f}"))
     at = knee(forecasts)
     if first.recorded:
         costs = (
-            f"device times drawn {_DRAWS} times from {first.recorded} recorded trials; no cost is "
-            "declared, so that each trial has one device, in the order of asking"
+            f"device times of {first.recorded} recorded trials, resampled {_DRAWS} times; no cost "
+            "is declared, so each trial runs on one device, in order of submission"
         )
     else:
-        costs = f"costs as declared, under the scheduler '{first.scheduler}'"
+        costs = f"declared costs, scheduler '{first.scheduler}'"
     notes = [
         f"simulated: {first.trials} trials, {costs}",
-        "T*: no schedule takes less for the trials that run whatever ends first, were all known in "
-        "advance",
-        f"beyond {at} devices, more of them bring little" if at is not None else "",
+        "T*: lower bound for any schedule of the trials that run in any case, even if all were "
+        "known in advance",
+        f"more than {at} devices bring little" if at is not None else "",
     ]
     return Table.of(forecasts, fields, title, notes)
 
 
 def _over(forecast: Forecast) -> str:
-    # T* of drawn times is of another draw than the makespan.
-    known = forecast.bound_s and not forecast.recorded
-    return f"{forecast.makespan_s / forecast.bound_s:.2f}x" if known else "-"
+    # With resampled times, T* and the makespan belong to different draws.
+    comparable = forecast.bound_s and not forecast.recorded
+    return f"{forecast.makespan_s / forecast.bound_s:.2f}x" if comparable else "-"
 
 
 def _interval(forecast: Forecast) -> str:
@@ -323,32 +324,32 @@ def _interval(forecast: Forecast) -> str:
 
 
 def to_json(forecasts: Sequence[Forecast], price: float | None) -> list[dict[str, Any]]:
-    """For programs."""
+    """Return the forecasts as JSON."""
     return [
         {
-            "devices": one.devices, "scheduler": one.scheduler, "trials": one.trials,
-            "makespan_s": one.makespan_s, "interval_s": one.interval_s, "bound_s": one.bound_s,
-            "busy": one.busy,
-            "device_hours": one.device_s / _HOUR_S, "restarts": one.restarts,
-            "cost": None if price is None else price * one.device_s / _HOUR_S,
-            "recorded": one.recorded, "provenance": "simulated",
+            "devices": forecast.devices, "scheduler": forecast.scheduler, "trials": forecast.trials,
+            "makespan_s": forecast.makespan_s, "interval_s": forecast.interval_s,
+            "bound_s": forecast.bound_s, "busy": forecast.busy,
+            "device_hours": forecast.device_s / _HOUR_S, "restarts": forecast.restarts,
+            "cost": None if price is None else price * forecast.device_s / _HOUR_S,
+            "recorded": forecast.recorded, "provenance": "simulated",
         }
-        for one in forecasts
+        for forecast in forecasts
     ]  # fmt: skip
 
 
 def parse_devices(text: str) -> list[int]:
-    """``"1,8,64"``.
+    """Parse ``"1,8,64"``.
 
     Raises:
-        InvalidArgumentError: no numbers of devices.
+        InvalidArgumentError: the text is not a list of positive integers.
     """
     try:
         devices = sorted({int(part) for part in text.split(",")})
     except ValueError:
         raise InvalidArgumentError(
-            "gpus", f"'{text}' is no list of numbers", remedy="1,8,64"
+            "gpus", f"'{text}' is not a list of integers", remedy="pass a list such as 1,8,64"
         ) from None
     if devices[0] < 1:
-        raise InvalidArgumentError("gpus", f"{devices[0]} devices run nothing", remedy="1,8,64")
+        raise InvalidArgumentError("gpus", f"{devices[0]} is less than 1 device")
     return devices

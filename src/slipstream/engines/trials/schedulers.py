@@ -1,6 +1,6 @@
-"""Who gets how many devices: first come first served, even shares, Fluid's rule, the level rule.
+"""Schedulers: first come first served, even shares, Fluid, and the level rule.
 
-Each decides on every arrival and end, by changing the `ClusterState` it is given.
+Each updates the `ClusterState` on every arrival and end of a trial.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ from slipstream.engines.trials.simulator import makespan
 from slipstream.engines.trials.trialset import bound_s
 from slipstream.errors import UnknownNameError
 
-# A resize must bring the end of the last trial this much nearer, its restart included.
-_GAIN = 0.08
-# Trials that each leave less than the rest of a device idle gain nothing side by side, and both
-# load their libraries and hold their memory at once.
-_FILLS = 0.95
+# Minimum reduction of the last trial's remaining time by a resize, restart included.
+_MIN_GAIN = 0.08
+# Trials of this utilisation gain nothing from sharing a device, and would hold memory together.
+_FULL = 0.95
 
 
 class Scheduler(ABC):
@@ -31,11 +30,11 @@ class Scheduler(ABC):
 
     @abstractmethod
     def decide(self, state: ClusterState) -> None:
-        """Called whenever trials arrived or ended."""
+        """Update `state` after trials arrived or ended."""
 
 
 class Fifo(Scheduler):
-    """One device a trial, in the order of arrival."""
+    """One device per trial, in order of arrival."""
 
     name = "fifo"
 
@@ -45,9 +44,9 @@ class Fifo(Scheduler):
 
 
 class Uniform(Scheduler):
-    """Even shares: with fewer trials than devices each has devices // trials of them.
+    """Even shares: with fewer trials than devices, each gets devices // trials.
 
-    As Ray Tune's ``DistributeResources``; who has fewer than its share is restarted with it.
+    Like Ray Tune's ``DistributeResources``; trials with fewer devices are restarted.
     """
 
     name = "uniform"
@@ -66,33 +65,33 @@ class Uniform(Scheduler):
 
 
 class Fluid(Scheduler):
-    """Width in proportion to work, at most `pack` on a device and `most` devices for one.
+    """Width in proportion to work, at most `pack` trials per device and `width` devices per trial.
 
-    (Yu et al., *Fluid: resource-aware hyperparameter tuning engine*, MLSys 2021, by its formula.)
+    Source: Yu et al., "Fluid: Resource-Aware Hyperparameter Tuning Engine", MLSys 2021.
     """
 
     name = "fluid"
 
-    def __init__(self, pack: int = 2, most: int = 4) -> None:
-        self.pack, self.most = pack, most
+    def __init__(self, pack: int = 2, width: int = 4) -> None:
+        self.pack, self.max_width = pack, width
 
     def decide(self, state: ClusterState) -> None:
         waiting, running = state.waiting, state.running
         if not len(waiting):
-            widen(state, self.most)
+            widen(state, self.max_width)
             return
         active = np.concatenate([waiting, running])
         total = state.left_s[active].sum()
         share = state.devices * state.left_s / max(total, 1e-12)
         pack = min(self.pack, state.max_pack)
         for i in waiting[np.argsort(-state.left_s[waiting], kind="stable")]:
-            width = min(int(share[i]), self.most, state.trials.rates.shape[1], len(state.free))
+            width = min(int(share[i]), self.max_width, state.trials.rates.shape[1], len(state.free))
             if width >= 1:
                 state.spread(int(i), width)
             elif share[i] < 1:
                 fits = (state.count > 0) & (state.count < pack)
                 fits &= state.memory + state.trials.memory[i] <= MEMORY
-                # A full round of devices first, then back over them: long beside short.
+                # Fill free devices first, then share them, which pairs long with short trials.
                 if len(state.free):
                     state.pack(int(i))
                 elif fits.any():
@@ -102,17 +101,17 @@ class Fluid(Scheduler):
 
 
 class Level(Scheduler):
-    """Devices filled to one level of time: the integer plan nearest to T*, or a rolling packing.
+    """Let all devices end at the same time, by the rule that ends first in simulation.
 
-    A group that has room at once is planned whole: the least time T for which every trial, at the
-    smallest width that makes it by T or packed with others that do, has devices. What has no room
-    at once is packed longest first. Whatever idles at the end goes to whoever ends last, where
-    that is worth its restart. Of several fillings the one that a simulation says ends first is
-    taken, with the plainer rules among them. A trial that arrives while wide trials hold all
-    devices gets one of theirs, if that saves more waiting than the restart costs.
+    A group that fits at once is planned as a whole: find the smallest T for which every trial can
+    end by T, at its smallest sufficient width or packed with others. A larger group is packed,
+    longest trials first. Devices that idle at the end go to the trial that ends last, if that is
+    worth its restart. The candidates include several packings and the simpler rules. If a trial
+    arrives while wide trials hold all devices, it gets one of theirs, provided that this saves more
+    waiting than the restart costs.
 
     Attributes:
-        chosen: the rule taken for the last group.
+        chosen: the rule for the last group.
     """
 
     name = "level"
@@ -131,7 +130,7 @@ class Level(Scheduler):
 
     def _best(self, state: ClusterState) -> Scheduler:
         m, n = len(state.waiting), state.devices
-        # The larger the group, the longer a simulation, and the nearer to each other the rules.
+        # For large groups, simulations take longer and the rules differ less.
         fillings = (1.0, 1.15, 1.3, 1.6) if m <= 1000 else (1.0, 1.3)
         rules: list[Scheduler] = [Filling(load) for load in fillings]
         if m <= 3 * n:
@@ -139,7 +138,7 @@ class Level(Scheduler):
         waiting = state.trials.rows(state.waiting)
         if m <= 1000:
             rules += [Uniform(), Fifo()]
-            if (waiting.utilisation < _FILLS).any():
+            if (waiting.utilisation < _FULL).any():
                 rules += [Fluid(), Fluid(4, 8)]
         ends = [
             makespan(waiting, n, rule, restart_s=state.restart_s, max_pack=state.max_pack)
@@ -149,17 +148,17 @@ class Level(Scheduler):
 
 
 class Filling(Scheduler):
-    """Longest first onto free devices, then beside others up to a load; then idle ones widen.
+    """Longest trials first, onto free devices, then onto shared ones; idle devices widen trials.
 
     Args:
-        most_load: sum of utilisations on one device; above 1 its trials slow each other, and none
-            of it idles.
+        max_load: maximum sum of utilisations on a device; above 1, its trials slow each other down
+            and the device never idles.
     """
 
     name = "filling"
 
-    def __init__(self, most_load: float = 1.0) -> None:
-        self.most_load = most_load
+    def __init__(self, max_load: float = 1.0) -> None:
+        self.max_load = max_load
         self._level_s = 0.0
 
     def decide(self, state: ClusterState) -> None:
@@ -176,8 +175,8 @@ class Filling(Scheduler):
             level = self._level_s
             if state.free and level and state.left_s[i] > level:
                 times = state.left_s[i] / state.trials.rates[i]
-                enough = np.flatnonzero(times <= 1.1 * level)
-                width = int(enough[0]) + 1 if len(enough) else int(np.argmin(times)) + 1
+                sufficient = np.flatnonzero(times <= 1.1 * level)
+                width = int(sufficient[0]) + 1 if len(sufficient) else int(np.argmin(times)) + 1
                 if width > 1 and width <= len(state.free):
                     state.spread(i, width)
                     continue
@@ -186,21 +185,21 @@ class Filling(Scheduler):
                 continue
             if state.trials.utilisation[i] >= failed:
                 continue
-            device = state.room(i, self.most_load)
+            device = state.fullest_device(i, self.max_load)
             if device >= 0:
                 state.pack(i, device)
             elif not state.memory.any():
-                # Where memory is no matter, whoever needs more has no room either.
+                # If no trial declares memory, trials of higher utilisation do not fit either.
                 failed = float(state.trials.utilisation[i])
                 if failed <= 0.05:
                     return
 
 
 class PlanningScheduler(Scheduler):
-    """Every waiting trial placed at once, at the least common end; then idle devices widen.
+    """Place all waiting trials at once, with the earliest common end; idle devices widen trials.
 
     Args:
-        slack: of the common end, that packed trials may use beyond it.
+        slack: factor of the common end by which packed trials may end.
     """
 
     name = "plan"
@@ -211,19 +210,19 @@ class PlanningScheduler(Scheduler):
     def decide(self, state: ClusterState) -> None:
         waiting, n = state.waiting, len(state.free)
         if len(waiting) and n:
-            placed = self._least(state, waiting, n)
-            if placed is None:
+            plan = self._earliest(state, waiting, n)
+            if plan is None:
                 Filling(1.3).decide(state)
                 return
-            for i, width in placed[0].items():
+            for i, width in plan[0].items():
                 state.spread(i, width)
-            for members in placed[1]:
+            for members in plan[1]:
                 state.pack(members[0])
                 for i in members[1:]:
                     state.pack(i, int(state.packed_on[members[0]]))
         widen(state, state.trials.rates.shape[1])
 
-    def _least(
+    def _earliest(
         self, state: ClusterState, waiting: NDArray[np.int64], n: int
     ) -> tuple[dict[int, int], list[list[int]]] | None:
         low = bound_s(state.trials.rows(waiting), n) * 0.999
@@ -247,7 +246,7 @@ class PlanningScheduler(Scheduler):
     def _fits(
         self, state: ClusterState, waiting: NDArray[np.int64], n: int, end_s: float
     ) -> tuple[dict[int, int], list[list[int]]] | None:
-        """Widths, and members of shared devices, by which all end by `end_s`; None: no room."""
+        """Return widths, and members of shared devices, so that all end by `end_s`; or None."""
         trials = state.trials
         work, u, memory = state.left_s, trials.utilisation, trials.memory
         wide: dict[int, int] = {}
@@ -256,18 +255,16 @@ class PlanningScheduler(Scheduler):
             if work[i] <= end_s:
                 narrow.append(i)
                 continue
-            enough = np.flatnonzero(work[i] <= end_s * trials.rates[i])
-            if not len(enough):
+            sufficient = np.flatnonzero(work[i] <= end_s * trials.rates[i])
+            if not len(sufficient):
                 return None
-            wide[i] = int(enough[0]) + 1
+            wide[i] = int(sufficient[0]) + 1
             n -= wide[i]
             if n < 0:
                 return None
-        shared: list[list[int]] = []
-        # Who would be alone anyway, as long as there are devices for all.
-        spare = n - len(narrow)
-        if spare >= 0:
+        if n >= len(narrow):
             return wide, [[i] for i in narrow]
+        shared: list[list[int]] = []
         loads: list[float] = []
         filled: list[float] = []
         for i in narrow:
@@ -276,7 +273,7 @@ class PlanningScheduler(Scheduler):
                 members = shared[at]
                 if len(members) >= state.max_pack or filled[at] + memory[i] > MEMORY:
                     continue
-                if u[i] >= _FILLS and any(u[one] >= _FILLS for one in members):
+                if u[i] >= _FULL and any(u[member] >= _FULL for member in members):
                     continue
                 if loads[at] > best_load and (
                     loads[at] + u[i] <= 1.0 or _ends(work, u, [*members, i]) <= end_s * self.slack
@@ -296,18 +293,18 @@ class PlanningScheduler(Scheduler):
 
 
 def _ends(work: NDArray[np.float64], u: NDArray[np.float64], members: list[int]) -> float:
-    """When a device is done with `members` that begin together."""
+    """Return when a device has finished `members` that start together."""
     now, done = 0.0, 0.0
     load = float(sum(u[i] for i in members))
-    for i in sorted(members, key=lambda one: work[one]):
+    for i in sorted(members, key=lambda member: work[member]):
         now += (work[i] - done) * max(load, 1.0)
         done = float(work[i])
         load -= float(u[i])
     return now
 
 
-def widen(state: ClusterState, most: int) -> None:
-    """Idle devices to the trial that ends last, while that brings the end nearer by 8 %."""
+def widen(state: ClusterState, max_width: int) -> None:
+    """Give idle devices to the trial that ends last, while that shortens its time by 8 %."""
     while state.free and not len(state.waiting):
         running = state.running
         if not len(running):
@@ -318,26 +315,26 @@ def widen(state: ClusterState, most: int) -> None:
         if state.held(i):
             return
         device = int(state.packed_on[i])
-        held = int(state.width[i]) if device < 0 or state.count[device] == 1 else 0
-        widest = min(len(state.free) + held, most, state.trials.rates.shape[1])
-        if widest <= held:
+        own = int(state.width[i]) if device < 0 or state.count[device] == 1 else 0
+        widest = min(len(state.free) + own, max_width, state.trials.rates.shape[1])
+        if widest <= own:
             return
         restart_s = state.restart_s if state.begun[i] else 0.0
         times = restart_s + state.left_s[i] / state.trials.rates[i, :widest]
-        worthwhile = times < now * (1.0 - _GAIN)
+        worthwhile = times < now * (1.0 - _MIN_GAIN)
         if not worthwhile.any():
             return
-        # No wider than needed to end with the trial before it. Only a width that brings the end
-        # nearer counts: of trials that end together, the width that one already has would do.
+        # No wider than needed to end with the second-last trial, but always wider than now: of
+        # trials that end together, the current width would otherwise suffice.
         second = float(np.partition(ends, -2)[-2]) if len(ends) > 1 else 0.0
-        enough = np.flatnonzero(worthwhile & (times <= max(second, float(times.min()))))
-        state.spread(i, int(enough[0]) + 1)
+        sufficient = np.flatnonzero(worthwhile & (times <= max(second, float(times.min()))))
+        state.spread(i, int(sufficient[0]) + 1)
 
 
 def make_room(state: ClusterState, arrivals: int) -> None:
-    """Take devices from wide trials for `arrivals` trials, if that shortens the sum of all waits.
+    """Take devices from wide trials for `arrivals` trials, if that reduces the total waiting time.
 
-    The wide trial ends later, by its restart and its narrower width; the arrivals begin now instead
+    The wide trial ends later, by its restart and its smaller width; the arrivals start now instead
     of when devices become free.
     """
     while arrivals and not state.free:
@@ -349,16 +346,16 @@ def make_room(state: ClusterState, arrivals: int) -> None:
         for k in np.flatnonzero(width > 1).tolist():
             if state.fixed(int(running[k])):
                 continue
-            most = min(int(width[k]) - 1, len(waits_s))
-            narrower = state.trials.rates[running[k], width[k] - 2 :: -1][:most]
-            gains = waits_s[:most] - (state.restart_s + left_s[k] / narrower - ends[k])
+            limit = min(int(width[k]) - 1, len(waits_s))
+            narrower = state.trials.rates[running[k], width[k] - 2 :: -1][:limit]
+            gains = waits_s[:limit] - (state.restart_s + left_s[k] / narrower - ends[k])
             if gains.max() > gain_s:
                 gain_s, at, taken = float(gains.max()), k, int(np.argmax(gains)) + 1
         if at < 0:
             return
         i = int(running[at])
         state.spread(i, int(width[at]) - taken)
-        # It computes for at least as long as its restart took before it is widened again.
+        # The trial computes for at least the time of its restart before it is widened again.
         state.hold_s[i] = state.restart_s
         arrivals -= taken
 
@@ -369,10 +366,10 @@ SCHEDULERS: dict[str, Callable[[], Scheduler]] = {
 
 
 def scheduler_named(name: str) -> Scheduler:
-    """A scheduler by its name.
+    """Create a scheduler by name.
 
     Raises:
-        UnknownNameError: there is none.
+        UnknownNameError: there is no such scheduler.
     """
     if name not in SCHEDULERS:
         raise UnknownNameError("scheduler", name, SCHEDULERS)

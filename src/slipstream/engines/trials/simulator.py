@@ -1,4 +1,4 @@
-"""The schedulers on a virtual clock: what a group of trials would take, event by event."""
+"""Event-driven simulation of schedulers on a virtual clock."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Interval:
-    """A trial on its devices, between two changes; seconds of the virtual clock."""
+    """A trial on its devices between two changes, in seconds of the virtual clock."""
 
     trial: int
     devices: tuple[int, ...]
@@ -28,12 +28,12 @@ class Interval:
 
 @dataclass
 class Clock:
-    """A cluster whose time passes by events.
+    """A cluster whose time advances by events.
 
     Attributes:
-        now_s: the time.
-        busy_device_s: devices that had a trial, times how long.
-        intervals: what ran where, if `record`.
+        now_s: current time.
+        busy_device_s: total time of devices with trials.
+        intervals: placements of trials over time, if `record`.
     """
 
     state: ClusterState
@@ -48,20 +48,20 @@ class Clock:
         self._changed = True
 
     def arrive(self, at: list[int]) -> None:
-        """Trials become runnable now; `advance` lets the scheduler see all of them at once."""
+        """Make trials runnable; the scheduler sees them at the next `advance`."""
         self.state.arrive(np.asarray(at, dtype=np.int64))
         self._changed = True
 
     def decide(self) -> None:
-        """Let the scheduler place what is runnable."""
+        """Let the scheduler place runnable trials."""
         if self._changed:
             self.scheduler.decide(self.state)
             self._changed = False
             if self.record:
-                self._note()
+                self._update_intervals()
 
     def advance(self) -> list[int]:
-        """To the next end of a trial; which ended. Empty where nothing runs."""
+        """Advance to the next end of a trial, and return the ended trials; empty if idle."""
         self.decide()
         state = self.state
         running = state.running
@@ -70,19 +70,19 @@ class Clock:
         state.begun[running] = True
         ends = state.finishes(running)
         step = float(ends.min())
-        over = running[ends <= step * (1 + 1e-12) + 1e-12]
+        ended = running[ends <= step * (1 + 1e-12) + 1e-12]
         state.elapse(step)
         self.now_s += step
         self.busy_device_s += step * (state.devices - len(state.free))
-        for i in over.tolist():
+        for i in ended.tolist():
             state.leave(i)
         self._changed = True
         if self.record:
-            self._note()
-        return list(map(int, over))
+            self._update_intervals()
+        return list(map(int, ended))
 
-    def _note(self) -> None:
-        """Close the intervals of trials that changed their devices, begin new ones."""
+    def _update_intervals(self) -> None:
+        """Close the intervals of trials whose devices changed, and open new ones."""
         state = self.state
         now = {int(i): (tuple(state.on[i]), bool(state.packed_on[i] >= 0)) for i in state.running}
         for i, (start, devices, packed) in list(self._since.items()):
@@ -93,7 +93,7 @@ class Clock:
             self._since.setdefault(i, (self.now_s, devices, packed))
 
     def digest(self) -> str:
-        """Of all intervals: the same for the same seed."""
+        """Return a hash of all intervals."""
         text = repr([(x.trial, x.devices, x.start_s, x.end_s) for x in self.intervals])
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
@@ -102,10 +102,10 @@ def simulate(
     trials: TrialSet, devices: int, scheduler: Scheduler, *,
     restart_s: float = 15.0, max_pack: int = 4, record: bool = False,
 ) -> Clock:  # fmt: skip
-    """All trials, runnable from the beginning, until the last one ends.
+    """Simulate trials that are all runnable from the start, until the last one ends.
 
     Raises:
-        InvalidArgumentError: no device, or a trial that fits on none.
+        InvalidArgumentError: no devices, or a trial does not fit on one.
     """
     state = ClusterState(trials, devices, restart_s=restart_s, max_pack=max_pack)
     clock = Clock(state, scheduler, record)
@@ -119,6 +119,6 @@ def makespan(
     trials: TrialSet, devices: int, scheduler: Scheduler, *,
     restart_s: float = 15.0, max_pack: int = 4,
 ) -> float:  # fmt: skip
-    """Seconds until the last trial ends."""
+    """Return the seconds until the last trial ends; see `simulate`."""
     clock = simulate(trials, devices, scheduler, restart_s=restart_s, max_pack=max_pack)
     return clock.now_s

@@ -1,4 +1,4 @@
-"""What ran where, as a Perfetto trace: one row a device, one slice a trial on it."""
+"""Export placements of trials as a Perfetto trace, with a row per device."""
 
 from __future__ import annotations
 
@@ -11,30 +11,32 @@ from slipstream.engines.trials.simulator import Interval
 def perfetto(
     intervals: Sequence[Interval], names: Mapping[int, int] | None, process: str
 ) -> dict[str, Any]:
-    """A trace in the JSON form that Perfetto opens; microseconds.
+    """Return a trace in Perfetto's JSON format, in microseconds.
 
     Args:
-        names: trial numbers by row.
-        process: what the group of rows is called.
+        names: trial numbers by row of the state.
+        process: name of the group of rows.
     """
-    devices = sorted({device for one in intervals for device in one.devices})
+    devices = sorted({device for interval in intervals for device in interval.devices})
     events: list[dict[str, Any]] = [
         {"ph": "M", "pid": 1, "name": "process_name", "args": {"name": process}}
     ]
-    # Trials that share a device need a row each, or their slices would seem nested.
+    # Trials that share a device need separate rows, or their slices would appear nested.
     lanes: dict[int, list[float]] = {device: [] for device in devices}
-    for one in sorted(intervals, key=lambda interval: interval.start_s):
-        number = (names or {}).get(one.trial, one.trial)
-        width = "packed" if one.packed else f"width {len(one.devices)}"
-        for device in one.devices:
+    for interval in sorted(intervals, key=lambda each: each.start_s):
+        number = (names or {}).get(interval.trial, interval.trial)
+        width = "packed" if interval.packed else f"width {len(interval.devices)}"
+        for device in interval.devices:
             ends = lanes[device]
-            lane = next((k for k, end in enumerate(ends) if end <= one.start_s + 1e-9), len(ends))
-            ends[lane : lane + 1] = [one.end_s]
+            lane = next(
+                (k for k, end in enumerate(ends) if end <= interval.start_s + 1e-9), len(ends)
+            )
+            ends[lane : lane + 1] = [interval.end_s]
             events.append({
                 "ph": "X", "pid": 1, "tid": device * 16 + lane,
-                "name": f"trial {number} ({width})", "cat": "packed" if one.packed else "wide",
-                "ts": one.start_s * 1e6, "dur": (one.end_s - one.start_s) * 1e6,
-                "args": {"trial": number, "devices": list(one.devices)},
+                "name": f"trial {number} ({width})", "cat": "packed" if interval.packed else "wide",
+                "ts": interval.start_s * 1e6, "dur": (interval.end_s - interval.start_s) * 1e6,
+                "args": {"trial": number, "devices": list(interval.devices)},
             })  # fmt: skip
     events += [
         {"ph": "M", "pid": 1, "tid": device * 16 + lane, "name": "thread_name",

@@ -1,7 +1,7 @@
-"""Trials as a scheduler sees them: work, how they scale, how much of a device they use.
+"""Properties of trials that schedulers use: work, scaling, utilisation and memory.
 
-A trial at width w >= 1 is data-parallel over w devices; packed, it shares one device with others.
-The members of a device all run at the rate min(1, 1 / sum of their utilisations).
+A trial of width w >= 1 is data-parallel over w devices; a packed trial shares one device. All
+members of a shared device run at the rate min(1, 1 / sum of their utilisations).
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class TrialSet:
-    """Trials, one row each.
+    """Trials, one per row.
 
     Attributes:
-        work_s: seconds each takes on one device by itself, float64 [m].
-        rates: times as fast at width 1, 2, ..., float64 [m, max_width]; the first column is 1.
-        utilisation: of a device, by itself, float64 [m] in (0, 1].
+        work_s: seconds on one device alone, float64 [m].
+        rates: speed-up at width 1, 2, ..., float64 [m, max_width]; the first column is 1.
+        utilisation: utilisation of one device alone, float64 [m] in (0, 1].
         memory: share of a device's memory, float64 [m].
-        names: for errors and plots.
+        names: names for errors and plots.
     """
 
     work_s: Floats
@@ -37,40 +37,40 @@ class TrialSet:
     names: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        for name, fine, column in (
+        for name, valid, column in (
             ("work", self.work_s >= 0, self.work_s),
             ("rate", (self.rates > 0).all(axis=1), self.rates.min(axis=1, initial=np.inf)),
             ("utilisation", (self.utilisation > 0) & (self.utilisation <= 1), self.utilisation),
             ("memory", (self.memory >= 0) & (self.memory <= 1), self.memory),
         ):
-            bad = np.flatnonzero(~(fine & np.isfinite(column)))
-            if len(bad):
-                at = int(bad[0])
+            invalid = np.flatnonzero(~(valid & np.isfinite(column)))
+            if len(invalid):
+                at = int(invalid[0])
                 label = self.names[at] if at < len(self.names) else str(at)
-                more = " of one device" if name == "memory" else ""
-                raise InvalidArgumentError("trials", f"trial {label} has {name} {column[at]}{more}")
+                unit = " of one device" if name == "memory" else ""
+                raise InvalidArgumentError("trials", f"trial {label} has {name} {column[at]}{unit}")
         if self.rates.shape[1] < 1:
-            raise InvalidArgumentError("trials", "a maximum width of 0 leaves no room to run")
+            raise InvalidArgumentError("trials", "the maximum width is 0, not at least 1")
 
     @classmethod
     def of(
         cls, work_s: Floats, gamma: Floats, utilisation: Floats, memory: Floats | None = None,
         *, max_width: int = 8, names: Sequence[str] = (),
     ) -> TrialSet:  # fmt: skip
-        """Trials that scale as w / (1 + gamma (w - 1))."""
+        """Build trials with the speed-up w / (1 + gamma (w - 1)) at width w."""
         if max_width < 1:
-            raise InvalidArgumentError("max_width", f"{max_width} leaves no room to run")
+            raise InvalidArgumentError("max_width", f"{max_width} is less than 1")
         widths = np.arange(1, max_width + 1, dtype=np.float64)
         rates = widths / (1.0 + np.asarray(gamma, dtype=np.float64)[:, None] * (widths - 1.0))
         work = np.asarray(work_s, dtype=np.float64)
-        held = np.zeros(len(work)) if memory is None else np.asarray(memory, dtype=np.float64)
-        return cls(work, rates, np.asarray(utilisation, dtype=np.float64), held, names)
+        shares = np.zeros(len(work)) if memory is None else np.asarray(memory, dtype=np.float64)
+        return cls(work, rates, np.asarray(utilisation, dtype=np.float64), shares, names)
 
     def __len__(self) -> int:
         return len(self.work_s)
 
     def rows(self, at: NDArray[np.int64]) -> TrialSet:
-        """Some of them."""
+        """Return the trials at these rows."""
         return TrialSet(
             self.work_s[at], self.rates[at], self.utilisation[at], self.memory[at],
             [self.names[i] for i in at] if len(self.names) else (),
@@ -78,17 +78,17 @@ class TrialSet:
 
 
 def bound_s(trials: TrialSet, devices: int) -> float:
-    """T*: no schedule on `devices` devices ends earlier, preemptive or fractional ones included.
+    """Return T*, a lower bound on the makespan of all schedules, also preemptive or fractional.
 
-    A schedule gives trial i a mean rate of work / T, which takes at least the mean width that the
-    concave hull of its (width, rate) points has there (Jensen); these widths add up to no more than
-    there are devices. The least T for which they do is found by bisection.
+    A schedule of length T gives trial i a mean rate of work / T. By Jensen's inequality this needs
+    at least the mean width at which the concave hull of its (width, rate) points has that rate. The
+    smallest T for which these widths sum to at most `devices` is found by bisection.
 
     Raises:
-        InvalidArgumentError: no device.
+        InvalidArgumentError: no devices.
     """
     if devices < 1:
-        raise InvalidArgumentError("devices", f"{devices} devices run nothing")
+        raise InvalidArgumentError("devices", f"{devices} is less than 1")
     if not len(trials) or not trials.work_s.any():
         return 0.0
     slopes, offsets, fastest = _hull_segments(trials)
@@ -108,8 +108,8 @@ def bound_s(trials: TrialSet, devices: int) -> float:
 
 
 def _hull_segments(trials: TrialSet) -> tuple[Floats, Floats, Floats]:
-    """Of each hull, width as the largest of lines in the rate: slopes, offsets [m, d + 1], and the
-    largest rate [m]."""
+    """Return slopes and offsets [m, d + 1] of each hull's width as a maximum of lines in the rate,
+    and the largest rates [m]."""
     m, d = trials.rates.shape
     slopes, offsets = np.zeros((m, d + 1)), np.full((m, d + 1), -np.inf)
     fastest = trials.rates.max(axis=1)
