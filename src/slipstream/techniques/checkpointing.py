@@ -17,16 +17,7 @@ from slipstream.durations.recomputation import CHECKPOINT
 from slipstream.errors import WorkloadError
 from slipstream.graph import Call, Editor, Graph, Kind, StepPhase, price, price_columns
 from slipstream.source import Places, Source, checkpoint_blocks
-from slipstream.surgery.selection import EVERYTHING, ModuleSelection
-from slipstream.technique import (
-    CodeChange,
-    Context,
-    Quality,
-    QualityKind,
-    Stage,
-    TechniqueSettings,
-    Traits,
-)
+from slipstream.technique import Choosing, CodeChange, Context, Quality, QualityKind, Stage, Traits
 from slipstream.techniques._baseline import already_compiled
 from slipstream.techniques._recomputation import Blocks, edit_memory, find_blocks
 from slipstream.workload import BuiltWorkload, Workload
@@ -39,7 +30,7 @@ _SPREAD = 0.25
 
 
 @dataclass(frozen=True)
-class Checkpointing(TechniqueSettings):
+class Checkpointing(Choosing):
     """Keep only the inputs of some modules; run their forward again in the backward pass.
 
     By default those are the repeated blocks of a network: siblings of one class that have
@@ -152,9 +143,7 @@ class Checkpointing(TechniqueSettings):
 
     def _choose(self, classes: Mapping[str, str]) -> list[str]:
         """Names of the outermost modules to checkpoint, by their classes."""
-        selection = ModuleSelection(
-            EVERYTHING if self.only is None else self.only, self.except_ or ""
-        )
+        selection = self.selection
         parts = _repeated(classes) if self.only is None else set(classes) - {_ROOT}
         wanted = {name for name in parts if name.removeprefix(f"{_ROOT}.") in selection}
         return [

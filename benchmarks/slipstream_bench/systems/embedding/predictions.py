@@ -15,6 +15,7 @@ from torch.nn.functional import mse_loss
 from slipstream.capture import CaptureSettings, capture
 from slipstream.durations import Durations
 from slipstream.graph import Graph, Role, StepPhase
+from slipstream.graph.flow import matches
 from slipstream.native import why_no_library
 from slipstream.technique import Context
 from slipstream.techniques.embedding.formats.tt import TTEmbeddingBag
@@ -89,7 +90,9 @@ def _look_up_ns(before: Graph, after: Graph) -> float:
         own = (phase == StepPhase.FORWARD) | (phase == StepPhase.BACKWARD)
         return float(graph.tasks.duration_ns[own].sum())
 
-    recorded = sum(float(before.tasks.duration_ns[t]) for one in lookups(before) for t in one.tasks)
+    recorded = sum(
+        float(before.tasks.duration_ns[t]) for one in matches(before, lookups) for t in one.tasks
+    )
     return whole(after) - whole(before) + recorded
 
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from slipstream.errors import InvalidArgumentError, WorkloadError
 from slipstream.graph import Call, Editor, Graph
+from slipstream.graph.flow import matches
 from slipstream.native import library, why_no_library
 from slipstream.source import NotPlacedError, Places, Source
-from slipstream.surgery import ModuleSelection, module_of
-from slipstream.technique import CodeChange, Context, TechniqueSettings
+from slipstream.technique import Choosing, CodeChange, Context
 from slipstream.techniques._baseline import already_compiled
 from slipstream.techniques.embedding.groups import Group, asked, exchanged
 from slipstream.techniques.embedding.tables import Lookup, lookups
@@ -26,7 +26,7 @@ _SPARSE_ONLY = "SparseAdam"
 _NO_SPARSE = "SparseAdam takes sparse gradients only, and those of smaller tables are dense"
 
 
-class TableExchange(TechniqueSettings, ABC):
+class TableExchange(Choosing, ABC):
     """A technique that puts tables into other formats.
 
     Attributes:
@@ -57,14 +57,14 @@ class TableExchange(TechniqueSettings, ABC):
             InvalidArgumentError: they cannot be so small.
         """
 
-    def why_none(self, graph: Graph) -> str | None:
+    def why_no_table(self, graph: Graph) -> str | None:
         """None, or why no table can be exchanged for a module that is timed on processors."""
         if (reason := already_compiled(graph)) is not None:
             return reason
         described: Any = graph.meta.get("optimizer") or {}
         if described.get("class") == _SPARSE_ONLY:
             return f"{_NO_SPARSE}; torch.optim.Adam or Adagrad trains both"
-        every = lookups(graph)
+        every = matches(graph, lookups)
         if not every:
             return "no embedding table is looked up in this step"
         large = self._large(every)
@@ -73,13 +73,13 @@ class TableExchange(TechniqueSettings, ABC):
             return f"the largest table has {most} rows; below {self.rows} they are not worth it"
         if any(lookup.weight.device != "cpu" for lookup in large):
             return "the kernels are for processors, and the tables are on another device"
-        return self._selection.why_none(module_of(graph, one.task) for one in large)
+        return self.selection.why_none(lookup.module for lookup in large)
 
-    def chosen(self, graph: Graph) -> list[Lookup]:
-        """Look-ups of the tables that are large enough, and meant."""
-        large = self._large(lookups(graph))
-        meant = {one.table for one in large if module_of(graph, one.task) in self._selection}
-        return [one for one in large if one.table in meant]
+    def chosen_lookups(self, graph: Graph) -> list[Lookup]:
+        """Look-ups of the tables that are large enough, and chosen by one of their modules."""
+        large = self._large(matches(graph, lookups))
+        tables = {lookup.table for lookup in self.chosen(large)}
+        return [lookup for lookup in large if lookup.table in tables]
 
     def _large(self, every: Sequence[Lookup]) -> list[Lookup]:
         """Look-ups of float32 tables with at least `rows` rows, on the first one's device."""
@@ -89,10 +89,6 @@ class TableExchange(TechniqueSettings, ABC):
             if one.weight.shape[0] >= self.rows and one.weight.dtype == "float32"
         ]
         return [one for one in large if one.weight.device == large[0].weight.device]
-
-    @property
-    def _selection(self) -> ModuleSelection:
-        return ModuleSelection(self.only, self.except_)
 
     def required_timings(self, graph: Graph) -> Sequence[Call]:
         """The modules' passes, and updates as they are and as they would be."""
@@ -125,8 +121,8 @@ class TableExchange(TechniqueSettings, ABC):
         except InvalidArgumentError as error:
             remedy = f"{self.name}:rows=N changes the limit"
             raise WorkloadError(error.what, remedy=remedy) from error
-        self._selection.need_some(self.name, [one.name for one in tables])
-        tables = [one for one in tables if one.name in self._selection]
+        self.need_some([one.name for one in tables])
+        tables = [one for one in tables if one.name in self.selection]
         for plan in self.plans(built, tables):
             plan.apply(built.model, built.optimizer)
 

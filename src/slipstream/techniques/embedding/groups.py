@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from slipstream.durations import required_timings, rescale
 from slipstream.graph import Call, Editor, Graph, Role, TensorSpec, price
+from slipstream.graph.flow import matches
 from slipstream.technique import Context
 from slipstream.techniques.embedding.tables import Lookup, lookups, updates, with_arrays
 
@@ -51,7 +54,7 @@ class Group:
             "settings": settings, "mode": "" if lookup.bags is None else lookup.mode,
         }  # fmt: skip
         arguments = (_TIMED, tuple(described.items()), lookup.input, backward)
-        return Call("slipstream::module_pass()", arguments, (lookup.made,))
+        return Call("slipstream::module_pass()", arguments, (lookup.y,))
 
     def timed_passes(self, lookup: Lookup) -> list[tuple[int, Call]]:
         """The tasks of a look-up, with the passes that come in their place."""
@@ -90,10 +93,10 @@ def exchanged(edit: Editor, graph: Graph, groups: Sequence[Group], context: Cont
             for task, call in group.timed_passes(lookup):
                 duration_ns = graph.task(task).duration_ns
                 edit.set_price(task, price(context.durations, call, duration_ns))
-            if lookup.backward is None:
+            if not lookup.backward:
                 continue
             if not first and group.sum_of_gradients is not None:
-                _insert(edit, lookup.backward, group.sum_of_gradients, context)
+                _insert(edit, lookup.backward[0], group.sum_of_gradients, context)
             first = False
     changed, added, removed = _updates(graph, groups)
     rescale(edit, graph, changed, context.durations)
@@ -119,7 +122,7 @@ def _trained_in_place(
     """
     in_place: dict[tuple[int, ...], list[tuple[int, ...] | None]] = {}
     group_of = {table: group for group in groups for table in group.tables}
-    for table, weight in {one.table: one.weight for one in lookups(graph)}.items():
+    for table, weight in {one.table: one.weight for one in matches(graph, lookups)}.items():
         group = group_of.get(table)
         trained = None
         if group is not None:
@@ -174,14 +177,13 @@ def _resize(edit: Editor, graph: Graph, groups: Sequence[Group]) -> None:
     for group in groups:
         share = group.nbytes / sum(spec.nbytes for spec in group.tables.values())
         share_of.update(dict.fromkeys(group.tables, share))
-    for table, nbytes in {one.table: one.weight.nbytes for one in lookups(graph)}.items():
-        by_size.setdefault(nbytes, []).append(share_of.get(table, 1.0))
+    for table, weight in {one.table: one.weight for one in matches(graph, lookups)}.items():
+        by_size.setdefault(weight.nbytes, []).append(share_of.get(table, 1.0))
     memory = graph.memory
     parameters = set(graph.parameters.tolist())
-    for one in range(len(memory)):
+    as_large = np.isin(memory.nbytes, list(by_size)) & np.isin(memory.role, _TABLE_ROLES)
+    for one in np.flatnonzero(as_large).tolist():
         nbytes, storage = int(memory.nbytes[one]), int(memory.storage[one])
-        if nbytes not in by_size or int(memory.role[one]) not in _TABLE_ROLES:
-            continue
         if storage in share_of:
             edit.resize(one, round(nbytes * share_of[storage]))
         elif storage not in parameters:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from slipstream.techniques.embedding.planning import TablePlan
     from slipstream.workload import BuiltWorkload, Workload
 
-_ROOT = "model."
 _BY_HAND = """\
 import slipstream as ss
 plan = ss.embedding.plan(model, graph, ratio=10)  # graph: ss.profile(..., needs=("ids",))
@@ -64,7 +63,7 @@ class EmbeddingPlan(TableExchange):
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
         """None, or why no table is worth it."""
-        if (reason := self.why_none(graph)) is not None:
+        if (reason := self.why_no_table(graph)) is not None:
             return reason
         try:
             plan = self._plan(self._facts(graph), _trains(graph))
@@ -79,8 +78,8 @@ class EmbeddingPlan(TableExchange):
         from slipstream.techniques.embedding.formats import FORMATS
 
         by_name: dict[str, list[Lookup]] = {}
-        for one in self.chosen(graph):
-            by_name.setdefault(_name(graph, one), []).append(one)
+        for one in self.chosen_lookups(graph):
+            by_name.setdefault(one.module, []).append(one)
         if not by_name:
             return []
         plan = self._plan(self._facts(graph), _trains(graph))
@@ -129,7 +128,7 @@ class EmbeddingPlan(TableExchange):
         """Tables by the names of their modules, in the order of the names."""
         from slipstream.techniques.embedding.formats.format import TableFacts
 
-        sizes = {_name(graph, one): one.weight.shape for one in self.chosen(graph)}
+        sizes = {one.module: one.weight.shape for one in self.chosen_lookups(graph)}
         return [TableFacts(name, rows, dim) for name, (rows, dim) in sorted(sizes.items())]
 
     def _plan(self, facts: Sequence[TableFacts], trains: bool) -> TablePlan:
@@ -145,8 +144,3 @@ class EmbeddingPlan(TableExchange):
 
 def _trains(graph: Graph) -> bool:
     return bool((graph.tasks.phase == StepPhase.BACKWARD).any())
-
-
-def _name(graph: Graph, lookup: Lookup) -> str:
-    """Of the table's module in the model."""
-    return graph.task(lookup.task).module.removeprefix(_ROOT)

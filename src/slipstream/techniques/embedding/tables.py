@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from slipstream.graph import Call, Graph, StepPhase, TensorSpec
+from slipstream.graph.flow import Flow, Match
 
 _EMBEDDING = "aten::embedding"
 _BAGS = ("aten::_embedding_bag", "aten::_embedding_bag_forward_only")
@@ -19,73 +20,54 @@ _MODES = ("sum", "mean", "max")
 _MODE_AT = 4
 
 
-@dataclass(frozen=True)
-class Lookup:
+@dataclass(frozen=True, eq=False)
+class Lookup(Match):
     """One look-up of a table.
 
     Attributes:
-        task: that makes it.
-        table: the weights' storage.
-        weight, ids, made: what it reads and makes.
-        ids_storage, made_storage: theirs.
         bags: how many bags, or None for ``nn.Embedding``.
         mode: of the bags.
-        backward: the task that makes the table's gradient, if the step has one.
     """
 
-    task: int
-    table: int
-    weight: TensorSpec
-    ids: TensorSpec
-    made: TensorSpec
-    ids_storage: int
-    made_storage: int
-    bags: int | None
-    mode: str
-    backward: int | None
+    bags: int | None = None
+    mode: str = "sum"
 
     @property
-    def tasks(self) -> tuple[int, ...]:
-        """The look-up, and its backward."""
-        return (self.task,) if self.backward is None else (self.task, self.backward)
+    def table(self) -> int:
+        """The weights' storage."""
+        return next(iter(self.weights))
+
+    @property
+    def weight(self) -> TensorSpec:
+        """The table."""
+        return self.weights[self.table]
 
     @property
     def input(self) -> TensorSpec:
         """Ids as a module is given them; bags of the average size."""
         if self.bags is None:
-            shape = self.ids.shape
+            shape = self.x.shape
         else:
             bags = max(self.bags, 1)
-            shape = (bags, max(1, round(self.ids.numel / bags)))
-        return TensorSpec(self.ids.dtype, shape, _contiguous(shape))
+            shape = (bags, max(1, round(self.x.numel / bags)))
+        return TensorSpec(self.x.dtype, shape, _contiguous(shape))
 
 
-def lookups(graph: Graph) -> list[Lookup]:
-    """Every look-up of a parameter in the forward pass, in order."""
-    parameters = set(graph.parameters.tolist())
-    backward = [t for t in range(len(graph)) if _name(graph, t) in _BACKWARD]
-    looked_up = []
-    for task in range(len(graph)):
-        name = _name(graph, task)
-        if name != _EMBEDDING and name not in _BAGS:
-            continue
-        call = graph.task(task).known_call
-        storages = graph.storages(task).tolist()
-        if len(call.inputs) < 2 or (parameters and storages[0] not in parameters):
+def lookups(flow: Flow) -> Iterator[Lookup]:
+    """Find every look-up of a parameter."""
+    for task in flow.calling((_EMBEDDING, *_BAGS), StepPhase.OTHER, StepPhase.FORWARD).tolist():
+        call, (storages, _) = flow.call(task), flow.operands(task)
+        if call is None or (flow.parameters and storages[0] not in flow.parameters):
             continue
         weight, ids, rows = call.inputs[0], call.inputs[1], call.outputs[0]
-        bags = None if name == _EMBEDDING else rows.shape[0]
+        bags = None if call.name == _EMBEDDING else rows.shape[0]
         mode = "sum" if bags is None else _MODES[int(call.arguments[_MODE_AT])]
-        back = next((t for t in backward if _answers(graph, t, task, weight)), None)
-        if back is not None:
-            backward.remove(back)
-        looked_up.append(
-            Lookup(
-                task, storages[0], weight, ids, rows, storages[1], storages[len(call.inputs)],
-                bags, mode, back,
-            )
+        module = flow.graph.task(task).module.partition(".")[2]
+        backward = [back for back in flow.backward[task] if flow.name(back) in _BACKWARD][:1]
+        yield Lookup(
+            "embedding", module, (task,), tuple(backward), ids, rows, {storages[0]: weight},
+            bags=bags, mode=mode,
         )  # fmt: skip
-    return looked_up
 
 
 def updates(
@@ -170,20 +152,6 @@ def _numbers_alike(
         else value
         for value in arguments
     )
-
-
-def _answers(graph: Graph, back: int, task: int, weight: TensorSpec) -> bool:
-    call = graph.task(back).call
-    return (
-        call is not None
-        and graph.tasks.module[back] == graph.tasks.module[task]
-        and bool(call.outputs)
-        and call.outputs[0].shape == weight.shape
-    )
-
-
-def _name(graph: Graph, task: int) -> str:
-    return graph.task(task).name
 
 
 def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -65,7 +65,7 @@ class RobeEmbedding(TableExchange):
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
         """None, or why no table is worth it."""
-        if (reason := self.why_none(graph) or why_no_kernels()) is not None:
+        if (reason := self.why_no_table(graph) or why_no_kernels()) is not None:
             return reason
         groups = self.groups(graph)
         if sum(groups[0].trained) < self.block:
@@ -81,7 +81,7 @@ class RobeEmbedding(TableExchange):
 
     def groups(self, graph: Graph) -> list[Group]:
         """All tables together, in one array."""
-        lookups = self.chosen(graph)
+        lookups = self.chosen_lookups(graph)
         if not lookups:
             return []
         total = sum(spec.numel for spec in {one.table: one.weight for one in lookups}.values())

@@ -66,7 +66,7 @@ class TTEmbeddings(TableExchange):
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
         """None, or why no table is worth it."""
-        if (reason := self.why_none(graph) or why_no_kernels()) is not None:
+        if (reason := self.why_no_table(graph) or why_no_kernels()) is not None:
             return reason
         if not self.groups(graph):
             return (
@@ -78,7 +78,7 @@ class TTEmbeddings(TableExchange):
     def groups(self, graph: Graph) -> list[Group]:
         """Each table as a train of its own."""
         by_table: dict[int, list[Lookup]] = {}
-        for one in self.chosen(graph):
+        for one in self.chosen_lookups(graph):
             by_table.setdefault(one.table, []).append(one)
         groups = []
         for lookups in by_table.values():
