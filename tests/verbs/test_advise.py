@@ -1,4 +1,4 @@
-"""Which techniques and combinations advise shows, and what it recommends."""
+"""Tests of which techniques and combinations advise shows and recommends."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MB = 2**20
 def predicted(
     name: str, ratio: float, megabytes: int = 100, kind: QualityKind = QualityKind.EXACT
 ) -> Predicted:
-    """One that is sure of its ratio, of a step of 1 ms and 100 MB."""
+    """A prediction with a narrow interval, for a step of 1 ms and 100 MB."""
     return Predicted(
         name, 1e6, 1e6 * ratio, ratio, ratio * 0.99, ratio * 1.01,
         memory=(100 * MB, megabytes * MB), quality=Quality(kind, "made up"),
@@ -40,18 +40,17 @@ def graph() -> Graph:
 
 @pytest.fixture
 def advised(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Advice over a table of what is predicted; names of real techniques, so that they join."""
+    """Advise from a table of predictions; real technique names, so that they combine."""
 
     def run(*table: Predicted, **options: Any) -> Advice:
-        known = {p.techniques: p for p in table}
+        table_by_parts = {p.techniques: p for p in table}
 
-        def predict(graph: Any, asked: Sequence[Any], **_: Any) -> list[Predicted]:
-            return [known[one] for one in asked if one in known]
+        def predict(graph: Any, combinations: Sequence[Any], **_: Any) -> list[Predicted]:
+            return [table_by_parts[parts] for parts in combinations if parts in table_by_parts]
 
         monkeypatch.setattr(advising, "predict", predict)
-        looked = [SpeedupBound(p) for one, p in known.items() if len(one) == 1]
-        monkeypatch.setattr(advising, "first_look", lambda *_: looked)
-        # No graph is needed where nothing is predicted.
+        bounds = [SpeedupBound(p) for parts, p in table_by_parts.items() if len(parts) == 1]
+        monkeypatch.setattr(advising, "first_look", lambda *_: bounds)
         monkeypatch.setattr(advising, "need_graph", lambda graph: None)
         return advise(None, durations=Durations(1), **options)  # type: ignore[arg-type]
 
@@ -71,7 +70,7 @@ def test_useful_parts_are_joined_and_ranked(advised: Any) -> None:
         predicted("fused_optimizer:fused+amp:bf16", 0.5),
     )
     assert names(found)[0] == "channels_last+amp:bf16"
-    # A part that does not help on its own is not tried with others.
+    # A part that does not help alone is not combined.
     assert "fused_optimizer:fused+amp:bf16" not in names(found)
     assert found.best is not None
     assert found.best.technique == "channels_last+amp:bf16"
@@ -87,7 +86,7 @@ def test_a_combination_no_better_than_its_part_is_left_out(advised: Any) -> None
     assert names(found) == ["amp:bf16", "channels_last"]
 
 
-def test_memory_at_more_than_twice_the_time_is_offered_alone(advised: Any) -> None:
+def test_memory_savings_at_more_than_twice_the_time_are_not_combined(advised: Any) -> None:
     found = advised(
         predicted("amp:bf16", 2.1, 90),
         predicted("checkpointing", 1.9, 60),
@@ -117,7 +116,7 @@ def test_combinations_can_be_left_out(advised: Any) -> None:
     assert names(found) == ["amp:bf16", "channels_last"]
 
 
-def test_the_front_keeps_what_is_best_in_time_memory_or_numbers(advised: Any) -> None:
+def test_the_front_is_pareto_optimal_in_time_memory_and_numerics(advised: Any) -> None:
     found = advised(
         predicted("amp:bf16", 0.7, 90, QualityKind.ROUNDING),
         predicted("channels_last", 0.9, 100),
@@ -127,7 +126,7 @@ def test_the_front_keeps_what_is_best_in_time_memory_or_numbers(advised: Any) ->
     assert found.front == {"amp:bf16", "channels_last"}
 
 
-def test_what_needs_training_anew_is_not_recommended_before_what_does_not(advised: Any) -> None:
+def test_prefers_techniques_that_need_no_training(advised: Any) -> None:
     found = advised(
         predicted("accumulation:4", 0.5, 100, QualityKind.NEEDS_TRAINING),
         predicted("channels_last", 0.9),
@@ -154,7 +153,7 @@ def test_a_limit_that_nothing_meets_is_named(advised: Any) -> None:
     assert found.best is None
 
 
-def test_a_limit_that_holds_already_recommends_nothing_that_does_not_pay(advised: Any) -> None:
+def test_recommends_nothing_for_a_limit_that_is_met_already(advised: Any) -> None:
     goal = Goal("memory", 200 * MB)
     found = advised(predicted("channels_last", 1.1), goals=[goal], combinations=False)
     assert found.needed == ()
@@ -172,11 +171,11 @@ def test_limits_that_only_hold_one_at_a_time_are_all_named(advised: Any) -> None
     assert found.unmet == tuple(goals)
 
 
-def test_another_model_has_to_gain_enough_to_be_trained_for(advised: Any) -> None:
-    anew = QualityKind.NEEDS_TRAINING
+def test_a_changed_model_must_be_worth_its_training(advised: Any) -> None:
+    trained = QualityKind.NEEDS_TRAINING
     found = advised(
-        predicted("lowrank:0.25", 0.97, kind=anew),
-        predicted("lowrank:0.125", 0.98, megabytes=90, kind=anew),
+        predicted("lowrank:0.25", 0.97, kind=trained),
+        predicted("lowrank:0.125", 0.98, megabytes=90, kind=trained),
         predicted("amp:bf16", 0.97),
     )
     assert names(found) == ["amp:bf16", "lowrank:0.125", "lowrank:0.25"]
@@ -188,7 +187,7 @@ def _lead(found: Advice, graph: Graph, **options: Any) -> list[str]:
     return list(found.table(graph, None, time_limit="60s", **options).lead)
 
 
-def test_what_was_not_timed_and_could_be_better_is_named_first(graph: Graph) -> None:
+def test_techniques_not_timed_that_could_be_better_are_named_first(graph: Graph) -> None:
     best = predicted("amp:bf16", 0.8)
     not_timed = {"fusion": 1.8, "sdpa": None, "lowrank:0.25": 1.2, "scan:auto": 20.0}
     late = [Refused(name, 1e6, "there was no time", busy=True) for name in not_timed]
@@ -205,7 +204,7 @@ def test_what_was_not_timed_and_could_be_better_is_named_first(graph: Graph) -> 
     assert {"technique": "fusion", "speedup_at_most": 1.8} in found.to_json()["not_timed"]
 
 
-def test_what_does_not_apply_is_counted_unless_all_is_requested(graph: Graph) -> None:
+def test_techniques_that_do_not_apply_are_only_counted_by_default(graph: Graph) -> None:
     best = predicted("amp:bf16", 0.8)
     others = [Refused(name, 1e6, "the step has none") for name in ("tf32", "sdpa")]
     busy = Refused("threads:2", 1e6, "the cores were busy", busy=True)
@@ -228,7 +227,7 @@ def test_a_measured_loss_leads_and_the_next_choice_follows(graph: Graph) -> None
     assert found.to_json()["check"]["worth_it"] is False
 
 
-def test_where_nothing_is_worth_it_the_step_is_kept(graph: Graph) -> None:
+def test_recommends_the_unmodified_step_if_nothing_is_worth_it(graph: Graph) -> None:
     assert "keep the step" in _lead(Advice((), frozenset(), None), graph)[0]
 
 
@@ -241,7 +240,7 @@ def test_the_second_choice_is_the_first_without_the_best(advised: Any) -> None:
     assert (found.best.technique, found.second.technique) == ("amp:bf16", "channels_last")
 
 
-def test_what_is_undecided_and_predicted_to_gain_nothing_is_no_choice(advised: Any) -> None:
+def test_an_inconclusive_prediction_without_a_gain_is_no_choice(advised: Any) -> None:
     open_ = replace(predicted("amp:bf16", 0.99), low=0.9, high=1.1)
     assert open_.verdict == "inconclusive"
     assert advised(open_, combinations=False).best is None

@@ -1,4 +1,4 @@
-"""How a child leaves: at once, whatever the user's code has set up."""
+"""Tests of how a child exits, whatever handlers the user's code has set."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import pytest
 from slipstream.child import Channel, worker
 
 
-def test_the_script_does_not_go_on_when_its_own_handler_raises(
+def test_a_handler_that_raises_does_not_resume_the_script(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As the one does that torch's DataLoader sets for the end of its workers."""
+    """torch's DataLoader installs such a handler for the death of its workers."""
     to_us, from_it = os.pipe()
     to_it, from_us = os.pipe()
     pid = os.fork()
@@ -31,7 +31,7 @@ def test_the_script_does_not_go_on_when_its_own_handler_raises(
             monkeypatch.setattr(worker, "end_descendants", lambda: (ended(), time.sleep(30)))
             worker.leave({"tasks": 3})
         except RuntimeError:
-            status = 7  # what the script would catch, and go on from
+            status = 7  # the script would catch it and continue
         finally:
             os._exit(status)
     os.close(from_it)

@@ -1,4 +1,4 @@
-"""What is measured where somebody waits, and what is then said of the rest."""
+"""Tests of measuring before a deadline, and of predictions that rest on guesses."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def graph() -> Graph:
     return captured("conv")
 
 
-class Some(Durations):
-    """Knows what it was asked to measure, as many as there is time for."""
+class SomeDurations(Durations):
+    """Measures as many calls as allowed, and records them."""
 
     def __init__(self, path: Path, most: float = math.inf) -> None:
         super().__init__(1, path)
@@ -47,12 +47,12 @@ class Some(Durations):
         self._times: set[Any] = set()
 
     def lookup(self, call: Any) -> Answer | None:
-        known = self._key(call) in self._times
-        return Answer(1000.0, 0.0, Provenance.MICROBENCHMARK) if known else None
+        measured = self._key(call) in self._times
+        return Answer(1000.0, 0.0, Provenance.MICROBENCHMARK) if measured else None
 
     def missing(self, calls: Iterable[Any]) -> Any:
-        wanted = {self._key(call): call for call in calls}
-        return [(key, one) for key, one in wanted.items() if key not in self._times]
+        keys = {self._key(call): call for call in calls}
+        return [(key, call) for key, call in keys.items() if key not in self._times]
 
     def measure(
         self,
@@ -69,83 +69,87 @@ class Some(Durations):
             self._times.add(key)
 
 
-def measured(graph: Graph, durations: Some, *names: str) -> int:
-    looked = first_look(graph, [part for name in names for part in parse(name)], durations)
-    return measure_in_time(graph, looked, durations, math.inf)
+def measured(graph: Graph, durations: SomeDurations, *names: str) -> int:
+    bounds = first_look(graph, [part for name in names for part in parse(name)], durations)
+    return measure_in_time(graph, bounds, durations, math.inf)
 
 
-def test_what_most_of_the_step_hangs_on_is_measured_with_care(graph: Graph, tmp_path: Path) -> None:
-    # One call takes five sixths of the step, one the last sixth but for next to nothing.
-    names, tasks = [one.name for one in graph.calls], graph.tasks
-    lasts = np.ones(len(tasks.duration_ns))
-    lasts[tasks.call == names.index("aten::native_batch_norm")] = 1e9
-    lasts[tasks.call == names.index("aten::silu")] = 2e8
-    heavy = replace(graph, tasks=replace(tasks, duration_ns=lasts))
-    durations = Some(tmp_path / "none.db")
+def test_measures_the_heaviest_calls_with_care(graph: Graph, tmp_path: Path) -> None:
+    # One call takes five sixths of the step, another nearly all of the rest.
+    names, tasks = [call.name for call in graph.calls], graph.tasks
+    times_ns = np.ones(len(tasks.duration_ns))
+    times_ns[tasks.call == names.index("aten::native_batch_norm")] = 1e9
+    times_ns[tasks.call == names.index("aten::silu")] = 2e8
+    heavy = replace(graph, tasks=replace(tasks, duration_ns=times_ns))
+    durations = SomeDurations(tmp_path / "none.db")
     assert measured(heavy, durations, "batch_size:x2") == 0
-    # The machine's limits, then the call as it is and at the new size.
-    assert [one.call.name for one in durations.carefully[3:]] == ["aten::native_batch_norm"] * 2
-    assert [one.call.name for one in durations.roughly] == ["aten::silu"] * 2
+    # The machine's limits, then the call at the current and at the new size.
+    assert [call.call.name for call in durations.carefully[3:]] == ["aten::native_batch_norm"] * 2
+    assert [call.call.name for call in durations.roughly] == ["aten::silu"] * 2
 
 
-def test_techniques_that_ask_least_come_first(graph: Graph, tmp_path: Path) -> None:
-    durations = Some(tmp_path / "none.db")
+def test_measures_techniques_with_few_calls_first(graph: Graph, tmp_path: Path) -> None:
+    durations = SomeDurations(tmp_path / "none.db")
     measured(graph, durations, "amp:bf16", "fused_optimizer:fused")
-    names = [one.call.name for one in durations.carefully]
+    names = [question.call.name for question in durations.carefully]
     update = [i for i, name in enumerate(names) if "optimizer_step" in name]
     limits = 3
     assert update == [limits, limits + 1]
 
 
-def test_what_there_was_no_time_for_is_counted_and_not_told(graph: Graph, tmp_path: Path) -> None:
-    durations = Some(tmp_path / "none.db", most=4)
-    left = measured(graph, durations, "amp:bf16")
-    assert left > 0
-    assert f"{left:,} operators" in unmeasured_note(left)
+def test_counts_and_refuses_what_was_not_measured(graph: Graph, tmp_path: Path) -> None:
+    durations = SomeDurations(tmp_path / "none.db", most=4)
+    missing = measured(graph, durations, "amp:bf16")
+    assert missing > 0
+    assert f"{missing:,} operators" in unmeasured_note(missing)
     (guessed,) = predict(graph, ["amp:bf16"], durations=durations, measuring_s=0.0)
     assert isinstance(guessed, Predicted)
-    told = refuse_if_assumed(graph, guessed, durations)
-    assert isinstance(told, Refused)
-    assert "cannot be predicted here: there was no time to measure" in told.in_words
-    assert told.techniques == guessed.techniques
+    refusal = refuse_if_assumed(graph, guessed, durations)
+    assert isinstance(refusal, Refused)
+    assert "cannot be predicted here: there was no time to measure" in refusal.in_words
+    assert refusal.techniques == guessed.techniques
 
 
-def test_what_was_measured_is_told(graph: Graph, tmp_path: Path) -> None:
-    durations = Some(tmp_path / "none.db")
+def test_keeps_predictions_that_are_fully_measured(graph: Graph, tmp_path: Path) -> None:
+    durations = SomeDurations(tmp_path / "none.db")
     assert measured(graph, durations, "amp:bf16") == 0
-    (told,) = predict(graph, ["amp:bf16"], durations=durations, measuring_s=0.0)
-    assert refuse_if_assumed(graph, told, durations) is told
+    (prediction,) = predict(graph, ["amp:bf16"], durations=durations, measuring_s=0.0)
+    assert refuse_if_assumed(graph, prediction, durations) is prediction
     assert unmeasured_note(0) == ""
     assert "1 operator was " in unmeasured_note(1)
 
 
-def test_a_combination_rests_on_no_more_than_its_parts(graph: Graph, tmp_path: Path) -> None:
-    durations = Some(tmp_path / "none.db")
+def test_a_combination_relies_on_no_more_guesses_than_its_parts(
+    graph: Graph, tmp_path: Path
+) -> None:
+    durations = SomeDurations(tmp_path / "none.db")
     parts = ["fused_optimizer:fused", "amp:bf16"]
     assert measured(graph, durations, *parts) == 0
     singles = predict(graph, parts, durations=durations, measuring_s=0.0)
     (joint,) = predict(graph, ["+".join(parts)], durations=durations, measuring_s=0.0)
     alone = [p for p in singles if isinstance(p, Predicted)]
     assert not relies_on_guesses(joint, alone)
-    # At twice the batch nobody has timed the casts.
+    # At twice the batch size the casts were not timed.
     (guessed,) = predict(graph, ["batch_size:x2+amp:bf16"], durations=durations, measuring_s=0.0)
     assert relies_on_guesses(guessed, alone)
 
 
-@pytest.mark.parametrize(("seconds", "told"), [(60.0, True), (0.0, False)])
-def test_advice_is_there_in_time(
-    graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, told: bool
+@pytest.mark.parametrize(("seconds", "complete"), [(60.0, True), (0.0, False)])
+def test_advice_keeps_its_deadline(
+    graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, complete: bool
 ) -> None:
     monkeypatch.setattr(
         advising, "single_techniques", lambda: [*parse("amp:bf16"), *parse("channels_last")]
     )
-    advice = advise(graph, durations=Some(tmp_path / "none.db"), until=time.monotonic() + seconds)
-    assert (advice.estimated == 0) == told
+    advice = advise(
+        graph, durations=SomeDurations(tmp_path / "none.db"), until=time.monotonic() + seconds
+    )
+    assert (advice.estimated == 0) == complete
     names = {p.technique for p in advice.predictions if isinstance(p, Predicted)}
-    assert ("amp:bf16" in names) == told
-    assert ("amp:bf16" in advice.not_timed) != told
+    assert ("amp:bf16" in names) == complete
+    assert ("amp:bf16" in advice.not_timed) != complete
     text = advice.table(graph, None).to_markdown()
-    assert ("for lack of time" in text) != told
+    assert ("for lack of time" in text) != complete
 
 
 def test_a_few_operators_are_timed_before_other_launches_are_watched(
@@ -153,7 +157,7 @@ def test_a_few_operators_are_timed_before_other_launches_are_watched(
 ) -> None:
     techniques = [*parse("amp:bf16"), *parse("fused_optimizer:fused")]
     monkeypatch.setattr(advising, "single_techniques", lambda: techniques)
-    durations = Some(tmp_path / "none.db")
+    durations = SomeDurations(tmp_path / "none.db")
     timed: list[str] = []
 
     def settle(recorded: Graph) -> Graph:

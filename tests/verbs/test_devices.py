@@ -1,4 +1,4 @@
-"""Steps on other devices: GPUs by their data sheets, instruction sets by known durations."""
+"""Tests of steps on other devices: GPUs by data sheet, instruction sets by known durations."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ AVX512, AVX2, SSE = LEVELS
 
 
 class AtLevel(KnownDurations):
-    """Every call takes a microsecond; three on the oldest level, where products take nine."""
+    """Every call takes a microsecond; three on the oldest level, where matmuls take nine."""
 
     def __init__(self, level: Level | None) -> None:
         self.old = level is SSE
@@ -37,58 +37,58 @@ class AtLevel(KnownDurations):
         return Answer(3000.0 if self.old else 1000.0, 0.01, Provenance.MICROBENCHMARK)
 
     def measure(self, calls: Any, report: Any = None, until: Any = None, **how: Any) -> None:
-        """Nothing is left to measure."""
+        pass
 
     def limits(self, dtypes: frozenset[str]) -> Limits:
         rate = 1e9 if self.old else 4e9
         return Limits({"float32": rate}, rate, 500.0)
 
 
-def known(threads: int, level: Level | None) -> Any:
+def at_level(threads: int, level: Level | None) -> Any:
     return AtLevel(level)
 
 
 @pytest.fixture
 def step(monkeypatch: pytest.MonkeyPatch) -> Graph:
-    """A step recorded on the newest of three levels that this processor is said to have."""
+    """A step recorded on the newest of three levels, all of which this CPU supports."""
     monkeypatch.setattr(elsewhere, "levels_here", lambda: LEVELS)
     graph = graph_of("mlp")
     return replace(graph, meta={**graph.meta, "cpu_capability": "AVX512", "threads": 1})
 
 
 def test_every_operator_has_its_own_ratio(step: Graph) -> None:
-    found = predict_device(step, "sse4.1", durations=known)
+    found = predict_device(step, "sse4.1", durations=at_level)
     after = found.prediction.graph
     assert after is not None
     assert found.known is Provenance.MICROBENCHMARK
     seen = set()
     for task, number in enumerate(step.tasks.call.tolist()):
-        was, now = (g.tasks.duration_ns[task] for g in (step, after))
+        before_ns, after_ns = (g.tasks.duration_ns[task] for g in (step, after))
         if number < 0:
-            assert now == was
+            assert after_ns == before_ns
             continue
         name = step.calls[number].name
         ratio = 9 if "addmm" in name else 3
         if "relu" in name:
-            # By the limits of both: a quarter of the bandwidth, and calls cost the same.
-            ratio = (500 + 4 * (was - 500)) / was
-        assert now == pytest.approx(ratio * was)
+            # By the limits of both: a quarter of the bandwidth at the same call overhead.
+            ratio = (500 + 4 * (before_ns - 500)) / before_ns
+        assert after_ns == pytest.approx(ratio * before_ns)
         seen.add(name)
     assert any("addmm" in name for name in seen)
     assert found.prediction.ratio > 3 * 0.5
     assert found.sample_ns == found.prediction.step_ns / step.samples
 
 
-def test_there_and_back_is_where_one_was(step: Graph) -> None:
-    there = predict_device(step, "sse41", durations=known).prediction
-    assert there.graph is not None
-    old = replace(there.graph, meta={**there.graph.meta, "cpu_capability": "DEFAULT"})
-    back = predict_device(old, "avx512", durations=known).prediction
+def test_a_round_trip_restores_the_step(step: Graph) -> None:
+    older = predict_device(step, "sse41", durations=at_level).prediction
+    assert older.graph is not None
+    old = replace(older.graph, meta={**older.graph.meta, "cpu_capability": "DEFAULT"})
+    back = predict_device(old, "avx512", durations=at_level).prediction
     assert back.step_ns == pytest.approx(replay(step).step_ns, rel=0.02)
 
 
-def test_the_level_of_the_recording_is_as_recorded(step: Graph) -> None:
-    found = predict_device(step, "AVX-512", durations=known).prediction
+def test_the_recorded_level_changes_nothing(step: Graph) -> None:
+    found = predict_device(step, "AVX-512", durations=at_level).prediction
     assert found.ratio == 1.0
 
 
@@ -99,42 +99,44 @@ def test_the_level_of_the_recording_is_as_recorded(step: Graph) -> None:
         ("avx512", {"cpu_capability": "AVX2"}, "has no avx512"),
     ],
 )
-def test_what_cannot_be_told_says_why(
+def test_reports_why_a_level_cannot_be_predicted(
     step: Graph, monkeypatch: pytest.MonkeyPatch, device: str, meta: dict[str, str], says: str
 ) -> None:
     monkeypatch.setattr(elsewhere, "levels_here", lambda: (AVX2, SSE))
     graph = replace(step, meta={**step.meta, **meta})
-    found = predict_device(graph, device, durations=known)
+    found = predict_device(graph, device, durations=at_level)
     assert says in str(found.prediction.why_not)
     assert math.isnan(found.sample_ns)
     assert found.dollars_per_million is None
 
 
-def test_a_processor_step_within_the_limits_of_a_data_sheet(step: Graph) -> None:
-    found = predict_device(step, "H100", durations=known)
+def test_scales_a_cpu_step_to_a_data_sheet(step: Graph) -> None:
+    found = predict_device(step, "H100", durations=at_level)
     assert found.device == "h100-sxm"
     assert found.known is Provenance.DATASHEET
     assert found.prediction.shares[Provenance.DATASHEET] > 0
     after = found.prediction.graph
     assert after is not None
-    # Nothing is issued faster than a launch takes.
+    # A kernel takes at least its launch.
     changed = after.tasks.provenance != step.tasks.provenance
     assert after.tasks.duration_ns[changed].min() >= 5000
     assert found.dollars_per_million is not None
     assert found.dollars_per_million == pytest.approx(6.88 * found.sample_ns * 1e6 / 3.6e12)
-    other = predict_device(step, "cpu-zen4", durations=known)
+    other = predict_device(step, "cpu-zen4", durations=at_level)
     assert other.price_per_hour is None
 
 
-def test_devices_are_named_as_people_do(step: Graph) -> None:
-    names = [predict_device(step, name, durations=known).device for name in ("h100", "H200", "t4")]
+def test_accepts_common_device_names(step: Graph) -> None:
+    names = [
+        predict_device(step, name, durations=at_level).device for name in ("h100", "H200", "t4")
+    ]
     assert names == ["h100-sxm", "h200", "t4"]
     with pytest.raises(UnknownNameError, match="rtx"):
         predict_device(step, "rtx")
     with pytest.raises(InvalidArgumentError, match="graph"):
         predict_device("run.slipgraph", "avx2")  # type: ignore[arg-type]
     with pytest.raises(InvalidArgumentError, match="threads"):
-        predict_device(step, "threads:0", durations=known)
+        predict_device(step, "threads:0", durations=at_level)
     assert {"avx2", "sse4.1", "h100-sxm", "cpu-zen4"} <= set(devices_for(step))
     assert "avx512" not in devices_for(step)
 
@@ -144,7 +146,7 @@ def test_a_step_that_does_not_fit_is_refused(step: Graph, monkeypatch: pytest.Mo
         elsewhere.device_kinds()["t4"], memory_bytes=elsewhere.device_kinds()["t4"].streams
     )
     monkeypatch.setattr(elsewhere, "device_kinds", lambda: {"t4": small})
-    found = predict_device(step, "t4", durations=known)
+    found = predict_device(step, "t4", durations=at_level)
     assert "its tensors take" in str(found.prediction.why_not)
 
 
@@ -164,25 +166,27 @@ def test_kernels_on_other_gpus(trace: Graph) -> None:
     assert all(len(row) == 4 and row[0] > 0 for rows in launches.values() for row in rows)
     found = {name: predict_device(trace, name) for name in devices_for(trace)}
     assert found["a100-sxm"].prediction.ratio == 1.0
-    for one in found.values():
-        after = one.prediction.graph
+    for prediction in found.values():
+        after = prediction.prediction.graph
         assert after is not None
-        # What the host does stays.
+        # The host's tasks are unchanged.
         assert (after.tasks.duration_ns == trace.tasks.duration_ns)[~kernels].all()
     totals = {
-        name: float(one.prediction.graph.tasks.duration_ns[kernels].sum())  # type: ignore[union-attr]
-        for name, one in found.items()
+        name: float(prediction.prediction.graph.tasks.duration_ns[kernels].sum())  # type: ignore[union-attr]
+        for name, prediction in found.items()
     }
     assert totals["h200"] < totals["h100-sxm"] < totals["a100-sxm"] < totals["v100"] < totals["t4"]
     # Each kernel changes by no more than bandwidth, clocks and peaks do.
     assert totals["h200"] > totals["a100-sxm"] / 10
-    times = [one.sample_ns for one in DevicePredictions.of(step, found.values()).devices]
+    times = [
+        prediction.sample_ns for prediction in DevicePredictions.of(step, found.values()).devices
+    ]
     assert times == sorted(times)
     wide = found["t4"].prediction
     assert wide.high / wide.low > found["a100-sxm"].prediction.high
 
 
-def test_a_gpu_that_is_not_known(trace: Graph) -> None:
+def test_reports_an_unknown_gpu(trace: Graph) -> None:
     nameless = {key: value for key, value in trace.meta.items() if key != "device_name"}
     found = predict_device(replace(trace, meta=nameless), "h100")
     assert "does not name" in str(found.prediction.why_not)
@@ -192,11 +196,11 @@ def test_a_gpu_that_is_not_known(trace: Graph) -> None:
     assert "GPU" in str(predict_device(trace, "avx2").prediction.why_not)
 
 
-def test_recordings_without_launches_are_taken_to_fill_the_device(trace: Graph) -> None:
+def test_recordings_without_launches_assume_a_full_device(trace: Graph) -> None:
     bare = replace(trace, meta={**trace.meta, "launches": {}})
-    there = predict_device(bare, "v100").prediction
-    assert there.why_not is None
-    assert there.ratio >= predict_device(trace, "v100").prediction.ratio
+    prediction = predict_device(bare, "v100").prediction
+    assert prediction.why_not is None
+    assert prediction.ratio >= predict_device(trace, "v100").prediction.ratio
 
 
 def test_levels_have_names() -> None:

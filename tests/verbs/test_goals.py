@@ -1,4 +1,4 @@
-"""Goals as people write them."""
+"""Tests of goals as written on the command line."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from slipstream.verbs.goals import Goal, parse_goal
         ("cost", Goal("cost")),
     ],
 )
-def test_goals_are_read(text: str, goal: Goal) -> None:
+def test_parses_goals(text: str, goal: Goal) -> None:
     assert parse_goal(text) == goal
 
 
 @pytest.mark.parametrize(
     "text", ["memory", "cost<3", "latency<", "latency<10GiB", "memory<0", "memory>8GiB", ""]
 )
-def test_a_goal_that_says_nothing_is_refused(text: str) -> None:
+def test_refuses_an_invalid_goal(text: str) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         parse_goal(text)
     assert "--goal" in str(caught.value)
@@ -36,7 +36,7 @@ def test_the_nearest_goal_is_suggested() -> None:
         parse_goal("memry<8GiB")
 
 
-def test_limits_hold_strictly_and_only_for_what_is_known() -> None:
+def test_limits_are_strict_and_need_a_recorded_peak() -> None:
     memory = Goal("memory", 100.0)
     assert memory.met(1.0, 99)
     assert not memory.met(1.0, 100)

@@ -1,4 +1,4 @@
-"""The verbs as Python functions: what they show of themselves, and what they say of a path."""
+"""Tests of the verbs as Python functions: their reprs, and errors on wrong inputs."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from slipstream.workload import Workload
 from tiny_models import captured, parts
 
 
-def test_a_graph_and_a_prediction_show_themselves_in_a_line() -> None:
+def test_graphs_and_predictions_have_a_short_repr() -> None:
     graph = captured("transformer")
     shown = repr(graph)
     assert f"{len(graph)} tasks" in shown
     assert format_duration(replay(graph).step_ns) in shown
     assert f"{graph.samples} samples" in shown
-    (as_it_is, refused) = ss.predict(graph, [(), "amp:fp16"])
-    assert as_it_is.technique in repr(as_it_is)
-    assert "1.00x" in repr(as_it_is)
+    (baseline, refused) = ss.predict(graph, [(), "amp:fp16"])
+    assert baseline.technique in repr(baseline)
+    assert "1.00x" in repr(baseline)
     assert refused.why_not
     assert refused.technique in repr(refused)
     assert refused.why_not[:40] in repr(refused)
-    assert all(len(repr(one)) < 300 for one in (graph, as_it_is, refused))
+    assert all(len(repr(shown)) < 300 for shown in (graph, baseline, refused))
 
 
 @pytest.mark.parametrize("path", ["a.slipgraph", Path("a.slipgraph")])
@@ -40,7 +40,7 @@ def test_a_graph_and_a_prediction_show_themselves_in_a_line() -> None:
         lambda path: ss.write_report(path, Path("r.html")),
     ],
 )
-def test_a_path_in_place_of_a_recording_says_how_to_read_it(verb: Any, path: Any) -> None:
+def test_refuses_a_path_instead_of_a_graph(verb: Any, path: Any) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         verb(path)
     assert 'ss.load("a.slipgraph")' in (caught.value.remedy or "")
@@ -51,7 +51,7 @@ def test_a_path_in_place_of_a_recording_says_how_to_read_it(verb: Any, path: Any
 @pytest.mark.parametrize(
     "verb", [ss.profile, lambda w: ss.apply(w, "amp:bf16"), lambda w: ss.prove(w, ["amp:bf16"])]
 )
-def test_a_recording_in_place_of_a_workload_cannot_be_run(verb: Any) -> None:
+def test_refuses_a_recording_instead_of_a_workload(verb: Any) -> None:
     for recording in ("a.slipgraph", Path("a.slipgraph")):
         with pytest.raises(InvalidArgumentError) as caught:
             verb(recording)
@@ -60,7 +60,7 @@ def test_a_recording_in_place_of_a_workload_cannot_be_run(verb: Any) -> None:
         verb(captured("mlp"))
 
 
-def test_what_lives_in_a_notebook_is_told_the_way_in() -> None:
+def test_live_objects_are_referred_to_workload_of() -> None:
     for live in (torch.nn.Linear(8, 8), lambda: None, (torch.nn.Linear(8, 8), torch.ones(2, 8))):
         with pytest.raises(InvalidArgumentError) as caught:
             ss.profile(live)  # type: ignore[arg-type]
@@ -75,7 +75,7 @@ def test_what_lives_in_a_notebook_is_told_the_way_in() -> None:
         lambda text: ss.prove(Workload.of(*parts("mlp")), text),
     ],
 )
-def test_one_text_in_place_of_a_list_is_not_read_by_letters(verb: Any) -> None:
+def test_refuses_a_string_instead_of_a_list(verb: Any) -> None:
     with pytest.raises(InvalidArgumentError, match="'fused_optimizer'") as caught:
         verb("fused_optimizer")
     assert caught.value.remedy == '["fused_optimizer"]'

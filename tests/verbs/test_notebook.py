@@ -1,4 +1,4 @@
-"""What a notebook shows of a graph, a prediction and a comparison: HTML without scripts."""
+"""Tests of HTML representations in notebooks, which contain no scripts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tiny_models import captured
 
 
 class _Read(HTMLParser):
-    """The tags and texts of a piece of HTML, its elements closed as they were opened."""
+    """Tags and texts of an HTML fragment with balanced elements."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -46,10 +46,10 @@ class _Read(HTMLParser):
         self.texts.append(data)
 
 
-def test_a_graph_shows_the_operators_that_take_most() -> None:
+def test_a_graph_shows_its_costliest_operators() -> None:
     graph = captured("transformer")
     path = find_critical_path(replay(graph))
-    first = max(path.by("operator"), key=lambda one: one.busy_ns)
+    first = max(path.by("operator"), key=lambda group: group.busy_ns)
     read = _Read(graph._repr_html_())
     assert "script" not in read.tags
     assert first.name.removeprefix("aten::") in read.texts
@@ -57,7 +57,7 @@ def test_a_graph_shows_the_operators_that_take_most() -> None:
     assert any(format_duration(path.step_ns) in text for text in read.texts)
 
 
-def test_names_are_text_and_not_markup() -> None:
+def test_names_are_escaped() -> None:
     graph = captured("transformer")
     named = replace(graph, meta={**graph.meta, "workload": "<script>alert(1)</script>"})
     read = _Read(named._repr_html_())
@@ -73,7 +73,7 @@ def test_a_prediction_draws_its_interval() -> None:
     assert found.verdict.text in read.texts
 
 
-def test_a_prediction_that_does_not_apply_says_why() -> None:
+def test_a_refusal_shows_its_reason() -> None:
     quality = Quality(QualityKind.EXACT, "")
     found = Refused("tf32", 1.0, "no GPU here", quality)
     assert "no GPU here" in _Read(found._repr_html_()).texts
@@ -93,7 +93,7 @@ def test_advice_is_a_table_with_stars_and_reasons() -> None:
     assert f"first choice: {found.technique}" in " ".join(_Read(best._repr_html_()).texts)
 
 
-def test_a_comparison_is_drawn_in_a_scope_of_its_own(clock: KnownClock) -> None:
+def test_a_comparison_has_its_own_css_scope(clock: KnownClock) -> None:
     found = compare({"as it is": lambda: clock.work(2e6), "half": lambda: clock.work(1e6)})
     html = found._repr_html_()
     read = _Read(html)

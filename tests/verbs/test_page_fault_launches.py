@@ -1,4 +1,4 @@
-"""Page faults of several launches: what differs between them is what the interval says."""
+"""Tests of page faults over several launches, which set the interval."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def without(graph: Graph) -> Graph:
     return replace(edit.apply(""), edits=graph.edits)
 
 
-def test_other_launches_are_watched_where_a_step_can_fault(graph: Graph) -> None:
-    every = graph.meta["page_fault_launches_ns"] if page_fault_tasks(graph) else [0.0]
+def test_profile_watches_other_launches(graph: Graph) -> None:
+    launches = graph.meta["page_fault_launches_ns"] if page_fault_tasks(graph) else [0.0]
     assert may_fault(graph)
-    assert page_fault_ns(graph) == pytest.approx(sum(every) / len(every))
+    assert page_fault_ns(graph) == pytest.approx(sum(launches) / len(launches))
 
 
-def test_the_mean_of_launches_is_a_task_and_their_distance_its_spread(graph: Graph) -> None:
+def test_launches_add_a_task_with_their_mean_and_spread(graph: Graph) -> None:
     bare = without(graph)
     step = replay(bare).step_ns
     found = with_launches(bare, [0.4 * step, 0.2 * step, 0.6 * step])
@@ -77,7 +77,7 @@ def test_launches_without_faults_change_nothing(graph: Graph) -> None:
     assert not page_fault_tasks(with_launches(bare, [0.001 * replay(bare).step_ns]))
 
 
-def test_launches_that_agree_by_chance_are_not_taken_for_sure(graph: Graph) -> None:
+def test_launches_that_agree_still_have_an_error(graph: Graph) -> None:
     bare = without(graph)
     step = replay(bare).step_ns
     same = with_launches(with_launches(bare, [0.2 * step]), [0.1 * step, 0.1 * step])
@@ -88,7 +88,7 @@ def test_launches_that_agree_by_chance_are_not_taken_for_sure(graph: Graph) -> N
     ("shares", "watched"),
     [((0.002,) * 4, 1), ((0.02, 0.025, 0.0, 0.0), 2), ((0.1, 0.0, 0.1, 0.0), 4)],
 )
-def test_launches_end_where_faults_matter_in_none_or_all_agree(
+def test_stops_when_faults_are_negligible_or_launches_agree(
     graph: Graph, monkeypatch: pytest.MonkeyPatch, shares: tuple[float, ...], watched: int
 ) -> None:
     bare = without(graph)
@@ -114,7 +114,7 @@ def test_launches_end_where_faults_matter_in_none_or_all_agree(
         ({"longest_s": 4.0}, 2),
     ],
 )
-def test_watching_launches_ends_at_its_deadline(
+def test_stops_at_the_deadline(
     graph: Graph, monkeypatch: pytest.MonkeyPatch, limits: dict[str, Any], watched: int
 ) -> None:
     bare = without(graph)

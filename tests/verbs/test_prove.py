@@ -1,4 +1,4 @@
-"""Prove's quality check: real steps of both sides from the same seeds."""
+"""Tests of prove and its quality check, with real steps of both sides."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from slipstream.verbs.proving.summary import summary_table, tensor_memory
 from slipstream.workload import BuiltWorkload, Workload
 from tiny_models import parts
 
-# Products beyond 65504 are infinite in float16, and nothing special in bfloat16.
+# Values beyond 65504 are infinite in float16, but not in bfloat16.
 _TRAIN = """\
 import torch
 from torch import nn
@@ -44,7 +44,7 @@ def make(scale=1.0):
 
 
 def trial(built: BuiltWorkload, seed: int = 0, steps: int | None = 4) -> Any:
-    """What one child does for one seed."""
+    """Run what a child runs for one seed."""
     running = one_trial(built, steps=steps, limit_s=0.05)
     value = None
     try:
@@ -58,16 +58,16 @@ def trial(built: BuiltWorkload, seed: int = 0, steps: int | None = 4) -> Any:
 
 def build(name: str, *techniques: str, seed: int = 0, **more: Any) -> BuiltWorkload:
     recipe = Workload.of(*parts(name), **more)
-    chosen = [one for text in techniques for one in technique.parse(text)]
+    chosen = [part for text in techniques for part in technique.parse(text)]
     return recipe.with_technique(*chosen).build(seed)
 
 
-def test_a_short_look_at_the_speed_has_a_short_check_of_the_quality() -> None:
+def test_the_default_quality_budget_follows_the_speed_budget() -> None:
     found = [default_quality_budget(budget) for budget in ("10s", 5, "60s", "10min")]
     assert found == [1.0, 0.5, 3.0, 3.0]
 
 
-def test_a_classifier_tells_what_it_answers_its_batch() -> None:
+def test_a_classifier_reports_its_answers_and_labels() -> None:
     torch.manual_seed(0)
     model = torch.nn.Linear(8, 3)
     batch = torch.randn(16, 8), torch.arange(16) % 3
@@ -96,7 +96,7 @@ def test_techniques_are_loaded_before_memory_at_rest_is_read(
     assert order == ["techniques", "VmRSS", "workload"]
 
 
-def test_losses_are_those_of_training_by_hand() -> None:
+def test_losses_match_a_training_loop() -> None:
     model, (inputs, targets), loss, optimizer = parts("mlp")
     by_hand = []
     for _ in range(4):
@@ -110,7 +110,7 @@ def test_losses_are_those_of_training_by_hand() -> None:
     assert (found.steps, found.training, found.metric) == (4, True, None)
 
 
-def test_the_number_of_steps_fits_the_time_and_is_then_kept(
+def test_the_number_of_steps_fits_the_budget(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     built = build("mlp")
@@ -147,21 +147,21 @@ def test_large_outputs_are_sampled_evenly() -> None:
 
 
 @pytest.mark.parametrize(
-    ("trial_s", "left_s", "alike", "trials"),
+    ("trial_s", "left_s", "identical", "trials"),
     [(1.0, 100.0, False, 5), (1.0, 3.5, False, 3), (10.0, 1.0, False, 2), (1.0, 100.0, True, 2)],
-    ids=["time for all", "for three", "for none", "seeds tell nothing"],
+    ids=["time for all", "for three", "for none", "identical seeds"],
 )
-def test_seeds_are_tried_while_there_is_time_and_they_tell_something(
-    trial_s: float, left_s: float, alike: bool, trials: int, monkeypatch: pytest.MonkeyPatch
+def test_seeds_run_while_they_differ_and_time_remains(
+    trial_s: float, left_s: float, identical: bool, trials: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]
 
     def run_program(workload: Any, keep_in: str, program: Any, seed: int) -> list[Any]:
         now[0] += trial_s
-        return [{"steps": 3, "losses": [0.0 if alike else seed]}]
+        return [{"steps": 3, "losses": [0.0 if identical else seed]}]
 
     monkeypatch.setattr(quality, "run_program", run_program)
-    monkeypatch.setattr(quality, "say", lambda line: None)
+    monkeypatch.setattr(quality, "report_progress", lambda line: None)
     monkeypatch.setattr(quality, "time", SimpleNamespace(monotonic=lambda: now[0]))
     done = quality.trials_in_child({}, "", list(range(5)), None, 100.0, left_s, 0)
     assert len(done) == trials
@@ -183,7 +183,7 @@ def test_a_metric_that_fails_is_named() -> None:
     assert "--no-quality" in str(caught.value)
 
 
-def test_a_step_that_returns_nothing_gives_nothing_to_judge() -> None:
+def test_a_step_without_a_result_is_unchecked() -> None:
     built = BuiltWorkload(None, step=lambda: None)
     found = trial(built)
     assert (found.losses, found.output) == (None, None)
@@ -196,7 +196,7 @@ def test_a_combination_is_as_consequential_as_its_worst_part() -> None:
     assert quality_of(()).kind is QualityKind.EXACT
 
 
-def test_parts_of_one_kind_each_have_their_say() -> None:
+def test_parts_of_one_kind_combine_basis_and_advice() -> None:
     workers, both = (quality_of(technique.parse(text)) for text in ("ddp:4", "ddp:4+sign"))
     assert workers.advice == ""
     (sign,) = technique.parse("sign")
@@ -204,9 +204,7 @@ def test_parts_of_one_kind_each_have_their_say() -> None:
     assert "momentum" in both.advice
 
 
-def test_both_sides_run_and_infinities_of_one_side_are_its_failure(
-    forked_children: None, tmp_path: Path
-) -> None:
+def test_infinities_fail_the_candidate(forked_children: None, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(_TRAIN)
     workload = Workload.parse(f"{tmp_path}/train.py:make", scale=1e6)
     names = ("amp:bf16", "amp:fp16")
@@ -230,7 +228,7 @@ def test_both_sides_run_and_infinities_of_one_side_are_its_failure(
     assert any(re.search(r"amp:fp16: seed 2\b", line) for line in said)
 
 
-def test_switched_off_nothing_runs_and_it_is_said(tmp_path: Path) -> None:
+def test_a_disabled_check_runs_nothing(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("def make(): raise SystemExit('this was run')")
     workload = Workload.parse(f"{tmp_path}/train.py:make")
     chosen = technique.parse("amp:bf16")
@@ -240,18 +238,18 @@ def test_switched_off_nothing_runs_and_it_is_said(tmp_path: Path) -> None:
     assert "switched off" in found.sentence
 
 
-def test_times_are_of_as_many_samples_on_both_sides(forked_children: None, tmp_path: Path) -> None:
+def test_times_are_scaled_to_equal_samples(forked_children: None, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(_TRAIN)
     found = prove(
         f"{tmp_path}/train.py:make", ["batch_size:x32"],
         threads=1, budget="2s", quality_budget=None,
     )  # fmt: skip
-    # Dispatching the operators is all there is: 256 samples cost little more than 8.
+    # Dispatch dominates: 256 samples cost little more than 8.
     assert found.ratio("batch_size:x32").ratio < 0.5
     (note,) = [note for note in found.table().notes if "samples" in note]
     assert re.search(r"batch_size:x32\b.*\b256\b.*\b8\b", note)
-    # 32 times a small batch is less than the pages by which two processes differ. Not every kernel
-    # tells.
+    # 32 times a small batch is less than the page counts of two processes differ by. Some kernels
+    # do not report peaks.
     peaks = [
         statistics.median(series.values)
         for (arm, metric, phase), series in found.experiment.series.items()
@@ -266,8 +264,8 @@ def test_times_are_of_as_many_samples_on_both_sides(forked_children: None, tmp_p
     assert memory.predicted is None
     summary = summary_table(found)
     assert [row[0] for row in summary.rows] == ["batch_size:x32"]
-    assert len(summary.notes) <= 6  # five sentences, and where the rest is
-    # Had three times the baseline's memory been predicted:
+    assert len(summary.notes) <= 6  # five sentences and a pointer to the details
+    # With a prediction of three times the baseline's memory:
     record = PredictionRecord(
         "train.py", "batch_size:x32", "wall", 1.0, 0.9, 1.1, "measured", "", "",
         detail={
@@ -276,24 +274,24 @@ def test_times_are_of_as_many_samples_on_both_sides(forked_children: None, tmp_p
         },
     )  # fmt: skip
     predictions = {"batch_size:x32": record}
-    told = replace(found, experiment=replace(found.experiment, predictions=predictions))
-    for table in (summary_table(told), Proof(told).tables()[0]):
+    with_prediction = replace(found, experiment=replace(found.experiment, predictions=predictions))
+    for table in (summary_table(with_prediction), Proof(with_prediction).tables()[0]):
         assert any("batch_size:x32: twice is as good" in note for note in table.notes)
-    (row,) = summary_table(told).rows
+    (row,) = summary_table(with_prediction).rows
     assert any(re.search(r"\d %.*\+200\.0 %", str(cell)) for cell in row)
 
 
-def test_the_reason_for_wall_time_is_the_technique_s(tmp_path: Path) -> None:
+def test_the_technique_is_the_reason_for_wall_time(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(_TRAIN)
     found = prove(f"{tmp_path}/train.py:make", ["threads:2"], budget="1s", quality_budget=None)
     claim = found.ratio("threads:2")
     assert claim.metric == "wall"
     assert re.search(r"threads:2\b.*\bwall\b", claim.reason)
-    assert not any("samples a step" in note for note in found.table().notes)
+    assert not any("samples per step" in note for note in found.table().notes)
 
 
 class Device(Place):
-    """As a CUDA device is to `prove`: what waits for it, and what its tensors take."""
+    """Stands in for a CUDA device: synchronisation and peak memory."""
 
     def synchronise(self) -> None:
         time.sleep(0.004)

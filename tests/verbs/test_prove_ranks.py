@@ -1,4 +1,4 @@
-"""Prove with real ranks: processes on loopback links, their replicas, and how they fail."""
+"""Tests of prove with real ranks: processes on loopback links, their replicas and failures."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def make(what="works"):
     trained = [p for p in model.parameters() if p.requires_grad]
     return model, batch, nn.functional.mse_loss, torch.optim.SGD(trained, lr=0.1)
 """
-# A tied parameter, one of no module's own, and one that nobody trains.
+# A tied parameter, one outside any submodule, and a frozen one.
 _TANGLED = """\
 import torch
 from torch import nn
@@ -94,8 +94,8 @@ LIMIT_S = 300.0
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _watched() -> None:
-    """Start what watches over backups, which stays: tests count processes."""
+def _backups_watched() -> None:
+    """Start the process that watches backups, since tests count processes."""
     with file_backups():
         pass
 
@@ -122,7 +122,7 @@ def team(recipe: Workload, text: str, where: Hosts, keep_in: Path) -> RanksArm:
 
 
 @pytest.mark.usefixtures("no_root")
-def test_ranks_are_measured_beside_one_process(train: Path) -> None:
+def test_ranks_are_measured_next_to_one_process(train: Path) -> None:
     said: list[str] = []
     found = prove(
         workload(train),
@@ -140,23 +140,23 @@ def test_ranks_are_measured_beside_one_process(train: Path) -> None:
         check = found.quality[arm]
         assert check.status is QualityStatus.OPEN
         assert len(check.candidate) == len(check.seeds) >= 2
-    told = [one.detail for one in experiment.events if one.kind == AFTERWARDS]
-    # The side of one process tells of its tensors alone.
-    assert [one["arm"] for one in told if "tensor_peak_bytes" in one] == ["as it is"]
-    shown = [one for one in told if "layers_s" in one]
-    assert [one["arm"] for one in shown] == ["ddp:2", "ddp:2+topk:0.1"]
-    for one in shown:
-        assert set(one["layers_s"]) == {"model.net.0", "model.net.2"}
-        assert 0 < sum(one["layers_s"].values()) < one["step_s"]
+    details = [detail.detail for detail in experiment.events if detail.kind == AFTERWARDS]
+    # The side with one process only reports tensor memory.
+    assert [detail["arm"] for detail in details if "tensor_peak_bytes" in detail] == ["as it is"]
+    shown = [detail for detail in details if "layers_s" in detail]
+    assert [detail["arm"] for detail in shown] == ["ddp:2", "ddp:2+topk:0.1"]
+    for detail in shown:
+        assert set(detail["layers_s"]) == {"model.net.0", "model.net.2"}
+        assert 0 < sum(detail["layers_s"].values()) < detail["step_s"]
     notes = [event.detail["what"] for event in experiment.events if event.kind == "note"]
-    assert any("memory" in one and "root" in one for one in notes)
-    assert any("other programs' too" in one for one in notes)
-    assert any(re.search(r"ddp:2: 2 seeds\b", one) for one in said)
+    assert any("memory" in note and "root" in note for note in notes)
+    assert any("other programs' too" in note for note in notes)
+    assert any(re.search(r"ddp:2: 2 seeds\b", line) for line in said)
 
 
 @pytest.mark.usefixtures("no_root")
 @pytest.mark.parametrize("techniques", ["ddp:2", "accumulation:3+ddp:2"])
-def test_losses_are_the_mean_of_what_the_ranks_batches_give(train: Path, techniques: str) -> None:
+def test_losses_are_the_mean_over_the_ranks(train: Path, techniques: str) -> None:
     """The same batch three times has the mean gradient of once; replicas stay equal."""
     with hosts_of(Cluster.load(CLUSTER), 2) as where, file_backups() as keep_in:
         side = team(workload(train), techniques, where, keep_in)
@@ -168,7 +168,7 @@ def test_losses_are_the_mean_of_what_the_ranks_batches_give(train: Path, techniq
 
 
 def _by_hand(train: Path, seed: int, steps: int) -> list[float]:
-    """Two replicas in one process: the parameters of rank 0, batches of their own."""
+    """Train two replicas in one process: parameters of rank 0, separate batches."""
     names: dict[str, Any] = {}
     exec(train.read_text(), names)
     parts = []
@@ -196,7 +196,7 @@ def _by_hand(train: Path, seed: int, steps: int) -> list[float]:
         ("stops", ChildError, "rank 1 of ddp:2 was suspended"),
     ],
 )
-def test_a_rank_that_fails_is_named_and_nothing_stays(
+def test_a_failed_rank_is_named_and_all_ranks_end(
     train: Path, what: str, error: type[Exception], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process, "_MAX_SUSPENSION_S", 0.5)
@@ -206,7 +206,7 @@ def test_a_rank_that_fails_is_named_and_nothing_stays(
         side = team(workload(train, what=what), "ddp:2", where, keep_in)
         with pytest.raises(error) as caught:
             side.trials([0], 3, LIMIT_S)
-        # What measures the speed then starts others.
+        # Ranks end with the trial; the speed measurement starts others.
         assert psutil.Process().children(recursive=True) == without_ranks
         assert said in str(caught.value)
         if what == "raises":
@@ -218,29 +218,29 @@ def test_a_rank_that_fails_is_named_and_nothing_stays(
 
 
 @pytest.mark.parametrize(("step_s", "steps"), [(0.001, 3), (2.0, 1)])
-def test_steps_that_take_long_are_taken_one_at_a_time(
+def test_long_steps_are_timed_one_at_a_time(
     step_s: float, steps: int, train: Path, tmp_path: Path
 ) -> None:
-    asked: list[int] = []
+    counts: list[int] = []
 
     class Scripted(RanksArm):
         def _call(self, function: str, timeout_s: float | None, of_rank: Any) -> list[Any]:
-            asked.append(of_rank(0)["steps"])
-            took = {"wall": 1e9 * step_s * asked[-1], "sent": 100.0 * (asked[-1] + 1)}
-            return [{**took, "digest": "same"}] * 2
+            counts.append(of_rank(0)["steps"])
+            sample_ = {"wall": 1e9 * step_s * counts[-1], "sent": 100.0 * (counts[-1] + 1)}
+            return [{**sample_, "digest": "same"}] * 2
 
     chosen = technique.parse("ddp:2")
     with hosts_of(Cluster.load(CLUSTER), 2) as where:
         side = Scripted("ddp:2", workload(train).with_technique(*chosen), 2, where, 1, tmp_path)
         for _ in range(2):
             sample = side.sample(1, None)
-    # The first sample tells how long a step is.
-    assert asked == [3, steps]
+    # The first sample measures the length of a step.
+    assert counts == [3, steps]
     assert sample[STEP] == pytest.approx(1e9 * step_s)
 
 
 @pytest.mark.usefixtures("no_root")
-def test_ctrl_c_while_ranks_work_leaves_none(train: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_ends_all_ranks(train: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = psutil.Process().children(recursive=True)
 
     def interrupt(*_: object, **__: object) -> Any:
@@ -258,15 +258,13 @@ def test_ctrl_c_while_ranks_work_leaves_none(train: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.usefixtures("no_root")
 @pytest.mark.parametrize(
-    ("text", "besides"),
+    ("text", "more_waits"),
     [
         ("ddp:2+sharded_update", {"(all_gather of parameters)"}),
         ("priority_sync:2", set()),
     ],
 )
-def test_ranks_tell_what_they_wait_for_and_what_their_link_carries(
-    text: str, besides: set[str], tmp_path: Path
-) -> None:
+def test_ranks_report_waits_and_link_use(text: str, more_waits: set[str], tmp_path: Path) -> None:
     (tmp_path / "tangled.py").write_text(_TANGLED)
     recipe = Workload.parse(f"{tmp_path / 'tangled.py'}:make")
     with hosts_of(Cluster.load(CLUSTER), 2) as where, file_backups() as keep_in:
@@ -275,19 +273,19 @@ def test_ranks_tell_what_they_wait_for_and_what_their_link_carries(
             side.open(LIMIT_S)
             side.sample(1, LIMIT_S)
             found = side.afterwards(LIMIT_S)
-            # It goes on as before.
+            # Later samples work as before.
             assert side.sample(1, LIMIT_S)["wall"] > 0
         finally:
             side.close()
     assert json.loads(json.dumps(found)) == found
-    assert set(found["layers_s"]) == LAYERS | besides
+    assert set(found["layers_s"]) == LAYERS | more_waits
     assert 0 < sum(found["layers_s"].values()) < found["step_s"]
     called = [layer for layer in found["order"] if layer in LAYERS]
     assert called == ["model", "model.table", "model.inner.0", "model.inner.2", "model.head"]
     assert found["steps"] >= 4
     assert found["sharing"] == 2
     assert len(found["link"]["sent"]) == len(found["link"]["received"]) == 48
-    # Both ranks' gradients, there and back.
+    # Gradients of both ranks, in both directions.
     assert sum(found["link"]["sent"]) / 48 * found["step_s"] > 300
     drawn = found["drawn"]
     assert len(drawn["stamps_s"]) == 5
@@ -314,8 +312,8 @@ def test_ranks_on_shaped_links_count_their_own_bytes(
         finally:
             side.close()
     assert sample["wall"] == pytest.approx(sample[STEP] / 2 / batches)
-    # 412 gradients, there and back, once a step however many batches it has; the rest is headers
-    # and what ranks say to begin and end.
+    # 412 gradients in both directions per step, however many batches it has; the rest is headers
+    # and messages that start and end a sample.
     numbers = 12 * 24 + 24 + 24 * 4 + 4
     assert 4 * numbers < sample[SENT] < 4 * numbers + 6000
 
@@ -327,7 +325,7 @@ def test_ranks_on_shaped_links_count_their_own_bytes(
         ("workers=2,link=100gbit", "faster than a network lab here"),
     ],
 )
-def test_links_that_cannot_be_made_here_are_told(cluster: str, said: str, require: Any) -> None:
+def test_reports_links_that_cannot_be_emulated(cluster: str, said: str, require: Any) -> None:
     require("netlab", why_no_netlab() is None, str(why_no_netlab()))
     with hosts_of(Cluster.load(cluster), 2) as where:
         assert not where.shaped
@@ -338,7 +336,7 @@ def test_links_that_cannot_be_made_here_are_told(cluster: str, said: str, requir
 
 
 @pytest.mark.usefixtures("no_root")
-def test_more_ranks_than_cores_are_called_noisy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_ranks_than_cores_are_reported_as_noisy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hosts, "cores", lambda: 2)
     for ranks, noisy in ((2, False), (4, True)):
         with hosts_of(Cluster.load(CLUSTER), ranks) as where:
@@ -354,7 +352,7 @@ def test_more_ranks_than_cores_are_called_noisy(monkeypatch: pytest.MonkeyPatch)
         (["ddp:3"], CLUSTER, InvalidArgumentError, "2 devices"),
     ],
 )
-def test_what_ranks_lack_is_said_before_anything_starts(
+def test_refuses_incomplete_combinations_before_starting(
     train: Path, texts: list[str], cluster: str | None, error: type[Exception], said: str
 ) -> None:
     where = None if cluster is None else Cluster.load(cluster)
@@ -372,7 +370,7 @@ def test_ranks_build_functions_only(train: Path) -> None:
     assert check_ranks(live, {"amp:bf16": technique.parse("amp:bf16")}, None) == {}
 
 
-def test_what_ranks_cannot_exchange_is_refused(tmp_path: Path) -> None:
+def test_refuses_workloads_without_gradients_to_exchange(tmp_path: Path) -> None:
     class Lightning(nn.Linear):
         def training_step(self, batch: Any) -> Any:
             return self(batch).sum()
@@ -380,23 +378,23 @@ def test_what_ranks_cannot_exchange_is_refused(tmp_path: Path) -> None:
     net = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
     for built, said in (
-        (BuiltWorkload(None, step=lambda: None), "the function's own"),
+        (BuiltWorkload(None, step=lambda: None), "its own step function"),
         (BuiltWorkload(net, torch.ones(1, 2), reads_batch=True), "no optimizer"),
-        (BuiltWorkload(Lightning(2, 2), torch.ones(1, 2), None, optimizer), "no forward pass"),
+        (BuiltWorkload(Lightning(2, 2), torch.ones(1, 2), None, optimizer), "a training_step"),
     ):
         with pytest.raises(WorkloadError, match=said):
             Join(0, 2, str(tmp_path / "store"), 1.0).apply(built)
 
 
-def test_a_digest_is_of_the_bits() -> None:
-    one, other = nn.Linear(3, 2), nn.Linear(3, 2)
-    other.load_state_dict(one.state_dict())
-    assert digest(BuiltWorkload(one)) == digest(BuiltWorkload(other))
+def test_a_digest_depends_on_every_bit() -> None:
+    first, second = nn.Linear(3, 2), nn.Linear(3, 2)
+    second.load_state_dict(first.state_dict())
+    assert digest(BuiltWorkload(first)) == digest(BuiltWorkload(second))
     with torch.no_grad():
-        other.weight[0, 0] = torch.nextafter(other.weight[0, 0], torch.tensor(10.0))
-    assert digest(BuiltWorkload(one)) != digest(BuiltWorkload(other))
+        second.weight[0, 0] = torch.nextafter(second.weight[0, 0], torch.tensor(10.0))
+    assert digest(BuiltWorkload(first)) != digest(BuiltWorkload(second))
 
 
-def test_a_child_may_be_started_by_another_command() -> None:
+def test_a_child_can_be_started_by_a_command_prefix() -> None:
     with Child("prefixed", prefix=("env", "SLIPSTREAM_PREFIXED=yes")) as child:
         assert child.call("os:getenv", timeout_s=LIMIT_S, key="SLIPSTREAM_PREFIXED") == "yes"

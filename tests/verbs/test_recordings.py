@@ -1,4 +1,4 @@
-"""`ss.explain`, `ss.diff` and `ss.export`: what the commands do, of graphs, in Python."""
+"""Tests of `ss.explain`, `ss.diff` and `ss.export`."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def slower(graph: ss.Graph, task: int) -> ss.Graph:
     return edit.apply("one task a thousand times as slow")
 
 
-def test_the_version_is_that_of_the_distribution() -> None:
+def test_version_matches_the_distribution() -> None:
     assert ss.__version__ == importlib.metadata.version("slipstream")
 
 
 @pytest.mark.parametrize("by", ["operator", "module", "line", "phase", "lane", "kind"])
-def test_what_is_explained_adds_up_to_the_step(by: str) -> None:
+def test_explain_returns_the_step_time(by: str) -> None:
     graph = captured("mlp")
     found = ss.explain(graph, by, top=10_000)
     step_ns = replay(graph).step_ns
@@ -40,7 +40,7 @@ def test_what_is_explained_adds_up_to_the_step(by: str) -> None:
         ss.explain(graph, "colour")
 
 
-def test_a_difference_is_found_where_it_was_made() -> None:
+def test_diff_detects_a_slower_task() -> None:
     graph = captured("mlp")
     assert not ss.diff(graph, graph, 0.5).judged[0]
     task = int(graph.tasks.duration_ns.argmax())
@@ -48,7 +48,7 @@ def test_a_difference_is_found_where_it_was_made() -> None:
     assert found.judged[0]
 
 
-def test_exports_are_as_their_names_end(tmp_path: Path) -> None:
+def test_the_suffix_selects_the_export_format(tmp_path: Path) -> None:
     graph = captured("mlp")
     assert read_chakra(ss.export(graph, tmp_path / "run.et")) == graph
     rows = list(csv.DictReader(ss.export(graph, tmp_path / "run.csv").open()))
@@ -59,9 +59,7 @@ def test_exports_are_as_their_names_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["run.et", "run.csv", "run.json"])
-def test_an_export_that_fails_leaves_the_file_that_was_there_and_no_other(
-    tmp_path: Path, name: str
-) -> None:
+def test_a_failed_export_leaves_the_old_file(tmp_path: Path, name: str) -> None:
     graph = captured("mlp")
     path = tmp_path / name
     path.write_text("old")

@@ -1,4 +1,4 @@
-"""What a person hears before a step is recorded."""
+"""Tests of warnings before a step is recorded."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from slipstream.verbs import profiling, request
 from slipstream.verbs.request import Request
 
 
-@pytest.mark.parametrize("busy", ["", "somebody waited for a core 80 % of the last 10 s"])
-def test_a_busy_machine_is_told_before_anything_runs(
+@pytest.mark.parametrize("busy", ["", "tasks waited for a core 80 % of the last 10 s"])
+def test_warns_of_a_busy_machine_before_recording(
     monkeypatch: pytest.MonkeyPatch, busy: str
 ) -> None:
     heard: list[str] = []
@@ -22,9 +22,9 @@ def test_a_busy_machine_is_told_before_anything_runs(
 
     monkeypatch.setattr(request, "busy_in_words", lambda: busy)
     monkeypatch.setattr(profiling, "profile", profile)
-    asked = Request.parse(f"{__file__}:anything")
+    parsed = Request.parse(f"{__file__}:anything")
     monkeypatch.setattr(Request, "workload", lambda self: None)
-    assert asked.graph(warn=heard.append) == "the graph"
+    assert parsed.graph(warn=heard.append) == "the graph"
     assert heard[-1] == "recording"
     assert len(heard) == (2 if busy else 1)
     assert busy in heard[0]

@@ -1,4 +1,4 @@
-"""No two techniques trip over each other: what one leaves of a step, the other can read."""
+"""Tests that every pair of techniques can be predicted on a step that the other edits."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ def test_every_pair_is_predicted_or_refused(make: Any, tmp_path: Path) -> None:
     graph: Graph = record(build_from(make(), (), 0, make.__name__))
     durations = Durations(threads=1, path=tmp_path / "durations.db")
     singles = single_techniques()
-    told = predict(graph, [[one] for one in singles], durations=durations, measuring_s=0)
-    apply = [one for one, p in zip(singles, told, strict=True) if isinstance(p, Predicted)]
+    predictions = predict(graph, [[part] for part in singles], durations=durations, measuring_s=0)
+    apply = [part for part, p in zip(singles, predictions, strict=True) if isinstance(p, Predicted)]
     pairs = [list(pair) for pair in itertools.combinations(apply, 2)]
-    # A machine of one core has no threads to try.
+    # A machine with one core has no threads to try.
     assert len(pairs) > 30
     assert len(predict(graph, pairs, durations=durations, measuring_s=0)) == len(pairs)

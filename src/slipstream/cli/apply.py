@@ -62,7 +62,7 @@ def command(
     if not as_json:
         # A reader that left, as head does, takes nothing back of what was asked for.
         with contextlib.suppress(BrokenPipeError):
-            applied.table(kept=not write).print()
+            applied.table(files_unchanged=not write).print()
             _show_edit(applied)
     if write:
         applied = replace(applied, written=_written(applied, shown=not as_json))

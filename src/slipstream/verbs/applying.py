@@ -90,11 +90,11 @@ class ApplyResult:
             "backup": str(self.written.backup) if self.written else None,
         }
 
-    def table(self, *, kept: bool = True) -> Table:
+    def table(self, *, files_unchanged: bool = True) -> Table:
         """Return a table of the losses by step, with findings as notes.
 
         Args:
-            kept: whether the user's files are unchanged.
+            files_unchanged: whether a note says that the user's files were not changed.
         """
         fields: tuple[Field[tuple[int, float | None, float | None]], ...] = (
             Field.number("step", lambda row: row[0]),
@@ -105,7 +105,7 @@ class ApplyResult:
         steps = enumerate(zip(self.before, self.after, strict=True), start=1)
         rows = [(step, *both) for step, both in steps if both != (None, None)]
         title = f"{self.workload.name} with {self.technique}"
-        return Table.of(rows, fields, title, self._findings(kept))
+        return Table.of(rows, fields, title, self._findings(files_unchanged))
 
     def _findings(self, files_unchanged: bool) -> list[str]:
         unchanged = "; your files were not changed" if files_unchanged else ""
@@ -156,7 +156,7 @@ def apply(
     Leaves the user's files unchanged; the result is a workload.
 
     Raises:
-        WorkloadError: the workload fails, with or without the technique; the message says which.
+        WorkloadError: the workload fails, with or without the technique; the message names it.
         UsageError: an invalid technique spec.
     """
     if not isinstance(workload, Workload):

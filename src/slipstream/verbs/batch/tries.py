@@ -54,12 +54,12 @@ class Tries:
     """Sizes that were run, and the memory of each process.
 
     Args:
-        known: bytes by size, of one process each, that ran under the limit before.
+        sampled: bytes by size, of one process each, that ran under the limit before.
         limit_bytes: memory limit of a process.
     """
 
-    def __init__(self, known: Mapping[int, int], limit_bytes: int) -> None:
-        self._sampled = known
+    def __init__(self, sampled: Mapping[int, int], limit_bytes: int) -> None:
+        self._sampled = sampled
         self._limit_bytes = limit_bytes
         self._needs: dict[int, Sequence[int]] = {}
         self._runs: Counter[int] = Counter()

@@ -163,11 +163,11 @@ def predict_device(
     price = None
     if (level := _level(device)) is not None:
         name, about = level.name, f"this processor, with {level.name} at most"
-        known, metric = Provenance.MICROBENCHMARK, "cpu"
+        provenance, metric = Provenance.MICROBENCHMARK, "cpu"
         outcome = _other_level(graph, level, source, report)
     else:
         kind = kind_named(device)
-        name, about, known, metric = kind.kind, kind.about, Provenance.DATASHEET, "wall"
+        name, about, provenance, metric = kind.kind, kind.about, Provenance.DATASHEET, "wall"
         price = kind.price_per_hour.value if kind.price_per_hour is not None else None
         on_gpu = (graph.tasks.kind == Kind.KERNEL).any()
         outcome = (
@@ -180,7 +180,7 @@ def predict_device(
         if isinstance(outcome, str)
         else prediction_of(name, metric, before, outcome)
     )
-    return DevicePrediction(name, about, known, prediction, price)
+    return DevicePrediction(name, about, provenance, prediction, price)
 
 
 def devices_for(graph: Graph) -> list[str]:
@@ -242,27 +242,27 @@ def _other_level(
     if level not in levels_here():
         return f"this CPU has no {level.name}, so it cannot be measured here"
     threads = int(graph.meta.get("threads", 1))
-    here, there = (
+    here, target = (
         durations(threads, _level_to_force(recorded)),
         durations(threads, _level_to_force(level)),
     )
     edit = Editor(graph, level.name)
     if level != recorded:
         calls = list(_calls(graph).values())
-        for source in (here, there):
+        for source in (here, target):
             source.measure(calls, lambda line: report(f"{level.name}: {line}"))
         for task, call in _calls(graph).items():
             recorded_ns = float(graph.tasks.duration_ns[task])
-            duration, provenance, spread = _at_level(recorded_ns, call, here, there)
+            duration, provenance, spread = _at_level(recorded_ns, call, here, target)
             edit.set_duration(task, duration, provenance, spread=spread)
     return edit.apply(f"the step with {level.name}")
 
 
 def _at_level(
-    recorded_ns: float, call: Call, here: Durations, there: Durations
+    recorded_ns: float, call: Call, here: Durations, target: Durations
 ) -> tuple[float, Provenance, float]:
     """Return an operator's duration at another level, its provenance and its spread."""
-    here_answer, there_answer = here.lookup(call), there.lookup(call)
+    here_answer, there_answer = here.lookup(call), target.lookup(call)
     if here_answer is not None and there_answer is not None and here_answer.nanoseconds:
         ratio = there_answer.nanoseconds / here_answer.nanoseconds
         spread = math.hypot(here_answer.spread, there_answer.spread)
@@ -270,7 +270,7 @@ def _at_level(
     # The operator cannot be timed alone.
     op_work = work(call)
     if op_work is not None:
-        limits = [source.limits(frozenset({op_work.dtype})) for source in (here, there)]
+        limits = [source.limits(frozenset({op_work.dtype})) for source in (here, target)]
         if limits[0] is not None and limits[1] is not None:
             duration = roofline.scaled(recorded_ns, op_work, limits[0], limits[1])
             if duration is not None:
@@ -341,7 +341,7 @@ def _cpu_to_sheet(
         return "this machine's limits cannot be measured"
     on_gpu = kind.multiprocessors is not None
     # The cost of calling an operator is this host's, and includes a kernel's launch.
-    there = roofline.Limits(
+    target = roofline.Limits(
         datasheet.flops_per_s,
         datasheet.bytes_per_s,
         0.0 if on_gpu else here.call_ns,
@@ -353,7 +353,7 @@ def _cpu_to_sheet(
     durations_ns = []
     for task, op_work in calls.items():
         recorded_ns = float(graph.tasks.duration_ns[task])
-        scaled = roofline.scaled(recorded_ns, op_work, here, there)
+        scaled = roofline.scaled(recorded_ns, op_work, here, target)
         if scaled is not None:
             durations_ns.append((task, max(scaled, issuing)))
     spread = common_spread(graph, [task for task, _ in durations_ns], _SHEET_SPREAD)

@@ -138,11 +138,11 @@ def exposed_table(sides: Sequence[Exposed]) -> Table:
     min_ns = _MIN_SHARE * max((side.whole.longest_ns for side in sides), default=0.0)
     longest_layers = sorted(layers, key=lambda layer: -longest[layer])[:_MAX_ROWS]
     shown = [layer for layer in layers if layer in longest_layers and longest[layer] > min_ns]
-    other_sides = [layer for layer in layers if layer not in shown]
+    others = [layer for layer in layers if layer not in shown]
     cells = [(layer, *(str(side.of(layer)) for side in sides)) for layer in shown]
-    if other_sides:
-        name = f"{len(other_sides)} other{'s' * (len(other_sides) > 1)}" if shown else "no layer"
-        cells.append((name, *(str(side.among(other_sides)) for side in sides)))
+    if others:
+        name = f"{len(others)} other{'s' * (len(others) > 1)}" if shown else "no layer"
+        cells.append((name, *(str(side.among(others)) for side in sides)))
     cells.append(("the step", *(str(side.whole) for side in sides)))
     notes = [
         "how long a step waits for a layer's gradients: nothing is exposed while it computes; "
