@@ -8,7 +8,7 @@ those of the recorded ones. An LSTM is timed as a whole.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 
@@ -17,17 +17,15 @@ from numpy.typing import NDArray
 
 from slipstream.durations import Changed, pace, ratio_columns, required_timings
 from slipstream.graph import Call, Editor, Graph, Role, StepPhase, TensorSpec, price, price_columns
-from slipstream.graph.graph import kept
-from slipstream.graph.layers import RECURRENT
+from slipstream.graph.flow import Flow, Match, matches
+from slipstream.graph.layers import CONVOLUTIONS, MATMULS, RECURRENT, LayerSettings, layers
 from slipstream.surgery import module_of
 from slipstream.technique import Context
 from slipstream.techniques._baseline import updated_tensors
 from slipstream.techniques.lowrank.timing import lstm_call
 
-_CONVOLUTIONS = ("aten::convolution", "aten::_convolution")
-_PRODUCTS = ("aten::mm", "aten::addmm")
 _LSTM = "aten::mkldnn_rnn_layer"
-_MULTIPLIES = frozenset({*_CONVOLUTIONS, *_PRODUCTS, _LSTM})
+_MULTIPLIES = frozenset({*CONVOLUTIONS, *MATMULS, _LSTM})
 _DENSE = frozenset(RECURRENT) - {"aten::lstm"}
 _MM = "aten::mm(Tensor self, Tensor mat2) -> Tensor"
 _ROLES = (Role.PARAMETER, Role.GRADIENT, Role.OPTIMIZER, Role.TEMPORARY)
@@ -51,30 +49,25 @@ class Product:
     calls: list[Call]
 
 
-@dataclass(frozen=True, eq=False)
-class LowRankSite:
-    """One weight of a layer, and the tasks that work with it.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LowRankSite(Match):
+    """One weight of a layer, or two of an LSTM, and the tasks that work with it.
 
     Attributes:
-        module: qualified name of its layer.
-        storages: of the weights; an LSTM has two that belong together.
         shape: of the weight as a matrix, for each of `count` products.
-        weights: specs of the weights, by storage.
+        shortcut: whether it is a convolution that only changes a residual's shape.
         ranks: of each weight's products.
         products: what becomes of its tasks, in the order of their first ones.
         thin: bytes between the factors, made in the forward pass, with the task that makes them and
             the last one that needs them.
     """
 
-    module: str
     shape: tuple[int, int]
     count: int
-    weights: dict[int, TensorSpec]
     shortcut: bool = False
     ranks: dict[int, int] = field(default_factory=dict)
     products: tuple[Product, ...] = ()
     thin: tuple[int, int, int] = (0, -1, -1)
-    tasks: list[int] = field(default_factory=list)
 
     def numbers(self, storage: int) -> int:
         """Of the factors of a weight."""
@@ -105,80 +98,56 @@ class LowRankPlan:
         return cls(sites, Changed.of(graph, updates(graph, sites)), exchanged(graph, sites))
 
 
-@kept
-def sites(graph: Graph) -> list[LowRankSite]:
-    """Layers of a recorded step whose weights are parameters, in the order in which they run."""
-    parameters = set(graph.parameters.tolist())
-    by_storage: dict[int, LowRankSite] = {}
-    by_sequence: dict[int, LowRankSite] = {}
-    tasks, strings, calls = graph.tasks, graph.strings, graph.calls
+def sites(flow: Flow) -> Iterator[LowRankSite]:
+    """Find layers whose weights are parameters; all calls of a layer belong together."""
+    graph, tasks, strings = flow.graph, flow.graph.tasks, flow.graph.strings
     attends = np.array(["scaled_dot_product" in text or text == "aten::bmm" for text in strings])
-    attending = {strings[module] for module in set(tasks.module[attends[tasks.name]].tolist())}
-    # -1 is not a call.
-    tensors = np.array([*(len(call.inputs) + len(call.outputs) for call in calls), -1])
-    multiplies = np.array([*(call.name in _MULTIPLIES for call in calls), False])
+    attending = {
+        strings[module].partition(".")[2]
+        for module in np.unique(tasks.module[attends[tasks.name]]).tolist()
+    }
     # Of recurrent modules only LSTMs have a thin form.
-    dense = np.array([text.partition("/")[0] in _DENSE for text in strings])
-    complete = np.diff(graph.operand_start) == tensors[tasks.call]
-    backward = complete & (tasks.phase == StepPhase.BACKWARD) & (tasks.sequence >= 0)
-    forward = complete & (tasks.phase == StepPhase.FORWARD)
-    forward &= multiplies[tasks.call] & ~dense[tasks.scope]
-    for task in np.flatnonzero(forward | backward).tolist():
-        if backward[task]:
-            if (layer := by_sequence.get(int(tasks.sequence[task]))) is not None:
-                layer.tasks.append(task)
-            continue
-        view = graph.task(task)
-        call = view.known_call
-        weight = _weight(call, view.storages, parameters)
-        if weight is None or not module_of(graph, task):
-            continue
-        storages, specs, shape, count, shortcut = weight
-        if view.module in attending and call.name in _PRODUCTS and shape[0] == 3 * shape[1]:
+    dense = np.array([text.partition("/")[0] in _DENSE for text in strings])[tasks.scope]
+    calls: dict[int, list[Match]] = {}
+    for match in matches(graph, layers, _lstm_layers):
+        (task,), weight = match.forward, next(iter(match.weights), -1)
+        thin = flow.name(task) in _MULTIPLIES and not dense[task] and not match.settings.transposed
+        if thin and match.module and weight in flow.parameters:
+            calls.setdefault(weight, []).append(match)
+    for weight, (match, *others) in calls.items():
+        settings, count = match.settings, match.settings.groups
+        rows = settings.outputs // count
+        columns = match.weights[weight].numel // settings.outputs
+        if match.kind in ("linear", "matmul") and match.module in attending and rows == 3 * columns:
             # Queries, keys and values at once: three products.
-            shape, count = (shape[1], shape[1]), 3
-        if any(storage in by_storage for storage in storages):
-            # Of a layer that is called twice all tasks belong together.
-            site = by_storage[storages[0]]
-        else:
-            weights = dict(zip(storages, specs, strict=True))
-            site = LowRankSite(module_of(graph, task), shape, count, weights, shortcut)
-            by_storage.update(dict.fromkeys(storages, site))
-        site.tasks.append(task)
-        if view.sequence >= 0:
-            by_sequence[view.sequence] = site
-    return list({id(one): one for one in by_storage.values()}.values())
-
-
-def _weight(
-    call: Call, storages: Sequence[int], parameters: set[int]
-) -> tuple[Sequence[int], list[TensorSpec], tuple[int, int], int, bool] | None:
-    """Storages and specs of a layer's weights, the shape of each product, their number, and
-    whether it is a shortcut."""
-    if call.name in _CONVOLUTIONS and storages[1] in parameters and not call.arguments[6]:
-        spec, groups = call.inputs[1], int(call.arguments[8])
-        rows, columns = spec.shape[0] // groups, spec.numel // spec.shape[0]
-        ones = all(k == 1 for k in spec.shape[2:])
-        shortcut = len(spec.shape) == 4 and ones and any(s != 1 for s in call.arguments[3])
-        return [storages[1]], [spec], (rows, columns), groups, shortcut
-    if call.name in _PRODUCTS:
-        at = len(call.inputs) - 1
-        if storages[at] not in parameters:
-            return None
-        columns, rows = call.inputs[at].shape
-        spec = TensorSpec(call.inputs[at].dtype, (rows, columns), (columns, 1))
-        return [storages[at]], [spec], (rows, columns), 1, False
-    if call.name == _LSTM and storages[1] in parameters:
-        spec = call.inputs[1]
-        return (
-            storages[1:3], list(call.inputs[1:3]), (spec.shape[0] // 4, spec.shape[1]), 4, False
+            rows, count = columns, 3
+        pointwise = len(settings.kernel) == 2 and set(settings.kernel) == {1}
+        yield LowRankSite(
+            match.kind, match.module,
+            tuple(task for call in (match, *others) for task in call.forward),
+            tuple(task for call in (match, *others) for task in call.backward),
+            match.x, match.y, match.weights, settings, shape=(rows, columns), count=count,
+            shortcut=pointwise and set(settings.stride) != {1},
         )  # fmt: skip
-    return None
+
+
+def _lstm_layers(flow: Flow) -> Iterator[Match]:
+    """Find the layers of LSTMs, each of which multiplies with two weights of four gates."""
+    for task in flow.calling((_LSTM,), StepPhase.FORWARD).tolist():
+        call, (storages, _) = flow.call(task), flow.operands(task)
+        if call is not None and storages[1] in flow.parameters:
+            module = flow.graph.task(task).module.partition(".")[2]
+            rows = call.inputs[1].shape[0]
+            yield Match(
+                "lstm", module, (task,), tuple(flow.backward[task]), call.inputs[0],
+                call.outputs[0], dict(zip(storages[1:3], call.inputs[1:3], strict=True)),
+                LayerSettings(rows, True, groups=4),
+            )  # fmt: skip
 
 
 def as_products(graph: Graph, site: LowRankSite) -> LowRankSite:
     """Return the site with what becomes of its tasks at its ranks."""
-    tasks, weight = np.array(site.tasks), next(iter(site.weights))
+    tasks, weight = np.sort(np.array(site.tasks)), next(iter(site.weights))
     number = graph.tasks.call[tasks]
     backward = graph.tasks.phase[tasks] == StepPhase.BACKWARD
     reads = np.zeros(len(tasks), bool)
@@ -209,14 +178,14 @@ def _thin_calls(
 ) -> list[Call]:
     """Return the calls that replace `call` at the ranks of `site`; empty if it stays."""
     rank = next(iter(site.ranks.values()))
-    if call.name in _CONVOLUTIONS:
+    if call.name in CONVOLUTIONS:
         return _convolutions(call, rank)
     if call.name == "aten::convolution_backward":
         return _convolutions_backward(call, rank)
     if call.name in (_LSTM, f"{_LSTM}_backward"):
         x, w = call.inputs[0], call.inputs[1]
         return [lstm_call(x.shape, w.shape[0] // 4, tuple(site.ranks.values()), backward)]
-    if call.name in _PRODUCTS:
+    if call.name in MATMULS:
         part = _part(call, site.count, reads_weight, backward)
         return _thin_products(part, rank, backward, reads_weight, takes_input) * site.count
     return []

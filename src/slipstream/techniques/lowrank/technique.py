@@ -13,17 +13,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from slipstream.errors import InvalidArgumentError, WorkloadError
 from slipstream.graph import Call, Editor, Graph, StepPhase
+from slipstream.graph.flow import matches
 from slipstream.graph.graph import kept
-from slipstream.surgery import ModuleSelection
-from slipstream.technique import (
-    CodeChange,
-    Context,
-    Quality,
-    QualityKind,
-    Stage,
-    TechniqueSettings,
-    Traits,
-)
+from slipstream.technique import Choosing, CodeChange, Context, Quality, QualityKind, Stage, Traits
 from slipstream.techniques._baseline import already_compiled
 from slipstream.techniques.lowrank.recorded import LowRankPlan, asked, edited, rank_of, sites
 
@@ -35,7 +27,7 @@ _LOOKS = 40
 
 
 @dataclass(frozen=True)
-class LowRank(TechniqueSettings):
+class LowRank(Choosing):
     """Layers of `ratio` times their full rank, but the first and the last.
 
     Attributes:
@@ -81,10 +73,9 @@ class LowRank(TechniqueSettings):
             return reason
         if not (graph.tasks.phase == StepPhase.BACKWARD).any():
             return "the step does not train, and a product of thin matrices has to be trained"
-        every = sites(graph)
-        if not every:
-            return "the step has no linear layer, convolution or LSTM"
-        if (reason := self._selection.why_none(one.module for one in every)) is not None:
+        every = matches(graph, sites)
+        none = "the step has no linear layer, convolution or LSTM"
+        if (reason := self.why_none_of(every, none)) is not None:
             return reason
         if not _products(graph, self).sites:
             return (
@@ -195,24 +186,17 @@ class LowRank(TechniqueSettings):
     def _keep(self) -> Literal["ends", "none"]:
         return "none" if self.ends else "ends"
 
-    @property
-    def _selection(self) -> ModuleSelection:
-        return ModuleSelection(self.only, self.except_)
-
 
 @kept
 def _products(graph: Graph, settings: LowRank) -> LowRankPlan:
     """Sites that become products, with what becomes of their tasks."""
-    every = sites(graph)
+    every = matches(graph, sites)
     ends = {one.module for one in (every[0], every[-1])} if len(every) > 2 else {
         every[-1].module
     } if every else set()  # fmt: skip
-    selection = ModuleSelection(settings.only, settings.except_)
     chosen = []
-    for site in every:
+    for site in settings.chosen(every):
         if not settings.ends and (site.module in ends or site.shortcut):
-            continue
-        if site.module not in selection:
             continue
         ranks = rank_of(site, settings.ratio, settings.rank)
         if ranks is None:
