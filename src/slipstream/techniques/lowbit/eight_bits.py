@@ -11,17 +11,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slipstream.durations import Durations
-from slipstream.graph import Call, Editor, Graph, StepPhase, replay
+from slipstream.graph import Call, Editor, Graph, replay
+from slipstream.graph.flow import Match, flow_of, matches
+from slipstream.graph.layers import layers
 from slipstream.provenance import Provenance
-from slipstream.surgery import ModuleSelection, module_of
-from slipstream.techniques.dataflow import Dataflow
+from slipstream.surgery import ModuleSelection
 from slipstream.techniques.lowbit.recorded import POOLS, SUMS, Handover, handover, window_of
-from slipstream.techniques.lowbit.sites import CONVOLUTIONS, LowBitSite, Window, behind
+from slipstream.techniques.lowbit.sites import LowBitSite, behind
 from slipstream.techniques.lowbit.timing import (
     torch_layer_call,
     torch_pool_call,
     torch_sum_call,
 )
+from slipstream.techniques.lowbit.windows import pair
 
 _BITS = 8
 
@@ -41,17 +43,21 @@ class TorchInt8:
     @classmethod
     def of(cls, graph: Graph, sites: Sequence[LowBitSite], selection: ModuleSelection) -> TorchInt8:
         """With what `sites` are, and the grouped convolutions that are selected."""
-        flow = Dataflow(graph)
+        flow = flow_of(graph)
         followed = {site.task: site.behind for site in sites}
+        by_task = {match.forward[0]: match for match in matches(graph, layers)}
         followed |= {
-            task: tuple(behind(flow, task))
-            for task in range(len(graph))
-            if _grouped(graph, flow, task) and module_of(graph, task) in selection
+            task: behind(flow, task)
+            for task, match in by_task.items()
+            if match.settings.groups > 1
+            and not match.settings.transposed
+            and len(match.x.shape) == 4
+            and match.module in selection
         }
-        around = handover(graph, flow, followed, dict.fromkeys(followed, _BITS))
+        around = handover(graph, followed, dict.fromkeys(followed, _BITS))
         first = min(followed, default=-1)
-        calls = {task: _call(flow, task, task == first) for task in sorted(followed)}
-        for task in range(len(graph)) if followed else ():
+        calls = {task: _torch_call(by_task[task], task == first) for task in sorted(followed)}
+        for task in flow.calling((*SUMS, *POOLS)).tolist() if followed else ():
             call = flow.call(task)
             if call is not None and call.name in SUMS and task in around.gone:
                 calls[task] = torch_sum_call(call.inputs[0].shape)
@@ -83,23 +89,9 @@ class TorchInt8:
         return replay(edit.apply("layers in torch's int8")).step_ns
 
 
-def _grouped(graph: Graph, flow: Dataflow, task: int) -> bool:
-    call = flow.call(task)
-    if call is None or call.name not in CONVOLUTIONS:
-        return False
-    window = Window.of(call)
-    grouped = window is not None and window.groups > 1
-    return grouped and bool(graph.tasks.phase[task] != StepPhase.BACKWARD)
-
-
-def _call(flow: Dataflow, task: int, first: bool) -> Call:
-    call = flow.call(task)
-    assert call is not None  # or it were no layer
-    if call.name in CONVOLUTIONS:
-        window = Window.of(call)
-        assert window is not None
-        over = (window.stride, window.padding, window.dilation, window.groups)
-        return torch_layer_call(call.inputs[0].shape, call.inputs[1].shape, over, first)
-    # The bias comes first in one.
-    rows = 1 if call.name == "aten::addmm" else 0
-    return torch_layer_call(call.inputs[rows].shape, call.inputs[rows + 1].shape[::-1])
+def _torch_call(match: Match, first: bool) -> Call:
+    settings, shape = match.settings, match.settings.weight_shape(match.x)
+    if not settings.kernel:
+        return torch_layer_call(match.x.shape, shape)
+    window = map(pair, (settings.stride, settings.padding, settings.dilation))
+    return torch_layer_call(match.x.shape, shape, (*window, settings.groups), first)

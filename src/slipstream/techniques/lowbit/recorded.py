@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.graph import Call, Graph, StepPhase
-from slipstream.techniques.dataflow import Dataflow
+from slipstream.graph.flow import Flow, flow_of
 from slipstream.techniques.lowbit import cost
 from slipstream.techniques.lowbit.cost import Form
 from slipstream.techniques.lowbit.timing import concat_call, pool_call
@@ -61,7 +61,7 @@ class _Reach:
 
 
 def handover(
-    graph: Graph, flow: Dataflow, behind: Mapping[int, Sequence[int]], bits: Mapping[int, int]
+    graph: Graph, behind: Mapping[int, Sequence[int]], bits: Mapping[int, int]
 ) -> Handover:
     """The forms that activations take.
 
@@ -69,6 +69,7 @@ def handover(
         behind: by the task of each layer, the tasks right behind that become part of it.
         bits: by the task of each layer, those of its input.
     """
+    flow = flow_of(graph)
     forms = Handover(
         gone={one for tasks in behind.values() for one in tasks},
         chains={task: [task, *tasks] for task, tasks in behind.items()},
@@ -79,7 +80,7 @@ def handover(
         task: reach.sums[0]
         for task, reach in reaches.items()
         # What a layer clips before the sum, it cannot add to first.
-        if _name(flow, last[task]) not in CLIPS and _takes_sum(flow, reach)
+        if flow.name(last[task]) not in CLIPS and _takes_sum(flow, reach)
     }
     # Of two layers whose outputs are added, the second to run waits for nobody; torch's order says.
     taken: dict[int, int] = {}
@@ -93,7 +94,7 @@ def handover(
         forms.chains[task].append(total)
         ends[task] = total
         relu = flow.readers[total]
-        if len(relu) == 1 and _name(flow, relu[0]) in RELUS:
+        if len(relu) == 1 and flow.name(relu[0]) in RELUS:
             forms.gone.add(relu[0])
             forms.chains[task].append(relu[0])
             ends[task] = relu[0]
@@ -156,12 +157,7 @@ def held(graph: Graph, forms: Handover) -> tuple[NDArray[np.int64], NDArray[np.i
     return np.ceil(nbytes).astype(np.int64), release
 
 
-def _name(flow: Dataflow, task: int) -> str:
-    call = flow.call(task)
-    return "" if call is None else call.name
-
-
-def _reach(flow: Dataflow, task: int, bits: Mapping[int, int]) -> _Reach:
+def _reach(flow: Flow, task: int, bits: Mapping[int, int]) -> _Reach:
     reach = _Reach()
     waiting = [task]
     while waiting:
@@ -169,7 +165,7 @@ def _reach(flow: Dataflow, task: int, bits: Mapping[int, int]) -> _Reach:
         readers = flow.readers[one]
         reach.others |= not readers
         for reader in readers:
-            name = _name(flow, reader)
+            name = flow.name(reader)
             if reader in bits and flow.makers[reader][_input(flow, reader)] == one:
                 reach.layers.append(reader)
             elif name in (*CLIPS, *POOLS, *_JOINS):
@@ -182,12 +178,12 @@ def _reach(flow: Dataflow, task: int, bits: Mapping[int, int]) -> _Reach:
     return reach
 
 
-def _input(flow: Dataflow, task: int) -> int:
+def _input(flow: Flow, task: int) -> int:
     """Which operand of a layer is its input: the bias comes first in one."""
-    return 1 if _name(flow, task) == "aten::addmm" else 0
+    return 1 if flow.name(task) == "aten::addmm" else 0
 
 
-def _takes_sum(flow: Dataflow, reach: _Reach) -> bool:
+def _takes_sum(flow: Flow, reach: _Reach) -> bool:
     only = len(reach.sums) == 1 and not (reach.layers or reach.through or reach.others)
     if not only:
         return False
@@ -198,23 +194,23 @@ def _takes_sum(flow: Dataflow, reach: _Reach) -> bool:
     return len(one) == 4 and one == other
 
 
-def _direct(flow: Dataflow, task: int, reader: int) -> bool:
+def _direct(flow: Flow, task: int, reader: int) -> bool:
     return flow.makers[reader][_input(flow, reader)] == task
 
 
 def _of_layers(
-    flow: Dataflow, task: int, made_by: Mapping[int, int], reaches: Mapping[int, _Reach]
+    flow: Flow, task: int, made_by: Mapping[int, int], reaches: Mapping[int, _Reach]
 ) -> bool:
     """Whether all that `task` gives comes from layers that need not give floats."""
     if task in made_by:
         reach = reaches[made_by[task]]
         return not (reach.others or reach.sums)
-    if task < 0 or _name(flow, task) not in (*CLIPS, *POOLS, *_JOINS):
+    if task < 0 or flow.name(task) not in (*CLIPS, *POOLS, *_JOINS):
         return False
     return all(_of_layers(flow, maker, made_by, reaches) for maker in flow.makers[task])
 
 
-def _code(graph: Graph, flow: Dataflow, task: int, found: Handover) -> None:
+def _code(graph: Graph, flow: Flow, task: int, found: Handover) -> None:
     """What `task` is when it works on codes."""
     call = flow.call(task)
     assert call is not None
@@ -238,7 +234,7 @@ def window_of(call: Call) -> tuple[tuple[tuple[int, ...], ...], bool]:
 
 
 def _order(
-    graph: Graph, flow: Dataflow, layers: Iterable[int], found: Handover, ends: set[int]
+    graph: Graph, flow: Flow, layers: Iterable[int], found: Handover, ends: set[int]
 ) -> None:
     """Which images lie in channels-last order, since a layer or what follows one has written them.
 
@@ -246,10 +242,10 @@ def _order(
     """
     ordered: set[int] = set()
     layers = set(layers)
-    for task in range(len(graph)):
+    moves = flow.known & ~flow.views & (graph.tasks.phase != StepPhase.OPTIMIZER)
+    for task in np.flatnonzero(moves).tolist():
         call = flow.call(task)
-        if call is None or graph.tasks.phase[task] == StepPhase.OPTIMIZER or task in flow.looks:
-            continue
+        assert call is not None
         here = [
             maker in ordered and len(spec.shape) == 4
             for maker, spec in zip(flow.makers[task], call.inputs, strict=True)

@@ -2,96 +2,85 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from slipstream.graph import Call
-from slipstream.techniques.dataflow import Dataflow
+from slipstream.graph.flow import Flow, Match, matches
+from slipstream.graph.layers import layers
 from slipstream.techniques.lowbit.cost import LayerShape, linear
 from slipstream.techniques.lowbit.recorded import CLIPS
 from slipstream.techniques.lowbit.windows import pair
 
-CONVOLUTIONS = ("aten::convolution", "aten::_convolution", "aten::mkldnn_convolution")
+NO_LAYER = "the step has no linear layer, plain or depthwise convolution to take"
 _NORMS = (
     "aten::native_batch_norm", "aten::cudnn_batch_norm",
     "aten::_native_batch_norm_legit_no_training",
 )  # fmt: skip
-_STRIDE, _PADDING, _DILATION, _TRANSPOSED, _GROUPS = 3, 4, 5, 6, 8
 
 
-@dataclass(frozen=True)
-class Window:
-    """How a convolution goes over its images."""
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LowBitMatch(Match):
+    """A layer that has a low-bit form.
 
-    stride: tuple[int, int]
-    padding: tuple[int, int]
-    dilation: tuple[int, int]
-    groups: int
+    Attributes:
+        shape: what its time depends on.
+        behind: tasks behind it that it does as well, see `behind`.
+    """
 
-    @classmethod
-    def of(cls, call: Call) -> Window | None:
-        """Of a convolution of images; None where it is transposed."""
-        mkldnn = call.name == "aten::mkldnn_convolution"
-        padding, stride, dilation, groups = (
-            (3, 4, 5, 6) if mkldnn else (_PADDING, _STRIDE, _DILATION, _GROUPS)
-        )
-        if len(call.inputs[0].shape) != 4 or (not mkldnn and call.arguments[_TRANSPOSED]):
-            return None
-        return cls(
-            pair(call.arguments[stride]), pair(call.arguments[padding]),
-            pair(call.arguments[dilation]), call.arguments[groups],
-        )  # fmt: skip
+    shape: LayerShape
+    behind: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class LowBitSite:
-    """A layer's task, its shape and bits, and the tasks behind it that it does as well."""
+    """A layer's task, its shape and bits, and the tasks behind it that it does as well.
+
+    Attributes:
+        weight: its storage.
+    """
 
     task: int
     layer: LayerShape
     bits: tuple[int, int]
     behind: tuple[int, ...]
+    weight: int
 
 
-def layer_of(call: Call, inputs: list[int], parameters: set[int]) -> LayerShape | None:
-    """The layer `call` is, if it multiplies with a parameter and has a low-bit form."""
-    if call.name in CONVOLUTIONS:
-        image, weight = call.inputs[0], call.inputs[1]
-        window = Window.of(call)
-        if window is None or (parameters and inputs[1] not in parameters):
-            return None
-        n, channels, *kernel = weight.shape
-        depthwise = 1 < window.groups == n == image.shape[1]
-        if window.groups != 1 and not depthwise:
-            return None
-        channels = image.shape[1]
-        wide = tuple((k - 1) * d + 1 for k, d in zip(kernel, window.dilation, strict=True))
-        batch, _, height, width = image.shape
-        if window.dilation != (1, 1):
-            # The same number of output pixels and products as with a kernel without gaps.
-            over = [full - k for full, k in zip(wide, kernel, strict=True)]
-            height, width = height - over[0], width - over[1]
-        return LayerShape(
-            (batch, height, width, channels), n, pair(kernel), window.stride, window.padding,
-            depthwise=depthwise,
-        )  # fmt: skip
-    if call.name in ("aten::addmm", "aten::mm"):
-        place = 2 if call.name == "aten::addmm" else 1
-        if parameters and inputs[place] not in parameters:
-            return None
-        rows, k = call.inputs[place - 1].shape
-        return linear(rows, call.inputs[place].shape[1], k)
-    return None
+def low_bit_layers(flow: Flow) -> Iterator[LowBitMatch]:
+    """Find layers that multiply with a parameter and have a low-bit form."""
+    for match in matches(flow.graph, layers):
+        shape = _shape(match)
+        if shape is not None and match.weights:
+            yield LowBitMatch(
+                match.kind, match.module, match.forward, match.backward, match.x, match.y,
+                match.weights, match.settings,
+                # A model that is itself a layer has no place for another.
+                refusal=None if match.module else NO_LAYER, shape=shape,
+                behind=behind(flow, match.forward[0]),
+            )  # fmt: skip
 
 
-def behind(flow: Dataflow, task: int) -> list[int]:
-    """A norm and a ReLU (or ReLU6) that read nothing but what the one before made, and alone."""
-    followers: list[int] = []
-    for names in (_NORMS, CLIPS):
-        last = followers[-1] if followers else task
-        readers = flow.readers[last]
-        if len(readers) != 1 or flow.views[last]:
-            continue
-        call = flow.call(readers[0])
-        if call is not None and call.name in names and flow.makers[readers[0]][0] == last:
-            followers.append(readers[0])
-    return followers
+def _shape(match: Match) -> LayerShape | None:
+    settings = match.settings
+    if not settings.kernel:
+        rows, k = match.x.shape
+        return linear(rows, settings.outputs, k)
+    if len(match.x.shape) != 4 or settings.transposed:
+        return None
+    batch, channels, height, width = match.x.shape
+    depthwise = 1 < settings.groups == settings.outputs == channels
+    if settings.groups != 1 and not depthwise:
+        return None
+    kernel, dilation = pair(settings.kernel), pair(settings.dilation)
+    # The same number of output pixels and products as with a kernel without gaps.
+    height -= (kernel[0] - 1) * (dilation[0] - 1)
+    width -= (kernel[1] - 1) * (dilation[1] - 1)
+    return LayerShape(
+        (batch, height, width, channels), settings.outputs, kernel, pair(settings.stride),
+        pair(settings.padding), depthwise=depthwise,
+    )  # fmt: skip
+
+
+def behind(flow: Flow, task: int) -> tuple[int, ...]:
+    """Return the norm and the ReLU (or ReLU6) that alone read what `task` made, in this order."""
+    return tuple(flow.behind(task, _NORMS, CLIPS))

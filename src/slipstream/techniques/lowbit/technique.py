@@ -17,20 +17,11 @@ from slipstream.durations import common_spread, pace, rescale
 from slipstream.durations import required_timings as both_of
 from slipstream.errors import InvalidArgumentError, WorkloadError
 from slipstream.graph import Call, Editor, Graph, StepPhase, calls_of, replay
+from slipstream.graph.flow import matches
 from slipstream.provenance import Provenance
 from slipstream.source import NotPlacedError, Places, Source
-from slipstream.surgery import ModuleSelection, module_of
-from slipstream.technique import (
-    CodeChange,
-    Context,
-    Quality,
-    QualityKind,
-    Stage,
-    TechniqueSettings,
-    Traits,
-)
+from slipstream.technique import Choosing, CodeChange, Context, Quality, QualityKind, Stage, Traits
 from slipstream.techniques._baseline import already_autocast, already_compiled
-from slipstream.techniques.dataflow import Dataflow
 from slipstream.techniques.lowbit.cost import (
     Costs,
     Form,
@@ -40,7 +31,7 @@ from slipstream.techniques.lowbit.cost import (
 )
 from slipstream.techniques.lowbit.eight_bits import TorchInt8
 from slipstream.techniques.lowbit.recorded import Handover, handover, held
-from slipstream.techniques.lowbit.sites import LowBitSite, behind, layer_of
+from slipstream.techniques.lowbit.sites import NO_LAYER, LowBitSite, low_bit_layers
 from slipstream.units import format_duration
 
 if TYPE_CHECKING:
@@ -59,7 +50,7 @@ _TRAINS = "the step trains, and low-bit kernels only infer"
 
 
 @dataclass(frozen=True)
-class LowBit(TechniqueSettings):
+class LowBit(Choosing):
     """Weights of W and activations of A bits: ``lowbit:w3a3``, 1 to 8 each.
 
     The first and the last layer that run have eight bits, and so have depthwise convolutions. With
@@ -121,10 +112,7 @@ class LowBit(TechniqueSettings):
             return f"the step does not train; lowbit:{self.bits} without train"
         if any(spec.device != "cpu" for call in graph.calls for spec in call.inputs):
             return "its kernels are for CPUs, and the step runs on another device"
-        if not (every := self.sites(graph, ModuleSelection())):
-            return "the step has no linear layer, plain or depthwise convolution to take"
-        names = [module_of(graph, site.task) for site in every]
-        return ModuleSelection(self.only, self.except_).why_none(names)
+        return self.why_none_of(matches(graph, low_bit_layers), NO_LAYER)
 
     def required_timings(self, graph: Graph) -> Sequence[Call]:
         """Layers that say how fast this machine is at these bits, and the step's own."""
@@ -136,7 +124,7 @@ class LowBit(TechniqueSettings):
         for bits in sorted({(self.wbits, self.abits), *(site.bits for site in sites), (8, 8)}):
             asked += required_timings(*bits, depthwise)
         around = _handover(graph, sites)
-        theirs = TorchInt8.of(graph, sites, ModuleSelection(self.only, self.except_))
+        theirs = TorchInt8.of(graph, sites, self.selection)
         asked += [*both_of(graph, around.moved), *around.coded.values(), *theirs.required_timings]
         return asked
 
@@ -193,7 +181,7 @@ class LowBit(TechniqueSettings):
         rescale(edit, graph, around.moved, context.durations)
         self._resize(edit, graph, sites, around)
         what = f"{len(sites)} layers in {self.bits}{_beside(lowbit, eight)}"
-        theirs = TorchInt8.of(graph, sites, ModuleSelection(self.only, self.except_))
+        theirs = TorchInt8.of(graph, sites, self.selection)
         torch_ns = theirs.step_ns(graph, context.durations, in_step)
         ours_ns = replay(edit.apply(what)).step_ns
         return edit.apply(what, self._cheaper(ours_ns, lowbit, eight, torch_ns))
@@ -279,44 +267,25 @@ class LowBit(TechniqueSettings):
             f"slipstream.lowbit.quantise_model({{model}}, [{batch}], {settings})",
         )
 
-    def sites(self, graph: Graph, selection: ModuleSelection | None = None) -> list[LowBitSite]:
+    def sites(self, graph: Graph) -> list[LowBitSite]:
         """The layers that can be taken, in program order, with their bits."""
-        selection = selection or ModuleSelection(self.only, self.except_)
-        flow = Dataflow(graph)
-        parameters = set(graph.parameters.tolist())
-        layers = []
-        for t in range(len(graph)):
-            call = flow.call(t)
-            if call is None or graph.tasks.phase[t] == StepPhase.BACKWARD:
-                continue
-            inputs, _ = flow.operands(t)
-            layer = layer_of(call, inputs, parameters)
-            if layer is not None:
-                layers.append((t, layer))
-        ends = {layers[0][0], layers[-1][0]} if layers else set()
+        found = matches(graph, low_bit_layers)
+        ends = {match.forward for match in (*found[:1], *found[-1:])}
         sites = []
-        for t, layer in layers:
-            module = module_of(graph, t)
-            # A model that is itself a layer has no place for another.
-            if not module or module not in selection:
-                continue
+        for match in self.chosen(found):
             bits = (self.wbits, self.abits)
-            if t in ends or layer.depthwise:
+            if match.forward in ends or match.shape.depthwise:
                 bits = (max(bits[0], _EDGE_BITS), max(bits[1], _EDGE_BITS))
-            sites.append(LowBitSite(t, layer, bits, tuple(behind(flow, t))))
+            weight = next(iter(match.weights))
+            sites.append(LowBitSite(match.forward[0], match.shape, bits, match.behind, weight))
         return sites
 
     @staticmethod
     def _resize(edit: Editor, graph: Graph, sites: Sequence[LowBitSite], around: Handover) -> None:
         """Activations in the form in which they are handed on, weights in their bits."""
-        flow, memory = Dataflow(graph), graph.memory
+        memory = graph.memory
         nbytes, release = held(graph, around)
-        bits = {}
-        for site in sites:
-            inputs, call = flow.operands(site.task)[0], flow.call(site.task)
-            # The bias comes first in one.
-            biased = call is not None and call.name == "aten::addmm"
-            bits[inputs[2 if biased else 1]] = site.bits[0]
+        bits = {site.weight: site.bits[0] for site in sites}
         for number in np.flatnonzero((memory.producer < 0) & (memory.storage >= 0)).tolist():
             if (width := bits.get(int(memory.storage[number]))) is not None:
                 nbytes[number] = -(-int(memory.nbytes[number]) * width // 32)
@@ -374,9 +343,8 @@ class LowBit(TechniqueSettings):
 
 
 def _handover(graph: Graph, sites: Sequence[LowBitSite]) -> Handover:
-    flow = Dataflow(graph)
     behind = {site.task: site.behind for site in sites}
-    return handover(graph, flow, behind, {site.task: site.bits[1] for site in sites})
+    return handover(graph, behind, {site.task: site.bits[1] for site in sites})
 
 
 def _beside(lowbit: float, eight: float) -> str:
