@@ -16,6 +16,7 @@ import numpy as np
 
 from slipstream.errors import WorkloadError
 from slipstream.graph import Call, Editor, Graph, Price, StepPhase
+from slipstream.graph.flow import flow_of
 from slipstream.graph.uses import uses_of
 from slipstream.technique import (
     CodeChange,
@@ -26,7 +27,6 @@ from slipstream.technique import (
     TechniqueSettings,
     Traits,
 )
-from slipstream.techniques.dataflow import Dataflow
 from slipstream.workload import BuiltWorkload, Workload
 
 _IN_MODE = "slipstream::in_mode()"
@@ -133,8 +133,8 @@ def _modes(graph: Graph) -> dict[int, _Key]:
     Operators that write to their inputs are left out: autograd would make their benchmark's graph
     longer with every repetition.
     """
-    flow = Dataflow(graph)
-    parameters = set(graph.parameters.tolist())
+    flow = flow_of(graph)
+    parameters = flow.parameters
     numbers = graph.tasks.sequence
     tracing = _records_autograd(graph)
     activations: set[int] = set()
@@ -193,7 +193,7 @@ def _free_early(graph: Graph, edit: Editor) -> int:
     last = memory.producer[kept].astype(np.int64)
     spans = uses.between(storage, last, np.where(end >= 0, end, len(graph)))
     np.maximum.at(last, spans.asker, uses.task[spans.place])
-    output = Dataflow(graph).operands(len(graph) - 1)[1]
+    output = flow_of(graph).operands(len(graph) - 1)[1]
     returned = (end < 0) & (last == len(graph) - 1) & np.isin(storage, output)
     freed = (last != end) & ~returned
     edit.release_after(kept[freed], last[freed])
