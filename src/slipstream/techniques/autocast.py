@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.graph import SCALAR_TYPE, Call, Graph, StepPhase, TensorSpec, cast
+from slipstream.graph.flow import flow_of
 from slipstream.graph.graph import kept
 from slipstream.techniques._autocast_operators import Category, category
-from slipstream.techniques.dataflow import is_view
 
 _FULL = "float32"
 ROOT = "model"
@@ -159,6 +159,7 @@ class _Interpreter:
         self._calls = graph.tasks.call.tolist()
         self._sequences = graph.tasks.sequence.tolist()
         self._scopes = graph.tasks.scope.tolist()
+        self._views: list[bool] = flow_of(graph).views.tolist()
         in_model = np.array([text.partition(".")[0] == ROOT for text in graph.strings])
         self._inside = in_model[graph.tasks.module]
         # What autograd's engine does outside of an operator.
@@ -236,7 +237,7 @@ class _Interpreter:
         call, rule = form.call, self._rule(t, form.name)
         dtypes = self._dtypes(form, inputs)
         cast_in: list[TensorSpec] = []
-        view = not form.writes and is_view(call, inputs, outputs)
+        view = self._views[t]
         if view:
             # Costs the same in every dtype; the copy it looks at is made where it is used.
             rule = None
@@ -304,7 +305,7 @@ class _Interpreter:
                         copies.add(node.value)
                     if node.value in copies:
                         dtypes[i] = self._low
-        if not form.writes and is_view(call, inputs, outputs):
+        if self._views[t]:
             return
         self._forget(inputs, outputs)
         self._change(t, form, dtypes, inputs, outputs)
