@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from slipstream.capture import program
-from slipstream.capture.memory import NOTHING_SEEN, MemoryRecord, allocations
+from slipstream.capture.memory import NOTHING_SEEN, MemoryRecord, allocations, record_memory
 from slipstream.capture.memory_align import fit
 from slipstream.capture.trace import Node
 from slipstream.capture.units import Units, find_units
@@ -22,7 +22,7 @@ from slipstream.errors import GraphError
 from slipstream.graph import Graph, find_peak, replay
 from slipstream.graph.call import Call, TensorSpec
 from slipstream.verbs.profiling import profile
-from slipstream.workload import Workload
+from slipstream.workload import BuiltWorkload, Workload
 
 
 def loop(every: int, at: int, save: Callable[[nn.Module], Any]) -> Graph:
@@ -57,22 +57,39 @@ def test_a_checkpoint_in_some_steps_leaves_the_peak_as_it_is(every: int, at: int
     saving.memory.check(len(saving))
 
 
+def copies(model: nn.Module, kept: list[Any] = []) -> None:  # noqa: B006 (alive between steps)
+    kept[:] = [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def test_memory_is_recorded_again_until_the_steps_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    records: list[bool] = []
+
+    def record(built: BuiltWorkload) -> Generator[None, None, Any]:
+        records.append(True)
+        result = yield from record_memory(built)
+        records.append(False)
+        return result
+
+    def save(model: nn.Module) -> None:
+        if records != [True]:  # the first time that memory is recorded
+            copies(model)
+
+    monkeypatch.setattr(program, "record_memory", record)
+    assert len(loop(1, 0, save).memory)
+    assert records == [True, False] * 2
+
+
 def test_large_copies_that_were_not_watched_are_a_reason_that_is_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    kept: list[Any] = []
-
-    def copies(model: nn.Module) -> None:
-        kept[:] = [parameter.detach().clone() for parameter in model.parameters()]
-
-    monkeypatch.setattr(program, "_TRACE_RETRIES", 0)
+    monkeypatch.setattr(program, "_RETRIES", 0)
     found = [loop(5, at, copies) for at in range(5)]
     without = [graph for graph in found if not len(graph.memory)]
     # One of the five turns falls on the recorded step.
     assert len(without) == 1
     reason = without[0].meta["memory_reason"]
     assert re.search(r"\boperators\b.*\b10\.\d", reason)
-    assert "--steps" in reason
+    assert "record it again" in reason
     with pytest.raises(GraphError, match="lacks operators"):
         find_peak(replay(without[0]))
 

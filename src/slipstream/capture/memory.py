@@ -233,6 +233,13 @@ def allocations(
     return sweep.allocations(set(parameters)), ""
 
 
+def is_fitting(record: MemoryRecord | None, trace: Sequence[Node], units: Units) -> bool:
+    """Whether another record would give no more `allocations`; quick if the steps agree."""
+    if record is None or record.names == units.events:
+        return True
+    return not allocations(record, trace, units, ())[1]
+
+
 @dataclass(eq=False)
 class _Row:
     """One allocation on its way to a row of `Allocations`."""

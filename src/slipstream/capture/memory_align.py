@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 # Steps that have less in common than this do not describe one another.
 _LEAST_COMMON = 0.5
-REMEDY = "record it with one less of --steps, or leave what differs out of the step"
-"""What to do about steps that do not fit: the two then fall on other turns of the loop, by two."""
+REMEDY = "record it again, or leave what differs out of the step"
+"""What to do about steps that do not fit, after further ones were tried."""
 
 
 def fit(record: MemoryRecord, units: Units) -> tuple[MemoryRecord, NDArray[np.bool_]] | str:
