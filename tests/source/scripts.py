@@ -245,7 +245,8 @@ _UNNAMED = {
     "call": "criterion(model(images), labels).backward()",
     "lines": "criterion(\n        model(images), labels  # of all\n    ).backward()",
     "mean": "criterion(model(images), labels).mean().backward(retain_graph=False)",
-    "divided": "(criterion(model(images), labels) / len(images) * 6).backward()",
+    "divided": "(criterion(model(images), labels) / 2).backward(torch.tensor(2.0))",
+    "multiplied": "loss = criterion(model(images), labels)\n    (1.0 * loss).backward()",
     "sum": "(0.0 + criterion(model(images), labels)).backward()",
     "apart": "output = model(images)\n    criterion(output, labels).backward()",
     "name divided": "loss = criterion(model(images), labels)\n"
