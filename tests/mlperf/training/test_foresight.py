@@ -111,5 +111,10 @@ def test_table_marks_measured_factors_inside_the_interval() -> None:
     )
     rows = foresight_table({"x": predicted}, [verdict]).rows
     assert [row[4] for row in rows] == ["yes", "yes", "no"]
+    assert [row[3] for row in rows] == [
+        "1.053x [1.000, 1.111]", "1.000x [1.000, 1.000]", "0.769x [0.714, 0.833]",
+    ]  # fmt: skip
+    assert rows[0][2] == "1.000x [0.921, 1.086]"
+    assert "speed-up: time per sample 1.000x [0.921, 1.086]" in predicted.sentence
     unsure = Foresight("x", Expected(), Expected.of(1.0, math.nan, "rounding numbers"))
     assert {row[4] for row in foresight_table({"x": unsure}, [verdict]).rows} == {"-"}

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from slipstream.mlperf.training.score import MIN_RUNS, olympic
+from slipstream.units import format_speedup, inverse_interval
 
 # Two arms count as equal if the interval contains 1 and extends no further than this on each side.
 _EQUIVALENCE = 0.03
@@ -75,9 +76,10 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Factor:
-    """A ratio, candidate over baseline, with its 95 % interval; below 1 is better.
+    """A ratio, candidate over baseline, with its 95 % interval; as text its inverse, the speed-up.
 
     Attributes:
+        ratio, low, high: below 1 is better.
         p_value: two-sided p-value of the paired t-test.
         n: number of pairs.
     """
@@ -105,6 +107,9 @@ class Factor:
         p_value = 2 * float(t.sf(abs(middle) / error, n - 1))
         low, high = math.exp(middle - half_width), math.exp(middle + half_width)
         return cls(math.exp(middle), low, high, p_value, n)
+
+    def __str__(self) -> str:
+        return format_speedup(inverse_interval(self.ratio, self.low, self.high), 3)
 
     @property
     def significant(self) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 
 from slipstream.mlperf.training.compare import Factor, Verdict
 from slipstream.tables import Field, Table
+from slipstream.units import format_speedup, inverse_interval
 
 _Z90 = 1.645
 
@@ -64,8 +65,8 @@ class Expected:
         if not self.known:
             return "-"
         if math.isnan(self.low):
-            return f"{self.ratio:.3f}"
-        return f"{self.ratio:.3f} [{self.low:.3f}, {self.high:.3f}]"
+            return f"{1 / self.ratio:.3f}x"
+        return format_speedup(inverse_interval(self.ratio, self.low, self.high), 3)
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ class Foresight:
             for word, factor in (("time per sample", self.sample), ("samples", self.samples))
         ]
         whole = f"; time of all steps {self.time}" * self.time.known
-        return f"{self.name}, predicted: {', '.join(parts)}{whole}"
+        return f"{self.name}, predicted speed-up: {', '.join(parts)}{whole}"
 
     def to_json(self) -> dict[str, Any]:
         """Return the factors as JSON."""
@@ -130,14 +131,14 @@ _FIELDS = (
     Field[_Row].of("Training", lambda row: row.name),
     Field[_Row].of("Factor", lambda row: row.factor),
     Field[_Row].of("Predicted", lambda row: str(row.expected)),
-    Field[_Row].of("Measured", lambda row: f"{row.measured.ratio:.3f}"),
+    Field[_Row].of("Measured", lambda row: str(row.measured)),
     Field[_Row].of("Inside", lambda row: row.inside),
     Field[_Row].of("Basis", lambda row: row.expected.basis, optional=True),
 )
 
 
 def foresight_table(predictions: Mapping[str, Foresight], verdicts: Sequence[Verdict]) -> Table:
-    """Return predicted and measured ratios, a row per factor."""
+    """Return predicted and measured speed-ups, a row per factor."""
     rows = []
     for verdict in verdicts:
         if (prediction := predictions.get(verdict.name)) is None:
@@ -147,4 +148,4 @@ def foresight_table(predictions: Mapping[str, Foresight], verdicts: Sequence[Ver
             _Row(verdict.name, "samples", prediction.samples, verdict.samples),
             _Row(verdict.name, "time of all steps", prediction.time, verdict.steps),
         ]
-    return Table.of(rows, _FIELDS, "Predicted before the first run, with 90 % intervals")
+    return Table.of(rows, _FIELDS, "Speed-ups predicted before the first run, with 90 % intervals")

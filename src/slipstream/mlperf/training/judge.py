@@ -105,7 +105,7 @@ class Judged:
         if not self.verdicts:
             return [Table.of(self.arms, _ARM_FIELDS, title, notes)]
         factors = Table.of(
-            self.verdicts, _FACTOR_FIELDS, "Compared with the first, per pair", notes
+            self.verdicts, _FACTOR_FIELDS, "Speed-up over the first, per pair", notes
         )
         if not self.predictions:
             return [arms, factors]
@@ -150,15 +150,11 @@ def _time(seconds: float) -> str:
     return "-" if math.isnan(seconds) else format_duration(seconds * 1e9)
 
 
-def _ratio(factor: Any) -> str:
-    return f"{factor.ratio:.3f} [{factor.low:.3f}, {factor.high:.3f}]"
-
-
 _FACTOR_FIELDS = (
     Field[Verdict].of("Training", lambda verdict: verdict.name),
-    Field[Verdict].of("Time per sample", lambda verdict: _ratio(verdict.sample)),
-    Field[Verdict].of("Samples", lambda verdict: _ratio(verdict.samples)),
-    Field[Verdict].of("Time to quality", lambda verdict: _ratio(verdict.time)),
+    Field[Verdict].of("Time per sample", lambda verdict: str(verdict.sample)),
+    Field[Verdict].of("Samples", lambda verdict: str(verdict.samples)),
+    Field[Verdict].of("Time to quality", lambda verdict: str(verdict.time)),
 )
 
 
