@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from slipstream.mlperf.serving import SCENARIOS, Session, Wishes
-from slipstream.mlperf.serving.audits import AUDITS, Audit, audit, audit_table
+from slipstream.mlperf.serving.audits import AUDITS, Audit, _judged, audit, audit_table
 from slipstream.mlperf.serving.library import Library
 from slipstream.mlperf.serving.queueing import ServiceCurve
 from slipstream.mlperf.serving.rules import Test
@@ -154,6 +154,14 @@ def test_two_slow_runs_do_not_change_the_verdict(name: str, excess: float, passe
     found, runs = verdict(name, lambda test: 3e5 * next(slow) / (1 + excess * is_cached(test)))
     assert found.passed is passed, found
     assert runs <= 12 * (2 if name == "TEST04" else 3)
+
+
+def test_a_finding_shows_medians_and_their_excess() -> None:
+    base_ns, suspect_ns = np.full(12, 1e6), np.full(12, 8e5)
+    base_ns[0] = suspect_ns[5] = 1e9
+    finding = _judged("COLD", base_ns, suspect_ns, "a query").finding
+    expected = "a query takes 800 µs, others 1.00 ms: +25.0 % (+25.0 % to +25.0 %), 10.0 %"
+    assert finding.startswith(expected)
 
 
 def test_shuffled_samples_have_new_content_of_the_same_range() -> None:

@@ -7,11 +7,12 @@ from typing import Any, cast
 
 import pytest
 
-from slipstream.mlperf.serving import Served, ServiceCurve
-from slipstream.mlperf.serving.planning import Wishes, measured
+from slipstream.mlperf.serving import Served, ServiceCurve, threads
+from slipstream.mlperf.serving.peaks import _within
+from slipstream.mlperf.serving.planning import Wishes, measured, plan
 from slipstream.mlperf.serving.results import Row
 from slipstream.mlperf.serving.rules import SCENARIOS, Test
-from slipstream.mlperf.serving.session import LoadTestRun, Session
+from slipstream.mlperf.serving.session import LoadTestRun, Session, _run
 from slipstream.runtimes import BatchPolicy
 
 
@@ -93,3 +94,51 @@ def test_chosen_rates_and_refusals_are_not_retried() -> None:
     assert chosen.rates == [100.0]
     refusing = Scripted(1e9, refused=3)
     assert run(refusing).attempts == 1
+
+
+def test_a_server_is_planned_somewhat_below_its_capacity() -> None:
+    session = cast(Session, Scripted(1000.0))
+    planned = plan(session, SCENARIOS["server"], Wishes(seconds=1.0))
+    assert 300 < planned.rate < session.served().capacity(BatchPolicy(), 1)
+
+
+@pytest.mark.parametrize(("test", "queries"), [
+    (Test("server", min_duration_s=2.0, rate=50.0), 100),
+    (Test("offline", min_duration_s=2.0, rate=50.0), 110),
+    (Test("single-stream", min_duration_s=2.0, expected_ns=1e7), 200),
+    (Test("multi-stream", min_duration_s=2.0, expected_ns=1e7, samples_per_query=4), 800),
+    (Test("single-stream", min_duration_s=0.0, min_queries=7), 7),
+], ids=str)  # fmt: skip
+def test_queries_for_the_whole_run_are_made_before_it(test: Test, queries: int) -> None:
+    assert test.queries_made == pytest.approx(queries)
+
+
+def test_errors_in_the_log_are_reasons_why_a_run_is_invalid() -> None:
+    log: dict[str, Any] = {"values": {"result_validity": "VALID"}, "refused": 0, "answers": 3}
+    runs = [_run(Test("server"), Path(), log | {"errors": errors}) for errors in ([], ["lost"])]
+    assert [(run.valid, run.reasons) for run in runs] == [(True, ()), (False, ("lost",))]
+
+
+def test_the_next_rate_is_inside_the_bracket() -> None:
+    assert _within(50.0, 0.0, 100.0, 0.03) == 50.0
+    assert _within(500.0, 0.0, 100.0, 0.03) < 100.0
+    assert _within(70.0, 50.0, 100.0, 0.03) == 70.0
+    for rate in (1.0, 50.0, 100.0, 500.0):
+        assert 50.0 < _within(rate, 50.0, 100.0, 0.03) < 100.0
+        assert 50.0 < _within(rate, 50.0, float("inf"), 0.03) < 100.0
+
+
+def test_threads_never_make_a_query_faster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    class Opened(Scripted):
+        def __enter__(self) -> Opened:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def lightly_served(self) -> tuple[list[float], float]:
+            return [9e5, 9e5], 5.0
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(threads, "Session", lambda *_, **__: Opened(1000.0))
+    assert threads.thread_costs() == threads.ThreadCosts(0.0, 5.0, known=True)

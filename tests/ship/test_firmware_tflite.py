@@ -231,3 +231,26 @@ def test_refuses_other_files(tmp_path: Path) -> None:
     assert refused.value.where == str(file)
     with pytest.raises(ModelFileError, match=r"\bno file\b.*\babsent\.tflite\b"):
         read_network(tmp_path / "absent.tflite")
+
+
+@pytest.mark.parametrize(
+    ("activation", "limits"),
+    [("none", (-128, 127)), ("relu", (5, 127)), ("relu6", (5, 65)), ("relu_n1_to_1", (-5, 15))],
+)
+def test_activations_limit_codes_from_their_zero_point(
+    activation: str, limits: tuple[int, int]
+) -> None:
+    grid = Quantization(np.array([0.1], np.float32), np.array([5], np.int64))
+    tensors = tuple(Tensor(name, (1, 4), "int8", grid) for name in "abc")
+    add = Operator("add", (0, 1), (2,), {"activation": activation})
+    (step,) = lower(Network("sum", tensors, (add,), (0, 1), (2,))).steps
+    assert (step.numbers["low"], step.numbers["high"]) == limits
+
+
+def test_a_depthwise_convolution_holds_four_rows_and_one_row_of_sums(shared_data: Path) -> None:
+    network = read_network(shared_data / "mcu/person_detect.tflite")
+    rows = [step for step in lower(network).steps if step.kernel == "slip_depthwise_2d"]
+    assert rows
+    for step in rows:
+        in_w, out_w = step.numbers["in_w"], step.numbers["out_w"]
+        assert 8 * in_w + 4 * out_w <= step.scratch <= 8 * (in_w + 4) + 4 * (out_w + 1)

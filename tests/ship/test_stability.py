@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from slipstream.cli._main import _assemble
 from slipstream.errors import InvalidArgumentError, UnknownNameError
-from slipstream.runtimes import ModelError, Runtime
+from slipstream.runtimes import ModelError, Runtime, TensorSpec
 from slipstream.runtimes.paths import DeviceMatrix
 from slipstream.runtimes.preprocessing import RawInputError, image_pipeline
 from slipstream.runtimes.python import CallableRuntime
@@ -218,6 +218,15 @@ def test_explain_refuses_paths_equal_to_the_reference() -> None:
     matrix = DeviceMatrix.of(PIPELINE, {"a": "reference"})
     with pytest.raises(InvalidArgumentError, match="none of them differs"):
         stability.explain(judge(), textures(4), matrix)
+
+
+@pytest.mark.parametrize("shape", [
+    (None, 3, 20, 24), (None, 20, 24, 3), (None, 1, 20, 24), (None, 20, 24, 1), (None, 3, 20, 3),
+])  # fmt: skip
+def test_default_pipeline_has_the_shape_of_the_model_input(shape: tuple[Any, ...]) -> None:
+    model = CallableRuntime("shaped", lambda x: x)
+    model.inputs = [TensorSpec("x", "float32", shape)]
+    assert stability.pipeline_for(model)(textures(1)[0]).shape == shape[1:]
 
 
 def test_opens_images_of_every_kind_and_refuses_other_files(tmp_path: Path) -> None:
