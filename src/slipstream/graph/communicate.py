@@ -35,7 +35,7 @@ from slipstream.graph.values import Kind
 from slipstream.provenance import Provenance
 
 if TYPE_CHECKING:
-    from slipstream.cluster import Cluster, Collective
+    from slipstream.cluster import Cluster, Collective, Cost
 
 NETWORK = "network"
 """The lane of communications."""
@@ -78,6 +78,7 @@ def insert_exchange(
     modules: tuple[str, ...] = (),
     name: str = "",
     duration_ns: float | None = None,
+    cost: Cost | None = None,
 ) -> int:
     """Put a communication on the network's lane, priced on `cluster`.
 
@@ -89,6 +90,7 @@ def insert_exchange(
         ready_lag: 1 when `ready` belongs to the step before.
         modules: of each of `tensors`, whose gradient it is.
         duration_ns: what it takes, of who knows better than the cluster's closed form.
+        cost: what the cluster's closed form gives, if the caller has computed it.
 
     Returns:
         A handle, as `Editor.insert`.
@@ -98,7 +100,8 @@ def insert_exchange(
         ClusterError: two of its devices are not joined.
     """
     group = cluster.group_of(collective)
-    cost = cluster.cost(replace(collective, group=group))
+    if cost is None:
+        cost = cluster.cost(replace(collective, group=group))
     handle = edit.insert(
         beside,
         name or collective.kind,

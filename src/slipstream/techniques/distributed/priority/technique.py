@@ -11,13 +11,14 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from slipstream.cluster import Collective
 from slipstream.errors import InvalidArgumentError
-from slipstream.graph import Editor, Graph, StepPhase, insert_exchange, replay
+from slipstream.graph import Allocations, Editor, Graph, StepPhase, insert_exchange, replay
 from slipstream.provenance import Provenance
 from slipstream.technique import CodeChange, Context
 from slipstream.techniques.distributed.gradients import (
@@ -29,7 +30,7 @@ from slipstream.techniques.distributed.gradients import (
 from slipstream.techniques.distributed.replicas import Spreads
 
 if TYPE_CHECKING:
-    from slipstream.cluster import Cluster, Group
+    from slipstream.cluster import Cost
     from slipstream.workload import BuiltWorkload, Workload
 
 _TRIED = (12_500, 50_000, 200_000, 800_000, 3_200_000)
@@ -60,50 +61,77 @@ class PrioritySync(Spreads):
         """All-reduces of slices by priority; each layer's update before its next forward pass."""
         cluster = self.need_cluster(context)
         group = self.group(cluster)
-        tried = (self.slice_,) if self.slice_ else _TRIED
-        graphs = [self._sliced(graph, cluster, group, size) for size in tried]
-        return min(graphs, key=lambda one: replay(one).step_ns)
-
-    def _sliced(self, graph: Graph, cluster: Cluster, group: Group, elements: int) -> Graph:
-        edit = Editor(graph, str(replace(self, slice_=elements)))
-        grads = gradients(graph)
-        uses = first_uses(graph, StepPhase.FORWARD)
+        grads, uses = gradients(graph), first_uses(graph, StepPhase.FORWARD)
+        ready = np.array([gradient.task for gradient in grads])
+        ends_ns = replay(graph).end_ns[ready].tolist()
         begin = min(uses.values())
-        update = np.flatnonzero(graph.tasks.phase == StepPhase.OPTIMIZER)
+        used = np.array([uses.get(gradient.module, begin) for gradient in grads])
+        urgent = [uses.get(gradient.module, 0) for gradient in grads]
+        update = graph.tasks.phase == StepPhase.OPTIMIZER
         spent = float((graph.tasks.duration_ns + graph.tasks.gap_ns)[update].sum())
-        total = nbytes_of(grads)
-        gates: dict[int, int] = {}
-        for number, one in enumerate(grads):
-            gates[number] = edit.insert(
-                uses.get(one.module, begin),
-                "update",
-                spent * one.spec.nbytes / max(total, 1),
-                Provenance.FITTED,
-                spread=_UNSURE,
-                before=True,
+        total = max(nbytes_of(grads), 1)
+        gates_ns = [spent * gradient.spec.nbytes / total for gradient in grads]
+
+        def put_gates(edit: Editor) -> NDArray[np.int64]:
+            return edit.insert_all(
+                used, "update", gates_ns, Provenance.FITTED, spread=_UNSURE, before=True
             )
-        slices = _slices(grads, elements)
-        cost = {
-            size: cluster.cost(Collective("all_reduce", size, group, self.algo)).duration_ns
-            for size in {nbytes for _, nbytes in slices}
-        }
-        last = max(one.task for one in grads)
-        for number, nbytes in _served(graph, grads, uses, slices, cost):
-            insert_exchange(
-                edit,
-                cluster,
-                Collective("all_reduce", nbytes, group, self.algo),
-                beside=last,
-                ready=grads[number].task,
-                awaited=gates[number],
-                lag=1,
-                tensors=(grads[number].spec,),
-                modules=(grads[number].module,),
-                name="all_reduce of a slice",
+
+        def send(
+            edit: Editor, gates: NDArray[np.int64], ready: NDArray[np.int64], elements: int
+        ) -> int:
+            slices = _slices(grads, elements)
+            cost = {
+                size: cluster.cost(Collective("all_reduce", size, group, self.algo))
+                for size in {nbytes for _, nbytes in slices}
+            }
+            for number, nbytes in _served(ends_ns, urgent, slices, cost):
+                insert_exchange(
+                    edit,
+                    cluster,
+                    Collective("all_reduce", nbytes, group, self.algo),
+                    beside=int(ready.max()),
+                    ready=int(ready[number]),
+                    awaited=int(gates[number]),
+                    lag=1,
+                    tensors=(grads[number].spec,),
+                    modules=(grads[number].module,),
+                    name="all_reduce of a slice",
+                    cost=cost[nbytes],
+                )
+            return len(slices)
+
+        def fastest() -> int:
+            # The step without its update, tensors and memory takes as long, and is soon edited.
+            bare = replace(
+                graph, memory=Allocations.none(), operand_start=np.zeros_like(graph.operand_start)
             )
-        edit.remove(update)
+            edit = Editor(bare, "")
+            put_gates(edit)
+            edit.remove(np.flatnonzero(update))
+            gated, stays = edit.apply(""), ~update
+            place = np.cumsum(stays) - 1 + np.cumsum(np.bincount(used, minlength=len(graph)))
+            in_order = np.argsort(used, kind="stable")
+            gates = np.empty_like(used)
+            gates[in_order] = np.cumsum(stays)[used[in_order]] - 1 + np.arange(len(used))
+
+            def step_ns(elements: int) -> float:
+                edit = Editor(gated, "")
+                send(edit, gates, place[ready], elements)
+                return replay(edit.apply("")).step_ns
+
+            # Once a gradient is a single slice, larger ones change nothing.
+            largest = max(gradient.spec.numel for gradient in grads)
+            smaller = (0, *_TRIED[:-1])
+            tried = [size for size, below in zip(_TRIED, smaller, strict=True) if below < largest]
+            return min(tried, key=step_ns)
+
+        elements = self.slice_ or fastest()
+        edit = Editor(graph, str(replace(self, slice_=elements)))
+        count = send(edit, put_gates(edit), ready, elements)
+        edit.remove(np.flatnonzero(update))
         edited = edit.apply(
-            f"{self.workers} workers; {len(slices)} slices of at most {elements} elements, "
+            f"{self.workers} workers; {count} slices of at most {elements} elements, "
             "the earliest layer first"
         )
         return self.shared(edited)
@@ -141,26 +169,28 @@ def _slices(found: Sequence[Gradient], elements: int) -> list[tuple[int, int]]:
 
 
 def _served(
-    graph: Graph,
-    found: Sequence[Gradient],
-    uses: dict[str, int],
+    ends_ns: Sequence[float],
+    urgent: Sequence[int],
     slices: Sequence[tuple[int, int]],
-    cost: dict[int, float],
+    cost: dict[int, Cost],
 ) -> list[tuple[int, int]]:
     """The slices in the order in which one channel sends them, the most urgent that waits first.
 
     In a synchronous step nothing of the next one is made before all of this one has been sent, so
     that the order is settled within a step.
+
+    Args:
+        ends_ns: of each gradient, when it is ready.
+        urgent: of each gradient, the task of the next forward pass that needs its parameter.
+        cost: of sending a slice, by its bytes.
     """
-    ends: Any = replay(graph).end_ns
-    urgent = [uses.get(one.module, 0) for one in found]
     waiting: list[tuple[int, int]] = []
-    coming = sorted(range(len(slices)), key=lambda s: (float(ends[found[slices[s][0]].task]), s))
+    coming = sorted(range(len(slices)), key=lambda s: (ends_ns[slices[s][0]], s))
     order: list[tuple[int, int]] = []
     now, place = 0.0, 0
     while waiting or place < len(coming):
         while place < len(coming):
-            released = float(ends[found[slices[coming[place]][0]].task])
+            released = ends_ns[slices[coming[place]][0]]
             if waiting and released > now:
                 break
             now = max(now, released) if not waiting else now
@@ -168,5 +198,5 @@ def _served(
             place += 1
         _, chosen = heapq.heappop(waiting)
         order.append(slices[chosen])
-        now += cost[slices[chosen][1]]
+        now += cost[slices[chosen][1]].duration_ns
     return order
