@@ -332,7 +332,7 @@ def test_explain_shows_the_peak_of_memory(cli: Cli, run: Path) -> None:
     shown = cli("explain", run, "--memory", "--top", "1").stdout
     assert "1.66 KiB at most" in shown
     assert "softmax in head" in shown
-    assert re.search(r"\b2 smaller\b.*\bleft out\b", shown)
+    assert re.search(r"\b2 smaller\b.*\bomitted\b", shown)
 
 
 def test_explain_says_when_memory_was_not_recorded(cli: Cli, run: Path) -> None:

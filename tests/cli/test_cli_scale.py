@@ -21,7 +21,7 @@ def test_a_shared_step_is_predicted_with_its_walls_and_a_timeline(
     )  # fmt: skip
     assert run.returncode == 0, run.stderr
     assert re.search(r"\bcommunication\b.*\bcost\b.*\bwalls\b", run.stdout)
-    assert "25 % unsure" in run.stdout
+    assert "accurate to 25 %" in run.stdout
     assert "AWS" in run.stdout
     for name in ("step-1.json", "step-2.json"):
         events = json.loads((tmp_path / name).read_text())["traceEvents"]
