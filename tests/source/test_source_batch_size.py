@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from slipstream.source import NotPlacedError, Source, find_batch_size, locate
+from slipstream.technique import parse
+from slipstream.workload import Workload
 
 BODY = "\n    return model, batch, loss, optimizer\n"
 CERTAIN = {
@@ -71,6 +73,53 @@ def test_a_script_is_edited_at_its_only_loader() -> None:
     several = script + "other = DataLoader(held_out, batch_size=8)\n"
     with pytest.raises(NotPlacedError, match="several DataLoaders"):
         find_batch_size(locate(Source.of(several.encode(), Path("train.py")), None))
+
+
+_ARGPARSE = """\
+import argparse
+from torch.utils.data import DataLoader
+def loaders(args):
+    return DataLoader(data, shuffle=True, batch_size=args.batch_size)
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--lr", default=1)
+    parser.add_argument("-b", "--batch-size", type=int, default=16)
+    args = parser.parse_args()
+    for x in loaders(args): step(x)
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "flags"),
+    [
+        ("from torch.utils.data import DataLoader\nDataLoader(data, 16)\n", ()),
+        ("from torch.utils.data import DataLoader\nN = 16\nDataLoader(data, N, True)\n", ()),
+        (_ARGPARSE, ("-b", "--batch-size")),
+        (
+            _ARGPARSE.replace('"-b", "--batch-size"', '"-b", dest="batch_size"'),
+            ("-b",),
+        ),
+    ],
+)
+def test_a_positional_size_and_the_default_of_an_option(text: str, flags: tuple[str, ...]) -> None:
+    found = find_batch_size(locate(Source.of(text.encode(), Path("train.py")), None))
+    assert (found.value, found.flags) == (16, flags)
+    assert found.set(4).content == text.replace("16", "4").encode()
+
+
+def test_an_option_that_is_given_overrides_its_default(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(_ARGPARSE)
+    (technique,) = parse("batch_size:x2")
+    for arguments, diff in ((), "default=32"), (("--batch-size=8",), ""), (("-b", "8"), ""):
+        change = technique.code(Workload.parse(str(path), *arguments))
+        assert change is not None
+        assert diff in change.diff
+        assert bool(diff) != ("overrides the default 16" in change.note)
+    path.write_text(_ARGPARSE.replace(", default=16", ""))
+    with pytest.raises(NotPlacedError, match=r"'args.batch_size' has no default"):
+        find_batch_size(locate(Source.read(path), None))
 
 
 def test_a_providers_file_is_edited_at_its_input_provider() -> None:

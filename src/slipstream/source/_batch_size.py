@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ast
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from slipstream.source._names import Function, default_of, is_written, variables_in
+from slipstream.source._names import Function, default_of, is_written, last_name, variables_in
 from slipstream.source._places import Places
 from slipstream.source._source import NotPlacedError, Source
-from slipstream.source._trainers import Framework
+from slipstream.source._trainers import Framework, argument_of
 
 _NAME = "batch_size"
 _LOADER = "torch.utils.data.DataLoader"
@@ -26,11 +26,13 @@ class BatchSize:
     Attributes:
         value: samples.
         node: the literal in ``source.tree``, or the call of ``TrainingArguments`` without one.
+        flags: command-line options that override the literal, such as ``--batch-size``.
     """
 
     source: Source
     value: int
     node: ast.Constant | ast.Call
+    flags: tuple[str, ...] = ()
 
     @property
     def line(self) -> int:
@@ -49,7 +51,7 @@ def find_batch_size(where: Places) -> BatchSize:
 
     It is the default of the function's argument ``batch_size``, or of that of a provider's; in a
     script what its only ``DataLoader`` is given. A name in that place is followed to the constant
-    it stands for, when that is assigned once.
+    it stands for, when that is assigned once, and ``args.batch_size`` to its default in argparse.
 
     Raises:
         NotPlacedError: there is no such place, or it is not certain; says why.
@@ -98,15 +100,16 @@ def _given(where: Places) -> ast.expr:
         if len(calls) > 1:
             with contextlib.suppress(NotPlacedError):
                 calls = where.of_training(calls)
-    values = [keyword.value for call in calls for keyword in call.keywords if keyword.arg == name]
-    if len(calls) != 1 or len(values) != 1:
+    place = len(calls[0].args) if maker == "TrainingArguments" and calls else 1
+    value = argument_of(calls[0], place, name) if len(calls) == 1 else None
+    if value is None:
         several = f"several {maker}s" if len(calls) > 1 else f"no {maker} with a {name}"
         raise NotPlacedError(
             f"the script has {several}, so that it cannot be told what sets the batch",
             where=str(source.path),
             remedy="name a function with an argument batch_size: train.py:make_workload",
         )
-    return values[0]
+    return value
 
 
 def _literal(source: Source, value: ast.expr) -> BatchSize:
@@ -114,6 +117,12 @@ def _literal(source: Source, value: ast.expr) -> BatchSize:
     if isinstance(value, ast.Constant) and type(value.value) is int:
         return BatchSize(source, value.value, value)
     text = source.segment(value)
+    if isinstance(value, ast.Attribute) and (option := _option(source, value)) is not None:
+        flags = tuple(str(flag.value) for flag in option.args if isinstance(flag, ast.Constant))
+        default = argument_of(option, len(option.args), "default")
+        if default is None:
+            raise source.not_placed(f"'{text}' has no default", option)
+        return replace(_literal(source, default), flags=flags)
     if isinstance(value, ast.Name):
         # A default is evaluated where the function is defined.
         bound = source.names.bindings(source.tree, value.id)
@@ -129,3 +138,19 @@ def _literal(source: Source, value: ast.expr) -> BatchSize:
             return BatchSize(source, number.value, number)
         raise source.not_placed(f"'{text}' is no plain number", statement)
     raise source.not_placed(f"'{text}' is no plain number", value)
+
+
+def _option(source: Source, value: ast.Attribute) -> ast.Call | None:
+    """Return the ``add_argument`` of the option that ``args.batch_size`` reads, or None."""
+    names = source.names
+    makers = [call.func for call in names.values(value.value) if isinstance(call, ast.Call)]
+    if not makers or any(last_name(maker) != "parse_args" for maker in makers):
+        return None
+    for call in names.calls():
+        if last_name(call.func) == "add_argument":
+            dest = argument_of(call, len(call.args), "dest")
+            flags = call.args if dest is None else [dest]
+            spelled = [str(flag.value) for flag in flags if isinstance(flag, ast.Constant)]
+            if value.attr in [flag.lstrip("-").replace("-", "_") for flag in spelled]:
+                return call
+    return None

@@ -84,10 +84,10 @@ def _hugging_face(names: Names, trainers: list[ast.Call]) -> Training | None:
     trainers = [trainer for trainer in trainers if _uses(names, trainer, "train")] or trainers
     if not trainers:
         return None
-    resolved = [_arguments_call(names, _argument(trainer, 1, "args")) for trainer in trainers]
+    resolved = [_arguments_call(names, argument_of(trainer, 1, "args")) for trainer in trainers]
     settings = resolved[0] if all(call is resolved[0] for call in resolved) else None
     flag = "--" if settings is None and "HfArgumentParser" in names.used else None
-    models = [_argument(trainer, 0, "model") for trainer in trainers]
+    models = [argument_of(trainer, 0, "model") for trainer in trainers]
     return Training(
         Framework.HUGGING_FACE,
         trainers[0],
@@ -109,8 +109,8 @@ def _lightning(names: Names, calls: list[ast.Call]) -> Training | None:
             Framework.LIGHTNING,
             fit,
             trainer,
-            model=_argument(fit, 0, "model"),
-            loader=_argument(fit, 1, "train_dataloaders"),
+            model=argument_of(fit, 0, "model"),
+            loader=argument_of(fit, 1, "train_dataloaders"),
         )
     if not trainers:
         return None
@@ -156,7 +156,7 @@ def _uses(names: Names, trainer: ast.Call, method: str) -> list[ast.Call]:
     ]
 
 
-def _argument(call: ast.Call, place: int, name: str) -> ast.expr | None:
+def argument_of(call: ast.Call, place: int, name: str) -> ast.expr | None:
     """The argument of a call by name or position, or None."""
     for keyword in call.keywords:
         if keyword.arg == name:

@@ -161,6 +161,10 @@ class BatchSize(TechniqueSettings):
                 )
             if "batch_size" in workload.arguments:
                 raise where.source.not_placed("it is given another batch_size")
+            if flag := next((f for f in size.flags if _overridden(f, workload)), ""):
+                raise where.source.not_placed(
+                    f"{flag} on the command line overrides the default {size.value}", size.node
+                )
             wanted = self._of(size.value)
             if wanted.denominator != 1:
                 raise where.source.not_placed(
@@ -192,6 +196,10 @@ class BatchSize(TechniqueSettings):
             None if other is None else resize.call(call, other)
             for call, other in zip(graph.calls, graph.shrunk, strict=True)
         ]
+
+
+def _overridden(flag: str, workload: Workload) -> bool:
+    return any(text.partition("=")[0] == flag for text in workload.script_arguments)
 
 
 def _has_two_sizes(graph: Graph) -> bool:
