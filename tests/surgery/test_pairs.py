@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
@@ -74,30 +75,21 @@ def found(model: nn.Module, second: tuple[type[nn.Module], ...] = (*NORMS, nn.Re
     return consecutive_pairs(model, lambda: model(torch.randn(3, 4)), LAYERS, second)
 
 
-def test_a_norm_after_a_layer_is_a_pair() -> None:
-    assert found(Two()) == [Pair("layer", "norm")]
-
-
-def test_reading_a_shape_does_not_count() -> None:
-    assert found(Looks()) == [Pair("layer", "norm")]
-
-
-def test_excludes_outputs_with_other_readers() -> None:
-    assert found(Residual()) == []
-
-
-def test_excludes_changed_outputs() -> None:
-    assert found(InPlace()) == []
-    assert found(Between()) == []
-
-
-def test_an_overwritten_output_belongs_to_the_second_module() -> None:
-    assert found(Clips()) == [Pair("layer", "relu")]
-    assert found(ClipsLate()) == []
-
-
-def test_excludes_modules_called_twice() -> None:
-    assert found(Twice()) == []
+@pytest.mark.parametrize(
+    ("model", "pairs"),
+    [
+        (Two(), [Pair("layer", "norm")]),
+        (Looks(), [Pair("layer", "norm")]),  # reading a shape does not count
+        (Clips(), [Pair("layer", "relu")]),  # an overwritten output belongs to the second module
+        (ClipsLate(), []),
+        (Residual(), []),
+        (InPlace(), []),
+        (Between(), []),
+        (Twice(), []),
+    ],
+)
+def test_finds_pairs_without_other_readers(model: nn.Module, pairs: list[Pair]) -> None:
+    assert found(model) == pairs
 
 
 def test_removes_its_hooks() -> None:
