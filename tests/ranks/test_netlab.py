@@ -47,7 +47,7 @@ def test_computing_is_timed_alone_and_beside_messages() -> None:
         fit(samples)
 
 
-def test_ranks_ask_to_go_first_and_do_without(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_ask_to_raise_priority_and_do_without(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 
     def refuse(thread: int, policy: int, parameters: object) -> None:
@@ -56,10 +56,10 @@ def test_ranks_ask_to_go_first_and_do_without(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(os, "sched_setscheduler", refuse, raising=False)
     monkeypatch.setattr(os, "listdir", lambda path: ["11", "12"])
-    operations.go_first()
+    operations.raise_priority()
     assert asked == [11]
     monkeypatch.setattr(os, "sched_setscheduler", lambda *given: asked.append(given[0]))
-    operations.go_first()
+    operations.raise_priority()
     assert asked == [11, 11, 12]
 
 

@@ -321,8 +321,8 @@ def test_ranks_on_shaped_links_count_their_own_bytes(
 @pytest.mark.parametrize(
     ("cluster", "said"),
     [
-        ("h100x8-100gbe", "another network"),
-        ("workers=2,link=100gbit", "faster than a network lab here"),
+        ("h100x8-100gbe", "one switch"),
+        ("workers=2,link=100gbit", "faster than a network lab"),
     ],
 )
 def test_reports_links_that_cannot_be_emulated(cluster: str, said: str, require: Any) -> None:

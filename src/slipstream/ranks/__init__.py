@@ -1,4 +1,4 @@
-"""Real processes that form a group: started, joined, on shaped links, measured."""
+"""Real processes that form a group: launch, joining, shaped links, measurement."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Buckets of gradients handed to one thread, which communicates them in order.
+"""A thread that communicates buckets of gradients in order.
 
-DDP calls a hook for every bucket while the backward pass goes on; the thread works on one after
-the other. At the last bucket the hook waits for all of them, so that what failed is raised by
-``backward`` itself, as what it is.
+DDP calls a hook for every bucket during the backward pass; the thread processes them sequentially.
+At the last bucket the hook waits for all of them, so that ``backward`` itself raises their errors.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from slipstream.errors import InvalidArgumentError, UsageError
 
 
 class BucketThread:
-    """The thread, and the buckets of this step that it was given.
+    """The thread and its pending buckets of this step.
 
     Args:
         name: of the thread.
@@ -31,19 +30,20 @@ class BucketThread:
 
     @property
     def begun(self) -> bool:
-        """Whether it was given a bucket of this step already."""
+        """Whether a bucket of this step was submitted."""
         return bool(self._pending)
 
     def submit(
         self, flat: torch.Tensor, work: Callable[[], object], last: bool
     ) -> torch.futures.Future[torch.Tensor]:
-        """Do `work` on a bucket's buffer after all before it; with the last one, `wait`.
+        """Run `work` after that of earlier buckets; `wait` at the last bucket.
 
         Returns:
-            What a hook returns: `flat`, once it is done.
+            The result of a hook, a future of `flat`.
 
         Raises:
-            InvalidArgumentError: gradients are sparse, and may not be. Else what failed.
+            InvalidArgumentError: gradients are sparse, which `sparse` does not allow.
+            Exception: the first error of a bucket, at the last one.
         """
         if not self._sparse:
             need_dense_gradient(flat)
@@ -59,30 +59,30 @@ class BucketThread:
         return result
 
     def wait(self) -> None:
-        """Until all buckets of the step are done.
+        """Wait for all buckets of the step.
 
         Raises:
-            What failed first.
+            Exception: the first error of a bucket.
         """
         pending, self._pending = self._pending, []
-        errors = [one.exception() for one in pending]
+        errors = [bucket.exception() for bucket in pending]
         for error in errors:
             if error is not None:
                 raise error
 
 
 def need_no_hook(model: DistributedDataParallel) -> None:
-    """Raise a `UsageError` where the one hook that DDP takes is on the model already."""
+    """Raise a `UsageError` if the model has a communication hook; DDP allows one."""
     if getattr(model, "_comm_hooks", None):
         raise UsageError(
-            "the model has a communication hook already, and DDP takes one",
+            "the model already has a communication hook, and DDP allows only one",
             remedy="wrap the module in a new DistributedDataParallel",
         )
 
 
 def need_dense_gradient(gradient: torch.Tensor) -> None:
-    """Raise an `InvalidArgumentError` where a gradient is sparse."""
+    """Raise an `InvalidArgumentError` if `gradient` is sparse."""
     if gradient.layout != torch.strided:
         raise InvalidArgumentError(
-            "model", "a gradient is sparse", remedy="torch.nn.Embedding(sparse=False)"
+            "model", "a gradient is sparse", remedy="use torch.nn.Embedding(sparse=False)"
         )

@@ -1,4 +1,4 @@
-"""Buffers that DistributedDataParallel sends around before each forward pass, within our limits."""
+"""Broadcast of DistributedDataParallel's buffers with our time-outs."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from slipstream.ranks.group import ProcessGroup
 
 
 def limit_buffers(model: DistributedDataParallel, ranks: ProcessGroup) -> None:
-    """Let `ranks` broadcast the model's buffers (batch normalisation's statistics) from rank 0.
+    """Let `ranks` broadcast the model's buffers, such as batch norm statistics, from rank 0.
 
-    DDP's own broadcast waits for as long as its group does, half an hour by default, and does not
-    name who is missing. A hook of the user's stays; so does the broadcast of groups other than
-    gloo's, as NCCL's, which another kind of process would do slowly.
+    DDP's own broadcast has the time-out of its group, half an hour by default, and does not name
+    missing ranks. It remains for groups other than gloo, and if the user registered a hook.
 
     Raises:
-        CommunicationError: from the forward pass: a rank ended or hung; as of `ProcessGroup.run`.
+        CommunicationError: in the forward pass, as for `ProcessGroup.run`.
     """
     if hasattr(model, "buffer_hook") or dist.get_backend(model.process_group) != "gloo":
         return
@@ -29,7 +28,7 @@ def limit_buffers(model: DistributedDataParallel, ranks: ProcessGroup) -> None:
     def broadcast(ranks: ProcessGroup, buffers: Mapping[str, torch.Tensor]) -> None:
         def work() -> None:
             _broadcast_coalesced(ranks.group, [*buffers.values()], size, 0)
-            # Nobody hears in a broadcast of those who take no part but whom it sends to.
+            # In a broadcast only the receivers notice a missing rank.
             dist.all_reduce(torch.zeros(1), group=ranks.group)
 
         size = model.broadcast_bucket_size

@@ -1,4 +1,4 @@
-"""A cluster from measurements: gloo between processes of this machine, or in a network lab."""
+"""Calibration of a cluster: gloo between processes of this machine or in a network lab."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from slipstream.provenance import Provenance
 from slipstream.ranks.launch import LIMIT_S, Host, joined
 from slipstream.ranks.netlab import Netlab
 
-# Close enough to each other to tell where messages begin to take another way.
+# Dense enough to find the sizes at which messages change the protocol.
 SIZES = tuple(2**k for k in range(10, 24))
-MOST_REGIMES = 3
+MAX_REGIMES = 3
 ROUNDS = 3
-# The first shows latency alone; between it and the others a token bucket lets a message pass that
-# it has saved up for.
+# The first measures latency only; a token bucket passes messages of sizes between it and the second
+# unshaped.
 SHAPED_SIZES = (2**9, 2**17, 2**18, 2**19, 2**20, 2**21)
-# Of what is sent while a rank computes.
-_TALKED = 2**17
+# Size of messages sent while a rank computes.
+_OVERLAPPED_BYTES = 2**17
 
 
 def cores() -> int:
-    """Processor cores that this process may use."""
+    """Return the number of logical cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -44,11 +44,11 @@ def cores() -> int:
 def fitted_operations(
     ranks: int, sizes: Sequence[int], repeats: int, shaped: bool = False
 ) -> list[Operation]:
-    """What a calibration times: one to another, all-reduces of two and of all, and computing.
+    """Return a calibration's operations: point-to-point, all-reduces of two and all, computing.
 
-    On shaped cables adding up by itself in place of the former: beside the time on such a cable it
-    is too little to be told from the difference of two communications. And one way after the other
-    is faster than both ways at once, as collectives send, which keep this machine's cores busy.
+    On shaped cables addition is timed instead of point-to-point messages. It is too short next to
+    the cable's time to follow from the difference of two communications, and one direction at a
+    time is faster than both at the same time, as collectives send.
     """
     groups = sorted({2, ranks})
     if shaped:
@@ -61,17 +61,17 @@ def fitted_operations(
 
 
 def computing_operations(ranks: int, repeats: int) -> list[Operation]:
-    """Of all ranks, for `overlap_penalty`."""
-    return [Operation(kind, _TALKED, tuple(range(ranks)), repeats) for kind in COMPUTING]
+    """Return the operations of all ranks for `overlap_penalty`."""
+    return [Operation(kind, _OVERLAPPED_BYTES, tuple(range(ranks)), repeats) for kind in COMPUTING]
 
 
 def overlap_penalty(samples: Sequence[Sample], source: str) -> Quantity:
-    """By how much computing takes longer while its rank communicates; not given where unknown."""
-    took = {one.operation.kind: one.duration_ns for one in samples}
-    if not took.keys() >= {*COMPUTING}:
+    """Return the relative slow-down of computing during communication, `NOT_GIVEN` if unknown."""
+    duration_ns = {sample.operation.kind: sample.duration_ns for sample in samples}
+    if not duration_ns.keys() >= {*COMPUTING}:
         return NOT_GIVEN
-    alone, beside = (took[kind] for kind in COMPUTING)
-    return Quantity(max(beside / alone - 1.0, 0.0), Provenance.FITTED, source)
+    alone, overlapped = (duration_ns[kind] for kind in COMPUTING)
+    return Quantity(max(overlapped / alone - 1.0, 0.0), Provenance.FITTED, source)
 
 
 def calibrate(
@@ -83,31 +83,33 @@ def calibrate(
     oversubscribe: bool = False,
     progress: Callable[[str], None] = lambda line: None,
 ) -> Cluster:
-    """Time communications between processes and fit latency, bandwidth and the cost of adding up.
+    """Time communications between processes, and fit latency, bandwidth and cost of additions.
 
     Args:
-        ranks: processes.
-        lab_bytes_per_s: put each on a host of a network lab with cables of that rate (needs
-            root); else all communicate through this machine's memory.
-        oversubscribe: allow more ranks than cores; what is measured then is the scheduler too.
+        ranks: number of processes.
+        lab_bytes_per_s: rate of cables in a network lab with one rank per host (needs root); None
+            for communication through this machine's memory.
+        oversubscribe: whether to allow more ranks than cores, which also measures the scheduler.
 
     Returns:
-        A cluster of that many devices, with the fit's residuals and intervals.
+        A cluster of `ranks` devices, with the fit's residuals and intervals.
 
     Raises:
-        ClusterError: more ranks than cores, or measurements that no latency and bandwidth explain.
+        ClusterError: there are more ranks than cores, or the fit has no bandwidth.
     """
     if ranks < 2:
-        raise InvalidArgumentError("ranks", f"{ranks} is less than 2; nobody to talk to")
+        raise InvalidArgumentError(
+            "ranks", f"{ranks} is less than 2, the minimum for communication"
+        )
     share = ranks / cores()
     if share > 1.0 and lab_bytes_per_s is None and not oversubscribe:
         raise ClusterError(
             f"{ranks} ranks on {cores()} cores would measure the scheduler, not the link",
-            remedy=f"at most {cores()} ranks, a network lab, or oversubscribe if that is meant",
+            remedy=f"use at most {cores()} ranks or a network lab, or pass oversubscribe",
         )
     shaped = lab_bytes_per_s is not None
-    chosen = sizes or (SHAPED_SIZES if shaped else SIZES)
-    operations = fitted_operations(ranks, chosen, repeats, shaped)
+    message_sizes = sizes or (SHAPED_SIZES if shaped else SIZES)
+    operations = fitted_operations(ranks, message_sizes, repeats, shaped)
     progress(f"timing {len(operations)} operations of {ranks} ranks")
     if lab_bytes_per_s is None:
         samples, torch = run_operations([Host()] * ranks, operations, rounds=ROUNDS)
@@ -117,14 +119,14 @@ def calibrate(
             samples, torch = run_operations(lab.ranks(), operations)
         where = f"network lab, cables of {lab_bytes_per_s * 8 / 1e6:g} Mbit/s"
     # A lab's cables have one rate.
-    fitted = fit(samples, most_regimes=1 if shaped else MOST_REGIMES)
+    fitted = fit(samples, most_regimes=1 if shaped else MAX_REGIMES)
     return fitted_cluster(ranks, where, shaped, fitted, samples, f"torch {torch}, gloo")
 
 
 def fitted_cluster(
-    ranks: int, where: str, shaped: bool, found: Fit, samples: Sequence[Sample], libraries: str
+    ranks: int, where: str, shaped: bool, result: Fit, samples: Sequence[Sample], libraries: str
 ) -> Cluster:
-    """The cluster that a fit to samples describes.
+    """Return the cluster described by a fit to samples.
 
     Raises:
         ClusterError: the fit has no bandwidth.
@@ -132,12 +134,12 @@ def fitted_cluster(
     share = ranks / cores()
     date = time.strftime("%Y-%m-%d", time.gmtime())
     source = f"{libraries}, {ranks} ranks, {where}, {date}"
-    if found.ns_per_byte <= 0.0:
+    if result.ns_per_byte <= 0.0:
         raise ClusterError(
             "the measurements show no bandwidth: larger messages do not take longer",
-            remedy="larger sizes",
+            remedy="use larger sizes",
         )
-    link = LinkKind.of("measured", 1e9 / found.ns_per_byte, provenance=Provenance.FITTED,
+    link = LinkKind.of("measured", 1e9 / result.ns_per_byte, provenance=Provenance.FITTED,
                        source=source)  # fmt: skip
     detail = {
         "ranks": ranks,
@@ -146,22 +148,22 @@ def fitted_cluster(
             [s.operation.kind, len(s.operation.ranks), s.operation.nbytes, s.duration_ns]
             for s in samples
         ],
-        **{f"{name}_interval": list(ends) for name, ends in found.intervals.items()},
+        **{f"{name}_interval": list(ends) for name, ends in result.intervals.items()},
     }
     calibration = Calibration(
-        date, machine_id(capture(torch=False)), libraries, found.residual, found.residual_p90,
+        date, machine_id(capture(torch=False)), libraries, result.residual, result.residual_p90,
         share, detail,
     )  # fmt: skip
     make = star if shaped else loopback
     return Cluster(
         f"measured {date}",
         make(ranks, link),
-        alpha_ns=Quantity(found.alpha_ns, Provenance.FITTED, source),
-        reduce_ns_per_byte=Quantity(found.reduce_ns_per_byte, Provenance.FITTED, source),
+        alpha_ns=Quantity(result.alpha_ns, Provenance.FITTED, source),
+        reduce_ns_per_byte=Quantity(result.reduce_ns_per_byte, Provenance.FITTED, source),
         overlap_penalty=overlap_penalty(samples, source),
         calibration=calibration,
         about=f"Fitted to gloo between {ranks} ranks: {where}",
-        regimes=found.regimes,
+        regimes=result.regimes,
     )
 
 
@@ -172,32 +174,35 @@ def run_operations(
     rounds: int = 1,
     limit_s: float = LIMIT_S,
 ) -> tuple[list[Sample], str]:
-    """Times of all operations, and the version of torch.
+    """Return the times of all operations, and the version of torch.
 
     Args:
         hosts: of the ranks.
-        rounds: how often all are timed, one after the other; a machine that is slow for a while is
-            then slow for all of them. Repeats of all rounds are one sample.
+        rounds: number of passes over all operations, so that a temporary slow-down affects all of
+            them. Repeats of all rounds form one sample.
 
     Raises:
-        ClusterError: a rank failed or took too long; none is left behind.
+        ClusterError: a rank failed or took too long; all are ended.
     """
     every_round = [*operations] * rounds
-    asked = {"operations": [asdict(one) for one in every_round]}
+    arguments = {"operations": [asdict(operation) for operation in every_round]}
     with joined(hosts, limit_s=limit_s) as call:
-        answers = call("slipstream.ranks.operations:time_all", asked)
+        answers = call("slipstream.ranks.operations:time_all", arguments)
     samples = samples_of(every_round, [answer["times_s"] for answer in answers])
     count = len(operations)
     return [_pooled(samples[n::count]) for n in range(count)], str(answers[0]["torch"])
 
 
 def samples_of(operations: Sequence[Operation], times_s: Sequence[Sequence[Any]]) -> list[Sample]:
-    """Of each operation, from every rank's list of (began, took) of each repeat."""
-    return [_sample(one, [of[n] for of in times_s]) for n, one in enumerate(operations)]
+    """Return a sample per operation, from each rank's (start, duration) of every repeat."""
+    return [
+        _sample(operation, [of_rank[n] for of_rank in times_s])
+        for n, operation in enumerate(operations)
+    ]
 
 
 def _sample(operation: Operation, of_ranks: Sequence[Any]) -> Sample:
-    # Per rank and repeat: when it began, and how long it took; nothing of who took no part.
+    # [ranks that took part, repeats, (start, duration)]
     table = np.array([times for times in of_ranks if times]) * 1e9
     slowest, began = table[:, :, 1].max(axis=0), table[:, :, 0].min(axis=0)
     if operation.kind == "p2p":
@@ -208,13 +213,13 @@ def _sample(operation: Operation, of_ranks: Sequence[Any]) -> Sample:
 
 
 def _pooled(rounds: Sequence[Sample]) -> Sample:
-    repeats = tuple(took for sample in rounds for took in sample.repeats_ns)
+    repeats = tuple(time_ns for sample in rounds for time_ns in sample.repeats_ns)
     began = tuple(when for sample in rounds for when in sample.began_ns)
     return Sample(rounds[0].operation, float(np.median(repeats)), repeats, began)
 
 
 def measured_here(cluster: Cluster) -> bool | None:
-    """Whether its calibration is of this machine; None where it has none."""
+    """Whether the cluster was calibrated on this machine; None without a calibration."""
     if cluster.calibration is None:
         return None
     return cluster.calibration.fingerprint == machine_id(capture(torch=False))

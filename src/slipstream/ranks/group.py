@@ -1,13 +1,12 @@
-"""Process groups of our own, with a limit on every wait: who fails is named on all that live.
+"""Process groups with a time-out on every wait, whose errors name the failed ranks.
 
-A rank that calls with another shape, dtype or settings, or another collective, would send more than
-the others have room for, and gloo ends a process that is sent too much. So everybody first says
-what it is about to do; who differs is named on all ranks, and nothing has been sent.
+A rank that calls another collective, or passes another shape, dtype or settings, would send more
+data than the others expect, and gloo aborts a process that receives too much. All ranks therefore
+first announce their call; a rank that differs is named on all ranks, before any data is sent.
 
-Collectives are begun in an order that is the same on all ranks: those of buckets by one thread,
-bucket after bucket. Were a bucket's second collective started when its first is done, as a future's
-callback, it could overtake the next bucket's first on one rank and not on another, and the two
-would be added up.
+Collectives start in the same order on all ranks: those of buckets in one thread, bucket by bucket.
+If a bucket's second collective started in the callback of its first, it could overtake the next
+bucket's first on one rank but not on another, and the two would be summed.
 """
 
 from __future__ import annotations
@@ -30,15 +29,15 @@ from slipstream.ranks.requests import Exchange, Gather
 from slipstream.ranks.wire import DTYPES, Wire
 
 TIMEOUT_S = 20.0
-"""How long a rank waits for the others in one communication, unless told otherwise."""
+"""Default time-out of one communication."""
 PATIENCE_S = 5.0
-"""How long, after a failure, all are given to say that they live, unless told otherwise."""
+"""Default time, after a failure, for all ranks to report that they are alive."""
 _POLL_S = 0.05
-# In the place of a group that was left; None would be that of all processes.
+# Replaces a group that was left; None would be the default group.
 _LEFT = object()
-# How often groups of a name were made of the same ranks: as often on each of them.
-_made: dict[tuple[str, str], int] = {}
-_SAID = ("collective", "dtype", "settings", "shape", "length")
+# Number of groups created by name and ranks; equal on all of these ranks.
+_created: dict[tuple[str, str], int] = {}
+_COLUMNS = ("collective", "dtype", "settings", "shape", "length")
 _T = TypeVar("_T")
 
 
@@ -52,21 +51,21 @@ def need_processes(name: str) -> None:
 
 
 class ProcessGroup:
-    """Processes that communicate: a group of gloo beside `parent`, with a limit on every wait.
+    """A gloo group of the ranks of `parent`, with a time-out on every wait.
 
     Attributes:
-        group: torch's.
-        wire: the group, for messages from one to another.
+        group: the group of torch.
+        wire: point-to-point messages within the group.
 
     Args:
-        parent: whose ranks; None: all.
-        timeout_s: after which a collective that somebody has not joined fails.
-        patience_s: how long, after a failure, everybody is given to say that they live.
-        name: of what they are for. There may be several groups of one name.
+        parent: group with the same ranks; None for the default group.
+        timeout_s: time after which a collective fails that some rank has not joined.
+        patience_s: time, after a failure, for all ranks to report that they are alive.
+        name: purpose of the group. Several groups may have the same name.
 
     Raises:
         UsageError: no process group is initialised.
-        InvalidArgumentError: a time that nobody can wait.
+        InvalidArgumentError: a time is not positive and finite.
         CommunicationError: the ranks could not be connected.
     """
 
@@ -78,15 +77,17 @@ class ProcessGroup:
         for argument, value in (("timeout_s", timeout_s), ("patience_s", patience_s)):
             if not isinstance(value, (int, float)) or not 0.0 < value < float("inf"):
                 raise InvalidArgumentError(
-                    argument, f"{value!r} is not a time to wait", remedy="seconds, as 25.0"
+                    argument,
+                    f"{value!r} is not a positive time",
+                    remedy="pass seconds, such as 25.0",
                 )
         members = dist.get_process_group_ranks(parent)
         self.rank, self.size = dist.get_rank(parent), len(members)
         self.patience_s = patience_s
         self._members = members
         together = "-".join(map(str, members))
-        number = _made[name, together] = _made.get((name, together), 0) + 1
-        # In the store: what members of another group have said there is not for this one.
+        number = _created[name, together] = _created.get((name, together), 0) + 1
+        # Prefix of keys in the store, which other groups share.
         self._name = f"{name}{number}/{together}"
         self._store = dist.distributed_c10d._get_default_store()
         self._failed: CommunicationError | None = None
@@ -105,32 +106,35 @@ class ProcessGroup:
             raise CommunicationError(
                 f"the ranks {self._members} could not be connected within {timeout_s:g} s: "
                 f"{lines[0]}",
-                remedy="do all of them make it? a longer timeout_s where they start slowly",
+                remedy="check that all ranks create the group; raise timeout_s for a slow start",
             ) from error
 
     def _have_as_many_groups(self, limit: timedelta) -> None:
-        """torch names a group by how many its process has: one that some ranks made without the
-        others would have them wait for each other under two names."""
-        known = dist.distributed_c10d._world.pg_names
+        """Create empty groups until all ranks have the same number of groups.
+
+        torch names a group by the number of groups in its process. Ranks with different numbers
+        would wait for each other under different names.
+        """
+        names = dist.distributed_c10d._world.pg_names
         keys = [f"slipstream/{self._name}/groups/{rank}" for rank in range(self.size)]
-        self._store.set(keys[self.rank], str(len(known)))
+        self._store.set(keys[self.rank], str(len(names)))
         self._store.wait(keys, limit)
-        most = max(int(self._store.get(key)) for key in keys)
-        while len(known) < most:
+        count = max(int(self._store.get(key)) for key in keys)
+        while len(names) < count:
             _group_alone()
 
     def need_alive(self) -> None:
-        """Raise what an earlier exchange failed with: the ranks cannot go on."""
+        """Raise the error of an earlier exchange, after which the ranks cannot continue."""
         if self._failed is not None:
             raise self._failed
 
     @contextlib.contextmanager
     def named_errors(self, where: str) -> Iterator[None]:
-        """What is communicated inside fails as what it is.
+        """Convert errors of communication in the block.
 
         Raises:
-            CommunicationError: a communication failed; on every rank that lives, within the
-                time-out and the patience, naming those that do not.
+            CommunicationError: a communication failed. Every rank that is alive raises it within
+                the time-out and the patience, and names those that are not.
         """
         self.need_alive()
         try:
@@ -139,19 +143,19 @@ class ProcessGroup:
             raise self.explain(error, where) from error
 
     def run(self, what: str, work: Callable[[], _T]) -> _T:
-        """What `work`, which communicates, returns.
+        """Return the result of `work`, which communicates.
 
         Raises:
-            CommunicationError: a rank ended, hung, or does something else.
+            CommunicationError: as for `named_errors`.
         """
         with self.named_errors(what):
             return work()
 
     def exchange(self, exchange: Exchange, where: str) -> bool:
-        """Communicate all that the exchange asks for; what it returns.
+        """Run all collectives that the exchange yields; return its result.
 
         Raises:
-            CommunicationError: as of `named_errors`.
+            CommunicationError: as for `named_errors`.
         """
         answer: torch.Tensor | None = None
         try:
@@ -165,33 +169,33 @@ class ProcessGroup:
     def _communicate(self, request: Any) -> torch.Tensor:
         tensor = request.tensor
         if isinstance(request, Gather):
-            # gloo's own takes half as long again between two ranks: it asks for every half piece
-            # behind the one that it sends.
-            everybody = torch.empty((self.size, tensor.numel()), dtype=tensor.dtype)
-            everybody[self.rank] = tensor
-            gather(Line.of(self.wire), list(everybody), "auto")
-            return everybody
+            # gloo's own gather takes 50 % longer between two ranks, since it requests each half
+            # piece only after sending the previous one.
+            gathered = torch.empty((self.size, tensor.numel()), dtype=tensor.dtype)
+            gathered[self.rank] = tensor
+            gather(Line.of(self.wire), list(gathered), "auto")
+            return gathered
         result: torch.Tensor = tensor
         if self.size == 2 and tensor.layout is torch.strided:
-            # As many bytes as around gloo's ring, in a quarter of the messages: beside a backward
-            # pass on every core, each of them waits for its turn. A sum of two has one order.
-            theirs = self.wire.buffer(tensor.numel(), tensor.dtype).view(tensor.shape)
-            self.wire.swap({1 - self.rank: tensor}, {1 - self.rank: theirs})
-            result += theirs
+            # Sends as many bytes as gloo's ring in a quarter of the messages, each of which waits
+            # for a core during a backward pass. A sum of two terms does not depend on the order.
+            received = self.wire.buffer(tensor.numel(), tensor.dtype).view(tensor.shape)
+            self.wire.swap({1 - self.rank: tensor}, {1 - self.rank: received})
+            result += received
         else:
             dist.all_reduce(tensor, group=self.group)
         return result
 
     def explain(self, error: Exception, where: str) -> CommunicationError:
-        """Who is the cause, as far as the living can tell each other through the store.
+        """Return an error that names the failed ranks, determined through the store.
 
-        Everybody who fails says so and leaves the group, so that whoever waits for them fails,
-        too, and says so. Whoever says nothing is the cause.
+        Every rank that fails reports it and leaves the group, so that ranks waiting for it fail and
+        report too. The ranks that report nothing are the cause.
         """
         if self._failed is not None:
             return self._failed
         text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        # What the failed frames hold, messages under way among it, keeps connections open.
+        # Locals of the failed frames, such as pending messages, would keep connections open.
         traceback.clear_frames(error.__traceback__)
         silent = self._roll_call(text)
         if silent is None:
@@ -205,21 +209,21 @@ class ProcessGroup:
             plural = "s" if len(silent) > 1 else ""
             failure = CommunicationError(
                 f"rank{plural} {named} did not take part in the exchange of gradients and did not "
-                f"answer for {self.patience_s:g} s: ended, stopped, or stuck; {text}",
+                f"answer for {self.patience_s:g} s: exited, suspended, or stuck; {text}",
                 ranks=tuple(silent), where=where,
-                remedy=f"look at the end of rank {silent[0]}'s output; resume all ranks from a "
+                remedy=f"check the last output of rank {silent[0]}; resume all ranks from a "
                 "checkpoint",
             )  # fmt: skip
         else:
             failure = CommunicationError(
-                f"the exchange of gradients failed while all ranks live: {text}", where=where,
-                remedy="do all ranks run the same model, and the same steps?",
+                f"the exchange of gradients failed while all ranks are alive: {text}", where=where,
+                remedy="check that all ranks run the same model and the same steps",
             )  # fmt: skip
         self._failed = failure
         return failure
 
     def _roll_call(self, text: str) -> list[int] | None:
-        """Ranks that stay silent; None where the store has gone."""
+        """Return the ranks that do not report; None if the store is gone."""
         key = f"slipstream/{self._name}/failed"
         try:
             self._store.set(f"{key}/{self.rank}", text[:500])
@@ -238,7 +242,7 @@ class ProcessGroup:
         return silent
 
     def _leave(self) -> None:
-        """Close all connections: they are when nobody has the group any more."""
+        """Close all connections, which requires dropping every reference to the group."""
         group, parts = self.group, list(self.wire.aligned.values())
         self.group = self.wire.group = _LEFT
         self.wire.aligned.clear()
@@ -248,8 +252,8 @@ class ProcessGroup:
         del parts
         with contextlib.suppress(Exception):
             dist.destroy_process_group(group)
-            # The next one of these ranks would have this one's name, and find the addresses of
-            # connections that are closed.
+            # The next group of these ranks would have the same name, and find the addresses of
+            # closed connections.
             _group_alone()
         del group
         gc.collect()
@@ -263,58 +267,58 @@ class ProcessGroup:
         texts: list[Any] = [None] * self.size
         with self.named_errors(what):
             dist.all_gather_object(texts, text, group=self.group)
-        other = tuple(rank for rank, one in enumerate(texts) if one != texts[0])
+        other = tuple(rank for rank, rank_text in enumerate(texts) if rank_text != texts[0])
         if other:
             named = ", ".join(map(str, other))
             raise CommunicationError(
-                f"rank {named} has another {what} than rank 0: {texts[other[0]][:200]}, not "
+                f"rank {named} has a different {what} than rank 0: {texts[other[0]][:200]}, not "
                 f"{texts[0][:200]}",
                 ranks=other, remedy="start all ranks with the same script and settings",
             )  # fmt: skip
 
-    def alike(self, what: str, tensor: torch.Tensor, settings: str = "") -> None:
-        """Raise unless all ranks do `what`, with as many numbers of one shape, dtype and settings.
+    def need_same_call(self, what: str, tensor: torch.Tensor, settings: str = "") -> None:
+        """Raise unless all ranks call `what` with the same shape, dtype and settings.
 
         Raises:
             CommunicationError: on every rank, naming those that differ from rank 0.
         """
-        _need_equal(self.say(what, tensor, settings), (3, 4))
+        _need_equal(self.announce(what, tensor, settings), (3, 4))
 
-    def say(self, what: str, tensor: torch.Tensor, settings: str = "") -> list[list[int]]:
-        """What every rank is about to do: collective, dtype, settings, shape, length; as numbers.
+    def announce(self, what: str, tensor: torch.Tensor, settings: str = "") -> list[list[int]]:
+        """Return each rank's collective, dtype, settings, shape and length, as numbers.
 
         Raises:
-            CommunicationError: on every rank, where the first three differ.
+            CommunicationError: on every rank, if one of the first three differs.
         """
-        ours = torch.tensor(
+        row = torch.tensor(
             [_number(what), DTYPES.index(tensor.dtype), _number(settings),
              _number(str(list(tensor.shape))), tensor.numel()]
         )  # fmt: skip
         if self.size == 1:
-            return [ours.tolist()]
-        rows = torch.empty((self.size, len(ours)), dtype=torch.int64)
-        self.run(what, lambda: dist.all_gather(list(rows), ours, group=self.group))
-        of_ranks: list[list[int]] = rows.tolist()
-        _need_equal(of_ranks, (0, 1, 2))
-        return of_ranks
+            return [row.tolist()]
+        rows = torch.empty((self.size, len(row)), dtype=torch.int64)
+        self.run(what, lambda: dist.all_gather(list(rows), row, group=self.group))
+        calls: list[list[int]] = rows.tolist()
+        _need_equal(calls, (0, 1, 2))
+        return calls
 
 
 _groups: dict[tuple[int, ...], tuple[Any, ProcessGroup]] = {}
 
 
 def process_group(parent: Any) -> ProcessGroup:
-    """The group that functions use beside torch's; made at its first use, by all its ranks."""
+    """Return our group for the ranks of `parent`; all of them create it at its first use."""
     need_processes("collectives")
-    beside = parent if parent is not None else dist.group.WORLD
-    members = tuple(dist.get_process_group_ranks(beside))
-    known = _groups.get(members)
-    if known is None or known[0] is not beside:
-        known = _groups[members] = (beside, ProcessGroup(beside))
-    return known[1]
+    parent = parent if parent is not None else dist.group.WORLD
+    members = tuple(dist.get_process_group_ranks(parent))
+    cached = _groups.get(members)
+    if cached is None or cached[0] is not parent:
+        cached = _groups[members] = (parent, ProcessGroup(parent))
+    return cached[1]
 
 
 def _group_alone() -> None:
-    """One group more, of this process: it counts where torch names groups by their number."""
+    """Create a group of this process only, to advance the number by which torch names groups."""
     dist.new_group([dist.get_rank()], backend="gloo", use_local_synchronization=True)
 
 
@@ -328,7 +332,7 @@ def _need_equal(rows: list[list[int]], columns: tuple[int, ...]) -> None:
         other = tuple(rank for rank, row in enumerate(rows) if row[column] != rows[0][column])
         if other:
             raise CommunicationError(
-                f"rank {', '.join(map(str, other))} called with another {_SAID[column]} than "
-                "rank 0; nothing was exchanged",
-                ranks=other, remedy="the same collective on all ranks, of tensors alike",
+                f"{_COLUMNS[column]} of the call on rank {', '.join(map(str, other))} differs from "
+                "that on rank 0; no data was exchanged",
+                ranks=other, remedy="call the same collective on all ranks, with equal tensors",
             )  # fmt: skip

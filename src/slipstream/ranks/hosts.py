@@ -1,4 +1,4 @@
-"""Hosts for the ranks of a cluster on this machine: of a network lab, or its loopback."""
+"""Hosts for the ranks of a cluster on this machine: a network lab or the loopback interface."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from slipstream.ranks.calibration import cores
 from slipstream.ranks.launch import Host
 from slipstream.ranks.netlab import Netlab, why_no_netlab
 
-# Ethernet, IP and TCP with time stamps, on 1448 bytes of a full packet; the interface counts them.
+# Ethernet, IP and TCP headers with time stamps per 1448 bytes, which interfaces count.
 HEADERS = (1448 + 66) / 1448
-# A token bucket of this machine's kernel carries no more without needing a core of its own.
-_FASTEST_BYTES_PER_S = 3.2e8
+# Faster token buckets would occupy a core.
+_MAX_BYTES_PER_S = 3.2e8
 _HOST_RATE = 1e11
 
 
 @dataclass(frozen=True)
 class Hosts:
-    """Where ranks run, and what lies between them.
+    """Hosts of ranks and the links between them.
 
     Attributes:
-        ranks: the host of each.
-        notes: where they are and what that means for numbers, a sentence each.
-        private: whether nothing else sends through these interfaces.
-        shaped: whether the links are those of the cluster.
-        sharing: how many ranks one interface's counter counts together.
-        bytes_per_s: what a rank's cable carries each way, headers included; 0: it has none.
+        ranks: host of each rank.
+        notes: sentences about the hosts and their effect on measurements.
+        private: whether no other program sends through these interfaces.
+        shaped: whether the links have the cluster's rates.
+        sharing: number of ranks per interface counter.
+        bytes_per_s: rate of a rank's cable in each direction, with headers; 0 without a cable.
     """
 
     ranks: tuple[Host, ...]
@@ -41,7 +41,7 @@ class Hosts:
 
     @contextlib.contextmanager
     def unshaped(self) -> Iterator[None]:
-        """Links as fast as this machine, for what is not timed."""
+        """Remove the shaping of links in the block, for untimed work."""
         if self._lab is None or not self.shaped:
             yield
             return
@@ -51,15 +51,15 @@ class Hosts:
 
 @contextlib.contextmanager
 def hosts_of(cluster: Cluster, ranks: int) -> Iterator[Hosts]:
-    """Hosts for `ranks` on links like the cluster's where this machine can make them.
+    """Yield hosts for `ranks`, on links like the cluster's if this machine can create them.
 
-    Without root, or where the cluster's network is none of equal cables into one switch, they
-    communicate through this machine's memory, and `Hosts.notes` says why. Nothing is left behind.
+    Without root, or for a network other than equal cables to one switch, ranks communicate through
+    this machine's memory; `Hosts.notes` has the reason.
     """
     crowded = cores() < ranks
     noise = [
-        f"{ranks} ranks on {cores()} cores wait for each other: measured times are noisy, and "
-        "longer than on as many machines"
+        f"{ranks} ranks share {cores()} cores: measured times are noisy, and longer than on "
+        f"{ranks} machines"
     ] * crowded
     reason = why_no_netlab()
     rate = _line_rate(cluster)
@@ -68,31 +68,31 @@ def hosts_of(cluster: Cluster, ranks: int) -> Iterator[Hosts]:
             lab = stack.enter_context(Netlab(ranks, rate))
             note = (
                 f"{ranks} ranks on hosts of a network lab, cables of {rate * 8 / 1e6:.0f} Mbit/s "
-                "with headers, as the cluster says"
+                "with headers, as in the cluster"
             )
             yield Hosts(tuple(lab.ranks()), (note, *noise), True, True, 1, rate, lab)
             return
-        why = rate if isinstance(rate, str) else reason
-        note = f"{ranks} ranks communicate through this machine's memory: {why}"
+        cause = rate if isinstance(rate, str) else reason
+        note = f"{ranks} ranks communicate through this machine's memory: {cause}"
         if reason is None:
-            # A host of its own, so that its counters count nothing else.
+            # A separate host, whose counters exclude other programs.
             lab = stack.enter_context(Netlab(1, _HOST_RATE))
             inside = Host(lab.prefix(0), "lo")
             yield Hosts((inside,) * ranks, (note, *noise), True, False, ranks, _lab=lab)
             return
-        shared = "bytes are all that passed the loopback interface meanwhile, other programs' too"
+        shared = "bytes include those of other programs on the loopback interface"
         yield Hosts((Host(),) * ranks, (note, shared, *noise), False, False, ranks)
 
 
 def _line_rate(cluster: Cluster) -> float | str:
-    """Bytes a second of a cable, headers included; or why its links cannot be made here."""
+    """Return the bytes/s of a cable with headers, or the reason why it cannot be created here."""
     topology = cluster.topology
     if topology.generator == "loopback":
-        return "so does the cluster"
+        return "the cluster is this machine's memory"
     kinds = {kind.bytes_per_s.value for kind in topology.link_kinds}
     if topology.generator != "star" or len(kinds) != 1:
-        return f"a network lab has one switch and equal cables, {cluster.name} is another network"
+        return f"a network lab has one switch and equal cables, unlike {cluster.name}"
     rate = float(kinds.pop()) * HEADERS
-    if rate > _FASTEST_BYTES_PER_S:
-        return f"links of {rate * 8 / 1e9:.0f} Gbit/s are faster than a network lab here"
+    if rate > _MAX_BYTES_PER_S:
+        return f"links of {rate * 8 / 1e9:.0f} Gbit/s are faster than a network lab on this machine"
     return rate

@@ -1,8 +1,8 @@
-"""Worker processes that are the ranks of one group: started, asked all at once, ended together.
+"""The launcher of ranks: worker processes that form one group.
 
-One launcher for all: what measures a network, what proves a technique, what a bench compares. A
-rank is a `Child` on a `Host`, told what ``torchrun`` would tell it; ranks meet through a file,
-which is seen from every network namespace of this machine. None is left behind, whatever happens.
+A rank is a `Child` on a `Host` with the environment that ``torchrun`` would set. Ranks meet through
+a file, which is visible from every network namespace of this machine. All ranks are ended with the
+launcher.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from slipstream.errors import ChildError
 from slipstream.files import temporary_folder
 
 RANK_TIMEOUT_S = 60.0
-"""How long a rank of `joined` waits in one communication, unless told otherwise."""
+"""Default time-out of one communication between ranks of `joined`."""
 LIMIT_S = 300.0
-"""How long a call of `joined` may take, unless told otherwise."""
-# How long ranks may take to fail after the first one did, before they are ended.
+"""Default time-out of a call of `joined`."""
+# Time for other ranks to fail after the first one, before they are ended.
 _GRACE_S = 3.0
 
 
 @dataclass(frozen=True)
 class Host:
-    """Where a rank runs.
+    """Place in which a rank runs.
 
     Attributes:
-        prefix: words before its command, as ``nsenter -t 1234 -n``; they become the command in the
-            same process.
-        interface: that it communicates through.
+        prefix: words before its command that replace themselves by it, such as
+            ``nsenter -t 1234 -n``.
+        interface: network interface of its communication.
     """
 
     prefix: tuple[str, ...] = ()
     interface: str = "lo"
 
     def environment(self, rank: int, ranks: int) -> dict[str, str]:
-        """What a rank's process is told, as ``torchrun`` would."""
+        """Return the variables that ``torchrun`` would set for a rank."""
         return {
             "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks),
             "LOCAL_WORLD_SIZE": str(ranks), "GLOO_SOCKET_IFNAME": self.interface,
@@ -53,13 +53,13 @@ class Host:
 
 
 class WorkerProcesses:
-    """One process for every rank. Use as a context manager.
+    """A process per rank. Use as a context manager.
 
     Args:
-        name: of what they are ranks of, as errors call it.
-        hosts: where each runs.
-        environment: of all, beside what each is told of its rank.
-        memory_limit_bytes: of all together; None: no limit.
+        name: name of the group in errors.
+        hosts: host of each rank.
+        environment: variables of all ranks, in addition to those of each rank.
+        memory_limit_bytes: limit of all ranks together; None for no limit.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class WorkerProcesses:
         self.close()
 
     def close(self) -> None:
-        """End all of them, at once: one that is asked first would wait for the others."""
+        """Kill all ranks simultaneously, since a rank that exits normally could wait for others."""
         children, self._children = self._children, []
         for child in children:
             child.kill()
@@ -100,14 +100,14 @@ class WorkerProcesses:
     def call(
         self, function: str, timeout_s: float | None, of_rank: Callable[[int], Mapping[str, Any]]
     ) -> list[Any]:
-        """What ``function(**of_rank(rank))`` answers on every rank, all at the same time.
+        """Call ``function(**of_rank(rank))`` on all ranks simultaneously; return their results.
 
         Args:
             function: an importable ``module:function``.
-            timeout_s: the ranks are ended when one answers nothing for this long.
+            timeout_s: maximum time without a message of a rank, after which all are killed.
 
         Raises:
-            SlipstreamError: of the rank that failed first, or died; all are ended.
+            SlipstreamError: of the rank that died, or else failed first; all are killed.
         """
         if not self._children:
             raise ChildError(f"{self.name} is not running")
@@ -120,10 +120,10 @@ class WorkerProcesses:
             for done in as_completed(waiting):
                 error = done.exception()
                 if error is not None:
-                    raise _cause(error, [one for one in waiting if one is not done])
+                    raise _cause(error, [future for future in waiting if future is not done])
             return [done.result() for done in waiting]
         except BaseException:
-            # Their pipes end with them, and with those the threads that wait for an answer.
+            # This closes their pipes, which ends the threads that wait for an answer.
             for child in self._children:
                 child.kill()
             raise
@@ -132,7 +132,7 @@ class WorkerProcesses:
 
 
 def _cause(error: BaseException, others: Sequence[Future[Any]]) -> BaseException:
-    """A rank that died, where one did; else what failed first."""
+    """Return the error of a rank that died, or else the first error."""
     if isinstance(error, ChildError):
         return error
     with contextlib.suppress(TimeoutError):
@@ -143,7 +143,7 @@ def _cause(error: BaseException, others: Sequence[Future[Any]]) -> BaseException
 
 
 Call = Callable[[str, Mapping[str, Any]], list[Any]]
-"""Calls an importable ``module:function`` with arguments, JSON, on every rank: their answers."""
+"""Function that calls ``module:function`` with JSON arguments on all ranks; returns results."""
 
 
 @contextlib.contextmanager
@@ -154,18 +154,18 @@ def joined(
     limit_s: float = LIMIT_S,
     timeout_s: float = RANK_TIMEOUT_S,
 ) -> Iterator[Call]:
-    """Ranks that have joined torch's default process group by their first call.
+    """Yield a function that calls functions on ranks of torch's default process group.
 
     Every rank computes on one thread.
 
     Args:
-        hosts: where each rank runs.
-        name: of what they are ranks of, as errors call it.
-        limit_s: of each call.
-        timeout_s: of each communication.
+        hosts: host of each rank.
+        name: name of the group in errors.
+        limit_s: time-out of each call.
+        timeout_s: time-out of each communication.
 
     Raises:
-        ClusterError: from a call: a rank failed, died or took too long; it is named.
+        ClusterError: a rank failed, died or took too long in a call; names the rank.
     """
     with (
         temporary_folder("ranks") as folder,
@@ -176,11 +176,11 @@ def joined(
         }  # fmt: skip
 
         def call(function: str, arguments: Mapping[str, Any]) -> list[Any]:
-            asked = {"called": function, "arguments": dict(arguments), **group}
+            request = {"called": function, "arguments": dict(arguments), **group}
             try:
                 return processes.call(
                     "slipstream.ranks.launch:answer_joined", limit_s,
-                    lambda rank: {**asked, "rank": rank},
+                    lambda rank: {**request, "rank": rank},
                 )  # fmt: skip
             except ChildError as error:
                 raise ClusterError(error.what, where=error.where, remedy=error.remedy) from error
@@ -189,11 +189,11 @@ def joined(
 
 
 def join(rank: int, ranks: int, store: str, timeout_s: float) -> None:
-    """Make the calling process one of torch's default process group, over gloo.
+    """Join torch's default process group over gloo.
 
     Args:
-        store: a file that no other group uses, through which the ranks find each other.
-        timeout_s: after which a collective that somebody has not joined fails.
+        store: file of this group through which the ranks meet.
+        timeout_s: time after which a collective fails that some rank has not joined.
     """
     import torch.distributed as dist
 
@@ -203,17 +203,17 @@ def join(rank: int, ranks: int, store: str, timeout_s: float) -> None:
     )  # fmt: skip
 
 
-# What follows runs in a rank's process.
+# The code below runs in a rank's process.
 
 
 def answer_joined(
     called: str, arguments: Mapping[str, Any], name: str, rank: int, ranks: int, store: str,
     timeout_s: float,
 ) -> Any:  # fmt: skip
-    """What ``called(**arguments)`` answers, when this process has joined the others.
+    """Join the group if necessary, and return ``called(**arguments)``.
 
     Raises:
-        ClusterError: it failed; this rank is named.
+        ClusterError: the call failed; names this rank.
     """
     try:
         import torch
@@ -231,10 +231,10 @@ def answer_joined(
 
 
 def _count_niceness_everywhere() -> None:
-    """Make this process's niceness count against other sessions' processes.
+    """Apply this process's niceness across sessions.
 
-    Where Linux groups them, sessions have equal shares, and niceness counts within one; every rank
-    has its own.
+    With autogroups Linux gives sessions equal shares, and niceness counts within a session; every
+    rank has its own.
     """
     with contextlib.suppress(OSError):
         niceness = os.getpriority(os.PRIO_PROCESS, 0)

@@ -1,9 +1,9 @@
-"""Hosts and cables inside one machine: network namespaces, shaped by token buckets.
+"""Hosts and cables inside one machine: network namespaces shaped by token buckets.
 
-Every host is a network namespace that a sleeping process holds; a cable is a veth pair into a
-bridge in a namespace of its own, with a token bucket at both ends. A lab lives as long as the
-process that made it: when that ends, however it ends, the kernel ends the sleepers, and with them
-go namespaces, cables and bridge. Nothing outside the namespaces is changed.
+Every host is a network namespace held by a sleeping process; a cable is a veth pair to a bridge in
+a separate namespace, with a token bucket at both ends. When the process that created a lab exits,
+also by a signal, the kernel kills the sleeping processes and removes their namespaces, cables and
+bridge. Nothing outside the namespaces is changed.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from slipstream.ranks.launch import Host
 
 INTERFACE = "eth0"
 _NETWORK = "10.77.0"
-_MOST_HOSTS = 250
+_MAX_HOSTS = 250
 _TOOLS = ("ip", "tc", "unshare", "nsenter", "setpriv")
-# Small, so that short messages are shaped as well; the kernel cuts larger packets to it. But what
-# the bucket could not save up while the kernel's timer was late is lost, and on busy cores it is
-# late by a millisecond.
+# Small, so that short messages are shaped too; the kernel splits larger packets. At least the bytes
+# of 1.5 ms, since the kernel's timer is late by a millisecond on busy cores, and a full bucket
+# loses its tokens meanwhile.
 _BURST_BYTES, _BURST_S = 8192, 0.0015
 _READY_S = 5.0
-# Every kernel has it and lets a namespace choose it. The machine's own choice would be measured,
-# too: where that is BBR, which paces by what it estimates, a cable of 15 Mbit/s carries 70 to 96 %
-# of its rate, another share every time.
+# Available in every kernel and settable per namespace. The machine's default would affect the
+# measurement: with BBR, which paces by an estimate, a cable of 15 Mbit/s carries between 70 and
+# 96 % of its rate.
 _CONGESTION_CONTROL = "reno"
 _HOLD = (
     f"{{ echo {_CONGESTION_CONTROL} > /proc/sys/net/ipv4/tcp_congestion_control; }} 2> /dev/null; "
@@ -42,25 +42,24 @@ _HOLD = (
 
 
 def why_no_netlab() -> str | None:
-    """None where a lab can be made, else what is missing, in a line."""
+    """Return None if a lab can be created here, else the reason."""
     if not hasattr(os, "geteuid") or not Path("/proc/self/ns/net").exists():
         return "a network lab needs Linux with network namespaces"
     if os.geteuid() != 0:
-        return "a network lab needs root: it makes network namespaces"
+        return "a network lab needs root to create network namespaces"
     missing = [tool for tool in _TOOLS if shutil.which(tool) is None]
     return f"a network lab needs {', '.join(missing)}" if missing else None
 
 
 @dataclass
 class Netlab:
-    """Hosts on a switch, each by a cable of `bytes_per_s` each way. Use as a context manager.
+    """Hosts connected to a switch by cables. Use as a context manager.
 
     Args:
-        hosts: how many.
-        bytes_per_s: of every cable, Ethernet and TCP headers included.
-        racks: how many switches share the hosts, the first ones on the first; neighbours are
-            joined by a cable.
-        between_bytes_per_s: of a cable between racks; None: as the others.
+        hosts: number of hosts.
+        bytes_per_s: rate of a cable in each direction, including Ethernet and TCP headers.
+        racks: number of switches, which share the hosts in order; neighbours are joined by a cable.
+        between_bytes_per_s: rate of cables between racks; None for `bytes_per_s`.
     """
 
     hosts: int
@@ -71,8 +70,8 @@ class Netlab:
     _holders: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        if not 1 <= self.hosts <= _MOST_HOSTS:
-            raise InvalidArgumentError("hosts", f"{self.hosts} is not from 1 to {_MOST_HOSTS}")
+        if not 1 <= self.hosts <= _MAX_HOSTS:
+            raise InvalidArgumentError("hosts", f"{self.hosts} is not between 1 and {_MAX_HOSTS}")
         for name in ("bytes_per_s", "between_bytes_per_s"):
             rate = getattr(self, name)
             if rate is not None and not 1e3 <= rate < 1e12:
@@ -97,7 +96,7 @@ class Netlab:
         self.close()
 
     def close(self) -> None:
-        """Ends the holders; the kernel takes the rest away."""
+        """Kill the processes that hold namespaces; the kernel removes the rest."""
         for holder in self._holders:
             with contextlib.suppress(ProcessLookupError):
                 holder.send_signal(signal.SIGKILL)
@@ -106,35 +105,35 @@ class Netlab:
         self.pids.clear()
 
     def address(self, host: int) -> str:
-        """The host's address, inside the lab only."""
+        """Return the host's address, valid inside the lab only."""
         return f"{_NETWORK}.{host + 1}"
 
     def prefix(self, host: int) -> tuple[str, ...]:
-        """Words before a command that is to run on a host."""
+        """Return the words before a command that run it on a host."""
         return ("nsenter", "--target", str(self.pids[host]), "--net")
 
     @contextlib.contextmanager
     def unshaped(self) -> Iterator[None]:
-        """Cables as fast as this machine, for what is not timed."""
-        none = "qdisc del dev {device} root"
-        self._each_end(none, none)
+        """Remove the shaping of cables in the block, for untimed work."""
+        remove = "qdisc del dev {device} root"
+        self._each_end(remove, remove)
         try:
             yield
         finally:
             self._put_shapes()
 
     def unplug(self, host: int) -> None:
-        """Takes a host's cable away: nobody is told, and nothing answers any more."""
+        """Disconnect a host's cable, without notice to the other hosts."""
         _batch(self.pids[-1], "ip", [f"link set h{host} down"])
 
     def ranks(self) -> list[Host]:
         return [Host(self.prefix(host), INTERFACE) for host in range(self.hosts)]
 
     def counters(self) -> list[tuple[int, int]]:
-        """Bytes that each host received and sent through its cable, headers included."""
+        """Return the bytes that each host received and sent, including headers."""
         traffic = []
         for host in range(self.hosts):
-            # The device file system shows the namespace of who mounted it, this file the reader's.
+            # Unlike sysfs, this file shows the namespace of the process.
             text = Path(f"/proc/{self.pids[host]}/net/dev").read_text()
             line = next(line for line in text.splitlines() if line.strip().startswith(INTERFACE))
             numbers = line.split(":")[1].split()
@@ -142,14 +141,14 @@ class Netlab:
         return traffic
 
     def run(self, command: Sequence[str]) -> list[int]:
-        """The command on every host at once; exit codes. None is left behind, whatever happens.
+        """Run the command on all hosts simultaneously; return the exit codes.
 
-        Each gets RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and GLOO_SOCKET_IFNAME.
+        Sets RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and GLOO_SOCKET_IFNAME.
         """
         running: list[subprocess.Popen[bytes]] = []
         try:
             for host in range(self.hosts):
-                given = {
+                environment = {
                     **os.environ, "RANK": str(host), "WORLD_SIZE": str(self.hosts),
                     "MASTER_ADDR": self.address(0), "MASTER_PORT": "29500",
                     "GLOO_SOCKET_IFNAME": INTERFACE,
@@ -157,7 +156,7 @@ class Netlab:
                 running.append(
                     subprocess.Popen(
                         [*self.prefix(host), "setpriv", "--pdeathsig", "KILL", *command],
-                        env=given, start_new_session=True,
+                        env=environment, start_new_session=True,
                     )
                 )  # fmt: skip
             return [process.wait() for process in running]
@@ -185,8 +184,10 @@ class Netlab:
             if holder.poll() is not None:
                 break
             time.sleep(0.005)
-        raise ClusterError("a network namespace could not be made", remedy="root, and no container "
-                           "that forbids it")  # fmt: skip
+        raise ClusterError(
+            "a network namespace could not be created",
+            remedy="run as root, outside of containers that forbid it",
+        )  # fmt: skip
 
     def _wire(self) -> None:
         switch = self.pids[-1]

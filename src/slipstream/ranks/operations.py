@@ -1,4 +1,4 @@
-"""What one rank of a measurement does: an `Operation`, as often as asked, timed each time."""
+"""Timing of an `Operation` in one rank of a measurement."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from slipstream.cluster.samples import COMPUTING, Operation
 from slipstream.ranks.launch import RANK_TIMEOUT_S
 
-# Products of square matrices, of so many numbers a side: some ten milliseconds.
+# Number of matrix products and side of the matrices, for about ten milliseconds.
 _SIDE, _PRODUCTS = 512, 12
 
 
@@ -21,35 +21,35 @@ def time_all(operations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Time operations in the calling rank of torch's default process group.
 
     Args:
-        operations: an `Operation` each, as JSON.
+        operations: a list of `Operation` as JSON.
 
     Returns:
-        ``times_s``: by operation, as of `timed`; ``torch``: its version.
+        ``times_s``, the result of `timed` per operation, and ``torch``, its version.
     """
     import torch
     import torch.distributed as dist
 
-    asked = [Operation(**{**one, "ranks": tuple(one["ranks"])}) for one in operations]
-    # Every rank makes every group, in one order.
+    parsed = [Operation(**{**fields, "ranks": tuple(fields["ranks"])}) for fields in operations]
+    # Every rank creates all groups in the same order.
     limit = timedelta(seconds=RANK_TIMEOUT_S)
-    members = dict.fromkeys(ranks for one in asked for ranks in _groups_of(one))
+    members = dict.fromkeys(ranks for operation in parsed for ranks in _groups_of(operation))
     groups = {ranks: dist.new_group(list(ranks), timeout=limit) for ranks in members}
     rank = dist.get_rank()
-    # Who computes has no right of way.
-    computed = [timed(one, rank, groups) if one.kind in COMPUTING else [] for one in asked]
-    go_first()
+    # Computing is timed at normal priority.
+    computed = [timed(op, rank, groups) if op.kind in COMPUTING else [] for op in parsed]
+    raise_priority()
     times = [
-        before or timed(one, rank, groups) for one, before in zip(asked, computed, strict=True)
+        measured or timed(op, rank, groups) for op, measured in zip(parsed, computed, strict=True)
     ]
     dist.barrier()
     return {"times_s": times, "torch": torch.__version__}
 
 
-def go_first() -> None:
-    """Run before all who are not in as much of a hurry, where the system lets us.
+def raise_priority() -> None:
+    """Schedule all threads of this process in real time, if the system allows it.
 
-    What is to be timed is the link; ranks only hand over bytes, and on busy cores each would wait
-    for its turn at every piece of a ring. Their threads are there already, and ask one by one.
+    The measurement is of the link. On busy cores ranks would wait for a core at every piece of a
+    ring.
     """
     with contextlib.suppress(AttributeError, OSError):
         for thread in os.listdir("/proc/self/task"):
@@ -57,7 +57,7 @@ def go_first() -> None:
 
 
 def _groups_of(operation: Operation) -> list[tuple[int, ...]]:
-    """The groups of ranks that it takes, the whole one first."""
+    """Return the groups of ranks that an operation uses, the whole one first."""
     ranks = operation.ranks
     if operation.kind != "2d":
         return [ranks]
@@ -69,19 +69,18 @@ def _groups_of(operation: Operation) -> list[tuple[int, ...]]:
 def timed(
     operation: Operation, rank: int, groups: Mapping[tuple[int, ...], Any]
 ) -> list[tuple[float, float]]:
-    """When every repeat began on this rank and how long it took, seconds; none where it takes no
-    part."""
+    """Return start and duration of each repeat on this rank, in s; none if it takes no part."""
     import torch.distributed as dist
 
-    mine = [members for members in _groups_of(operation) if rank in members]
-    if not mine:
+    own_groups = [members for members in _groups_of(operation) if rank in members]
+    if not own_groups:
         return []
     if operation.kind in COMPUTING:
-        return _computed(operation, groups[mine[0]])
-    run = _operation(operation, rank, [groups[members] for members in mine], mine)
+        return _computed(operation, groups[own_groups[0]])
+    run = _operation(operation, rank, [groups[members] for members in own_groups], own_groups)
     times = []
     for repeat in range(operation.warmup + operation.repeats):
-        dist.barrier(groups[mine[0]])
+        dist.barrier(groups[own_groups[0]])
         before = time.monotonic()
         if operation.pause_ns > 0.0:
             time.sleep(operation.pause_ns / 1e9)
@@ -107,17 +106,17 @@ def _computed(operation: Operation, group: Any) -> list[tuple[float, float]]:
             talk.start()
         for _ in range(_PRODUCTS):
             torch.mm(matrix, matrix, out=product)
-        took = time.monotonic() - before
+        elapsed_s = time.monotonic() - before
         done.set()
         if talk.ident is not None:
             talk.join()
         if repeat >= operation.warmup:
-            times.append((before, took))
+            times.append((before, elapsed_s))
     return times
 
 
 def _talk(nbytes: int, group: Any, done: threading.Event) -> None:
-    """All-reduces one after the other until it is done on every rank: the first number says so."""
+    """Run all-reduces until `done` is set on all ranks, as counted by the first element."""
     import torch
     import torch.distributed as dist
 
@@ -131,7 +130,7 @@ def _talk(nbytes: int, group: Any, done: threading.Event) -> None:
 def _operation(
     operation: Operation, rank: int, groups: list[Any], members: list[tuple[int, ...]]
 ) -> Callable[[], object]:
-    """The operation, as often as it is done at a stretch."""
+    """Return a function that runs the operation `in_a_row` times."""
     import torch
     import torch.distributed as dist
 
@@ -143,7 +142,7 @@ def _operation(
         first = members[0][0] == rank
 
         def there_and_back() -> None:
-            # All there before any comes back: a cable's bucket saves up while the other is used.
+            # All messages there before any back, so that a cable's bucket fills in between.
             for sends in (first, not first):
                 for _ in range(in_a_row):
                     if sends:
@@ -167,7 +166,7 @@ def _operation(
     half = torch.zeros(-(-count // len(members[1])))
 
     def two_dimensions() -> None:
-        # What is sent, not what it is called: gloo's reduce_scatter_tensor is an all-reduce.
+        # The same traffic: gloo's reduce_scatter_tensor is an all-reduce.
         for _ in range(in_a_row):
             dist.all_reduce(tensor, group=groups[1])
             dist.all_reduce(half, group=groups[2])

@@ -1,4 +1,4 @@
-"""What an exchange asks of its process group: collectives, one after another."""
+"""Requests of an exchange to its process group: a sequence of collectives."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Reduce:
-    """A tensor to be added up over workers, in place."""
+    """Sum a tensor over workers, in place."""
 
     tensor: torch.Tensor
 
 
 @dataclass(frozen=True)
 class Gather:
-    """Bytes, uint8 [n], that everybody is to have of everybody: sent back as [workers, n]."""
+    """Gather bytes, uint8 [n], of all workers; the answer is [workers, n]."""
 
     tensor: torch.Tensor
 
 
 Exchange = Generator[Reduce | Gather, "torch.Tensor", bool]
-"""Yields what is to be communicated, is sent the answer, and returns whether it is sound."""
+"""Yields requests, is sent the answers, and returns whether the result is valid."""

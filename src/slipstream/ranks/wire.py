@@ -1,4 +1,4 @@
-"""Messages between the processes of a group, and how many bytes this one sent."""
+"""Messages between the processes of a group, with counts of the bytes sent."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ import torch.distributed as dist
 from slipstream.errors import InvalidArgumentError
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-"""What can be exchanged."""
+"""Supported dtypes."""
 
 
 @dataclass
 class Wire:
-    """A group of processes, and what this one sent to the others.
+    """A group of processes, and the bytes that this one sent.
 
     Attributes:
         payload_bytes: of tensors.
         product_bytes: of small sums, before they are all-reduced.
-        timeout: of groups that are made of some of its ranks; None: torch's default.
-        aligned: by size, the contiguous groups of ranks that this one is in, once they are made.
+        timeout: of groups of a subset of its ranks; None for torch's default.
+        aligned: contiguous groups with this rank, by size, once they are created.
     """
 
     group: Any
@@ -34,27 +34,27 @@ class Wire:
     product_bytes: int = 0
     timeout: timedelta | None = None
     aligned: dict[int, Any] = field(default_factory=dict, repr=False)
-    _kept: torch.Tensor | None = field(default=None, repr=False)
+    _buffer: torch.Tensor | None = field(default=None, repr=False)
 
     @classmethod
     def of(cls, group: Any = None) -> Wire:
-        """The processes of a group; None: all."""
+        """Return the wire of a group; None for the default group."""
         return cls(group, dist.get_rank(group), dist.get_world_size(group))
 
     def buffer(self, count: int, dtype: torch.dtype) -> torch.Tensor:
-        """Memory to receive in, the same at every call: its pages are there already."""
-        kept = self._kept
-        if kept is None or kept.dtype != dtype or kept.numel() < count:
-            kept = self._kept = torch.empty(count, dtype=dtype)
-        return kept[:count]
+        """Return a receive buffer, reused between calls to avoid page faults."""
+        buffer = self._buffer
+        if buffer is None or buffer.dtype != dtype or buffer.numel() < count:
+            buffer = self._buffer = torch.empty(count, dtype=dtype)
+        return buffer[:count]
 
     def post(
         self, sent: Mapping[int, torch.Tensor], received: Mapping[int, torch.Tensor], tag: int = 0
     ) -> dict[int, Any]:
-        """Begin to send and receive contiguous tensors, by rank in the group; empty ones stay.
+        """Start to send and receive contiguous tensors, by rank in the group; skips empty ones.
 
         Returns:
-            What to wait for: by rank what comes from it, and under ``-1 - rank`` what goes there.
+            Pending messages: from a rank under ``rank``, to a rank under ``-1 - rank``.
         """
         works: dict[int, Any] = {}
         for peer, tensor in received.items():
@@ -70,7 +70,7 @@ class Wire:
         wait(list(self.post(sent, received).values()))
 
     def add_up(self, products: Any) -> Any:
-        """The sum over ranks of float64 [...]."""
+        """Return the sum over ranks of float64 [...]."""
         total = torch.from_numpy(products)
         dist.all_reduce(total, group=self.group)
         self.product_bytes += total.numel() * 8
@@ -78,22 +78,22 @@ class Wire:
 
 
 def wait(works: Sequence[Any]) -> None:
-    """Until all of these messages have gone or come."""
+    """Wait until all messages are sent or received."""
     for work in works:
         work.wait()
 
 
 def need_dense(tensor: Any, argument: str = "tensor") -> torch.Tensor:
-    """`tensor`, if its numbers can be exchanged.
+    """Return `tensor` if it can be exchanged.
 
     Raises:
-        InvalidArgumentError: it is none, or not dense, floating and on a processor.
+        InvalidArgumentError: it is not a dense floating-point tensor on the CPU.
     """
     if not isinstance(tensor, torch.Tensor):
         raise InvalidArgumentError(argument, f"is a {type(tensor).__name__}, not a tensor")
     if tensor.layout != torch.strided or tensor.dtype not in DTYPES or tensor.device.type != "cpu":
         raise InvalidArgumentError(
             argument, f"it is {tensor.dtype}, {tensor.layout}, on {tensor.device}",
-            remedy="dense float32, float64, float16 or bfloat16 on a processor",
+            remedy="pass a dense float32, float64, float16 or bfloat16 tensor on the CPU",
         )  # fmt: skip
     return tensor

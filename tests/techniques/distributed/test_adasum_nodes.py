@@ -99,7 +99,7 @@ def test_what_cannot_be_is_named() -> None:
 
     for error in run_ranks(2, work):
         assert isinstance(error, CommunicationError)
-        assert "another settings" in error.what
+        assert "settings of the call" in error.what
 
 
 def test_a_prediction_exchanges_by_nodes() -> None:

@@ -300,7 +300,7 @@ def test_what_differs_between_ranks_is_named_on_all() -> None:
 
     for said in run_ranks(2, work):
         for one, part in zip(
-            said, ("another shape", "not finite", "parameters", "start"), strict=True
+            said, ("shape of the call", "not finite", "parameters", "start"), strict=True
         ):
             assert part in one
 

@@ -21,7 +21,7 @@ from slipstream.cluster import Cluster, LinkKind
 from slipstream.cluster.generators import leaf_spine
 from slipstream.errors import InvalidArgumentError, UsageError, WorkloadError
 from slipstream.ranks.group import ProcessGroup
-from slipstream.ranks.lines import Line, gather, scatter, way
+from slipstream.ranks.lines import Line, best_algorithm, gather, scatter
 from slipstream.ranks.wire import Wire
 from slipstream.technique import parse
 from slipstream.techniques.distributed import (
@@ -90,12 +90,12 @@ def test_shares_of_the_sum_and_all_of_them_again(size: int) -> None:
 
 
 def test_auto_goes_to_everybody_at_once_with_little_and_to_the_neighbour_with_much() -> None:
-    assert {way(n, 1 << 12) for n in (2, 3, 4, 16)} == {"direct"}
-    assert [way(n, 1 << 12) for n in (17, 32)] == ["ring", "halving"]
-    assert {way(n, 1 << 24) for n in (3, 4, 16, 17, 32)} == {"ring"}
-    assert way(2, 1 << 24) == way(4, 1 << 24, whole=True) == "direct"
+    assert {best_algorithm(n, 1 << 12) for n in (2, 3, 4, 16)} == {"direct"}
+    assert [best_algorithm(n, 1 << 12) for n in (17, 32)] == ["ring", "halving"]
+    assert {best_algorithm(n, 1 << 24) for n in (3, 4, 16, 17, 32)} == {"ring"}
+    assert best_algorithm(2, 1 << 24) == best_algorithm(4, 1 << 24, whole=True) == "direct"
     size, length = 4, 80_000
-    assert way(size, 4 * length) == "ring"
+    assert best_algorithm(size, 4 * length) == "ring"
 
     def work(rank: int) -> list[torch.Tensor]:
         shares = [reduce_scatter(ours(rank, length), algorithm=name) for name in ("auto", "ring")]
@@ -128,7 +128,7 @@ def test_direct_sums_are_those_from_the_first_rank_to_the_last() -> None:
 
 def test_a_mean_of_sixteen_bits_is_rounded_once() -> None:
     size, length = 4, 200_000
-    assert way(size, 2 * length) == "ring"
+    assert best_algorithm(size, 2 * length) == "ring"
     found = run_ranks(size, lambda r: reduce_scatter(ours(r, length, torch.bfloat16), mean=True))
     rows = [ours(rank, length, torch.bfloat16).float() for rank in range(size)]
     assert torch.equal(torch.cat(found), (sum(rows[1:], rows[0]) / size).bfloat16())
@@ -309,7 +309,7 @@ def test_what_differs_between_ranks_is_named_on_all_and_the_next_call_works() ->
 
 def _failing(rank: int, how: str) -> Any:
     team = ProcessGroup(timeout_s=5.0, patience_s=4.0)
-    team.alike("start", torch.zeros(1))
+    team.need_same_call("start", torch.zeros(1))
     store = dist.distributed_c10d._get_default_store()
     if rank == 1:
         if how == "dies":

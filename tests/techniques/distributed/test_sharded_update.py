@@ -410,7 +410,7 @@ def test_what_cannot_be_sharded_is_named() -> None:
         with pytest.raises(CommunicationError, match="optimizer"):
             ShardedUpdate(kinds[rank](other.parameters(), 0.1))
         done = ShardedUpdate(torch.optim.SGD(other.parameters(), 0.1), other)
-        with pytest.raises(UsageError, match="hook already"):
+        with pytest.raises(UsageError, match="already has a communication hook"):
             ShardedUpdate(torch.optim.SGD(other.parameters(), 0.1), other)
         with pytest.raises(UsageError, match="no more"):
             done.add_param_group({"params": [gaps]})

@@ -23,7 +23,7 @@ from slipstream.cluster.topology import LinkKind
 from slipstream.provenance import Provenance
 from slipstream.ranks import Netlab, why_no_netlab
 from slipstream.ranks.calibration import (
-    MOST_REGIMES,
+    MAX_REGIMES,
     SHAPED_SIZES,
     SIZES,
     cores,
@@ -61,7 +61,7 @@ def _point_to_point(options: BenchOptions) -> Iterator[Bar]:
     operations = [Operation("p2p", size, (0, 1), 5) for size in sizes]
     try:
         samples, _ = run_operations([Host(), Host()], operations, rounds=15)
-        found = fit(samples[::2], most_regimes=MOST_REGIMES)
+        found = fit(samples[::2], most_regimes=MAX_REGIMES)
         line = fit(samples[::2])
     except ClusterError as error:
         yield not_judged(bar, "%", "<= 8 (90th percentile <= 20)", error.what)

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from slipstream.errors import InvalidArgumentError, SlipstreamWarning
-from slipstream.ranks.operations import go_first
+from slipstream.ranks.operations import raise_priority
 from slipstream.techniques.distributed.priority.wrapper import PriorityDDP
 from slipstream_bench.lab import own_interface
 from slipstream_bench.rank_models import Tied
@@ -78,7 +78,7 @@ def _model_of(workload: str, compute_s: float) -> tuple[nn.Module, torch.Tensor]
     and from the kernel's own that move packets.
     """
     if workload not in REAL:
-        go_first()
+        raise_priority()
     if workload in (*REAL, TINY):
         return real(workload)
     model = Emulated(named(workload, compute_s))
@@ -87,7 +87,7 @@ def _model_of(workload: str, compute_s: float) -> tuple[nn.Module, torch.Tensor]
 
 def weights(methods: Sequence[str], optimizers: Sequence[str], count: int) -> list[dict[str, Any]]:
     """For each optimizer and method: how far the weights are from those of DDP."""
-    go_first()
+    raise_priority()
     found = []
     for kind in optimizers:
         theirs = _trained("ddp:25", kind, count)
@@ -128,7 +128,7 @@ _READ, _LOOPS = 2, ("clipping by norm", "GradScaler", "loss.item()", "a closure"
 
 def loops(order: str, count: int) -> dict[str, bool]:
     """Of each kind of loop: whether weights are DDP's to the bit, and its cost is told, if any."""
-    go_first()
+    raise_priority()
     found = {}
     for kind in _LOOPS:
         theirs, _ = _looped(kind, "ddp:25", count)

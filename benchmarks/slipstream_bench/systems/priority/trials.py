@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from slipstream.child import leave
 from slipstream.errors import CommunicationError
-from slipstream.ranks.operations import go_first
+from slipstream.ranks.operations import raise_priority
 from slipstream.techniques.distributed.priority.simulate import ORDERS
 from slipstream.techniques.distributed.priority.wrapper import PriorityDDP
 from slipstream_bench.systems.priority.workloads import Emulated, Layer
@@ -33,7 +33,7 @@ class _FailedError(Exception):
 
 def run(count: int, seed: int) -> list[dict[str, Any]]:
     """Of each trial: whether it ended as it has to, and how long an error took to come."""
-    go_first()
+    raise_priority()
     found = [_trial(1000 * seed + n, n == count - 1) for n in range(count)]
     # A rank that is to end does: the others see its connections close.
     leave(found)

@@ -108,7 +108,7 @@ def adasum_all_reduce(
     wire = ranks.wire
     starts = check(tensor, layers, algorithm, wire.size, per_node)
     layout = zlib.crc32(np.ascontiguousarray(starts[:-1]).tobytes())
-    ranks.alike("adasum_all_reduce", tensor, f"{algorithm} {per_node} {layout}")
+    ranks.need_same_call("adasum_all_reduce", tensor, f"{algorithm} {per_node} {layout}")
     flat = tensor.detach().view(-1)
     if not ranks.run(
         "adasum_all_reduce", lambda: exchange(flat, starts, wire, algorithm, per_node)

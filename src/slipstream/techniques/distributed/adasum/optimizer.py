@@ -259,7 +259,7 @@ def average_buffers(module: torch.nn.Module, group: Any = None) -> None:
     ranks = process_group(group)
     named = [(name, one) for name, one in module.named_buffers() if one.is_floating_point()]
     shapes = ", ".join(f"{name} {one.dtype} {list(one.shape)}" for name, one in named)
-    ranks.alike("average_buffers", torch.zeros(0), shapes)
+    ranks.need_same_call("average_buffers", torch.zeros(0), shapes)
     buffers = [one for _, one in named]
     ranks.run(
         "average_buffers", lambda: [dist.all_reduce(one, group=ranks.wire.group) for one in buffers]

@@ -9,7 +9,7 @@ import numpy as np
 
 from slipstream.cluster import Collective, Group
 from slipstream.errors import InvalidArgumentError
-from slipstream.ranks.lines import way
+from slipstream.ranks.lines import best_algorithm
 from slipstream.techniques.distributed.collectives.grid import chunks_of
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def line_ns(
         whole: as of `lines.way`.
     """
     ranks = group.ranks
-    chosen = way(ranks, nbytes, whole=whole)
+    chosen = best_algorithm(ranks, nbytes, whole=whole)
     if chosen == "direct":
         asked = Collective("all_to_all", nbytes, group)
     else:

@@ -48,7 +48,7 @@ def reduce_scatter(
     need_dense(tensor)
     ranks = process_group(group)
     need_algorithm(algorithm, ranks.size, ALGORITHMS, "halving", "direct, ring or auto")
-    ranks.alike("reduce_scatter", tensor, f"{mean} {algorithm}")
+    ranks.need_same_call("reduce_scatter", tensor, f"{mean} {algorithm}")
     wire = ranks.wire
     flat = tensor.detach().contiguous().view(-1)
     pieces = cut(flat, shares(flat.numel(), wire.size))
@@ -71,7 +71,7 @@ def all_gather(share: torch.Tensor, *, group: Any = None, algorithm: str = "auto
     need_dense(share, "share")
     ranks = process_group(group)
     need_algorithm(algorithm, ranks.size, ALGORITHMS, "halving", "direct, ring or auto")
-    rows = ranks.say("all_gather", share, algorithm)
+    rows = ranks.announce("all_gather", share, algorithm)
     starts = [0, *itertools.accumulate(row[-1] for row in rows)]
     flat = torch.empty(starts[-1], dtype=share.dtype)
     pieces = cut(flat, starts)

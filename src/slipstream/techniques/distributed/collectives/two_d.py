@@ -55,7 +55,7 @@ def two_d_allreduce(
     size = ranks.wire.size
     need_rows(rows, size)
     way = _way(algorithm, cluster, tensor.numel() * tensor.element_size(), size, rows)
-    ranks.alike("two_d_allreduce", tensor, f"{rows} {mean} {way}")
+    ranks.need_same_call("two_d_allreduce", tensor, f"{rows} {mean} {way}")
     values = tensor.detach()
     flat = values.contiguous().view(-1)
     ranks.run("two_d_allreduce", lambda: reduce_flat(flat, ranks, rows, way, size if mean else 1))
@@ -89,7 +89,7 @@ class TwoDState:
         need_rows(rows, size)
         # Ranks with unlike clusters would choose differently, and wait for each other.
         ways = [_way(algorithm, cluster, 1 << k, size, rows) for k in range(10, 31)]
-        self.ranks.alike("two_d_hook", torch.zeros(0), f"{rows} {algorithm} {ways}")
+        self.ranks.need_same_call("two_d_hook", torch.zeros(0), f"{rows} {algorithm} {ways}")
         self._thread = BucketThread("two-d")
         if model is not None:
             limit_buffers(model, self.ranks)

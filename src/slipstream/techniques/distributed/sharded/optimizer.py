@@ -294,7 +294,7 @@ class ShardedUpdate(WrappingOptimizer):
         Raises:
             CommunicationError: after 25 s, where some ranks do not call it.
         """
-        self._group.alike("full_state_dict", torch.zeros(0))
+        self._group.need_same_call("full_state_dict", torch.zeros(0))
         with self._lent():
             state = self.optimizer.state_dict()
         return checkpoint.full(state, self._grouped(), self._together)
