@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 NATIVE := $(shell find native CMakeLists.txt -type f 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-changed test-times test-mutants smoke test-all lint style types format bench results docs page clean
+.PHONY: help install demo test test-changed test-times test-mutants smoke test-all lint style prose types format bench results docs page clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -33,46 +33,48 @@ $(STAMP): $(VENV)/.torch pyproject.toml benchmarks/pyproject.toml constraints.tx
 demo: $(STAMP)  ## profile, predict, apply and prove one technique on a real language model
 	$(BIN)/slipstream demo
 
-lint: style types  ## formatting, style, types, and who imports whom
+lint: style types prose  ## check formatting, style, imports, types and wording
 
 style: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports --no-cache
 
+prose: $(STAMP)
+	$(BIN)/python tests/prose.py --quiet
+
 types: $(STAMP)
 	$(BIN)/mypy --cache-dir $(MYPY_CACHE)/src
 	$(BIN)/mypy --cache-dir $(MYPY_CACHE)/tests --config-file tests/mypy.ini tests
 
-# One process a core, at most four: many tests start processes of their own. Real ones are started,
-# stopped and timed on machines that others use too: what fails is tried once more, alone, in a process
-# of its own, which records and measures anew. What passes then is listed as a flake, and fails at its
-# third time on this machine. A test that hangs fails, too, rather than the whole run. Types are checked
-# beside the tests.
+# One process per core, at most four, since many tests start further processes. They start, stop and
+# time real processes on shared machines, so a failed test is repeated in a separate process, which
+# records and measures again. A test that passes then is listed as a flake, and fails the third time on
+# this machine. A test that hangs fails without ending the run. Types are checked at the same time.
 PYTEST := $(BIN)/python -m pytest -m "not full" --timeout 300
-test: style  ## everything that must hold on any machine
+test: style  ## run every test that must pass on any machine
 	@mkdir -p build; $(MAKE) --no-print-directory types >build/types.log 2>&1 & types=$$!; \
 	$(PYTEST) --times -n logical --maxprocesses 4 --dist worksteal $(PYTEST_ARGS); code=$$?; \
-	if [ $$code -eq 1 ]; then echo "Once more, what failed:"; \
+	if [ $$code -eq 1 ]; then echo "Repeating the failed tests:"; \
 	  $(PYTEST) --flakes --last-failed --last-failed-no-failures none $(PYTEST_ARGS); code=$$?; fi; \
 	wait $$types || { cat build/types.log; code=2; }; tail -n 2 build/types.log; exit $$code
 
-test-changed: lint  ## only the tests that what changed since BASE (what is not committed) can reach
+test-changed: lint  ## run only the tests that changes since BASE (default: uncommitted ones) can reach
 	$(PYTEST) --changed $(BASE) -n logical --maxprocesses 4 --dist worksteal $(PYTEST_ARGS)
 
-test-times: $(STAMP)  ## what every folder of tests costs, in processor seconds
+test-times: $(STAMP)  ## report the CPU time of each folder of tests
 	$(PYTEST) --times -n logical --maxprocesses 4 --dist worksteal $(PYTEST_ARGS)
 
-test-mutants: $(STAMP)  ## are small faults in our code noticed? (SAMPLE=40: only so many)
+test-mutants: $(STAMP)  ## check that tests catch small faults in the code (SAMPLE=40 tries 40 of them)
 	$(BIN)/python tests/mutants.py $(if $(SAMPLE),--sample $(SAMPLE)) $(MUTANTS_ARGS)
 
-smoke: $(STAMP)  ## the few tests that every pair of torch and Python must pass
+smoke: $(STAMP)  ## run the few tests that every supported pair of torch and Python must pass
 	$(BIN)/python -m pytest -m smoke --timeout 300 $(PYTEST_ARGS)
 
-test-all: lint  ## and the long loops: fuzzing, kill loops, sanitizers
+test-all: lint  ## also run the long tests: fuzzing, kill loops, sanitizers
 	$(BIN)/python -m pytest --hypothesis-profile=search $(PYTEST_ARGS)
 
-bench: $(STAMP)  ## measure every bar, quickly
+bench: $(STAMP)  ## measure every benchmark quickly
 	$(BIN)/slipstream bench all --quick
 
 results: $(STAMP)  ## generate docs/results.md and docs/results/ from the recorded benchmarks
@@ -81,13 +83,13 @@ results: $(STAMP)  ## generate docs/results.md and docs/results/ from the record
 docs: results  ## the same, and the API reference in build/docs/api
 	$(BIN)/python docs/make_reference.py build/docs/api
 
-page:  ## build the report's page from page/ (needs node; what it makes is committed)
+page:  ## build the report's page from page/ (needs node; the result is committed)
 	npm --prefix page ci --silent
 	npm --prefix page run --silent build
 
-format: $(STAMP)  ## format and mend what can be mended
+format: $(STAMP)  ## format, and fix what ruff can fix
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-clean:  ## remove what was built (your results in .slipstream stay)
+clean:  ## remove build products (your results in .slipstream stay)
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache

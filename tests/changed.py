@@ -122,11 +122,11 @@ def imports() -> dict[Path, set[Path]]:
             # That of all tests is no way from every test to what its fixtures use.
             beside = [folder / "conftest.py" for folder in path.parents if folder != ROOT / "tests"]
             graph[path] |= {one for one in beside if one.exists()}
-    room = ROOT / "src/slipstream"
+    package = ROOT / "src/slipstream"
     # The face imports nothing before it is asked for a name, which `_names` follows.
-    graph[room / "__init__.py"] = set()
-    graph[room / "cli/_main.py"] |= set((room / "cli").glob("*.py"))
-    for path in (room / "verbs").rglob("*.py"):
+    graph[package / "__init__.py"] = set()
+    graph[package / "cli/_main.py"] |= set((package / "cli").glob("*.py"))
+    for path in (package / "verbs").rglob("*.py"):
         graph[path] |= {file for files in techniques.values() for file in files}
     return graph
 

@@ -42,7 +42,7 @@ from mutant_faults import ROOT, Fault, drawn, planted
 
 # Number of faults drawn from each package, and its files. "verdicts" are the files that judge
 # quality or report a verdict. The data and hyper-parameters of MLPerf tasks are left out.
-ROOMS = {
+PACKAGES = {
     "graph": (40, ("src/slipstream/graph/**/*.py",)),
     "native": (24, ("src/slipstream/native/*.py",)),
     "measure": (34, ("src/slipstream/measure/*.py",)),
@@ -96,7 +96,7 @@ class Outcome:
 
     digest: str
     fault: str
-    room: str
+    package: str
     caught: bool
     by: str
     tried: int
@@ -113,7 +113,7 @@ def main() -> int:
     parser.add_argument("--seed", default=SEED)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--cpu-s", type=float, default=CPU_S, help="processor seconds a fault")
-    parser.add_argument("--room", default="", help="only of this room, or `planted`")
+    parser.add_argument("--package", default="", help="only faults of this package, or `planted`")
     parser.add_argument("--only", nargs="*", default=(), help="only these, by their digests")
     parser.add_argument("--resume", action="store_true", help="keep what the report has")
     parser.add_argument("--report", action="store_true", help="report, whatever the share caught")
@@ -132,21 +132,21 @@ def main() -> int:
         return _keep({fault.digest for _, fault in every_fault(options.seed)})
 
     chosen = [
-        (room, fault)
-        for room, fault in every_fault(options.seed)
-        if options.room in ("", room) and (not options.only or fault.digest in options.only)
+        (package, fault)
+        for package, fault in every_fault(options.seed)
+        if options.package in ("", package) and (not options.only or fault.digest in options.only)
     ]
-    # By lot, so that a run that is cut off has seen some of every room.
+    # Shuffled, so that an interrupted run has seen some faults of every package.
     chosen.sort(key=lambda one: _lot(options.seed, one[1]))
     if options.sample:
         chosen = chosen[: options.sample]
     if options.list:
-        for room, fault in chosen:
-            print(f"{room}: {fault}")
+        for package, fault in chosen:
+            print(f"{package}: {fault}")
         return 0
     known = _recorded() if options.resume else {}
     outcomes = [known[fault.digest] for _, fault in chosen if fault.digest in known]
-    waiting = [(room, fault) for room, fault in chosen if fault.digest not in known]
+    waiting = [(package, fault) for package, fault in chosen if fault.digest not in known]
     REPORT.parent.mkdir(exist_ok=True)
     with open(REPORT, "a" if options.resume else "w", encoding="utf-8") as report:
         for outcome in _tried(waiting, options.jobs, options.cpu_s):
@@ -161,16 +161,16 @@ def main() -> int:
 
 
 def every_fault(seed: str = SEED) -> Iterator[tuple[str, Fault]]:
-    """Each fault with its room: those planted by hand, then those drawn."""
+    """Yield faults with their package: those written by hand, then those drawn."""
     for one in _written()["planted"]:
         yield "planted", planted(one["file"], one["before"], one["after"])
     taken: set[str] = set()
-    for room, (count, patterns) in ROOMS.items():
+    for package, (count, patterns) in PACKAGES.items():
         paths = sorted({str(p.relative_to(ROOT)) for one in patterns for p in ROOT.glob(one)})
         paths = [path for path in paths if not path.endswith(LEFT_OUT)]
         fresh = [one for one in drawn(paths, count + len(taken), seed) if one.digest not in taken]
         taken |= {one.digest for one in fresh[:count]}
-        yield from ((room, one) for one in fresh[:count])
+        yield from ((package, one) for one in fresh[:count])
 
 
 def _lot(seed: str, fault: Fault) -> str:
@@ -181,7 +181,7 @@ def tests_of(path: str, place: str) -> list[str]:
     """Files of tests that a change of `path` can reach, the nearest first.
 
     Nearest: those that name what the change is in, then other public names of the module; those
-    called as the module; of its room; by how many imports lie between.
+    called as the module; of its package; by how many imports lie between.
     """
     begin = ROOT / path
     importers: dict[Path, set[Path]] = {}
@@ -253,7 +253,7 @@ def _tried(waiting: list[tuple[str, Fault]], jobs: int, cpu_s: float) -> Iterato
     excuses = {one["fault"]: one["because"] for one in _written().get("unseen", ())}
     running: dict[int, Path] = {}
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        for number, (room, fault) in enumerate(waiting):
+        for number, (package, fault) in enumerate(waiting):
             while len(running) >= max(jobs, 1):
                 yield from _ended(running)
             told = Path(folder) / f"{number}.json"
@@ -261,7 +261,7 @@ def _tried(waiting: list[tuple[str, Fault]], jobs: int, cpu_s: float) -> Iterato
             pid = os.fork()
             if pid == 0:
                 try:
-                    outcome = _trial(room, fault, cpu_s, excuses.get(fault.digest, ""), told)
+                    outcome = _trial(package, fault, cpu_s, excuses.get(fault.digest, ""), told)
                     told.write_text(json.dumps(asdict(outcome)), "utf-8")
                 finally:
                     os._exit(0)
@@ -289,7 +289,7 @@ def _warm() -> None:
     torch.set_num_threads(1)
 
 
-def _trial(room: str, fault: Fault, cpu_s: float, excused: str, told: Path) -> Outcome:
+def _trial(package: str, fault: Fault, cpu_s: float, excused: str, told: Path) -> Outcome:
     waiting, done, spent = _choice(fault), 0, 0.0
     reached = len(waiting)
     texts = told.with_suffix(".fault")
@@ -306,9 +306,11 @@ def _trial(room: str, fault: Fault, cpu_s: float, excused: str, told: Path) -> O
             # A test that fails anyhow says nothing.
             again, _ = _run([Choice(failed)], [], "", cpu_s)
             if not again:
-                return Outcome(fault.digest, str(fault), room, True, failed, done, reached, spent)
+                return Outcome(
+                    fault.digest, str(fault), package, True, failed, done, reached, spent
+                )
             doubted.append(failed)
-    return Outcome(fault.digest, str(fault), room, False, "", done, reached, spent, excused)
+    return Outcome(fault.digest, str(fault), package, False, "", done, reached, spent, excused)
 
 
 def _module(path: str) -> str:
@@ -570,12 +572,12 @@ def _pytest(tests: list[Choice], without: list[str], texts: str, write: int) -> 
 
 def _summary(outcomes: Iterable[Outcome]) -> int:
     counted = [one for one in outcomes if not one.excused]
-    by_room: dict[str, list[Outcome]] = defaultdict(list)
+    by_package: dict[str, list[Outcome]] = defaultdict(list)
     for one in counted:
-        by_room[one.room].append(one)
+        by_package[one.package].append(one)
     print()
-    for room, found in by_room.items():
-        print(f"{room:12} {sum(one.caught for one in found):4d} of {len(found):4d} caught")
+    for package, found in by_package.items():
+        print(f"{package:12} {sum(one.caught for one in found):4d} of {len(found):4d} caught")
     caught, n = sum(one.caught for one in counted), len(counted)
     share = f"{100 * caught / max(n, 1):.0f} % (bar {100 * TARGET:.0f} %)"
     print(f"{'all':12} {caught:4d} of {n:4d} caught: {share}")

@@ -19,13 +19,13 @@ def test_a_test_reaches_itself_and_nothing_else() -> None:
     assert reached("tests/test_units.py") == {"test_units.py"}
 
 
-def test_a_technique_reaches_its_tests_and_the_verbs_and_no_room_below() -> None:
+def test_a_technique_reaches_its_tests_and_the_verbs_and_no_package_below() -> None:
     found = reached("src/slipstream/techniques/memory_format.py")
     assert {"test_memory_format.py", "test_predict.py", "test_cli_predict.py"} <= found
     assert not {"test_units.py", "test_sparse_metrics.py", "test_statistics.py"} & found
 
 
-def test_floor_0_reaches_far() -> None:
+def test_the_lowest_layer_reaches_far() -> None:
     found = reached("src/slipstream/errors.py")
     assert {"test_errors.py", "test_prove.py", "test_sparse_metrics.py"} <= found
 
@@ -56,12 +56,12 @@ def test_a_conftest_reaches_the_tests_beside_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "room", sorted(p.name for p in (changed.ROOT / "tests").iterdir() if p.is_dir())
+    "package", sorted(p.name for p in (changed.ROOT / "tests").iterdir() if p.is_dir())
 )
-def test_every_room_is_reached_by_something_of_the_package(room: str) -> None:
+def test_every_folder_of_tests_is_reached_from_the_package(package: str) -> None:
     src = changed.ROOT / "src"
-    if room.startswith("_") or not any((changed.ROOT / "tests" / room).glob("**/test_*.py")):
+    if package.startswith("_") or not any((changed.ROOT / "tests" / package).glob("**/test_*.py")):
         return
     everything = [str(path.relative_to(changed.ROOT)) for path in src.rglob("*.py")]
     found = changed.reached_by(everything) or set[Path]()
-    assert {p for p in found if p.is_relative_to(changed.ROOT / "tests" / room)}
+    assert {p for p in found if p.is_relative_to(changed.ROOT / "tests" / package)}

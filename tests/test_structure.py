@@ -1,7 +1,7 @@
-"""How rooms may lean on each other: in no circle, and on no private part of another.
+"""Check imports between packages: no cycles, and no private names of another package.
 
-What is not so yet is listed in `tests/house.json`; its lists can only get shorter. Whoever mends an
-entry takes it out: a listed one that no longer exists fails here, too, and says so.
+`tests/structure.json` lists modules exceptions; its lists can only get shorter. An entry that no
+longer exists fails, too: remove it with the change that fixes it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from slipstream.technique import Technique, Traits, registry
 
 ROOT = Path(__file__).resolve().parents[1]
 SRC = ROOT / "src"
-LISTED = json.loads((ROOT / "tests" / "house.json").read_text())
-ASKING = ("verbs", "report", "live", "cli")
-"""Rooms that ask about techniques, through `Traits` and the protocol alone."""
+LISTED = json.loads((ROOT / "tests" / "structure.json").read_text())
+USERS = ("verbs", "report", "live", "cli")
+"""Packages that query techniques, which they do only through `Traits` and the protocol."""
 
 
 @functools.cache
 def trees() -> dict[str, ast.Module]:
-    """Every module of the package, parsed."""
+    """Parse every module of the package; by module name."""
     modules = {}
     for path in sorted((SRC / "slipstream").rglob("*.py")):
         parts = path.relative_to(SRC).with_suffix("").parts
@@ -36,7 +36,7 @@ def trees() -> dict[str, ast.Module]:
 
 
 def imports(tree: ast.AST) -> Iterator[tuple[str, str | None]]:
-    """(module, name) of imports that run, wherever they stand; None for the module itself."""
+    """Yield (module, name) of imports at run time, also in functions; None for a whole module."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             for other in node.orelse:
@@ -50,19 +50,19 @@ def imports(tree: ast.AST) -> Iterator[tuple[str, str | None]]:
 
 
 def edges() -> dict[str, set[str]]:
-    """By module: modules of ours that it imports by name."""
-    known = trees()
-    targets: dict[str, set[str]] = {name: set() for name in known}
-    for name, tree in known.items():
+    """Return the modules of this package that each module imports."""
+    modules = trees()
+    targets: dict[str, set[str]] = {name: set() for name in modules}
+    for name, tree in modules.items():
         for module, thing in imports(tree):
-            target = f"{module}.{thing}" if f"{module}.{thing}" in known else module
-            if target in known and target != name:
+            target = f"{module}.{thing}" if f"{module}.{thing}" in modules else module
+            if target in modules and target != name:
                 targets[name].add(target)
     return targets
 
 
-def circles() -> list[list[str]]:
-    """Modules that import each other: strongly connected components, by Tarjan's algorithm."""
+def cycles() -> list[list[str]]:
+    """Return modules that import each other: strongly connected components (Tarjan)."""
     graph = edges()
     index: dict[str, int] = {}
     low: dict[str, int] = {}
@@ -92,9 +92,9 @@ def circles() -> list[list[str]]:
 
 
 def private_imports() -> set[str]:
-    """``importer: module or name`` of what is private to a folder that the importer is not in."""
-    known, private = trees(), set()
-    for name, tree in known.items():
+    """Return ``importer: name`` for private names that are imported from outside their package."""
+    modules, private = trees(), set()
+    for name, tree in modules.items():
         for module, thing in imports(tree):
             if not module.startswith("slipstream"):
                 continue
@@ -102,24 +102,24 @@ def private_imports() -> set[str]:
             for at, part in enumerate(path):
                 if not part.startswith("_") or part.startswith("__"):
                     continue
-                room = ".".join(path[:at])
-                # A name is private to the folder of its module; a module of the top to itself.
-                is_name = ".".join(path[: at + 1]) not in known
+                package = ".".join(path[:at])
+                # A name is private to its module's package; in a top-level module, to the module.
+                is_name = ".".join(path[: at + 1]) not in modules
                 if is_name and (SRC / Path(*path[:at])).with_suffix(".py").exists():
-                    room = room if room.count(".") == 1 else room.rpartition(".")[0]
-                if name != room and not name.startswith(f"{room}."):
+                    package = package if package.count(".") == 1 else package.rpartition(".")[0]
+                if name != package and not name.startswith(f"{package}."):
                     private.add(f"{name}: {'.'.join(path[: at + 1])}")
     return private
 
 
 def probes() -> set[str]:
-    """``module: expression`` where a room asks for an attribute that is a technique's."""
+    """Return ``module: expression`` for `getattr` or `hasattr` of a technique's attributes."""
     kinds = registry().values()
     members = {name for kind in (*kinds, Technique) for name in vars(kind)}
     members |= {field.name for kind in (*kinds, Traits) for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     places = set()
     for name, tree in trees().items():
-        if not name.startswith(tuple(f"slipstream.{room}" for room in ASKING)):
+        if not name.startswith(tuple(f"slipstream.{package}" for package in USERS)):
             continue
         for node in ast.walk(tree):
             if (
@@ -134,52 +134,29 @@ def probes() -> set[str]:
 
 
 def check(kind: str, seen: set[str]) -> None:
-    """Hold what was found against the list of that kind, both ways."""
+    """Fail if `seen` differs from the listed exceptions of this kind."""
     listed = set(LISTED[kind])
     new, gone = sorted(seen - listed), sorted(listed - seen)
-    lines = [*(f"new, to be mended: {one}" for one in new)]
-    lines += [f'gone: take it out of "{kind}" in tests/house.json: {one}' for one in gone]
+    lines = [f"new, to be fixed: {entry}" for entry in new]
+    lines += [f'fixed: remove it from "{kind}" in tests/structure.json: {entry}' for entry in gone]
     if lines:
         pytest.fail("\n".join(lines), pytrace=False)
 
 
 def test_no_modules_import_each_other() -> None:
-    """A listed circle may lose modules; then the shorter one takes its place in the list."""
-    check("circles", {" ".join(one) for one in circles()})
+    """A listed cycle that loses modules is replaced by the shorter one."""
+    check("cycles", {" ".join(modules) for modules in cycles()})
 
 
-def test_nobody_imports_what_is_private_to_another_room() -> None:
+def test_private_names_are_imported_only_inside_their_package() -> None:
     check("private_imports", private_imports())
 
 
-def test_nobody_probes_techniques_for_what_is_no_trait() -> None:
+def test_techniques_are_queried_only_through_traits() -> None:
     check("probes", probes())
 
 
-EMPTY = ("found", "made", "own", "said")
-"""Names that hold nothing: a local is named after what it holds."""
-
-
-def empty_locals() -> set[str]:
-    """``module: name, line`` of locals with such a name."""
-    stored = set()
-    for module, tree in trees().items():
-        for function in ast.walk(tree):
-            if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
-                continue
-            for node in ast.walk(function):
-                if not isinstance(node, ast.Name) or not isinstance(node.ctx, ast.Store):
-                    continue
-                if node.id in EMPTY:
-                    stored.add(f"{module}: {node.id}, line {node.lineno}")
-    return stored
-
-
-def test_locals_are_named_after_what_they_hold() -> None:
-    assert empty_locals() == set()
-
-
-def test_no_two_files_of_tests_have_one_name() -> None:
-    """Pytest takes the second for the first, and whether it notices depends on who collects."""
+def test_test_files_have_distinct_names() -> None:
+    """Pytest confuses test modules of the same name."""
     names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
     assert sorted(names) == sorted(set(names))
