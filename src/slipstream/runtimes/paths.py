@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from slipstream.errors import InvalidArgumentError, MissingExtraError, UnknownNameError
 from slipstream.runtimes.camera import Camera
 from slipstream.runtimes.preprocessing import Pipeline, Stage
+from slipstream.runtimes.preprocessing.images import pillow
 
 Format = Literal["png", "jpeg", "webp", "avif", "jpeg2000"]
 MODEL = "model"
@@ -71,7 +72,7 @@ class Codec(Stage):
             MissingExtraError: Pillow is not installed, or was built without this format.
         """
         grey = pixels.shape[2] == 1
-        image = _pillow().fromarray(pixels[..., 0] if grey else np.ascontiguousarray(pixels))
+        image = pillow().fromarray(pixels[..., 0] if grey else np.ascontiguousarray(pixels))
         options: dict[Format, dict[str, Any]] = {
             "png": {"compress_level": 1},
             "jpeg": {"quality": self.quality, "subsampling": _SUBSAMPLING[self.subsampling]},
@@ -91,22 +92,13 @@ class Codec(Stage):
 
     def decode(self, file: bytes) -> NDArray[np.uint8]:
         """Decode a file to an image uint8 [H, W, C]."""
-        image = _pillow().open(io.BytesIO(file))
+        image = pillow().open(io.BytesIO(file))
         if self.decoder == "fast" and self.format == "jpeg":
             # Pillow's draft mode, which selects libjpeg's fast transform, at full size.
             image.decoderconfig = (1, 1)
         mode = "L" if image.mode == "L" else "RGB"
         pixels = np.asarray(image.convert(mode))
         return pixels[..., None] if mode == "L" else pixels
-
-
-def _pillow() -> Any:
-    import importlib
-
-    try:
-        return importlib.import_module("PIL.Image")
-    except ImportError as error:
-        raise MissingExtraError("image codecs", "Pillow", "vision") from error
 
 
 @dataclass(frozen=True)

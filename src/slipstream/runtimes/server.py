@@ -30,8 +30,6 @@ _END_S = 0.2
 
 @dataclass(eq=False)
 class _Pending:
-    """A request that waits for its answer."""
-
     inputs: list[Array]
     answer: asyncio.Future[list[Array]]
     _claimed: threading.Lock = field(default_factory=threading.Lock)
@@ -116,7 +114,6 @@ def serving(
 
 
 def _answer_all(model: Runtime, batcher: Batcher[_Pending]) -> None:
-    """Answer batches until the server ends."""
     while (batch := batcher.take()) is not None:
         while batch:
             group = [pending for pending in batch if pending.shapes == batch[0].shapes]

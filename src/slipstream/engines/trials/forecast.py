@@ -99,7 +99,7 @@ class Simulated:
         self._tasks.clear()
 
     def bound_s(self, trials: Iterable[Trial]) -> float:
-        """Return T* of `trials`, each candidate's rungs one after another; 0.0 without any."""
+        """Return T* of `trials`, with each candidate's rungs in sequence; 0.0 without any."""
         chains: dict[str, tuple[float, Cost]] = {}
         for trial in trials:
             if trial.number in self._work:

@@ -109,9 +109,7 @@ def open_library(
     """Read samples in the form that `model` takes.
 
     Args:
-        source: a data set of `slipstream.data` with images or rows; an ``.npz`` with ``x`` and
-            optionally ``y``; ``file.py:function``, which returns (x, y) or x, with x one array or
-            several; None for the batch of the workload that `model` was built from.
+        source: see `slipstream.runtimes.samples.read_samples`.
         value_range: values to which 0 and 255 are mapped (`slipstream.runtimes.fit`).
         limit: maximum number of samples.
 

@@ -1,21 +1,17 @@
-"""Numbers of queries that a percentile needs: MLPerf's early stopping, and the older fixed counts.
+"""Numbers of queries that a percentile needs, by MLPerf's early stopping.
 
 A run supports the hypothesis that a share p of queries is within the bound if so few queries over
 it are unlikely otherwise. With t queries over and h within the bound, that is
 I_p(h, t + 1) <= 1 - c, with I the regularised incomplete beta function; MLPerf sets c = 0.99.
 
-Source: MLPerf Inference rules, appendix on early stopping; the paper (arXiv 1911.02549, section
-III-D) has the fixed counts.
+Source: MLPerf Inference rules, appendix on early stopping.
 """
 
 from __future__ import annotations
 
-import math
 from functools import lru_cache
 
 CONFIDENCE = 0.99
-_MARGIN_SHARE = 20
-_ROUNDED_TO = 1 << 13
 
 
 @lru_cache(maxsize=1 << 16)
@@ -73,12 +69,3 @@ def estimate(latencies: list[float], percentile: float) -> float | None:
     """Return the percentile's early-stopping estimate; None for too few queries."""
     dropped = discarded(len(latencies), percentile)
     return None if dropped is None else sorted(latencies)[-1 - dropped]
-
-
-def fixed_count(percentile: float) -> int:
-    """Return the number of queries that the paper's rule requires, without early stopping."""
-    from scipy.special import ndtri
-
-    margin = (1 - percentile) / _MARGIN_SHARE
-    needed: float = ndtri(0.5 + CONFIDENCE / 2) ** 2 * percentile * (1 - percentile) / margin**2
-    return math.ceil(needed / _ROUNDED_TO) * _ROUNDED_TO

@@ -262,7 +262,6 @@ class System:
         self._watch.answered += len(ids)
 
     def _answers(self, outputs: list[Array]) -> Array:
-        """Return the answer to each sample, [N, ...]."""
         scores = outputs[0]
         if self._classes and scores.ndim == 2:
             return np.asarray(scores.argmax(1))

@@ -25,12 +25,17 @@ Method = Literal["nearest", "bilinear", "bicubic", "area", "lanczos"]
 Coordinates = Literal["half_pixel", "corners", "asymmetric"]
 
 
-def _pillow(module: str = "Image") -> Any:
+def pillow(module: str = "Image") -> Any:
+    """Import a module of Pillow.
+
+    Raises:
+        MissingExtraError: Pillow is not installed.
+    """
     try:
         # By name, since Pillow is an extra that mypy need not find.
         return importlib.import_module(f"PIL.{module}")
     except ImportError as error:
-        raise MissingExtraError("preprocessing images", "Pillow", "vision") from error
+        raise MissingExtraError("decoding and encoding images", "Pillow", "vision") from error
 
 
 @dataclass(frozen=True)
@@ -55,14 +60,14 @@ class Decode(Stage):
     def __call__(self, value: Any) -> Array:
         if isinstance(value, np.ndarray):
             return self._pixels(value)
-        image = _pillow()
+        image = pillow()
         try:
             if isinstance(value, (str, Path)):
                 value = Path(value).read_bytes()
             with image.open(io.BytesIO(value)) as opened:
                 opened.load()
                 if self.exif:
-                    opened = _pillow("ImageOps").exif_transpose(opened)
+                    opened = pillow("ImageOps").exif_transpose(opened)
                 return self._rgb(image, opened)
         except (*_DAMAGED, image.DecompressionBombError) as error:
             raise RawInputError(
@@ -194,7 +199,7 @@ class Resize(Stage):
             self.antialias or self.method in ("nearest", "area", "lanczos")
         )
         if plain and value.dtype == np.uint8:
-            image = _pillow()
+            image = pillow()
             method = image.Resampling[{"area": "BOX"}.get(self.method, self.method.upper())]
             grey = value.shape[2] == 1
             opened = image.fromarray(value[..., 0] if grey else np.ascontiguousarray(value))
