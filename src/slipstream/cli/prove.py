@@ -142,7 +142,6 @@ def command(
         return
     # Everything that can be wrong in the request, before anything takes time.
     chosen = {techniques.combination_name(one): one for one in map(techniques.parse, technique)}
-    names = list(chosen)
     recipe = request.workload()
     for one in chosen.values():
         check_script(recipe, one)
@@ -172,17 +171,19 @@ def command(
         )
     with progress(f"proving {recipe.name}") as report, history(store, measures=True) as past:
         shown = past.shown(request, where)
-        if new := [name for name in names if name not in shown]:
+        if new := {name: parts for name, parts in chosen.items() if name not in shown}:
             graph = request.graph(report, options.needs_of(new), note)
-            predictions = predict(graph, new, cluster=where, widen=past.widen, report=report)
+            predictions = predict(
+                graph, list(new.values()), cluster=where, widen=past.widen, report=report
+            )
             # Before it is measured: where it fails, this says why.
             for p in refused(predictions):
                 note(f"{p.technique} is measured though it should not apply: {p.why_not}")
             shown |= past.keep(predictions, recipe.name)
         comparison = prove(
             recipe,
-            names,
-            predictions={name: shown[name] for name in names if name in shown},
+            list(chosen.values()),
+            predictions={name: shown[name] for name in chosen if name in shown},
             cluster=where,
             budget=budget,
             target=target,

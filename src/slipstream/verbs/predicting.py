@@ -106,7 +106,7 @@ def predict(
     durations = durations or Durations(threads=int(graph.meta.get("threads", 1)))
     context = Context(durations, cluster)
     baseline = baseline or replay(graph)
-    combinations = [_combination(alternative) for alternative in techniques]
+    combinations = [combination_of(alternative) for alternative in techniques]
     if cluster is not None:
         # Fail before anything is measured.
         for combination in combinations:
@@ -128,9 +128,8 @@ def predict(
     return predictions
 
 
-def _combination(
-    alternative: str | Technique | Sequence[Technique],
-) -> tuple[Technique, ...]:
+def combination_of(alternative: str | Technique | Sequence[Technique]) -> tuple[Technique, ...]:
+    """Parse an alternative of `predict` or `prove`."""
     if isinstance(alternative, str):
         return technique.parse(alternative)
     if isinstance(alternative, Technique):

@@ -197,9 +197,7 @@ def _sum(graph: Graph, name: str, group: Sequence[Moved], limits: Peaks | None) 
     limit_ns: float | None = None
     if limits is not None:
         calls = ((moved, graph.task(moved.task).known_call) for moved in group)
-        limit_ns = sum(
-            limits.min_ns(moved, call) for moved, call in calls if moved.kind != "view"
-        )
+        limit_ns = sum(limits.min_ns(moved, call) for moved, call in calls if moved.kind != "view")
     return MovedRow(
         name,
         float(graph.tasks.duration_ns[[moved.task for moved in group]].sum()),

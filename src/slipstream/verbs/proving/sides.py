@@ -23,12 +23,8 @@ from slipstream.measure.memory import read_status_bytes, reset_peak, resettable
 from slipstream.measure.records import RUN_DELAY, PredictionRecord
 from slipstream.measure.runner import RunPlan
 from slipstream.technique import QualityKind, Technique
-from slipstream.verbs.children import (
-    DEFAULT_TIMEOUT_S,
-    calls,
-    memory_limit_bytes,
-    run_program,
-)
+from slipstream.verbs.children import DEFAULT_TIMEOUT_S, calls, memory_limit_bytes, run_program
+from slipstream.verbs.predicting import combination_of
 from slipstream.verbs.proving.quality import check_quality
 from slipstream.verbs.proving.ranks import RanksArm, rank_hosts
 from slipstream.verbs.proving.summary import TENSOR_PEAK
@@ -113,7 +109,7 @@ def _script_end() -> Iterator[None]:
 
 def prove(
     workload: Workload | str,
-    techniques: Sequence[str | Technique],
+    techniques: Sequence[str | Technique | Sequence[Technique]],
     *,
     predictions: Mapping[str, PredictionRecord] | None = None,
     cluster: Cluster | None = None,
@@ -146,7 +142,7 @@ def prove(
     and traffic, in events of the kind `slipstream.measure.records.AFTERWARDS`.
 
     Args:
-        techniques: alternatives: technique specs or techniques.
+        techniques: alternatives: technique specs, techniques, or combinations of techniques.
         predictions: by arm (the technique's name).
         budget, target: stop after this time, or when the interval is narrower than this.
         launches: maximum number of starts per side.
@@ -170,13 +166,11 @@ def prove(
     if quality_budget == "auto":
         quality_budget = default_quality_budget(budget)
     budget_s = None if quality_budget is None else seconds(quality_budget, "quality_budget")
+    parsed = [combination_of(alternative) for alternative in techniques]
+    combinations = {technique.combination_name(parts): parts for parts in parsed}
     changed = {}
-    combinations = {}
-    for spec in techniques:
-        parts = technique.parse(spec) if isinstance(spec, str) else (spec,)
-        name = technique.combination_name(parts)
+    for name, parts in combinations.items():
         check_script(workload, parts)
-        combinations[name] = parts
         changed[name] = workload.with_technique(*parts), technique.quality_of(parts)
     moving = [name for name, parts in combinations.items() if technique.clock(parts) == "wall"]
     with (
