@@ -149,7 +149,7 @@ def test_settings_of_one_technique_exclude_each_other(page: Browser, tmp_path: P
 def test_a_combination_that_was_not_simulated_says_so(
     page: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("slipstream.report.what_if._MOST_COMBINATIONS", 0)
+    monkeypatch.setattr("slipstream.report.what_if._MAX_COMBINATIONS", 0)
     wanted = ["fused_optimizer:fused", "checkpointing"]
     graph = captured("transformer")
     path = write_report(graph, tmp_path / "r.html", techniques=wanted, durations=AlikeDurations())

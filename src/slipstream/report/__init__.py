@@ -1,4 +1,4 @@
-"""One page about a step: a self-contained HTML file, drawn from a JSON document."""
+"""The report of a step: a self-contained HTML file that draws a JSON document."""
 
 from slipstream.report.write import write_report
 

@@ -1,4 +1,4 @@
-"""Families of operators: the few kinds of work that a reader tells apart by colour."""
+"""Families of operators, which the page distinguishes by colour."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ FAMILIES = (
     "communication",
     "host",
 )
-"""What `families` counts in; the order of the legend."""
+"""Names of families, in the order of the legend."""
 
 _HOST = (Kind.HOST, Kind.LAUNCH, Kind.WAIT, Kind.COLLECTION)
-# The first that is found in an operator's or kernel's name says its family.
+# The first pattern found in the name of an operator or kernel determines its family.
 _WORDS = (
     ("communication", r"nccl|all_?reduce|all_?gather|reduce_?scatter|broadcast_|c10d"),
     ("attention", r"attention|flash|fmha|attn"),
@@ -45,7 +45,7 @@ _ELEMENTWISE = FAMILIES.index("elementwise")
 
 
 def families(graph: Graph) -> NDArray[np.uint8]:
-    """uint8 [n], the index in `FAMILIES` of every task."""
+    """Return the index in `FAMILIES` of every task, uint8 [n]."""
     tasks = graph.tasks
     by_name = np.full(len(graph.strings), _ELEMENTWISE, np.uint8)
     for name in np.unique(tasks.name).tolist():

@@ -1,4 +1,4 @@
-"""What a step holds in memory: a curve by role, and the lifetimes of the largest tensors."""
+"""Memory of a step: a curve by role, and the lifetimes of the largest tensors."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from slipstream.graph import Role, Timeline
 from slipstream.report._arrays import Arrays
 
-# Points of the curve: as many as a wide screen has columns, for the step itself.
+# Points of the curve; for the recorded step as many as a wide screen has columns.
 _POINTS, _FEW_POINTS = 4096, 512
 _TENSORS, _FEW_TENSORS = 3000, 400
-# From the bottom of the stack: what is always there, what comes and goes, the rest.
+# From the bottom of the stack: lasting tensors, temporary ones, others.
 _ORDER = (
     Role.PARAMETER, Role.BUFFER, Role.OPTIMIZER, Role.GRADIENT, Role.INPUT, Role.ACTIVATION,
     Role.TEMPORARY, Role.OTHER,
@@ -22,11 +22,10 @@ Floats = NDArray[np.float64]
 
 
 def holdings(timeline: Timeline, arrays: Arrays, *, detail: bool) -> dict[str, Any] | None:
-    """Curve and lifetimes; None when memory was not recorded.
+    """Return curve and lifetimes; None if memory was not recorded.
 
-    The curve keeps the highest moment of every stretch it leaves points out of, so the peak is
-    in it. The tensors are the largest at the peak and the largest of the whole step; what they
-    leave out is in the curve.
+    The curve retains the maximum of every interval, and so the peak. The tensors are the largest
+    at the peak and the largest of the whole step.
     """
     memory = timeline.graph.memory
     if not len(memory):
@@ -37,19 +36,19 @@ def holdings(timeline: Timeline, arrays: Arrays, *, detail: bool) -> dict[str, A
     times, _ = timeline.memory_curve()
     levels = np.stack(
         [
-            _level(times, memory.nbytes[mine], birth[mine], death[mine])
-            for mine in (memory.role == role for role in roles)
+            _level(times, memory.nbytes[of_role], birth[of_role], death[of_role])
+            for of_role in (memory.role == role for role in roles)
         ]
     )
-    kept = _highest(times, levels.sum(axis=0), _POINTS if detail else _FEW_POINTS)
+    points = _highest(times, levels.sum(axis=0), _POINTS if detail else _FEW_POINTS)
     largest = _largest(timeline, _TENSORS if detail else _FEW_TENSORS)
     return {
         "peak_bytes": timeline.peak_bytes,
         "peak_ns": float(lives.peak_time_ns[0]),
         "points": len(times),
         "roles": [role.name.lower() for role in roles],
-        "times": arrays.times(times[kept]),
-        "levels": [arrays.times(level[kept]) for level in levels],
+        "times": arrays.times(times[points]),
+        "levels": [arrays.times(level[points]) for level in levels],
         "allocations": len(memory),
         "tensors": {
             "bytes": arrays.times(memory.nbytes[largest]),
@@ -64,7 +63,7 @@ def holdings(timeline: Timeline, arrays: Arrays, *, detail: bool) -> dict[str, A
 
 
 def _largest(timeline: Timeline, most: int) -> NDArray[np.int64]:
-    """At most so many allocations, largest first: half of them for the peak, half for all else."""
+    """Return at most `most` allocations, largest first: half of the peak, half of the rest."""
     memory, lives = timeline.graph.memory, timeline.memory
     birth, death, peak_ns = lives.birth_ns[0], lives.death_ns[0], lives.peak_time_ns[0]
     by_size = np.argsort(-memory.nbytes, kind="stable")
@@ -80,7 +79,7 @@ def _largest(timeline: Timeline, most: int) -> NDArray[np.int64]:
 def _level(
     times: Floats, nbytes: NDArray[np.int64], birth: Floats, death: Floats
 ) -> NDArray[np.int64]:
-    """int64 [times], the bytes alive from each moment until the next."""
+    """Return the bytes alive from each time to the next, int64 [times]."""
 
     def until(moments: Floats) -> NDArray[np.int64]:
         order = np.argsort(moments, kind="stable")
@@ -90,13 +89,13 @@ def _level(
 
     level = until(birth) - until(death)
     if len(level):
-        # What lives to the end is shown there, not as a fall to nothing.
+        # Allocations that live to the end count there too.
         level[-1] += int(nbytes[death >= times[-1]].sum())
     return level
 
 
 def _highest(times: Floats, total: NDArray[np.int64], most: int) -> NDArray[np.int64]:
-    """Which points to keep: of equal stretches of time the first and the highest."""
+    """Return the indices of the first and highest points of equal time intervals."""
     if len(times) <= most:
         return np.arange(len(times))
     width = (times[-1] - times[0]) / (most // 2)
@@ -108,14 +107,14 @@ def _highest(times: Floats, total: NDArray[np.int64], most: int) -> NDArray[np.i
 
 
 def _first_users(timeline: Timeline, chosen: NDArray[np.int64]) -> NDArray[np.int64]:
-    """int64 [chosen], the first task with the storage among its operands; -1 where none is."""
+    """Return the first task that uses each storage, int64 [chosen]; -1 if none does."""
     graph = timeline.graph
     task_of = np.repeat(np.arange(len(graph)), np.diff(graph.operand_start))
     storages, first = np.unique(graph.operands, return_index=True)
-    wanted = graph.memory.storage[chosen]
-    place = np.searchsorted(storages, wanted)
-    known = (wanted >= 0) & (place < len(storages))
-    known[known] = storages[place[known]] == wanted[known]
+    requested = graph.memory.storage[chosen]
+    place = np.searchsorted(storages, requested)
+    used = (requested >= 0) & (place < len(storages))
+    used[used] = storages[place[used]] == requested[used]
     users = np.full(len(chosen), -1, np.int64)
-    users[known] = task_of[first[place[known]]]
+    users[used] = task_of[first[place[used]]]
     return users

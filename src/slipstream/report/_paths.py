@@ -1,8 +1,8 @@
-"""Paths of nesting: phase, modules, enclosing operators; a tree that tasks point into.
+"""Nesting of tasks: a tree of phases, modules and enclosing operators.
 
-The levels above an operator are few and repeat: 200 000 tasks of a transformer share a few
-hundred. A module that only holds others (``Sequential``, ``ModuleList``) is no level of its own:
-``model.blocks.0.mlp.2`` reads ``model``, ``blocks.0``, ``mlp.2``.
+The levels above operators repeat: 200,000 tasks of a transformer share a few hundred. A container
+(``Sequential``, ``ModuleList``) is not a separate level: ``model.blocks.0.mlp.2`` has the levels
+``model``, ``blocks.0`` and ``mlp.2``.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _Level = tuple[str, str]
 
 
 class Paths:
-    """A tree of levels; each has a kind (phase, module or operator) and a label."""
+    """A tree of levels, each with a kind (phase, module or operator) and a label."""
 
     def __init__(self) -> None:
         self._index: dict[tuple[int, str, str], int] = {}
         self._nodes: list[tuple[int, str, str]] = []
 
     def of(self, graph: Graph) -> NDArray[np.int64]:
-        """int64 [n], for each task of `graph` one more than its innermost level; 0 for none."""
+        """Return one plus the index of each task's innermost level, int64 [n]; 0 for none."""
         tasks = graph.tasks
         triples = np.stack([tasks.phase.astype(np.int64), tasks.module, tasks.scope], axis=1)
         unique, inverse = np.unique(triples, axis=0, return_inverse=True)
@@ -48,7 +48,7 @@ class Paths:
         return chosen
 
     def to_json(self) -> list[list[Any]]:
-        """[parent, kind, label] of each level; parents as the tasks: 0 for none, else one more."""
+        """Return [parent, kind, label] of each level; parents are one plus an index, 0 for none."""
         return [list(node) for node in self._nodes]
 
     def _add(self, levels: Iterable[_Level]) -> int:
@@ -82,7 +82,7 @@ def _operators(scope: str) -> list[_Level]:
     levels: list[str] = []
     for part in filter(None, scope.split("/")):
         plain = part.removeprefix(_ENGINE).removeprefix("Optimizer.step#").rpartition("::")[2]
-        # The engine's own frame and the function it evaluates have one name.
+        # The engine's frame and the function that it evaluates have the same name.
         if not levels or levels[-1] != plain:
             levels.append(plain)
     return [("operator", level) for level in levels]

@@ -1,4 +1,4 @@
-"""What is known of the run itself: how it was recorded, on what, and what to keep in mind."""
+"""Facts about the recorded run: the machine, the settings, and caveats."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ _FACTS = (
     ("torch.version", "torch"),
 )
 _SAME_MACHINE = ("cpu.model", "cpu.logical")
-# Of `_FACTS`: enough to tell two machines apart in a sentence.
-_SHORTLY = 2
+# Number of `_FACTS` that identify a machine in a sentence.
+_IDENTIFYING = 2
 
 
 def run_facts(
-    graph: Graph, baseline: Timeline, as_it_is: Prediction | None, environment: Environment
+    graph: Graph, baseline: Timeline, unchanged: Prediction | None, environment: Environment
 ) -> dict[str, Any]:
-    """The head of the report: what ran, how long it takes, and what that rests on.
+    """Return the header of the report: the workload, its step time and the sources of it.
 
     Args:
-        as_it_is: the prediction for the unchanged step, whose interval is what re-measuring it
-            differs by; None for a step without time.
-        environment: where the report is written and techniques were simulated. The machine that
-            is shown is the one the step was recorded on, if that is known.
+        unchanged: the prediction for the unchanged step, whose interval is the variation between
+            recordings; None for a step without time.
+        environment: where techniques were simulated. The report shows the machine on which the
+            step was recorded, if it is known.
     """
     meta = graph.meta
     step_ns = baseline.step_ns
     tasks = graph.tasks
-    shares = as_it_is.shares if as_it_is is not None else {}
+    shares = unchanged.shares if unchanged is not None else {}
     return {
         "workload": str(meta.get("workload", "this step")),
         "created": str(meta.get("created", "")),
@@ -50,11 +50,11 @@ def run_facts(
         "samples": graph.samples,
         "tasks": len(graph),
         "step_ns": step_ns,
-        "interval_ns": [step_ns * as_it_is.low, step_ns * as_it_is.high] if as_it_is else None,
+        "interval_ns": [step_ns * unchanged.low, step_ns * unchanged.high] if unchanged else None,
         "peak_bytes": baseline.peak_bytes,
         "recorded_ns": meta.get("step_ns") if isinstance(meta.get("step_ns"), Mapping) else {},
         "shares": {str(key): share for key, share in shares.items()},
-        "provenances": [str(one) for one in PROVENANCES],
+        "provenances": [str(provenance) for provenance in PROVENANCES],
         "spread": float(tasks.spread.max(initial=0.0)),
         "settings": _settings(graph),
         "machine": _machine(_recorded_on(graph) or environment.facts),
@@ -65,7 +65,7 @@ def run_facts(
 
 
 def _settings(graph: Graph) -> list[list[str]]:
-    """What the step ran with, as far as it was recorded: pairs of a name and a value."""
+    """Return the recorded settings of the step, as pairs of name and value."""
     meta = graph.meta
     optimizer = meta.get("optimizer")
     baseline = meta.get("baseline")
@@ -80,7 +80,10 @@ def _settings(graph: Graph) -> list[list[str]]:
         ("autocast", baseline.get("amp") or "off" if isinstance(baseline, Mapping) else None),
         ("compiled", _yes_no(baseline, "compiled")),
         ("steps recorded", meta.get("aligned_steps", meta.get("steps"))),
-        ("profiler's cost taken off per event", _time(meta.get("profiler_ns_per_event") or None)),
+        (
+            "profiler overhead subtracted per event",
+            _time(meta.get("profiler_ns_per_event") or None),
+        ),
     ]
     return [[name, str(value)] for name, value in rows if value is not None]
 
@@ -108,14 +111,14 @@ def _time(value: Any) -> str | None:
 def _machine(facts: Mapping[str, Any]) -> list[list[str]]:
     mib = facts.get("memory.total_mib")
     sizes = {"memory.total_mib": format_bytes(mib * 2**20)} if isinstance(mib, int) else {}
-    known = ((label, sizes.get(key, facts.get(key))) for key, label in _FACTS)
+    rows = ((label, sizes.get(key, facts.get(key))) for key, label in _FACTS)
     return [
-        [label, str(value)] for label, value in known if value not in (None, "", "unreadable", "no")
+        [label, str(value)] for label, value in rows if value not in (None, "", "unreadable", "no")
     ]
 
 
 def _recorded_on(graph: Graph) -> dict[str, Any]:
-    """Facts about the machine, and the torch that ran there; empty where they are not known."""
+    """Return facts about the recording machine and its torch; empty if unknown."""
     recorded = graph.meta.get("machine")
     if not isinstance(recorded, Mapping):
         return {}
@@ -123,23 +126,24 @@ def _recorded_on(graph: Graph) -> dict[str, Any]:
 
 
 def _notes(graph: Graph, here: Mapping[str, Any]) -> list[str]:
-    """What the reader of a number should know of the recording; `here` the report is written."""
+    """Return caveats of the recording; `here` are the facts of this machine."""
     meta = graph.meta
     notes = []
     recorded = _recorded_on(graph)
     if not recorded:
         notes.append(
-            "Where the step was recorded is not known; the machine shown is the one this report "
-            "was written on."
+            "The recording machine is unknown; the machine shown is the one that wrote this report."
         )
     elif any(recorded.get(name) != here.get(name) for name in _SAME_MACHINE):
-        machine = ", ".join(value for _, value in _machine(here)[:_SHORTLY])
-        notes.append(f"Techniques were simulated with timings of another machine: {machine}.")
+        machine = ", ".join(value for _, value in _machine(here)[:_IDENTIFYING])
+        notes.append(f"Techniques were simulated with timings from another machine: {machine}.")
     if meta.get("contended"):
         notes.append("The machine was busy while the step was recorded; minima were taken.")
     if meta.get("unaligned_share"):
         share = format_percent(float(meta["unaligned_share"]))
-        notes.append(f"The steps differ in {share} of their operators; one of them was recorded.")
+        notes.append(
+            f"The steps differ in {share} of their operators; the report shows one of them."
+        )
     if not len(graph):
-        notes.append("The graph has no tasks: nothing ran, or nothing of it was recorded.")
+        notes.append("The graph has no tasks: nothing ran, or nothing was recorded.")
     return notes

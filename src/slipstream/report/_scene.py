@@ -1,4 +1,4 @@
-"""A scene: one simulated step as columns that the page draws, the recorded one or an edited one."""
+"""A scene: columns of one simulated step, recorded or edited, that the page draws."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _SHORT = {
     "float64": "f64", "float32": "f32", "float16": "f16", "bfloat16": "bf16", "int64": "i64",
     "int32": "i32", "int16": "i16", "int8": "i8", "uint8": "u8",
 }  # fmt: skip
-# A list of tensors (a fused optimizer's) can have hundreds.
+# Lists of tensors, as in a fused optimizer, can have hundreds.
 _SHOWN = 4
 
 
 class Scenes:
-    """Makes scenes that share strings, calls, paths of nesting and the block of arrays."""
+    """Factory of scenes that share strings, calls, nesting and the block of arrays."""
 
     def __init__(self, arrays: Arrays) -> None:
         self.arrays = arrays
@@ -31,7 +31,7 @@ class Scenes:
         self._paths = Paths()
 
     def shared(self) -> dict[str, Any]:
-        """What the columns of all scenes made so far refer to."""
+        """Return the tables to which the columns of all scenes refer."""
         return {
             "strings": list(self.strings.freeze()),
             "calls": list(self._calls.freeze()),
@@ -39,10 +39,10 @@ class Scenes:
         }
 
     def scene(self, timeline: Timeline, *, detail: bool) -> dict[str, Any]:
-        """The first step of `timeline`, its critical path and its memory.
+        """Return the first step of `timeline` with its critical path and memory.
 
         Args:
-            detail: whether it is the step the report is about: finer memory, more tensors.
+            detail: whether to include a finer memory curve and more tensors.
         """
         graph, tasks = timeline.graph, timeline.graph.tasks
         path = find_critical_path(timeline)
@@ -82,7 +82,7 @@ class Scenes:
         }
 
     def _texts(self, graph: Graph, column: Any) -> Any:
-        """`column`, an index into the graph's strings, as an index into the shared ones."""
+        """Convert indices into the graph's strings to indices into the shared ones."""
         return self._shared_index(column, lambda text: self.strings.add(graph.strings[text]))
 
     def _call_texts(self, graph: Graph) -> Any:

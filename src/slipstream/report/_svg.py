@@ -1,4 +1,4 @@
-"""One picture as SVG, light and dark: lines, words and bars of curves, batches and links."""
+"""SVG drawings with light and dark colours."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _STYLE = (
 
 
 class Drawing:
-    """Shapes in the order they are drawn; lengths are pixels.
+    """Shapes in drawing order; lengths are in pixels.
 
     Args:
-        title: above the picture, and what it is read out as.
-        left: where the title begins.
+        title: heading of the drawing and its label for screen readers.
+        left: x position of the title.
     """
 
     def __init__(self, title: str, width: float, height: float, left: float) -> None:
@@ -31,11 +31,11 @@ class Drawing:
         self, x: float, y: float, words: str, *,
         anchor: str = "", faint: bool = False, size: int = 0,
     ) -> None:  # fmt: skip
-        """Words from `x` on, or with their middle or end there.
+        """Draw text that starts at `x`, or has its middle or end there.
 
         Args:
-            anchor: ``middle`` or ``end``.
-            size: of the letters; 0 for the picture's own.
+            anchor: ``middle`` or ``end``; "" for the start.
+            size: font size; 0 for the default.
         """
         kind = _attribute("class", "faint" if faint else "")
         self._parts.append(
@@ -46,7 +46,7 @@ class Drawing:
     def line(
         self, x1: float, y1: float, x2: float, y2: float, *, dashes: str = "", colour: str = ""
     ) -> None:
-        """A straight line, in the picture's own colour unless `colour` is given."""
+        """Draw a straight line, in the default colour unless `colour` is given."""
         style = _attribute("style", f"stroke:{colour}" if colour else "")
         self._parts.append(
             f'<line x1="{x1:.1f}" x2="{x2:.1f}" y1="{y1:.1f}" y2="{y2:.1f}"{style}'
@@ -57,7 +57,7 @@ class Drawing:
         self, x: float, y: float, width: float, height: float, colour: str, *,
         opacity: float = 1.0, tip: str = "",
     ) -> None:  # fmt: skip
-        """A filled rectangle; `tip` shows under the pointer."""
+        """Draw a filled rectangle with an optional tooltip."""
         faded = _attribute("opacity", "" if opacity == 1.0 else opacity)
         self._parts.append(
             f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" '
@@ -65,11 +65,11 @@ class Drawing:
         )
 
     def shape(self, element: str) -> None:
-        """An element of SVG as it is."""
+        """Add an SVG element unchanged."""
         self._parts.append(element)
 
     def scale(self, left: float, right: float, ticks: Iterable[tuple[float, str]]) -> None:
-        """Lines across the picture, each with its y and its words at the left."""
+        """Draw horizontal lines at ticks (y, label), with labels to the left."""
         for y, words in ticks:
             self.line(left, y, right, y)
             self.text(left - 6, y + 4, words, anchor="end", faint=True)
@@ -77,7 +77,7 @@ class Drawing:
     def legend(
         self, left: float, top: float, apart: float, entries: Iterable[tuple[str, float, str]]
     ) -> None:
-        """Squares beside each other, each with its colour, opacity and words."""
+        """Draw squares with labels, from (colour, opacity, label)."""
         for number, (colour, opacity, words) in enumerate(entries):
             x = left + apart * number
             self.rect(x, top, 10, 10, colour, opacity=opacity)

@@ -1,4 +1,4 @@
-"""Throughput and memory against the batch size, as an SVG."""
+"""Plot of throughput and memory over the batch size, as an SVG."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ _POINTS = 64
 
 
 def batch_svg(model: BatchModel) -> str:
-    """Two panels over one logarithmic axis of samples: samples per second with their interval,
-    and the memory of the process under its limit. Dots were measured.
+    """Plot samples per second with interval, and memory with its limit, over samples (log scale).
+
+    Dots are measurements.
     """
-    sizes = [one.samples for one in model.measured]
+    sizes = [measured.samples for measured in model.measured]
     low = max(min(min(sizes), model.samples) / 2, 1)
-    # The limit itself, if it is not so far that the samples would be squeezed into a corner.
+    # Up to the limit, unless the measured samples would be squeezed into a corner.
     high = max(max(sizes) * 2, min(model.max_batch(), max(sizes) * 16), low + 1)
 
     def x(samples: float) -> float:
@@ -33,7 +34,7 @@ def batch_svg(model: BatchModel) -> str:
     bottom = _TOP + 2 * _HEIGHT + _BETWEEN
     title = f"{model.workload}: batch size"
     drawing = Drawing(title, _WIDTH, bottom + _BELOW, _LEFT)
-    rates = [(one.samples, one.samples / one.step_ns * 1e9) for one in model.measured]
+    rates = [(m.samples, m.samples / m.step_ns * 1e9) for m in model.measured]
     bands = [(b, model.throughput(b)) for b in (across if model.why_not is None else [])]
     most = max([rate for _, rate in rates] + [band.estimate for _, band in bands]) * 1.1
     _draw_panel(drawing, "samples per second", _TOP, most, lambda value: f"{value:.3g}")
@@ -52,15 +53,15 @@ def batch_svg(model: BatchModel) -> str:
     _draw_panel(drawing, "memory of the process", begin, most, format_bytes)
     y = _scale(begin, most)
     drawing.shape(_line([(x(b), y(value)) for b, value in held], _MEMORY))
-    for one in model.measured:
-        place = x(one.samples), y(one.process_bytes)
-        drawing.shape(_dot(*place, _MEMORY, format_bytes(one.process_bytes)))
+    for measured in model.measured:
+        place = x(measured.samples), y(measured.process_bytes)
+        drawing.shape(_dot(*place, _MEMORY, format_bytes(measured.process_bytes)))
     if model.limit_bytes <= most:
         level = y(model.limit_bytes)
         drawing.line(_LEFT, level, _WIDTH - _RIGHT, level, dashes="4 3", colour="#c4502f")
         limit = f"limit {format_bytes(model.limit_bytes)}"
         drawing.text(_LEFT + 6, level - 5, limit, faint=True)
-    marks = [(model.samples, "as it is"), (model.best(), "take this")]
+    marks = [(model.samples, "baseline"), (model.best(), "recommended")]
     if model.knee is not None:
         marks.append((model.knee, "knee"))
     _draw_marks(drawing, [(x(b), b, word) for b, word in marks if low <= b <= high], bottom)
@@ -81,7 +82,7 @@ def _draw_panel(
 
 
 def _draw_marks(drawing: Drawing, marks: Sequence[tuple[float, int, str]], bottom: float) -> None:
-    """Vertical lines; words of neighbours that would touch go into one text."""
+    """Draw vertical lines; labels of close neighbours are joined."""
     words: list[tuple[float, str]] = []
     for at, samples, word in sorted(marks):
         drawing.line(at, _TOP, at, bottom, dashes="2 3")

@@ -1,4 +1,4 @@
-"""A scaling curve as an SVG: bars of a step's parts against the number of workers."""
+"""Scaling curve as an SVG: parts of a step over the number of workers."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _LEFT, _TOP, _HEIGHT, _BAR, _GAP, _BELOW = 70, 54, 240, 44, 26, 58
 def curve_svg(
     title: str, columns: Sequence[tuple[str, Mapping[str, float], str]], parts: Sequence[str]
 ) -> str:
-    """Stacked bars.
+    """Draw stacked bars.
 
     Args:
-        columns: label, nanoseconds by part, and a word above the bar: the wall.
-        parts: names, from the bottom up.
+        columns: label, nanoseconds by part, and the bottleneck shown above the bar.
+        parts: names, from bottom to top.
     """
     most = max((sum(column.values()) for _, column, _ in columns), default=0.0) or 1.0
     width = max(_LEFT + len(columns) * (_BAR + _GAP) + _GAP, 620)

@@ -1,6 +1,6 @@
-"""The document a page draws: all that is known of a step, as JSON and number columns.
+"""The document that the page draws: a step as JSON and numeric columns.
 
-A report carries it in its file; whatever else shows the same page serves the same document.
+The report's file contains it; the live page serves it.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from slipstream.verbs.predicting import predict
 from slipstream.verbs.results import Predicted, Prediction
 
 SCHEMA = 2
-# Tasks of all edited steps together that get a timeline of their own; the others give numbers.
-_MOST_EDITED_TASKS = 120_000
+# Total tasks of the edited steps with a timeline; further steps only have numbers.
+_MAX_EDITED_TASKS = 120_000
 
 
 def make_document(
     graph: Graph, what_ifs: WhatIfs, past: Past, environment: Environment | None = None
 ) -> tuple[dict[str, Any], Arrays]:
-    """The document of `graph`, and the columns it refers to.
+    """Return the document of `graph` and the columns to which it refers.
 
     Args:
-        environment: the machine predictions were made on; this one by default.
+        environment: machine of the predictions; this one by default.
 
     Raises:
         GraphError: the graph's dependencies form a cycle.
@@ -42,9 +42,9 @@ def make_document(
     baseline = replay(graph)
     arrays = Arrays()
     scenes = Scenes(arrays)
-    as_it_is = predict(graph, [()], widen=past.widen)[0] if baseline.step_ns else None
+    unchanged = predict(graph, [()], widen=past.widen)[0] if baseline.step_ns else None
     drawn = [scenes.scene(baseline, detail=True)]
-    run = run_facts(graph, baseline, as_it_is, environment or capture(torch=False))
+    run = run_facts(graph, baseline, unchanged, environment or capture(torch=False))
     document: dict[str, Any] = {
         "schema": SCHEMA,
         "title": f"{run['workload']} · slipstream report",
@@ -61,46 +61,48 @@ def make_document(
 
 
 def redacted(document: Mapping[str, Any], redact: Callable[[str], str]) -> dict[str, Any]:
-    """`document` with every text in it, names of keys aside, as `redact` gives it."""
+    """Apply `redact` to every text in `document`, except for keys."""
 
     def walk(value: Any) -> Any:
         if isinstance(value, str):
             return redact(value)
         if isinstance(value, Mapping):
-            return {key: walk(one) for key, one in value.items()}
+            return {key: walk(entry) for key, entry in value.items()}
         if isinstance(value, (list, tuple)):
-            return [walk(one) for one in value]
+            return [walk(entry) for entry in value]
         return value
 
     return {key: walk(value) for key, value in document.items()}
 
 
 def _what_ifs(
-    found: WhatIfs, past: Past, made: list[dict[str, Any]], scenes: Scenes
+    simulated: WhatIfs, past: Past, drawn: list[dict[str, Any]], scenes: Scenes
 ) -> dict[str, Any]:
-    """What was simulated; edited steps are added to `made` while there is room for them."""
-    shown = set(found.ranked)
-    in_order = sorted(found.predictions, key=lambda p: p.technique not in shown)
+    """Return the what-ifs; append scenes of edited steps to `drawn` up to the limit of tasks."""
+    shown = set(simulated.ranked)
+    in_order = sorted(simulated.predictions, key=lambda p: p.technique not in shown)
     scene_of: dict[str, int] = {}
-    room = _MOST_EDITED_TASKS
+    room = _MAX_EDITED_TASKS
     for prediction in in_order:
         edited = prediction.graph
         if edited is not None and len(edited) <= room:
             room -= len(edited)
-            scene_of[prediction.technique] = len(made)
-            made.append(scenes.scene(replay(edited), detail=False))
+            scene_of[prediction.technique] = len(drawn)
+            drawn.append(scenes.scene(replay(edited), detail=False))
     return {
-        "state": found.state,
-        "reason": found.reason,
+        "state": simulated.state,
+        "reason": simulated.reason,
         "predictions": [
-            prediction_document(p, past, scene_of.get(p.technique)) for p in found.predictions
+            prediction_document(p, past, scene_of.get(p.technique)) for p in simulated.predictions
         ],
-        "ranked": list(found.ranked),
-        "pareto_front": sorted(found.front),
-        "best": found.best,
-        "not_applicable": [{"technique": p.technique, "reason": p.why_not} for p in found.refused],
-        "failed": [{"technique": name, "reason": reason} for name, reason in found.failed],
-        "combinations": list(found.combinations),
+        "ranked": list(simulated.ranked),
+        "pareto_front": sorted(simulated.front),
+        "best": simulated.best,
+        "not_applicable": [
+            {"technique": p.technique, "reason": p.why_not} for p in simulated.refused
+        ],
+        "failed": [{"technique": name, "reason": reason} for name, reason in simulated.failed],
+        "combinations": list(simulated.combinations),
         "conflicts": _conflicts(),
     }
 
@@ -124,7 +126,7 @@ def prediction_document(
     )  # fmt: skip
     return {
         **{key: facts[key] for key in same},
-        "parts": [str(one) for one in p.techniques],
+        "parts": [str(part) for part in p.techniques],
         "samples": facts["samples_per_step"][1],
         "peak_bytes": facts["peak_bytes"][1],
         "shares": facts["provenance"],
@@ -135,10 +137,10 @@ def prediction_document(
 
 
 def _conflicts() -> dict[str, list[str]]:
-    """Names that cannot be combined, by name."""
-    known = technique.registry()
+    """Return the names with which each technique cannot be combined."""
+    kinds = technique.registry()
     clashes = {
-        name: [other for other in known if technique.clash(kind, known[other])]
-        for name, kind in known.items()
+        name: [other for other in kinds if technique.clash(kind, kinds[other])]
+        for name, kind in kinds.items()
     }
     return {name: others for name, others in clashes.items() if others}

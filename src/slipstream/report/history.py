@@ -1,4 +1,4 @@
-"""What was measured: of past predictions, to trust the next one; of this workload, to see it."""
+"""Measurements of past predictions on this machine and of this workload."""
 
 from __future__ import annotations
 
@@ -16,23 +16,22 @@ from slipstream.measure.records import Environment
 from slipstream.measure.render import speedup
 from slipstream.measure.store import Store, default_path
 
-# The latest ones; a page is no archive.
+# Number of latest scores that the page shows.
 _SHOWN = 200
 
 
 @dataclass(frozen=True)
 class Past:
-    """What the ledger says of predictions on this machine.
+    """Past predictions on this machine, from the ledger.
 
     Attributes:
-        state: ``ready``; ``none`` when nothing predicted was measured yet; ``failed`` when the
-            store cannot be read.
-        note: the state in one sentence.
-        scores: measured predictions, the latest last.
-        total: how many there are.
-        widen: (ratio, low, high) -> (low, high), as past errors demand; None without any.
-        measured: by technique and metric, what the latest measurement of the workload on this
-            machine found.
+        state: ``ready``; ``none`` if no prediction was measured yet; ``failed`` if the store cannot
+            be read.
+        note: the state in a sentence.
+        scores: latest measured predictions, oldest first.
+        total: number of measured predictions.
+        widen: (ratio, low, high) -> (low, high), widened by past errors; None without any.
+        measured: latest measurement of the workload on this machine, by technique and metric.
     """
 
     state: str
@@ -43,7 +42,7 @@ class Past:
     measured: Mapping[tuple[str, str], Measured] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """As the document holds it."""
+        """Return the part of the document."""
         return {
             "state": self.state, "note": self.note, "scores": self.scores, "total": self.total,
         }  # fmt: skip
@@ -55,56 +54,57 @@ def past_predictions(
     workload: str = "",
     comparisons: Sequence[Comparison] = (),
 ) -> Past:
-    """What the results store at `path` (by default the usual one) knows; it is only read.
+    """Read past predictions from the results store at `path`, by default the usual one.
 
-    A store that is not there, or cannot be read, is a state that the page shows.
+    The page shows a missing or unreadable store as a state.
 
     Args:
-        workload: the name of the one whose measurements are told.
-        comparisons: measurements of it besides those in the store; they count as the latest.
+        workload: name of the workload whose measurements are returned.
+        comparisons: further measurements of it, which count as the latest.
 
     Raises:
-        InvalidArgumentError: a comparison that measured none of `workload`.
+        InvalidArgumentError: a comparison did not measure `workload`.
     """
-    given = _given(workload, comparisons)
+    passed = _passed(workload, comparisons)
     path = path or default_path()
     if not path.exists():
-        return Past("none", measured=given)
+        return Past("none", measured=passed)
     try:
         with Store(path, read_only=True) as store:
             ledger = Ledger(store)
             scores = ledger.scores()
             note, widen = "none of them on this machine", None
             here = machine_id(environment)
-            # Other software on the same machine is the same machine.
+            # Includes environments with other software on this machine.
             ours = {e.env_id for e in store.environments() if machine_id(e) == here}
             if ours:
                 calibration = ledger.calibration(environment, "cpu")
                 note, widen = calibration.note, calibration.widen
             measured = latest_measured(store, workload, environment)
     except StoreError as error:
-        return Past("failed", str(error), measured=given)
-    shown = [_score(one) for one in scores[-_SHOWN:]]
+        return Past("failed", str(error), measured=passed)
+    shown = [_score(score) for score in scores[-_SHOWN:]]
     state = "ready" if scores else "none"
-    return Past(state, note, shown, len(scores), widen, {**measured, **given})
+    return Past(state, note, shown, len(scores), widen, {**measured, **passed})
 
 
-def _given(workload: str, comparisons: Sequence[Comparison]) -> dict[tuple[str, str], Measured]:
+def _passed(workload: str, comparisons: Sequence[Comparison]) -> dict[tuple[str, str], Measured]:
     measured: dict[tuple[str, str], Measured] = {}
-    for one in comparisons:
-        about = dict(measured_in(one.experiment, one.claims, workload))
-        if not about:
+    for comparison in comparisons:
+        claims = measured_in(comparison.experiment, comparison.claims, workload)
+        by_technique = dict(claims)
+        if not by_technique:
             raise InvalidArgumentError(
                 "comparisons",
-                f"'{one.experiment.title}' measured no technique on '{workload}'",
-                remedy="give what ss.prove returned for the workload the graph is of",
+                f"'{comparison.experiment.title}' measured no technique on '{workload}'",
+                remedy="pass what ss.prove returned for the workload of the graph",
             )
-        measured |= about
+        measured |= by_technique
     return measured
 
 
-def _score(one: Score) -> dict[str, Any]:
-    prediction, claim = one.prediction, one.claim
+def _score(score: Score) -> dict[str, Any]:
+    prediction, claim = score.prediction, score.claim
     return {
         "workload": prediction.workload,
         "technique": prediction.technique,
@@ -114,6 +114,6 @@ def _score(one: Score) -> dict[str, Any]:
         "measured": speedup(claim) or (claim.ratio, claim.low, claim.high),
         "level": claim.level,
         "blocks": claim.blocks,
-        "inside": one.inside,
-        "experiment": one.experiment_id,
+        "inside": score.inside,
+        "experiment": score.experiment_id,
     }

@@ -1,4 +1,4 @@
-"""One HTML file out of a document, its arrays, and the page that draws them."""
+"""The HTML of the page, with a document and its arrays, or for a server."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _ASSETS = ("page.js", "page.css")
 
 
 def assets() -> tuple[str, str]:
-    """Script and style of the page, as they are built from the sources in ``page/``.
+    """Return script and style of the page, built from the sources in ``page/``.
 
     Raises:
-        SlipstreamError: the package was installed without them.
+        SlipstreamError: they are not installed.
     """
     folder = files("slipstream.report") / "assets"
     try:
@@ -36,16 +36,16 @@ def assets() -> tuple[str, str]:
 
 
 def to_html(document: Mapping[str, Any], arrays: str) -> str:
-    """The whole page: nothing in it loads anything, and its policy forbids that it could."""
+    """Return a self-contained page, whose content security policy forbids to load anything."""
     script, style = assets()
-    # A browser would ask the server for an icon; the page's own is empty, and in it.
+    # The page has an empty inline icon, since browsers would request one from the server.
     policy = _policy(f"script-src '{_hash(script)}'", f"style-src '{_hash(style)}'")
     return _page(
         str(document["title"]),
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
         f"<style>{style}</style>",
-        '<div id="page"><noscript>This report draws itself with the script it carries; '
-        "switch scripts on for this file.</noscript></div>",
+        '<div id="page"><noscript>This report is drawn by a script; '
+        "enable scripts for this file.</noscript></div>",
         f'<script type="application/json" id="document">{_json(document)}</script>',
         f'<script type="text/plain" id="arrays">{arrays}</script>',
         f"<script>{script}</script>",
@@ -53,28 +53,28 @@ def to_html(document: Mapping[str, Any], arrays: str) -> str:
 
 
 def live_html(key: str | None = None) -> tuple[str, str]:
-    """The page without a document, for a server that brings one, and its policy.
+    """Return the page without a document, for a server that provides one, and its policy.
 
-    It loads its script and style, and talks to its server; the policy forbids all else.
+    The policy only allows script, style and connections of its server.
 
     Args:
-        key: asks for script and style with it, where the browser sends no cookie.
+        key: added to the addresses of script and style, for browsers that send no cookie.
     """
     query = f"?key={quote(key, safe='')}" if key else ""
     page = _page(
         "slipstream live",
         "",
         f'<link rel="stylesheet" href="page.css{query}">',
-        '<div id="page" data-live="live"><noscript>This page draws itself with a script; '
-        "switch scripts on for this address.</noscript></div>",
+        '<div id="page" data-live="live"><noscript>This page is drawn by a script; '
+        "enable scripts for this address.</noscript></div>",
         f'<script src="page.js{query}"></script>',
     )
     return page, _policy("script-src 'self'", "style-src 'self'", "connect-src 'self'")
 
 
 def _policy(*allowed: str) -> str:
-    rest = ("img-src data:", "base-uri 'none'", "form-action 'none'")
-    return "; ".join(["default-src 'none'", *allowed, *rest])
+    fixed = ("img-src data:", "base-uri 'none'", "form-action 'none'")
+    return "; ".join(["default-src 'none'", *allowed, *fixed])
 
 
 def _page(title: str, policy: str, style: str, *body: str) -> str:
@@ -95,7 +95,7 @@ def _page(title: str, policy: str, style: str, *body: str) -> str:
 
 def _json(document: Mapping[str, Any]) -> str:
     text = json.dumps(json_values(document), separators=(",", ":"), ensure_ascii=False)
-    # No name in the document may end the element that holds it.
+    # No text in the document may close the script element.
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 

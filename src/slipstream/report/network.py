@@ -1,4 +1,4 @@
-"""Links over time as an SVG: what goes out and comes in, and where training stands still."""
+"""Links over time as an SVG: bytes sent and received, and when training waits."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from slipstream.report._svg import Drawing
 from slipstream.units import format_duration
 from slipstream.verbs.proving.exposed import Exposed
 
-_SENT, _RECEIVED, _STILL = "#4a90d9", "#7fb069", "#e0a030"
+_SENT, _RECEIVED, _WAITING = "#4a90d9", "#7fb069", "#e0a030"
 _LEFT, _WIDTH, _RIGHT = 96, 640, 32
 _TOP, _HALF, _HEAD, _BELOW = 30, 52, 22, 26
-# Between the middles of two times below a panel, so that they can be told apart.
-_APART = 52
+# Minimum distance of labels of the time axis.
+_LABEL_DISTANCE = 52
 _LEGEND = (
-    (_SENT, 1.0, "sent"), (_RECEIVED, 1.0, "received"), (_STILL, 0.3, "training stands still"),
+    (_SENT, 1.0, "sent"), (_RECEIVED, 1.0, "received"), (_WAITING, 0.3, "training waits"),
 )  # fmt: skip
 
 
 def network_svg(title: str, sides: Sequence[Exposed]) -> str:
-    """A panel a side, all on one scale: bytes out above the line, bytes in below it.
+    """Draw a panel per side on one scale, with sent bytes above and received bytes below the line.
 
     Args:
-        sides: those that real ranks took.
+        sides: measured with real ranks.
     """
     long_s = max((side.drawn["stamps_s"][-1] for side in sides), default=0.0) or 1.0
-    most = max(map(_most, sides), default=0.0) or 1.0
+    most = max(map(_max_rate, sides), default=0.0) or 1.0
     panel = _HEAD + 2 * _HALF + _BELOW
     width, height = _LEFT + _WIDTH + _RIGHT, _TOP + len(sides) * panel + 24
     drawing = Drawing(title, width, height, _LEFT)
@@ -51,10 +51,10 @@ def _draw_panel(
 
     name = side.technique + (f" ({side.how})" if side.how else "")
     counted = "; loopback, all ranks" if shared else ""
-    drawing.text(_LEFT, top - 7, f"{name}: {format_duration(side.step_ns)} a step{counted}")
+    drawing.text(_LEFT, top - 7, f"{name}: {format_duration(side.step_ns)} per step{counted}")
     for began, ended in drawn["waits_s"]:
         width = max(x(ended) - x(began), 0.0)
-        drawing.rect(x(began), top, width, 2 * _HALF, _STILL, opacity=0.3)
+        drawing.rect(x(began), top, width, 2 * _HALF, _WAITING, opacity=0.3)
     directions = (
         [("sent", _SENT, -1)] if shared else [("sent", _SENT, -1), ("received", _RECEIVED, 1)]
     )
@@ -75,20 +75,20 @@ def _draw_panel(
     label = f"{8 * (line or _HALF / y_scale) / 1e6:.3g} Mbit/s"
     drawing.text(_LEFT - 6, y + 4, label, anchor="end", faint=True)
     drawing.line(_LEFT, middle, end, middle)
-    labelled = -float(_APART)
+    labelled = -float(_LABEL_DISTANCE)
     for number, stamp in enumerate(stamps):
         drawing.line(x(stamp), top, x(stamp), bottom)
-        if x(stamp) - labelled >= _APART:
+        if x(stamp) - labelled >= _LABEL_DISTANCE:
             labelled = x(stamp)
             words = format_duration(1e9 * stamp) if number else "0"
             drawing.text(x(stamp), bottom + 14, words, anchor="middle", faint=True, size=10)
 
 
-def _most(side: Exposed) -> float:
-    """The highest rate that is drawn of a side: of its cable, where it has one."""
+def _max_rate(side: Exposed) -> float:
+    """Return the maximum rate drawn for a side: that of its cable, if it has one."""
     line = side.link.line_bytes_per_s
     if line:
-        # What a bucket lets pass at once may be above it for a moment.
+        # A token bucket may exceed the rate for a moment.
         return 1.15 * line
     times, sent = side.drawn["times_s"], side.drawn["sent"]
     rates = [

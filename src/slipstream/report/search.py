@@ -1,4 +1,4 @@
-"""A study's trials and front as an SVG: two objectives against each other, or one over time."""
+"""Plot of a study as an SVG: two objectives, or one objective over trials."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ _ALL, _FRONT = "#4a90d9", "#c46a10"
 
 
 def front_svg(listing: Listing) -> str:
-    """Every scored trial a dot, the front joined; with one objective, the best so far by number."""
+    """Draw a dot per scored trial, and the Pareto front or the best value so far."""
     whole, objectives = listing.whole, listing.objectives
     if len(objectives) > 1:
         across, up = objectives[0].metric, objectives[1].metric
-        dots = [(one.values[across], one.values[up], one.number) for one in whole]
-        line = [(one.values[across], one.values[up]) for one in listing.front]
+        dots = [(t.values[across], t.values[up], t.number) for t in whole]
+        line = [(t.values[across], t.values[up]) for t in listing.front]
     else:
         across, up = "trial", objectives[0].metric
-        by_number = sorted(whole, key=lambda one: one.number)
-        dots = [(float(one.number), one.values[up], one.number) for one in by_number]
+        by_number = sorted(whole, key=lambda trial: trial.number)
+        dots = [(float(t.number), t.values[up], t.number) for t in by_number]
         line, best = [], None
-        for one in by_number:
-            value = one.values[up]
-            if not one.violation and (best is None or objectives[0].sign * (value - best) < 0):
+        for trial in by_number:
+            value = trial.values[up]
+            if not trial.violation and (best is None or objectives[0].sign * (value - best) < 0):
                 best = value
             if best is not None:
-                line.append((float(one.number), best))
+                line.append((float(trial.number), best))
     drawing = Drawing(f"study {listing.name}", _WIDTH, _TOP + _HEIGHT + _BELOW, _LEFT)
     if not dots:
         drawing.text(_LEFT, _TOP + 20, "no trial is complete yet", faint=True)

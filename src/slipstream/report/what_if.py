@@ -1,8 +1,8 @@
-"""What-ifs of a report: every technique, and as many combinations as a page can carry.
+"""Simulations of techniques and combinations for a report.
 
-A page without a server cannot simulate, so what its switches may be set to is simulated when it
-is written: single techniques first, then combinations of those that apply, the most promising
-first, until there are enough of them or the time is up. The page says so of all others.
+A page without a server cannot simulate, so the settings of its switches are simulated when it is
+written: first single techniques, then combinations of those that apply, the most promising first,
+up to a number and a time limit. The page marks all others as not simulated.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from slipstream.verbs.results import Prediction
 Widen = Callable[[float, float, float], tuple[float, float]]
 Report = Callable[[str], None]
 
-_MOST_COMBINATIONS = 96
-_MOST_PARTS = 4
-# Combinations that are simulated together; the clock is looked at in between.
+_MAX_COMBINATIONS = 96
+_MAX_PARTS = 4
+# Combinations that are simulated together, between checks of the time limit.
 _CHUNK = 4
-_MOST_SECONDS = 30.0
-# Simulating every technique on more tasks than this takes minutes: then only what is asked for.
-_MOST_TASKS = 50_000
+_MAX_SECONDS = 30.0
+# On more tasks, simulating all techniques takes minutes; only requested ones are simulated.
+_MAX_TASKS = 50_000
 
 
 @dataclass(frozen=True)
 class WhatIfs:
-    """What was simulated for a report.
+    """Simulated techniques of a report.
 
     Attributes:
-        state: ``ready``; ``skipped`` or ``failed`` with the `reason`.
-        predictions: by name, those that apply; the cheapest sample first.
-        refused: what does not apply, with its reason.
-        ranked: names shown in the ranking; others only answer the switchboard.
-        front: names that nothing else beats in time, memory and numbers at once.
-        best: the one to try first.
-        failed: techniques whose simulation itself went wrong, and how.
-        combinations: how many were simulated, of how many there are of up to four parts.
+        state: ``ready``, or ``skipped`` or ``failed`` with the `reason`.
+        predictions: those that apply, fastest first.
+        refused: those that do not apply, with the reason.
+        ranked: names shown in the ranking; others are only used by the switchboard.
+        front: names that are Pareto-optimal in time, memory and numerics.
+        best: the first choice.
+        failed: techniques whose simulation failed, with the error.
+        combinations: numbers of simulated and possible combinations of up to four parts.
     """
 
     state: str = "ready"
@@ -68,48 +68,49 @@ def what_ifs(
     widen: Widen | None = None,
     report: Report = lambda line: None,
 ) -> WhatIfs:
-    """Simulate `techniques` (all that are installed when none is named) and combinations.
+    """Simulate `techniques` (by default all installed ones) and combinations.
 
-    What goes wrong in a technique is part of the answer, not the end of it.
+    Errors of a technique are part of the result.
 
     Raises:
-        UsageError: a name or setting that is not in the grammar.
+        UsageError: a technique spec is invalid.
     """
     named = [technique.parse(text) for text in techniques]
     if not len(graph):
         return WhatIfs("skipped", "the graph has no tasks")
-    if not techniques and len(graph) > _MOST_TASKS:
+    if not techniques and len(graph) > _MAX_TASKS:
         reason = (
             f"simulating every technique on {len(graph)} tasks takes minutes; "
-            "name the ones you want: slipstream report RUN --technique amp:bf16"
+            "name some: slipstream report RUN --technique amp:bf16"
         )
         return WhatIfs("skipped", reason)
     durations = durations or Durations(threads=int(graph.meta.get("threads", 1)))
 
-    def ask(combinations: Sequence[Combination]) -> list[Prediction]:
+    def simulate(combinations: Sequence[Combination]) -> list[Prediction]:
         return predict(graph, combinations, durations=durations, widen=widen, report=report)
 
     failed: list[tuple[str, str]] = []
     front: frozenset[str] = frozenset()
     best = None
     if named:
-        asked, failed = _one_by_one(ask, named)
+        predictions, failed = _one_by_one(simulate, named)
     else:
         try:
             advice = advise(graph, durations=durations, widen=widen, report=report)
-            asked, front = list(advice.predictions), advice.front
+            predictions, front = list(advice.predictions), advice.front
             best = advice.best.technique if advice.best is not None else None
         except Exception:
-            # One technique's defect must not hide the others.
-            asked, failed = _one_by_one(ask, [(one,) for one in single_techniques()])
-    applying = {p.techniques: p for p in asked if p.why_not is None}
-    refused = tuple(p for p in asked if p.why_not is not None)
+            # A defect of one technique must not hide the others.
+            predictions, failed = _one_by_one(simulate, [(kind,) for kind in single_techniques()])
+    applying = {p.techniques: p for p in predictions if p.why_not is None}
+    refused = tuple(p for p in predictions if p.why_not is not None)
     ranked = tuple(p.technique for p in sorted(applying.values(), key=lambda p: p.ratio))
-    if not asked and failed:
+    if not predictions and failed:
         return WhatIfs("failed", failed[0][1], failed=tuple(failed))
-    wanted = _combinations([p for p in applying.values() if len(p.techniques) == 1])
-    more, known = _within_time(ask, [one for one in wanted if one not in applying], report)
-    joined = sum(one in applying for one in wanted)
+    candidates = _combinations([p for p in applying.values() if len(p.techniques) == 1])
+    new = [candidate for candidate in candidates if candidate not in applying]
+    more, tried = _within_time(simulate, new, report)
+    joined = len(candidates) - len(new)
     everything = sorted([*applying.values(), *more], key=lambda p: p.ratio)
     return WhatIfs(
         predictions=tuple(everything),
@@ -118,23 +119,24 @@ def what_ifs(
         front=front,
         best=best,
         failed=tuple(failed),
-        combinations=(known + joined, len(wanted)),
+        combinations=(tried + joined, len(candidates)),
     )
 
 
 def _one_by_one(
-    ask: Callable[[Sequence[Combination]], list[Prediction]], combinations: Sequence[Combination]
+    simulate: Callable[[Sequence[Combination]], list[Prediction]],
+    combinations: Sequence[Combination],
 ) -> tuple[list[Prediction], list[tuple[str, str]]]:
-    """Predictions, in one go if possible, and what went wrong with the others."""
+    """Return predictions, simulated together if possible, and the errors of the others."""
     try:
-        return ask(combinations), []
+        return simulate(combinations), []
     except Exception:
         predictions: list[Prediction] = []
         failed: list[tuple[str, str]] = []
-        for one in combinations:
-            name = technique.combination_name(one)
+        for combination in combinations:
+            name = technique.combination_name(combination)
             try:
-                predictions += ask([one])
+                predictions += simulate([combination])
             except SlipstreamError as error:
                 failed.append((name, error.what))
             except Exception as error:
@@ -143,13 +145,13 @@ def _one_by_one(
 
 
 def _combinations(singles: Sequence[Prediction]) -> list[Combination]:
-    """Combinations of up to four singles, the most promising of each size first."""
+    """Return combinations of up to four techniques, the most promising of each size first."""
     parts = [p for p in singles if math.isfinite(p.ratio) and p.ratio > 0]
-    wanted: dict[Combination, None] = {}
-    for size in range(2, _MOST_PARTS + 1):
+    candidates: dict[Combination, None] = {}
+    for size in range(2, _MAX_PARTS + 1):
         groups = sorted(
             itertools.combinations(parts, size),
-            # Another batch has other shapes, which take long to be timed: those come last.
+            # Another batch size comes last, since its new shapes take long to time.
             key=lambda group: (
                 any(p.samples[0] != p.samples[1] for p in group),
                 math.prod(_promise(p) for p in group),
@@ -157,33 +159,33 @@ def _combinations(singles: Sequence[Prediction]) -> list[Combination]:
         )
         for group in groups:
             try:
-                wanted[technique.combination(part for p in group for part in p.techniques)] = None
+                combination = technique.combination(t for p in group for t in p.techniques)
             except UsageError:
-                # They cannot stand together.
                 continue
-    return list(wanted)
+            candidates[combination] = None
+    return list(candidates)
 
 
 def _promise(p: Prediction) -> float:
-    """Below one for what saves time or memory, whichever it saves more of."""
+    """Return the smaller of the ratios of time and memory."""
     before, after = p.memory
     return min(p.ratio, after / before if before and after else 1.0)
 
 
 def _within_time(
-    ask: Callable[[Sequence[Combination]], list[Prediction]],
+    simulate: Callable[[Sequence[Combination]], list[Prediction]],
     combinations: Sequence[Combination],
     report: Report,
 ) -> tuple[list[Prediction], int]:
-    """Predictions of as many as there is room and time for, and how many were looked at."""
+    """Return predictions within the limits of number and time, and how many were tried."""
     begin = time.monotonic()
     predictions: list[Prediction] = []
-    combinations = combinations[:_MOST_COMBINATIONS]
+    combinations = combinations[:_MAX_COMBINATIONS]
     for at in range(0, len(combinations), _CHUNK):
-        if time.monotonic() - begin > _MOST_SECONDS:
+        if time.monotonic() - begin > _MAX_SECONDS:
             return predictions, at
         chunk = combinations[at : at + _CHUNK]
         report(f"trying combinations {at + 1} to {at + len(chunk)} of {len(combinations)}")
-        asked, _ = _one_by_one(ask, chunk)
-        predictions += [p for p in asked if p.why_not is None]
+        simulated, _ = _one_by_one(simulate, chunk)
+        predictions += [p for p in simulated if p.why_not is None]
     return predictions, len(combinations)

@@ -1,4 +1,4 @@
-"""Write the report of a step: one HTML file that needs nothing else."""
+"""Write the report of a step as a self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -29,28 +29,28 @@ def write_report(
     durations: Durations | None = None,
     report: Callable[[str], None] = lambda line: None,
 ) -> Path:
-    """Write one self-contained HTML file about `graph`: open it in any browser, send it to anyone.
+    """Write a self-contained HTML report of `graph`.
 
-    It has the timeline, the breakdown by module, source line and operator, memory with
-    lifetimes, ranked what-ifs with switches to combine them, and past predictions beside their
-    measurements. It loads nothing. See ``docs/report.md`` for how to read it.
+    It has the timeline, the breakdown by module, source line and operator, memory with lifetimes,
+    ranked what-ifs with switches to combine them, and past predictions next to their measurements.
+    It loads nothing else. ``docs/report.md`` explains it.
 
     Args:
-        path: the file; one that is there is replaced, whole or not at all.
-        techniques: names in the grammar to simulate; all that are installed when none is named.
-        what_if: whether to simulate any; unknown durations are micro-benchmarked first.
-        redact: take absolute paths and names of hosts and users out of all texts.
-        store: the results store with past predictions and what was measured, which is only read.
-        comparisons: what ``ss.prove`` found for this workload, besides what the store holds.
-        durations: where durations come from; this machine's cache by default.
-        report: called with a short line whenever there is progress.
+        path: output file, replaced atomically if it exists.
+        techniques: technique specs to simulate; by default all installed techniques.
+        what_if: whether to simulate techniques, which micro-benchmarks unknown durations first.
+        redact: whether to remove absolute paths and names of hosts and users from all texts.
+        store: results store with past predictions and measurements, which is only read.
+        comparisons: results of ``ss.prove`` for this workload, in addition to the store.
+        durations: cache of durations; this machine's by default.
+        report: called with a line of progress.
 
     Returns:
         `path`.
 
     Raises:
-        UsageError: a technique that is not in the grammar.
-        InvalidArgumentError: a comparison of another workload, or `graph` is none.
+        UsageError: a technique spec is invalid.
+        InvalidArgumentError: a comparison is of another workload, or `graph` is not a graph.
         GraphError: the graph's dependencies form a cycle.
         SlipstreamError: the file cannot be written.
     """
@@ -59,7 +59,7 @@ def write_report(
     environment = capture(torch=False)
     workload = str(graph.meta.get("workload", ""))
     past = past_predictions(store, environment, workload, comparisons)
-    simulated = WhatIfs("skipped", "no what-ifs were asked for")
+    simulated = WhatIfs("skipped", "what-ifs were not requested")
     if what_if:
         report("simulating what-ifs")
         simulated = what_ifs(
