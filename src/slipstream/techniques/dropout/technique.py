@@ -205,7 +205,8 @@ def _dropouts(flow: Flow) -> Iterator[_Dropout]:
         if call is None or not call.inputs:
             continue
         view, noise, x = graph.task(last), graph.task(draw).storages[0], call.inputs[0]
-        backward, gradients = (), (-1, -1)
+        backward: tuple[int, ...] = ()
+        gradients = -1, -1
         for back in flow.backward[last]:
             storages = graph.task(back).storages
             if graph.task(back).name == "aten::mul" and noise in storages:

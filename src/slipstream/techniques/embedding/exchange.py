@@ -32,13 +32,10 @@ class TableExchange(Choosing, ABC):
     Attributes:
         by_hand: lines that do the same in a user's source.
         rows: smaller tables stay as they are.
-        only, except_: patterns of modules' qualified names.
     """
 
     by_hand: ClassVar[str]
     rows: int
-    only: str
-    except_: str
 
     @abstractmethod
     def groups(self, graph: Graph) -> list[Group]:

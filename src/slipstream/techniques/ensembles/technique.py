@@ -198,9 +198,9 @@ class TrainTogether(TechniqueSettings):
         factors = np.where(added, 1 + more_ns[kind] / before_ns, factor[kind])
         spreads = np.where(added, doubt_ns[kind] / (before_ns * factors), spread[kind])
         chosen = measured[kind[layers.layer]]
-        number = layers.layer[chosen]
+        which = layers.layer[chosen]
         edit.scale(
-            layers.task[chosen], factors[number], provenance[kind[number]], spread=spreads[number]
+            layers.task[chosen], factors[which], provenance[kind[which]], spread=spreads[which]
         )
 
     def _update(self, graph: Graph, larger: Graph) -> Changed:

@@ -19,43 +19,35 @@ _NORMS = (
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class LowBitMatch(Match):
+class LowBitSite(Match):
     """A layer that has a low-bit form.
 
     Attributes:
-        shape: what its time depends on.
+        layer: what its time depends on.
         behind: tasks behind it that it does as well, see `behind`.
+        bits: of its weight and of its input.
     """
 
-    shape: LayerShape
-    behind: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class LowBitSite:
-    """A layer's task, its shape and bits, and the tasks behind it that it does as well.
-
-    Attributes:
-        weight: its storage.
-    """
-
-    task: int
     layer: LayerShape
-    bits: tuple[int, int]
     behind: tuple[int, ...]
-    weight: int
+    bits: tuple[int, int] = (8, 8)
+
+    @property
+    def task(self) -> int:
+        """The task that multiplies."""
+        return self.forward[0]
 
 
-def low_bit_layers(flow: Flow) -> Iterator[LowBitMatch]:
+def low_bit_layers(flow: Flow) -> Iterator[LowBitSite]:
     """Find layers that multiply with a parameter and have a low-bit form."""
     for match in matches(flow.graph, layers):
         shape = _shape(match)
         if shape is not None and match.weights:
-            yield LowBitMatch(
+            yield LowBitSite(
                 match.kind, match.module, match.forward, match.backward, match.x, match.y,
                 match.weights, match.settings,
                 # A model that is itself a layer has no place for another.
-                refusal=None if match.module else NO_LAYER, shape=shape,
+                refusal=None if match.module else NO_LAYER, layer=shape,
                 behind=behind(flow, match.forward[0]),
             )  # fmt: skip
 

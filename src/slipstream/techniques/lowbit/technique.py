@@ -270,22 +270,20 @@ class LowBit(Choosing):
     def sites(self, graph: Graph) -> list[LowBitSite]:
         """The layers that can be taken, in program order, with their bits."""
         found = matches(graph, low_bit_layers)
-        ends = {match.forward for match in (*found[:1], *found[-1:])}
-        sites = []
-        for match in self.chosen(found):
-            bits = (self.wbits, self.abits)
-            if match.forward in ends or match.shape.depthwise:
-                bits = (max(bits[0], _EDGE_BITS), max(bits[1], _EDGE_BITS))
-            weight = next(iter(match.weights))
-            sites.append(LowBitSite(match.forward[0], match.shape, bits, match.behind, weight))
-        return sites
+        ends = {site.task for site in (*found[:1], *found[-1:])}
+        bits = self.wbits, self.abits
+        more = max(bits[0], _EDGE_BITS), max(bits[1], _EDGE_BITS)
+        return [
+            replace(site, bits=more if site.task in ends or site.layer.depthwise else bits)
+            for site in self.chosen(found)
+        ]
 
     @staticmethod
     def _resize(edit: Editor, graph: Graph, sites: Sequence[LowBitSite], around: Handover) -> None:
         """Activations in the form in which they are handed on, weights in their bits."""
         memory = graph.memory
         nbytes, release = held(graph, around)
-        bits = {site.weight: site.bits[0] for site in sites}
+        bits = {storage: site.bits[0] for site in sites for storage in site.weights}
         for number in np.flatnonzero((memory.producer < 0) & (memory.storage >= 0)).tolist():
             if (width := bits.get(int(memory.storage[number]))) is not None:
                 nbytes[number] = -(-int(memory.nbytes[number]) * width // 32)

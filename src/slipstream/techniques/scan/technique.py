@@ -224,6 +224,7 @@ def recurrences(flow: Flow) -> Iterator[Recurrence]:
         tensors = (*first.inputs, *first.outputs, *last.inputs, *last.outputs)
         names = graph.texts("name", np.array([*tasks, *backward]))
         layers: tuple[RecordedDirection, ...] = ()
+        refusal: str | None
         # An edit gave the task another call, or tensors of which the storages are unknown.
         if names != [flow.name(task) for task in (*tasks, *backward)]:
             refusal = f"the layers of {module or 'the step'} are another technique's already"
