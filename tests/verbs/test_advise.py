@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from slipstream.verbs.checking import Check
 from slipstream.verbs.goals import Goal
 from slipstream.verbs.results import Predicted, Refused
 from slipstream.verbs.speedup_bounds import SpeedupBound
+from slipstream.workload import Workload
 from tiny_models import captured
 
 MB = 2**20
@@ -225,6 +227,32 @@ def test_a_measured_loss_leads_and_the_next_choice_follows(graph: Graph) -> None
     assert "fails here: RuntimeError; next choice, not measured: channels_last" in table.lead[0]
     assert any(note.endswith("--technique channels_last") for note in table.notes)
     assert found.to_json()["check"]["worth_it"] is False
+
+
+def test_another_number_of_threads_than_the_users_is_no_candidate(advised: Any) -> None:
+    assert not any("threads" in name for name in names(advised(predicted("amp:bf16", 0.7))))
+    found = advised(predicted("amp:bf16", 0.7), threads=1)
+    assert found.predictions[-1].technique.startswith("threads:")
+    assert found.predictions[-1].why_not == "--threads 1 fixes the number of threads"
+
+
+@pytest.mark.parametrize("function", ["", ":make"])
+def test_techniques_without_an_edit_of_the_file_are_named(
+    graph: Graph, tmp_path: Path, function: str
+) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(
+        "import torch\ndef make():\n    model = torch.nn.Linear(2, 2)\n"
+        "    optimizer = torch.optim.SGD(model.parameters(), fused=True)\n"
+        "    return model, torch.ones(2, 2), None, optimizer\n"
+    )
+    techniques = ("tf32", "fused_optimizer:fused", "batch_size:x2", "tf32+batch_size:x2")
+    found = Advice(tuple(predicted(name, 0.9) for name in techniques), frozenset(), None)
+    notes = found.table(graph, Workload.parse(f"{path}{function}")).notes
+    line = "edit by hand, `slipstream apply` shows the lines and why: batch_size:x2"
+    assert [note for note in notes if "by hand" in note] == [line]
+    path.unlink()
+    assert not any("by hand" in note for note in found.table(graph, None).notes)
 
 
 def test_recommends_the_unmodified_step_if_nothing_is_worth_it(graph: Graph) -> None:

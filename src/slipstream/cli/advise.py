@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Sequence
@@ -85,6 +86,7 @@ def command(
     from slipstream.verbs.deadline import FOR_LAUNCHES, Schedule
     from slipstream.verbs.goals import parse_goals
     from slipstream.verbs.history import history
+    from slipstream.verbs.request import request_of
     from slipstream.verbs.serving import need_inference
     from slipstream.verbs.speedup_bounds import first_look_table
 
@@ -122,6 +124,7 @@ def command(
         advice = advise(
             graph, goals=goals, combinations=combinations, widen=past.widen, report=report,
             show=show, settle=settle, until=schedule.analysis,
+            threads=(request_of(graph) or request).threads,
         )  # fmt: skip
         shown = past.keep(advice.predictions, str(graph.meta.get("workload", request.target)))
         if advice.best is not None:
@@ -136,7 +139,7 @@ def command(
                 first = replace(first, reason=reason)
             advice = replace(advice, check=first)
     table = advice.table(
-        graph, _script(graph, request), past.note, everything=everything, time_limit=time_limit
+        graph, _workload(graph, request), past.note, everything=everything, time_limit=time_limit
     )
     emit_result(advice, table, as_json=as_json)
 
@@ -154,11 +157,11 @@ def _on_cluster(
     emit_result(spreading, *spreading.tables(graph, cluster, past.note), as_json=as_json)
 
 
-def _script(graph: Graph, request: options.Request) -> Workload | None:
-    """The plain script that was recorded, where it is one and is there."""
+def _workload(graph: Graph, request: options.Request) -> Workload | None:
+    """Return the recorded workload, or None if its file is not there."""
+    from slipstream.errors import SlipstreamError
     from slipstream.verbs.request import request_of
-    from slipstream.workload import Workload
 
-    target = (request_of(graph) or request).target
-    # A recording may have come without its script.
-    return Workload.parse(target) if target.endswith(".py") and Path(target).is_file() else None
+    with contextlib.suppress(SlipstreamError):
+        return (request_of(graph) or request).workload()
+    return None

@@ -6,6 +6,7 @@ a hundred take seconds. The result is the Pareto front over time per sample, mem
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -14,6 +15,7 @@ from typing import Any
 
 from slipstream import technique
 from slipstream.durations import Durations
+from slipstream.errors import WorkloadError
 from slipstream.graph import Graph, need_graph
 from slipstream.tables import Table
 from slipstream.technique import QualityKind, Technique
@@ -133,7 +135,7 @@ class Advice:
     def table(
         self,
         graph: Graph,
-        script: Workload | None,
+        workload: Workload | None,
         past: str = "",
         *,
         everything: bool = True,
@@ -142,12 +144,13 @@ class Advice:
         """Return a table of all predictions, with the first choice and further advice as notes.
 
         Args:
-            script: the plain script to be measured next; None for a function.
+            workload: what was recorded; None if its file is not there.
             past: a sentence on how past predictions on this machine turned out.
             everything: whether to list techniques that do not apply, with their reasons.
             time_limit: of the advice, as the user wrote it.
         """
-        by_hand = [] if script is None else self._by_hand(script)
+        by_hand = [] if workload is None else self._by_hand(workload)
+        without_edit = [] if workload is None else self._without_edit(workload)
         lines = (
             past,
             PARETO_NOTE if self.front else "",
@@ -155,6 +158,9 @@ class Advice:
             f"prove needs a function for {', '.join(by_hand)}: the edit has no place in the "
             "script's loop; `slipstream apply` shows the lines to write"
             if by_hand
+            else "",
+            "edit by hand, `slipstream apply` shows the lines and why: " + ", ".join(without_edit)
+            if without_edit
             else "",
             self._why_not_the_largest(),
             unmeasured_note(self.estimated),
@@ -232,6 +238,19 @@ class Advice:
             if technique.not_in_script(p.techniques, script) is not None
         ]
 
+    def _without_edit(self, workload: Workload) -> list[str]:
+        """Return the techniques that `apply` has no edit of the file for."""
+        parts = [p.techniques[0] for p in applying(self.predictions) if len(p.techniques) == 1]
+        names = []
+        for part in parts:
+            change = None
+            # A recording may be older than what its file holds now.
+            with contextlib.suppress(WorkloadError):
+                change = part.code(workload)
+            if change is None or not (change.diff or change.already):
+                names.append(str(part))
+        return names
+
     def _next(self, graph: Graph, by_hand: Collection[str]) -> str:
         """Return the command to run next; empty if nothing is worth it."""
         following = self.best
@@ -277,6 +296,7 @@ def advise(
     show: Callable[[Sequence[SpeedupBound]], None] = lambda bounds: None,
     settle: Callable[[Graph], Graph] = lambda graph: graph,
     until: float = math.inf,
+    threads: int = 0,
 ) -> Advice:
     """Predict every installed technique and useful combinations of them.
 
@@ -291,6 +311,8 @@ def advise(
         until: deadline by `time.monotonic`, kept within a second or two: the operators that matter
             most are measured first, the others estimated, and the most promising combinations are
             predicted while time remains.
+        threads: the number of threads that the user chose, so that no other is a candidate; 0 for
+            no choice.
 
     Raises:
         SlipstreamError: an installed technique cannot be loaded.
@@ -301,7 +323,9 @@ def advise(
     search = _Search(graph, durations, widen, report, until)
     report("a first look, before anything is measured")
     began = time.monotonic()
-    bounds = first_look(graph, single_techniques(), durations, widen)
+    offered = single_techniques()
+    fixed = [part for part in offered if threads and part.name == "threads"]
+    bounds = first_look(graph, [part for part in offered if part not in fixed], durations, widen)
     first_look_s = time.monotonic() - began
     if any(bound.missing for bound in bounds):
         show(bounds)
@@ -340,8 +364,10 @@ def advise(
     second = _best([p for p in leading if p is not best], needed=bool(needed))
     # If each goal can be met, but no step meets all of them, all are unmet.
     unmet = tuple(goal for goal in needed if not any(goal.met_by(p) for p in ranked))
+    why = f"--threads {threads} fixes the number of threads"
+    not_offered = [Refused(str(part), step_ns, why, techniques=(part,)) for part in fixed]
     return Advice(
-        (*ranked, *refused(singles)), front, best, tuple(goals), needed,
+        (*ranked, *refused(singles), *not_offered), front, best, tuple(goals), needed,
         unmet if unmet or meeting else needed, min(len(search.tried), size), size,
         search.unmeasured, second, not_timed,
     )  # fmt: skip
