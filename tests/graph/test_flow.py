@@ -139,7 +139,7 @@ def test_layers_of_one_kind_differ_only_in_their_tasks() -> None:
 
 def test_the_matches_of_several_rules_are_in_program_order(graph: Graph) -> None:
     def first_calls(flow: Flow) -> Iterator[Match]:
-        for task in np.flatnonzero(flow.known)[:3].tolist():
+        for task in np.flatnonzero(flow.complete)[:3].tolist():
             call = flow.call(task)
             spec = call.inputs[0] if call and call.inputs else SPEC
             yield Match("any", "", (task,), (), spec, spec, {}, refusal="only looked at")

@@ -57,7 +57,7 @@ class Flow:
     """Values and views of a recorded step.
 
     Attributes:
-        known: bool [tasks], whether the storages of the task's tensors are known. A task that
+        complete: bool [tasks], whether the storages of the task's tensors are known. A task that
             another technique inserted may have a call, but no storages.
         views: bool [tasks], whether the task only looks at its first input's storage.
         makers: for every input of the task's call the task that wrote it last; -1 for what existed
@@ -73,14 +73,14 @@ class Flow:
         # -1 is not a call.
         inputs = np.array([*(len(made.inputs) for made in graph.calls), 0])
         tensors = inputs + np.array([*(len(made.outputs) for made in graph.calls), 0])
-        self.known = (call >= 0) & (counts == tensors[call])
+        self.complete = (call >= 0) & (counts == tensors[call])
         self._writes_inputs = np.array([*("!" in made.op for made in graph.calls), False])[call]
-        self._inputs = np.where(self.known, inputs[call], 0)
+        self._inputs = np.where(self.complete, inputs[call], 0)
         self._task = np.repeat(np.arange(n), counts)
         place = np.arange(len(self._task)) - graph.operand_start[self._task]
-        known = self.known[self._task]
-        self._read = known & (place < self._inputs[self._task])
-        self._made = known & ~self._read
+        complete = self.complete[self._task]
+        self._read = complete & (place < self._inputs[self._task])
+        self._made = complete & ~self._read
         self.views = self._find_views()
         self.makers = self._find_makers()
         reads = np.repeat(~self.views, self._inputs) & (self.makers.item >= 0)
@@ -106,8 +106,8 @@ class Flow:
         written = sorted_once(key[writes])
         # The last write of the storage by an earlier task.
         last = np.searchsorted(written, key[self._read]) - 1
-        known, maker = np.divmod(written[last] if len(written) else last, max(self._n, 1))
-        made = (last >= 0) & (known == storage[self._read])
+        written_to, maker = np.divmod(written[last] if len(written) else last, max(self._n, 1))
+        made = (last >= 0) & (written_to == storage[self._read])
         start = np.concatenate([[0], np.cumsum(self._inputs)])
         return TaskLists(start, np.where(made, maker, -1))
 
@@ -167,14 +167,14 @@ class Flow:
     @cached_property
     def _lists(self) -> tuple[list[int], list[int], list[int], list[int], list[bool]]:
         graph = self.graph
-        columns = graph.tasks.call, graph.operand_start, self._inputs, graph.operands, self.known
-        call, start, inputs, operands, known = (column.tolist() for column in columns)
-        return call, start, inputs, operands, known
+        columns = graph.tasks.call, graph.operand_start, self._inputs, graph.operands, self.complete
+        call, start, inputs, operands, complete = (column.tolist() for column in columns)
+        return call, start, inputs, operands, complete
 
     def call(self, task: int) -> Call | None:
         """Return the task's call; None if the storages of its tensors are unknown."""
-        call, *_, known = self._lists
-        return self.graph.calls[call[task]] if known[task] else None
+        call, *_, complete = self._lists
+        return self.graph.calls[call[task]] if complete[task] else None
 
     def name(self, task: int) -> str:
         """Return the name of the task's call; empty if it is unknown."""
@@ -183,8 +183,8 @@ class Flow:
 
     def operands(self, task: int) -> tuple[list[int], list[int]]:
         """Return the storages of the task's inputs and outputs; empty if they are unknown."""
-        _, start, inputs, operands, known = self._lists
-        if not known[task]:
+        _, start, inputs, operands, complete = self._lists
+        if not complete[task]:
             return [], []
         first = start[task]
         return (
@@ -254,9 +254,9 @@ class Flow:
         return uses
 
 
-def _widest(known: dict[int, TensorSpec], storage: int, spec: TensorSpec) -> None:
-    if storage >= 0 and (storage not in known or known[storage].nbytes < spec.nbytes):
-        known[storage] = spec
+def _widest(specs: dict[int, TensorSpec], storage: int, spec: TensorSpec) -> None:
+    if storage >= 0 and (storage not in specs or specs[storage].nbytes < spec.nbytes):
+        specs[storage] = spec
 
 
 @kept

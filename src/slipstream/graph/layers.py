@@ -39,7 +39,7 @@ class LayerSettings(NamedTuple):
 
     @property
     def arguments(self) -> tuple[Any, ...]:
-        """What micro-benchmarks of the layer are asked by."""
+        """Settings that a micro-benchmark of the layer takes; outputs and bias if it is linear."""
         return self[:7] if self.kernel else self[:2]
 
     def weight_shape(self, x: TensorSpec) -> tuple[int, ...]:

@@ -70,7 +70,7 @@ def attentions(flow: Flow) -> Iterator[Attention]:
     graph = flow.graph
     fused = np.array([_INSIDE in text for text in graph.strings], bool)
     for task in flow.calling((_SOFTMAX,), StepPhase.FORWARD).tolist():
-        if flow.known[task] and not fused[graph.tasks.scope[task]]:
+        if flow.complete[task] and not fused[graph.tasks.scope[task]]:
             attention = _Finder(flow, task).find()
             if attention is not None:
                 yield attention
@@ -109,7 +109,7 @@ class _Finder:
         backward = self._backward(forward)
         gradient = _gradient(query, key, value, output, mask) if backward else None
         flow = self._flow
-        work = [t for t in (*sorted(forward), *backward) if flow.known[t] and not flow.views[t]]
+        work = [t for t in (*sorted(forward), *backward) if flow.complete[t] and not flow.views[t]]
         masks = [] if self._mask_storage is None else [self._mask_storage]
         storages = storages_of(flow, (scores, product), forward, backward, masks)
         module = self._graph.task(max(forward)).module.partition(".")[2]

@@ -233,7 +233,7 @@ def _cannot_stack(graph: Graph) -> str | None:
     reads[[layer.forward[0] for layer in module_layers(graph)]] = False
     for task in np.flatnonzero(reads & (graph.tasks.phase == StepPhase.FORWARD)).tolist():
         view = graph.task(task)
-        if not flow.known[task] or flow.views[task] or "norm" in view.name:
+        if not flow.complete[task] or flow.views[task] or "norm" in view.name:
             continue
         if flow.parameters.isdisjoint(flow.operands(task)[0]):
             continue

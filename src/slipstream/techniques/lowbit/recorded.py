@@ -242,7 +242,7 @@ def _order(
     """
     ordered: set[int] = set()
     layers = set(layers)
-    moves = flow.known & ~flow.views & (graph.tasks.phase != StepPhase.OPTIMIZER)
+    moves = flow.complete & ~flow.views & (graph.tasks.phase != StepPhase.OPTIMIZER)
     for task in np.flatnonzero(moves).tolist():
         call = flow.call(task)
         assert call is not None

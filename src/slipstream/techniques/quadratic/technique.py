@@ -96,9 +96,9 @@ class QuadraticLayers(Choosing):
         edit.scale(layers.task, factor[kind], provenance[kind], spread=spread[kind])
         times = _STACKED[self.neuron]
         if times > 1:
-            weights = [one.settings.weight_shape(one.x) for one in layers.kinds]
+            weights = [each.settings.weight_shape(each.x) for each in layers.kinds]
             added = np.array([(times - 1) * 4 * math.prod(shape) for shape in weights])
-            count = np.array([1 + bool(one.backward) for one in layers.kinds])[layers.kind]
+            count = np.array([1 + bool(each.backward) for each in layers.kinds])[layers.kind]
             # A parameter for each layer, followed by its gradient.
             layer = np.repeat(np.arange(len(layers.kind)), count)
             role = np.where(np.diff(layer, prepend=-1), Role.PARAMETER, Role.GRADIENT)

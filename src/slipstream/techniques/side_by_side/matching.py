@@ -76,7 +76,7 @@ def kernels_of(graph: Graph, limits: Limits) -> tuple[list[Kernel], list[frozens
         what it reads, or read or made what it overwrites.
     """
     flow = flow_of(graph)
-    tasks: list[int] = np.flatnonzero(flow.known & ~flow.views).tolist()
+    tasks: list[int] = np.flatnonzero(flow.complete & ~flow.views).tolist()
     number = {task: n for n, task in enumerate(tasks)}
     kernels = [_kernel(graph.task(task), limits) for task in tasks]
     return kernels, [frozenset(number[one] for one in flow.waits[task]) for task in tasks]
