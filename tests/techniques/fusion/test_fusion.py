@@ -7,8 +7,10 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from recorded import graph_of
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch._aot_autograd.utils import make_boxed_func
@@ -16,11 +18,11 @@ from torch.fx import GraphModule
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from known_durations import KnownDurations
+from known_durations import KnownDurations, timed_by_bytes
 from slipstream.capture import put_compiled
 from slipstream.codegen import why_no_compiler
 from slipstream.durations import Answer
-from slipstream.graph import Call, Graph
+from slipstream.graph import Call, Graph, StepPhase
 from slipstream.provenance import Provenance
 from slipstream.technique import Context, parse
 from slipstream.techniques.dropout import kernels as door
@@ -361,6 +363,29 @@ def test_regions_of_a_recorded_step_can_be_generated_from_their_question() -> No
         after = Fusion().predict(graph, Context(durations))  # type: ignore[arg-type]
         assert (len(after) < len(graph)) is kept
         assert ("too little" in str(after.edits)) is not kept
+
+
+def gated() -> Any:
+    """Two kernels: a gate and its gradient."""
+
+    class Gate(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.sigmoid(x) * torch.tanh(x) + x
+
+    model = nn.Sequential(nn.Linear(64, 64), Gate(), nn.Linear(64, 4))
+    batch = (torch.randn(512, 64), torch.randint(0, 4, (512,)))
+    return model, batch, functional.cross_entropy, torch.optim.SGD(model.parameters(), lr=1e-2)
+
+
+def test_every_operator_of_the_traced_passes_costs_a_call() -> None:
+    graph = timed_by_bytes(graph_of(gated))
+    after = Fusion().predict(graph, Context(Kernels(graph, 0.0)))  # type: ignore[arg-type]
+    tasks = map(after.task, range(len(after)))
+    (calls,) = [task for task in tasks if task.name == "guards and calls"]
+    traced = np.isin(graph.tasks.phase, [StepPhase.FORWARD, StepPhase.BACKWARD])
+    operators = int((traced & (graph.tasks.call >= 0)).sum())
+    assert operators > 10
+    assert calls.duration_ns == 60e3 + 3e3 * operators
 
 
 def test_a_step_that_another_technique_has_edited_can_be_looked_at() -> None:
