@@ -150,7 +150,7 @@ def test_ranks_are_measured_next_to_one_process(train: Path) -> None:
         assert 0 < sum(detail["layers_s"].values()) < detail["step_s"]
     notes = [event.detail["what"] for event in experiment.events if event.kind == "note"]
     assert any("memory" in note and "root" in note for note in notes)
-    assert any("other programs' too" in note for note in notes)
+    assert any("those of other programs" in note for note in notes)
     assert any(re.search(r"ddp:2: 2 seeds\b", line) for line in said)
 
 
