@@ -59,6 +59,14 @@ def test_each_camera_setting_has_its_effect() -> None:
     assert not np.array_equal(developed(noise=0.05, seed=1), developed(noise=0.05, seed=2))
 
 
+def test_denoising_spreads_a_dot_around_its_place() -> None:
+    image = np.full((33, 33, 3), 40, np.uint8)
+    image[16, 16] = 255
+    light = Camera(denoise=1.0)(image)[..., 1].astype(int)
+    assert np.unravel_index(light.argmax(), light.shape) == (16, 16)
+    assert light[16, 16] > light[16, 17] > light[16, 18] >= 40
+
+
 def test_lower_quality_loses_more() -> None:
     image = scene()
 

@@ -92,6 +92,9 @@ def test_what_is_told_wrongly_is_refused() -> None:
     assert made.tell(second, float("nan")).reason == "y is nan"
     assert made.tell(third, {"z": 1.0}).state is State.FAILED
     assert made.tell(fourth, state="failed", reason="no data").reason == "no data"
+    for step in (-1, 2**53):
+        with pytest.raises(InvalidArgumentError, match="is not a step"):
+            fifth.run.report(0.5, step)
     fifth.run.report(0.5, 3)
     assert made.tell(fifth, state="pruned").reports == {3: 0.5}
     assert [trial.number for trial in made.top()] == [0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -18,9 +18,10 @@ from slipstream.cli._main import _assemble
 from slipstream.errors import InvalidArgumentError, UnknownNameError
 from slipstream.runtimes import ModelError, Runtime, TensorSpec
 from slipstream.runtimes.paths import DeviceMatrix
-from slipstream.runtimes.preprocessing import RawInputError, image_pipeline
+from slipstream.runtimes.preprocessing import Layout, RawInputError, image_pipeline
 from slipstream.runtimes.python import CallableRuntime
 from slipstream.ship import stability
+from slipstream.ship.stability.forecasting import _chosen
 from slipstream.ship.stability.hardening import runtime_of
 from slipstream.ship.stability.int8 import as_int8, following_norms, ranges_of
 from slipstream.ship.stability.twins import Repeated, samples_of
@@ -161,6 +162,9 @@ def test_predict_ranks_paths_from_a_sample() -> None:
     assert spearmanr(predicted.pairs, measured).statistic >= 0.8
     assert predicted.total == pytest.approx(found.instability().estimate, rel=0.3)
     assert (predicted.items, predicted.sample) == (300, 60)
+    for sample in (1, 2, 7, 300):
+        chosen, drawn = _chosen(np.linspace(0, 1, 300), sample, 0)
+        assert len({*chosen.tolist()}) == len(chosen) == len(drawn) == sample
     nearly_all = stability.predict(model, scenes, matrix, labels, sample=299)
     assert nearly_all.pairs == pytest.approx(measured, abs=0.005)
 
@@ -220,13 +224,18 @@ def test_explain_refuses_paths_equal_to_the_reference() -> None:
         stability.explain(judge(), textures(4), matrix)
 
 
-@pytest.mark.parametrize("shape", [
-    (None, 3, 20, 24), (None, 20, 24, 3), (None, 1, 20, 24), (None, 20, 24, 1), (None, 3, 20, 3),
+@pytest.mark.parametrize(("shape", "axes"), [
+    ((None, 3, 20, 24), "CHW"), ((None, 1, 20, 24), "CHW"), ((None, 3, 20, 3), "CHW"),
+    ((None, 20, 24, 3), "HWC"), ((None, 20, 24, 1), "HWC"),
 ])  # fmt: skip
-def test_default_pipeline_has_the_shape_of_the_model_input(shape: tuple[Any, ...]) -> None:
+def test_default_pipeline_has_the_layout_of_the_model_input(
+    shape: tuple[Any, ...], axes: Literal["HWC", "CHW"]
+) -> None:
     model = CallableRuntime("shaped", lambda x: x)
     model.inputs = [TensorSpec("x", "float32", shape)]
-    assert stability.pipeline_for(model)(textures(1)[0]).shape == shape[1:]
+    pipeline = stability.pipeline_for(model)
+    assert pipeline(textures(1)[0]).shape == shape[1:]
+    assert Layout(axes) in pipeline.completed().stages
 
 
 def test_opens_images_of_every_kind_and_refuses_other_files(tmp_path: Path) -> None:

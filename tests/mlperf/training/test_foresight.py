@@ -35,7 +35,8 @@ def test_pilot_without_a_trend_predicts_nothing() -> None:
     rising = losses(400, 1.0, 1)[::-1]
     assert math.isnan(samples_ratio(losses(400, 1.0, 1), rising))
     assert math.isnan(samples_ratio(losses(8, 1.0, 1), losses(8, 1.0, 2)))
-    assert math.isnan(samples_ratio([math.inf] * 400, losses(400, 1.0, 2)))
+    for wrong in (math.inf, -1.0, 0.0):
+        assert math.isnan(samples_ratio([wrong] * 400, losses(400, 1.0, 2)))
 
 
 def test_variances_of_factors_add_up() -> None:
