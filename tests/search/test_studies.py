@@ -204,6 +204,13 @@ def test_the_analytic_filter_learns_by_how_much_it_is_wrong(tmp_path: Path, rati
     assert facts(made("cut.db", 60)) == facts(whole)
 
 
+def test_a_grid_ends_with_its_last_candidate() -> None:
+    made = study("s", Space({"n": Int(1, 3)}), "y", estimator=lambda c: c["n"], strategy="grid")
+    made.run()
+    assert [trial.candidate.values["n"] for trial in made.trials] == [1, 2, 3]
+    assert re.search(r"\bstrategy\b", made.stopped or "")
+
+
 @pytest.mark.parametrize(("text", "holds"), [
     ("<= 4", [True, True, False]), ("< 4", [True, False, False]),
     (">= 4", [False, True, True]), ("> 4", [False, False, True]),
