@@ -20,7 +20,7 @@ from typing import Any
 
 RECORD = Path(__file__).with_suffix(".json")
 RENAMES = RECORD.with_name("renames.json")
-"""What was renamed since the record: public names, options by command, and keys."""
+"""Renames since the record: public names, options by command, and JSON keys."""
 # Below these the keys are names of things: of layers, provenances, facts of a machine.
 _NAMED_BY_DATA = frozenset({"detail", "facts", "fields", "gate", "meta", "provenance", "shares"})
 _MODULES = ("errors", "provenance", "tables", "technique", "units")

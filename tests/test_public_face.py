@@ -1,4 +1,4 @@
-"""Nothing that users could reach is lost: held against a record of the house before it moved."""
+"""Compare public names, commands and JSON keys with their record, apart from listed renames."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def resolves(name: str) -> bool:
 
 
 def now(name: str) -> str | None:
-    """What `name` is called today: itself, unless it or what it is in was renamed."""
+    """Return the present name of `name`, which it or its module may have been renamed to."""
     if name in RENAMED:
         return RENAMED[name]
     module, _, last = name.rpartition(".")
@@ -52,12 +52,12 @@ def current_key(key: str) -> str:
 
 
 @pytest.mark.parametrize("module", BEFORE["names"])
-def test_public_names_are_there_or_on_the_list(module: str) -> None:
+def test_public_names_are_there_or_renamed(module: str) -> None:
     today = {f"{module}.{name}": now(f"{module}.{name}") for name in BEFORE["names"][module]}
     assert {old: new for old, new in today.items() if new and not resolves(new)} == {}
 
 
-def test_what_is_on_the_list_was_there_before() -> None:
+def test_renamed_names_are_in_the_record() -> None:
     listed = {f"{module}.{name}" for module, inner in BEFORE["names"].items() for name in inner}
     assert set(RENAMED) <= listed | set(BEFORE["names"])
 
