@@ -123,7 +123,7 @@ def test_pressure_is_told_in_words(tmp_path: Path) -> None:
     path = tmp_path / "cpu"
     path.write_text("some avg10=98.54 avg60=74.41 total=11990\nfull avg10=0.00\n")
     busy = doctor.pressure(path)
-    assert busy.found.startswith("processors 99 % under pressure")
+    assert busy.found.startswith("tasks waited for a CPU 99 %")
     assert re.search(r"\bbusy\b.*\bwide intervals$", busy.found)
     path.write_text("some avg10=2.00 avg60=74.41\n")
     assert "busy" not in doctor.pressure(path).found

@@ -237,7 +237,8 @@ def check_ranks(
         if cluster is None:
             raise UsageError(
                 f"{name} starts {distributed[name]} ranks, which need a description of the network",
-                remedy="pass --cluster here.toml (slipstream cluster measure), or in short ",
+                remedy="pass --cluster here.toml (slipstream cluster measure), or in short "
+                f"--cluster workers={distributed[name]},link=100mbit,latency=50us",
             )
         technique.need_devices(combinations[name], cluster)
         if workload.live is not None or workload.function is None:
