@@ -124,10 +124,11 @@ def test_a_float_with_a_step_has_decimal_values() -> None:
 @pytest.mark.parametrize(
     "parameter", [Int(1, 40, log=True), Int(16, 512, step=16, log=True)], ids=str
 )
-def test_logarithmic_integers_survive_the_unit_interval(parameter: Int) -> None:
+def test_logarithmic_integers_are_floats_that_reach_half_a_step_further(parameter: Int) -> None:
+    floats = Float(parameter.lo - 0.5, parameter.hi + 0.5, log=True)
     for value in range(parameter.lo, parameter.hi + 1, parameter.step):
         (unit,) = parameter.to_units(value)
-        assert 0 <= unit < 1
+        assert unit == pytest.approx(floats.to_units(value)[0])
         assert parameter.from_units([unit]) == value
 
 

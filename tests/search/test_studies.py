@@ -37,6 +37,7 @@ from slipstream.search import (
     study,
 )
 from slipstream.search.estimators import TrialRun, call
+from slipstream.search.listing import Listing
 from slipstream.search.metrics import parse_limits
 from slipstream.search.strategies import Evolution
 
@@ -228,6 +229,13 @@ def test_a_prediction_of_zero_teaches_no_factor() -> None:
                  constraints={"memory": "<= 4"}, strategy="random")  # fmt: skip
     made.run(budget=Budget(trials=3))
     assert [trial.state for trial in made.trials] == [State.COMPLETE] * 3
+
+
+def test_predictions_are_listed_with_their_median_ratio() -> None:
+    predicted = Estimator(lambda c: c["n"], {"y": ""}, Provenance.SIMULATED)
+    made = study("s", Space({"n": Int(1, 3)}), "y", estimator=lambda c: 2.0 * c["n"],
+                 analytic=[predicted], strategy="grid").run()  # fmt: skip
+    assert any(re.search(r"\by\b.*\b2 times\b", note) for note in Listing.of(made).status().notes)
 
 
 @pytest.mark.parametrize(("function", "takes_run"), [
