@@ -262,23 +262,25 @@ class Editor:
         spread: ArrayLike = 0.0,
         call: ArrayLike = -1,
         kind: Kind = Kind.OP,
-        sequence: int = -1,
+        sequence: ArrayLike = -1,
         lane: int = -1,
+        storages: Sequence[Sequence[int]] = (),
     ) -> NDArray[np.int64]:
         """As `insert`, of many new tasks at once, one right after (or before) each of `tasks`.
 
         Args:
             tasks: int64 [k].
-            durations_ns, gap_ns, spread, before: [k], or one for all.
+            durations_ns, gap_ns, spread, before, sequence: [k], or one for all.
             provenance: uint8 [k], indices in `PROVENANCES`, or one for all.
             call: int [k], what `call_number` gave; -1 for none.
+            storages: of each; empty when unknown.
 
         Returns:
             int64 [k], their handles.
         """
         self._checked(tasks, durations_ns, gap_ns)
         recorded = self._graph.tasks
-        return self._insert(
+        handles = self._insert(
             tasks,
             before,
             name=self._strings.add(name),
@@ -295,6 +297,9 @@ class Editor:
             provenance=_code(provenance),
             like=-1,
         )
+        if storages:
+            self._given.update(zip(handles.tolist(), storages, strict=True))
+        return handles
 
     def _insert(
         self, tasks: NDArray[np.int64], before: ArrayLike, **columns: ArrayLike
@@ -567,9 +572,10 @@ class Editor:
         """Of the edited graph; a new task at one of `places` has those of the task it is `like`."""
         repeated = order.copy()
         repeated[places] = like
+        first = len(self._graph)
         operands = {
-            int(places[handle - len(self._graph)]): np.array(given, np.int32)
-            for handle, given in self._given.items()
+            int(places[handle - first]): np.array(storages, np.int32)
+            for handle, storages in self._given.items()
         }
         return graph.gathered(repeated, operands)
 

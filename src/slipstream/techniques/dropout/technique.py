@@ -7,8 +7,9 @@ MLSys 2021; random numbers: Salmon et al., "Parallel random numbers: as easy as 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -16,7 +17,17 @@ from numpy.typing import NDArray
 
 from slipstream.durations import pace
 from slipstream.errors import WorkloadError
-from slipstream.graph import Call, Editor, Graph, StepPhase, TensorSpec, calls_of, price
+from slipstream.graph import (
+    Call,
+    Editor,
+    Graph,
+    Price,
+    StepPhase,
+    TensorSpec,
+    calls_of,
+    price,
+    price_columns,
+)
 from slipstream.graph.flow import Flow, Match, flow_of, matches
 from slipstream.native import library, why_no_library
 from slipstream.source import Places, Source
@@ -72,12 +83,15 @@ class FusedDropout(Choosing):
 
     def required_timings(self, graph: Graph) -> Sequence[Call]:
         """Every dropout's operators beside the passes that come in their place."""
-        asked: list[Call] = []
+        timings: dict[Hashable, list[Call]] = {}
         for site in self.chosen(matches(graph, _dropouts)):
-            asked += calls_of(graph, site.tasks)
-            asked += [site.passing(backward) for backward in (False, True)]
-            asked += [site.copy] if site.inplace else []
-        return asked
+            recorded = tuple(graph.tasks.call[list(site.tasks)].tolist())
+            key = site.x, site.settings, site.inplace, recorded
+            if key not in timings:
+                own = [site.passing(backward) for backward in (False, True)]
+                copies = [site.copy] if site.inplace else []
+                timings[key] = [*calls_of(graph, site.tasks), *own, *copies]
+        return [call for calls in timings.values() for call in calls]
 
     def predict(self, graph: Graph, context: Context) -> Graph:
         """One task in place of each dropout's forward operators, one in that of its backward."""
@@ -85,25 +99,34 @@ class FusedDropout(Choosing):
         edit = Editor(graph, str(self))
         in_step = pace(graph, [task for site in sites for task in site.tasks], context.durations)
         fresh = flow_of(graph).unused_storage
-
-        def put(at: Sequence[int], calls: Sequence[Call], call: Call, storages: list[int]) -> None:
-            before_ns = float(graph.tasks.duration_ns[list(at)].sum())
-            edit.put(
-                at[-1], call, price(context.durations, calls, before_ns, pace=in_step),
-                gap_ns=graph.task(at[-1]).gap_ns, storages=storages,
-                sequence=graph.task(at[0]).sequence,
-            )  # fmt: skip
-            edit.remove(np.array(at))
-
-        for number, site in enumerate(sites):
-            seed = fresh + number
-            copy = [site.copy] if site.inplace else []
-            read, made = site.storages
-            storages = [read, seed, made]
-            put(site.forward, [site.passing(False), *copy], site.call, storages)
-            if site.backward:
-                gradient, input_grad = site.gradients
-                put(site.backward, [site.passing(True)], site.call, [gradient, seed, input_grad])
+        cached: dict[Hashable, Price] = {}
+        begins, ends, numbers = [], [], []
+        prices: list[Price] = []
+        storages: list[list[int]] = []
+        for seed, site in enumerate(sites, fresh):
+            passes = [(False, site.forward, site.storages), (True, site.backward, site.gradients)]
+            for backward, tasks, (read, made) in passes[: 1 + bool(site.backward)]:
+                copied = site.inplace and not backward
+                key = site.x, site.settings, copied, backward
+                if key not in cached:
+                    calls = [site.passing(backward), *([site.copy] if copied else [])]
+                    cached[key] = price(context.durations, calls, math.nan, pace=in_step)
+                cost = cached[key]
+                if math.isnan(cost.nanoseconds):
+                    before_ns = float(graph.tasks.duration_ns[list(tasks)].sum())
+                    cost = replace(cost, nanoseconds=before_ns)
+                begins.append(tasks[0])
+                ends.append(tasks[-1])
+                numbers.append(edit.call_number(site.call))
+                prices.append(cost)
+                storages.append([read, seed, made])
+        durations_ns, provenance, spread = price_columns(prices)
+        edit.insert_all(
+            np.array(ends), "slipstream::dropout", durations_ns, provenance, spread=spread,
+            gap_ns=graph.tasks.gap_ns[ends], call=numbers, storages=storages,
+            sequence=graph.tasks.sequence[begins],
+        )  # fmt: skip
+        edit.remove(np.array([task for site in sites for task in site.tasks]))
         removed = sum(len(site.tasks) for site in sites)
         return edit.apply(f"{removed} operators of {len(sites)} dropouts in one kernel each")
 
