@@ -12,7 +12,7 @@ from scripts import ACCELERATE, FABRIC, HUGGING_FACE, LIGHTNING
 
 from slipstream.source import NotPlacedError, Source, locate
 from slipstream.technique import CodeChange, parse
-from slipstream.workload import Workload
+from slipstream.workload import Workload, build_from
 
 TEXTS = {
     "hugging_face": HUGGING_FACE, "lightning": LIGHTNING, "accelerate": ACCELERATE,
@@ -112,6 +112,20 @@ def test_an_edited_fabric_script_trains_so(tmp_path: Path, monkeypatch: pytest.M
     assert found["optimizer"].param_groups[0]["fused"]
     # Of four batches, every second one updates.
     assert all(state["step"] == 2 for state in found["optimizer"].state.values())
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_amp_is_applied_to_the_wrapper_of_fabric(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    model = run(tmp_path / "train.py", FABRIC, monkeypatch)["model"]
+    x = torch.randn(2, 4)
+    plain = model(x)
+    build_from((model, x, None, None), parse("amp:bf16"), 0, "train.py")
+    assert model(x).dtype == torch.float32
+    assert not torch.equal(model(x), plain)
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,8 @@ class Amp(TechniqueSettings):
 
         built.need_model(self.name)
         device = next((p.device.type for p in built.model.parameters()), "cpu")
-        built.model.forward = under_autocast(
+        # Lightning Fabric's wrapper would set the attribute on the module that it calls.
+        vars(built.model)["forward"] = under_autocast(
             built.model.forward, device, getattr(torch, _TORCH_DTYPE[self.dtype])
         )
 
