@@ -417,6 +417,10 @@ def test_refuses_invalid_requests(tmp_path: Path, onnx_file: Path) -> None:
         xray.replay(edge, str(onnx_file), tmp_path / "ref.xr")
     with pytest.raises(xray.LogError, match="raw input of frame 0 is missing"):
         xray.replay(edge, str(onnx_file), tmp_path / "ref.xr", preprocessing=PIPELINE)
+    tap = open_tap(str(onnx_file))
+    tap.inputs = [*tap.inputs, replace(tap.inputs[0], shape=(None, None))]
+    with pytest.raises(InvalidArgumentError, match="any size"):
+        xray.latency(tap)
 
 
 _C = """
