@@ -14,7 +14,8 @@ import torch
 from slipstream import runtimes
 from slipstream.errors import InvalidArgumentError
 from slipstream.runtimes import ModelError, OverloadedError, TensorSpec, fit
-from slipstream.runtimes.python import CallableRuntime
+from slipstream.runtimes.python import CallableRuntime, TorchRuntime
+from slipstream.runtimes.taps import open_tap
 
 SIZES = (1, 3, 8)
 SOURCE = """\
@@ -178,3 +179,12 @@ def test_fit_transposes_scales_and_quantizes() -> None:
     np.testing.assert_array_equal(codes, np.clip(images * 2.0 - 128, -128, 127))
     with pytest.raises(InvalidArgumentError, match=r"\[4, 5, 3\].*\b7\b"):
         fit(images, TensorSpec("x", "float32", (None, 7)))
+
+
+def test_a_torch_runtime_is_tapped_by_layer() -> None:
+    module, x = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU()), torch.randn(2, 4)
+    tap = open_tap(TorchRuntime("net", module, x))
+    outputs, recorded = tap.run([x.numpy()])
+    assert [layer.name for layer in tap.layers] == ["0", "1"]
+    assert recorded[1] is not None
+    np.testing.assert_array_equal(outputs[0], recorded[1])

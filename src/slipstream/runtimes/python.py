@@ -20,7 +20,7 @@ class TorchRuntime(Runtime):
     """A workload's model with its techniques, in inference mode.
 
     Inputs have the shapes of the workload's batch, with any number of samples. `samples` holds that
-    batch as arrays; `module` is the model.
+    batch as arrays; `module` is the model; `positional` whether it takes its inputs by position.
 
     Args:
         module: the model, which is set to evaluation mode.
@@ -40,6 +40,7 @@ class TorchRuntime(Runtime):
             inputs, targets = batch
             self.targets = targets.numpy() if isinstance(targets, torch.Tensor) else None
         self._names = list(inputs) if isinstance(inputs, Mapping) else None
+        self.positional = self._names is None
         tensors = [inputs] if isinstance(inputs, torch.Tensor) else list(_values(inputs))
         if not tensors or not all(isinstance(t, torch.Tensor) and t.dim() for t in tensors):
             raise ModelError(

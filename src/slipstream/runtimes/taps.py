@@ -23,6 +23,7 @@ import numpy as np
 
 from slipstream.errors import InvalidArgumentError, MissingExtraError
 from slipstream.runtimes.files import onnxruntime
+from slipstream.runtimes.python import TorchRuntime
 from slipstream.runtimes.runtime import Array, ModelError, Runtime, loading
 
 # Operators that move, describe or requantize values.
@@ -152,9 +153,10 @@ def open_tap(model: Any, *, source: Any = None, reference: bool = False, threads
         raise InvalidArgumentError("model", f"'{model}' is neither .onnx nor .tflite")
     if hasattr(model, "named_modules") and hasattr(model, "state_dict"):
         return TorchTap(model)
+    if isinstance(model, TorchRuntime) and model.positional:
+        return TorchTap(model.module)
     if isinstance(model, Runtime):
-        module = getattr(model, "_module", None)
-        return CallableTap(model.run, model.name) if module is None else TorchTap(module)
+        return CallableTap(model.run, model.name)
     if callable(model):
         return CallableTap(lambda inputs: model(*inputs), getattr(model, "__name__", "function"))
     raise InvalidArgumentError("model", f"{type(model).__name__} is not a supported model")
