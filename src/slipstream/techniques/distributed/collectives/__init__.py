@@ -1,1 +1,1 @@
-"""Collectives between processes that send what they should: reduce-scatter, all-gather, 2-D."""
+"""Bandwidth-efficient collectives between processes: reduce-scatter, all-gather, 2-D all-reduce."""

@@ -1,4 +1,4 @@
-"""What our collectives take on a cluster, and which all-reduce it says is faster: flat or 2-D."""
+"""Predicted time of our collectives on a cluster, and the choice of flat or 2-D all-reduce."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
     from slipstream.cluster import Cluster, Cost
     from slipstream.cluster.routing import Int64s
 
-# What Python does to post a message, the other side's to expect it, and both to wait, besides the
-# links; an eighth of a grid's empty 2-D all-reduce for two chunks, four ranks on two cores of an
-# AMD EPYC at 2.0 GHz.
+# Python overhead per message, in addition to the links: posting the send and the receive, and
+# waiting for both. An eighth of an empty 2-D all-reduce of two chunks, with four ranks on two cores
+# of an AMD EPYC at 2.0 GHz.
 MESSAGE_NS = 100e3
 _CLOSED_FORMS = {"ring": "ring", "halving": "halving_doubling"}
-# A gain below this is within what a prediction is off, and not worth another order of sums.
-LEAST_GAIN = 0.05
+# A smaller gain is within the prediction error, and does not justify another summation order.
+_MIN_GAIN = 0.05
 
 
 def grid_ns(cluster: Cluster, nbytes: float, members: Int64s) -> float:
-    """How long `grid.all_reduce` takes by rows and columns; nanoseconds.
+    """Predict the duration of `grid.all_reduce` by rows and columns, in ns.
 
-    Chunks overlap: the busiest link, with what all phases put on it, is never idle but for one
-    chunk's time on the others. A rank posts a message to each of its row and its column, for each
-    chunk and each way. What it adds up is not hidden: a ring adds as much, and is charged for it.
+    Chunks overlap: the busiest link carries the bytes of all phases and is idle only while one
+    chunk is on the other links. For each chunk and direction, a rank sends one message to each
+    rank in its row and column. Summation does not overlap; a ring sums as much and is charged too.
 
     Args:
         members: int64 [rows, columns], devices of the cluster.
@@ -53,51 +53,51 @@ def grid_ns(cluster: Cluster, nbytes: float, members: Int64s) -> float:
 def line_ns(
     cluster: Cluster, kind: str, nbytes: float, group: Group, *, whole: bool = False
 ) -> float:
-    """How long `lines.scatter` or `lines.gather` take by themselves; nanoseconds.
+    """Predict the duration of a `lines.scatter` or `lines.gather` alone, in ns.
 
     Args:
         kind: ``reduce_scatter`` or ``all_gather``.
-        whole: as of `lines.way`.
+        whole: see `lines.best_algorithm`.
     """
     ranks = group.ranks
     chosen = best_algorithm(ranks, nbytes, whole=whole)
     if chosen == "direct":
-        asked = Collective("all_to_all", nbytes, group)
+        collective = Collective("all_to_all", nbytes, group)
     else:
-        asked = Collective(kind, nbytes, group, _CLOSED_FORMS[chosen])
+        collective = Collective(kind, nbytes, group, _CLOSED_FORMS[chosen])
     messages = round(math.log2(ranks)) if chosen == "halving" else ranks - 1
-    return cluster.cost(asked).duration_ns + messages * MESSAGE_NS
+    return cluster.cost(collective).duration_ns + messages * MESSAGE_NS
 
 
 def predicted_ns(cluster: Cluster, nbytes: float, ranks: int, rows: int) -> tuple[float, float]:
-    """How long an all-reduce takes flat, around a ring, and by rows and columns; nanoseconds.
+    """Predict an all-reduce around a flat ring, and by rows and columns, each in ns.
 
     Raises:
-        InvalidArgumentError: the cluster is smaller than so many ranks.
+        InvalidArgumentError: the cluster has fewer devices than `ranks`.
     """
     mesh = cluster.mesh((rows, ranks // rows), ("across", "within"))
     members = mesh[("across", "within")].members.reshape(rows, ranks // rows)
-    # A ring around two dimensions goes row by row.
+    # A ring over two dimensions visits the ranks row by row.
     flat = _ring(cluster, "all_reduce", nbytes, members.reshape(1, -1))
     return flat.duration_ns, grid_ns(cluster, nbytes, members)
 
 
 def _ring(cluster: Cluster, kind: str, nbytes: float, members: Int64s) -> Cost:
-    """Of every row of `members` at once."""
+    """Return the cost of one collective per row of `members`, all running simultaneously."""
     return cluster.cost(Collective(kind, nbytes, Group(members, (members.shape[1],)), "ring"))
 
 
 def chosen(cluster: Cluster | None, nbytes: int, ranks: int, rows: int) -> str:
-    """``2d`` where the cluster says that it is faster, else ``flat``.
+    """Return ``2d`` if it is predicted to be faster on the cluster, else ``flat``.
 
     Raises:
-        InvalidArgumentError: there is no cluster, or a smaller one.
+        InvalidArgumentError: `cluster` is None or has fewer devices than `ranks`.
     """
     if cluster is None:
         raise InvalidArgumentError(
-            "cluster", "auto predicts on a cluster, and none is given",
-            remedy="cluster=Cluster.load('here.toml') of slipstream cluster measure, or "
-            "algorithm='2d'",
+            "cluster", "algorithm='auto' needs a cluster to predict on, but it is None",
+            remedy="pass cluster=Cluster.load('here.toml'), a file that slipstream cluster measure "
+            "writes, or algorithm='2d'",
         )  # fmt: skip
     flat, grid = predicted_ns(cluster, nbytes, ranks, rows)
-    return "2d" if grid < (1.0 - LEAST_GAIN) * flat else "flat"
+    return "2d" if grid < (1.0 - _MIN_GAIN) * flat else "flat"

@@ -1,4 +1,4 @@
-"""`reduce_scatter` and `all_gather`: the halves of an all-reduce, in half of its bytes each."""
+"""`reduce_scatter` and `all_gather`: the two halves of an all-reduce, each with half its bytes."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ from slipstream.ranks.wire import need_dense
 def reduce_scatter(
     tensor: torch.Tensor, *, mean: bool = False, group: Any = None, algorithm: str = "auto"
 ) -> torch.Tensor:
-    """This rank's share of the sum of all ranks' tensors.
+    """Return this rank's share of the sum of all ranks' tensors.
 
-    A rank sends (n - 1) / n of the tensor's bytes, where ``reduce_scatter_tensor`` on gloo sends
-    twice as much.
+    A rank sends (n - 1) / n of the tensor's bytes; ``reduce_scatter_tensor`` on gloo sends twice
+    as many.
 
     Args:
-        tensor: float32, float64, float16 or bfloat16 on a processor, of the same shape on all
-            ranks; it stays as it is. Its length needs not be divisible, see `shares`.
+        tensor: float32, float64, float16 or bfloat16 on CPU, of the same shape on all ranks; it is
+            not modified. Its length need not be divisible, see `shares`.
         mean: divide by the number of ranks.
-        group: the processes; None: all.
+        group: process group; None for the default group.
         algorithm: ``direct``, ``halving`` (powers of two), ``ring`` or ``auto``; see
             `slipstream.ranks.lines`.
 
     Returns:
-        A new tensor, [share], of the same dtype: numbers ``shares(n)[rank]`` on of the flat sum.
+        A new tensor, [share], of the same dtype: the flat sum from ``shares(n)[rank]`` on.
 
     Raises:
         UsageError: no process group is initialised.
-        InvalidArgumentError: an argument that is none of these.
-        CommunicationError: on every rank: they disagree on shape, dtype or settings, or one of
-            them ended or hung (after 25 s at most).
+        InvalidArgumentError: an argument is not one of these.
+        CommunicationError: on every rank: ranks disagree on shape, dtype or settings, or one
+            exited or hung (after 25 s at most).
     """
     need_dense(tensor)
     ranks = process_group(group)
@@ -59,14 +59,14 @@ def reduce_scatter(
 
 
 def all_gather(share: torch.Tensor, *, group: Any = None, algorithm: str = "auto") -> torch.Tensor:
-    """The shares of all ranks, in their order, as one flat tensor.
+    """Return the shares of all ranks, in rank order, as one flat tensor.
 
     Args:
-        share: of the same dtype on all ranks, of any length; it stays as it is.
-        group, algorithm: as of `reduce_scatter`.
+        share: of the same dtype on all ranks, of any length; it is not modified.
+        group, algorithm: see `reduce_scatter`.
 
     Raises:
-        As `reduce_scatter`.
+        See `reduce_scatter`.
     """
     need_dense(share, "share")
     ranks = process_group(group)

@@ -1,8 +1,8 @@
-"""All-reduce by the dimensions of a grid: within a row first, then across, with a share each.
+"""All-reduce along the dimensions of a grid of workers.
 
-On an x by y grid a bucket of S bytes is reduce-scattered along y, all-reduced along x as S/y bytes
-a worker, and all-gathered along y: the slower dimension carries 1/y of the bytes, and the latency
-grows with x + y instead of x y. Source: Kumar et al., MLSys 2021, arXiv 2011.03641.
+On an x by y grid a bucket of S bytes is reduce-scattered along y, all-reduced along x with S/y
+bytes per worker, and all-gathered along y: the slower dimension carries 1/y of the bytes, and the
+latency grows with x + y instead of x y. Source: Kumar et al., MLSys 2021, arXiv 2011.03641.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TwoDAllReduce(OnReplicas):
-    """All-reduces of replicas by `rows` rows of workers; 0: the cluster's own dimensions."""
+    """All-reduce along `rows` rows of workers, then columns; 0 uses the cluster's dimensions."""
 
     rows: int = 0
 
@@ -39,24 +39,24 @@ class TwoDAllReduce(OnReplicas):
         if self.rows < 0:
             raise InvalidArgumentError(
                 "two_d_allreduce:rows",
-                f"{self.rows} is less than 0",
+                f"{self.rows} is negative",
                 remedy="for example two_d_allreduce:8",
             )
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
-        """None, or why there is no grid to all-reduce over."""
+        """Return why the workers form no grid; None if they do."""
         if (reason := self.why_no_replicas(graph)) is not None:
             return reason
         for row in all_reduces(graph):
             group = row.collective.group
             if self.rows and row.ranks % self.rows:
-                return f"{row.ranks} workers do not make {self.rows} rows"
+                return f"{row.ranks} workers cannot be split into {self.rows} rows"
             if not self.rows and (group is None or len(group.shape) < 2):
-                return "the workers have no dimensions on this cluster; name them: :rows=4"
+                return "the workers form no grid on this cluster; set rows, for example :rows=4"
         return None
 
     def predict(self, graph: Graph, context: Context) -> Graph:
-        """Price every all-reduce by dimensions."""
+        """Replace every all-reduce by one along the dimensions of the grid."""
         from slipstream.techniques.distributed.collectives.choice import grid_ns
 
         cluster = self.need_cluster(context)
@@ -75,14 +75,14 @@ class TwoDAllReduce(OnReplicas):
                 edit, row, cluster, encode=(), transfers=[by_dimensions], decode=(), name="2-D ",
                 duration_ns=duration_ns,
             )  # fmt: skip
-        return edit.apply("all-reduces by the dimensions of the grid")
+        return edit.apply("all-reduces along the dimensions of the grid")
 
     def apply(self, built: BuiltWorkload) -> None:
-        """Put the hook on a model that is in DDP already.
+        """Register the hook on a model that DistributedDataParallel already wraps.
 
         Raises:
-            WorkloadError: it is not, it has a hook, or nobody said how many rows there are.
-            InvalidArgumentError: the processes do not make so many rows.
+            WorkloadError: the model is not wrapped or already has a hook, or `rows` is 0.
+            InvalidArgumentError: `rows` does not divide the number of processes.
         """
         from slipstream.techniques.distributed.collectives.two_d import TwoDState, two_d_hook
         from slipstream.techniques.distributed.exposed import put_hook
@@ -90,14 +90,14 @@ class TwoDAllReduce(OnReplicas):
         model = self.need_hookless(built)
         if not self.rows:
             raise WorkloadError(
-                "two_d_allreduce:rows is not given, and processes do not say how they are joined",
-                remedy="the number of hosts or racks, as two_d_allreduce:2",
+                "two_d_allreduce:rows is not set, and processes do not know their network topology",
+                remedy="pass the number of hosts or racks, for example two_d_allreduce:2",
             )
         state = TwoDState(self.rows)
         put_hook(model, functools.partial(two_d_hook, state), state.ranks)
 
     def code(self, workload: Workload) -> CodeChange | None:
-        """One line after the model is in DDP, to be placed by hand."""
+        """Return a manual step: register the hook after wrapping the model in DDP."""
         rows = self.rows or "HOSTS"
         return CodeChange(
             "",

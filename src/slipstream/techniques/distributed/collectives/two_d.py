@@ -1,4 +1,4 @@
-"""`two_d_allreduce`, and the same as a communication hook of ``DistributedDataParallel``."""
+"""`two_d_allreduce`, as a function and as a hook of ``DistributedDataParallel``."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ def two_d_allreduce(
     tensor: torch.Tensor, rows: int, *, mean: bool = False, group: Any = None,
     algorithm: str = "2d", cluster: Cluster | None = None,
 ) -> None:  # fmt: skip
-    """Put the sum of all ranks' tensors in their place, by rows and columns of the ranks.
+    """Sum all ranks' tensors in place, along rows and columns of the ranks.
 
-    Pays where ranks of a row are joined by faster links than rows are: 1 / (ranks in a row) of the
-    bytes cross, for every rank of it. All ranks have the same bits afterwards.
+    Faster than a ring if links within a row are faster than links between rows: each rank sends
+    only 1 / (ranks in a row) of the bytes to other rows. All ranks end with the same bits.
 
     Args:
-        tensor: float32, float64, float16 or bfloat16 on a processor, of the same shape on all
-            ranks, in any strides.
-        rows: of the grid, such as racks or hosts; ranks are numbered row by row.
+        tensor: float32, float64, float16 or bfloat16 on CPU, of the same shape on all ranks, with
+            any strides.
+        rows: number of rows, such as racks or hosts; ranks are numbered row by row.
         mean: divide by the number of ranks.
-        group: the processes; None: all.
-        algorithm: ``2d``; ``flat``, the ring of gloo; ``auto``: what `cluster` says is faster.
-        cluster: the machines that the ranks run on, in their order.
+        group: process group; None for the default group.
+        algorithm: ``2d``; ``flat``, gloo's ring; or ``auto``, the faster one on `cluster`.
+        cluster: the machines that the ranks run on, in rank order.
 
     Raises:
         UsageError: no process group is initialised.
-        InvalidArgumentError: an argument that is none of these; `rows` does not divide the ranks.
-        CommunicationError: on every rank: they disagree on shape, dtype or settings, or one of
-            them ended or hung (after 25 s at most); the tensor then is of no use.
+        InvalidArgumentError: an argument is not one of these, or `rows` does not divide the ranks.
+        CommunicationError: on every rank: ranks disagree on shape, dtype or settings, or one
+            exited or hung (after 25 s at most); the tensor's content is then undefined.
 
     Source: Kumar et al., MLSys 2021, arXiv 2011.03641.
     """
@@ -64,17 +64,17 @@ def two_d_allreduce(
 
 
 class TwoDState:
-    """What `two_d_hook` keeps: ``model.register_comm_hook(TwoDState(rows=2), two_d_hook)``.
+    """State of `two_d_hook`: ``model.register_comm_hook(TwoDState(rows=2), two_d_hook)``.
 
     Args:
-        rows, group, algorithm, cluster: see `two_d_allreduce`; ``auto`` chooses for every bucket.
-        timeout_s: how long a rank waits for the others in one communication.
-        patience_s: how long, after a failure, all are given to say that they live.
-        model: that the hook is for; its buffers are then broadcast within the same limits.
+        rows, group, algorithm, cluster: see `two_d_allreduce`; ``auto`` chooses per bucket.
+        timeout_s: time limit of one communication.
+        patience_s: time limit, after a failure, for every rank to report that it is alive.
+        model: the hooked model; its buffers are then broadcast within the same limits.
 
     Raises:
         UsageError: no process group is initialised.
-        InvalidArgumentError: an argument that is none of these.
+        InvalidArgumentError: an argument is not one of these.
         CommunicationError: ranks disagree on the settings.
     """
 
@@ -87,7 +87,7 @@ class TwoDState:
         self.rows, self.algorithm, self.cluster = rows, algorithm, cluster
         size = self.ranks.wire.size
         need_rows(rows, size)
-        # Ranks with unlike clusters would choose differently, and wait for each other.
+        # Ranks with different clusters would choose differently, and wait for each other.
         ways = [_way(algorithm, cluster, 1 << k, size, rows) for k in range(10, 31)]
         self.ranks.need_same_call("two_d_hook", torch.zeros(0), f"{rows} {algorithm} {ways}")
         self._thread = BucketThread("two-d")
@@ -103,10 +103,10 @@ class TwoDState:
 
 
 def two_d_hook(state, bucket):  # type: ignore[no-untyped-def] # DDP compares annotations with types
-    """The mean of a bucket's gradients, by rows and columns of the ranks.
+    """Average a bucket's gradients along rows and columns of the ranks.
 
     Raises:
-        CommunicationError: from ``backward``: a rank ended, or does something else than the others.
+        CommunicationError: from ``backward``: a rank exited, or made a different call.
     """
     if not isinstance(state, TwoDState):
         raise InvalidArgumentError("state", f"is a {type(state).__name__}, not a TwoDState")
@@ -114,7 +114,7 @@ def two_d_hook(state, bucket):  # type: ignore[no-untyped-def] # DDP compares an
 
 
 def reduce_flat(flat: torch.Tensor, ranks: ProcessGroup, rows: int, way: str, divisor: int) -> None:
-    """Put the sum over ranks, divided, in the place of `flat`, [n], contiguous."""
+    """Replace `flat`, [n], contiguous, by the sum over ranks, divided by `divisor`."""
     if ranks.wire.size == 1:
         return
     if way == "2d":
@@ -126,11 +126,11 @@ def reduce_flat(flat: torch.Tensor, ranks: ProcessGroup, rows: int, way: str, di
 
 
 def need_rows(rows: int, ranks: int) -> None:
-    """Raise an `InvalidArgumentError` unless so many ranks make `rows` rows."""
+    """Raise an `InvalidArgumentError` unless `rows` divides `ranks`."""
     rows = as_integer("rows", rows, None)
     if rows < 1 or ranks % rows:
         raise InvalidArgumentError(
-            "rows", f"{ranks} ranks do not make {rows} rows",
+            "rows", f"{ranks} ranks cannot be split into {rows} rows",
             remedy="one of " + ", ".join(str(n) for n in range(1, ranks + 1) if ranks % n == 0),
         )  # fmt: skip
 
@@ -138,6 +138,6 @@ def need_rows(rows: int, ranks: int) -> None:
 def _way(algorithm: str, cluster: Cluster | None, nbytes: int, ranks: int, rows: int) -> str:
     if algorithm not in ALGORITHMS:
         raise InvalidArgumentError(
-            "algorithm", f"'{algorithm}' is none", remedy=" or ".join(ALGORITHMS)
+            "algorithm", f"'{algorithm}' is unknown", remedy=" or ".join(ALGORITHMS)
         )
     return chosen(cluster, nbytes, ranks, rows) if algorithm == "auto" else algorithm
