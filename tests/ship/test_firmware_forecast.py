@@ -9,10 +9,13 @@ from pathlib import Path
 
 import pytest
 from models import MICRO_SPEECH, PERSON_DETECT, need_emulator
+from random_networks import RandomNetwork
 
 from slipstream.cli._main import _command
 from slipstream.errors import UnknownNameError
+from slipstream.ship.export import write_network
 from slipstream.ship.firmware import export_firmware, forecast, random_inputs, run_emulated
+from slipstream.ship.firmware.costs import counts
 
 Require = Callable[[str, bool, str], None]
 NETWORKS = (
@@ -37,6 +40,13 @@ def test_forecasts_match_emulated_runs(
     assert found.constants == ran.size.constants
     # Memory is exact.
     assert found.ram == firmware.arena.size + ran.size.ram + ran.stack
+
+
+@pytest.mark.parametrize("device", ["cortex-m4", "cortex-m55"])
+def test_operations_are_counted_in_integers(device: str) -> None:
+    firmware = export_firmware(write_network(RandomNetwork(2).network(24)), device=device)
+    for step in firmware.program.steps:
+        assert all(float(count).is_integer() for count in counts(step, firmware.target).values())
 
 
 def test_reports_missing_memory_with_a_remedy(

@@ -162,6 +162,8 @@ def test_predict_ranks_paths_from_a_sample() -> None:
     assert spearmanr(predicted.pairs, measured).statistic >= 0.8
     assert predicted.total == pytest.approx(found.instability().estimate, rel=0.3)
     assert (predicted.items, predicted.sample) == (300, 60)
+    unlabelled = stability.predict(model, scenes, matrix, sample=60)
+    assert unlabelled.pairs == pytest.approx(predicted.pairs)
     for sample in (1, 2, 7, 300):
         chosen, drawn = _chosen(np.linspace(0, 1, 300), sample, 0)
         assert len({*chosen.tolist()}) == len(chosen) == len(drawn) == sample

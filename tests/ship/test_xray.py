@@ -400,6 +400,14 @@ def test_nan_and_constant_layers(tmp_path: Path) -> None:
     assert [str(failure) for failure in found.failures] == ["finite: 0"]
 
 
+def test_constant_images_are_explained_by_constant_images() -> None:
+    pipeline = pre.image_pipeline(24, mean=(0.5,) * 3, std=(0.5,) * 3)
+    raws = [np.zeros((50, 70, 3), np.uint8)] * 3
+    inputs = measured([canonical(pipeline(raw)[None]) for raw in raws])
+    assert not inputs["std"].any()
+    assert xray.explain(inputs, raws, pipeline).kind == "equal"
+
+
 _made: dict[bool, nn.Module] = {}
 
 
