@@ -50,7 +50,7 @@ def test_a_study_from_beginning_to_end() -> None:
     made = search("run", "digits.py:study", "--workers", "1", "--json")
     told = json.loads(made.stdout)
     assert told["trials"]["complete"] + told["trials"].get("infeasible", 0) == 13
-    assert told["stopped"] == "the policy is done"
+    assert told["stopped"] == "the rung policy is done"
     assert "complete" in search("status", "digits.db").stdout
     best = json.loads(search("top", "digits.db", "--json").stdout)["best"][0]
     assert best["values"]["weights"] <= 9000
@@ -76,12 +76,12 @@ def test_more_devices_are_predicted_and_drawn() -> None:
     [
         (["run", "digits.py"], UsageError, "names no study"),
         (["run", "digits.py:broken"], UsageError, "is an int"),
-        (["run", "digits.py:studdy"], WorkloadError, "no 'studdy'"),
-        (["run", "nowhere.py:study"], WorkloadError, "no such file"),
+        (["run", "digits.py:studdy"], WorkloadError, "'studdy' is not defined"),
+        (["run", "nowhere.py:study"], WorkloadError, "does not exist"),
         (["run", "digits.py:study", "--scheduler", "level"], UsageError, "needs Ray"),
         (["status", "nowhere.db"], StoreError, "no such database"),
-        (["predict", "digits.py:study", "--gpus", "0"], UsageError, "0 devices"),
-        (["predict", "digits.py:study", "--gpus", "many"], UsageError, "no list"),
+        (["predict", "digits.py:study", "--gpus", "0"], UsageError, "less than 1 device"),
+        (["predict", "digits.py:study", "--gpus", "many"], UsageError, "not a list"),
         (["predict", "digits.py:study", "--scheduler", "levl"], SlipstreamError, "levl"),
     ],
 )

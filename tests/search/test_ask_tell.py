@@ -74,7 +74,7 @@ def test_ask_and_tell_is_the_loop_of_run(tmp_path: Path, strategy: str, rungs: A
 
 def test_what_is_told_wrongly_is_refused() -> None:
     made = study("s", SPACE, "y", strategy="random")
-    with pytest.raises(InvalidArgumentError, match="has none to run"):
+    with pytest.raises(InvalidArgumentError, match="has no estimator to run"):
         made.run(budget=Budget(trials=1))
     with pytest.raises(InvalidArgumentError, match="trial 0 is not running"):
         made.tell(0, 1.0)
@@ -82,18 +82,18 @@ def test_what_is_told_wrongly_is_refused() -> None:
     first, second, third, fourth, fifth = (task for task in tasks if task is not None)
     with pytest.raises(InvalidArgumentError, match="complete trial needs values"):
         made.tell(first)
-    with pytest.raises(InvalidArgumentError, match="failed trial has no values"):
+    with pytest.raises(InvalidArgumentError, match="failed trial takes no values"):
         made.tell(first, 1.0, state="failed")
     with pytest.raises(InvalidArgumentError, match="'done'"):
         made.tell(first, 1.0, state="done")
     assert made.tell(first, 1.0).values == {"y": 1.0}
     with pytest.raises(InvalidArgumentError, match="trial 0 is not running"):
         made.tell(first, 1.0)
-    assert made.tell(second, float("nan")).reason == "y is nan"
+    assert made.tell(second, float("nan")).reason == "y is nan, which is not finite"
     assert made.tell(third, {"z": 1.0}).state is State.FAILED
     assert made.tell(fourth, state="failed", reason="no data").reason == "no data"
     for step in (-1, 2**53):
-        with pytest.raises(InvalidArgumentError, match="is not a step"):
+        with pytest.raises(InvalidArgumentError, match="is not a valid step"):
             fifth.run.report(0.5, step)
     fifth.run.report(0.5, 3)
     assert made.tell(fifth, state="pruned").reports == {3: 0.5}
@@ -174,7 +174,7 @@ def test_callbacks_see_every_trial_and_may_stop() -> None:
 
     made = study("s", SPACE, "y", estimator=loss, strategy="random", callbacks=[third]).run()
     assert seen == made.trials
-    assert (len(seen), made.stopped) == (3, "it was stopped")
+    assert (len(seen), made.stopped) == (3, "stopped by Study.stop")
 
     def fails(made: Study, trial: Trial) -> None:
         raise KeyError("wandb")

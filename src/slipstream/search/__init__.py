@@ -1,4 +1,4 @@
-"""Search: a space, a study, and who proposes, measures, promotes and runs its candidates.
+"""Search: spaces, studies, estimators, strategies, rung policies and executors.
 
     from slipstream.search import Budget, Float, Space, study
 
@@ -6,7 +6,7 @@
     found = study("lr", space, {"loss": "min"}, estimator=train, store="runs.db")
     found.run(budget=Budget(trials=50)).best()
 
-Everything in the package that searches does it through this one loop.
+Every search in the package runs through this loop.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Damaged study files: what a column may hold, and errors that say which file is broken."""
+"""Validation of study files: column types, and errors that name the damaged file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from slipstream.errors import StoreError, UsageError
 from slipstream.search.metrics import SCORED, Objective, Trial
 from slipstream.sqlite import errors_in_words
 
-# SQLite keeps a value of any type in a column of any type.
+# SQLite accepts values of any type in any column.
 _TYPES = {
     "study": {
         "integer": ("id",), "text": ("name", "space", "definition"), "blob": ("space_id",),
@@ -34,7 +34,7 @@ _TYPES = {
 
 @contextmanager
 def undamaged(path: Path) -> Iterator[None]:
-    """Turn what reading a damaged study raises into a `StoreError` with its file."""
+    """Convert exceptions from reading a damaged study to a `StoreError` that names its file."""
     with errors_in_words(path):
         try:
             yield
@@ -47,10 +47,10 @@ def undamaged(path: Path) -> Iterator[None]:
 
 
 def damaged(what: str, path: Path | None = None) -> StoreError:
-    """The error for a study file that holds what no study writes."""
+    """Return the error for invalid content in a study file."""
     return StoreError(
         f"the study is damaged: {what}", where=None if path is None else str(path),
-        remedy="restore the file from a copy, or begin the study again in another file",
+        remedy="restore the file from a backup, or start the study again in another file",
     )  # fmt: skip
 
 
@@ -58,33 +58,35 @@ def check_types(connection: sqlite3.Connection, path: Path) -> None:
     """Check that every column holds values of its type.
 
     Raises:
-        StoreError: one does not.
+        StoreError: a column holds a value of another type.
     """
     tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
     for table in _TYPES.keys() & tables:
         for types, columns in _TYPES[table].items():
-            allowed = ", ".join(f"'{one}'" for one in types.split(", "))
+            allowed = ", ".join(f"'{name}'" for name in types.split(", "))
             for column in columns:
-                odd = connection.execute(
+                wrong = connection.execute(
                     f"SELECT typeof({column}) FROM {table} "
                     f"WHERE typeof({column}) NOT IN ({allowed}) LIMIT 1"
                 ).fetchone()
-                if odd is not None:
-                    raise damaged(f"a {column} of a {table} is of type {odd[0]}", path)
+                if wrong is not None:
+                    raise damaged(
+                        f"column {column} of table {table} holds a value of type {wrong[0]}", path
+                    )
 
 
 def check_scored(
     trials: Iterable[Trial], objectives: Iterable[Objective], path: Path | None
 ) -> None:
-    """Check that every trial with a score has a value of every objective.
+    """Check that every scored trial has a value of every objective.
 
     Raises:
-        StoreError: one has not, or ended before it was asked.
+        StoreError: a trial has no value of an objective, or ended before it began.
     """
-    metrics = {one.metric for one in objectives}
+    metrics = {objective.metric for objective in objectives}
     for trial in trials:
         if trial.state in SCORED and not metrics <= trial.values.keys():
             missing = ", ".join(sorted(metrics - trial.values.keys()))
-            raise damaged(f"trial {trial.number} has no {missing}", path)
+            raise damaged(f"trial {trial.number} has no value of {missing}", path)
         if trial.asked < 0 or -1 < trial.told <= trial.asked:
-            raise damaged(f"trial {trial.number} was told before it was asked", path)
+            raise damaged(f"trial {trial.number} ended before it began", path)

@@ -1,4 +1,4 @@
-"""Strategies by name, and which one suits a study."""
+"""Strategies by name, and the default strategy of a study."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ STRATEGIES: dict[str, Callable[[], Strategy]] = {
 
 
 def strategy_named(name: str) -> Strategy:
-    """A strategy by its name.
+    """Return a new strategy by its name.
 
     Raises:
-        UnknownNameError: there is none.
+        UnknownNameError: no strategy has this name.
     """
     if name not in STRATEGIES:
         raise UnknownNameError("strategy", name, STRATEGIES)
@@ -37,22 +37,22 @@ def strategy_named(name: str) -> Strategy:
 
 
 def choose(space: Space, objectives: Sequence[Objective], trials: int | None) -> tuple[str, str]:
-    """A strategy's name, and why it was chosen.
+    """Return the name of the default strategy, and the reason for it.
 
     Args:
-        trials: how many there will be; None if that is not known.
+        trials: number of trials in the budget; None if unlimited.
     """
     size = space.size
     if size is not None and trials is not None and size <= trials:
-        return "grid", f"the whole space is {size} candidates"
+        return "grid", f"the whole space has {size} candidates"
     if any(leaf.parameter.units > 1 for leaf in space.leaves):
-        return "evolution", "orders, subsets or sequences have neighbours, and no axes"
+        return "evolution", "permutations, subsets and sequences have neighbours but no axes"
     if len(objectives) > 1:
-        return "evolution", "several objectives: its parents come from the front"
+        return "evolution", "several objectives: parents come from the Pareto front"
     if trials is not None and trials <= 20:
         return "quasirandom", f"{trials} trials are too few to learn from"
     try:
         import optuna  # noqa: F401
     except ImportError:
         return "evolution", "Optuna is not installed (pip install 'slipstream[search]' for TPE)"
-    return "tpe", "one objective, and parameters with axes"
+    return "tpe", "one objective, and only scalar parameters"

@@ -1,4 +1,4 @@
-"""What turns a candidate into measurements: a function of the user's, with what it declares."""
+"""Estimators: user functions that evaluate candidates, and the metrics that they declare."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from slipstream.search.metrics import Value
 
 @dataclass(frozen=True)
 class Cost:
-    """What a candidate is expected to take of devices.
+    """Expected device usage of a candidate.
 
     Attributes:
-        seconds: on one device by itself, for each unit of fidelity.
-        gamma: over w devices it is w / (1 + gamma (w - 1)) times as fast.
-        utilisation: of one device, by itself: what packing can use is the rest.
-        memory: share of one device's memory.
+        seconds: time on one otherwise idle device, per unit of fidelity.
+        gamma: scaling loss; the speed-up on w devices is w / (1 + gamma (w - 1)).
+        utilisation: fraction of an otherwise idle device that it uses; the rest is available to
+            other trials packed onto it.
+        memory: fraction of one device's memory.
     """
 
     seconds: float
@@ -43,9 +44,9 @@ class Estimator:
     numbers or `Value`s.
 
     Attributes:
-        metrics: units by metric, as far as they are declared; None where nothing is.
-        provenance: of what it returns.
-        cost: what a candidate is expected to take, by its values; None where nobody knows.
+        metrics: units by metric; None if not declared.
+        provenance: default provenance of the returned values.
+        cost: function from a candidate's values to its expected cost; None if unknown.
     """
 
     function: Callable[..., Any]
@@ -55,28 +56,28 @@ class Estimator:
 
     @property
     def name(self) -> str:
-        """The function's name."""
+        """Qualified name of the function."""
         return str(getattr(self.function, "__qualname__", type(self.function).__name__))
 
     def target(self) -> str:
-        """``file.py:function`` or ``module:function``, for other processes.
+        """Return ``file.py:function`` or ``module:function``, for other processes to import.
 
         Raises:
-            InvalidArgumentError: it is no function of a module.
+            InvalidArgumentError: the function is not an attribute of a module.
         """
         module, name = getattr(self.function, "__module__", None), self.name
-        reached: Any = sys.modules.get(module or "")
+        found: Any = sys.modules.get(module or "")
         for part in name.split("."):
-            reached = getattr(reached, part, None)
-        if isinstance(reached, Estimator):
-            reached = reached.function
-        if reached is not self.function:
+            found = getattr(found, part, None)
+        if isinstance(found, Estimator):
+            found = found.function
+        if found is not self.function:
             raise InvalidArgumentError(
-                "estimator", f"{name} is no function of a module, which other processes could load",
-                remedy="define it with def at the top of a file, or run the study inline",
+                "estimator", f"{name} is not defined at module level, so workers cannot import it",
+                remedy="define it with def at the top level of a file, or run the study inline",
             )  # fmt: skip
         file = getattr(sys.modules[str(module)], "__file__", None)
-        # A file by itself may be on nobody else's path.
+        # Other processes may not have the folder of a top-level module on their path.
         if "." not in str(module) and file and Path(file).name != "__init__.py":
             return f"{Path(file).resolve()}:{name}"
         return f"{module}:{name}"
@@ -84,18 +85,18 @@ class Estimator:
 
 @dataclass(frozen=True)
 class TrialRun:
-    """What an estimator may ask about the run it is called for.
+    """Settings of one evaluation, passed to the estimator.
 
     Attributes:
-        fidelity: how much to spend: epochs, samples, whatever the rung policy counts.
-        seed: for random numbers; the same for the same candidate of the same study.
-        folder: where the candidate's checkpoints may be, kept between its rungs; None where the
-            study has no store.
-        parent: the fidelity that the candidate was at before; 0.0 for the first time.
-        width: devices it may use; below two, one or a part of it.
+        fidelity: amount to spend, in the unit of the rung policy, for example epochs.
+        seed: random seed, determined by the study and the candidate.
+        folder: folder for the candidate's checkpoints, shared by its rungs; None without a store
+            or without a rung policy.
+        parent: fidelity that the candidate has reached before; 0.0 in its first evaluation.
+        width: number of devices that it may use; below 2, one device or a part of it.
         medians: median values of the first objective over complete trials, by reported step.
         sign: 1.0 if the first objective is minimised, -1.0 if it is maximised.
-        reports: what `report` recorded, by step.
+        reports: values passed to `report`, by step.
     """
 
     fidelity: float
@@ -111,19 +112,21 @@ class TrialRun:
         """Record the value of the first objective at `step`, for example after an epoch.
 
         Raises:
-            InvalidArgumentError: a negative step.
+            InvalidArgumentError: `step` is negative or not below 2 ** 53.
         """
         if not 0 <= step < 2**53:
-            raise InvalidArgumentError("step", f"{step} is not a step", remedy="0, 1, 2, ...")
+            raise InvalidArgumentError(
+                "step", f"{step} is not a valid step", remedy="pass 0, 1, 2, ..."
+            )
         self.reports.pop(int(step), None)
         self.reports[int(step)] = float(value)
 
     def should_prune(self) -> bool:
         """Whether the best value reported so far is worse than the median at the latest step.
 
-        The median is of the trials that were complete when this one began. It is False before the
-        first report, while fewer than five of them reported that step, and with several objectives.
-        End the trial with ``raise Pruned``.
+        The median is over the trials that were complete when this one began. The result is False
+        before the first report, if fewer than five of those trials reported that step, and with
+        several objectives. To end the trial, raise `Pruned`.
         """
         if not self.reports:
             return False
@@ -135,28 +138,28 @@ class TrialRun:
         return median is not None and best > self.sign * median
 
     def checkpointed(self) -> None:
-        """To be called where the checkpoint in `folder` is whole: a trial is resized there.
+        """Signal that the checkpoint in `folder` is complete, so that the trial can be resized.
 
-        Where the trial is to have other devices, this evaluation ends; the estimator is called
-        again with another `width`, to go on from its checkpoint. Otherwise nothing happens.
+        If the trial is to move to other devices, this evaluation ends, and the estimator is called
+        again with another `width` to resume from its checkpoint. Otherwise nothing happens.
 
         Raises:
-            Resized: it ends here; not for an estimator to catch.
+            Resized: the evaluation ends here; an estimator must not catch it.
         """
         if self.folder is not None and Path(self.folder, RESIZE).exists():
             raise Resized
 
 
 class Pruned(Exception):  # noqa: N818 - as Optuna's TrialPruned: not an error
-    """An estimator ends an unpromising trial: it is `State.PRUNED`, and takes no part in ranks."""
+    """Raised by an estimator to end an unpromising trial, which is not ranked."""
 
 
 class Resized(BaseException):
-    """An evaluation has ended, so that its trial goes on on other devices."""
+    """Raised to end an evaluation whose trial will resume on other devices."""
 
 
 RESIZE = ".resize"
-"""A file in a trial's folder that asks it to end at its next checkpoint."""
+"""Name of a file in a trial's folder that requests it to end at its next checkpoint."""
 
 
 def estimator(
@@ -165,7 +168,7 @@ def estimator(
     provenance: str = "measured",
     cost: Callable[[Mapping[str, Any]], Cost] | None = None,
 ) -> Callable[[Callable[..., Any]], Estimator]:
-    """Declare what a function reports, so that mistakes are found before it is called.
+    """Declare the metrics of a function, so that errors are found before it is called.
 
     @estimator({"accuracy": "", "latency": "ms"})
     def measure(config): ...
@@ -175,14 +178,14 @@ def estimator(
 
 
 def as_estimator(thing: Estimator | Callable[..., Any]) -> Estimator:
-    """`thing`, or the estimator that a plain function is."""
+    """Return `thing`, wrapped in an `Estimator` if it is a plain function."""
     if not callable(thing) and not isinstance(thing, Estimator):
-        raise InvalidArgumentError("estimator", f"{type(thing).__name__} is no function")
+        raise InvalidArgumentError("estimator", f"{type(thing).__name__} is not callable")
     return thing if isinstance(thing, Estimator) else Estimator(thing)
 
 
 def call(function: Callable[..., Any], config: Mapping[str, Any], run: TrialRun) -> Any:
-    """What `function` returns, given as many arguments as it takes."""
+    """Call `function` with the config and, if it takes a second argument, the run."""
     if _arity(function) > 1:
         return function(config, run)
     return function(config)
@@ -192,47 +195,49 @@ _ARITY: dict[Any, int] = {}
 
 
 def _arity(function: Callable[..., Any]) -> int:
-    known = _ARITY.get(function)
-    if known is None:
+    arity = _ARITY.get(function)
+    if arity is None:
         parameters = inspect.signature(function).parameters.values()
-        places = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-        required = [p for p in places if p.default is p.empty]
-        second = len(places) > 1 and (len(required) > 1 or places[1].name == "run")
-        known = _ARITY[function] = 2 if second else 1
-    return known
+        positional = [
+            p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        ]
+        required = [p for p in positional if p.default is p.empty]
+        second = len(positional) > 1 and (len(required) > 1 or positional[1].name == "run")
+        arity = _ARITY[function] = 2 if second else 1
+    return arity
 
 
 def values_of(returned: Any, only_metric: str) -> dict[str, Value]:
-    """What an estimator returned, as values by metric.
+    """Convert the return value of an estimator to values by metric.
 
     Args:
-        only_metric: what a bare number is a value of.
+        only_metric: metric of a bare number.
 
     Raises:
-        ValueError: it is no number, or not finite; says which metric.
+        ValueError: a value is not a finite number; the message names its metric.
     """
-    given = returned if isinstance(returned, Mapping) else {only_metric: returned}
+    by_metric = returned if isinstance(returned, Mapping) else {only_metric: returned}
     values = {}
-    for metric, one in given.items():
-        value = one if isinstance(one, Value) else Value(_number(one, metric))
+    for metric, raw in by_metric.items():
+        value = raw if isinstance(raw, Value) else Value(_number(raw, metric))
         if not math.isfinite(value.value):
-            raise ValueError(f"{metric} is {value.value}")
+            raise ValueError(f"{metric} is {value.value}, which is not finite")
         values[str(metric)] = value
     return values
 
 
-def _number(one: Any, metric: str) -> float:
+def _number(raw: Any, metric: str) -> float:
     try:
-        return float(one)
+        return float(raw)
     except (TypeError, ValueError):
-        raise ValueError(f"{metric} is no number but {type(one).__name__}") from None
+        raise ValueError(f"{metric} is not a number but of type {type(raw).__name__}") from None
 
 
 def load_target(target: str) -> Any:
-    """The object behind ``file.py:name`` or ``module:name``.
+    """Import the object ``file.py:name`` or ``module:name``.
 
     Raises:
-        WorkloadError: the file cannot be imported, or has no such name.
+        WorkloadError: the file cannot be imported, or does not define the name.
     """
     place, _, name = target.rpartition(":")
     if place.endswith(".py"):
@@ -241,8 +246,8 @@ def load_target(target: str) -> Any:
         loaded = importlib.import_module(place)
     for part in name.split("."):
         if not hasattr(loaded, part):
-            known = ", ".join(n for n in vars(loaded) if not n.startswith("_"))
-            raise WorkloadError(f"there is no '{part}'", where=place, remedy=f"known: {known}")
+            names = ", ".join(n for n in vars(loaded) if not n.startswith("_"))
+            raise WorkloadError(f"'{part}' is not defined", where=place, remedy=f"use {names}")
         loaded = getattr(loaded, part)
     return loaded
 
@@ -253,7 +258,7 @@ def _module_of(path: Path) -> Any:
     if name in sys.modules and getattr(sys.modules[name], "__file__", "") == str(path):
         return sys.modules[name]
     if not path.is_file():
-        raise WorkloadError("no such file", where=str(path))
+        raise WorkloadError("the file does not exist", where=str(path))
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None

@@ -1,4 +1,4 @@
-"""Where trials run: in this process, or in worker processes. Both answer with the same outcomes."""
+"""Executors of trials: in this process, or in worker processes."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from slipstream.search.estimators import (
 )
 from slipstream.search.metrics import State, Value
 
-# What importing a user's file, with torch and data, may take a worker.
-_LOADING_S = 30.0
+# Extra time for a worker's first task, which imports the user's file, torch and data.
+_IMPORT_S = 30.0
 
 
 @dataclass(frozen=True)
 class Task:
-    """A trial as an executor has it.
+    """A trial to evaluate.
 
     Attributes:
-        group: bracket and rung: tasks of one group are wanted together.
-        cost: what it is expected to take a unit of fidelity; None where nobody knows.
+        group: bracket and rung; tasks of one group should finish together.
+        cost: expected cost per unit of fidelity; None if the estimator declares none.
     """
 
     number: int
@@ -50,7 +50,7 @@ class Task:
 class Outcome:
     """End of a task: COMPLETE with values, PRUNED, FAILED with a reason, or LOST.
 
-    The reason of one that is COMPLETE says what was odd about it.
+    A COMPLETE outcome may have a reason too: a warning about the evaluation.
     """
 
     number: int
@@ -64,23 +64,23 @@ class Outcome:
 
 
 class Executor(Protocol):
-    """Runs tasks; the study's loop asks for room, submits, polls."""
+    """Runner of tasks. The study's loop checks the capacity, submits tasks and polls."""
 
     def capacity(self) -> int:
-        """How many more tasks it takes now."""
+        """Return the number of tasks that can be submitted now."""
 
     def submit(self, task: Task) -> None:
-        """Run it, sooner or later."""
+        """Queue a task."""
 
     def poll(self) -> Sequence[Outcome]:
-        """What ended since; waits for one where tasks run."""
+        """Return the outcomes since the last call; may wait if tasks are running."""
 
     def close(self) -> None:
-        """End what still runs."""
+        """Stop all running tasks and release resources."""
 
 
 def evaluate(task: Task) -> Outcome:
-    """Run a task here and now; what it raises is its reason to have failed."""
+    """Run a task in this process; an exception becomes the reason of a FAILED outcome."""
     began = time.time()
     clock = time.perf_counter()
     state, values, reason = State.COMPLETE, {}, None
@@ -108,13 +108,13 @@ def reason_of(error: BaseException) -> str:
             where = f" ({os.path.basename(code.co_filename)}:{traceback.tb_lineno})"
         traceback = traceback.tb_next
     if isinstance(error, SystemExit):
-        return f"it called sys.exit({'' if error.code is None else error.code}){where}"
+        return f"the estimator called sys.exit({'' if error.code is None else error.code}){where}"
     kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
     return f"{kind}{error}{where}"
 
 
 class Inline:
-    """One trial at a time, in this process: bit-identical studies, no cost for short trials."""
+    """Executor of one trial at a time in this process: deterministic, without overhead."""
 
     def __init__(self) -> None:
         self._waiting: deque[Task] = deque()
@@ -140,19 +140,19 @@ class _Worker:
     fresh: bool = True
 
     def late(self, timeout_s: float | None) -> bool:
-        """Whether its task takes longer than allowed; its first one may load much first."""
-        grace = _LOADING_S if self.fresh else 0.0
+        """Whether the task has exceeded the timeout; the first one has extra time for imports."""
+        grace = _IMPORT_S if self.fresh else 0.0
         return timeout_s is not None and time.time() - self.since > timeout_s + grace
 
 
 class Processes:
-    """Worker processes of this machine: a crash or a hang costs a trial, not the study.
+    """Worker processes on this machine: a crash or a hang ends a trial, not the study.
 
     Args:
-        workers: how many.
-        timeout_s: a trial that takes longer is ended and has failed; None: none does.
-        memory_limit_bytes: private memory a worker may have.
-        threads: intra-op threads of each.
+        workers: number of processes.
+        timeout_s: a trial that takes longer is killed and FAILED; None for no limit.
+        memory_limit_bytes: maximum private memory of a worker.
+        threads: intra-op threads per worker.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class Processes:
         memory_limit_bytes: int | None = None, threads: int = 1,
     ) -> None:  # fmt: skip
         if workers < 1:
-            raise InvalidArgumentError("workers", f"{workers} workers would run nothing")
+            raise InvalidArgumentError("workers", f"{workers} is not positive; pass at least 1")
         self._timeout_s, self._memory = timeout_s, memory_limit_bytes
         self._environment = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
         self._workers = [_Worker(self._start(at)) for at in range(workers)]
@@ -174,7 +174,7 @@ class Processes:
         return sum(worker.task is None for worker in self._workers)
 
     def submit(self, task: Task) -> None:
-        worker = next(one for one in self._workers if one.task is None)
+        worker = next(worker for worker in self._workers if worker.task is None)
         worker.task, worker.since = task, time.time()
         worker.child.start_call(
             "slipstream.search.executors:run_task", target=task.estimator.target(),
@@ -182,15 +182,15 @@ class Processes:
         )  # fmt: skip
 
     def poll(self) -> Sequence[Outcome]:
-        busy = [one for one in self._workers if one.task is not None]
+        busy = [worker.child for worker in self._workers if worker.task is not None]
         if not busy:
             return []
-        spoke = ready([one.child for one in busy], 0.5)
+        answered = ready(busy, 0.5)
         outcomes = []
         for at, worker in enumerate(self._workers):
             if worker.task is None:
                 continue
-            if worker.child in spoke:
+            if worker.child in answered:
                 outcomes.append(self._collect(at, worker))
             elif worker.late(self._timeout_s):
                 reason = f"took longer than {self._timeout_s:g} s"
@@ -211,7 +211,7 @@ class Processes:
         return outcome_of(answer, number, worker.since, now, device_s)
 
     def _replace(self, at: int, worker: _Worker, state: State, reason: str) -> Outcome:
-        """What a worker that died or hangs leaves, and another one in its place."""
+        """Replace a worker that died or hangs, and return the outcome of its task."""
         assert worker.task is not None
         worker.child.kill()
         worker.child.close()
@@ -229,20 +229,20 @@ class Processes:
 def run_task(
     target: str, config: dict[str, Any], run: dict[str, Any], only_metric: str
 ) -> dict[str, Any]:
-    """In a worker: evaluate one candidate; the answer is JSON."""
-    channel()  # nobody else is to run users' functions this way
+    """Evaluate one candidate in a worker; return the outcome as JSON."""
+    channel()  # fails outside a worker
     return run_task_here(target, config, run, only_metric)
 
 
 def run_task_here(
     target: str, config: dict[str, Any], run: dict[str, Any], only_metric: str
 ) -> dict[str, Any]:
-    """The same, in a process that somebody else started to run trials: Ray's.
+    """Evaluate one candidate in a process of another framework, such as Ray.
 
-    One that ended to be resized answers without a state.
+    The result has no state if the evaluation ended to be resized.
     """
-    thing = load_target(target)
-    function = thing.function if isinstance(thing, Estimator) else thing
+    loaded = load_target(target)
+    function = loaded.function if isinstance(loaded, Estimator) else loaded
     task = Task(0, Estimator(function), _tuples(config), TrialRun(**run), only_metric)
     began = time.perf_counter()
     try:
@@ -259,7 +259,7 @@ def run_task_here(
 def outcome_of(
     answer: dict[str, Any], number: int, started: float, ended: float, device_s: float
 ) -> Outcome:
-    """Return the outcome that a worker's answer, perhaps sent as JSON, describes."""
+    """Convert the result of `run_task`, possibly sent as JSON, to an outcome."""
     values = {
         metric: Value(value, Provenance(kind) if kind else None, stddev)
         for metric, (value, kind, stddev) in answer.get("values", {}).items()

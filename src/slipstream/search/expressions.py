@@ -1,7 +1,7 @@
 """Rules over parameters as short expressions: ``"depth * net.width > 512"``.
 
-Text rather than functions, so that a space is data: it has one canonical form, can be written in
-YAML or JSON, is the same in every process, and is evaluated over a million candidates at once.
+Text instead of functions makes a space plain data: it has a canonical form, can be written in YAML
+or JSON, is identical in every process, and can be evaluated over arrays of candidates.
 """
 
 from __future__ import annotations
@@ -20,23 +20,22 @@ _ALLOWED = (
     ast.Constant, ast.Tuple, ast.List,
 )  # fmt: skip
 _FUNCTIONS = {"min": min, "max": max, "abs": abs, "round": round, "len": len, "int": int}
-# 9 ** 9 ** 9 would keep a processor busy for good.
-_LARGEST_POWER = 64
+# 9 ** 9 ** 9 would not terminate in practice.
+_MAX_EXPONENT = 64
 
 
 class Expression:
     """An expression over parameters, named by their dotted paths.
 
-    Arithmetic, comparisons, ``and or not in``, ``a if b else c``, and min, max, abs, round, len,
-    int.
+    It may use arithmetic, comparisons, ``and or not in``, ``a if b else c``, and the functions min,
+    max, abs, round, len and int.
 
     Args:
         text: the expression.
-        prefix: path of the group it was written in, with a dot at its end; paths are relative to
-            it.
+        prefix: path of the enclosing group, with a trailing dot; paths are relative to it.
 
     Raises:
-        InvalidArgumentError: anything else stands in it.
+        InvalidArgumentError: the text is malformed or uses anything else.
     """
 
     def __init__(self, text: str, prefix: str = "") -> None:
@@ -44,33 +43,37 @@ class Expression:
         try:
             tree = ast.parse(text.strip(), mode="eval")
         except SyntaxError as error:
-            raise InvalidArgumentError("rule", f"'{text}' is no expression: {error.msg}") from None
+            raise InvalidArgumentError("rule", f"'{text}' is malformed: {error.msg}") from None
         paths: dict[str, str] = {}
         self._tree = _Paths(prefix, paths, text).visit(tree)
         for node in ast.walk(self._tree):
             if not isinstance(node, _ALLOWED):
                 raise InvalidArgumentError(
-                    "rule", f"'{text}' uses {type(node).__name__}, which rules may not",
-                    remedy="comparisons, arithmetic, and/or/not/in, min, max, abs, round, len",
+                    "rule", f"'{text}' uses {type(node).__name__}, which is not allowed in a rule",
+                    remedy=f"use comparisons, arithmetic, and/or/not/in, {', '.join(_FUNCTIONS)}",
                 )  # fmt: skip
             if isinstance(node, ast.Call) and not (
                 isinstance(node.func, ast.Name) and node.func.id in _FUNCTIONS
             ):
-                raise InvalidArgumentError("rule", f"'{text}' calls what rules may not call")
+                raise InvalidArgumentError(
+                    "rule", f"'{text}' calls a function that is not allowed in a rule",
+                    remedy=f"use only {', '.join(_FUNCTIONS)}",
+                )  # fmt: skip
             if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
                 power = node.right.value if isinstance(node.right, ast.Constant) else None
-                if not isinstance(power, int | float) or abs(power) > _LARGEST_POWER:
+                if not isinstance(power, int | float) or abs(power) > _MAX_EXPONENT:
                     raise InvalidArgumentError(
-                        "rule", f"'{text}': a power needs a constant exponent of at most 64"
+                        "rule",
+                        f"'{text}': an exponent must be a constant of at most {_MAX_EXPONENT}",
                     )
         self.paths: tuple[str, ...] = tuple(sorted(paths))
-        """Full paths of the parameters it is about."""
+        """Full paths of the parameters in it."""
         self._variables = tuple((path, paths[path]) for path in self.paths)
         self._code = compile(ast.fix_missing_locations(self._tree), f"<rule {text}>", "eval")
 
     @property
     def canonical(self) -> str:
-        """The expression over full paths, spaced in one way."""
+        """The expression with full paths and normalised spacing."""
         text = ast.unparse(self._tree)
         for path, variable in self._variables:
             text = text.replace(variable, path)
@@ -80,7 +83,7 @@ class Expression:
         """Return its value, or None if one of its parameters is inactive.
 
         Raises:
-            InvalidArgumentError: it divides by zero, or an operator does not take the values.
+            InvalidArgumentError: a division by zero, or operands of unsupported types.
         """
         names: dict[str, Any] = {"__builtins__": {}, **_FUNCTIONS}
         for path, variable in self._variables:
@@ -97,10 +100,10 @@ class Expression:
             ) from None  # fmt: skip
 
     def over(self, columns: Mapping[str, Any]) -> Any:
-        """Its value over arrays, one number a candidate.
+        """Evaluate the expression over arrays of values; return an array [n].
 
         Args:
-            columns: arrays [n] by path, of the values themselves.
+            columns: values by path, each an array [n].
         """
         import numpy as np
 
@@ -118,7 +121,7 @@ class Expression:
 
 
 class _Paths(ast.NodeTransformer):
-    """Dotted names become one variable each."""
+    """Replaces every dotted name by one variable."""
 
     def __init__(self, prefix: str, paths: dict[str, str], text: str) -> None:
         self._prefix, self._paths, self._text = prefix, paths, text
@@ -130,14 +133,16 @@ class _Paths(ast.NodeTransformer):
             parts.append(inner.attr)
             inner = inner.value
         if not isinstance(inner, ast.Name):
-            raise InvalidArgumentError("rule", f"'{self._text}' has a dot behind no name")
+            raise InvalidArgumentError(
+                "rule", f"'{self._text}' has a dot after something that is not a name"
+            )
         return self._variable(".".join([inner.id, *reversed(parts)]))
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
         return self._variable(node.id)
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        node.args = [self.visit(one) for one in node.args]
+        node.args = [self.visit(argument) for argument in node.args]
         return node
 
     def _variable(self, path: str) -> ast.Name:
@@ -147,13 +152,13 @@ class _Paths(ast.NodeTransformer):
 
 
 class _OverArrays(ast.NodeTransformer):
-    """What Python decides by truth becomes a function over arrays."""
+    """Replaces operators that test truth by NumPy functions over arrays."""
 
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
         name = "logical_and" if isinstance(node.op, ast.And) else "logical_or"
-        joined, *rest = [self.visit(one) for one in node.values]
-        for one in rest:
-            joined = _call(name, joined, one)
+        joined, *operands = [self.visit(operand) for operand in node.values]
+        for operand in operands:
+            joined = _call(name, joined, operand)
         return joined  # type: ignore[no-any-return]
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
@@ -166,23 +171,25 @@ class _OverArrays(ast.NodeTransformer):
         left = self.visit(node.left)
         joined: ast.expr | None = None
         for op, right in zip(node.ops, map(self.visit, node.comparators), strict=True):
-            one: ast.expr
+            comparison: ast.expr
             if isinstance(op, ast.In | ast.NotIn):
-                one = _call("isin", left, right)
-                one = _call("logical_not", one) if isinstance(op, ast.NotIn) else one
+                comparison = _call("isin", left, right)
+                comparison = (
+                    _call("logical_not", comparison) if isinstance(op, ast.NotIn) else comparison
+                )
             else:
-                one = ast.Compare(left, [op], [right])
-            joined = one if joined is None else _call("logical_and", joined, one)
+                comparison = ast.Compare(left, [op], [right])
+            joined = comparison if joined is None else _call("logical_and", joined, comparison)
             left = right
         assert joined is not None
         return joined
 
     def visit_IfExp(self, node: ast.IfExp) -> ast.AST:
-        return _call("where", *(self.visit(one) for one in (node.test, node.body, node.orelse)))
+        return _call("where", *(self.visit(part) for part in (node.test, node.body, node.orelse)))
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         assert isinstance(node.func, ast.Name)
-        return _call(node.func.id, *(self.visit(one) for one in node.args))
+        return _call(node.func.id, *(self.visit(argument) for argument in node.args))
 
 
 def _call(name: str, *arguments: ast.expr) -> ast.expr:

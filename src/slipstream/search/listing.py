@@ -1,4 +1,4 @@
-"""A study as tables and JSON: how far it is, its best trials, and predictions beside."""
+"""A study as tables and JSON: progress, best trials, and predictions next to measurements."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from slipstream.units import format_duration
 
 @dataclass(frozen=True)
 class Listing:
-    """What is known of a study, from its file or while it runs.
+    """Contents of a study, read from its file or taken from a running study.
 
     Attributes:
-        stopped: why its last run ended; empty where that is not known.
-        promotion: how its trials were promoted, in sentences, where its policy tells that.
+        stopped: reason that its last run ended; empty if unknown.
+        promotion: notes of its rung policy on how trials were promoted; may be empty.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Listing:
 
     @classmethod
     def of(cls, source: Study | Reading) -> Listing:
-        """A study, or the reading of its file."""
+        """Create a listing of a study, or of the reading of its file."""
         if isinstance(source, Study):
             units = dict(source.units or {})
             return cls(
@@ -45,39 +45,39 @@ class Listing:
 
     @property
     def whole(self) -> list[Trial]:
-        """Scored trials at the highest fidelity there is."""
+        """Scored trials at the highest fidelity reached."""
         return whole(self.trials)
 
     def best(self, n: int) -> list[Trial]:
-        """The `n` best of these."""
+        """Return the `n` best trials at the highest fidelity reached."""
         return best(self.whole, self.objectives, n)
 
     @property
     def front(self) -> list[Trial]:
-        """What nothing beats in all objectives at once."""
+        """Pareto-optimal trials."""
         return pareto(self.whole, self.objectives)
 
     @property
     def counts(self) -> dict[str, int]:
-        """Trials by state."""
-        tally = Counter(str(one.state) for one in self.trials)
+        """Number of trials by state."""
+        tally = Counter(str(trial.state) for trial in self.trials)
         return {str(state): tally[str(state)] for state in State if tally[str(state)]}
 
     def line(self) -> str:
-        """One line of progress."""
+        """Return the progress as one line."""
         counts = ", ".join(f"{n} {state}" for state, n in self.counts.items())
         leader = self.best(1)
         if not leader:
-            return counts or "nothing yet"
+            return counts or "no trials yet"
         values = ", ".join(f"{o.metric} {leader[0].values[o.metric]:.4g}" for o in self.objectives)
         return f"{counts}; best {values}"
 
     def status(self) -> Table:
-        """How far the study is, with the reasons of what failed."""
-        spent = sum(one.device_s for one in self.trials)
+        """Return the number of trials by state, with the most common reasons of failure."""
+        spent = sum(trial.device_s for trial in self.trials)
         rows = [(state, n) for state, n in self.counts.items()]
         reasons = Counter(
-            one.reason for one in self.trials if one.state in (State.FAILED, State.LOST)
+            trial.reason for trial in self.trials if trial.state in (State.FAILED, State.LOST)
         )
         notes = [f"device time spent: {format_duration(spent * 1e9)}"]
         notes += [f"{n} failed: {reason}" for reason, n in reasons.most_common(3)]
@@ -90,96 +90,94 @@ class Listing:
             rows,
             fields,
             f"study {self.name}",
-            [*notes, *self.promotion, *self.told_beside_measured()],
+            [*notes, *self.promotion, *self.prediction_notes()],
         )
 
-    def told_beside_measured(self) -> list[str]:
-        """For each metric that was both predicted and measured, how the two agree."""
+    def prediction_notes(self) -> list[str]:
+        """Return a sentence per metric on the agreement of predicted and measured values."""
         lines = []
-        for metric in sorted({m for one in self.trials for m, _ in one.measurements}):
+        for metric in sorted({m for trial in self.trials for m, _ in trial.measurements}):
             pairs = [
-                (value.value, one.measurements[metric, Provenance.MEASURED].value)
-                for one in self.trials
-                for (name, kind), value in one.measurements.items()
+                (value.value, trial.measurements[metric, Provenance.MEASURED].value)
+                for trial in self.trials
+                for (name, kind), value in trial.measurements.items()
                 if name == metric
                 and kind is not Provenance.MEASURED
-                and (metric, Provenance.MEASURED) in one.measurements
+                and (metric, Provenance.MEASURED) in trial.measurements
             ]
-            ratios = [measured / told for told, measured in pairs if told]
+            ratios = [measured / predicted for predicted, measured in pairs if predicted]
             if ratios:
                 tau = "" if len(pairs) < 5 else f", Kendall's tau {_tau(pairs):.2f}"
                 lines.append(
-                    f"{metric}: measured {statistics.median(ratios):.3g} times what was predicted "
+                    f"{metric}: measured {statistics.median(ratios):.3g} times the prediction "
                     f"(median of {len(ratios)}{tau})"
                 )
         return lines
 
     def top(self, n: int) -> Table:
-        """The best trials."""
+        """Return a table of the `n` best trials."""
         return self._table(self.best(n), f"study {self.name}: the best {n}")
 
     def pareto(self) -> Table:
-        """The front."""
-        return self._table(self.front, f"study {self.name}: what nothing else beats")
+        """Return a table of the Pareto-optimal trials."""
+        return self._table(self.front, f"study {self.name}: Pareto-optimal trials")
 
     def _table(self, trials: Sequence[Trial], title: str) -> Table:
-        metrics = [one.metric for one in self.objectives]
-        metrics += sorted({m for one in trials for m in one.values} - set(metrics))
-        fields: list[Field[Trial]] = [Field.number("trial", lambda one: one.number)]
+        metrics = [objective.metric for objective in self.objectives]
+        metrics += sorted({m for trial in trials for m in trial.values} - set(metrics))
+        fields: list[Field[Trial]] = [Field.number("trial", lambda trial: trial.number)]
         for metric in metrics:
             unit = self.units.get(metric, "")
             heading = f"{metric} ({unit})" if unit else metric
             fields.append(Field.number(heading, _cell(metric)))
-        fields.append(Field.of("limits", lambda one: one.reason or "kept"))
-        fields.append(Field.of("candidate", _in_words))
-        notes = [
-            "values are the search's own: the best of many looks better than it is; measure it anew"
-        ]
+        fields.append(Field.of("limits", lambda trial: trial.reason or "met"))
+        fields.append(Field.of("candidate", _assignments))
+        notes = ["the best of many noisy values is too optimistic; measure the best trials again"]
         return Table.of(trials, fields, title, notes if trials else ["no trial is complete yet"])
 
     def to_json(self) -> dict[str, Any]:
-        """For programs."""
+        """Return the study as JSON."""
         return {
             "study": self.name,
             "trials": self.counts,
             "stopped": self.stopped,
-            "device_s": sum(one.device_s for one in self.trials),
-            "best": [_record(one) for one in self.best(10)],
-            "pareto_front": [_record(one) for one in self.front],
+            "device_s": sum(trial.device_s for trial in self.trials),
+            "best": [_record(trial) for trial in self.best(10)],
+            "pareto_front": [_record(trial) for trial in self.front],
         }
 
 
 def _cell(metric: str) -> Any:
-    def cell(one: Trial) -> str:
-        told = [v for (m, k), v in one.measurements.items()
+    def cell(trial: Trial) -> str:
+        predicted = [v for (m, k), v in trial.measurements.items()
                 if m == metric and k is not Provenance.MEASURED]  # fmt: skip
-        value = one.values.get(metric)
+        value = trial.values.get(metric)
         if value is None:
             return "-"
-        if told and (metric, Provenance.MEASURED) in one.measurements:
-            return f"{value:.4g} (told {told[0].value:.4g})"
+        if predicted and (metric, Provenance.MEASURED) in trial.measurements:
+            return f"{value:.4g} (predicted {predicted[0].value:.4g})"
         return f"{value:.4g}"
 
     return cell
 
 
-def _in_words(one: Trial) -> str:
+def _assignments(trial: Trial) -> str:
     parts = [
         f"{path}={value:.4g}" if isinstance(value, float) else f"{path}={value}"
-        for path, value in one.candidate.values.items()
+        for path, value in trial.candidate.values.items()
     ]
     return " ".join(parts)
 
 
-def _record(one: Trial) -> dict[str, Any]:
+def _record(trial: Trial) -> dict[str, Any]:
     return {
-        "trial": one.number, "state": str(one.state), "fidelity": one.fidelity,
-        "values": one.values, "candidate": dict(one.candidate.values),
-        "id": one.candidate.id.hex(), "reason": one.reason,
+        "trial": trial.number, "state": str(trial.state), "fidelity": trial.fidelity,
+        "values": trial.values, "candidate": dict(trial.candidate.values),
+        "id": trial.candidate.id.hex(), "reason": trial.reason,
         "measurements": [
             {"metric": metric, "provenance": str(kind), "value": value.value,
              "stddev": value.stddev}
-            for (metric, kind), value in one.measurements.items()
+            for (metric, kind), value in trial.measurements.items()
         ],
     }  # fmt: skip
 

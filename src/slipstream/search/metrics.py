@@ -1,4 +1,4 @@
-"""What a study wants of its metrics: objectives, limits, and which of two trials is better."""
+"""Metrics of a study: objectives, limits, and the ranking of trials."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _DURATIONS = ("ns", "us", "µs", "ms", "s", "min", "h")
 
 
 class State(StrEnum):
-    """Where a trial is in its life."""
+    """State of a trial."""
 
     RUNNING = "running"
     COMPLETE = "complete"
-    REJECTED = "rejected"  # by an analytic constraint, before it was scheduled
-    INFEASIBLE = "infeasible"  # measured, and beyond a limit
+    REJECTED = "rejected"  # by an analytic estimator, before it was scheduled
+    INFEASIBLE = "infeasible"  # evaluated, and violates a limit
     FAILED = "failed"  # with a reason, never with a score
-    LOST = "lost"  # its worker died, too often
+    LOST = "lost"  # its worker died too many times
     PRUNED = "pruned"  # ended early by its estimator
     CACHED = "cached"  # the same candidate was evaluated before
 
@@ -37,12 +37,12 @@ SCORED = frozenset({State.COMPLETE, State.INFEASIBLE, State.CACHED})
 
 @dataclass(frozen=True)
 class Value:
-    """A value of a metric, with more about it than the number.
+    """A value of a metric, with its provenance and standard deviation.
 
     Attributes:
-        value: in the metric's unit.
-        provenance: where it comes from; None for what its estimator declares.
-        stddev: of the value, by repeats; None where it was taken once.
+        value: number in the metric's unit.
+        provenance: source of the value; None for the provenance that the estimator declares.
+        stddev: standard deviation of the value over repeats; None for a single measurement.
     """
 
     value: float
@@ -52,21 +52,22 @@ class Value:
 
 @dataclass(slots=True)
 class Trial:
-    """One candidate at one fidelity: what was asked, and what became of it.
+    """One evaluation of a candidate at one fidelity.
 
     Attributes:
-        number: 0, 1, 2, ... in the order of asking.
-        fidelity: how much is spent on it, in the rung policy's unit; 1.0 without one.
+        number: 0, 1, 2, ... in the order of proposal.
+        fidelity: amount spent on it, in the rung policy's unit; 1.0 without a rung policy.
         bracket, rung: its group under a rung policy.
-        parent: the trial it goes on from, or repeats.
-        values: by metric, the value that counts: measured where there is one.
-        measurements: all of them, by (metric, provenance).
-        violation: sum of what it exceeds its limits by, relative to the limits; 0 if feasible.
-        asked, told: their places in the order of events; told is -1 while it runs.
+        parent: number of the trial from which it was promoted; None for a new candidate.
+        values: latest value by metric; measured values replace predicted ones.
+        measurements: all values, by (metric, provenance).
+        violation: sum of relative limit violations; 0 if feasible.
+        asked, told: sequence numbers of its begin and end among all events; told is -1 while it
+            runs.
         started, ended: seconds since the epoch.
-        device_s: seconds of a device that it took.
-        reason: why it failed, or was rejected.
-        reports: values of the first objective on the way, by step.
+        device_s: device time, in seconds.
+        reason: reason of the failure or rejection; None if there is none.
+        reports: intermediate values of the first objective, by step.
     """
 
     number: int
@@ -90,29 +91,29 @@ class Trial:
 
     @property
     def config(self) -> dict[str, object]:
-        """The candidate's values, with the derived ones."""
+        """Values of the candidate, including derived ones."""
         return self.candidate.config
 
 
 @dataclass(frozen=True)
 class Objective:
-    """A metric to make small or large."""
+    """A metric to minimise or maximise."""
 
     metric: str
     direction: Literal["min", "max"]
 
     @property
     def sign(self) -> float:
-        """Times which smaller is better."""
+        """1.0 to minimise, -1.0 to maximise; the smaller sign times value, the better."""
         return 1.0 if self.direction == "min" else -1.0
 
 
 @dataclass(frozen=True)
 class Limit:
-    """A metric's bound, ``"<= 128KB"``.
+    """A bound on a metric, such as ``"<= 128KB"``.
 
     Attributes:
-        value: in the metric's own unit.
+        value: the bound in the metric's unit.
     """
 
     metric: str
@@ -121,72 +122,79 @@ class Limit:
     text: str
 
     def violation(self, measured: float) -> float:
-        """By how much `measured` is beyond it, relative to the limit; 0 where it holds."""
-        beyond = measured - self.value if self.op[0] == "<" else self.value - measured
-        if beyond < 0 or (beyond == 0 and len(self.op) == 2):
+        """Return the excess of `measured` relative to the limit; 0 if the limit holds."""
+        excess = measured - self.value if self.op[0] == "<" else self.value - measured
+        if excess < 0 or (excess == 0 and len(self.op) == 2):
             return 0.0
-        return max(beyond / abs(self.value) if self.value else beyond, 1e-12)
+        return max(excess / abs(self.value) if self.value else excess, 1e-12)
 
 
-def parse_objectives(given: Mapping[str, str] | str) -> tuple[Objective, ...]:
-    """``{"loss": "min", "accuracy": "max"}``, or ``"loss"`` alone, which is made small.
+def parse_objectives(objectives: Mapping[str, str] | str) -> tuple[Objective, ...]:
+    """Parse ``{"loss": "min", "accuracy": "max"}``, or ``"loss"``, which is minimised.
 
     Raises:
-        InvalidArgumentError: none, or another direction.
+        InvalidArgumentError: there is no objective, or a direction is neither min nor max.
     """
-    given = {given: "min"} if isinstance(given, str) else given
-    if not given:
-        raise InvalidArgumentError("objectives", "a study needs one at least")
-    for metric, direction in given.items():
+    objectives = {objectives: "min"} if isinstance(objectives, str) else objectives
+    if not objectives:
+        raise InvalidArgumentError("objectives", "a study needs at least one")
+    for metric, direction in objectives.items():
         if direction not in ("min", "max"):
             raise InvalidArgumentError(
-                "objectives", f"'{metric}' is to be '{direction}'", remedy="min or max"
+                "objectives", f"'{metric}' has direction '{direction}'", remedy="use min or max"
             )
-    return tuple(Objective(metric, d) for metric, d in given.items())  # type: ignore[arg-type]
+    return tuple(Objective(metric, d) for metric, d in objectives.items())  # type: ignore[arg-type]
 
 
-def parse_limits(given: Mapping[str, str], units: Mapping[str, str] | None) -> tuple[Limit, ...]:
-    """``{"memory": "<= 128KB"}`` in the metrics' own units.
+def parse_limits(
+    constraints: Mapping[str, str], units: Mapping[str, str] | None
+) -> tuple[Limit, ...]:
+    """Parse ``{"memory": "<= 128KB"}`` to limits in the metrics' units.
 
     Args:
-        units: by metric, the unit in which estimators report it; None where nothing is declared.
+        units: unit in which estimators report each metric; None if they declare no metrics.
 
     Raises:
-        InvalidArgumentError: no limit, a clash of units, or two that contradict each other.
+        InvalidArgumentError: a limit is malformed or in an incompatible unit, or two limits
+            contradict each other.
     """
     limits = []
-    for name, text in given.items():
+    for name, text in constraints.items():
         metric = name.rstrip("<>= ")
         for part in text.split(","):
             match = _LIMIT.fullmatch(part)
             if match is None:
                 raise InvalidArgumentError(
-                    "constraints", f"'{text}' is no limit", where=metric, remedy="as '<= 128KB'"
+                    "constraints",
+                    f"'{text}' is not a limit",
+                    where=metric,
+                    remedy="for example '<= 128KB'",
                 )
             unit = (units or {}).get(metric, "")
             value = float(match[2]) * _factor(match[3], unit, metric, declared=units is not None)
             limits.append(Limit(metric, match[1], value, part.strip()))
-    for one in limits:
-        for other in limits:
-            upper, lower = one.op[0] == "<", other.op[0] == ">"
-            if one.metric == other.metric and upper and lower and one.value < other.value:
+    for upper in (limit for limit in limits if limit.op[0] == "<"):
+        for lower in (limit for limit in limits if limit.op[0] == ">"):
+            if upper.metric == lower.metric and upper.value < lower.value:
                 raise InvalidArgumentError(
-                    "constraints", f"{one.metric} {one.text} and {other.text} contradict each other"
+                    "constraints",
+                    f"{upper.metric} {upper.text} and {lower.text} contradict each other",
                 )
     return tuple(limits)
 
 
-def _factor(given: str, own: str, metric: str, *, declared: bool) -> float:
-    """What a number in the unit `given` is multiplied with to be in the metric's `own`."""
-    if not given or given == own or not declared:
+def _factor(unit: str, metric_unit: str, metric: str, *, declared: bool) -> float:
+    """Return the factor that converts `unit` to `metric_unit`."""
+    if not unit or unit == metric_unit or not declared:
         return 1.0
-    (kind, factor), (own_kind, own_factor) = _dimension(given), _dimension(own)
-    if kind != own_kind:
+    (kind, factor), (metric_kind, metric_factor) = _dimension(unit), _dimension(metric_unit)
+    if kind != metric_kind:
         raise InvalidArgumentError(
-            "constraints", f"a limit in {given} for a metric in {own or 'no unit'}", where=metric,
-            remedy=f"a limit in {own}" if own else "a limit without a unit, or declare one",
+            "constraints", f"a limit in {unit} for a metric in {metric_unit or 'no unit'}",
+            where=metric, remedy=f"state the limit in {metric_unit}" if metric_unit
+            else "state the limit without a unit, or declare the metric's unit",
         )  # fmt: skip
-    return factor / own_factor
+    return factor / metric_factor
 
 
 def _dimension(unit: str) -> tuple[str, float]:
@@ -201,87 +209,89 @@ def _dimension(unit: str) -> tuple[str, float]:
 
 
 def need_reported(
-    objectives: Iterable[Objective], limits: Iterable[Limit], known: Mapping[str, str] | None
+    objectives: Iterable[Objective], limits: Iterable[Limit], units: Mapping[str, str] | None
 ) -> None:
-    """Every metric that is asked for is one that an estimator declares.
+    """Check that estimators declare every metric of the objectives and limits.
 
     Raises:
-        UnknownNameError: nobody reports it.
+        UnknownNameError: a metric is not declared.
     """
-    if known is None:
+    if units is None:
         return
     for metric in (*(o.metric for o in objectives), *(limit.metric for limit in limits)):
-        if metric not in known:
-            raise UnknownNameError("metric", metric, known, where="what the estimators report")
+        if metric not in units:
+            raise UnknownNameError("metric", metric, units, where="metrics of the estimators")
 
 
 def score(trial: Trial, objectives: Sequence[Objective]) -> tuple[float, ...]:
-    """Smaller is better; feasible before infeasible, infeasible by how far."""
+    """Return the sort key of a trial: violation of limits first, then objectives."""
     if trial.state not in SCORED:
         return (math.inf, math.inf)
-    return (trial.violation, *(one.sign * trial.values[one.metric] for one in objectives))
+    return (trial.violation, *(o.sign * trial.values[o.metric] for o in objectives))
 
 
 def order(trials: Sequence[Trial], objectives: Sequence[Objective]) -> list[Trial]:
-    """Trials, the best first: by `score`, or by fronts where there are several objectives.
+    """Sort trials, best first: by `score`, or by Pareto fronts with several objectives.
 
-    Within a front the ones with the smallest rank sum come first; ties go by number. (Deb et al.,
-    *A fast and elitist multiobjective genetic algorithm: NSGA-II*, 2002, with its rule for
-    constraints.)
+    Trials of a front are sorted by the sum of their ranks, ties by number. The fronts and the
+    handling of constraints follow Deb et al., *A fast and elitist multiobjective genetic algorithm:
+    NSGA-II*, 2002.
     """
     if len(objectives) == 1:
-        return sorted(trials, key=lambda one: (score(one, objectives), one.number))
-    feasible = [one for one in trials if one.state in SCORED and not one.violation]
-    rest = [one for one in trials if one.state not in SCORED or one.violation]
+        return sorted(trials, key=lambda trial: (score(trial, objectives), trial.number))
+    feasible = [trial for trial in trials if trial.state in SCORED and not trial.violation]
+    infeasible = [trial for trial in trials if trial.state not in SCORED or trial.violation]
     ordered: list[Trial] = []
     while feasible:
         front = pareto(feasible, objectives)
-        chosen = {one.number for one in front}
+        chosen = {trial.number for trial in front}
         ranks = dict.fromkeys(chosen, 0)
         for objective in objectives:
-            by_one = sorted(front, key=lambda t: objective.sign * t.values[objective.metric])
-            for place, trial in enumerate(by_one):
-                ranks[trial.number] += place
-        ordered += sorted(front, key=lambda one: (ranks[one.number], one.number))
-        feasible = [one for one in feasible if one.number not in chosen]
-    return ordered + sorted(rest, key=lambda one: (score(one, objectives)[:1], one.number))
+            by_value = sorted(front, key=lambda t: objective.sign * t.values[objective.metric])
+            for rank, trial in enumerate(by_value):
+                ranks[trial.number] += rank
+        ordered += sorted(front, key=lambda trial: (ranks[trial.number], trial.number))
+        feasible = [trial for trial in feasible if trial.number not in chosen]
+    return ordered + sorted(
+        infeasible, key=lambda trial: (score(trial, objectives)[:1], trial.number)
+    )
 
 
 def whole(trials: Sequence[Trial]) -> list[Trial]:
-    """Those that were evaluated at the highest fidelity reached, each candidate once."""
-    scored = [one for one in trials if one.state in SCORED and one.told >= 0]
-    most = max((one.fidelity for one in scored), default=0.0)
-    return [one for one in scored if one.fidelity == most and one.state is not State.CACHED]
+    """Return scored trials at the highest fidelity reached, each candidate once."""
+    scored = [trial for trial in trials if trial.state in SCORED and trial.told >= 0]
+    highest = max((trial.fidelity for trial in scored), default=0.0)
+    return [t for t in scored if t.fidelity == highest and t.state is not State.CACHED]
 
 
 def best(trials: Sequence[Trial], objectives: Sequence[Objective], n: int) -> list[Trial]:
-    """The first `n` of `order`, without putting all of them in order where that can be."""
+    """Return the first `n` trials of `order`, without a full sort for a single objective."""
     if len(objectives) > 1:
         return order(trials, objectives)[:n]
-    return heapq.nsmallest(n, trials, key=lambda one: (score(one, objectives), one.number))
+    return heapq.nsmallest(n, trials, key=lambda trial: (score(trial, objectives), trial.number))
 
 
 def pareto(trials: Sequence[Trial], objectives: Sequence[Objective]) -> list[Trial]:
-    """Feasible trials that no other one is better than in everything, by their first objective."""
+    """Return Pareto-optimal feasible trials, sorted by the first objective."""
     import numpy as np
 
-    fine = [one for one in trials if one.state in SCORED and not one.violation]
-    if not fine:
+    feasible = [trial for trial in trials if trial.state in SCORED and not trial.violation]
+    if not feasible:
         return []
-    costs = np.array([[o.sign * t.values[o.metric] for o in objectives] for t in fine])
-    at = np.lexsort(costs.T[::-1])
-    kept: list[int] = []
+    costs = np.array([[o.sign * t.values[o.metric] for o in objectives] for t in feasible])
+    by_first = np.lexsort(costs.T[::-1])
+    optimal: list[int] = []
     if len(objectives) == 2:
-        least = math.inf
-        for number in at:
-            if costs[number, 1] < least:
-                kept.append(int(number))
-                least = costs[number, 1]
+        smallest = math.inf
+        for index in by_first:
+            if costs[index, 1] < smallest:
+                optimal.append(int(index))
+                smallest = costs[index, 1]
     else:
         front = np.empty((0, len(objectives)))
-        for number in at:
-            one = costs[number]
-            if not ((front <= one).all(axis=1)).any():
-                kept.append(int(number))
-                front = np.vstack([front, one])
-    return [fine[number] for number in kept]
+        for index in by_first:
+            point = costs[index]
+            if not ((front <= point).all(axis=1)).any():
+                optimal.append(int(index))
+                front = np.vstack([front, point])
+    return [feasible[index] for index in optimal]

@@ -1,6 +1,7 @@
-"""Optuna's samplers as strategies, and our studies as Optuna's: the one place that knows Optuna.
+"""Optuna's samplers as strategies, and the export of studies to Optuna.
 
-Only its ask-and-tell interface with storage in memory is used; the durable facts are ours.
+The strategies use Optuna's ask-and-tell interface with in-memory storage; trials are persisted in
+the study's store only.
 """
 
 from __future__ import annotations
@@ -19,15 +20,16 @@ from slipstream.search.strategies import Strategy, keep_best, summary
 if TYPE_CHECKING:
     from slipstream.search.studies import Study
 
-# From so many trials on, the sampler is shown a summary of them, made anew every `_REFRESH` trials.
-_WHOLE, _REFRESH = 512, 256
+# With more than _MAX_HISTORY trials, the sampler learns from a summary, which is computed again
+# every _REFRESH trials.
+_MAX_HISTORY, _REFRESH = 512, 256
 
 
 def optuna_module() -> Any:
-    """Optuna, silent.
+    """Import Optuna and silence its logging.
 
     Raises:
-        MissingExtraError: it is not installed.
+        MissingExtraError: Optuna is not installed.
     """
     try:
         import optuna
@@ -41,7 +43,7 @@ def optuna_module() -> Any:
 
 
 class OptunaSampler(Strategy):
-    """One of Optuna's samplers.
+    """Strategy that proposes with one of Optuna's samplers.
 
     Args:
         kind: tpe, gp, nsga2, nsga3, cmaes, random or qmc.
@@ -66,15 +68,17 @@ class OptunaSampler(Strategy):
             "random": samplers.RandomSampler, "qmc": samplers.QMCSampler,
         }  # fmt: skip
         if self.kind not in kinds:
-            raise InvalidArgumentError("strategy", f"Optuna's '{self.kind}' is not known here")
+            raise InvalidArgumentError(
+                "strategy", f"'{self.kind}' is not a supported sampler of Optuna",
+                remedy=f"one of {', '.join(kinds)}",
+            )  # fmt: skip
         if len(self.objectives) > 1 and self.kind in ("gp", "cmaes"):
-            raise InvalidArgumentError("strategy", f"{self.kind} takes one objective")
+            raise InvalidArgumentError("strategy", f"{self.kind} supports only one objective")
         self._sampler = kinds[self.kind](seed=self.seed)
         self._study = self._new_study()
         self._open: dict[int, Any] = {}
         self._told: list[Trial] = []
         self._best: list[Trial] = []
-        # Warm start: (trial without a number).
         self._summarised = 0
 
     def _new_study(self) -> Any:
@@ -82,7 +86,7 @@ class OptunaSampler(Strategy):
         return self._optuna.create_study(sampler=self._sampler, directions=directions)
 
     def ask(self, number: int) -> Candidate | None:
-        if len(self._told) - self._summarised >= _REFRESH and len(self._told) > _WHOLE:
+        if len(self._told) - self._summarised >= _REFRESH and len(self._told) > _MAX_HISTORY:
             self._summarise()
         for _ in range(1000):
             trial = self._study.ask()
@@ -98,38 +102,37 @@ class OptunaSampler(Strategy):
         return self.space.sample(self.rng())
 
     def tell(self, trial: Trial) -> None:
-        mine = self._open.pop(trial.number, None)
+        proposal = self._open.pop(trial.number, None)
         if trial.state in SCORED:
             self._told.append(trial)
             keep_best(self._best, trial, self.objectives)
-        if mine is None:
-            # Promoted, repeated, or of another study: a fact without a question.
+        if proposal is None:
+            # Promoted, repeated, or of another study: this sampler did not propose it.
             if trial.state in SCORED:
                 self._study.add_trial(self._frozen(trial))
             return
         states = self._optuna.trial.TrialState
         if trial.state is State.PRUNED and trial.reports and len(self.objectives) == 1:
             for step, value in trial.reports.items():
-                mine.report(value, step)
-            self._study.tell(mine, state=states.PRUNED)
+                proposal.report(value, step)
+            self._study.tell(proposal, state=states.PRUNED)
             return
         if trial.state not in SCORED:
-            self._study.tell(mine, state=states.FAIL)
+            self._study.tell(proposal, state=states.FAIL)
             return
         if self.limits:
-            mine.set_constraint("limits", trial.violation or -1.0)
-        self._study.tell(mine, [trial.values[o.metric] for o in self.objectives])
+            proposal.set_constraint("limits", trial.violation or -1.0)
+        self._study.tell(proposal, [trial.values[o.metric] for o in self.objectives])
 
     def _frozen(self, trial: Trial) -> Any:
         return frozen(self._optuna, self.space, trial, [o.metric for o in self.objectives],
                       limited=bool(self.limits))  # fmt: skip
 
     def _summarise(self) -> None:
-        """A new study of Optuna's with at most 512 of the trials; what still runs becomes a fact
-        without a question when it ends."""
+        """Start a new Optuna study with a summary; running trials are added when they end."""
         self._study = self._new_study()
-        kept = summary(self._told, self._best)
-        self._study.add_trials([self._frozen(one) for one in kept])
+        trials = summary(self._told, self._best)
+        self._study.add_trials([self._frozen(trial) for trial in trials])
         self._open = {}
         self._summarised = len(self._told)
 
@@ -138,7 +141,7 @@ def _suggest(trial: Any, path: str, parameter: Parameter) -> Any:
     if isinstance(parameter, Float):
         if parameter.step is None:
             return trial.suggest_float(path, parameter.lo, parameter.hi, log=parameter.log)
-        # Optuna lowers a bound that no step reaches, and warns.
+        # Optuna would lower an upper bound that no step reaches, and warn.
         hi = parameter.from_index((parameter.size or 1) - 1)
         stepped = trial.suggest_float(path, parameter.lo, hi, step=parameter.step)
         return parameter.checked(min(stepped, hi))
@@ -157,15 +160,15 @@ def _suggest(trial: Any, path: str, parameter: Parameter) -> Any:
 
 
 def _labels(parameter: Categorical) -> list[Any]:
-    """Return the choices as Optuna takes them: plain values that differ, or else their JSON."""
+    """Return the choices for Optuna: distinct plain values, or else their JSON."""
     plain = all(isinstance(choice, str | int | float | None) for choice in parameter.choices)
     if plain and len(set(parameter.choices)) == parameter.count:
         return list(parameter.choices)
     return [json.dumps(choice) for choice in parameter.choices]
 
 
-class _Known:
-    """Answers `_suggest` with what a candidate's values are, and notes their distributions."""
+class _Recorder:
+    """Trial that returns given parameters to `_suggest`, and records their distributions."""
 
     def __init__(self, optuna: Any, params: Mapping[str, Any]) -> None:
         self._distributions = optuna.distributions
@@ -179,7 +182,7 @@ class _Known:
         return float(self._params[name])
 
     def suggest_int(self, name: str, lo: int, hi: int, *, log: bool = False, step: int = 1) -> int:
-        # Optuna lowers a bound that no step reaches, and warns.
+        # Optuna would lower an upper bound that no step reaches, and warn.
         self.distributions[name] = self._distributions.IntDistribution(
             lo, hi - (hi - lo) % step, log=log, step=step
         )
@@ -191,7 +194,7 @@ class _Known:
 
 
 def _params(path: str, parameter: Parameter, value: Any) -> dict[str, Any]:
-    """What `_suggest` would have been answered to give `value`."""
+    """Return Optuna's parameters for which `_suggest` returns `value`."""
     if isinstance(parameter, Float):
         return {path: value}
     if isinstance(parameter, Int):
@@ -207,21 +210,21 @@ def frozen(
     optuna: Any, space: Space, trial: Trial, metrics: list[str], *, limited: bool,
     pruned: bool = False, readable: bool = False,
 ) -> Any:  # fmt: skip
-    """A trial of ours that ended, as a trial of Optuna's.
+    """Convert a trial that ended to a frozen trial of Optuna.
 
     Args:
-        pruned: whether its value is one on the way to a higher fidelity, and no result.
-        readable: whether ordered choices are written as themselves, which no sampler of ours can
-            learn from; otherwise as their numbers.
+        pruned: whether its value is intermediate, since other trials reached a higher fidelity.
+        readable: whether to write ordered choices as their values, for an export; otherwise as
+            their indices, for `OptunaSampler`.
     """
     attributes = {
         "number": trial.number, "state": str(trial.state), "fidelity": trial.fidelity,
         **({"reason": trial.reason} if trial.reason else {}),
-        **{f"{metric} ({provenance})": one.value
-           for (metric, provenance), one in trial.measurements.items()},
+        **{f"{metric} ({provenance})": value.value
+           for (metric, provenance), value in trial.measurements.items()},
     }  # fmt: skip
     params: dict[str, Any] = {}
-    known = _Known(optuna, params)
+    recorder = _Recorder(optuna, params)
     for path, value in trial.candidate.values.items():
         parameter = space.parameter(path)
         if parameter.units > 1:
@@ -229,7 +232,7 @@ def frozen(
         if readable and isinstance(parameter, Categorical):
             parameter = Categorical(parameter.choices)
         params |= _params(path, parameter, value)
-        _suggest(known, path, parameter)
+        _suggest(recorder, path, parameter)
     states = optuna.trial.TrialState
     scored = trial.state in SCORED and not pruned
     reports = trial.reports
@@ -241,7 +244,7 @@ def frozen(
         state=ended,
         values=[trial.values[metric] for metric in metrics] if scored else None,
         params=params,
-        distributions=known.distributions,
+        distributions=recorder.distributions,
         constraints={"limits": trial.violation or -1.0} if limited and scored else None,
         user_attrs=attributes,
         intermediate_values=reports,
@@ -253,27 +256,27 @@ def frozen(
 
 
 def to_optuna(study: Study, storage: str | None = None) -> Any:
-    """The study as one of Optuna's, with every trial that ended, its times and what it reported.
+    """Export a study to Optuna, with the times and reports of every trial that ended.
 
     Args:
-        storage: where Optuna keeps it, as ``sqlite:///optuna.db``, which its dashboard opens; None
-            keeps it in memory.
+        storage: storage URL of Optuna, such as ``sqlite:///optuna.db``, which its dashboard opens;
+            None for memory.
 
     Raises:
         MissingExtraError: Optuna is not installed.
     """
     optuna = optuna_module()
     directions = ["minimize" if o.sign > 0 else "maximize" for o in study.objectives]
-    twin = optuna.create_study(study_name=study.name, directions=directions, storage=storage)
-    twin.set_metric_names([one.metric for one in study.objectives])
-    metrics = [one.metric for one in study.objectives]
-    ended = [one for one in study.trials if one.state is not State.RUNNING]
-    most = max((one.fidelity for one in ended if one.state in SCORED), default=0.0)
-    twin.add_trials([
+    export = optuna.create_study(study_name=study.name, directions=directions, storage=storage)
+    metrics = [objective.metric for objective in study.objectives]
+    export.set_metric_names(metrics)
+    ended = [trial for trial in study.trials if trial.state is not State.RUNNING]
+    highest = max((trial.fidelity for trial in ended if trial.state in SCORED), default=0.0)
+    export.add_trials([
         frozen(
-            optuna, study.space, one, metrics, limited=bool(study.limits),
-            pruned=one.state in SCORED and one.fidelity < most, readable=True,
+            optuna, study.space, trial, metrics, limited=bool(study.limits),
+            pruned=trial.state in SCORED and trial.fidelity < highest, readable=True,
         )
-        for one in ended
+        for trial in ended
     ])  # fmt: skip
-    return twin
+    return export

@@ -1,8 +1,7 @@
-"""What can be varied: numbers, choices, orders, subsets, sequences.
+"""Parameters: numbers, choices, permutations, subsets, sequences.
 
-Every parameter maps numbers of the unit interval onto its values (so that random, quasi-random and
-mutated candidates are all made in one way), and, where there are finitely many, values onto
-0, 1, 2, ...
+Every parameter maps numbers of the unit interval to its values, from which random, quasi-random and
+mutated candidates are built. A finite parameter also maps its values to 0, 1, 2, ...
 """
 
 from __future__ import annotations
@@ -26,43 +25,43 @@ _BELOW_ONE = math.nextafter(1.0, 0.0)
 
 
 class Parameter(ABC):
-    """One thing that is varied."""
+    """A variable of a search space."""
 
     kind: ClassVar[str]
     units: int = 1
-    """How many numbers of the unit interval make a value."""
+    """Count of unit-interval numbers that determine a value."""
 
     @property
     @abstractmethod
     def size(self) -> int | None:
-        """How many values there are; None for a continuum."""
+        """Number of values; None if infinite."""
 
     @abstractmethod
     def from_units(self, u: Seq[float]) -> Any:
-        """The value for `units` numbers in [0, 1)."""
+        """Return the value at `units` numbers in [0, 1)."""
 
     @abstractmethod
     def to_units(self, value: Any) -> list[float]:
-        """Numbers that `from_units` maps onto `value`."""
+        """Return numbers that `from_units` maps to `value`."""
 
     @abstractmethod
     def checked(self, value: Any) -> Any:
-        """`value` in its one canonical form.
+        """Return `value` in its canonical form.
 
         Raises:
-            ValueError: it is no value of this parameter.
+            ValueError: it is not a value of this parameter.
         """
 
     @abstractmethod
     def from_index(self, index: int) -> Any:
-        """The value number `index` of `size`."""
+        """Return the value with this index, from 0 to `size` - 1."""
 
     @abstractmethod
     def to_index(self, value: Any) -> int:
-        """The number of `value`."""
+        """Return the index of `value`."""
 
     def neighbour(self, value: Any, rng: np.random.Generator) -> Any:
-        """A value near `value`, another one where there is one: a unit number is moved."""
+        """Return a different value near `value`; `value` if none is found."""
         u = self.to_units(value)
         at = int(rng.integers(len(u)))
         for _ in range(16):
@@ -72,25 +71,25 @@ class Parameter(ABC):
         return value
 
     def column(self, u: NDArray[np.float64]) -> NDArray[Any]:
-        """Values for rows of unit numbers [n, units], as an array [n]: numbers or objects."""
+        """Map unit-interval numbers [n, units] to values [n], numeric or object."""
         values = np.empty(len(u), dtype=object)
         values[:] = [self.from_units(row) for row in u.tolist()]
         return values
 
     def unit_column(self, column: NDArray[Any]) -> NDArray[np.float64]:
-        """Values [n] as numbers of the unit cube [n, units]."""
+        """Map values [n] to unit-interval numbers [n, units]."""
         return np.array([self.to_units(value) for value in column], dtype=np.float64)
 
     def to_json(self) -> dict[str, Any]:
-        """Its kind and settings, those at their defaults left out."""
-        given = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
+        """Return the kind and the settings that differ from their defaults."""
+        settings = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
         default = {f.name: f.default for f in fields(self)}  # type: ignore[arg-type]
-        kept = {k: v for k, v in given.items() if v is not default[k] and v != default[k]}
-        return {"kind": self.kind, **kept}
+        changed = {k: v for k, v in settings.items() if v is not default[k] and v != default[k]}
+        return {"kind": self.kind, **changed}
 
 
 def _reflected(u: float) -> float:
-    """A number that left the unit interval, reflected at its ends."""
+    """Reflect a number at the ends of the unit interval."""
     u = abs(u) % 2.0
     return min(2.0 - u if u > 1.0 else u, _BELOW_ONE)
 
@@ -99,17 +98,18 @@ def _bounds(kind: str, lo: float, hi: float, log: bool) -> None:
     if not (math.isfinite(lo) and math.isfinite(hi)):
         raise InvalidArgumentError(kind, f"bounds {lo} and {hi} are not finite")
     if lo > hi:
-        raise InvalidArgumentError(kind, f"the range from {lo} to {hi} is empty")
+        raise InvalidArgumentError(kind, f"the range from {lo} to {hi} is empty; swap its bounds")
     if log and lo <= 0:
-        raise InvalidArgumentError(kind, f"a logarithmic range cannot begin at {lo}")
+        raise InvalidArgumentError(kind, f"a logarithmic range cannot start at {lo}; use lo > 0")
 
 
 @dataclass(frozen=True)
 class Float(Parameter):
-    """A real number in [lo, hi], even in its logarithm where `log`.
+    """A real number in [lo, hi].
 
     Args:
-        step: only lo, lo + step, ..., at most hi; not together with `log`.
+        log: whether to sample uniformly in the logarithm.
+        step: restricts the values to lo, lo + step, ..., up to hi; not supported with `log`.
     """
 
     kind = "float"
@@ -126,12 +126,12 @@ class Float(Parameter):
             return
         object.__setattr__(self, "step", float(self.step))
         if not (self.step > 0 and math.isfinite(self.step)):
-            raise InvalidArgumentError("Float", f"a step of {self.step} is not above 0")
+            raise InvalidArgumentError("Float", f"step={self.step} is not positive and finite")
         if self._count > 2**53:
-            raise InvalidArgumentError("Float", f"a step of {self.step} is lost in {self.hi}")
+            raise InvalidArgumentError("Float", f"step={self.step} is too small for the range")
         if self.log:
             raise InvalidArgumentError(
-                "Float", "a logarithmic range has no step", remedy="either log=True or step="
+                "Float", "log and step cannot be combined", remedy="pass log=True or step="
             )
 
     @property
@@ -142,7 +142,7 @@ class Float(Parameter):
 
     @cached_property
     def _count(self) -> int:
-        # In decimals, in which 0.1 to 0.3 are two steps of 0.1.
+        # Decimal, since (0.3 - 0.1) / 0.1 is less than 2 in float.
         low, high, step = (Decimal(repr(value)) for value in (self.lo, self.hi, self.step))
         return int((high - low) / step) + 1
 
@@ -153,7 +153,7 @@ class Float(Parameter):
             value = self.lo * (self.hi / self.lo) ** u[0]
         else:
             value = self.lo + u[0] * (self.hi - self.lo)
-        # Rounding may leave the range; -0.0 and 0.0 would be two candidates.
+        # Rounding may leave the range; adding 0.0 turns -0.0, a separate candidate, into 0.0.
         return float(min(max(value, self.lo), self.hi)) + 0.0
 
     def to_units(self, value: Any) -> list[float]:
@@ -167,15 +167,15 @@ class Float(Parameter):
 
     def checked(self, value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float | np.number):
-            raise ValueError(f"{value!r} is no number")
+            raise ValueError(f"{value!r} is not a number")
         number = float(value)
         if not self.lo <= number <= self.hi:
-            raise ValueError(f"{number} is outside {self.lo} to {self.hi}")
+            raise ValueError(f"{number} is outside the range {self.lo} to {self.hi}")
         if self.step is None:
             return number + 0.0
         stepped = self.from_index(min(self.to_index(number), self._count - 1))
         if not math.isclose(number, stepped, rel_tol=1e-9, abs_tol=1e-9 * self.step):
-            raise ValueError(f"{number} is not {self.lo} plus steps of {self.step}")
+            raise ValueError(f"{number} is not {self.lo} plus a multiple of the step {self.step}")
         return stepped
 
     def from_index(self, index: int) -> float:
@@ -210,12 +210,12 @@ class Float(Parameter):
 
 
 class _Finite(Parameter):
-    """A parameter whose values are numbered, with the unit interval cut into equal parts."""
+    """A finite parameter, which divides the unit interval into equal parts by default."""
 
     @property
     @abstractmethod
     def count(self) -> int:
-        """How many values."""
+        """Number of values."""
 
     @property
     def size(self) -> int:
@@ -230,7 +230,7 @@ class _Finite(Parameter):
 
 @dataclass(frozen=True)
 class Int(_Finite):
-    """A integer lo, lo + step, ..., at most hi; even in its logarithm where `log`."""
+    """An integer lo, lo + step, ..., up to hi; `log` samples uniformly in the logarithm."""
 
     kind = "int"
     lo: int
@@ -243,9 +243,9 @@ class Int(_Finite):
         for name in ("lo", "hi", "step"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int):
-                raise InvalidArgumentError("Int", f"{name}={value!r} is no integer")
+                raise InvalidArgumentError("Int", f"{name}={value!r} is not an integer")
         if self.step < 1:
-            raise InvalidArgumentError("Int", f"a step of {self.step} leads nowhere")
+            raise InvalidArgumentError("Int", f"step={self.step} is not positive")
 
     @property
     def count(self) -> int:
@@ -267,11 +267,11 @@ class Int(_Finite):
 
     def checked(self, value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int | np.integer):
-            raise ValueError(f"{value!r} is no integer")
+            raise ValueError(f"{value!r} is not an integer")
         number = int(value)
         if not self.lo <= number <= self.hi or (number - self.lo) % self.step:
             by = f" in steps of {self.step}" if self.step > 1 else ""
-            raise ValueError(f"{number} is not among {self.lo} to {self.hi}{by}")
+            raise ValueError(f"{number} is not in the range {self.lo} to {self.hi}{by}")
         return number
 
     def from_index(self, index: int) -> int:
@@ -281,11 +281,10 @@ class Int(_Finite):
         return int((value - self.lo) // self.step)
 
     def neighbour(self, value: Any, rng: np.random.Generator) -> int:
-        at, most = self.to_index(value), self.count - 1
-        # Mostly the next one, sometimes further.
+        at, last = self.to_index(value), self.count - 1
         jump = int(rng.geometric(0.5)) * (1 if rng.random() < 0.5 else -1)
-        to = min(max(at + jump, 0), most)
-        return self.from_index(to if to != at else min(max(at - jump, 0), most))
+        to = min(max(at + jump, 0), last)
+        return self.from_index(to if to != at else min(max(at - jump, 0), last))
 
     def column(self, u: NDArray[np.float64]) -> NDArray[Any]:
         if not self.log:
@@ -306,10 +305,10 @@ class Int(_Finite):
 
 @dataclass(frozen=True)
 class Categorical(_Finite):
-    """One of `choices`: strings, numbers, booleans, None, or lists of them.
+    """One of `choices`: strings, numbers, booleans, None, or lists of these.
 
     Args:
-        ordered: neighbours in the list are near each other.
+        ordered: whether adjacent choices are similar, as in a list of sizes.
     """
 
     kind = "categorical"
@@ -320,20 +319,20 @@ class Categorical(_Finite):
         choices = tuple(tuple(c) if isinstance(c, list) else c for c in self.choices)
         object.__setattr__(self, "choices", choices)
         if not choices:
-            raise InvalidArgumentError("Categorical", "there is nothing to choose from")
+            raise InvalidArgumentError("Categorical", "choices is empty")
         try:
             written = {json.dumps(choice): at for at, choice in enumerate(choices)}
         except TypeError as error:
             raise InvalidArgumentError(
                 "Categorical", f"a choice cannot be written as JSON: {error}",
-                remedy="choose among names, and look them up in your function",
+                remedy="use names as choices, and look the values up in your function",
             ) from None  # fmt: skip
         if len(written) < len(choices):
-            raise InvalidArgumentError("Categorical", f"{list(choices)} repeats a choice")
-        plain = len(set(choices)) == len(choices)
+            raise InvalidArgumentError("Categorical", f"{list(choices)} contains a choice twice")
+        distinct = len(set(choices)) == len(choices)
         object.__setattr__(self, "_written", written)
-        object.__setattr__(self, "_known", dict(zip(choices, range(len(choices)), strict=True))
-                           if plain else None)  # fmt: skip
+        object.__setattr__(self, "_indices", dict(zip(choices, range(len(choices)), strict=True))
+                           if distinct else None)  # fmt: skip
 
     @property
     def count(self) -> int:
@@ -342,7 +341,7 @@ class Categorical(_Finite):
     def checked(self, value: Any) -> Any:
         at = self._at(value)
         if at is None:
-            raise ValueError(f"{value!r} is none of {list(self.choices)}")
+            raise ValueError(f"{value!r} is not one of {list(self.choices)}")
         return self.choices[at]
 
     def from_index(self, index: int) -> Any:
@@ -351,11 +350,11 @@ class Categorical(_Finite):
     def to_index(self, value: Any) -> int:
         at = self._at(value)
         if at is None:
-            raise ValueError(f"{value!r} is none of {list(self.choices)}")
+            raise ValueError(f"{value!r} is not one of {list(self.choices)}")
         return at
 
     def _at(self, value: Any) -> int | None:
-        # 1, 1.0 and True are equal to Python and three choices to a user; JSON tells them apart.
+        # By JSON, since 1, 1.0 and True are equal in Python but distinct choices.
         if isinstance(value, np.generic):
             value = value.item()
         try:
@@ -381,7 +380,7 @@ class Categorical(_Finite):
         return values[(u[:, 0] * self.count).astype(np.int64)]
 
     def unit_column(self, column: NDArray[Any]) -> NDArray[np.float64]:
-        if column.dtype == object or self._known is None:  # type: ignore[attr-defined]
+        if column.dtype == object or self._indices is None:  # type: ignore[attr-defined]
             return super().unit_column(column)
         values = np.array(self.choices)
         order = np.argsort(values)
@@ -399,14 +398,14 @@ class Bool(Categorical):
 
 @dataclass(frozen=True)
 class Permutation(Parameter):
-    """An order of 0 .. n - 1."""
+    """A permutation of 0 .. n - 1."""
 
     kind = "permutation"
     n: int
 
     def __post_init__(self) -> None:
         if self.n < 1:
-            raise InvalidArgumentError("Permutation", f"an order of {self.n} things")
+            raise InvalidArgumentError("Permutation", f"n={self.n} is not positive")
         object.__setattr__(self, "units", self.n)
 
     @property
@@ -425,21 +424,21 @@ class Permutation(Parameter):
     def checked(self, value: Any) -> tuple[int, ...]:
         order = tuple(value)
         if sorted(order) != list(range(self.n)):
-            raise ValueError(f"{order} is no order of 0 to {self.n - 1}")
+            raise ValueError(f"{order} is not a permutation of 0 to {self.n - 1}")
         return tuple(int(item) for item in order)
 
     def from_index(self, index: int) -> tuple[int, ...]:
-        left, order = list(range(self.n)), []
+        remaining, order = list(range(self.n)), []
         for at in range(self.n - 1, -1, -1):
             digit, index = divmod(index, math.factorial(at))
-            order.append(left.pop(digit))
+            order.append(remaining.pop(digit))
         return tuple(order)
 
     def to_index(self, value: Any) -> int:
-        left, index = list(range(self.n)), 0
+        remaining, index = list(range(self.n)), 0
         for at, item in enumerate(value):
-            digit = left.index(item)
-            left.pop(digit)
+            digit = remaining.index(item)
+            remaining.pop(digit)
             index += digit * math.factorial(self.n - 1 - at)
         return index
 
@@ -454,7 +453,7 @@ class Permutation(Parameter):
 
 @dataclass(frozen=True)
 class Subset(Parameter):
-    """`k` of `items`, in their order."""
+    """A subset of `k` of the `items`, in their order."""
 
     kind = "subset"
     items: tuple[Any, ...]
@@ -464,7 +463,9 @@ class Subset(Parameter):
         object.__setattr__(self, "items", tuple(self.items))
         object.__setattr__(self, "units", max(len(self.items), 1))
         if not 0 <= self.k <= len(self.items):
-            raise InvalidArgumentError("Subset", f"{self.k} of {len(self.items)} items")
+            raise InvalidArgumentError(
+                "Subset", f"k={self.k} is not in 0 to {len(self.items)}, the number of items"
+            )
 
     @property
     def size(self) -> int:
@@ -478,38 +479,38 @@ class Subset(Parameter):
         return [0.25 if item in value else 0.75 for item in self.items]
 
     def checked(self, value: Any) -> tuple[Any, ...]:
-        kept = tuple(item for item in self.items if item in value)
-        if len(kept) != self.k or len(tuple(value)) != self.k:
+        chosen = tuple(item for item in self.items if item in value)
+        if len(chosen) != self.k or len(tuple(value)) != self.k:
             raise ValueError(f"{value!r} is not {self.k} of {list(self.items)}")
-        return kept
+        return chosen
 
     def from_index(self, index: int) -> tuple[Any, ...]:
         # The combinatorial number system, from the largest item down.
-        kept, left = [], self.k
+        chosen, remaining = [], self.k
         for at in range(len(self.items) - 1, -1, -1):
-            below = math.comb(at, left)
-            if left and index >= below:
+            below = math.comb(at, remaining)
+            if remaining and index >= below:
                 index -= below
-                left -= 1
-                kept.append(at)
-        return tuple(self.items[at] for at in sorted(kept))
+                remaining -= 1
+                chosen.append(at)
+        return tuple(self.items[at] for at in sorted(chosen))
 
     def to_index(self, value: Any) -> int:
         at = [number for number, item in enumerate(self.items) if item in value]
         return sum(math.comb(item, rank + 1) for rank, item in enumerate(at))
 
     def neighbour(self, value: Any, rng: np.random.Generator) -> tuple[Any, ...]:
-        out = [item for item in self.items if item not in value]
-        if not out or not self.k:
+        others = [item for item in self.items if item not in value]
+        if not others or not self.k:
             return tuple(value)
-        kept = list(value)
-        kept[int(rng.integers(self.k))] = out[int(rng.integers(len(out)))]
-        return self.checked(kept)
+        chosen = list(value)
+        chosen[int(rng.integers(self.k))] = others[int(rng.integers(len(others)))]
+        return self.checked(chosen)
 
 
 @dataclass(frozen=True)
 class Sequence(Parameter):
-    """A word of `min_len` to `max_len` letters of `alphabet`: a program, a schedule."""
+    """A sequence of `min_len` to `max_len` symbols of `alphabet`, such as a schedule."""
 
     kind = "sequence"
     alphabet: tuple[Any, ...]
@@ -521,49 +522,52 @@ class Sequence(Parameter):
         object.__setattr__(self, "units", self.max_len + 1)
         if not self.alphabet or not 0 <= self.min_len <= self.max_len:
             raise InvalidArgumentError(
-                "Sequence", f"{self.min_len} to {self.max_len} of {len(self.alphabet)} letters"
+                "Sequence",
+                f"cannot have {self.min_len} to {self.max_len} of {len(self.alphabet)} symbols",
             )
 
     @property
     def size(self) -> int:
-        letters = len(self.alphabet)
-        return sum(letters**length for length in range(self.min_len, self.max_len + 1))
+        symbols = len(self.alphabet)
+        return sum(symbols**length for length in range(self.min_len, self.max_len + 1))
 
     def from_units(self, u: Seq[float]) -> tuple[Any, ...]:
         length = self.min_len + int(u[0] * (self.max_len - self.min_len + 1))
-        letters = len(self.alphabet)
-        return tuple(self.alphabet[int(one * letters)] for one in u[1 : length + 1])
+        symbols = len(self.alphabet)
+        return tuple(self.alphabet[int(x * symbols)] for x in u[1 : length + 1])
 
     def to_units(self, value: Any) -> list[float]:
         lengths = self.max_len - self.min_len + 1
         u = [(len(value) - self.min_len + 0.5) / lengths]
-        u += [(self.alphabet.index(one) + 0.5) / len(self.alphabet) for one in value]
+        u += [(self.alphabet.index(symbol) + 0.5) / len(self.alphabet) for symbol in value]
         return u + [0.5] * (self.units - len(u))
 
     def checked(self, value: Any) -> tuple[Any, ...]:
         word = tuple(value)
         if not self.min_len <= len(word) <= self.max_len or any(
-            one not in self.alphabet for one in word
+            symbol not in self.alphabet for symbol in word
         ):
-            raise ValueError(f"{word} is no word of {list(self.alphabet)} of that length")
+            raise ValueError(
+                f"{word} is not {self.min_len} to {self.max_len} symbols of {list(self.alphabet)}"
+            )
         return word
 
     def from_index(self, index: int) -> tuple[Any, ...]:
-        letters, length = len(self.alphabet), self.min_len
-        while index >= letters**length:
-            index -= letters**length
+        symbols, length = len(self.alphabet), self.min_len
+        while index >= symbols**length:
+            index -= symbols**length
             length += 1
         word = []
         for _ in range(length):
-            index, digit = divmod(index, letters)
+            index, digit = divmod(index, symbols)
             word.append(self.alphabet[digit])
         return tuple(reversed(word))
 
     def to_index(self, value: Any) -> int:
-        letters, number = len(self.alphabet), 0
-        for one in value:
-            number = number * letters + self.alphabet.index(one)
-        return int(number + sum(letters**one for one in range(self.min_len, len(value))))
+        symbols, number = len(self.alphabet), 0
+        for symbol in value:
+            number = number * symbols + self.alphabet.index(symbol)
+        return int(number + sum(symbols**length for length in range(self.min_len, len(value))))
 
 
 _KINDS: Mapping[str, type[Parameter]] = {
@@ -572,16 +576,18 @@ _KINDS: Mapping[str, type[Parameter]] = {
 
 
 def parameter_from_json(data: Mapping[str, Any]) -> Parameter:
-    """The parameter that `Parameter.to_json` wrote.
+    """Create a parameter from the result of `Parameter.to_json`.
 
     Raises:
-        InvalidArgumentError: an unknown kind or setting.
+        InvalidArgumentError: the kind or a setting is unknown.
     """
     settings = dict(data)
     kind = settings.pop("kind", None)
     if kind not in _KINDS:
         raise InvalidArgumentError(
-            "space", f"no kind of parameter '{kind}'", remedy=f"one of {', '.join(sorted(_KINDS))}"
+            "space",
+            f"'{kind}' is not a kind of parameter",
+            remedy=f"one of {', '.join(sorted(_KINDS))}",
         )
     try:
         return _KINDS[kind](**settings)

@@ -1,8 +1,7 @@
-"""Which trials go on with more: successive halving, Hyperband, ASHA; composed with any strategy.
+"""Rung policies: successive halving, Hyperband and ASHA, for use with any strategy.
 
-A policy only says at which fidelity the next trial runs, and whether it is a new candidate (which
-the strategy proposes) or an earlier trial that is promoted. BOHB is ``strategy="tpe"`` with
-`Hyperband`.
+A policy determines the fidelity of the next trial, and whether it evaluates a new candidate, which
+the strategy proposes, or promotes an earlier trial. BOHB is ``strategy="tpe"`` with `Hyperband`.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ Order = Callable[[Sequence[Trial]], list[Trial]]
 
 @dataclass(frozen=True)
 class Slot:
-    """Room for one trial.
+    """Settings of the next trial.
 
     Attributes:
-        fidelity: how much is spent on it.
-        parent: the trial that goes on; None for a new candidate.
+        fidelity: amount to spend on it, in the unit of the policy.
+        parent: trial to promote; None for a new candidate.
     """
 
     fidelity: float
@@ -37,41 +36,42 @@ class Slot:
 
 
 class RungPolicy(ABC):
-    """Says at which fidelity trials run. `order` is set by the study: the best trials first.
+    """Policy that determines the fidelity of trials.
 
     Attributes:
-        levels: estimators of the first rungs, in the place of the study's own.
+        order: function that sorts trials, best first; set by the study.
+        levels: estimators of the first rungs, instead of the study's estimator.
     """
 
     order: Order
     levels: tuple[Estimator, ...] = ()
     synchronous: ClassVar[bool] = False
-    """Whether it says at once which trials are wanted together."""
+    """Whether the trials of a rung are known in advance, so that they should finish together."""
 
     @abstractmethod
     def ask(self) -> Slot | None:
-        """Room for another trial; None while nothing can begin, or for good where `done`."""
+        """Return the next slot; None if `done`, or if no trial can begin before another ends."""
 
     @abstractmethod
     def tell(self, trial: Trial) -> None:
-        """A trial ended."""
+        """Record a trial that ended."""
 
     @property
     def rungs(self) -> int:
-        """Evaluations of one candidate at most."""
+        """Maximum number of evaluations of a candidate."""
         return 1 + len(self.levels)
 
     def certain(self, trials: Sequence[Trial]) -> list[Trial]:
-        """Return the trials of a finished run that run whatever ends first: first rungs here."""
+        """Return the trials of a finished run that would run in any order of completion."""
         return [trial for trial in trials if trial.parent is None]
 
     def notes(self) -> list[str]:
-        """What a reader of the study should know of how its trials were promoted."""
+        """Return notes for the user on how trials were promoted."""
         return []
 
     @property
     def done(self) -> bool:
-        """Whether there will be no further slot."""
+        """Whether `ask` will return no further slot."""
         return False
 
 
@@ -89,22 +89,25 @@ class Whole(RungPolicy):
 
 
 def fidelities(minimum: float, maximum: float, eta: float) -> list[float]:
-    """The rungs: `maximum`, `maximum` / eta, ... down to `minimum`, ascending.
+    """Return the fidelities `maximum`, `maximum` / eta, ... down to `minimum`, ascending.
 
     Raises:
-        InvalidArgumentError: no such rungs.
+        InvalidArgumentError: not 0 < `minimum` <= `maximum` < inf, or `eta` <= 1.
     """
     if not (0 < minimum <= maximum and eta > 1 and math.isfinite(maximum)):
-        raise InvalidArgumentError("rungs", f"from {minimum} to {maximum} by a factor of {eta}")
+        raise InvalidArgumentError(
+            "rungs", f"cannot go from {minimum} to {maximum} by a factor of {eta}",
+            remedy="use 0 < minimum <= maximum and eta > 1",
+        )  # fmt: skip
     count = math.floor(math.log(maximum / minimum) / math.log(eta) + 1e-9) + 1
     return [maximum / eta ** (count - 1 - rung) for rung in range(count)]
 
 
 def surely_promoted(trials: Sequence[Trial], order: Order, eta: float) -> list[Trial]:
-    """Return the trials that an asynchronous policy runs whatever ends first.
+    """Return the trials that an asynchronous policy runs in any order of completion.
 
-    These are all first rungs and, of each rung's, the promotions of the best 1 / `eta`, if a
-    candidate that is better at one rung is better at all.
+    These are all trials of the first rung and the promotions of the best 1 / `eta` of each rung,
+    provided that a candidate that is better at one rung is better at all.
     """
     promotions = {trial.parent: trial for trial in trials if trial.parent is not None}
     rung = [trial for trial in trials if trial.parent is None]
@@ -118,24 +121,22 @@ def surely_promoted(trials: Sequence[Trial], order: Order, eta: float) -> list[T
 
 @dataclass
 class _Rung:
-    """Trials of one rung of one bracket."""
-
     size: int
-    told: list[Trial] = field(default_factory=list)
-    asked: int = 0
+    ended: list[Trial] = field(default_factory=list)
+    begun: int = 0
 
 
 @dataclass
 class Halving(RungPolicy):
-    """Synchronous successive halving: of a rung's trials the best 1 / eta go on.
+    """Synchronous successive halving: the best 1 / eta of a rung's trials are promoted.
 
-    A trial is promoted as soon as nothing that still runs can take its place, which promotes the
-    same ones as waiting for all would. (Jamieson and Talwalkar, *Non-stochastic best arm
+    A trial is promoted as soon as no running trial can displace it, which promotes the same trials
+    as waiting for the whole rung. (Jamieson and Talwalkar, *Non-stochastic best arm
     identification and hyperparameter optimization*, AISTATS 2016.)
 
     Args:
         minimum, maximum: fidelity of the first and the last rung.
-        n: trials of the first rung; as many as leave one for the last where it is None.
+        n: number of trials in the first rung; None for as many as leave one in the last rung.
     """
 
     minimum: float
@@ -149,7 +150,7 @@ class Halving(RungPolicy):
         self._at = fidelities(self.minimum, self.maximum, self.eta)
         first = self.n or round(self.eta ** (len(self._at) - 1))
         if first < 1:
-            raise InvalidArgumentError("rungs", f"a first rung of {first} trials")
+            raise InvalidArgumentError("rungs", f"n={first} is not positive")
         sizes = [max(1, math.floor(first / self.eta**rung + 1e-9)) for rung in range(len(self._at))]
         self._rungs = [_Rung(size) for size in sizes]
         self._promoted: set[int] = set()
@@ -160,28 +161,28 @@ class Halving(RungPolicy):
             for trial in self._certain(below, self._rungs[number].size):
                 if trial.number not in self._promoted:
                     self._promoted.add(trial.number)
-                    self._rungs[number].asked += 1
+                    self._rungs[number].begun += 1
                     return Slot(self._at[number], self.bracket, number, trial)
         first = self._rungs[0]
-        if first.asked < first.size:
-            first.asked += 1
+        if first.begun < first.size:
+            first.begun += 1
             return Slot(self._at[0], self.bracket)
         return None
 
     def _certain(self, rung: _Rung, count: int) -> list[Trial]:
-        """Those told that are among the best `count` however the others end."""
-        open_ = rung.size - len(rung.told)
+        """Return ended trials that are among the best `count` however the running ones end."""
+        open_ = rung.size - len(rung.ended)
         if open_ >= count:
             return []
-        best = self.order(rung.told)[: count - open_]
-        return [one for one in best if one.state in SCORED]
+        best = self.order(rung.ended)[: count - open_]
+        return [trial for trial in best if trial.state in SCORED]
 
     def tell(self, trial: Trial) -> None:
-        self._rungs[trial.rung].told.append(trial)
+        self._rungs[trial.rung].ended.append(trial)
         for rung, above in itertools.pairwise(self._rungs):
-            # Where too many failed, the next rung is smaller, down to nothing.
-            alive = sum(one.state in SCORED for one in rung.told)
-            above.size = min(above.size, alive + rung.size - len(rung.told))
+            # If too many trials failed, the next rung is smaller, possibly empty.
+            alive = sum(ended.state in SCORED for ended in rung.ended)
+            above.size = min(above.size, alive + rung.size - len(rung.ended))
 
     @property
     def rungs(self) -> int:
@@ -192,23 +193,23 @@ class Halving(RungPolicy):
 
     @property
     def full(self) -> bool:
-        """Whether no new candidate has room."""
-        return self._rungs[0].asked >= self._rungs[0].size
+        """Whether the first rung accepts no further candidates."""
+        return self._rungs[0].begun >= self._rungs[0].size
 
     @property
     def done(self) -> bool:
-        return all(len(rung.told) >= rung.size for rung in self._rungs)
+        return all(len(rung.ended) >= rung.size for rung in self._rungs)
 
 
 @dataclass
 class Hyperband(RungPolicy):
-    """Brackets of `Halving`, from many short trials to few long ones, again and again.
+    """Repeated brackets of `Halving`, from many short trials to few long ones.
 
-    A new bracket begins when the ones before have no room for candidates. (Li et al., *Hyperband*,
+    A new bracket begins when no earlier one can begin a trial. (Li et al., *Hyperband*,
     JMLR 2018.)
 
     Args:
-        rounds: how often all brackets are gone through; None: until the budget ends.
+        rounds: number of repetitions of all brackets; None continues until the budget is spent.
     """
 
     minimum: float
@@ -227,10 +228,9 @@ class Hyperband(RungPolicy):
         if self._all_begun:
             return None
         count = len(self._at)
-        most = count - 1
-        s = most - len(self._brackets) % count
+        s = count - 1 - len(self._brackets) % count
         n = math.ceil(count / (s + 1) * self.eta**s)
-        bracket = Halving(self._at[most - s], self.maximum, self.eta, n, len(self._brackets))
+        bracket = Halving(self._at[count - 1 - s], self.maximum, self.eta, n, len(self._brackets))
         bracket.order = self.order
         self._brackets.append(bracket)
         return bracket.ask()
@@ -256,12 +256,12 @@ class Hyperband(RungPolicy):
 
 @dataclass
 class Asha(RungPolicy):
-    """Asynchronous successive halving: whoever is among the best 1 / eta of a rung so far goes on.
+    """Asynchronous successive halving: promotes the best 1 / eta of a rung's trials so far.
 
     (Li et al., *A system for massively parallel hyperparameter tuning*, MLSys 2020.)
 
     Args:
-        n: new candidates in all; None: until the budget ends.
+        n: number of new candidates; None continues until the budget is spent.
     """
 
     minimum: float

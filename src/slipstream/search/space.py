@@ -1,7 +1,7 @@
-"""The space of a search: parameters, conditions, derived values, rules; and its candidates.
+"""Search spaces with conditions, derived values and rules, and their candidates.
 
-A space is a value: a tree of parameters under dotted names, which has one canonical JSON and so one
-id. A candidate is the values of the parameters that are *active*, and is identified by them alone.
+A space is a tree of parameters with dotted names. Its canonical JSON determines its id. A candidate
+consists of values of its *active* parameters, which identify it within the space.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from slipstream.errors import InvalidArgumentError, StoreError, UnknownNameError
 from slipstream.search.expressions import Expression
 from slipstream.search.parameters import Categorical, Parameter, parameter_from_json
 
-# Candidates drawn in a row against the rules before a space counts as empty.
-_MOST_DRAWS = 20_000
-# Spaces up to this size are enumerated to learn whether any candidate keeps the rules.
-_ENUMERATED = 100_000
+# Number of consecutive forbidden draws after which a space is considered empty.
+_MAX_DRAWS = 20_000
+# Spaces up to this size are enumerated to check that the rules allow a candidate.
+_MAX_ENUMERATED = 100_000
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One of several sub-spaces: only the chosen one's parameters are active.
+    """A choice of one sub-space, whose parameters are the only active ones.
 
     Args:
-        branches: by name, parameters of that branch; an empty mapping for none.
+        branches: parameters of each branch, by name; may be empty mappings.
     """
 
     branches: Mapping[str, Space | Mapping[str, Any]]
@@ -46,12 +46,12 @@ class Choice:
 
 @dataclass(frozen=True)
 class Leaf:
-    """A parameter in its place.
+    """A parameter and its position in a space.
 
     Attributes:
-        path: its dotted name.
-        when: paths and values of the choices above it; it is active where all of them hold.
-        at: of a candidate's unit numbers, where its own begin.
+        path: dotted name.
+        when: (path, value) of each enclosing choice; the parameter is active if all of them hold.
+        at: offset of its numbers in the unit cube of the space.
     """
 
     path: str
@@ -64,10 +64,10 @@ class Candidate:
     """Values of the active parameters of one space.
 
     Args:
-        space: where it is from.
-        values: by path, in the order of paths.
-        text: its `json` in their place: of the many trials of a file few are looked into.
-        id: its `id`, where that is known.
+        space: the space that it belongs to.
+        values: values by path, sorted by path; None to parse them from `text` on first use.
+        text: its `json`.
+        id: its `id`; None to compute it on first use.
     """
 
     __slots__ = ("_id", "_json", "_values", "space")
@@ -83,21 +83,21 @@ class Candidate:
 
     @property
     def values(self) -> dict[str, Any]:
-        """By path, in the order of paths."""
+        """Values of active parameters by path, sorted by path."""
         if self._values is None:
             try:
                 self._values = self.space.checked(json.loads(self._json or ""))
             except (ValueError, TypeError, RecursionError, LookupError) as error:
                 what = getattr(error, "what", repr(error))
                 raise StoreError(
-                    f"a stored candidate is not one of its space: {what}", where=self._json,
-                    remedy="restore the study's file from a copy",
+                    f"a stored candidate is not valid in its space: {what}", where=self._json,
+                    remedy="restore the study's file from a backup",
                 ) from error  # fmt: skip
         return self._values
 
     @property
     def json(self) -> str:
-        """Its one canonical form: paths sorted, numbers at their shortest."""
+        """Canonical JSON: paths sorted, numbers in their shortest form."""
         if self._json is None:
             self._json = _ENCODE(self.values)
         return self._json
@@ -113,7 +113,7 @@ class Candidate:
 
     @property
     def config(self) -> dict[str, Any]:
-        """What a user's function is given: values, and the derived ones."""
+        """Values and derived values by path, as passed to an estimator."""
         config = dict(self.values)
         for path, rule in self.space.ties.items():
             if (value := rule(config)) is not None:
@@ -142,13 +142,14 @@ class Space:
               forbid=["net.mlp.width > 256 and lr > 0.01"])
 
     Args:
-        parameters: by name: a parameter, a `Choice`, or a mapping or space of more (a group).
-        ties: by name, an expression over parameters that gives a derived value.
-        forbid: expressions; a candidate for which one is true is not in the space.
+        parameters: by name, a parameter, a `Choice`, or a group: a mapping or space.
+        ties: derived values by name, each an expression over parameters.
+        forbid: expressions; a candidate is not in the space if any of them is true.
 
     Raises:
-        InvalidArgumentError: a name that is not an identifier, ties that derive from each other.
-        UnknownNameError: a rule about a parameter that is not in the space.
+        InvalidArgumentError: there are no parameters, a name is not an identifier, or ties derive
+            from each other.
+        UnknownNameError: a rule uses a parameter that is not in the space.
     """
 
     def __init__(
@@ -166,7 +167,7 @@ class Space:
         rules += [Expression(text) for text in forbid]
         self.forbid: tuple[Expression, ...] = tuple(rules)
         if not flat:
-            raise InvalidArgumentError("space", "there is no parameter in it")
+            raise InvalidArgumentError("space", "there are no parameters")
         leaves, at = [], 0
         for path in sorted(flat):
             parameter, when = flat[path]
@@ -174,17 +175,17 @@ class Space:
             at += parameter.units
         self.leaves: tuple[Leaf, ...] = tuple(leaves)
         self.units = at
-        """Numbers of the unit interval that make a candidate."""
+        """Dimension of the unit cube that maps to candidates."""
         self._by_path = {leaf.path: leaf for leaf in leaves}
-        known = [*self._by_path, *self.ties]
+        names = [*self._by_path, *self.ties]
         for rule in (*self.ties.values(), *self.forbid):
             for path in rule.paths:
-                if path not in known:
+                if path not in names:
                     where = f"the rule '{rule.text}'"
-                    raise UnknownNameError("parameter", path, known, where=where)
+                    raise UnknownNameError("parameter", path, names, where=where)
         for path in self.ties:
             if path in self._by_path:
-                raise InvalidArgumentError("ties", f"'{path}' is a parameter already")
+                raise InvalidArgumentError("ties", f"'{path}' is already a parameter")
         self.ties = _in_order(self.ties)
         self._sources = {path: {path} for path in self._by_path}
         for path, tie in self.ties.items():
@@ -193,20 +194,20 @@ class Space:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Space:
-        """The space that `to_json` wrote.
+        """Create a space from the result of `to_json`.
 
         Raises:
-            InvalidArgumentError: it is malformed.
+            InvalidArgumentError: `data` is malformed.
         """
         space = cls.__new__(cls)
         nested: dict[str, Any] = {}
         try:
-            flat = {path: dict(one) for path, one in data["parameters"].items()}
-            whens = {path: tuple(sorted(one.pop("when", {}).items())) for path, one in flat.items()}
-            # Earlier versions kept the branches of a choice in the order of their definition.
+            flat = {path: dict(leaf) for path, leaf in data["parameters"].items()}
+            whens = {p: tuple(sorted(leaf.pop("when", {}).items())) for p, leaf in flat.items()}
+            # Earlier versions stored the branches of a choice in the order of their definition.
             for above in {above for when in whens.values() for above, _ in when}:
                 flat[above]["choices"] = sorted(flat[above]["choices"])
-            parameters = {path: parameter_from_json(one) for path, one in flat.items()}
+            parameters = {path: parameter_from_json(leaf) for path, leaf in flat.items()}
         except (KeyError, AttributeError, TypeError) as error:
             raise InvalidArgumentError("space", f"it is malformed: {error!r}") from None
         nested = {path: _Placed(parameters[path], whens[path]) for path in parameters}
@@ -214,7 +215,7 @@ class Space:
         return space
 
     def to_json(self) -> dict[str, Any]:
-        """Flat and canonical: parameters by path with their conditions, ties, rules."""
+        """Return the canonical JSON: parameters by path with their conditions, ties and rules."""
         parameters = {}
         for leaf in self.leaves:
             parameters[leaf.path] = leaf.parameter.to_json()
@@ -229,20 +230,20 @@ class Space:
 
     @cached_property
     def id(self) -> bytes:
-        """16 bytes, the same for the same space however it was written."""
+        """16 bytes: BLAKE2b of the canonical JSON."""
         text = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
         return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Paths of all parameters."""
+        """Paths of all parameters, sorted."""
         return tuple(self._by_path)
 
     def parameter(self, path: str) -> Parameter:
-        """The parameter at `path`.
+        """Return the parameter at `path`.
 
         Raises:
-            UnknownNameError: there is none.
+            UnknownNameError: no parameter has this path.
         """
         if path not in self._by_path:
             raise UnknownNameError("parameter", path, self._by_path)
@@ -251,11 +252,11 @@ class Space:
     # Candidates
 
     def candidate(self, values: Mapping[str, Any]) -> Candidate:
-        """The candidate with these values; those of inactive parameters and ties are left out.
+        """Create a candidate; values of inactive parameters and ties are ignored.
 
         Raises:
-            InvalidArgumentError: a value is missing, outside its range, or against a rule.
-            UnknownNameError: a name that is no parameter's.
+            InvalidArgumentError: a value is missing, outside its range, or forbidden by a rule.
+            UnknownNameError: a name is not a parameter.
         """
         candidate = Candidate(self, self.checked(values))
         if (broken := self.broken_rule(candidate)) is not None:
@@ -263,33 +264,33 @@ class Space:
         return candidate
 
     def checked(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The values of active parameters in their canonical form, in the order of paths.
+        """Return the values of active parameters in canonical form, sorted by path.
 
         Raises:
             InvalidArgumentError: a value is missing or outside its range.
-            UnknownNameError: a name that is no parameter's.
+            UnknownNameError: a name is not a parameter.
         """
         for name in values:
             if name not in self._by_path and name not in self.ties:
                 raise UnknownNameError("parameter", name, self._by_path)
-        kept: dict[str, Any] = {}
+        active: dict[str, Any] = {}
         for leaf in self.leaves:
-            if not _active(leaf, kept):
+            if not _active(leaf, active):
                 continue
             if leaf.path not in values:
-                raise InvalidArgumentError(leaf.path, "has no value")
+                raise InvalidArgumentError(leaf.path, "the value is missing")
             try:
-                kept[leaf.path] = leaf.parameter.checked(values[leaf.path])
+                active[leaf.path] = leaf.parameter.checked(values[leaf.path])
             except (ValueError, TypeError) as error:
                 raise InvalidArgumentError(leaf.path, str(error)) from None
-        return kept
+        return active
 
     def load(self, text: str, id: bytes | None = None) -> Candidate:
-        """The candidate whose `Candidate.json` is `text`, which this space wrote."""
+        """Return the candidate with this `Candidate.json`, which is parsed on first use."""
         return Candidate(self, text=text, id=id)
 
     def from_units(self, u: Sequence[float]) -> Candidate:
-        """The candidate at a point of the unit cube, float [units]; it may be against a rule."""
+        """Return the candidate at a point of the unit cube, float [units], ignoring rules."""
         values: dict[str, Any] = {}
         for leaf in self.leaves:
             if not leaf.when or _active(leaf, values):
@@ -299,7 +300,7 @@ class Space:
         return Candidate(self, values)
 
     def to_units(self, candidate: Candidate) -> NDArray[np.float64]:
-        """A point that `from_units` maps onto `candidate`; 0.5 for what is inactive."""
+        """Return a point that `from_units` maps to `candidate`, float [units]; 0.5 if inactive."""
         u = np.full(self.units, 0.5)
         for leaf in self.leaves:
             if leaf.path in candidate.values:
@@ -308,26 +309,26 @@ class Space:
         return u
 
     def broken_rule(self, candidate: Candidate) -> str | None:
-        """The first rule that forbids `candidate`; None when it is allowed."""
+        """Return the first rule that forbids `candidate`; None if it is allowed."""
         if not self.forbid:
             return None
         config = candidate.config if self.ties else candidate.values
         return next((rule.text for rule in self.forbid if rule(config)), None)
 
     def sample(self, rng: np.random.Generator) -> Candidate:
-        """A random candidate that keeps all rules.
+        """Draw a random candidate that all rules allow.
 
         Raises:
-            InvalidArgumentError: none was found.
+            InvalidArgumentError: each of 20,000 candidates drawn is forbidden.
         """
-        for _ in range(_MOST_DRAWS):
+        for _ in range(_MAX_DRAWS):
             candidate = self.from_units(rng.random(self.units).tolist())
             if not self.forbid or self.broken_rule(candidate) is None:
                 return candidate
         raise self._empty()
 
     def mutate(self, candidate: Candidate, rng: np.random.Generator) -> Candidate:
-        """`candidate` with one active parameter changed; a new branch's parameters are drawn."""
+        """Return `candidate` with one active parameter changed; draw values of a new branch."""
         for _ in range(100):
             path = list(candidate.values)[int(rng.integers(len(candidate.values)))]
             near = self._by_path[path].parameter.neighbour(candidate.values[path], rng)
@@ -336,90 +337,94 @@ class Space:
                 return mutant
         return self.sample(rng)
 
-    def crossover(self, one: Candidate, other: Candidate, rng: np.random.Generator) -> Candidate:
-        """A candidate with each value of one of the two; of a branch that only one has, its own."""
+    def crossover(self, first: Candidate, second: Candidate, rng: np.random.Generator) -> Candidate:
+        """Return a candidate with each value taken from a random one of two parents."""
         for _ in range(20):
             mixed: dict[str, Any] = {}
             for leaf in self.leaves:
-                first, second = (one, other) if rng.random() < 0.5 else (other, one)
-                for parent in (first, second):
+                parents = (first, second) if rng.random() < 0.5 else (second, first)
+                for parent in parents:
                     if leaf.path in parent.values:
                         mixed[leaf.path] = parent.values[leaf.path]
                         break
             child = self._completed(mixed, rng)
             if self.broken_rule(child) is None:
                 return child
-        return one
+        return first
 
     def _completed(self, values: Mapping[str, Any], rng: np.random.Generator) -> Candidate:
-        """What is active of `values`, and drawn where it is missing."""
-        kept: dict[str, Any] = {}
+        """Select the values of active parameters, and draw missing ones."""
+        active: dict[str, Any] = {}
         for leaf in self.leaves:
-            if _active(leaf, kept):
-                kept[leaf.path] = (
+            if _active(leaf, active):
+                active[leaf.path] = (
                     values[leaf.path]
                     if leaf.path in values
                     else leaf.parameter.from_units(rng.random(leaf.parameter.units).tolist())
                 )
-        return Candidate(self, kept)
+        return Candidate(self, active)
 
     # Counting
 
     @property
     def size(self) -> int | None:
-        """How many candidates, rules left aside; None for a continuum."""
+        """Number of candidates, ignoring rules; None if infinite."""
         return _size(self._tree)
 
     def from_index(self, index: int) -> Candidate:
-        """Candidate number `index` of `size`; it may be against a rule."""
+        """Return the candidate with this index, from 0 to `size` - 1, ignoring rules.
+
+        Raises:
+            InvalidArgumentError: the index is out of range, or the space is infinite.
+        """
         if self.size is None or not 0 <= index < self.size:
-            raise InvalidArgumentError("index", f"{index} of a space of {self.size} candidates")
+            raise InvalidArgumentError(
+                "index", f"{index} is out of range for {self.size} candidates"
+            )
         values: dict[str, Any] = {}
         _from_index(self._tree, index, values)
         return Candidate(self, dict(sorted(values.items())))
 
     def to_index(self, candidate: Candidate) -> int:
-        """The number of `candidate`: the inverse of `from_index`."""
+        """Return the index of `candidate`; the inverse of `from_index`."""
         return _to_index(self._tree, candidate.values)
 
     def acceptance(self, n: int = 10_000, seed: int = 0) -> float:
-        """The share of `n` random candidates that keep all rules."""
+        """Return the share of `n` random candidates that all rules allow."""
         if not self.forbid:
             return 1.0
         columns = self.sample_columns(n, np.random.default_rng(seed))
         return float(self.allowed(columns).mean())
 
     def check(self) -> None:
-        """Find out whether any candidate keeps the rules.
+        """Check that the rules allow at least one candidate.
 
         Raises:
-            InvalidArgumentError: none does, or none of 20,000 drawn.
+            InvalidArgumentError: all candidates are forbidden, or each of 20,000 drawn.
         """
         if not self.forbid:
             return
         size = self.size
-        if size is not None and size <= _ENUMERATED:
-            every = (self.from_index(index) for index in range(size))
-            if not any(self.broken_rule(one) is None for one in every):
+        if size is not None and size <= _MAX_ENUMERATED:
+            candidates = map(self.from_index, range(size))
+            if not any(self.broken_rule(candidate) is None for candidate in candidates):
                 raise self._empty(f"each of its {size} candidates is forbidden")
-        elif self.acceptance(_MOST_DRAWS) == 0.0:
+        elif self.acceptance(_MAX_DRAWS) == 0.0:
             raise self._empty()
 
-    def _empty(
-        self, why: str = f"each of {_MOST_DRAWS} candidates drawn is forbidden"
-    ) -> Exception:
+    def _empty(self, why: str = f"each of {_MAX_DRAWS} candidates drawn is forbidden") -> Exception:
         rules = "; ".join(rule.text for rule in self.forbid)
         return InvalidArgumentError(
             "space", f"it is empty: {why}", where=f"the rules {rules}",
-            remedy="do two rules contradict each other?",
+            remedy="remove or relax rules that contradict each other",
         )  # fmt: skip
 
-    # Many at once
+    # Arrays of candidates
 
     def sample_columns(self, n: int, rng: np.random.Generator) -> dict[str, NDArray[Any]]:
-        """`n` random candidates as one array a parameter [n], rules left aside.
+        """Draw `n` random candidates, as an array [n] of values for each path, ignoring rules.
 
-        Values stand also where a parameter is inactive; `active` says where.
+        Inactive parameters have values too; see `active`.
         """
         return {
             leaf.path: leaf.parameter.column(rng.random((n, leaf.parameter.units)))
@@ -427,7 +432,7 @@ class Space:
         }
 
     def active(self, columns: Mapping[str, NDArray[Any]], path: str) -> NDArray[np.bool_]:
-        """Where the parameter at `path` is active, bool [n]."""
+        """Return a mask of the candidates in which the parameter at `path` is active, bool [n]."""
         n = len(next(iter(columns.values())))
         mask = np.ones(n, dtype=np.bool_)
         for above, value in self._by_path[path].when if path in self._by_path else ():
@@ -435,23 +440,23 @@ class Space:
         return mask
 
     def allowed(self, columns: Mapping[str, NDArray[Any]]) -> NDArray[np.bool_]:
-        """Which candidates keep all rules, bool [n]."""
+        """Return a mask of the candidates that all rules allow, bool [n]."""
         n = len(next(iter(columns.values())))
-        full = dict(columns)
+        extended = dict(columns)
         for path, tie in self.ties.items():
-            full[path] = tie.over(full)
-        fine = np.ones(n, dtype=np.bool_)
+            extended[path] = tie.over(extended)
+        allowed = np.ones(n, dtype=np.bool_)
         for rule in self.forbid:
-            # A rule about what is inactive says nothing.
-            about = np.ones(n, dtype=np.bool_)
+            # A rule applies only if all of its parameters are active.
+            applies = np.ones(n, dtype=np.bool_)
             for path in rule.paths:
                 for inner in self._sources[path]:
-                    about &= self.active(columns, inner)
-            fine &= ~(about & np.asarray(rule.over(full), dtype=np.bool_))
-        return fine
+                    applies &= self.active(columns, inner)
+            allowed &= ~(applies & np.asarray(rule.over(extended), dtype=np.bool_))
+        return allowed
 
     def encode(self, columns: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
-        """Candidates as points of the unit cube, float32 [n, units]; NaN where inactive."""
+        """Map candidates to points of the unit cube, float32 [n, units]; NaN if inactive."""
         n = len(next(iter(columns.values())))
         points = np.empty((n, self.units), dtype=np.float32)
         for leaf in self.leaves:
@@ -462,7 +467,7 @@ class Space:
         return points
 
     def row(self, columns: Mapping[str, NDArray[Any]], at: int) -> Candidate:
-        """Candidate number `at` of `columns`."""
+        """Return the candidate in row `at` of `columns`."""
         values: dict[str, Any] = {}
         for leaf in self.leaves:
             if _active(leaf, values):
@@ -479,7 +484,7 @@ class Space:
                     branches = {}
                     if isinstance(leaf.parameter, Categorical):
                         deeper = {(leaf.path, choice) for choice in leaf.parameter.choices}
-                        if any(deeper & set(one.when) for one in self.leaves):
+                        if any(deeper & set(other.when) for other in self.leaves):
                             for choice in leaf.parameter.choices:
                                 inner = tuple(sorted((*when, (leaf.path, choice))))
                                 branches[choice] = under(inner)
@@ -491,7 +496,7 @@ class Space:
 
 @dataclass(frozen=True)
 class _Placed:
-    """A parameter whose conditions are known, as a space's JSON has it."""
+    """A parameter with its conditions, as in the JSON of a space."""
 
     parameter: Parameter
     when: tuple[tuple[str, Any], ...]
@@ -512,14 +517,14 @@ def _flatten(
             continue
         if not (isinstance(name, str) and name.isidentifier()):
             raise InvalidArgumentError(
-                "space", f"'{name}' is no name that rules can use", where=path,
-                remedy="letters, digits and underscores, a letter first",
+                "space", f"'{name}' is not a valid name for use in rules", where=path,
+                remedy="use letters, digits and underscores, starting with a letter",
             )  # fmt: skip
         if isinstance(value, Parameter):
             flat[path] = (value, when)
         elif isinstance(value, Choice):
             if not value.branches:
-                raise InvalidArgumentError("space", "a choice without branches", where=path)
+                raise InvalidArgumentError("space", "a Choice has no branches", where=path)
             flat[path] = (Categorical(tuple(sorted(value.branches, key=str))), when)
             for branch, inner in value.branches.items():
                 condition = tuple(sorted((*when, (path, branch))))
@@ -535,17 +540,13 @@ def _flatten(
             _flatten(value, f"{path}.", when, flat, ties, rules)
         else:
             raise InvalidArgumentError(
-                "space", f"{type(value).__name__} is no parameter", where=path,
-                remedy="Float, Int, Bool, Categorical, Permutation, Subset, Sequence, Choice",
+                "space", f"{type(value).__name__} is not a parameter", where=path,
+                remedy="use Float, Int, Bool, Categorical, Permutation, Subset, Sequence or Choice",
             )  # fmt: skip
 
 
 def _in_order(ties: Mapping[str, Expression]) -> dict[str, Expression]:
-    """Sort ties so that each follows the ties it derives from.
-
-    Raises:
-        InvalidArgumentError: ties derive from each other.
-    """
+    """Sort ties so that each follows the ties it derives from."""
     graph = {path: [above for above in ties[path].paths if above in ties] for path in sorted(ties)}
     try:
         return {path: ties[path] for path in graphlib.TopologicalSorter(graph).static_order()}
@@ -564,10 +565,10 @@ def _size(tree: _Tree) -> int | None:
     total = 1
     for leaf, branches in tree:
         sizes = [_size(inner) for inner in branches.values()] if branches else [leaf.parameter.size]
-        known = [size for size in sizes if size is not None]
-        if len(known) < len(sizes):
+        finite = [size for size in sizes if size is not None]
+        if len(finite) < len(sizes):
             return None
-        total *= sum(known)
+        total *= sum(finite)
     return total
 
 
@@ -597,22 +598,22 @@ def _to_index(tree: _Tree, values: Mapping[str, Any]) -> int:
             sizes = {choice: _size(inner) or 1 for choice, inner in branches.items()}
             radix = sum(sizes.values())
             choices = list(branches)
-            before = choices[: choices.index(value)]
-            digit = sum(sizes[one] for one in before) + _to_index(branches[value], values)
+            preceding = choices[: choices.index(value)]
+            digit = sum(sizes[choice] for choice in preceding) + _to_index(branches[value], values)
         index += scale * digit
         scale *= radix
     return index
 
 
 def every(space: Space) -> Iterator[Candidate]:
-    """All candidates of a finite space that keep the rules, in the order of their numbers.
+    """Yield all allowed candidates of a finite space, in the order of their indices.
 
     Raises:
-        InvalidArgumentError: the space is a continuum.
+        InvalidArgumentError: the space is infinite.
     """
     if space.size is None:
         raise InvalidArgumentError(
-            "space", "a grid needs finitely many candidates",
+            "space", "a grid needs a finite space",
             remedy="give each Float a step, or use Int or Categorical instead",
         )  # fmt: skip
     for index in range(space.size):
@@ -622,7 +623,7 @@ def every(space: Space) -> Iterator[Candidate]:
 
 
 def is_number(value: Any) -> bool:
-    """Whether `value` is a finite number and no truth value."""
+    """Whether `value` is a finite number, and not a bool."""
     return (
         isinstance(value, int | float | np.number)
         and not isinstance(value, bool)

@@ -1,7 +1,7 @@
-"""A study's facts in one SQLite file: append-only, written by one process, read by any.
+"""Storage of studies in SQLite: written by one process, readable by others.
 
-Trials carry their places in the order of asking and telling, which is all that a replay needs. What
-was committed survives ``kill -9``; a power cut loses the last batch at most.
+Trials store the sequence numbers of their begin and end, from which a study can be replayed.
+Committed trials survive ``kill -9``; a power failure loses at most the last batch.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ MIGRATIONS = (
     ) WITHOUT ROWID;
     """,
 )
-# A batch is committed when it is that old or that long.
-_BATCH_S, _BATCH = 0.005, 256
+# A batch is committed at this age or size.
+_MAX_BATCH_S, _MAX_BATCH = 0.005, 256
 _TRIAL = (
     "INSERT INTO trial VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?) ON CONFLICT DO UPDATE SET "
     "state=excluded.state, told=excluded.told, attempts=excluded.attempts, "
     "started=excluded.started, ended=excluded.ended, device_s=excluded.device_s, "
     "violation=excluded.violation, reason=excluded.reason"
 )
-# Made with the first report, so that files without it are read unchanged.
+# Created with the first report, so that files without reports keep their schema.
 _REPORTS = (
     "CREATE TABLE IF NOT EXISTS report (study INTEGER NOT NULL, trial INTEGER NOT NULL, "
     "step INTEGER NOT NULL, value REAL NOT NULL, PRIMARY KEY (study, trial, step)) WITHOUT ROWID"
@@ -61,13 +61,13 @@ _MEASUREMENT = "INSERT OR REPLACE INTO measurement VALUES (?,?,?,?,?,?,?)"
 
 
 class Store:
-    """The file of one study, opened for writing; nobody else writes to that study meanwhile.
+    """File of a study, opened for writing and locked against other writers.
 
     Args:
-        path: the file; None keeps everything in memory alone.
+        path: path of the file; None for no file, in which case nothing is stored.
 
     Raises:
-        StoreError: it cannot be written, or another process runs a study in it.
+        StoreError: the file cannot be written, or another process runs a study in it.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -89,16 +89,16 @@ class Store:
             self._connection.close()
             raise StoreError(
                 "another process runs a study in this file", where=str(path),
-                remedy="wait for it, or name another file with --store",
+                remedy="wait for it to end, or pass another file with --store",
             ) from None  # fmt: skip
 
     def open_study(
         self, name: str, space: Space, definition: Mapping[str, Any], target: str | None
     ) -> None:
-        """Begin the study, or go on with it.
+        """Begin the study, or resume it.
 
         Raises:
-            StoreError: one of that name is there, and is another one.
+            StoreError: the file has a study with this name but another space or definition.
         """
         if self.path is None:
             return
@@ -125,10 +125,10 @@ class Store:
             return
         self._study = int(row[0])
         where = f"study '{name}' in {path}"
-        remedy = "another name or another --store, and warm_start= to use what it found"
+        remedy = "use another name or another --store, with warm_start= to learn from its trials"
         if row[1] != space.id:
-            before, now = json.loads(row[3])["parameters"], space.to_json()["parameters"]
-            changed = sorted(p for p in {*before, *now} if before.get(p) != now.get(p))
+            old, new = json.loads(row[3])["parameters"], space.to_json()["parameters"]
+            changed = sorted(path for path in {*old, *new} if old.get(path) != new.get(path))
             what = ", ".join(changed) or "its rules"
             raise StoreError(f"its space has changed: {what}", where=where, remedy=remedy)
         stored = json.loads(row[2])
@@ -140,7 +140,7 @@ class Store:
             raise StoreError(f"the study has changed: {what}", where=where, remedy=remedy)
 
     def put(self, trial: Trial, units: Mapping[str, str]) -> None:
-        """Note a trial that was asked, or has ended; it is written with the next batch."""
+        """Add a trial that begins or ends to the current batch; commit the batch if it is due."""
         if self.path is None:
             return
         for metric, _ in trial.measurements:
@@ -149,7 +149,7 @@ class Store:
         if not self._waiting:
             self._since = time.monotonic()
         self._waiting[trial.number] = trial
-        if len(self._waiting) >= _BATCH or time.monotonic() - self._since > _BATCH_S:
+        if len(self._waiting) >= _MAX_BATCH or time.monotonic() - self._since > _MAX_BATCH_S:
             self.flush()
 
     def _metric(self, name: str, unit: str) -> int:
@@ -160,10 +160,10 @@ class Store:
         return int(row[0])
 
     def flush(self) -> None:
-        """Commit what waits.
+        """Commit the current batch.
 
         Raises:
-            StoreError: the disk is full, or the file cannot be written any more.
+            StoreError: the file cannot be written, for example because the disk is full.
         """
         if self.path is None or not self._waiting:
             return
@@ -176,10 +176,10 @@ class Store:
             for t in trials
         ]  # fmt: skip
         measured = [
-            (study, t.number, self._metrics[metric], provenance, one.value, one.stddev,
-             int(t.values.get(metric) == one.value))
+            (study, t.number, self._metrics[metric], provenance, value.value, value.stddev,
+             int(t.values.get(metric) == value.value))
             for t in trials
-            for (metric, provenance), one in t.measurements.items()
+            for (metric, provenance), value in t.measurements.items()
         ]  # fmt: skip
         reports = [
             (study, t.number, step, value) for t in trials for step, value in t.reports.items()
@@ -195,7 +195,7 @@ class Store:
         self._waiting = {}
 
     def trials(self, space: Space) -> list[Trial]:
-        """All trials of the study, by number."""
+        """Return all trials of the study, sorted by number."""
         if self.path is None:
             return []
         with undamaged(self.path):
@@ -204,7 +204,7 @@ class Store:
             return trials
 
     def close(self) -> None:
-        """Commit what waits, and let others write."""
+        """Commit the current batch and release the lock."""
         if self.path is None or self._lock is None:
             return
         try:
@@ -229,50 +229,51 @@ def _trials(connection: Any, study: int, space: Space) -> Iterator[Trial]:
             "SELECT trial, step, value FROM report WHERE study=? ORDER BY trial, step", (study,)
         ):
             reports.setdefault(trial, {})[step] = value
-    provenances = {str(one): one for one in Provenance}
-    states = {str(one): one for one in State}
+    provenances = {str(provenance): provenance for provenance in Provenance}
+    states = {str(state): state for state in State}
     for row in connection.execute("SELECT * FROM trial WHERE study=? ORDER BY number", (study,)):
-        (_, number, candidate, config, state, fidelity, bracket, rung, parent, asked, told,
+        (_, number, candidate, config, state, fidelity, bracket, rung, parent, begin, end,
          attempts, started, ended, device_s, violation, reason) = row  # fmt: skip
         values, measurements = {}, {}
-        for _, metric, provenance, value, stddev, counts in measured.get(number, ()):
-            known = provenances[provenance]
-            measurements[names[metric], known] = Value(value, known, stddev)
+        for _, metric, kind, value, stddev, counts in measured.get(number, ()):
+            provenance = provenances[kind]
+            measurements[names[metric], provenance] = Value(value, provenance, stddev)
             if counts:
                 values[names[metric]] = value
         yield Trial(
             number, space.load(config, candidate), fidelity, bracket, rung, parent, states[state],
-            values, measurements, violation, asked, told, attempts, started, ended, device_s,
+            values, measurements, violation, begin, end, attempts, started, ended, device_s,
             reason, reports.get(number, {}),
         )  # fmt: skip
 
 
 class Reading:
-    """A study in a file, to look at: also while another process writes it.
+    """Contents of a stored study, which another process may be writing.
 
     Args:
-        name: of the study; it may be left out where there is only one.
+        path: file of the study.
+        name: name of the study; optional if the file has only one.
 
     Raises:
-        StoreError: no such file, or none of ours.
-        UnknownNameError: no study of that name.
+        StoreError: the file does not exist, is damaged, or has no study.
+        UnknownNameError: the file has no study with this name, or has several and `name` is None.
     """
 
     def __init__(self, path: Path, name: str | None = None) -> None:
         with closing(open_database(path, MIGRATIONS, read_only=True)) as connection:
             with undamaged(path):
                 check_types(connection, path)
-                known = dict(connection.execute("SELECT name, id FROM study ORDER BY created"))
-            if not known:
-                raise StoreError("there is no study in this file", where=str(path))
-            if name is None and len(known) > 1:
-                raise UnknownNameError("study", "(none given)", known, where=str(path))
-            self.name = name or next(iter(known))
-            if self.name not in known:
-                raise UnknownNameError("study", self.name, known, where=str(path))
+                studies = dict(connection.execute("SELECT name, id FROM study ORDER BY created"))
+            if not studies:
+                raise StoreError("the file contains no study", where=str(path))
+            if name is None and len(studies) > 1:
+                raise UnknownNameError("study", "(none given)", studies, where=str(path))
+            self.name = name or next(iter(studies))
+            if self.name not in studies:
+                raise UnknownNameError("study", self.name, studies, where=str(path))
             with undamaged(path):
                 space, definition, self.target = connection.execute(
-                    "SELECT space, definition, target FROM study WHERE id=?", (known[self.name],)
+                    "SELECT space, definition, target FROM study WHERE id=?", (studies[self.name],)
                 ).fetchone()
                 self.space = Space.from_json(json.loads(space))
                 self.definition: dict[str, Any] = json.loads(definition)
@@ -280,5 +281,5 @@ class Reading:
                 self.units: dict[str, str] = dict(
                     connection.execute("SELECT name, unit FROM metric")
                 )
-                self.trials = list(_trials(connection, known[self.name], self.space))
+                self.trials = list(_trials(connection, studies[self.name], self.space))
                 check_scored(self.trials, self.objectives, path)

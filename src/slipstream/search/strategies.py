@@ -1,7 +1,7 @@
-"""Who proposes candidates: random, grid, quasi-random, evolution, boosted trees; Optuna's samplers.
+"""Strategies that propose candidates: random, grid, quasi-random, evolution, boosted trees.
 
-A strategy has no clock and does no I/O. What it proposes follows from the seed, the number of the
-proposal, and the trials it was told of, in their order.
+A strategy reads no clock and does no I/O. Its proposals are determined by the seed, the number of
+the proposal, and the sequence of trials passed to `tell`.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 
 class Strategy(ABC):
-    """Proposes candidates and learns from trials.
+    """Source of candidates that may learn from trials.
 
     Attributes:
-        stateless: whether `ask` follows from the number of the proposal and the trials told alone,
-            so that going on with a study needs no earlier proposal made again.
+        stateless: whether `ask` depends only on the number of proposals and the trials passed to
+            `tell`, so that a study can be resumed without repeating its earlier proposals.
     """
 
     name: ClassVar[str]
@@ -35,16 +35,16 @@ class Strategy(ABC):
     def begin(
         self, space: Space, objectives: Sequence[Objective], limits: Sequence[Limit], seed: int
     ) -> None:
-        """Called once, before anything else."""
+        """Initialise the strategy; called once, before any other method."""
         self.space, self.objectives, self.limits, self.seed = space, objectives, limits, seed
         self.asked = 0
 
     def rng(self) -> np.random.Generator:
-        """The random numbers of the next proposal."""
+        """Return the random number generator of the next proposal."""
         return np.random.Generator(np.random.PCG64((self.seed, self.asked)))
 
     def propose(self, number: int) -> Candidate | None:
-        """The next candidate, to become trial `number`; None when there is none left."""
+        """Return the candidate for trial `number`; None if the space is exhausted."""
         candidate = self.ask(number)
         self.asked += 1
         return candidate
@@ -54,11 +54,11 @@ class Strategy(ABC):
         """See `propose`."""
 
     def tell(self, trial: Trial) -> None:  # noqa: B027
-        """A trial ended, of this study or of one that it is warm-started from (number -1)."""
+        """Record a trial that ended; its number is -1 if it is from a warm start."""
 
 
 class Random(Strategy):
-    """Each candidate by itself."""
+    """Independent random candidates."""
 
     name = "random"
 
@@ -73,20 +73,20 @@ class Grid(Strategy):
 
     def begin(self, *args: Any) -> None:
         super().begin(*args)
-        self._left: Iterator[Candidate] = every(self.space)
+        self._remaining: Iterator[Candidate] = every(self.space)
         self._at = 0
 
     def ask(self, number: int) -> Candidate | None:
         while self._at < self.asked:
-            # Proposals of an earlier run.
-            next(self._left, None)
+            # Skip the proposals of an earlier run.
+            next(self._remaining, None)
             self._at += 1
         self._at += 1
-        return next(self._left, None)
+        return next(self._remaining, None)
 
 
 class QuasiRandom(Strategy):
-    """Points of a scrambled Sobol sequence, which leave no large holes."""
+    """Points of a scrambled Sobol sequence, which cover the space evenly."""
 
     name = "quasirandom"
 
@@ -102,8 +102,8 @@ class QuasiRandom(Strategy):
         for _ in range(1000):
             while self._at >= len(self._points):
                 # Powers of two keep the sequence balanced.
-                more = self._sequence.random(max(len(self._points), 64))
-                self._points += np.minimum(more, np.nextafter(1, 0)).tolist()
+                points = self._sequence.random(max(len(self._points), 64))
+                self._points += np.minimum(points, np.nextafter(1, 0)).tolist()
             candidate = self.space.from_units(self._points[self._at])
             self._at += 1
             if self.space.broken_rule(candidate) is None:
@@ -114,15 +114,15 @@ class QuasiRandom(Strategy):
 
 
 class Evolution(Strategy):
-    """Regularised evolution: the best of a few among the latest, mutated or crossed.
+    """Regularised evolution: mutation and crossover of the best of a sample of recent trials.
 
     (Real et al., *Regularized evolution for image classifier architecture search*, AAAI 2019; with
-    fronts in the place of one score where there are several objectives.)
+    several objectives, parents are ranked by Pareto fronts.)
 
     Args:
-        population: how many of the latest trials may be parents.
-        sample: of how many the best becomes one.
-        crossover: how often a second parent gives half of its values.
+        population: number of latest trials that may be parents.
+        sample: number of trials drawn from the population, the best of which is a parent.
+        crossover: probability that a second parent contributes half of the values.
     """
 
     name = "evolution"
@@ -153,33 +153,34 @@ class Evolution(Strategy):
         return order([self._living[at] for at in chosen], self.objectives)[0].candidate
 
 
-# Trials a surrogate is fitted to: the best, and others evenly over the history.
+# Trials to which a surrogate is fitted: the best, and others spread evenly over the history.
 _BEST, _SPREAD = 128, 384
 
 
 def keep_best(best: list[Trial], trial: Trial, objectives: Sequence[Objective]) -> None:
-    """Put `trial` in its place among the 128 best that are kept, behind its equals."""
-    insort(best, trial, key=lambda one: score(one, objectives))
+    """Insert `trial` into the sorted list of the 128 best trials, after equal ones."""
+    insort(best, trial, key=lambda other: score(other, objectives))
     del best[_BEST:]
 
 
 def summary(trials: Sequence[Trial], best: Sequence[Trial]) -> list[Trial]:
-    """At most 512 of `trials` that stand for all: so that asking does not grow with the history.
+    """Return at most 512 representative trials, to bound the time of `ask`.
 
     Args:
-        best: the best of them, as `keep_best` keeps them.
+        best: the best of `trials`, as maintained by `keep_best`.
     """
     if len(trials) <= _BEST + _SPREAD:
         return list(trials)
     stride = np.linspace(0, len(trials) - 1, _SPREAD).astype(int)
-    chosen = {id(one): one for one in (*best, *(trials[at] for at in stride))}
-    return [one for one in trials if id(one) in chosen]
+    chosen = {id(trial) for trial in (*best, *(trials[at] for at in stride))}
+    return [trial for trial in trials if id(trial) in chosen]
 
 
 class BoostedTrees(Strategy):
-    """Gradient-boosted trees (scikit-learn) over the unit cube; the best predicted is tried.
+    """Gradient-boosted trees (scikit-learn) over the unit cube, which select from a pool.
 
-    The pool is random candidates and neighbours of the best ones; one proposal in eight is random.
+    The pool holds random candidates and neighbours of the best trials. One proposal in eight is
+    random.
     """
 
     name = "trees"
@@ -219,15 +220,15 @@ class BoostedTrees(Strategy):
         pool += [self.space.mutate(best[at % len(best)].candidate, rng) for at in range(
             self.pool // 2)]  # fmt: skip
         seen, waiting = self._seen, self._waiting
-        pool = [one for one in pool if one.id not in seen and one.id not in waiting] or pool
+        pool = [c for c in pool if c.id not in seen and c.id not in waiting] or pool
         from threadpoolctl import threadpool_limits
 
-        points = np.array([self.space.to_units(one) for one in pool])
+        points = np.array([self.space.to_units(candidate) for candidate in pool])
         weights = rng.dirichlet(np.ones(len(self._models))) if len(self._models) > 1 else (1.0,)
         with threadpool_limits(1):
-            told = [model.predict(points) for model in self._models]
-        predicted = sum(w * one for w, one in zip(weights, told, strict=True))
-        chosen = pool[int(np.argmin(predicted))]
+            predictions = [model.predict(points) for model in self._models]
+        cost = sum(w * prediction for w, prediction in zip(weights, predictions, strict=True))
+        chosen = pool[int(np.argmin(cost))]
         self._waiting = {*list(self._waiting)[-64:], chosen.id}
         return chosen
 
@@ -235,20 +236,20 @@ class BoostedTrees(Strategy):
         from sklearn.ensemble import HistGradientBoostingRegressor
         from threadpoolctl import threadpool_limits
 
-        kept = summary(self._told, self._best)
-        points = np.array([self.space.to_units(one.candidate) for one in kept])
+        trials = summary(self._told, self._best)
+        points = np.array([self.space.to_units(trial.candidate) for trial in trials])
         self._models = []
         for objective in self.objectives:
-            costs = np.array([objective.sign * one.values[objective.metric] for one in kept])
-            # By ranks, so that one huge loss does not hide all other differences; what is beyond
-            # a limit ranks behind everything that is not.
+            costs = np.array([objective.sign * t.values[objective.metric] for t in trials])
+            # By ranks, so that one huge loss does not hide all other differences; violations of
+            # limits are added, scaled by the number of trials.
             ranks = np.argsort(np.argsort(costs)).astype(float)
-            ranks += len(kept) * np.array([one.violation for one in kept])
+            ranks += len(trials) * np.array([trial.violation for trial in trials])
             model = HistGradientBoostingRegressor(
                 max_iter=60, max_leaf_nodes=8, min_samples_leaf=3, early_stopping=False,
                 random_state=self.seed % 2**31,
             )  # fmt: skip
-            # So small a fit takes many times as long on several threads of a busy machine.
+            # So small a fit is many times slower with several threads on a busy machine.
             with threadpool_limits(1):
                 self._models.append(model.fit(points, ranks))
 

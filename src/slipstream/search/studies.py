@@ -1,4 +1,4 @@
-"""The one search loop of the package: ask, check, run, tell; with every fact in a store."""
+"""Studies: the search loop of the package, which stores every trial."""
 
 from __future__ import annotations
 
@@ -38,24 +38,25 @@ from slipstream.search.store import Reading, Store
 from slipstream.search.strategies import Strategy
 from slipstream.units import parse_duration_ns
 
-# A trial whose worker died is run again so often.
-_ATTEMPTS = 3
-# Predictions are corrected from so many measured trials on, by the latest of them.
+# Maximum number of attempts of a trial whose worker dies.
+_MAX_ATTEMPTS = 3
+# Number of measured trials from which predictions are corrected, and of the latest ones used.
 _MIN_RATIOS, _MAX_RATIOS = 8, 64
-# Medians of fewer reported values prune nothing.
+# Medians over fewer reported values do not prune.
 _MIN_REPORTED = 5
-# So many proposals in a row that need no evaluation: the strategy has nothing new.
-_NOTHING_NEW = 1000
+# After this many consecutive proposals without an evaluation, the strategy is exhausted.
+_MAX_IDLE = 1000
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What a study may spend, over all its runs together but for `seconds`.
+    """Budget of a study; None for no limit.
 
     Attributes:
-        trials: evaluations begun, whatever became of them; rejected and cached ones cost nothing.
-        seconds: of the clock, in this run.
-        device_seconds: sum over trials.
+        trials: number of evaluations over all runs, including failed ones; rejected and cached
+            trials do not count.
+        seconds: wall-clock time of the current run.
+        device_seconds: sum of the device time of trials over all runs.
     """
 
     trials: int | None = None
@@ -64,10 +65,10 @@ class Budget:
 
     @classmethod
     def parse(cls, text: str) -> Budget:
-        """``"200"`` trials, or ``"15min"``.
+        """Parse a number of trials, such as ``"200"``, or a duration, such as ``"15min"``.
 
         Raises:
-            InvalidArgumentError: neither.
+            InvalidArgumentError: `text` is neither.
         """
         if text.isdigit():
             return cls(trials=int(text))
@@ -80,8 +81,8 @@ Callback = Callable[["Study", Trial], None]
 
 def _no_estimator(config: Mapping[str, Any]) -> float:
     raise InvalidArgumentError(
-        "estimator", "the study has none to run",
-        remedy="study(..., estimator=function), or evaluate trials yourself: study.ask, study.tell",
+        "estimator", "the study has no estimator to run",
+        remedy="pass estimator= to study(), or evaluate trials with study.ask and study.tell",
     )  # fmt: skip
 
 
@@ -112,12 +113,12 @@ class Study:
         self.estimator = as_estimator(_no_estimator if estimator is None else estimator)
         self.analytic = tuple(analytic)
         self.policy = rungs or Whole()
-        """The rung policy before any run; `rungs` is the one of this run."""
+        """Rung policy in its initial state; `rungs` is the copy of the current run."""
         self.units = self._declared()
         self.limits = parse_limits(constraints or {}, self.units)
         need_reported(self.objectives, self.limits, self.units)
-        for one in self.policy.levels:
-            need_reported(self.objectives, (), one.metrics)
+        for level in self.policy.levels:
+            need_reported(self.objectives, (), level.metrics)
         self.space.check()
         self.start = [self.space.candidate(values) for values in start]
         self.seed, self.budget = seed, budget or Budget()
@@ -133,28 +134,29 @@ class Study:
         self.trials: list[Trial] = []
         self.running: dict[int, Trial] = {}
         self.stopped = ""
-        """Why the last run came to its end."""
+        """Reason that the last run ended; empty while it runs."""
 
     def _declared(self) -> dict[str, str] | None:
-        """Units by metric; None where the estimator declares nothing."""
+        """Return units by metric; None if the estimator declares no metrics."""
         if self.estimator.metrics is None:
             return None
         units = dict(self.estimator.metrics)
-        for one in (*self.analytic, *self.policy.levels):
-            for metric, unit in (one.metrics or {}).items():
+        for other in (*self.analytic, *self.policy.levels):
+            for metric, unit in (other.metrics or {}).items():
                 if units.setdefault(metric, unit) != unit:
                     raise InvalidArgumentError(
-                        "estimator", f"{metric} is in {unit or 'no unit'} by {one.name}, and in "
-                        f"{units[metric] or 'no unit'} by {self.estimator.name}",
+                        "estimator", f"{other.name} reports {metric} in {unit or 'no unit'}, but "
+                        f"{self.estimator.name} in {units[metric] or 'no unit'}",
+                        remedy="declare the same unit in both",
                     )  # fmt: skip
         return units
 
     @property
     def definition(self) -> dict[str, Any]:
-        """What must be the same when a stored study goes on."""
+        """Settings that must be unchanged to resume a stored study."""
         return {
-            "objectives": {one.metric: one.direction for one in self.objectives},
-            "constraints": [f"{one.metric} {one.text}" for one in self.limits],
+            "objectives": {o.metric: o.direction for o in self.objectives},
+            "constraints": [f"{limit.metric} {limit.text}" for limit in self.limits],
             "seed": self.seed, "strategy": self.strategy.name, "rungs": repr(self.policy),
         }  # fmt: skip
 
@@ -168,16 +170,16 @@ class Study:
         progress: Progress = lambda study: None,
         target: str | None = None,
     ) -> Study:
-        """Go on until the budget is spent, the policy is done, or nothing new is proposed.
+        """Run trials until the budget is spent, the policy is done, or nothing new is proposed.
 
         Args:
-            executor: where trials run; None: here, one at a time.
-            budget: in the place of the study's own.
-            progress: called a few times a second.
-            target: ``file.py:function`` that makes this study, noted for ``search resume``.
+            executor: executor of trials; None for `Inline`, and closed at the end.
+            budget: budget to use instead of the study's.
+            progress: function that is called with the study about four times per second.
+            target: ``file.py:function`` that creates this study, stored for ``search resume``.
 
         Raises:
-            StoreError: the file is another study's, in use, or cannot be written.
+            StoreError: the file holds another study of this name, is in use, or cannot be written.
         """
         executor = executor or Inline()
         try:
@@ -200,15 +202,15 @@ class Study:
             while (task := study.ask()) is not None:
                 study.tell(task, train(task.config))
 
-        A task's `run` has the fidelity, a seed, and `report` and `should_prune`. Trials that an
-        earlier process asked for and did not end are returned first.
+        A task's `run` has the fidelity, a seed, `report` and `should_prune`. Trials that an earlier
+        process began but did not end are returned first.
 
         Returns:
-            the task; None if the budget is spent, the policy or the strategy is done, or nothing
-            can begin before a running trial ends.
+            The task; None if the budget is spent, the policy or the strategy is done, or no trial
+            can begin before a running one ends.
 
         Raises:
-            StoreError: the file is another study's, in use, or cannot be written.
+            StoreError: the file holds another study of this name, is in use, or cannot be written.
         """
         if not self._is_open:
             self._open(None)
@@ -224,23 +226,30 @@ class Study:
         """End a trial that `ask` began.
 
         Args:
-            task: what `ask` returned, or its number.
-            values: a number, or a mapping of metrics to numbers or `Value`s; for a complete trial.
+            task: task that `ask` returned, or its number.
+            values: a number, or a mapping of metrics to numbers or `Value`s, for a complete trial;
+                None for others.
             state: complete, pruned or failed.
-            reason: why it failed.
+            reason: reason of the failure.
+
+        Returns:
+            The trial, which has failed if a value is missing or not finite.
 
         Raises:
-            InvalidArgumentError: the trial does not run, another state, or no values.
+            InvalidArgumentError: the trial is not running, the state is unknown, or a complete
+                trial has no values.
         """
         number = task if isinstance(task, int) else task.number
         if not self._is_open or number not in self._asked:
             raise InvalidArgumentError(
-                "task", f"trial {number} is not running", remedy="tell what study.ask() returned"
+                "task", f"trial {number} is not running", remedy="pass a task from study.ask()"
             )
         if state not in ("complete", "pruned", "failed"):
-            raise InvalidArgumentError("state", f"'{state}'", remedy="complete, pruned or failed")
+            raise InvalidArgumentError(
+                "state", f"'{state}' cannot end a trial", remedy="complete, pruned or failed"
+            )
         if (values is None) == (state == "complete"):
-            needs = "needs values" if values is None else "has no values"
+            needs = "needs values" if values is None else "takes no values"
             raise InvalidArgumentError("values", f"a {state} trial {needs}")
         task, began = self._asked.pop(number)
         outcome = Outcome(number, State(state), {}, reason, began, time.time(),
@@ -255,11 +264,11 @@ class Study:
         return self.trials[number]
 
     def stop(self) -> None:
-        """Begin no further trial, for example from a callback; `run` returns when the last ends."""
-        self.stopped = "it was stopped"
+        """Begin no further trial; `run` returns when the running ones end."""
+        self.stopped = "stopped by Study.stop"
 
     def close(self) -> None:
-        """Close the file after `ask` and `tell`; trials that still run are asked again later."""
+        """Close the file after `ask` and `tell`; `ask` returns unfinished trials again later."""
         self._store.close()
         self._is_open = False
 
@@ -292,69 +301,67 @@ class Study:
         self.rungs = copy.deepcopy(self.policy)
         self.rungs.order = lambda trials: order(trials, self.objectives)
         self.strategy.begin(self.space, self.objectives, self.limits, self.seed)
-        for one in self._warm_facts():
-            self.strategy.tell(one)
+        for trial in self._warm_trials():
+            self.strategy.tell(trial)
 
-    def _warm_facts(self) -> list[Trial]:
-        facts: list[Trial] = []
+    def _warm_trials(self) -> list[Trial]:
+        trials: list[Trial] = []
         for source in self._warm:
             other = source if isinstance(source, Study) else Reading(Path(source))
             if other.space.id != self.space.id:
                 raise InvalidArgumentError(
-                    "warm_start", f"study '{other.name}' is over another space",
-                    remedy="the same parameters, ranges, ties and rules",
+                    "warm_start", f"study '{other.name}' has another space",
+                    remedy="use the same parameters, ranges, ties and rules",
                 )  # fmt: skip
-            for one in other.trials:
-                if one.state in SCORED and all(o.metric in one.values for o in self.objectives):
-                    fact = Trial(-1, one.candidate, one.fidelity, state=one.state,
-                                 values=one.values, violation=one.violation)  # fmt: skip
-                    facts.append(fact)
-        return facts
+            trials += [
+                Trial(-1, trial.candidate, trial.fidelity, state=trial.state, values=trial.values,
+                      violation=trial.violation)
+                for trial in other.trials
+                if trial.state in SCORED and all(o.metric in trial.values for o in self.objectives)
+            ]  # fmt: skip
+        return trials
 
     def _restore(self, stored: Sequence[Trial], *, verify: bool = False) -> list[Trial]:
-        """Bring policy and strategy to where the stored events leave them.
-
-        Returns:
-            trials that were running, to be run again.
+        """Replay stored events in the policy and the strategy; return trials that did not end.
 
         Raises:
-            SlipstreamError: with `verify`, or a strategy with a state of its own, a proposal
-                differs from what is recorded.
+            SlipstreamError: a promotion differs from the stored one; or a proposal does, which is
+                checked with `verify` and for strategies that are not stateless.
         """
-        events = [(one.asked, False, one) for one in stored]
-        events += [(one.told, True, one) for one in stored if one.told >= 0]
-        by_number = {one.number: one for one in stored}
+        events = [(trial.asked, False, trial) for trial in stored]
+        events += [(trial.told, True, trial) for trial in stored if trial.told >= 0]
+        by_number = {trial.number: trial for trial in stored}
         propose = verify or not self.strategy.stateless
-        for seq, is_tell, one in sorted(events, key=lambda event: event[0]):
-            self._events = seq + 1
+        for at, is_tell, trial in sorted(events, key=lambda event: event[0]):
+            self._events = at + 1
             if is_tell:
-                self._count(one)
-                self.rungs.tell(one)
-                self.strategy.tell(one)
+                self._count(trial)
+                self.rungs.tell(trial)
+                self.strategy.tell(trial)
                 continue
             slot = self.rungs.ask()
-            parent = by_number.get(one.parent) if one.parent is not None else None
+            parent = by_number.get(trial.parent) if trial.parent is not None else None
             is_new = slot is not None and slot.parent is None
             if slot is None or (slot.fidelity, slot.bracket, slot.rung) != (
-                one.fidelity, one.bracket, one.rung
+                trial.fidelity, trial.bracket, trial.rung
             ) or (not is_new and slot.parent is not parent):  # fmt: skip
-                raise self._differs(one, "another rung")
-            if is_new and one.number >= len(self.start):
+                raise self._differs(trial, "another rung")
+            if is_new and trial.number >= len(self.start):
                 if propose:
-                    proposal = self.strategy.propose(one.number)
-                    if proposal is None or proposal.id != one.candidate.id:
-                        raise self._differs(one, "nothing" if proposal is None else proposal.json)
+                    proposal = self.strategy.propose(trial.number)
+                    if proposal is None or proposal.id != trial.candidate.id:
+                        raise self._differs(trial, "nothing" if proposal is None else proposal.json)
                 else:
                     self.strategy.asked += 1
-            self.trials.append(one)
-        return [one for one in stored if one.told < 0]
+            self.trials.append(trial)
+        return [trial for trial in stored if trial.told < 0]
 
-    def _differs(self, one: Trial, now: str) -> SlipstreamError:
+    def _differs(self, trial: Trial, now: str) -> SlipstreamError:
         return SlipstreamError(
-            f"trial {one.number} was asked with {one.candidate.json}; it would be {now} now",
+            f"trial {trial.number} ran with {trial.candidate.json}; it would now be {now}",
             where=f"study '{self.name}' in {self.store_path}",
-            remedy="the strategy, a library, or the code of the study changed since: a new study "
-            "with warm_start= keeps what was found",
+            remedy="the strategy, a library or the study's code has changed; start a new study "
+            "with warm_start= to learn from these trials",
         )
 
     def _loop(self, executor: Executor, progress: Progress) -> None:
@@ -372,9 +379,9 @@ class Study:
                 self._store.flush()
                 progress(self)
         self.stopped = self.stopped or (
-            "the policy is done" if self.rungs.done
-            else "the strategy has nothing new" if self._exhausted or self._idle > _NOTHING_NEW
-            else "nothing can begin"
+            "the rung policy is done" if self.rungs.done
+            else "the strategy proposes nothing new" if self._exhausted or self._idle > _MAX_IDLE
+            else "no trial can begin"
         )  # fmt: skip
 
     def _next(self) -> Task | None:
@@ -385,7 +392,7 @@ class Study:
                 trial = self._requeued.pop(0)
             elif (
                 self._spent(time.monotonic() - self._since) or self.rungs.done or self._exhausted
-                or self._idle > _NOTHING_NEW or (slot := self.rungs.ask()) is None
+                or self._idle > _MAX_IDLE or (slot := self.rungs.ask()) is None
             ):  # fmt: skip
                 return None
             elif (trial := self._ask(slot)) is None:
@@ -397,12 +404,12 @@ class Study:
 
     def _spent(self, seconds: float) -> bool:
         budget = self.budget
-        for have, most, word in (
+        for spent, maximum, word in (
             (self._begun, budget.trials, "trials"),
             (seconds, budget.seconds, "time"),
             (self._device_s, budget.device_seconds, "device time"),
         ):
-            if most is not None and have >= most:
+            if maximum is not None and spent >= maximum:
                 self.stopped = f"the budget of {word} is spent"
                 return True
         return False
@@ -423,7 +430,7 @@ class Study:
             slot.parent.number if slot.parent is not None else None, asked=self._events,
         )  # fmt: skip
         if slot.parent is not None and self.policy.levels:
-            # What cheaper levels said stays beside what this one will say.
+            # Values of cheaper levels remain next to those of this level.
             trial.measurements = dict(slot.parent.measurements)
         self._events += 1
         self._register(trial)
@@ -435,13 +442,13 @@ class Study:
         self.running[trial.number] = trial
 
     def _admit(self, trial: Trial) -> Task | None:
-        """Return its task, unless it is known already, or an analytic constraint rejects it."""
-        known = self._seen.get((trial.candidate.id, trial.fidelity))
-        if known is not None and known is not trial:
-            if known.told >= 0:
-                self._repeat(trial, known)
+        """Return the trial's task; None if it repeats a trial, fails or is rejected."""
+        earlier = self._seen.get((trial.candidate.id, trial.fidelity))
+        if earlier is not None and earlier is not trial:
+            if earlier.told >= 0:
+                self._repeat(trial, earlier)
             else:
-                self._followers.setdefault(known.number, []).append(trial)
+                self._followers.setdefault(earlier.number, []).append(trial)
                 self._idle += 1
             return None
         self._seen[trial.candidate.id, trial.fidelity] = trial
@@ -491,26 +498,26 @@ class Study:
         return levels[trial.rung] if trial.rung < len(levels) else self.estimator
 
     def trial_seed(self, candidate: Candidate, purpose: bytes = b"trial") -> int:
-        """The seed that a candidate's estimator is given, below 2 ** 31."""
+        """Return the seed of a candidate's evaluations, below 2 ** 31."""
         text = self.seed.to_bytes(8, "little", signed=True) + purpose + candidate.id
         return int.from_bytes(hashlib.blake2b(text, digest_size=4).digest(), "little") >> 1
 
     def _predict(self, trial: Trial, config: dict[str, Any]) -> None:
-        for one in self.analytic:
+        for source in self.analytic:
             run = TrialRun(trial.fidelity, self.trial_seed(trial.candidate))
-            returned = call(one.function, config, run)
-            metric = next(iter(one.metrics or ()), self.objectives[0].metric)
-            self._note(trial, values_of(returned, metric), one)
-        self._hold(trial, predicted=True)
+            returned = call(source.function, config, run)
+            metric = next(iter(source.metrics or ()), self.objectives[0].metric)
+            self._note(trial, values_of(returned, metric), source)
+        self._check_limits(trial, predicted=True)
 
     def _note(self, trial: Trial, values: Mapping[str, Value], source: Estimator) -> None:
-        for metric, one in values.items():
-            kind = one.provenance or source.provenance
-            trial.measurements[metric, kind] = Value(one.value, kind, one.stddev)
-            trial.values[metric] = one.value
+        for metric, value in values.items():
+            kind = value.provenance or source.provenance
+            trial.measurements[metric, kind] = Value(value.value, kind, value.stddev)
+            trial.values[metric] = value.value
 
-    def _hold(self, trial: Trial, *, predicted: bool = False) -> None:
-        """Hold a trial's values against the limits: set its violation, and a reason if any."""
+    def _check_limits(self, trial: Trial, *, predicted: bool = False) -> None:
+        """Compare a trial's values with the limits; set its violation and the reason for it."""
         trial.violation, reasons = 0.0, []
         for limit in self.limits:
             if limit.metric not in trial.values:
@@ -518,17 +525,17 @@ class Study:
             value = trial.values[limit.metric]
             factor = self._correction(limit) if predicted else 1.0
             if amount := limit.violation(factor * value):
-                how = "" if factor == 1 else f" ({value:.4g} predicted, times {factor:.3g})"
+                how = "" if factor == 1 else f" (predicted {value:.4g}, corrected by {factor:.3g})"
                 reasons.append(f"{limit.metric} {limit.text}: {factor * value:.4g}{how}")
                 trial.violation += amount
         if reasons:
             trial.reason = "; ".join(reasons)
 
     def _correction(self, limit: Limit) -> float:
-        """Return measured / predicted of a limited metric, or 1.0 with fewer than 8 trials.
+        """Return the ratio of measured to predicted values; 1.0 with fewer than 8 trials.
 
-        It is the tenth or ninetieth percentile, whichever rejects less: a rejected candidate is
-        never measured.
+        It is the tenth or ninetieth percentile, whichever rejects fewer candidates, because a
+        rejected candidate is never measured.
         """
         ratios = sorted(self._ratios.get(limit.metric, ()))
         if len(ratios) < _MIN_RATIOS:
@@ -537,7 +544,7 @@ class Study:
         return ratios[tenth if limit.op[0] == "<" else -1 - tenth]
 
     def _learn(self, trial: Trial) -> None:
-        """Note a trial's reports, and by how much its measured values differ from predictions."""
+        """Record a trial's reports, and the ratios of its measured to its predicted values."""
         if trial.state not in (State.COMPLETE, State.INFEASIBLE):
             return
         if len(self.objectives) == 1 and trial.rung >= len(self.policy.levels):
@@ -554,12 +561,12 @@ class Study:
                 ratios.append(measured.value / predicted.value)
 
     def _end(self, outcome: Outcome) -> Task | None:
-        """Note what became of a trial; return its task if it is to run again."""
+        """Record the outcome of a trial; return its task if it is to run again."""
         trial = self.running[outcome.number]
         trial.started, trial.ended = outcome.started, outcome.ended
         trial.device_s += outcome.device_s
         trial.state, trial.reason = outcome.state, outcome.reason
-        if outcome.state is State.LOST and trial.attempts < _ATTEMPTS:
+        if outcome.state is State.LOST and trial.attempts < _MAX_ATTEMPTS:
             trial.state = State.RUNNING
             trial.attempts += 1
             config = trial.candidate.config
@@ -568,17 +575,17 @@ class Study:
         if outcome.state is State.COMPLETE:
             source = self._estimator(trial)
             self._note(trial, outcome.values, source)
-            asked = [o.metric for o in self.objectives]
+            required = {objective.metric for objective in self.objectives}
             if source is self.estimator:
-                # What a cheap level does not tell, the last one does.
-                asked += [one.metric for one in self.limits]
-            missing = sorted({metric for metric in asked if metric not in trial.values})
+                # A cheap level need not report the metrics of limits.
+                required |= {limit.metric for limit in self.limits}
+            missing = sorted(required - trial.values.keys())
             if missing:
                 reported = ", ".join(sorted(trial.values)) or "nothing"
                 trial.state = State.FAILED
-                trial.reason = f"reported no {', '.join(missing)}; it reported {reported}"
+                trial.reason = f"the estimator did not report {', '.join(missing)}, only {reported}"
             else:
-                self._hold(trial)
+                self._check_limits(trial)
                 if trial.violation:
                     trial.state = State.INFEASIBLE
         self._tell(trial)
@@ -586,12 +593,12 @@ class Study:
             self._repeat(follower, trial)
         return None
 
-    def _repeat(self, trial: Trial, known: Trial) -> None:
-        """The same candidate at the same fidelity: the same answer."""
-        trial.state = State.CACHED if known.state in SCORED else known.state
-        trial.values, trial.measurements = known.values, known.measurements
-        trial.violation = known.violation
-        trial.reason = f"as trial {known.number}"
+    def _repeat(self, trial: Trial, earlier: Trial) -> None:
+        """End a trial with the result of an earlier one of its candidate and fidelity."""
+        trial.state = State.CACHED if earlier.state in SCORED else earlier.state
+        trial.values, trial.measurements = earlier.values, earlier.measurements
+        trial.violation = earlier.violation
+        trial.reason = f"repeats trial {earlier.number}"
         self._tell(trial)
 
     def _tell(self, trial: Trial) -> None:
@@ -621,7 +628,7 @@ class Study:
         self._device_s += trial.device_s
         self._learn(trial)
 
-    # Answers
+    # Results
 
     def load(self) -> Study:
         """Read the trials from the store, without running anything."""
@@ -630,35 +637,37 @@ class Study:
         return self
 
     def replay(self) -> int:
-        """Make every proposal again from the recorded events, and hold it against the record.
+        """Repeat all proposals from the stored events, and compare them with the stored trials.
 
         Returns:
-            how many proposals there were.
+            The number of trials.
 
         Raises:
-            SlipstreamError: one differs; or the study has no store.
+            SlipstreamError: a proposal differs, or the study has no store.
         """
         if self.store_path is None:
-            raise SlipstreamError("there is no record to replay", remedy="a study with store=")
+            raise SlipstreamError(
+                "the study has no store to replay", remedy="create it with store="
+            )
         self.close()
         self._begin()
         self._restore(Reading(self.store_path, self.name).trials, verify=True)
         return len(self.trials)
 
     def top(self, n: int = 10) -> list[Trial]:
-        """The `n` best trials at the highest fidelity reached."""
+        """Return the `n` best trials at the highest fidelity reached."""
         return best(whole(self.trials), self.objectives, n)
 
     def best(self) -> Trial | None:
-        """The best trial that keeps all limits; None when there is none."""
-        return next((one for one in self.top(1) if not one.violation), None)
+        """Return the best trial that violates no limit; None if there is none."""
+        return next((trial for trial in self.top(1) if not trial.violation), None)
 
     def pareto(self) -> list[Trial]:
-        """Trials that no other one beats in all objectives at once."""
+        """Return the Pareto-optimal trials at the highest fidelity reached."""
         return pareto(whole(self.trials), self.objectives)
 
     def to_optuna(self, storage: str | None = None) -> Any:
-        """The study as one of Optuna's: see `slipstream.search.optuna_samplers.to_optuna`."""
+        """Export the study to Optuna; see `slipstream.search.optuna_samplers.to_optuna`."""
         from slipstream.search.optuna_samplers import to_optuna
 
         return to_optuna(self, storage)
@@ -668,31 +677,32 @@ def study(
     name: str, space: Space | Mapping[str, Any], objectives: Mapping[str, str] | str,
     **settings: Any,
 ) -> Study:  # fmt: skip
-    """A search: over what, for what, and how a candidate is measured.
+    """Create a study: a search over a space for objectives.
 
         study("digits", Space({"lr": Float(1e-4, 1e-1, log=True)}), {"accuracy": "max"},
               estimator=train, store="runs.db").run(budget=Budget(trials=50))
 
     Args:
-        name: of the study in its store.
-        space: what is varied.
-        objectives: metrics, each to be ``min`` or ``max``.
-        estimator: a function of a candidate's values and, optionally, a `TrialRun`; None if the
+        name: name of the study in its store.
+        space: parameters to vary.
+        objectives: metrics, each with its direction ``min`` or ``max``.
+        estimator: function of a candidate's values and, optionally, a `TrialRun`; None if the
             caller evaluates trials between `Study.ask` and `Study.tell`.
-        constraints: limits of metrics, ``{"memory": "<= 128KB"}``.
-        analytic: estimators that cost next to nothing; a candidate that breaks a limit by them is
-            rejected before anything is scheduled.
-        strategy: who proposes: a name, ``"auto"``, or a `Strategy`.
-        rungs: which trials go on with more: a `RungPolicy`.
-        seed: of everything that is random.
-        store: a SQLite file that keeps every fact; None keeps them in memory.
-        budget: what may be spent.
-        start: candidates to begin with.
+        constraints: limits on metrics, such as ``{"memory": "<= 128KB"}``.
+        analytic: cheap estimators; a candidate whose predictions violate a limit is rejected
+            without an evaluation.
+        strategy: name of a strategy, ``"auto"``, or a `Strategy`.
+        rungs: policy that promotes trials to higher fidelities; None evaluates each candidate once.
+        seed: random seed.
+        store: SQLite file; None keeps trials in memory.
+        budget: limits on trials and time; None for no limit.
+        start: values of the first candidates.
         warm_start: other studies over the same space, or their files, to learn from.
-        callbacks: called with the study and each trial that ended; `Study.stop` ends the study.
+        callbacks: functions called with the study and each trial that ended; they may call
+            `Study.stop`.
 
     Raises:
-        InvalidArgumentError: an empty space, contradicting limits, a clash of units.
-        UnknownNameError: a metric that no estimator declares, an unknown strategy.
+        InvalidArgumentError: the space is empty, limits contradict each other, or units differ.
+        UnknownNameError: no estimator declares a metric, or the strategy is unknown.
     """
     return Study(name, space, objectives, **settings)
