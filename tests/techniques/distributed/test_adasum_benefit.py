@@ -61,7 +61,7 @@ def test_a_prediction_says_what_is_gained_where_a_profile_tells() -> None:
     graph = graph_of("mlp")
     assert "orthogonal" not in Adasum(4).quality(graph).basis
     graph = replace(graph, statistics=statistics(noise(100, 1.0, 1.0)))
-    assert "orthogonal to 1.00 (parallel: 0.25)" in Adasum(4).quality(graph).basis
+    assert "orthogonality 1.00 (0.25 if parallel)" in Adasum(4).quality(graph).basis
     assert "4.0 times as long" in Adasum(4).quality(graph).basis
 
 

@@ -1,24 +1,24 @@
-"""Adasum between processes, in the bytes of an all-reduce.
+"""Adasum between processes, with the bytes of an all-reduce.
 
-Two algorithms, both with 2 n (p - 1) / p numbers on the wire a rank, and every number of the result
-computed on one rank, so that all ranks have the same bits:
+In both algorithms a rank sends 2 n (p - 1) / p elements, and each element of the result is computed
+on a single rank, so that all ranks have the same bits:
 
-- ``gram``, any p: everybody sends everybody its slice, adds up scalar products of all pairs, layer
-  by layer, which give the weights of the whole tree; each combines its slice and sends it to
-  everybody. Two exchanges and one small all-reduce.
+- ``gram``, any p: ranks exchange slices in an all-to-all and sum the dot products of all pairs per
+  layer, which determine the weights of the whole tree; each rank combines its slice and sends it
+  to all others. Two exchanges and one small all-reduce.
 - ``rvh``, p a power of two: recursive vector halving, distance doubling, as published. log2 p
   exchanges of halves, each with a small all-reduce over the ranks that hold this pair of vectors,
-  and as many back.
+  and log2 p exchanges back.
 
-Most layers lie within one rank's numbers, which knows their scalar products then. Only those of the
-layers that a cut between two ranks runs through are all-reduced, at most p - 1 of them however many
-layers there are: p (p + 1) / 2 doubles each by ``gram``, 3 by ``rvh``.
+Most layers are inside one rank's slice, which then has their complete dot products. Only those of
+layers that span two slices are all-reduced, at most p - 1 layers: p (p + 1) / 2 doubles per layer
+with ``gram``, 3 with ``rvh``.
 
-By nodes, ``per_node`` > 1, ranks of a node average first, each a slice, slices are combined across
-nodes by ``gram``, with the weights of whole layers, and gathered within the node: n numbers cross
-to other nodes from all ranks of a node together instead of from each.
+With nodes, ``per_node`` > 1, the ranks of a node first average, one slice per rank; ``gram``
+combines the slices across nodes, with the weights of whole layers; the node then gathers them. A
+node as a whole sends n elements to other nodes, instead of n per rank.
 
-Scalar products are in float64 whatever travels. Source: Maleki et al., MLSys 2021, 2006.02924.
+Dot products are computed in float64 for every dtype. Source: Maleki et al., MLSys 2021, 2006.02924.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ from slipstream.techniques.distributed.adasum import kernels
 from slipstream.techniques.distributed.adasum.rule import weights
 
 ALGORITHMS = ("auto", "gram", "rvh")
-# Everybody sends to everybody up to so many ranks; beyond, messages would be many and small.
-_MOST_GRAM = 16
-# Kernels read these as they are. Others are widened, so many numbers of every row at a time: that
-# stays in the second-level cache, and does not grow with the buffer.
+# Maximum number of ranks for an all-to-all; above, messages would be many and small.
+_MAX_GRAM_RANKS = 16
+# Dtypes that kernels read directly. Others are widened in blocks of `_WIDENED` elements per row,
+# which fit in the L2 cache.
 _READ = (torch.float32, torch.float64)
 _WIDENED = 1 << 14
 
@@ -58,14 +58,14 @@ _WIDENED = 1 << 14
 def check(
     flat: torch.Tensor, layers: Sequence[int] | None, algorithm: str, size: int, per_node: int = 1
 ) -> Any:
-    """Where layers start in `flat`, and where it ends, int64 [layers + 1].
+    """Return the offsets of layers in `flat`, and its length, int64 [layers + 1].
 
     Raises:
         InvalidArgumentError: `flat` cannot be exchanged, `layers` do not fit it, or the algorithm
-            is none, or not for so many ranks and nodes.
+            is unknown or does not support these ranks and nodes.
     """
     if not need_dense(flat).is_contiguous():
-        raise InvalidArgumentError("tensor", "it is not contiguous on a processor")
+        raise InvalidArgumentError("tensor", "it is not contiguous on CPU")
     check_algorithm(algorithm, size, per_node)
     starts = np.array([0] if layers is None else layers, np.int64)
     ordered = starts.ndim == 1 and len(starts) and starts[0] == 0 and (np.diff(starts) >= 0).all()
@@ -78,44 +78,40 @@ def check(
 
 
 def check_algorithm(algorithm: str, size: int, per_node: int = 1) -> None:
-    """See that there is an algorithm for `size` ranks, and that these fill nodes of `per_node`.
-
-    Raises:
-        InvalidArgumentError: there is none, or they do not.
-    """
+    """Raise an `InvalidArgumentError` unless `algorithm` supports these ranks and nodes."""
     need_algorithm(algorithm, size, ALGORITHMS, "rvh", "gram, or auto")
     per_node = as_integer("per_node", per_node, None)
     if per_node < 1 or size % per_node:
         raise InvalidArgumentError(
-            "per_node", f"{per_node} ranks a node do not divide {size} ranks",
-            remedy="as many on every node, neighbours in rank: torchrun's LOCAL_WORLD_SIZE",
+            "per_node", f"{size} ranks cannot be split into nodes of {per_node}",
+            remedy="the same number of ranks on every node, as torchrun's LOCAL_WORLD_SIZE",
         )  # fmt: skip
     if per_node > 1 and algorithm == "rvh":
         raise InvalidArgumentError(
-            "algorithm", "rvh goes without nodes", remedy="gram or auto, or per_node=1"
+            "algorithm", "rvh does not support per_node > 1", remedy="gram or auto, or per_node=1"
         )
 
 
 def exchange(
     flat: torch.Tensor, starts: Any, wire: Wire, algorithm: str = "auto", per_node: int = 1
 ) -> bool:
-    """Put Adasum of all ranks' `flat` in its place.
+    """Replace `flat` by the Adasum over all ranks.
 
     Args:
-        flat: [n], contiguous on a processor, of `DTYPES`.
-        starts: of layers, int64 [layers + 1], from 0 to n; the same on all ranks.
-        per_node: neighbours in rank that are averaged first; see `check_algorithm`.
+        flat: [n], contiguous on CPU, of `DTYPES`.
+        starts: offsets of layers, int64 [layers + 1], from 0 to n; the same on all ranks.
+        per_node: number of consecutive ranks that are averaged first; it divides the ranks.
 
     Returns:
-        False, on all ranks, where somebody's numbers are not finite; what is in `flat` then is of
-        no use.
+        Whether the elements of all ranks are finite, the same on all ranks; if not, the content of
+        `flat` is undefined.
     """
     if wire.size == 1:
         return bool(flat.isfinite().all())
     if per_node > 1:
         return _by_nodes(flat, starts, wire, per_node)
     if algorithm == "auto":
-        halves = wire.size & (wire.size - 1) == 0 and wire.size > _MOST_GRAM
+        halves = wire.size & (wire.size - 1) == 0 and wire.size > _MAX_GRAM_RANKS
         algorithm = "rvh" if halves else "gram"
     if algorithm == "rvh":
         return _rvh(flat, starts, wire)
@@ -128,22 +124,22 @@ def _by_nodes(flat: torch.Tensor, starts: Any, wire: Wire, per_node: int) -> boo
     nodes = wire.size // per_node
     cuts = _cuts(0, flat.numel(), per_node)
     slices = cut(flat, cuts)
-    mine = slices[place]
+    own = slices[place]
     neighbours = Line(wire, tuple(range(node * per_node, (node + 1) * per_node)))
-    # In the order of ranks, though nobody else computes these numbers: as a mean is written down.
+    # Sum in rank order, as a plain mean does.
     rows = _scattered(neighbours, slices)
-    whole = np.array([0, mine.numel()])
-    _combined(rows, whole, np.full((1, per_node), 1.0 / per_node), mine)
+    whole = np.array([0, own.numel()])
+    _combined(rows, whole, np.full((1, per_node), 1.0 / per_node), own)
     across = [k * per_node + place for k in range(nodes)]
     everywhere = [c for a, b in itertools.pairwise(cuts) for c in _cuts(a, b, nodes)]
     piece = _piece(starts, cuts[place], cuts[place + 1])
-    finite = _gram(mine, piece, wire, across, _divided(starts, everywhere))
+    finite = _gram(own, piece, wire, across, _divided(starts, everywhere))
     gather(neighbours, slices, "direct")
     return finite
 
 
 def _gram(flat: torch.Tensor, starts: Any, wire: Wire, ranks: Sequence[int], divided: Any) -> bool:
-    """Among `ranks`; scalar products of the layers `divided` are added up over all there are."""
+    """Run ``gram`` among `ranks`; sum the dot products of the layers `divided` over all ranks."""
     line = Line(wire, tuple(ranks))
     cuts, place = _cuts(0, flat.numel(), len(ranks)), line.place
     slices = cut(flat, cuts)
@@ -154,7 +150,7 @@ def _gram(flat: torch.Tensor, starts: Any, wire: Wire, ranks: Sequence[int], div
 
 
 def _scattered(line: Line, slices: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Everybody's numbers of our slice, in the order of ranks; ours is `slices`' own."""
+    """Return all ranks' values of our slice, in rank order; ours is a view of `slices`."""
     room = line.wire.buffer(room_for(line, slices), slices[0].dtype)
     scatter = Scatter(line, slices, room)
     scatter.send()
@@ -173,18 +169,23 @@ def _rvh(flat: torch.Tensor, starts: Any, wire: Wire) -> bool:
     while distance < wire.size:
         peer, middle = wire.rank ^ distance, (begin + end) // 2
         left = not wire.rank & distance
-        kept, sent = ((begin, middle), (middle, end)) if left else ((middle, end), (begin, middle))
-        mine, theirs = flat[kept[0] : kept[1]], wire.buffer(kept[1] - kept[0], flat.dtype)
+        retained, sent = (
+            ((begin, middle), (middle, end)) if left else ((middle, end), (begin, middle))
+        )
+        own, theirs = (
+            flat[retained[0] : retained[1]],
+            wire.buffer(retained[1] - retained[0], flat.dtype),
+        )
         wire.swap({peer: flat[sent[0] : sent[1]]}, {peer: theirs})
-        # The left vector is first on both ranks, so that what they add up is of the same pair.
-        rows = [mine, theirs] if left else [theirs, mine]
+        # The left vector comes first on both ranks, so that they sum products of the same pair.
+        rows = [own, theirs] if left else [theirs, own]
         cuts = sorted({*cuts, *((a + b) // 2 for a, b in itertools.pairwise(cuts))})
         inside = Wire(groups[2 * distance], 0, 2 * distance)
-        # The last level's products are of all ranks' numbers: all ranks answer the same.
-        finite = _weighed(rows, _piece(starts, *kept), _divided(starts, cuts), inside, mine)
+        # The last level covers all ranks, so that all return the same result.
+        finite = _weighed(rows, _piece(starts, *retained), _divided(starts, cuts), inside, own)
         wire.product_bytes += inside.product_bytes
         levels.append((peer, *sent, distance))
-        begin, end = kept
+        begin, end = retained
         distance *= 2
     for peer, a, b, _ in reversed(levels):
         wire.swap({peer: flat[begin:end]}, {peer: flat[a:b]})
@@ -195,18 +196,18 @@ def _rvh(flat: torch.Tensor, starts: Any, wire: Wire) -> bool:
 def _weighed(
     rows: list[torch.Tensor], piece: Any, divided: Any, wire: Wire, out: torch.Tensor
 ) -> bool:
-    """Put Adasum of the rows, layer by layer, in `out`, which may be one of them.
+    """Write the Adasum of the rows, per layer, to `out`, which may be one of them.
 
     Args:
-        rows: a vector each, its numbers of this rank.
-        piece: where layers start within them; see `_piece`.
-        divided: the layers that others of the wire have numbers of, too; ascending.
+        rows: this rank's part of each vector.
+        piece: offsets of layers within the rows; see `_piece`.
+        divided: ascending indices of layers that span several ranks of the wire.
 
     Returns:
-        Whether all numbers are finite, on all ranks of the wire.
+        Whether the elements of all ranks of the wire are finite.
     """
     here = np.flatnonzero(np.diff(piece))
-    # Layers without numbers here lie before these, behind them or between two that touch.
+    # Drop layers without elements here; those that remain are adjacent.
     piece = np.append(piece[here], piece[-1])
     products = _products(rows, piece)
     upper = np.triu_indices(len(rows))
@@ -222,7 +223,7 @@ def _weighed(
 
 
 def _aligned_groups(wire: Wire) -> dict[int, Any]:
-    """By size, the contiguous groups of ranks that this one is in; made once for a wire."""
+    """Return the contiguous groups of ranks that contain this one, by size; created once."""
     if not wire.aligned:
         members = dist.get_process_group_ranks(wire.group or dist.group.WORLD)
         size = 2
@@ -237,23 +238,23 @@ def _aligned_groups(wire: Wire) -> dict[int, Any]:
 
 
 def _cuts(begin: int, end: int, parts: int) -> list[int]:
-    """Where `parts` slices of the numbers `begin` to `end` begin and end, [parts + 1]."""
+    """Return the bounds of `parts` slices of the range `begin` to `end`, [parts + 1]."""
     return [begin + start for start in shares(end - begin, parts)]
 
 
 def _divided(starts: Any, cuts: list[int]) -> Any:
-    """The layers, ascending, that cuts may run through: each's last layer that starts before it."""
+    """Return the ascending indices of layers that `cuts` may split."""
     inside = np.unique(cuts)[1:-1]
     return np.unique(np.searchsorted(starts, inside, "right") - 1)
 
 
 def _piece(starts: Any, begin: int, end: int) -> Any:
-    """Where layers start within numbers `begin` to `end`; what lies outside is empty."""
+    """Return offsets of layers within `begin` to `end`; layers outside are empty."""
     return np.clip(starts, begin, end) - begin
 
 
 def _products(rows: list[torch.Tensor], piece: Any) -> Any:
-    """Scalar products of the rows' layers, float64 [layers, workers, workers]."""
+    """Return dot products of the rows per layer, float64 [layers, workers, workers]."""
     if rows[0].dtype in _READ:
         return kernels.products(rows, piece)
     total = np.zeros((len(piece) - 1, len(rows), len(rows)))
@@ -262,19 +263,19 @@ def _products(rows: list[torch.Tensor], piece: Any) -> Any:
     return total
 
 
-def _combined(rows: list[torch.Tensor], piece: Any, found: Any, out: torch.Tensor) -> None:
-    """out = sum over workers of found [layers, workers] times rows; `out` may be a row."""
+def _combined(rows: list[torch.Tensor], piece: Any, factors: Any, out: torch.Tensor) -> None:
+    """Write the sum of rows weighted by `factors` [layers, workers] to `out`, possibly a row."""
     if out.dtype in _READ:
-        kernels.combine(rows, piece, found, out)
+        kernels.combine(rows, piece, factors, out)
         return
     for block, layers, inside in _blocks(piece):
         wide = [row[block].float() for row in rows]
-        kernels.combine(wide, inside, found[layers], wide[0])
+        kernels.combine(wide, inside, factors[layers], wide[0])
         out[block] = wide[0]
 
 
 def _blocks(piece: Any) -> Iterator[tuple[slice, slice, Any]]:
-    """Of at most so many numbers: which, the layers with numbers there, and where these start."""
+    """Yield blocks of at most `_WIDENED` elements, their layers and the offsets of these."""
     for begin in range(0, int(piece[-1]), _WIDENED):
         end = min(begin + _WIDENED, int(piece[-1]))
         first = int(np.searchsorted(piece, begin, "right")) - 1

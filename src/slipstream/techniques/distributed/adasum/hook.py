@@ -1,7 +1,7 @@
 """Adasum of gradients, for a model in ``DistributedDataParallel``.
 
-The variant for optimizers without state: to put Adam or the like after it would normalise away what
-it does; `AdasumOptimizer` combines their updates instead.
+For stateless optimizers only: Adam and similar ones would normalise its effect away. For these,
+`AdasumOptimizer` combines updates instead.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from slipstream.techniques.distributed.adasum.exchange import check, check_algor
 
 
 class AdasumState:
-    """What `adasum_hook` keeps: ``model.register_comm_hook(AdasumState(), adasum_hook)``.
+    """State of `adasum_hook`: ``model.register_comm_hook(AdasumState(), adasum_hook)``.
 
     Args:
-        group: the model's processes; None: all.
+        group: the model's process group; None for the default group.
         algorithm: see `exchange`.
-        per_node: neighbours in rank whose gradients are averaged first; their number divides that
-            of all. The learning rate then is one node's, not one worker's.
-        timeout_s: how long a rank waits for the others in one communication.
-        patience_s: how long, after a failure, all are given to say that they live.
-        model: that the hook is for; its buffers are then broadcast within the same limits.
+        per_node: number of consecutive ranks whose gradients are averaged first; it divides the
+            ranks. The learning rate is then that of one node, not of one worker.
+        timeout_s: time limit of one communication.
+        patience_s: time limit, after a failure, for every rank to report that it is alive.
+        model: the hooked model; its buffers are then broadcast within the same limits.
 
     Raises:
         UsageError: no process group is initialised.
-        InvalidArgumentError: the algorithm or `per_node` is none for so many ranks; no time to
-            wait.
+        InvalidArgumentError: the algorithm or `per_node` does not support this number of ranks,
+            or a time limit is not positive.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class AdasumState:
             limit_buffers(model, self.ranks)
 
     def submit(self, flat: torch.Tensor, starts: Any, last: bool) -> Any:
-        """Combine a bucket over all ranks; one with numbers that are not finite becomes NaN."""
+        """Combine a bucket over all ranks; a bucket that is not finite becomes NaN."""
 
         def work() -> None:
             with self.ranks.named_errors("a bucket of gradients"):
@@ -73,10 +73,10 @@ class AdasumState:
 
 
 def adasum_hook(state, bucket):  # type: ignore[no-untyped-def] # DDP compares annotations with types
-    """Adasum of a bucket's gradients, parameter by parameter.
+    """Combine a bucket's gradients by Adasum, per parameter.
 
     Raises:
-        CommunicationError: from ``backward``: a rank ended, or does something else than the others.
+        CommunicationError: from ``backward``: a rank exited, or made a different call.
     """
     if not isinstance(state, AdasumState):
         raise InvalidArgumentError("state", f"is a {type(state).__name__}, not an AdasumState")
@@ -88,20 +88,20 @@ def adasum_all_reduce(
     tensor: torch.Tensor, layers: Any = None, *, group: Any = None, algorithm: str = "auto",
     per_node: int = 1,
 ) -> None:  # fmt: skip
-    """Adasum of all ranks' tensors, in place, the same bits on all ranks.
+    """Combine all ranks' tensors by Adasum, in place, with the same bits on all ranks.
 
     Args:
-        tensor: contiguous on a processor, float32, float64, float16 or bfloat16.
-        layers: where layers begin in it, ascending from 0; None: it is one.
-        group: the processes; None: all.
+        tensor: contiguous on CPU, float32, float64, float16 or bfloat16.
+        layers: offsets of layers in it, ascending from 0; None for a single layer.
+        group: process group; None for the default group.
         algorithm: ``gram``, ``rvh`` or ``auto``; see `exchange`.
-        per_node: neighbours in rank that are averaged first.
+        per_node: number of consecutive ranks that are averaged first.
 
     Raises:
-        InvalidArgumentError: an argument that is none of these.
+        InvalidArgumentError: an argument is not one of these.
         UsageError: no process group is initialised.
-        CommunicationError: on every rank: they disagree on shape, dtype or settings; somebody's
-            numbers are not finite (the tensors then are of no use); or one of them ended or hung
+        CommunicationError: on every rank: ranks disagree on shape, dtype or settings; an element
+            is not finite (the tensors' content is then undefined); or a rank exited or hung
             (after 25 s at most).
     """
     ranks = process_group(group)
@@ -113,4 +113,4 @@ def adasum_all_reduce(
     if not ranks.run(
         "adasum_all_reduce", lambda: exchange(flat, starts, wire, algorithm, per_node)
     ):
-        raise CommunicationError("a rank's numbers are not finite", remedy="skip the step")
+        raise CommunicationError("the tensor of a rank is not finite", remedy="skip the step")

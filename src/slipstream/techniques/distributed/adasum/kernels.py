@@ -1,9 +1,9 @@
-"""The compiled kernels (native/src/adasum), and the same in numpy, to the bit.
+"""The compiled kernels (native/src/adasum), and bit-identical fallbacks in NumPy.
 
-Scalar products are 16 partial sums, each in order, added up pairwise.
+Dot products are 16 sequential partial sums, added pairwise.
 
-Rows are contiguous float32 or float64 tensors on a processor, all of the same length: one worker's
-numbers each. `starts`, int64 [layers + 1], says where each layer's piece begins in them.
+Rows are contiguous float32 or float64 CPU tensors of equal length, one per worker. `starts`,
+int64 [layers + 1], contains the offset of each layer.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _FAMILY = Family("adasum", {
 
 
 def kernels() -> dict[InstructionSet, int]:
-    """The kernels that run here, see `Family.kernels`."""
+    """Return the kernels that this machine supports, see `Family.kernels`."""
     return _FAMILY.kernels
 
 
 def products(rows: Sequence[torch.Tensor], starts: Any, level: InstructionSet | None = None) -> Any:
-    """Scalar products of the rows' pieces, float64 [layers, workers, workers]."""
+    """Return dot products of the rows per layer, float64 [layers, workers, workers]."""
     matrices = np.zeros((len(starts) - 1, len(rows), len(rows)))
     kernel = _FAMILY.kernel(level)
     if kernel is None:
@@ -60,7 +60,7 @@ def combine(
     rows: Sequence[torch.Tensor], starts: Any, weights: Any, out: torch.Tensor,
     level: InstructionSet | None = None,
 ) -> None:  # fmt: skip
-    """out = sum over workers of weights [layers, workers] times rows; `out` may be a row."""
+    """Write the sum of rows weighted by `weights` [layers, workers] to `out`, possibly a row."""
     kernel = _FAMILY.kernel(level)
     if kernel is None:
         for layer, (begin, end) in enumerate(itertools.pairwise(starts)):

@@ -1,9 +1,9 @@
-"""`AdasumOptimizer`: every worker's own update, combined by Adasum, one line around an optimizer.
+"""`AdasumOptimizer`: wraps an optimizer and combines the workers' updates by Adasum.
 
-Each worker steps its optimizer with its own gradients, so that momentum and the like see what they
-would see alone; what the step changed in the weights is combined, layer by layer. Where an update
-is the gradient times the learning rate (SGD without momentum and decay), gradients are combined
-instead, which is the same and needs no copy of the weights.
+Each worker steps its optimizer with its own gradients, so that momentum evolves as in training with
+one worker; the changes of the weights are combined per layer. If an update is the gradient times
+the learning rate (SGD without momentum and decay), gradients are combined instead, which is
+equivalent and needs no copy of the weights.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from slipstream.techniques.distributed.optimizers import (
 
 _KEY = "adasum"
 _WHERE = "AdasumOptimizer.step"
-# Parameters are exchanged in parts of so many bytes, as buckets of DDP: what an exchange takes
-# besides is one part's, not the model's.
+# Parameters are exchanged in parts, like buckets of DDP, so that the temporary memory of an
+# exchange is proportional to a part and not to the model.
 _PART_BYTES = 25 << 20
 
 
 @dataclass
 class _Part:
-    """Some parameters of one dtype, and where they are in a flat buffer."""
+    """Parameters of one dtype, and their offsets in a flat buffer."""
 
     parameters: list[torch.Tensor]
     starts: Any
@@ -52,7 +52,7 @@ class _Part:
         return int(self.starts[-1])
 
     def flat(self, tensors: list[torch.Tensor | None]) -> torch.Tensor:
-        """A buffer with the tensors' numbers; zero where there is none."""
+        """Return a buffer with the tensors' elements; zeros for None."""
         buffer = torch.zeros(self.numel, dtype=self.parameters[0].dtype)
         for view, tensor in zip(self.views(buffer), tensors, strict=True):
             if tensor is not None:
@@ -60,7 +60,7 @@ class _Part:
         return buffer
 
     def undo(self, flat: torch.Tensor) -> None:
-        """Set the parameters back to a buffer's numbers, and the buffer to what had changed."""
+        """Restore the parameters from a buffer, and store their change in it."""
         for parameter, view in zip(self.parameters, self.views(flat), strict=True):
             change = parameter - view
             parameter.copy_(view)
@@ -76,33 +76,33 @@ class _Part:
 
 
 class AdasumOptimizer(WrappingOptimizer):
-    """An optimizer whose updates are combined over workers, instead of gradients averaged.
+    """An optimizer that combines updates over workers instead of averaging gradients.
 
-    The model is the plain one, not in ``DistributedDataParallel``; all ranks start from the same
-    weights (see the errors) and stay equal to the bit. The learning rate is the one of a single
-    worker. The state of the optimizer differs between workers: each saves its own.
+    The model must not be wrapped in ``DistributedDataParallel``; all ranks start from the same
+    weights and stay bitwise equal. The learning rate is that of a single worker. The state of the
+    optimizer differs between workers, and each saves its own.
 
-    Order, where these are used: gradients of all micro-batches are accumulated, unscaled by a
-    ``GradScaler``, clipped, each worker its own; then `step`. A worker whose gradients are not
-    finite makes all skip the step. Buffers, such as those of batch norms, are not updates: average
-    them with `average_buffers`.
+    Each worker first accumulates the gradients of its micro-batches, unscales them with a
+    ``GradScaler`` and clips them; then it calls `step`. If the gradients of any worker are not
+    finite, all workers skip the step. Buffers, such as batch norm statistics, are not combined:
+    average them with `average_buffers`.
 
     Args:
-        optimizer: any; its parameters on a processor, dense.
-        group: the processes; None: all.
+        optimizer: any optimizer of dense parameters on CPU.
+        group: process group; None for the default group.
         algorithm: ``gram``, ``rvh`` or ``auto``; see `exchange`.
-        per_node: neighbours in rank, ranks of a node, whose updates are averaged first; Adasum
-            combines those of nodes. The learning rate then is one node's, not one worker's.
-        per_layer: weigh every parameter by itself; False takes all as one vector.
-        timeout_s: how long a rank waits for the others in one communication.
-        patience_s: how long, after a failure, all are given to say that they live.
+        per_node: number of consecutive ranks whose updates are averaged first, before Adasum
+            combines those of nodes. The learning rate is then that of one node, not of one worker.
+        per_layer: whether to compute separate weights per parameter, or treat all parameters as
+            one vector.
+        timeout_s: time limit of one communication.
+        patience_s: time limit, after a failure, for every rank to report that it is alive.
 
     Raises:
-        InvalidArgumentError: an argument that is none of these, or parameters that cannot be
-            combined.
-        UsageError: no process group is initialised, or the optimizer exchanges something already.
+        InvalidArgumentError: an argument is not one of these, or parameters cannot be combined.
+        UsageError: no process group is initialised, or the optimizer already communicates.
         CommunicationError: ranks disagree on settings, shapes, or weights. From `step`: a rank
-            ended, hung, or does something else than the others.
+            exited, hung, or made a different call.
 
     Source: Maleki et al., MLSys 2021, 2006.02924.
     """
@@ -121,21 +121,17 @@ class AdasumOptimizer(WrappingOptimizer):
         super().__init__(optimizer)
         self.algorithm, self.per_node, self.per_layer = algorithm, per_node, per_layer
         self.skipped = 0
-        """Steps that were skipped because of gradients that were not finite."""
+        """Number of steps skipped because a gradient was not finite."""
         self._ranks = ProcessGroup(group, timeout_s, patience_s, "adasum")
         self._wire = self._ranks.wire
-        self._parts = self._made_parts()
+        self._parts = self._make_parts()
         shapes = [f"{p.dtype} {list(p.shape)}" for p in self._all()]
         self._ranks.agree(f"{algorithm} {per_node} {per_layer}", "setting of AdasumOptimizer")
         self._ranks.agree(", ".join(shapes), "list of parameters")
         self._ranks.agree(fingerprint(self._all()), "start")
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """One step of every worker's optimizer, and their updates combined.
-
-        Returns:
-            What the closure returns.
-        """
+        """Step every worker's optimizer, combine the updates, and return the closure's loss."""
         loss = loss_of(closure)
         with torch.no_grad():
             self._unscale(self._all())
@@ -149,7 +145,7 @@ class AdasumOptimizer(WrappingOptimizer):
         self.optimizer.step()
         for part, flat in zip(self._parts, flats, strict=True):
             part.undo(flat)
-        # From here on never what this worker alone made of the weights: that differs.
+        # From here on the weights never contain this worker's own update, which differs by rank.
         done = all(map(self._exchange, self._parts, flats))
         if done:
             for part, flat in zip(self._parts, flats, strict=True):
@@ -157,7 +153,7 @@ class AdasumOptimizer(WrappingOptimizer):
         return done
 
     def _step_gradients(self) -> bool:
-        """Combine gradients, in place, which the learning rate alone makes updates of."""
+        """Combine gradients in place, for optimizers with updates proportional to them."""
         for part in self._parts:
             flat = part.flat([p.grad for p in part.parameters])
             if not self._exchange(part, flat):
@@ -170,26 +166,26 @@ class AdasumOptimizer(WrappingOptimizer):
         return True
 
     def _exchange(self, part: _Part, flat: torch.Tensor) -> bool:
-        """Combine all workers' buffers of a part; all ranks give the same answer."""
+        """Combine all workers' buffers of a part; return whether they are finite, on all ranks."""
         starts = part.starts if self.per_layer else part.starts[[0, -1]]
         with self._ranks.named_errors(_WHERE):
             return exchange(flat, starts, self._wire, self.algorithm, self.per_node)
 
     def _all_finite(self, finite: bool) -> bool:
-        """Whether all workers' gradients are finite: before anybody's state has changed."""
+        """Whether all workers' gradients are finite; called before any optimizer state changes."""
         flag = torch.tensor([finite], dtype=torch.uint8)
         with self._ranks.named_errors(_WHERE):
             dist.all_reduce(flag, dist.ReduceOp.MIN, group=self._wire.group)
         return bool(flag.item())
 
     def _finite(self) -> bool:
-        """Whether our gradients are finite; a GradScaler, where one calls, has found out."""
+        """Whether this worker's gradients are finite, as found by a GradScaler if one calls."""
         overflow = getattr(self, "found_inf", None)
         if overflow is not None:
             return not bool(overflow.item())
         gradients = [p.grad for p in self._all() if p.grad is not None]
-        values = [one._values() if one.is_sparse else one for one in gradients]
-        return all(bool(one.isfinite().all()) for one in values)
+        values = [grad._values() if grad.is_sparse else grad for grad in gradients]
+        return all(bool(value.isfinite().all()) for value in values)
 
     def _stateless(self) -> bool:
         """Whether an update is the gradient times the learning rate, in every group."""
@@ -200,27 +196,27 @@ class AdasumOptimizer(WrappingOptimizer):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of this worker's optimizer. It differs from the others': save every rank's."""
-        mine = {"rank": self._wire.rank, "size": self._wire.size, "skipped": self.skipped}
-        return {**self.optimizer.state_dict(), _KEY: mine}
+        """Return the state of this worker's optimizer, which differs by rank: save every rank's."""
+        position = {"rank": self._wire.rank, "size": self._wire.size, "skipped": self.skipped}
+        return {**self.optimizer.state_dict(), _KEY: position}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from this worker's own `state_dict`.
+        """Restore this worker's own `state_dict`.
 
         Raises:
-            InvalidArgumentError: it is another worker's, of another number of workers, or of
-                another optimizer.
+            InvalidArgumentError: it is from another worker, another number of workers, or another
+                optimizer.
         """
         saved = state_dict.get(_KEY)
-        mine = (self._wire.rank, self._wire.size)
-        if saved is None or (saved["rank"], saved["size"]) != mine:
-            whose = (
-                "no worker's of AdasumOptimizer" if saved is None
-                else f"that of rank {saved['rank']} of {saved['size']}"
+        position = (self._wire.rank, self._wire.size)
+        if saved is None or (saved["rank"], saved["size"]) != position:
+            origin = (
+                "not from an AdasumOptimizer" if saved is None
+                else f"from rank {saved['rank']} of {saved['size']}"
             )  # fmt: skip
             raise InvalidArgumentError(
-                "state_dict", f"it is {whose}; this is rank {mine[0]} of {mine[1]}",
-                remedy="save and load one file a rank, with as many ranks",
+                "state_dict", f"it is {origin}; this is rank {position[0]} of {position[1]}",
+                remedy="save and load one file per rank, with the same number of ranks",
             )  # fmt: skip
         self.optimizer.load_state_dict({k: v for k, v in state_dict.items() if k != _KEY})
         self.skipped = saved["skipped"]
@@ -229,40 +225,40 @@ class AdasumOptimizer(WrappingOptimizer):
     def _all(self) -> list[torch.Tensor]:
         return [parameter for part in self._parts for parameter in part.parameters]
 
-    def _made_parts(self) -> list[_Part]:
-        """By dtype; as one vector they stay together."""
+    def _make_parts(self) -> list[_Part]:
+        """Group parameters by dtype and, if weighed per layer, by `_PART_BYTES`."""
         by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
         for parameter in parameters_of(self.optimizer):
             by_dtype.setdefault(parameter.dtype, []).append(parameter)
         parts: list[_Part] = []
         for parameters in by_dtype.values():
             ends = np.cumsum([p.numel() * p.element_size() for p in parameters])
-            of = (ends - 1) // _PART_BYTES if self.per_layer else np.zeros_like(ends)
-            for number in np.unique(of):
-                members = [p for p, its in zip(parameters, of, strict=True) if its == number]
+            indices = (ends - 1) // _PART_BYTES if self.per_layer else np.zeros_like(ends)
+            for number in np.unique(indices):
+                members = [p for p, k in zip(parameters, indices, strict=True) if k == number]
                 parts.append(_Part(members, np.cumsum([0, *(p.numel() for p in members)])))
         return parts
 
 
 def average_buffers(module: torch.nn.Module, group: Any = None) -> None:
-    """Replace floating buffers, such as running statistics, by their means over all workers.
+    """Average floating-point buffers, such as running statistics, over all workers.
 
     Args:
-        module: alike on all ranks; its floating buffers contiguous on a processor.
-        group: the processes; None: all.
+        module: a module with the same buffers on all ranks, contiguous on CPU.
+        group: process group; None for the default group.
 
     Raises:
         UsageError: no process group is initialised.
-        CommunicationError: on every rank: they disagree on the buffers, and nothing was exchanged;
-            or one of them ended or hung (after 25 s at most).
+        CommunicationError: on every rank: ranks disagree on the buffers, and no data was exchanged;
+            or one exited or hung (after 25 s at most).
     """
     ranks = process_group(group)
-    named = [(name, one) for name, one in module.named_buffers() if one.is_floating_point()]
-    shapes = ", ".join(f"{name} {one.dtype} {list(one.shape)}" for name, one in named)
+    named = {n: b for n, b in module.named_buffers() if b.is_floating_point()}
+    shapes = ", ".join(f"{name} {b.dtype} {list(b.shape)}" for name, b in named.items())
     ranks.need_same_call("average_buffers", torch.zeros(0), shapes)
-    buffers = [one for _, one in named]
     ranks.run(
-        "average_buffers", lambda: [dist.all_reduce(one, group=ranks.wire.group) for one in buffers]
+        "average_buffers",
+        lambda: [dist.all_reduce(b, group=ranks.wire.group) for b in named.values()],
     )
-    for buffer in buffers:
+    for buffer in named.values():
         buffer.div_(ranks.wire.size)

@@ -1,18 +1,18 @@
 """Adasum's rule: a sum where vectors are orthogonal, a mean where they are parallel.
 
-Of two vectors, ``Adasum(a, b) = (1 - a.b / 2 a.a) a + (1 - a.b / 2 b.b) b``: one step of SGD after
-the other, where the second sees the loss's curvature as the rank-one Fisher matrix of its own
-gradient, averaged over both orders. Of more, a tree: the left branch has the largest power of two
-of them that is less than all, so that neighbours meet first, and a vector more or less changes the
-tree at its right edge only. Source: Maleki et al., MLSys 2021, 2006.02924.
+For two vectors, ``Adasum(a, b) = (1 - a.b / 2 a.a) a + (1 - a.b / 2 b.b) b``: two sequential steps
+of SGD, averaged over both orders, with the curvature at the second approximated by the rank-one
+Fisher matrix of its gradient. More vectors are combined in a tree: the left branch contains the
+largest power of two of them below the total, so that neighbours are combined first, and adding a
+vector changes the tree at its right edge only. Source: Maleki et al., MLSys 2021, 2006.02924.
 
-Whatever the tree, the result is a weighted sum of the vectors, and the weights follow from the
-vectors' scalar products alone.
+The result is always a weighted sum of the vectors, and the weights depend only on the dot products
+of the vectors.
 
-How orthogonal workers' gradients are is what there is to gain over averaging. It follows from two
-numbers a layer, the squared length of the mean gradient and the variance of one worker's around
-it, which the statistic "grads" of a profile records: for any number of workers. Source: the two
-numbers are those of McCandlish et al., "An Empirical Model of Large-Batch Training", 2018.
+The gain over averaging is the orthogonality of the workers' gradients. For any number of workers it
+follows from two numbers per layer, recorded by the statistic "grads" of a profile: the squared norm
+of the mean gradient, and the variance of one worker's gradient around it. Source: the two numbers
+are those of McCandlish et al., "An Empirical Model of Large-Batch Training", 2018.
 """
 
 from __future__ import annotations
@@ -31,32 +31,35 @@ if TYPE_CHECKING:
 
     from slipstream.graph import GradientNoise, Statistics
 
-# Of the terms that a squared norm is the sum of: less is rounding, and the vector is zero.
+# A squared norm below this fraction of its terms is rounding error, and the vector is zero.
 _ROUNDING = 1e-13
 
 
 def adasum_of(vectors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Adasum of any number of vectors, by the definition, in float64: the reference.
+    """Compute Adasum of any number of vectors by its definition, in float64: the reference.
 
     Args:
-        vectors: one a worker, floating, all of the same shape; each a whole layer.
+        vectors: floating-point tensors of the same shape, one per worker; each a whole layer.
 
     Returns:
         A tensor of their shape and dtype.
 
     Raises:
-        InvalidArgumentError: none, or unlike each other, or not floating.
+        InvalidArgumentError: `vectors` is empty, or they differ in shape or dtype, or are not
+            floating-point.
     """
     import torch
 
     if not len(vectors):
-        raise InvalidArgumentError("vectors", "there are none")
+        raise InvalidArgumentError(
+            "vectors", "the list is empty", remedy="pass at least one vector"
+        )
     first = vectors[0]
     for number, vector in enumerate(vectors):
         if not vector.is_floating_point() or vector.layout != torch.strided:
             raise InvalidArgumentError(
                 f"vectors[{number}]", f"it is {vector.dtype}, {vector.layout}",
-                remedy="dense floating numbers",
+                remedy="dense floating-point tensors",
             )  # fmt: skip
         if vector.shape != first.shape or vector.dtype != first.dtype:
             raise InvalidArgumentError(
@@ -72,7 +75,7 @@ def _tree(vectors: list[torch.Tensor]) -> torch.Tensor:
         return vectors[0]
     left = left_of(len(vectors))
     a, b = _tree(vectors[:left]), _tree(vectors[left:])
-    # Scaled, so that no square is too large or too small for float64; zero stays zero.
+    # Scale, so that squares neither overflow nor underflow.
     scale = float(max(a.abs().max(), b.abs().max())) if a.numel() else 0.0
     if scale == 0.0 or not np.isfinite(scale):
         return a + b
@@ -84,18 +87,18 @@ def _tree(vectors: list[torch.Tensor]) -> torch.Tensor:
 
 
 def left_of(count: int) -> int:
-    """How many of `count` > 1 vectors the left branch of the tree has."""
+    """Return the size of the left branch of a tree of `count` > 1 vectors."""
     return 1 << ((count - 1).bit_length() - 1)
 
 
 def weights(products: Any) -> Any:
-    """What each vector is multiplied with before they are added up.
+    """Return the weights of the vectors in their Adasum.
 
     Args:
-        products: scalar products of the vectors, by layer, float64 [layers, workers, workers].
+        products: dot products of the vectors, float64 [layers, workers, workers].
 
     Returns:
-        float64 [layers, workers]; NaN for layers with a product that is not finite.
+        float64 [layers, workers]; NaN for layers with a non-finite product.
     """
     products = np.asarray(products, np.float64)
     layers, workers = products.shape[:2]
@@ -107,24 +110,24 @@ def weights(products: Any) -> Any:
     return factors
 
 
-def _weigh(products: Any, found: Any, begin: int, end: int) -> None:
-    """Fill the weights of vectors `begin` to `end` within their branch."""
+def _weigh(products: Any, factors: Any, begin: int, end: int) -> None:
+    """Fill in the weights of vectors `begin` to `end` within their branch."""
     if end - begin == 1:
-        found[:, begin] = 1.0
+        factors[:, begin] = 1.0
         return
     middle = begin + left_of(end - begin)
-    _weigh(products, found, begin, middle)
-    _weigh(products, found, middle, end)
+    _weigh(products, factors, begin, middle)
+    _weigh(products, factors, middle, end)
     a, b = slice(begin, middle), slice(middle, end)
-    aa, bb = _squared(products, found, a), _squared(products, found, b)
-    ab = np.einsum("li,lij,lj->l", found[:, a], products[:, a, b], found[:, b])
-    # A branch that is zero adds nothing, whatever it is multiplied with.
-    found[:, a] *= np.where(aa > 0, 1.0 - ab / (2.0 * np.where(aa > 0, aa, 1.0)), 1.0)[:, None]
-    found[:, b] *= np.where(bb > 0, 1.0 - ab / (2.0 * np.where(bb > 0, bb, 1.0)), 1.0)[:, None]
+    aa, bb = _squared(products, factors, a), _squared(products, factors, b)
+    ab = np.einsum("li,lij,lj->l", factors[:, a], products[:, a, b], factors[:, b])
+    # A zero branch contributes nothing, whatever its weight.
+    factors[:, a] *= np.where(aa > 0, 1.0 - ab / (2.0 * np.where(aa > 0, aa, 1.0)), 1.0)[:, None]
+    factors[:, b] *= np.where(bb > 0, 1.0 - ab / (2.0 * np.where(bb > 0, bb, 1.0)), 1.0)[:, None]
 
 
 def _squared(products: Any, found: Any, branch: slice) -> Any:
-    """Squared norms of a branch, exactly zero where only rounding is left of it."""
+    """Return squared norms of a branch, exactly zero if only rounding error remains."""
     of_branch, factors = products[:, branch, branch], found[:, branch]
     terms = factors[:, :, None] * of_branch * factors[:, None, :]
     total, size = terms.sum((1, 2)), np.abs(terms).sum((1, 2))
@@ -132,15 +135,15 @@ def _squared(products: Any, found: Any, branch: slice) -> Any:
 
 
 def orthogonality(products: Any) -> Any:
-    """``|Adasum(g_1 .. g_p)|^2 / sum |g_i|^2``, layer by layer: 1 where vectors are orthogonal.
+    """Return ``|Adasum(g_1 .. g_p)|^2 / sum |g_i|^2`` per layer.
 
-    1 / workers where they are parallel: then Adasum is the mean, and gains nothing over it.
+    It is 1 for orthogonal vectors, and 1 / workers for parallel ones, where Adasum is the mean.
 
     Args:
-        products: as of `weights`.
+        products: see `weights`.
 
     Returns:
-        float64 [layers]; NaN for layers that are zero.
+        float64 [layers]; NaN for zero layers.
     """
     products = np.asarray(products, np.float64)
     factors = weights(products)
@@ -151,13 +154,13 @@ def orthogonality(products: Any) -> Any:
 
 @dataclass(frozen=True)
 class Benefit:
-    """Of all layers together, weighed by the squares of their gradients.
+    """Expected gain of Adasum over averaging, over all layers weighted by squared gradients.
 
     Attributes:
-        workers: whose gradients are combined.
-        orthogonality: ``|Adasum|^2 / sum |g_i|^2``: 1 where they are orthogonal, 1 / workers where
-            they are parallel and Adasum is the mean.
-        step: how many times as long as the mean Adasum's update is; 1 where nothing is gained.
+        workers: number of workers.
+        orthogonality: ``|Adasum|^2 / sum |g_i|^2``: 1 for orthogonal gradients, 1 / workers for
+            parallel ones, where Adasum is the mean.
+        step: norm of Adasum's update relative to that of the mean; 1 for no gain.
     """
 
     workers: int
@@ -165,90 +168,93 @@ class Benefit:
     step: float
 
     def worth(self, loss: float) -> float:
-        """What trainings can be ranked by: those of more gain more over averaging, in the end.
+        """Return a score that ranks trainings by their final gain over averaging.
 
-        A longer update is worth what is left to learn; so it is orthogonality times that.
+        A longer update helps in proportion to the remaining loss, hence orthogonality times loss.
 
         Args:
-            loss: of the samples the gradients are of, near the end of a training that averages.
+            loss: loss on the samples of the gradients, near the end of training with averaging.
         """
         return self.orthogonality * loss
 
     def __str__(self) -> str:
         return (
-            f"gradients of {self.workers} workers are orthogonal to {self.orthogonality:.2f} "
-            f"(parallel: {1 / self.workers:.2f}), an update is {self.step:.1f} times as long as "
+            f"gradients of {self.workers} workers have orthogonality {self.orthogonality:.2f} "
+            f"({1 / self.workers:.2f} if parallel), an update is {self.step:.1f} times as long as "
             "their mean"
         )
 
 
 def benefit(products: Any) -> Benefit:
-    """From scalar products of the workers' gradients, by layer, float64 [layers, workers, workers].
+    """Compute the benefit from dot products of gradients, float64 [layers, workers, workers].
 
     Raises:
-        InvalidArgumentError: they are not products of at least one layer and worker, not finite, or
-            all zero.
+        InvalidArgumentError: `products` is empty or has another shape, is not finite, or all zero.
     """
     products = np.asarray(products, np.float64)
     if products.ndim != 3 or not products.size or products.shape[1] != products.shape[2]:
         raise InvalidArgumentError(
             "products", f"its shape is {list(products.shape)}", remedy="[layers, workers, workers]"
         )
-    given = float(np.einsum("lii->", products))
-    if not np.isfinite(products).all() or given <= 0.0:
-        raise InvalidArgumentError("products", "they are not finite, or all zero")
+    sum_of_squares = float(np.einsum("lii->", products))
+    if not np.isfinite(products).all() or sum_of_squares <= 0.0:
+        raise InvalidArgumentError("products", "they are all zero or not finite")
     workers = products.shape[1]
     factors = weights(products)
     combined = float(np.einsum("li,lij,lj->", factors, products, factors))
     mean = float(products.sum()) / workers**2
     step = math.sqrt(combined / mean) if mean > 0.0 else math.inf
-    return Benefit(workers, combined / given, step)
+    return Benefit(workers, combined / sum_of_squares, step)
 
 
 def expected_products(noise: Sequence[GradientNoise], workers: int) -> Any:
-    """Scalar products that gradients of so many workers have on average.
+    """Return the expected dot products of the gradients of `workers` workers.
 
-    Each worker's batch is one like those of the recorded steps.
+    Each worker's batch is assumed to be distributed as those of the recorded steps.
 
     Returns:
         float64 [layers, workers, workers].
 
     Raises:
-        InvalidArgumentError: fewer than one worker, or gradients of fewer than two steps.
+        InvalidArgumentError: `workers` is below 1, or fewer than two steps were recorded.
     """
     if workers < 1:
         raise InvalidArgumentError("workers", f"{workers} is less than 1")
-    variances = [one.variance for one in noise]
-    if not variances or any(one is None for one in variances):
+    variances = [layer.variance for layer in noise]
+    if not variances or any(variance is None for variance in variances):
         raise InvalidArgumentError(
-            "noise", "it says nothing of how gradients vary between steps",
+            "noise", "it has no variance of gradients between steps",
             remedy="profile at least two steps: slipstream profile WORKLOAD --record grads",
         )  # fmt: skip
-    sizes = np.array([one.elements for one in noise], np.float64)
+    sizes = np.array([layer.elements for layer in noise], np.float64)
     spread = np.array(variances, np.float64) * sizes
-    squares = np.array([one.mean_square for one in noise], np.float64) * sizes
+    squares = np.array([layer.mean_square for layer in noise], np.float64) * sizes
     signal = np.maximum(squares - spread, 0.0)
-    alike, identity = np.ones((workers, workers)), np.eye(workers)
-    return signal[:, None, None] * alike + spread[:, None, None] * identity
+    ones, identity = np.ones((workers, workers)), np.eye(workers)
+    return signal[:, None, None] * ones + spread[:, None, None] * identity
 
 
 def adasum_benefit(statistics: Statistics, workers: int, per_node: int = 1) -> Benefit | None:
-    """From what a profile recorded; None where it recorded no gradients, or all of one batch.
+    """Compute the benefit from a profile; None if it lacks gradients, or has a single batch.
 
     Args:
-        per_node: workers that are averaged first: their mean's variance is that much less.
+        per_node: number of workers averaged first, which divides the variance.
     """
     noise = [
-        replace(one, variance=one.variance / per_node, mean_square=_less(one, per_node))
-        for one in statistics.grads
-        if one.variance is not None and one.mean_square > 0.0
+        replace(
+            layer,
+            variance=layer.variance / per_node,
+            mean_square=_node_mean_square(layer, per_node),
+        )
+        for layer in statistics.grads
+        if layer.variance is not None and layer.mean_square > 0.0
     ]
     if not noise or statistics.same_batch:
         return None
     return benefit(expected_products(noise, workers // per_node))
 
 
-def _less(one: GradientNoise, per_node: int) -> float:
-    """Mean square of an element of the mean over a node."""
-    spread = one.variance or 0.0
-    return max(one.mean_square - spread, 0.0) + spread / per_node
+def _node_mean_square(layer: GradientNoise, per_node: int) -> float:
+    """Return the mean square of an element of the mean over a node."""
+    spread = layer.variance or 0.0
+    return max(layer.mean_square - spread, 0.0) + spread / per_node

@@ -1,4 +1,4 @@
-"""Adasum as a technique: what it costs on a cluster, and how it is put into a training script."""
+"""Adasum as a technique: its cost on a cluster, and its use in a training script."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from slipstream.cluster import Cluster
     from slipstream.workload import BuiltWorkload, Workload
 
-# What is done with every number before the exchange and after it. Each costs about what copying it
-# does: all are bound by memory.
+# Passes over all parameters before and after the exchange. Each is memory-bound, and costs about as
+# much as a copy.
 _BEFORE = ("weights of before", "change of weights", "scalar products")
 _AFTER = ("weighted sum", "new weights")
 _IN_NODE = "mean of the node"
@@ -31,11 +31,11 @@ _IN_NODE = "mean of the node"
 
 @dataclass(frozen=True)
 class Adasum(Spreads):
-    """`workers` replicas that step by themselves; their updates are combined by Adasum.
+    """`workers` replicas that step independently and combine their updates by Adasum.
 
     Attributes:
-        workers: replicas, on the first so many devices of the cluster.
-        per_node: neighbours among them whose updates are averaged first.
+        workers: number of replicas, on the first devices of the cluster.
+        per_node: number of consecutive workers whose updates are averaged first.
     """
 
     workers: int = 2
@@ -47,25 +47,26 @@ class Adasum(Spreads):
         super().__post_init__()
         if self.per_node < 1 or self.workers % self.per_node:
             raise InvalidArgumentError(
-                "adasum:per_node", f"{self.per_node} workers a node do not divide {self.workers}",
+                "adasum:per_node",
+                f"{self.workers} workers cannot be split into nodes of {self.per_node}",
                 remedy="for example adasum:workers=8,per_node=4",
             )  # fmt: skip
 
     def required_timings(self, graph: Graph) -> Sequence[Question]:
-        """Copying each parameter's numbers."""
-        return [copying(one.spec) for one in gradients(graph)]
+        """Return the copies of each parameter."""
+        return [copying(gradient.spec) for gradient in gradients(graph)]
 
     def predict(self, graph: Graph, context: Context) -> Graph:
-        """Behind the update, put the exchange of what it changed: nothing hides it."""
+        """Insert the exchange of updates after the optimizer, where nothing overlaps it."""
         cluster = self.need_cluster(context)
         edit = Editor(graph, str(self))
         last = int(np.flatnonzero(graph.tasks.phase == StepPhase.OPTIMIZER)[-1])
         grads = gradients(graph)
-        specs = [one.spec for one in grads]
+        specs = [grad.spec for grad in grads]
         nodes = (_IN_NODE,) if self.per_node > 1 else ()
         copies = {
-            what: [put_copy(edit, context, spec, last, what) for spec in specs]
-            for what in (*_BEFORE, *nodes, *_AFTER)
+            name: [put_copy(edit, context, spec, last, name) for spec in specs]
+            for name in (*_BEFORE, *nodes, *_AFTER)
         }
         nbytes = nbytes_of(grads)
         insert_exchange(
@@ -76,7 +77,7 @@ class Adasum(Spreads):
             ready=copies[nodes[0] if nodes else _BEFORE[-1]][-1],
             awaited=copies[_AFTER[0]][0],
             tensors=tuple(specs),
-            modules=tuple(one.module for one in grads),
+            modules=tuple(grad.module for grad in grads),
             name="adasum of updates",
         )
         if len(graph.memory):
@@ -85,10 +86,10 @@ class Adasum(Spreads):
         return self.shared(edit.apply(f"{self.workers} workers combine their updates"))
 
     def apply(self, built: BuiltWorkload) -> None:
-        """Wrap the optimizer, in a process that is one of `workers` already.
+        """Wrap the optimizer, in one of `workers` processes that have joined a group.
 
         Raises:
-            WorkloadError: the process is not one of that many, or there is no optimizer.
+            WorkloadError: the group has another size, or there is no optimizer.
         """
         from slipstream.techniques.distributed.adasum.optimizer import AdasumOptimizer
 
@@ -97,13 +98,13 @@ class Adasum(Spreads):
         built.optimizer = AdasumOptimizer(built.optimizer, per_node=self.per_node)
 
     def quality(self, graph: Graph | None = None) -> Quality:
-        """A larger batch at the learning rate of one worker, or node; what is gained, if known."""
-        who = "worker" if self.per_node == 1 else "node"
-        note = f"the batch of all workers is one step's; the learning rate of one {who} may stay"
-        told = (
+        """Return the effect of a larger batch, and the expected gain if gradients were recorded."""
+        unit = "worker" if self.per_node == 1 else "node"
+        note = f"a step uses the batches of all workers; keep the learning rate of one {unit}"
+        gain = (
             None if graph is None else adasum_benefit(graph.statistics, self.workers, self.per_node)
         )
-        return Quality(QualityKind.NEEDS_TRAINING, note if told is None else f"{note}; {told}")
+        return Quality(QualityKind.NEEDS_TRAINING, note if gain is None else f"{note}; {gain}")
 
     def _collective(self, nbytes: float, cluster: Cluster) -> Collective:
         group = self.group(cluster)
