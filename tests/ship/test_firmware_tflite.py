@@ -6,6 +6,7 @@ import resource
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -221,6 +222,36 @@ def test_refuses_open_shapes(require: Callable[[str, bool, str], None]) -> None:
     with pytest.raises(UnsupportedModelError, match=r"\bshape\b") as refused:
         parse_network(opened(1))
     assert "tensor 't0'" in str(refused.value.where)
+
+
+def test_only_minus_one_omits_an_optional_input() -> None:
+    network = RandomNetwork(4).network(1, ["connected"])
+    (operator,) = network.operators
+
+    def with_bias(index: int) -> bytes:
+        changed = replace(operator, inputs=(*operator.inputs[:2], index))
+        return write_network(replace(network, operators=(changed,)))
+
+    assert parse_network(with_bias(-1)).operators[0].inputs[2] == -1
+    for index in (-2, len(network.tensors)):
+        with pytest.raises(ModelFileError, match=rf"tensor {index}\b"):
+            parse_network(with_bias(index))
+
+
+def test_option_types_and_names_of_metadata_are_written(
+    require: Callable[[str, bool, str], None],
+) -> None:
+    need_runtimes(require)
+    from ai_edge_litert.schema_py_generated import BuiltinOptions, ModelT
+
+    data = write_network(RandomNetwork(4).network(6), {"plan": b"words"})
+    model = ModelT.InitFromPackedBuf(data, 0)
+    assert [entry.name for entry in model.metadata] == [b"plan"]
+    types = {name: number for name, number in vars(BuiltinOptions).items() if name[0] != "_"}
+    assert [operator.builtinOptionsType for operator in model.subgraphs[0].operators] == [
+        types[f"{name}Options"]
+        for name in ("Conv2D", "DepthwiseConv2D", "FullyConnected", "Pool2D", "Add", "Softmax")
+    ]
 
 
 def test_refuses_other_files(tmp_path: Path) -> None:
