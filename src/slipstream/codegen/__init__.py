@@ -1,4 +1,4 @@
-"""C++ and Triton that are generated while a program runs: kept, and loaded."""
+"""Compilation, caching and loading of C++ and Triton sources generated at run time."""
 
 from slipstream.codegen.compiler import (
     CompileError,

@@ -1,11 +1,11 @@
-"""The C++ compiler that is there, and a cache of what it made, by content and processor.
+"""C++ compiler of this machine, and a cache of compiled libraries.
 
     library = load(source)
     library.add_rows(...)
 
-A library is kept under a hash of its source, the flags, the compiler's version and the processor's
-features: what another machine or another compiler made is never loaded. The folder belongs to the
-user alone; one that others may write to is not used, since what lies in it would be run.
+The cache key is a hash of the source, the flags, the compiler's version and the processor's
+features, so that libraries of another machine or compiler are never loaded. Since its contents are
+executed, the cache folder must belong to the user and not be writable by others.
 """
 
 from __future__ import annotations
@@ -31,28 +31,27 @@ from slipstream.native import cpu_features
 _TIMEOUT_S = 120.0
 _CHECK_TIMEOUT_S = 60.0
 _NAMES = ("c++", "g++", "clang++")
-_SAID = 600
-# What is generated needs nothing newer.
+_MAX_MESSAGE_CHARS = 600
 _FLAGS = (
     "-std=c++14", "-O3", "-march=native", "-fPIC", "-shared", "-fno-math-errno",
     "-fno-trapping-math", "-ffp-contract=fast", "-fno-plt",
 )  # fmt: skip
-_TRIAL = '#include <cmath>\nextern "C" int slipstream_trial(int x) { return x + 1; }\n'
+_PROBE_SOURCE = '#include <cmath>\nextern "C" int slipstream_trial(int x) { return x + 1; }\n'
 
 
 class CompileError(SlipstreamError):
-    """No compiler, one that failed or took too long, or a cache that cannot be trusted."""
+    """There is no compiler, it failed or timed out, or the cache cannot be trusted."""
 
 
 @dataclass(frozen=True)
 class Compiler:
-    """A C++ compiler that was tried and works.
+    """A C++ compiler that has been tested.
 
     Attributes:
-        command: how it is called, perhaps with a wrapper and flags before the source.
-        version: its first line about itself.
-        flags: what it is given: optimised for this processor, with vectors as wide as it has.
-        threads: whether ``#pragma omp parallel`` runs on several threads.
+        command: command line up to the source, possibly with a wrapper and flags.
+        version: first line of ``--version``.
+        flags: flags that optimise for this processor and its widest vectors.
+        threads: whether OpenMP is enabled, so that ``#pragma omp parallel`` uses several threads.
     """
 
     command: tuple[str, ...]
@@ -61,57 +60,57 @@ class Compiler:
     threads: bool
 
     def key(self, source: str, extra: Sequence[str] = ()) -> str:
-        """What a compiled library is kept under."""
+        """Return the cache key of a compiled library."""
         facts = (source, *self.command, self.version, *self.flags, *extra, *sorted(_features()))
         return hashlib.sha256("\0".join(facts).encode()).hexdigest()[:32]
 
     def build(self, source: str, path: Path, extra: Sequence[str] = ()) -> None:
-        """Compile `source` into a library at `path`, whole or not at all.
+        """Compile `source` into a library at `path`, which is written atomically.
 
         Raises:
-            CompileError: it does not compile, or not in time.
+            CompileError: the compilation fails or times out.
         """
         with tempfile.TemporaryDirectory(prefix="slipstream-") as folder:
             file = Path(folder) / "generated.cpp"
             file.write_text(source, encoding="utf-8")
-            with replacing(path) as beside:
-                arguments = [*self.command, *self.flags, *extra, str(file), "-o", str(beside)]
+            with replacing(path) as temporary:
+                arguments = [*self.command, *self.flags, *extra, str(file), "-o", str(temporary)]
                 _run(arguments, self.command[0], _TIMEOUT_S)
 
 
 def _features() -> frozenset[str]:
-    """What tells processors apart for which ``-march=native`` gives different code."""
+    """Return processor features, which determine the code that ``-march=native`` generates."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
             if line.startswith(("flags", "Features")):
                 return frozenset(line.partition(":")[2].split())
-    return frozenset(str(one) for one in cpu_features().features)
+    return frozenset(str(feature) for feature in cpu_features().features)
 
 
 def _run(arguments: Sequence[str], name: str, timeout_s: float) -> str:
-    """What a compiler says of itself, on its standard output."""
+    """Run a compiler; return its standard output."""
     try:
-        done = subprocess.run(
+        completed = subprocess.run(
             arguments, capture_output=True, text=True, errors="replace", timeout=timeout_s,
             env={**os.environ, "LC_ALL": "C"}, check=False, stdin=subprocess.DEVNULL,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         raise CompileError(
             f"{name} did not finish within {timeout_s:.0f} s",
-            remedy="on a machine less busy; nothing was kept",
+            remedy="try again when the machine is less busy",
         ) from None
     except OSError as error:
         raise CompileError(f"{name} cannot be run: {error.strerror or error}") from error
-    if done.returncode:
-        message = (done.stderr or done.stdout).strip()[:_SAID]
-        raise CompileError(f"{name} failed with exit code {done.returncode}:\n{message}")
-    return done.stdout
+    if completed.returncode:
+        message = (completed.stderr or completed.stdout).strip()[:_MAX_MESSAGE_CHARS]
+        raise CompileError(f"{name} failed with exit code {completed.returncode}:\n{message}")
+    return completed.stdout
 
 
 @functools.cache
-def _find(asked: str) -> Compiler | str:
-    """A compiler that works, or why there is none."""
-    candidates = [tuple(shlex.split(asked))] if asked else [(name,) for name in _NAMES]
+def _find(requested: str) -> Compiler | str:
+    """Return a compiler that works, or the reason that there is none."""
+    candidates = [tuple(shlex.split(requested))] if requested else [(name,) for name in _NAMES]
     reasons = []
     for command in candidates:
         where = shutil.which(command[0]) if command else None
@@ -126,7 +125,7 @@ def _find(asked: str) -> Compiler | str:
                 candidate = Compiler(full, version, flags, threads)
                 with tempfile.TemporaryDirectory(prefix="slipstream-") as folder:
                     try:
-                        candidate.build(_TRIAL, Path(folder) / "trial.so")
+                        candidate.build(_PROBE_SOURCE, Path(folder) / "probe.so")
                     except CompileError:
                         if flags is _FLAGS:
                             raise
@@ -136,35 +135,37 @@ def _find(asked: str) -> Compiler | str:
             reasons.append(error.what.partition("\n")[0])
     if reasons:
         return "; ".join(reasons)
-    return f"'{asked}' (of CXX) is not there" if asked else "no c++, g++ or clang++ is installed"
+    if requested:
+        return f"'{requested}' (from CXX) does not exist"
+    return "no c++, g++ or clang++ is installed"
 
 
 def compiler() -> Compiler:
-    """The one that ``CXX`` names, else the first that works; tried once per process.
+    """Return the compiler in ``CXX``, or else the first that works; tested once per process.
 
     Raises:
-        CompileError: there is none.
+        CompileError: no compiler works.
     """
-    answer = _find(os.environ.get("CXX", "").strip())
-    if isinstance(answer, str):
+    found = _find(os.environ.get("CXX", "").strip())
+    if isinstance(found, str):
         raise CompileError(
-            f"no C++ compiler that works: {answer}",
-            remedy="install g++ or clang, or name one: CXX=/path/to/c++",
+            f"no C++ compiler works: {found}",
+            remedy="install g++ or clang, or set CXX=/path/to/c++",
         )
-    return answer
+    return found
 
 
 def why_no_compiler() -> str | None:
-    """Why nothing can be generated here; None where a compiler works."""
-    answer = _find(os.environ.get("CXX", "").strip())
-    return answer if isinstance(answer, str) else None
+    """Return the reason that no code can be compiled; None if a compiler works."""
+    found = _find(os.environ.get("CXX", "").strip())
+    return found if isinstance(found, str) else None
 
 
 def cache_folder() -> Path:
-    """Where libraries are kept: the user's cache, in a folder of the user's alone.
+    """Return the folder of compiled libraries in the user's cache, after checking its owner.
 
     Raises:
-        CompileError: others own it or may write to it, or it cannot be made.
+        CompileError: the folder cannot be created, has another owner, or is writable by others.
     """
     base = os.environ.get("XDG_CACHE_HOME")
     folder = (Path(base) if base else Path.home() / ".cache") / "slipstream" / "generated"
@@ -174,12 +175,12 @@ def cache_folder() -> Path:
     except (OSError, RuntimeError) as error:
         raise CompileError(
             f"the folder for generated code cannot be used: {error}", where=str(folder),
-            remedy="XDG_CACHE_HOME names another",
+            remedy="set XDG_CACHE_HOME to a writable folder",
         ) from error  # fmt: skip
     if status.st_uid != os.getuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise CompileError(
-            "others may write to the folder of generated code, which would be run",
-            where=str(folder), remedy=f"chmod go-w {folder}, or XDG_CACHE_HOME=another",
+            "the folder for generated code, which is executed, is writable by others",
+            where=str(folder), remedy=f"run chmod go-w {folder}, or set XDG_CACHE_HOME",
         )  # fmt: skip
     return folder
 
@@ -188,10 +189,10 @@ _loaded: dict[str, ctypes.CDLL] = {}
 
 
 def load(source: str, extra: Sequence[str] = ()) -> ctypes.CDLL:
-    """The library made of C++ `source`, compiled unless it was before.
+    """Load the library of C++ `source`, and compile it if it is not cached.
 
     Args:
-        extra: more flags.
+        extra: additional compiler flags.
 
     Raises:
         CompileError: there is no compiler, it fails, or the cache cannot be trusted.
@@ -206,12 +207,12 @@ def load(source: str, extra: Sequence[str] = ()) -> ctypes.CDLL:
             toolchain.build(source, path, extra)
         except OSError as error:
             raise CompileError(
-                f"generated code cannot be kept: {error}", where=str(path)
+                f"generated code cannot be stored: {error}", where=str(path)
             ) from error
     try:
         library = ctypes.CDLL(str(path))
     except OSError:
-        # Damaged, as by a full disk: made anew, once.
+        # Damaged, for example by a full disk: compile it again, once.
         path.unlink(missing_ok=True)
         toolchain.build(source, path, extra)
         try:
@@ -223,7 +224,10 @@ def load(source: str, extra: Sequence[str] = ()) -> ctypes.CDLL:
 
 
 def is_ours(path: Path) -> bool:
-    """Whether a library is there that this user wrote and nobody else can change."""
+    """Whether a file exists that belongs to this user and is writable by no other.
+
+    A file that fails the check is deleted.
+    """
     try:
         status = path.lstat()
     except OSError:

@@ -1,7 +1,6 @@
-"""Triton kernels that are generated while a program runs: kept as files, and imported.
+"""Triton kernels generated at run time, written to files and imported.
 
-Triton compiles a kernel for the device that is there when it is first launched, and keeps what it
-made in a cache of its own.
+Triton compiles a kernel for the current device at its first launch, and has its own cache.
 """
 
 from __future__ import annotations
@@ -16,31 +15,31 @@ from slipstream.files import replacing
 
 
 def why_no_triton() -> str | None:
-    """Why no kernel can be generated for a CUDA device; None where Triton is installed."""
+    """Return the reason that no Triton kernel can be generated; None if Triton is installed."""
     if importlib.util.find_spec("triton") is not None:
         return None
     return "Triton is not installed (pip install 'slipstream[triton]')"
 
 
 def load_triton(source: str) -> ModuleType:
-    """The module of generated `source`, written to the folder of generated code unless it is there.
+    """Import a module of generated `source`, which is written to the cache folder if needed.
 
     Raises:
-        CompileError: Triton is not installed, it cannot be imported, or the cache cannot be
+        CompileError: Triton is not installed, the module cannot be imported, or the cache cannot be
             trusted.
     """
     if (reason := why_no_triton()) is not None:
-        raise CompileError(f"no kernels for a CUDA device: {reason}")
+        raise CompileError(f"Triton kernels cannot be generated: {reason}")
     name = f"t{hashlib.sha256(source.encode()).hexdigest()[:31]}"
     path = cache_folder() / f"{name}.py"
-    # A file of another size or content is damaged, as by a full disk.
+    # Other content means a damaged file, for example by a full disk.
     if not is_ours(path) or path.read_bytes() != source.encode():
         try:
-            with replacing(path) as beside:
-                beside.write_text(source, encoding="utf-8")
+            with replacing(path) as temporary:
+                temporary.write_text(source, encoding="utf-8")
         except OSError as error:
             raise CompileError(
-                f"generated code cannot be kept: {error}", where=str(path)
+                f"generated code cannot be stored: {error}", where=str(path)
             ) from error
     try:
         return imported(path)
@@ -51,7 +50,7 @@ def load_triton(source: str) -> ModuleType:
 
 
 def imported(path: Path) -> ModuleType:
-    """A module of a file, under the file's name; none other can import it."""
+    """Import a file as a module, without adding it to ``sys.modules``."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None, "the file is Python"
     assert spec.loader is not None, "the file is Python"

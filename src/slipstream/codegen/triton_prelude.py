@@ -1,10 +1,10 @@
-"""What every generated Triton kernel calls; imported only where Triton is installed.
+"""Functions for generated Triton kernels; import this module only if Triton is installed.
 
-The names are those of the C++ prelude, so that both take the same statements; values are float32,
-or float64 where any tensor is. Random numbers are those of the operator ``slipstream::dropout``,
-number by number.
+The names match those of the C++ prelude, so that generated statements work with both. Values are
+float32, or float64 if any tensor is. Random numbers are identical to those of the operator
+``slipstream::dropout``.
 
-Kernels have no annotations: Triton compiles those, too.
+Kernels have no type annotations, because Triton would compile them.
 
 Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 """
@@ -46,7 +46,7 @@ def f_erf(x):
 
 @triton.jit
 def f_tanh(x):
-    """By exp(-2 |x|) - 1, which near 0 is a polynomial, or Kahan's way in float64."""
+    """Compute tanh from exp(-2 |x|); near 0 with a polynomial, or Kahan's method in float64."""
     a = tl.abs(x)
     e = tl.exp(-2.0 * a)
     far = (1.0 - e) / (1.0 + e)
@@ -55,7 +55,7 @@ def f_tanh(x):
         less = tl.where(e == 1.0, -2.0 * a, (e - 1.0) * (-2.0 * a) / tl.log(e))
         near = -less / (less + 2.0)
         near = tl.where(x < 0, -near, near)
-        # Where e is 1 the logarithm divides by 0; far out the first way is as good.
+        # If e is 1, the division by its logarithm is by 0.
         near = tl.where(e == 1.0, x, near)
     else:
         u = x * x
@@ -80,13 +80,13 @@ def f_min(a, b):
 
 @triton.jit
 def keep(x, factor):
-    """The product, or 0 where the factor is: also of what is infinite."""
+    """Return the product; 0 if the factor is 0, even for an infinite x."""
     return tl.where(factor != 0, x * factor, 0.0)
 
 
 @triton.jit
 def _words(seed, block, top: tl.constexpr):
-    """The four words of 32 bits of Philox blocks; `top` is what their numbers have at bit 63."""
+    """Return the four 32-bit words of Philox blocks; `top` is bit 63 of the block numbers."""
     key, upper = tl.load(seed), tl.load(seed + 1)
     low, high = (block & 0xFFFFFFFF).to(tl.uint32), (block >> 32).to(tl.uint32) | (top << 31)
     c2, c3 = (upper & 0xFFFFFFFF).to(tl.uint32), ((upper >> 32) & 0xFFFFFFFF).to(tl.uint32)
@@ -97,7 +97,7 @@ def _words(seed, block, top: tl.constexpr):
 
 @triton.jit
 def _sixteen(seed, element, top: tl.constexpr):
-    """Of each element of a tensor its 16 bits; a batch of 64 elements has eight blocks."""
+    """Return 16 random bits per element; a batch of 64 elements uses eight blocks."""
     place = element % 64
     half, place = place // 32, place % 32
     w0, w1, w2, w3 = _words(seed, element // 64 * 8 + place // 4, top)
@@ -108,14 +108,14 @@ def _sixteen(seed, element, top: tl.constexpr):
 
 @triton.jit
 def draw(seed, element, threshold: tl.constexpr):
-    """1 of elements that are kept, else 0, by their numbers in memory."""
+    """Return 1 for retained elements, else 0, by their index in memory."""
     element = element.to(tl.int64)
     number = _sixteen(seed, element, 0)
-    kept = number >= threshold // 65536
+    retained = number >= threshold // 65536
     if threshold % 65536 != 0:
         equal = number == threshold // 65536
-        # One in 65,536 is decided by 16 more bits: most tiles have none.
+        # One element in 65,536 needs 16 more bits; most tiles have none.
         if tl.max(equal.to(tl.int32)) != 0:
             more = _sixteen(seed, element, 1)
-            kept = tl.where(equal, more >= threshold % 65536, kept)
-    return tl.where(kept, 1.0, 0.0)
+            retained = tl.where(equal, more >= threshold % 65536, retained)
+    return tl.where(retained, 1.0, 0.0)

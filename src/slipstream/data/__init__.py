@@ -1,4 +1,4 @@
-"""Real data sets by name, and seeded generators whose truth is known."""
+"""Data sets by name, and seeded generators with known ground truth."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a name to its value: `get`, and what is here: `available`."""
+"""Access to data sets by name, and the list of available ones."""
 
 from __future__ import annotations
 
@@ -61,63 +61,63 @@ def get(name: str, **options: Any) -> kinds.Dataset:
     """Load a data set by name.
 
     Args:
-        name: as in `manifest`.
-        options: those of the set's loader: ``split`` and ``limit`` for image sets, ``decode``
-            and ``size`` for JPEG sets, ``trace`` for ``cache_traces``, and so on.
+        name: name of the data set, as in `manifest`.
+        options: options of the loader, for example ``split`` and ``limit`` for image sets,
+            ``decode`` for JPEG sets, or ``trace`` for ``cache_traces``.
 
     Returns:
-        A value of the class `manifest` gives as the set's kind.
+        An instance of the class that `manifest` lists as the kind of the set.
 
     Raises:
-        UnknownNameError: no such set; suggests the nearest.
-        InvalidArgumentError: an option the set does not take, or a bad value.
-        MissingDataError: known but not on this machine; says what to install or set.
+        UnknownNameError: there is no data set with this name.
+        InvalidArgumentError: the set does not support an option, or its value is invalid.
+        MissingDataError: the set is not on this machine; the error names what to install or set.
         MissingExtraError: decoding needs a package that is not installed.
-        CorruptDataError: a file does not hold what its format promises.
+        CorruptDataError: a file violates its format.
     """
-    known = entry(name)
-    load = _loader(known)
+    data_set = entry(name)
+    load = _loader(data_set)
     accepted = list(inspect.signature(load).parameters)[1:]
     for option in options:
         if option not in accepted:
             raise InvalidArgumentError(
                 option,
                 f"not an option of '{name}'",
-                remedy="it takes " + (", ".join(accepted) or "no options"),
+                remedy="supported: " + (", ".join(accepted) or "no options"),
             )
-    return load(known, **options)
+    return load(data_set, **options)
 
 
 def available() -> list[str]:
-    """Names of the sets that `get` would find now, in the catalogue's order.
+    """Return the names of data sets on this machine, in the order of the catalogue.
 
-    A set is listed by its files; whether a decoder it needs is installed is another question.
+    Only files are checked; a decoder that a set needs may still be missing.
     """
-    return [known.name for known in manifest() if why_absent(known.name) is None]
+    return [listed.name for listed in manifest() if why_absent(listed.name) is None]
 
 
 def why_absent(name: str) -> MissingDataError | MissingExtraError | None:
-    """None where the files of a set are on this machine, else the error that `get` would raise.
+    """Return the error that `get` would raise; None if the set is on this machine.
 
     Raises:
-        UnknownNameError: no such set.
+        UnknownNameError: there is no data set with this name.
     """
-    known = entry(name)
-    if known.place == "standard library":
+    data_set = entry(name)
+    if data_set.place == "standard library":
         return None
-    if known.place == "scikit-learn":
+    if data_set.place == "scikit-learn":
         if importlib.util.find_spec("sklearn") is not None:
             return None
-        return MissingExtraError(f"data set '{known.name}'", "scikit-learn", "data")
+        return MissingExtraError(f"data set '{data_set.name}'", "scikit-learn", "data")
     try:
-        _find.find(known)
+        _find.find(data_set)
     except MissingDataError as error:
         return error
     return None
 
 
-def _loader(known: Entry) -> Callable[..., kinds.Dataset]:
-    module, function = known.loader.split(":")
+def _loader(data_set: Entry) -> Callable[..., kinds.Dataset]:
+    module, function = data_set.loader.split(":")
     load: Callable[..., kinds.Dataset] = getattr(
         importlib.import_module(f"slipstream.data.{module}"), function
     )

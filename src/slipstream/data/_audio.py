@@ -1,4 +1,4 @@
-"""Spoken words."""
+"""Loader of recorded speech."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _ALL = "fsdd_all_3000.tar.xz"
 
 
 def fsdd(entry: Entry, *, all_takes: bool = False) -> Audio:
-    """Six people say the digits: samples int16 [T] at 8 kHz, ordered by digit, speaker, take.
+    """Load spoken digits of six speakers: samples int16 [T] at 8 kHz.
 
-    The customary test split is ``repetitions < 5``.
+    Recordings are sorted by digit, speaker and take. The usual test split is ``repetitions < 5``.
 
     Args:
-        all_takes: all 3,000 recordings, 50 takes each, in place of the first 10 takes (600).
+        all_takes: whether to load all 50 takes (3,000 recordings) instead of the first 10 (600).
     """
     folder = find(entry)
     files: Iterable[tuple[str, bytes]]
@@ -39,7 +39,7 @@ def fsdd(entry: Entry, *, all_takes: bool = False) -> Audio:
     for name, content in files:
         match = _NAME.fullmatch(name)
         if match is None:
-            raise CorruptDataError(entry.name, f"'{name}' is not DIGIT_SPEAKER_TAKE.wav")
+            raise CorruptDataError(entry.name, f"'{name}' is not named DIGIT_SPEAKER_TAKE.wav")
         takes.append((int(match[1]), match[2], int(match[3]), _samples(entry, name, content)))
     takes.sort(key=lambda take: take[:3])
     return Audio(
@@ -58,9 +58,9 @@ def _samples(entry: Entry, name: str, content: bytes) -> NDArray[np.int16]:
         with wave.open(io.BytesIO(content)) as file:
             form = (file.getnchannels(), file.getsampwidth(), file.getframerate())
             frames = file.readframes(file.getnframes())
-    # RuntimeError: the wave module's, when a chunk promises more than the file holds.
+    # The wave module raises RuntimeError if a chunk is longer than the file.
     except (wave.Error, EOFError, RuntimeError) as error:
-        raise CorruptDataError(entry.name, f"no WAV: {error}", where=name) from error
+        raise CorruptDataError(entry.name, f"not a WAV file: {error}", where=name) from error
     if form != (1, 2, _RATE_HZ):
-        raise CorruptDataError(entry.name, "not 8 kHz, 16 bit, one channel", where=name)
+        raise CorruptDataError(entry.name, "the recording is not 8 kHz, 16 bit, mono", where=name)
     return np.frombuffer(frames, dtype="<i2").astype(np.int16)

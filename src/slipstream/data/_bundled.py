@@ -1,4 +1,4 @@
-"""Sets that scikit-learn carries in its wheel."""
+"""Loaders of data sets that are bundled with scikit-learn."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from slipstream.errors import MissingExtraError
 
 
 def digits(entry: Entry) -> Images:
-    """1,797 handwritten digits: images uint8 [1797, 8, 8], 0 to 255, labels 0 to 9.
+    """Load 1,797 handwritten digits: images uint8 [1797, 8, 8], labels 0 to 9.
 
-    The original counts ink in 0..16; here 16 becomes 255, so that all image sets share a range.
+    The original range of pixels, 0 to 16, is scaled to 0 to 255, as in other image sets.
     """
     bunch = _sklearn(entry).load_digits()
     images = np.rint(bunch.images * (255 / 16)).astype(np.uint8)
@@ -26,7 +26,7 @@ def digits(entry: Entry) -> Images:
 
 
 def photograph(entry: Entry) -> Images:
-    """One photograph: images uint8 [1, 427, 640, 3], label -1."""
+    """Load one photograph: images uint8 [1, 427, 640, 3], label -1."""
     datasets = _sklearn(entry)
     if importlib.util.find_spec("PIL") is None:
         raise MissingExtraError(f"decoding '{entry.name}'", "Pillow", "vision")
@@ -35,7 +35,7 @@ def photograph(entry: Entry) -> Images:
 
 
 def table(entry: Entry) -> Tabular:
-    """A small table: features float64 [N, F], targets float64 [N]."""
+    """Load a small table: features float64 [N, F], targets float64 [N]."""
     bunch = getattr(_sklearn(entry), f"load_{entry.name}")()
     return Tabular(
         entry.name,

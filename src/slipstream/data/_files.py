@@ -1,6 +1,6 @@
-"""Files of a set: text in a named encoding, and compressed archives read as a stream.
+"""Reading of text files and of compressed archives.
 
-Of an archive nothing is written to disk, and nothing outside is named.
+Archives are read as a stream, without writing to disk; members with outside paths are refused.
 """
 
 from __future__ import annotations
@@ -15,56 +15,56 @@ from slipstream.data.catalogue import Entry
 from slipstream.data.errors import CorruptDataError
 from slipstream.errors import InvalidArgumentError
 
-# No file in the sets we read comes near this; an archive that claims more is not ours.
-_MOST_MEMBER_BYTES = 64 << 20
-_MOST_TOTAL_BYTES = 2 << 30
+# Far larger than any file of a data set; protects against archive bombs.
+_MAX_MEMBER_BYTES = 64 << 20
+_MAX_TOTAL_BYTES = 2 << 30
 
 
 def check_positive(**limits: int | None) -> None:
-    """Raises InvalidArgumentError for a number that is given and not positive."""
+    """Raise InvalidArgumentError for a limit that is neither None nor positive."""
     for argument, limit in limits.items():
         if limit is not None and limit <= 0:
-            raise InvalidArgumentError(argument, "must be positive")
+            raise InvalidArgumentError(argument, f"{limit} is not positive")
 
 
 def read_text(entry: Entry, path: Path, encoding: str = "utf-8") -> str:
-    """The file as it is: no end of line is translated.
+    """Read a text file without translating line ends.
 
     Raises:
-        CorruptDataError: unreadable, or not in that encoding.
+        CorruptDataError: the file cannot be read or decoded.
     """
     try:
         return path.read_bytes().decode(encoding)
     except (OSError, UnicodeDecodeError) as error:
         raise CorruptDataError(
-            entry.name, f"no {encoding} text: {error}", where=str(path)
+            entry.name, f"not {encoding} text: {error}", where=str(path)
         ) from error
 
 
 def read_lines(entry: Entry, path: Path, encoding: str = "utf-8") -> list[str]:
-    """The lines without their ends and outer blanks; none is dropped but an empty last one.
+    """Read lines without their line ends and outer blanks; an empty last line is dropped.
 
-    Split at newlines only: a line may hold a character that ``splitlines`` takes for its end.
+    Lines end at newlines only, unlike in ``splitlines``, which splits at other characters too.
 
     Raises:
-        CorruptDataError: unreadable, or not in that encoding.
+        CorruptDataError: the file cannot be read or decoded.
     """
     text = read_text(entry, path, encoding).removesuffix("\n")
     return [line.strip(" \t\r") for line in text.split("\n")]
 
 
 def members(
-    name: str, archive: Path, wanted: Callable[[PurePosixPath], bool] = lambda path: True
+    name: str, archive: Path, select: Callable[[PurePosixPath], bool] = lambda path: True
 ) -> Iterator[tuple[PurePosixPath, bytes]]:
-    """The regular files of a tar archive (plain, gz or xz), in its order, as path and content.
+    """Yield (path, content) of the regular files of a tar archive (plain, gz or xz), in its order.
 
     Args:
-        name: the data set, for error messages.
-        wanted: files for which it is false are skipped unread.
+        name: name of the data set, for error messages.
+        select: predicate of the files to read.
 
     Raises:
-        CorruptDataError: damaged, or a member that is a link or device, has an absolute path or
-            one with ``..``, or is larger than any file of ours.
+        CorruptDataError: the archive is damaged or unpacks to over 2 GiB, or a member is a link or
+            device, has an absolute path or one with ``..``, or is larger than 64 MiB.
     """
     total = 0
     try:
@@ -75,9 +75,9 @@ def members(
                 path = PurePosixPath(member.name)
                 _check(name, archive, member, path)
                 total += member.size
-                if total > _MOST_TOTAL_BYTES:
+                if total > _MAX_TOTAL_BYTES:
                     raise CorruptDataError(name, "unpacks to over 2 GiB", where=str(archive))
-                if not wanted(path):
+                if not select(path):
                     continue
                 file = tar.extractfile(member)
                 if file is not None:
@@ -89,11 +89,11 @@ def members(
 def _check(name: str, archive: Path, member: tarfile.TarInfo, path: PurePosixPath) -> None:
     if not member.isreg():
         raise CorruptDataError(
-            name, f"'{member.name}' in the archive is no regular file", where=str(archive)
+            name, f"'{member.name}' in the archive is not a regular file", where=str(archive)
         )
     if path.is_absolute() or ".." in path.parts or "\\" in member.name:
         raise CorruptDataError(
             name, f"'{member.name}' points outside the archive", where=str(archive)
         )
-    if member.size > _MOST_MEMBER_BYTES:
+    if member.size > _MAX_MEMBER_BYTES:
         raise CorruptDataError(name, f"'{member.name}' is larger than 64 MiB", where=str(archive))

@@ -1,4 +1,4 @@
-"""Where a data set lies on this machine: Debian's folder first, then ``$SLIPSTREAM_DATA``."""
+"""Location of data sets on this machine: Debian's folder, then ``$SLIPSTREAM_DATA``."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from slipstream.data.catalogue import Entry
 from slipstream.data.errors import MissingDataError
 
 VARIABLE = "SLIPSTREAM_DATA"
-# Where Debian's dataset-* packages put their files.
+# Install folder of Debian's dataset-* packages.
 DEBIAN = Path("/usr/share/datasets")
 
 
 def root() -> Path | None:
-    """The folder ``$SLIPSTREAM_DATA`` names, or None where the variable is not set."""
-    named = os.environ.get(VARIABLE, "")
-    return Path(named) if named else None
+    """Return the folder in ``$SLIPSTREAM_DATA``; None if the variable is unset or empty."""
+    folder = os.environ.get(VARIABLE, "")
+    return Path(folder) if folder else None
 
 
 def find(entry: Entry) -> Path:
-    """The folder that holds all files of `entry`.
+    """Return the folder that contains all files of `entry`.
 
     Raises:
-        MissingDataError: no place has it; names what to install or set.
+        MissingDataError: no folder contains them; the error names what to install or set.
     """
     places = _places(entry)
     for place in places:
@@ -49,7 +49,7 @@ def _places(entry: Entry) -> list[Path]:
 
 def _lacks(entry: Entry, place: Path) -> str:
     if not place.is_dir():
-        return f"no folder {place}"
+        return f"{place} is not a folder"
     absent = [file for file in entry.files if not (place / file).is_file()]
     return f"{place} lacks {', '.join(absent)}"
 
@@ -59,5 +59,5 @@ def _remedy(entry: Entry) -> str:
         return f"apt-get install {entry.package}"
     what = f"{entry.folder}/ ({entry.source})"
     if root() is None:
-        return f"set {VARIABLE} to the folder that holds {what}"
-    return f"put {what} into ${VARIABLE}, or set it to the folder that holds it"
+        return f"set {VARIABLE} to the folder that contains {what}"
+    return f"put {what} into ${VARIABLE}, or set it to the folder that contains it"

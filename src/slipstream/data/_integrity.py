@@ -1,4 +1,4 @@
-"""Are the files here the ones that were recorded? Checksums against ``MANIFEST.json``."""
+"""Verification of data files against the checksums in ``MANIFEST.json``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MANIFEST = "MANIFEST.json"
 
 @dataclass(frozen=True)
 class RecordedFile:
-    """A line of ``MANIFEST.json``. `path` is relative to the data folder, with slashes."""
+    """An entry of ``MANIFEST.json``; `path` is relative to the data folder, with slashes."""
 
     path: str
     size_bytes: int
@@ -31,12 +31,12 @@ class RecordedFile:
 
 @dataclass(frozen=True)
 class Verification:
-    """What `verify` found.
+    """Result of `verify`.
 
     Attributes:
-        files: how many files were compared with a recorded checksum.
-        missing, changed: recorded files that are not there, or differ; paths in the data folder.
-        note: why nothing was compared, where `files` is 0.
+        files: number of files with a recorded checksum.
+        missing, changed: paths of recorded files that are absent or differ, in the data folder.
+        note: reason that no file was compared, if `files` is 0.
     """
 
     name: str
@@ -47,50 +47,50 @@ class Verification:
 
     @property
     def ok(self) -> bool | None:
-        """True, False, or None where there is no recorded checksum to compare with."""
+        """Whether all recorded files are present and unchanged; None without recorded checksums."""
         if self.missing or self.changed:
             return False
         return True if self.files else None
 
 
 def recorded_files(name: str) -> tuple[RecordedFile, ...]:
-    """What ``MANIFEST.json`` in ``$SLIPSTREAM_DATA`` records for a set; empty where it is silent.
+    """Return the entries of a set in ``$SLIPSTREAM_DATA/MANIFEST.json``; may be empty.
 
     Raises:
-        UnknownNameError: no such set.
-        CorruptDataError: the manifest is not the JSON list we write, or a path leaves the folder.
+        UnknownNameError: there is no data set with this name.
+        CorruptDataError: the manifest is malformed, or a path leads outside the folder.
     """
-    known = entry(name)
+    data_set = entry(name)
     root = _find.root()
-    if not known.folder or root is None or not (root / MANIFEST).is_file():
+    if not data_set.folder or root is None or not (root / MANIFEST).is_file():
         return ()
-    wanted = {f"{known.folder}/{file}" for file in known.files}
+    paths = {f"{data_set.folder}/{file}" for file in data_set.files}
     return tuple(
         file
         for file in _read_manifest(root / MANIFEST)
-        if (file.path in wanted if wanted else file.path.startswith(f"{known.folder}/"))
+        if (file.path in paths if paths else file.path.startswith(f"{data_set.folder}/"))
     )
 
 
 def verify(name: str) -> Verification:
     """Compare each recorded file of a set with its sha256.
 
-    Sets that Python, scikit-learn or Debian carry have no record of ours: their package managers
-    check them, and `checksum` tells two of them apart.
+    Sets from Python, scikit-learn or Debian are not recorded, because their package managers verify
+    them. To compare two copies of them, use `checksum`.
 
     Raises:
-        UnknownNameError: no such set.
+        UnknownNameError: there is no data set with this name.
         MissingDataError, MissingExtraError: the set is not on this machine.
-        CorruptDataError: the manifest itself is damaged.
+        CorruptDataError: the manifest is damaged.
     """
-    known = entry(name)
+    data_set = entry(name)
     absent = why_absent(name)
     recorded = recorded_files(name)
     root = _find.root()
     if absent is not None and not recorded:
         raise absent
     if root is None or not recorded:
-        return Verification(name, 0, (), (), f"no checksums on record ({known.place})")
+        return Verification(name, 0, (), (), f"no checksums recorded ({data_set.place})")
     missing = []
     changed = []
     for file in recorded:
@@ -103,27 +103,27 @@ def verify(name: str) -> Verification:
 
 
 def checksum(name: str) -> str:
-    """One sha256 over all files of a set as they are here, for records of an experiment.
+    """Return one sha256 of all files of a set on this machine, to record with an experiment.
 
-    It is the digest of the lines ``SHA256  RELATIVE/PATH`` in order of path, so that it does not
-    depend on where the files lie.
+    It is the digest of the lines ``SHA256  RELATIVE/PATH``, sorted by path, and so independent of
+    the location of the files.
 
     Raises:
-        UnknownNameError: no such set.
+        UnknownNameError: there is no data set with this name.
         MissingDataError, MissingExtraError: the set is not on this machine.
     """
-    known = entry(name)
+    data_set = entry(name)
     absent = why_absent(name)
     if absent is not None:
         raise absent
-    base, paths = _files(known)
+    base, paths = _files(data_set)
     digest = hashlib.sha256()
     for path in sorted(paths):
         digest.update(f"{_sha256(path)}  {path.relative_to(base).as_posix()}\n".encode())
     return digest.hexdigest()
 
 
-# The files behind each of scikit-learn's sets, inside the package.
+# Files of scikit-learn's data sets, relative to the package.
 _SKLEARN_FILES = {
     "digits": "datasets/data/digits.csv.gz",
     "china": "datasets/images/china.jpg",
@@ -135,19 +135,19 @@ _SKLEARN_FILES = {
 }
 
 
-def _files(known: Entry) -> tuple[Path, Iterable[Path]]:
-    if known.name == "python_topics":
+def _files(data_set: Entry) -> tuple[Path, Iterable[Path]]:
+    if data_set.name == "python_topics":
         topics = Path(str(importlib.import_module("pydoc_data.topics").__file__))
         return topics.parent, [topics]
-    if known.place == "standard library":
+    if data_set.place == "standard library":
         modules = stdlib_files()
         return Path(str(importlib.import_module("abc").__file__)).parent, modules
-    if known.place == "scikit-learn":
+    if data_set.place == "scikit-learn":
         package = Path(str(importlib.import_module("sklearn").__file__)).parent
-        return package, [package / _SKLEARN_FILES[known.name]]
-    folder = _find.find(known)
-    if known.files:
-        return folder, [folder / file for file in known.files]
+        return package, [package / _SKLEARN_FILES[data_set.name]]
+    folder = _find.find(data_set)
+    if data_set.files:
+        return folder, [folder / file for file in data_set.files]
     return folder, [path for path in folder.rglob("*") if path.is_file()]
 
 
@@ -168,7 +168,9 @@ def _read_manifest(path: Path) -> list[RecordedFile]:
     for file in files:
         inside = PurePosixPath(file.path)
         if inside.is_absolute() or ".." in inside.parts or "\\" in file.path:
-            raise CorruptDataError(MANIFEST, f"'{file.path}' leaves the folder", where=str(path))
+            raise CorruptDataError(
+                MANIFEST, f"'{file.path}' leads outside the folder", where=str(path)
+            )
     return files
 
 

@@ -1,4 +1,4 @@
-"""Times that other people measured: training runs of MLPerf, layers of VGG-16."""
+"""Loaders of published timings: training runs of MLPerf, layers of VGG-16."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _LAYER = re.compile(
 
 
 def mlperf_v07(entry: Entry) -> TrainingTimes:
-    """Google's runs of MLPerf Training v0.7: times to the quality target, and their steps."""
+    """Load Google's runs of MLPerf Training v0.7: times to the quality target, and step times."""
     folder = find(entry)
     runs_file, steps_file = (folder / file for file in entry.files)
     return TrainingTimes(
@@ -44,7 +44,7 @@ def mlperf_v07(entry: Entry) -> TrainingTimes:
 
 
 def profiles(entry: Entry) -> LayerProfile:
-    """VGG-16 on an NVIDIA A100: forward and backward times of each layer alone."""
+    """Load VGG-16 on an NVIDIA A100: forward and backward times of each layer in isolation."""
     path = find(entry) / entry.files[0]
     layers: list[ProfiledLayer] = []
     step_ms: dict[int, float] = {}
@@ -77,7 +77,7 @@ def _runs(entry: Entry, line: str, path: Path) -> TrainingRuns:
 def _steps(entry: Entry, line: str, path: Path) -> TrainingSteps:
     match = _match(_STEPS, entry, line, path)
     try:
-        # A Python literal, which literal_eval reads without running anything.
+        # literal_eval does not run code.
         values = ast.literal_eval(match["values"])
         step_ms = values.get("step_ms")
         return TrainingSteps(
@@ -97,7 +97,9 @@ def _layer(entry: Entry, line: str, path: Path) -> ProfiledLayer:
     try:
         settings = json.loads(match["settings"])
     except ValueError as error:
-        raise CorruptDataError(entry.name, "settings are no JSON", where=str(path)) from error
+        raise CorruptDataError(
+            entry.name, "the settings of a layer are not JSON", where=str(path)
+        ) from error
     return ProfiledLayer(
         match["layer"],
         settings,

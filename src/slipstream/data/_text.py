@@ -1,4 +1,4 @@
-"""Running text, parallel text and posts."""
+"""Loaders of running text, parallel text and posts."""
 
 from __future__ import annotations
 
@@ -22,35 +22,34 @@ _HELD_OUT = 0.1
 
 
 def python_topics(entry: Entry) -> Text:
-    """The topics of Python's ``help()``, in alphabetical order, whole topics held out.
+    """Load the topics of Python's ``help()``, sorted by title, with whole topics held out.
 
-    English with code in it, 0.4 MB; it changes with the Python version, as `checksum` shows.
-    Some topics quote others; every paragraph is kept once, so that none is in both splits.
+    The text is English with code, 0.4 MB, and varies with the Python version; see `checksum`.
+    Since topics quote each other, every paragraph is included once, so that splits are disjoint.
     """
-    # Imported by name: the module has no type information.
+    # Imported by name, because the module has no type information.
     topics: dict[str, str] = importlib.import_module("pydoc_data.topics").topics
     seen: set[str] = set()
     documents = []
     for title in sorted(topics):
-        fresh = []
+        unseen = []
         for paragraph in topics[title].split("\n\n"):
             words = " ".join(paragraph.split())
             if words and words not in seen:
                 seen.add(words)
-                fresh.append(paragraph)
-        if fresh:
-            documents.append("\n\n".join(fresh))
+                unseen.append(paragraph)
+        if unseen:
+            documents.append("\n\n".join(unseen))
     return _hold_out(entry.name, documents)
 
 
 def stdlib_source(entry: Entry, *, limit_bytes: int | None = None) -> Text:
-    """The modules of the standard library, sorted by path, whole files held out.
+    """Load the modules of the standard library, sorted by path, with whole files held out.
 
-    Tests, vendored wheels and site-packages are left out. Each file is read in the encoding it
-    declares.
+    Tests, bundled wheels and site-packages are excluded. Files are read in their declared encoding.
 
     Args:
-        limit_bytes: stop after the file that reaches this many bytes; None for all.
+        limit_bytes: size after which no further file is read; None for no limit.
     """
     check_positive(limit_bytes=limit_bytes)
     documents = []
@@ -66,10 +65,10 @@ def stdlib_source(entry: Entry, *, limit_bytes: int | None = None) -> Text:
 
 
 def stdlib_files() -> list[Path]:
-    """Paths of the standard library's own modules, sorted."""
+    """Return the sorted paths of the standard library's modules."""
     library = Path(sysconfig.get_path("stdlib"))
     foreign = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
-    # lib2to3 keeps deliberately broken sources; the topics are a data set of their own.
+    # lib2to3 contains deliberately broken sources; pydoc_data is a separate data set.
     foreign |= {"lib2to3", "pydoc_data", "ensurepip"}
     return sorted(
         path
@@ -79,16 +78,17 @@ def stdlib_files() -> list[Path]:
 
 
 def tiny_shakespeare(entry: Entry) -> Text:
-    """Plays of Shakespeare, 1,115,394 characters; the last tenth is the validation split."""
+    """Load plays of Shakespeare, 1,115,394 characters; the last tenth is the validation split."""
     text = read_text(entry, find(entry) / entry.files[0])
     cut = len(text) * 9 // 10
     return Text(entry.name, train=text[:cut], validation=text[cut:])
 
 
 def wikitext2(entry: Entry) -> Text:
-    """WikiText-2, tokenised, without its train file: the validation file is `train` here.
+    """Load WikiText-2, tokenised; the validation file serves as `train`.
 
-    Perplexities on `test` are therefore not comparable with published ones.
+    The train file is not available, so perplexities on `test` cannot be compared with published
+    ones.
     """
     folder = find(entry)
     train, test = (read_text(entry, folder / file) for file in entry.files)
@@ -96,7 +96,7 @@ def wikitext2(entry: Entry) -> Text:
 
 
 def multi30k(entry: Entry, *, source: str = "en", target: str = "de") -> Pairs:
-    """Image captions and their translations, lower-cased and tokenised.
+    """Load image captions and their translations, lower-cased and tokenised.
 
     Args:
         source, target: ``"en"`` or ``"de"``.
@@ -112,7 +112,9 @@ def multi30k(entry: Entry, *, source: str = "en", target: str = "de") -> Pairs:
     def split(part: str) -> Sentences:
         sentences = Sentences(side(part, source), side(part, target))
         if len(sentences.source) != len(sentences.target):
-            raise CorruptDataError(entry.name, f"{part}: sides of different length")
+            raise CorruptDataError(
+                entry.name, f"the two languages of {part} have different numbers of lines"
+            )
         return sentences
 
     return Pairs(
@@ -121,10 +123,10 @@ def multi30k(entry: Entry, *, source: str = "en", target: str = "de") -> Pairs:
 
 
 def newsgroups(entry: Entry, *, limit_per_class: int | None = None) -> Documents:
-    """20 Newsgroups, split by date, headers and quotes included, read as Latin-1.
+    """Load 20 Newsgroups, split by date, with headers and quotes, decoded as Latin-1.
 
     Args:
-        limit_per_class: at most this many posts a class and split, by file name.
+        limit_per_class: maximum number of posts per class and split, in the order of file numbers.
     """
     check_positive(limit_per_class=limit_per_class)
     posts: dict[tuple[str, str], dict[int, str]] = {}
@@ -133,7 +135,7 @@ def newsgroups(entry: Entry, *, limit_per_class: int | None = None) -> Documents
             raise CorruptDataError(entry.name, f"'{path}' is not SPLIT/GROUP/NUMBER")
         split, group, number = path.parts[-3:]
         side = posts.setdefault((split.rsplit("-", 1)[-1], group), {})
-        # The posts predate Unicode mail; Latin-1 reads every byte.
+        # The posts predate Unicode mail; Latin-1 decodes any byte.
         side[int(number)] = content.decode("latin-1")
     classes = tuple(sorted({group for _, group in posts}))
 

@@ -1,4 +1,4 @@
-"""Sets that stay files, traces of GPUs and models; and traces of caches."""
+"""Loaders of GPU traces, model files and cache traces."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from slipstream.data.errors import CorruptDataError, MissingDataError
 from slipstream.data.kinds import Accesses, ModelFiles, Traces
 from slipstream.errors import UnknownNameError
 
-# More than ten times what the largest of the traces unpacks to.
-_MOST_BYTES = 256 << 20
+# More than ten times the unpacked size of the largest trace.
+_MAX_BYTES = 256 << 20
 # One record of libCacheSim's "oracleGeneral" format, 24 bytes without padding.
 _ORACLE_GENERAL = np.dtype(
     [("time", "<u4"), ("key", "<u8"), ("size", "<u4"), ("next_access", "<i8")]
@@ -27,16 +27,16 @@ _Columns = tuple[NDArray[np.uint64], NDArray[np.int64] | None, NDArray[np.int64]
 
 
 def gpu_traces(entry: Entry) -> Traces:
-    """Profiler traces with synchronisation, several streams and NCCL, named by file."""
+    """Find profiler traces with synchronisation, several streams and NCCL, named by file."""
     folder = find(entry)
     paths = sorted(folder.glob("*.json.gz"))
     return Traces(entry.name, {path.name.removesuffix(".json.gz"): path for path in paths})
 
 
 def model_files(entry: Entry) -> ModelFiles:
-    """The TensorFlow Lite files of a folder, by stem; `classes` where a list lies beside them.
+    """Find the TensorFlow Lite files of a folder, by stem; read `classes` if it has a label list.
 
-    Nothing is opened here: the runtimes that do validate what they read.
+    The models are not opened; the runtimes validate them.
     """
     folder = find(entry)
     classes: tuple[str, ...] = ()
@@ -48,13 +48,13 @@ def model_files(entry: Entry) -> ModelFiles:
 
 
 def cache_traces(entry: Entry, *, trace: str = "w106", limit: int | None = None) -> Accesses:
-    """One trace of a cache: keys uint64 [N], and sizes and times where the trace has them.
+    """Load a cache trace: keys uint64 [N], and sizes and times if the trace has them.
 
     Args:
         trace: ``w106`` and ``cloudphysics`` (blocks of virtual disks), ``orm-busy`` (entities
             of a web shop), ``request`` (objects of a content network, with sizes), ``scarab``
             (product recommendations).
-        limit: only the first so many accesses.
+        limit: maximum number of accesses, from the start of the trace.
     """
     if trace not in _CACHE_TRACES:
         raise UnknownNameError("cache trace", trace, _CACHE_TRACES)
@@ -64,13 +64,13 @@ def cache_traces(entry: Entry, *, trace: str = "w106", limit: int | None = None)
     if not path.is_file():
         raise MissingDataError(
             entry.name, f"cache trace '{trace}' is not on this machine", where=str(path),
-            remedy=f"put {file} ({entry.source}) there",
+            remedy=f"copy {file} from {entry.source} to this path",
         )  # fmt: skip
     try:
         keys, sizes, times = parse(_content(entry, path))
     except ValueError as error:
         raise CorruptDataError(
-            entry.name, f"not whole records: {error}", where=str(path)
+            entry.name, f"the trace is not a sequence of whole records: {error}", where=str(path)
         ) from error
     return Accesses(
         entry.name,
@@ -85,19 +85,19 @@ def _content(entry: Entry, path: Path) -> bytes:
     try:
         if path.suffix == ".xz":
             with lzma.open(path) as file:
-                content = file.read(_MOST_BYTES + 1)
+                content = file.read(_MAX_BYTES + 1)
         else:
             with path.open("rb") as plain:
-                content = plain.read(_MOST_BYTES + 1)
+                content = plain.read(_MAX_BYTES + 1)
     except (lzma.LZMAError, EOFError) as error:
         raise CorruptDataError(entry.name, f"damaged: {error}", where=str(path)) from error
-    if len(content) > _MOST_BYTES:
-        raise CorruptDataError(entry.name, "unpacks to over 256 MiB", where=str(path))
+    if len(content) > _MAX_BYTES:
+        raise CorruptDataError(entry.name, "the trace unpacks to over 256 MiB", where=str(path))
     return content
 
 
 def _words(content: bytes) -> _Columns:
-    # Little-endian: neighbouring blocks then have neighbouring numbers.
+    # Little-endian, since neighbouring blocks then have neighbouring numbers.
     return np.frombuffer(content, dtype="<u4").astype(np.uint64), None, None
 
 

@@ -1,4 +1,4 @@
-"""The Stanford Sentiment Treebank (Socher et al., EMNLP 2013)."""
+"""Loader of the Stanford Sentiment Treebank (Socher et al., EMNLP 2013)."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from slipstream.data.errors import CorruptDataError
 from slipstream.data.kinds import Tree, Trees
 
 _CLASSES = ("very negative", "negative", "neutral", "positive", "very positive")
-# Only the plain space separates: some words hold a no-break space ("2 1/2").
+# Only plain spaces separate words; some words contain a no-break space ("2 1/2").
 _TOKEN = re.compile(r"[()]|[^ ()]+")
 
 
 def sst(entry: Entry, *, limit: int | None = None, drop_shared: bool = False) -> Trees:
-    """Film reviews as binary trees with a sentiment (0 to 4) at every node.
+    """Load film reviews as binary trees with a sentiment (0 to 4) at every node.
 
-    The train file at hand has the dev trees merged into it; each dev tree is taken out once,
-    which leaves the published 8,544. One dev and three test sentences are in the published
-    train split as well; they stay unless `drop_shared`.
+    The train file also contains the dev trees. Each dev tree is removed once, which leaves the
+    published 8,544 trees. One dev and three test sentences are in the published train split too,
+    and are retained unless `drop_shared`.
 
     Args:
-        limit: only the first so many trees of each split.
-        drop_shared: leave out of train every sentence that is in validation or test.
+        limit: maximum number of trees per split.
+        drop_shared: whether to drop sentences of validation and test from train.
     """
     check_positive(limit=limit)
     folder = find(entry)
@@ -59,17 +59,17 @@ def sst(entry: Entry, *, limit: int | None = None, drop_shared: bool = False) ->
 
 
 def parse_tree(line: str, *, name: str = "tree", where: str | None = None) -> Tree:
-    """One s-expression: ``(LABEL word)`` or ``(LABEL left right)``.
+    """Parse an s-expression: ``(LABEL word)`` or ``(LABEL left right)``.
 
     Raises:
-        CorruptDataError: unbalanced brackets, a node that is not binary, or an unknown label.
+        CorruptDataError: brackets are unbalanced, a node is not binary, or a label is unknown.
     """
     labels: list[int] = []
     left: list[int] = []
     right: list[int] = []
     words: list[str] = []
-    # A stack in place of recursion: a hostile file cannot exhaust the interpreter's.
-    # Each open node: its label, and the children finished so far.
+    # A stack instead of recursion, so that a malicious file cannot exceed the recursion limit.
+    # Each open node has a label, the children finished so far, and its word.
     open_nodes: list[tuple[int, list[int], list[str]]] = []
     tokens = iter(_TOKEN.findall(line))
     for token in tokens:
@@ -105,5 +105,5 @@ def parse_tree(line: str, *, name: str = "tree", where: str | None = None) -> Tr
 
 
 def _words(line: str) -> tuple[str, ...]:
-    # A word is what stands right before a closing bracket; a label stands before a space.
+    # A word precedes a closing bracket; a label precedes a space.
     return tuple(re.findall(r"([^ ()]+)\)", line))

@@ -1,7 +1,6 @@
-"""Every data set the package knows: what it is, whose it is, and where it is looked for.
+"""Catalogue of data sets: contents, licence, source and location.
 
-The catalogue holds no data and no checksums: those stand in the ``MANIFEST.json`` of the data
-folder and are read when asked for.
+Checksums are not part of the catalogue; see ``MANIFEST.json`` in the data folder.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ class Entry:
 
     Attributes:
         kind: name of the class in `slipstream.data.kinds` that `get` returns.
-        place: who carries it; a set in a Debian package may also lie in the data folder.
-        folder: where it lies under ``$SLIPSTREAM_DATA``; empty where it never does.
-        files: the files it consists of, inside `folder`; empty means the whole folder.
-        package: the Debian package, for sets that come in one.
-        redistributable: whether its licence allows passing it on as it is.
-        loader: ``module:function`` inside this room.
-        extra: the extra of this package that decoding needs, if any.
+        place: distributor; a set of a Debian package may also be in the data folder.
+        redistributable: whether the licence allows redistribution without changes.
+        loader: ``module:function`` in `slipstream.data`.
+        folder: folder in ``$SLIPSTREAM_DATA``; empty if the set is not stored there.
+        files: files in `folder`; empty for the whole folder.
+        package: name of the Debian package; empty if there is none.
+        extra: extra of this package that decoding needs; empty if there is none.
     """
 
     name: str
@@ -51,7 +50,7 @@ _FASHION = tuple(
 
 _ENTRIES = (
     Entry(
-        "python_topics", "Text", "English: the Python reference, by topic (0.4 MB)",
+        "python_topics", "Text", "the Python reference by topic, in English (0.4 MB)",
         "PSF-2.0", "pydoc_data.topics of the running Python", "standard library", True,
         "_text:python_topics",
     ),
@@ -165,7 +164,7 @@ _ENTRIES = (
         "_images:cifar10_jpeg", folder="cifar10_jpeg", files=("cifar.tar.xz",), extra="vision",
     ),
     Entry(
-        "imagenet_sample", "Images", "500 ImageNet photographs, one a class, every second class",
+        "imagenet_sample", "Images", "500 ImageNet photographs, one for every second class",
         "ImageNet terms: research", "EliSchwartz/imagenet-sample-images", "data folder", False,
         "_images:imagenet_sample", folder="imagenet_sample", extra="vision",
     ),
@@ -175,7 +174,7 @@ _ENTRIES = (
         "_traces:gpu_traces", folder="gpu_traces",
     ),
     Entry(
-        "cache_traces", "Accesses", "5 block and object traces: what a cache was asked for",
+        "cache_traces", "Accesses", "5 traces of accesses to block and object caches",
         "research data; Apache-2.0 repository",
         "ben-manes/caffeine and 1a1a11a/libCacheSim", "data folder", False,
         "_traces:cache_traces", folder="cache_traces",
@@ -212,15 +211,15 @@ _BY_NAME = {entry.name: entry for entry in _ENTRIES}
 
 
 def manifest() -> tuple[Entry, ...]:
-    """Every known data set, present or not: what Python and libraries carry first."""
+    """Return all known data sets, present or not; those of Python and libraries come first."""
     return _ENTRIES
 
 
 def entry(name: str) -> Entry:
-    """The catalogue's line for `name`.
+    """Return the catalogue entry of `name`.
 
     Raises:
-        UnknownNameError: not in the catalogue; the nearest names are suggested.
+        UnknownNameError: there is no data set with this name.
     """
     if name not in _BY_NAME:
         raise UnknownNameError("data set", name, _BY_NAME)

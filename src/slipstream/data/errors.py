@@ -1,4 +1,4 @@
-"""What can go wrong between a name and its arrays."""
+"""Errors of data sets."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from slipstream.errors import SlipstreamError
 
 
 class MissingDataError(SlipstreamError):
-    """A known data set that is not on this machine. `name` is the data set."""
+    """A known data set is not on this machine; `name` is the name of the set."""
 
     def __init__(self, name: str, what: str, *, where: str | None = None, remedy: str) -> None:
         self.name = name
@@ -14,7 +14,7 @@ class MissingDataError(SlipstreamError):
 
 
 class CorruptDataError(SlipstreamError):
-    """A file of a data set that does not hold what its format or checksum promises."""
+    """A file of a data set violates its format or checksum."""
 
     def __init__(self, name: str, what: str, *, where: str | None = None) -> None:
         self.name = name

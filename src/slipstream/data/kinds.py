@@ -1,7 +1,7 @@
-"""The values `get` returns: one frozen dataclass a kind of data, all of it NumPy and text.
+"""Kinds of data that `get` returns, as frozen dataclasses of NumPy arrays and text.
 
-Arrays are C-contiguous and belong to the caller; nothing is cached between calls. Letters in
-shapes: N examples, H and W pixels, T time, F fields, U users, I items.
+Arrays are C-contiguous and owned by the caller; nothing is cached between calls. Dimensions: N
+examples, H and W pixels, T time, F fields, U users, I items.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from slipstream.errors import InvalidArgumentError, UnknownNameError
 
 Split = Literal["train", "validation", "test"]
 
-# A compressed trace may not unpack to more than this: a few times the largest real one.
-_MOST_TRACE_BYTES = 1 << 30
+# Maximum unpacked size of a trace, a few times that of the largest real one.
+_MAX_TRACE_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """What every kind has. `name` is the catalogue's."""
+    """Base class of data sets; `name` is the name in the catalogue."""
 
     name: str
 
@@ -42,7 +42,7 @@ class Text(Dataset):
     test: str = ""
 
     def as_bytes(self, split: Split = "train") -> NDArray[np.uint8]:
-        """The split as UTF-8, uint8 [bytes]: a vocabulary of 256 that needs no tokeniser."""
+        """Return a split as UTF-8, uint8 [bytes], for models of 256 byte values."""
         if split not in ("train", "validation", "test"):
             raise InvalidArgumentError("split", f"'{split}' is not train, validation or test")
         text: str = getattr(self, split)
@@ -54,7 +54,7 @@ class Documents(Dataset):
     """Texts with one topic each.
 
     Attributes:
-        train, test: one string a document.
+        train, test: one string per document.
         train_labels, test_labels: int64 [N], indices into `classes`.
     """
 
@@ -67,7 +67,7 @@ class Documents(Dataset):
 
 @dataclass(frozen=True)
 class Sentences:
-    """Aligned sentences: `source[i]` means the same as `target[i]`; tokens are space-separated."""
+    """Parallel sentences: `target[i]` translates `source[i]`; tokens are separated by spaces."""
 
     source: tuple[str, ...]
     target: tuple[str, ...]
@@ -78,7 +78,7 @@ class Sentences:
 
 @dataclass(frozen=True)
 class Pairs(Dataset):
-    """A translation corpus. Languages are two-letter codes."""
+    """A translation corpus; languages are two-letter codes."""
 
     source_language: str
     target_language: str
@@ -89,12 +89,12 @@ class Pairs(Dataset):
 
 @dataclass(frozen=True)
 class Tree:
-    """One binary tree; nodes in postorder, so that children precede parents and the root is last.
+    """A binary tree with its nodes in postorder: children precede parents, and the root is last.
 
     Attributes:
-        labels: int64 [n], the class of each node.
-        left, right: int64 [n], indices of the children; -1 at a leaf.
-        words: one a node; empty at inner nodes.
+        labels: class of each node, int64 [n].
+        left, right: indices of the children, int64 [n]; -1 at leaves.
+        words: word of each node; empty at inner nodes.
     """
 
     labels: NDArray[np.int64]
@@ -107,7 +107,7 @@ class Tree:
 
     @property
     def sentence(self) -> str:
-        """The leaves from left to right, joined with spaces."""
+        """Words of the leaves from left to right, joined with spaces."""
         return " ".join(word for word in self.words if word)
 
 
@@ -127,7 +127,7 @@ class Images(Dataset):
 
     Attributes:
         images: uint8 [N, H, W] (grey) or [N, H, W, 3] (RGB), 0 black to 255 white.
-        labels: int64 [N], indices into `classes`; -1 where the set has no labels.
+        labels: int64 [N], indices into `classes`; -1 if the set has no labels.
     """
 
     images: NDArray[np.uint8]
@@ -140,10 +140,10 @@ class Images(Dataset):
 
 @dataclass(frozen=True)
 class EncodedImages(Dataset):
-    """Images as the files they came in, for decoders and codecs under study.
+    """Encoded image files, for the study of decoders and codecs.
 
     Attributes:
-        files: the bytes of one JPEG each.
+        files: bytes of one JPEG file per image.
         labels: int64 [N], indices into `classes`.
     """
 
@@ -161,8 +161,8 @@ class Tabular(Dataset):
 
     Attributes:
         features: float64 [N, F].
-        targets: float64 [N]; a class index where `classes` is not empty.
-        feature_names: [F].
+        targets: float64 [N]; class indices unless `classes` is empty.
+        feature_names: one name per feature.
     """
 
     features: NDArray[np.float64]
@@ -176,11 +176,11 @@ class Ratings(Dataset):
     """Explicit feedback, in the order of the file.
 
     Attributes:
-        users, items: int64 [N], 0..U-1 and 0..I-1 in the order of the original ids.
+        users, items: int64 [N], from 0 to U - 1 and I - 1, in the order of the original ids.
         ratings: float32 [N], in stars.
         timestamps: int64 [N], seconds since 1970 (UTC).
         user_ids, item_ids: int64 [U] and [I], the ids in the file.
-        titles: one an item, or empty where the set has none.
+        titles: one title per item; empty if the set has none.
     """
 
     users: NDArray[np.int64]
@@ -197,11 +197,11 @@ class Ratings(Dataset):
 
 @dataclass(frozen=True)
 class Interactions(Dataset):
-    """Implicit feedback: who took what, sorted by user, then item.
+    """Implicit feedback: pairs of user and item, sorted by user, then item.
 
     Attributes:
-        users, items: int64 [N], the training pairs.
-        test_users, test_items: int64 [M], held out; no pair is in both.
+        users, items: int64 [N], training pairs.
+        test_users, test_items: int64 [M], held-out pairs, disjoint from the training pairs.
         user_count, item_count: U and I.
     """
 
@@ -221,9 +221,9 @@ class ClickRows:
     """Examples for click prediction.
 
     Attributes:
-        ids: int64 [N, F], one id a categorical field, each field counted from 0.
-        dense: float32 [N, D], numeric fields; NaN where missing; D may be 0.
-        labels: int64 [N], 1 clicked, 0 not.
+        ids: int64 [N, F], one id per categorical field, starting at 0 in each field.
+        dense: float32 [N, D], numeric fields; NaN if missing; D may be 0.
+        labels: int64 [N], 1 for a click, else 0.
     """
 
     ids: NDArray[np.int64]
@@ -236,7 +236,7 @@ class ClickRows:
 
 @dataclass(frozen=True)
 class Clicks(Dataset):
-    """Click logs; `cardinalities[f]` is one more than the largest id field f may hold."""
+    """Click logs; `cardinalities[f]` is one more than the largest possible id of field f."""
 
     train: ClickRows
     test: ClickRows
@@ -246,13 +246,13 @@ class Clicks(Dataset):
 
 @dataclass(frozen=True)
 class Audio(Dataset):
-    """Recordings of one channel.
+    """Mono recordings.
 
     Attributes:
-        samples: int16 [T] each, of different lengths.
+        samples: one array int16 [T] per recording, of different lengths.
         labels: int64 [N], indices into `classes`.
-        speakers: one name a recording.
-        repetitions: int64 [N], which take of the same speaker and word.
+        speakers: one name per recording.
+        repetitions: int64 [N], number of the take of the same speaker and word.
         rate_hz: samples per second.
     """
 
@@ -269,42 +269,44 @@ class Audio(Dataset):
 
 @dataclass(frozen=True)
 class Traces(Dataset):
-    """Profiler traces in the Chrome format, read one at a time because some are large."""
+    """Profiler traces in the Chrome format, read individually because some are large."""
 
     paths: Mapping[str, Path]
 
     def read(self, trace: str) -> dict[str, Any]:
-        """The JSON object of one trace: ``traceEvents`` and what the profiler wrote beside it.
+        """Read a trace: a JSON object with ``traceEvents`` and other fields of the profiler.
 
         Raises:
-            UnknownNameError: no such trace.
-            CorruptDataError: not gzip, not JSON, no object, or more than 1 GiB unpacked.
+            UnknownNameError: there is no trace with this name.
+            CorruptDataError: the file is not a gzipped JSON object, or unpacks to over 1 GiB.
         """
         if trace not in self.paths:
             raise UnknownNameError("trace", trace, self.paths)
         path = self.paths[trace]
         try:
             with gzip.open(path) as file:
-                content = file.read(_MOST_TRACE_BYTES + 1)
-            if len(content) > _MOST_TRACE_BYTES:
-                raise CorruptDataError(self.name, "more than 1 GiB unpacked", where=str(path))
+                content = file.read(_MAX_TRACE_BYTES + 1)
+            if len(content) > _MAX_TRACE_BYTES:
+                raise CorruptDataError(
+                    self.name, "the trace unpacks to over 1 GiB", where=str(path)
+                )
             parsed = json.loads(content.decode("utf-8"))
         except (OSError, EOFError, ValueError, RecursionError, zlib.error) as error:
-            raise CorruptDataError(self.name, f"no trace: {error}", where=str(path)) from error
+            raise CorruptDataError(self.name, f"not a trace: {error}", where=str(path)) from error
         if not isinstance(parsed, dict):
-            raise CorruptDataError(self.name, "no JSON object", where=str(path))
+            raise CorruptDataError(self.name, "the trace is not a JSON object", where=str(path))
         return parsed
 
 
 @dataclass(frozen=True)
 class Accesses(Dataset):
-    """What a cache was asked for, in order.
+    """Sequence of accesses to a cache.
 
     Attributes:
-        trace: which of the set's traces.
-        keys: uint64 [N], the block or object asked for.
-        sizes: int64 [N], bytes; None where the trace does not say.
-        times: int64 [N], in the trace's own ticks, never falling; None where it does not say.
+        trace: name of the trace in the set.
+        keys: uint64 [N], requested blocks or objects.
+        sizes: int64 [N], in bytes; None if the trace has no sizes.
+        times: int64 [N], non-decreasing, in ticks of the trace; None if the trace has no times.
     """
 
     trace: str
@@ -318,10 +320,10 @@ class Accesses(Dataset):
 
 @dataclass(frozen=True)
 class TrainingRuns:
-    """Repeated runs of one benchmark on one system until its quality target. Times in seconds.
+    """Repeated runs of one benchmark on one system to its quality target; times in seconds.
 
     Attributes:
-        evaluations: how many evaluations each of the first four runs took to reach it.
+        evaluations: number of evaluations until the target, for each of the first four runs.
     """
 
     system: str
@@ -337,13 +339,13 @@ class TrainingRuns:
 
 @dataclass(frozen=True)
 class TrainingSteps:
-    """One run taken apart: `blocks` of `epochs_per_block` epochs between evaluations.
+    """Timings within one run: `blocks` of `epochs_per_block` epochs between evaluations.
 
     Attributes:
-        run_s, train_s: the run, and the part of it between first and last block.
-        block_ms, first_block_ms: the median block, and the first one, which compiles.
-        step_ms: one optimizer step; None where the log does not allow it.
-        samples: training examples in an epoch.
+        run_s, train_s: time of the run, and of its part between first and last block.
+        block_ms, first_block_ms: time of the median block, and of the first, which compiles.
+        step_ms: time of one optimizer step; None if the log does not contain it.
+        samples: number of training examples per epoch.
     """
 
     system: str
@@ -369,13 +371,13 @@ class TrainingTimes(Dataset):
 
 @dataclass(frozen=True)
 class ProfiledLayer:
-    """One layer at one batch size. Times are medians of that layer alone.
+    """One layer at one batch size; times are medians of the layer in isolation.
 
     Attributes:
-        layer: the layer's type, as ``conv2d``.
-        settings: its arguments (channels, kernel size, ...).
-        batch: examples on this device.
-        shape: of one input example.
+        layer: type of the layer, for example ``conv2d``.
+        settings: arguments of the layer, such as channels and kernel size.
+        batch: number of examples on the device.
+        shape: shape of one input example.
         total_ms, forward_us, backward_us: as in the file; the total is not exactly the sum.
     """
 
@@ -393,8 +395,8 @@ class LayerProfile(Dataset):
     """A model profiled layer by layer, at the batch sizes of several device counts.
 
     Attributes:
-        layers: in the order of the model, one batch size after the other.
-        step_ms: by batch size, the sum over the layers as the profile states it.
+        layers: in the order of the model, grouped by batch size.
+        step_ms: sum over the layers by batch size, as in the file.
     """
 
     device: str
@@ -404,7 +406,7 @@ class LayerProfile(Dataset):
 
 @dataclass(frozen=True)
 class ModelFiles(Dataset):
-    """Models as files, for runtimes that open them themselves. `paths` goes by file stem."""
+    """Model files, to be opened by a runtime; `paths` are by file stem."""
 
     paths: Mapping[str, Path]
     classes: tuple[str, ...] = ()

@@ -124,5 +124,5 @@ def test_a_damaged_file_is_written_anew(
     with pytest.raises(CompileError, match="cannot be imported"):
         load_triton("answer = \n")
     path.parent.chmod(0o777)
-    with pytest.raises(CompileError, match="others may write"):
+    with pytest.raises(CompileError, match="writable by others"):
         load_triton("answer = 42\n")
