@@ -88,7 +88,6 @@ def _features() -> frozenset[str]:
 
 
 def _run(arguments: Sequence[str], name: str, timeout_s: float) -> str:
-    """Run a compiler; return its standard output."""
     try:
         completed = subprocess.run(
             arguments, capture_output=True, text=True, errors="replace", timeout=timeout_s,

@@ -75,17 +75,13 @@ def _libfm(entry: Entry, path: Path) -> ClickRows:
     try:
         table = np.array(rows, dtype=np.int64)
     except ValueError as error:
-        raise CorruptDataError(
-            entry.name, "a row is not LABEL ID:1 ...", where=str(path)
-        ) from error
+        raise CorruptDataError(entry.name, "not LABEL ID:1 ...", where=str(path)) from error
     if table.ndim != 2 or table.shape[1] != 1 + len(_FRAPPE):
         raise CorruptDataError(entry.name, "a row does not have ten fields", where=str(path))
     sizes = np.array(list(_FRAPPE.values()))
     ids = table[:, 1:] - (np.cumsum(sizes) - sizes)
     if (ids < 0).any() or (ids >= sizes).any():
-        raise CorruptDataError(
-            entry.name, "an id is outside the range of its field", where=str(path)
-        )
+        raise CorruptDataError(entry.name, "an id out of its field's range", where=str(path))
     return ClickRows(
         ids, np.empty((len(ids), 0), dtype=np.float32), (table[:, 0] > 0).astype(np.int64)
     )

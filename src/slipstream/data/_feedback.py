@@ -72,9 +72,7 @@ def _ratings(entry: Entry, path: Path, separator: str) -> Ratings:
     try:
         columns = np.array([row.split(separator) for row in rows], dtype=np.float64)
     except ValueError as error:
-        raise CorruptDataError(
-            entry.name, "a row contains text instead of numbers", where=str(path)
-        ) from error
+        raise CorruptDataError(entry.name, "a row contains text", where=str(path)) from error
     if columns.ndim != 2 or columns.shape[1] != 4 or not np.isfinite(columns).all():
         raise CorruptDataError(entry.name, "a row does not have four numbers", where=str(path))
     user_ids, users = np.unique(columns[:, 0].astype(np.int64), return_inverse=True)

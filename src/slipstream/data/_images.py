@@ -51,9 +51,7 @@ def fashion_mnist(entry: Entry, *, split: str = "train", limit: int | None = Non
     images = read_idx(entry.name, folder / f"{part}-images-idx3-ubyte.gz", 3, limit)
     labels = read_idx(entry.name, folder / f"{part}-labels-idx1-ubyte.gz", 1, limit)
     if len(images) != len(labels):
-        raise CorruptDataError(
-            entry.name, f"there are {len(images)} images but {len(labels)} labels"
-        )
+        raise CorruptDataError(entry.name, f"{len(images)} images but {len(labels)} labels")
     return Images(entry.name, images, labels.astype(np.int64), _GARMENTS)
 
 
@@ -67,14 +65,10 @@ def read_idx(name: str, path: Path, dimensions: int, limit: int | None) -> NDArr
         with gzip.open(path) as file:
             head = file.read(4 + 4 * dimensions)
             if len(head) < 4 + 4 * dimensions:
-                raise CorruptDataError(
-                    name, "the file is too short for an IDX header", where=str(path)
-                )
+                raise CorruptDataError(name, "truncated IDX header", where=str(path))
             zero, kind, depth, *shape = struct.unpack(f">HBB{dimensions}I", head)
             if zero != 0 or kind != _IDX_UNSIGNED_BYTE or depth != dimensions:
-                raise CorruptDataError(
-                    name, "the IDX header is not the expected one", where=str(path)
-                )
+                raise CorruptDataError(name, "unexpected IDX header", where=str(path))
             if limit is not None:
                 shape[0] = min(shape[0], limit)
             size = math.prod(shape)
@@ -84,9 +78,7 @@ def read_idx(name: str, path: Path, dimensions: int, limit: int | None) -> NDArr
     except (OSError, EOFError, zlib.error) as error:
         raise CorruptDataError(name, f"damaged gzip: {error}", where=str(path)) from error
     if len(content) != size:
-        raise CorruptDataError(
-            name, "the file has fewer bytes than its header declares", where=str(path)
-        )
+        raise CorruptDataError(name, "fewer bytes than its header declares", where=str(path))
     return np.frombuffer(content, dtype=np.uint8).reshape(shape).copy()
 
 

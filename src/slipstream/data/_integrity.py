@@ -169,7 +169,7 @@ def _read_manifest(path: Path) -> list[RecordedFile]:
         inside = PurePosixPath(file.path)
         if inside.is_absolute() or ".." in inside.parts or "\\" in file.path:
             raise CorruptDataError(
-                MANIFEST, f"'{file.path}' leads outside the folder", where=str(path)
+                MANIFEST, f"'{file.path}' is outside the folder", where=str(path)
             )
     return files
 

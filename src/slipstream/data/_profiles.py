@@ -97,9 +97,7 @@ def _layer(entry: Entry, line: str, path: Path) -> ProfiledLayer:
     try:
         settings = json.loads(match["settings"])
     except ValueError as error:
-        raise CorruptDataError(
-            entry.name, "the settings of a layer are not JSON", where=str(path)
-        ) from error
+        raise CorruptDataError(entry.name, "settings are not JSON", where=str(path)) from error
     return ProfiledLayer(
         match["layer"],
         settings,

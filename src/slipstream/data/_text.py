@@ -112,9 +112,7 @@ def multi30k(entry: Entry, *, source: str = "en", target: str = "de") -> Pairs:
     def split(part: str) -> Sentences:
         sentences = Sentences(side(part, source), side(part, target))
         if len(sentences.source) != len(sentences.target):
-            raise CorruptDataError(
-                entry.name, f"the two languages of {part} have different numbers of lines"
-            )
+            raise CorruptDataError(entry.name, f"{part}: languages differ in length")
         return sentences
 
     return Pairs(

@@ -287,9 +287,7 @@ class Traces(Dataset):
             with gzip.open(path) as file:
                 content = file.read(_MAX_TRACE_BYTES + 1)
             if len(content) > _MAX_TRACE_BYTES:
-                raise CorruptDataError(
-                    self.name, "the trace unpacks to over 1 GiB", where=str(path)
-                )
+                raise CorruptDataError(self.name, "unpacks to over 1 GiB", where=str(path))
             parsed = json.loads(content.decode("utf-8"))
         except (OSError, EOFError, ValueError, RecursionError, zlib.error) as error:
             raise CorruptDataError(self.name, f"not a trace: {error}", where=str(path)) from error

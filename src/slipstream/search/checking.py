@@ -70,9 +70,7 @@ def check_types(connection: sqlite3.Connection, path: Path) -> None:
                     f"WHERE typeof({column}) NOT IN ({allowed}) LIMIT 1"
                 ).fetchone()
                 if wrong is not None:
-                    raise damaged(
-                        f"column {column} of table {table} holds a value of type {wrong[0]}", path
-                    )
+                    raise damaged(f"{table}.{column} has a value of type {wrong[0]}", path)
 
 
 def check_scored(

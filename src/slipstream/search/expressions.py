@@ -63,8 +63,7 @@ class Expression:
                 power = node.right.value if isinstance(node.right, ast.Constant) else None
                 if not isinstance(power, int | float) or abs(power) > _MAX_EXPONENT:
                     raise InvalidArgumentError(
-                        "rule",
-                        f"'{text}': an exponent must be a constant of at most {_MAX_EXPONENT}",
+                        "rule", f"'{text}': an exponent must be a constant up to {_MAX_EXPONENT}"
                     )
         self.paths: tuple[str, ...] = tuple(sorted(paths))
         """Full paths of the parameters in it."""
@@ -133,9 +132,7 @@ class _Paths(ast.NodeTransformer):
             parts.append(inner.attr)
             inner = inner.value
         if not isinstance(inner, ast.Name):
-            raise InvalidArgumentError(
-                "rule", f"'{self._text}' has a dot after something that is not a name"
-            )
+            raise InvalidArgumentError("rule", f"'{self._text}': a dot must follow a name")
         return self._variable(".".join([inner.id, *reversed(parts)]))
 
     def visit_Name(self, node: ast.Name) -> ast.AST:

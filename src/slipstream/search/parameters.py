@@ -89,7 +89,6 @@ class Parameter(ABC):
 
 
 def _reflected(u: float) -> float:
-    """Reflect a number at the ends of the unit interval."""
     u = abs(u) % 2.0
     return min(2.0 - u if u > 1.0 else u, _BELOW_ONE)
 
@@ -463,9 +462,7 @@ class Subset(Parameter):
         object.__setattr__(self, "items", tuple(self.items))
         object.__setattr__(self, "units", max(len(self.items), 1))
         if not 0 <= self.k <= len(self.items):
-            raise InvalidArgumentError(
-                "Subset", f"k={self.k} is not in 0 to {len(self.items)}, the number of items"
-            )
+            raise InvalidArgumentError("Subset", f"k={self.k} is not in 0 to {len(self.items)}")
 
     @property
     def size(self) -> int:

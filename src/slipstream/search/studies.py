@@ -646,9 +646,7 @@ class Study:
             SlipstreamError: a proposal differs, or the study has no store.
         """
         if self.store_path is None:
-            raise SlipstreamError(
-                "the study has no store to replay", remedy="create it with store="
-            )
+            raise SlipstreamError("the study has no store", remedy="create it with store=")
         self.close()
         self._begin()
         self._restore(Reading(self.store_path, self.name).trials, verify=True)
