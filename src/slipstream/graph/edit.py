@@ -1,4 +1,4 @@
-"""Edits: a list of intended changes, applied at once to give a new `Graph`.
+"""Edits: a list of changes, applied together to give a new `Graph`.
 
 edit = Editor(graph, "amp:bf16")
 edit.set_duration(7, 1.2e6, Provenance.MICROBENCHMARK)
@@ -21,8 +21,8 @@ from slipstream.graph.call import Call
 from slipstream.graph.exchange import Exchange
 from slipstream.graph.price import Price
 from slipstream.graph.rewiring import (
+    AllocationReassigner,
     Edge,
-    Heirs,
     Links,
     Rewired,
     aliases_of,
@@ -46,11 +46,11 @@ if TYPE_CHECKING:
     from slipstream.graph.graph import Graph
 
 Numbers = int | NDArray[np.int64]
-"""Of one task or allocation, or int64 [k], of several."""
+"""The index of a task or allocation, or int64 [k] of several."""
 
 
 class Editor:
-    """Collects changes to a graph; `apply` makes the edited copy, the original stays as it is."""
+    """Collects changes to a graph; `apply` returns the edited copy."""
 
     def __init__(self, graph: Graph, technique: str) -> None:
         self._graph = graph
@@ -65,17 +65,17 @@ class Editor:
         self._added_calls: dict[int, int] = {}
         self._removed = np.zeros(len(graph), bool)
         self._touched = np.zeros(len(graph), bool)
-        # New tasks in order of insertion: columns of `_INSERTED`, of as many as came together.
+        # New tasks in order of insertion: columns of `_INSERTED` for each call.
         self._inserted: list[dict[str, NDArray[Any]]] = []
         self._inserts = 0
         # By handle: the storages of its call's tensors.
-        self._given: dict[int, Sequence[int]] = {}
-        # By recorded task: the storages it has in place of the recorded ones.
+        self._storages_of: dict[int, Sequence[int]] = {}
+        # By recorded task: the storages that replace the recorded ones.
         self._operands_of: dict[int, list[int]] = {}
         self._memory = {
             "nbytes": graph.memory.nbytes.copy(), "release": graph.memory.release.astype(np.int64)
         }  # fmt: skip
-        # New allocations: as `Allocations`, with -1 or an index or handle for tasks.
+        # New allocations: columns of `Allocations`, whose tasks are -1, an index or a handle.
         self._allocated: dict[str, list[int]] = {name: [] for name in Allocations.dtypes}
         self._lanes = list(graph.lanes)
         # (source, target, kind, delay, lag) of new dependencies.
@@ -93,13 +93,13 @@ class Editor:
         spread: ArrayLike | None = None,
         call: Call | ArrayLike | None = None,
     ) -> None:
-        """Give tasks another duration, where it comes from, and the call they now make.
+        """Set durations of tasks, with their provenance, spread and calls.
 
         Args:
             tasks: one, or int64 [k].
             durations_ns, spread: float64 [k], or one for all.
             provenance: uint8 [k], indices in `PROVENANCES`, or one for all.
-            call: one for all, or int [k], what `call_number` gave.
+            call: one for all, or int [k], results of `call_number`.
         """
         tasks = self._checked(tasks, durations_ns)
         self._duration_ns[tasks] = durations_ns
@@ -111,11 +111,11 @@ class Editor:
         self._touched[tasks] = True
 
     def set_price(self, task: int, price: Price, *, call: Call | None = None) -> None:
-        """As `set_duration`, of a price."""
+        """Set the duration of a task to a price."""
         self.set_duration(task, price.nanoseconds, price.provenance, spread=price.spread, call=call)
 
     def call_number(self, call: Call) -> int:
-        """What stands for `call` in the column of calls; added where this edit has not met it."""
+        """Return the index of `call` in the column of calls, which is added if new."""
         number = self._added_calls.get(id(call))
         if number is None:
             self._calls.append(call)
@@ -130,7 +130,7 @@ class Editor:
         *,
         spread: ArrayLike | None = None,
     ) -> None:
-        """Multiply the durations of tasks; arguments as of `set_duration`.
+        """Multiply the durations of tasks; arguments as in `set_duration`.
 
         A task that is repeated in `tasks` is multiplied by each of its factors.
         """
@@ -139,19 +139,19 @@ class Editor:
         self.set_duration(tasks, self._duration_ns[tasks], provenance, spread=spread)
 
     def set_gap(self, tasks: Numbers, gap_ns: ArrayLike) -> None:
-        """Let the lane do something untracked for so long after a task, or each of several."""
+        """Set the untracked time of the lane after each task, in ns."""
         tasks = self._checked(tasks, gap_ns)
         self._gap_ns[tasks] = gap_ns
         self._touched[tasks] = True
 
     def remove(self, tasks: Numbers) -> None:
-        """Take tasks and the gaps after them away; what waited for one waits for its causes."""
+        """Remove tasks and the gaps after them; tasks that waited for one wait for its causes."""
         tasks = self._checked(tasks)
         if self._reordered:
             raise GraphError("tasks were reordered in this edit", remedy="apply it, then remove")
-        waiting = {task for source, target, *_ in self._connected for task in (source, target)}
-        if waiting.intersection(tasks.tolist()):
-            task = min(waiting.intersection(tasks.tolist()))
+        connected = {task for source, target, *_ in self._connected for task in (source, target)}
+        if connected.intersection(tasks.tolist()):
+            task = min(connected.intersection(tasks.tolist()))
             raise GraphError(f"task {task} was connected in this edit", remedy="remove it first")
         self._removed[tasks] = True
         self._touched[tasks] = True
@@ -159,33 +159,33 @@ class Editor:
     def set_operands(
         self, task: int, inputs: Sequence[int], outputs: Sequence[int] | None = None
     ) -> None:
-        """Let `task` read, and write, other storages; memory lives as long as they are in use.
+        """Set the storages that `task` reads and writes, and update lifetimes of memory.
 
-        Its call is the one it makes in this edit by now: change that first. An output that lies in
-        an input, because the task works in place or only looks at it, stays there: by itself where
-        no `outputs` are given. Who reads what the task wrote before has to be told in the same
-        edit; the memory of what nobody uses any more goes away, see `rewiring.rewired`.
+        To change the call of the task too, do that first. An output that shares the storage of an
+        input, because the task works in place or makes a view, keeps sharing it. Tasks that read a
+        storage that the task no longer writes must be changed in the same edit. Unused memory is
+        dropped, see `rewiring.rewired`.
 
         Args:
             inputs: a storage for each tensor its call reads, -1 for unknown.
-            outputs: for each that it returns; None for those it has.
+            outputs: a storage for each tensor that it returns; None to retain them.
 
         Raises:
-            GraphError: there is no such task or it makes no known call, not one storage for every
-                tensor, or one that parts an output from the input it lies in or puts a new tensor
-                into one. By `apply`: a task reads what nothing makes any more.
+            GraphError: the task does not exist or its call is unknown, the number of storages is
+                not the number of tensors, an output would no longer share its input's
+                storage, or a new tensor would share that of an input. By `apply`: a task reads a
+                storage that no task writes any more.
         """
         self._checked(task)
         number = int(self._call[task])
         if number < 0:
-            raise GraphError(f"task {task} makes no known call, whose tensors could lie elsewhere")
+            raise GraphError(f"the call of task {task} is unknown, so its operands cannot be set")
         call, recorded = self._calls[number], number == self._graph.tasks.call[task]
         aliases = aliases_of(self._graph, task, call, recorded=recorded)
         present = self._operands_of.get(task, self._graph.storages(task).tolist())
-        given = outputs is not None
         written = outputs if outputs is not None else present[len(present) - len(call.outputs) :]
         self._operands_of[task] = checked_operands(
-            task, call, aliases, inputs, written, given=given
+            task, call, aliases, inputs, written, explicit=outputs is not None
         )
         self._touched[task] = True
 
@@ -205,20 +205,21 @@ class Editor:
         sequence: int = -1,
         lane: int = -1,
     ) -> int:
-        """Put a new task right after (or before) `task` on its lane, with its module and phase.
+        """Insert a task right after (or before) `task` on its lane, with its module and phase.
 
         Args:
-            lane: another lane, where it stands in the order of the tasks it was put beside; it
-                starts once that lane is free, so that it needs `connect` to wait for anything.
-            storages: of the call's inputs, then outputs, as `Graph.operands`; empty when unknown,
-                and then techniques that follow cannot see what it does to tensors.
-            sequence: autograd's number, that ties a backward task to its forward.
+            lane: another lane, on which the order of tasks is that of the whole graph; the new task
+                starts once that lane is free, unless `connect` makes it wait.
+            storages: storages of the call's inputs, then outputs, as `Graph.operands`; empty if
+                unknown, so that later techniques cannot follow its tensors.
+            sequence: autograd's number that links a backward task to its forward.
 
         Returns:
-            A handle that stands for the new task where `allocate` and `release_after` take one.
+            A handle of the new task for methods such as `connect`, `allocate` and `release_after`.
 
         Raises:
-            GraphError: there is no such task, or not one storage for every tensor of the call.
+            GraphError: the task does not exist, or the number of storages is not the number of
+                tensors of the call.
         """
         tensors = 0 if call is None else len(call.inputs) + len(call.outputs)
         if len(storages) not in (0, tensors):
@@ -229,7 +230,7 @@ class Editor:
             sequence=sequence, lane=lane,
         ).tolist()  # fmt: skip
         if len(storages):
-            self._given[handle] = storages
+            self._storages_of[handle] = storages
         return int(handle)
 
     def put(
@@ -244,7 +245,7 @@ class Editor:
         storages: Sequence[int] = (),
         sequence: int = -1,
     ) -> int:
-        """As `insert`, of a call at its price; without a `name` it is called as its operator."""
+        """Insert a call at its price; its `name` is by default that of its operator."""
         return self.insert(
             task, name or call.name, price.nanoseconds, price.provenance, before=before,
             gap_ns=gap_ns, spread=price.spread, call=call, storages=storages, sequence=sequence,
@@ -253,7 +254,7 @@ class Editor:
     def insert_all(
         self,
         tasks: NDArray[np.int64],
-        name: str,
+        name: str | Sequence[str],
         durations_ns: ArrayLike,
         provenance: Provenance | NDArray[np.uint8],
         *,
@@ -266,14 +267,15 @@ class Editor:
         lane: int = -1,
         storages: Sequence[Sequence[int]] = (),
     ) -> NDArray[np.int64]:
-        """As `insert`, of many new tasks at once, one right after (or before) each of `tasks`.
+        """Insert a new task right after (or before) each of `tasks`; see `insert`.
 
         Args:
             tasks: int64 [k].
             durations_ns, gap_ns, spread, before, sequence: [k], or one for all.
             provenance: uint8 [k], indices in `PROVENANCES`, or one for all.
-            call: int [k], what `call_number` gave; -1 for none.
-            storages: of each; empty when unknown.
+            call: int [k], results of `call_number`; -1 for none.
+            name: of each, or one for all.
+            storages: storages of each; empty if unknown.
 
         Returns:
             int64 [k], their handles.
@@ -283,7 +285,7 @@ class Editor:
         handles = self._insert(
             tasks,
             before,
-            name=self._strings.add(name),
+            name=[self._strings.add(each) for each in ([name] if isinstance(name, str) else name)],
             scope=recorded.scope[tasks],
             module=recorded.module[tasks],
             source=recorded.source[tasks],
@@ -298,14 +300,15 @@ class Editor:
             like=-1,
         )
         if storages:
-            self._given.update(zip(handles.tolist(), storages, strict=True))
+            pairs = zip(handles.tolist(), storages, strict=True)
+            self._storages_of |= {handle: stored for handle, stored in pairs if len(stored)}
         return handles
 
     def _insert(
         self, tasks: NDArray[np.int64], before: ArrayLike, **columns: ArrayLike
     ) -> NDArray[np.int64]:
-        columns |= {"beside": tasks, "before": before}
-        # Several times as fast for a single task as np.broadcast_to.
+        columns |= {"neighbour": tasks, "before": before}
+        # For a single task several times as fast as np.broadcast_to.
         added = {name: np.empty(len(tasks), dtype) for name, dtype in _INSERTED.items()}
         for name, column in added.items():
             column[:] = columns[name]
@@ -315,7 +318,7 @@ class Editor:
         return np.arange(first, first + len(tasks))
 
     def lane(self, name: str) -> int:
-        """The number of the lane `name`, added if there is none."""
+        """Return the index of the lane `name`, which is added if new."""
         if name not in self._lanes:
             self._lanes.append(name)
         return self._lanes.index(name)
@@ -331,38 +334,38 @@ class Editor:
     ) -> None:
         """Let `target` wait for `source`, of this step or (lag 1) of the one before.
 
-        Both are indices or what `insert` gave.
+        Both are indices or handles of `insert`.
 
         Raises:
-            GraphError: there is no such task, or it was removed in this edit.
+            GraphError: a task does not exist, or was removed in this edit.
         """
         self._check_references((source, target))
         for task in (source, target):
             if task < 0 or (task < len(self._removed) and self._removed[task]):
-                what = "was removed in this edit" if task >= 0 else "is none"
-                raise GraphError(f"task {task} cannot be waited for or wait: it {what}")
+                what = "was removed in this edit" if task >= 0 else "does not exist"
+                raise GraphError(f"task {task} cannot be connected: it {what}")
         self._connected.append((source, target, int(kind), delay_ns, lag))
 
     def exchange(self, row: Exchange) -> None:
-        """Add a row to the table of what is communicated; its tasks may be what `insert` gave."""
+        """Add a row to the table of exchanges; its tasks may be handles of `insert`."""
         self._exchanges.append(row)
 
     def repeat(self, tasks: Numbers, where: Numbers, *, before: bool = False) -> NDArray[np.int64]:
-        """Put another run of each of `tasks`, as it is now, right after (or before) `where`.
+        """Insert a copy of each of `tasks`, as edited so far, right after (or before) `where`.
 
         Args:
-            tasks, where: as many; a new task has the phase of the one that it is put beside.
+            tasks, where: of equal length; a copy has the phase of its neighbour in `where`.
 
         Returns:
-            int64 [k], their handles, as of `insert`.
+            int64 [k], their handles, as in `insert`.
         """
         tasks, where = self._checked(tasks), self._checked(where)
         recorded = self._graph.tasks
-        kept = ("name", "scope", "module", "source", "kind")
+        copied = ("name", "scope", "module", "source", "kind")
         return self._insert(
             where,
             before,
-            **{name: getattr(recorded, name)[tasks] for name in kept},
+            **{name: getattr(recorded, name)[tasks] for name in copied},
             lane=recorded.lane[where],
             call=self._call[tasks],
             sequence=-1,
@@ -383,10 +386,10 @@ class Editor:
         kind: str | None = None,
         where: Callable[[int], bool] | None = None,
     ) -> TaskSelection:
-        """Tasks by what they are; see `slipstream.graph.select.matching`.
+        """Select tasks by their properties; see `slipstream.graph.select.matching`.
 
         Raises:
-            InvalidArgumentError: no such phase or kind.
+            InvalidArgumentError: the phase or kind does not exist.
         """
         tasks = matching(
             self._graph, op=op, module=module, source=source, phase=phase, kind=kind, where=where
@@ -394,16 +397,16 @@ class Editor:
         return TaskSelection(self, tasks)
 
     def reorder(self, order: NDArray[np.int64]) -> None:
-        """Put the tasks in another order; each lane runs its own in the order of the graph.
+        """Reorder tasks; each lane runs its tasks in the order of the graph.
 
         Args:
             order: int64 [tasks], every task once.
 
         Raises:
-            GraphError: a task is missing or there twice, or tasks were removed in this edit.
+            GraphError: a task is missing or duplicate, or tasks were removed in this edit.
         """
         if not np.array_equal(np.sort(order), np.arange(len(self._graph))):
-            raise GraphError("an order names every task once")
+            raise GraphError("the order does not contain every task exactly once")
         if self._removed.any():
             raise GraphError("tasks were removed in this edit", remedy="apply it, then reorder")
         order = np.array(order, np.int64)
@@ -411,11 +414,11 @@ class Editor:
         self._order, self._reordered = order, True
 
     def resize(self, allocations: Numbers, nbytes: ArrayLike) -> None:
-        """Let allocations, indices in the graph's memory or new ones' handles, be as large."""
+        """Set the sizes of allocations: indices in the graph's memory, or handles."""
         self._set_memory("nbytes", allocations, _whole(nbytes))
 
     def release_after(self, allocations: Numbers, tasks: ArrayLike) -> None:
-        """Free `allocations` after `tasks` (indices or what `insert` gave; -1: not in the step)."""
+        """Free `allocations` after `tasks` (indices or handles; -1 for after the step)."""
         self._check_references(tasks)
         self._set_memory("release", allocations, np.asarray(tasks, np.int64))
 
@@ -427,12 +430,13 @@ class Editor:
         release: ArrayLike,
         storage: ArrayLike = -1,
     ) -> int:
-        """Let task `producer` allocate memory that is freed after task `release`; or [k] of each.
+        """Allocate memory at task `producer` that is freed after task `release`; or [k] of each.
 
-        Tasks are indices or what `insert` gave; -1: before the step, or not within it.
+        Tasks are indices or handles of `insert`; -1 for before the step, or after it.
 
         Returns:
-            A handle for `resize` and `release_after`; of several the first, the others follow it.
+            A handle for `resize` and `release_after`; for several, that of the first, followed by
+            consecutive ones.
         """
         self._check_references(producer)
         self._check_references(release)
@@ -444,7 +448,7 @@ class Editor:
         return first
 
     def apply(self, what: str, note: str = "") -> Graph:
-        """The edited copy, with one `Edit` that says `what` was done, and its `note`."""
+        """Return the edited copy, with one `Edit` that has the description `what` and `note`."""
         wiring = self._wiring()
         graph = wiring.graph
         added = self._added()
@@ -481,7 +485,7 @@ class Editor:
         )
 
     def _wiring(self) -> Rewired:
-        """The graph with the operands that `set_operands` gave."""
+        """Return the graph with the operands of `set_operands`."""
         graph = self._graph
         if not self._operands_of:
             return Rewired(graph, np.ones(len(graph.memory), bool), Allocations.none())
@@ -489,7 +493,7 @@ class Editor:
         return rewired(graph, self._operands_of, calls, self._removed)
 
     def _added(self) -> dict[str, NDArray[Any]]:
-        """The columns of all inserted tasks, in order of insertion."""
+        """Return the columns of all inserted tasks, in order of insertion."""
         none = [np.empty(0, dtype) for dtype in _INSERTED.values()]
         parts = [dict(zip(_INSERTED, none, strict=True)), *self._inserted]
         return {name: np.concatenate([part[name] for part in parts]) for name in _INSERTED}
@@ -497,11 +501,11 @@ class Editor:
     def _placed(
         self, added: dict[str, NDArray[Any]]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Where tasks stand in the edited graph.
+        """Return the order of tasks in the edited graph.
 
         Returns:
-            Of each task there the recorded one that it is or was put in beside; and of each
-            recorded or inserted one its place, -1 if removed.
+            For each edited task the recorded task, or that next to which it was inserted; and for
+            each recorded or inserted task its index in the edited graph, -1 if removed.
         """
         n = len(self._graph)
         order = self._order
@@ -511,18 +515,18 @@ class Editor:
         if self._inserts:
             place = np.empty(n, np.int64)
             place[self._order] = np.arange(n)
-            # Three places for each recorded task: what is before it, itself, what is after it.
-            beside = added["beside"]
-            put = 3 * place[beside] + np.where(added["before"], 0, 2)
-            by_place = np.argsort(np.concatenate([3 * place[order] + 1, put]), kind="stable")
+            # Three positions for each recorded task: tasks before it, itself, tasks after it.
+            neighbour = added["neighbour"]
+            inserted = 3 * place[neighbour] + np.where(added["before"], 0, 2)
+            by_place = np.argsort(np.concatenate([3 * place[order] + 1, inserted]), kind="stable")
             handles = np.concatenate([order, n + np.arange(self._inserts)])[by_place]
-            order = np.concatenate([order, beside])[by_place]
+            order = np.concatenate([order, neighbour])[by_place]
         new_index = np.full(n + self._inserts, -1, np.int64)
         new_index[handles] = np.arange(len(handles))
         return order, new_index
 
     def _checked(self, tasks: Numbers, *times_ns: ArrayLike) -> NDArray[np.int64]:
-        """int64 [k]: these are tasks of the graph, and can take so long."""
+        """Return `tasks` as int64 [k], after checking them and their times."""
         tasks = np.atleast_1d(np.asarray(tasks, np.int64))
         if (wrong := (tasks < 0) | (tasks >= len(self._order))).any():
             raise GraphError(f"there is no task {tasks[wrong][0]} among {len(self._order)}")
@@ -536,28 +540,28 @@ class Editor:
         return tasks
 
     def _check_references(self, tasks: ArrayLike) -> None:
-        """That these are -1, tasks of the graph, or what `insert` gave."""
-        count, given = len(self._graph) + self._inserts, np.asarray(tasks)
-        if (wrong := (given < -1) | (given >= count)).any():
-            raise GraphError(f"there is no task {given[wrong].flat[0]} among {count}")
+        """Check that these are -1, tasks of the graph, or handles of `insert`."""
+        count, references = len(self._graph) + self._inserts, np.asarray(tasks)
+        if (wrong := (references < -1) | (references >= count)).any():
+            raise GraphError(f"there is no task {references[wrong].flat[0]} among {count}")
 
     def _set_memory(self, name: str, allocations: Numbers, values: NDArray[np.int64]) -> None:
-        """Write `values` where `allocations` are: among the recorded ones, or the new ones."""
+        """Set a column of recorded or new allocations."""
         column, added = self._memory[name], self._allocated[name]
-        given = np.atleast_1d(np.asarray(allocations, np.int64))
+        handles = np.atleast_1d(np.asarray(allocations, np.int64))
         count = len(column) + len(added)
-        if (wrong := (given < 0) | (given >= count)).any():
-            raise GraphError(f"there is no allocation {given[wrong][0]} among {count}")
-        values = np.broadcast_to(values, len(given))
-        recorded = given < len(column)
-        column[given[recorded]] = values[recorded]
+        if (wrong := (handles < 0) | (handles >= count)).any():
+            raise GraphError(f"there is no allocation {handles[wrong][0]} among {count}")
+        values = np.broadcast_to(values, len(handles))
+        recorded = handles < len(column)
+        column[handles[recorded]] = values[recorded]
         for handle, value in zip(
-            given[~recorded].tolist(), values[~recorded].tolist(), strict=True
+            handles[~recorded].tolist(), values[~recorded].tolist(), strict=True
         ):
             added[handle - len(column)] = value
 
     def _shrunk(self) -> tuple[Call | None, ...]:
-        """The recorded calls' other forms; nothing is known of a call that was added."""
+        """Return the recorded calls at another number of samples; None for added calls."""
         recorded = self._graph.shrunk
         added = len(self._calls) - len(self._graph.calls)
         return (*recorded, *[None] * added) if recorded else ()
@@ -569,32 +573,32 @@ class Editor:
         places: NDArray[np.int64],
         like: NDArray[np.int64],
     ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-        """Of the edited graph; a new task at one of `places` has those of the task it is `like`."""
+        """Return the edited operands; new tasks at `places` have those of the tasks `like`."""
         repeated = order.copy()
         repeated[places] = like
         first = len(self._graph)
         operands = {
             int(places[handle - first]): np.array(storages, np.int32)
-            for handle, storages in self._given.items()
+            for handle, storages in self._storages_of.items()
         }
         return graph.gathered(repeated, operands)
 
     def _remapped(
         self, wiring: Rewired, new_index: NDArray[np.int64], order: NDArray[np.int64]
     ) -> Allocations:
-        """The allocations with tasks numbered as in the edited graph.
+        """Return the allocations with the task numbers of the edited graph.
 
-        What a removed task allocated goes with it, unless a kept task uses it: then the next task
-        on the lane allocates it. What a removed task freed is freed after the task before it, or
-        by what was put in its place.
+        An allocation of a removed task is dropped, unless a remaining task uses it: then the next
+        task on the lane allocates it. Memory that a removed task freed is freed after the task
+        before it, or by its replacement.
         """
         recorded = wiring.graph.memory
-        asked = self._memory["release"] != self._graph.memory.release
-        release = np.where(asked, self._memory["release"], recorded.release)
+        changed = self._memory["release"] != self._graph.memory.release
+        release = np.where(changed, self._memory["release"], recorded.release)
         columns = recorded.columns() | {"nbytes": self._memory["nbytes"], "release": release}
         allocated = Allocations.of(*self._allocated.values())
-        kept = Allocations.of(*(column[wiring.needed] for column in columns.values()))
-        memory = kept.joined(allocated, wiring.added)
+        needed = Allocations.of(*(column[wiring.needed] for column in columns.values()))
+        memory = needed.joined(allocated, wiring.added)
         if not self._removed.any() or not len(memory):
             numbers = np.append(new_index, -1)  # -1 stays -1
             return replace(
@@ -602,43 +606,47 @@ class Editor:
                 producer=numbers[memory.producer].astype(np.int32),
                 release=numbers[memory.release].astype(np.int32),
             )
-        return Heirs(wiring.graph, self._removed, new_index, order).hand_on(memory)
+        reassigner = AllocationReassigner(wiring.graph, self._removed, new_index, order)
+        return reassigner.reassigned(memory)
 
     def _edges(self, new_index: NDArray[np.int64]) -> Edges:
-        """Edges between kept tasks, and from what a removed task waited for to what waited.
+        """Return edges of the remaining tasks, including bridges over removed tasks.
 
-        What comes before and after it on its own lane counts among them: a kernel that others
-        synchronise with hands that on to the kernel before it.
+        A bridge leads from each cause of a removed task, including the task before it on its lane,
+        to each task that waited for it, including the task after it: tasks that synchronise with a
+        removed kernel wait for the kernel before it.
         """
         edges = self._graph.edges
         if len(edges):
-            kept = edges
+            remaining = edges
             if self._removed.any():
-                kept = Links(edges, self._graph.tasks.lane, self._removed).bridged()
-            source, target = new_index[kept.source], new_index[kept.target]
-            edges = replace(kept, source=source.astype(np.int32), target=target.astype(np.int32))
+                remaining = Links(edges, self._graph.tasks.lane, self._removed).bridged()
+            source, target = new_index[remaining.source], new_index[remaining.target]
+            edges = replace(
+                remaining, source=source.astype(np.int32), target=target.astype(np.int32)
+            )
         if not self._connected:
             return edges
         first, second, *rest = zip(*self._connected, strict=True)
         return edges.joined(Edges.of(new_index[list(first)], new_index[list(second)], *rest))
 
     def _renumbered(self, new_index: NDArray[np.int64]) -> tuple[Exchange, ...]:
-        """The exchanges whose task is still there, in its order."""
+        """Return the exchanges of the remaining tasks, in their order."""
         moved = [row.renumbered(lambda task: int(new_index[task])) for row in self._exchanges]
         return tuple(sorted((row for row in moved if row.task >= 0), key=lambda row: row.task))
 
 
 def append_task(graph: Graph, name: str, total_ns: float, spread: float, kind: Kind) -> Graph:
-    """The recorded step with one more measured task at its end, which is no edit of it.
+    """Append a measured task to the recorded step, without adding an `Edit`.
 
-    For what was measured of the step as a whole: where in it the parts lie is not known.
+    For measurements of the whole step whose position within it is unknown.
     """
     last = len(graph) - 1
     edit = Editor(graph, "")
     edit.insert(last, name, total_ns, Provenance.MEASURED, spread=spread, kind=kind)
     edited = edit.apply("")
     tasks = edited.tasks
-    # It takes over nothing of the task it stands behind.
+    # It does not inherit the properties of the task before it.
     for column in (tasks.module, tasks.source, tasks.scope, tasks.phase):
         column[-1] = 0
     tasks.sequence[-1] = -1
@@ -646,20 +654,20 @@ def append_task(graph: Graph, name: str, total_ns: float, spread: float, kind: K
 
 
 def _whole(nbytes: ArrayLike) -> NDArray[np.int64]:
-    given = np.asarray(nbytes)
-    if (given < 0).any():
-        raise GraphError(f"an allocation cannot have {given.min()} bytes")
-    return given.astype(np.int64)
+    sizes = np.asarray(nbytes)
+    if (sizes < 0).any():
+        raise GraphError(f"an allocation cannot have {sizes.min()} bytes")
+    return sizes.astype(np.int64)
 
 
 def _code(provenance: Provenance | NDArray[np.uint8]) -> int | NDArray[np.uint8]:
     return PROVENANCES.index(provenance) if isinstance(provenance, Provenance) else provenance
 
 
-# The columns of tasks that are put in: `beside` which recorded one, and `like` which, whose
-# operands they have (-1: none); the others as in `Tasks`.
+# The columns of inserted tasks: the recorded `neighbour`, and the task `like` which they have
+# operands (-1 for none); the others as in `Tasks`.
 _INSERTED: dict[str, Any] = {
-    "beside": np.int64,
+    "neighbour": np.int64,
     "before": np.bool_,
     "like": np.int64,
     **{name: dtype for name, dtype in Tasks.dtypes.items() if name not in ("phase", "rank")},

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,7 +21,17 @@ from numpy.typing import NDArray
 
 from slipstream.durations import pace
 from slipstream.errors import WorkloadError
-from slipstream.graph import Call, Editor, Graph, calls_of, distinct, price
+from slipstream.graph import (
+    Allocations,
+    Call,
+    Editor,
+    Graph,
+    Price,
+    calls_of,
+    distinct,
+    price,
+    price_columns,
+)
 from slipstream.graph.flow import matches
 from slipstream.source import fuse_attention
 from slipstream.surgery import (
@@ -75,11 +86,16 @@ class Sdpa(Choosing):
 
     def required_timings(self, graph: Graph) -> Sequence[Call]:
         """What goes beside the fused call that comes, forward and backward."""
-        asked: list[Call] = []
-        for one in self.chosen(matches(graph, attentions)):
-            asked += calls_of(graph, one.work)
-            asked += [call for call in (one.call, one.backward_call, one.keep) if call is not None]
-        return asked
+        timings: dict[Hashable, list[Call]] = {}
+        for site in self.chosen(matches(graph, attentions)):
+            fused = [
+                call for call in (site.call, site.backward_call, site.keep) if call is not None
+            ]
+            recorded = tuple(graph.tasks.call[list(site.work)].tolist())
+            key = recorded, *(call.key for call in fused)
+            if key not in timings:
+                timings[key] = [*calls_of(graph, site.work), *fused]
+        return [call for calls in timings.values() for call in calls]
 
     def predict(self, graph: Graph, context: Context) -> Graph:
         """One task in place of each attention's, one in place of its backward pass."""
@@ -89,33 +105,59 @@ class Sdpa(Choosing):
         replaced = dict.fromkeys(t for one in chosen for t in one.work)
         in_step = pace(graph, replaced, context.durations)
 
-        def put(
-            at: int, call: Call, old: Sequence[int], storages: Sequence[int], sequence: int
-        ) -> int:
-            before_ns = float(graph.tasks.duration_ns[list(old)].sum())
-            handle = edit.put(
-                at, call, price(context.durations, call, before_ns, pace=in_step), before=True,
-                gap_ns=graph.task(old[-1]).gap_ns, storages=storages,
-                sequence=sequence if storages else -1,
-            )  # fmt: skip
-            edit.remove(np.array(old))
-            return handle
+        cached, recorded = dict[str, Price](), len(graph)
+        places, calls, prices, gaps_ns, sequences = [], [], [], [], []
+        storages: list[Sequence[int]] = []
 
-        for one in chosen:
-            there, back = ((), ()) if one.storages is None else one.storages
-            if one.keep is not None:
-                answer = context.durations.lookup(one.keep)
+        def put(
+            at: int, call: Call, cost: Price, gap_ns: float, stored: Sequence[int], n: int
+        ) -> int:
+            places.append(at)
+            calls.append(call)
+            prices.append(cost)
+            gaps_ns.append(gap_ns)
+            storages.append(stored)
+            sequences.append(n)
+            return recorded + len(places) - 1
+
+        def fuse(
+            at: int, call: Call, old: Sequence[int], stored: Sequence[int], sequence: int
+        ) -> int:
+            if call.key not in cached:
+                cached[call.key] = price(context.durations, call, math.nan, pace=in_step)
+            cost = cached[call.key]
+            if math.isnan(cost.nanoseconds):
+                cost = replace(cost, nanoseconds=float(graph.tasks.duration_ns[list(old)].sum()))
+            gap_ns = float(graph.tasks.gap_ns[old[-1]])
+            return put(at, call, cost, gap_ns, stored, sequence if stored else -1)
+
+        by_storage = np.argsort(graph.memory.storage, kind="stable")
+        in_order = graph.memory.storage[by_storage].astype(np.int64)
+        saved, holders = [by_storage[:0]], [by_storage[:0]]
+        for site in chosen:
+            operands, back = ((), ()) if site.storages is None else site.storages
+            if site.keep is not None:
+                answer = context.durations.lookup(site.keep)
                 if answer is not None:
-                    edit.put(one.forward[-1], one.keep, answer.at(in_step), before=True)
-            put(one.forward[-1], one.call, one.forward, there, one.sequence)
-            if one.backward and one.backward_call is not None:
-                at = one.backward[0]
-                handle = put(at, one.backward_call, one.backward, back, one.sequence)
+                    put(site.forward[-1], site.keep, answer.at(in_step), 0.0, (), -1)
+            fuse(site.forward[-1], site.call, site.forward, operands, site.sequence)
+            if site.backward and site.backward_call is not None:
+                at = site.backward[0]
+                handle = fuse(at, site.backward_call, site.backward, back, site.sequence)
                 # It saves what it was called with: views, where matmul had made copies of its own.
-                saved = _freed_before(graph, there[:-1], one.forward, at)
-                edit.release_after(saved, np.full(len(saved), handle))
-            elif one.backward:
-                edit.remove(np.array(one.backward))
+                runs = np.searchsorted(in_order, [operands[:-1], np.add(operands[:-1], 1)])
+                held = [by_storage[first:last] for first, last in runs.T.tolist()]
+                found = np.concatenate([by_storage[:0], *held])
+                saved.append(_freed_before(graph.memory, found, site.forward, at))
+                holders.append(np.full(len(saved[-1]), handle))
+        durations_ns, provenance, spread = price_columns(prices)
+        edit.insert_all(
+            np.array(places), [call.name for call in calls], durations_ns, provenance, before=True,
+            spread=spread, gap_ns=gaps_ns, call=[edit.call_number(call) for call in calls],
+            storages=storages, sequence=sequences,
+        )  # fmt: skip
+        edit.remove(np.array([task for site in chosen for task in site.tasks]))
+        edit.release_after(np.concatenate(saved), np.concatenate(holders))
         removed = sum(len(one.forward) + len(one.backward) for one in chosen)
         return edit.apply(f"{removed} operators of {len(chosen)} attentions in one kernel each")
 
@@ -163,13 +205,12 @@ class Sdpa(Choosing):
 
 
 def _freed_before(
-    graph: Graph, storages: Sequence[int], forward: Sequence[int], backward: int
+    memory: Allocations, found: NDArray[np.int64], forward: Sequence[int], backward: int
 ) -> NDArray[np.int64]:
-    """int64 [k], allocations in `storages` that are there in `forward` and not at `backward`."""
-    memory = graph.memory
-    chosen = np.isin(memory.storage, storages) & (memory.producer <= forward[-1])
-    chosen &= (memory.release >= forward[0]) & (memory.release < backward)
-    return np.flatnonzero(chosen)
+    """int64 [k], those of the allocations `found` that live in `forward` and not at `backward`."""
+    release = memory.release[found]
+    alive = (memory.producer[found] <= forward[-1]) & (release >= forward[0])
+    return found[alive & (release < backward)]
 
 
 def _forward_of(built: BuiltWorkload) -> Callable[[], object]:
