@@ -61,7 +61,7 @@ def test_write_edits_the_file_and_undo_takes_it_back(slipstream: Any) -> None:
     run = slipstream.briefly("apply", "train.py", "--undo")
     assert run.returncode == 0, run.stderr
     assert train.read_bytes() == before
-    assert re.search(r"\bkept\b.*\btrain\.py\.undone\b", run.stderr)
+    assert re.search(r"\bsaved\b.*\btrain\.py\.undone\b", run.stderr)
 
 
 def test_a_class_is_written_at_every_place_where_the_model_is_built_of_it(slipstream: Any) -> None:

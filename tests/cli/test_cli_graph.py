@@ -58,7 +58,7 @@ class Cli:
             patch.setenv("COLUMNS", "200")
             patch.setattr(sys, "argv", ["slipstream", *map(str, arguments)])
             # Its signal handlers would outlive it.
-            patch.setattr(_main, "_interrupt_once", lambda: None)
+            patch.setattr(_main, "_handle_signals", lambda: None)
             with pytest.raises(SystemExit) as left:
                 _main.main()
         out, err = self._capsys.readouterr()

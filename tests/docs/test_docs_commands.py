@@ -138,9 +138,9 @@ NOT_RUN = {
     **{
         f"slipstream stability {command}": "needs pictures; tests/ship/test_stability.py has some"
         for command in (
-            "measure model.onnx --data pictures/ --sheet disputed.png",
-            "explain model.onnx --data pictures/ --settings",
-            "predict model.onnx --data pictures/ --sample 64",
+            "measure model.onnx --data images/ --sheet disputed.png",
+            "explain model.onnx --data images/ --settings",
+            "predict model.onnx --data images/ --sample 64",
             "harden train.py:make --data fashion_mnist -o hardened.pt",
             "harden train.py:make --data photos.npz --twins same --int8",
         )

@@ -1,4 +1,4 @@
-"""Assemble the commands, run one, and turn its errors into words and exit codes."""
+"""Assemble the commands, run one, and turn its errors into messages and exit codes."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     import typer
 
-# In the order of the flow, then engines, then tools. Each module holds `command` (a function)
-# or `app` (a noun with verbs of its own); the first line of its docstring is the help.
+# Each module defines `command` (a function) or `app` (a group of subcommands). The first line of
+# its docstring is the help.
 _FLOW = (
     "profile", "explain", "predict", "apply", "prove", "advise", "batch", "devices", "report",
     "live", "lsp", "export", "import", "diff",
@@ -37,14 +37,14 @@ _TOOLS = (
     "bench", "doctor", "demo",
 )  # fmt: skip
 _INTERRUPTED = 130
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
-# Ending children and putting files back takes this long at most; further Ctrl-C wait for it.
-_CLEANING_UP_S = 10.0
-# Graphs and torch are many objects that stay: with Python's own thresholds (700, 10, 10) a sixth of
-# what `advise` itself computes was the search for garbage among them.
-_GARBAGE = 50_000, 20, 100
-# For terminals that show ASCII only.
-_PLAIN = {
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
+# Further Ctrl-C are ignored for this long, while child processes end and files are restored.
+_CLEANUP_S = 10.0
+# Graphs and torch hold many long-lived objects: with Python's default thresholds (700, 10, 10),
+# `advise` spent a sixth of its own time in garbage collection.
+_GC_THRESHOLDS = 50_000, 20, 100
+# Replacements on terminals that can only show ASCII.
+_ASCII = {
     **dict(zip("▁▂▃▄▅▆▇█", "__--==##", strict=True)),
     "µ": "u", "μ": "u", "…": "...", "–": "-", "─": "-", "→": "->", "±": "+-", "·": ".",
     "×": "x", "∞": "inf", "▶": ">", "◀": "<",
@@ -57,8 +57,8 @@ def _assemble() -> typer.Typer:
     import typer
     from typer.core import TyperCommand, TyperGroup
 
-    class Whole(TyperGroup):
-        """Lists its commands with their whole first sentences; typer would cut them with dots."""
+    class FullHelpGroup(TyperGroup):
+        """Group whose help shows each command's whole first sentence; typer would truncate it."""
 
         def sections(self) -> dict[str, Sequence[str]]:
             return {"Commands": list(self.commands)}
@@ -70,8 +70,8 @@ def _assemble() -> typer.Typer:
                         [(name, self.commands[name].get_short_help_str(1000)) for name in names]
                     )
 
-    class InOrder(Whole):
-        """Lists its commands as the user meets them: the flow, then clusters, then tools."""
+    class OrderedGroup(FullHelpGroup):
+        """Group whose help lists the flow first, then clusters, then tools."""
 
         def list_commands(self, ctx: Any) -> list[str]:
             return [name for name in (*_FLOW, *_ENGINES, *_TOOLS) if name in self.commands]
@@ -79,19 +79,19 @@ def _assemble() -> typer.Typer:
         def sections(self) -> dict[str, Sequence[str]]:
             return {"The flow": _FLOW, "Clusters": _ENGINES, "Tools": _TOOLS}
 
-    def with_more(listed: Any) -> type[TyperCommand]:
-        """A command whose help ends with a list that is made only when it is asked for."""
+    def with_epilog(section: Any) -> type[TyperCommand]:
+        """Return a command class whose help ends with the list that `section` builds on demand."""
 
-        class WithMore(TyperCommand):
+        class CommandWithEpilog(TyperCommand):
             def format_epilog(self, ctx: Any, formatter: Any) -> None:
-                title, rows = listed()
+                title, rows = section()
                 with formatter.section(title):
                     formatter.write_dl(rows)
 
-        return WithMore
+        return CommandWithEpilog
 
-    def show_version(wanted: bool) -> None:
-        if wanted:
+    def show_version(requested: bool) -> None:
+        if requested:
             from importlib.metadata import version
 
             print("slipstream", version("slipstream"))
@@ -99,22 +99,22 @@ def _assemble() -> typer.Typer:
 
     app = typer.Typer(
         name="slipstream",
-        cls=InOrder,
-        # Plain help: importing rich and its Markdown parser takes longer than all else together.
+        cls=OrderedGroup,
+        # Importing rich and its Markdown parser takes longer than everything else together.
         rich_markup_mode=None,
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
         help="What would make this PyTorch model cheaper, by how much, and is that true?",
-        epilog="Start with: slipstream demo. Every command that prints a table takes --json.",
+        epilog="Start with: slipstream demo. Every command that prints a table accepts --json.",
     )
 
     @app.callback()
     def everything(
-        debug: bool = typer.Option(False, "--debug", help="Show tracebacks of errors."),
+        debug: bool = typer.Option(False, "--debug", help="Show the tracebacks of errors."),
         version: bool = typer.Option(
-            False, "--version", help="Print the version and leave.",
+            False, "--version", help="Print the version and exit.",
             callback=show_version, is_eager=True,
         ),
     ) -> None:  # fmt: skip
@@ -122,94 +122,95 @@ def _assemble() -> typer.Typer:
             os.environ["SLIPSTREAM_DEBUG"] = "1"
 
     for name in (*_FLOW, *_ENGINES, *_TOOLS):
-        # A word that Python keeps for itself names its module with an underscore: import_.
-        keyword_mark = "_" if keyword.iskeyword(name) else ""
-        module = importlib.import_module(f"slipstream.cli.{name}{keyword_mark}")
+        # A Python keyword cannot name a module: the command `import` is in import_.py.
+        suffix = "_" if keyword.iskeyword(name) else ""
+        module = importlib.import_module(f"slipstream.cli.{name}{suffix}")
         if hasattr(module, "app"):
-            app.add_typer(module.app, name=name, cls=Whole)
+            app.add_typer(module.app, name=name, cls=FullHelpGroup)
         else:
-            kind = with_more(module.more_help) if hasattr(module, "more_help") else TyperCommand
+            kind = with_epilog(module.more_help) if hasattr(module, "more_help") else TyperCommand
             app.command(name, cls=kind, help=inspect.getdoc(module.command))(module.command)
     return app
 
 
 def main() -> None:
-    """Run the command line and leave with its exit code: 0, 1 failure, 2 usage, 130 interrupted."""
+    """Run the command line and exit: 0 success, 1 failure, 2 usage error, 130 interrupted."""
     sys.exit(_run())
 
 
 def _run() -> int:
     try:
-        gc.set_threshold(*_GARBAGE)
-        _interrupt_once()
-        _warn_in_a_line()
-        _replace_what_cannot_be_shown()
+        gc.set_threshold(*_GC_THRESHOLDS)
+        _handle_signals()
+        _shorten_warnings()
+        _replace_unprintable_characters()
         return _command(_without_debug(sys.argv[1:]))
     except SlipstreamError as error:
         return _report(error)
     except KeyboardInterrupt:
-        for number in _ending_signals():
-            # While Python itself shuts down, another one would kill it with another exit code.
+        for number in _termination_signals():
+            # A second signal while Python shuts down would change the exit code.
             signal.signal(number, signal.SIG_IGN)
-        print("interrupted; nothing of yours was changed", file=sys.stderr)
+        print("interrupted; your files were not changed", file=sys.stderr)
         return _INTERRUPTED
     except BrokenPipeError:
-        # `slipstream ... | head`: the reader has what it wanted.
+        # `slipstream ... | head`: the reader has closed the pipe.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        return _report_disk(error) if error.errno in _NO_ROOM else _report_defect(error)
+        return _report_disk(error) if error.errno in _DISK_ERRORS else _report_defect(error)
     except Exception as error:
         return _report_defect(error)
 
 
-def _warn_in_a_line() -> None:
-    """Warnings of ours are for the person who runs us: without the line of our code."""
-    shown = warnings.showwarning
+def _shorten_warnings() -> None:
+    """Print slipstream's own warnings for users, without the line of code that issued them."""
+    default = warnings.showwarning
 
-    def show(message: Any, category: type[Warning], *rest: Any, **named: Any) -> None:
+    def show(message: Any, category: type[Warning], *args: Any, **kwargs: Any) -> None:
         if issubclass(category, SlipstreamWarning):
             print(printable(f"warning: {message}"), file=sys.stderr, flush=True)
         else:
-            shown(message, category, *rest, **named)
+            default(message, category, *args, **kwargs)
 
     warnings.showwarning = show
 
 
-def _replace_what_cannot_be_shown() -> None:
-    """Print on a terminal that shows ASCII, or names that are no text, instead of failing."""
-    noted: list[bool] = []
+def _replace_unprintable_characters() -> None:
+    """Replace characters that the terminal cannot show and file names that are not valid text."""
+    warned = False
 
-    def replaced(error: UnicodeError) -> tuple[str, int]:
+    def replace(error: UnicodeError) -> tuple[str, int]:
+        nonlocal warned
         assert isinstance(error, UnicodeEncodeError)
         text = error.object[error.start : error.end]
-        if not noted and error.encoding not in ("utf-8", "utf8"):
-            noted.append(True)
+        if not warned and error.encoding not in ("utf-8", "utf8"):
+            warned = True
             print(
-                f"this terminal shows {error.encoding} only; PYTHONUTF8=1 shows every character",
+                f"this terminal shows {error.encoding} only; set PYTHONUTF8=1 to show the rest",
                 file=sys.stderr,
             )
-        return "".join(_PLAIN.get(c) or f"\\u{ord(c):04x}" for c in text), error.end
+        return "".join(_ASCII.get(c) or f"\\u{ord(c):04x}" for c in text), error.end
 
-    codecs.register_error("slipstream", replaced)
+    codecs.register_error("slipstream", replace)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="slipstream")
 
 
 def _command(arguments: list[str]) -> int:
-    """Run one command; typer is imported here so that Ctrl-C finds us from the first moment."""
+    """Run one command; typer is imported here, when Ctrl-C is already handled."""
     import typer
 
     try:
         code = _assemble()(arguments, prog_name="slipstream", standalone_mode=False)
         sys.stdout.flush()
         if code == _INTERRUPTED:
-            # What typer makes of Ctrl-C.
+            # typer's exit code for Ctrl-C.
             raise KeyboardInterrupt
         return code if isinstance(code, int) else 0
-    except typer.Exit as leave:
-        return leave.exit_code
+    except typer.Exit as status:
+        return status.exit_code
     except typer.Abort:
         raise KeyboardInterrupt from None
     except typer.TyperException as error:
@@ -217,82 +218,82 @@ def _command(arguments: list[str]) -> int:
 
 
 def _without_debug(arguments: list[str]) -> list[str]:
-    """Take ``--debug`` where people write it, which is after the command as often as before."""
+    """Accept ``--debug`` after the command as well as before it."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
     if "--debug" in arguments[:end]:
         os.environ["SLIPSTREAM_DEBUG"] = "1"
     return [a for n, a in enumerate(arguments) if n >= end or a != "--debug"]
 
 
-def _interrupt_once() -> None:
-    """Ctrl-C, a closed terminal and a polite kill all end us by the same clean way out.
+def _handle_signals() -> None:
+    """Turn Ctrl-C, a closed terminal and SIGTERM into a KeyboardInterrupt.
 
-    The impatient second Ctrl-C would cut short the ending of children and the putting back of
-    files, so for a while it is not heard.
+    Later signals are ignored for `_CLEANUP_S`: they would interrupt ending the child processes and
+    restoring the files.
     """
     first: list[float] = []
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        if first and time.monotonic() - first[0] < _CLEANING_UP_S:
+        if first and time.monotonic() - first[0] < _CLEANUP_S:
             return
         first[:] = [time.monotonic()]
         raise KeyboardInterrupt
 
-    for number in _ending_signals():
-        # What is ignored (nohup, a background job) stays so.
+    for number in _termination_signals():
+        # Signals that are already ignored (nohup, a background job) stay ignored.
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, interrupt)
 
 
-def _ending_signals() -> list[signal.Signals]:
+def _termination_signals() -> list[signal.Signals]:
     names = ("SIGINT", "SIGTERM", "SIGHUP")
     return [getattr(signal, name) for name in names if hasattr(signal, name)]
 
 
 def _report_disk(error: OSError) -> int:
-    """Nothing more can be written, to a file, the folder for temporary ones, or our output."""
+    """Report that a file, a temporary file or stdout cannot be written."""
     with contextlib.suppress(OSError):
-        # What is left in its buffer would fail once more when Python ends.
+        # Flushing the remaining buffer when Python exits would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    told = SlipstreamError(
-        f"it cannot be written: {error.strerror}",
+    failure = SlipstreamError(
+        f"writing failed: {error.strerror}",
         where=None if error.filename is None else os.fsdecode(error.filename),
-        remedy="free some disk space; TMPDIR says where temporary files go",
+        remedy="free some disk space; TMPDIR sets the folder for temporary files",
     )
-    return _report(told, error)
+    return _report(failure, error)
 
 
 def _report_defect(error: Exception) -> int:
-    """A mistake of ours: say so, and keep the traceback for those who ask."""
-    told = SlipstreamError(
+    """Report a defect of slipstream; the traceback is shown with ``--debug``."""
+    failure = SlipstreamError(
         f"slipstream itself failed: {type(error).__name__}: {error}",
-        remedy="the same with --debug first, and report what it prints",
+        remedy="run it again with --debug as the first option, and report the output",
     )
-    return _report(told, error)
+    return _report(failure, error)
 
 
 def _report_usage(error: typer.TyperException, arguments: list[str]) -> int:
-    """A malformed command line: what is wrong, and where the help is."""
+    """Report a malformed command line, with the command that shows the help."""
     if type(error).__name__ == "NoArgsIsHelpError":
         print(error.format_message())
         return 0
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "slipstream"
     message, remedy = error.format_message(), f"{command} --help"
-    first = next((one for one in arguments if not one.startswith("-")), "")
-    script = next((one for one in arguments if one.endswith(".py")), None)
+    first = next((word for word in arguments if not word.startswith("-")), "")
+    script = next((word for word in arguments if word.endswith(".py")), None)
     if message.startswith("No such command") and (verb := _verb_for(first)):
-        message = f"'{first}' is no command; one comes before it"
+        message = f"'{first}' is not a command; a command comes before the workload"
         remedy = f"{command} {verb} {first}"
     elif type(error).__name__ == "NoSuchOption" and script:
         option = getattr(error, "option_name", "OPTION")
-        remedy += f"; or, where {option} is the script's own: {command} {script} -- {option} ..."
+        remedy += f"; or, for the script's own {option}: {command} {script} -- {option} ..."
     print(printable(f"error: {SlipstreamError(message, remedy=remedy)}"), file=sys.stderr)
     return error.exit_code
 
 
 def _verb_for(workload: str) -> str | None:
-    """The command to begin with where a workload was given in the place of one."""
+    """Return the command to suggest for a workload without one."""
     if workload.endswith(".slipgraph"):
         return "advise"
     return "profile" if workload.partition(":")[0].endswith(".py") else None
@@ -300,7 +301,7 @@ def _verb_for(workload: str) -> str | None:
 
 def _report(error: SlipstreamError, cause: Exception | None = None) -> int:
     print(printable(f"error: {error}"), file=sys.stderr)
-    # The notes of an error hold the traceback in the child.
+    # An error's notes include the traceback of the child process.
     if os.environ.get("SLIPSTREAM_DEBUG"):
         import traceback
 

@@ -1,4 +1,4 @@
-"""Options that several commands share, and the request that those of a workload make."""
+"""Options shared by several commands, and the `Request` built from those of a workload."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ScriptArguments = Annotated[
 ]
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="An argument of the function; repeatable."),
+    typer.Option("--set", metavar="KEY=VALUE", help="Argument of the function; repeatable."),
 ]
 Techniques = Annotated[
     list[str] | None,
@@ -42,21 +42,21 @@ Techniques = Annotated[
         "--technique",
         "-t",
         metavar="NAME:KEY=VALUE,...",
-        help="A technique, such as amp:bf16 (slipstream advise tries all there are); joined with "
-        "+ for a combination. Repeat to compare.",
+        help="A technique, such as amp:bf16 (slipstream advise tries all of them). Join several "
+        "with + to combine them; repeat the option to compare.",
     ),
 ]
 Threads = Annotated[
     int,
     typer.Option(
-        "--threads", metavar="N", help="Intra-op threads; 0 for what the workload sets.", min=0
+        "--threads", metavar="N", help="Intra-op threads; 0 keeps the workload's setting.", min=0
     ),
 ]
 Steps = Annotated[int, typer.Option("--steps", metavar="N", help="Steps to record.", min=1)]
 Timeout = Annotated[
     str,
     typer.Option(
-        "--timeout", metavar="TIME", help="Stop the workload when it is silent for this long."
+        "--timeout", metavar="TIME", help="Stop the workload if it reports nothing for this long."
     ),
 ]
 WhatIf = Annotated[
@@ -70,8 +70,8 @@ Record = Annotated[
     typer.Option(
         "--record",
         metavar="STATISTIC,...",
-        help="Record these besides: regions (what torch.compile makes of the model), ids (which "
-        "rows of embedding tables), spectra (singular values), grads (gradients' size and noise), "
+        help="Also record: regions (as compiled by torch.compile), ids (rows of embedding "
+        "tables that are used), spectra (singular values), grads (size and noise of gradients), "
         "sparsity (zeros).",
     ),
 ]
@@ -81,23 +81,23 @@ Goals = Annotated[
         "--goal",
         "-g",
         metavar="GOAL",
-        help="What must hold: 'memory<8GiB', 'latency<10ms', with --rate 'p99<20ms'; or cost. "
-        "Repeatable.",
+        help="Limit such as 'memory<8GiB', 'latency<10ms', or 'p99<20ms' with --rate; or cost, to "
+        "minimise it. Repeatable.",
     ),
 ]
 Rate = Annotated[
     str | None,
     typer.Option(
-        "--rate", metavar="RATE", help="Queries that come at random, each a step, as 40/s."
+        "--rate", metavar="RATE", help="Rate of random queries, each one step; for example 40/s."
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Machine-readable result on stdout.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
 StorePath = Annotated[
     Path | None,
     typer.Option(
         "--store",
         metavar="FILE",
-        help="The results store; by default $SLIPSTREAM_STORE, else .slipstream/results.db.",
+        help="Results store; by default $SLIPSTREAM_STORE, else .slipstream/results.db.",
     ),
 ]
 
@@ -106,7 +106,7 @@ GraphPath = Annotated[
     Path,
     typer.Argument(
         metavar="RUN.SLIPGRAPH",
-        help="A recorded step: `slipstream profile` and `slipstream import` write them.",
+        help="A recorded step, written by `slipstream profile` or `slipstream import`.",
     ),
 ]
 OnCluster = Annotated[
@@ -119,11 +119,9 @@ OnCluster = Annotated[
 ]
 ClusterSizes = Annotated[
     list[str] | None,
-    typer.Option(
-        "--cluster-set", metavar="KEY=N", help="Another size of the cluster, as devices=64."
-    ),
+    typer.Option("--cluster-set", metavar="KEY=N", help="Override a size, such as devices=64."),
 ]
-# What stands last in a command's help.
+# Options listed last in a command's help.
 _LAST = ("store", "as_json")
 _SHARED = {"settings": Set, "threads": Threads, "steps": Steps, "timeout": Timeout}
 
@@ -131,12 +129,12 @@ _SHARED = {"settings": Set, "threads": Threads, "steps": Steps, "timeout": Timeo
 def asks(
     kind: Any, *, bare: bool = False, **shared: Any
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Gives a command, whose first parameter is a `Request`, the options that make one.
+    """Add the options that a `Request` is built from to a command that takes one first.
 
     Args:
-        kind: `Target`, or `Runnable` for what cannot do with a recording.
-        bare: whether the workload takes no arguments here.
-        shared: of the shared options, which the command has, and what they are by default.
+        kind: `Target`, or `Runnable` if the command cannot use a recording.
+        bare: whether the workload takes no arguments in this command.
+        shared: default of each shared option that the command has.
     """
     first: dict[str, tuple[Any, Any]] = {"workload": (kind, inspect.Parameter.empty)}
     if not bare:
@@ -148,13 +146,13 @@ def asks(
         def wrapper(*positional: Any, **named: Any) -> None:
             from slipstream.verbs.request import Request
 
-            given = signature.bind(*positional, **named)
-            given.apply_defaults()
-            arguments = dict(given.arguments)
-            asked = {name: arguments.pop(name) for name in (*first, *shared)}
+            bound = signature.bind(*positional, **named)
+            bound.apply_defaults()
+            arguments = dict(bound.arguments)
+            fields = {name: arguments.pop(name) for name in (*first, *shared)}
             request = Request.parse(
-                asked.pop("workload"), asked.pop("script_arguments", None) or (),
-                asked.pop("settings", None) or (), **asked,
+                fields.pop("workload"), fields.pop("script_arguments", None) or (),
+                fields.pop("settings", None) or (), **fields,
             )  # fmt: skip
             if kind is Runnable:
                 request.need_runnable()
@@ -164,100 +162,100 @@ def asks(
             inspect.Parameter, kind=inspect.Parameter.POSITIONAL_OR_KEYWORD
         )
         declared = [
-            one.replace(annotation=eval(one.annotation, command.__globals__))
-            for one in list(inspect.signature(command).parameters.values())[1:]
+            param.replace(annotation=eval(param.annotation, command.__globals__))
+            for param in list(inspect.signature(command).parameters.values())[1:]
         ]
         parameters = [
             *(parameter(n, annotation=kind, default=value) for n, (kind, value) in first.items()),
-            *(one for one in declared if one.name not in _LAST),
+            *(param for param in declared if param.name not in _LAST),
             *(parameter(n, annotation=_SHARED[n], default=value) for n, value in shared.items()),
-            *(one for one in declared if one.name in _LAST),
+            *(param for param in declared if param.name in _LAST),
         ]
         signature = inspect.Signature(parameters)
         wrapper.__signature__ = signature  # type: ignore[attr-defined]
-        wrapper.__annotations__ = {one.name: one.annotation for one in parameters}
+        wrapper.__annotations__ = {param.name: param.annotation for param in parameters}
         return wrapper
 
     return decorate
 
 
 def statistics_of(record: Sequence[str] | None) -> list[str]:
-    """The statistics that ``--record a,b --record c`` names."""
+    """Return the names of the statistics in ``--record a,b --record c``."""
     return [name.strip() for text in record or () for name in text.split(",")]
 
 
 def needs_of(techniques: Iterable[str]) -> set[str]:
-    """The statistics that predicting these combinations takes.
+    """Return the names of the statistics needed to predict these combinations.
 
     Raises:
-        UsageError: a name or setting that is not in the grammar.
+        UsageError: a text is not a valid technique spec.
     """
     from slipstream import technique
 
-    parts = [one for text in techniques for one in technique.parse(text)]
-    return {need for one in parts for need in one.traits.needs}
+    parts = [part for text in techniques for part in technique.parse(text)]
+    return {need for part in parts for need in part.traits.needs}
 
 
-def numbers(text: str, option: str, example: str, fewest: int = 1) -> list[int]:
-    """The integers that ``1,2,3`` lists, `fewest` different ones at least.
+def numbers(text: str, option: str, example: str, min_count: int = 1) -> list[int]:
+    """Return the integers of a list such as ``1,2,3``.
 
     Raises:
-        InvalidArgumentError: something else is there, or too few.
+        InvalidArgumentError: `text` is malformed, or has fewer than `min_count` integers.
     """
     from slipstream.errors import InvalidArgumentError
 
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() for part in parts):
         raise InvalidArgumentError(
-            option, f"'{text}' is not a list of numbers", remedy=f"for example {option} {example}"
+            option, f"'{text}' is not a list of integers", remedy=f"for example {option} {example}"
         )
     listed = [int(part) for part in parts]
-    if len(set(listed)) < fewest:
+    if len(set(listed)) < min_count:
         raise InvalidArgumentError(
-            option, f"'{text}' are fewer than {fewest} different numbers",
+            option, f"'{text}' has fewer than {min_count} different integers",
             remedy=f"for example {option} {example}",
         )  # fmt: skip
     return listed
 
 
 def load_cluster(name: str, sizes: Sequence[str] | None, option: str = "--set") -> Cluster:
-    """A cluster with the sizes that `option` gives, as hosts=64 or dims=8x8.
+    """Load a cluster with `sizes` such as hosts=64 or dims=8x8, the values of `option`.
 
-    Says on stderr what is doubtful about it.
+    Prints a note on stderr if the cluster was calibrated on another machine.
 
     Raises:
-        UsageError: a size that is none.
-        UnknownNameError: no such preset, file or setting.
-        InvalidArgumentError: a malformed cluster.
+        UsageError: a size is malformed.
+        UnknownNameError: the preset, file or setting does not exist.
+        InvalidArgumentError: the cluster is malformed.
     """
     from slipstream.cluster import Cluster
     from slipstream.ranks import measured_here
 
-    given: dict[str, Any] = {}
+    overrides: dict[str, Any] = {}
     for text in sizes or ():
         key, equals, value = text.partition("=")
         numbers = value.split("x")
         if not equals or not all(n.isdecimal() for n in numbers):
             raise UsageError(
-                f"{option} {text} is not a size", remedy=f"{option} hosts=64, {option} dims=8x8"
+                f"{option} {text} is not a size", remedy=f"{option} hosts=64 or {option} dims=8x8"
             )
-        given[key] = int(value) if len(numbers) == 1 else [int(n) for n in numbers]
-    cluster = Cluster.load(name, **given)
+        overrides[key] = int(value) if len(numbers) == 1 else [int(n) for n in numbers]
+    cluster = Cluster.load(name, **overrides)
     if measured_here(cluster) is False:
         note(f"{name} was calibrated on another machine, or on this one before it changed")
     return cluster
 
 
 def cluster_of(name: str | None, sizes: Sequence[str] | None) -> Cluster | None:
-    """The cluster that the options of a command name.
+    """Return the cluster of ``--cluster`` and ``--cluster-set``, or None without one.
 
     Raises:
-        UsageError: sizes of no cluster.
-        UnknownNameError: no such preset, file or setting.
-        InvalidArgumentError: a malformed cluster or size.
+        UsageError: there are sizes without a cluster, or a size is malformed.
+        UnknownNameError: the preset, file or setting does not exist.
+        InvalidArgumentError: the cluster is malformed.
     """
     if name is None:
         if sizes:
-            raise UsageError(f"--cluster-set {sizes[0]} sizes no cluster", remedy="--cluster NAME")
+            raise UsageError(f"--cluster-set {sizes[0]} needs a cluster", remedy="--cluster NAME")
         return None
     return load_cluster(name, sizes, "--cluster-set")

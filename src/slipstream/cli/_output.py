@@ -1,4 +1,4 @@
-"""Results on stdout, progress on stderr: the same for every command."""
+"""Results on stdout and progress on stderr, for every command."""
 
 from __future__ import annotations
 
@@ -18,54 +18,53 @@ if TYPE_CHECKING:
     from slipstream.measure.records import Claim
     from slipstream.measure.runner import Progress
 
-# Often enough to see that it lives, seldom enough to read.
+# Minimum time between two lines of a log.
 _LOG_EVERY_S = 2.0
-# A line that stays the same is said again after this, so that silence never looks like a hang.
+# An unchanged line is repeated after this long, so that a long phase does not look like a hang.
 _ALIVE_EVERY_S = 3.0
 
-# Of a running comparison: seconds between two lines; in a log every line stays.
+# Time between two lines of a running comparison, on a terminal and in a log, where lines add up.
 _EVERY_S, _EVERY_IN_A_LOG_S = 1.0, 5.0
-_SHOWN_ARMS = 3
+_MAX_ARMS = 3
 
 Report = Callable[[str], None]
 
 
 class Result(Protocol):
-    """What a verb answers, as far as it is printed."""
+    """The printable result of a command."""
 
     def to_json(self) -> Mapping[str, Any] | Sequence[Any]:
-        """The result for programs."""
+        """Return the result for ``--json``."""
 
 
 def emit(
     table: Table | Sequence[Table], payload: Mapping[str, Any] | Sequence[Any], *, as_json: bool
 ) -> None:
-    """Print the result: `payload` as JSON when asked for, else the tables."""
+    """Print `payload` as JSON if `as_json`, else the tables."""
     if as_json:
         sys.stdout.write(to_json(payload) + "\n")
         return
     tables = [table] if isinstance(table, Table) else list(table)
-    for number, one in enumerate(tables):
+    for number, printed in enumerate(tables):
         if number:
             sys.stdout.write("\n")
-        one.print()
+        printed.print()
 
 
 def emit_result(result: Result, *tables: Table, as_json: bool) -> None:
-    """Print a verb's answer: its JSON when asked for, else `tables` of it."""
+    """Print `result` as JSON if `as_json`, else `tables`."""
     emit(tables, result.to_json() if as_json else (), as_json=as_json)
 
 
 def need_place(output: Path, *endings: str, option: str = "-o") -> None:
-    """Find out before the work, not after it, whether its result can be kept in `output`.
+    """Check before the work starts that its result can be written to `output`.
 
     Args:
-        output: the file.
-        endings: what its name may end in, the usual one first.
-        option: that names it on the command line.
+        endings: accepted suffixes, the usual one first.
+        option: the command-line option that sets `output`.
 
     Raises:
-        UsageError: another ending, no such folder, or one that cannot be written.
+        UsageError: the suffix is not accepted, or the folder does not exist or is read-only.
     """
     import os
 
@@ -80,17 +79,17 @@ def need_place(output: Path, *endings: str, option: str = "-o") -> None:
         )
     if not output.parent.is_dir():
         raise UsageError(
-            f"there is no folder '{output.parent}' to keep {output.name} in",
+            f"'{output.parent}', the folder of {output.name}, does not exist",
             remedy=f"mkdir -p {output.parent}",
         )
     if not os.access(output if output.exists() else output.parent, os.W_OK):
         raise UsageError(
-            f"'{output}' cannot be written", remedy=f"name another place: {option} FILE{endings[0]}"
+            f"'{output}' cannot be written", remedy=f"name another file: {option} FILE{endings[0]}"
         )
 
 
 class _Log:
-    """Progress as lines: what is new when it is known, but not too often; else what is still so."""
+    """Progress as log lines: rate-limited, and repeated while nothing changes."""
 
     def __init__(self, title: str) -> None:
         self.ended = threading.Event()
@@ -101,7 +100,6 @@ class _Log:
         self._printed, self._shown = "", -math.inf
 
     def report(self, line: str) -> None:
-        """What is going on now."""
         with self._lock:
             now = time.monotonic()
             if line != self._line:
@@ -110,7 +108,7 @@ class _Log:
                 self._print(line, now)
 
     def keep_alive(self) -> None:
-        """Until it has `ended`: say what was held back, and again what takes long."""
+        """Print delayed lines, and repeat unchanged ones, until `ended` is set."""
         while not self.ended.wait(_LOG_EVERY_S / 4):
             with self._lock:
                 now = time.monotonic()
@@ -128,10 +126,10 @@ class _Log:
 
 @contextmanager
 def progress(title: str) -> Iterator[Report]:
-    """Show what is going on while something takes long; yields a function that updates it.
+    """Show progress on stderr; yields a function that updates the text.
 
-    On a terminal one line is rewritten with the seconds passed; elsewhere a line is printed every
-    few seconds, so that a log shows how far a run came, and that it goes on.
+    On a terminal, one line is rewritten with the elapsed seconds. Otherwise a line is printed every
+    few seconds, so that a log shows how far the run is and that it is still alive.
     """
     if not sys.stderr.isatty():
         log = _Log(title)
@@ -159,7 +157,7 @@ def progress(title: str) -> Iterator[Report]:
 
 
 def show_progress(report: Report) -> Callable[[Progress], None]:
-    """Tell how far a comparison is, now and then and at every change of phase."""
+    """Return a callback that reports a comparison periodically and at every change of phase."""
     every_s = _EVERY_S if sys.stderr.isatty() else _EVERY_IN_A_LOG_S
     shown, due = "", 0.0
 
@@ -179,15 +177,15 @@ def show_progress(report: Report) -> Callable[[Progress], None]:
 
 
 def _speedups(claims: Sequence[Claim]) -> list[str]:
-    """The cheapest arms' speed-ups; the others only counted, so that a line stays one."""
+    """Return the speed-ups of the best arms, and the number of the others, to fit one line."""
     from slipstream.measure.render import format_change
 
     best = sorted(claims, key=lambda claim: claim.ratio)
-    speedups = [f"{claim.arm} {format_change(claim, 2)}" for claim in best[:_SHOWN_ARMS]]
-    left = len(best) - _SHOWN_ARMS
-    return speedups + ([f"{left} more"] if left > 0 else [])
+    speedups = [f"{claim.arm} {format_change(claim, 2)}" for claim in best[:_MAX_ARMS]]
+    omitted = len(best) - _MAX_ARMS
+    return speedups + ([f"{omitted} more"] if omitted > 0 else [])
 
 
 def note(line: str) -> None:
-    """One line for the person, never part of the result."""
+    """Print a line for the user on stderr, apart from the result."""
     print(printable(line), file=sys.stderr, flush=True)

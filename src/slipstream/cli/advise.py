@@ -1,4 +1,4 @@
-"""``slipstream advise``: what would make this cheaper?"""
+"""``slipstream advise``: rank every technique by predicted gain."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def command(
     rate: options.Rate = None,
     combinations: Annotated[
         bool,
-        typer.Option("--combinations/--no-combinations", help="Also try techniques together."),
+        typer.Option("--combinations/--no-combinations", help="Also combine techniques."),
     ] = True,
     record: options.Record = None,
     cluster: options.OnCluster = None,
     cluster_sizes: options.ClusterSizes = None,
     workers: Annotated[
-        int, typer.Option(metavar="N", min=0, help="With --cluster: how many; 0: all devices.")
+        int, typer.Option(metavar="N", min=0, help="With --cluster: workers; 0: all devices.")
     ] = 0,
     time_limit: Annotated[
         str,
@@ -58,15 +58,15 @@ def command(
 ) -> None:
     """Predict and rank every technique, and measure the first choice.
 
-    Single techniques and combinations of those that help, the cheapest sample first. A star marks
-    what nothing else beats in time, memory and effect on the numbers at once. At the end, within
-    the time limit, the first choice takes some steps next to the unmodified workload (not of a
-    recording). Your files are not changed.
+    The table lists single techniques and combinations of those that help, by time per sample. A
+    star marks Pareto-optimal choices in time, memory and numerics. At the end, within the time
+    limit, the first choice runs a few steps next to the unmodified workload (not for a recording).
+    Your files are not changed.
 
-    Operators that techniques would change are timed once per machine, those first that most of the
-    step hangs on; what there is no time for is estimated, intervals are as wide as that, and asking
-    again goes on. Meanwhile a first table on stderr says what each technique can gain at most;
-    stdout has the final table only. With --json there is no first table.
+    Operators that techniques would change are timed once per machine, starting with those that
+    account for most of the step. Operators beyond the time limit are estimated, with wider
+    intervals; run advise again to time the remaining ones. Meanwhile a first table on stderr shows
+    the maximum gain of each technique. stdout has the final table only; --json omits the first one.
 
         slipstream advise train.py:make_workload
 
@@ -74,8 +74,8 @@ def command(
 
         slipstream advise serve.py:make --goal 'p99<20ms' --rate 40/s
 
-    With --cluster: ways to spread the step over workers instead, and should they compress what
-    they send?
+    With --cluster it ranks the ways to distribute the step over workers instead, with and without
+    compressed communication:
 
         slipstream advise run.slipgraph --cluster workers=8,link=1gbit,latency=50us
     """
@@ -90,24 +90,24 @@ def command(
     from slipstream.verbs.serving import need_inference
     from slipstream.verbs.speedup_bounds import first_look_table
 
-    began, limit_s = time.monotonic(), parse_duration_ns(time_limit, "--time-limit") / 1e9
+    started, limit_s = time.monotonic(), parse_duration_ns(time_limit, "--time-limit") / 1e9
     where = options.cluster_of(cluster, cluster_sizes)
     if where is not None:
         _on_cluster(request, where, workers, store=store, as_json=as_json)
         return
     goals = parse_goals(goal or (), rate)
     with progress("advising") as report, history(store) as past:
-        # What other launches differ by is watched after the first table: it takes longer.
+        # Variation between launches is measured after the first table, since it takes longer.
         graph = request.graph(report, options.statistics_of(record), note, briefly=True)
         check = check and not request.recorded
-        schedule = Schedule.of(began, time.monotonic(), limit_s, check=check)
+        schedule = Schedule.of(started, time.monotonic(), limit_s, check=check)
         if rate is not None:
             need_inference(graph)
             costs = thread_costs(report)
             goals = [replace(goal, costs=costs) for goal in goals]
 
         def show(bounds: Sequence[SpeedupBound]) -> None:
-            """The first table, on stderr, above whatever progress is shown."""
+            """Print the first table on stderr, above the progress line."""
             if not as_json:
                 first_look_table(graph, bounds).print(sys.stderr)
                 print(file=sys.stderr, flush=True)
@@ -158,7 +158,7 @@ def _on_cluster(
 
 
 def _workload(graph: Graph, request: options.Request) -> Workload | None:
-    """Return the recorded workload, or None if its file is not there."""
+    """Return the recorded workload, or None if its file does not exist."""
     from slipstream.errors import SlipstreamError
     from slipstream.verbs.request import request_of
 

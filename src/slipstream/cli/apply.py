@@ -1,4 +1,4 @@
-"""``slipstream apply``: transform the real workload, and see that it still runs."""
+"""``slipstream apply``: transform the real workload and check that it still runs."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ def command(
     request: options.Request,
     technique: options.Techniques = None,
     write: Annotated[
-        bool, typer.Option("--write", help="Edit your file so; the old one is kept beside it.")
+        bool, typer.Option("--write", help="Edit your file; the original is saved next to it.")
     ] = False,
-    undo: Annotated[bool, typer.Option("--undo", help="Put back what --write replaced.")] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="Restore what --write edited.")] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Apply one technique (or combination) for real and run a few steps beside the original.
+    """Apply one technique (or combination) for real and run a few steps next to the original.
 
-    The losses of both, from the same seed, are shown step by step (of an inference, how far the
-    outputs lie apart); then the edit of your source that does the same. Your files are not
-    changed, unless you say --write.
+    The losses of both, from the same seed, are shown step by step (for inference, the difference
+    of the outputs), followed by the equivalent edit of your source. Your files change only with
+    --write.
 
         slipstream apply train.py:make_workload --technique amp:bf16
     """
@@ -44,11 +44,11 @@ def command(
         _undo(request.target, conflicting=bool(technique or write), as_json=as_json)
         return
     if not technique:
-        raise UsageError("no technique is named", remedy="--technique amp:bf16")
+        raise UsageError("--technique is missing", remedy="for example --technique amp:bf16")
     if len(technique) > 1:
         raise UsageError(
-            f"{len(technique)} alternatives are named, and one can be applied",
-            remedy="one --technique; to apply several together, join them with +",
+            f"got {len(technique)} alternatives, but only one can be applied",
+            remedy="pass one --technique; join several with + to combine them",
         )
     recipe = request.workload()
     with progress(f"applying {technique[0]}") as report:
@@ -60,7 +60,7 @@ def command(
             report=report,
         )
     if not as_json:
-        # A reader that left, as head does, takes nothing back of what was asked for.
+        # The file is written even if the reader of the table, such as head, has left.
         with contextlib.suppress(BrokenPipeError):
             applied.table(files_unchanged=not write).print()
             _show_edit(applied)
@@ -69,17 +69,17 @@ def command(
     if as_json:
         emit_result(applied, as_json=True)
     elif (written := applied.written) is not None:
-        note(f"{written.path} is edited; what it was is in {written.backup.name}")
-        note(f"to go back: slipstream apply {written.path} --undo")
+        note(f"{written.path} was edited; the original is saved as {written.backup.name}")
+        note(f"to undo: slipstream apply {written.path} --undo")
     elif write:
-        note("your file is as it was: nothing of this is missing in it")
+        note("your file is unchanged: it already contains this edit")
 
 
 _DIFF_STYLES = {"---": "bold", "+++": "bold", "@@": "cyan", "+": "green", "-": "red"}
 
 
 def _show_edit(applied: ApplyResult) -> None:
-    """The diff as ``patch`` takes it, in colour on a terminal, and what to know about it."""
+    """Print the diff in the format of ``patch``, in colour on a terminal, and its notes."""
     from rich.text import Text
 
     console = console_for(sys.stdout, soft_wrap=True)
@@ -98,25 +98,22 @@ def _show_edit(applied: ApplyResult) -> None:
 
 
 def _written(applied: ApplyResult, *, shown: bool) -> Written | None:
-    """The file after ``--write``; None where it has the edit already.
+    """Write the edited file; None if it already has the edit.
 
     Args:
-        shown: whether the reason and the lines to write stand on the screen already.
-
-    Raises:
-        WorkloadError: there is no whole edit, or the file cannot be written.
+        shown: whether the reason and the lines to write were already printed.
     """
     from slipstream.source import write
 
     path = applied.workload.path
     if applied.source is None:
-        why = next((one.note for one in applied.code if one.note and not one.diff), "")
+        why = next((edit.note for edit in applied.code if edit.note and not edit.diff), "")
         if why and shown:
-            why = "make the change by hand, as said above"
+            why = "make the change by hand, as described above"
         raise WorkloadError(
-            "nothing was written: there is no edit of the file for all of it",
+            "nothing was written: the file cannot be edited for the whole combination",
             where=str(path),
-            remedy=why or "make the change by hand, as the technique's card says",
+            remedy=why or "make the change by hand, as described on the technique's card",
         )
     if not applied.source.changed:
         return None
@@ -134,7 +131,7 @@ def _undo(target: str, *, conflicting: bool, as_json: bool) -> None:
 
     if conflicting:
         raise UsageError(
-            "--undo stands alone", remedy=f"slipstream apply {target} --undo, and nothing else"
+            "--undo excludes --technique and --write", remedy=f"slipstream apply {target} --undo"
         )
     undone = undo(Path(target.rpartition(":")[0] if ".py:" in target else target))
     if as_json:
@@ -145,13 +142,13 @@ def _undo(target: str, *, conflicting: bool, as_json: bool) -> None:
         }
         emit([], payload, as_json=True)
     else:
-        kept = f"; the edited one is kept as {undone.backup.name}" if undone.backup else ""
+        saved = f"; the edited one is saved as {undone.backup.name}" if undone.backup else ""
         if not undone.earlier:
-            note(f"{undone.path} is what it was{kept}")
+            note(f"restored the original {undone.path}{saved}")
         else:
             several = undone.earlier > 1
-            note(f"the last edit of {undone.path} is taken back{kept}")
+            note(f"undid the last edit of {undone.path}{saved}")
             note(
-                f"{undone.earlier} earlier edit{'s are' if several else ' is'} still in it; "
-                f"--undo again takes {'the last of them' if several else 'it'} back"
+                f"{undone.earlier} earlier edit{'s remain' if several else ' remains'}; "
+                f"run --undo again to undo {'the last of them' if several else 'it'}"
             )

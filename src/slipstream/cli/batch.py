@@ -1,4 +1,4 @@
-"""``slipstream batch``: which batch size, and why?"""
+"""``slipstream batch``: choose a batch size."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ def command(
     request: options.Request,
     limit: Annotated[
         str | None,
-        typer.Option(metavar="SIZE", help="Memory of the process, as 8GiB; else what there is."),
+        typer.Option(metavar="SIZE", help="Memory limit, such as 8GiB; by default all available."),
     ] = None,
     for_throughput: Annotated[
         float | None,
-        typer.Option(metavar="X", help="Which batch makes X samples per second?"),
+        typer.Option(metavar="X", help="Find the batch size that reaches X samples per second."),
     ] = None,
     sizes: Annotated[
         str | None,
-        typer.Option(metavar="N,N,...", help="Batch sizes to measure; else chosen."),
+        typer.Option(metavar="N,N,...", help="Batch sizes to measure; by default chosen."),
     ] = None,
     verify_largest: Annotated[
         bool,
         typer.Option(
             "--verify-largest/--no-verify-largest",
-            help="Whether to run the largest batch that is predicted to fit --limit.",
+            help="Whether to run the largest batch size predicted to fit --limit.",
         ),
     ] = True,
     svg: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw the curves into an SVG file.")
+        Path | None, typer.Option(metavar="FILE", help="Draw the curves to an SVG file.")
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Which batch size: time, memory and throughput of a step against its samples.
+    """Choose a batch size: time, memory and throughput of a step by number of samples.
 
-    A few sizes are measured, each in a process of its own that may run out of memory; any other
-    follows from lines through them, which may have a knee. The largest that fits --limit is tried.
+    A few sizes are measured, each in its own process, which may run out of memory. Other sizes are
+    interpolated from lines, with a knee where needed. The largest that fits --limit is run.
 
         slipstream batch train.py:make_workload --limit 8GiB
 
@@ -51,29 +51,28 @@ def command(
     from slipstream.verbs.batch.advice import batch_table
     from slipstream.verbs.batch.search import batch_model
 
-    # Before anything is measured.
     if for_throughput is not None and not 0 < for_throughput < float("inf"):
         raise InvalidArgumentError(
             "--for-throughput",
-            f"{for_throughput:g} is no number of samples a second",
+            f"{for_throughput:g} is not a number of samples per second",
             remedy="for example --for-throughput 500",
         )
     if svg is not None:
         need_place(svg, ".svg", option="--svg")
-    asked = "auto" if sizes is None else options.numbers(sizes, "--sizes", "16,40,96", 2)
+    measured_sizes = "auto" if sizes is None else options.numbers(sizes, "--sizes", "16,40,96", 2)
     with progress("batch sizes") as report:
         model = batch_model(
             request.workload(),
-            asked,
+            measured_sizes,
             limit=limit,
             verify_largest=verify_largest,
             threads=request.threads,
             timeout_s=request.timeout_s,
             report=report,
         )
-    wanted = None
+    samples = None
     if for_throughput is not None and model.why_not is None:
-        wanted = model.for_throughput(for_throughput)
+        samples = model.for_throughput(for_throughput)
     if svg is not None:
         from slipstream.files import write_text
         from slipstream.report.batch import batch_svg
@@ -81,5 +80,5 @@ def command(
         write_text(svg, batch_svg(model))
     payload = model.to_json()
     if for_throughput is not None:
-        payload["for_throughput"] = {"samples_per_s": for_throughput, "samples": wanted}
-    emit(batch_table(model, for_throughput, wanted), payload, as_json=as_json)
+        payload["for_throughput"] = {"samples_per_s": for_throughput, "samples": samples}
+    emit(batch_table(model, for_throughput, samples), payload, as_json=as_json)

@@ -1,4 +1,4 @@
-"""``slipstream bench``: does slipstream hold its own bars, here and now?"""
+"""``slipstream bench``: check whether slipstream meets its own targets on this machine."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ _ALL = "all"
 def command(
     name: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[NAME]...", help="Which to run, or all; none: list them."),
+        typer.Argument(metavar="[NAME]...", help="Benches to run, or all; without one, list them."),
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="At most three minutes a name (the default).")
+        bool, typer.Option("--quick", help="At most three minutes per bench (the default).")
     ] = False,
     full: Annotated[
-        bool, typer.Option("--full", help="Everything; goes on where a killed run stopped.")
+        bool, typer.Option("--full", help="Run everything; resumes an interrupted run.")
     ] = False,
     only: Annotated[
-        str, typer.Option(metavar="TEXT", help="Only bars whose name contains this.")
+        str, typer.Option(metavar="TEXT", help="Only bars whose name contains TEXT.")
     ] = "",
     as_json: Json = False,
 ) -> None:
-    """Measure slipstream's own bars: value, target, whether it holds, and how it was measured.
+    """Measure slipstream's own bars: value, target, whether it is met, and how it was measured.
 
     Speeds are ratios to a reference measured in the same run. Full runs of a commit on main are
-    recorded in benchmarks/results and shown beside quick ones.
+    recorded in benchmarks/results and shown next to quick ones.
 
         slipstream bench engine --quick
 
@@ -46,35 +46,35 @@ def command(
     from slipstream.errors import UsageError
 
     if quick and full:
-        raise UsageError("--quick and --full are two different runs", remedy="give one of them")
+        raise UsageError("--quick and --full exclude each other", remedy="pass one of them")
     benches = _benches()
-    known = benches.purposes()
+    purposes = benches.purposes()
     if not name:
         if quick or full or only:
-            raise UsageError("no bench is named", remedy=f"all, or some of {', '.join(known)}")
-        payload = [{"bench": name, "purpose": purpose} for name, purpose in known.items()]
+            raise UsageError("no bench is named", remedy=f"all, or some of {', '.join(purposes)}")
+        payload = [{"bench": name, "purpose": purpose} for name, purpose in purposes.items()]
         emit(benches.listing(), payload, as_json=as_json)
         return
-    names = list(known) if name == [_ALL] else name
+    names = list(purposes) if name == [_ALL] else name
     tables, rows = [], []
-    for one in names:
+    for bench in names:
         bars = []
-        with progress(f"bench {one}") as report:
-            for bar in benches.bench(one, full=full, only=only, progress=report):
+        with progress(f"bench {bench}") as report:
+            for bar in benches.bench(bench, full=full, only=only, progress=report):
                 bars.append(bar)
                 report(f"{bar.bar}: {bar.measured} (target {bar.target})")
-        tables.append(benches.table(one, bars))
-        rows += [{"bench": one, **asdict(bar), "standing": bar.standing} for bar in bars]
+        tables.append(benches.table(bench, bars))
+        rows += [{"bench": bench, **asdict(bar), "standing": bar.standing} for bar in bars]
     if only and not rows:
         raise UsageError(
             f"no bar of {', '.join(names)} has '{only}' in its name",
-            remedy="leave out --only to see which bars there are",
+            remedy="omit --only to list the bars",
         )
     emit(tables, rows, as_json=as_json)
 
 
 def more_help() -> tuple[str, list[tuple[str, str]]]:
-    """What stands at the end of the command's help: its benches."""
+    """Return the title and rows of the list of benches that ends the command's help."""
     from slipstream.errors import SlipstreamError
 
     try:
@@ -84,7 +84,7 @@ def more_help() -> tuple[str, list[tuple[str, str]]]:
 
 
 def _benches() -> ModuleType:
-    """What runs benches: a distribution of its own, which a wheel of slipstream does not carry."""
+    """Import the bench runner, a separate distribution that slipstream's wheel does not include."""
     from slipstream.errors import SlipstreamError
 
     try:

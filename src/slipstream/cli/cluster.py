@@ -1,4 +1,4 @@
-"""Describe a cluster; ask what a collective costs on it, and what happens when jobs share it."""
+"""Describe a cluster, predict the cost of collectives on it, and simulate jobs that share it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Describe or measure a cluster; what a collective costs on it; what happens when jobs "
-    "share it.",
-    epilog="A cluster is a preset, a TOML file, or in short workers=4,link=1gbit,latency=50us. "
-    "Start with: slipstream cluster show",
+    help="Describe or measure a cluster, predict the cost of collectives on it, and simulate jobs "
+    "that share it.",
+    epilog="A cluster is a preset, a TOML file, or a short form such as "
+    "workers=4,link=1gbit,latency=50us. Start with: slipstream cluster show",
 )
 
 _Cluster = Annotated[
@@ -25,7 +25,7 @@ _Cluster = Annotated[
 ]
 _Set = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=N", help="Another size of a preset, as hosts=64."),
+    typer.Option("--set", metavar="KEY=N", help="Override a size, such as hosts=64."),
 ]
 
 
@@ -33,14 +33,14 @@ _Set = Annotated[
 def show(
     cluster: Annotated[
         str | None,
-        typer.Argument(help="A preset, a file, a short form; without it, all presets."),
+        typer.Argument(help="A preset, a file or a short form; without it, list all presets."),
     ] = None,
     sizes: _Set = None,
     as_json: Json = False,
 ) -> None:
-    """Show a cluster: devices, links, prices, and where each number is from.
+    """Show a cluster: devices, links, prices, and the source of each number.
 
-    Without a name it lists the clusters that ship with slipstream.
+    Without a name it lists the presets.
 
         slipstream cluster show h100x8-100gbe --set hosts=64
     """
@@ -50,10 +50,10 @@ def show(
     from slipstream.verbs.clusters import Description
 
     if cluster is None:
-        known = presets().items()
-        notes = ["one of them: slipstream cluster show NAME"]
-        table = Table([Column("preset"), Column("what it is")], list(known), notes=notes)
-        emit(table, [{"name": name, "about": about} for name, about in known], as_json=as_json)
+        listed = presets().items()
+        notes = ["details of a preset: slipstream cluster show NAME"]
+        table = Table([Column("preset"), Column("what it is")], list(listed), notes=notes)
+        emit(table, [{"name": name, "about": about} for name, about in listed], as_json=as_json)
         return
     description = Description(load_cluster(cluster, sizes))
     emit_result(description, *description.tables(), as_json=as_json)
@@ -70,18 +70,18 @@ def cost(
     p2p: Annotated[str | None, typer.Option(metavar="SIZE")] = None,
     group: Annotated[
         str,
-        typer.Option(help="all; devices as 0-7 or 0,8; an axis of --mesh, or several as dp+tp."),
+        typer.Option(help="all; devices (0-7 or 0,8); an axis of --mesh, or several (dp+tp)."),
     ] = "all",
     mesh: Annotated[
-        str | None, typer.Option(metavar="AXIS=N,...", help="A grid of devices, as dp=4,tp=8.")
+        str | None, typer.Option(metavar="AXIS=N,...", help="A grid of devices, such as dp=4,tp=8.")
     ] = None,
     algo: Annotated[
-        str, typer.Option(help="auto, 2d, ring, tree, ..., or one a dimension: line*ring2.")
+        str, typer.Option(help="auto, 2d, ring, tree, ..., or one per dimension: line*ring2.")
     ] = "auto",
     sizes: _Set = None,
     as_json: Json = False,
 ) -> None:
-    """What a collective costs when nothing else is going on, for every algorithm that fits.
+    """Predict the time of a collective on an idle cluster, for every algorithm that applies.
 
     slipstream cluster cost --cluster tpu-v3-multipod --all-reduce 668MB --algo 2d
     slipstream cluster cost --cluster h100x8-100gbe --all-gather 1GiB --mesh dp=4,tp=8 --group tp
@@ -91,14 +91,14 @@ def cost(
     from slipstream.units import parse_bytes
     from slipstream.verbs.clusters import Costs
 
-    asked = {
+    options = {
         "all_reduce": all_reduce, "reduce_scatter": reduce_scatter, "all_gather": all_gather,
         "broadcast": broadcast, "all_to_all": all_to_all, "p2p": p2p,
     }  # fmt: skip
-    given = {kind: size for kind, size in asked.items() if size is not None}
-    if len(given) != 1:
-        raise UsageError("one collective is needed", remedy="--all-reduce 668MB")
-    ((kind, size),) = given.items()
+    requested = {kind: size for kind, size in options.items() if size is not None}
+    if len(requested) != 1:
+        raise UsageError("pass exactly one collective", remedy="for example --all-reduce 668MB")
+    ((kind, size),) = requested.items()
     where = load_cluster(cluster, sizes)
     members = _group(where, group, mesh)
     costs = Costs.of(where, kind, parse_bytes(size), members, algo)
@@ -113,23 +113,25 @@ def simulate(
         typer.Option(
             metavar="KEY=VALUE,...",
             help="devices=0-7, compute=50ms, all_reduce=100MB, algo=ring, iterations=10, "
-            "arrival=1s, priority=0, weight=1, name=text. Repeat it for more jobs.",
+            "arrival=1s, priority=0, weight=1, name=text. Repeat for more jobs.",
         ),
     ],
     perfetto: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a trace to look at.")
+        Path | None, typer.Option(metavar="FILE", help="Write a Perfetto trace.")
     ] = None,
     queue: Annotated[
         str | None,
-        typer.Option(metavar="BYTES", help="Packets that wait in queues of this size, not fluids."),
+        typer.Option(
+            metavar="BYTES", help="Simulate packets in queues of this size, not fluid flows."
+        ),
     ] = None,
     mark: Annotated[
-        str | None, typer.Option(metavar="BYTES", help="Packets beyond are marked (ECN).")
+        str | None, typer.Option(metavar="BYTES", help="Mark packets beyond this (ECN).")
     ] = None,
     sizes: _Set = None,
     as_json: Json = False,
 ) -> None:
-    """Run jobs that share a cluster: every rank computes, then all reduce, again and again.
+    """Simulate jobs that share a cluster: in each iteration all ranks compute, then all-reduce.
 
         slipstream cluster simulate --cluster h100x8-100gbe \\
             --job devices=0-15,compute=80ms,all_reduce=1GB \\
@@ -148,7 +150,7 @@ def simulate(
         timeline = run(where, jobs, fidelity="packet", queues=queues)
     if perfetto is not None:
         timeline.to_perfetto(perfetto)
-        note(f"written: {perfetto}; open it at https://ui.perfetto.dev")
+        note(f"wrote {perfetto}; open it at https://ui.perfetto.dev")
     shared = SharedRun(where, timeline)
     emit_result(shared, *shared.tables(), as_json=as_json)
 
@@ -156,17 +158,17 @@ def simulate(
 @app.command()
 def measure(
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="A TOML file.")],
-    ranks: Annotated[int, typer.Option(help="How many processes communicate.")] = 2,
+    ranks: Annotated[int, typer.Option(help="Number of processes that communicate.")] = 2,
     lab: Annotated[
         str | None,
-        typer.Option(metavar="RATE", help="On hosts of a network lab with cables of this rate."),
+        typer.Option(metavar="RATE", help="Use hosts of a network lab with cables of this rate."),
     ] = None,
     oversubscribe: Annotated[
-        bool, typer.Option("--oversubscribe", help="Allow more ranks than processor cores.")
+        bool, typer.Option("--oversubscribe", help="Allow more ranks than CPU cores.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Time gloo between processes of this machine and write the cluster that explains it.
+    """Time gloo between processes of this machine and write the cluster fitted to the timings.
 
     slipstream cluster measure --ranks 2 -o here.toml
     slipstream cluster measure --ranks 4 --lab 200mbit -o shaped.toml
@@ -188,17 +190,17 @@ def measure(
     fitted = cluster.calibration
     assert fitted is not None
     note(
-        f"half of the samples lie within {format_percent(fitted.residual)} of the fit, nine of ten "
-        f"within {format_percent(fitted.residual_p90)}; ranks a core: {fitted.oversubscription:g}"
+        f"half of the samples are within {format_percent(fitted.residual)} of the fit, 90 % within "
+        f"{format_percent(fitted.residual_p90)}; ranks per core: {fitted.oversubscription:g}"
     )
-    note(f"written: {output}")
+    note(f"wrote {output}")
 
 
 def _group(cluster: Cluster, text: str, mesh: str | None) -> Group:
     if mesh is None:
         return cluster.all() if text == "all" else _devices(text)
     axes = _settings(mesh, None, "mesh")
-    grid = cluster.mesh([_whole("mesh", size) for size in axes.values()], list(axes))
+    grid = cluster.mesh([_integer("mesh", size) for size in axes.values()], list(axes))
     return grid.all() if text == "all" else grid[tuple(text.split("+"))]
 
 
@@ -217,18 +219,18 @@ def _devices(text: str) -> Group:
     return Group.of(numbers)
 
 
-def _queues(room: str | None, mark: str | None) -> Queues | None:
+def _queues(size: str | None, mark: str | None) -> Queues | None:
     from slipstream.cluster import Queues
     from slipstream.errors import UsageError
     from slipstream.units import parse_bytes
 
-    if room is None:
+    if size is None:
         if mark is not None:
-            raise UsageError("--mark is for packets", remedy="--queue 1MB --mark 100kB")
+            raise UsageError("--mark needs --queue", remedy="for example --queue 1MB --mark 100kB")
         return None
     if mark is None:
-        return Queues(parse_bytes(room, "queue"))
-    return Queues(parse_bytes(room, "queue"), parse_bytes(mark, "mark"))
+        return Queues(parse_bytes(size, "queue"))
+    return Queues(parse_bytes(size, "queue"), parse_bytes(mark, "mark"))
 
 
 _KINDS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all")
@@ -241,31 +243,31 @@ def _job(cluster: Cluster, text: str) -> Job:
     from slipstream.cluster import Collective, Job, Tasks
     from slipstream.units import parse_bytes, parse_duration_ns
 
-    given = _settings(text, _JOB, "job setting")
-    placement = _devices(given["devices"]) if "devices" in given else None
+    settings = _settings(text, _JOB, "job setting")
+    placement = _devices(settings["devices"]) if "devices" in settings else None
     ranks = cluster.devices if placement is None else placement.ranks
     tasks, before = Tasks(), []
-    if "compute" in given:
-        busy = parse_duration_ns(given["compute"], "compute")
-        before = [tasks.compute(rank, busy) for rank in range(ranks)]
+    if "compute" in settings:
+        compute_ns = parse_duration_ns(settings["compute"], "compute")
+        before = [tasks.compute(rank, compute_ns) for rank in range(ranks)]
     for kind in _KINDS:
-        if kind in given:
-            size = parse_bytes(given[kind], kind)
-            wanted = Collective(kind, size, algo=given.get("algo", "auto"))
-            before = [tasks.communicate(wanted, before)]
+        if kind in settings:
+            size = parse_bytes(settings[kind], kind)
+            collective = Collective(kind, size, algo=settings.get("algo", "auto"))
+            before = [tasks.communicate(collective, before)]
     return Job(
         tasks,
-        iterations=_whole("iterations", given.get("iterations", "1")),
+        iterations=_integer("iterations", settings.get("iterations", "1")),
         placement=placement,
-        arrival_ns=parse_duration_ns(given.get("arrival", "0s"), "arrival"),
-        priority=_whole("priority", given.get("priority", "0")),
-        weight=_number("weight", given.get("weight", "1")),
-        name=given.get("name", "job"),
+        arrival_ns=parse_duration_ns(settings.get("arrival", "0s"), "arrival"),
+        priority=_integer("priority", settings.get("priority", "0")),
+        weight=_number("weight", settings.get("weight", "1")),
+        name=settings.get("name", "job"),
     )
 
 
-def _settings(text: str, known: tuple[str, ...] | None, kind: str) -> dict[str, str]:
-    """``a=1,b=2-3,c=4``; what has no sign of equality belongs to the value before it."""
+def _settings(text: str, names: tuple[str, ...] | None, kind: str) -> dict[str, str]:
+    """Parse ``a=1,b=2-3,c=4``. A part without an equals sign belongs to the value before it."""
     from slipstream.errors import InvalidArgumentError, UnknownNameError
 
     settings: dict[str, str] = {}
@@ -273,8 +275,8 @@ def _settings(text: str, known: tuple[str, ...] | None, kind: str) -> dict[str, 
     for part in text.split(","):
         key, equals, value = part.partition("=")
         if equals:
-            if known is not None and key not in known:
-                raise UnknownNameError(kind, key, known, where=text)
+            if names is not None and key not in names:
+                raise UnknownNameError(kind, key, names, where=text)
             if key in settings or not value:
                 raise InvalidArgumentError(kind, f"'{part}' is not a setting", where=text)
             settings[key], last = value, key
@@ -285,7 +287,7 @@ def _settings(text: str, known: tuple[str, ...] | None, kind: str) -> dict[str, 
     return settings
 
 
-def _whole(name: str, text: str) -> int:
+def _integer(name: str, text: str) -> int:
     from slipstream.errors import InvalidArgumentError
 
     if not text.removeprefix("-").isdecimal():

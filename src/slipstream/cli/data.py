@@ -1,4 +1,4 @@
-"""The data sets the package knows: list, show, verify."""
+"""List, show and verify slipstream's data sets."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from slipstream.cli._options import Json
 if TYPE_CHECKING:
     from slipstream.data import Dataset, Entry, Verification
 
-app = typer.Typer(no_args_is_help=True, help="The data sets the package knows: list, show, verify.")
+app = typer.Typer(no_args_is_help=True, help="List, show and verify slipstream's data sets.")
 
 
 @app.command("ls")
 def list_sets(
-    here: bool = typer.Option(False, "--here", help="Only sets that are on this machine."),
+    here: bool = typer.Option(False, "--here", help="Only data sets on this machine."),
     as_json: Json = False,
 ) -> None:
-    """List every known data set, and whether it is on this machine."""
+    """List every data set, and whether it is on this machine."""
     from slipstream.cli._output import emit
     from slipstream.data import available, manifest
     from slipstream.tables import Field, Table
@@ -29,13 +29,13 @@ def list_sets(
     present = set(available())
     entries = [entry for entry in manifest() if entry.name in present or not here]
     fields: tuple[Field[Entry], ...] = (
-        Field.of("name", lambda one: one.name),
-        Field.of("here", lambda one: "yes" if one.name in present else "no"),
-        Field.of("what it is", lambda one: one.about),
-        Field.of("licence", lambda one: one.licence, optional=True),
-        Field.of("from", lambda one: one.place, optional=True),
+        Field.of("name", lambda e: e.name),
+        Field.of("here", lambda e: "yes" if e.name in present else "no"),
+        Field.of("what it is", lambda e: e.about),
+        Field.of("licence", lambda e: e.licence, optional=True),
+        Field.of("from", lambda e: e.place, optional=True),
     )
-    note = f"{len(present)} of {len(manifest())} are here; how to get one: data show NAME"
+    note = f"{len(present)} of {len(manifest())} are here; how to get another: data show NAME"
     table = Table.of(entries, fields, notes=[note])
     payload = [dataclasses.asdict(e) | {"here": e.name in present} for e in entries]
     emit(table, payload, as_json=as_json)
@@ -53,10 +53,10 @@ def show(
     from slipstream.tables import Column, Table
     from slipstream.units import format_bytes
 
-    known = entry(name)
+    described = entry(name)
     absent = why_absent(name)
     recorded = recorded_files(name)
-    payload: dict[str, Any] = dataclasses.asdict(known) | {
+    payload: dict[str, Any] = dataclasses.asdict(described) | {
         "here": absent is None,
         "checksum": checksum(name) if absent is None else None,
         "recorded_files": [dataclasses.asdict(file) for file in recorded],
@@ -65,16 +65,16 @@ def show(
     }
     if absent is None:
         try:
-            payload["fields"] = _fields(known)
+            payload["fields"] = _fields(described)
         except SlipstreamError as error:
-            # A decoder may be missing although the files are here.
+            # The files are present, but a decoder may be missing.
             payload["missing"] = {"what": error.what, "remedy": error.remedy}
     rows: list[tuple[str, object]] = [
-        ("what it is", known.about),
-        ("licence", known.licence),
-        ("may be passed on", "yes" if known.redistributable else "no"),
-        ("source", known.source),
-        ("from", known.place),
+        ("what it is", described.about),
+        ("licence", described.licence),
+        ("may be passed on", "yes" if described.redistributable else "no"),
+        ("source", described.source),
+        ("from", described.place),
         ("here", "yes" if absent is None else "no"),
     ]
     if recorded:
@@ -85,16 +85,16 @@ def show(
     rows += list(payload["fields"].items())
     missing = payload["missing"]
     notes = [missing["what"], f"try: {missing['remedy']}"] if missing else []
-    table = Table([Column(known.kind), Column("")], rows, title=name, notes=notes)
+    table = Table([Column(described.kind), Column("")], rows, title=name, notes=notes)
     emit(table, payload, as_json=as_json)
 
 
 @app.command()
 def verify(
-    name: str | None = typer.Argument(None, help="One set; without it, all that are here."),
+    name: str | None = typer.Argument(None, help="A data set; without it, all on this machine."),
     as_json: Json = False,
 ) -> None:
-    """Compare files with their recorded checksums; leaves with 1 where one differs."""
+    """Compare files with their recorded checksums; exit code 1 if any differs."""
     from slipstream.cli._output import emit, progress
     from slipstream.data import available
     from slipstream.data import verify as verify_set
@@ -102,39 +102,39 @@ def verify(
 
     checks: list[Verification] = []
     with progress("checking") as report:
-        for one in [name] if name else available():
-            report(one)
-            checks.append(verify_set(one))
-    words = {True: "as recorded", False: "DIFFERS", None: "nothing on record"}
+        for dataset in [name] if name else available():
+            report(dataset)
+            checks.append(verify_set(dataset))
+    words = {True: "as recorded", False: "DIFFERS", None: "no recorded checksum"}
     fields: tuple[Field[Verification], ...] = (
-        Field.of("name", lambda one: one.name),
-        Field.number("files", lambda one: one.files),
-        Field.of("result", lambda one: words[one.ok]),
+        Field.of("name", lambda check: check.name),
+        Field.number("files", lambda check: check.files),
+        Field.of("result", lambda check: words[check.ok]),
         Field.of("detail", _detail),
     )
-    payload = [dataclasses.asdict(one) | {"ok": one.ok} for one in checks]
+    payload = [dataclasses.asdict(check) | {"ok": check.ok} for check in checks]
     emit(Table.of(checks, fields), payload, as_json=as_json)
-    if any(one.ok is False for one in checks):
+    if any(check.ok is False for check in checks):
         raise typer.Exit(1)
 
 
-def _detail(found: Verification) -> str:
-    parts = [f"changed: {path}" for path in found.changed]
-    parts += [f"missing: {path}" for path in found.missing]
-    return "\n".join(parts) or found.note
+def _detail(check: Verification) -> str:
+    parts = [f"changed: {path}" for path in check.changed]
+    parts += [f"missing: {path}" for path in check.missing]
+    return "\n".join(parts) or check.note
 
 
-def _fields(known: Entry) -> dict[str, str]:
-    """Shapes and sizes of what `get` returns; a small part only of the sets that take long."""
+def _fields(described: Entry) -> dict[str, str]:
+    """Return the shapes and sizes of what `get` returns; slow data sets are loaded in part."""
     from slipstream.data import get
 
-    quick = {
+    limits = {
         "cifar10_jpeg": {"limit_per_class": 10},
         "imagenet_sample": {"limit": 10},
         "stdlib_source": {"limit_bytes": 1_000_000},
     }
-    options = quick.get(known.name, {})
-    value: Dataset = get(known.name, **options)
+    options = limits.get(described.name, {})
+    value: Dataset = get(described.name, **options)
     shown = {
         field.name: _describe(getattr(value, field.name))
         for field in dataclasses.fields(value)

@@ -14,26 +14,26 @@ from slipstream.tables import Column, Table
 
 def command(
     corpus: Annotated[
-        Path, typer.Argument(metavar="CORPUS", help='A JSON object a line: {"text": "..."}')
+        Path, typer.Argument(metavar="CORPUS", help='One JSON object per line: {"text": "..."}')
     ],
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", metavar="FILE", help="Write the lines that are kept."),
+        typer.Option("-o", "--output", metavar="FILE", help="Write the retained lines."),
     ] = None,
-    field: Annotated[str, typer.Option(help="Where the text is in the object.")] = "text",
+    field: Annotated[str, typer.Option(help="Key of the text in each object.")] = "text",
     threshold: Annotated[
-        float, typer.Option(help="Jaccard similarity from which on texts are alike, up to 1.")
+        float, typer.Option(help="Minimum Jaccard similarity of near-duplicates, up to 1.")
     ] = 0.8,
-    shingle: Annotated[int, typer.Option(help="Words that follow each other in a shingle.")] = 5,
+    shingle: Annotated[int, typer.Option(help="Number of consecutive words per shingle.")] = 5,
     as_json: Json = False,
 ) -> None:
-    """Find documents that are nearly the same, and keep one of each.
+    """Find near-duplicate documents and keep one of each group.
 
-    A document is the set of its shingles, runs of so many words, in lower case and without
-    punctuation; a null is a document without words. Two are alike when the shingles
-    they share are at least the threshold's part of all that either has (Jaccard similarity); every
-    such pair is found, not only most of them. Of documents that are alike, directly or through
-    others, the first is kept. Without --output nothing is written.
+    A document is the set of its shingles: runs of --shingle words, in lower case and without
+    punctuation; null counts as a document without words. Two documents are near-duplicates if they
+    share at least the threshold's fraction of the shingles that either has (Jaccard similarity).
+    The search is exact: it finds every such pair. Of a group, connected directly or through other
+    documents, the first is retained. Without --output nothing is written.
 
         slipstream dedup corpus.jsonl
 
@@ -47,13 +47,13 @@ def command(
         deduped = dedup(
             corpus, output, field=field, threshold=threshold, shingle=shingle, progress=report
         )
-    kept = int(deduped.kept.sum())
+    retained = int(deduped.kept.sum())
     payload = {
         "corpus": str(corpus),
         "output": None if output is None else str(output),
         "documents": deduped.documents,
-        "kept": kept,
-        "removed": deduped.documents - kept,
+        "kept": retained,
+        "removed": deduped.documents - retained,
         "identical": deduped.identical,
         "near_duplicate_pairs": deduped.pairs,
         "wordless": deduped.wordless,
@@ -62,13 +62,15 @@ def command(
         "shingle": shingle,
         "group": deduped.group.tolist(),
     }
-    notes = [f"alike: Jaccard similarity >= {threshold:g} of {shingle}-word shingles, exact"]
+    notes = [
+        f"exact: all pairs with Jaccard similarity >= {threshold:g} of {shingle}-word shingles"
+    ]
     if deduped.wordless:
-        notes.append(f"{deduped.wordless:,} documents have no words; one of them is kept")
+        notes.append(f"{deduped.wordless:,} documents have no words; one of them is retained")
     if output is not None:
-        notes.append(f"kept lines are in {output}")
+        notes.append(f"wrote the retained lines to {output}")
     counts = {
-        "documents": deduped.documents, "kept": kept, "same shingles": deduped.identical,
+        "documents": deduped.documents, "kept": retained, "same shingles": deduped.identical,
         "near-duplicate pairs": deduped.pairs,
     }  # fmt: skip
     row = [f"{count:,}" for count in counts.values()]

@@ -1,4 +1,4 @@
-"""``slipstream devices``: would another device be worth it?"""
+"""``slipstream devices``: predict a step on other devices."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ def command(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="avx2, sse4.1, threads:2, h100, ...; repeatable. All that are known, if none.",
+            help="avx2, sse4.1, threads:2, h100, ...; repeatable. By default all devices.",
         ),
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """The recorded step on other devices, by time per sample and by cost.
+    """Predict the recorded step on other devices, by time per sample and cost.
 
-    This processor with an older instruction set or more threads is measured, operator by operator,
-    once per machine. GPUs and other processors are known by their data sheets.
+    For this processor with an older instruction set or more threads, operators are measured once
+    per machine. GPUs and other processors are predicted from their data sheets.
 
         slipstream devices run.slipgraph
 
@@ -36,11 +36,11 @@ def command(
 
     with progress("devices") as report:
         graph = request.graph(report, warn=note)
-        answers = []
+        found = []
         for name in device or devices_for(graph):
             report(name)
-            answers.append(predict_device(graph, name, report=partial(_report_of, report, name)))
-    result = DevicePredictions.of(graph, answers)
+            found.append(predict_device(graph, name, report=partial(_report_of, report, name)))
+    result = DevicePredictions.of(graph, found)
     emit_result(result, result.table(), as_json=as_json)
 
 

@@ -1,4 +1,4 @@
-"""``slipstream diff``: what made a step slower or faster."""
+"""``slipstream diff``: explain why a step became slower or faster."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from slipstream.cli._options import Json
 from slipstream.cli._output import emit_result, note, progress
 from slipstream.errors import UsageError
 
-_Before = Annotated[Path, typer.Argument(metavar="BEFORE.SLIPGRAPH", help="The step as it was.")]
-_After = Annotated[Path, typer.Argument(metavar="AFTER.SLIPGRAPH", help="The step as it is.")]
+_Before = Annotated[Path, typer.Argument(metavar="BEFORE.SLIPGRAPH", help="Earlier recording.")]
+_After = Annotated[Path, typer.Argument(metavar="AFTER.SLIPGRAPH", help="Later recording.")]
 
 
 def command(
@@ -23,7 +23,7 @@ def command(
         str | None,
         typer.Option(
             metavar="PERCENT",
-            help="Leave with exit code 1 when the step is certainly slower by more, such as 5%.",
+            help="Exit with code 1 if the step is slower by more than this, such as 5%.",
         ),
     ] = None,
     by: Annotated[
@@ -32,18 +32,18 @@ def command(
     top: Annotated[int, typer.Option(min=1, help="Rows to show.")] = 20,
     as_json: Json = False,
 ) -> None:
-    """Say what made a step slower or faster.
+    """Explain why a step became slower or faster.
 
-    Changes are those of the critical path, so they add up to the step's. The step's change has a
-    90 % interval: what two recordings of one program differ by, more on a busy machine, less with
-    more --steps. Page faults differ between launches of one program: they are a row of their own
-    and count neither for the interval nor for --fail-over. In continuous integration, compare with
-    the graph of the last release:
+    The changes are those of the critical path, so they add up to the change of the step, which has
+    a 90 % interval: the difference between two recordings of one program, wider on a busy machine
+    and narrower with more --steps. Page faults differ between launches of one program: they have a
+    separate row and count neither for the interval nor for --fail-over. In continuous integration,
+    compare with the graph of the last release:
 
         slipstream diff release.slipgraph now.slipgraph --fail-over 5%
 
-    It fails when even the interval's lower end is beyond the limit, and warns when the recordings
-    cannot tell.
+    It fails if even the lower end of the interval exceeds the limit, and warns if the recordings
+    are inconclusive.
     """
     from slipstream.graph import difference, load
     from slipstream.verbs.explaining.change import Change
@@ -51,7 +51,7 @@ def command(
 
     limit = None if fail_over is None else _fraction(fail_over)
     if by not in ("operator", "module", "line"):
-        raise UsageError(f"'{by}' is no group", remedy="operator, module or line")
+        raise UsageError(f"--by: '{by}' is not a group", remedy="pass operator, module or line")
     with progress("comparing"):
         change = Change(difference(load(before), load_recording(after, note)), limit)
     emit_result(change, change.table(by, top), as_json=as_json)
@@ -63,11 +63,11 @@ def command(
 
 
 def _fraction(text: str) -> float:
-    """0.05 from "5%"; a number without a sign is a percentage too."""
+    """Return 0.05 for "5%" and for "5"."""
     try:
         value = float(text.strip().removesuffix("%"))
     except ValueError:
         value = math.nan
     if not 0 <= value < math.inf:
-        raise UsageError(f"'{text}' is no percentage", remedy="--fail-over 5%")
+        raise UsageError(f"--fail-over: '{text}' is not a percentage", remedy="for example 5%")
     return value / 100

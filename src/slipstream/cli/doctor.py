@@ -1,4 +1,4 @@
-"""What works here: the machine, what is installed, what can be measured."""
+"""``slipstream doctor``: check the machine, the installation and what can be measured."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from slipstream.cli._options import Json
 
 def command(
     store: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Look at this results store instead.")
+        Path | None, typer.Option(metavar="FILE", help="Check this results store instead.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Say what works here: the machine, what is installed, what can be measured.
+    """Check the machine, the installation, and what can be measured here.
 
-    Every line was tried just now. `no` is not an error: it says what you would gain and how. The
-    exit code is 1 only when the core does not work: Python or torch, or an unusable store.
+    Every line is tested when you run it. `no` is not an error: the line shows what is missing and
+    how to get it. The exit code is 1 only if the core does not work: Python, torch or the store.
     """
     from slipstream.cli._output import emit_result, progress
     from slipstream.verbs.doctor import examine

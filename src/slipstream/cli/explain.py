@@ -1,4 +1,4 @@
-"""``slipstream explain``: what a step's time consists of."""
+"""``slipstream explain``: break down the time of a step."""
 
 from __future__ import annotations
 
@@ -17,50 +17,50 @@ def command(
     critical_path: Annotated[
         bool,
         typer.Option(
-            "--critical-path", help="List the tasks of the path, and what each waits for."
+            "--critical-path", help="List the tasks of the critical path, and what each waits for."
         ),
     ] = False,
     by: Annotated[
         str,
         typer.Option(
             metavar="GROUP",
-            help="operator, module, line, phase, lane or kind: what times are summed by.",
+            help="Group times by operator, module, line, phase, lane or kind.",
         ),
     ] = "operator",
     causal: Annotated[
         bool,
-        typer.Option("--causal", help="What the step would gain if one group were faster."),
+        typer.Option("--causal", help="Show the gain of the step if one group were faster."),
     ] = False,
     memory: Annotated[
         bool,
-        typer.Option("--memory", help="The most memory the step holds, and what lives then."),
+        typer.Option("--memory", help="Show peak memory and the tensors alive at the peak."),
     ] = False,
     lines: Annotated[
         bool,
-        typer.Option("--lines", help="Your source, each line with its time and memory."),
+        typer.Option("--lines", help="Show your source with the time and memory of each line."),
     ] = False,
     statistics: Annotated[
         bool,
         typer.Option(
             "--statistics",
-            help="What `profile --record` kept of the values: ids, spectra, gradients, zeros.",
+            help="Show statistics from `profile --record`: ids, spectra, gradients, zeros.",
         ),
     ] = False,
     movement: Annotated[
         bool,
         typer.Option(
             "--movement",
-            help="Bytes moved, bytes that had to move, and how far from this machine's limits.",
+            help="Show bytes moved, the minimum that must move, and distance from hardware limits.",
         ),
     ] = False,
-    top: Annotated[int, typer.Option(min=1, help="Rows to show.")] = 20,
+    top: Annotated[int, typer.Option(min=1, help="Number of rows to show.")] = 20,
     as_json: Json = False,
 ) -> None:
-    """Explain what a step's time consists of.
+    """Break down the time of a step by its critical path.
 
-    A step is as long as its critical path: the chain of tasks in which each waits for the one
-    before. What is not on the path can be made faster without gaining anything. Times on the
-    path, with the waiting before each task, add up to the step.
+    A step is as long as its critical path: the chain of tasks in which each waits for the previous
+    one. Speeding up a task off the path gains nothing. Times on the path, including the waiting
+    before each task, add up to the step time.
 
         slipstream explain run.slipgraph --by module
 
@@ -80,7 +80,7 @@ def command(
     from slipstream.verbs.explaining.statistics import statistics_report
     from slipstream.verbs.request import load_recording
 
-    _refuse_code(run)
+    _need_recording(run)
     with progress("explaining"):
         graph = load_recording(run, note)
         if statistics:
@@ -97,12 +97,8 @@ def command(
     emit(tables, payload, as_json=as_json)
 
 
-def _refuse_code(run: Path) -> None:
-    """Say what to do first with a workload that was not recorded yet.
-
-    Raises:
-        UsageError: `run` names Python code.
-    """
+def _need_recording(run: Path) -> None:
+    """Raise a UsageError that suggests `profile` if `run` names Python code."""
     from slipstream.workload.recipe import workload_functions
 
     target = str(run)
@@ -115,6 +111,6 @@ def _refuse_code(run: Path) -> None:
         functions = workload_functions(run)
         target += f":{functions[0]}" if functions else ""
     raise UsageError(
-        f"{what}, and explain reads a recording of one",
+        f"{what}, but explain reads a recorded step",
         remedy=f"profile it first: slipstream profile {target} -o run.slipgraph",
     )

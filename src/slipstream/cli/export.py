@@ -1,4 +1,4 @@
-"""``slipstream export``: a recorded step for other tools."""
+"""``slipstream export``: convert a recorded step for other tools."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ def command(
         typer.Option(
             metavar="FORMAT",
             show_default=False,
-            help="perfetto (open it at ui.perfetto.dev), chakra (ASTRA-sim reads it), or csv; "
-            "one is needed.",
+            help="perfetto (for ui.perfetto.dev), chakra (for ASTRA-sim), or csv; required.",
         ),
     ] = "",
     output: Annotated[
@@ -31,15 +30,15 @@ def command(
             "-o",
             "--output",
             metavar="FILE",
-            help="By default the run's name with .json, .et, .csv.",
+            help="Output file; by default the name of the run with .json, .et or .csv.",
         ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Write a recorded step for other tools.
+    """Convert a recorded step for other tools.
 
-    perfetto is the simulated timeline with the critical path, for the eye; chakra keeps all that
-    the graph holds and comes back with `slipstream import`; csv has one task a line.
+    perfetto shows the simulated timeline with the critical path; chakra is lossless and can be read
+    back with `slipstream import`; csv has one task per line.
 
         slipstream export run.slipgraph --to perfetto -o run.json
     """
@@ -48,8 +47,8 @@ def command(
 
     if to not in SUFFIXES:
         raise UsageError(
-            f"'{to}' is no format" if to else "no format is named",
-            remedy="--to and one of perfetto, chakra or csv",
+            f"--to: '{to}' is not a format" if to else "the format is missing",
+            remedy="pass --to perfetto, chakra or csv",
         )
     with progress("exporting"):
         graph = load_recording(run, note)

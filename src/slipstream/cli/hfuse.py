@@ -1,4 +1,4 @@
-"""``slipstream hfuse``: CUDA or Triton kernels in one, checked without a GPU."""
+"""``slipstream hfuse``: fuse CUDA or Triton kernels horizontally, checked without a GPU."""
 
 from __future__ import annotations
 
@@ -35,53 +35,53 @@ def command(
             metavar="KERNEL KERNEL...",
             help="file.cu:kernel, or with its launch: a.cu:k1<float>:block=32x8,grid=16,n=1000. "
             "block= and grid= are threads and blocks; shared= the bytes of extern __shared__ "
-            "memory; an argument's name gives the emulator its value: a number, or how many "
-            "elements a pointer points to (idx=4096<64: integers below 64). Of Triton, "
+            "memory; NAME=VALUE is an argument for the emulator: a number, or the number of "
+            "elements behind a pointer (idx=4096<64: integers below 64). For Triton, "
             "file.py:kernel:grid=16x2,x=4096xfp32,idx=4096xi32<64,n=1000,BLOCK=128: pointers with "
-            "their type; num_warps= and num_stages= as it is launched. Or a recorded step, "
-            "run.slipgraph: which of its kernels could be fused so, and for how much.",
+            "their type; num_warps= and num_stages= of the launch. Or a recorded step, "
+            "run.slipgraph: which of its kernels could be fused, with the predicted gain.",
         ),
     ],
     output: Annotated[
         Path | None,
-        typer.Option("-o", metavar="FILE", help="Where the fused kernel goes: .cu or .py."),
+        typer.Option("-o", metavar="FILE", help="File of the fused kernel: .cu or .py."),
     ] = None,
     name: Annotated[
-        str, typer.Option(metavar="NAME", help="Of the fused kernel; by default all names joined.")
+        str, typer.Option(metavar="NAME", help="Name of the result; by default all names joined.")
     ] = "",
     arch: Annotated[
         str,
         typer.Option(
-            metavar="ARCH", help="Compile for this GPU, with nvcc or Triton, and tell its report."
+            metavar="ARCH", help="Compile for this GPU with nvcc or Triton, and show resources."
         ),
     ] = "",
     check: Annotated[
         bool,
-        typer.Option("--check/--no-check", help="Run it against its kernels, emulated."),
+        typer.Option("--check/--no-check", help="Compare it with its kernels, emulated."),
     ] = True,
     device: Annotated[
-        str, typer.Option(metavar="NAME", help="On which a recorded step is looked at.")
+        str, typer.Option(metavar="NAME", help="Device to predict a recorded step for.")
     ] = "h100",
     as_json: Json = False,
 ) -> None:
     """Fuse independent CUDA or Triton kernels into one that runs them side by side.
 
-    Each CUDA kernel keeps threads, barrier and shared memory of its own in every block; each Triton
-    kernel programs of its own. A multiprocessor so computes for one while another waits for memory.
-    That pays where one is bound by memory and one by arithmetic and both take about as long; else
-    it may well be slower: before you use it, time the kernels alone and the fused one, CUDA's with
-    and without -DSLIP_BLOCKS=N, Triton's with EVENLY=True (programs of all kernels in turn, until
-    all end) and False (one kernel's after the other's).
+    In every block, each CUDA kernel keeps its own threads, barrier and shared memory; each Triton
+    kernel keeps its own programs. A multiprocessor can then compute for one kernel while another
+    waits for memory. This helps if one kernel is memory-bound, one is compute-bound, and both take
+    about as long; otherwise it can be slower. Before you use it, time the separate and the fused
+    kernels: CUDA with and without -DSLIP_BLOCKS=N, Triton with EVENLY=True (interleaves the
+    programs of all kernels) and EVENLY=False (runs one kernel's programs after another's).
 
-    The fused kernel is run on this processor, by an emulator or Triton's interpreter, and its
-    memory is compared with what the kernels leave one after the other. Nothing is written where it
-    differs.
+    The fused kernel runs on this processor, in an emulator or Triton's interpreter, and the memory
+    it leaves is compared with that of the kernels run sequentially. If it differs, nothing is
+    written.
 
         slipstream hfuse a.cu:reduce:block=256,n=4000 b.cu:scale:block=512 -o fused.cu --arch sm_90
 
         slipstream hfuse a.py:softmax:grid=8,... b.py:adam:grid=64,... -o fused.py --arch sm_90
 
-    Of a recorded step it tells which kernels do not wait for each other and would gain most:
+    For a recorded step, list independent kernels by predicted gain:
 
         slipstream hfuse run.slipgraph --device h100
     """
@@ -90,26 +90,26 @@ def command(
     from slipstream.techniques.side_by_side.hfuse import parse_launch
 
     if len(kernels) == 1 and kernels[0].endswith(".slipgraph"):
-        _tell_pairs(Path(kernels[0]), device, as_json)
+        _show_pairs(Path(kernels[0]), device, as_json)
         return
     if len(kernels) < 2:
         raise UsageError(
-            "one kernel has nothing to be fused with",
-            remedy="name two: a.cu:k1 b.cu:k2, or a recorded step: run.slipgraph",
+            "got one kernel, but fusion needs at least two",
+            remedy="for example a.cu:k1 b.cu:k2, or a recorded step: run.slipgraph",
         )
     if output is None:
-        raise UsageError("the fused kernel has no place to go", remedy="-o fused.cu")
+        raise UsageError("-o is missing", remedy="for example -o fused.cu")
     if name and not name.isidentifier():
-        raise UsageError(f"--name {name} is no name of a kernel")
-    launches = [parse_launch(one) for one in kernels]
-    python = {one.python for one in launches}
+        raise UsageError(f"--name {name} is not an identifier", remedy="--name fused")
+    launches = [parse_launch(text) for text in kernels]
+    python = {launch.python for launch in launches}
     if len(python) > 1:
         raise UsageError(
-            "kernels of CUDA C++ and of Triton (.py) run in no one kernel",
-            remedy="fuse those of each apart",
+            "CUDA C++ and Triton (.py) kernels cannot be fused into one",
+            remedy="fuse the CUDA kernels and the Triton kernels separately",
         )
     need_place(output, *((".py",) if True in python else (".cu", ".cuh", ".cpp")))
-    _need_no_source(output, [one.path for one in launches])
+    _need_other_than(output, [launch.path for launch in launches])
     emulated: Emulated | None
     resources: Resources | ProgramResources | None = None
     fused: FusedKernel | FusedPrograms
@@ -117,7 +117,7 @@ def command(
     with progress("fusing") as report:
         if True in python:
             fused = programs = triton.fuse(launches, name)
-            _need_no_source(output, programs.files)
+            _need_other_than(output, programs.files)
             emulated = triton.emulate(programs, report=report) if check else None
             if arch:
                 report(f"Triton's compiler for {arch}")
@@ -144,7 +144,7 @@ def command(
         raise typer.Exit(1)
 
 
-def _tell_pairs(recorded: Path, device: str, as_json: bool) -> None:
+def _show_pairs(recorded: Path, device: str, as_json: bool) -> None:
     from slipstream.verbs.devices.pairs import StepPairs
     from slipstream.verbs.request import load_recording
 
@@ -155,9 +155,9 @@ def _tell_pairs(recorded: Path, device: str, as_json: bool) -> None:
         note(str(pairs))
 
 
-def _need_no_source(output: Path, sources: Sequence[Path]) -> None:
-    for one in sources:
-        if output.exists() and one.exists() and output.samefile(one):
+def _need_other_than(output: Path, sources: Sequence[Path]) -> None:
+    for source in sources:
+        if output.exists() and source.exists() and output.samefile(source):
             raise UsageError(
                 f"'{output}' is a source", remedy=f"name another file: -o fused{output.suffix}"
             )

@@ -1,4 +1,4 @@
-"""``slipstream live``: costs, what-ifs and the batch size on a local page, while you edit."""
+"""``slipstream live``: a local page with costs, what-ifs and the batch size while you edit."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def command(
             metavar="N",
             min=0,
             max=65535,
-            help="Listen there, on 127.0.0.1; by default on a free port from 8377 on.",
+            help="Port on 127.0.0.1; by default the first free port from 8377 on.",
         ),
     ] = None,
     browser: Annotated[
@@ -39,12 +39,12 @@ def command(
     store: options.StorePath = None,
     as_json: options.Json = False,
 ) -> None:
-    """Watch a workload while you edit it: every save is analysed, and a local page shows it.
+    """Watch a workload while you edit it: analyse every save and show it on a local page.
 
-    The page has what a report has, and is alive: costs beside the source lines, switches that
-    simulate at once, bars for step time, throughput, memory and batch size that edit the file
-    when you confirm. It listens on this machine alone, and only the address that is printed opens
-    it. End it with Ctrl-C.
+    The page is a live report: costs next to the source lines, switches that simulate techniques
+    immediately, and bars for step time, throughput, memory and batch size that edit the file when
+    you confirm. It is served on this machine only, at the printed address, which contains the key.
+    Stop it with Ctrl-C.
 
         slipstream live train.py:make_workload
     """
@@ -55,7 +55,7 @@ def command(
     from slipstream.technique import need_known
 
     need_known(technique or ())
-    # A file that does not parse now may do so when it is saved next.
+    # A file that does not parse now may parse at the next save.
     recipe = parse_workload(request.target, *request.script_arguments, **request.arguments)
     analyst = Analyst(
         recipe,
@@ -70,7 +70,7 @@ def command(
         table = Table(
             [Column("page"), Column("watched")],
             [(live.address, recipe.path)],
-            notes=["end it with Ctrl-C; the address holds the key of this session"],
+            notes=["stop it with Ctrl-C; the address contains the key of this session"],
         )
         payload = {"address": live.address, "watched": str(recipe.path)}
         emit(table, payload, as_json=as_json)
@@ -84,16 +84,16 @@ def command(
 
 
 class _Log:
-    """One line on stderr for what became of each save."""
+    """Listener that prints a line on stderr for each save."""
 
     def __init__(self) -> None:
-        self._said: tuple[int, str] | None = None
+        self._reported: tuple[int, str] | None = None
 
     def __call__(self, analysis: Analysis) -> None:
         key = analysis.number, analysis.state
-        if key == self._said or analysis.state in ("recording", "first"):
+        if key == self._reported or analysis.state in ("recording", "first"):
             return
-        self._said = key
+        self._reported = key
         if analysis.problem is not None:
             where = (
                 f"{analysis.problem.path}:{analysis.problem.line}: "

@@ -1,4 +1,4 @@
-"""``slipstream lsp``: costs beside the source lines in your editor."""
+"""``slipstream lsp``: a language server that shows costs next to the source lines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def command(
         str | None,
         typer.Argument(
             metavar="[WORKLOAD]",
-            help="file.py:function; without it nothing runs until you ask for it in the editor.",
+            help="file.py:function; without it, nothing runs until you start it in the editor.",
         ),
     ] = None,
     tcp: Annotated[
@@ -27,15 +27,13 @@ def command(
             metavar="PORT",
             min=0,
             max=65535,
-            help="Listen there, on 127.0.0.1, instead of stdin and stdout; the editor must send "
-            "the printed key.",
+            help="Port on 127.0.0.1, instead of stdin and stdout; the editor must send the printed "
+            "key.",
         ),
     ] = None,
     stdio: Annotated[
         bool,
-        typer.Option(
-            "--stdio", help="Speak over stdin and stdout, as without it; some editors ask for it."
-        ),
+        typer.Option("--stdio", help="Use stdin and stdout, the default; some editors pass it."),
     ] = False,
     technique: options.Techniques = None,
     what_if: options.WhatIf = True,
@@ -45,10 +43,10 @@ def command(
     timeout: options.Timeout = "1min",
     store: options.StorePath = None,
 ) -> None:
-    """Serve an editor: what each line, function and module costs, and edits that make it cheaper.
+    """Serve an editor with the cost of each line, function and module, and edits that reduce it.
 
-    A language server; editors start it themselves. docs/editors.md has the settings of Neovim,
-    Helix, Emacs and VS Code. Only the protocol goes to stdout.
+    A language server, which editors start themselves. docs/editors.md shows the settings for
+    Neovim, Helix, Emacs and VS Code. Only the protocol goes to stdout.
 
         slipstream lsp train.py:make_workload
     """
@@ -57,7 +55,7 @@ def command(
 
     need_known(technique or ())
     if stdio and tcp is not None:
-        raise UsageError("--stdio and --tcp exclude each other", remedy="leave one of them out")
+        raise UsageError("--stdio and --tcp exclude each other", remedy="pass one of them")
     timeout_s = parse_duration_ns(timeout, "--timeout") / 1e9
     try:
         from slipstream.live.editor import serve_stdio, serve_tcp

@@ -1,4 +1,4 @@
-"""Compare two commands or revisions, and ask whether this machine is fit to measure on."""
+"""Compare two commands or revisions, and check whether this machine is fit to measure on."""
 
 from __future__ import annotations
 
@@ -19,43 +19,46 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Compare two commands or revisions, and ask whether this machine is fit to measure on.",
+    help="Compare two commands or revisions, and check whether this machine is fit to measure on.",
 )
 
 
 @app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 def ab(
-    command: list[str] = typer.Argument(  # noqa: B008 - Typer's way to declare one
-        None, metavar="[-- COMMAND...]", help="With --base and --head: what to run in each."
+    command: list[str] = typer.Argument(  # noqa: B008 - typer declares arguments this way
+        None, metavar="[-- COMMAND...]", help="With --base and --head: the command to run in each."
     ),
-    base_cmd: str = typer.Option(None, "--base-cmd", help="The baseline, as typed in a shell."),
-    head_cmd: str = typer.Option(None, "--head-cmd", help="The candidate."),
-    base: str = typer.Option(None, "--base", metavar="REV", help="Baseline revision (git)."),
-    head: str = typer.Option(None, "--head", metavar="REV", help="Candidate revision."),
+    base_cmd: str = typer.Option(None, "--base-cmd", help="Baseline command, as typed in a shell."),
+    head_cmd: str = typer.Option(None, "--head-cmd", help="Candidate command."),
+    base: str = typer.Option(None, "--base", metavar="REV", help="Baseline git revision."),
+    head: str = typer.Option(None, "--head", metavar="REV", help="Candidate git revision."),
     metric: str = typer.Option(
         "auto",
         "--metric",
-        help="What decides: wall, cpu or peak_mem; auto lets the data choose wall or cpu.",
+        help="Primary metric: wall, cpu or peak_mem; auto chooses wall or cpu from the data.",
     ),
     target: float = typer.Option(
-        0.02, "--target", help="Stop when the ratio's interval is narrower than this fraction."
+        0.02, "--target", help="Stop when the interval of the ratio is narrower than this fraction."
     ),
-    budget: str = typer.Option("60s", "--budget", help="Begin no further block after this."),
+    budget: str = typer.Option("60s", "--budget", help="Start no block after this time."),
     timeout: str = typer.Option("10min", "--timeout", help="Stop a command that takes longer."),
-    level: float = typer.Option(0.95, "--level", help="Confidence, over all looks together."),
-    seed: int = typer.Option(0, "--seed", help="Of the order of the runs."),
-    store: Path = typer.Option(  # noqa: B008
-        None, "--store", help="Results database; .slipstream/results.db by default."
+    level: float = typer.Option(
+        0.95, "--level", help="Confidence level over all interim analyses."
     ),
-    save: bool = typer.Option(True, "--save/--no-save", help="Keep the result in the store."),
+    seed: int = typer.Option(0, "--seed", help="Seed of the order of the runs."),
+    store: Path = typer.Option(  # noqa: B008
+        None, "--store", help="Results store; .slipstream/results.db by default."
+    ),
+    save: bool = typer.Option(True, "--save/--no-save", help="Save the result in the store."),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
 ) -> None:
-    """Run two commands (or one in two git revisions) in turns and say which is cheaper.
+    """Run two commands (or one in two git revisions) alternately and report which is cheaper.
 
-    The runs are interleaved in a random order, so that a machine that gets busy disturbs both.
-    Every run is a fresh process; wall time, CPU time with children and peak memory are taken. The
-    interval is honest although the run stops as soon as it is narrow: looks are planned. In a
-    tenth of the rounds the baseline also runs against itself; if that differs, nothing is claimed.
+    The runs are interleaved in random order, so that a busy machine disturbs both equally. Every
+    run is a new process, measured by wall time, CPU time including children, and peak memory. The
+    interval keeps its level although the run stops once it is narrow: interim analyses are planned.
+    In a tenth of the rounds the baseline also runs against itself; if that differs, nothing is
+    claimed.
 
         slipstream measure ab --base-cmd 'python a.py' --head-cmd 'python b.py'
 
@@ -74,11 +77,11 @@ def ab(
             arms: Sequence[CommandArm] = checked_out.arms(command)
         else:
             arms = [CommandArm("base", base_cmd), CommandArm("head", head_cmd)]
-        kept = None
+        opened = None
         if save:
             from slipstream.measure.store import Store
 
-            kept = stack.enter_context(Store(store))
+            opened = stack.enter_context(Store(store))
         report = stack.enter_context(progress("measuring"))
         comparison = compare(
             arms,
@@ -90,7 +93,7 @@ def ab(
             seed=seed,
             timeout=timeout,
             title=" vs ".join(arm.name for arm in arms) if revisions else "base vs head",
-            store=kept,
+            store=opened,
             progress=show_progress(report),
         )
     proof = Proof(comparison)
@@ -104,37 +107,33 @@ def _mode(
     head: str | None,
     command: list[str] | None,
 ) -> bool:
-    """Whether revisions are compared; False for two commands.
-
-    Raises:
-        UsageError: neither form is complete, or both are mixed.
-    """
+    """Return whether revisions are compared; False for two commands."""
     remedy = (
         "--base-cmd CMD --head-cmd CMD compares two commands; "
         "--base REV --head REV -- COMMAND compares two revisions"
     )
     by_command, by_revision = (base_cmd, head_cmd), (base, head)
     if any(by_command) and (any(by_revision) or command):
-        raise UsageError("commands and revisions are two different comparisons", remedy=remedy)
+        raise UsageError("commands and revisions cannot be compared together", remedy=remedy)
     if all(by_command):
         return False
     if all(by_revision) and command:
         if base == head:
             raise UsageError(f"'{base}' is compared with itself", remedy="name two revisions")
         return True
-    raise UsageError("there are no two things to compare", remedy=remedy)
+    raise UsageError("a comparison needs a baseline and a candidate", remedy=remedy)
 
 
 @app.command()
 def gate(
-    seconds: float = typer.Option(60.0, "--seconds", help="The budget the answer is for."),
+    seconds: float = typer.Option(60.0, "--seconds", help="Measuring time to estimate for."),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
 ) -> None:
-    """Say whether this machine is fit to measure on now, and what it could tell apart.
+    """Check whether this machine is fit to measure on now, and which differences it can detect.
 
-    Takes two seconds: a fixed piece of work is compared with itself while the system's counters
-    are read. Green, amber or red is never a refusal: paired runs hold their level on a busy
-    machine, they only need more time.
+    For two seconds, a fixed workload is compared with itself while system counters are read. Red
+    does not prevent measuring: paired runs keep their confidence level on a busy machine and only
+    need more time.
     """
     from slipstream.measure.gate import detectable
 
@@ -155,7 +154,7 @@ def _emit_fitness(fitness: Fitness, *, as_json: bool) -> None:
         (f"finds in {fitness.seconds:g} s, by CPU time", format_detectable(fitness.cpu)),
         (f"finds in {fitness.seconds:g} s, by wall time", format_detectable(fitness.wall)),
     ]
-    notes = ["The smallest difference found 4 times of 5, single-threaded samples of 10 ms."]
+    notes = ["The smallest difference found 4 times out of 5, single-threaded samples of 10 ms."]
     if reading.unreadable:
         notes.append("unreadable here: " + ", ".join(reading.unreadable))
     payload = {

@@ -1,4 +1,4 @@
-"""Under MLPerf rules: serving under load, and training until a quality is reached."""
+"""MLPerf benchmarks: serving under load, and training to a target quality."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from slipstream.cli import mlperf_serve, mlperf_train
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Under MLPerf rules: what a model serves under load with the accuracy it has, and how "
-    "long a training takes until its quality is reached.",
+    help="Benchmark a model by MLPerf rules: throughput and accuracy under load, and training time "
+    "to a target quality.",
 )
 mlperf_serve.register(app)
 mlperf_train.register(app)

@@ -1,4 +1,4 @@
-"""``slipstream mlperf serve``: a model under load, driven by MLPerf's own load generator."""
+"""``slipstream mlperf serve``: load-test a model with MLPerf's own load generator."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _Model = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="model.onnx, model.tflite, http://127.0.0.1:PORT/?key=..., or file.py:function: one "
-        "that builds a workload, or one that is called with a batch.",
+        help="model.onnx, model.tflite, http://127.0.0.1:PORT/?key=..., or file.py:function, which "
+        "builds a workload or is called with a batch.",
     ),
 ]
 _Data = Annotated[
@@ -32,13 +32,13 @@ _Data = Annotated[
 ]
 _Range = Annotated[
     str | None,
-    typer.Option("--range", metavar="LOW,HIGH", help="What pixel values 0 and 255 become: 0,1."),
+    typer.Option("--range", metavar="LOW,HIGH", help="Values that pixels 0 and 255 map to: 0,1."),
 ]
 _Limit = Annotated[
-    int | None, typer.Option("--limit", metavar="N", min=1, help="Take only the first N samples.")
+    int | None, typer.Option("--limit", metavar="N", min=1, help="Use only the first N samples.")
 ]
 _Batch = Annotated[
-    int, typer.Option("--batch", metavar="N", min=1, help="Queries that may be answered together.")
+    int, typer.Option("--batch", metavar="N", min=1, help="Maximum number of queries per batch.")
 ]
 _MaxQueueDelay = Annotated[
     str,
@@ -50,21 +50,19 @@ _MaxQueueDelay = Annotated[
 ]
 _Workers = Annotated[
     int | None,
-    typer.Option("--workers", metavar="N", min=1, help="Threads that call the model."),
+    typer.Option("--workers", metavar="N", min=1, help="Number of threads that call the model."),
 ]
-_Threads = Annotated[
-    int, typer.Option("--threads", metavar="N", min=0, help="Threads inside an operator.")
-]
+_Threads = Annotated[int, typer.Option("--threads", metavar="N", min=0, help="Intra-op threads.")]
 _CallTimeout = Annotated[
     str,
     typer.Option(
-        "--call-timeout", metavar="TIME", help="Time limit for a call of the model, or an answer."
+        "--call-timeout", metavar="TIME", help="Time limit for a call of the model, or a response."
     ),
 ]
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands of serving to ``slipstream mlperf``."""
+    """Add the serving commands to ``slipstream mlperf``."""
     app.command("serve")(serve)
     app.command("peak")(peak)
     app.command("check-results")(check_results)
@@ -81,25 +79,25 @@ def serve(
         ),
     ] = "all",
     seconds: Annotated[
-        str, typer.Option("--time", metavar="TIME", help="About how long each run may take.")
+        str, typer.Option("--time", metavar="TIME", help="Approximate duration of each run.")
     ] = "5s",
     official: Annotated[
-        bool, typer.Option("--official", help="The rules' durations: ten minutes a scenario.")
+        bool, typer.Option("--official", help="Durations of the rules: ten minutes per scenario.")
     ] = False,
     latency_bound: Annotated[
         str | None,
         typer.Option(
             metavar="TIME",
-            help="What the server's percentile may take; by default 15 ms, or ten times a query "
-            "by itself.",
+            help="Latency bound of the server's percentile; by default 15 ms, or ten times the "
+            "latency of a single query.",
         ),
     ] = None,
     rate: Annotated[
         str | None,
         typer.Option(
             metavar="RATE",
-            help="Queries that arrive at the server, as 40/s; by default 70 % of what the queue "
-            "simulation says is possible.",
+            help="Query rate of the server scenario, for example 40/s; by default 70 % of the "
+            "maximum rate that the queue simulation predicts.",
         ),
     ] = None,
     batch: _Batch = 1,
@@ -114,22 +112,20 @@ def serve(
         str | None,
         typer.Option(
             metavar="MODEL",
-            help="Compare with this model, in turns: as baseline, without the techniques of "
-            "--technique.",
+            help="Baseline model to measure alternately, without the techniques of --technique.",
         ),
     ] = None,
     audit: Annotated[
         str | None,
         typer.Option(
             metavar="NAME,...",
-            help="TEST01 (answers under load are the right ones), TEST04 (the same sample again is "
-            "no faster), COLD (nor are samples that could have been seen), or all. Exit code 1 if "
-            "an audit fails.",
+            help="TEST01 (answers under load match), TEST04 (a sample repeated is no faster), "
+            "COLD (nor is one seen before), or all. Exit code 1 if an audit fails.",
         ),
     ] = None,
     gate: Annotated[
         float | None,
-        typer.Option(metavar="SHARE", help="Accuracy that is asked for, as 0.75; noted with -o."),
+        typer.Option(metavar="SHARE", help="Required accuracy, such as 0.75; recorded with -o."),
     ] = None,
     output: Annotated[
         Path | None,
@@ -137,20 +133,20 @@ def serve(
             "-o",
             "--output",
             metavar="FOLDER",
-            help="Write a tree of results as a submission has it: logs, settings, audits.",
+            help="Write results in the layout of a submission: logs, settings, audits.",
         ),
     ] = None,
     call_timeout: _CallTimeout = "3s",
     as_json: options.Json = False,
 ) -> None:
-    """Put a model under load as MLPerf does, with its own load generator, LoadGen.
+    """Load-test a model by MLPerf rules, with MLPerf's own load generator, LoadGen.
 
-    Four scenarios: one query after the other (single-stream), eight samples at a time
-    (multi-stream), queries that arrive at random and may take so long at most (server), all at
-    once (offline). Where samples have classes, their answers are checked, too.
+    Four scenarios: one query at a time (single-stream), eight samples at a time (multi-stream),
+    random arrivals with a latency bound (server), and all samples simultaneously (offline). If
+    samples have labels, accuracy is measured as well.
 
-    Runs are short by default and say what they lack: only --official takes as long as the rules
-    ask for. The server's predicted p99 comes from a simulated queue, and is known before the run.
+    Runs are short by default and list the rules they do not meet: only --official uses the required
+    durations. The p99 of the server scenario is predicted before the run, from a simulated queue.
 
         slipstream mlperf serve model.onnx --data digits --range 0,1
 
@@ -165,7 +161,7 @@ def serve(
     from slipstream.units import parse_duration_ns
     from slipstream.verbs.goals import parse_rate
 
-    chosen = scenarios(scenario)
+    selected = scenarios(scenario)
     wishes = Wishes(
         None if official else parse_duration_ns(seconds, "--time") / 1e9,
         None if latency_bound is None else parse_duration_ns(latency_bound, "--latency-bound"),
@@ -180,10 +176,10 @@ def serve(
     with progress("mlperf serve") as report, opened(report, model, technique=technique) as session:
         if against is not None:
             with opened(report, against, technique=None) as base:
-                compared = compare(base, session, chosen, wishes, report=report)
+                compared = compare(base, session, selected, wishes, report=report)
         else:
             place = None if output is None else Place.of(output, session.about["model"])
-            measured = benchmark(session, chosen, wishes, place=place, audits=audits, gate=gate)
+            measured = benchmark(session, selected, wishes, place=place, audits=audits, gate=gate)
     if against is not None:
         emit_result(compared, compared.table(), as_json=as_json)
     else:
@@ -195,12 +191,12 @@ def serve(
 def peak(
     model: _Model,
     data: _Data = None,
-    latency_bound: Annotated[str, typer.Option(metavar="TIME", help="What p99 may take.")] = "15ms",
+    latency_bound: Annotated[str, typer.Option(metavar="TIME", help="Bound of p99.")] = "15ms",
     width: Annotated[
-        float, typer.Option(metavar="SHARE", help="Relative width of the bracket to end with.")
+        float, typer.Option(metavar="SHARE", help="Relative width of the final bracket.")
     ] = 0.03,
     seconds: Annotated[
-        str, typer.Option("--time", metavar="TIME", help="About how long each run may take.")
+        str, typer.Option("--time", metavar="TIME", help="Approximate duration of each run.")
     ] = "5s",
     batch: _Batch = 1,
     max_queue_delay: _MaxQueueDelay = "0ms",
@@ -213,9 +209,9 @@ def peak(
     call_timeout: _CallTimeout = "3s",
     as_json: options.Json = False,
 ) -> None:
-    """Find the highest rate that a server sustains within its bound.
+    """Find the maximum query rate that a server sustains within its latency bound.
 
-    The search begins where a simulated queue has the peak, and corrects the queue by every run.
+    The search starts at the peak of a simulated queue, which every run corrects.
 
         slipstream mlperf peak model.tflite --data cifar10_jpeg --latency-bound 10ms --batch 8
     """
@@ -237,23 +233,23 @@ def peak(
 
 
 def check_results(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A tree of results.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder of results.")],
     seconds: Annotated[
         str,
         typer.Option(
-            "--time", metavar="TIME", help="What a performance run must last: the rules' 10 min."
+            "--time", metavar="TIME", help="Minimum duration of a performance run; by rule 10 min."
         ),
     ] = "10min",
     required: Annotated[
         str | None,
-        typer.Option(metavar="NAME,...", help="Scenarios every model must have; all for four."),
+        typer.Option(metavar="NAME,...", help="Scenarios that every model must have, or all."),
     ] = None,
     audits: Annotated[
-        str, typer.Option(metavar="NAME,...", help="Audits every scenario must have.")
+        str, typer.Option(metavar="NAME,...", help="Audits that every scenario must have.")
     ] = "TEST01,TEST04",
     as_json: options.Json = False,
 ) -> None:
-    """Check a tree of results, ours or another's, against the rules; exit code 1 with defects.
+    """Check a folder of results, from any tool, against the rules; exit code 1 on violations.
 
     slipstream mlperf check-results results
     """
@@ -262,7 +258,7 @@ def check_results(
     from slipstream.mlperf.serving import scenarios
     from slipstream.units import parse_duration_ns
 
-    titles = [one.title for one in scenarios(required)] if required else []
+    titles = [entry.title for entry in scenarios(required)] if required else []
     submission = checked(
         folder,
         min_duration_s=parse_duration_ns(seconds, "--time") / 1e9,
@@ -279,7 +275,7 @@ def _session(
     workers: int | None, threads: int, technique: list[str] | None, settings: list[str] | None,
     value_range: str | None, limit: int | None, call_timeout: str,
 ) -> Session:  # fmt: skip
-    """The system that the options of a command name."""
+    """Open the model under test that the options of a command describe."""
     from slipstream.mlperf.serving import Session
     from slipstream.runtimes import BatchPolicy
     from slipstream.units import parse_duration_ns
@@ -301,10 +297,10 @@ def _session(
 
 
 def parse_range(text: str | None) -> tuple[float, float] | None:
-    """The two numbers of ``0,1``.
+    """Return the two numbers of ``0,1``; None for None.
 
     Raises:
-        InvalidArgumentError: it is not of that form.
+        InvalidArgumentError: `text` is not two numbers.
     """
     from slipstream.errors import InvalidArgumentError
 

@@ -14,27 +14,27 @@ _Task = Annotated[
     str,
     typer.Argument(
         metavar="TASK",
-        help="A task of the suite (slipstream mlperf tasks), or file.py:function of your own.",
+        help="A task of the suite (slipstream mlperf tasks), or your own file.py:function.",
     ),
 ]
 Runs = Annotated[
-    int, typer.Option("--runs", metavar="N", min=1, help="Runs of every arm, each from a new seed.")
+    int, typer.Option("--runs", metavar="N", min=1, help="Runs per arm, each with a new seed.")
 ]
 _Threads = Annotated[
-    int, typer.Option("--threads", metavar="N", min=1, help="Threads of every process.")
+    int, typer.Option("--threads", metavar="N", min=1, help="Threads per process.")
 ]
 _Output = Annotated[
     Path | None,
     typer.Option(
-        "--output", metavar="FOLDER", help="Where the log files go; by default the cache."
+        "--output", metavar="FOLDER", help="Folder of the log files; by default in the cache."
     ),
 ]
 Predicted = Annotated[
     bool,
     typer.Option(
         "--predict/--no-predict",
-        help="Before the first run, predict what will be found: the step is recorded and edited, "
-        "and what changes the numbers trains two quarters of a run on either side.",
+        help="Whether to predict the result before the first run: the step is recorded and edited, "
+        "and techniques that change numerics train two quarters of a run on either side.",
     ),
 ]
 _Division = Annotated[
@@ -42,13 +42,13 @@ _Division = Annotated[
     typer.Option(
         "--division",
         metavar="NAME",
-        help="open, or closed: the reference's model, optimizer and numbers.",
+        help="open, or closed: the model, optimizer and numerics of the reference.",
     ),
 ]
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands of training to ``slipstream mlperf``."""
+    """Add the training commands to ``slipstream mlperf``."""
     app.command()(train)
     app.command()(tasks)
     app.command()(check)
@@ -63,15 +63,15 @@ def train(
         typer.Option(
             "--against",
             metavar="NAME:KEY=VALUE,...",
-            help="What to compare with, as ddp:workers=2 where a technique changes what replicas "
-            "exchange; the task as it is by default.",
+            help="Baseline, for example ddp:workers=2 for a technique that changes what replicas "
+            "exchange; by default the unmodified task.",
         ),
     ] = "",
     runs: Runs = 5,
     division: _Division = "open",
     target: Annotated[
         float | None,
-        typer.Option("--target", metavar="X", help="Another quality than the task's; logged."),
+        typer.Option("--target", metavar="X", help="Another target quality; logged."),
     ] = None,
     batch: Annotated[
         int | None, typer.Option("--batch", metavar="N", min=1, help="Another batch size; logged.")
@@ -82,13 +82,13 @@ def train(
     store: options.StorePath = None,
     as_json: options.Json = False,
 ) -> None:
-    """Train until a quality is reached, with and without techniques, and compare the times.
+    """Train to a target quality, with and without techniques, and compare the times.
 
-    Every run has a process, a seed and a log of its own, in the format of MLPerf Training; the
-    clock runs from the first touch of data to the evaluation that reaches the target. All arms
-    train from the same seeds. Time to quality is told as its two factors: the time of a sample,
-    and the samples to the target, each with its interval. What is predicted of them is kept
-    before the first run, and stands beside what was measured.
+    Every run has its own process, seed and log, in the format of MLPerf Training. The clock runs
+    from the first access to data until the evaluation that reaches the target. All arms train from
+    the same seeds. Time to quality is reported as two factors, time per sample and samples to the
+    target, each with an interval. Predictions are stored before the first run and shown next to
+    the measurements.
 
         slipstream mlperf train fashion_cnn -t lowrank:0.25 --runs 5
 
@@ -107,7 +107,7 @@ def to_quality(
     predicted: bool = True, output: Path | None = None, store: Path | None = None,
     as_json: bool = False,
 ) -> None:  # fmt: skip
-    """What ``mlperf train`` and ``prove --to-quality`` do."""
+    """Run ``mlperf train`` and ``prove --to-quality``."""
     from slipstream.cli._output import emit_result, note, progress
     from slipstream.mlperf.training.judge import time_to_quality
     from slipstream.verbs.history import history
@@ -115,7 +115,7 @@ def to_quality(
 
     if division not in ("open", "closed"):
         raise InvalidArgumentError(
-            "--division", f"'{division}' is not possible", remedy="open or closed"
+            "--division", f"'{division}' is not a division", remedy="pass open or closed"
         )
     predictions = {}
     with progress(f"training {task}") as report:
@@ -125,8 +125,8 @@ def to_quality(
                     task, list(techniques), past, against=against, runs=runs, threads=threads,
                     batch=batch, report=report,
                 )  # fmt: skip
-        for one in predictions.values():
-            note(one.sentence)
+        for prediction in predictions.values():
+            note(prediction.sentence)
         judged = time_to_quality(
             task, list(techniques), against=against, runs=runs, division=division, folder=output,
             threads=threads, batch=batch, target_quality=target,
@@ -137,7 +137,7 @@ def to_quality(
 
 
 def tasks(as_json: options.Json = False) -> None:
-    """List the tasks that come with slipstream: model, data, target, and what a run takes.
+    """List the tasks of the suite: model, data, target, and the duration of a run.
 
     slipstream mlperf tasks
     """
@@ -150,21 +150,21 @@ def tasks(as_json: options.Json = False) -> None:
 
 def check(
     task: _Task,
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="With result_0.txt and so on.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder with result_0.txt, ...")],
     runs: Annotated[
         int | None,
-        typer.Option("--runs", metavar="N", min=1, help="How many runs had been announced."),
+        typer.Option("--runs", metavar="N", min=1, help="Number of runs that were planned."),
     ] = None,
     as_checker: Annotated[
         bool,
         typer.Option(
             "--as-checker",
-            help="Take deviations of the reference as the official checker does, not as the rules.",
+            help="Judge deviations from the reference by the official checker, not by the rules.",
         ),
     ] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Hold the logs of a result against the rules: clock, seeds, evaluations, convergence.
+    """Check the logs of a result against the rules: clock, seeds, evaluations, convergence.
 
     slipstream mlperf check fashion_cnn results/arm_0 --runs 5
     """
@@ -180,9 +180,9 @@ def check(
 def curve(
     task: _Task,
     batches: Annotated[
-        str, typer.Option("--batches", metavar="N,...", help="Two batch sizes or more.")
+        str, typer.Option("--batches", metavar="N,...", help="At least two batch sizes.")
     ],
-    runs: Annotated[int, typer.Option("--runs", metavar="N", min=3, help="Runs of each.")] = 4,
+    runs: Annotated[int, typer.Option("--runs", metavar="N", min=3, help="Runs per size.")] = 4,
     threads: _Threads = 1,
     output: _Output = None,
     as_json: options.Json = False,
@@ -194,7 +194,7 @@ def curve(
     from slipstream.cli._output import emit_result, progress
     from slipstream.mlperf.training.curve import BatchCurve
 
-    sizes = options.numbers(batches, "--batches", "64,128,256", fewest=2)
+    sizes = options.numbers(batches, "--batches", "64,128,256", min_count=2)
     with progress(f"training {task}") as report:
         measured = BatchCurve.measure(
             task, sizes, runs=runs, threads=threads, folder=output, report=report

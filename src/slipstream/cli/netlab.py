@@ -1,4 +1,4 @@
-"""Hosts and shaped cables inside this machine, made of network namespaces."""
+"""Hosts and rate-limited cables inside this machine, built from network namespaces."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from slipstream.cli._options import Json
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Hosts and shaped cables inside this machine, to run real processes on (needs root).",
+    help="Run processes on emulated hosts and rate-limited cables in this machine (needs root).",
     epilog="Nothing outside the lab's own namespaces is changed.",
 )
 
-_Hosts = Annotated[int, typer.Option("--hosts", help="How many hosts, on one switch.")]
-_Rate = Annotated[str, typer.Option("--rate", help="Of every cable, as 200mbit or 1gbit.")]
+_Hosts = Annotated[int, typer.Option("--hosts", help="Number of hosts, on one switch.")]
+_Rate = Annotated[str, typer.Option("--rate", help="Of every cable: 200mbit, 1gbit, ...")]
 
 
 @app.command()
 def run(
-    command: Annotated[list[str], typer.Argument(help="What every host runs, after --.")],
+    command: Annotated[list[str], typer.Argument(help="Command that every host runs, after --.")],
     hosts: _Hosts = 2,
     rate: _Rate = "1gbit",
     as_json: Json = False,
 ) -> None:
-    """Make a lab, run a command on every host, count bytes, take the lab down.
+    """Create a lab, run a command on every host, count bytes, and remove the lab.
 
     Every host gets RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and GLOO_SOCKET_IFNAME, as torchrun
-    would set them. Ctrl-C, or the end of this process in any way, takes everything down.
+    would set them. Ctrl-C, or the end of this process for any reason, removes everything.
 
         slipstream netlab run --hosts 4 --rate 200mbit -- python train.py
     """
@@ -42,7 +42,7 @@ def run(
         before = lab.counters()
         codes = lab.run(command)
         after = lab.counters()
-    ran = [
+    results = [
         {
             "host": host, "exit_code": codes[host], "sent_bytes": after[host][1] - before[host][1],
             "received_bytes": after[host][0] - before[host][0],
@@ -50,22 +50,22 @@ def run(
         for host in range(hosts)
     ]  # fmt: skip
     fields: tuple[Field[dict[str, int]], ...] = (
-        Field.number("host", lambda one: one["host"]),
-        Field.number("exit code", lambda one: one["exit_code"]),
-        Field.number("sent", lambda one: format_bytes(one["sent_bytes"])),
-        Field.number("received", lambda one: format_bytes(one["received_bytes"])),
+        Field.number("host", lambda row: row["host"]),
+        Field.number("exit code", lambda row: row["exit_code"]),
+        Field.number("sent", lambda row: format_bytes(row["sent_bytes"])),
+        Field.number("received", lambda row: format_bytes(row["received_bytes"])),
     )
-    notes = ["bytes through the host's cable, headers included"]
-    emit(Table.of(ran, fields, notes=notes), ran, as_json=as_json)
+    notes = ["bytes through the host's cable, including headers"]
+    emit(Table.of(results, fields, notes=notes), results, as_json=as_json)
     if any(codes):
         raise typer.Exit(1)
 
 
 @app.command()
 def up(hosts: _Hosts = 2, rate: _Rate = "1gbit") -> None:
-    """Make a lab and keep it until Ctrl-C, or until `slipstream netlab down`.
+    """Create a lab and keep it until Ctrl-C, or until `slipstream netlab down`.
 
-    It says how to run something on each of its hosts from another terminal.
+    It prints how to run commands on each host from another terminal.
     """
     import os
     import signal
@@ -90,7 +90,7 @@ def up(hosts: _Hosts = 2, rate: _Rate = "1gbit") -> None:
 
 @app.command()
 def down() -> None:
-    """Take down the lab that `slipstream netlab up` keeps in another terminal."""
+    """Remove the lab that `slipstream netlab up` keeps in another terminal."""
     import os
     import signal
     import time
@@ -100,19 +100,19 @@ def down() -> None:
         print("no lab is up")
         return
     os.kill(int(state.read_text()), signal.SIGTERM)
-    until = time.monotonic() + 10.0
-    while state.exists() and time.monotonic() < until:
+    deadline = time.monotonic() + 10.0
+    while state.exists() and time.monotonic() < deadline:
         time.sleep(0.05)
-    print("down" if not state.exists() else "it does not end; see its terminal")
+    print("down" if not state.exists() else "the lab does not stop; see its terminal")
 
 
 def _state() -> Path:
-    # Root's own folder: in one that everybody can write to, the name could be a link.
+    # Only root can write to /run: in a world-writable folder, the name could be a link.
     return Path("/run/slipstream-netlab.pid")
 
 
 def _alive(state: Path) -> bool:
-    """Whether the process that keeps the lab still runs: its number may be another's by now."""
+    """Return whether the process that keeps the lab still runs; its PID may have been reused."""
     try:
         command = Path(f"/proc/{int(state.read_text())}/cmdline").read_bytes()
     except (OSError, ValueError):

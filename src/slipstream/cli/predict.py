@@ -1,4 +1,4 @@
-"""``slipstream predict``: what would these techniques make of this step?"""
+"""``slipstream predict``: predict what techniques would gain."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def command(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Write the predicted step for ui.perfetto.dev; of several techniques FILE-1, ...",
+            help="Write the predicted step for ui.perfetto.dev, or several to FILE-1, ...",
         ),
     ] = None,
     store: options.StorePath = None,
@@ -37,17 +37,17 @@ def command(
 ) -> None:
     """Predict what techniques would gain, without applying them.
 
-    A recorded graph is edited and simulated; operators it would call differently are
-    micro-benchmarked once per machine. Predictions are kept, to be scored by `prove`.
+    The recorded graph is edited and simulated; operators that change are micro-benchmarked once per
+    machine. Predictions are stored, and `prove` scores them.
 
-    Techniques that spread the step over workers need a cluster: a preset, a file from
+    Techniques that distribute the step over workers need a cluster: a preset, a file from
     `slipstream cluster measure`, or a short form.
 
         slipstream predict run.slipgraph --technique amp:bf16
 
         slipstream predict run.slipgraph --cluster here.toml --technique ddp:workers=4
 
-    With --rate a step is a query that a server is asked: what latency has it in a queue?
+    With --rate, a step answers one query of a server; its latency in the queue is predicted:
 
         slipstream predict serve.py:make -t lowbit:w8a8 --rate 40/s --goal 'p99<20ms'
     """
@@ -61,8 +61,8 @@ def command(
 
     if not technique:
         raise UsageError(
-            "no technique is named",
-            remedy="--technique amp:bf16; or `slipstream advise` to try every one",
+            "--technique is missing",
+            remedy="for example --technique amp:bf16, or run slipstream advise to try all",
         )
     needs = options.needs_of(technique)
     goals = parse_goals(goal or (), rate)
@@ -78,7 +78,7 @@ def command(
         name = str(graph.meta.get("workload", request.target))
         past.keep(predictions, name)
         measured = past.measured(predictions, name, graph)
-    proofs = [measured_note(name, one) for name, one in measured.items()]
+    proofs = [measured_note(name, proof) for name, proof in measured.items()]
     applied = applying(predictions)
     goal_notes = [met_note(goal, applied) for goal in goals if goal.limit and applied]
     tables = [prediction_table(graph, predictions, *goal_notes, *proofs, past.note)]
@@ -88,24 +88,24 @@ def command(
         _write_timelines(predictions, timeline)
     payload = []
     for p in predictions:
-        one = measured.get(p.technique)
+        proof = measured.get(p.technique)
         met = {str(goal): goal.met_by(p) for goal in goals} if p in applied else {}
-        payload.append(p.to_json() | {"measured": one and one.to_json(), "goals_met": met})
+        payload.append(p.to_json() | {"measured": proof and proof.to_json(), "goals_met": met})
     if rate is not None and costs is not None:
-        bound = next((one.bound for one in goals if one.bound), None)
-        foreseen = predict_serving(applied, parse_rate(rate), bound, costs)
-        tables.append(serving_table(foreseen, bound, costs))
-        by_name = {one.technique: one.to_json() for one in foreseen}
-        for p, shown in zip(predictions, payload, strict=True):
-            shown["serving"] = by_name.get(p.technique)
+        bound = next((goal.bound for goal in goals if goal.bound), None)
+        served = predict_serving(applied, parse_rate(rate), bound, costs)
+        tables.append(serving_table(served, bound, costs))
+        by_name = {p.technique: p.to_json() for p in served}
+        for p, row in zip(predictions, payload, strict=True):
+            row["serving"] = by_name.get(p.technique)
     emit(tables, payload, as_json=as_json)
 
 
 def _write_timelines(predictions: Sequence[Prediction], path: Path) -> None:
-    """Each predicted step as a trace: at `path`, or numbered beside it where there are several."""
+    """Write each predicted step as a trace: to `path`, or to numbered files if several."""
     from slipstream.graph import replay, write_perfetto
 
     graphs = [p.graph for p in predictions if p.graph is not None]
     for number, graph in enumerate(graphs, start=1):
-        one = path if len(graphs) == 1 else path.with_stem(f"{path.stem}-{number}")
-        write_perfetto(replay(graph), one)
+        target = path if len(graphs) == 1 else path.with_stem(f"{path.stem}-{number}")
+        write_perfetto(replay(graph), target)

@@ -17,15 +17,15 @@ from slipstream.cli._output import emit, need_place, note, progress
 def command(
     request: options.Request,
     output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FILE.slipgraph", help="Where to keep it.")
+        Path, typer.Option("--output", "-o", metavar="FILE.slipgraph", help="Output file.")
     ] = Path("run.slipgraph"),
     record: options.Record = None,
     as_json: options.Json = False,
 ) -> None:
     """Record one training step or inference as a graph of what ran.
 
-    The workload runs in a process of its own; files it writes, removes or renames are as before
-    afterwards. A plain script is run until enough optimizer steps were seen, then ended.
+    The workload runs in a separate process; files that it writes, removes or renames are restored
+    afterwards. A plain script runs until it has taken enough optimizer steps.
 
         slipstream profile train.py:make_workload --set batch_size=64
 
@@ -41,12 +41,12 @@ def command(
     recipe = request.workload()
     for option, value in pairwise(request.script_arguments):
         if option in ("-o", "--output") and value.endswith(".slipgraph"):
-            note(f"'{option} {value}' stands after -- and goes to the script; keeping {output}")
+            note(f"'{option} {value}' is after -- and is passed to the script; writing {output}")
     with progress(f"profiling {recipe.name}") as report:
         graph = request.graph(report, options.statistics_of(record), note)
         save(graph, output)
     emit(summary(graph), summary_json(graph, output), as_json=as_json)
-    named = shlex.quote(str(output))
-    note(f"kept in {output}; next: slipstream advise {named}")
+    quoted = shlex.quote(str(output))
+    note(f"wrote {output}; next: slipstream advise {quoted}")
     if graph.statistics.recorded:
-        note(f"what was recorded of its values: slipstream explain {named} --statistics")
+        note(f"recorded statistics: slipstream explain {quoted} --statistics")

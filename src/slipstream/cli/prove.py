@@ -1,4 +1,4 @@
-"""``slipstream prove``: measure both sides in one run, the prediction beside it."""
+"""``slipstream prove``: measure techniques in one run and score their predictions."""
 
 from __future__ import annotations
 
@@ -25,38 +25,38 @@ def command(
         str,
         typer.Option(
             metavar="TIME",
-            help="Stop measuring after this long (half as long again where the machine is busy); "
-            "60s, 5min. On top come the profile, timings of "
-            "operators that are new here, the quality check, and starting a process for each.",
+            help="Stop measuring after this time, such as 60s or 5min (on a busy machine, half as "
+            "long again). The profile, timings of new operators, the quality check and process "
+            "starts come on top.",
         ),
     ] = "60s",
     target: Annotated[
         float,
-        typer.Option(metavar="SHARE", help="Stop when the interval is narrower than this share."),
+        typer.Option(metavar="SHARE", help="Stop when the interval is narrower than this."),
     ] = 0.02,
     launches: Annotated[
         int,
         typer.Option(
             metavar="N",
             min=1,
-            help="Start each side this often at most, within the budget: what another process "
-            "costs is then in the intervals. 1: once; from 3 on it tells.",
+            help="Maximum number of launches per side, within the budget. Intervals then include "
+            "the variation between launches; pass 1 for a single launch, else at least 3.",
         ),
     ] = 6,
     quality: Annotated[
         bool,
         typer.Option(
             "--quality/--no-quality",
-            help="Also check what becomes of the loss, metric or output; "
-            "without, no gain is called backed.",
+            help="Whether to also check the loss, metric or output; without it, no gain counts as "
+            "backed.",
         ),
     ] = True,
     quality_budget: Annotated[
         str | None,
         typer.Option(
             metavar="TIME",
-            help="Time for that, for each side; 3s, 1min. By default a tenth of --budget, 3s at "
-            "most.",
+            help="Time limit of the quality check per side, such as 3s or 1min. By default a tenth "
+            "of --budget, at most 3s.",
         ),
     ] = None,
     cluster: options.OnCluster = None,
@@ -65,34 +65,34 @@ def command(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Draw what the links of real ranks carry over time, each way, into an SVG file.",
+            help="Draw the traffic on the links of real ranks over time, each way, to an SVG file.",
         ),
     ] = None,
     details: Annotated[
         bool,
         typer.Option(
             "--details",
-            help="Every clock and metric, each side's sentences, real ranks, layers and links.",
+            help="Show every clock and metric, notes per side, real ranks, layers and links.",
         ),
     ] = False,
     to_quality: Annotated[
         bool,
         typer.Option(
             "--to-quality",
-            help="Train the task file.py:function until its target instead, several times from "
-            "paired seeds: see slipstream mlperf train.",
+            help="Train the task file.py:function to its target instead, several times from paired "
+            "seeds; see slipstream mlperf train.",
         ),
     ] = False,
     runs: Annotated[
         int,
-        typer.Option("--runs", metavar="N", min=1, help="With --to-quality: runs of every side."),
+        typer.Option("--runs", metavar="N", min=1, help="With --to-quality: runs per side."),
     ] = 5,
     predicted: Annotated[
         bool,
         typer.Option(
             "--predict/--no-predict",
-            help="With --to-quality: whether to predict what the runs will find, which costs half "
-            "a run of every side whose numbers change.",
+            help="With --to-quality: whether to predict the result, which costs half a run per "
+            "side with changed numerics.",
         ),
     ] = True,
     store: options.StorePath = None,
@@ -100,18 +100,18 @@ def command(
 ) -> None:
     """Measure the workload with and without techniques, alternately, and score the predictions.
 
-    Each side lives in a process of its own; they take steps in turns, in random order, so that
-    whatever the machine does happens to both. The result is kept: see `slipstream results`.
+    Each side runs in its own process. They take steps alternately, in random order, so that
+    changes of the machine affect all sides equally. The result is stored: see `slipstream results`.
 
     The prediction that `predict` or `advise` showed for the same workload, technique and threads is
     shown next to the measurement and scored. Without one, the step is recorded and predicted first.
 
-    Before that, a technique that changes the numbers runs the same first steps as the original,
-    from several seeds; what becomes of the loss stands beside the speed.
+    Before that, a technique that changes numerics runs the same first steps as the original, from
+    several seeds; the effect on the loss is shown next to the speed.
 
-    Techniques that spread the step over workers start the real ranks, on links like the
-    cluster's where this machine can make them (root), else on its loopback interface. Once all
-    sides are timed, some more steps show which layers each waits for, and what the link carries.
+    Techniques that distribute the step over workers start real ranks, on links like the cluster's
+    if this machine can create them (needs root), else on the loopback interface. After the timing,
+    a few more steps show which layers wait for communication, and the traffic on the link.
 
         slipstream prove train.py:make_workload --technique amp:bf16
 
@@ -130,7 +130,7 @@ def command(
     from slipstream.verbs.results import refused
 
     if not technique:
-        raise UsageError("no technique is named", remedy="--technique amp:bf16")
+        raise UsageError("--technique is missing", remedy="for example --technique amp:bf16")
     if to_quality:
         from slipstream.cli import mlperf_train
 
@@ -140,33 +140,33 @@ def command(
             store=store, as_json=as_json,
         )  # fmt: skip
         return
-    # Everything that can be wrong in the request, before anything takes time.
-    chosen = {techniques.combination_name(one): one for one in map(techniques.parse, technique)}
+    # Validate the whole request before anything takes time.
+    chosen = {techniques.combination_name(ts): ts for ts in map(techniques.parse, technique)}
     recipe = request.workload()
-    for one in chosen.values():
-        check_script(recipe, one)
+    for parts in chosen.values():
+        check_script(recipe, parts)
     where = options.cluster_of(cluster, cluster_sizes)
     if check_ranks(recipe, chosen, where) and not request.threads:
-        # So many of them share this machine's cores; and the step is recorded as they run it.
+        # All ranks share this machine's cores, and the step is recorded as they run it.
         request = replace(request, threads=1)
     if svg is not None:
         need_place(svg, ".svg", option="--svg")
     if not parse_duration_ns(budget, "--budget"):
         raise InvalidArgumentError(
-            "--budget", "no time to measure in", remedy="for example 60s, 5min"
+            "--budget", "measuring needs a positive time", remedy="for example 60s, 5min"
         )
     if not 0 < target < 1:
         raise InvalidArgumentError(
-            "--target", f"{target:g} is no share between 0 and 1", remedy="for example 0.02 for 2 %"
+            "--target", f"{target:g} is not between 0 and 1", remedy="for example 0.02 for 2 %"
         )
     if launches == 2:
         raise InvalidArgumentError(
-            "--launches", "two processes show no spread", remedy="3 or more; 1 for a single one"
+            "--launches", "2 launches cannot show their variation", remedy="at least 3, or just 1"
         )
     if quality_budget is not None and not parse_duration_ns(quality_budget, "--quality-budget"):
         raise InvalidArgumentError(
             "--quality-budget",
-            "no time to check in",
+            "the quality check needs a positive time",
             remedy="for example 3s, 1min; or --no-quality",
         )
     with progress(f"proving {recipe.name}") as report, history(store, measures=True) as past:
@@ -176,9 +176,9 @@ def command(
             predictions = predict(
                 graph, list(new.values()), cluster=where, widen=past.widen, report=report
             )
-            # Before it is measured: where it fails, this says why.
+            # Printed before the measurement, to explain why it may fail.
             for p in refused(predictions):
-                note(f"{p.technique} is measured though it should not apply: {p.why_not}")
+                note(f"{p.technique} is measured although it does not seem to apply: {p.why_not}")
             shown |= past.keep(predictions, recipe.name)
         comparison = prove(
             recipe,
@@ -206,6 +206,6 @@ def _draw(path: Path, workload: str, exposed: Sequence[Exposed]) -> None:
     from slipstream.report.network import network_svg
 
     if not exposed:
-        note(f"{path} was not drawn: no ranks exchanged anything")
+        note(f"{path} was not drawn: no ranks exchanged data")
         return
     write_text(path, network_svg(f"{workload}: the link of rank 0", exposed))

@@ -1,4 +1,4 @@
-"""``slipstream report``: one page about a step, to open in a browser or to send."""
+"""``slipstream report``: write a self-contained HTML page about a step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def command(
             "-o",
             "--output",
             metavar="FILE",
-            help="By default the recording's name with .html, or report.html.",
+            help="Output file; by default the recording's name with .html, or report.html.",
         ),
     ] = None,
     technique: options.Techniques = None,
@@ -32,16 +32,16 @@ def command(
     ] = True,
     redact: Annotated[
         bool,
-        typer.Option("--redact", help="Take paths and names of hosts and users out of it."),
+        typer.Option("--redact", help="Remove paths and the names of hosts and users."),
     ] = False,
     record: options.Record = None,
     store: options.StorePath = None,
     as_json: options.Json = False,
 ) -> None:
-    """Write one self-contained HTML page about a step: open it in any browser, or send it.
+    """Write a self-contained HTML page about a step, to open in any browser or to send.
 
-    It shows when every operator runs, where time and memory go, what techniques would gain
-    alone and together, and how past predictions turned out. It loads nothing from anywhere.
+    It shows when every operator runs, where time and memory go, what techniques would gain alone
+    and combined, and how accurate past predictions were. It loads no other files.
 
         slipstream report run.slipgraph -o run.html
 
@@ -49,14 +49,13 @@ def command(
     """
     from slipstream.report import write_report
 
-    # When nobody says: beside the recording, or into the current folder.
-    beside = Path(request.target).with_suffix(".html") if request.recorded else Path("report.html")
-    target = output or beside
+    default = Path(request.target).with_suffix(".html") if request.recorded else Path("report.html")
+    target = output or default
     need_place(target, ".html", ".htm")
     if technique and not what_if:
         raise UsageError(
-            "--technique asks for a what-if that --no-what-if leaves out",
-            remedy="leave one of them out",
+            "--technique and --no-what-if exclude each other",
+            remedy="pass one of them",
         )
     needs = options.needs_of(technique or ()) | set(options.statistics_of(record))
     with progress("reporting") as report:
@@ -69,7 +68,7 @@ def command(
     table = Table(
         [Column("file"), Column("tasks", "right"), Column("size", "right")],
         [(target, len(graph), format_bytes(size))],
-        notes=["open it in a browser; it is one file and loads nothing"],
+        notes=["open it in a browser; it is one self-contained file"],
     )
     payload = {"file": str(target), "tasks": len(graph), "bytes": size, "redacted": redact}
     emit(table, payload, as_json=as_json)

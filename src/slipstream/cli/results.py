@@ -1,4 +1,4 @@
-"""Look at what was measured: list, show, compare, export, find regressions."""
+"""List, show, compare and export stored experiments, and find regressions."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Look at what was measured: list, show, compare, export, find regressions.",
-    epilog="ID is what `slipstream results ls` shows, its first letters, or `last`.",
+    help="List, show, compare and export stored experiments, and find regressions.",
+    epilog="ID is an id from `slipstream results ls`, a prefix of one, or `last`.",
 )
 
-_Id = Annotated[str, typer.Argument(metavar="ID", help="An experiment: its id, or `last`.")]
+_Id = Annotated[str, typer.Argument(metavar="ID", help="Id of an experiment, or `last`.")]
 
 
 @app.command("ls")
 def list_experiments(store: StorePath = None, as_json: Json = False) -> None:
-    """List every experiment, the newest last, with its verdicts."""
+    """List every experiment with its verdicts, the newest last."""
     from slipstream.measure.claims import headline
 
     with _open(store) as opened:
@@ -53,7 +53,7 @@ def list_experiments(store: StorePath = None, as_json: Json = False) -> None:
         Field.of("arms", lambda s: ", ".join(s.arms), optional=True),
         Field.of("environment", lambda s: s.env_id, optional=True),
     )
-    empty = "" if summaries else f"Nothing was measured yet in this store: {where}"
+    empty = "" if summaries else f"No experiments in this store yet: {where}"
     table = Table.of(summaries, fields, notes=[empty])
     payload = [asdict(s) | {"verdicts": verdicts[s.experiment_id]} for s in summaries]
     emit(table, payload, as_json=as_json)
@@ -63,20 +63,20 @@ def list_experiments(store: StorePath = None, as_json: Json = False) -> None:
 def show(
     experiment_id: _Id,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write one HTML file.")] = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write an HTML file.")] = None,
     verify: Annotated[
         bool,
         typer.Option(
             "--verify",
-            help="Recompute the claims from the samples; fail if a single digit differs.",
+            help="Recompute the claims from the samples; fail if any digit differs.",
         ),
     ] = False,
     store: StorePath = None,
     as_json: Json = False,
 ) -> None:
-    """Show one experiment: prediction and measurement side by side.
+    """Show one experiment, with predictions next to measurements.
 
-    An experiment that was interrupted is shown with what it had by then; one of real ranks with
+    An interrupted experiment is shown with the data it had by then; one with real ranks includes
     the tables of ranks, layers and links that `prove` printed.
     """
     from slipstream.measure.comparison import Comparison
@@ -86,7 +86,7 @@ def show(
     with _open(store) as opened:
         experiment = opened.load(experiment_id)
         claims = _claims(opened, experiment)
-        # Those of a run that was killed were never stored.
+        # A killed run has no stored claims.
         if verify and (experiment.status == "complete" or opened.claims(experiment_id)):
             opened.recompute(experiment_id)
             note(f"{len(claims)} claims recomputed from the samples: the same to the last digit")
@@ -105,15 +105,15 @@ def compare(
     b: _Id,
     unpaired: Annotated[
         bool,
-        typer.Option("--unpaired", help="Also when the environments differ; every row says so."),
+        typer.Option("--unpaired", help="Ignore different environments; every row is marked."),
     ] = False,
     store: StorePath = None,
     as_json: Json = False,
 ) -> None:
-    """Hold one experiment's medians against another's: a hint, never a verdict.
+    """Compare the medians of two experiments: a hint, never a verdict.
 
-    What was not measured side by side differs in more than the code. If the two environments
-    differ in anything that is captured, this refuses and names it, unless you insist.
+    Experiments that were not measured side by side differ in more than the code. If the recorded
+    environments differ, the command fails and names the differences, unless you pass --unpaired.
     """
     from slipstream.measure.render import compare_experiments, row_json, rows_table
 
@@ -131,15 +131,15 @@ def compare(
 @app.command()
 def export(
     ids: Annotated[list[str], typer.Argument(metavar="ID...", help="Experiments, or `all`.")],
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Where to.")],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Output file.")],
     to: Annotated[
         str | None,
-        typer.Option(help="jsonl (everything), csv or parquet (samples); by default as FILE ends."),
+        typer.Option(help="jsonl (everything), csv or parquet (samples); by default from FILE."),
     ] = None,
     store: StorePath = None,
     as_json: Json = False,
 ) -> None:
-    """Write experiments to a file other programs read."""
+    """Export experiments to a file for other programs."""
     from slipstream.measure.export import export as write
 
     with _open(store) as opened:
@@ -158,15 +158,15 @@ def export(
 def regress(
     title: Annotated[str, typer.Option(help="Only experiments whose title contains this.")] = "",
     everything: Annotated[
-        bool, typer.Option("--all", help="Also improvements, and steps long past.")
+        bool, typer.Option("--all", help="Also list improvements and earlier steps.")
     ] = False,
     store: StorePath = None,
     as_json: Json = False,
 ) -> None:
-    """Find what got worse between experiments of the same title and arms; exit code 1 if any.
+    """Find regressions between experiments of the same title and arms; exit code 1 if any.
 
-    It compares ratios to the baseline, each measured in pairs, and names the revisions between
-    which the step lies and every other fact in which the environments differ.
+    It compares paired ratios to the baseline, and names the two revisions between which the change
+    happened and all other differences of the environments.
     """
     from slipstream.measure.history import steps
 
@@ -187,8 +187,8 @@ def regress(
         Field.of("environment differs in", lambda s: ", ".join(s.differing) or "nothing"),
         Field.of("experiments", lambda s: f"{s.before} → {s.after}", optional=True),
     )
-    none = "" if changes else f"No regression in {len(history)} experiments."
-    table = Table.of(changes, fields, notes=[none])
+    empty = "" if changes else f"No regression in {len(history)} experiments."
+    table = Table.of(changes, fields, notes=[empty])
     emit(table, changes, as_json=as_json)
     if any(step.worse and step.latest for step in changes):
         raise typer.Exit(1)
@@ -206,7 +206,7 @@ def _open(path: Path | None) -> Store:
 
 
 def _claims(store: Store, experiment: Experiment) -> Sequence[Claim]:
-    """The stored claims, or those an experiment without an end allows so far."""
+    """Return the stored claims, or for an unfinished experiment, those its samples allow."""
     from slipstream.measure.claims import claims
 
     stored = store.claims(experiment.experiment_id)

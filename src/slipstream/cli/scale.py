@@ -1,4 +1,4 @@
-"""How a step scales: its time against the number of workers, and the walls it meets."""
+"""``slipstream scale``: predict step time by number of workers, with scaling limits."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from slipstream.cli._output import emit_result, note, progress
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="How a recorded step scales over the devices of a cluster, and which walls it meets.",
+    help="Predict how a recorded step scales over the devices of a cluster, and what limits it.",
     epilog="Start with: slipstream scale curve run.slipgraph --cluster h100x8-100gbe",
 )
 
 
 @app.callback()
 def scale() -> None:
-    """Keep `curve` a word of its own."""
+    """Keep `curve` a subcommand; typer would drop the name of a single command."""
 
 
 @app.command()
@@ -36,20 +36,21 @@ def curve(
         typer.Option(metavar="N,N,...", help="By default 2, 4, 8, ... up to all devices."),
     ] = None,
     technique: Annotated[
-        str, typer.Option("--technique", "-t", help="What spreads the step: ddp, fsdp, ddp+...")
+        str,
+        typer.Option("--technique", "-t", help="How to distribute the step: ddp, fsdp, ddp+..."),
     ] = "ddp",
     global_batch: Annotated[
         int,
         typer.Option(
-            metavar="SAMPLES", min=0, help="Of all workers, kept the same; 0: it grows with them."
+            metavar="SAMPLES", min=0, help="Fixed batch size of all workers; 0: it grows with them."
         ),
     ] = 0,
     svg: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw the curve into an SVG file.")
+        Path | None, typer.Option(metavar="FILE", help="Draw the curve to an SVG file.")
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """A step's time against the number of workers, what it goes to, and which wall it meets.
+    """Predict step time by number of workers, its breakdown, and what limits scaling.
 
     slipstream scale curve run.slipgraph --cluster h100x8-100gbe --svg curve.svg
     """
@@ -77,6 +78,6 @@ def curve(
 
 
 def _powers(devices: int) -> list[int]:
-    """2, 4, 8, ... up to all devices."""
+    """Return 2, 4, 8, ... and the number of devices."""
     counts = [2**k for k in range(1, devices.bit_length()) if 2**k <= devices]
     return counts if counts and counts[-1] == devices else [*counts, devices]

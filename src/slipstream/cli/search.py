@@ -1,4 +1,4 @@
-"""Search: studies that try candidates, what they found, and what more devices would bring."""
+"""Run, inspect, resume and replay studies, and predict them on more devices."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Search a space of settings: run a study, look at it, go on with it, replay it.",
-    epilog="A study is a function in a file of yours that returns slipstream.study(...). Start "
+    help="Search a space of settings: run, inspect, resume and replay a study.",
+    epilog="A study is a function in your file that returns slipstream.study(...). Start "
     "with: slipstream search run FILE.py:FUNCTION --budget 50",
 )
 
 _Target = Annotated[
     str,
-    typer.Argument(metavar="FILE.py:STUDY", help="A function that makes a study, or a study."),
+    typer.Argument(metavar="FILE.py:STUDY", help="A study, or a function that returns one."),
 ]
-_File = Annotated[Path, typer.Argument(metavar="RUNS.db", help="The file a study is kept in.")]
+_File = Annotated[Path, typer.Argument(metavar="RUNS.db", help="File that stores a study.")]
 _Name = Annotated[
-    str | None, typer.Option("--study", metavar="NAME", help="Which, where the file has several.")
+    str | None, typer.Option("--study", metavar="NAME", help="The study, if the file has several.")
 ]
 _Budget = Annotated[
     str | None,
-    typer.Option(metavar="N|TIME", help="Trials, as 200; or time, as 15min. Else the study's own."),
+    typer.Option(metavar="N|TIME", help="Trials (200) or time (15min); by default the study's."),
 ]
 _Workers = Annotated[
     int, typer.Option(metavar="N", min=0, help="Worker processes; 0: in this process.")
@@ -46,7 +46,7 @@ _Ray = Annotated[
 _RunScheduler = Annotated[
     str,
     typer.Option(
-        "--scheduler", metavar="NAME", help="With --ray, who gets how many slots: fifo or level."
+        "--scheduler", metavar="NAME", help="With --ray, how trials get slots: fifo or level."
     ),
 ]
 _Resize = Annotated[
@@ -54,12 +54,12 @@ _Resize = Annotated[
     typer.Option(
         "--resize",
         metavar="TIME",
-        help="With --ray, what a resize costs a trial: trials that call run.checkpointed() may be "
-        "given other slots while they run. Left out, they keep theirs to their rung's end.",
+        help="With --ray, cost of a resize: trials that call run.checkpointed() may change slots "
+        "while they run. By default they keep their slots until the end of the rung.",
     ),
 ]
 _Timeout = Annotated[
-    str | None, typer.Option(metavar="TIME", help="End a trial that takes longer than this.")
+    str | None, typer.Option(metavar="TIME", help="Stop a trial that takes longer than this.")
 ]
 
 
@@ -73,13 +73,13 @@ def run(
     scheduler: _RunScheduler = "fifo",
     resize: _Resize = None,
     store: Annotated[
-        Path | None, typer.Option(metavar="RUNS.db", help="In the place of the study's own store.")
+        Path | None, typer.Option(metavar="RUNS.db", help="Instead of the study's own store.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Run a study, or go on with it: every fact is kept in one file.
+    """Run a study or resume it; all its data is in one file.
 
-    Ctrl-C ends it at any moment; the same command goes on where it was.
+    Ctrl-C stops it at any time; the same command resumes it.
 
         slipstream search run digits.py:study --budget 15min --workers 2
     """
@@ -102,7 +102,7 @@ def resume(
     resize: _Resize = None,
     as_json: Json = False,
 ) -> None:
-    """Go on with a study that was interrupted or killed, from its file.
+    """Resume a study that was interrupted or killed, from its file.
 
     slipstream search resume digits.db --budget 100
     """
@@ -115,7 +115,7 @@ def resume(
 
 @app.command()
 def status(runs: _File, study: _Name = None, as_json: Json = False) -> None:
-    """How far a study is, also while it runs: trials by state, and why some failed."""
+    """Show the progress of a study, also while it runs: trials by state, and causes of failures."""
     from slipstream.cli._output import emit_result
 
     listing = _listing(runs, study)
@@ -125,11 +125,11 @@ def status(runs: _File, study: _Name = None, as_json: Json = False) -> None:
 @app.command()
 def top(
     runs: _File,
-    n: Annotated[int, typer.Option("-n", min=1, help="How many.")] = 10,
+    n: Annotated[int, typer.Option("-n", min=1, help="Number of trials to show.")] = 10,
     study: _Name = None,
     as_json: Json = False,
 ) -> None:
-    """The best trials, with what was predicted of them beside what was measured."""
+    """Show the best trials, with predictions next to measurements."""
     from slipstream.cli._output import emit_result
 
     listing = _listing(runs, study)
@@ -143,7 +143,7 @@ def pareto(
     svg: Annotated[Path | None, typer.Option(metavar="FILE.svg", help="Draw the front.")] = None,
     as_json: Json = False,
 ) -> None:
-    """What no other trial beats in all objectives at once."""
+    """Show the Pareto-optimal trials."""
     from slipstream.cli._output import emit_result, need_place, note
 
     listing = _listing(runs, study)
@@ -152,16 +152,16 @@ def pareto(
         from slipstream.report.search import front_svg
 
         need_place(svg, ".svg", option="--svg")
-        write_text(svg, front_svg(listing), "the picture")
-        note(f"drawn: {svg}")
+        write_text(svg, front_svg(listing), "the image")
+        note(f"wrote {svg}")
     emit_result(listing, listing.pareto(), as_json=as_json)
 
 
 @app.command()
 def replay(runs: _File, study: _Name = None, as_json: Json = False) -> None:
-    """Make every proposal of a study again from its record, and hold them against it.
+    """Recompute every proposal of a study and compare it with the stored one.
 
-    It shows how the answer came about, and that nothing else decided it. No trial is run.
+    This shows that the record alone determines the result. No trial is run.
     """
     from slipstream.cli._output import emit, progress
     from slipstream.tables import Column, Table
@@ -175,7 +175,7 @@ def replay(runs: _File, study: _Name = None, as_json: Json = False) -> None:
     table = Table(
         [Column("study"), Column("proposals", "right"), Column("differ", "right")],
         [(loaded.name, count, 0)],
-        notes=[f"strategy {loaded.strategy.name}: every proposal came out as recorded"],
+        notes=[f"strategy {loaded.strategy.name}: every proposal is as recorded"],
     )
     emit(table, {"study": loaded.name, "proposals": count, "differ": 0}, as_json=as_json)
 
@@ -187,7 +187,7 @@ _Scheduler = Annotated[
     str, typer.Option("--scheduler", metavar="NAME", help="level, fifo, uniform or fluid.")
 ]
 _Restart = Annotated[
-    str, typer.Option("--restart", metavar="TIME", help="What a resize costs a trial.")
+    str, typer.Option("--restart", metavar="TIME", help="Cost of a resize to a trial.")
 ]
 
 
@@ -198,14 +198,14 @@ def predict(
     scheduler: _Scheduler = "level",
     restart: _Restart = "15s",
     price: Annotated[
-        float | None, typer.Option(metavar="PRICE", help="Of a device and hour.")
+        float | None, typer.Option(metavar="PRICE", help="Price per device-hour.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """How long a study takes on so many devices, and where more of them stop helping.
+    """Predict how long a study takes by number of devices, and when more stop helping.
 
-    The study's own loop and rung policy run on a virtual clock, with the scheduler that would run
-    them; no device is needed. T* is what no schedule can be below.
+    The study's own loop and rung policy run on a virtual clock with the given scheduler; no device
+    is needed. T* is a lower bound for every schedule.
 
         slipstream search predict digits.py:study --gpus 1,8,64,1000 --price 2.5
     """
@@ -218,11 +218,11 @@ def predict(
     from slipstream.engines.trials.forecast import predict as forecast
     from slipstream.units import parse_duration_ns
 
-    loaded, numbers = _load(study), parse_devices(gpus)
+    loaded, counts = _load(study), parse_devices(gpus)
     seconds = parse_duration_ns(restart, "restart") / 1e9
     forecasts = []
     with progress("predicting") as report:
-        for n in numbers:
+        for n in counts:
             report(f"{n} devices")
             forecasts += forecast(loaded, [n], scheduler=scheduler, restart_s=seconds)
     title = f"study {loaded.name}: predicted"
@@ -232,14 +232,14 @@ def predict(
 @app.command()
 def timeline(
     study: _Target,
-    gpus: Annotated[int, typer.Option("--gpus", min=1, help="How many devices.")] = 8,
+    gpus: Annotated[int, typer.Option("--gpus", min=1, help="Number of devices.")] = 8,
     output: Annotated[
-        Path, typer.Option("-o", "--output", metavar="FILE.json", help="The trace.")
+        Path, typer.Option("-o", "--output", metavar="FILE.json", help="Output file of the trace.")
     ] = Path("timeline.json"),
     scheduler: _Scheduler = "level",
     restart: _Restart = "15s",
 ) -> None:
-    """Which trial would run on which device when, as a trace for Perfetto (ui.perfetto.dev).
+    """Predict which trial runs on which device when, as a trace for ui.perfetto.dev.
 
     slipstream search timeline digits.py:study --gpus 16 -o digits.json
     """
@@ -260,26 +260,26 @@ def timeline(
 
 
 def _run(
-    made: Study, target: str, budget: str | None, executor: Executor, *, as_json: bool
+    study: Study, target: str, budget: str | None, executor: Executor, *, as_json: bool
 ) -> None:
     from slipstream.cli._output import emit_result, note, progress
     from slipstream.search import Budget
     from slipstream.search.listing import Listing
 
-    place, _, name = target.rpartition(":")
-    target = f"{Path(place).resolve()}:{name}"
-    given = None if budget is None else Budget.parse(budget)
-    if made.why_strategy:
-        note(f"strategy {made.strategy.name}: {made.why_strategy}")
-    with progress(f"study {made.name}") as report:
-        made.run(
+    path, _, name = target.rpartition(":")
+    target = f"{Path(path).resolve()}:{name}"
+    limit = None if budget is None else Budget.parse(budget)
+    if study.why_strategy:
+        note(f"strategy {study.strategy.name}: {study.why_strategy}")
+    with progress(f"study {study.name}") as report:
+        study.run(
             executor,
-            budget=given,
-            progress=lambda study: report(Listing.of(study).line()),
+            budget=limit,
+            progress=lambda current: report(Listing.of(current).line()),
             target=target,
         )
-    listing = Listing.of(made)
-    note(f"kept in {made.store_path}; go on with: slipstream search resume {made.store_path}")
+    listing = Listing.of(study)
+    note(f"saved in {study.store_path}; to resume: slipstream search resume {study.store_path}")
     emit_result(listing, listing.top(5), listing.status(), as_json=as_json)
 
 
@@ -295,7 +295,7 @@ def _executor(
 
         if timeout is not None:
             raise UsageError(
-                "--timeout ends processes of ours, not of Ray's", remedy="leave it out"
+                "--timeout stops slipstream's own workers, not those of Ray", remedy="omit it"
             )
         address = None if ray == "local" else ray
         restart_s = None if resize is None else parse_duration_ns(resize, "resize") / 1e9
@@ -319,7 +319,7 @@ def _load(target: str) -> Study:
     from slipstream.units import with_article
 
     if ":" not in target:
-        raise UsageError(f"'{target}' names no study", remedy=f"for example {target}:study")
+        raise UsageError(f"'{target}' does not name a study", remedy=f"for example {target}:study")
     study = load_target(target)
     if callable(study):
         study = study()
@@ -348,7 +348,7 @@ def _need_target(reading: Reading, runs: Path) -> str:
 
     if reading.target is None:
         raise UsageError(
-            f"{runs} does not say which file its study is from",
+            f"{runs} does not record the file of its study",
             remedy="slipstream search run FILE.py:STUDY --store " + str(runs),
         )
     return str(reading.target)

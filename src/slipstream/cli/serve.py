@@ -25,24 +25,24 @@ def command(
             metavar="N",
             min=0,
             max=65535,
-            help="Listen there, on 127.0.0.1; by default on a free port from 8500 on.",
+            help="Port on 127.0.0.1; by default the first free port from 8500 on.",
         ),
     ] = None,
     batch: Annotated[
-        int, typer.Option("--batch", metavar="N", min=1, help="Requests answered together.")
+        int, typer.Option("--batch", metavar="N", min=1, help="Maximum batch size.")
     ] = 1,
     max_queue_delay: Annotated[
         str,
-        typer.Option(metavar="TIME", help="How long one may be held back for others to join it."),
+        typer.Option(metavar="TIME", help="Maximum time to wait for a batch to fill."),
     ] = "0ms",
     waiting: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Requests that may wait; more are refused.")
+        int, typer.Option(metavar="N", min=1, help="Maximum queue length; more are rejected.")
     ] = 64,
     deadline: Annotated[
-        str, typer.Option(metavar="TIME", help="Who has waited for longer is refused.")
+        str, typer.Option(metavar="TIME", help="Reject requests that wait longer.")
     ] = "1s",
     threads: Annotated[
-        int, typer.Option("--threads", metavar="N", min=0, help="Threads inside an operator.")
+        int, typer.Option("--threads", metavar="N", min=0, help="Intra-op threads.")
     ] = 1,
     technique: options.Techniques = None,
     settings: options.Set = None,
@@ -50,9 +50,9 @@ def command(
 ) -> None:
     """Serve a model over HTTP on this machine, by the Open Inference Protocol (KServe V2).
 
-    Requests that wait are answered together. Under more load than it can bear it refuses some at
-    once, with status 503, so that the others are answered in time. Only programs that have the key
-    in the printed address are answered. End it with Ctrl-C: what it has taken is answered first.
+    Queued requests are batched. Under overload, it immediately rejects some with status 503, so
+    that the others are answered in time. Requests need the key in the printed address. Stop it with
+    Ctrl-C: it first answers the requests it has accepted.
 
         slipstream serve model.onnx --batch 8 --max-queue-delay 2ms
 
@@ -69,7 +69,7 @@ def command(
         batch, round(parse_duration_ns(max_queue_delay, "--max-queue-delay"))
     )
     deadline_s = parse_duration_ns(deadline, "--deadline") / 1e9
-    parts = [one for text in technique or () for one in techniques.parse(text)]
+    parts = [part for text in technique or () for part in techniques.parse(text)]
     arguments = Request.parse(model, settings=settings or ()).arguments
     with progress("serve") as report:
         report("loading the model")
@@ -84,13 +84,13 @@ def command(
         row = [server.address, loaded.name, str(policy)]
         table = Table(
             [Column("address"), Column("model"), Column("batching")], [row],
-            notes=["only on this machine, and only with the key; end it with Ctrl-C"],
+            notes=["only on this machine, and only with the key; stop it with Ctrl-C"],
         )  # fmt: skip
         emit(table, payload, as_json=as_json)
         sys.stdout.flush()
         with contextlib.suppress(KeyboardInterrupt):
             threading.Event().wait()
     note(
-        f"serve: {server.answered:,} requests answered, {server.refused:,} refused, "
+        f"serve: {server.answered:,} requests answered, {server.refused:,} rejected, "
         f"{server.failed:,} failed"
     )

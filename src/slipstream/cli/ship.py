@@ -1,4 +1,4 @@
-"""Turn a trained model into firmware for a microcontroller, and verify it byte for byte."""
+"""Convert a trained model to firmware for a microcontroller and verify it byte for byte."""
 
 from __future__ import annotations
 
@@ -16,32 +16,34 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="From a trained model to firmware for a microcontroller, verified byte for byte.",
+    help="Convert a trained model to firmware for a microcontroller, verified byte for byte.",
     epilog="Start with: slipstream ship export model.tflite --target cortex-m4 -o fw/",
 )
 
 _Model = Annotated[
-    str, typer.Argument(metavar="MODEL", help="model.py:Net, or a .tflite model of int8.")
+    str, typer.Argument(metavar="MODEL", help="model.py:Net, or an int8 .tflite model.")
 ]
 _Target = Annotated[str, typer.Option("--target", help="host, cortex-m4, cortex-m7 or cortex-m55.")]
 _Ram = Annotated[
-    str | None, typer.Option("--ram", metavar="SIZE", help="RAM of the device, as 64KiB or 64k.")
+    str | None, typer.Option("--ram", metavar="SIZE", help="RAM of the device: 64KiB, 64k, ...")
 ]
 _Flash = Annotated[
     str | None,
-    typer.Option("--flash", metavar="SIZE", help="Flash of the device, as 512KiB or 512k."),
+    typer.Option("--flash", metavar="SIZE", help="Flash of the device: 512KiB, 512k, ..."),
 ]
 
 
 _Calib = Annotated[
     Path | None,
-    typer.Option("--calib", metavar="FILE", help="Inputs of a PyTorch model: .npy, .npz or .pt."),
+    typer.Option(
+        "--calib", metavar="FILE", help="Calibration inputs for PyTorch: .npy, .npz or .pt."
+    ),
 ]
 _Weights = Annotated[
-    Path | None, typer.Option("--weights", metavar="FILE", help="Its state dict, by torch.save.")
+    Path | None, typer.Option("--weights", metavar="FILE", help="State dict, from torch.save.")
 ]
 _Observer = Annotated[
-    str, typer.Option(help="How calibration takes ranges: minmax, percentile or mse.")
+    str, typer.Option(help="How calibration chooses ranges: minmax, percentile or mse.")
 ]
 
 
@@ -49,7 +51,7 @@ _Observer = Annotated[
 def export(
     model: _Model,
     output: Annotated[
-        Path, typer.Option("-o", "--output", metavar="FOLDER", help="For the C files.")
+        Path, typer.Option("-o", "--output", metavar="FOLDER", help="Output folder.")
     ],
     calib: _Calib = None,
     weights: _Weights = None,
@@ -59,26 +61,24 @@ def export(
     flash: _Flash = None,
     overlap: Annotated[
         bool,
-        typer.Option(
-            help="Tensors may share memory while an operator reads one, writes the other."
-        ),
+        typer.Option(help="Whether an operator's output may overlap its input in memory."),
     ] = True,
     backend: Annotated[
         str,
         typer.Option(
             metavar="straight|interpreter",
-            help="Calls one after another, or an interpreter of a model that can be replaced.",
+            help="Straight-line calls, or an interpreter whose model can be replaced.",
         ),
     ] = "straight",
     as_json: Json = False,
 ) -> None:
-    """Write self-contained C99: the model, only the kernels it uses, and a plan of its memory.
+    """Write self-contained C99: the model, only the kernels it uses, and a memory plan.
 
-    The folder holds model.c and model.h, the kernels, the model itself, and memory.svg, a picture
-    of who uses which bytes when. Nothing allocates; weights and all other constants stay in flash.
+    The folder contains model.c and model.h, the kernels, the model itself, and memory.svg, a map
+    of memory use over time. The code allocates nothing; weights and other constants stay in flash.
 
     --backend interpreter reads the .tflite in place, by a plan in its metadata: another model needs
-    no new code. It is some 10 % slower on a Cortex-M4, whose weights straight-line C reorders.
+    no new code. On a Cortex-M4 it is about 10 % slower: straight-line C can reorder the weights.
 
         slipstream ship export model.py:Net --calib inputs.npy -o fw/
 
@@ -102,7 +102,7 @@ def export(
         from slipstream.ship.export import noise_table
 
         tables.append(noise_table(noise))
-        described["noise"] = [asdict(one) for one in noise]
+        described["noise"] = [asdict(layer) for layer in noise]
     emit(tables, described, as_json=as_json)
     note(f"wrote {len(written)} files; next: slipstream ship verify {output}")
 
@@ -115,15 +115,15 @@ def _read(
     report: Report,
     with_noise: bool = True,
 ) -> tuple[bytes | Path, str | None, tuple[LayerNoise, ...]]:
-    """The model as `export_firmware` takes it, its name where it is no file's, and what int8 adds
-    to the layers of a PyTorch one."""
+    """Return the model for `export_firmware`, its name unless it is a file, and the int8 noise of
+    each layer of a PyTorch model."""
     from slipstream.errors import UsageError
 
     if not model.rpartition(":")[0].endswith(".py"):
         return Path(model), None, ()
     if calib is None:
         raise UsageError(
-            "a PyTorch model is calibrated before it is exported",
+            "a PyTorch model needs calibration inputs",
             remedy=f"slipstream ship export {model} --calib inputs.npy ...",
         )
     from slipstream.ship.export import export_module
@@ -147,10 +147,10 @@ def predict(
     overlap: Annotated[bool, typer.Option(help="As for export.")] = True,
     as_json: Json = False,
 ) -> None:
-    """Say whether a model fits a device and how many instructions it takes, without building it.
+    """Predict whether a model fits a device and its number of instructions, without building it.
 
-    RAM and the constants are exact; code and instructions come from measurements of the kernels.
-    Leaves with code 1 where it does not fit, and says what would make it fit.
+    RAM and constants are exact; code size and instructions are estimated from measured kernels.
+    Exits with code 1 if the model does not fit, and suggests how to make it fit.
 
         slipstream ship predict model.tflite --target cortex-m4 --ram 64KiB --flash 512KiB
     """
@@ -174,21 +174,21 @@ def predict(
 
 @app.command()
 def verify(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="That export wrote.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder that export wrote.")],
     against: Annotated[
-        str, typer.Option(help="tflite-micro, or litert: its reference kernels.")
+        str, typer.Option(help="tflite-micro, or litert with its reference kernels.")
     ] = "tflite-micro",
-    inputs: Annotated[int, typer.Option(min=1, max=10_000, help="Random inputs.")] = 20,
-    seed: Annotated[int, typer.Option(help="That inputs are drawn from.")] = 0,
+    inputs: Annotated[int, typer.Option(min=1, max=10_000, help="Number of random inputs.")] = 20,
+    seed: Annotated[int, typer.Option(help="Seed of the inputs.")] = 0,
     emulate: Annotated[
-        bool, typer.Option(help="Run on the emulated processor, too, and count instructions.")
+        bool, typer.Option(help="Also run on the emulated processor and count instructions.")
     ] = True,
     as_json: Json = False,
 ) -> None:
     """Compile and run the firmware, and compare every output byte with another runtime.
 
-    It runs here and, for a Cortex-M, under qemu-system-arm, which counts instructions. Leaves with
-    code 1 where a byte differs.
+    It runs on this machine and, for a Cortex-M, under qemu-system-arm, which counts instructions.
+    Exits with code 1 if any byte differs.
 
         slipstream ship verify fw/ --inputs 200
     """

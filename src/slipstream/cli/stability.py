@@ -1,4 +1,4 @@
-"""Whether a model gives the same answers on every device, which stage is at fault, and a cure."""
+"""``slipstream stability``: measure and fix predictions that differ between devices."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Whether a model gives the same answers on every device: measured, explained, mended.",
-    epilog="Start with: slipstream stability measure model.onnx --data pictures/",
+    help="Measure, explain and fix predictions of a model that differ between devices.",
+    epilog="Start with: slipstream stability measure model.onnx --data images/",
 )
 
 _Model = Annotated[
@@ -32,7 +32,7 @@ _Data = Annotated[
     str | None,
     typer.Option(
         metavar="DATA",
-        help="A folder of pictures (folders in it are classes), a data set (slipstream data ls), "
+        help="A folder of images (subfolders are classes), a data set (slipstream data ls), "
         "file.npz with x and y, or file.py:function that returns (x, y). By default the workload's "
         "own batch.",
     ),
@@ -41,30 +41,30 @@ _Paths = Annotated[
     str | None,
     typer.Option(
         metavar="FILE",
-        help="default: sixteen phones; or a TOML file with a table [paths], a path a name.",
+        help="default: sixteen phones; or a TOML file with a table [paths], one path per name.",
     ),
 ]
 _Path = Annotated[
     list[str] | None,
     typer.Option(
         metavar="PATH",
-        help="A path, as camera:edge,sharpen=0.8+codec:jpeg,quality=60+resize:bilinear; or "
-        "reference. Repeat for more.",
+        help="A path, such as camera:edge,sharpen=0.8+codec:jpeg,quality=60+resize:bilinear, or "
+        "reference. Repeatable.",
     ),
 ]
 _Also = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME=MODEL",
-        help="The same network elsewhere, as int8=model.tflite; one more path. Repeatable.",
+        help="Another version of the model as one more path: int8=model.tflite. Repeatable.",
     ),
 ]
 _Preprocess = Annotated[
     str,
     typer.Option(
         metavar="STAGES",
-        help="What the model's own preprocessing does otherwise than cut the largest square, "
-        "resize it (bicubic) to the model's input and map it to 0..1: "
+        help="Changes to the default preprocessing, which crops the largest square, resizes it "
+        "(bicubic) to the model's input and maps it to 0..1: "
         "crop:share=0.875+normalise:mean=0.485/0.456/0.406,std=0.229/0.224/0.225.",
     ),
 ]
@@ -74,13 +74,13 @@ _Scene = Annotated[
         metavar="PIXELS", min=8, help="Size of scenes from files; twice the model's input."
     ),
 ]
-_Limit = Annotated[int | None, typer.Option(metavar="N", min=1, help="Only so many scenes.")]
+_Limit = Annotated[int | None, typer.Option(metavar="N", min=1, help="Maximum number of scenes.")]
 
 
 @contextlib.contextmanager
 def _opened(
     report: Report, model: str, technique: list[str] | None, path: list[str] | None,
-    also: list[str] | None, settings: list[str] | None, **given: Any,
+    also: list[str] | None, settings: list[str] | None, **options: Any,
 ) -> Iterator[Devices]:  # fmt: skip
     from slipstream.ship.stability.opening import opened
     from slipstream.verbs.request import Request
@@ -88,7 +88,7 @@ def _opened(
     report("opening")
     with opened(
         model, path=path or (), also=also or (), techniques=technique or (),
-        arguments=Request.parse(model, settings=settings or ()).arguments, **given,
+        arguments=Request.parse(model, settings=settings or ()).arguments, **options,
     ) as devices:  # fmt: skip
         yield devices
 
@@ -102,26 +102,28 @@ def measure(
     also: _Also = None,
     technique: options.Techniques = None,
     preprocess: _Preprocess = "",
-    topk: Annotated[int, typer.Option(metavar="K", min=1, help="Answers kept: 1, 3, 5.")] = 3,
+    topk: Annotated[
+        int, typer.Option(metavar="K", min=1, help="Top classes to compare: 1, 3, 5.")
+    ] = 3,
     sheet: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.png", help="Draw the most disputed scenes, as each path has."),
+        typer.Option(metavar="FILE.png", help="Draw the most disputed scenes, per path."),
     ] = None,
     scene: _Scene = None,
     limit: _Limit = None,
     settings: options.Set = None,
     as_json: options.Json = False,
 ) -> None:
-    """Measure instability: the share of scenes that one device has right and another wrong.
+    """Measure instability: the fraction of scenes that one device gets right and another wrong.
 
-    Accuracy cannot show it: two phones can both be right for three of four pictures, and not for
-    the same ones. Without labels it is divergence: the share whose answers are not all the same.
+    Accuracy does not show it: two phones can both be right on three of four images, but not the
+    same ones. Without labels, divergence is measured: the fraction with different predictions.
 
-        slipstream stability measure model.onnx --data pictures/ --sheet disputed.png
+        slipstream stability measure model.onnx --data images/ --sheet disputed.png
 
         slipstream stability measure train.py:make --data digits -t amp:bf16
 
-        slipstream stability measure model.onnx --data pictures/ --also int8=model.tflite
+        slipstream stability measure model.onnx --data images/ --also int8=model.tflite
     """
     from slipstream.cli._output import emit, need_place, note, progress
     from slipstream.ship import stability
@@ -159,21 +161,21 @@ def explain(
     technique: options.Techniques = None,
     preprocess: _Preprocess = "",
     each: Annotated[
-        bool, typer.Option("--settings", help="Look at every setting, as camera.sharpen.")
+        bool, typer.Option("--settings", help="Vary every setting, such as camera.sharpen.")
     ] = False,
     scene: _Scene = None,
     limit: _Limit = None,
     settings: options.Set = None,
     as_json: options.Json = False,
 ) -> None:
-    """Say which stage causes instability: camera, codec, resizing, model.
+    """Find which stage causes instability: camera, codec, resizing or model.
 
-    Each stage is varied alone, everything else as the reference has it, and left alone, everything
-    else as the devices have it.
+    Each stage is varied alone, with all others as in the reference, and then held fixed, with all
+    others as on the devices.
 
-        slipstream stability explain model.onnx --data pictures/ --settings
+        slipstream stability explain model.onnx --data images/ --settings
 
-        slipstream stability explain model.onnx --data pictures/ --path camera:edge,sharpen=3
+        slipstream stability explain model.onnx --data images/ --path camera:edge,sharpen=3
     """
     from slipstream.cli._output import emit, progress
     from slipstream.ship import stability
@@ -199,16 +201,16 @@ def predict(
     technique: options.Techniques = None,
     preprocess: _Preprocess = "",
     sample: Annotated[
-        int, typer.Option(metavar="N", min=2, help="Scenes that the paths answer for.")
+        int, typer.Option(metavar="N", min=2, help="Number of scenes to run on the paths.")
     ] = 64,
     scene: _Scene = None,
     limit: _Limit = None,
     settings: options.Set = None,
     as_json: options.Json = False,
 ) -> None:
-    """Forecast instability: all scenes on the reference, only a few on the paths.
+    """Predict instability from all scenes on the reference and only a few on the paths.
 
-    slipstream stability predict model.onnx --data pictures/ --sample 64
+    slipstream stability predict model.onnx --data images/ --sample 64
     """
     from slipstream.cli._output import emit, progress
     from slipstream.ship import stability
@@ -242,34 +244,33 @@ def harden(
         str,
         typer.Option(
             metavar="NAME",
-            help="distortion, gaussian, or same (with --int8): where twins come from.",
+            help="How twins are generated: distortion, gaussian, or same (with --int8).",
         ),
     ] = "distortion",
     int8: Annotated[
         bool,
         typer.Option(
             "--int8",
-            help="Twins also pass through the layers as an int8 copy computes them, and such a "
-            "copy is judged, too.",
+            help="Twins also pass through the layers of an int8 copy, which is judged as well.",
         ),
     ] = False,
     loss: Annotated[
         str, typer.Option(metavar="NAME", help="kl, embedding, or augment (no stability term).")
     ] = "kl",
     alpha: Annotated[float, typer.Option(metavar="X", help="Weight of the stability term.")] = 5.0,
-    epochs: Annotated[int, typer.Option(metavar="N", min=1, help="Of both fine-tunes.")] = 3,
+    epochs: Annotated[int, typer.Option(metavar="N", min=1, help="Epochs of both fine-tunes.")] = 3,
     draws: Annotated[
         int,
         typer.Option(
             metavar="N",
             min=0,
-            help="Twins drawn of each scene, then taken again: quicker. 0: new in every epoch.",
+            help="Twins per scene to reuse, which is faster; 0: new twins in every epoch.",
         ),
     ] = 0,
     rate: Annotated[float, typer.Option(metavar="X", help="Learning rate of both.")] = 1e-3,
-    seed: Annotated[int, typer.Option(metavar="N", help="Of order and twins.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of order and twins.")] = 0,
     augmented: Annotated[
-        bool, typer.Option("--augmented", help="Train a third: twins learned as scenes.")
+        bool, typer.Option("--augmented", help="Also train a third on twins as samples.")
     ] = False,
     paths: Annotated[
         str | None,
@@ -281,10 +282,10 @@ def harden(
     settings: options.Set = None,
     as_json: options.Json = False,
 ) -> None:
-    """Fine-tune a model to answer a scene and its twin alike, beside a plain fine-tune.
+    """Fine-tune a model to predict the same for a scene and its twin, next to a plain fine-tune.
 
-    A plain fine-tune can raise instability, so it always runs as the control; both are judged on
-    paths that no twin came from.
+    A plain fine-tune can increase instability, so it always runs as the control. Both are judged on
+    held-out paths, which generate no twins.
 
         slipstream stability harden train.py:make --data fashion_mnist -o hardened.pt
 

@@ -1,4 +1,4 @@
-"""Find why a deployed model is worse or slower than the one that was trained, by its logs."""
+"""Find from logs why a deployed model is less accurate or slower than the trained one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Find why a deployed model is worse or slower than the one that was trained, by its logs.",
+    help="Find from logs why a deployed model is less accurate or slower than the trained one.",
     epilog="Start with: slipstream xray record model.onnx --raw photos/ --preprocessing pre.py:app "
     "-o edge.xr",
 )
@@ -22,27 +22,27 @@ app = typer.Typer(
 _Model = Annotated[str, typer.Argument(metavar="MODEL", help="model.onnx or model.tflite.")]
 _Raw = Annotated[
     Path | None,
-    typer.Option("--raw", metavar="FOLDER", help="Raw inputs: files, taken in order of name."),
+    typer.Option("--raw", metavar="FOLDER", help="Raw inputs: files, read in order of name."),
 ]
 _Preprocessing = Annotated[
     str | None,
     typer.Option(
         "--preprocessing",
         metavar="FILE",
-        help="file.py:name of a Pipeline or a function, or its .json.",
+        help="file.py:name of a Pipeline or a function, or a Pipeline as .json.",
     ),
 ]
 _Inputs = Annotated[
     Path | None,
     typer.Option(
-        "--inputs", metavar="FILE", help="Model inputs [N, ...] as .npy, in place of --raw."
+        "--inputs", metavar="FILE", help="Model inputs [N, ...] as .npy, instead of --raw."
     ),
 ]
 _Output = Annotated[Path, typer.Option("-o", "--output", metavar="FILE.xr", help="The log.")]
-_Level = Annotated[str, typer.Option(help="io, stats, layers or full.")]
+_Level = Annotated[str, typer.Option(help="Level of detail: io, stats, layers or full.")]
 _Reference = Annotated[
     bool,
-    typer.Option("--plain-kernels", help="On the runtime's plain kernels, not optimised ones."),
+    typer.Option("--plain-kernels", help="Use the runtime's plain kernels, not optimised ones."),
 ]
 
 
@@ -54,13 +54,13 @@ def record(
     inputs: _Inputs = None,
     preprocessing: _Preprocessing = None,
     level: _Level = "stats",
-    every: Annotated[int, typer.Option(min=1, help="Layers of one frame in so many.")] = 1,
+    every: Annotated[int, typer.Option(min=1, help="Record the layers of every Nth frame.")] = 1,
     plain_kernels: _Reference = False,
 ) -> None:
     """Run a model over raw inputs or arrays, and record its inputs, layers and outputs.
 
-    In an app of your own, three lines of Python do the same: see the page on the x-ray. At level
-    stats a log holds sums and histograms, of which no picture can be made.
+    In your own app, three lines of Python do the same: see docs/xray.md. At level stats, a log has
+    sums and histograms only, from which no image can be reconstructed.
 
         slipstream xray record model.onnx --raw photos/ --preprocessing pre.py:app -o edge.xr
     """
@@ -68,11 +68,15 @@ def record(
     from slipstream.ship import xray
 
     need_place(output, ".xr")
-    kept: Level = level  # type: ignore[assignment]
+    detail: Level = level  # type: ignore[assignment]
     with (
         progress("record") as report,
         xray.record(
-            output, kept, every=every, preprocessing=_known(preprocessing), reference=plain_kernels
+            output,
+            detail,
+            every=every,
+            preprocessing=_stages(preprocessing),
+            reference=plain_kernels,
         ) as recorder,
     ):
         for number, (sample, path) in enumerate(_samples(raw, inputs, preprocessing)):
@@ -83,15 +87,15 @@ def record(
 
 @app.command()
 def replay(
-    log: Annotated[Path, typer.Argument(metavar="LOG", help="Of the deployed model.")],
+    log: Annotated[Path, typer.Argument(metavar="LOG", help="Log of the deployed model.")],
     output: _Output,
-    model: Annotated[str, typer.Option("--model", help="A model that is trusted.")],
+    model: Annotated[str, typer.Option("--model", help="A trusted model.")],
     preprocessing: _Preprocessing = None,
     raw: _Raw = None,
-    level: Annotated[str | None, typer.Option(help="That of LOG if not said.")] = None,
+    level: Annotated[str | None, typer.Option(help="By default that of LOG.")] = None,
     plain_kernels: _Reference = False,
 ) -> None:
-    """Run the same frames through a pipeline and a model that are trusted, and record that.
+    """Run the same frames through a trusted pipeline and model, and record them.
 
     slipstream xray replay edge.xr --model model.onnx --preprocessing pre.py:reference -o ref.xr
     """
@@ -117,20 +121,20 @@ def compare(
     raw: _Raw = None,
     labels: Annotated[
         Path | None,
-        typer.Option("--labels", metavar="FILE", help="JSON: right answers, a list or by key."),
+        typer.Option("--labels", metavar="FILE", help="Labels as JSON: a list, or by key."),
     ] = None,
     assertions: Annotated[
         Path | None,
         typer.Option("--assertions", metavar="FILE.py", help="Functions with @xray.assertion."),
     ] = None,
     html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Write a report.")
+        Path | None, typer.Option("--html", metavar="FILE", help="Write an HTML report.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Name what differs: preprocessing and its fix, drift of layers, outputs, latency.
+    """Show what differs: preprocessing and its fix, drift of layers, outputs, latency.
 
-    Leaves with code 1 where an assertion fails; that no layer gives NaN is always asserted.
+    Exits with code 1 if an assertion fails; it is always asserted that no layer outputs NaN.
 
         slipstream xray compare ref.xr edge.xr --html report.html
     """
@@ -142,14 +146,14 @@ def compare(
         need_place(html, ".html", option="--html")
     if assertions is not None:
         _module(assertions)
-    right = None if labels is None else read_labels(labels)
+    truth = None if labels is None else read_labels(labels)
     with progress("compare") as report:
         comparison = xray.compare(
             reference,
             deployed,
-            labels=right,
+            labels=truth,
             raws=_files(raw),
-            pipeline=_known(preprocessing),
+            pipeline=_stages(preprocessing),
             report=report,
         )
     if html is not None:
@@ -174,14 +178,14 @@ def bisect(
         Path, typer.Option("--inputs", metavar="FILE", help="Inputs [N, ...], .npy.")
     ],
     labels: Annotated[
-        Path | None, typer.Option("--labels", metavar="FILE", help="Right answers [N], .npy.")
+        Path | None, typer.Option("--labels", metavar="FILE", help="Labels [N], .npy.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Name the layers that introduce error, and the fewest to keep in float.
+    """Find the layers that introduce error, and the smallest set to keep in float.
 
-    Each layer is run on what the reference's layers gave, so that no layer is blamed for another's
-    error. Without labels the reference's own first choices are what has to be met.
+    Each layer runs on the activations of the reference, so that it is not blamed for the error of
+    other layers. Without labels, the reference's own top-1 predictions are the target.
 
         slipstream xray bisect model.onnx model_int8.onnx --inputs x.npy --labels y.npy
     """
@@ -202,12 +206,12 @@ def latency(
     model: _Model,
     inputs: Annotated[
         Path | None,
-        typer.Option("--inputs", metavar="FILE", help="Inputs [N, ...], .npy; else zeros."),
+        typer.Option("--inputs", metavar="FILE", help="Inputs [N, ...], .npy; by default zeros."),
     ] = None,
     plain_kernels: _Reference = False,
     as_json: Json = False,
 ) -> None:
-    """Time every operator on its own, in a pass that records nothing, and flag the slow ones.
+    """Time every operator separately, in a pass that records nothing, and flag the slow ones.
 
     slipstream xray latency model.onnx
     """
@@ -228,15 +232,15 @@ def _files(folder: Path | None) -> list[Path] | None:
     if folder is None:
         return None
     if not folder.is_dir():
-        raise UsageError(f"there is no folder '{folder}'", remedy="--raw FOLDER")
-    files = sorted(one for one in folder.iterdir() if one.is_file())
+        raise UsageError(f"--raw: '{folder}' is not a folder", remedy="pass an existing folder")
+    files = sorted(path for path in folder.iterdir() if path.is_file())
     if not files:
-        raise UsageError("holds no files", where=str(folder))
+        raise UsageError("--raw: the folder contains no files", where=str(folder))
     return files
 
 
 def _samples(raw: Path | None, inputs: Path | None, preprocessing: str | None) -> Any:
-    """(input with its batch axis, path or None) of each frame."""
+    """Yield each frame as (input with batch axis, path or None)."""
     import numpy as np
 
     from slipstream.errors import UsageError
@@ -244,7 +248,7 @@ def _samples(raw: Path | None, inputs: Path | None, preprocessing: str | None) -
 
     if (raw is None) == (inputs is None):
         raise UsageError(
-            "what the model is fed is missing", remedy="--raw FOLDER, or --inputs x.npy"
+            "the model needs inputs from one source", remedy="pass --raw FOLDER or --inputs x.npy"
         )
     if inputs is not None:
         for sample in read_array(inputs, UsageError):
@@ -253,15 +257,15 @@ def _samples(raw: Path | None, inputs: Path | None, preprocessing: str | None) -
     pipeline = _pipeline(preprocessing)
     if pipeline is None:
         raise UsageError(
-            "how raw inputs are prepared is missing", remedy="--preprocessing pre.py:app"
+            "--raw needs --preprocessing", remedy="for example --preprocessing pre.py:app"
         )
     for path in _files(raw) or ():
         sample = np.asarray(pipeline(path))
-        yield (sample[None] if _known(preprocessing) else sample), str(path)
+        yield (sample[None] if _stages(preprocessing) else sample), str(path)
 
 
 def _pipeline(named: str | None) -> Any:
-    """The pipeline or function that is meant; None where none is named."""
+    """Load the pipeline or function `named`; None for None."""
     import json
 
     from slipstream.errors import UsageError
@@ -275,15 +279,15 @@ def _pipeline(named: str | None) -> Any:
         try:
             return Pipeline.from_dict(json.loads(read_bytes(Path(named), UsageError)))
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
-            raise UsageError(f"holds no pipeline: {error}", where=named) from error
+            raise UsageError(f"not a valid pipeline: {error}", where=named) from error
     function: Any = function_at(named)
     if isinstance(function, Pipeline) or required_parameters(function):
         return function
     return function()
 
 
-def _known(named: str | None) -> Any:
-    """The same where it is a pipeline, whose stages can be varied."""
+def _stages(named: str | None) -> Any:
+    """Load a `Pipeline`, whose stages can be varied; None for a function."""
     from slipstream.runtimes.preprocessing import Pipeline
 
     pipeline = _pipeline(named)
@@ -291,12 +295,12 @@ def _known(named: str | None) -> Any:
 
 
 def _module(path: Path) -> None:
-    """Run a file of assertions."""
+    """Execute a file of assertions."""
     import importlib.util
 
     from slipstream.errors import UsageError
 
     spec = importlib.util.spec_from_file_location(f"slipstream_assertions_{path.stem}", path)
     if spec is None or spec.loader is None or not path.is_file():
-        raise UsageError(f"there is no file '{path}'", remedy="--assertions FILE.py")
+        raise UsageError(f"--assertions: '{path}' is not a file", remedy="name a .py file")
     spec.loader.exec_module(importlib.util.module_from_spec(spec))

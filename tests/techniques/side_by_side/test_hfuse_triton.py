@@ -226,7 +226,7 @@ def test_sources_of_two_languages_and_places_of_the_other(tmp_path: Path) -> Non
     helpers = source(tmp_path, ID, "helpers.py")
     calling = source(tmp_path, jitted("tl.store(x, here())", "from helpers import here"), "a.py")
     for given, what in (
-        ([f"{path}:good", "a.cu:k", "-o", str(output)], "and of Triton"),
+        ([f"{path}:good", "a.cu:k", "-o", str(output)], "and Triton"),
         ([f"{path}:good", f"{path}:good", "-o", str(tmp_path / "out.cu")], "does not end in .py"),
         ([f"{path}:good", f"{path}:good", "-o", str(path)], "is a source"),
         ([f"{path}:good", f"{calling}:bad", "-o", str(helpers)], "is a source"),

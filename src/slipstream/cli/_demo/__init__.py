@@ -1,1 +1,1 @@
-"""What `slipstream demo` runs: a workload as a user would write it."""
+"""The workload of `slipstream demo`, written as a user would write it."""

@@ -1,6 +1,6 @@
-"""A small transformer language model on real English text: Python's own reference topics.
+"""A small transformer language model trained on English text: Python's own reference topics.
 
-This file knows nothing of slipstream, except that `make_workload` returns what it needs.
+Ordinary PyTorch code; `make_workload` returns what slipstream needs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Block(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, time, width] -> the same."""
+        """Return activations of the same shape, [batch, time, width]."""
         batch, time, width = x.shape
         qkv = self.qkv(self.norm1(x)).view(batch, time, 3, self.heads, width // self.heads)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)
@@ -38,7 +38,7 @@ class Block(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """Predicts the next byte of a text."""
+    """Next-byte predictor."""
 
     def __init__(self, width: int, layers: int, heads: int, context: int) -> None:
         super().__init__()
@@ -49,21 +49,21 @@ class LanguageModel(nn.Module):
         self.head = nn.Linear(width, 256)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """[batch, time] int64 -> logits [batch, time, 256]."""
+        """Return logits, [batch, time, 256], for int64 `tokens`, [batch, time]."""
         x = self.bytes(tokens) + self.positions
         logits: Tensor = self.head(self.norm(self.blocks(x)))
         return logits
 
 
 def next_byte_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross-entropy in nats per byte."""
+    """Return the mean cross-entropy, in nats per byte."""
     return cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
 def make_workload(
     batch_size: int = 16, width: int = 256, layers: int = 4, context: int = 128
 ) -> tuple[nn.Module, tuple[Tensor, Tensor], object, torch.optim.Optimizer]:
-    """The model, one batch of text, the loss and the optimizer."""
+    """Build the model, one batch of text, the loss and the optimizer."""
     corpus = torch.from_numpy(ss.data.get("python_topics").as_bytes()).long()
     starts = torch.randint(0, len(corpus) - context - 1, (batch_size,))
     windows = torch.stack([corpus[s : s + context + 1] for s in starts.tolist()])
