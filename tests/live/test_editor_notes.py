@@ -70,7 +70,7 @@ def test_another_file_and_broken_text_have_no_notes() -> None:
 
 
 def test_small_words() -> None:
-    assert summary(costs("")) == "100 ms per step · 8 samples · 80 samples/s · 4.00 MiB at most"
+    assert summary(costs("")) == "100 ms per step · 8 samples · 80 samples/s · 4.00 MiB peak"
 
 
 class Known:
@@ -117,7 +117,7 @@ def test_only_advice_that_pays_and_has_a_place_is_marked(tmp_path: Path) -> None
     one, other = sorted(watch.view.advice, key=lambda one: -one.line)
     assert (one.technique, one.line) == ("fused_optimizer", 7)
     assert (other.technique, other.line) == ("batch_size:x2", 6)
-    assert one.said == "fused_optimizer is predicted 1.25x [1.14, 1.39]; numbers: exact"
+    assert one.said == "fused_optimizer is predicted 1.25x [1.14, 1.39]; numerics: exact"
     assert len(heard) == 2
 
 
@@ -133,7 +133,7 @@ def test_a_mark_offers_the_edit_of_the_text_that_it_was_made_for(tmp_path: Path)
     python = types.LanguageKind.Python
     document = server.documents.open(types.TextDocumentItem(path.as_uri(), python, 5, text))
     (fix,) = actions(server, document, 7, 7)
-    assert fix.title == "apply fused_optimizer: predicted 1.25x [1.14, 1.39]; numbers: exact"
+    assert fix.title == "apply fused_optimizer: predicted 1.25x [1.14, 1.39]; numerics: exact"
     assert fix.kind == types.CodeActionKind.QuickFix
     (mark,) = fix.diagnostics or ()
     assert mark.range.start.line == 7

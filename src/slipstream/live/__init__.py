@@ -1,4 +1,4 @@
-"""See a step while it is edited: costs beside the source lines, what-if by hand, live."""
+"""Live analysis of a workload while it is edited: costs per source line, what-ifs, batch size."""
 
 from slipstream.live.analysis import Analysis, Analyst, Problem
 from slipstream.live.costs import Costs, LineCost, ModuleCost

@@ -1,4 +1,4 @@
-"""Analyses of a workload while it is edited: what the page and the editor's server show.
+"""Analyses of a workload while it is edited, as the page and the language server show them.
 
     analyst = Analyst("train.py:make_workload")
     analyst.listen(lambda analysis: print(analysis.state, analysis.costs))
@@ -6,10 +6,10 @@
     ...
     analyst.close()
 
-One analysis goes through the states ``recording``, ``first`` (one step's numbers), ``recorded``
-(the whole recording), ``ready`` (techniques simulated), or ends ``failed`` with a `Problem` at
-the user's line. A newer save ends the running one. User code runs in a fresh process each time,
-and what is made of a recording in others, so that this process stays small and answers at once.
+An analysis goes through the states ``recording``, ``first`` (costs of one step), ``recorded``
+(the whole recording) and ``ready`` (techniques simulated), or ends as ``failed`` with a `Problem`
+at the user's line. A newer save cancels the running analysis. User code runs in a new process each
+time, and recordings are processed in others, so that this process stays small and responsive.
 """
 
 from __future__ import annotations
@@ -40,31 +40,30 @@ from slipstream.workload.lines import project_root
 __all__ = ["DEFAULT_TIMEOUT_S", "Analysis", "Analyst", "Problem", "parse_workload"]
 
 DEFAULT_TIMEOUT_S = 60.0
-_LOOK_S = 0.05
-_WORDS = 200
-_NO_BATCHES = "--no-batches leaves them out"
-# Seconds of timing steps of several batch sizes.
+_POLL_S = 0.05
+_MAX_MESSAGE_LENGTH = 200
+_NO_BATCHES = "disabled by --no-batches"
+# Time limit for timing steps at several batch sizes.
 _BATCH_BUDGET_S = 4.0
 
 
 class Analyst:
-    """Analyses one workload again and again. Its methods may be called from any thread.
+    """Repeated analysis of one workload. Thread-safe.
 
     Args:
-        workload: a `Workload`, or ``file.py:function`` or a plain script.
-        threads: intra-op threads, 0 for what the workload sets.
+        workload: a `Workload`, ``file.py:function`` or a plain script.
+        threads: intra-op threads; 0 keeps the workload's setting.
         steps: profiled steps of a whole recording.
-        timeout_s: a step that is silent for this long is ended: an endless loop.
-        techniques: what to simulate: None for nothing, empty for all that are installed.
+        timeout_s: maximum time without progress, after which the step is killed.
+        techniques: techniques to simulate; None for none, empty for all that are installed.
         batches: whether to measure how time and memory depend on the batch size.
-        batch_budget_s: about how long steps of several sizes are timed for.
-        server: what processes are forked from, which is then the caller's to close; its own by
-            default.
-        store: the results store with past predictions and measurements.
+        batch_budget_s: approximate time for timing steps at several batch sizes.
+        server: server to fork processes from, which the caller closes; by default a new one.
+        store: results store with past predictions and measurements.
 
     Raises:
-        SlipstreamError: as `Workload.parse`, when `workload` is a text of a wrong form. A file
-            that does not parse is a `Problem` of the analysis, not an error here.
+        SlipstreamError: `workload` is malformed, see `Workload.parse`. A file that does not parse
+            is a `Problem` of the analysis instead.
     """
 
     def __init__(
@@ -103,81 +102,76 @@ class Analyst:
         self._latest = Analysis()
         self._history: list[dict[str, Any]] = []
 
-    # What is known.
-
     @property
     def latest(self) -> Analysis:
-        """The newest analysis, as far as it is."""
+        """The newest analysis, possibly unfinished."""
         return self._latest
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """Finished recordings, the oldest first: digest, time, step, peak, samples."""
+        """Finished recordings, oldest first: digest, Unix time, step ns, peak bytes, samples."""
         return list(self._history)
 
     def listen(self, listener: Callable[[Analysis], None]) -> Callable[[], None]:
-        """Call `listener`, in a thread of the analyst's, whenever there is something new.
+        """Call `listener` with every update, in a thread of the analyst.
 
         Returns:
-            Call it to be called no more.
+            A function that removes the listener.
         """
         self._listeners.append(listener)
 
-        def leave() -> None:
+        def remove() -> None:
             with contextlib.suppress(ValueError):
                 self._listeners.remove(listener)
 
-        return leave
+        return remove
 
     def wait(self, number: int, *, state: str = READY, timeout_s: float = 600.0) -> Analysis:
-        """The analysis `number` (or a newer one) once it has come to `state`, or failed.
+        """Wait until analysis `number` or a newer one reaches `state` or fails, and return it.
 
         Raises:
-            TimeoutError: it has not within `timeout_s`.
+            TimeoutError: it did not within `timeout_s`.
         """
 
-        def there() -> bool:
-            one = self._latest
-            reached = one.done or STATES.index(one.state) >= STATES.index(state)
-            return one.number >= number and reached
+        def reached() -> bool:
+            latest = self._latest
+            in_state = latest.done or STATES.index(latest.state) >= STATES.index(state)
+            return latest.number >= number and in_state
 
         with self._changed:
-            if not self._changed.wait_for(there, timeout_s):
+            if not self._changed.wait_for(reached, timeout_s):
                 raise TimeoutError(f"analysis {number} is not {state} after {timeout_s:g} s")
             return self._latest
 
-    # What can be asked for.
-
     def analyse(self, *, again: bool = False) -> int:
-        """Analyse the files as they are on disk; returns the number of that analysis.
+        """Analyse the files on disk, and return the number of that analysis.
 
-        A running analysis of another text is ended. Of a text that was analysed not long ago the
-        numbers are shown at once, and nothing runs, unless `again`.
+        Cancels a running analysis of another text. If the text was analysed recently, the cached
+        analysis is shown immediately and nothing runs, unless `again`.
         """
         with self._changed:
             if self._closed:
                 return self._latest.number
             latest = self._latest
             current = latest.number == self._number and latest.state != FAILED
-            # The watcher may have seen an edit before what is expected of it was said.
+            # The watcher may have seen an edit before `expect` was called for it.
             current = current and latest.expected == self._expectation()
             if current and not again and self._number and unchanged(self._texts.seen):
                 return self._number
             self._number += 1
-            # Ends what runs.
             self._queue.cancel(Kind.ANALYSING)
             self._submit(self._number, again)
             return self._number
 
     def watch(self) -> int:
-        """Analyse now, and whenever one of the user's files changes on disk."""
+        """Analyse now and whenever one of the user's files changes; return the first number."""
         if self._server is not None:
             self._server.warm_up()
         number = self.analyse()
         with self._changed:
             if self._watcher is None and not self._closed:
                 self._watcher = threading.Thread(
-                    target=self._look, name="slipstream-watch", daemon=True
+                    target=self._poll_files, name="slipstream-watch", daemon=True
                 )
                 self._watcher.start()
         return number
@@ -185,18 +179,18 @@ class Analyst:
     def simulate(
         self, technique: str, cluster: str | None = None, workers: int | None = None
     ) -> dict[str, Any]:
-        """What `technique`, a combination in the grammar, would make of the latest recording.
+        """Predict the latest recording with `technique`, a technique spec.
 
         Args:
-            cluster: where it runs, a preset or short form, if it needs several workers.
-            workers: on how many of its devices; None for as many as `technique` says.
+            cluster: preset or short form of the cluster, for techniques that need workers.
+            workers: number of devices to use; None for the number in `technique`.
 
         Returns:
-            As `slipstream.report.document` writes a prediction; or with ``why_not``.
+            A prediction as in `slipstream.report.document`; or ``technique`` and ``reason``.
 
         Raises:
-            UsageError: it is not in the grammar.
-            SlipstreamError: nothing is recorded yet.
+            UsageError: `technique` is not a valid technique spec.
+            SlipstreamError: there is no recording yet.
         """
         prediction: dict[str, Any] = self.ask(
             "slipstream.live.work:simulate", path=self._recording(), text=technique,
@@ -205,11 +199,11 @@ class Analyst:
         return prediction
 
     def on_device(self, device: str) -> dict[str, Any]:
-        """The latest recording's step on another device, as `DevicePrediction.to_json` has it.
+        """Predict the latest recording on another device, as in `DevicePrediction.to_json`.
 
         Raises:
-            UnknownNameError: no such device.
-            SlipstreamError: nothing is recorded yet.
+            UnknownNameError: the device is unknown.
+            SlipstreamError: there is no recording yet.
         """
         recording = self._recording()
         prediction: dict[str, Any] = self._queue.call(
@@ -225,10 +219,10 @@ class Analyst:
         return str(graph)
 
     def ask(self, function: str, **arguments: Any) -> Any:
-        """``module:function(**arguments)`` in the process that has the latest recording loaded.
+        """Call ``module:function(**arguments)`` in the process that has loaded the recording.
 
         Raises:
-            SlipstreamError: what the function raised.
+            SlipstreamError: raised by the function.
         """
         graph = self._latest.graph
         return self._queue.call(
@@ -236,22 +230,22 @@ class Analyst:
         )
 
     def edit(self, function: str, **arguments: Any) -> Any:
-        """``module:function(**arguments)``, which edits a file, in a process for that alone.
+        """Call ``module:function(**arguments)``, which edits a file, in the process for edits.
 
         Raises:
-            SlipstreamError: what the function raised.
+            SlipstreamError: raised by the function.
         """
         return self._queue.call(Kind.EDITING, function, **arguments)
 
     def expect(self, digest: str, values: Mapping[str, Any]) -> None:
-        """Remember `values`, predicted for the workload's file with this SHA-256 `digest`.
+        """Store the prediction `values` for the workload's file with this SHA-256 `digest`.
 
-        They stand in ``Analysis.expected`` of its analysis, beside what is then measured.
+        They become ``Analysis.expected`` of its analysis, to compare with the measurement.
         """
         self._expected = (digest, dict(values))
 
     def close(self) -> None:
-        """End everything that runs, and remove what was recorded."""
+        """Stop everything that runs, and delete the recordings."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -265,18 +259,16 @@ class Analyst:
     def __enter__(self) -> Analyst:
         return self
 
-    def __exit__(self, *rest: object) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
-    # The stages of an analysis, each a job.
-
     def _submit(self, number: int, again: bool) -> None:
-        begun = time.monotonic()
+        started = time.monotonic()
         stages = Stages(
             self._settings,
             self._queue,
             self._folder / f"{number}",
-            update=lambda **changes: self._update(number, begun, **changes),
+            update=lambda **changes: self._update(number, started, **changes),
             add_files=self._add_files,
             latest=lambda: self._latest,
         )
@@ -285,9 +277,9 @@ class Analyst:
             self._record(number, stages, None if again else self._cache)
 
         for stage in (record, stages.measure_batches, stages.advise):
-            self._queue.submit(Kind.ANALYSING, functools.partial(self._run, number, begun, stage))
+            self._queue.submit(Kind.ANALYSING, functools.partial(self._run, number, started, stage))
 
-    def _run(self, number: int, begun: float, stage: Callable[[], None]) -> None:
+    def _run(self, number: int, started: float, stage: Callable[[], None]) -> None:
         if self._latest.number == number and self._latest.done:
             return
         try:
@@ -296,19 +288,19 @@ class Analyst:
         except CancelledError:
             pass
         except SlipstreamError as error:
-            self._fail(number, begun, Problem.of(error, self.workload))
+            self._fail(number, started, Problem.of(error, self.workload))
         except Exception as error:
-            # A defect of ours must not end the session.
-            what = f"{type(error).__name__}: {error}"[:_WORDS]
-            self._fail(number, begun, Problem("", 0, what, ""))
+            # A defect of slipstream must not end the session.
+            what = f"{type(error).__name__}: {error}"[:_MAX_MESSAGE_LENGTH]
+            self._fail(number, started, Problem("", 0, what, ""))
 
-    def _fail(self, number: int, begun: float, problem: Problem) -> None:
-        # What fails since it was ended for a newer one is no news.
+    def _fail(self, number: int, started: float, problem: Problem) -> None:
+        # A failure of a cancelled analysis is not reported.
         with contextlib.suppress(CancelledError):
-            self._update(number, begun, state=FAILED, said="", problem=problem, stale=True)
+            self._update(number, started, state=FAILED, said="", problem=problem, stale=True)
 
     def _record(self, number: int, stages: Stages, cache: Cache | None) -> None:
-        """Record the step as the files are now, unless `cache` has a recording of it."""
+        """Record the step with the current files, unless `cache` has a recording of it."""
         before, expected = self._latest, self._expectation()
         self._texts.look()
         cached = cache.of_texts_now() if cache is not None else None
@@ -317,7 +309,7 @@ class Analyst:
             self._texts.add(files)
             self._publish(number, replace(analysis, number=number, expected=expected))
             return
-        begun_with = Analysis(
+        initial = Analysis(
             number,
             self._texts.digest,
             said="starting",
@@ -326,7 +318,7 @@ class Analyst:
             batch_reason="" if self._settings.batches else _NO_BATCHES,
             expected=expected,
         )
-        self._publish(number, begun_with)
+        self._publish(number, initial)
         root = project_root(self.workload.path)
         same_code = cache.of_code(self._texts, root) if cache is not None else None
         if same_code is not None:
@@ -340,12 +332,10 @@ class Analyst:
                 "peak_bytes": costs.peak_bytes, "samples": costs.samples,
             })  # fmt: skip
 
-    # What is said of it.
-
-    def _update(self, number: int, begun: float, **changes: Any) -> None:
+    def _update(self, number: int, started: float, **changes: Any) -> None:
         latest = self._latest
         if "state" in changes:
-            after_s = {**latest.after_s, changes["state"]: time.monotonic() - begun}
+            after_s = {**latest.after_s, changes["state"]: time.monotonic() - started}
             changes["after_s"] = after_s
         self._publish(number, replace(latest, number=number, **changes))
 
@@ -368,22 +358,19 @@ class Analyst:
             return None
         return values if sha256(content) == digest else None
 
-    # The user's files.
-
     def _add_files(self, files: Sequence[str]) -> None:
         self._texts.add(files)
         with self._changed:
             self._latest = replace(self._latest, digest=self._texts.digest)
 
-    def _look(self) -> None:
-        """The thread that watches files."""
+    def _poll_files(self) -> None:
         seen = self._texts.stamps()
         while True:
             with self._changed:
-                if self._changed.wait_for(lambda: self._closed, _LOOK_S):
+                if self._changed.wait_for(lambda: self._closed, _POLL_S):
                     return
             now = self._texts.stamps()
-            # Files that became known meanwhile were there before.
+            # Files that were added since the last poll have not changed.
             if any(seen.get(path, stamp) != stamp for path, stamp in now.items()):
                 self.analyse()
             seen = now

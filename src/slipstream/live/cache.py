@@ -1,6 +1,6 @@
-"""A cache of analyses by the texts they are of: going back to one shows its numbers at once.
+"""A cache of analyses by source text, so that reverting an edit shows its costs immediately.
 
-It is one session's, on one machine with one set of packages, so that the texts are the whole key.
+It belongs to one session, with one machine and one set of packages, so the texts are the key.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from slipstream.live.relined import Moved, moved_lines
 from slipstream.live.states import READY, Analysis
 from slipstream.live.texts import Texts, unchanged
 
-_MOST = 6
+_MAX_ENTRIES = 6
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,10 @@ class _Entry:
 
 
 class Cache:
-    """The newest few, with the recordings in their folders.
+    """The most recent analyses and their recordings.
 
     Args:
-        folder: holds a folder for each analysis; those of others are removed.
+        folder: has one folder per analysis; folders of evicted analyses are deleted.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -37,7 +37,7 @@ class Cache:
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
 
     def of_texts_now(self) -> tuple[list[str], Analysis] | None:
-        """The files that an analysis is of, and the analysis, where they are so now."""
+        """Return the analysis of the current texts and its files, or None if not cached."""
         for digest, entry in self._entries.items():
             if unchanged(entry.seen):
                 self._entries.move_to_end(digest)
@@ -45,22 +45,23 @@ class Cache:
         return None
 
     def of_code(self, texts: Texts, root: Path) -> tuple[Analysis, Moved] | None:
-        """The newest that is done and of the same code as `texts`; and where its lines are now.
+        """Return the newest finished analysis of the same code as `texts`, and its moved lines.
 
         Args:
-            root: the folder that lines are named from.
+            root: folder that file names in lines are relative to.
         """
         for entry in reversed(self._entries.values()):
             if entry.analysis.state != READY or entry.read.keys() != texts.read.keys():
                 continue
             moved = {path: moved_lines(text, texts.read[path]) for path, text in entry.read.items()}
             if None not in moved.values():
-                named = {_named(path, root): lines or {} for path, lines in moved.items()}
-                return entry.analysis, named
+                return entry.analysis, {
+                    _relative(path, root): lines or {} for path, lines in moved.items()
+                }
         return None
 
     def of_work(self, work: str) -> Analysis | None:
-        """The newest whose step runs the same operators, and whose batch model is there."""
+        """Return the newest analysis with a batch model whose step runs the same operators."""
         for entry in reversed(self._entries.values()):
             costs = entry.analysis.costs
             if entry.analysis.batch is not None and costs is not None and costs.work == work:
@@ -68,10 +69,10 @@ class Cache:
         return None
 
     def add(self, texts: Texts, analysis: Analysis) -> None:
-        """Add `analysis`, which is of `texts`; recordings that nothing here needs are removed."""
+        """Add the `analysis` of `texts`, and delete recordings that no entry uses."""
         self._entries[analysis.digest] = _Entry(dict(texts.seen), dict(texts.read), analysis)
         self._entries.move_to_end(analysis.digest)
-        while len(self._entries) > _MOST:
+        while len(self._entries) > _MAX_ENTRIES:
             self._entries.popitem(last=False)
         graphs = [entry.analysis.graph for entry in self._entries.values()]
         used = {graph.parent for graph in graphs if graph is not None}
@@ -80,7 +81,6 @@ class Cache:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def _named(path: str, root: Path) -> str:
-    """A file as lines name it."""
-    one = Path(path)
-    return one.relative_to(root).as_posix() if one.is_relative_to(root) else path
+def _relative(name: str, root: Path) -> str:
+    path = Path(name)
+    return path.relative_to(root).as_posix() if path.is_relative_to(root) else name

@@ -1,4 +1,4 @@
-"""What each source line and module of a step costs, as the server keeps it; adds up exactly."""
+"""Costs of a step per source line and module, which add up exactly."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 
 from slipstream.graph import Attribution, Cost, Graph, Timeline, attribute, replay
 
-_MODULES_SHOWN, _WAYS_SHOWN = 8, 4
+_MAX_MODULES, _MAX_CALLERS = 8, 4
 
 
 class _Phases:
-    """What a line and a module have in common: time by phase, and memory at the peak."""
+    """Time by phase and memory at the peak, of a line or a module."""
 
     forward_ns: float
     backward_ns: float
@@ -24,24 +24,24 @@ class _Phases:
 
     @property
     def total_ns(self) -> float:
-        """All of its time."""
+        """Time of all phases."""
         return self.forward_ns + self.backward_ns + self.update_ns + self.other_ns
 
 
 @dataclass(frozen=True)
 class LineCost(_Phases):
-    """What one line of the user's source costs in one step.
+    """Cost of one line of the user's source in one step.
 
     Attributes:
-        path: the file, absolute; empty for what no line is known of.
-        line: from 1; 0 where none is known.
-        forward_ns, backward_ns, update_ns, other_ns: its share of the step's time by phase;
-            together, over all lines, the step.
-        peak_bytes: what it holds at the moment the step holds most; over all lines the peak.
-        calls: operators of it that run in one step.
-        modules: of the model that it calls, such as ``model.blocks.0.mlp``; a few of many.
-        function: what it is in, such as ``Block.forward``; empty where unknown.
-        callers: ways it was reached, each from the nearest ``file:line`` outwards; a few of many.
+        path: absolute path of the file; empty if unknown.
+        line: line number from 1; 0 if unknown.
+        forward_ns, backward_ns, update_ns, other_ns: its part of the step time, by phase; all lines
+            add up to the step.
+        peak_bytes: its memory when the step reaches its peak; all lines add up to the peak.
+        calls: number of its operators in one step.
+        modules: modules that it calls, such as ``model.blocks.0.mlp``; the first 8.
+        function: enclosing function, such as ``Block.forward``; empty if unknown.
+        callers: call stacks, each from the nearest ``file:line`` outwards; the first 4.
     """
 
     path: str
@@ -59,13 +59,14 @@ class LineCost(_Phases):
 
 @dataclass(frozen=True)
 class ModuleCost(_Phases):
-    """What one module costs with all that is in it.
+    """Cost of one module, including its submodules.
 
     Attributes:
-        name: qualified, ``model.blocks.0``.
-        kind: its class.
-        path: the user's file that defines the class, absolute; empty for a library's.
-        made: the user's ``file:line`` that makes it, from the project's root; empty if unknown.
+        name: qualified name, such as ``model.blocks.0``.
+        kind: name of its class.
+        path: absolute path of the user's file that defines the class; empty for a library class.
+        made: the user's ``file:line`` that creates it, relative to the project root; empty if
+            unknown.
     """
 
     name: str
@@ -80,25 +81,24 @@ class ModuleCost(_Phases):
 
     @classmethod
     def total(cls, parts: Iterable[LineCost | ModuleCost]) -> ModuleCost:
-        """What lines or modules cost together."""
+        """Return the sum of lines or modules."""
         rows = [(o.forward_ns, o.backward_ns, o.update_ns, o.other_ns, o.peak_bytes) for o in parts]
         return cls("", "", "", "", *map(sum, zip(*rows, strict=True)))
 
 
 @dataclass(frozen=True)
 class Costs:
-    """What a step costs, line by line.
+    """Costs of a step.
 
     Attributes:
-        step_ns: time of the step; the lines and `untracked` add up to it.
-        peak_bytes: the most it holds at once; 0 where memory was not recorded.
-        samples: per step; 0 if unknown.
-        lines: the most expensive first.
-        untracked: what no source line is known of.
-        page_faults_ns: of `untracked`: page faults, which are known of the step as a whole.
-        modules: of the model, each before those in it.
-        work: the same for steps that run the same operators on the same shapes in the same order,
-            whatever their lines are; empty if unknown.
+        step_ns: time of the step, the sum of the lines and `untracked`.
+        peak_bytes: peak memory of the step; 0 if memory was not recorded.
+        samples: samples per step; 0 if unknown.
+        lines: costs per line, the most expensive first.
+        untracked: cost without a source line.
+        page_faults_ns: the part of `untracked` for page faults, known only per step.
+        modules: costs per module, each before its submodules.
+        work: hash of the operators, their shapes and order, independent of lines; empty if unknown.
     """
 
     step_ns: float
@@ -116,45 +116,45 @@ class Costs:
         return self.samples / self.step_ns * 1e9 if self.step_ns else 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON; `of_json` reads it."""
+        """Return a JSON object that `of_json` reads."""
         return asdict(self)
 
     @classmethod
     def of_json(cls, value: Mapping[str, Any]) -> Costs:
-        """What `to_json` wrote."""
+        """Read a JSON object of `to_json`."""
 
-        def line(one: Mapping[str, Any]) -> LineCost:
-            callers = tuple(tuple(caller) for caller in one["callers"])
-            return LineCost(**{**one, "modules": tuple(one["modules"]), "callers": callers})
+        def line(row: Mapping[str, Any]) -> LineCost:
+            callers = tuple(tuple(caller) for caller in row["callers"])
+            return LineCost(**{**row, "modules": tuple(row["modules"]), "callers": callers})
 
-        lines = tuple(line(one) for one in value["lines"])
-        modules = tuple(ModuleCost(**one) for one in value["modules"])
+        lines = tuple(line(row) for row in value["lines"])
+        modules = tuple(ModuleCost(**row) for row in value["modules"])
         untracked = line(value["untracked"])
         return cls(**{**value, "lines": lines, "untracked": untracked, "modules": modules})
 
 
 def costs(graph: Graph, root: Path, *, timeline: Timeline | None = None) -> Costs:
-    """What each source line and module costs.
+    """Return the costs of a step per source line and module.
 
     Args:
-        root: the folder that the graph's lines are named from, see `workload.lines.project_root`.
-        timeline: `graph` simulated, if that is at hand.
+        root: folder that the graph's lines are relative to, see `workload.lines.project_root`.
+        timeline: the simulated `graph`; None to simulate it.
     """
     attribution = attribute(timeline or replay(graph))
     lines = tuple(
         LineCost(
             str(root / line.file), line.number, *_numbers(line.cost), line.cost.tasks,
-            line.modules[:_MODULES_SHOWN], line.function, line.callers[:_WAYS_SHOWN],
+            line.modules[:_MAX_MODULES], line.function, line.callers[:_MAX_CALLERS],
         )
         for line in attribution.lines
     )  # fmt: skip
-    rest = attribution.untracked + attribution.page_faults
+    untracked = attribution.untracked + attribution.page_faults
     return Costs(
         attribution.step_ns,
         attribution.peak_bytes,
         graph.samples,
         lines,
-        LineCost("", 0, *_numbers(rest), rest.tasks),
+        LineCost("", 0, *_numbers(untracked), untracked.tasks),
         attribution.page_faults.time_ns,
         tuple(_modules(graph, attribution, root)),
         _work(graph),
@@ -163,17 +163,17 @@ def costs(graph: Graph, root: Path, *, timeline: Timeline | None = None) -> Cost
 
 def _work(graph: Graph) -> str:
     tasks = graph.tasks
-    calls = [repr((one.op, _sizes(one.arguments), one.outputs)) for one in graph.calls]
-    # Page faults, of which there are some or none from launch to launch, are no work of the step's.
+    calls = [repr((call.op, _sizes(call.arguments), call.outputs)) for call in graph.calls]
+    # Page faults (call < 0) are excluded: their number varies between launches.
     rows = zip(tasks.call.tolist(), tasks.phase.tolist(), tasks.lane.tolist(), strict=True)
     texts = [f"{calls[call]} {phase} {lane}" for call, phase, lane in rows if call >= 0]
     return hashlib.sha256("\n".join([str(graph.samples), *texts]).encode()).hexdigest()
 
 
 def _sizes(value: Any) -> Any:
-    """A call's arguments without real numbers, such as a learning rate: they cost nothing."""
+    """Replace floats, such as a learning rate, with None: they do not affect cost."""
     if isinstance(value, (list, tuple)):
-        return [_sizes(one) for one in value]
+        return [_sizes(item) for item in value]
     return None if isinstance(value, float) else value
 
 
@@ -182,8 +182,8 @@ def _modules(graph: Graph, attribution: Attribution, root: Path) -> list[ModuleC
     files = lines.get("files") if isinstance(lines, Mapping) else None
     if not isinstance(kinds, Mapping):
         return []
-    known = files if isinstance(files, Mapping) else {}
-    # Each module's own operators, added up from the innermost outwards.
+    sources = files if isinstance(files, Mapping) else {}
+    # Add each module's own operators to all modules that contain it.
     sums: dict[str, Cost] = {}
     for name, cost in attribution.modules.items():
         while name:
@@ -191,7 +191,7 @@ def _modules(graph: Graph, attribution: Attribution, root: Path) -> list[ModuleC
             name = name.rpartition(".")[0]
     return [
         ModuleCost(
-            str(name), str(kind), str(root / str(known[name])) if name in known else "",
+            str(name), str(kind), str(root / str(sources[name])) if name in sources else "",
             attribution.made_at(str(name)), *_numbers(sums.get(str(name), Cost())),
         )
         for name, kind in kinds.items()

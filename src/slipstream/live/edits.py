@@ -1,8 +1,8 @@
-"""Edits of the user's file: of its text as an editor holds it, or of the file itself.
+"""Edits of the user's workload, as text in an editor or as the file on disk.
 
-The page's are shown first, written when confirmed, undone; each is tied to the digest of the file
-as it was looked at, so that what changed since is not edited. They run in a worker process, like
-all that loads techniques.
+The page previews an edit, writes it after confirmation, and can undo it. Each edit carries the
+digest of the file it was made for, so that a file changed since is not edited. Edits run in a
+worker process, like everything that loads techniques.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from slipstream.source import (
 )
 from slipstream.workload import Workload
 
-_LARGEST = 10_000_000
+_MAX_BATCH_SIZE = 10_000_000
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class Edited:
     """A text before and after an edit.
 
     Attributes:
-        label: what was done, in the grammar's words.
-        note: what the edit does not say.
+        label: short description of the edit.
+        note: remark on what the edit does not cover; may be empty.
     """
 
     before: str
@@ -43,51 +43,48 @@ class Edited:
     note: str = ""
 
 
-# Of a text.
-
-
 def batch_size_in(text: str, workload: Workload) -> BatchSize:
-    """Where `text` says the batch size.
+    """Find the batch size in `text`.
 
     Raises:
-        NotPlacedError: nowhere, or it is not certain where; says why.
-        WorkloadError: it is no Python.
+        NotPlacedError: there is no batch size, or its place is ambiguous.
+        WorkloadError: `text` is not valid Python.
     """
     return _batch_size(_source(text, workload), workload)
 
 
 def with_batch_size(text: str, workload: Workload, samples: int) -> Edited:
-    """`text` with another batch size: one token differs.
+    """Change the batch size in `text`, which replaces one token.
 
     Raises:
-        InvalidArgumentError: no number of samples.
-        NotPlacedError, WorkloadError: as `batch_size_in`.
+        InvalidArgumentError: `samples` is out of range.
+        NotPlacedError, WorkloadError: see `batch_size_in`.
     """
-    if not 1 <= samples <= _LARGEST:
-        raise InvalidArgumentError("batch_size", f"{samples} is not between 1 and {_LARGEST}")
+    if not 1 <= samples <= _MAX_BATCH_SIZE:
+        raise InvalidArgumentError(
+            "batch_size", f"{samples} is not between 1 and {_MAX_BATCH_SIZE}"
+        )
     size = batch_size_in(text, workload)
     return Edited(text, size.set(samples).text, f"batch size {size.value} to {samples}")
 
 
 def with_technique(text: str, workload: Workload, name: str) -> Edited:
-    """`text` with what does the same as a technique, or a combination.
+    """Edit `text` to apply a technique or a combination.
 
     Raises:
-        UsageError: it is not in the grammar.
-        NotPlacedError, AlreadyThereError: it has no certain place in the text, or is there.
-        WorkloadError: it has no edit at all, or the text is no Python.
+        UsageError: `name` is not a valid technique spec.
+        NotPlacedError: the place of the edit is ambiguous.
+        AlreadyThereError: the text already applies the technique.
+        WorkloadError: the technique has no source edit, or the text is not valid Python.
     """
     source, note = _with_techniques(_source(text, workload), workload, name, saved=False)
     return Edited(text, source.text, name, note)
 
 
-# Of the file.
-
-
 def look(target: str) -> dict[str, Any]:
-    """The file's ``digest``, and the ``value`` and ``line`` of the batch size; or ``why_not``.
+    """Return the file's ``digest``, and ``value`` and ``line`` of the batch size or ``reason``.
 
-    Cheap enough for the server itself.
+    Fast enough to run in the server process.
 
     Raises:
         SlipstreamError: the file does not parse.
@@ -104,20 +101,20 @@ def look(target: str) -> dict[str, Any]:
 
 
 def preview(target: str, change: dict[str, Any], digest: str | None = None) -> dict[str, Any]:
-    """The diff of `change`, and the digest of the file it is of.
+    """Return the diff of `change`, the digest of the file, and a note.
 
     Raises:
-        SlipstreamError: it has no certain place, or the file has another digest.
+        SlipstreamError: the place of the edit is ambiguous, or the file has another digest.
     """
     edited, note = _edited(target, change, digest)
     return {"diff": edited.diff(), "digest": sha256(edited.original), "note": note}
 
 
 def save(target: str, change: dict[str, Any], digest: str) -> dict[str, Any]:
-    """Write the file with `change`; returns the digests before and after.
+    """Write the file with `change`, and return the digests before and after.
 
     Raises:
-        SlipstreamError: as `preview`; then the file is as it was.
+        SlipstreamError: see `preview`; the file is then unchanged.
     """
     edited, _ = _edited(target, change, digest)
     write(edited)
@@ -125,13 +122,13 @@ def save(target: str, change: dict[str, Any], digest: str) -> dict[str, Any]:
 
 
 def take_back(target: str, digest: str) -> dict[str, Any]:
-    """Put the file back as it was before the edit that gave it this `digest`.
+    """Undo the edit that gave the file this `digest`.
 
     Raises:
-        WorkloadError: it has changed since.
+        WorkloadError: the file has changed since.
     """
     path = Workload(target).path
-    _need(path.read_bytes(), digest, path)
+    _need_digest(path.read_bytes(), digest, path)
     undo(path)
     return {"after": sha256(path.read_bytes())}
 
@@ -140,7 +137,7 @@ def _edited(target: str, change: dict[str, Any], digest: str | None) -> tuple[So
     workload = Workload(target)
     source = Source.read(workload.path)
     if digest is not None:
-        _need(source.original, digest, workload.path)
+        _need_digest(source.original, digest, workload.path)
     if "batch" in change:
         return _batch_size(source, workload).set(int(change["batch"])), ""
     return _with_techniques(source, workload, str(change["technique"]), saved=True)
@@ -149,19 +146,19 @@ def _edited(target: str, change: dict[str, Any], digest: str | None) -> tuple[So
 def _with_techniques(
     source: Source, workload: Workload, name: str, *, saved: bool
 ) -> tuple[Source, str]:
-    """`source` with what does the same as a technique, or a combination; and what to know of it.
+    """Return `source` edited to apply a technique or combination, and notes on the edit.
 
     Args:
-        source: the workload's file, or its text as an editor holds it.
-        saved: it is the file as saved: what has no place there is refused with the lines to write
-            by hand.
+        source: the workload's file, or its text in an editor.
+        saved: whether `source` is the saved file; an edit without a place in it is then refused
+            with the lines to write by hand.
     """
     notes = []
-    for one in technique.parse(name):
-        code = one.code(workload)
+    for part in technique.parse(name):
+        code = part.code(workload)
         if code is None or code.edit is None or (saved and not code.diff):
-            reason = code.note if code is not None and code.note else "it has no edit of a file"
-            raise WorkloadError(f"{one}: {reason}", where=str(workload.path))
+            reason = code.note if code is not None and code.note else "it has no source edit"
+            raise WorkloadError(f"{part}: {reason}", where=str(workload.path))
         source = code.edit(locate(source, workload.function)).settled()
         notes.append(code.note)
     return source, "\n".join(filter(None, notes))
@@ -175,10 +172,10 @@ def _source(text: str, workload: Workload) -> Source:
     return Source.of_text(text, Path(workload.path))
 
 
-def _need(content: bytes, digest: str, path: Path) -> None:
+def _need_digest(content: bytes, digest: str, path: Path) -> None:
     if sha256(content) != digest:
         raise WorkloadError(
-            f"'{path.name}' was changed by somebody else meanwhile",
+            f"'{path.name}' has changed since the edit was requested",
             where=str(path),
-            remedy="nothing was written; the new text is being analysed, drag again",
+            remedy="nothing was written; repeat the edit when the new text has been analysed",
         )

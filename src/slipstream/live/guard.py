@@ -1,9 +1,8 @@
-"""Who may talk to the server: a page of ours, on this machine, that was given this session's key.
+"""Access control of the live server: only its own page, with the key of this session.
 
-Any web page that a browser shows may send requests to 127.0.0.1. Three things keep it out: the
-name it asks for (`Host`), or another's name would do that leads here; the page that asks
-(`Origin`); and a key that is in the address the server prints, and then in a cookie that only
-pages of this server are sent with.
+Any web page in a browser can send requests to 127.0.0.1. Three checks reject them: the `Host`
+header, against DNS names that resolve to this machine; the `Origin` header, against other pages;
+and a key, first in the printed address and then in a cookie that only this server's pages send.
 """
 
 from __future__ import annotations
@@ -38,11 +37,11 @@ _STYLE = (
 
 
 class Guard:
-    """An ASGI application in front of `app` that lets only our own pages through.
+    """ASGI middleware that passes only requests of the server's own pages to `app`.
 
     Args:
-        port: that is listened on.
-        key: of this session.
+        port: port of the server.
+        key: key of this session.
     """
 
     def __init__(self, app: App, port: int, key: str) -> None:
@@ -52,52 +51,52 @@ class Guard:
         self._hosts = {f"{name}:{port}" for name in ("127.0.0.1", "localhost")}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer, or pass on."""
+        """Reject the request, or pass it to the application."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
         headers = {
             name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
         }
-        if not self._is_ours(scope, headers):
+        if not self._is_own(scope, headers):
             await _refuse(scope, send, FOREIGN, _FOREIGN_TEXT)
             return
-        given = parse_qs(scope["query_string"].decode("latin-1")).get("key", [""])[0]
-        # A page inside another one, as an editor shows it, is sent no cookie; it keeps the key.
+        key = parse_qs(scope["query_string"].decode("latin-1")).get("key", [""])[0]
+        # A page embedded in another one, as in an editor, gets no cookie and keeps the key.
         framed = headers.get("sec-fetch-dest") == "iframe" or scope["type"] == "websocket"
-        if given and self._fits(given) and (framed or scope["path"] != "/"):
+        if key and self._is_valid(key) and (framed or scope["path"] != "/"):
             await self._app(scope, receive, send)
-        elif given and self._fits(given):
-            # From here on the key is in no address, no history and no log.
+        elif key and self._is_valid(key):
+            # The redirect keeps the key out of the address bar, the history and logs.
             cookie = f"{self._cookie}={self._key}; Path=/; HttpOnly; SameSite=Strict"
             await _answer(send, 303, b"", [("location", scope["path"]), ("set-cookie", cookie)])
-        elif self._fits(self._in_cookie(headers.get("cookie", ""))):
+        elif self._is_valid(self._cookie_key(headers.get("cookie", ""))):
             await self._app(scope, receive, send)
         else:
             await _refuse(scope, send, NO_KEY, _NO_KEY_TEXT)
 
-    def _is_ours(self, scope: Scope, headers: dict[str, str]) -> bool:
+    def _is_own(self, scope: Scope, headers: dict[str, str]) -> bool:
         host, origin = headers.get("host", ""), headers.get("origin")
         if host not in self._hosts:
             return False
         if origin is None:
-            # Browsers always say where a WebSocket comes from, and for a page that is opened not.
+            # Browsers send Origin for every WebSocket, but not when a page is opened.
             return bool(scope["type"] == "http" and scope["method"] in ("GET", "HEAD"))
         return origin == f"http://{host}"
 
-    def _in_cookie(self, text: str) -> str:
+    def _cookie_key(self, text: str) -> str:
         try:
             morsel = SimpleCookie(text).get(self._cookie)
         except CookieError:
             return ""
         return morsel.value if morsel is not None else ""
 
-    def _fits(self, key: str) -> bool:
+    def _is_valid(self, key: str) -> bool:
         return loopback.same_key(key, self._key)
 
 
 def say(title: str, text: str) -> bytes:
-    """A page that says one thing."""
+    """Return an HTML page with a title and one paragraph."""
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(title)}</title>'
         f'<link rel="icon" href="data:,"><style>{_STYLE}</style>'
@@ -107,7 +106,7 @@ def say(title: str, text: str) -> bytes:
 
 async def _refuse(scope: Scope, send: Send, title: str, text: str) -> None:
     if scope["type"] == "websocket":
-        # Before it is accepted: the browser is told 403, and no more.
+        # Closed before it is accepted, so that the browser gets status 403 only.
         await send({"type": "websocket.close", "code": 1008})
         return
     await _answer(send, 403, say(title, text), [])

@@ -1,12 +1,12 @@
-"""The queue of a session: jobs of several kinds, cancelled and counted in one place.
+"""The job queue of a session, with cancellation by kind of job.
 
     queue = Queue(warm_server())
     queue.submit(Kind.ANALYSING, record)       # in the thread of its kind
     queue.call(Kind.EDITING, "package.module:function", argument=1)    # in its worker process
-    queue.cancel(Kind.ANALYSING)                                # ends what it started
+    queue.cancel(Kind.ANALYSING)                                # kills its processes
 
-Jobs of one kind run one after the other; kinds do not wait for each other: timing another device
-takes up to a minute, and neither a switch nor an edit waits for that.
+Jobs of one kind run sequentially, and kinds run concurrently: timing another device takes up to a
+minute, which must not delay a what-if or an edit.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from slipstream.child import Child, end_group, started_by
 from slipstream.child.fork_server import ForkServer, can_fork
 from slipstream.errors import ChildError
 
-# Simulating every technique may micro-benchmark for long; silence of this length is a hang.
+# Long, because simulating every technique may run many micro-benchmarks.
 WORKER_TIMEOUT_S = 600.0
 _END_S = 30.0
 _IMPORTED = (
     "torch",
-    # What an optimizer's first step would import.
+    # Imported by the first step of an optimizer.
     "torch._dynamo",
     "torch.profiler",
     "slipstream.live.work",
@@ -38,7 +38,7 @@ _IMPORTED = (
 
 
 class Kind(StrEnum):
-    """Which jobs wait for each other, as errors call their worker process."""
+    """Kind of job, with the name of its worker process in errors."""
 
     ANALYSING = "analysing"
     SIMULATING = "simulating"
@@ -47,10 +47,10 @@ class Kind(StrEnum):
 
 
 class Job:
-    """Work that waits, runs or is done.
+    """A queued, running or finished job.
 
     Attributes:
-        result: what the work returned or raised.
+        result: return value or exception of the work.
     """
 
     def __init__(self, work: Callable[[], Any], start: Callable[..., Any]) -> None:
@@ -61,32 +61,32 @@ class Job:
         self._processes: list[Any] = []
 
     def start(self, command: Sequence[str], **options: Any) -> Any:
-        """As `subprocess.Popen`, which children of the work are started by; see `cancel`.
+        """Start a process of the work, which `cancel` kills; arguments as for `subprocess.Popen`.
 
         Raises:
-            CancelledError: it is cancelled.
+            CancelledError: the job is cancelled.
         """
         if self._cancelled.is_set():
             raise CancelledError
         process = self._start(command, **options)
         with self._lock:
-            self._processes = [one for one in self._processes if one.returncode is None]
+            self._processes = [process for process in self._processes if process.returncode is None]
             self._processes.append(process)
         if self._cancelled.is_set():
             self.cancel()
         return process
 
     def cancel(self) -> None:
-        """End the processes that it has started, and let it start no more."""
+        """Kill the processes of the job, and prevent it from starting more."""
         self._cancelled.set()
         self.result.cancel()
         with self._lock:
-            running = [one for one in self._processes if one.returncode is None]
+            running = [process for process in self._processes if process.returncode is None]
         for process in running:
             end_group(process.pid)
 
     def run(self) -> None:
-        """Do the work, in this thread."""
+        """Run the work in the current thread."""
         if not self.result.set_running_or_notify_cancel():
             return
         try:
@@ -97,12 +97,10 @@ class Job:
 
 
 class Queue:
-    """The jobs of one session, and the worker processes that some of them are calls in.
-
-    Thread-safe.
+    """The jobs of one session, and their worker processes. Thread-safe.
 
     Args:
-        server: what processes are forked from; None to start each afresh.
+        server: server to fork processes from; None to start new interpreters.
     """
 
     def __init__(self, server: ForkServer | None = None) -> None:
@@ -112,7 +110,7 @@ class Queue:
         self._closed = False
 
     def submit(self, kind: Kind, work: Callable[[], Any]) -> Job:
-        """Have `work` done after what was submitted of its kind before."""
+        """Queue `work` after the earlier jobs of its kind."""
         job = Job(work, self._start)
         lane = self._lane(kind)
         if lane is None:
@@ -124,14 +122,14 @@ class Queue:
     def call(
         self, kind: Kind, function: str, *, about: Path | None = None, **arguments: Any
     ) -> Any:
-        """``module:function(**arguments)`` in the worker process of `kind`.
+        """Call ``module:function(**arguments)`` in the worker process of `kind`.
 
         Args:
-            about: what the process has loaded; it is a fresh one for something else, so that it
-                never grows.
+            about: the recording that the process has loaded; another one gets a new process, so
+                that memory does not grow.
 
         Raises:
-            SlipstreamError: what the function raised.
+            SlipstreamError: raised by the function.
             ChildError: the process died, or the session has ended.
         """
         lane = self._lane(kind)
@@ -142,14 +140,14 @@ class Queue:
         raise ChildError("the session has ended")
 
     def cancel(self, kind: Kind) -> None:
-        """Cancel the jobs of a kind, those that wait and the one that runs."""
+        """Cancel the queued and running jobs of a kind."""
         with self._lock:
             lane = self._lanes.get(kind)
         if lane is not None:
             lane.cancel()
 
     def close(self) -> None:
-        """Cancel all jobs, and end the worker processes; what is submitted later is cancelled."""
+        """Cancel all jobs, present and future, and kill the worker processes."""
         with self._lock:
             self._closed, lanes = True, list(self._lanes.values())
         for lane in lanes:
@@ -195,10 +193,10 @@ class _Lane:
             job.cancel()
 
     def call(self, about: Path | None, function: str, arguments: Mapping[str, Any]) -> Any:
-        """In the lane's own thread."""
+        """Call a function in the worker process, from the lane's thread."""
         if self._worker is None or self._worker[0] != about:
-            self._leave()
-            # It outlives the job.
+            self._stop_worker()
+            # Not started by the job, since it outlives it.
             with started_by(self._start):
                 self._worker = about, Child(str(self._kind))
             if self._ended:
@@ -210,7 +208,7 @@ class _Lane:
             self._ended = True
             self._changed.notify_all()
         self.cancel()
-        # While it is called, too.
+        # A call may be in progress.
         if (worker := self._worker) is not None:
             worker[1].kill()
 
@@ -228,9 +226,9 @@ class _Lane:
             self._running.run()
             with self._changed:
                 self._running = None
-        self._leave()
+        self._stop_worker()
 
-    def _leave(self) -> None:
+    def _stop_worker(self) -> None:
         if self._worker is not None:
             (_, child), self._worker = self._worker, None
             child.kill()
@@ -238,9 +236,9 @@ class _Lane:
 
 
 def warm_server(environment: Mapping[str, str] | None = None) -> ForkServer | None:
-    """What a session's processes are forked from, as warm as can be; None where none can be.
+    """Return a fork server with preloaded imports; None if this platform cannot fork.
 
     Args:
-        environment: variables it is started with on top of ours.
+        environment: additional environment variables.
     """
     return ForkServer(_IMPORTED, environment) if can_fork() else None

@@ -1,7 +1,7 @@
-"""A save that changes no code: the step is as it was, only its lines have other numbers.
+"""Renumbered lines of a recording, after a save that changes no code.
 
-Formatting, comments and blank lines are saved more often than anything else; nothing is run for
-them. What was recorded is written once more with the lines where they are now.
+Most saves change only formatting, comments or blank lines. They run nothing: the recording is
+rewritten with the new line numbers.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import Any
 from slipstream.graph import Graph
 
 Moved = Mapping[str, Mapping[int, int]]
-"""By file, as lines name it, where each of its lines is now."""
+"""New number of each line, by file name as in the graph's lines."""
 _LINE = re.compile(r"(.+):([0-9]+)")
 
 
 def moved_lines(before: str, after: str) -> dict[int, int] | None:
-    """Where each line that holds code is now; None where the code itself is another."""
+    """Return the new number of each line of code; None if the code differs."""
     try:
         trees = ast.parse(before), ast.parse(after)
     except (SyntaxError, ValueError):
@@ -31,44 +31,44 @@ def moved_lines(before: str, after: str) -> dict[int, int] | None:
     if ast.dump(trees[0]) != ast.dump(trees[1]):
         return None
     moved: dict[int, int] = {}
-    for one, other in zip(*map(ast.walk, trees), strict=True):
+    for old, new in zip(*map(ast.walk, trees), strict=True):
         for side in ("lineno", "end_lineno"):
-            if hasattr(one, side):
-                moved.setdefault(getattr(one, side), getattr(other, side))
+            if hasattr(old, side):
+                moved.setdefault(getattr(old, side), getattr(new, side))
     return moved
 
 
 def relined(graph: Graph, moved: Moved) -> Graph:
-    """`graph` with its lines where they are now."""
-    lines = _in(graph.meta.get("lines"), moved)
+    """Return `graph` with the new line numbers."""
+    lines = _renumber(graph.meta.get("lines"), moved)
     return replace(
         graph,
-        strings=tuple(_text(one, moved) for one in graph.strings),
+        strings=tuple(_text(text, moved) for text in graph.strings),
         meta={**graph.meta, "lines": lines} if lines is not None else graph.meta,
     )
 
 
 def relined_document(before: Path, after: Path, name: str, moved: Moved) -> None:
-    """Write the page's document of the folder `before` into `after`, its lines where they are now.
+    """Copy the page's document from folder `before` to `after`, with the new line numbers.
 
     Args:
-        name: of the document among the folder's files.
+        name: file name of the document.
     """
     shutil.copytree(before, after)
     document = json.loads((after / name).read_text(encoding="utf-8"))
-    document["strings"] = [_text(one, moved) for one in document["strings"]]
+    document["strings"] = [_text(string, moved) for string in document["strings"]]
     text = json.dumps(document, separators=(",", ":"), ensure_ascii=False)
     (after / name).write_text(text, encoding="utf-8")
 
 
-def _in(value: Any, moved: Moved) -> Any:
-    """`value`, of a JSON document, with every line in it where it is now."""
+def _renumber(value: Any, moved: Moved) -> Any:
+    """Return a JSON value with the new line numbers."""
     if isinstance(value, str):
         return _text(value, moved)
     if isinstance(value, Mapping):
-        return {_text(key, moved): _in(one, moved) for key, one in value.items()}
+        return {_text(key, moved): _renumber(item, moved) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_in(one, moved) for one in value]
+        return [_renumber(item, moved) for item in value]
     return value
 
 

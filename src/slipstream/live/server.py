@@ -1,10 +1,10 @@
-"""The local page: one server on the loopback interface, for one session and its clients.
+"""The live page: a server on the loopback interface for one session and its clients.
 
     with serving(Analyst("train.py:make_workload")) as live:
         print(live.address)      # http://127.0.0.1:8377/?key=...
 
-What it serves: the page (the report's own assets), what the page draws of an analysis, and a
-WebSocket over which analyses arrive and edits are asked for. See `guard.py` for who may ask.
+It serves the page (the report's own assets), the document of each analysis, and a WebSocket that
+pushes analyses and receives requests for edits. `guard.py` controls access.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
     from starlette.websockets import WebSocket
 
 DEFAULT_PORT = 8377
-_LONGEST_MESSAGE = 1 << 20
+_MAX_MESSAGE_BYTES = 1 << 20
 _TYPES = {"document.json": "application/json", "columns.deflate": "application/octet-stream"}
 
 
 @dataclass
 class Live:
-    """A server that runs in a thread of its own.
+    """A running server of the live page.
 
     Attributes:
-        port: on 127.0.0.1.
-        key: of this session; whoever has it may ask for what the page can.
+        port: port on 127.0.0.1.
+        key: key of this session, which permits everything that the page can do.
     """
 
     analyst: Analyst
@@ -47,16 +47,16 @@ class Live:
 
     @property
     def address(self) -> str:
-        """What to open in a browser; it holds the key."""
+        """Address of the page, including the key."""
         return f"http://{loopback.HOST}:{self.port}/?key={self.key}"
 
 
 @contextlib.contextmanager
 def serving(analyst: Analyst, port: int | None = None) -> Iterator[Live]:
-    """Serve the page of `analyst` until the block ends; the analyst is the caller's to close.
+    """Serve the page of `analyst` until the block ends; the caller closes the analyst.
 
     Args:
-        port: to listen on; None for a free one, `DEFAULT_PORT` if that is.
+        port: port on 127.0.0.1; None for `DEFAULT_PORT`, or a free one if that is taken.
 
     Raises:
         MissingExtraError: the extra ``[live]`` is not installed.
@@ -68,7 +68,7 @@ def serving(analyst: Analyst, port: int | None = None) -> Iterator[Live]:
     application = Guard(_application(analyst), live.port, live.key)
     with loopback.running(
         application, listening, "the live page", ws="websockets-sansio",
-        ws_max_size=_LONGEST_MESSAGE,
+        ws_max_size=_MAX_MESSAGE_BYTES,
     ):  # fmt: skip
         yield live
 
@@ -87,7 +87,7 @@ def _application(analyst: Analyst) -> Any:
         sessions.pop().close()
 
     async def page(request: Request) -> Response:
-        # The guard lets a key through here only for a page inside another one.
+        # The guard passes a key only for a page embedded in another one.
         text, policy = live_html(request.query_params.get("key"))
         return _text(text, "text/html", {"content-security-policy": policy})
 
@@ -100,7 +100,7 @@ def _application(analyst: Analyst) -> Any:
         number, state, name = (request.path_params[key] for key in ("number", "state", "name"))
         path = sessions[0].document(number, state, name) if name in _TYPES else None
         if path is None or not path.exists():
-            return Response("overtaken", status_code=404)
+            return Response("outdated", status_code=404)
         return FileResponse(path, media_type=_TYPES[name], headers={"cache-control": "no-store"})
 
     async def live(websocket: WebSocket) -> None:
@@ -131,7 +131,7 @@ def _text(text: str, kind: str, headers: dict[str, str] | None = None) -> Respon
 
 
 async def _talk(session: Session, websocket: WebSocket) -> None:
-    """Tell one client what is new, and answer what it asks, until it is gone.
+    """Send updates to one client and answer its requests until it disconnects.
 
     A client that sends anything but JSON objects is disconnected with status 1003.
     """
@@ -142,12 +142,12 @@ async def _talk(session: Session, websocket: WebSocket) -> None:
 
     async def send() -> None:
         while True:
-            # ASCII: an answer may quote half of a surrogate pair, which UTF-8 cannot hold.
+            # ASCII, because an answer may contain a lone surrogate, which UTF-8 cannot encode.
             await websocket.send_text(json.dumps(await queue.get()))
 
     async def answer(request: dict[str, Any]) -> None:
-        answered = await asyncio.to_thread(session.answer, request)
-        queue.put_nowait({"type": "answer", "id": request.get("id"), **answered})
+        response = await asyncio.to_thread(session.answer, request)
+        queue.put_nowait({"type": "answer", "id": request.get("id"), **response})
 
     sending = asyncio.create_task(send())
     answering: set[asyncio.Task[None]] = set()

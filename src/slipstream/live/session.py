@@ -1,4 +1,4 @@
-"""One session of the live page: what clients are told, and what they may ask for."""
+"""A session of the live page: messages to clients, and their requests."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from slipstream.live.texts import sha256
 from slipstream.tables import json_values
 
 _EDITS = "slipstream.live.edits"
-_FILES_SHOWN = 6
-_LONGEST_TEXT = 400_000
+_MAX_FILES = 6
+_MAX_TEXT_LENGTH = 400_000
 
 
 class Session:
-    """Tells every client of each analysis, and does what they ask. Thread-safe.
+    """A session that sends every analysis to all clients and serves their requests. Thread-safe.
 
     Args:
-        analyst: whose analyses are shown.
-        loop: where clients are served.
+        analyst: source of the analyses.
+        loop: event loop that serves the clients.
     """
 
     def __init__(self, analyst: Analyst, loop: asyncio.AbstractEventLoop) -> None:
@@ -37,14 +37,14 @@ class Session:
         self._loop = loop
         self._clients: set[asyncio.Queue[dict[str, Any]]] = set()
         self._undo: list[dict[str, str]] = []
-        # One edit at a time, whoever asks.
+        # Serializes the edits of all clients.
         self._editing = threading.Lock()
         self._published: Analysis | None = None
         self._place: tuple[str, dict[str, Any]] | None = None
         self._stop_listening = analyst.listen(self._publish)
 
     def join(self) -> asyncio.Queue[dict[str, Any]]:
-        """A queue of what a new client should be told, beginning with all that is known."""
+        """Return a queue of messages for a new client, starting with the current state."""
         queue: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         queue.put_nowait({"type": "about", "clusters": _clusters()})
         for message in self._messages(self.analyst.latest, None):
@@ -53,15 +53,15 @@ class Session:
         return queue
 
     def leave(self, queue: asyncio.Queue[dict[str, Any]]) -> None:
-        """The client of `queue` is gone."""
+        """Remove the client of `queue`."""
         self._clients.discard(queue)
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening to the analyst."""
         self._stop_listening()
 
     def document(self, number: str, state: str, name: str) -> Path | None:
-        """The file `name` of what the page draws of an analysis, while it is kept."""
+        """Return the file `name` of an analysis's document; None if it is not the latest."""
         latest = self.analyst.latest
         folder = latest.document
         if str(latest.number) != number or folder is None or folder.name != state:
@@ -69,19 +69,17 @@ class Session:
         return folder / name
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Do what a client asks for: what comes of it, or the ``error`` in three parts."""
+        """Serve a request: return its ``result``, or an ``error`` with what, where and remedy."""
         try:
             action = self._actions.get(str(request.get("do")))
             if action is None:
-                raise UsageError(f"the page asks for '{request.get('do')}', which nobody knows")
+                raise UsageError(f"the page requests '{request.get('do')}', which does not exist")
             return {"result": json_values(action(self, request))}
         except SlipstreamError as error:
             return {"error": {"what": error.what, "where": error.where, "remedy": error.remedy}}
         except (ArithmeticError, KeyError, TypeError, ValueError) as error:
             what = f"the page's request is malformed: {type(error).__name__}: {error}"
             return {"error": {"what": what, "where": None, "remedy": "load the page again"}}
-
-    # What may be asked for.
 
     def _simulate(self, request: Mapping[str, Any]) -> Any:
         workers, cluster = request.get("workers"), request.get("cluster")
@@ -113,7 +111,7 @@ class Session:
     def _take_back(self, request: Mapping[str, Any]) -> Any:
         with self._editing:
             if not self._undo:
-                raise WorkloadError("there is no edit of this session to take back")
+                raise WorkloadError("this session has no edit to undo")
             last = self._undo[-1]
             try:
                 digests = self.analyst.edit(
@@ -123,8 +121,8 @@ class Session:
                 raise WorkloadError(
                     error.what,
                     where=error.where,
-                    remedy="take the edit back by hand; "
-                    f"{self._path.name}.orig is the file as it was before",
+                    remedy="undo the edit by hand; "
+                    f"{self._path.name}.orig is the file before the edit",
                 ) from error
             self._undo.pop()
         self.analyst.analyse()
@@ -140,7 +138,7 @@ class Session:
     }
 
     def _expected(self, change: Mapping[str, Any]) -> dict[str, Any] | None:
-        """What is predicted for the step after `change`, to stand beside its measurement."""
+        """Return the prediction for the step after `change`, to compare with its measurement."""
         latest = self.analyst.latest
         costs, batch = latest.costs, latest.batch
         if costs is None:
@@ -160,7 +158,7 @@ class Session:
                 return None
             samples = predicted["samples"] or costs.samples
             low, high = predicted["speedup_interval"]
-            # Of a step as long as the recorded one, at as many samples as the predicted one has.
+            # Time of the recorded step, scaled to the samples of the predicted one.
             scale = predicted["step_ns"] * predicted["speedup"]
             expected = {
                 "samples": samples,
@@ -172,8 +170,6 @@ class Session:
         }  # fmt: skip
         return {"change": name, "before": before, **expected}
 
-    # What clients are told.
-
     def _publish(self, analysis: Analysis) -> None:
         before, self._published = self._published, analysis
         self._loop.call_soon_threadsafe(self._send, self._messages(analysis, before))
@@ -184,9 +180,9 @@ class Session:
                 queue.put_nowait(message)
 
     def _messages(self, now: Analysis, before: Analysis | None) -> list[dict[str, Any]]:
-        """What is new in `now`; all of it when there was nothing before.
+        """Return messages about the changes from `before` to `now`, or about all if None.
 
-        The state comes last: when a page says that it failed, everything else says so too.
+        The state comes last, so that a page that shows a failure is up to date otherwise.
         """
         messages: list[dict[str, Any]] = []
         if now.costs is not None and (before is None or before.costs is not now.costs):
@@ -217,16 +213,16 @@ class Session:
         }
 
     def _batch(self, now: Analysis) -> dict[str, Any]:
-        """The sizes that bars can be dragged to, and where the file says the size."""
+        """Return the batch sizes of the bars, and the place of the batch size in the file."""
         place = self._look()
         reason = place.get("reason") or ""
         ratio = self._samples_per_batch()
         if not reason and now.stale:
             failed = "the last save could not be analysed"
-            reason = failed if now.state == FAILED else "what was saved is being analysed"
+            reason = failed if now.state == FAILED else "the last save is being analysed"
         elif not reason and now.costs is not None and ratio is None:
             reason = (
-                f"the file says {place.get('value')}, and a step has {now.costs.samples} samples"
+                f"the file sets {place.get('value')}, but a step has {now.costs.samples} samples"
             )
         model = now.batch
         sizes = stops(model, Pace.of(now.costs, model)) if model is not None else []
@@ -250,7 +246,7 @@ class Session:
         except OSError as error:
             return {"reason": f"the file cannot be read: {error.strerror}"}
         if "batch_size" in self.analyst.workload.arguments:
-            return {"reason": "--set batch_size gives it for this session", "digest": digest}
+            return {"reason": "--set batch_size sets it for this session", "digest": digest}
         if self._place is None or self._place[0] != digest:
             try:
                 self._place = digest, look(self._target)
@@ -259,7 +255,7 @@ class Session:
         return self._place[1]
 
     def _samples_per_batch(self) -> int | None:
-        """Samples that one of the file's ``batch_size`` stands for; None if that is no number."""
+        """Return samples per step divided by the file's batch size; None if not an integer."""
         value, costs = self._look().get("value"), self.analyst.latest.costs
         if not value or costs is None or not costs.samples or costs.samples % value:
             return None
@@ -271,13 +267,13 @@ class Session:
 
     @property
     def _target(self) -> str:
-        one = self.analyst.workload
-        return str(one.path.resolve()) + (f":{one.function}" if one.function else "")
+        workload = self.analyst.workload
+        return str(workload.path.resolve()) + (f":{workload.function}" if workload.function else "")
 
 
 @functools.cache
 def _clusters() -> list[dict[str, Any]]:
-    """Presets that a step can be simulated on, and how many devices each has."""
+    """Return the cluster presets with their number of devices."""
     return [{"name": name, "devices": Cluster.load(name).devices} for name in sorted(presets())]
 
 
@@ -285,22 +281,22 @@ def _change(request: Mapping[str, Any]) -> dict[str, Any]:
     if "batch" in request:
         batch = request["batch"]
         if type(batch) is not int or batch < 1:
-            raise ValueError(f"a batch of {batch!r}")
+            raise ValueError(f"batch is {batch!r}, not a positive integer")
         return {"batch": batch}
     return {"technique": str(request["technique"])}
 
 
 def _texts(now: Analysis) -> list[dict[str, Any]]:
-    """The files that cost most, as they are now."""
+    """Return the current texts of the most expensive files."""
     assert now.costs is not None
     texts: dict[str, str] = {}
     for line in now.costs.lines:
-        if line.path in texts or not is_user_file(line.path) or len(texts) >= _FILES_SHOWN:
+        if line.path in texts or not is_user_file(line.path) or len(texts) >= _MAX_FILES:
             continue
         try:
             text = Path(line.path).read_text(encoding="utf-8", errors="replace")
         except OSError:
             continue
-        if len(text) <= _LONGEST_TEXT:
+        if len(text) <= _MAX_TEXT_LENGTH:
             texts[line.path] = text
     return [{"path": path, "text": text} for path, text in texts.items()]

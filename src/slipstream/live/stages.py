@@ -1,4 +1,4 @@
-"""The stages of one analysis: record, draw, measure batch sizes, simulate techniques."""
+"""The stages of an analysis: record, draw, measure batch sizes, simulate techniques."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ from slipstream.verbs.children import workload_child
 from slipstream.workload import Workload
 from slipstream.workload.lines import project_root
 
-# Here, so that who only waits for a recording need not import what makes it.
 _FIRST_FILE, _WHOLE_FILE = "first.slipgraph", "run.slipgraph"
 _DRAW = "slipstream.live.work:draw"
 
 
 @dataclass(frozen=True)
 class AnalysisSettings:
-    """What is asked of every analysis; see `slipstream.live.Analyst`."""
+    """Settings of every analysis; see `slipstream.live.Analyst`."""
 
     workload: Workload
     threads: int
@@ -38,14 +37,14 @@ class AnalysisSettings:
 
 
 class Stages:
-    """One analysis on its way; its stages are called in their order, as jobs of one kind.
+    """The stages of one analysis, which are called in order, as jobs of one kind.
 
     Args:
-        queue: whose worker process loads the recording and draws it.
-        folder: for its recordings.
-        update: called with what is new: changes of the `Analysis`.
-        add_files: called with the user's files that took part.
-        latest: the analysis as far as it is.
+        queue: its worker process loads the recording and writes the document.
+        folder: folder for the recordings.
+        update: called with changed fields of the `Analysis`.
+        add_files: called with the user's files that were run.
+        latest: returns the analysis so far.
     """
 
     def __init__(
@@ -62,25 +61,24 @@ class Stages:
         self._update, self._add_files, self._latest = update, add_files, latest
 
     def record(self, same_work: Callable[[str], Analysis | None]) -> None:
-        """The step, first once, then as often as is asked for.
+        """Record one step, and then the whole recording.
 
         Args:
-            same_work: an earlier analysis, with its batch model, of a step that did the same work.
+            same_work: returns an earlier analysis with a batch model of a step with this work.
 
         Raises:
-            SlipstreamError: what is wrong with the user's code.
+            SlipstreamError: the user's code fails.
         """
         settings, workload = self._settings, self._parsed()
         self._folder.mkdir()
         first, whole = self._folder / _FIRST_FILE, self._folder / _WHOLE_FILE
 
         def publish(state: str, recorded: Mapping[str, Any], **more: Any) -> None:
-            # What is drawn of it comes after.
             self._add_files(recorded["files"])
             costs = Costs.of_json(recorded["costs"])
-            before = same_work(costs.work)
-            if before is not None:
-                more |= {"batch": before.batch, "batch_reason": before.batch_reason}
+            earlier = same_work(costs.work)
+            if earlier is not None:
+                more |= {"batch": earlier.batch, "batch_reason": earlier.batch_reason}
             self._update(state=state, costs=costs, stale=False, **more)
 
         def receive(message: Message) -> None:
@@ -108,7 +106,7 @@ class Stages:
         self._draw(whole, RECORDED)
 
     def reline(self, before: Analysis, moved: Moved) -> None:
-        """In place of all of it, where the code is that of `before` and its lines have moved."""
+        """Copy the analysis `before` of the same code with moved lines, instead of all stages."""
         assert before.graph is not None
         assert before.document is not None
         graph, document = self._folder / _WHOLE_FILE, self._folder / READY
@@ -131,7 +129,7 @@ class Stages:
         )  # fmt: skip
 
     def _draw(self, graph: Path, state: str) -> None:
-        """Have what the page draws of a recording made, by the process that then answers of it."""
+        """Write the page's document of a recording, in the process that then answers what-ifs."""
         document = graph.parent / state
         document.mkdir()
         self._queue.call(
@@ -141,7 +139,7 @@ class Stages:
         self._update(graph=graph, document=document)
 
     def measure_batches(self) -> None:
-        """How time and memory depend on the batch size, where that is not known yet."""
+        """Measure how time and memory depend on the batch size, unless an earlier analysis did."""
         settings = self._settings
         if not settings.batches or self._latest().batch is not None:
             return
@@ -159,7 +157,7 @@ class Stages:
         self._update(batch=model, batch_reason=model.why_not or "")
 
     def advise(self) -> None:
-        """Simulate techniques, in a process apart: what is asked for meanwhile does not wait."""
+        """Simulate techniques, in a separate process, so that requests do not wait for it."""
         graph = self._latest().graph
         if self._settings.techniques is None or graph is None:
             self._update(state=READY, said="")
@@ -179,6 +177,6 @@ class Stages:
         self._update(state=READY, said="", advice=advice, document=document)
 
     def _parsed(self) -> Workload:
-        """The workload, whose file is looked at: it may have been mended, or broken, meanwhile."""
-        one = self._settings.workload
-        return Workload.parse(one.target, *one.script_arguments, **one.arguments)
+        """Parse the workload again, since its file may have been fixed or broken."""
+        workload = self._settings.workload
+        return Workload.parse(workload.target, *workload.script_arguments, **workload.arguments)

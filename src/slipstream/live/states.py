@@ -1,4 +1,4 @@
-"""One analysis as a value: how far it is, and what is known so far."""
+"""The state of an analysis, as an immutable value."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ RECORDING, FIRST, RECORDED, READY, FAILED = STATES = (
     "ready",
     "failed",
 )
-"""One after the other; from any of them to the last."""
+"""In order; any state may be followed by the last."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Why there are no numbers: an error at a line of the user's.
+    """The error of a failed analysis, at a line of the user's code.
 
     Attributes:
-        path: absolute; empty where no file is to blame.
-        line: from 1; 0 where no line is.
-        what: one sentence; the code's own words follow in further lines.
-        remedy: what to do about it.
+        path: absolute path of the file; empty if unknown.
+        line: line number from 1; 0 if unknown.
+        what: one sentence, followed by the message of the user's code on further lines.
+        remedy: how to fix it; may be empty.
     """
 
     path: str
@@ -40,7 +40,7 @@ class Problem:
 
     @classmethod
     def of(cls, error: SlipstreamError, workload: Workload) -> Problem:
-        """The error, at its line; at the workload's file where it names none."""
+        """Convert an error; its file defaults to that of the workload."""
         path, _, line = (error.where or "").rpartition(":")
         if not line.isdecimal() or not path:
             path, line = error.where or "", "0"
@@ -50,24 +50,24 @@ class Problem:
 
 @dataclass(frozen=True)
 class Analysis:
-    """One analysis, as far as it is.
+    """One analysis, possibly unfinished.
 
     Attributes:
-        number: counts analyses of this session; the newest is the one that counts.
-        digest: of the user's files as they were when it began.
+        number: number of the analysis in this session; the highest is the newest.
+        digest: digest of the user's files when it started.
         state: one of `STATES`.
-        said: what is being done now, in words.
-        costs: line by line; those of the analysis before (`stale`) until its own are there.
+        said: description of the current activity.
+        costs: costs per line; those of the previous analysis while `stale`.
         stale: whether `costs` belong to an earlier text of the file.
-        advice: from ``ready`` on: ``predictions``, each as ``Prediction.to_json``; ``refused``
-            with reasons; ``front`` and ``best`` as names; see `slipstream.verbs.advising.Advice`.
-        batch: how time and memory depend on the batch size, measured; see `batch_reason`.
-        batch_reason: why there is no `batch`; empty while it is still being measured.
-        problem: why it ``failed``.
-        graph: the recording, a ``.slipgraph``.
-        document: the folder with what the page draws.
-        expected: what was predicted for this text before it was there, see `Analyst.expect`.
-        after_s: seconds from the save until each state.
+        advice: from state ``ready`` on, the result of `slipstream.live.work.draw`, with
+            ``predictions`` as in ``Prediction.to_json``.
+        batch: measured time and memory by batch size; None if not (yet) measured.
+        batch_reason: why `batch` is None; empty while it is being measured.
+        problem: the error in state ``failed``.
+        graph: path of the recording, a ``.slipgraph``.
+        document: folder with the page's document.
+        expected: prediction for this text from before it was saved, see `Analyst.expect`.
+        after_s: time from the save to each state, in seconds.
     """
 
     number: int = 0
@@ -87,5 +87,5 @@ class Analysis:
 
     @property
     def done(self) -> bool:
-        """Whether nothing more will come of it."""
+        """Whether the analysis is finished."""
         return self.state in (READY, FAILED)

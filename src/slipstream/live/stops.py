@@ -1,4 +1,4 @@
-"""Batch sizes that the page's bars stop at, and what is predicted of a step at each."""
+"""Batch sizes that the page's bars snap to, with a prediction for each."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from slipstream.errors import SlipstreamError
 from slipstream.live.costs import Costs
 from slipstream.verbs.batch.model import BatchModel
 
-# Sizes that a bar stops at, from an eighth to eight times the batch.
+# Number of sizes, from an eighth to eight times the batch.
 _STOPS, _REACH = 48, 8
-# Page faults of another launch, in times of what was seen.
-_FAULTS_VARY = 0.5, 1.5
+# Range of page-fault time in another launch, relative to the recorded one.
+_FAULTS_RANGE = 0.5, 1.5
 
 
 @dataclass(frozen=True)
 class Pace:
-    """What the step as it was recorded has that the lines of other batch sizes know nothing of.
+    """Corrections from the batch model to the recorded step.
 
     Attributes:
-        pace: times as long as the lines say, without page faults. They are drawn through the minima
-            of many turns; while something else runs on the machine, a recording takes longer.
-        faults_ns: of page faults, a sample: they grow with what a step allocates and frees.
+        pace: recorded time without page faults, relative to the model. The model is fitted to
+            minima over many repetitions; a recording on a busy machine takes longer.
+        faults_ns: page-fault time per sample, since faults grow with allocations.
     """
 
     pace: float = 1.0
@@ -31,37 +31,37 @@ class Pace:
 
     @classmethod
     def of(cls, costs: Costs | None, model: BatchModel) -> Pace:
-        """Of the recorded step."""
+        """Compute the corrections from the recorded step; no correction without `costs`."""
         if costs is None or not costs.samples:
             return cls()
         try:
-            lines_ns = model.time(costs.samples).estimate
+            model_ns = model.time(costs.samples).estimate
         except SlipstreamError:
-            lines_ns = 0.0
+            model_ns = 0.0
         own_ns = costs.step_ns - costs.page_faults_ns
-        pace = own_ns / lines_ns if lines_ns > 0 and own_ns > 0 else 1.0
+        pace = own_ns / model_ns if model_ns > 0 and own_ns > 0 else 1.0
         return cls(pace, costs.page_faults_ns / costs.samples)
 
 
 def stops(model: BatchModel, now: Pace) -> list[dict[str, Any]]:
-    """What is predicted at sizes from small to as many as fit."""
+    """Return predictions at batch sizes from small to the largest that fits."""
     if model.why_not is not None:
-        sizes = {one.samples for one in model.measured if not math.isnan(one.step_ns)}
+        sizes = {point.samples for point in model.measured if not math.isnan(point.step_ns)}
     else:
         largest = max(min(model.max_batch(), model.samples * _REACH), model.samples)
         smallest = max(model.samples // _REACH, model.quantum)
         sizes = {model.samples, largest}
-        for one in range(_STOPS):
-            size = smallest * (largest / smallest) ** (one / (_STOPS - 1))
+        for index in range(_STOPS):
+            size = smallest * (largest / smallest) ** (index / (_STOPS - 1))
             sizes.add(max(round(size / model.quantum), 1) * model.quantum)
-    every = (stop_at(model, size, now) for size in sorted(sizes))
-    return [stop for stop in every if stop is not None]
+    candidates = (stop_at(model, size, now) for size in sorted(sizes))
+    return [stop for stop in candidates if stop is not None]
 
 
 def stop_at(model: BatchModel, samples: int, now: Pace) -> dict[str, Any] | None:
-    """What is predicted of a size, at the pace of now or the lines' own, and with page faults."""
+    """Return the prediction at a batch size, with page faults; None outside the model's range."""
     faults_ns = now.faults_ns * samples
-    low, high = _FAULTS_VARY
+    low, high = _FAULTS_RANGE
     try:
         step = model.time(samples)
     except SlipstreamError:
@@ -79,6 +79,6 @@ def stop_at(model: BatchModel, samples: int, now: Pace) -> dict[str, Any] | None
         ],
         "peak_bytes": peak,
         "measured": any(
-            one.samples == samples and not math.isnan(one.step_ns) for one in model.measured
+            point.samples == samples and not math.isnan(point.step_ns) for point in model.measured
         ),
     }

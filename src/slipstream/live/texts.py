@@ -1,4 +1,4 @@
-"""The user's files: which belong to a workload, what they said, and whether they are unchanged."""
+"""The user's files of a workload, their texts, and whether they have changed."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from slipstream.errors import SlipstreamError
 from slipstream.workload import Workload
 
 Stamp = tuple[int, int, int]
-"""When a file was written, how long it is, and which file it is."""
+"""Modification time in ns, size in bytes and inode of a file."""
 
 
 class Texts:
-    """The files of one workload, and their texts when they were last looked at.
+    """The files of one workload, and their texts when last read.
 
     Args:
-        path: the workload's file; the others become known when they have run.
+        path: the workload's file; `add` adds the others once they have run.
 
     Attributes:
-        files: absolute paths, in order.
-        seen: SHA-256 of each text by path; empty for one that could not be read.
-        read: each text by path; those that could not be read are left out.
+        files: absolute paths, sorted.
+        seen: SHA-256 of each file by path; empty for an unreadable file.
+        read: text of each readable file by path.
     """
 
     def __init__(self, path: Path) -> None:
@@ -36,26 +36,26 @@ class Texts:
 
     @property
     def digest(self) -> str:
-        """Of all texts together."""
+        """SHA-256 of all texts."""
         lines = "\n".join(f"{path}\0{digest}" for path, digest in sorted(self.seen.items()))
         return sha256(lines.encode())
 
     def look(self) -> None:
-        """See what they say now."""
+        """Read all files."""
         self.seen, self.read = _digests(self.files), _read(self.files)
 
     def add(self, files: Iterable[str]) -> None:
-        """These ran. Of those that were not known before, what they say now is taken."""
+        """Add files that have run, and read the new ones."""
         self.files = tuple(sorted({*files, self._own}))
         new = [path for path in self.files if path not in self.seen]
         self.seen = {path: self.seen.get(path, "") for path in self.files} | _digests(new)
         self.read |= _read(new)
 
     def stamps(self) -> dict[str, Stamp]:
-        """Of each file, what becomes another when it is written; cheap."""
+        """Return a stamp of each file that changes when it is written; cheap."""
         stamps = {}
         for path in self.files:
-            # An editor may take a moment between removing and writing it.
+            # Some editors delete a file before they write it.
             with contextlib.suppress(OSError):
                 status = Path(path).stat()
                 stamps[path] = status.st_mtime_ns, status.st_size, status.st_ino
@@ -63,12 +63,12 @@ class Texts:
 
 
 def unchanged(seen: Mapping[str, str]) -> bool:
-    """Whether these files, by path with the SHA-256 of their texts, are as they were."""
+    """Return whether all files still have these SHA-256 digests; False for no files."""
     return bool(seen) and _digests(seen) == dict(seen)
 
 
 def sha256(content: bytes) -> str:
-    """The digest of a text, in hexadecimal digits."""
+    """Return the SHA-256 digest of `content` in hexadecimal."""
     return hashlib.sha256(content).hexdigest()
 
 
@@ -90,10 +90,10 @@ def _read(paths: Iterable[str]) -> dict[str, str]:
 
 
 def parse_workload(target: str, *script_arguments: str, **arguments: Any) -> Workload:
-    """As `Workload.parse`; but a file that does not parse now may do so when it is saved next.
+    """Call `Workload.parse`, but accept a file with a syntax error, which a save may fix.
 
     Raises:
-        SlipstreamError: as `Workload.parse`, for anything else that is wrong.
+        SlipstreamError: see `Workload.parse`.
     """
     try:
         return Workload.parse(target, *script_arguments, **arguments)

@@ -1,8 +1,8 @@
-"""What jobs do in worker processes: record the user's step, draw it, simulate techniques on it.
+"""Functions of jobs in worker processes: record the step, draw it, and simulate techniques.
 
-A recording runs the user's code, in a process that ends with it. Simulating runs none of it, but
-takes time and memory that the server should not spend: it must answer an editor at once, and be
-as small after a thousand saves as after one.
+A recording runs the user's code, in a process that exits afterwards. Simulation does not, but takes
+time and memory that the server cannot spare: it must respond to an editor immediately, and must not
+grow with the number of saves.
 """
 
 from __future__ import annotations
@@ -48,40 +48,40 @@ def record(
     first: str,
     whole: str,
 ) -> dict[str, Any]:
-    """Record one step of the workload: the user's ``files`` that took part, and its ``costs``.
+    """Record the workload, and return the user's ``files`` that were run and the ``costs``.
 
-    The same of one step is sent as soon as it is known, and ``{"first": ...}`` when its recording
-    is written.
+    Before that, it sends the same of a single step, and ``{"first": ...}`` when the recording of
+    that step is written.
 
     Args:
-        root: the folder that lines are named from.
-        first, whole: where the recordings go.
+        root: folder that lines are relative to.
+        first, whole: paths of the two recordings.
     """
     brief = CaptureSettings.first_look(threads)
     full = CaptureSettings(0, steps, threads)
 
-    def recorded(graph: Graph) -> dict[str, Any]:
-        return {"files": _users_files(), "costs": costs(graph, Path(root)).to_json()}
+    def summary(graph: Graph) -> dict[str, Any]:
+        return {"files": _user_files(), "costs": costs(graph, Path(root)).to_json()}
 
     def program(built: Any) -> Generator[None, Any, Any]:
         if steps > 1:
             graph = yield from capture(brief)(built)
-            channel().send(recorded(graph))
+            channel().send(summary(graph))
             save(graph, Path(first))
             channel().send({"first": first})
         graph = yield from capture(full, report_progress)(built)
         save(graph, Path(whole))
-        return recorded(graph)
+        return summary(graph)
 
     answer: dict[str, Any] = run_program(workload, keep_in, program)
     return answer
 
 
 def draw(path: str, folder: str, techniques: list[str] | None, store: str | None) -> dict[str, Any]:
-    """Write the page's document of the recording into `folder`; returns its predictions.
+    """Write the page's document of the recording to `folder`, and return the predictions.
 
     Args:
-        techniques: what to simulate; None for nothing, empty for all that are installed.
+        techniques: techniques to simulate; None for none, empty for all that are installed.
     """
     graph = _graph(path)
     machine = environment.capture(torch=False)
@@ -90,7 +90,8 @@ def draw(path: str, folder: str, techniques: list[str] | None, store: str | None
     simulated = WhatIfs("skipped", "they are being simulated")
     if techniques is not None:
         simulated = what_ifs(
-            graph, techniques, durations=_known(graph), widen=past.widen, report=report_progress,
+            graph, techniques, durations=_durations_for(graph), widen=past.widen,
+            report=report_progress,
         )  # fmt: skip
     document, arrays = make_document(graph, simulated, past, machine)
     document["what_ifs"] |= _offers(graph)
@@ -121,13 +122,13 @@ def reline(
     into: str,
     drawn: str,
 ) -> dict[str, Any]:
-    """Write a recording, and its document, once more with other numbers of lines; its costs.
+    """Copy a recording and its document with new line numbers, and return the costs.
 
     Args:
-        path, document: the recording, and the folder of what was drawn of it.
-        moved: by file, each of its lines and where that is now.
-        root: the folder that lines are named from.
-        into, drawn: where they go.
+        path, document: the recording, and the folder of its document.
+        moved: pairs of old and new line numbers, by file.
+        root: folder that lines are relative to.
+        into, drawn: where to write the recording and the document.
     """
     lines = {file: dict(pairs) for file, pairs in moved.items()}
     graph = _graphs[into] = relined(load(Path(path)), lines)
@@ -137,7 +138,7 @@ def reline(
 
 
 def forget() -> None:
-    """Load recordings anew when they are asked about again."""
+    """Clear the cached recordings and timelines."""
     _graphs.clear()
     _timelines.clear()
 
@@ -145,11 +146,11 @@ def forget() -> None:
 def simulate(
     path: str, text: str, cluster: str | None = None, workers: int | None = None
 ) -> dict[str, Any]:
-    """What a combination would make of the recorded step: as the page shows a prediction.
+    """Predict the recorded step with a combination, in the format of the page.
 
     Args:
-        cluster: a preset or short form, for what spreads the step over workers.
-        workers: on as many of its devices; None for as many as `text` says.
+        cluster: preset or short form of the cluster, for techniques that need workers.
+        workers: number of devices to use; None for the number in `text`.
 
     Raises:
         InvalidArgumentError: the cluster has fewer devices.
@@ -159,11 +160,11 @@ def simulate(
     if path not in _timelines:
         _timelines.clear()
         _timelines[path] = replay(graph)
-    asked = technique.parse(text)
+    parts = technique.parse(text)
     if workers is not None:
-        asked = technique.on_workers(asked, workers)
+        parts = technique.on_workers(parts, workers)
     (prediction,) = predict(
-        graph, [asked], durations=_known(graph), cluster=where, baseline=_timelines[path]
+        graph, [parts], durations=_durations_for(graph), cluster=where, baseline=_timelines[path]
     )
     if prediction.why_not is not None:
         return {"technique": text, "reason": prediction.why_not}
@@ -173,26 +174,26 @@ def simulate(
 
 
 def on_device(path: str, device: str) -> dict[str, Any]:
-    """The recorded step on another device: as `DevicePrediction.to_json` has it.
+    """Predict the recorded step on another device, as in `DevicePrediction.to_json`.
 
-    An instruction set or a number of threads that nobody asked about is measured first.
+    A new instruction set or number of threads is measured first.
     """
     value: dict[str, Any] = json_values(predict_device(_graph(path), device).to_json())
     return value
 
 
 def _offers(graph: Graph) -> dict[str, list[str]]:
-    """Names the page may ask for: techniques on one machine and on several workers, and devices."""
+    """Return the techniques and devices that the page offers."""
     kinds = technique.registry().items()
-    # What changes how replicas exchange gradients needs replicas.
-    spreading = [
+    # Techniques that only change gradient exchange need replicas from ddp.
+    distributed = [
         name if kind.traits.replicas == "makes" else f"ddp+{name}"
         for name, kind in kinds
         if kind.traits.is_distributed and not kind.traits.compresses
     ]
     return {
-        "offered": [str(one) for one in single_techniques()],
-        "spreading": sorted(spreading),
+        "offered": [str(single) for single in single_techniques()],
+        "spreading": sorted(distributed),
         "devices": devices_for(graph),
     }
 
@@ -200,21 +201,21 @@ def _offers(graph: Graph) -> dict[str, list[str]]:
 def _graph(path: str) -> Graph:
     if path not in _graphs:
         _graphs.clear()
-        # Every question makes and frees edited columns of the same sizes.
+        # Every request allocates and frees edited columns of the same sizes.
         keep_pages()
         _graphs[path] = load(Path(path))
     return _graphs[path]
 
 
-def _known(graph: Graph) -> Durations:
+def _durations_for(graph: Graph) -> Durations:
     threads = int(graph.meta.get("threads", 1))
     if threads not in _durations:
         _durations[threads] = Durations(threads=threads)
     return _durations[threads]
 
 
-def _users_files() -> list[str]:
-    """Absolute paths of the user's modules."""
+def _user_files() -> list[str]:
+    """Return the absolute paths of the user's imported modules."""
     paths = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
     return sorted(
         {

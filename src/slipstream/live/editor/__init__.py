@@ -1,9 +1,9 @@
-"""A language server: what lines, functions and modules cost, shown in any editor.
+"""A language server that shows the cost of lines, functions and modules in any editor.
 
     slipstream lsp train.py:make_workload       # over stdin and stdout, as editors start it
 
-Source: Microsoft, "Language Server Protocol Specification 3.17"; the interaction is Skyline's
-(Yu et al., UIST 2020), in the protocol's terms.
+Source: Microsoft, "Language Server Protocol Specification 3.17"; the interaction follows Skyline
+(Yu et al., UIST 2020).
 """
 
 from slipstream.live.editor.requests import make_server, serve_stdio, serve_tcp

@@ -1,4 +1,4 @@
-"""Which TCP connection becomes the editor's: the first that sends `initialize` with the key.
+"""Admission of the editor's TCP connection: the first that sends `initialize` with the key.
 
 Any program on this machine can connect to a loopback port, and so can any web page in a browser,
 whose HTTP header the protocol's own framing would skip. Until a connection has sent the key,
@@ -57,7 +57,7 @@ def wait_for_editor(listening: socket.socket, key: str) -> tuple[socket.socket, 
                         accept()
                     continue
                 if connection not in pending:
-                    continue  # dropped a moment ago
+                    continue  # dropped in this iteration
                 try:
                     received = connection.recv(1 << 16)
                     pending[connection] += received
@@ -118,10 +118,10 @@ def _is_admitted(received: bytearray, key: str) -> bool:
     if method != "initialize":
         raise _RefusedError(request, _NOT_INITIALIZED, "the first request must be initialize")
     try:
-        given = message["params"]["initializationOptions"]["key"]
+        sent = message["params"]["initializationOptions"]["key"]
     except (KeyError, TypeError):
-        given = None
-    if not isinstance(given, str) or not loopback.same_key(given, key):
+        sent = None
+    if not isinstance(sent, str) or not loopback.same_key(sent, key):
         raise _RefusedError(
             request,
             _REQUEST_FAILED,

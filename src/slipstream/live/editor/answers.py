@@ -1,4 +1,4 @@
-"""What an editor is shown when it asks: made of what is known, without waiting for anything."""
+"""Answers to an editor's requests from the current analysis, without waiting."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _BATCHES = (0.5, 2.0, 4.0)
 
 
 def lenses(ls: EditorServer, document: Document) -> list[types.CodeLens]:
-    """Above classes and functions what they cost; above a workload's function the whole step."""
-    return [*_beginnings(ls, document), *_blocks(ls, document)]
+    """Return the cost of classes and functions, and of the step above a workload function."""
+    return [*_workload_lenses(ls, document), *_block_lenses(ls, document)]
 
 
 def _mark(ls: EditorServer, document: Document) -> str:
-    """Before what is of the text before, while the new one is analysed."""
+    """Return the prefix of stale costs, while a new text is analysed."""
     view = ls.view_of(document)
     return "… " if view is not None and view.analysis.stale else ""
 
 
-def _blocks(ls: EditorServer, document: Document) -> list[types.CodeLens]:
+def _block_lenses(ls: EditorServer, document: Document) -> list[types.CodeLens]:
     mark = _mark(ls, document)
     return [
         types.CodeLens(
@@ -37,14 +37,14 @@ def _blocks(ls: EditorServer, document: Document) -> list[types.CodeLens]:
     ]
 
 
-def _beginnings(ls: EditorServer, document: Document) -> list[types.CodeLens]:
-    """For functions that may be workloads: what their step costs, or the way to find out."""
+def _workload_lenses(ls: EditorServer, document: Document) -> list[types.CodeLens]:
+    """Return the step cost above possible workload functions, or a command to analyse it."""
     path = document.place
     lenses = []
     for line, name in ls.diagnoser.workloads(document):
         target = f"{path}:{name}"
-        watches = (one for one in ls.watches if one.path == path)
-        watch = next((one for one in watches if one.analyst.workload.function == name), None)
+        watches = (watch for watch in ls.watches if watch.path == path)
+        watch = next((w for w in watches if w.analyst.workload.function == name), None)
         if watch is None:
             title = "analyse what a step of this costs"
         elif watch.view.costs is None:
@@ -60,7 +60,7 @@ def _beginnings(ls: EditorServer, document: Document) -> list[types.CodeLens]:
 
 
 def hints(ls: EditorServer, document: Document) -> list[types.InlayHint]:
-    """At the ends of lines: their shares of the step."""
+    """Return each line's share of the step, at the end of the line."""
     mark = _mark(ls, document)
     return [
         types.InlayHint(
@@ -74,19 +74,19 @@ def hints(ls: EditorServer, document: Document) -> list[types.InlayHint]:
 
 
 def hover(ls: EditorServer, document: Document, line: int) -> types.Hover | None:
-    """The parts of what a line costs; None where nothing is said of it."""
+    """Return the cost breakdown of a line; None if it has no note."""
     placed = ls.placed(document, "hints", "blocks")
     texts = [note.hover for at, note in placed if at == line and note.hover]
     if not texts:
         return None
     if _mark(ls, document):
-        texts.append("*Of the text before; the new one is being analysed.*")
+        texts.append("*Costs of the previous text; the new one is being analysed.*")
     content = types.MarkupContent(types.MarkupKind.Markdown, "\n\n---\n\n".join(texts))
     return types.Hover(content, range=line_range(document, line))
 
 
 def actions(ls: EditorServer, document: Document, first: int, last: int) -> list[types.CodeAction]:
-    """Edits that are offered on these lines, from 0, both included."""
+    """Return the edits offered on lines `first` to `last`, from 0, inclusive."""
     watch = ls.own_watch(document)
     if watch is None:
         return []
@@ -104,11 +104,13 @@ def actions(ls: EditorServer, document: Document, first: int, last: int) -> list
         for advice, diagnostic in ls.diagnoser.advice(document)
         if first <= diagnostic.range.start.line <= last
     ]
-    return [*offered, *_sizes(watch, document, first, last)]
+    return [*offered, *_batch_size_actions(watch, document, first, last)]
 
 
-def _sizes(watch: Watch, document: Document, first: int, last: int) -> list[types.CodeAction]:
-    """Other batch sizes, on the line that says the size."""
+def _batch_size_actions(
+    watch: Watch, document: Document, first: int, last: int
+) -> list[types.CodeAction]:
+    """Return edits to other batch sizes, on the line that sets the size."""
     kind = types.CodeActionKind.RefactorRewrite
     try:
         size = batch_size_in(document.source, watch.analyst.workload)

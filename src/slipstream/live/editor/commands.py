@@ -1,4 +1,4 @@
-"""What an editor may ask for by name: edits, analyses, the page."""
+"""Commands of the language server: edits, analyses, the live page."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PAGE = "slipstream.page"
 
 
 async def set_batch_size(ls: EditorServer, uri: str, samples: int, *version: Any) -> dict[str, Any]:
-    """Edit the number that says the batch size."""
+    """Edit the batch size in the text."""
     workload = _watch(ls, uri, version).analyst.workload
     return await ls.change(
         uri, f"batch size {samples}", lambda text: with_batch_size(text, workload, samples)
@@ -28,29 +28,29 @@ async def set_batch_size(ls: EditorServer, uri: str, samples: int, *version: Any
 
 
 async def apply(ls: EditorServer, uri: str, technique: str, *version: Any) -> dict[str, Any]:
-    """Write what a technique, or a combination, would change."""
+    """Edit the text to apply a technique or a combination."""
     workload = _watch(ls, uri, version).analyst.workload
     return await ls.change(uri, technique, lambda text: with_technique(text, workload, technique))
 
 
 async def undo(ls: EditorServer, uri: str) -> dict[str, Any]:
-    """Take the last of these edits back, if nothing was typed since."""
+    """Undo the last of these edits, if the text has not changed since."""
     return await ls.take_back(uri)
 
 
 def analyse(ls: EditorServer, target: str) -> bool:
-    """Analyse ``file.py:function`` now, and whenever it is saved; whether it can be."""
+    """Analyse ``file.py:function`` now and at every save; return whether that is possible."""
     return ls.begin(target) is not None
 
 
 def show(ls: EditorServer, uri: str) -> dict[str, Any] | None:
-    """How far the file's analysis is, for a status line; None where there is none."""
+    """Return the state of the file's analysis for a status line; None without an analysis."""
     view = ls.view_of(ls.documents[uri])
     return None if view is None else _state(view)
 
 
 async def page(ls: EditorServer, uri: str, *show: Any) -> dict[str, Any]:
-    """Serve the live page of the file's workload; open it in a browser, unless told not to."""
+    """Serve the live page of the file's workload, and open it in a browser unless disabled."""
     watch = _watch(ls, uri)
     return {"address": await ls.open_page(watch, show=all(show))}
 
@@ -62,31 +62,30 @@ COMMANDS: Mapping[str, Callable[..., Any]] = {
 
 
 def _watch(ls: EditorServer, uri: str, versions: tuple[Any, ...] = ()) -> Watch:
-    """The workload whose file is edited.
+    """Return the watch of the edited file.
 
     Args:
-        versions: of the text that the edit was offered for, if that is given.
+        versions: version of the text that the edit was offered for, if sent.
 
     Raises:
-        JsonRpcException: nothing is analysed there, or the text is of another version.
+        JsonRpcException: the file is not analysed, or the text has another version.
     """
     document = ls.documents[uri]
     for offered in versions:
         if offered is not None and offered != document.version:
             raise refusal(
-                f"the text is of version {document.version} now, the edit was made for {offered}"
+                f"the text is at version {document.version}, but the edit was made for {offered}"
             )
     watch = ls.own_watch(document)
     if watch is None:
         raise refusal(
             f"no workload of {Path(document.place).name} is analysed; click 'analyse what a step "
-            f"of this costs' above its function, or ask for {ANALYSE} with file.py:function"
+            f"of this costs' above its function, or run {ANALYSE} with file.py:function"
         )
     return watch
 
 
 def _state(view: View) -> dict[str, Any]:
-    """How far an analysis is, for a status line."""
     analysis = view.analysis
     return {
         "state": analysis.state,
@@ -94,5 +93,5 @@ def _state(view: View) -> dict[str, Any]:
         "stale": analysis.stale,
         "summary": summary(view.costs) if view.costs is not None else "",
         "problem": analysis.problem.what if analysis.problem is not None else None,
-        "advice": [one.said for one in view.advice],
+        "advice": [advice.said for advice in view.advice],
     }

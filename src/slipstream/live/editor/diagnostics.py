@@ -1,4 +1,4 @@
-"""Marks in the text: what is wrong with it, and what would make it faster."""
+"""Diagnostics of open files: errors, and techniques that would make them faster."""
 
 from __future__ import annotations
 
@@ -19,56 +19,56 @@ if TYPE_CHECKING:
     from slipstream.live.editor.server import EditorServer
 
 SOURCE = "slipstream"
-_FEW = 256
+_CACHED_TEXTS = 256
 
 
 class Diagnoser:
-    """Finds and publishes the marks of open files; a text is looked at once a version."""
+    """Finds and publishes the diagnostics of open files; each text is parsed once per version."""
 
     def __init__(self, server: EditorServer) -> None:
         self._server = server
         self._workloads: dict[str, tuple[tuple[int, str], ...]] = {}
 
     def forget(self, uri: str) -> None:
-        """A file is not open any more."""
+        """Drop the data of a closed file."""
         self._workloads.pop(uri, None)
 
     def publish(self, document: Document) -> None:
-        """Tell the editor all marks of a file."""
+        """Send all diagnostics of a file to the editor."""
         view, syntax = self._server.view_of(document), _syntax_error(document.source)
-        marks = []
+        diagnostics = []
         if syntax is not None:
-            marks.append(_error(document, *syntax))
+            diagnostics.append(_error(document, *syntax))
         elif view is not None and view.analysis.problem is not None:
-            marks += self._problem(document, view.analysis.problem)
-        marks += [diagnostic for _, diagnostic in self.advice(document)]
+            diagnostics += self._problem(document, view.analysis.problem)
+        diagnostics += [diagnostic for _, diagnostic in self.advice(document)]
         self._server.text_document_publish_diagnostics(
-            types.PublishDiagnosticsParams(document.uri, marks, document.version)
+            types.PublishDiagnosticsParams(document.uri, diagnostics, document.version)
         )
 
     def advice(self, document: Document) -> list[tuple[Advice, types.Diagnostic]]:
-        """What would pay, each with its mark; nothing while the text is another than analysed."""
+        """Return worthwhile techniques with their diagnostics, if their lines are unchanged."""
         watch = self._server.own_watch(document)
         if watch is None or not watch.view.advice:
             return []
         view = watch.view
         lines = self._server.map_of(document, lines_of(view.advised))
-        marks = []
-        for one in view.advice:
-            line = lines.after_of(one.line)
+        found = []
+        for advice in view.advice:
+            line = lines.after_of(advice.line)
             if line is not None:
-                mark = types.Diagnostic(
+                diagnostic = types.Diagnostic(
                     range=line_range(document, line),
-                    message=one.said,
+                    message=advice.said,
                     severity=types.DiagnosticSeverity.Information,
                     source=SOURCE,
-                    code=one.technique,
+                    code=advice.technique,
                 )
-                marks.append((one, mark))
-        return marks
+                found.append((advice, diagnostic))
+        return found
 
     def workloads(self, document: Document) -> tuple[tuple[int, str], ...]:
-        """Functions that may be workloads, with lines from 0; of the last text that parses."""
+        """Return possible workload functions with lines from 0, of the last valid text."""
         candidates = _candidates(document.source)
         if candidates is not None:
             self._workloads[document.uri] = candidates
@@ -87,9 +87,9 @@ def _error(document: Document, line: int, message: str) -> types.Diagnostic:
     return types.Diagnostic(line_range(document, line), message, severity=severity, source=SOURCE)
 
 
-@functools.lru_cache(_FEW)
+@functools.lru_cache(_CACHED_TEXTS)
 def _syntax_error(text: str) -> tuple[int, str] | None:
-    """The line, from 0, that Python cannot parse, and why; None where it can."""
+    """Return the line, from 0, and message of a syntax error; None for valid Python."""
     try:
         parse(text)
     except (SyntaxError, ValueError, RecursionError) as error:
@@ -98,11 +98,11 @@ def _syntax_error(text: str) -> tuple[int, str] | None:
     return None
 
 
-@functools.lru_cache(_FEW)
+@functools.lru_cache(_CACHED_TEXTS)
 def _candidates(text: str) -> tuple[tuple[int, str], ...] | None:
-    """What may be analysed in a file: its functions, of three providers the one of the model.
+    """Return functions that can be analysed as (line from 0, name); None for invalid Python.
 
-    None where it is no Python.
+    Of the three provider functions of a workload, only the one of the model is included.
     """
     if _syntax_error(text) is not None:
         return None

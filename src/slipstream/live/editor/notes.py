@@ -1,4 +1,4 @@
-"""What is said beside a file's lines: made once an analysis, so that asking for it is quick."""
+"""Notes next to the lines of a file, created once per analysis, so that requests are fast."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from slipstream.live.editor.text import lines_of
 from slipstream.tables import sparkline
 from slipstream.units import format_bytes, format_duration, format_percent
 
-# Of the step: what is not worth a note of its own.
-_LEAST = 0.005
-_SHOWN = 24
+# Minimum share of the step or the peak for a note.
+_MIN_SHARE = 0.005
+_MAX_TIMES = 24
 _Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 @dataclass(frozen=True)
 class Note:
-    """A text beside a line.
+    """A note at a line.
 
     Attributes:
-        line: from 0, of the text that was analysed.
-        title: short, on one line.
-        hover: Markdown.
+        line: line of the analysed text, from 0.
+        title: one line of text.
+        hover: details in Markdown.
     """
 
     line: int
@@ -36,12 +36,12 @@ class Note:
 
 @dataclass(frozen=True)
 class Notes:
-    """What is said of one file.
+    """Notes of one file.
 
     Attributes:
-        lines: of the text that was analysed.
-        blocks: of its classes and functions.
-        hints: of its lines.
+        lines: lines of the analysed text.
+        blocks: notes of classes and functions.
+        hints: notes of lines.
     """
 
     lines: tuple[str, ...]
@@ -51,39 +51,35 @@ class Notes:
 
 @dataclass
 class History:
-    """How long lines took in earlier analyses; lines are known by their file and text."""
+    """Times of lines in earlier analyses, by file and text of the line."""
 
     _times: dict[tuple[str, str], list[float]] = field(default_factory=dict)
 
     def add(self, texts: Mapping[str, str], costs: Costs) -> None:
-        """Another analysis, of files with these texts by path."""
+        """Add an analysis of files with these texts by path."""
         lines = {path: lines_of(text) for path, text in texts.items()}
-        for one in costs.lines:
-            if (text := _text(lines.get(one.path, ()), one.line - 1)) is not None:
-                self._times.setdefault((one.path, text), []).append(one.total_ns)
+        for cost in costs.lines:
+            if (text := _text(lines.get(cost.path, ()), cost.line - 1)) is not None:
+                self._times.setdefault((cost.path, text), []).append(cost.total_ns)
 
     def sparkline(self, path: str, text: str) -> str:
-        """The times of a line, oldest first; empty where there is one or none."""
-        return sparkline(self._times.get((path, text.strip()), ())[-_SHOWN:])
+        """Return a sparkline of a line's times, oldest first; empty for fewer than two."""
+        return sparkline(self._times.get((path, text.strip()), ())[-_MAX_TIMES:])
 
 
 def make_notes(path: str, text: str, costs: Costs, history: History) -> Notes:
-    """What is said of the file at `path`, whose `text` was analysed.
-
-    Args:
-        path: absolute.
-    """
+    """Return the notes of the file at absolute `path`, whose `text` was analysed."""
     lines = lines_of(text)
-    cost_of = {one.line - 1: one for one in costs.lines if one.path == path}
+    cost_of = {cost.line - 1: cost for cost in costs.lines if cost.path == path}
     step = costs.step_ns or 1.0
     hints = [
         Note(
             number,
-            _short(one, step),
-            _line_hover(one, costs, history.sparkline(path, _text(lines, number) or "")),
+            _short(cost, step),
+            _line_hover(cost, costs, history.sparkline(path, _text(lines, number) or "")),
         )
-        for number, one in sorted(cost_of.items())
-        if one.total_ns >= _LEAST * step or one.peak_bytes >= _LEAST * max(costs.peak_bytes, 1)
+        for number, cost in sorted(cost_of.items())
+        if _is_notable(cost, costs)
     ]
     blocks = [
         note
@@ -94,7 +90,7 @@ def make_notes(path: str, text: str, costs: Costs, history: History) -> Notes:
 
 
 def describe(share: float, cost: LineCost | ModuleCost) -> str:
-    """As ``18 % · 12.3 ms forward · 21 ms backward · 44 MB``."""
+    """Return text such as ``18 % · 12.3 ms forward · 21 ms backward · 44 MB``."""
     parts = [format_percent(share)]
     for ns, phase in (
         (cost.forward_ns, "forward"),
@@ -109,52 +105,58 @@ def describe(share: float, cost: LineCost | ModuleCost) -> str:
 
 
 def summary(costs: Costs) -> str:
-    """The step in one line."""
+    """Return the cost of the step in one line."""
     parts = [f"{format_duration(costs.step_ns)} per step"]
     if costs.samples:
         parts += [f"{costs.samples} samples", f"{costs.throughput:,.0f} samples/s"]
     if costs.peak_bytes:
-        parts.append(f"{format_bytes(costs.peak_bytes)} at most")
+        parts.append(f"{format_bytes(costs.peak_bytes)} peak")
     return " · ".join(parts)
 
 
-def _short(one: LineCost, step_ns: float) -> str:
+def _is_notable(cost: LineCost | ModuleCost, costs: Costs) -> bool:
+    if cost.total_ns >= _MIN_SHARE * (costs.step_ns or 1.0):
+        return True
+    return cost.peak_bytes >= _MIN_SHARE * max(costs.peak_bytes, 1)
+
+
+def _short(cost: LineCost, step_ns: float) -> str:
     parts = []
-    if one.total_ns:
-        parts = [format_percent(one.total_ns / step_ns), format_duration(one.total_ns)]
-    if one.peak_bytes:
-        parts.append(format_bytes(one.peak_bytes))
+    if cost.total_ns:
+        parts = [format_percent(cost.total_ns / step_ns), format_duration(cost.total_ns)]
+    if cost.peak_bytes:
+        parts.append(format_bytes(cost.peak_bytes))
     return " · ".join(parts)
 
 
-def _line_hover(one: LineCost, costs: Costs, spark: str) -> str:
+def _line_hover(cost: LineCost, costs: Costs, spark: str) -> str:
     step, peak = costs.step_ns or 1.0, costs.peak_bytes or 1
     rows = [
-        f"**{format_percent(one.total_ns / step)} of the step** "
-        f"({format_duration(one.total_ns)} of {format_duration(costs.step_ns)})",
+        f"**{format_percent(cost.total_ns / step)} of the step** "
+        f"({format_duration(cost.total_ns)} of {format_duration(costs.step_ns)})",
         "",
         "| | time | share of step |",
         "|---|---:|---:|",
     ]
     for name, ns in (
-        ("forward", one.forward_ns),
-        ("backward", one.backward_ns),
-        ("update", one.update_ns),
-        ("other", one.other_ns),
+        ("forward", cost.forward_ns),
+        ("backward", cost.backward_ns),
+        ("update", cost.update_ns),
+        ("other", cost.other_ns),
     ):
         if ns:
             bar = "█" * round(20 * ns / step)
             rows.append(f"| {name} | {format_duration(ns)} | {format_percent(ns / step)} {bar} |")
     rows.append("")
-    if one.peak_bytes:
+    if cost.peak_bytes:
         rows.append(
-            f"{format_bytes(one.peak_bytes)} of the {format_bytes(costs.peak_bytes)} that live "
-            f"when most does ({format_percent(one.peak_bytes / peak)}).  "
+            f"{format_bytes(cost.peak_bytes)} of {format_bytes(costs.peak_bytes)} peak memory "
+            f"({format_percent(cost.peak_bytes / peak)}).  "
         )
-    rows.append(f"{one.calls} operators, measured.  ")
-    if one.modules:
-        rows.append("Modules: " + ", ".join(f"`{name}`" for name in one.modules) + "  ")
-    rows += [f"Called from {' ← '.join(way)}  " for way in one.callers]
+    rows.append(f"{cost.calls} operators, measured.  ")
+    if cost.modules:
+        rows.append("Modules: " + ", ".join(f"`{name}`" for name in cost.modules) + "  ")
+    rows += [f"Called from {' ← '.join(stack)}  " for stack in cost.callers]
     if spark:
         rows.append(f"Over the last analyses: `{spark}`  ")
     return "\n".join(rows)
@@ -163,10 +165,10 @@ def _line_hover(one: LineCost, costs: Costs, spark: str) -> str:
 def _block(
     definition: _Definition, name: str, path: str, cost_of: Mapping[int, LineCost], costs: Costs
 ) -> Note | None:
-    """What is said of a class or function: of a module's class, all of its instances."""
+    """Return the note of a function or class; of a module class, with all its instances."""
     number, step = definition.lineno - 1, costs.step_ns or 1.0
     end = definition.end_lineno or definition.lineno
-    inside = [one for line, one in cost_of.items() if number <= line < end]
+    inside = [cost for line, cost in cost_of.items() if number <= line < end]
     if isinstance(definition, ast.ClassDef):
         instances = _instances(costs.modules, name.rpartition(".")[2], path)
         if instances:
@@ -174,47 +176,47 @@ def _block(
             title = describe(total.total_ns / step, total)
             if len(instances) > 1:
                 title += f" · {len(instances)} instances"
-            names = ", ".join(f"`{one.name}`" for one in instances[:8])
-            return Note(number, title, f"With all in it: {names}")
+            names = ", ".join(f"`{module.name}`" for module in instances[:8])
+            return Note(number, title, f"Including submodules: {names}")
     if not inside:
         return None
     total = ModuleCost.total(inside)
-    if total.total_ns < _LEAST * step and total.peak_bytes < _LEAST * max(costs.peak_bytes, 1):
+    if not _is_notable(total, costs):
         return None
-    return Note(number, describe(total.total_ns / step, total), "What its own lines cost.")
+    return Note(number, describe(total.total_ns / step, total), "Cost of its own lines.")
 
 
 def _instances(modules: Sequence[ModuleCost], kind: str, path: str) -> list[ModuleCost]:
-    """The outermost modules of a class defined in the file."""
+    """Return the outermost modules of class `kind`, defined in the file at `path`."""
     outermost: list[ModuleCost] = []
-    for one in modules:
-        within = any(one.name.startswith(f"{outer.name}.") for outer in outermost)
-        if one.kind == kind and one.path == path and not within:
-            outermost.append(one)
+    for module in modules:
+        nested = any(module.name.startswith(f"{outer.name}.") for outer in outermost)
+        if module.kind == kind and module.path == path and not nested:
+            outermost.append(module)
     return outermost
 
 
 def _definitions(text: str) -> Iterator[tuple[_Definition, str]]:
-    """Classes and functions with their qualified names; none of a text that is no Python."""
+    """Yield classes and functions with qualified names; none for invalid Python."""
     try:
-        waiting: list[tuple[ast.AST, str]] = [(parse(text), "")]
+        pending: list[tuple[ast.AST, str]] = [(parse(text), "")]
     except (SyntaxError, ValueError, RecursionError):
         return
-    while waiting:
-        node, around = waiting.pop(0)
+    while pending:
+        node, scope = pending.pop(0)
         for child in ast.iter_child_nodes(node):
-            name = around
+            name = scope
             if isinstance(child, _Definition):
-                name = f"{around}.{child.name}" if around else child.name
+                name = f"{scope}.{child.name}" if scope else child.name
                 yield child, name
-            waiting.append((child, name))
+            pending.append((child, name))
 
 
 def parse(text: str) -> ast.Module:
-    """The tree of a text.
+    """Parse a text without warnings.
 
     Raises:
-        SyntaxError, ValueError, RecursionError: it is no Python.
+        SyntaxError, ValueError, RecursionError: `text` is not valid Python.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -226,7 +228,7 @@ def _text(lines: Sequence[str], number: int) -> str | None:
 
 
 def read_text(path: str) -> str:
-    """A file's text as an editor shows it; empty where it cannot be read."""
+    """Return a file's text as an editor shows it; empty for an unreadable file."""
     try:
         return Path(path).read_bytes().decode("utf-8-sig", errors="replace")
     except OSError:

@@ -1,7 +1,4 @@
-"""The protocol's requests, each answered from what is known without waiting for anything.
-
-They arrive over stdin and stdout, or over one connection of this machine.
-"""
+"""Request handlers of the language server, over stdin and stdout or one local connection."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ _SWITCH_S = 0.0005
 
 
 def make_server(make_analyst: MakeAnalyst, target: str | None = None) -> EditorServer:
-    """A server that answers editors, not connected yet."""
+    """Return a language server that is not connected yet."""
     server = EditorServer(make_analyst, target)
 
     @server.feature(types.INITIALIZE)
@@ -34,13 +31,13 @@ def make_server(make_analyst: MakeAnalyst, target: str | None = None) -> EditorS
         if isinstance(options, dict):
             target = options.get("target")
         if isinstance(target, str) and target:
-            ls.target = _beside(target, params)
+            ls.target = _absolute(target, params)
 
     @server.feature(types.TEXT_DOCUMENT_INLAY_HINT)
     def inlay_hint(ls: EditorServer, params: types.InlayHintParams) -> list[types.InlayHint]:
         document = _document(ls, params)
         first, last = params.range.start.line, params.range.end.line
-        return [one for one in answers.hints(ls, document) if first <= one.position.line <= last]
+        return [hint for hint in answers.hints(ls, document) if first <= hint.position.line <= last]
 
     @server.feature(
         types.TEXT_DOCUMENT_CODE_ACTION,
@@ -74,15 +71,15 @@ _ANSWERS: Mapping[str, Callable[[EditorServer, Any], Any]] = {
         ls, _document(ls, params), params.position.line
     ),
 }
-"""Requests and notifications whose parameters need no more than their document."""
+"""Handlers of requests and notifications that need only the document."""
 
 
 def _document(ls: EditorServer, params: Any) -> Document:
     return ls.documents[params.text_document.uri]
 
 
-def _beside(target: str, params: types.InitializeParams) -> str:
-    """A target in the editor's words, from its folder."""
+def _absolute(target: str, params: types.InitializeParams) -> str:
+    """Resolve the editor's target relative to its workspace folder."""
     path, colon, function = target.rpartition(":") if ".py:" in target else (target, "", "")
     folders = params.workspace_folders or []
     uri = folders[0].uri if folders else params.root_uri
@@ -93,7 +90,7 @@ def _beside(target: str, params: types.InitializeParams) -> str:
 
 
 def serve_stdio(make_analyst: MakeAnalyst, target: str | None = None) -> None:
-    """Serve an editor over stdin and stdout until it leaves; what others print goes to stderr."""
+    """Serve an editor over stdin and stdout until it exits; other output goes to stderr."""
     protocol = os.fdopen(os.dup(1), "wb")
     sys.stdout.flush()
     os.dup2(2, 1)
@@ -102,15 +99,15 @@ def serve_stdio(make_analyst: MakeAnalyst, target: str | None = None) -> None:
 
 
 def serve_tcp(make_analyst: MakeAnalyst, port: int, target: str | None = None) -> None:
-    """Serve the one editor that connects to a port of this machine with the key, until it leaves.
+    """Serve the one editor that connects to a local port with the key, until it exits.
 
     Args:
-        port: 0 for a free one; the port and the key are printed on stderr.
+        port: port on 127.0.0.1; 0 for a free one. The port and the key are printed on stderr.
 
     Raises:
         SlipstreamError: the port is taken.
     """
-    # Here: over stdin and stdout nothing of the page's server is needed.
+    # Imported here because serving over stdin and stdout does not need it.
     from slipstream.live.editor.admission import wait_for_editor
     from slipstream.loopback import HOST, listen, new_key
 
@@ -123,7 +120,7 @@ def serve_tcp(make_analyst: MakeAnalyst, port: int, target: str | None = None) -
             flush=True,
         )
         connection, requests = wait_for_editor(listening, key)
-    # The port is closed from here on: a second editor's connection is refused.
+    # The port is now closed, so that a second editor cannot connect.
     with connection, requests, connection.makefile("wb") as answers:
         _serve(make_analyst, target, requests, answers)
 
@@ -131,7 +128,7 @@ def serve_tcp(make_analyst: MakeAnalyst, port: int, target: str | None = None) -
 def _serve(
     make_analyst: MakeAnalyst, target: str | None, requests: BinaryIO, answers: BinaryIO
 ) -> None:
-    # Answers pass the threads that hear of analyses.
+    # Let answers run ahead of the threads that process analyses.
     sys.setswitchinterval(_SWITCH_S)
     logging.getLogger("pygls").setLevel(logging.ERROR)
     server = make_server(make_analyst, target)

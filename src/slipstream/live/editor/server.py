@@ -1,4 +1,4 @@
-"""The server's state: what is open, what is analysed and served, and the edits it has made."""
+"""State of the language server: open files, analyses, live pages and edits."""
 
 from __future__ import annotations
 
@@ -27,36 +27,36 @@ from slipstream.live.edits import Edited
 
 # The protocol's RequestFailed and RequestCancelled.
 _REFUSED, _CANCELLED = -32803, -32800
-# While somebody types, a text is looked at when this long nothing was typed.
+# A changed text is checked after this long without typing.
 _PAUSE_S = 0.3
-# An edit takes a moment; what was cancelled before the last so many is over.
-_REMEMBERED = 256
+# Number of cancelled requests to remember; edits are short, so older ones are finished.
+_MAX_CANCELLED = 256
 MakeAnalyst = Callable[[str], Analyst]
 
 
 class Protocol(LanguageServerProtocol):
-    """pygls' protocol, which also remembers what the editor cancelled.
+    """pygls' protocol, which also remembers which requests the editor cancelled.
 
-    pygls cancels what it waits for itself; a command goes on in a task of its own, untold.
+    pygls cancels the requests it awaits, but a command continues in a separate task.
     """
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
-        self._cancelled: deque[int | str] = deque(maxlen=_REMEMBERED)
+        self._cancelled: deque[int | str] = deque(maxlen=_MAX_CANCELLED)
 
     def handle_message(self, message: Any) -> None:
-        """Do what the editor says."""
+        """Handle a message of the editor."""
         if isinstance(message, types.CancelNotification):
             self._cancelled.append(message.params.id)
         super().handle_message(message)
 
     def is_cancelled(self, request: int | str | None) -> bool:
-        """Whether the editor does not want this request's answer any more."""
+        """Return whether the editor has cancelled this request."""
         return request in self._cancelled
 
 
 class Pages:
-    """Serves the page of an analyst from when it is first asked for. Thread-safe."""
+    """Live pages of analysts, each served from its first use. Thread-safe."""
 
     def __init__(self) -> None:
         self._served: dict[int, str] = {}
@@ -64,12 +64,12 @@ class Pages:
         self._lock = threading.Lock()
 
     def address(self, analyst: Analyst) -> str:
-        """Where the page is, with the key of this session.
+        """Return the address of the page, including the key of this session.
 
         Raises:
-            SlipstreamError: as `slipstream.live.server.serving`.
+            SlipstreamError: see `slipstream.live.server.serving`.
         """
-        # Here: an editor that shows no page need not wait for what serves it.
+        # Imported here because it is slow, and an editor may never open a page.
         from slipstream.live.server import serving
 
         with self._lock:
@@ -79,7 +79,7 @@ class Pages:
             return self._served[id(analyst)]
 
     def close(self) -> None:
-        """Serve them no more."""
+        """Stop serving."""
         with self._lock:
             self._open.close()
             self._served.clear()
@@ -89,8 +89,8 @@ class EditorServer(LanguageServer):
     """Costs, advice and edits of workloads, for one editor.
 
     Args:
-        make_analyst: makes the analyst of ``file.py:function``; may raise a `SlipstreamError`.
-        target: what to analyse from the beginning; None: what the editor's user asks for.
+        make_analyst: returns the analyst of ``file.py:function``; may raise `SlipstreamError`.
+        target: workload to analyse at the start; None to wait for a request.
     """
 
     protocol: Protocol
@@ -108,39 +108,37 @@ class EditorServer(LanguageServer):
         self._maps: dict[str, tuple[object, object, LineMap]] = {}
         self._pending: dict[str, asyncio.TimerHandle] = {}
 
-    # What is known of an open file.
-
     @property
     def watches(self) -> list[Watch]:
         """The workloads that are analysed."""
         return list(self._watches.values())
 
     def own_watch(self, document: Document) -> Watch | None:
-        """The analysed workload whose file this is."""
-        of_path = (one for one in self._watches.values() if one.path == document.place)
-        return next(of_path, None)
+        """Return the watch of the workload in this file."""
+        watches = (watch for watch in self._watches.values() if watch.path == document.place)
+        return next(watches, None)
 
     def watch_of(self, document: Document) -> Watch | None:
-        """The workload that has something to say of a file: its own first."""
-        others = (one for one in self._watches.values() if document.place in one.view.notes)
+        """Return a watch with notes on this file, preferably that of its own workload."""
+        others = (watch for watch in self._watches.values() if document.place in watch.view.notes)
         return self.own_watch(document) or next(others, None)
 
     def view_of(self, document: Document) -> View | None:
-        """What is known of the file's workload; None where nothing is analysed."""
+        """Return the view of the file's workload; None if it is not analysed."""
         watch = self.watch_of(document)
         return watch.view if watch is not None else None
 
     def map_of(self, document: Document, lines: tuple[str, ...]) -> LineMap:
-        """Where the lines of the analysed text are in the open file."""
+        """Map lines of the analysed text to lines of the open file."""
         now = document.lines
-        known = self._maps.get(document.uri)
-        if known is None or known[0] is not lines or known[1] is not now:
-            known = lines, now, LineMap(lines, tuple(now))
-            self._maps[document.uri] = known
-        return known[2]
+        cached = self._maps.get(document.uri)
+        if cached is None or cached[0] is not lines or cached[1] is not now:
+            cached = lines, now, LineMap(lines, tuple(now))
+            self._maps[document.uri] = cached
+        return cached[2]
 
     def placed(self, document: Document, *kinds: str) -> list[tuple[int, Note]]:
-        """Notes with the line, from 0, where each belongs now; not those of changed lines.
+        """Return notes with their current lines, from 0, except those of changed lines.
 
         Args:
             kinds: ``blocks``, ``hints``.
@@ -150,15 +148,14 @@ class EditorServer(LanguageServer):
         if notes is None:
             return []
         lines = self.map_of(document, notes.lines)
-        every = ((lines.after_of(one.line), one) for kind in kinds for one in getattr(notes, kind))
-        return [(line, note) for line, note in every if line is not None]
-
-    # Analyses.
+        every = [note for kind in kinds for note in getattr(notes, kind)]
+        moved = ((lines.after_of(note.line), note) for note in every)
+        return [(line, note) for line, note in moved if line is not None]
 
     def begin(self, target: str) -> Watch | None:
-        """Analyse a workload now and whenever it is saved; None where it cannot be one."""
+        """Analyse a workload now and at every save; None if it is not a valid workload."""
         path, colon, function = target.rpartition(":")
-        # On the command line and in the editor the same workload has different names.
+        # The command line and the editor may name the same workload differently.
         name = str(Path(path).resolve()) + colon + function if colon else target
         try:
             if name in self._watches:
@@ -166,7 +163,7 @@ class EditorServer(LanguageServer):
                 return self._watches[name]
             analyst = self._make_analyst(target)
         except SlipstreamError as error:
-            self._say_error(error)
+            self._show_error(error)
             return None
         watch = Watch(analyst, self._changed)
         self._watches[name] = watch
@@ -174,13 +171,13 @@ class EditorServer(LanguageServer):
         return watch
 
     def saved(self, document: Document) -> None:
-        """A file was saved: look at once, without waiting for whoever looks at files."""
+        """Analyse a saved file immediately, without waiting for the file watcher."""
         watch = self.watch_of(document)
         if watch is not None:
             watch.analyst.analyse()
 
     def typed(self, document: Document) -> None:
-        """A file's text changed: look at it when there is a pause."""
+        """Schedule the diagnostics of a changed text for the next pause in typing."""
         if self._loop is None:
             return
         if document.uri in self._pending:
@@ -190,14 +187,14 @@ class EditorServer(LanguageServer):
         )
 
     def closed(self, uri: str) -> None:
-        """A file is not open any more."""
+        """Drop the data of a closed file."""
         self._maps.pop(uri, None)
         self.diagnoser.forget(uri)
         if (pending := self._pending.pop(uri, None)) is not None:
             pending.cancel()
 
     def close(self) -> None:
-        """End all analyses."""
+        """Stop all analyses and pages."""
         for handle in self._pending.values():
             handle.cancel()
         self._pages.close()
@@ -206,15 +203,15 @@ class EditorServer(LanguageServer):
         self._watches.clear()
 
     def _changed(self) -> None:
-        """Something new is known; called in an analyst's thread."""
+        """Schedule a refresh; called in an analyst's thread."""
         if self._loop is not None and not self._loop.is_closed():
             try:
                 self._loop.call_soon_threadsafe(self.refresh)
             except RuntimeError:
-                return  # closed just now
+                return  # the loop was closed in the meantime
 
     def refresh(self) -> None:
-        """Have the editor ask again, and publish diagnostics."""
+        """Ask the editor to refresh its requests, and publish diagnostics."""
         capabilities = self.client_capabilities.workspace
         if capabilities is not None:
             if capabilities.code_lens and capabilities.code_lens.refresh_support:
@@ -224,7 +221,7 @@ class EditorServer(LanguageServer):
         for document in self.documents.all():
             self.diagnoser.publish(document)
         for watch in self._watches.values():
-            # A file with an error may not be open.
+            # The file with an error may not be open.
             problem = watch.view.analysis.problem
             if problem is not None and problem.path:
                 uri = from_fs_path(problem.path)
@@ -232,21 +229,21 @@ class EditorServer(LanguageServer):
                     self.diagnoser.publish(self.documents[uri])
 
     def started(self) -> None:
-        """The editor is ready."""
+        """Start when the editor is ready."""
         self._loop = asyncio.get_running_loop()
-        # What a first edit would import, while nobody waits for it.
+        # Import in advance what the first edit needs.
         threading.Thread(target=_warm_up, daemon=True).start()
         if self.target is not None:
             self.begin(self.target)
 
     async def open_page(self, watch: Watch, *, show: bool) -> str:
-        """Serve the live page of a workload; its address.
+        """Serve the live page of a workload, and return its address.
 
         Args:
             show: whether to open it in a browser.
 
         Raises:
-            JsonRpcException: it cannot be served, with the reason.
+            JsonRpcException: the page cannot be served; its message has the reason.
         """
         try:
             address = await asyncio.get_running_loop().run_in_executor(
@@ -264,13 +261,11 @@ class EditorServer(LanguageServer):
             self.window_show_message(types.ShowMessageParams(types.MessageType.Info, text))
         return address
 
-    # Edits.
-
     async def change(self, uri: str, label: str, make: Callable[[str], Edited]) -> dict[str, Any]:
-        """Have the editor edit an open file.
+        """Ask the editor to edit an open file.
 
         Raises:
-            JsonRpcException: it cannot be done, with the reason; then the file is as it was.
+            JsonRpcException: the edit failed; its message has the reason, the file is unchanged.
         """
         document = self.documents[uri]
         before, seen = document.source, document.version
@@ -284,19 +279,19 @@ class EditorServer(LanguageServer):
         if self.protocol.is_cancelled(request):
             raise JsonRpcException("the request was cancelled", _CANCELLED)
         if document.version != seen or document.source != before:
-            raise refusal("the text was changed meanwhile; nothing was edited")
+            raise refusal("the text has changed since the request; nothing was edited")
         await self._send(document, edited, label)
         self._undo.setdefault(uri, []).append(edited)
         return {"label": edited.label, "note": edited.note, "version": document.version}
 
     async def take_back(self, uri: str) -> dict[str, Any]:
-        """Undo the last edit of ours, to the byte, if nothing was changed since."""
+        """Undo the last edit of slipstream exactly, if the text has not changed since."""
         document, done = self.documents[uri], self._undo.get(uri, [])
         if not done:
-            raise refusal("there is no edit of slipstream's to take back")
+            raise refusal("slipstream has made no edit to undo")
         last = done[-1]
         if document.source != last.after:
-            raise refusal("the text was changed since; use the editor's own undo")
+            raise refusal("the text has changed since the edit; use the editor's own undo")
         await self._send(document, Edited(last.after, last.before, last.label), "undo")
         done.pop()
         return {"label": last.label, "version": document.version}
@@ -304,13 +299,13 @@ class EditorServer(LanguageServer):
     async def _send(self, document: Document, edited: Edited, label: str) -> None:
         changes: list[Any] = [
             types.TextEdit(
-                types.Range(position_at(document, one.begin), position_at(document, one.end)),
-                one.new,
+                types.Range(position_at(document, span.begin), position_at(document, span.end)),
+                span.new,
             )
-            for one in spans(edited.before, edited.after)
+            for span in spans(edited.before, edited.after)
         ]
-        can = self.client_capabilities.workspace
-        if can and can.workspace_edit and can.workspace_edit.document_changes:
+        support = self.client_capabilities.workspace
+        if support and support.workspace_edit and support.workspace_edit.document_changes:
             identifier = types.OptionalVersionedTextDocumentIdentifier(
                 uri=document.uri, version=document.version
             )
@@ -326,13 +321,13 @@ class EditorServer(LanguageServer):
             reason = answer.failure_reason or "it gave no reason"
             raise refusal(f"the editor did not apply the edit: {reason}")
 
-    def _say_error(self, error: SlipstreamError) -> None:
+    def _show_error(self, error: SlipstreamError) -> None:
         text = error.what + (f" ({error.remedy})" if error.remedy else "")
         self.window_show_message(types.ShowMessageParams(types.MessageType.Error, text))
 
 
 def refusal(reason: str) -> JsonRpcException:
-    """What answers a wish that cannot be met."""
+    """Return the error response to a request that cannot be served."""
     return JsonRpcException(reason, _REFUSED)
 
 
@@ -349,4 +344,4 @@ def _warm_up() -> None:
 
 
 def _ignore(*_: object) -> None:
-    """An editor's answer to a request to ask again says nothing."""
+    """Ignore the response to a refresh request."""

@@ -1,4 +1,4 @@
-"""Open files and their texts as the protocol counts them: lines, units of UTF-16, edits."""
+"""Open files, their lines and positions as the protocol counts them, and edits."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from urllib.parse import unquote
 from lsprotocol import types
 from pygls.workspace import ServerTextPosition, TextDocument, Workspace
 
-# Python's splitlines() knows more ends of lines than the protocol and Python's own parser do.
+# str.splitlines() splits at more characters than the protocol and Python's own parser.
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
-# Of lines that differ: more are not compared one by one, since that takes their square.
-_MOST_COMPARED = 400
+# Maximum number of changed lines to match individually, since that takes quadratic time.
+_MAX_COMPARED = 400
 
 
 def lines_of(text: str) -> tuple[str, ...]:
-    """The lines of a text with their ends, as the protocol counts them."""
+    """Return the lines of a text with line ends, as the protocol counts them."""
     return tuple(_LINE.findall(text))
 
 
 class Document(TextDocument):
-    """An open file. Its `lines` end where the protocol says; they are split once a version."""
+    """An open file with `lines` as the protocol counts them, split once per version."""
 
     _split: tuple[str | None, tuple[str, ...]] = (None, ())
 
     @cached_property
     def place(self) -> str:
-        """Where the file is, absolute and without links, as an analysis names it."""
+        """Absolute path of the file without links, as in an analysis."""
         return str(Path(self.path).resolve())
 
     @property
     def lines(self) -> Sequence[str]:
-        """The lines with their ends."""
+        """Lines with line ends."""
         text = self.source
         if self._split[0] is not text:
             self._split = text, lines_of(text)
@@ -44,34 +44,34 @@ class Document(TextDocument):
 
 
 class Documents:
-    """Open files by address; pygls keeps them up to date as the editor tells of changes.
+    """Open files by URI, which pygls updates with the editor's changes.
 
-    pygls' own texts end a line where Python's `splitlines` does: after a form feed an edit would
-    land a line too low, or nowhere. So ours stand in their place, under the same addresses.
+    pygls' own documents split lines like `str.splitlines`: after a form feed, an edit would be a
+    line too low, or fail. `Document` replaces them, under the same URIs.
     """
 
     def __init__(self) -> None:
         self._workspace = Workspace(None)
 
     def keep_in(self, workspace: Workspace) -> None:
-        """Where pygls keeps open files, from now on."""
+        """Use the workspace in which pygls stores open files."""
         self._workspace = workspace
 
     def __contains__(self, uri: str) -> bool:
         return unquote(uri) in self._workspace.text_documents
 
     def __getitem__(self, uri: str) -> Document:
-        """The open file; of one that is not, what is on disk."""
+        """Return the open file, or the file on disk if it is not open."""
         document = self._workspace.text_documents.get(unquote(uri))
         return document if isinstance(document, Document) else self._document(uri)
 
     def all(self) -> list[Document]:
-        """Those that are open."""
-        every = self._workspace.text_documents.values()
-        return [one for one in every if isinstance(one, Document)]
+        """Return all open files."""
+        documents = self._workspace.text_documents.values()
+        return [document for document in documents if isinstance(document, Document)]
 
     def open(self, item: types.TextDocumentItem) -> Document:
-        """The editor has opened a file."""
+        """Add a file that the editor has opened."""
         document = self._document(item.uri, item.text, item.version)
         self._workspace.text_documents[unquote(item.uri)] = document
         return document
@@ -83,37 +83,37 @@ class Documents:
 
 @dataclass(frozen=True)
 class LineMap:
-    """Which line of one text is which of another, where it is the same line.
+    """Mapping from the lines of one text to the unchanged lines of another.
 
     Attributes:
-        before, after: lines of both.
+        before, after: lines of both texts.
     """
 
     before: tuple[str, ...]
     after: tuple[str, ...]
 
     @cached_property
-    def _found(self) -> dict[int, int]:
+    def _lines_after(self) -> dict[int, int]:
         before, after = self.before, self.after
         head, tail = _common_ends(before, after)
         after_of = {i: i for i in range(head)}
         shift = len(after) - len(before)
         after_of.update({i: i + shift for i in range(len(before) - tail, len(before))})
         old, new = before[head : len(before) - tail], after[head : len(after) - tail]
-        if max(len(old), len(new)) <= _MOST_COMPARED:
+        if max(len(old), len(new)) <= _MAX_COMPARED:
             matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
             for a, b, size in matcher.get_matching_blocks():
                 after_of.update({head + a + k: head + b + k for k in range(size)})
         return after_of
 
     def after_of(self, line: int) -> int | None:
-        """Where line `line` (from 0) is now; None where it was changed or is gone."""
-        return self._found.get(line)
+        """Return the new number of `line`, from 0; None if it was changed or deleted."""
+        return self._lines_after.get(line)
 
 
 @dataclass(frozen=True)
 class Span:
-    """A replacement: characters ``begin`` to ``end`` of a text become ``new``."""
+    """Replacement of the characters ``begin`` to ``end`` of a text by ``new``."""
 
     begin: int
     end: int
@@ -121,7 +121,7 @@ class Span:
 
 
 def spans(before: str, after: str) -> list[Span]:
-    """The least replacements, line by line, that make `after` of `before`; in order."""
+    """Return the smallest replacements, line by line, from `before` to `after`, in order."""
     old, new = lines_of(before), lines_of(after)
     starts = [0]
     for line in old:
@@ -135,9 +135,9 @@ def spans(before: str, after: str) -> list[Span]:
 
 
 def _trimmed(begin: int, old: str, new: str) -> Span:
-    """A replacement without what both texts begin and end with."""
+    """Return the replacement without the common prefix and suffix of both texts."""
     head, tail = _common_ends(old, new)
-    # Half of a line's end is no place for an editor's cursor.
+    # A position between \r and \n is not valid in an editor.
     while head and old[head - 1] == "\r":
         head -= 1
     while tail and old[len(old) - tail] == "\n" and old[len(old) - tail - 1 :][:1] == "\r":
@@ -145,20 +145,20 @@ def _trimmed(begin: int, old: str, new: str) -> Span:
     return Span(begin + head, begin + len(old) - tail, new[head : len(new) - tail])
 
 
-def _common_ends(one: Sequence[str], other: Sequence[str]) -> tuple[int, int]:
-    """How many elements both begin with, and of the rest, end with."""
-    shortest = min(len(one), len(other))
+def _common_ends(left: Sequence[str], right: Sequence[str]) -> tuple[int, int]:
+    """Return the lengths of the common prefix and of the common suffix after it."""
+    shortest = min(len(left), len(right))
     head = 0
-    while head < shortest and one[head] == other[head]:
+    while head < shortest and left[head] == right[head]:
         head += 1
     tail = 0
-    while tail < shortest - head and one[-1 - tail] == other[-1 - tail]:
+    while tail < shortest - head and left[-1 - tail] == right[-1 - tail]:
         tail += 1
     return head, tail
 
 
 def position_at(document: Document, offset: int) -> types.Position:
-    """The protocol's position of a character of an open file."""
+    """Return the protocol's position of a character offset in an open file."""
     lines, row = document.lines, 0
     while row < len(lines) and offset >= len(lines[row]):
         if row == len(lines) - 1 and not lines[row].endswith(("\r", "\n")):
@@ -171,7 +171,7 @@ def position_at(document: Document, offset: int) -> types.Position:
 
 
 def line_range(document: Document, line: int) -> types.Range:
-    """The protocol's range of a line (from 0) without its indentation and its end."""
+    """Return the protocol's range of a line, from 0, without indentation and line end."""
     lines = document.lines
     if not lines:
         return types.Range(types.Position(0, 0), types.Position(0, 0))

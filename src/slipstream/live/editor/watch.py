@@ -1,4 +1,4 @@
-"""One workload as the editor sees it: the newest analysis, and what is said beside its files."""
+"""A workload as the editor shows it: the newest analysis, notes and advice."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from slipstream.live.editor.notes import History, Notes, make_notes, read_text
 from slipstream.live.editor.text import spans
 from slipstream.live.edits import Edited, with_technique
 
-# What is predicted to gain less is not worth a mark in the editor.
+# Minimum predicted speed-up of a diagnostic in the editor.
 WORTH_IT = 1.02
-_MOST_ADVICE = 5
+_MAX_ADVICE = 5
 
 
 @dataclass(frozen=True)
 class Advice:
-    """A technique that would pay, and whose edit has a place in the file.
+    """A worthwhile technique with an edit of the file.
 
     Attributes:
-        line: from 0, the first line that its edit changes.
-        speedup: predicted; low, high: of its 90 % interval.
-        quality: what it does to the model's numbers, in one word; empty if unknown.
+        line: first line that the edit changes, from 0.
+        speedup: predicted speed-up, with the 90 % interval `low` to `high`.
+        quality: one word for the effect on numerics; empty if unknown.
     """
 
     technique: str
@@ -37,23 +37,23 @@ class Advice:
 
     @property
     def said(self) -> str:
-        """In one sentence."""
+        """The technique and its predicted gain, as one sentence."""
         return f"{self.technique} is {self.predicted}"
 
     @property
     def predicted(self) -> str:
-        """What it would bring."""
+        """The predicted gain as text."""
         text = f"predicted {self.speedup:.2f}x [{self.low:.2f}, {self.high:.2f}]"
-        return text + (f"; numbers: {self.quality}" if self.quality else "")
+        return text + (f"; numerics: {self.quality}" if self.quality else "")
 
 
 @dataclass(frozen=True)
 class View:
-    """What is known now; a value.
+    """The current analysis with its notes and advice, as an immutable value.
 
     Attributes:
-        notes: by absolute path.
-        advised: the text of the workload's file that `advice` was placed in.
+        notes: notes by absolute path.
+        advised: text of the workload's file that the lines of `advice` refer to.
     """
 
     analysis: Analysis = field(default_factory=Analysis)
@@ -64,13 +64,13 @@ class View:
 
 
 class Watch:
-    """Listens to a workload's analyses and makes what is shown of them, in the analyst's threads.
+    """Listener to a workload's analyses, which updates `view` in the analyst's threads.
 
     Args:
-        changed: called, in one of those threads, whenever `view` is another.
+        changed: called in one of those threads at every visible change of `view`.
 
     Attributes:
-        path: the workload's file, absolute.
+        path: absolute path of the workload's file.
     """
 
     def __init__(self, analyst: Analyst, changed: Callable[[], None]) -> None:
@@ -86,7 +86,7 @@ class Watch:
         self._stop_listening = analyst.listen(self._update)
 
     def close(self) -> None:
-        """End the analyses."""
+        """Stop the analyses."""
         self._stop_listening()
         self.analyst.close()
 
@@ -94,7 +94,7 @@ class Watch:
         with self._lock:
             before = self.view
             if analysis.number != self._number:
-                # What is on disk now is what is analysed.
+                # The analysis uses the files on disk.
                 self._number = analysis.number
                 paths = {self.path, *before.notes}
                 self._texts = {path: read_text(path) for path in paths}
@@ -113,7 +113,7 @@ class Watch:
             self._changed()
 
     def _notes(self, costs: Costs) -> dict[str, Notes]:
-        paths = {self.path, *(one.path for one in costs.lines if one.path)}
+        paths = {self.path, *(line.path for line in costs.lines if line.path)}
         for path in paths - self._texts.keys():
             self._texts[path] = read_text(path)
         return {path: make_notes(path, self._texts[path], costs, self._history) for path in paths}
@@ -124,12 +124,12 @@ class Watch:
         rows = predictions if isinstance(predictions, list) else []
         for row in sorted(rows, key=lambda row: -float(row["speedup"])):
             name, speedup = str(row["technique"]), float(row["speedup"])
-            if row.get("reason") or speedup < WORTH_IT or len(worthwhile) == _MOST_ADVICE:
+            if row.get("reason") or speedup < WORTH_IT or len(worthwhile) == _MAX_ADVICE:
                 continue
             try:
                 edited = with_technique(text, self.analyst.workload, name)
             except SlipstreamError:
-                # It pays, but how to write it here is not certain: the page says so.
+                # The place of the edit is ambiguous; the page shows the technique and the reason.
                 continue
             low, high = map(float, row["speedup_interval"])
             quality = str(row.get("numerics") or "")
@@ -138,13 +138,13 @@ class Watch:
 
 
 def _first_change(edited: Edited) -> int:
-    """The first line, from 0, of the text before the edit that it changes or writes before."""
+    """Return the first line, from 0, that the edit changes or inserts before."""
     replacements = spans(edited.before, edited.after)
     return edited.before.count("\n", 0, replacements[0].begin) if replacements else 0
 
 
 def _shown(view: View) -> tuple[object, ...]:
-    """What of a view is to be seen."""
+    """Return the visible parts of a view, for comparison."""
     analysis = view.analysis
     return (
         id(view.costs), analysis.stale, analysis.problem, view.advice, analysis.state,
