@@ -149,5 +149,5 @@ def test_modules_are_kept_with_the_step(tmp_path: Path) -> None:
     plain = row.to_json()
     old = {name: value for name, value in plain.items() if name != "modules"}
     assert Exchange.from_json(old).modules == ()
-    with pytest.raises(ValueError, match="1 modules of 2 tensors"):
+    with pytest.raises(ValueError, match="1 modules for 2 tensors"):
         Exchange.from_json({**plain, "modules": ["big"]})

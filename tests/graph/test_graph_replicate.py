@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ def test_one_rank_is_the_graph_itself(step: Graph) -> None:
     plain = graph_of("mlp")
     one = replicate(plain, 1)
     assert len(one.edits) == len(plain.edits) + 1
-    assert one == Graph(**{**vars(plain), "edits": one.edits, "meta": one.meta})
+    assert one == replace(plain, edits=one.edits, meta=one.meta)
 
 
 def test_equal_ranks_take_as_long_as_one_and_all_alike(step: Graph) -> None:
@@ -103,7 +104,7 @@ def test_replicas_can_be_saved(step: Graph, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("ranks", "jitter", "said"),
-    [(0, 0.0, "0 ranks"), (3, 0.0, "3 ranks of a step of 4"), (4, 1.0, "not between"),
+    [(0, 0.0, "0 ranks"), (3, 0.0, "3 ranks for a step of 4"), (4, 1.0, "not between"),
      (4, float("nan"), "not between")],
 )  # fmt: skip
 def test_what_cannot_be_is_refused(step: Graph, ranks: int, jitter: float, said: str) -> None:

@@ -1,4 +1,4 @@
-"""The dependency graph of one step: tasks as arrays, edits as copies, a file that keeps it."""
+"""The dependency graph of one step: tasks as arrays, edits as copies, and a file format."""
 
 from slipstream.graph.call import ITEM_BYTES, SCALAR_TYPE, Call, TensorSpec, cast
 from slipstream.graph.communicate import (

@@ -1,13 +1,12 @@
 """`Call`: one operator with the shapes, strides, dtypes and scalars it was called with.
 
-It is what a duration is asked for by: two calls with the same key take the same time on the same
+Durations are looked up by call: two calls with the same key take the same time on the same
 machine, up to the state of the caches.
 
-`Resize` has the calls of a step at a number of samples that was never run, from two that were. The
-operators of a step hardly ever depend on how many samples it takes; the numbers they are called
-with do, and nearly all of them linearly: extents, strides, sizes given to views, counts that losses
-divide by. Two recorded forms of a call fix both coefficients, so that nothing has to be guessed
-from a shape in which the batch and a layer happen to be equally wide.
+`Resize` derives the calls of a step at a number of samples that was never run, from two that were.
+The operators of a step hardly ever depend on the number of samples; their integer arguments do, and
+nearly all of them linearly: extents, strides, sizes of views, divisors of losses. Two recorded
+forms of a call determine both coefficients, even if batch and layer happen to be equally wide.
 """
 
 from __future__ import annotations
@@ -36,16 +35,16 @@ class TensorSpec:
 
     @cached_property
     def numel(self) -> int:
-        """Number of elements."""
+        """The number of elements."""
         return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its elements."""
+        """The size of the elements, in bytes."""
         return self.numel * ITEM_BYTES.get(self.dtype, 4)
 
     def as_dtype(self, dtype: str) -> TensorSpec:
-        """The same tensor in another dtype."""
+        """Return the tensor in another dtype."""
         return replace(self, dtype=dtype)
 
 
@@ -58,7 +57,7 @@ class Call:
     """An operator call.
 
     Attributes:
-        op: its schema: ``"aten::mm(Tensor self, Tensor mat2) -> Tensor"``.
+        op: the schema, ``"aten::mm(Tensor self, Tensor mat2) -> Tensor"``.
         arguments: one per argument of the schema, in order.
         outputs: the tensors it returned.
     """
@@ -79,22 +78,22 @@ class Call:
 
     @property
     def moved_bytes(self) -> int:
-        """Bytes of the tensors it reads and writes."""
+        """The size of the tensors that the call reads and writes, in bytes."""
         return sum(spec.nbytes for spec in (*self.inputs, *self.outputs))
 
     @cached_property
     def key(self) -> str:
-        """What identifies the call: canonical JSON of operator and arguments."""
+        """The identity of the call: canonical JSON of operator and arguments."""
         return json.dumps([self.op, encode(self.arguments)], separators=(",", ":"))
 
     def with_inputs(self, inputs: Sequence[TensorSpec]) -> Call:
-        """The same call with other tensors for `inputs`, in their order."""
+        """Return the call with other tensors for `inputs`, in their order."""
         queue = iter(inputs)
         arguments = _map_tensors(self.arguments, lambda spec: next(queue))
         return Call(self.op, tuple(arguments), self.outputs)
 
     def with_dtypes(self, dtypes: Sequence[str], outputs: Sequence[str] | None = None) -> Call:
-        """The same call with other dtypes for `inputs` (in their order) and `outputs`."""
+        """Return the call with other dtypes for `inputs` (in their order) and `outputs`."""
         pairs = zip(self.inputs, dtypes, strict=True)
         changed = self.with_inputs([spec.as_dtype(dtype) for spec, dtype in pairs])
         if outputs is None:
@@ -103,38 +102,40 @@ class Call:
         return replace(changed, outputs=tuple(spec.as_dtype(dtype) for spec, dtype in returned))
 
     def to_json(self) -> list[Any]:
-        """JSON from which `from_json` makes an equal call."""
+        """Return JSON for `from_json`."""
         return [self.op, encode(self.arguments), encode(self.outputs)]
 
     @classmethod
     def from_json(cls, value: Sequence[Any]) -> Call:
-        """The call `to_json` wrote.
+        """Return the call that `to_json` encoded.
 
         Raises:
-            KeyError, TypeError, ValueError: it is no call.
+            KeyError, TypeError, ValueError: `value` is not a call.
         """
         op, arguments, outputs = value
         return cls(str(op), tuple(decode(arguments)), tuple(decode(outputs)))
 
     def check(self) -> None:
-        """Check arguments and outputs against the schema; a name alone has none.
+        """Check arguments and outputs against the schema, if `op` has one.
 
         Raises:
-            ValueError: the arguments are not as many, or not of the types, that it takes.
+            ValueError: the number or types of the arguments do not match the schema.
         """
         kinds = _argument_kinds(self.op)
         if kinds is not None and len(kinds) != len(self.arguments):
-            raise ValueError(f"{len(self.arguments)} arguments of {self.op}")
+            raise ValueError(
+                f"{self.op} takes {len(kinds)} arguments, but got {len(self.arguments)}"
+            )
         for kind, argument in zip(kinds or (), self.arguments, strict=False):
             if not isinstance(argument, kind):
-                raise ValueError(f"{argument!r:.80} as an argument of {self.op}")
+                raise ValueError(f"{argument!r:.80} is not a valid argument of {self.op}")
         if not all(isinstance(output, TensorSpec) for output in self.outputs):
-            raise ValueError(f"an output of {self.op} that is no tensor")
+            raise ValueError(f"an output of {self.op} is not a tensor")
 
 
 @cache
 def _argument_kinds(op: str) -> tuple[tuple[type, ...], ...] | None:
-    """Per argument of the schema `op`: the types that it may have; None without a schema."""
+    """Return the allowed types of each argument of the schema `op`; None without a schema."""
     declared, arrow, _ = op.partition("(")[2].rpartition(") ->")
     if not arrow:
         return None
@@ -145,7 +146,7 @@ def _argument_kinds(op: str) -> tuple[tuple[type, ...], ...] | None:
             # torch also accepts a single value.
             types: tuple[type, ...] = (tuple, int, float)
         elif kind.startswith("Tensor"):
-            # All but the first may be a number, or undefined.
+            # All but the first may also be a number or undefined.
             types = (TensorSpec, int, float, type(None)) if kinds else (TensorSpec,)
         else:
             types = _SCALARS.get(kind.rstrip("?"), (object,))
@@ -160,7 +161,7 @@ _SCALARS: dict[str, tuple[type, ...]] = {
 
 
 def cast(spec: TensorSpec, dtype: str) -> Call:
-    """The copy of a tensor into another dtype, as autocast makes it: dense, format preserved."""
+    """Return the copy of a tensor to another dtype that autocast makes: dense, same format."""
     schema = (
         "aten::_to_copy(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, "
         "Device? device=None, bool? pin_memory=None, bool non_blocking=False, "
@@ -174,7 +175,7 @@ SCALAR_TYPE = {
     "uint8": 0, "int8": 1, "int16": 2, "int32": 3, "int64": 4, "float16": 5, "float32": 6,
     "float64": 7, "complex64": 9, "complex128": 10, "bool": 11, "bfloat16": 15,
 }  # fmt: skip
-"""c10::ScalarType, as operators take it."""
+"""The c10::ScalarType of each dtype, which operators take as an integer."""
 
 
 def _tensors(arguments: Sequence[Argument]) -> Iterator[TensorSpec]:
@@ -200,7 +201,7 @@ def _map_tensors(
 
 
 def encode(value: Argument) -> Any:
-    """JSON in which tensors are ``{"t": [dtype, shape, strides, device]}``."""
+    """Return JSON in which tensors are ``{"t": [dtype, shape, strides, device]}``."""
     if isinstance(value, TensorSpec):
         return {"t": [value.dtype, list(value.shape), list(value.strides), value.device]}
     if isinstance(value, (list, tuple)):
@@ -211,13 +212,13 @@ def encode(value: Argument) -> Any:
 
 
 def decode(value: Any) -> Argument:
-    """The inverse of `encode`."""
+    """Invert `encode`."""
     if isinstance(value, dict):
         if "f" in value:
             return float(value["f"])
         dtype, shape, strides, device = value["t"]
         if not isinstance(dtype, str) or not isinstance(device, str):
-            raise TypeError(f"a tensor of dtype {dtype!r:.40} on {device!r:.40}")
+            raise TypeError(f"dtype {dtype!r:.40} or device {device!r:.40} is not a string")
         return TensorSpec(dtype, tuple(map(int, shape)), tuple(map(int, strides)), device)
     if isinstance(value, list):
         return tuple(decode(item) for item in value)
@@ -225,47 +226,47 @@ def decode(value: Any) -> Argument:
 
 
 class _OtherFormError(Exception):
-    """The two forms of a call are not of one kind."""
+    """The two recorded forms of a call differ in more than integers."""
 
 
 @dataclass(frozen=True)
 class Resize:
-    """From forms of a call in steps of `recorded` and of `other` samples to that with `wanted`.
+    """Extrapolation from steps of `recorded` and `other` samples to `target` samples.
 
-    `recorded` and `other` differ.
+    `recorded` and `other` must differ.
     """
 
     recorded: int
     other: int
-    wanted: int
+    target: int
 
     @property
     def factor(self) -> float:
-        """How many times as many samples."""
-        return self.wanted / self.recorded
+        """The ratio of target to recorded samples."""
+        return self.target / self.recorded
 
     def number(self, recorded: int, other: int) -> int:
-        """What is `recorded` and `other` in the two steps, in the wanted one.
+        """Extrapolate an integer from the two recorded steps to the target.
 
-        Linear, but for what goes with the square: samples compared with one another.
+        Linear, except for values that grow with the square, such as pairs of samples.
         """
         squares = recorded * self.other**2 == other * self.recorded**2
         if recorded and squares and recorded != other:
             return round(recorded * self.factor**2)
         slope = (recorded - other) / (self.recorded - self.other)
-        fitted = round(recorded + slope * (self.wanted - self.recorded))
-        # Fewer samples than fit through both points: an extent of nothing cannot be run.
+        fitted = round(recorded + slope * (self.target - self.recorded))
+        # A line through both points may reach 0, but an operator cannot run on an empty extent.
         return fitted if min(recorded, other) < 0 else max(fitted, min(recorded, other, 1))
 
     def tensor(self, recorded: TensorSpec, other: TensorSpec) -> TensorSpec:
-        """The tensor in the wanted step; as recorded where the two differ in kind."""
+        """Return the tensor in the target step; `recorded` if the two differ in dtype or rank."""
         try:
             return self._tensor(recorded, other)
         except _OtherFormError:
             return recorded
 
     def call(self, recorded: Call, other: Call) -> Call | None:
-        """The call in the wanted step; None where its two forms differ in more than numbers."""
+        """Return the call in the target step; None if its forms differ in more than integers."""
         if recorded.op != other.op:
             return None
         try:
@@ -291,7 +292,7 @@ class Resize:
             raise _OtherFormError
         if isinstance(recorded, int) and not isinstance(recorded, bool):
             return self.number(recorded, other)
-        # Fractions (one over the number of samples) and flags decide no size.
+        # Floats (such as one over the number of samples) and flags do not determine sizes.
         return recorded
 
     def _tensor(self, recorded: TensorSpec, other: TensorSpec) -> TensorSpec:

@@ -1,4 +1,4 @@
-"""Keep Python's garbage collector from running where it would be in the way."""
+"""Suspend Python's garbage collector during recordings and while reading files."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def no_collection() -> Iterator[None]:
-    """No garbage is collected within.
+    """Disable garbage collection in this context.
 
-    While steps are recorded a collection would land in an arbitrary task; while records are read
-    they are a million small objects, none of them garbage, and looking for some takes most of the
-    time.
+    During a recording, a collection would add its time to an arbitrary task. While a file is read,
+    scanning a million small live objects would take most of the time.
     """
     enabled = gc.isenabled()
     gc.disable()

@@ -1,7 +1,7 @@
-"""Put communications into a graph, priced on a cluster, and replace them by others.
+"""Insert communications into a graph, with times from a cluster, and replace them.
 
 The graph of one rank stands for all of them. A technique that compresses gradients takes the rows
-of `Graph.exchanges` and says what is done instead, on the lane of the gradients and on the network:
+of `Graph.exchanges` and specifies the replacement, on the lane of the gradients and on the network:
 
     edit = Editor(graph, "powersgd:4")
     for row in graph.exchanges:
@@ -38,17 +38,17 @@ if TYPE_CHECKING:
     from slipstream.cluster import Cluster, Collective, Cost
 
 NETWORK = "network"
-"""The lane of communications."""
+"""The name of the lane of communications."""
 _Z90 = 1.645
-# The middle half of a normal distribution reaches so many standard deviations to each side.
+# Half-width of the middle half of a normal distribution, in standard deviations.
 _MIDDLE_HALF = 0.674
-# What a network reaches of its data sheet: a 90 % interval for what nobody measured.
-_NOT_MEASURED = 0.25
+# Relative half-width of the 90 % interval of a network's time if only the data sheet is known.
+_UNCALIBRATED = 0.25
 
 
 @dataclass(frozen=True)
 class Work:
-    """A computation that an edit puts in."""
+    """A computation that an edit inserts."""
 
     name: str
     duration_ns: float
@@ -58,9 +58,9 @@ class Work:
 
 
 def network_spread(cluster: Cluster) -> float:
-    """How unsure the time of a communication is: relative half-width of the middle half."""
-    known = cluster.calibration
-    p90 = _NOT_MEASURED if known is None else known.residual_p90
+    """Return the spread of communication times: relative half-width of the middle half."""
+    calibration = cluster.calibration
+    p90 = _UNCALIBRATED if calibration is None else calibration.residual_p90
     return p90 / _Z90 * _MIDDLE_HALF
 
 
@@ -80,24 +80,24 @@ def insert_exchange(
     duration_ns: float | None = None,
     cost: Cost | None = None,
 ) -> int:
-    """Put a communication on the network's lane, priced on `cluster`.
+    """Insert a communication on the network's lane, with its time on `cluster`.
 
     Args:
-        beside: the task after which it stands in program order; later ones on the lane follow.
+        beside: the task that it follows in program order.
         ready: the task whose end releases it.
-        awaited: the task that waits for it; -1: none.
+        awaited: the task that waits for it; -1 for none.
         lag: 1 when `awaited` belongs to the next step.
         ready_lag: 1 when `ready` belongs to the step before.
-        modules: of each of `tensors`, whose gradient it is.
-        duration_ns: what it takes, of who knows better than the cluster's closed form.
-        cost: what the cluster's closed form gives, if the caller has computed it.
+        modules: the module of each of `tensors`, which are its gradients.
+        duration_ns: its duration, if known better than by the cluster's closed form.
+        cost: the result of the cluster's closed form, if already computed.
 
     Returns:
-        A handle, as `Editor.insert`.
+        The handle, as `Editor.insert` returns it.
 
     Raises:
         InvalidArgumentError: its group is larger than the cluster.
-        ClusterError: two of its devices are not joined.
+        ClusterError: two of its devices are not connected.
     """
     group = cluster.group_of(collective)
     if cost is None:
@@ -135,28 +135,29 @@ def replace_exchange(
     thread: str = "",
     duration_ns: float | None = None,
 ) -> None:
-    """Do something else instead of `row`: encode, one transfer after the other, decode.
+    """Replace `row` by encoding, sequential transfers and decoding.
 
-    Without a `thread`, encoding runs where the gradients are computed, as soon as they are ready,
-    and holds up what follows there; decoding runs there before the result is used.
+    Without a `thread`, encoding runs on the lane of the gradients as soon as they are ready, and
+    delays later tasks there; decoding runs there before the result is used.
 
     Args:
-        name: what the transfers are called, before the word for the collective.
-        thread: the lane of a thread with a core to itself, which does all this for one exchange
-            after the other, in the order of these calls: the next is encoded once the last is
-            decoded.
-        duration_ns: of a transfer, as of `insert_exchange`.
+        name: prefix of the names of the transfers, before the kind of collective.
+        thread: the lane of a thread with its own core, which processes the exchanges one by one,
+            in the order of these calls: the next is encoded once the last is decoded.
+        duration_ns: the duration of a transfer, as in `insert_exchange`.
 
     Raises:
-        GraphError: nothing is known of what releases and awaits it.
+        GraphError: the task that releases or awaits it is unknown.
     """
     if row.ready < 0 or row.awaited < 0:
-        raise GraphError(f"exchange {row.task} cannot be replaced: it is not known what awaits it")
+        raise GraphError(
+            f"exchange {row.task} cannot be replaced: the task that awaits it is unknown"
+        )
     edit.remove(row.task)
     lane = edit.lane(thread) if thread else -1
 
     def in_turn(works: Sequence[Work], ready: int) -> int:
-        """The last of `works` on the thread, each once the one before it is done."""
+        """Insert `works` on the thread, sequentially; return the last."""
         for work in works:
             handle = _put(edit, row.task, work, lane=lane)
             edit.connect(ready, handle)
@@ -164,7 +165,7 @@ def replace_exchange(
         return ready
 
     def transfer(ready: int, awaited: int) -> int:
-        """The last of the transfers, for which `awaited` waits; each follows the one before it."""
+        """Insert the transfers, sequentially; return the last, for which `awaited` waits."""
         for number, collective in enumerate(transfers):
             last = number == len(transfers) - 1
             ready = insert_exchange(
@@ -190,33 +191,35 @@ def replace_exchange(
     ready = row.ready
     for work in encode:
         ready = _put(edit, row.ready, work)
-    # The first decoding waits for the last transfer, the rest follow on their lane.
+    # The first decoding waits for the last transfer; the others follow on their lane.
     decoded = [_put(edit, row.awaited, work, before=True) for work in decode]
     transfer(ready, decoded[0] if decoded else row.awaited)
 
 
 def with_overlap(graph: Graph, cluster: Cluster) -> Graph:
-    """`graph` with computations slowed by the cluster's penalty while the worker communicates.
+    """Slow down computations by the cluster's penalty while the worker communicates.
 
-    By as much as they overlap as it is: what gets longer overlaps a little more, which is left out.
+    The overlap is that of `graph`; the additional overlap of longer tasks is neglected.
     """
     penalty = cluster.overlap_penalty
     if not penalty.value or not graph.exchanges:
         return graph
     timeline = replay(graph)
     edit = Editor(graph, "overlap")
-    talks = graph.tasks.kind == Kind.COMMUNICATION
-    start, end = timeline.start_ns[talks], timeline.end_ns[talks]
+    communicates = graph.tasks.kind == Kind.COMMUNICATION
+    start, end = timeline.start_ns[communicates], timeline.end_ns[communicates]
     slowed = 0
-    for task in np.flatnonzero(~talks & (graph.tasks.duration_ns > 0)).tolist():
+    for task in np.flatnonzero(~~communicates & (graph.tasks.duration_ns > 0)).tolist():
         # The network is one lane: its spans do not overlap each other.
-        both = np.minimum(end, timeline.end_ns[task]) - np.maximum(start, timeline.start_ns[task])
-        spent = float(np.maximum(both, 0.0).sum())
+        overlap = np.minimum(end, timeline.end_ns[task]) - np.maximum(
+            start, timeline.start_ns[task]
+        )
+        spent = float(np.maximum(overlap, 0.0).sum())
         if spent > 0.0:
             longer = float(graph.tasks.duration_ns[task]) + penalty.value * spent
             edit.set_duration(task, longer, penalty.provenance)
             slowed += 1
-    return edit.apply(f"{slowed} computations slowed by communication beside them")
+    return edit.apply(f"{slowed} computations slowed by simultaneous communication")
 
 
 def _put(edit: Editor, where: int, work: Work, *, before: bool = False, lane: int = -1) -> int:

@@ -1,7 +1,7 @@
 """`Exchange`: a task of a graph that communicates with other ranks, and what it sends.
 
-The graph of one rank stands for all of them. What a step sends is `Graph.exchanges`, a table beside
-the tasks that edits read and rewrite: see `slipstream.graph.communicate`.
+The graph of one rank represents all of them. `Graph.exchanges` is a table of the communications of
+a step, which edits read and rewrite: see `slipstream.graph.communicate`.
 """
 
 from __future__ import annotations
@@ -24,17 +24,16 @@ class Exchange:
     """One communication of the step.
 
     Attributes:
-        task: which task it is.
-        ready: the task whose end releases it; -1: unknown.
-        awaited: the first task that waits for it, in this step or the next; -1: none.
-        collective: what is communicated, by whom; its group is never None.
-        tensors: the gradients in it, in order; empty where it carries something else.
-        latency_ns: of its duration, what does not depend on the bytes.
-        sent_bytes: by the busiest rank.
-        bottleneck: the link that takes longest.
+        task: the index of the task.
+        ready: the task whose end releases it; -1 if unknown.
+        awaited: the first task that waits for it, in this step or the next; -1 for none.
+        collective: the collective operation and its group, which is never None.
+        tensors: the gradients in it, in order; empty if it carries other data.
+        latency_ns: the part of its duration that does not depend on the number of bytes.
+        sent_bytes: bytes that the busiest rank sends.
+        bottleneck: the slowest link.
         lag: 1 when `awaited` belongs to the next step.
-        modules: of each of `tensors`: the qualified name of the module whose gradient it is; empty
-            where that is not known.
+        modules: the qualified name of the module of each of `tensors`; empty if unknown.
     """
 
     task: int
@@ -53,16 +52,17 @@ class Exchange:
 
     @property
     def ranks(self) -> int:
-        """How many take part."""
+        """The number of participating ranks."""
         return 1 if self.collective.group is None else self.collective.group.ranks
 
     def to_json(self) -> dict[str, Any]:
-        """JSON from which `from_json` makes an equal exchange."""
-        group, one = self.collective.group, self.collective
+        """Return JSON for `from_json`."""
+        group, collective = self.collective.group, self.collective
         return {
             "tasks": [self.task, self.ready, self.awaited],
-            "kind": one.kind, "nbytes": one.nbytes, "algo": one.algo, "chunks": one.chunks,
-            "priority": one.priority, "weight": one.weight, "servers": list(one.servers),
+            "kind": collective.kind, "nbytes": collective.nbytes, "algo": collective.algo,
+            "chunks": collective.chunks, "priority": collective.priority,
+            "weight": collective.weight, "servers": list(collective.servers),
             "members": None if group is None else group.members.tolist(),
             "shape": None if group is None else list(group.shape),
             "tensors": encode(self.tensors),
@@ -72,10 +72,10 @@ class Exchange:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Exchange:
-        """The exchange `to_json` wrote.
+        """Return the exchange that `to_json` encoded.
 
         Raises:
-            KeyError, TypeError, ValueError: it is no exchange.
+            KeyError, TypeError, ValueError: `value` is not an exchange.
         """
         from slipstream.cluster import Collective, Group
 
@@ -100,23 +100,23 @@ class Exchange:
         )  # fmt: skip
 
     def renumbered(self, number: Callable[[int], int]) -> Exchange:
-        """The exchange where tasks have other numbers; -1 stays -1."""
+        """Return the exchange with `number` applied to its tasks; -1 stays -1."""
         task, ready, awaited = (
-            number(one) if one >= 0 else -1 for one in (self.task, self.ready, self.awaited)
+            number(index) if index >= 0 else -1 for index in (self.task, self.ready, self.awaited)
         )
         return replace(self, task=task, ready=ready, awaited=awaited)
 
     def check(self, tasks: int) -> None:
-        """Raise a `GraphError` where it cannot belong to a graph of `tasks`."""
+        """Raise a `GraphError` if it cannot belong to a graph of `tasks` tasks."""
         if not 0 <= self.task < tasks or not all(
             -1 <= other < tasks for other in (self.ready, self.awaited)
         ):
-            raise GraphError(f"an exchange names task {self.task}, of {tasks}")
+            raise GraphError(f"an exchange refers to task {self.task} of {tasks}")
 
 
 def _modules(value: Mapping[str, Any]) -> tuple[str, ...]:
-    """Of each tensor, its module; none in files from before they were written."""
+    """Return the module of each tensor; empty for files of older versions."""
     modules = tuple(map(str, value.get("modules", ())))
     if modules and len(modules) != len(value["tensors"]):
-        raise ValueError(f"{len(modules)} modules of {len(value['tensors'])} tensors")
+        raise ValueError(f"{len(modules)} modules for {len(value['tensors'])} tensors")
     return modules

@@ -1,7 +1,7 @@
 """`Flow`: data dependencies of a recorded step; `Match`: a layer found in it, with its tasks.
 
-A storage's number is used again once it is freed, so every write of a new tensor starts another
-*value*. Views pass on the value that they look at.
+The number of a freed storage is reused, so every write of a new tensor starts another *value*.
+Views pass on the value that they refer to.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class Flow:
     Attributes:
         complete: bool [tasks], whether the storages of the task's tensors are known. A task that
             another technique inserted may have a call, but no storages.
-        views: bool [tasks], whether the task only looks at its first input's storage.
-        makers: for every input of the task's call the task that wrote it last; -1 for what existed
+        views: bool [tasks], whether the task only makes a view of its first input.
+        makers: for every input of the task's call the task that wrote it last; -1 if it existed
             before the step.
         readers: the tasks, views apart, that read what the task made.
         views_of: the views of what the task made.
@@ -267,17 +267,17 @@ def flow_of(graph: Graph) -> Flow:
 
 @dataclass(frozen=True, eq=False)
 class Match:
-    """A part of the step that a technique can exchange.
+    """A part of the step that a technique can replace.
 
     Attributes:
-        kind: what it is: ``linear`` and ``conv2d`` are what ``nn.Linear`` and ``nn.Conv2d`` run.
+        kind: such as ``linear`` and ``conv2d``, which ``nn.Linear`` and ``nn.Conv2d`` run.
         module: qualified name of its module in the model; empty for the model itself.
         forward, backward: its tasks, ascending.
-        x: the tensor that it reads first.
-        y: the tensor that it makes.
+        x: its first input.
+        y: its output.
         weights: its parameters, by storage.
-        settings: what its module was made with.
-        refusal: why it cannot be exchanged; None if it can.
+        settings: arguments of its module.
+        refusal: why it cannot be replaced; None if it can.
     """
 
     kind: str
@@ -301,7 +301,7 @@ _Found = TypeVar("_Found", bound=Match)
 
 @kept
 def matches(graph: Graph, *rules: Callable[[Flow], Iterator[_Found]]) -> tuple[_Found, ...]:
-    """Return what `rules` find in the step, in program order of the first task."""
+    """Return the matches of `rules` in the step, in program order of the first task."""
     flow = flow_of(graph)
     found = [match for rule in rules for match in rule(flow)]
     return tuple(sorted(found, key=lambda match: match.forward[0]))

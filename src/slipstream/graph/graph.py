@@ -1,4 +1,4 @@
-"""`Graph`: the tasks of one step, as arrays; edits return a copy that knows what was edited."""
+"""`Graph`: the tasks of one step, as arrays; edits return a copy that lists its edits."""
 
 from __future__ import annotations
 
@@ -36,28 +36,28 @@ from slipstream.graph.views.notebook import graph_html, graph_line
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """The tasks of one training step or inference, with what is known of each.
+    """The tasks of one training step or inference, and their properties.
 
-    Two graphs are equal where everything in them is, bit by bit: then their files are equal, too.
+    Two graphs are equal if all their fields are, bit by bit; their files are then equal, too.
 
     Attributes:
-        tasks, edges: see there.
-        strings: what the string columns index; entry 0 is empty.
-        calls: what `Tasks.call` indexes.
+        tasks, edges: columns of tasks and dependencies.
+        strings: the strings that string columns index; entry 0 is empty.
+        calls: the calls that `Tasks.call` indexes.
         operand_start: int64 [n + 1]; operands of task t are ``operands[start[t]:start[t + 1]]``:
             first the storages of its call's inputs, then of its outputs.
         operands: int32, storage ids; -1 for none.
         parameters: int32, ids of storages that hold parameters.
-        lanes: a name per lane.
+        lanes: the name of each lane.
         samples: samples per step; 0 if unknown.
         meta: schema, machine, thread count, calibration, contention (JSON).
-        edits: what was done to the recorded graph, oldest first.
-        memory: what the step allocates and frees; none when that was not recorded.
-        shrunk: beside each of `calls` the same call in a step of ``meta["shrunk"]["samples"]``
-            samples, while `calls` are those of ``meta["shrunk"]["of"]``; None for a call that was
-            put in or changed by an edit. Empty when no second size was recorded.
-        statistics: what was recorded on request of the values in the step; none by default.
-        exchanges: what the step communicates with other ranks, see there; none on one.
+        edits: changes to the recorded graph, oldest first.
+        memory: allocations of the step; empty if memory was not recorded.
+        shrunk: for each of `calls` the same call in a step of ``meta["shrunk"]["samples"]``
+            samples, while `calls` are those of ``meta["shrunk"]["of"]``; None for a call that an
+            edit inserted or changed. Empty if no second size was recorded.
+        statistics: statistics of the values in the step, recorded on request.
+        exchanges: communications with other ranks; empty on one rank.
     """
 
     tasks: Tasks
@@ -96,35 +96,35 @@ class Graph:
         return graph_html(self)
 
     def what_if(self, name: str = "by hand") -> Editor:
-        """An edit of this graph, see `slipstream.graph.edit`; `name` stands before what it did."""
+        """Start an edit of this graph, see `slipstream.graph.edit`; `name` labels its changes."""
         return Editor(self, name)
 
     def string(self, index: int) -> str:
-        """The string a column's entry stands for."""
+        """Return the string of a column's entry."""
         return self.strings[index]
 
     def task(self, number: int) -> TaskView:
-        """One task, with its call, name, module, storages and durations."""
+        """Return one task, with its call, name, module, storages and durations."""
         return TaskView(self, number)
 
     def texts(self, column: str, tasks: NDArray[np.int64] | None = None) -> list[str]:
-        """The strings of a column of `tasks`: "name", "scope", "module" or "source".
+        """Return the strings of a column of `tasks`: "name", "scope", "module" or "source".
 
         Args:
-            tasks: of which; None for all.
+            tasks: int64 [k]; None for all.
         """
         numbers = getattr(self.tasks, column)
         return [self.strings[n] for n in (numbers if tasks is None else numbers[tasks]).tolist()]
 
     @property
     def workers(self) -> int:
-        """How many replicas take such a step together; 1 unless it was edited to be shared."""
+        """The number of replicas that share the step; 1 unless an edit distributed it."""
         replicas = self.meta.get("workers", 1)
-        # A file may say anything.
+        # A file may contain any value.
         return replicas if type(replicas) is int and replicas > 0 else 1
 
     def storages(self, task: int) -> NDArray[np.int32]:
-        """Storage ids of the task's inputs, then outputs."""
+        """Return the storage ids of the task's inputs, then outputs."""
         ids: NDArray[np.int32] = self.operands[
             self.operand_start[task] : self.operand_start[task + 1]
         ]
@@ -133,26 +133,26 @@ class Graph:
     def gathered(
         self, tasks: NDArray[np.int64], own: Mapping[int, NDArray[np.int32]] | None = None
     ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-        """``operand_start`` and ``operands`` of a graph of these tasks, in this order.
+        """Return ``operand_start`` and ``operands`` of a graph of these tasks, in this order.
 
         Args:
-            own: by place in `tasks` where those are -1, the operands there.
+            own: operands of the entries of `tasks` that are -1, by position in `tasks`.
         """
         runs = stretches(tasks)
         if not own and isinstance(runs, list):
             return self._gathered_stretches(runs)
         counts = np.where(tasks >= 0, np.diff(self.operand_start, append=0)[tasks], 0)
-        for place, given in (own or {}).items():
-            counts[place] = len(given)
+        for place, storages in (own or {}).items():
+            counts[place] = len(storages)
         starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-        # Each operand's place: as far from its task's first as in the gathered ones.
+        # Offsets from a task's first operand stay the same.
         first = np.where(tasks >= 0, self.operand_start[tasks], 0) - starts[:-1]
         places = np.repeat(first, counts) + np.arange(starts[-1])
         for place in own or {}:
             places[starts[place] : starts[place + 1]] = 0
         operands = self.operands[places] if len(self.operands) else np.zeros(len(places), np.int32)
-        for place, given in (own or {}).items():
-            operands[starts[place] : starts[place + 1]] = given
+        for place, storages in (own or {}).items():
+            operands[starts[place] : starts[place + 1]] = storages
         return starts, operands.astype(np.int32)
 
     def _gathered_stretches(
@@ -170,7 +170,7 @@ class Graph:
         return np.concatenate(starts), np.concatenate(operands)
 
     def check(self) -> None:
-        """Raise a `GraphError` naming the first thing that cannot be in a graph."""
+        """Raise a `GraphError` for the first invalid entry."""
         n = len(self.tasks)
         self.tasks.check_lengths("the column")
         for name in ("name", "scope", "module", "source"):
@@ -190,7 +190,7 @@ class Graph:
         check_range(edges.lag, 0, 2, "edge lag")
         _check_times(edges.delay_ns, "delay_ns", "edge")
         if self.samples < 0:
-            raise GraphError(f"a step of {self.samples} samples")
+            raise GraphError(f"the number of samples is {self.samples}")
         starts = self.operand_start
         if (
             starts.shape != (n + 1,)
@@ -205,7 +205,7 @@ class Graph:
             row.check(n)
         if self.shrunk and len(self.shrunk) != len(self.calls):
             raise GraphError(
-                f"{len(self.shrunk)} calls at another number of samples for {len(self.calls)}"
+                f"{len(self.shrunk)} calls at another number of samples for {len(self.calls)} calls"
             )
 
 
@@ -219,27 +219,27 @@ _Found = TypeVar("_Found")
 
 
 def kept(find: Callable[..., _Found]) -> Callable[..., _Found]:
-    """`find`, which remembers what it found for as long as the graph lives.
+    """Cache the results of `find` for the lifetime of the graph.
 
-    For what depends on operators and their tensors, not on durations. Several methods of a
-    technique need it, and a page asks for the same technique again and again.
+    For results that depend on operators and their tensors, not on durations: several methods of a
+    technique need them, and a page requests the same technique repeatedly.
     """
 
     @functools.wraps(find)
     def lookup(graph: Graph, *settings: Hashable) -> _Found:
-        # As `cached_property` does: a copy with anything changed starts without.
-        known = graph.__dict__.setdefault("_kept", {})
+        # In `__dict__`, as `cached_property` does: a changed copy starts with an empty cache.
+        cached = graph.__dict__.setdefault("_kept", {})
         key = (find, settings)
-        if key not in known:
-            known[key] = find(graph, *settings)
-        result: _Found = known[key]
+        if key not in cached:
+            cached[key] = find(graph, *settings)
+        result: _Found = cached[key]
         return result
 
     return lookup
 
 
 def need_graph(graph: object) -> None:
-    """Say what to do with a recording's path where the recording itself is needed.
+    """Check that `graph` is a recording, not for example the path of one.
 
     Raises:
         InvalidArgumentError: `graph` is not a `Graph`.
@@ -256,11 +256,11 @@ def need_graph(graph: object) -> None:
         )
     raise InvalidArgumentError(
         "graph",
-        f"it is of the type {type(graph).__name__}",
-        remedy="give what ss.profile or ss.load returned",
+        f"it has the type {type(graph).__name__}",
+        remedy="pass a graph that ss.profile or ss.load returned",
     )
 
 
 def replace_tasks(graph: Graph, **changes: Any) -> Graph:
-    """`graph` with the named task columns replaced."""
+    """Return `graph` with the named task columns replaced."""
     return replace(graph, tasks=replace(graph.tasks, **changes))

@@ -16,7 +16,7 @@ from slipstream.graph.graph import Graph, kept
 from slipstream.graph.values import StepPhase
 
 RECURRENT = ("aten::rnn_tanh", "aten::rnn_relu", "aten::gru", "aten::lstm")
-"""Operators of recurrent modules, whose own matmuls ``nn.Linear`` does not run."""
+"""Operators of recurrent modules, whose matmuls ``nn.Linear`` does not run."""
 CONVOLUTIONS = ("aten::convolution", "aten::_convolution")
 """Convolutions with these arguments: input, weight, bias, stride, padding, dilation, transposed,
 output padding, groups."""
@@ -53,7 +53,7 @@ def layers(flow: Flow) -> Iterator[Match]:
 
     The kinds are ``linear``, ``conv2d``, ``convolution`` and ``matmul``; the settings are
     `LayerSettings`. The backward tasks are those that multiply. The weight is missing if the
-    storages of the task are unknown, or if it is computed in the step; where no parameter is known,
+    storages of the task are unknown, or if it is computed in the step; if no parameter is known,
     every weight counts as one.
     """
     graph, columns = flow.graph, flow.graph.tasks

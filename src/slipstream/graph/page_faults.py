@@ -1,8 +1,8 @@
-"""The task that stands for a step's page faults, and how it changes when the step's memory does.
+"""The task that represents a step's page faults, and its duration after changes of memory.
 
-The C library gives freed memory back to the system when enough of it lies free at the top of its
-heap; what the step needs again is then mapped page by page. Which blocks lie at the top depends
-on the whole history of a process: two runs of one program may differ by all of it.
+The C library returns freed memory to the system when enough of it is free at the top of the heap;
+memory that the step needs again is then mapped page by page. Which blocks are at the top depends
+on the whole history of a process: two runs of one program may have all page faults or none.
 """
 
 from __future__ import annotations
@@ -21,31 +21,28 @@ from slipstream.graph.values import PROVENANCES, Edit, Kind
 from slipstream.provenance import Provenance
 
 PAGE_FAULTS = "page faults"
-"""What the task is called."""
+"""Name of the task."""
 PAGE_FAULT_LAUNCHES = "page_fault_launches_ns"
-"""Of a graph's `meta`: their time in each launch that was watched, the recorded one first."""
-# What the rule of growth is off by where memory changes, for each e-fold: over seven models and six
-# techniques, page faults followed it within a factor of 1.6. It knows nothing of holes, and is off
-# by more where these decide: checkpointed, a depthwise net faults two to four times as often.
-_OF_CHANGE = 0.4
-_LEAST_FACTOR = 0.1
-# Few launches that happen to agree do not show that all do.
-_LEAST_SPREAD = 0.1
-# glibc keeps twice the largest block it mapped on its own and has back, which is at most this.
-_LARGEST_MAPPED = 32 << 20
-_SMALLEST_KEPT = 128 << 10
-# Where the heap's holes are is not known: the rule is tried with less and with more at its top.
-_KEPT = (0.5, 1.0, 2.0)
-
-
-# What a step allocates anew, from which on the heap may shrink in between: glibc's least threshold.
-_MAY_SHRINK = 128 << 10
+"""Key of `Graph.meta`: page fault time in each observed launch, the recorded one first."""
+# Error of the rule of heap growth per e-fold change: over seven models and six techniques, page
+# faults followed it within a factor of 1.6. It ignores fragmentation, and its error is larger where
+# that dominates: a checkpointed depthwise net faults two to four times as often.
+_ERROR_PER_E_FOLD = 0.4
+_MIN_FACTOR = 0.1
+# A few launches may agree by chance.
+_MIN_SPREAD = 0.1
+# glibc retains twice the size of the largest freed block that it had mapped separately, which has
+# at most `_MAX_MAPPED` bytes. Its initial threshold is `_MIN_RETAINED`.
+_MAX_MAPPED = 32 << 20
+_MIN_RETAINED = 128 << 10
+# The heap's holes are unknown, so the rule is averaged over these multiples of retained bytes.
+_RETAINED_FACTORS = (0.5, 1.0, 2.0)
 MATTERS = 0.01
-"""Below this share of a step they are left out, as they are where a step is recorded."""
+"""Share of a step below which page faults are neglected, also by recordings."""
 
 
 def page_fault_tasks(graph: Graph) -> list[int]:
-    """The tasks that stand for page faults; none where they do not matter."""
+    """Return the tasks that represent page faults; none if they are negligible."""
     if PAGE_FAULTS not in graph.strings:
         return []
     name = graph.strings.index(PAGE_FAULTS)
@@ -53,43 +50,42 @@ def page_fault_tasks(graph: Graph) -> list[int]:
 
 
 def page_fault_ns(graph: Graph) -> float:
-    """Time of the step that goes to page faults."""
+    """Return the time of page faults in the step."""
     return float(graph.tasks.duration_ns[page_fault_tasks(graph)].sum())
 
 
 def page_fault_error_ns(graph: Graph) -> float:
-    """By how much that time differs between launches, as a standard deviation."""
+    """Return the standard deviation of that time between launches."""
     tasks = page_fault_tasks(graph)
     return float(graph.tasks.duration_ns[tasks] @ graph.tasks.spread[tasks])
 
 
 def may_fault(graph: Graph) -> bool:
-    """Whether the recorded step allocates enough for glibc to give some back in between."""
+    """Whether the recorded step allocates enough for glibc to return some memory within it."""
     memory = graph.memory
     changing = (memory.producer >= 0) | (memory.release >= 0)
-    return int(memory.nbytes[changing].sum()) > _MAY_SHRINK
+    return int(memory.nbytes[changing].sum()) > _MIN_RETAINED
 
 
 def with_launches(graph: Graph, others_ns: Sequence[float]) -> Graph:
-    """The step with page faults as they are in the mean of several launches of its program.
+    """Set the page faults of the step to their mean over several launches of its program.
 
-    How far these lie apart is the spread of the task: it is what another launch will differ by.
-    They are kept in the graph's `meta`.
+    The spread of the task is the variation between launches. The times are stored in `Graph.meta`.
 
     Args:
-        others_ns: time of a step that goes to page faults, in other launches than the recorded.
+        others_ns: page fault time of a step in each launch but the recorded one.
     """
     if not others_ns:
         return graph
-    every = [page_fault_ns(graph), *others_ns]
-    mean, count = float(np.mean(every)), len(every)
+    launches_ns = [page_fault_ns(graph), *others_ns]
+    mean, count = float(np.mean(launches_ns)), len(launches_ns)
     tasks = page_fault_tasks(graph)
     if not tasks and mean < MATTERS * float(graph.tasks.duration_ns.sum()):
         return graph
-    # Of a mean of few and one more launch.
-    spread = float(np.std(every, ddof=1)) * math.sqrt(1 + 1 / count) / max(mean, 1.0)
-    spread = max(spread, _LEAST_SPREAD)
-    graph = replace(graph, meta={**graph.meta, PAGE_FAULT_LAUNCHES: every})
+    # The standard error of the difference between the mean and a further launch.
+    spread = float(np.std(launches_ns, ddof=1)) * math.sqrt(1 + 1 / count) / max(mean, 1.0)
+    spread = max(spread, _MIN_SPREAD)
+    graph = replace(graph, meta={**graph.meta, PAGE_FAULT_LAUNCHES: launches_ns})
     if not tasks:
         return append_task(graph, PAGE_FAULTS, mean, spread, Kind.HOST)
     duration_ns, spreads = graph.tasks.duration_ns.copy(), graph.tasks.spread.copy()
@@ -99,9 +95,9 @@ def with_launches(graph: Graph, others_ns: Sequence[float]) -> Graph:
 
 
 def with_page_faults(before: Timeline, after: Timeline) -> Timeline:
-    """`after` with the page faults of its own memory; as it is where none were recorded.
+    """Scale the page faults of `after` to its memory; return it unchanged if it has none.
 
-    Their time goes with how far the heap grows again in every step, see `heap_growth`.
+    Their time is proportional to the growth of the heap in every step, see `heap_growth`.
     """
     graph, tasks = after.graph, after.graph.tasks
     faults, recorded = page_fault_tasks(graph), page_fault_ns(before.graph)
@@ -113,27 +109,29 @@ def with_page_faults(before: Timeline, after: Timeline) -> Timeline:
         return after
     duration_ns, spread = tasks.duration_ns.copy(), tasks.spread.copy()
     provenance = tasks.provenance.copy()
-    unsure = _OF_CHANGE * abs(math.log(max(factor, _LEAST_FACTOR)))
+    error = _ERROR_PER_E_FOLD * abs(math.log(max(factor, _MIN_FACTOR)))
     duration_ns[faults] = recorded * factor / len(faults)
-    spread[faults] = np.hypot(spread[faults], unsure)
+    spread[faults] = np.hypot(spread[faults], error)
     provenance[faults] = PROVENANCES.index(Provenance.FITTED)
-    what = f"page faults as the heap grows {factor:.2f} times as far in a step"
+    what = f"page faults for {factor:.2f} times the heap growth per step"
     edited = replace_tasks(graph, duration_ns=duration_ns, spread=spread, provenance=provenance)
     edits = (*graph.edits, Edit(PAGE_FAULTS, what, len(faults)))
     return replay_like(after, replace(edited, edits=edits))
 
 
 def heap_growth(timeline: Timeline) -> float:
-    """Bytes by which the heap grows again during each step, were it free of holes.
+    """Return the bytes by which a heap without holes grows in each step.
 
-    It grows to the most that lives at once, and shrinks to what lives whenever more lies free
-    than glibc keeps.
+    It grows to the peak of live memory, and shrinks to live memory whenever more is free than
+    glibc retains.
     """
     memory = timeline.graph.memory
     changing = (memory.producer >= 0) | (memory.release >= 0)
     nbytes = memory.nbytes
-    mapped = nbytes[changing & (nbytes <= _LARGEST_MAPPED)]
-    kept = 2 * max(int(mapped.max(initial=0)), _SMALLEST_KEPT)
+    mapped = nbytes[changing & (nbytes <= _MAX_MAPPED)]
+    retained = 2 * max(int(mapped.max(initial=0)), _MIN_RETAINED)
     begin = int(nbytes[(memory.producer < 0) & (memory.release >= 0)].sum())
     change = timeline.memory_changes
-    return float(np.mean([native.heap_growth(change, begin, kept * by) for by in _KEPT]))
+    return float(
+        np.mean([native.heap_growth(change, begin, retained * by) for by in _RETAINED_FACTORS])
+    )

@@ -1,8 +1,8 @@
-"""`Price`: what a call takes in a prediction, where that is from, and how sure it is.
+"""`Price`: the predicted duration of a call, its provenance and its spread.
 
     edit.put(task, call, price(context.durations, call, otherwise_ns=recorded_ns, pace=in_step))
 
-is the price of a micro-benchmark at the step's pace, or the recorded duration as an assumption.
+uses a micro-benchmark at the step's pace, or else assumes the recorded duration.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from slipstream.graph.values import PROVENANCES
 from slipstream.provenance import Provenance
 
 UNKNOWN_SPREAD = 0.5
-"""Relative half-width of the middle half of what a duration may be that nobody measured."""
+"""Spread of an assumed duration: relative half-width of the middle half."""
 
 
 @dataclass(frozen=True)
 class Price:
-    """How long something takes.
+    """A duration with its provenance.
 
     Attributes:
         spread: relative half-width of the middle half of the durations.
@@ -34,47 +34,47 @@ class Price:
     provenance: Provenance
 
     def at(self, pace: float) -> Self:
-        """The same where everything takes `pace` times as long."""
+        """Return the price with the duration multiplied by `pace`."""
         return replace(self, nanoseconds=self.nanoseconds * pace)
 
 
 class Prices(Protocol):
-    """Whoever knows prices: `slipstream.durations.Durations`, or a table."""
+    """A source of prices, such as `slipstream.durations.Durations` or a table."""
 
     def lookup(self, call: Any) -> Price | None:
-        """The price of a call, or of a question about one; None where it is not known."""
+        """Return the price of a call, or of a query about one; None if unknown."""
 
 
 def price(
-    known: Prices,
+    prices: Prices,
     calls: Any,
     otherwise_ns: float,
     *,
     pace: float = 1.0,
     spread: float = UNKNOWN_SPREAD,
 ) -> Price:
-    """What a call takes, or several in turn, also where that is not known.
+    """Return the price of a call, or of several run sequentially, with a fallback.
 
     Args:
-        calls: a call, a question about one, or a sequence of these.
-        otherwise_ns: what is assumed where one of them is not known, or there are none.
-        pace: what stretches known durations to those of the step, see `slipstream.durations.pace`.
-        spread: of what is assumed.
+        calls: a call, a query about one, or a sequence of these.
+        otherwise_ns: the duration to assume if any price is unknown or `calls` is empty.
+        pace: the ratio of durations in the step to `prices`, see `slipstream.durations.pace`.
+        spread: the spread of the assumed duration.
     """
     several = calls if isinstance(calls, Sequence) else (calls,)
-    prices = [one for one in map(known.lookup, several) if one is not None]
-    if not prices or len(prices) < len(several):
+    found = [priced for priced in map(prices.lookup, several) if priced is not None]
+    if not found or len(found) < len(several):
         return Price(otherwise_ns, spread, Provenance.ASSUMED)
-    first = prices[0]
-    return Price(sum(one.nanoseconds for one in prices) * pace, first.spread, first.provenance)
+    first = found[0]
+    return Price(sum(priced.nanoseconds for priced in found) * pace, first.spread, first.provenance)
 
 
 def price_columns(
     prices: Sequence[Price],
 ) -> tuple[NDArray[np.float64], NDArray[np.uint8], NDArray[np.float64]]:
-    """Durations in ns, provenances as indices in `PROVENANCES`, and spreads, as columns."""
+    """Return columns of durations in ns, provenances (indices in `PROVENANCES`) and spreads."""
     return (
-        np.array([one.nanoseconds for one in prices], np.float64),
-        np.array([PROVENANCES.index(one.provenance) for one in prices], np.uint8),
-        np.array([one.spread for one in prices], np.float64),
+        np.array([price.nanoseconds for price in prices], np.float64),
+        np.array([PROVENANCES.index(price.provenance) for price in prices], np.uint8),
+        np.array([price.spread for price in prices], np.float64),
     )

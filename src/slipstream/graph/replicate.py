@@ -1,8 +1,8 @@
-"""The step of one rank on many: copies side by side that wait for each other where they talk.
+"""Replicate the step of one rank on many, with copies that synchronise in their exchanges.
 
-The graph of one rank stands for all of them as long as they are equally fast. Where they are not,
-every collective waits for whoever comes last, and what the others had to do meanwhile decides how
-much of that shows. Copies with a pace of their own each say so.
+The graph of one rank represents all of them as long as they are equally fast. Otherwise every
+collective waits for the slowest rank, and the other work of a rank determines how much of that
+wait is exposed. Copies with separate paces simulate this.
 """
 
 from __future__ import annotations
@@ -17,31 +17,30 @@ from slipstream.graph.values import Dependency, Edges, Edit, Kind, Tasks
 
 
 def replicate(graph: Graph, ranks: int, *, jitter: float = 0.0, seed: int = 0) -> Graph:
-    """`graph` on so many ranks; task t of rank r is task ``r * len(graph) + t``.
+    """Return `graph` on `ranks` ranks; task t of rank r is task ``r * len(graph) + t``.
 
-    Each rank has lanes of its own. What a rank sends (`Graph.exchanges`) begins on all of them when
-    the last one is ready for it. What is allocated is that of the first rank: others have their
-    own memory.
+    Each rank has separate lanes. An exchange (`Graph.exchanges`) begins on all ranks when the last
+    one is ready for it. Allocations are those of the first rank, because ranks do not share memory.
 
     Args:
-        ranks: as many as a step that was edited to be shared is shared among.
-        jitter: standard deviation, relative, of how long a rank's own tasks take in this step; a
-            normal factor for each rank.
-        seed: of these factors.
+        ranks: the number of ranks; equal to `graph.workers` if that is above 1.
+        jitter: relative standard deviation of the pace of a rank: the factor of the durations of
+            its local tasks, drawn from a normal distribution.
+        seed: the seed of these factors.
 
     Raises:
-        InvalidArgumentError: less than one rank, another number than the step is shared among, or
-            a jitter outside of [0, 1).
+        InvalidArgumentError: `ranks` is below 1 or differs from `graph.workers`, or `jitter` is
+            outside [0, 1).
     """
     if ranks < 1 or (graph.workers > 1 and ranks != graph.workers):
         raise InvalidArgumentError(
             "ranks",
-            f"{ranks} ranks of a step of {graph.workers}",
-            remedy=str(graph.workers) if graph.workers > 1 else "1 or more",
+            f"{ranks} ranks for a step of {graph.workers}",
+            remedy=f"pass {graph.workers}" if graph.workers > 1 else "pass 1 or more",
         )
     if not 0 <= jitter < 1:
         raise InvalidArgumentError(
-            "jitter", f"{jitter} is not between 0 and 1", remedy="0.03 for 3 %"
+            "jitter", f"{jitter} is not between 0 and 1", remedy="for example 0.03 for 3 %"
         )
     n, tasks = len(graph), graph.tasks
     pace = np.maximum(1.0 + jitter * np.random.default_rng(seed).standard_normal(ranks), 0.0)
@@ -92,16 +91,16 @@ def replicate(graph: Graph, ranks: int, *, jitter: float = 0.0, seed: int = 0) -
 
 
 def _edges(graph: Graph, ranks: int) -> Edges:
-    """Each rank's own, and from what releases an exchange on one rank to that on all others."""
+    """Return each rank's edges, and those from the releases of an exchange to all its copies."""
     edges, n = graph.edges, len(graph)
-    every = np.arange(len(edges))
+    all_edges = np.arange(len(edges))
     releasing = np.flatnonzero(np.isin(edges.target, [row.task for row in graph.exchanges]))
-    pairs = [(a, b, every if a == b else releasing) for a in range(ranks) for b in range(ranks)]
+    pairs = [(a, b, all_edges if a == b else releasing) for a in range(ranks) for b in range(ranks)]
     chosen = np.concatenate([which for _, _, which in pairs])
-    here = np.concatenate([np.full(len(which), a * n) for a, _, which in pairs])
-    there = np.concatenate([np.full(len(which), b * n) for _, b, which in pairs])
-    kind = np.where(here == there, edges.kind[chosen], Dependency.COMMUNICATION)
+    from_rank = np.concatenate([np.full(len(which), a * n) for a, _, which in pairs])
+    to_rank = np.concatenate([np.full(len(which), b * n) for _, b, which in pairs])
+    kind = np.where(from_rank == to_rank, edges.kind[chosen], Dependency.COMMUNICATION)
     return Edges.of(
-        edges.source[chosen] + here, edges.target[chosen] + there, kind,
+        edges.source[chosen] + from_rank, edges.target[chosen] + to_rank, kind,
         edges.delay_ns[chosen], edges.lag[chosen],
     )  # fmt: skip

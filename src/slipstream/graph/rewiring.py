@@ -1,7 +1,7 @@
-"""Tasks that read and write other storages than recorded, or are taken out: what follows.
+"""Consequences of changed operands and removed tasks for memory and dependencies.
 
-Who allocates, frees and waits for what in place of a removed task, and how long memory lives where
-others use it.
+Reassigns the allocations, frees and dependencies of removed tasks, and updates the lifetimes of
+memory that other tasks use.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _WRITTEN = re.compile(r"\(([a-z]+)!\)")
 
 
 def written_aliases(call: Call) -> list[tuple[int, int]]:
-    """(input, output) of each output that the schema says is an input the call writes in place."""
+    """Return (input, output) pairs of the inputs that the call writes in place by its schema."""
     schema, _, returned = call.op.rpartition("->")
     parameters = schema.partition("(")[2].replace("*, ", "").split(", ")
     names = [_WRITTEN.search(text) for text in returned.split(", ")]
@@ -40,11 +40,11 @@ def written_aliases(call: Call) -> list[tuple[int, int]]:
 
 
 def aliases_of(graph: Graph, task: int, call: Call, *, recorded: bool) -> list[tuple[int, int]]:
-    """(input, output) of each output of `call` that lies in one of its inputs' storages.
+    """Return (input, output) pairs of `call` that share a storage.
 
     Args:
-        recorded: whether the task makes the call it was recorded with: then a view, too, shows in
-            its storages. Else its schema tells what it writes in place.
+        recorded: whether `call` is the recorded one, so that the recorded storages also show
+            views. Else only the in-place writes of its schema count.
     """
     storages = graph.storages(task).tolist()
     inputs = len(call.inputs)
@@ -64,16 +64,17 @@ def checked_operands(
     inputs: Sequence[int],
     outputs: Sequence[int],
     *,
-    given: bool,
+    explicit: bool,
 ) -> list[int]:
-    """Storages of the inputs and then of the outputs of `task`, with its `aliases` as they were.
+    """Return the storages of the inputs, then outputs of `task`, with its `aliases` preserved.
 
     Args:
-        given: whether `outputs` were asked for; else they follow the inputs they lie in.
+        explicit: whether the caller specified `outputs`; else outputs that share the storage of
+            an input follow it.
 
     Raises:
-        GraphError: not one storage for each tensor, an output that leaves the input it lies in, or
-            one that comes to lie in an input though the call makes a new tensor.
+        GraphError: the number of storages is not the number of tensors, an output would no longer
+            share the storage of its input, or a new tensor would share that of an input.
     """
     for tensors, storages, word in (
         (call.inputs, inputs, "inputs"),
@@ -83,11 +84,11 @@ def checked_operands(
             raise GraphError(f"{len(storages)} storages for {len(tensors)} {word} of {call.name}")
     resolved = list(outputs)
     for i, j in aliases:
-        if given and resolved[j] != inputs[i]:
+        if explicit and resolved[j] != inputs[i]:
             raise GraphError(
-                f"output {j} of task {task} ({call.name}) lies in its input {i}: "
+                f"output {j} of task {task} ({call.name}) shares the storage of its input {i}: "
                 f"storage {inputs[i]}, not {resolved[j]}",
-                remedy="give it a call that does not work in place, or the same storage for both",
+                remedy="use a call that does not work in place, or the same storage for both",
             )
         resolved[j] = inputs[i]
     aliased = {j for _, j in aliases}
@@ -95,7 +96,7 @@ def checked_operands(
         if j not in aliased and storage >= 0 and storage in inputs:
             raise GraphError(
                 f"output {j} of task {task} ({call.name}) is a new tensor, "
-                f"and storage {storage} holds its input {list(inputs).index(storage)}"
+                f"but storage {storage} holds its input {list(inputs).index(storage)}"
             )
     return [*inputs, *resolved]
 
@@ -105,9 +106,9 @@ class Rewired:
     """A graph with other operands for some tasks.
 
     Attributes:
-        graph: with those operands; its allocations are those recorded, with other lifetimes.
-        needed: bool [allocations], false where nothing uses what is allocated any more.
-        added: what is allocated beside them, for outputs in storages of which nothing was known.
+        graph: the graph with those operands and updated lifetimes of its recorded allocations.
+        needed: bool [allocations], whether any task still uses the allocation.
+        added: additional allocations, for outputs in storages without a recorded allocation.
     """
 
     graph: Graph
@@ -121,19 +122,19 @@ def rewired(
     calls: Mapping[int, Call],
     removed: NDArray[np.bool_],
 ) -> Rewired:
-    """`graph` with these operands by task, and memory that lives as long as they are in use.
+    """Return `graph` with other operands of some tasks, and updated lifetimes of memory.
 
-    An allocation that was freed after its last user still is; one that was kept longer is kept as
-    long, or until its last user where that is later. What nothing uses any more is not allocated,
-    and what another task makes now is allocated by that one.
+    An allocation that was freed after its last user still is; one that was freed later is freed at
+    the same task, or after its last user if that is later. Unused allocations are dropped, and an
+    allocation that another task now makes begins with that task.
 
     Args:
-        operands: by task: the storages of its call's inputs and outputs.
-        calls: by the same tasks: the calls they make.
-        removed: bool [tasks], those that are taken out and use nothing.
+        operands: the storages of the inputs and outputs of calls, by task.
+        calls: the calls of the same tasks.
+        removed: bool [tasks], whether the task is removed and uses nothing.
 
     Raises:
-        GraphError: a task reads a storage that nothing makes any more.
+        GraphError: a task reads a storage that no task writes any more.
     """
     order = np.arange(len(graph))
     order[list(operands)] = -1
@@ -164,12 +165,12 @@ def rewired(
                 needed[row] = born < 0 or born in gone or not before
                 continue
             if born >= 0 and born not in now:
-                if _makes(after, calls, now[0], storage):
+                if _writes(after, calls, now[0], storage):
                     producer[row] = now[0]
                 elif born not in gone:
                     raise GraphError(
-                        f"task {now[0]} reads storage {storage}, which nothing makes any more",
-                        remedy=f"give it the storage that task {born} writes now",
+                        f"task {now[0]} reads storage {storage}, which no task writes any more",
+                        remedy=f"pass the storage that task {born} writes now",
                     )
             if freed >= 0:
                 last = max(now[-1], int(producer[row]))
@@ -193,17 +194,17 @@ def rewired(
 
 
 def _users(graph: Graph, storages: set[int]) -> dict[int, list[int]]:
-    """By storage the tasks that have it among their operands, ascending, each once."""
-    wanted = np.isin(graph.operands, list(storages))
-    task = np.repeat(np.arange(len(graph)), np.diff(graph.operand_start))[wanted].tolist()
+    """Return the distinct tasks that have each storage among their operands, ascending."""
+    used = np.isin(graph.operands, list(storages))
+    task = np.repeat(np.arange(len(graph)), np.diff(graph.operand_start))[used].tolist()
     users: dict[int, dict[int, None]] = {storage: {} for storage in storages}
-    for storage, user in zip(graph.operands[wanted].tolist(), task, strict=True):
+    for storage, user in zip(graph.operands[used].tolist(), task, strict=True):
         users[storage][user] = None
     return {storage: list(tasks) for storage, tasks in users.items()}
 
 
 def _lives(memory: Allocations, storage: int, tasks: int) -> Iterator[tuple[int, int, int]]:
-    """Each allocation of `storage`, and the tasks between which the number can only mean it."""
+    """Yield each allocation of `storage`, and the tasks between which the id refers to it."""
     rows = np.flatnonzero(memory.storage == storage)
     rows = rows[np.argsort(memory.producer[rows], kind="stable")].tolist()
     for place, row in enumerate(rows):
@@ -212,8 +213,8 @@ def _lives(memory: Allocations, storage: int, tasks: int) -> Iterator[tuple[int,
         yield row, earlier, later
 
 
-def _makes(graph: Graph, calls: Mapping[int, Call], task: int, storage: int) -> bool:
-    """Whether `task` returns a tensor in `storage`."""
+def _writes(graph: Graph, calls: Mapping[int, Call], task: int, storage: int) -> bool:
+    """Whether an output of `task` is in `storage`."""
     call = calls.get(task) or graph.task(task).call
     return call is not None and storage in graph.storages(task)[len(call.inputs) :]
 
@@ -221,13 +222,13 @@ def _makes(graph: Graph, calls: Mapping[int, Call], task: int, storage: int) -> 
 Edge = tuple[int, int, int, float, int]
 
 
-class Heirs:
-    """Who allocates and frees what removed tasks did.
+class AllocationReassigner:
+    """Reassignment of removed tasks' allocations.
 
     Args:
         removed: bool [tasks].
         new_index: int64 [tasks and inserted ones], their numbers in the edited graph.
-        order: int64 [edited tasks], the task each stands for or was put in beside.
+        order: int64 [edited tasks], the recorded task, or that next to which it was inserted.
     """
 
     def __init__(
@@ -243,39 +244,39 @@ class Heirs:
         self._gone = np.zeros(len(new_index) + 1, bool)  # -1 is not a task
         self._gone[: len(removed)] = removed
 
-    def hand_on(self, memory: Allocations) -> Allocations:
-        """`memory` of the edited graph."""
+    def reassigned(self, memory: Allocations) -> Allocations:
+        """Return `memory` with tasks of the edited graph."""
         orphans = np.flatnonzero(self._gone[memory.producer])
         needed = np.ones(len(memory), bool)
         needed[orphans] = self._needed(memory.take(orphans))
-        kept = memory.take(np.flatnonzero(needed))
-        producer, release = self._after(kept.producer), self._before(kept.release)
-        release = np.where(kept.release >= 0, np.maximum(release, producer), -1)
-        return replace(kept, producer=producer.astype(np.int32), release=release.astype(np.int32))
+        memory = memory.take(np.flatnonzero(needed))
+        producer, release = self._after(memory.producer), self._before(memory.release)
+        release = np.where(memory.release >= 0, np.maximum(release, producer), -1)
+        return replace(memory, producer=producer.astype(np.int32), release=release.astype(np.int32))
 
     def _needed(self, orphans: Allocations) -> NDArray[np.bool_]:
-        """Whether a kept task uses what these, whose producers are removed, hold."""
+        """Return whether a remaining task uses each allocation whose producer is removed."""
         graph, release, storage = self._graph, orphans.release, orphans.storage.astype(np.int64)
-        wanted = np.zeros(max(graph.operands.max(initial=-1), storage.max(initial=-1)) + 2, bool)
-        wanted[storage[storage >= 0]] = True
-        positions = np.flatnonzero(wanted[graph.operands])
+        orphaned = np.zeros(max(graph.operands.max(initial=-1), storage.max(initial=-1)) + 2, bool)
+        orphaned[storage[storage >= 0]] = True
+        positions = np.flatnonzero(orphaned[graph.operands])
         users = np.searchsorted(graph.operand_start, positions, side="right") - 1
-        # In ascending order, with room for every task behind each storage.
+        # Keys by storage and then by task, ascending.
         room = len(graph) + 1
         uses = graph.operands[positions].astype(np.int64) * room + users
         uses = np.sort(uses[~self._gone[users]])
-        # A storage's number is used again once it is freed: only uses while it lives count.
+        # The number of a freed storage is reused: only uses during the lifetime count.
         first = np.searchsorted(uses, storage * room + orphans.producer, side="left")
         last = np.searchsorted(uses, storage * room + release, side="right")
         unknown = ~self._gone[release] & (release != orphans.producer)
         return (release < 0) | np.where(storage < 0, unknown, first < last)
 
     def _after(self, tasks: NDArray[np.int32]) -> NDArray[np.int64]:
-        """Their numbers; of removed ones that of the next on the lane, or else of the last."""
+        """Return their numbers; if removed, that of the next task on the lane, or of the last."""
         return self._numbers(tasks, "left", 0)
 
     def _before(self, tasks: NDArray[np.int32]) -> NDArray[np.int64]:
-        """Their numbers; of removed ones that of the one before on the lane, or of the first."""
+        """Return their numbers; if removed, that of the last on the lane before, or the first."""
         return self._numbers(tasks, "right", -1)
 
     def _numbers(
@@ -284,16 +285,17 @@ class Heirs:
         numbers = np.append(self._new_index, -1)[tasks]  # -1 stays -1
         gone = np.flatnonzero(self._gone[tasks])
         lane_of = self._graph.tasks.lane
-        for one in np.unique(lane_of[tasks[gone]]):
-            here = gone[lane_of[tasks[gone]] == one]
-            lane = np.flatnonzero(lane_of[self._anchor] == one)
-            place = np.searchsorted(self._anchor[lane], tasks[here], side=side) + step
-            numbers[here] = lane[np.clip(place, 0, len(lane) - 1)] if len(lane) else -1
+        for lane in np.unique(lane_of[tasks[gone]]):
+            rows = gone[lane_of[tasks[gone]] == lane]
+            remaining = np.flatnonzero(lane_of[self._anchor] == lane)
+            place = np.searchsorted(self._anchor[remaining], tasks[rows], side=side) + step
+            last = len(remaining) - 1
+            numbers[rows] = remaining[np.clip(place, 0, last)] if len(remaining) else -1
         return numbers
 
 
 class Links:
-    """The edges at tasks that are to be removed, taken away one task at a time."""
+    """The edges of tasks to be removed, bridged task by task."""
 
     def __init__(self, edges: Edges, lane: NDArray[np.int32], removed: NDArray[np.bool_]) -> None:
         self._touched = removed[edges.source] | removed[edges.target]
@@ -301,7 +303,7 @@ class Links:
         self._removed = np.flatnonzero(removed).tolist()
         self._into: dict[int, list[Edge]] = {}
         self._from: dict[int, list[Edge]] = {}
-        # By task the one before it on its lane, and the one after; -1 where there is none.
+        # By task the one before it on its lane, and the one after; -1 for none.
         self._before, self._after = np.full((2, len(lane)), -1)
         for e in np.flatnonzero(self._touched):
             self._add(
@@ -320,14 +322,14 @@ class Links:
         self._into.setdefault(edge[1], []).append(edge)
 
     def bridged(self) -> Edges:
-        """The edges without the removed tasks."""
+        """Return the edges without the removed tasks."""
         for task in self._removed:
-            self._take_away(task)
+            self._bridge(task)
         extra = [edge for edges in self._from.values() for edge in edges]
-        kept = self._edges.take(np.flatnonzero(~self._touched))
-        return kept.joined(Edges.of(*zip(*extra, strict=True))) if extra else kept
+        others = self._edges.take(np.flatnonzero(~self._touched))
+        return others.joined(Edges.of(*zip(*extra, strict=True))) if extra else others
 
-    def _take_away(self, task: int) -> None:
+    def _bridge(self, task: int) -> None:
         causes = [edge for edge in self._into.pop(task, []) if edge[0] != task]
         effects = [edge for edge in self._from.pop(task, []) if edge[1] != task]
         for edge in causes:
@@ -337,7 +339,7 @@ class Links:
         before, after = int(self._before[task]), int(self._after[task])
         for source, _, in_kind, in_delay, in_lag in causes:
             for _, target, kind, delay, lag in effects:
-                # Two steps of lag are more than an edge can say; one is the stricter.
+                # An edge cannot have a lag of two steps; a lag of one is stricter.
                 self._add((source, target, kind, in_delay + delay, in_lag | lag))
             if after >= 0:
                 self._add((source, after, in_kind, in_delay, in_lag))

@@ -1,4 +1,4 @@
-"""Another order on a lane: of the tasks that are ready, the most urgent first."""
+"""Priority scheduling of a lane: the most urgent of the ready tasks runs first."""
 
 from __future__ import annotations
 
@@ -16,33 +16,32 @@ from slipstream.native import Policy
 
 
 def schedule(graph: Graph, lane: str, urgency: Callable[[int], float], what: str) -> Graph:
-    """`graph` with the tasks of a lane in the order in which that lane would take them.
+    """Reorder the tasks of a lane by urgency.
 
-    The order is settled by one simulation of the step by itself, in which the lane takes, whenever
-    it is free, the most urgent of the tasks that are ready; the lane then keeps it. A task that has
-    begun is not interrupted.
+    The order is that of a simulation of one isolated step in which the lane, whenever it is free,
+    runs the most urgent of the ready tasks without preemption.
 
     Args:
-        lane: its name, one of ``graph.lanes``.
-        urgency: of a task by its number; larger comes first, equal ones in the order they had.
-        what: is said of the edit.
+        lane: a name of ``graph.lanes``.
+        urgency: the urgency of a task by its number; larger runs first, ties in the present order.
+        what: the description of the edit.
 
     Raises:
-        InvalidArgumentError: no such lane, or an urgency that is NaN.
+        InvalidArgumentError: the lane does not exist, or an urgency is NaN.
         GraphError: dependencies form a cycle.
     """
     if lane not in graph.lanes:
         raise InvalidArgumentError(
-            "lane", f"there is no '{lane}'", remedy="one of " + ", ".join(graph.lanes)
+            "lane", f"'{lane}' does not exist", remedy="pass one of " + ", ".join(graph.lanes)
         )
     number = graph.lanes.index(lane)
     places = np.flatnonzero(graph.tasks.lane == number)
-    wanted = np.array([float(urgency(task)) for task in places.tolist()])
-    if np.isnan(wanted).any():
-        task = int(places[np.isnan(wanted)][0])
-        raise InvalidArgumentError("urgency", f"that of task {task} is not a number")
+    urgencies = np.array([float(urgency(task)) for task in places.tolist()])
+    if np.isnan(urgencies).any():
+        task = int(places[np.isnan(urgencies)][0])
+        raise InvalidArgumentError("urgency", f"the urgency of task {task} is NaN")
     priority = np.zeros(len(graph), np.int32)
-    priority[places[np.argsort(-wanted, kind="stable")]] = np.arange(len(places))
+    priority[places[np.argsort(-urgencies, kind="stable")]] = np.arange(len(places))
     policies = np.zeros(len(graph.lanes), np.uint8)
     policies[number] = Policy.PRIORITY
     program = replace(lower(graph, steps=1), priority=priority, policies=policies)

@@ -1,4 +1,4 @@
-"""`TaskSelection`: tasks chosen by what they are, to be changed together.
+"""`TaskSelection`: tasks selected by their properties, to be changed together.
 
 edit = graph.what_if("a faster convolution")
 edit.select(op="aten::convolution*", phase="backward").scale(1 / 1.8)
@@ -29,7 +29,7 @@ class TaskSelection:
     """Tasks of a graph, and the edit that changes them.
 
     Attributes:
-        edit: takes the changes.
+        edit: the edit to which changes are added.
         tasks: int64 [chosen], ascending.
     """
 
@@ -43,19 +43,19 @@ class TaskSelection:
         return iter(self.tasks.tolist())
 
     def scale(self, factor: float, provenance: Provenance = Provenance.USER) -> TaskSelection:
-        """Let each take `factor` times as long."""
+        """Multiply the duration of each task by `factor`."""
         self.edit.scale(self.tasks, factor, provenance)
         return self
 
     def set_duration(
         self, duration_ns: float, provenance: Provenance = Provenance.USER
     ) -> TaskSelection:
-        """Let each take so many ns."""
+        """Set the duration of each task, in ns."""
         self.edit.set_duration(self.tasks, duration_ns, provenance)
         return self
 
     def remove(self) -> TaskSelection:
-        """Take them out; what waited for one waits for what it waited for."""
+        """Remove the tasks; tasks that waited for one then wait for its causes."""
         self.edit.remove(self.tasks)
         return self
 
@@ -70,27 +70,27 @@ def matching(
     kind: str | None = None,
     where: Callable[[int], bool] | None = None,
 ) -> NDArray[np.int64]:
-    """The tasks for which all hold that are given.
+    """Return the tasks that meet all given conditions.
 
     Args:
         op, module, source: patterns (``*``, ``?``, ``[abc]``) of the operator's name, the module's
             qualified name, and ``file:line``.
         phase: ``forward``, ``backward``, ``optimizer`` or another name of `StepPhase`.
-        kind: a name of `Kind`, as ``compute``.
-        where: whether a task, by its number, is wanted.
+        kind: a name of `Kind`, such as ``kernel``.
+        where: a predicate of the task number.
 
     Returns:
-        int64 [chosen], ascending; empty where nothing matches.
+        int64 [chosen], ascending; empty if no task matches.
 
     Raises:
-        InvalidArgumentError: no such phase or kind.
+        InvalidArgumentError: the phase or kind does not exist.
     """
     tasks = graph.tasks
     chosen = np.ones(len(tasks), bool)
     for pattern, column in ((op, tasks.name), (module, tasks.module), (source, tasks.source)):
         if pattern is not None:
-            fits = [fnmatch.fnmatchcase(text, pattern) for text in graph.strings]
-            chosen &= np.array(fits, bool)[column]
+            matched = [fnmatch.fnmatchcase(text, pattern) for text in graph.strings]
+            chosen &= np.array(matched, bool)[column]
     if phase is not None:
         chosen &= tasks.phase == _named(StepPhase, "phase", phase)
     if kind is not None:
@@ -104,9 +104,9 @@ def matching(
 
 
 def _named(names: type[StepPhase] | type[Kind], argument: str, name: str) -> int:
-    known = {one.name.lower(): int(one) for one in names}
-    if name.lower() not in known:
+    values = {member.name.lower(): int(member) for member in names}
+    if name.lower() not in values:
         raise InvalidArgumentError(
-            argument, f"'{name}' is none", remedy="one of " + ", ".join(sorted(known))
+            argument, f"'{name}' does not exist", remedy="pass one of " + ", ".join(sorted(values))
         )
-    return known[name.lower()]
+    return values[name.lower()]

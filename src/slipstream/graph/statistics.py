@@ -1,10 +1,10 @@
-"""`Statistics`: what a profile learnt, on request, about the values that flow through a step.
+"""`Statistics`: optional records of the tensor values in a step.
 
-A graph says what runs and for how long; some techniques also depend on the numbers: which rows of
-a table are looked up, how fast singular values fall, how noisy gradients are, where zeros are.
-Shares are between 0 and 1. Edits of the graph leave statistics as they were recorded.
+Some techniques depend on values: which rows of a table are looked up, how fast singular values
+decay, how noisy gradients are, which values are zero. Shares are between 0 and 1. Edits of the
+graph do not change statistics.
 
-Histograms have bins of powers of two: entry k counts what lies in [2^k, 2^(k+1)).
+Histograms have bins of powers of two: entry k counts values in [2^k, 2^(k+1)).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 MOST_IDS = 4096
-"""Ids that are kept by number for each table."""
+"""Maximum number of most frequent ids stored per table."""
 
 _LARGEST = sys.float_info.max
 _T = TypeVar("_T", bound="DataclassInstance")
@@ -31,25 +31,24 @@ _T = TypeVar("_T", bound="DataclassInstance")
 
 @dataclass(frozen=True)
 class TableIds:
-    """How an embedding table was looked up in the recorded steps.
+    """Lookups of an embedding table in the recorded steps.
 
     Attributes:
-        table: the qualified name of its module, as tasks have it, or of its parameter.
-        rows, dimension, item_bytes: the table has ``rows * dimension`` numbers of so many bytes.
-        lookups: ids looked up, padding included, over all recorded steps.
-        distinct: different ones among them.
-        hot_ids, hot_counts: the ids looked up most often and how often, at most `MOST_IDS`; of
+        table: the qualified name of its module, as in tasks, or of its parameter.
+        rows, dimension, item_bytes: the table has ``rows * dimension`` values of `item_bytes`.
+        lookups: number of ids looked up, including padding, over all recorded steps.
+        distinct: number of distinct ids.
+        hot_ids, hot_counts: the most frequent ids and their counts, at most `MOST_IDS`; of
             equally frequent ones the smaller first.
-        top_share: entry k: share of the lookups that go to the 2^k most frequent ids; ends at 1.
-        frequency: histogram of the distinct ids over how often each was looked up.
-        blocks: entry k: different blocks of 2^k consecutive rows that one step touches, on
-            average; entry 0 is distinct ids, and what a look-up by prefix (or a cache line of so
-            many rows) would do for all of a step's ids at once.
-        bags: sums or means over ids (``EmbeddingBag``), over all recorded steps; 0 for none.
-        bag_ids: ids in them.
-        empty_bags: bags without an id.
-        bag_sizes: histogram of the other bags over the ids in each.
-        longest_bag: ids in the longest one.
+        top_share: entry k is the share of lookups of the 2^k most frequent ids; the last is 1.
+        frequency: histogram of the distinct ids by number of lookups.
+        blocks: entry k is the mean number of distinct blocks of 2^k consecutive rows that a step
+            reads, as cache lines of 2^k rows would; entry 0 is the number of distinct ids.
+        bags: number of sums or means over ids (``EmbeddingBag``), over all recorded steps.
+        bag_ids: number of ids in them.
+        empty_bags: number of bags without an id.
+        bag_sizes: histogram of the other bags by number of ids.
+        longest_bag: number of ids in the longest bag.
     """
 
     table: str
@@ -71,13 +70,13 @@ class TableIds:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the table."""
+        """The size of the table, in bytes."""
         return self.rows * self.dimension * self.item_bytes
 
     def share(self, count: int) -> float:
-        """Share of the lookups that go to the `count` most frequent ids: what a cache could hit.
+        """Return the share of lookups of the `count` most frequent ids: a cache's hit rate.
 
-        Beyond `MOST_IDS` it is drawn straight between powers of two, which is at most the truth.
+        Beyond `MOST_IDS` it is interpolated between powers of two, which is a lower bound.
         """
         if count <= 0 or not self.lookups:
             return 0.0
@@ -87,32 +86,32 @@ class TableIds:
             return 1.0
         k = count.bit_length() - 1
         low, high = 1 << k, min(2 << k, self.distinct)
-        one, other = self.top_share[k : k + 2]
-        return one + (other - one) * (count - low) / (high - low)
+        lower, upper = self.top_share[k : k + 2]
+        return lower + (upper - lower) * (count - low) / (high - low)
 
     def check(self) -> None:
-        """Raise a `GraphError` where it contradicts itself."""
+        """Raise a `GraphError` if the fields are inconsistent."""
         _equal(len(self.hot_ids), len(self.hot_counts), f"'{self.table}': ids and their counts")
         if self.distinct:
             shares = (self.distinct - 1).bit_length() + 1
             _equal(len(self.top_share), shares, f"'{self.table}': shares and powers of two")
-        if any(one >= self.rows for one in self.hot_ids):
-            raise GraphError(f"'{self.table}': an id beyond its {self.rows} rows")
+        if any(row >= self.rows for row in self.hot_ids):
+            raise GraphError(f"'{self.table}': an id exceeds its {self.rows} rows")
         _shares(self.table, *self.top_share)
 
 
 @dataclass(frozen=True)
 class Spectrum:
-    """Singular values of a parameter, or of its gradient, as a matrix: first dimension x rest.
+    """Singular values of a parameter or its gradient, as a matrix of first dimension x others.
 
     Attributes:
-        parameter: qualified name.
-        of: whether it is the parameter after the recorded steps, or its gradient in the last one.
-        rows, columns: of the matrix; a convolution's is output channels x the rest.
-        norm: of all entries (Frobenius).
-        values: the largest first: all ``min(rows, columns)`` of them when `exact`.
-        exact: from the Gram matrix, to 1e-7 of the largest; else the largest ones alone, by
-            randomised projection, each at most what it truly is.
+        parameter: its qualified name.
+        of: the parameter after the recorded steps, or its gradient in the last step.
+        rows, columns: shape of the matrix; output channels x others for a convolution.
+        norm: Frobenius norm.
+        values: singular values, descending; all ``min(rows, columns)`` of them if `exact`.
+        exact: whether the values are from the Gram matrix, to 1e-7 of the largest; else they are
+            lower bounds of the largest ones, by randomised projection.
     """
 
     parameter: str
@@ -124,39 +123,40 @@ class Spectrum:
     exact: bool
 
     def energy(self, rank: int) -> float:
-        """Share of the squared norm that the best approximation of `rank` keeps."""
+        """Return the share of the squared norm in the best approximation of `rank`."""
         if not self.norm:
             return 1.0
-        kept = math.fsum(value * value for value in self.values[:rank])
-        return min(kept / self.norm**2, 1.0)
+        retained = math.fsum(value * value for value in self.values[:rank])
+        return min(retained / self.norm**2, 1.0)
 
     def rank(self, energy: float) -> int | None:
-        """The least rank that keeps a share `energy`; None when too few values are known."""
-        kept, wanted = 0.0, energy * self.norm**2
+        """Return the minimum rank with a share `energy`; None if too few values are known."""
+        retained, target = 0.0, energy * self.norm**2
         for number, value in enumerate(self.values, start=1):
-            kept += value * value
-            if kept >= wanted:
+            retained += value * value
+            if retained >= target:
                 return number
-        # Rounding may leave the last step open.
+        # Rounding errors may leave the sum below the target.
         return len(self.values) if self.exact else None
 
     def check(self) -> None:
-        """Raise a `GraphError` where it contradicts itself."""
+        """Raise a `GraphError` if the fields are inconsistent."""
         if len(self.values) > min(self.rows, self.columns):
-            raise GraphError(f"'{self.parameter}' has more singular values than it can have")
+            raise GraphError(f"'{self.parameter}' has more singular values than its shape allows")
 
 
 @dataclass(frozen=True)
 class GradientNoise:
-    """A parameter's gradient as its optimizer found it, over the recorded steps.
+    """A parameter's gradient at the optimizer's updates, over the recorded steps.
 
     Attributes:
-        parameter: qualified name.
-        elements: numbers in it.
-        steps: in which it had a gradient.
-        norm: of one step's gradient (L2), on average.
-        mean_square: of one element, over elements and steps.
-        variance: of one element between steps, averaged over elements; None after one step.
+        parameter: its qualified name.
+        elements: number of elements.
+        steps: number of steps in which it had a gradient.
+        norm: mean L2 norm of a step's gradient.
+        mean_square: mean square of an element, over elements and steps.
+        variance: variance of an element between steps, averaged over elements; None after one
+            step.
         zeros: share of elements that are exactly zero.
         top_energy: share of the squared norm in the largest 1 % of the elements (at least one).
     """
@@ -172,11 +172,11 @@ class GradientNoise:
 
     @property
     def noise_scale(self) -> float | None:
-        """Variance over the squared mean: how many such steps' batches would be half noise.
+        """Variance over the squared mean: the number of steps whose mean gradient is half noise.
 
-        Times the samples of a step it is the simple noise scale of McCandlish et al., "An
-        Empirical Model of Large-Batch Training", 2018, in samples. Infinite where the mean cannot
-        be told from zero; None after one step.
+        Multiplied by the samples of a step it is the simple noise scale of McCandlish et al., "An
+        Empirical Model of Large-Batch Training", 2018, in samples. Infinite if the mean is
+        indistinguishable from zero; None after one step.
         """
         if self.variance is None:
             return None
@@ -186,22 +186,23 @@ class GradientNoise:
         return self.variance / signal
 
     def check(self) -> None:
-        """Raise a `GraphError` where it contradicts itself."""
+        """Raise a `GraphError` if the fields are inconsistent."""
         _shares(self.parameter, self.zeros, self.top_energy)
 
 
 @dataclass(frozen=True)
 class ModuleZeros:
-    """Shares of exact zeros around a module that computes something, over the recorded steps.
+    """Shares of exact zeros in the tensors of a module, over the recorded steps.
 
     Attributes:
-        module: qualified name, as tasks have it.
+        module: its qualified name, as in tasks.
         kind: its class.
-        elements: numbers in its output in one step.
-        inputs: in its first input; None where that is no tensor of floating point.
-        outputs: in its (first) output; None likewise.
-        gradients: in the gradient of that; None without a backward pass through it.
-        weights: in its own parameters of two or more dimensions after the steps; None without.
+        elements: number of elements of its output in one step.
+        inputs: zeros in its first input; None if that is not a floating-point tensor.
+        outputs: zeros in its first output; None if that is not a floating-point tensor.
+        gradients: zeros in the gradient of that output; None without a backward pass through it.
+        weights: zeros in its parameters of two or more dimensions after the steps, without those
+            of child modules; None if it has none.
     """
 
     module: str
@@ -213,23 +214,23 @@ class ModuleZeros:
     weights: float | None
 
     def check(self) -> None:
-        """Raise a `GraphError` where it contradicts itself."""
+        """Raise a `GraphError` if the fields are inconsistent."""
         shares = (self.inputs, self.outputs, self.gradients, self.weights)
         _shares(self.module, *(share for share in shares if share is not None))
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """What was recorded besides the tasks; which names there are: `Technique.needs`.
+    """Statistics that techniques request by name, see `Technique.needs`.
 
-    (Compiled regions, the statistic "regions", are in ``Graph.meta["regions"]``.)
+    Compiled regions, the statistic "regions", are in ``Graph.meta["regions"]``.
 
     Attributes:
-        recorded: names of what was asked for: "ids", "spectra", "grads", "sparsity".
-        steps: that were looked at.
-        same_batch: whether all of them ran on one batch, as the steps do that we make ourselves
-            of (model, batch, loss, optimizer): then what differs between them is not the data.
-        reasons: by name: why there is nothing of what was asked for.
+        recorded: names of the requested statistics: "ids", "spectra", "grads", "sparsity".
+        steps: number of observed steps.
+        same_batch: whether all steps ran on one batch, as those built from (model, batch, loss,
+            optimizer) do, so that differences between them are not due to the data.
+        reasons: why a requested statistic is empty, by name.
     """
 
     recorded: tuple[str, ...] = ()
@@ -242,22 +243,27 @@ class Statistics:
     sparsity: tuple[ModuleZeros, ...] = ()
 
     def check(self) -> None:
-        """Raise a `GraphError` naming the first thing that contradicts itself."""
-        for part in (self.ids, self.spectra, self.grads, self.sparsity):
-            for one in part:
-                one.check()
+        """Raise a `GraphError` for the first inconsistent entry."""
+        for records in (self.ids, self.spectra, self.grads, self.sparsity):
+            for record in records:
+                record.check()
 
     def to_json(self) -> dict[str, Any]:
-        """As files keep it; empty when nothing was asked for."""
+        """Return JSON for `from_json`; empty if nothing was requested."""
         return dataclasses.asdict(self) if self.recorded else {}
 
     @classmethod
     def from_json(cls, found: Any) -> Statistics:
-        """What `to_json` gave; raises ValueError, TypeError or KeyError for anything else."""
+        """Return what `to_json` encoded.
+
+        Raises:
+            ValueError, TypeError, KeyError: `found` is not statistics.
+        """
         if not found:
             return cls()
         parts = {
-            name: tuple(_record(kind, one) for one in found[name]) for name, kind in _PARTS.items()
+            name: tuple(_record(kind, record) for record in found[name])
+            for name, kind in _PARTS.items()
         }
         reasons = {_text(name): _text(why) for name, why in dict(found["reasons"]).items()}
         return cls(
@@ -276,18 +282,18 @@ _PARTS: dict[str, Any] = {
 
 def _record(kind: type[_T], found: Any) -> _T:
     hints = typing.get_type_hints(kind)
-    names = [one.name for one in dataclasses.fields(kind)]
+    names = [column.name for column in dataclasses.fields(kind)]
     return kind(**{name: _plain(hints[name], found[name]) for name in names})
 
 
 def _plain(hint: Any, value: Any) -> Any:
-    """`value` where it is what the annotation says; numbers are finite and not negative."""
+    """Return `value` if it matches the annotation; numbers must be finite and not negative."""
     origin, options = typing.get_origin(hint), typing.get_args(hint)
     if origin is tuple:
-        return tuple(_plain(options[0], one) for one in value)
+        return tuple(_plain(options[0], item) for item in value)
     if origin is Literal:
         if value not in options:
-            raise ValueError(f"{value!r} is none of {options}")
+            raise ValueError(f"{value!r} is not one of {options}")
         return value
     if options:  # a number, or None
         return None if value is None else _plain(options[0], value)
@@ -295,10 +301,10 @@ def _plain(hint: Any, value: Any) -> Any:
         return _text(value)
     if hint is bool:
         if not isinstance(value, bool):
-            raise TypeError(f"{value!r} is neither true nor false")
+            raise TypeError(f"{value!r} is not a boolean")
         return value
     if isinstance(value, bool) or not isinstance(value, (int, float) if hint is float else int):
-        raise TypeError(f"{value!r} is no {hint.__name__}")
+        raise TypeError(f"{value!r} is not of type {hint.__name__}")
     if not 0 <= value <= _LARGEST:
         raise ValueError(f"{value!r} is out of range")
     return hint(value)
@@ -306,16 +312,16 @@ def _plain(hint: Any, value: Any) -> Any:
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r} is not text")
+        raise TypeError(f"{value!r} is not a string")
     return value
 
 
 def _shares(where: str, *shares: float) -> None:
     for share in shares:
         if not 0 <= share <= 1:
-            raise GraphError(f"'{where}' has a share of {share}")
+            raise GraphError(f"'{where}' has a share of {share}, which is not between 0 and 1")
 
 
-def _equal(one: int, other: int, what: str) -> None:
-    if one != other:
-        raise GraphError(f"{what} differ in number: {one} and {other}")
+def _equal(first: int, second: int, what: str) -> None:
+    if first != second:
+        raise GraphError(f"{what} differ in number: {first} and {second}")

@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from slipstream.graph.graph import Graph
 
 _STEPS = 2
-"""Two steps, so that what one step leaves open (a gap, a lagging edge) delays the next."""
+"""Two steps, so that a gap at the end of a step or an edge into the next one delays the next."""
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """When every task of a graph runs in the simulated world.
+    """The simulated times of the tasks of a graph.
 
     Attributes:
-        schedule: of two consecutive steps.
+        schedule: the schedule of two consecutive steps.
     """
 
     graph: Graph
@@ -32,26 +32,26 @@ class Timeline:
 
     @cached_property
     def step_ns(self) -> float:
-        """Time from one step's end to the next one's: what a step costs in a long run."""
+        """Time from one step's end to the next one's: the step time of a long run."""
         ends = self.schedule.step_end_ns
         return float(ends[-1] - ends[-2])
 
     @cached_property
     def start_ns(self) -> NDArray[np.float64]:
-        """float64 [n], of the tasks of the first step."""
+        """Start times of the tasks of the first step, float64 [n]."""
         return np.asarray(self.schedule.start_ns[0])
 
     @cached_property
     def end_ns(self) -> NDArray[np.float64]:
-        """float64 [n], of the tasks of the first step."""
+        """End times of the tasks of the first step, float64 [n]."""
         return np.asarray(self.schedule.end_ns[0])
 
     @cached_property
     def memory(self) -> native.MemoryTimeline:
-        """When each of `Graph.memory` lives during the first step, and what that adds up to."""
+        """Lifetimes of the allocations of the first step, and their total over time."""
         start, end = self.start_ns, self.end_ns
-        # Tasks of no length have a moment each, one after the other, to hold what they need: too
-        # short to be seen, and long enough to be told apart.
+        # Tasks of zero duration hold memory for one distinct moment each, in order: too short to
+        # change times noticeably, and long enough to be distinct.
         moment = 4 * np.spacing(end.max(initial=1.0))
         nth = np.arange(len(start)) * moment
         begins, ends = np.empty((2, 1, len(start) + 1))
@@ -59,19 +59,19 @@ class Timeline:
         np.maximum(start, end, out=ends[0, :-1])
         ends[0, :-1] += nth
         ends[0, :-1] += moment / 2
-        # One more task, at the step's end, uses what outlives the step.
+        # An additional task at the step's end uses allocations that outlive the step.
         begins[0, -1] = ends[0, -1] = ends[0, :-1].max(initial=0.0)
         return native.memory_timeline(_tensors(self.graph), begins, ends)
 
     @cached_property
     def memory_changes(self) -> NDArray[np.int64]:
-        """int64 [changes], by how much what is allocated changes within the first step, in order.
+        """Changes of allocated bytes within the first step, in order, int64 [changes].
 
-        At equal times frees come first, the largest before the others.
+        At equal times frees come first, in descending order of size.
         """
         memory = self.graph.memory
         changes = None
-        if self._in_turn:
+        if self._sequential:
             changes = native.changes_in_turn(
                 memory.nbytes, memory.producer, memory.release, len(self.graph)
             )
@@ -85,36 +85,36 @@ class Timeline:
 
     @cached_property
     def peak_bytes(self) -> int:
-        """The most that is allocated at once during the step; 0 when memory was not recorded."""
+        """Peak of allocated bytes during the step; 0 if memory was not recorded."""
         memory = self.graph.memory
-        if not self._in_turn:
+        if not self._sequential:
             return int(self.memory.peak_bytes.max(initial=0))
         before = int(memory.nbytes[memory.producer < 0].sum())
         return before + int(np.cumsum(self.memory_changes).max(initial=0))
 
     @cached_property
-    def _in_turn(self) -> bool:
-        """Whether tasks run one after the other in their order, and free nothing not yet made."""
+    def _sequential(self) -> bool:
+        """Whether tasks run sequentially in order and free nothing before it is allocated."""
         memory = self.graph.memory
         backwards = (memory.release >= 0) & (memory.release < memory.producer)
         waits = self.start_ns[1:] >= self.end_ns[:-1]
         return bool(waits.all()) and not backwards.any()
 
     def memory_curve(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Times float64 [k], ascending, and the bytes allocated from each until the next."""
+        """Return times, float64 [k], ascending, and the bytes allocated from each to the next."""
         if not len(self.graph.memory):
             return np.empty(0), np.empty(0, np.int64)
         return self.memory.curve()
 
     @cached_property
     def lane_busy_ns(self) -> NDArray[np.float64]:
-        """float64 [lanes], time per step each lane runs tasks; gaps left out."""
+        """Time per step in which each lane runs tasks, without gaps, float64 [lanes]."""
         busy: NDArray[np.float64] = self.schedule.lane_busy_ns / _STEPS
         return busy
 
 
 class _Names(Sequence[str]):
-    """What tasks are called, for messages: writing all down takes longer than simulating them."""
+    """Lazy names of tasks, for messages: a list of all takes longer than simulating them."""
 
     def __init__(self, graph: Graph) -> None:
         self._strings, self._name = graph.strings, graph.tasks.name
@@ -127,7 +127,7 @@ class _Names(Sequence[str]):
 
 
 def lower(graph: Graph, steps: int = _STEPS) -> native.Program:
-    """The engine's form of `graph`: lanes in program order, edges with delay and lag."""
+    """Convert `graph` for the engine: lanes in program order, edges with delay and lag."""
     edges = graph.edges
     return native.Program(
         lane=graph.tasks.lane,
@@ -143,7 +143,7 @@ def lower(graph: Graph, steps: int = _STEPS) -> native.Program:
 
 
 def _tensors(graph: Graph) -> native.Tensors:
-    """The engine's form of `Graph.memory`; task ``len(graph)`` stands for the end of the step."""
+    """Convert `Graph.memory` for the engine; task ``len(graph)`` is the end of the step."""
     memory = graph.memory
     return native.Tensors(
         nbytes=memory.nbytes,
@@ -155,7 +155,7 @@ def _tensors(graph: Graph) -> native.Tensors:
 
 
 def replay(graph: Graph) -> Timeline:
-    """The timeline of `graph` as the engine simulates it.
+    """Simulate `graph`.
 
     Raises:
         GraphError: its dependencies form a cycle.
@@ -164,10 +164,10 @@ def replay(graph: Graph) -> Timeline:
 
 
 def replay_like(timeline: Timeline, graph: Graph) -> Timeline:
-    """As `replay`, of the graph of `timeline` with other durations: the rest is compiled once."""
+    """Replay the graph of `timeline` with other durations, without compiling it again."""
     duration_ns = native.quantize_ns(graph.tasks.duration_ns)
     replayed = Timeline(graph, native.simulate(timeline.schedule.program, duration_ns))
-    if timeline._in_turn and replayed._in_turn and graph.memory is timeline.graph.memory:
-        # The order of the tasks is all that it depends on.
+    if timeline._sequential and replayed._sequential and graph.memory is timeline.graph.memory:
+        # It depends only on the order of the tasks.
         replayed.__dict__["memory_changes"] = timeline.memory_changes
     return replayed

@@ -1,6 +1,6 @@
-"""`Uses`: which tasks use a storage, and which allocation has a storage's number when.
+"""`Uses`: the tasks that use a storage, and the allocations that have its number over time.
 
-All questions are asked of many storages at once: a step of 200 000 tasks has as many.
+All queries are vectorised over storages, since a step of 200,000 tasks has as many.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _Numbers = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Spans:
-    """Stretches of one list, asked for by several that may ask for the same.
+    """Intervals of one list, by query; they may overlap.
 
     Attributes:
-        asker: int64 [k], who asked, in ascending order.
-        place: int64 [k], where in the list, in ascending order for each asker.
+        asker: int64 [k], the index of the query, ascending.
+        place: int64 [k], the position in the list, ascending for each query.
     """
 
     asker: _Numbers
@@ -29,9 +29,9 @@ class Spans:
 
     @classmethod
     def of(cls, begin: _Numbers, end: _Numbers) -> Spans:
-        """The places from `begin` until before `end`, int64 [askers] each; none where not less."""
+        """Return the positions in [`begin`, `end`), int64 [queries] each; none if not less."""
         counts = np.maximum(end - begin, 0)
-        # As far from the stretch's begin as from where its places are written.
+        # Positions in the list minus positions in the result.
         shift = begin - (np.cumsum(counts) - counts)
         return cls(
             np.repeat(np.arange(len(counts)), counts),
@@ -42,14 +42,14 @@ class Spans:
 class Uses:
     """The tasks that use each storage, and the allocations that have its number.
 
-    A storage's number is used again once it is freed: what counts is who uses it while it lives.
+    The number of a freed storage is reused, so only uses during a lifetime belong to an allocation.
 
     Attributes:
         storage, task: int64 [k], every use once, by storage and then by task.
     """
 
     def __init__(self, graph: Graph) -> None:
-        # With room for every task, and for what comes after the last.
+        # Keys have room for every task and for the end of the step.
         self._room = len(graph) + 2
         tasks = np.repeat(np.arange(len(graph)), np.diff(graph.operand_start))
         self._use = sorted_once(self._key(graph.operands, tasks))
@@ -60,18 +60,18 @@ class Uses:
         storage, freed = memory.storage[self._order], memory.release[self._order].astype(np.int64)
         self._born = self._key(storage, memory.producer[self._order].astype(np.int64) + 1)
         self._freed = np.where(freed < 0, len(graph), freed)
-        # By allocation the latest end of those of its storage that are born no later.
+        # By allocation the latest end of the allocations of its storage that begin no later.
         self._latest = np.maximum.accumulate(self._key(storage, self._freed + 1))
 
     def _key(self, storage: NDArray[np.int32] | _Numbers, task: _Numbers) -> _Numbers:
-        """In the order of storages, which may be -1, and then of tasks."""
+        """Return sort keys by storage, which may be -1, and then by task."""
         return (storage.astype(np.int64) + 1) * self._room + task
 
     def between(self, storages: _Numbers, first: _Numbers, last: _Numbers) -> Spans:
-        """The uses of `storages` from the tasks `first` to `last`: places in `task`.
+        """Return the uses of `storages` from the tasks `first` to `last`: positions in `task`.
 
         Args:
-            storages, first, last: int64 [askers].
+            storages, first, last: int64 [queries].
         """
         return Spans.of(
             np.searchsorted(self._use, self._key(storages, first), side="left"),
@@ -79,37 +79,38 @@ class Uses:
         )
 
     def among(self, storages: _Numbers, tasks: _Numbers) -> NDArray[np.bool_]:
-        """bool [k]: which of all uses are of these `storages` by these `tasks`, in pairs."""
+        """Return whether each use is one of these pairs of storage and task, bool [k]."""
         return np.isin(self._use, self._key(storages, tasks))
 
     def allocations(self, storages: _Numbers, tasks: _Numbers) -> _Numbers:
-        """The first allocation that has each of `storages` while that of `tasks` runs; -1: none.
+        """Return the first allocation of each storage that is live during each task; -1 for none.
 
         Args:
-            storages, tasks: int64 [askers].
+            storages, tasks: int64 [queries].
         """
         first = np.full(len(storages), len(self._order))
-        here = np.flatnonzero(storages >= 0)
-        place = np.searchsorted(self._born, self._key(storages, tasks + 1)[here], side="right") - 1
+        open_ = np.flatnonzero(storages >= 0)
+        place = np.searchsorted(self._born, self._key(storages, tasks + 1)[open_], side="right") - 1
         begins = self._key(storages, tasks + 1)
-        # Lifetimes of one number may touch: the task that frees it may be followed at once.
-        while len(here):
-            there = (place >= 0) & (self._latest[place] >= begins[here])
-            here, place = here[there], place[there]
-            covers = self._freed[place] >= tasks[here]
-            first[here[covers]] = np.minimum(first[here[covers]], self._order[place[covers]])
+        # Lifetimes of one number may touch: the task that frees it may allocate it again.
+        while len(open_):
+            possible = (place >= 0) & (self._latest[place] >= begins[open_])
+            open_, place = open_[possible], place[possible]
+            covered = self._freed[place] >= tasks[open_]
+            found = open_[covered]
+            first[found] = np.minimum(first[found], self._order[place[covered]])
             place = place - 1
         return np.where(first < len(self._order), first, -1)
 
 
 def sorted_once(numbers: _Numbers) -> _Numbers:
-    """Each of `numbers` once, in ascending order."""
-    # As `np.unique`, which hashes and is slower where most are distinct.
+    """Return the distinct `numbers`, ascending."""
+    # `np.unique` hashes and is slower if most numbers are distinct.
     ordered = np.sort(numbers)
     return ordered[np.append(True, ordered[1:] != ordered[:-1])] if len(ordered) else ordered
 
 
 @kept
 def uses_of(graph: Graph) -> Uses:
-    """Those of `graph`."""
+    """Return the uses of storages in `graph`."""
     return Uses(graph)

@@ -1,7 +1,7 @@
-"""The columns a graph consists of: tables of equally long arrays, and what their codes mean.
+"""The columns of a graph: tables of equally long arrays, and the meaning of their codes.
 
-Lifetimes of `Allocations` are task ids, not times: when a task moves, what it allocates moves with
-it, and the simulation of an edited graph gives the memory of the edited step.
+Lifetimes of `Allocations` are task ids, not times: allocations move with their task, and the
+simulation of an edited graph gives the memory of the edited step.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from slipstream.provenance import Provenance
 PROVENANCES = tuple(Provenance)
 """Provenance by the code in `Tasks.provenance`."""
 MODULE_RANGE = "module::"
-"""What the annotations begin with that slipstream's own hooks open around modules' forwards."""
+"""Prefix of the annotations that slipstream's hooks open around modules' forwards."""
 CLOSURE_RANGE = "slipstream::closure"
 """Annotation of a closure that ``Optimizer.step`` calls: it is not part of the update."""
 
 
 class Kind(IntEnum):
-    """What a task is."""
+    """Type of a task."""
 
     HOST = 0
     OP = 1
@@ -39,7 +39,7 @@ class Kind(IntEnum):
 
 
 class StepPhase(IntEnum):
-    """Which part of a step a task belongs to."""
+    """Part of a step."""
 
     OTHER = 0
     FORWARD = 1
@@ -48,7 +48,7 @@ class StepPhase(IntEnum):
 
 
 class Dependency(IntEnum):
-    """Why one task waits for another (Daydream's five kinds, Lumos's two, and data)."""
+    """Reason for a task to wait for another (Daydream's five kinds, Lumos's two, and data)."""
 
     THREAD_ORDER = 0
     STREAM_ORDER = 1
@@ -60,17 +60,17 @@ class Dependency(IntEnum):
     DATA = 7
 
 
-_SHORTEST_STRETCH = 16
+_MIN_MEAN_STRETCH = 16
 
 
 def stretches(order: NDArray[np.int64]) -> NDArray[np.int64] | list[slice]:
-    """`order` as the stretches of consecutive numbers it consists of, where those are long.
+    """Return `order` as slices of consecutive numbers if those are long on average.
 
-    Copying these is several times as fast as picking one element after the other. What is negative
-    stands alone.
+    Copying slices is several times as fast as indexing single elements. Each negative number has
+    a separate slice.
     """
     begins = np.flatnonzero((np.diff(order) != 1) | (order[:-1] < 0)) + 1
-    if not len(order) or len(begins) * _SHORTEST_STRETCH > len(order):
+    if not len(order) or len(begins) * _MIN_MEAN_STRETCH > len(order):
         return order
     firsts, lasts = order[np.append(0, begins)], order[np.append(begins, len(order)) - 1]
     return [
@@ -79,26 +79,26 @@ def stretches(order: NDArray[np.int64]) -> NDArray[np.int64] | list[slice]:
 
 
 def taken(column: NDArray[Any], order: NDArray[np.int64] | list[slice]) -> NDArray[Any]:
-    """The elements of `column` at `order`, as `stretches` gives it: a copy."""
+    """Return a copy of the elements of `column` at `order`, as `stretches` returns it."""
     if not isinstance(order, list):
         return column[order]
     return np.concatenate([column[run.start : run.stop or None] for run in order])
 
 
 def distinct(numbers: NDArray[Any], below: int) -> NDArray[Any]:
-    """Each of `numbers` (0 <= number < `below`) once, in the order in which they come first."""
+    """Return the distinct `numbers` (0 <= number < `below`), in order of first occurrence."""
     first = np.full(below, -1)
-    # Of several values for one place the last one stays.
+    # Reversed, because of several assignments to one index the last one wins.
     first[numbers[::-1]] = np.arange(len(numbers))[::-1]
     firsts: NDArray[Any] = numbers[np.sort(first[first >= 0])]
     return firsts
 
 
 def _item_of(hint: Any) -> Any:
-    """The np.int32 of an ``NDArray[np.int32]``.
+    """Return the scalar type of an ``NDArray`` annotation.
 
-    To numpy before 2.5 and Python before 3.12 that is an ndarray of a shape and of a
-    ``np.dtype[np.int32]``, to later ones an alias of which np.int32 is the only argument.
+    Before numpy 2.5 and Python 3.12, ``NDArray[np.int32]`` is an ndarray of a shape and
+    ``np.dtype[np.int32]``; later it is an alias whose only argument is np.int32.
     """
     last = get_args(hint)[-1]
     return next(iter(get_args(last)), last)
@@ -106,10 +106,10 @@ def _item_of(hint: Any) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """Base of tables whose columns are arrays of one length; equal where all bytes are.
+    """Base of tables whose columns are arrays of equal length; equal if all bytes are.
 
     Attributes:
-        dtypes: of each column, in the order of the table's fields, as these are annotated.
+        dtypes: the dtype of each column, from the annotations of the fields, in their order.
     """
 
     dtypes: ClassVar[Mapping[str, Any]]
@@ -120,14 +120,14 @@ class Columns:
 
     @classmethod
     def of(cls, *columns: ArrayLike) -> Self:
-        """The table of anything array-like, copied into the columns' dtypes."""
+        """Return a table of copies of `columns`, converted to the columns' dtypes."""
         table: Callable[..., Self] = cls
         pairs = zip(columns, cls.dtypes.values(), strict=True)
         return table(*(np.array(column, dtype) for column, dtype in pairs))
 
     @classmethod
     def none(cls) -> Self:
-        """No rows."""
+        """Return a table without rows."""
         return cls.of(*[()] * len(cls.dtypes))
 
     def __len__(self) -> int:
@@ -140,22 +140,23 @@ class Columns:
         return all(same_bytes(ours, theirs[name]) for name, ours in self.columns().items())
 
     def columns(self) -> dict[str, NDArray[Any]]:
-        """The arrays by name."""
+        """Return the arrays by name."""
         return {name: getattr(self, name) for name in self.dtypes}
 
     def check_lengths(self, whose: str) -> None:
-        """Raise a `GraphError` where one column is not as long as the first."""
+        """Raise a `GraphError` if a column is not as long as the first."""
         for name, column in self.columns().items():
             if column.shape != (len(self),):
                 raise GraphError(f"{whose} '{name}' has shape {column.shape}, not ({len(self)},)")
 
     def take(self, order: NDArray[np.int64]) -> Self:
-        """The rows at `order`; a row may be taken more than once."""
+        """Return the rows at `order`, which may repeat."""
         runs = stretches(order)
-        return replace(self, **{name: taken(one, runs) for name, one in self.columns().items()})
+        columns = self.columns().items()
+        return replace(self, **{name: taken(column, runs) for name, column in columns})
 
     def joined(self, *others: Self) -> Self:
-        """These rows, and behind them those of `others`."""
+        """Return these rows followed by those of `others`."""
         tables = [table.columns() for table in (self, *others)]
         return replace(
             self, **{name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
@@ -163,15 +164,15 @@ class Columns:
 
 
 def check_range(column: NDArray[Any], low: int, high: int, name: str, row: str = "row") -> None:
-    """Raise a `GraphError` where a number of `column` is not in [low, high)."""
+    """Raise a `GraphError` if a number of `column` is not in [low, high)."""
     bad = np.flatnonzero((column < low) | (column >= high))
     if len(bad):
         raise GraphError(f"{row} {bad[0]}: {name} {column[bad[0]]} is outside [{low}, {high})")
 
 
-def same_bytes(one: NDArray[Any], other: NDArray[Any]) -> bool:
-    """Whether two columns are of one dtype and equal bit by bit."""
-    return one.dtype == other.dtype and one.tobytes() == other.tobytes()
+def same_bytes(first: NDArray[Any], second: NDArray[Any]) -> bool:
+    """Whether two columns have the same dtype and bytes."""
+    return first.dtype == second.dtype and first.tobytes() == second.tobytes()
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,11 +185,11 @@ class Tasks(Columns):
             the user's ``file:line`` that called it.
         kind, phase: uint8 [n], `Kind` and `StepPhase`.
         lane, rank: int32 [n].
-        call: int32 [n], index into `Graph.calls`; -1 when the operator's arguments are unknown.
-        sequence: int64 [n], autograd's number that ties a backward task to its forward; -1: none.
+        call: int32 [n], index into `Graph.calls`; -1 if the operator's arguments are unknown.
+        sequence: int64 [n], autograd's number that links backward to forward tasks; -1 for none.
         duration_ns: float64 [n].
-        gap_ns: float64 [n], time after the task during which its lane does something untracked:
-            Python, the framework's dispatch.
+        gap_ns: float64 [n], time after the task in which its lane does untracked work: Python, the
+            framework's dispatch.
         spread: float64 [n], relative half-width of the middle half of the task's durations.
         provenance: uint8 [n], index into `PROVENANCES`, of `duration_ns`.
     """
@@ -217,7 +218,7 @@ class Edges(Columns):
         source, target: int32 [m], task indices.
         kind: uint8 [m], `Dependency`.
         delay_ns: float64 [m].
-        lag: uint8 [m], 0, or 1 when the target belongs to the next step.
+        lag: uint8 [m], 1 if the target belongs to the next step, else 0.
     """
 
     source: NDArray[np.int32]
@@ -229,10 +230,10 @@ class Edges(Columns):
 
 @dataclass(frozen=True)
 class Edit:
-    """One change made to a graph, for people.
+    """A description of one change to a graph.
 
     Attributes:
-        note: what to know before one decides for it, as a cheaper choice; empty for nothing.
+        note: advice for the decision, such as a cheaper alternative; may be empty.
     """
 
     technique: str
@@ -242,22 +243,22 @@ class Edit:
 
 
 class StringTable:
-    """Interns strings while a graph is made; index 0 is the empty string."""
+    """Interns strings while a graph is built; index 0 is the empty string."""
 
     def __init__(self, strings: Sequence[str] = ("",)) -> None:
         self._index = {text: number for number, text in enumerate(strings)}
 
     def add(self, text: str) -> int:
-        """The index of `text`, added if new."""
+        """Return the index of `text`, which is added if new."""
         return self._index.setdefault(text, len(self._index))
 
     def freeze(self) -> tuple[str, ...]:
-        """All strings by index."""
+        """Return all strings by index."""
         return tuple(self._index)
 
 
 class Role(IntEnum):
-    """What an allocation holds."""
+    """Purpose of an allocation."""
 
     OTHER = 0
     PARAMETER = 1
@@ -273,15 +274,14 @@ class Role(IntEnum):
 class Allocations(Columns):
     """Columns over the m allocations of a step.
 
-    An allocation that one task both makes and frees is that task's workspace: what it needs while
-    it runs, beyond what it leaves behind.
+    An allocation that one task both makes and frees is the workspace of that task.
 
     Attributes:
         nbytes: int64 [m].
-        storage: int32 [m], the id in `Graph.operands`; -1 unknown.
+        storage: int32 [m], the id in `Graph.operands`; -1 if unknown.
         role: uint8 [m], `Role`.
-        producer: int32 [m], the task whose start allocates it; -1: it exists before the step.
-        release: int32 [m], the task after which it is freed; -1: it outlives the step.
+        producer: int32 [m], the task whose start allocates it; -1 if it exists before the step.
+        release: int32 [m], the task after which it is freed; -1 if it outlives the step.
     """
 
     nbytes: NDArray[np.int64]
@@ -291,36 +291,36 @@ class Allocations(Columns):
     release: NDArray[np.int32]
 
     def handed_on(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Rows of what the step before left and this one frees, each beside what it leaves so.
+        """Return pairs of an allocation left by the step before and its successor in this step.
 
-        The same number of bytes tells: a loop's loss that makes way for the next one's. Two int64
-        [pairs], in ascending order of the first.
+        Pairs have the same number of bytes, such as the loss of a loop that is freed once the next
+        one exists. Two arrays int64 [pairs], in ascending order of the first.
         """
         others = self.role == Role.OTHER
-        left: dict[int, list[int]] = {}
+        remaining: dict[int, list[int]] = {}
         for row in np.flatnonzero(others & (self.producer >= 0) & (self.release < 0)).tolist():
-            left.setdefault(int(self.nbytes[row]), []).append(row)
+            remaining.setdefault(int(self.nbytes[row]), []).append(row)
         pairs = [
             (row, rows.pop(0))
             for row in np.flatnonzero(others & (self.producer < 0) & (self.release >= 0)).tolist()
-            if (rows := left.get(int(self.nbytes[row])))
+            if (rows := remaining.get(int(self.nbytes[row])))
         ]
         before, after = np.array(pairs, np.int64).reshape(-1, 2).T
         return before, after
 
     def check(self, tasks: int) -> None:
-        """Raise a `GraphError` naming the first row that cannot belong to a graph of `tasks`."""
+        """Raise a `GraphError` for the first row that is invalid in a graph of `tasks` tasks."""
         self.check_lengths("memory's")
         for name, low, high in (
-            ("nbytes", 0, _LARGEST_BYTES),
+            ("nbytes", 0, _MAX_BYTES),
             ("storage", -1, 1 << 31),
             ("role", 0, len(Role)),
             ("producer", -1, tasks),
             ("release", -1, tasks),
         ):
             check_range(getattr(self, name), low, high, name, "allocation")
-        if float(self.nbytes.sum(dtype=np.float64)) >= _LARGEST_BYTES:
+        if float(self.nbytes.sum(dtype=np.float64)) >= _MAX_BYTES:
             raise GraphError("the allocations add up to more than 2^62 bytes")
 
 
-_LARGEST_BYTES = 1 << 62
+_MAX_BYTES = 1 << 62

@@ -1,4 +1,4 @@
-"""`TaskView`: one task of a graph, with what its codes and numbers stand for."""
+"""`TaskView`: one task of a graph, with decoded columns."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TaskView:
-    """Task `number` of `graph`; what many tasks are asked for is a column of `Graph.tasks`."""
+    """Task `number` of `graph`; for many tasks use the columns of `Graph.tasks`."""
 
     graph: Graph
     number: int
 
     @property
     def name(self) -> str:
-        """Of the operator or kernel."""
+        """Name of the operator or kernel."""
         return self.graph.string(int(self.graph.tasks.name[self.number]))
 
     @property
     def scope(self) -> str:
-        """The chain of enclosing operators, with slashes between."""
+        """The chain of enclosing operators, separated by slashes."""
         return self.graph.string(int(self.graph.tasks.scope[self.number]))
 
     @property
     def module(self) -> str:
-        """Qualified name of the innermost module; empty outside of any."""
+        """Qualified name of the innermost module; empty outside modules."""
         return self.graph.string(int(self.graph.tasks.module[self.number]))
 
     @property
     def source(self) -> str:
-        """The user's ``file:line`` that called it; empty where unknown."""
+        """The user's ``file:line`` that called it; empty if unknown."""
         return self.graph.string(int(self.graph.tasks.source[self.number]))
 
     @property
     def kind(self) -> Kind:
-        """What it is."""
+        """The type of the task."""
         return Kind(self.graph.tasks.kind[self.number])
 
     @property
@@ -58,12 +58,12 @@ class TaskView:
 
     @property
     def duration_ns(self) -> float:
-        """How long it takes."""
+        """The duration."""
         return float(self.graph.tasks.duration_ns[self.number])
 
     @property
     def gap_ns(self) -> float:
-        """Untracked time of its lane behind it."""
+        """Untracked time of its lane after it."""
         return float(self.graph.tasks.gap_ns[self.number])
 
     @property
@@ -73,40 +73,40 @@ class TaskView:
 
     @property
     def call(self) -> Call | None:
-        """What it calls; None where its arguments are not known."""
+        """The operator call; None if its arguments are unknown."""
         number = int(self.graph.tasks.call[self.number])
         return self.graph.calls[number] if number >= 0 else None
 
     @property
     def known_call(self) -> Call:
-        """What it calls.
+        """The operator call.
 
         Raises:
-            GraphError: its arguments are not known.
+            GraphError: its arguments are unknown.
         """
         call = self.call
         if call is None:
-            raise GraphError(f"the arguments of task {self.number} ({self.name}) are not known")
+            raise GraphError(f"the arguments of task {self.number} ({self.name}) are unknown")
         return call
 
     @property
     def storages(self) -> list[int]:
-        """Of its call's inputs, then outputs."""
+        """Storages of its call's inputs, then outputs."""
         storages: list[int] = self.graph.storages(self.number).tolist()
         return storages
 
     @property
     def operands(self) -> tuple[list[int], list[int]]:
-        """Storages of its call's inputs, and of its outputs; none where there is no call."""
+        """Storages of its call's inputs, and of its outputs; empty without a call."""
         call, storages = self.call, self.storages
         inputs = 0 if call is None else len(call.inputs)
         return storages[:inputs], storages[inputs:] if call is not None else []
 
 
 def calls_of(graph: Graph, tasks: Sequence[int]) -> list[Call]:
-    """What `tasks` call, in order.
+    """Return the calls of `tasks`, in order.
 
     Raises:
-        GraphError: the arguments of one are not known.
+        GraphError: the arguments of one are unknown.
     """
     return [graph.task(task).known_call for task in tasks]
