@@ -26,7 +26,6 @@ from slipstream.errors import (
 )
 from slipstream.graph import TensorSpec
 from slipstream.graph.flow import Match
-from slipstream.surgery import ModuleSelection
 from slipstream.technique import (
     Choosing,
     Stage,

@@ -127,7 +127,7 @@ class BatchSize(TechniqueSettings):
             shrunk=graph.shrunk,
             memory=_resized_memory(graph, calls, factor),
             samples=wanted,
-            meta={**graph.meta, "shrunk": {**shrunk, "of": self._resize(graph).wanted}},
+            meta={**graph.meta, "shrunk": {**shrunk, "of": self._resize(graph).target}},
         )
 
     def apply(self, built: BuiltWorkload) -> None:

@@ -171,7 +171,7 @@ def _honest(bar: str, graph: Graph, rows: list[Moved]) -> Bar:
         if answer is None:
             continue
         judged += 1
-        if limits.least_ns(one, call) > _ABOVE * answer.nanoseconds:
+        if limits.min_ns(one, call) > _ABOVE * answer.nanoseconds:
             above.append(call.name)
     detail = f"of {judged}; " + (", ".join(above) or "the nearest are below it")
     return at_most(bar, len(above), 0, "operators", n=judged, detail=detail)
