@@ -60,7 +60,7 @@ def test_a_loss_beyond_what_seeds_explain_is_worse_and_one_below_is_better():
     assert worse.status is QualityStatus.WORSE
     assert worse.lost
     assert worse.difference == pytest.approx(0.3)
-    assert "no win" in worse.sentence, "what a reader must find there"
+    assert "does not make up" in worse.sentence, "what a reader must find there"
     better = check(trials(*NOISE, by=(-0.3, -0.31, -0.29, -0.3, -0.3)))
     assert better.status is QualityStatus.BETTER
     assert not better.lost
@@ -160,7 +160,7 @@ def test_outputs_are_compared_relative_to_the_largest():
     assert failed.status is QualityStatus.FAILED
     other = check(outputs([1.0], [2.0]), base=base)
     assert other.status is QualityStatus.UNCHECKED
-    assert "other shapes" in other.reason
+    assert "shapes differ" in other.reason
 
 
 @pytest.mark.parametrize(

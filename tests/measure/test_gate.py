@@ -91,7 +91,7 @@ def test_a_process_that_loses_its_core_often_is_disturbed(monkeypatch, per_s, le
 
 @pytest.mark.parametrize(
     ("pressure", "load", "expected"),
-    [(20.0, 9.0, ""), (80.0, 0.0, "80 %"), (None, 9.0, "9.0 a core"), (None, 0.5, "")],
+    [(20.0, 9.0, ""), (80.0, 0.0, "80 %"), (None, 9.0, "9.0 per core"), (None, 0.5, "")],
 )
 def test_a_busy_machine_is_told_at_once(monkeypatch, pressure, load, expected):
     monkeypatch.setattr(gate, "_pressure", lambda: pressure)

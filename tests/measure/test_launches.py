@@ -30,7 +30,7 @@ from slipstream.measure.comparison import Comparison, compare
 from slipstream.measure.launches import (
     IN_THIS_PROCESS,
     LAUNCH,
-    MOST_LAUNCHES,
+    MAX_LAUNCHES,
     LaunchCost,
     first_launch,
     launch_of,
@@ -273,7 +273,7 @@ def cost(left_s: float = 60.0, opening_s: float = 1.0, **more: float) -> LaunchC
 @pytest.mark.parametrize(
     ("of_cost", "expected"),
     [
-        (cost(), MOST_LAUNCHES),
+        (cost(), MAX_LAUNCHES),
         (cost(opening_s=7.0), 5),
         (cost(opening_s=14.0), 3),
         (cost(opening_s=15.0), 1),
@@ -286,19 +286,19 @@ def cost(left_s: float = 60.0, opening_s: float = 1.0, **more: float) -> LaunchC
 def test_as_many_launches_as_opening_takes_half_the_time(
     of_cost: LaunchCost, expected: int
 ) -> None:
-    assert launches_that_fit(MOST_LAUNCHES, of_cost) == expected
+    assert launches_that_fit(MAX_LAUNCHES, of_cost) == expected
 
 
 def test_one_process_is_told_with_the_budget_that_has_three() -> None:
     costly = cost(opening_s=20.0)
     assert re.search(r"\b82\.0 s\b.*\b3\b", why_one_process(costly))
-    assert launches_that_fit(MOST_LAUNCHES, replace(costly, left_s=82.0)) == 3
-    assert launches_that_fit(MOST_LAUNCHES, cost(), blocks=17) == 1
-    assert launches_that_fit(MOST_LAUNCHES, cost(), blocks=18) == 3
+    assert launches_that_fit(MAX_LAUNCHES, replace(costly, left_s=82.0)) == 3
+    assert launches_that_fit(MAX_LAUNCHES, cost(), blocks=17) == 1
+    assert launches_that_fit(MAX_LAUNCHES, cost(), blocks=18) == 3
 
 
 def test_the_command_offers_as_many_as_the_library() -> None:
-    assert inspect.signature(prove_command.command).parameters["launches"].default == MOST_LAUNCHES
+    assert inspect.signature(prove_command.command).parameters["launches"].default == MAX_LAUNCHES
 
 
 # Running.
@@ -372,7 +372,7 @@ def pair(clock: Clock, **more: float) -> list[Process]:
 
 
 def measured(arms: list[Process], *, plan: RunPlan = QUICK, **settings: object) -> Experiment:
-    options: dict[str, object] = {"primary": "wall", "launches": MOST_LAUNCHES, **settings}
+    options: dict[str, object] = {"primary": "wall", "launches": MAX_LAUNCHES, **settings}
     return run(
         arms,
         ExperimentSettings("a", **options),

@@ -168,7 +168,7 @@ def test_no_history_widens_nothing_and_says_so(store: Store) -> None:
     store.save(experiment(), [claim()])
     found = Ledger(store).calibration(ENVIRONMENT.env_id, "cpu")
     assert (found.factor, found.level, found.n, found.coverage) == (1.0, None, 0, None)
-    assert f"{store.path} holds no prediction" in found.note
+    assert f"{store.path} has no prediction" in found.note
 
 
 def test_few_rows_claim_only_the_level_they_can_hold() -> None:

@@ -83,7 +83,7 @@ def test_without_proc_the_process_has_one_peak_and_phases_say_why_not(monkeypatc
     found = memory._measured("workers:allocate_in_phases", {"first": 5, "second": 5})
     assert found["whole"][0] > 5 * MIB
     assert found["phases"] == {}
-    assert "no resettable peak" in found["unreadable"]
+    assert "cannot reset the peak" in found["unreadable"]
     with pytest.raises(MeasurementError) as caught:
         memory.peak_of_call(lambda: None)
     assert "WorkerArm" in (caught.value.remedy or "")

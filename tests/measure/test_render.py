@@ -100,10 +100,10 @@ def test_the_guard_is_below_every_result() -> None:
 @pytest.mark.parametrize(
     ("low", "high", "says"),
     [
-        (0.95, 1.1, "holds 1"),
+        (0.95, 1.1, "includes 1"),
         (0.417, 2.334, "too wide"),
         (0.9, math.inf, "too wide"),
-        (1.1, 2.5, "does not hold 1"),
+        (1.1, 2.5, "does not include 1"),
     ],
 )
 def test_a_guard_that_could_not_have_noticed_vouches_for_nothing(

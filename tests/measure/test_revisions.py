@@ -86,7 +86,7 @@ def test_a_folder_only_one_revision_has_is_refused(repository):
 
 
 def test_worktrees_exist_only_inside_the_with_block(repository):
-    with pytest.raises(MeasurementError, match=r"\bwith block\b"):
+    with pytest.raises(MeasurementError, match=r"\bnot checked out\b"):
         Revisions(["HEAD"], repository).worktree("HEAD")
 
 

@@ -302,7 +302,7 @@ def test_a_function_that_keeps_its_first_result_is_found_out():
     assert error.value.phase == "calibrate"
     calls, fewer = map(int, re.findall(r"\b\d+\b", error.value.what))
     assert fewer == calls // 4
-    assert re.search(r"\bfunction\b.*\bfirst result\b", error.value.remedy or "")
+    assert re.search(r"\bfunction caches its result\b", error.value.remedy or "")
 
 
 @pytest.mark.parametrize("repeatable", [(True, True), (True, False), (False, False)])
@@ -372,14 +372,14 @@ def test_a_stored_claim_is_recomputed_to_the_last_digit(tmp_path):
 _KILLED = """
 import sys, time
 from slipstream.measure.arms import CallableArm
-from slipstream.measure.records import AFTERWARDS, Environment, Settings
-from slipstream.measure.runner import Plan, run
+from slipstream.measure.records import AFTERWARDS, Environment, ExperimentSettings
+from slipstream.measure.runner import RunPlan, run
 from slipstream.measure.store import Store
 
 arms = [CallableArm(name, lambda: time.sleep(0.005)) for name in "ab"]
 said = lambda now: print(now.block, flush=True) if now.phase == "measure" else None
-run(arms, Settings("a", target_rel_width=1e-9), environment=Environment({}, "env"),
-    plan=Plan(maximum_warmup_s=0), sink=Store(sys.argv[1]).sink(), progress=said)
+run(arms, ExperimentSettings("a", target_rel_width=1e-9), environment=Environment({}, "env"),
+    plan=RunPlan(maximum_warmup_s=0), sink=Store(sys.argv[1]).sink(), progress=said)
 """
 
 

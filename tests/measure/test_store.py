@@ -150,7 +150,7 @@ def test_nothing_measured_is_replaced(store: Store) -> None:
     better = original.series[key].values.copy()
     better[3] *= 0.5
     tampered = replace(original, series={**original.series, key: series(better)})
-    with pytest.raises(StoreError, match="other samples") as caught:
+    with pytest.raises(StoreError, match="samples other than") as caught:
         recording.finish(tampered, ())
     assert caught.value.where == "arm base, metric cpu, phase measure"
     assert _columns(store.load(recording.experiment_id)) == _columns(original)

@@ -1,4 +1,4 @@
-"""Our records as JSON and columns of samples as bytes, both exact in both directions."""
+"""Serialize records to JSON and sample columns to bytes; both round-trip exactly."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from slipstream.measure.records import Event, Series
 from slipstream.schema import Readers, build
 
 Record = TypeVar("Record")
-_LARGEST_EVENTS = 64 << 20
+_MAX_EVENTS_BYTES = 64 << 20
 
 
 def to_json(record: Any) -> str:
-    """A dataclass (or plain value) as one line of JSON; floats by their shortest exact digits."""
+    """Return a dataclass or plain value as one line of JSON; floats with shortest exact digits."""
     is_record = dataclasses.is_dataclass(record) and not isinstance(record, type)
     plain = dataclasses.asdict(record) if is_record else record
     return json.dumps(plain, separators=(",", ":"), default=_plain)
 
 
 def to_plain(record: Any) -> Any:
-    """A dataclass as JSON values: dictionaries, lists, text, numbers."""
+    """Return a dataclass as JSON values: dictionaries, lists, strings, numbers."""
     return json.loads(to_json(record))
 
 
 def from_json(kind: type[Record], text: str) -> Record:
-    """The record of class `kind` that `to_json` wrote.
+    """Read a record of class `kind` that `to_json` wrote.
 
     Raises:
-        StoreError: it has fields this version does not know, or lacks one it needs.
+        StoreError: The record has unknown fields, or lacks a required one.
     """
     try:
         values = json.loads(text)
@@ -54,9 +54,9 @@ def from_json(kind: type[Record], text: str) -> Record:
 
 
 def _any_float(value: Any, place: str) -> Any:
-    """Infinite ends of intervals and what was never measured are kept as well."""
+    # Unlike the default reader, accept infinite interval ends and NaN for missing measurements.
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise StoreError(f"{place}: {value!r} is no number")
+        raise StoreError(f"{place}: {value!r} is not a number")
     return value
 
 
@@ -64,7 +64,7 @@ _READERS: Readers = {float: _any_float}
 
 
 def _plain(value: Any) -> Any:
-    # NumPy's scalars are numbers, and other Mappings dictionaries, whatever json thinks of them.
+    # json does not serialize NumPy scalars and mappings other than dict.
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, Mapping):
@@ -73,7 +73,7 @@ def _plain(value: Any) -> Any:
 
 
 def pack_series(series: Series) -> tuple[int, bytes, bytes]:
-    """Number of samples, values, blocks.
+    """Return the number of samples, the packed values and the packed blocks.
 
     Values are little-endian float64, blocks little-endian int32 steps from one sample to the
     next (nearly always 0 or 1, so that they cost next to nothing), both compressed with zlib.
@@ -84,11 +84,7 @@ def pack_series(series: Series) -> tuple[int, bytes, bytes]:
 
 
 def unpack_series(n: int, values: bytes, blocks: bytes) -> Series:
-    """What `pack_series` packed.
-
-    Raises:
-        StoreError: the bytes are damaged.
-    """
+    """Unpack the result of `pack_series`; raise StoreError if the bytes are damaged."""
     try:
         column = np.frombuffer(expanded(values, 8 * n), dtype="<f8").astype(np.float64)
         steps = np.frombuffer(expanded(blocks, 4 * n), dtype="<i4")
@@ -100,22 +96,18 @@ def unpack_series(n: int, values: bytes, blocks: bytes) -> Series:
 
 
 def pack_events(events: Sequence[Event]) -> bytes:
-    """Compressed JSON; gate readings repeat themselves, block after block."""
+    """Pack events as compressed JSON; gate readings repeat from block to block."""
     rows = [[event.block, event.kind, event.detail] for event in events]
     return zlib.compress(to_json(rows).encode())
 
 
 def unpack_events(packed: bytes) -> list[Event]:
-    """What `pack_events` packed.
-
-    Raises:
-        StoreError: the bytes are damaged.
-    """
+    """Unpack the result of `pack_events`; raise StoreError if the bytes are damaged."""
     try:
-        rows = json.loads(expanded(packed, _LARGEST_EVENTS))
+        rows = json.loads(expanded(packed, _MAX_EVENTS_BYTES))
         events = [Event(block, kind, detail) for block, kind, detail in rows]
     except (TypeError, ValueError, RecursionError) as error:
         raise StoreError(f"stored events are damaged: {error}") from error
-    if not all(isinstance(one.kind, str) and isinstance(one.detail, dict) for one in events):
-        raise StoreError("stored events are damaged: they have no kind, or no details")
+    if not all(isinstance(event.kind, str) and isinstance(event.detail, dict) for event in events):
+        raise StoreError("stored events are damaged: an event has no kind or no details")
     return events

@@ -1,4 +1,4 @@
-"""Facts about Python, its packages, BLAS, torch, its accelerators, and the user's source code."""
+"""Facts about Python, packages, BLAS, torch, accelerators and the revision of the source code."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from slipstream.child.program import answer_of
 from slipstream.measure.facts_machine import UNREADABLE
 from slipstream.measure.redact import Redactor
 
-# Variables that change how fast numbers are crunched; nothing else of the environment is looked
-# at, since it may hold secrets.
+# Variables that affect performance. No others are read, since they may contain secrets.
 _VARIABLES = (
     "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "BLIS_", "VECLIB_", "NUMEXPR_",
     "ONEDNN_", "DNNL_", "ATEN_", "TORCH_", "TORCHINDUCTOR_", "TORCHDYNAMO_", "PYTORCH_", "CUDA_",
@@ -27,10 +26,10 @@ _VARIABLES = (
     "PYTHONHASHSEED", "PYTHONMALLOC", "PYTHONOPTIMIZE",
     "SLIPSTREAM_INSTRUCTION_SET", "SLIPSTREAM_NATIVE",
 )  # fmt: skip
-# Of those, the ones that say where files are kept; torch itself sets some when it is first used.
+# Variables with these suffixes hold file paths; torch sets some of them on first use.
 _PLACES = ("_DIR", "_HOME", "_PATH", "_FILE")
-# Files that git does not know yet and that may still be part of what runs. Outputs are not: they
-# would make every run's environment a new one.
+# Untracked files that count as source code. Outputs do not: they would give every run a new
+# environment.
 _SOURCE_SUFFIXES = frozenset(
     (".py", ".pyi", ".pyx", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".rs", ".toml")
 )
@@ -38,7 +37,7 @@ _OURS = ".slipstream/"
 _GIT_TIMEOUT_S = 10.0
 _SET_BY_THREADPOOLCTL = "KMP_DUPLICATE_LIB_OK"
 _RUNTIMES = {"onnxruntime": "onnxruntime", "litert": "ai-edge-litert", "tflite": "tflite-runtime"}
-# Of nvidia-smi: what stays (hashed) and what changes while it runs (recorded only).
+# nvidia-smi fields: constant ones (hashed), and ones that change at run time (recorded only).
 _GPU_STABLE = (
     "name", "driver_version", "memory.total", "clocks.max.sm", "clocks.max.mem", "power.limit",
     "compute_cap", "mig.mode.current", "persistence_mode", "ecc.mode.current",
@@ -48,7 +47,7 @@ _GPU_TIMEOUT_S = 20.0
 
 
 def facts(redact: Redactor, command: str | None, *, import_torch: bool) -> dict[str, Any]:
-    """Groups ``python``, ``package``, ``blas``, ``env``, ``git``, ``torch``, ``onednn``,
+    """Return the groups ``python``, ``package``, ``blas``, ``env``, ``git``, ``torch``, ``onednn``,
     ``runtime``, ``gpu`` and ``now.command``.
     """
     line = shlex.join(sys.argv) if command is None else command
@@ -80,14 +79,14 @@ def _packages() -> dict[str, Any]:
     versions: dict[str, Any] = {}
     for distribution in metadata.distributions():
         name = distribution.name
-        # The first of two on sys.path is the one that is imported.
+        # Of duplicates on sys.path, the first is imported.
         if name and (key := f"package.{name.lower().replace('_', '-')}") not in versions:
             versions[key] = distribution.version
     return versions
 
 
 def _blas() -> dict[str, Any]:
-    """NumPy's BLAS. Others that happen to be loaded depend on who imported what before: ``now``."""
+    # Loaded libraries other than NumPy's BLAS depend on earlier imports, hence group ``now``.
     pools = _thread_pools()
     if pools is None:
         return {"blas": UNREADABLE}
@@ -102,12 +101,12 @@ def _blas() -> dict[str, Any]:
 def _thread_pools() -> list[dict[str, Any]] | None:
     before = os.environ.get(_SET_BY_THREADPOOLCTL)
     try:
-        import numpy  # noqa: F401  (so that its BLAS is there to be asked)
+        import numpy  # noqa: F401  (loads its BLAS)
         from threadpoolctl import threadpool_info
     except ImportError:
         return None
     finally:
-        # Looking must not change what the user's code and its children see.
+        # Restore the environment for the user's code and its children.
         if before is None:
             os.environ.pop(_SET_BY_THREADPOOLCTL, None)
     pools: list[dict[str, Any]] = threadpool_info()
@@ -115,8 +114,8 @@ def _thread_pools() -> list[dict[str, Any]] | None:
 
 
 def _pool(pool: dict[str, Any]) -> dict[str, Any]:
-    kept = ("internal_api", "version", "num_threads", "threading_layer", "architecture")
-    return {key: pool[key] for key in kept if pool.get(key) is not None}
+    keys = ("internal_api", "version", "num_threads", "threading_layer", "architecture")
+    return {key: pool[key] for key in keys if pool.get(key) is not None}
 
 
 def _variables(redact: Redactor) -> dict[str, Any]:
@@ -128,13 +127,13 @@ def _variables(redact: Redactor) -> dict[str, Any]:
 
 
 def _revision(folder: Path) -> dict[str, Any]:
-    """The commit, and a hash of all that differs from it; None outside a repository."""
+    """Return the commit and a hash of the changes since; None outside a repository."""
     top = _git(folder, "rev-parse", "--show-toplevel")
     if top is None:
         return {"git.revision": None, "git.dirty": None}
     root = Path(os.fsdecode(top.strip()))
     revision = _git(root, "rev-parse", "HEAD")
-    # --no-ext-diff --no-textconv: a repository's settings must not run programs here.
+    # --no-ext-diff --no-textconv: a repository's configuration must not run programs.
     diff = _git(root, "diff", "HEAD", "--binary", "--no-ext-diff", "--no-textconv")
     new = _git(root, "ls-files", "--others", "--exclude-standard", "-z")
     if revision is None:
@@ -164,13 +163,13 @@ def _dirty(root: Path, diff: bytes, new: bytes | None) -> str | None:
 
 
 def _git(folder: Path, *arguments: str) -> bytes | None:
-    done = answer_of(
+    process = answer_of(
         *("git", "-c", "core.fsmonitor=false", *arguments),
         timeout_s=_GIT_TIMEOUT_S,
         directory=folder,
         environment={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
     )
-    return done.stdout if done is not None and done.returncode == 0 else None
+    return process.stdout if process is not None and process.returncode == 0 else None
 
 
 def _torch(redact: Redactor, may_import: bool) -> dict[str, Any]:
@@ -183,7 +182,7 @@ def _torch(redact: Redactor, may_import: bool) -> dict[str, Any]:
     try:
         import torch
     except (ImportError, OSError):
-        # Installed and broken (a missing shared library) is an environment too.
+        # Installed but broken, for example because a shared library is missing.
         return about | {"torch.config": UNREADABLE}
     return about | {
         "torch.version": str(torch.__version__),
@@ -198,8 +197,8 @@ def _torch(redact: Redactor, may_import: bool) -> dict[str, Any]:
         "torch.mkldnn": bool(torch.backends.mkldnn.enabled),
         "torch.cudnn_benchmark": torch.backends.cudnn.benchmark,
         "torch.cuda": torch.version.cuda,
-        # oneDNN does not tell its choice; it obeys this variable when set, else it takes all the
-        # processor has.
+        # oneDNN does not report the instruction set it uses: this variable if set, else all that
+        # the processor supports.
         "onednn.max_isa": os.environ.get("ONEDNN_MAX_CPU_ISA")
         or os.environ.get("DNNL_MAX_CPU_ISA")
         or "all",
@@ -211,7 +210,7 @@ def _runtimes() -> dict[str, Any]:
     for name, package in _RUNTIMES.items():
         with contextlib.suppress(metadata.PackageNotFoundError):
             versions[f"runtime.{name}"] = metadata.version(package)
-    # Its import is slow: asked only when the user's code has imported it.
+    # Importing onnxruntime is slow, so query it only if the user's code imported it.
     if "onnxruntime" in sys.modules:
         onnxruntime = sys.modules["onnxruntime"]
         versions["runtime.onnxruntime_providers"] = onnxruntime.get_available_providers()
@@ -238,11 +237,11 @@ def _gpus() -> dict[str, Any]:
 
 def _nvidia_smi(program: str, names: tuple[str, ...]) -> list[list[str]] | None:
     query = f"--query-gpu={','.join(names)}"
-    done = answer_of(program, query, "--format=csv,noheader", timeout_s=_GPU_TIMEOUT_S)
-    if done is None:
+    process = answer_of(program, query, "--format=csv,noheader", timeout_s=_GPU_TIMEOUT_S)
+    if process is None:
         return None
-    lines = done.stdout.decode(errors="replace").splitlines()
+    lines = process.stdout.decode(errors="replace").splitlines()
     rows = [[cell.strip() for cell in line.split(",")] for line in lines]
-    if done.returncode != 0 or any(len(row) != len(names) for row in rows):
+    if process.returncode != 0 or any(len(row) != len(names) for row in rows):
         return None
     return rows

@@ -1,7 +1,7 @@
-"""Run one command in a fresh process and account for it. Runs in a small launcher process.
+"""Run one command in a fresh process and measure its resources, from a small launcher process.
 
-A process inherits the peak memory of the process that forked it, and Python with NumPy has a
-large one; this module imports neither, so that what `wait4` reports is the command's own.
+A process inherits the peak memory of the process that forked it, which is large with NumPy
+imported. This module does not import NumPy, so that `wait4` reports the command's own peak.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ _output: IO[bytes] | None = None
 
 
 def run(words: list[str], directory: str | None, environment: dict[str, str]) -> dict[str, Any]:
-    """One sample: wall and CPU ns (children included), run-queue delay ns, peak memory bytes.
+    """Return wall, CPU (with children) and run-queue delay in ns, and peak memory in bytes.
 
     Raises:
-        MeasurementError: the command was not found or did not exit with 0.
+        MeasurementError: The command was not found or did not exit with status 0.
     """
     global _output
     if _output is None:
-        _output = tempfile.TemporaryFile()  # noqa: SIM115 - kept for the process's life
+        _output = tempfile.TemporaryFile()  # noqa: SIM115 - open until the process exits
     _output.seek(0)
     _output.truncate()
-    began = time.perf_counter_ns()
+    start_ns = time.perf_counter_ns()
     try:
         process = subprocess.Popen(
             words,
@@ -45,23 +45,23 @@ def run(words: list[str], directory: str | None, environment: dict[str, str]) ->
     except OSError as error:
         raise MeasurementError(
             f"'{words[0]}' could not be started: {error.strerror}",
-            remedy="check the spelling and PATH; try it in this folder on its own first",
+            remedy="check the spelling and PATH; run the command alone in this directory first",
         ) from None
     delay_ns = None
     if hasattr(os, "waitid"):
-        # Wait without reaping, so that its run-queue delay can still be read.
+        # Wait without reaping, so that the run-queue delay can still be read.
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        wall_ns = time.perf_counter_ns() - began
+        wall_ns = time.perf_counter_ns() - start_ns
         delay_ns = _run_delay_ns(process.pid)
         _, status, usage = os.wait4(process.pid, 0)
     else:
         _, status, usage = os.wait4(process.pid, 0)
-        wall_ns = time.perf_counter_ns() - began
+        wall_ns = time.perf_counter_ns() - start_ns
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode != 0:
         raise MeasurementError(
-            f"the command ended with exit code {process.returncode}" + _tail(_output),
-            remedy="make it succeed on its own first: " + " ".join(words),
+            f"the command exited with status {process.returncode}" + _tail(_output),
+            remedy="make it succeed outside the comparison first: " + " ".join(words),
         )
     sample: dict[str, Any] = {
         "wall": wall_ns,

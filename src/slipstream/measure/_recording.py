@@ -1,4 +1,4 @@
-"""An experiment while it is being recorded: a block at a time, packed into columns at its end."""
+"""Recording of a running experiment, block by block; packed into columns when it finishes."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _APPEND = "INSERT INTO chunk (experiment, sequence, samples, block, at_ms) VALUE
 
 
 class Recording:
-    """What `Store.begin` and `Store.resume` return.
+    """A running experiment, as returned by `Store.begin` and `Store.resume`.
 
     Attributes:
-        experiment_id: the experiment's name in the store.
+        experiment_id: The experiment's name in the store.
     """
 
     def __init__(self, database: rows.Database, number: int, experiment_id: str) -> None:
@@ -38,21 +38,21 @@ class Recording:
         samples: Mapping[rows.Key, float | Sequence[float]],
         events: Sequence[Event] = (),
     ) -> None:
-        """Make one block durable against a crash of this process.
+        """Store one block, so that it survives a crash of this process.
 
         Args:
-            block: its number; the same number may come again (several warm-up rounds).
-            samples: by (arm, metric, phase), one value or several, in the metric's unit.
-            events: of this block; written in the same transaction.
+            block: Block number; may repeat, as in several warm-up rounds.
+            samples: One or several values by (arm, metric, phase), in the metric's unit.
+            events: Events of this block, written in the same transaction.
 
         Raises:
-            StoreError: it cannot be written; the blocks before it are kept.
+            StoreError: The block cannot be written; earlier blocks remain stored.
         """
-        taken = [
+        values = [
             [arm, metric, phase, _floats(value)] for (arm, metric, phase), value in samples.items()
         ]
         at_ms = round((time.monotonic() - self._began) * 1e3)
-        row = (self._number, self._sequence, codec.to_json(taken), block, at_ms)
+        row = (self._number, self._sequence, codec.to_json(values), block, at_ms)
         if events:
             with self._database.write() as db:
                 db.execute(_APPEND, row)
@@ -62,35 +62,38 @@ class Recording:
         self._sequence += 1
 
     def event(self, event: Event) -> None:
-        """Make one event durable: a gate reading, a warning, a failed arm."""
+        """Store one event: a gate reading, a warning, a failed arm."""
         with self._database.write() as db:
             rows.keep_event(db, self._number, [event])
 
     def finish(self, experiment: Experiment, claims: Sequence[Claim]) -> None:
-        """Pack what was recorded, and store the claims; one transaction.
+        """Pack the recorded samples and store the claims, in one transaction.
 
         Args:
-            experiment: as it ended. Series and events that it holds beyond those appended are
-                stored too; series it leaves out are taken from what was appended.
-            claims: those of ``claims.py``.
+            experiment: The finished experiment. Its series and events that were not appended are
+                stored too; series that it lacks are taken from the appended ones.
+            claims: Its claims, see ``claims.py``.
 
         Raises:
-            StoreError: a series differs from what was appended (nothing measured is ever
-                replaced), or it cannot be written.
+            StoreError: A series differs from the appended samples, which are never replaced, or
+                the store cannot be written.
         """
         recorded = rows.series(self._database, self._number)
         for key, series in recorded.items():
             _check_same(key, series, experiment.series.get(key, series))
         columns = {**recorded, **experiment.series}
         events = rows.events(self._database, self._number)
-        known = {codec.to_json(event) for event in events}
-        events += [event for event in experiment.events if codec.to_json(event) not in known]
+        stored = {codec.to_json(event) for event in events}
+        events += [event for event in experiment.events if codec.to_json(event) not in stored]
         with self._database.write() as db:
             rows.keep_arms(db, self._number, experiment.arms)
             rows.keep_predictions(db, self._number, tuple(experiment.predictions.items()))
             db.executemany(
                 "INSERT INTO sample_blob VALUES (?, ?, ?, ?, ?, ?, ?)",
-                [(self._number, *key, *codec.pack_series(one)) for key, one in columns.items()],
+                [
+                    (self._number, *key, *codec.pack_series(column))
+                    for key, column in columns.items()
+                ],
             )
             db.execute(
                 "INSERT INTO block SELECT experiment, sequence, block, at_ms FROM chunk"
@@ -117,14 +120,13 @@ class Recording:
                     self._number,
                 ),
             )
-        # Give the space of the chunks back to the file system.
         self._database.give_back_space()
 
 
 def _floats(value: float | Sequence[float]) -> list[float]:
     if isinstance(value, (int, float)):
         return [float(value)]
-    return [float(one) for one in value]
+    return [float(number) for number in value]
 
 
 def _check_same(key: rows.Key, appended: Series, final: Series) -> None:
@@ -132,7 +134,7 @@ def _check_same(key: rows.Key, appended: Series, final: Series) -> None:
     if not (same and np.array_equal(appended.blocks, final.blocks)):
         arm, metric, phase = key
         raise StoreError(
-            "an experiment ended with other samples than were recorded while it ran",
+            "an experiment finished with samples other than those recorded while it ran",
             where=f"arm {arm}, metric {metric}, phase {phase}",
-            remedy="this is a defect of the runner; what was recorded is kept",
+            remedy="this is a defect of slipstream; the recorded samples remain stored",
         )

@@ -1,4 +1,4 @@
-"""Rows of the results store, written and read: the open file, and functions over it."""
+"""Read and write rows of the results store."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Database:
     """A connection to the results store at `path`.
 
     Raises:
-        StoreError: here and from every method: see `slipstream.sqlite`.
+        StoreError: From the constructor and every method; see `slipstream.sqlite`.
     """
 
     def __init__(self, path: Path, *, read_only: bool) -> None:
@@ -43,7 +43,7 @@ class Database:
         self._connection = open_database(path, MIGRATIONS, read_only=read_only)
 
     def read(self, query: str, *parameters: object) -> Sequence[sqlite3.Row]:
-        """All rows of `query`."""
+        """Return all rows of `query`."""
         with errors_in_words(self.path):
             cursor = self._connection.cursor()
             cursor.row_factory = sqlite3.Row
@@ -52,28 +52,28 @@ class Database:
 
     @contextmanager
     def write(self) -> Iterator[sqlite3.Connection]:
-        """A transaction: all of the block's statements, or none."""
+        """Run the statements of the ``with`` block in one transaction."""
         with errors_in_words(self.path), transaction(self._connection) as connection:
             yield connection
 
     def write_one(self, statement: str, *parameters: object) -> None:
-        """One statement, a transaction by itself."""
+        """Run one statement in its own transaction."""
         with errors_in_words(self.path):
             self._connection.execute(statement, parameters)
 
     def give_back_space(self) -> None:
-        """Shrink the file by what deleted rows left free."""
+        """Shrink the file by the space of deleted rows."""
         with errors_in_words(self.path):
-            # As a script: `execute` would free a single page, this statement's first step.
+            # `execute` would free only one page: it runs only the statement's first step.
             self._connection.executescript("PRAGMA incremental_vacuum")
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the connection."""
         self._connection.close()
 
 
 def keep_environment(db: sqlite3.Connection, environment: Environment) -> None:
-    """Its hashed facts, once for all experiments made there."""
+    """Store the hashed facts of `environment`, once for all its experiments."""
     db.execute(
         "INSERT OR IGNORE INTO environment VALUES (?, ?)",
         (environment.env_id, codec.to_json(stable_facts(environment.facts))),
@@ -81,7 +81,7 @@ def keep_environment(db: sqlite3.Connection, environment: Environment) -> None:
 
 
 def keep_arms(db: sqlite3.Connection, number: int, arms: Sequence[ArmRecord]) -> None:
-    """The arms of experiment `number`, in place of those it had."""
+    """Replace the stored arms of experiment `number`."""
     db.execute("DELETE FROM arm WHERE experiment = ?", (number,))
     db.executemany(
         "INSERT INTO arm VALUES (?, ?, ?, ?)",
@@ -92,7 +92,7 @@ def keep_arms(db: sqlite3.Connection, number: int, arms: Sequence[ArmRecord]) ->
 def keep_predictions(
     db: sqlite3.Connection, number: int, by_arm: Sequence[tuple[str, PredictionRecord]]
 ) -> None:
-    """What was predicted for the arms of experiment `number`."""
+    """Store the predictions for the arms of experiment `number`."""
     db.executemany(
         "INSERT OR REPLACE INTO experiment_prediction VALUES (?, ?, ?)",
         [(number, arm, keep_prediction(db, prediction)) for arm, prediction in by_arm],
@@ -100,7 +100,7 @@ def keep_predictions(
 
 
 def keep_prediction(db: sqlite3.Connection, prediction: PredictionRecord) -> int:
-    """The row of `prediction`, made if it is new."""
+    """Store `prediction` if it is new, and return its row number."""
     record = codec.to_json(prediction)
     db.execute(
         "INSERT OR IGNORE INTO prediction"
@@ -119,7 +119,7 @@ def keep_prediction(db: sqlite3.Connection, prediction: PredictionRecord) -> int
 
 
 def keep_event(db: sqlite3.Connection, number: int, events: Sequence[Event]) -> None:
-    """One more row of events of experiment `number`."""
+    """Add `events` to experiment `number` as one row."""
     if events:
         db.execute(
             "INSERT INTO event (experiment, events) VALUES (?, ?)",
@@ -128,7 +128,7 @@ def keep_event(db: sqlite3.Connection, number: int, events: Sequence[Event]) -> 
 
 
 def series(database: Database, number: int) -> dict[Key, Series]:
-    """Samples of experiment `number`, packed or still as they were appended."""
+    """Return the samples of experiment `number`, from packed columns or appended chunks."""
     packed = database.read("SELECT * FROM sample_blob WHERE experiment = ?", number)
     if packed:
         return {
@@ -142,10 +142,10 @@ def series(database: Database, number: int) -> dict[Key, Series]:
         "SELECT block, samples FROM chunk WHERE experiment = ? ORDER BY sequence",
         number,
     ):
-        for arm, metric, phase, taken in json.loads(samples):
+        for arm, metric, phase, sampled in json.loads(samples):
             values, blocks = columns.setdefault((arm, metric, Phase(phase)), ([], []))
-            values += taken
-            blocks += [block] * len(taken)
+            values += sampled
+            blocks += [block] * len(sampled)
     return {
         key: Series(np.array(values, np.float64), np.array(blocks, np.int32))
         for key, (values, blocks) in columns.items()
@@ -153,33 +153,33 @@ def series(database: Database, number: int) -> dict[Key, Series]:
 
 
 def events(database: Database, number: int) -> list[Event]:
-    """Events of experiment `number`, in the order they were recorded."""
+    """Return the events of experiment `number` in recording order."""
     rows = database.read("SELECT events FROM event WHERE experiment = ? ORDER BY number", number)
     return [event for (packed,) in rows for event in codec.unpack_events(packed)]
 
 
 def software() -> str:
-    """The version of slipstream that writes."""
+    """Return the version of slipstream."""
     return metadata.version("slipstream")
 
 
 def writer() -> str:
-    """This process, so that another one can see whether it still runs."""
+    """Return the id and start time of this process, by which others check if it still runs."""
     import psutil
 
     return f"{os.getpid()} {psutil.Process().create_time():.0f}"
 
 
 def status(database: Database, row: sqlite3.Row) -> str:
-    """`Experiment.status` of a row of table experiment."""
+    """Return `Experiment.status` of a row of table experiment."""
     if row["finished"] is not None:
         return final_status(events(database, row["number"]))
     import psutil
 
     pid, started = (row["writer"] or "0 0").split()
     try:
-        # Process ids are used again; the time a process began tells it from a later namesake.
-        # Two seconds: the kernel's clock behind it is adjusted now and then.
+        # Process ids are reused; the start time identifies the process. The tolerance of two
+        # seconds covers adjustments of the kernel's clock.
         if abs(psutil.Process(int(pid)).create_time() - float(started)) <= 2:
             return "running"
     except psutil.Error:

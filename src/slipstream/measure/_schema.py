@@ -1,11 +1,10 @@
-"""Tables of the results store. Script k takes a store from version k to k + 1; never edit one."""
+"""Tables of the results store. Script k migrates version k to k + 1; never edit a script."""
 
 from __future__ import annotations
 
-# Rows are only ever added, except that what a running experiment appended block by block (`chunk`,
-# `event`) is packed into `sample_blob` and one row of `event` when it ends. Values of our own types
-# are kept as JSON (`record`), whose floats read back bit for bit; the columns beside them are for
-# queries.
+# Rows are never changed, except that the blocks of a running experiment (`chunk`, `event`) are
+# packed into `sample_blob` and one row of `event` when it finishes. Records are stored as JSON
+# (`record`), whose floats read back bit for bit; the other columns of their tables serve queries.
 _VERSION_1 = """
 CREATE TABLE environment (
     env_id TEXT PRIMARY KEY,
@@ -86,8 +85,8 @@ CREATE TABLE experiment_prediction (
 ) WITHOUT ROWID;
 """
 
-# A block is one row while its experiment runs: each statement of a commit costs the measured
-# program some of its caches. `block` has the blocks of finished experiments.
+# A block of a running experiment is one row, because each statement of a commit evicts cache lines
+# of the measured program. `block` has the blocks of finished experiments.
 _VERSION_2 = """
 ALTER TABLE chunk ADD COLUMN block INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE chunk ADD COLUMN at_ms INTEGER NOT NULL DEFAULT 0;

@@ -1,8 +1,8 @@
-"""What is compared: a function in this process, a worker process, or a whole command.
+"""Arms of a comparison: a function in this process, a worker process, or a command.
 
-An arm gives one sample at a time, only when asked, so that one arm computes while the others
-wait. A sample is a mapping of metric to value *per call*. Times are read around a loop that is
-the same code object for every arm; nothing of ours runs inside it.
+An arm returns one sample per request, so that one arm computes while the others wait. A sample
+maps metrics to values *per call*. Clocks are read around a loop that is the same code object for
+every arm and runs only the measured function.
 """
 
 from __future__ import annotations
@@ -36,32 +36,32 @@ Sample = Mapping[Metric, float]
 Home = Literal["this", "own", "sample"]
 """Where samples are taken: see `Arm.process`."""
 
-# A call that takes this long is a sample by itself: a training step, an inference. It holds
-# 20,000 clock reads and one or two slices of the scheduler.
+# A call at least this long is a complete sample, such as a training step or an inference. It
+# equals 20,000 clock reads and one or two scheduler slices.
 MINIMUM_SAMPLE_NS = 5_000_000
 # Shorter calls are repeated for about this long: recording a block in the store costs 0.2 ms.
 REPEATED_SAMPLE_NS = 10_000_000
-# Empty samples from which the cost of reading the clocks is taken; a quarter of a millisecond.
+# Empty samples for the cost of reading the clocks; they take a quarter of a millisecond.
 _CLOCK_READS = 100
 _FLOAT32 = struct.Struct("f")
-# Shell syntax: a command that uses it is run by a shell, any other directly.
+# Shell syntax: a command with any of these characters runs in a shell, others run directly.
 _SHELL = set("|&;<>$`*?~#\n")
 
 
 class ArmEndedError(MeasurementError):
-    """The arm has nothing more to measure and did not fail; the remedy says how it would."""
+    """The arm has no more samples but did not fail; the remedy explains how to get more."""
 
 
 class Arm(ABC):
     """One side of a comparison.
 
     Attributes:
-        name: as shown.
-        description: command, technique or function, in words.
-        repeatable: whether a sample may hold many calls; else one sample is one call.
-        process: where samples are taken: in ``"this"`` one, in its ``"own"`` from `open` to
-            `close`, or in a fresh one for every ``"sample"``.
-        notes: what whoever reads its numbers must know of them; complete once it is open.
+        name: Name in tables.
+        description: Command, technique or function.
+        repeatable: Whether a sample may consist of several calls; otherwise of exactly one.
+        process: Process that samples run in: ``"this"`` one, the arm's ``"own"`` from `open` to
+            `close`, or a fresh one per ``"sample"``.
+        notes: Caveats for readers of the results; complete once the arm is open.
     """
 
     repeatable = False
@@ -73,45 +73,41 @@ class Arm(ABC):
         self.notes: tuple[str, ...] = ()
 
     def open(self, timeout_s: float | None) -> None:  # noqa: B027 - many arms need nothing
-        """Get ready, in the thread that will ask for samples; anew after every `close`."""
+        """Prepare for `sample`, in the same thread; required again after each `close`."""
 
     @abstractmethod
     def sample(self, inner: int, timeout_s: float | None) -> Sample:
-        """One sample of `inner` calls, per call; nanoseconds, bytes.
+        """Measure `inner` calls; return times per call in nanoseconds, memory in bytes.
 
         Raises:
-            SlipstreamError: the arm failed, or did not answer within `timeout_s`.
-            ArmEndedError: it has no more samples; what was measured counts.
+            SlipstreamError: The arm failed, or did not return within `timeout_s`.
+            ArmEndedError: The arm has no more samples; earlier ones count.
         """
 
     def afterwards(self, timeout_s: float | None) -> Mapping[str, Any]:
-        """What else is to be seen of it, once nothing is timed any more; kept as an event.
-
-        Returns:
-            The event's details (JSON); empty: nothing.
+        """Return further observations after all timing (JSON), stored as an event if not empty.
 
         Raises:
-            SlipstreamError: it could not be seen; what was measured counts.
+            SlipstreamError: The observation failed; the samples count.
         """
         return {}
 
     def close(self) -> None:  # noqa: B027
-        """Give back what `open` took; may be called twice."""
+        """Release the resources of `open`; may be called twice."""
 
 
 class CallableArm(Arm):
     """A function in this process, called without arguments.
 
-    CPU time is that of the whole process, so that the threads of a library count. A function
-    that hangs in native code cannot be stopped from within its own process; use `WorkerArm`.
+    CPU time is that of the whole process, which includes threads of libraries. A function that
+    hangs in native code cannot be stopped from within its own process; use `WorkerArm` for it.
 
     Args:
-        prepare: called before every sample, outside its clocks; a warm cache is the function
-            itself.
-        own_thread: CPU time of the calling thread alone, for a function that computes in no other.
-        repeatable: False where a sample must be one call, however short.
-        synchronize: called after the last call inside the clock, so that work a device still
-            does is measured; `torch.cuda.synchronize` is found by itself once CUDA is in use.
+        prepare: Function called before every sample, not timed; pass `function` for a warm cache.
+        own_thread: Whether CPU time is that of the calling thread alone.
+        repeatable: False if a sample must be exactly one call, even a short one.
+        synchronize: Function called after the last call and timed, so that pending device work
+            is measured; defaults to `torch.cuda.synchronize` once CUDA is in use.
     """
 
     def __init__(
@@ -128,7 +124,7 @@ class CallableArm(Arm):
         if not callable(function):
             raise InvalidArgumentError(
                 f"arm '{name}'",
-                f"{function!r} cannot be called",
+                f"{function!r} is not callable",
                 remedy="pass a function without arguments: lambda: step(batch)",
             )
         super().__init__(name, description or getattr(function, "__qualname__", "a callable"))
@@ -142,14 +138,14 @@ class CallableArm(Arm):
         self._holds_alarm = False
 
     def open(self, timeout_s: float | None) -> None:
-        """Find out how to read run-queue delays, and what reading the clocks costs."""
+        """Open the run-queue delay counter and measure the cost of reading the clocks."""
         self.close()
         self._delay.open()
         self._holds_alarm = alarm.hold()
         self._clock_cost_ns = clock_cost_ns(self._delay.read, self._cpu)
 
     def sample(self, inner: int, timeout_s: float | None) -> Sample:
-        """Wall, CPU and run-queue delay of `inner` calls, per call; phases as ``NAME.wall``."""
+        """Return wall, CPU and run-queue delay in ns per call; phases as ``NAME.wall``."""
         finish = self._synchronize or _cuda_synchronize()
         with users_code(timeout_s):
             if self._prepare is not None:
@@ -169,13 +165,13 @@ class CallableArm(Arm):
         return values
 
     def result_shape(self, timeout_s: float | None = None) -> object:
-        """Shape of what one call returns, nested as returned; None where it has none or raises."""
+        """Return the shapes of one call's result, nested like it; None without any or on error."""
         with contextlib.suppress(SlipstreamError), users_code(timeout_s):
             return _shape_of(self.function())
         return None
 
     def close(self) -> None:
-        """Close what reads run-queue delays, and give back the alarm."""
+        """Close the run-queue delay counter and release the alarm."""
         self._delay.close()
         if self._holds_alarm:
             self._holds_alarm = False
@@ -183,21 +179,21 @@ class CallableArm(Arm):
 
 
 class WorkerArm(Arm):
-    """A long-lived process of its own, asked for one sample at a time over a pipe.
+    """A long-lived worker process that returns one sample per request over a pipe.
 
-    ``setup`` runs once, ``sample`` for every sample; both are ``"module:function"``, importable
-    in the worker, and take JSON arguments. They share the worker's modules, so what `setup`
-    keeps in a global is there for `sample`. `sample` returns a mapping of metric to number with
-    at least ``"wall"`` (ns); `slipstream.measure.arms.timed` makes one. What it measures itself
-    (``"cpu"``, ``"peak_memory"``, ``"wire_payload"``, ...) is recorded as it is.
+    `setup` runs once, `sample` once per sample; both are ``"module:function"``, importable in the
+    worker, and take JSON arguments. They share the worker's modules, so `sample` can use globals
+    that `setup` sets. `sample` returns a mapping of metric to number with at least ``"wall"``
+    (ns), such as the result of `slipstream.measure.arms.timed`. Further metrics
+    (``"cpu"``, ``"peak_memory"``, ``"wire_payload"``, ...) are recorded unchanged.
 
     Args:
-        setup: or None when there is nothing to build.
-        arguments: of `setup`.
-        sample_arguments: of `sample`.
-        environment: variables set in the worker on top of ours.
-        directory: where it runs; ours by default.
-        memory_limit_bytes: private memory above which its allocations fail.
+        setup: Function that builds the worker's state, or None.
+        arguments: Arguments of `setup`.
+        sample_arguments: Arguments of `sample`.
+        environment: Variables to set in the worker, in addition to this process's.
+        directory: Working directory; the current one by default.
+        memory_limit_bytes: Private memory above which allocations fail.
     """
 
     process: Home = "own"
@@ -232,16 +228,16 @@ class WorkerArm(Arm):
         )
         self._child: Child | None = None
         self.built: Any = None
-        """What `setup` returned, once it is open."""
+        """Return value of `setup`, once the arm is open."""
 
     def open(self, timeout_s: float | None) -> None:
-        """Start the process and run `setup`, which must answer within `timeout_s`."""
+        """Start the process and run `setup`, which must return within `timeout_s`."""
         self._child = self._start()
         if self._setup is not None:
             self.built = self._child.call(self._setup, timeout_s=timeout_s, **self._arguments)
 
     def sample(self, inner: int, timeout_s: float | None) -> Sample:
-        """What the worker's sample function returns; `inner` is always 1."""
+        """Return the result of the worker's sample function; `inner` is always 1."""
         if self._child is None:
             raise ChildError(f"the worker of arm '{self.name}' is not running")
         answer = self._child.call(self._sample, timeout_s=timeout_s, **self._sample_arguments)
@@ -255,18 +251,18 @@ class WorkerArm(Arm):
 
 
 class CommandArm(WorkerArm):
-    """A whole command in a fresh process per sample: wall, CPU with children, peak memory.
+    """A command in a fresh process per sample: wall, CPU with children, peak memory.
 
-    The command is started by a small launcher process, because a process inherits the peak
-    memory of the one that started it. What it prints is shown only when it fails.
+    A small launcher process starts the command, because a process inherits the peak memory of its
+    parent. The command's output is shown only if it fails.
 
     Args:
-        command: words, or one string as typed in a shell (run by ``sh`` only when it uses shell
+        command: Words, or one string as typed in a shell (run by ``sh`` only if it uses shell
             syntax).
-        directory: where it runs; ours by default.
+        directory: Working directory; the current one by default.
 
     Raises:
-        InvalidArgumentError: an empty command, or a program that is not found.
+        InvalidArgumentError: The command is empty, or its program was not found.
     """
 
     process: Home = "sample"
@@ -296,10 +292,10 @@ class CommandArm(WorkerArm):
 
 
 def command_words(command: str | Sequence[str], directory: Path | None = None) -> list[str]:
-    """The words of a command, its program found.
+    """Split a command into words and check that its program exists.
 
     Raises:
-        InvalidArgumentError: an empty command, bad quoting, or a program that is not found.
+        InvalidArgumentError: The command is empty or badly quoted, or its program was not found.
     """
     if not isinstance(command, str):
         words = list(command)
@@ -311,24 +307,26 @@ def command_words(command: str | Sequence[str], directory: Path | None = None) -
         except ValueError as error:
             raise InvalidArgumentError("command", f"{error} in: {command}") from None
     if not words or not words[0]:
-        raise InvalidArgumentError("command", "it is empty", remedy='as --base-cmd "python a.py"')
+        raise InvalidArgumentError(
+            "command", "the command is empty", remedy='for example --base-cmd "python a.py"'
+        )
     program = words[0]
-    # A name with a slash is one from `directory`, and stays what it is where it is absolute.
+    # A name with a slash is relative to `directory`, unless it is absolute.
     path = str(directory / program) if directory is not None and os.sep in program else program
     if shutil.which(path) is None:
         raise InvalidArgumentError(
             "command",
-            f"'{program}' was not found, or may not be run",
-            remedy="check the spelling and PATH; try it in this folder on its own first",
+            f"'{program}' was not found or is not executable",
+            remedy="check the spelling and PATH; run the command alone in this directory first",
         )
     return words
 
 
 def checked_sample(answer: object) -> dict[Metric, float]:
-    """What a worker returned as a sample.
+    """Validate a worker's sample and return it.
 
     Raises:
-        MeasurementError: not a mapping of names to finite numbers with ``"wall"`` in it.
+        MeasurementError: It is not a mapping of names to finite numbers that has ``"wall"``.
     """
     if not isinstance(answer, Mapping) or "wall" not in answer:
         raise MeasurementError(
@@ -341,17 +339,14 @@ def checked_sample(answer: object) -> dict[Metric, float]:
         if not number or not math.isfinite(value):
             raise MeasurementError(
                 f"the sample's '{metric}' is {value!r:.80}, not a finite number",
-                remedy="leave out what cannot be measured",
+                remedy="leave out metrics that cannot be measured",
             )
         values[metric] = float(value)
     return values
 
 
 def timed(function: Callable[[], object], inner: int = 1) -> dict[Metric, float]:
-    """One sample of `function` as a worker returns it: wall, CPU, run-queue delay and phases.
-
-    All per call, in nanoseconds.
-    """
+    """Return wall, CPU, run-queue delay and phases of `function`, in ns per call."""
     arm = _one_off()
     arm.function = function
     return dict(arm.sample(inner, None))
@@ -364,13 +359,13 @@ def _one_off() -> CallableArm:
     return arm
 
 
-# The timed loop. One code object for all arms; `repeat` costs about 10 ns a call and calls
-# nothing of Python's.
+# The timed loop is one code object for all arms; `repeat` costs about 10 ns per call and runs no
+# Python code.
 
 
 @dataclass(frozen=True)
 class Times:
-    """What one sample took, in nanoseconds; `delay` is None where it cannot be read."""
+    """Times of one sample, in nanoseconds; `delay` is None if it cannot be read."""
 
     wall: int
     cpu: int
@@ -378,10 +373,10 @@ class Times:
 
 
 # The order of the clocks matters. Reading a CPU clock makes Linux notice that a time slice is over
-# and switch at once, so preemptions gather at that call: between it and the wall clock they would
-# be charged to neither. The run-queue delay is therefore read on the wall clock's side of it.
+# and switch immediately, so preemptions cluster at that call: between it and the wall clock they
+# would be charged to neither. The run-queue delay is therefore read on the wall clock's side of it.
 # Wall time is innermost: an empty sample adds 200 ns to it. The CPU clock spans the other reads,
-# about 2 microseconds, which `clock_cost_ns` measures and the arm takes off.
+# about 2 microseconds, which `clock_cost_ns` measures and the arm subtracts.
 
 
 def time_calls(
@@ -391,7 +386,7 @@ def time_calls(
     wall: Callable[[], int] = time.perf_counter_ns,
     cpu: Callable[[], int] = time.process_time_ns,
 ) -> Times:
-    """What `inner` calls took."""
+    """Time `inner` calls."""
     calls = repeat(None, inner)
     cpu_before = cpu()
     delay_before = read_delay()
@@ -412,7 +407,7 @@ def time_calls_on_device(
     read_delay: Callable[[], bytes] = bytes,
     cpu: Callable[[], int] = time.process_time_ns,
 ) -> Times:
-    """As `time_calls`, with one `finish` before the clock starts and one inside it at the end."""
+    """Time `inner` calls like `time_calls`, with `finish` run before and, timed, at the end."""
     finish()
     cpu_before = cpu()
     delay_before = read_delay()
@@ -430,7 +425,7 @@ def time_calls_on_device(
 def clock_cost_ns(
     read_delay: Callable[[], bytes], cpu: Callable[[], int] = time.process_time_ns
 ) -> int:
-    """CPU nanoseconds that reading the clocks adds to a sample: the median of some empty ones."""
+    """Return the CPU time that clock reads add to a sample, in ns: the median of empty samples."""
     return int(
         median(time_calls(_nothing, 0, read_delay, cpu=cpu).cpu for _ in range(_CLOCK_READS))
     )
@@ -441,21 +436,21 @@ def _nothing() -> None:
 
 
 def delay_between(before: bytes, after: bytes) -> int | None:
-    """Nanoseconds in the queue between two readings of ``schedstat``; None without them."""
+    """Return ns in the run queue between two readings of ``schedstat``; None without them."""
     try:
-        # Three numbers: time on a core, time waiting for one, time slices.
+        # Three numbers: time on a core, time waiting for a core, time slices.
         return int(after.split()[1]) - int(before.split()[1])
     except (IndexError, ValueError):
         return None
 
 
 def per_call(total: float, inner: int) -> float:
-    """`total` / `inner` at 24 significant bits: 6e-8, far below a clock, and half the bytes."""
+    """Return `total` / `inner` in float32 precision, far finer than any clock, half the bytes."""
     return float(_FLOAT32.unpack(_FLOAT32.pack(total / inner))[0])
 
 
 class RunDelay:
-    """How long this thread was ready to run and waited for a core (Linux); elsewhere empty."""
+    """Reader of the time this thread was ready to run but had no core (Linux); else empty."""
 
     def __init__(self) -> None:
         self._fd: int | None = None
@@ -469,7 +464,7 @@ class RunDelay:
             self.read = partial(os.pread, self._fd, 128, 0)
 
     def close(self) -> None:
-        """Close it."""
+        """Close the counter."""
         self.read = bytes
         if self._fd is not None:
             os.close(self._fd)
@@ -477,13 +472,13 @@ class RunDelay:
 
 
 class users_code:  # noqa: N801 - reads as a statement: with users_code(10.0):
-    """Run a user's function: stop it after `seconds`, and say in their words what it raises.
+    """Run a user's function: stop it after `seconds`, and describe what it raises.
 
     Only the main thread can be stopped, and only while Python code or an interruptible system
-    call runs. Costs some microseconds where `alarm` is held, as it is while an arm is open.
+    call runs. Costs a few microseconds if `alarm` is held, as it is while an arm is open.
 
     Raises:
-        MeasurementError: the body raised, ended the process, or took longer than `seconds`.
+        MeasurementError: The body raised, exited, or took longer than `seconds`.
     """
 
     __slots__ = ("_armed", "_seconds")
@@ -510,21 +505,21 @@ class users_code:  # noqa: N801 - reads as a statement: with users_code(10.0):
             return
         if isinstance(error, SystemExit):
             raise MeasurementError(
-                f"the arm ended the process (exit code {error.code})",
-                remedy="take sys.exit out of the function that is measured",
+                f"the arm tried to exit the process (status {error.code})",
+                remedy="remove sys.exit from the measured function",
             ) from error
         if isinstance(error, Exception):
-            told = describe_error(error)
+            report = describe_error(error)
             raise MeasurementError(
-                told["what"], where=told["where"], remedy=told["remedy"]
+                report["what"], where=report["where"], remedy=report["remedy"]
             ) from error
 
 
 class _Alarm:
-    """The process's alarm signal, ours while anybody holds it, then as it was before.
+    """The process's alarm signal: taken over by the first hold, restored by the last release.
 
-    Setting a timer costs tens of microseconds in a virtual machine. So the timer is left running
-    from one sample to the next; when it rings too early for the current one, it is set again.
+    Setting a timer costs tens of microseconds in a virtual machine. The timer therefore keeps
+    running across samples; if it rings too early for the current one, it is set again.
     """
 
     def __init__(self) -> None:
@@ -535,7 +530,7 @@ class _Alarm:
         self._rings_at = math.inf
 
     def hold(self) -> bool:
-        """Take the signal, if this thread may; each hold that says True needs a release."""
+        """Take over the signal if this thread may; each hold that returns True needs a release."""
         if threading.current_thread() is not threading.main_thread():
             return False
         if not hasattr(signal, "setitimer"):
@@ -546,7 +541,7 @@ class _Alarm:
         return True
 
     def release(self) -> None:
-        """Give it back."""
+        """Undo one hold; restore the previous handler after the last."""
         self._holders -= 1
         if self._holders == 0:
             signal.setitimer(signal.ITIMER_REAL, 0)
@@ -562,21 +557,21 @@ class _Alarm:
             signal.setitimer(signal.ITIMER_REAL, seconds)
 
     def stop(self) -> None:
-        """What was started has ended."""
+        """Cancel the deadline of `start`."""
         self._deadline = math.inf
 
     def _ring(self, number: int, frame: object) -> None:
-        left = self._deadline - time.monotonic()
+        remaining = self._deadline - time.monotonic()
         self._rings_at = math.inf
-        if left > 0:
-            if left < math.inf:
+        if remaining > 0:
+            if remaining < math.inf:
                 self._rings_at = self._deadline
-                signal.setitimer(signal.ITIMER_REAL, left)
+                signal.setitimer(signal.ITIMER_REAL, remaining)
             return
         self._deadline = math.inf
         raise MeasurementError(
             f"the arm did not return within {self._seconds:g} s and was stopped",
-            remedy="is there an endless loop? if it is just slow, raise the timeout",
+            remedy="check for an endless loop; if it is only slow, raise the timeout",
         )
 
 

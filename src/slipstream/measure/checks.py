@@ -1,10 +1,10 @@
-"""Quality of a candidate from its first steps, beside the baseline's from the same seeds.
+"""Quality of a candidate from its first steps, compared with the baseline from the same seeds.
 
-Where there are no items to be right or wrong about (see `quality`), the same steps are run on both
-sides from several seeds, and what they end at is compared: a metric, the training loss, or the
-output. The yardstick is how far the baseline's own seeds lie apart: rounding that moves the loss
-by a hundredth of what another seed does is nothing to worry about. What a few steps cannot show
-(whether a smaller model still learns) is never claimed from them.
+Without items that are right or wrong (see `quality`), both sides run the same steps from several
+seeds, and their results are compared: a metric, the training loss, or the output. The reference
+is the standard deviation of the baseline over its seeds: rounding that moves the loss by a
+hundredth of that is harmless. Conclusions that a few steps do not support (whether a smaller model
+still learns) are never drawn.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from slipstream.measure.records import Event
 from slipstream.measure.statistics import Interval
 
 _LEVEL = 0.95
-# The kind of change (see `technique.QualityKind`) of which a few steps show what it does.
+# The kind of change (see `technique.QualityKind`) whose effect a few steps show.
 _SHOWN_BY_FEW_STEPS = "rounding"
 _EVENT = "quality"
-_WIDEST = 10.0
+_MAX_SHARE = 10.0
 
 
 class QualityStatus(StrEnum):
-    """What may be said about a candidate's quality."""
+    """Verdict on a candidate's quality."""
 
     EXACT = "exact"
     SAME = "the same"
@@ -47,16 +47,16 @@ class Trial:
     """The first steps from one seed.
 
     Attributes:
-        steps: how many.
-        losses: what each step returned; None where that is no number.
-        metric: the workload's metric after the last of them (lower is better), or None.
-        output: float64 [n] of the first step's output, evenly sampled where it is larger than
-            can be kept; None where it returned no tensor, or a single number.
-        shape: of the whole output.
-        training: whether the steps train.
-        answers: the class that the model gives each item of its batch after the last of them;
-            empty where it is no classifier.
-        targets: the class that each item has; empty where that is not known.
+        steps: Number of steps.
+        losses: Return value of each step; None if these are not numbers.
+        metric: The workload's metric after the last step (lower is better), or None.
+        output: float64 [n], the first step's output, evenly subsampled if large; None if the step
+            returned no tensor or a single number.
+        shape: Shape of the whole output.
+        training: Whether the steps train.
+        answers: Predicted class of each item of the batch after the last step; empty if the model
+            is not a classifier.
+        targets: True class of each item; empty if unknown.
     """
 
     seed: int
@@ -71,16 +71,16 @@ class Trial:
 
     @property
     def numbers(self) -> tuple[float, ...]:
-        """Every single number it gave."""
+        """All losses, and the metric if present."""
         return (*(self.losses or ()), *(() if self.metric is None else (self.metric,)))
 
     @property
     def finite(self) -> bool:
-        """Whether all of them are finite."""
+        """Whether all `numbers` are finite."""
         return all(map(math.isfinite, self.numbers))
 
     def same_as(self, other: Trial) -> bool:
-        """Whether both gave the same to the last bit."""
+        """Whether both trials gave bitwise identical results."""
         if self.output is not None and other.output is not None:
             return np.array_equal(self.output, other.output, equal_nan=True)
         return repr(self.numbers) == repr(other.numbers)
@@ -88,23 +88,23 @@ class Trial:
 
 @dataclass(frozen=True)
 class QualityCheck:
-    """What became of one candidate's quality, as it is stored with the experiment.
+    """Quality check of one candidate, as stored with the experiment.
 
     Attributes:
-        kind, basis: what the technique says it does to the numbers, and what says so.
-        reason: why the status is what it is, in a few words; may be empty.
-        measure: what was compared; empty where nothing was.
-        steps: steps before the comparison.
-        seeds: of the pairs.
-        baseline, candidate: what was compared, one value a seed.
-        difference, low, high: mean of candidate minus baseline over the seeds with its 95 %
-            interval (Student's t; none from one seed). Of outputs: the largest difference over
-            the largest output, the worst of the seeds, without an interval.
-        spread: standard deviation of the baseline over all its seeds.
-        losses_baseline, losses_candidate: of every step, one row a seed.
-        items, diverging, unstable: of a classifier: items of the batches, those that both sides
-            answer differently, and those that one of them has right and the other wrong; None
-            where targets are not known.
+        kind, basis: The technique's declared effect on numerics, and the evidence for it.
+        reason: Why the status is what it is; may be empty.
+        measure: The compared quantity; empty if none.
+        steps: Steps before the comparison.
+        seeds: Seeds of the pairs.
+        baseline, candidate: The compared values, one per seed.
+        difference, low, high: Mean of candidate minus baseline over the seeds with its 95 %
+            interval (Student's t; None with one seed). For outputs: the largest difference
+            divided by the largest output, maximum over the seeds, without an interval.
+        spread: Standard deviation of the baseline over all its seeds.
+        losses_baseline, losses_candidate: Losses of all steps, one row per seed.
+        items, diverging, unstable: For a classifier: items of the batches, items that the sides
+            classify differently, and items that only one side classifies correctly; None if
+            targets are unknown.
     """
 
     arm: str
@@ -129,19 +129,19 @@ class QualityCheck:
 
     @property
     def instability(self) -> Interval | None:
-        """Share of unstable items, of diverging ones where targets are unknown; Wilson's 95 %."""
+        """Share of unstable items, or of diverging ones if targets are unknown; 95 % Wilson."""
         if not self.items:
             return None
         return wilson(self.diverging if self.unstable is None else self.unstable, self.items)
 
     @property
     def lost(self) -> bool:
-        """Whether the candidate may not be called a win, however fast it is."""
+        """Whether the candidate failed or is worse, so that its speed does not count."""
         return self.status in (QualityStatus.FAILED, QualityStatus.WORSE)
 
     @property
     def one_run(self) -> bool:
-        """Whether all seeds gave the same to the digit on both sides: no chance, no interval."""
+        """Whether all seeds gave identical results on both sides, so that no interval exists."""
         sides = (self.baseline, self.losses_baseline), (self.candidate, self.losses_candidate)
         return len(self.seeds) > 1 and all(
             len(set(values)) == 1 and len(set(losses)) <= 1 for values, losses in sides
@@ -149,56 +149,56 @@ class QualityCheck:
 
     @property
     def verdict(self) -> str:
-        """A few words for a table."""
+        """Short verdict for a table."""
         if self.status is QualityStatus.OPEN and self.kind != _SHOWN_BY_FEW_STEPS:
             return f"{self.status}: {self.kind.replace('-', ' ')}"
         return str(self.status)
 
     @property
     def scale(self) -> float | None:
-        """What differences are shown relative to: the baseline's mean size; None at zero."""
+        """Magnitude of the baseline's mean, the reference of shown differences; None if zero."""
         size = abs(float(np.mean(self.baseline))) if self.baseline else 1.0
         return size if size > 0 and math.isfinite(size) else None
 
     @property
     def sentence(self) -> str:
-        """The whole finding in words."""
-        return self._judged() + self._agreed()
+        """The full finding in words."""
+        return self._judgement() + self._agreement()
 
-    def _agreed(self) -> str:
+    def _agreement(self) -> str:
         if not self.items:
             return ""
-        told = "" if self.unstable is None else f", {self.unstable} of them right on one side alone"
-        return f" Of {self.items} answers {self.diverging} differ{told}."
+        right = "" if self.unstable is None else f", {self.unstable} correct on one side only"
+        return f" Of {self.items} answers, {self.diverging} differ{right}."
 
-    def _judged(self) -> str:
+    def _judgement(self) -> str:
         start = f"{self.arm}, quality: "
         if self.status is QualityStatus.EXACT:
-            return f"{start}the same numbers by construction ({self.basis})."
+            return f"{start}identical numerics by construction ({self.basis})."
         if self.status is QualityStatus.UNCHECKED:
-            return f"{start}not checked: {self.reason}. How fast it is rests on no quality check."
+            return f"{start}not checked: {self.reason}. Its speed-up has no quality check."
         if self.status is QualityStatus.FAILED:
-            return f"{start}failed: {self.reason}. However fast it is, that is no win."
-        text = start + self._found()
+            return f"{start}failed: {self.reason}. A speed-up does not make up for that."
+        text = start + self._comparison()
         if self.status is QualityStatus.WORSE:
-            return f"{text} That is worse than chance explains; however fast it is, it is no win."
+            return f"{text} That is worse than chance explains; a speed-up does not make up for it."
         if self.kind != _SHOWN_BY_FEW_STEPS:
-            return f"{text} {self._left_open()}"
+            return f"{text} {self._open_reason()}"
         if self.status is QualityStatus.OPEN:
             return f"{text} Open: {self.reason}."
         return f"{text} {str(self.status).capitalize()}."
 
     def to_event(self) -> Event:
-        """As the experiment keeps it."""
+        """Return the event that stores this check in an experiment."""
         return Event(0, _EVENT, {**asdict(self), "status": str(self.status)})
 
-    def _found(self) -> str:
+    def _comparison(self) -> str:
         steps = f"{self.steps} step{'s' * (self.steps != 1)}"
         seeds = f"{len(self.seeds)} seed{'s' * (len(self.seeds) != 1)}"
         if self.one_run:
             seeds += f" (the workload sets its own seed: one run, not {len(self.seeds)})"
         if self.status is QualityStatus.SAME or (self.baseline and self.baseline == self.candidate):
-            return f"{self.measure} after {steps} from {seeds} is the same to the last bit."
+            return f"{self.measure} after {steps} from {seeds} is bitwise identical."
         if self.difference is None:
             return f"{self.measure} after {steps} from {seeds} cannot be compared."
         if not self.baseline:
@@ -206,7 +206,10 @@ class QualityCheck:
             return f"{self.measure} from {seeds} differs by {most}."
         interval = ""
         if self.low is not None and self.high is not None and not self.one_run:
-            ends = (self.relative(end) if self.tells(end) else "–" for end in (self.low, self.high))
+            ends = (
+                self.relative(end) if self.is_informative(end) else "–"
+                for end in (self.low, self.high)
+            )
             interval = f" [{', '.join(ends)}]"
         text = f"{self.measure} after {steps} from {seeds} differs by "
         text += self.relative(self.difference) + interval
@@ -215,39 +218,39 @@ class QualityCheck:
         return text + "."
 
     def relative(self, value: float) -> str:
-        """A difference as a share of the baseline's size, where it has one."""
+        """Format a difference as a share of `scale`, or as a number if that is None."""
         scale = self.scale
         return f"{value:+.2g}" if scale is None else format_share(value / scale, signed=True)
 
-    def tells(self, end: float) -> bool:
-        """Whether an end of the interval says anything: not beyond 1000 % of the baseline."""
-        return abs(end) <= _WIDEST * (self.scale or math.inf)
+    def is_informative(self, end: float) -> bool:
+        """Whether an interval end is informative: within 1000 % of the baseline."""
+        return abs(end) <= _MAX_SHARE * (self.scale or math.inf)
 
-    def _left_open(self) -> str:
+    def _open_reason(self) -> str:
         basis = f" ({self.basis})" if self.basis else ""
         return (
-            f"That is no evidence of equal quality: {self.reason}{basis}; "
-            "only whole training runs from several seeds show what it ends at."
+            f"That is not evidence of equal quality: {self.reason}{basis}; "
+            "only full training runs from several seeds show the final quality."
         )
 
 
 def judge(
     arm: str, kind: str, basis: str, baseline: Sequence[Trial], candidate: Sequence[Trial]
 ) -> QualityCheck:
-    """What the trials of both sides, paired by seed, say about the candidate's quality.
+    """Judge the candidate's quality from the trials of both sides, paired by seed.
 
-    Within seed noise: the interval of the mean difference lies inside one standard deviation of
-    the baseline's seeds. Worse: it lies beyond even the upper 95 % limit of that deviation, so
-    that few seeds do not condemn what is only unlucky. Lower is better throughout.
+    Within seed noise: the interval of the mean difference is within one standard deviation of
+    the baseline's seeds. Worse: the interval is above even the upper 95 % limit of that
+    deviation, so that a few unlucky seeds do not suffice. Lower is better throughout.
     """
     by_seed = {trial.seed: trial for trial in candidate}
-    all_pairs = [(one, by_seed[one.seed]) for one in baseline if one.seed in by_seed]
+    all_pairs = [(trial, by_seed[trial.seed]) for trial in baseline if trial.seed in by_seed]
     pairs = [(a, b) for a, b in all_pairs if a.finite]
-    check = _compared(QualityCheck(arm, kind, QualityStatus.UNCHECKED, basis), all_pairs)
+    check = _with_answers(QualityCheck(arm, kind, QualityStatus.UNCHECKED, basis), all_pairs)
     if not pairs:
         reason = "the baseline's own numbers are not finite"
-        return replace(check, reason=reason if all_pairs else "nothing was run on both sides")
-    if not all(one.numbers or one.output is not None for pair in pairs for one in pair):
+        return replace(check, reason=reason if all_pairs else "no seed ran on both sides")
+    if not all(trial.numbers or trial.output is not None for pair in pairs for trial in pair):
         return replace(check, reason="the step returns no number; give the workload a metric")
     if pairs[0][0].numbers or not all(b.finite for _, b in pairs):
         check = replace(
@@ -261,17 +264,17 @@ def judge(
     return _judge_outputs(check, pairs)
 
 
-def _compared(check: QualityCheck, pairs: Sequence[tuple[Trial, Trial]]) -> QualityCheck:
-    """With what both sides answered to the same items; a run that repeats itself counts once."""
-    known = {
+def _with_answers(check: QualityCheck, pairs: Sequence[tuple[Trial, Trial]]) -> QualityCheck:
+    """Add the counts of differing answers to the same items; identical runs count once."""
+    distinct = {
         (a.answers, b.answers, a.targets)
         for a, b in pairs
         if a.answers and len(a.answers) == len(b.answers) and a.targets == b.targets
     }
-    if not known:
+    if not distinct:
         return check
     first, second, targets = (
-        np.array([one for run in runs for one in run]) for runs in zip(*known, strict=True)
+        np.array([label for run in runs for label in run]) for runs in zip(*distinct, strict=True)
     )
     unstable = None
     if len(targets) == len(first):
@@ -294,7 +297,7 @@ def _judge_numbers(
             "where the baseline's is",
             measure="loss" if first else "metric",
         )
-    with_metric = all(one.metric is not None for one in (*baseline, *(b for _, b in pairs)))
+    with_metric = all(trial.metric is not None for trial in (*baseline, *(b for _, b in pairs)))
     losses = "training loss" if pairs[0][0].training else "loss"
     before = tuple(_value(a, with_metric) for a, _ in pairs)
     after = tuple(_value(b, with_metric) for _, b in pairs)
@@ -319,7 +322,7 @@ def _judge_numbers(
 
 
 def checks_of(events: Iterable[Event]) -> dict[str, QualityCheck]:
-    """The checks an experiment was stored with, by arm."""
+    """Return the stored quality checks, by arm."""
     # Outcomes on items (`quality.QualityRow`) are events of the same kind, without a status.
     details = [e.detail for e in events if e.kind == _EVENT and "status" in e.detail]
     return {detail["arm"]: _from_detail(detail) for detail in details}
@@ -329,13 +332,13 @@ def _from_detail(detail: Mapping[str, Any]) -> QualityCheck:
     def plain(value: Any) -> Any:
         return tuple(plain(item) for item in value) if isinstance(value, (list, tuple)) else value
 
-    known = {field.name for field in fields(QualityCheck)}
-    values = {name: plain(value) for name, value in detail.items() if name in known}
+    names = {field.name for field in fields(QualityCheck)}
+    values = {name: plain(value) for name, value in detail.items() if name in names}
     return QualityCheck(**{**values, "status": QualityStatus(values["status"])})
 
 
 def _value(trial: Trial, with_metric: bool) -> float:
-    """The metric, or the mean loss over the later half of the steps."""
+    """Return the metric, or the mean loss over the second half of the steps."""
     if with_metric and trial.metric is not None:
         return trial.metric
     losses = trial.losses or ()
@@ -353,7 +356,7 @@ def _mean_interval(differences: NDArray[np.float64]) -> tuple[float, float | Non
     return mean, mean - half, mean + half
 
 
-def _why_steps_tell_nothing(kind: str) -> str:
+def _why_steps_are_no_evidence(kind: str) -> str:
     return "it needs training" if kind == "needs-training" else "its random numbers differ"
 
 
@@ -361,11 +364,11 @@ def _status(
     kind: str, low: float | None, high: float | None, spread: float | None, seeds: int
 ) -> tuple[QualityStatus, str]:
     if kind != _SHOWN_BY_FEW_STEPS:
-        return QualityStatus.OPEN, _why_steps_tell_nothing(kind)
+        return QualityStatus.OPEN, _why_steps_are_no_evidence(kind)
     if low is None or high is None or spread is None:
         return QualityStatus.OPEN, "one seed gives no interval"
     if spread == 0:
-        reason = "with one and the same run for every seed, chance has no size here"
+        reason = "all seeds gave the same run, so seed noise is unknown"
         return QualityStatus.OPEN, reason
     from scipy.special import chdtri
 
@@ -377,11 +380,11 @@ def _status(
         return QualityStatus.BETTER, ""
     if -spread <= low and high <= spread:
         return QualityStatus.WITHIN, ""
-    return QualityStatus.OPEN, "the interval is wider than what seeds differ by"
+    return QualityStatus.OPEN, "the interval is wider than the seed noise"
 
 
 def _not_finite_at(trial: Trial) -> int | None:
-    """The first step (from 1) whose number is not finite; 0 for the metric; None if all are."""
+    """Return the first step (from 1) with a non-finite loss, 0 for the metric, None if finite."""
     for step, value in enumerate(trial.losses or (), 1):
         if not math.isfinite(value):
             return step
@@ -392,19 +395,19 @@ def _judge_outputs(check: QualityCheck, pairs: Sequence[tuple[Trial, Trial]]) ->
     worst = 0.0
     for a, b in pairs:
         if a.shape != b.shape or a.output is None or b.output is None:
-            return replace(check, reason=f"the outputs have other shapes: {a.shape} and {b.shape}")
-        # What is infinite by intention (masks) is so on both sides.
-        there = np.isfinite(a.output)
-        if not np.isfinite(b.output[there]).all():
+            return replace(check, reason=f"the output shapes differ: {a.shape} and {b.shape}")
+        # Intended infinities (masks) occur on both sides.
+        finite = np.isfinite(a.output)
+        if not np.isfinite(b.output[finite]).all():
             reason = f"outputs are not finite (seed {b.seed}), where the baseline's are"
             failed = QualityStatus.FAILED
             return replace(check, status=failed, reason=reason, measure="output", steps=1)
-        apart = float(np.max(np.abs(b.output[there] - a.output[there]), initial=0.0))
-        size = float(np.max(np.abs(a.output[there]), initial=0.0))
+        apart = float(np.max(np.abs(b.output[finite] - a.output[finite]), initial=0.0))
+        size = float(np.max(np.abs(a.output[finite]), initial=0.0))
         worst = max(worst, apart / size if size else (math.inf if apart else 0.0))
-    status, reason = QualityStatus.OPEN, "no metric says whether that matters"
+    status, reason = QualityStatus.OPEN, "no metric shows whether that matters"
     if check.kind != _SHOWN_BY_FEW_STEPS:
-        reason = _why_steps_tell_nothing(check.kind)
+        reason = _why_steps_are_no_evidence(check.kind)
     elif all(a.same_as(b) for a, b in pairs):
         status, reason = QualityStatus.SAME, ""
     return replace(
@@ -419,7 +422,7 @@ def _judge_outputs(check: QualityCheck, pairs: Sequence[tuple[Trial, Trial]]) ->
 
 
 def format_share(share: float, *, signed: bool = False) -> str:
-    """In percent, two digits that mean something, however small: ``"+0.021 %"``."""
+    """Format a share in percent with two significant digits, such as ``"+0.021 %"``."""
     if not math.isfinite(share):
         return "beyond measure"
     percent = 100 * share

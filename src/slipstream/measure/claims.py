@@ -1,20 +1,21 @@
-"""What an experiment lets us say. A pure function of the record: the same digits every time.
+"""Claims of an experiment: a deterministic, pure function of its record.
 
-For every candidate and metric: the ratio to the baseline over paired blocks, its interval, and a
-verdict. Six things keep the verdict honest:
+A claim has the ratio of a candidate to the baseline over paired blocks, its interval, and a
+verdict, for one metric. Six safeguards protect the verdict:
 
-- *Looks*: the interval holds its level over every look the run may have stopped at
+- *Looks*: the interval holds its level over every look at which the run may have stopped
   (`sequential.py`).
-- *Launches*: where sides were started several times, the interval holds what lies between their
-  processes (`launches.py`); such a run ends with its last launch, not at a look.
-- *Several candidates*: Holm's procedure over the arms; an arm is judged, and its interval
-  printed, at the error its step of the procedure has.
-- *The guard*: in a tenth of the blocks the baseline runs twice. When even the baseline differs
-  from itself, at 99 %, nothing else is believed.
-- *The numbers*: what is cheaper and computes something worse is no win, and what may compute
-  something else is none until somebody looked (`checks.py`).
-- *The metric*: CPU time speaks where one thread computes and only contention keeps it from its
-  core; wall time wherever an arm waits or uses several threads. `carrier` says which and why.
+- *Launches*: if sides were started several times, the interval includes the variation between
+  their processes (`launches.py`); such a run ends with its last launch, not at a look.
+- *Several candidates*: Holm's procedure over the arms; an arm's verdict and interval use the error
+  of its step of the procedure.
+- *The guard*: in a tenth of the blocks the baseline runs twice. If the baseline differs from
+  itself, at 99 %, no other claim is trusted.
+- *Quality*: a cheaper candidate with worse results is not a win, and one that may change results
+  is not a win until they were checked (`checks.py`).
+- *The metric*: CPU time decides if every arm computes on one thread and only contention keeps it
+  from its core; wall time if an arm waits or uses several threads. `carrier` returns the metric
+  and the reason.
 """
 
 from __future__ import annotations
@@ -46,22 +47,21 @@ from slipstream.measure.sequential import nominal_error
 from slipstream.measure.statistics import Floats, Interval
 
 GUARD_LEVEL = 0.99
-# Metrics of which more is better.
+# Metrics for which higher is better.
 MORE_IS_BETTER = frozenset({"throughput"})
-# Reasons to stop that do not depend on what was seen; see `sequential.nominal_error`.
+# Reasons to stop that do not depend on the samples; see `sequential.nominal_error`.
 STOPPED_BLINDLY = frozenset({"budget", "blocks", "ended", "launches"})
 
-# Wall time that neither the arm's CPU time nor contention explains, above which it "waits".
+# Share of wall time, explained by neither CPU time nor contention, above which an arm "waits".
 _WAITING = 0.03
-# CPU time above wall time by more than this needs a second thread.
+# A higher ratio of CPU to wall time requires a second thread.
 _SEVERAL_THREADS = 1.05
 
 
 def claims(experiment: Experiment) -> tuple[Claim, ...]:
-    """All claims: by candidate, the carrying metric first; the A/A guard's last.
+    """Return all claims by candidate, the carrying metric first; the A/A guard's last.
 
-    Metrics a candidate and the baseline do not both have, or whose values are not positive, carry
-    no claim.
+    A metric gets no claim if the candidate or the baseline lacks it, or a value is not positive.
     """
     carrying, reason = carrier(experiment)
     metrics = [carrying, *(m for m in _metrics(experiment) if m != carrying)]
@@ -77,12 +77,12 @@ def claims(experiment: Experiment) -> tuple[Claim, ...]:
 
 
 def headline(found: Iterable[Claim]) -> tuple[Claim, ...]:
-    """The claims verdicts rest on: one a candidate."""
+    """Return the claims that verdicts rest on, one per candidate."""
     return tuple(claim for claim in found if claim.carries)
 
 
 def candidates(experiment: Experiment) -> tuple[str, ...]:
-    """Names of the arms compared with the baseline, in order."""
+    """Return the names of the arms compared with the baseline, in order."""
     baseline = experiment.settings.baseline
     without = {baseline, guard_name(baseline)}
     return tuple(arm.name for arm in experiment.arms if arm.name not in without)
@@ -93,8 +93,8 @@ class Pairs:
     """Two arms in the blocks that have both, in time order.
 
     Attributes:
-        candidate, baseline: float64 [n]; several values of one arm in a block count as their mean.
-        launch: int64 [n], the launch each block was measured in.
+        candidate, baseline: float64 [n]; several values of an arm in a block are averaged.
+        launch: int64 [n], the launch of each block.
     """
 
     candidate: Floats
@@ -106,20 +106,20 @@ class Pairs:
 
     @property
     def positive(self) -> bool:
-        """Whether all values are: only these have a ratio."""
+        """Whether all values are positive, as ratios require."""
         return bool(np.all(self.candidate > 0) and np.all(self.baseline > 0))
 
     def log_ratios(self) -> list[Floats]:
-        """float64 [blocks], one array a launch."""
+        """Return float64 [blocks], one array per launch."""
         return by_launch(np.log(self.candidate / self.baseline), self.launch)
 
 
 def paired(
     experiment: Experiment, metric: Metric, arm: str, other: str
 ) -> tuple[Floats, Floats] | None:
-    """float64 [n] of both arms in the blocks that have both, in time order; None if there are none.
+    """Return float64 [n] of both arms in the blocks that have both; None if no block has.
 
-    Several values of one arm in a block count as their mean.
+    Blocks are in time order; several values of an arm in a block are averaged.
     """
     pairs = _pairs(experiment, metric, arm, other)
     return None if pairs is None else (pairs.candidate, pairs.baseline)
@@ -148,10 +148,10 @@ def _by_block(series: Series) -> tuple[NDArray[np.int32], Floats]:
 
 
 def ratio_between(experiment: Experiment, metric: Metric, arm: str, other: str) -> Interval:
-    """Ratio of any two arms at the run's level, without correction for choosing the pair.
+    """Return the ratio of two arms at the run's level, not corrected for choosing the pair.
 
     Raises:
-        InvalidArgumentError: the two have no block of this metric in common.
+        InvalidArgumentError: The arms have no common block with this metric.
     """
     interval = _between(experiment, metric, arm, other, 1 - experiment.settings.level)
     if interval is None:
@@ -160,9 +160,9 @@ def ratio_between(experiment: Experiment, metric: Metric, arm: str, other: str) 
 
 
 def ranks(experiment: Experiment, metric: Metric | None = None) -> dict[str, tuple[int, int]]:
-    """Best and worst place each arm may have, 1 being the cheapest, all pairs compared at once.
+    """Return the best and worst rank of each arm, 1 being the cheapest.
 
-    The run's error is shared equally by all pairs, so that all places hold together.
+    All pairs share the run's error equally, so that all ranks hold simultaneously.
     """
     metric = metric or carrier(experiment)[0]
     arms = [experiment.settings.baseline, *candidates(experiment)]
@@ -180,7 +180,7 @@ def ranks(experiment: Experiment, metric: Metric | None = None) -> dict[str, tup
 def _between(
     experiment: Experiment, metric: Metric, arm: str, other: str, error: float
 ) -> Interval | None:
-    """The ratio of two arms at this error; None where no blocks of theirs give one."""
+    """Return the ratio of two arms at this error; None without common, positive blocks."""
     pairs = _pairs(experiment, metric, arm, other)
     if pairs is None or not pairs.positive:
         return None
@@ -198,7 +198,7 @@ def _median_ratio(launches: Sequence[Floats], level: float) -> Interval:
 
 
 def carrier(experiment: Experiment) -> tuple[Metric, str]:
-    """The metric verdicts rest on, and why it does."""
+    """Return the metric that verdicts rest on, and why."""
     settings = experiment.settings
     if settings.primary != AUTO:
         return settings.primary, settings.primary_because or f"{settings.primary} was asked for"
@@ -208,7 +208,7 @@ def carrier(experiment: Experiment) -> tuple[Metric, str]:
     for arm in arms:
         values = paired_metrics(experiment, arm)
         if values is None and arm in failed:
-            # What was never measured says nothing of the clock that judges the others.
+            # An arm without samples does not affect the choice of the clock.
             continue
         if values is None:
             return "wall", f"CPU time of '{arm}' was not recorded"
@@ -229,7 +229,7 @@ def carrier(experiment: Experiment) -> tuple[Metric, str]:
 
 
 def paired_metrics(experiment: Experiment, arm: str) -> tuple[Floats, Floats, Floats | None] | None:
-    """Wall, CPU and run-queue delay of one arm, float64 [n] each; None without CPU time."""
+    """Return wall, CPU and run-queue delay of an arm, float64 [n] each; None without CPU time."""
     wall = experiment.series.get((arm, "wall", Phase.MEASURE))
     cpu = experiment.series.get((arm, "cpu", Phase.MEASURE))
     delay = experiment.series.get((arm, RUN_DELAY, Phase.MEASURE))
@@ -241,10 +241,10 @@ def paired_metrics(experiment: Experiment, arm: str) -> tuple[Floats, Floats, Fl
 
 
 def _waiting(wall: Floats, cpu: Floats, delay: Floats | None) -> float:
-    """Share of wall time the arm neither computed nor stood in the queue for a core."""
+    """Return the share of wall time in which the arm neither computed nor queued for a core."""
     if delay is not None:
         return float(np.median((wall - cpu - delay) / wall))
-    # Without the queue's clock: what waits by itself waits in its least disturbed samples too.
+    # Without the run-queue delay, use the least disturbed samples: inherent waits occur there too.
     return float(np.quantile((wall - cpu) / wall, 0.1))
 
 
@@ -282,7 +282,7 @@ def _family(
             metric,
             arm,
             interval,
-            _backed(verdict, checks.get(arm)),
+            _with_quality(verdict, checks.get(arm)),
             len(blocks),
             why,
         )
@@ -300,7 +300,7 @@ def claim_of(
     blocks: int,
     reason: str,
 ) -> Claim:
-    """The claim about `arm` against the baseline that rests on `interval`, at the run's level."""
+    """Return the claim about `arm` against the baseline from `interval`, at the run's level."""
     return Claim(
         metric=metric,
         arm=arm,
@@ -320,7 +320,7 @@ def claim_of(
 def _holm_intervals(
     experiment: Experiment, metric: Metric, pairs: dict[str, Pairs]
 ) -> dict[str, Interval | str]:
-    """By arm: the interval at the error of its step of Holm's procedure, or why there is none."""
+    """Return, by arm, the interval at the error of its Holm step, or why it has none."""
     error = 1 - experiment.settings.level
     decided: dict[str, Interval | str] = {}
     waiting = list(pairs)
@@ -350,7 +350,7 @@ def _interval(experiment: Experiment, metric: Metric, pairs: Pairs, error: float
         return refusal.what
     if len(launches) < 2:
         return ratio
-    # Blocks were resampled, launches are too few for that: they add what they add to the median.
+    # Launches are too few to resample; they widen this interval as they widen the median's.
     factor = math.exp(statistics.launches_excess(launches, level))
     return replace(ratio, low=ratio.low / factor, high=ratio.high * factor)
 
@@ -358,15 +358,15 @@ def _interval(experiment: Experiment, metric: Metric, pairs: Pairs, error: float
 def _error(
     experiment: Experiment, metric: Metric, launches: Sequence[Floats], error: float
 ) -> float:
-    """The error one interval may use, given when and why the run stopped."""
+    """Return the error that one interval may use, given when and why the run stopped."""
     blocks = sum(map(len, launches))
     stops = [event for event in experiment.events if event.kind == "stop"]
-    # No stop: the run is going on, or was killed. Ctrl-C may have been pressed at a lucky moment.
+    # Without a stop event, the run is in progress or was killed. Ctrl-C may follow a lucky look.
     blind = bool(stops) and stops[-1].detail.get("reason") in STOPPED_BLINDLY
     if blind and len(launches) > 1:
-        return error  # looks ended launches, all by the same rule, and never the run
+        return error  # looks end launches, all by the same rule, but never the run
     if metric not in ("wall", "cpu") and blocks < min(experiment.settings.looks, default=0):
-        return error  # measured apart from the blocks (peak memory): nobody looked before the end
+        return error  # measured apart from the blocks (peak memory), so no look preceded the end
     return nominal_error(blocks, experiment.settings.looks, error, at_planned_look=not blind)
 
 
@@ -382,16 +382,16 @@ def _judge(
     if blocks < needed:
         return Verdict.INCONCLUSIVE, needed - blocks
     if interval.estimator == statistics.BETWEEN_LAUNCHES:
-        return Verdict.INCONCLUSIVE, None  # that takes more launches
+        return Verdict.INCONCLUSIVE, None  # more launches are required, not blocks
     if not math.isfinite(_half_width(interval)):
-        return Verdict.INCONCLUSIVE, blocks  # nothing to extrapolate from: as many again
+        return Verdict.INCONCLUSIVE, blocks  # cannot extrapolate, so suggest doubling
     return Verdict.INCONCLUSIVE, statistics.blocks_to_settle(
         blocks, math.log(interval.estimate), _half_width(interval), interval.level, equivalence
     )
 
 
-def _backed(verdict: Verdict, check: QualityCheck | None) -> Verdict:
-    """The verdict on what is cheaper, given what became of its quality."""
+def _with_quality(verdict: Verdict, check: QualityCheck | None) -> Verdict:
+    """Adjust the verdict on a cheaper candidate by its quality check."""
     if verdict is not Verdict.FASTER or check is None:
         return verdict
     if check.lost:
@@ -400,7 +400,7 @@ def _backed(verdict: Verdict, check: QualityCheck | None) -> Verdict:
 
 
 def _half_width(interval: Interval) -> float:
-    """Half the width of the log ratio's interval."""
+    """Return half the width of the log ratio's interval."""
     if interval.low <= 0 or not math.isfinite(interval.high):
         return math.inf
     return (math.log(interval.high) - math.log(interval.low)) / 2
@@ -415,12 +415,12 @@ def _refused(experiment: Experiment, metric: Metric, arm: str, blocks: int, reas
 
 
 def guard_claim(experiment: Experiment, metric: Metric) -> Claim | None:
-    """The A/A guard's claim about `metric`; None without guard blocks."""
+    """Return the A/A guard's claim about `metric`; None without guard blocks."""
     baseline = experiment.settings.baseline
     pairs = _pairs(experiment, metric, guard_name(baseline), baseline)
     if pairs is None or not pairs.positive:
         return None
-    # Both sides of it are one process, whichever launch: nothing lies between launches.
+    # Both sides share a process in every launch, so launches add no variation.
     interval = _median_ratio([np.concatenate(pairs.log_ratios())], GUARD_LEVEL)
     blocks = len(pairs)
     verdict, further = _judge(interval, metric, blocks, experiment.settings.equivalence)
@@ -435,9 +435,9 @@ def guard_claim(experiment: Experiment, metric: Metric) -> Claim | None:
 
 
 def failures(experiment: Experiment) -> dict[str, str]:
-    """By arm: why it left the run, of those that did."""
-    left = [event.detail for event in experiment.events if event.kind == "failed"]
-    return {str(detail.get("arm", "")): str(detail.get("what", "")) for detail in left}
+    """Return the error of each arm that failed."""
+    failed = [event.detail for event in experiment.events if event.kind == "failed"]
+    return {str(detail.get("arm", "")): str(detail.get("what", "")) for detail in failed}
 
 
 def _failure(experiment: Experiment, arm: str) -> str | None:
@@ -449,26 +449,26 @@ def _failure(experiment: Experiment, arm: str) -> str | None:
 
 
 def _metrics(experiment: Experiment) -> list[Metric]:
-    """Metrics with samples, those of time first, in the order they were recorded."""
+    """Return the metrics with samples, times first, in recording order."""
     seen = {metric: None for _, metric, phase in experiment.series if phase is Phase.MEASURE}
     first = [m for m in ("wall", "cpu") if m in seen]
     return first + [m for m in seen if m not in DIAGNOSTICS and m not in first]
 
 
 def base_metric(metric: Metric) -> Metric:
-    """What a derived metric is computed from: ``wall_p99`` and ``throughput`` from wall."""
+    """Return the source of a derived metric: wall for ``wall_p99`` and ``throughput``."""
     if metric == "throughput":
         return "wall"
     return metric.rpartition("_p")[0] if quantile_of(metric) is not None else metric
 
 
 def is_derived(metric: Metric) -> bool:
-    """Whether `metric` is a statistic of another one: ``throughput``, ``wall_p99``."""
+    """Whether `metric` is a statistic of another: ``throughput``, ``wall_p99``."""
     return base_metric(metric) != metric
 
 
 def quantile_of(metric: Metric) -> float | None:
-    """0.99 of ``wall_p99``; None where a metric is no quantile of another."""
+    """Return 0.99 for ``wall_p99``; None if a metric is not a quantile."""
     head, _, digits = metric.rpartition("_p")
     if not head or not digits.replace(".", "", 1).isdigit():
         return None

@@ -1,4 +1,4 @@
-"""Is B cheaper than A, by how much, and can I believe it: `compare` and its result."""
+"""Measure whether a candidate is cheaper than a baseline: `compare` and its result."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from slipstream.measure.claims import (
     ranks,
     ratio_between,
 )
-from slipstream.measure.launches import MOST_LAUNCHES
+from slipstream.measure.launches import MAX_LAUNCHES
 from slipstream.measure.quality import Outcomes, compare_quality, require_quality
 from slipstream.measure.records import (
     AUTO,
@@ -40,20 +40,20 @@ if TYPE_CHECKING:
     from slipstream.measure.store import Store
     from slipstream.tables import Table
 
-# What people call them, and what they are called in the store.
+# Aliases of metrics, and their names in the store.
 _ALIASES = {"peak_mem": "peak_memory", "memory": "peak_memory", "time": "wall"}
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A finished experiment and what it lets us say."""
+    """A finished experiment and its claims."""
 
     experiment: Experiment
     claims: tuple[Claim, ...]
 
     @classmethod
     def of(cls, experiment: Experiment) -> Comparison:
-        """The claims of a recorded experiment."""
+        """Compute the claims of a recorded experiment."""
         return cls(experiment, claims(experiment))
 
     def _repr_html_(self) -> str:
@@ -63,12 +63,12 @@ class Comparison:
 
     @property
     def quality(self) -> dict[str, QualityCheck]:
-        """What became of the quality of every candidate that was checked, by name."""
+        """Quality checks of the candidates that have one, by name."""
         return checks_of(self.experiment.events)
 
     @property
     def verdicts(self) -> dict[str, Verdict]:
-        """The verdict on every candidate, by name."""
+        """Verdicts on all candidates, by name."""
         return {claim.arm: claim.verdict for claim in headline(self.claims)}
 
     @property
@@ -76,7 +76,7 @@ class Comparison:
         """The verdict on the only candidate.
 
         Raises:
-            InvalidArgumentError: there are several; see `verdicts`.
+            InvalidArgumentError: There are several candidates; use `verdicts`.
         """
         if len(self.verdicts) != 1:
             raise InvalidArgumentError(
@@ -85,12 +85,13 @@ class Comparison:
         return next(iter(self.verdicts.values()))
 
     def ratio(self, arm: str, other: str | None = None, metric: Metric | None = None) -> Claim:
-        """The claim about `arm` against `other` (the baseline), in the carrying metric or `metric`.
+        """Return the claim about `arm` against `other` (default: the baseline).
 
-        Two candidates may be compared too; their interval is not corrected for being picked out.
+        The metric defaults to the carrying one. The interval of a ratio between two candidates is
+        not corrected for selecting the pair.
 
         Raises:
-            UnknownNameError: no such arm, or no claim about such a metric.
+            UnknownNameError: There is no such arm, or no claim about the metric.
         """
         settings = self.experiment.settings
         other = other or settings.baseline
@@ -108,7 +109,7 @@ class Comparison:
         return self._between(arm, other, metric or headline(self.claims)[0].metric)
 
     def ranks(self) -> dict[str, tuple[int, int]]:
-        """Best and worst place each arm may have in the carrying metric; 1 is the cheapest."""
+        """Return the best and worst rank of each arm in the carrying metric; 1 is the cheapest."""
         return ranks(self.experiment)
 
     def _between(self, arm: str, other: str, metric: Metric) -> Claim:
@@ -118,15 +119,15 @@ class Comparison:
         verdict = Verdict.INCONCLUSIVE
         if interval.excludes(1.0):
             verdict = Verdict.FASTER if interval.estimate < 1 else Verdict.SLOWER
-        reason = "picked out of several; not corrected for that"
+        reason = "selected from several pairs; not corrected for that"
         claim = claim_of(self.experiment, metric, arm, interval, verdict, blocks, reason)
         return replace(claim, baseline=other, detectable=float("nan"))
 
     def save(self, store: Store | Path | str | None = None) -> str:
-        """Keep the experiment in a results store (by default the project's); returns its id.
+        """Save the experiment in a results store (default: the project's) and return its id.
 
         Raises:
-            StoreError: the store cannot be written.
+            StoreError: The store cannot be written.
         """
         from slipstream.measure.store import Store
 
@@ -136,7 +137,7 @@ class Comparison:
         return store.save(self.experiment, self.claims)
 
     def table(self) -> Table:
-        """A table of the claims, for a terminal, Markdown or HTML."""
+        """Return a table of the claims, for a terminal, Markdown or HTML."""
         from slipstream.measure.render import comparison_table
 
         return comparison_table(self.experiment, self.claims)
@@ -158,7 +159,7 @@ def compare(
     equivalence: float = 0.02,
     seed: int = 0,
     stop_when_decided: bool = False,
-    launches: int = MOST_LAUNCHES,
+    launches: int = MAX_LAUNCHES,
     title: str = "",
     timeout: str | float | None = None,
     changes_numerics: Sequence[str] = (),
@@ -170,46 +171,46 @@ def compare(
     store: Store | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> Comparison:
-    """Measure the arms in paired, interleaved blocks until the answer is narrow enough.
+    """Measure the arms in paired, interleaved blocks until the interval is narrow enough.
 
     Args:
-        arms: name -> function without arguments (or an `Arm`); the first is the baseline unless
+        arms: Name -> function without arguments (or an `Arm`); the first is the baseline unless
             `baseline` names another.
-        metrics: ``"wall"`` and ``"cpu"`` are always recorded; ``"peak_mem"`` is what a call needs
-            on top of the resting process; ``"wall_p99"`` and ``"throughput"`` are derived.
-        target: stop when the interval of the ratio is narrower than this fraction.
-        budget: time after which no further block begins: ``"60s"``, or seconds.
-        primary: the metric that decides; by default the data choose between wall and CPU time
-            (see `claims.carrier`), or the first of `metrics` where those two are not both asked.
-        primary_because: why it is `primary`, for the report.
-        launches: how often, at most, arms that live in processes of their own are started within
-            the budget, so that the interval holds what another process costs; 1 for once.
-        changes_numerics: arms whose results differ in value; they need `quality` or a check.
-        quality: arm -> right or wrong for each item, the same items for all.
-        checks: what was found of the candidates' quality otherwise; one that lost it, or that
-            nobody looked at, is not called faster.
-        timeout: an arm that takes longer for one sample is stopped; default 10 minutes.
-        store: where the experiment is kept while it runs, block by block.
+        metrics: ``"wall"`` and ``"cpu"`` are always recorded; ``"peak_mem"`` is the increase of a
+            call over the resting process; ``"wall_p99"`` and ``"throughput"`` are derived.
+        target: Relative width of the ratio's interval below which to stop.
+        budget: Time after which no further block begins: ``"60s"``, or seconds.
+        primary: Metric that decides; by default wall or CPU time depending on the data
+            (see `claims.carrier`), or the first of `metrics` unless both are requested.
+        primary_because: Reason for `primary`, for the report.
+        launches: Maximum number of times to start arms in separate processes within the budget,
+            so that the interval includes variation between processes.
+        changes_numerics: Arms whose results differ in value; they need `quality` or a check.
+        quality: Arm -> whether each item is right, the same items for all.
+        checks: Other quality checks of candidates; an arm whose quality was lost or not checked
+            is not called faster.
+        timeout: Time limit per sample, after which an arm is stopped; default 10 minutes.
+        store: Store that records the running experiment, block by block.
 
     Raises:
-        InvalidArgumentError: one arm only, no budget, arms that return different shapes, or a
-            speed claim that needs a quality row.
-        ArmFailedError: the baseline failed, or every candidate did.
+        InvalidArgumentError: There is only one arm or no budget, arms return different shapes, or
+            a speed claim needs quality outcomes.
+        ArmFailedError: The baseline or every candidate failed.
     """
     listed = _arms(arms)
     names = [arm.name for arm in listed]
     first = baseline or (names[0] if names else "")
-    wanted = [_ALIASES.get(metric, metric) for metric in metrics]
+    requested = [_ALIASES.get(metric, metric) for metric in metrics]
     settings = ExperimentSettings(
         baseline=first,
-        primary=_primary(primary, wanted),
+        primary=_primary(primary, requested),
         primary_because=primary_because if primary is not None else "",
         target_rel_width=target,
         budget_s=seconds(budget, "budget"),
         level=level,
         equivalence=equivalence,
         seed=seed,
-        derived=tuple(m for m in wanted if is_derived(m)),
+        derived=tuple(m for m in requested if is_derived(m)),
         stop_when_decided=stop_when_decided,
         launches=launches,
     )
@@ -225,7 +226,7 @@ def compare(
     plan = plan or RunPlan()
     plan = replace(
         plan,
-        peak_memory=plan.peak_memory or "peak_memory" in wanted,
+        peak_memory=plan.peak_memory or "peak_memory" in requested,
         timeout_s=plan.timeout_s if timeout is None else seconds(timeout, "timeout"),
     )
     _check_shapes(listed, plan.timeout_s)
@@ -261,12 +262,9 @@ def _arms(arms: Mapping[str, Callable[[], object] | Arm] | Sequence[Arm]) -> lis
 
 
 def _check_shapes(arms: Sequence[Arm], timeout_s: float) -> None:
-    """Call every function once, and refuse functions whose results differ in shape.
+    """Call every function once; raise InvalidArgumentError if the results differ in shape.
 
-    Arms that raise are left to the runner, which names block and phase.
-
-    Raises:
-        InvalidArgumentError: two arms that return arrays, of different shapes.
+    The runner reports arms that raise, with block and phase.
     """
     first: tuple[str, object] | None = None
     for arm in arms:
@@ -282,24 +280,28 @@ def _check_shapes(arms: Sequence[Arm], timeout_s: float) -> None:
         first = first or (arm.name, shape)
 
 
-def _primary(primary: Metric | None, wanted: Sequence[Metric]) -> Metric:
+def _primary(primary: Metric | None, requested: Sequence[Metric]) -> Metric:
     if primary is not None:
         return _ALIASES.get(primary, primary)
-    if not wanted:
-        raise InvalidArgumentError("metrics", "there are none", remedy='as ["wall", "cpu"]')
-    return AUTO if {"wall", "cpu"} <= set(wanted) else wanted[0]
+    if not requested:
+        raise InvalidArgumentError(
+            "metrics", "no metric is given", remedy='for example ["wall", "cpu"]'
+        )
+    return AUTO if {"wall", "cpu"} <= set(requested) else requested[0]
 
 
 def seconds(value: str | float, argument: str) -> float:
-    """A time to spend: ``"60s"``, or seconds.
+    """Parse a duration, ``"60s"`` or a number of seconds, into seconds.
 
     Raises:
-        InvalidArgumentError: no time at all.
+        InvalidArgumentError: The duration is not positive and finite.
     """
-    spent = parse_duration_ns(value, argument) / 1e9 if isinstance(value, str) else float(value)
-    if not 0 < spent < float("inf"):
-        raise InvalidArgumentError(argument, f"{value} is no time at all", remedy="for example 60s")
-    return spent
+    duration = parse_duration_ns(value, argument) / 1e9 if isinstance(value, str) else float(value)
+    if not 0 < duration < float("inf"):
+        raise InvalidArgumentError(
+            argument, f"{value} is not a positive duration", remedy="for example 60s"
+        )
+    return duration
 
 
 def _quality_events(outcomes: Mapping[str, Outcomes], baseline: str) -> list[Event]:

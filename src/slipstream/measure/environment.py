@@ -1,12 +1,11 @@
-"""What a measurement was made on: every fact that may change it, under one hash.
+"""Environment of a measurement: all facts that may affect it, with a hash.
 
-Facts are JSON values under dotted names (``"cpu.model"``). A fact that this machine does not
-reveal is the text ``"unreadable"``, never a guess. The group ``now.`` holds what changes from one
-second to the next or says how a run was started (clock frequency, free memory, load, the command
-line, the scheduling priority): it is recorded, for people who look for a reason, but not hashed,
-because two runs that differ only there are meant to be compared, and blocks of one experiment live
-through such changes. Seeds and data checksums are hashed: with other numbers in them, sparse or
-data-dependent work is other work.
+Facts are JSON values under dotted names (``"cpu.model"``). A fact that cannot be read is the string
+``"unreadable"``, never a guess. The group ``now.`` has momentary values (clock frequency, free
+memory, load) and how the run was started (command line, scheduling priority). It is recorded for
+diagnosis but not hashed, because runs that differ only there remain comparable, and these values
+change even within an experiment. Seeds and data checksums are hashed, since sparse or
+data-dependent work depends on them.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from slipstream.measure.records import Environment
 from slipstream.measure.redact import Redactor
 
 _UNHASHED = "now."
-# As Linux names them: x86 vectors, x86 tiles, Arm.
+# Linux names of x86 vector, x86 tile and Arm instructions.
 _BF16 = frozenset(("avx512_bf16", "amx_bf16", "avx_vnni_bf16", "bf16", "svebf16"))
-# The part of the facts that is the machine rather than what runs on it; see `machine_id`.
+# Facts about the machine rather than its software; see `machine_id`.
 _MACHINE_GROUPS = ("cpu.", "memory.", "gpu.", "machine.")
-# Recorded among them by older versions; says how a run was started, see ``now.nice``.
+# Recorded by older versions, although it describes the run; see ``now.nice``.
 _NOT_THE_MACHINE = frozenset(("machine.nice",))
 
 
@@ -39,14 +38,14 @@ def capture(
     """Record this machine, its software and the state of the code in the current directory.
 
     Args:
-        seeds: name -> seed, of whatever was drawn at random.
-        data_checksums: data set -> checksum.
-        command: how the run was started; recorded, not hashed. Ours (``sys.argv``) by default.
-        torch: import torch to ask it for its settings; otherwise only its version is recorded
-            (unless it is imported already).
+        seeds: Seeds of random generators, by name.
+        data_checksums: Checksums of data sets, by name.
+        command: Command line of the run; recorded, not hashed. Default: ``sys.argv``.
+        torch: Whether to import torch and record its settings; otherwise only its version is
+            recorded, unless it is imported already.
 
     Returns:
-        Facts without names of users or hosts and without absolute paths.
+        Facts without user names, host names and absolute paths.
     """
     redact = Redactor()
     facts = facts_machine.facts()
@@ -59,43 +58,43 @@ def capture(
 
 
 def from_facts(facts: Mapping[str, Any]) -> Environment:
-    """The environment made of `facts`, which must be JSON values, in the order of their names."""
+    """Build an environment from `facts` (JSON values), sorted by name."""
     ordered = {name: facts[name] for name in sorted(facts)}
     return Environment(ordered, _hash(stable_facts(ordered)))
 
 
 def stable_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """The facts that `Environment.env_id` is a hash of."""
+    """Return the facts that `Environment.env_id` hashes."""
     return {name: value for name, value in facts.items() if not name.startswith(_UNHASHED)}
 
 
 def differences(a: Environment, b: Environment) -> tuple[str, ...]:
-    """Names of the hashed facts in which `a` and `b` differ, sorted; empty when comparable."""
-    ours, theirs = stable_facts(a.facts), stable_facts(b.facts)
+    """Return the sorted names of hashed facts in which `a` and `b` differ; empty if comparable."""
+    first, second = stable_facts(a.facts), stable_facts(b.facts)
     absent = object()
     return tuple(
         name
-        for name in sorted(ours.keys() | theirs.keys())
-        if ours.get(name, absent) != theirs.get(name, absent)
+        for name in sorted(first.keys() | second.keys())
+        if first.get(name, absent) != second.get(name, absent)
     )
 
 
 def processor_flags() -> frozenset[str]:
-    """The instruction sets of this processor, by Linux's names; none where it does not say."""
+    """Return the processor's instruction sets, by Linux's names; empty if unknown."""
     return frozenset(facts_machine.cpu_flags())
 
 
 def computes_in_bf16() -> bool | None:
-    """Whether this processor has bfloat16 instructions; None where it does not say what it has."""
+    """Whether this processor has bfloat16 instructions; None if unknown."""
     flags = facts_machine.cpu_flags()
     return bool(_BF16 & set(flags)) if flags else None
 
 
 def machine_id(environment: Environment) -> str:
-    """Hash of the facts about the machine alone: same processor, memory, accelerators, limits.
+    """Hash the facts about the machine alone: processor, memory, accelerators, limits.
 
-    Software, code and seeds change from day to day; the machine's own history of prediction
-    errors (see `ledger.py`) should outlive that.
+    The machine's history of prediction errors (see `ledger.py`) thus survives changes of software,
+    code and seeds.
     """
     facts = stable_facts(environment.facts)
     return _hash(
@@ -109,5 +108,5 @@ def machine_id(environment: Environment) -> str:
 
 def _hash(facts: Mapping[str, Any]) -> str:
     canonical = json.dumps(facts, sort_keys=True, separators=(",", ":"))
-    # 64 bits: no two of the at most millions of environments in a store will meet by chance.
+    # 64 bits suffice to avoid collisions between the at most millions of environments in a store.
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Experiments in formats other programs read: JSON lines, CSV, Parquet."""
+"""Export experiments to JSON lines, CSV or Parquet."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ COLUMNS = (
     "experiment", "title", "created", "env_id", "arm", "baseline", "metric", "phase", "block",
     "value",
 )  # fmt: skip
-"""Of the long form: one row a sample, values in the metric's unit (ns, bytes)."""
+"""Columns of the long form: one row per sample, values in the metric's unit (ns, bytes)."""
 
 FORMATS = ("jsonl", "csv", "parquet")
-_ROWS_A_GROUP = 1 << 20
+_ROWS_PER_GROUP = 1 << 20
 
 
 def export(experiments: Iterable[tuple[Experiment, Sequence[Claim]]], to: str, path: Path) -> int:
-    """Write experiments to `path`; all or nothing. Returns how many lines or rows.
+    """Write experiments to `path` atomically and return the number of lines or rows.
 
-    ``jsonl`` holds everything, one experiment a line. ``csv`` and ``parquet`` hold the samples,
-    one a row, under `COLUMNS`.
+    ``jsonl`` has everything, one experiment per line. ``csv`` and ``parquet`` have one row per
+    sample, with `COLUMNS`.
 
     Raises:
-        InvalidArgumentError: `to` is none of `FORMATS`.
-        MissingExtraError: Parquet without pyarrow.
-        SlipstreamError: the file cannot be written.
+        InvalidArgumentError: `to` is not in `FORMATS`.
+        MissingExtraError: Parquet requires pyarrow, which is not installed.
+        SlipstreamError: The file cannot be written.
     """
     writers = {"jsonl": _write_jsonl, "csv": _write_csv, "parquet": _write_parquet}
     if to not in writers:
@@ -54,7 +54,7 @@ def export(experiments: Iterable[tuple[Experiment, Sequence[Claim]]], to: str, p
 
 
 def sample_rows(experiment: Experiment) -> Iterator[tuple[Any, ...]]:
-    """One tuple a sample, as `COLUMNS`."""
+    """Yield one tuple per sample, ordered like `COLUMNS`."""
     head = (
         experiment.experiment_id,
         experiment.title,
@@ -69,7 +69,7 @@ def sample_rows(experiment: Experiment) -> Iterator[tuple[Any, ...]]:
 
 
 def experiment_json(experiment: Experiment, claims: Sequence[Claim]) -> dict[str, Any]:
-    """An experiment with its samples and claims as JSON values."""
+    """Convert an experiment with its samples and claims to JSON values."""
     return {
         "experiment": experiment.experiment_id,
         "title": experiment.title,
@@ -132,6 +132,6 @@ def _write_parquet(experiments: Iterable[tuple[Experiment, Sequence[Claim]]], pa
             rows = list(sample_rows(experiment))
             columns = list(zip(*rows, strict=True)) or [()] * len(COLUMNS)
             arrays = [pyarrow.array(c, type=k) for c, k in zip(columns, kinds, strict=True)]
-            writer.write_table(pyarrow.table(arrays, schema=schema), row_group_size=_ROWS_A_GROUP)
+            writer.write_table(pyarrow.table(arrays, schema=schema), row_group_size=_ROWS_PER_GROUP)
             count += len(rows)
     return count

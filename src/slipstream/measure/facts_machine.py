@@ -1,8 +1,7 @@
-"""Facts about the machine and its kernel: what /proc and /sys say, "unreadable" where they do not.
+"""Facts about the machine and its kernel, read from /proc and /sys; "unreadable" if unavailable.
 
 Sources: proc(5), the kernel's Documentation/ABI (sysfs cpu, cpufreq, thermal, powercap) and
-cgroups(7). Outside Linux, where they do not exist, `psutil` and `platform` give the little they
-know.
+cgroups(7). Outside Linux, `psutil` and `platform` provide some of the facts.
 """
 
 from __future__ import annotations
@@ -16,19 +15,19 @@ UNREADABLE = "unreadable"
 _CPUS = Path("/sys/devices/system/cpu")
 _ZONES = Path("/sys/class/thermal")
 _CGROUPS = Path("/sys/fs/cgroup")
-# What virtual machines' vendors call themselves in the firmware tables (no serial numbers there).
+# Vendor and product names in the firmware tables identify virtual machines; no serial numbers.
 _FIRMWARE = Path("/sys/class/dmi/id")
-# Version 1's way of saying "no limit": the largest multiple of the page size below 2^63.
+# Cgroup v1 writes the largest multiple of the page size below 2^63 for "no limit".
 _UNLIMITED = 1 << 62
 
 
 def facts() -> dict[str, Any]:
-    """Groups ``cpu``, ``memory``, ``machine``, ``kernel`` and their ``now`` readings."""
+    """Return the groups ``cpu``, ``memory``, ``machine``, ``kernel`` and their ``now`` readings."""
     return _processor() | _caches() | _clock() | _limits() | _memory() | _kernel() | _load()
 
 
 def read(path: Path | str) -> str | None:
-    """The stripped text of a small file, or None where it cannot be read."""
+    """Return the stripped text of a small file, or None if it cannot be read."""
     try:
         return Path(path).read_text(errors="replace").strip()
     except OSError:
@@ -50,7 +49,7 @@ def _first_processor() -> dict[str, str]:
 
 
 def cpu_flags() -> list[str]:
-    """The instruction sets the processor says it has, by Linux's names; none elsewhere."""
+    """Return the processor's instruction sets, by Linux's names; empty on other systems."""
     first = _first_processor()
     return sorted((first.get("flags") or first.get("Features") or "").split())
 
@@ -120,7 +119,7 @@ def _limits() -> dict[str, Any]:
 
 
 def _cgroup_files(controller: str, name: str, name_v1: str) -> list[str]:
-    """The file's text in this process's control group and all groups above it, nearest first."""
+    """Return the file's text in this process's cgroup and all its ancestors, nearest first."""
     groups: dict[str, str] = {}
     for line in (read("/proc/self/cgroup") or "").splitlines():
         _, names, path = line.split(":", 2)
@@ -132,25 +131,25 @@ def _cgroup_files(controller: str, name: str, name_v1: str) -> list[str]:
     ):
         if group is None:
             continue
-        # Inside a container the path may be the host's; then only the root is there to read.
+        # In a container the path may be the host's; then only the root is readable.
         folders = [root / group, *(root / group).parents]
         texts += [t for f in folders if f.is_relative_to(root) and (t := read(f / file))]
     return texts
 
 
 def _cpu_quota() -> Any:
-    """Processors' worth of time the tightest control group allows; None when not limited."""
+    """Return the CPU quota of the tightest cgroup, in cores; None if unlimited."""
     quotas = []
     for text in _cgroup_files("cpu", "cpu.max", "cpu.cfs_quota_us"):
         quota, _, period = text.partition(" ")
         if quota not in ("max", "-1"):
-            # Version 1 keeps the period in a file of its own; 100 ms unless somebody changed it.
+            # Cgroup v1 stores the period in a separate file; 100 ms is the default.
             quotas.append(int(quota) / int(period or 100_000))
     return min(quotas, default=None)
 
 
 def memory_limit() -> int | None:
-    """Bytes that the tightest control group leaves all its processes; None when not limited."""
+    """Return the memory limit of the tightest cgroup, in bytes; None if unlimited."""
     limits = _cgroup_files("memory", "memory.max", "memory.limit_in_bytes")
     return min((int(t) for t in limits if t != "max" and int(t) < _UNLIMITED), default=None)
 
@@ -161,7 +160,7 @@ def _memory() -> dict[str, Any]:
     memory, swap = psutil.virtual_memory(), psutil.swap_memory()
     huge = read("/sys/kernel/mm/transparent_hugepage/enabled")
     return {
-        # In MiB: the kernel's own share differs by a few pages from boot to boot.
+        # In MiB, since the kernel's share varies by a few pages between boots.
         "memory.total_mib": memory.total >> 20,
         "memory.swap_mib": swap.total >> 20,
         "memory.transparent_hugepages": _or_unreadable(huge),
@@ -193,7 +192,7 @@ def _container() -> str:
     for sign, kind in (("/.dockerenv", "docker"), ("/run/.containerenv", "podman")):
         if Path(sign).exists():
             return kind
-    # systemd's name for it, in lower case.
+    # systemd's variable, in lower case.
     named = os.environ.get("container") or read("/run/systemd/container")  # noqa: SIM112
     if named:
         return named

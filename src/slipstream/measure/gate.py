@@ -1,12 +1,11 @@
-"""Is this machine fit to measure on right now: green, amber or red, with reasons.
+"""Classify whether the machine is fit for measurements: green, amber or red, with reasons.
 
-Read from Linux's counters since the previous reading: pressure (time somebody waited for a
+Uses Linux counters since the previous reading: CPU pressure (time in which tasks waited for a
 core), load, involuntary context switches of this process, time stolen by a hypervisor, cgroup
-throttling, and, where there are sensors, clock frequency and temperature. What cannot be read is
-named in `Reading.unreadable`, never guessed.
+throttling and, if available, clock frequency and temperature. `Reading.unreadable` lists values
+that could not be read.
 
-Red does not stop a run. Paired blocks hold their level on a busy machine; they only need more
-time. The colour says why.
+Red does not stop a run. Paired blocks hold their level on a busy machine, but take longer.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from pathlib import Path
 
 
 class Level(StrEnum):
-    """Fit, disturbed, or hardly usable."""
+    """Fitness for measurements: fit, disturbed, or hardly usable."""
 
     GREEN = "green"
     AMBER = "amber"
@@ -31,12 +30,12 @@ class Level(StrEnum):
 
 @dataclass(frozen=True)
 class Reading:
-    """One look at the machine.
+    """One reading of the machine's state.
 
     Attributes:
-        reasons: one line for each thing that is not green.
-        values: what was read, by name, in the unit the name ends with.
-        unreadable: names of what this system does not tell.
+        reasons: One line per value that is not green.
+        values: Values by name, in the unit that the name ends with.
+        unreadable: Names of values that this system does not provide.
     """
 
     level: Level
@@ -47,10 +46,10 @@ class Reading:
 
 @dataclass(frozen=True)
 class _Limit:
-    """From which value on something is amber, from which red, and how to say it.
+    """Thresholds for amber and red, and the message.
 
-    The thresholds separate what was measured on a two-core virtual machine: at rest, with an
-    editor and a browser (amber), and with one busy process a core beside the arms (red).
+    The thresholds separate states measured on a two-core virtual machine: idle, with an editor and
+    a browser (amber), and with one other busy process per core (red).
     """
 
     amber: float
@@ -59,18 +58,18 @@ class _Limit:
 
 
 _LIMITS = {
-    "pressure_percent": _Limit(15, 50, "somebody waited for a core {0:.0f} % of the last 10 s"),
-    "load_per_core": _Limit(1.5, 3, "load average is {0:.1f} a core"),
-    "preemptions_per_s": _Limit(50, 250, "this process lost its core {0:.0f} times a second"),
+    "pressure_percent": _Limit(15, 50, "tasks waited for a core {0:.0f} % of the last 10 s"),
+    "load_per_core": _Limit(1.5, 3, "load average is {0:.1f} per core"),
+    "preemptions_per_s": _Limit(50, 250, "this process lost its core {0:.0f} times per second"),
     "steal_percent": _Limit(1, 5, "the hypervisor took {0:.1f} % of the cores' time"),
     "throttled_percent": _Limit(0.1, 5, "the cgroup's quota throttled {0:.1f} % of periods"),
-    "slowed_percent": _Limit(15, 40, "cores run {0:.0f} % below their highest frequency"),
+    "slowed_percent": _Limit(15, 40, "cores run {0:.0f} % below their maximum frequency"),
     "heat_percent": _Limit(92, 98, "a sensor is at {0:.0f} % of its critical temperature"),
 }
 
 
 class Gate:
-    """Reads the machine; each reading covers the time since the one before."""
+    """Reader of the machine's state; each reading covers the time since the previous one."""
 
     def __init__(self) -> None:
         self._cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
@@ -79,7 +78,7 @@ class Gate:
         self._sample_counters()
 
     def read(self) -> Reading:
-        """Judge the machine now. Costs about 0.2 ms."""
+        """Read and classify the machine's state; takes about 0.2 ms."""
         values: dict[str, float] = {}
         sources: dict[str, Callable[[], float | None]] = {
             "pressure_percent": _pressure,
@@ -135,9 +134,9 @@ class Gate:
 
 
 def busy_in_words() -> str:
-    """How busy this machine has been for the last seconds; empty unless it is red.
+    """Describe how busy this machine was in the last seconds; empty unless red.
 
-    Of what needs no time between two readings: pressure, or the load where that is not told.
+    Uses the values that need only one reading: pressure, or else the load.
     """
     values = Gate().read().values
     for name in ("pressure_percent", "load_per_core"):
@@ -158,13 +157,13 @@ def _preemptions() -> dict[str, float]:
 
 
 def _processor_ticks() -> dict[str, float]:
-    # user nice system idle iowait irq softirq steal; guest time is inside user already.
+    # user nice system idle iowait irq softirq steal; user includes guest time.
     ticks = [float(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
     return {"steal": ticks[7], "ticks": sum(ticks)}
 
 
 def _cgroup_stat() -> Path | None:
-    """The file with our cgroup's throttling counters, version 2 or 1."""
+    """Return the file with this cgroup's throttling counters, v2 or v1."""
     paths = [Path("/sys/fs/cgroup/cpu.stat"), Path("/sys/fs/cgroup/cpu/cpu.stat")]
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
@@ -179,17 +178,17 @@ def _cgroup_stat() -> Path | None:
 
 
 def _slowed() -> float | None:
-    """By how much the slowest core is below its highest frequency, in percent."""
+    """Return how far the slowest core runs below its maximum frequency, in percent."""
     worst = None
     for core in Path("/sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq"):
         now = float((core / "scaling_cur_freq").read_text())
-        highest = float((core / "cpuinfo_max_freq").read_text())
-        worst = max(worst or 0.0, 100 * (1 - now / highest))
+        maximum = float((core / "cpuinfo_max_freq").read_text())
+        worst = max(worst or 0.0, 100 * (1 - now / maximum))
     return worst
 
 
 def _heat() -> float | None:
-    """The hottest zone's temperature as a percentage of its critical trip point."""
+    """Return the hottest zone's temperature in percent of its critical trip point."""
     worst = None
     for zone in Path("/sys/class/thermal").glob("thermal_zone*"):
         for trip in zone.glob("trip_point_*_type"):
@@ -203,13 +202,13 @@ def _heat() -> float | None:
 
 @dataclass(frozen=True)
 class Fitness:
-    """What this machine can tell apart now.
+    """Resolution of measurements on this machine in its current state.
 
     Attributes:
-        reading: the gate while the probe ran.
-        seconds: the budget `wall` and `cpu` are meant for.
-        wall, cpu: smallest relative difference found 80 % of the time within `seconds`.
-        blocks: paired blocks of 10 ms samples the budget holds.
+        reading: Gate reading over the probe.
+        seconds: Budget that `wall` and `cpu` refer to.
+        wall, cpu: Smallest relative difference found with 80 % power within `seconds`.
+        blocks: Paired blocks of 10 ms samples that fit the budget.
     """
 
     reading: Reading
@@ -220,10 +219,10 @@ class Fitness:
 
 
 def detectable(seconds: float = 60.0, *, probe_s: float = 2.0, level: float = 0.95) -> Fitness:
-    """Compare a fixed piece of single-threaded work with itself, and extrapolate to `seconds`.
+    """Compare a fixed single-threaded workload with itself, and extrapolate to `seconds`.
 
-    The spread of the paired ratios gives the width that as many blocks as fit would reach; a
-    robust spread, because that is what the interval of the median depends on.
+    The interquartile range of the paired ratios, which determines the interval of the median,
+    gives the width that all blocks of the budget would reach.
     """
     import numpy as np
 
@@ -232,17 +231,17 @@ def detectable(seconds: float = 60.0, *, probe_s: float = 2.0, level: float = 0.
     from slipstream.measure.statistics import critical_value, detectable_difference
 
     gate = Gate()
-    inner, taken = 1, 0
-    while taken < REPEATED_SAMPLE_NS:
+    inner, elapsed_ns = 1, 0
+    while elapsed_ns < REPEATED_SAMPLE_NS:
         inner *= 2
-        taken = time_calls(_probe, inner).wall
+        elapsed_ns = time_calls(_probe, inner).wall
     rows: list[tuple[int, int, int, int]] = []
-    began = time.monotonic()
-    # Eight blocks at least, so that a very slow machine still gives a spread.
-    while time.monotonic() - began < probe_s or len(rows) < 8:
+    start = time.monotonic()
+    # At least eight blocks, so that the spread can be estimated on a very slow machine.
+    while time.monotonic() - start < probe_s or len(rows) < 8:
         a, b = time_calls(_probe, inner), time_calls(_probe, inner)
         rows.append((a.wall, a.cpu, b.wall, b.cpu))
-    block_s = (time.monotonic() - began) / len(rows)
+    block_s = (time.monotonic() - start) / len(rows)
     values = np.log(np.asarray(rows, np.float64))
     blocks = max(8, round(seconds / block_s))
     looks = tuple(10 * 2**k for k in range(8))
@@ -251,7 +250,7 @@ def detectable(seconds: float = 60.0, *, probe_s: float = 2.0, level: float = 0.
     for name, first in (("wall", 0), ("cpu", 1)):
         ratio = values[:, first] - values[:, first + 2]
         low, high = np.quantile(ratio, [0.25, 0.75])
-        # Normal noise: deviation = IQR / 1.349; the median's is 1.2533 / sqrt(n) of that.
+        # For normal noise: deviation = IQR / 1.349; the median's is 1.2533 / sqrt(n) of that.
         deviation = float(high - low) / 1.349 * 1.2533 / math.sqrt(blocks)
         half = deviation * critical_value(1 - error)
         detectable_in[name] = detectable_difference(half, 1 - error)

@@ -1,9 +1,8 @@
-"""Regressions: what got worse from one experiment to the next of the same title and arms.
+"""Detect speed changes between consecutive experiments with the same title and arms.
 
-The ratio of an arm to its baseline was measured in pairs within each experiment, so that two of
-them can be held against each other although weeks lie between: both sides of the ratio moved to
-the new circumstances together. A step counts when the two intervals do not overlap, which at 95 %
-intervals happens by chance in fewer than one of 100 comparisons.
+Ratios of an arm to its baseline are measured in pairs within each experiment, and so are comparable
+across weeks: changed conditions affect both sides of a ratio. A change counts if the two intervals
+do not overlap, which for 95 % intervals happens by chance in fewer than 1 of 100 comparisons.
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ _CODE = ("git.",)
 
 @dataclass(frozen=True)
 class SpeedChange:
-    """A change of one arm's ratio between two experiments that follow each other.
+    """A change of one arm's ratio between two consecutive experiments.
 
     Attributes:
-        before, after: their ids.
-        worse: whether the ratio got worse rather than better.
-        latest: whether nothing newer of this kind was measured.
-        differing: facts of the environment that differ, the code's own revision aside. With any,
-            the step may come from there.
-        revisions: the code's revision (with a mark if it had changes), before and after.
+        before, after: Ids of the experiments.
+        worse: Whether the ratio got worse.
+        latest: Whether `after` is the newest such experiment.
+        differing: Differing facts of the environment, except the code's revision; they may
+            explain the change.
+        revisions: Revisions of the code before and after, with "+" for uncommitted changes.
     """
 
     title: str
@@ -46,10 +45,10 @@ class SpeedChange:
 
 
 def steps(history: Iterable[tuple[Experiment, Sequence[Claim]]]) -> tuple[SpeedChange, ...]:
-    """All steps in `history`.
+    """Return all speed changes in `history`.
 
     Args:
-        history: experiments (their samples are not needed) with their claims, the oldest first.
+        history: Experiments (samples are not needed) with their claims, oldest first.
     """
     lines: dict[tuple[str, frozenset[str], str, Metric], list[tuple[Experiment, Claim]]] = {}
     for experiment, claims in history:

@@ -1,9 +1,9 @@
-"""Whether several environments agree about the same items: devices, runtimes, a quantised model.
+"""Agreement of environments (devices, runtimes, a quantized model) about the same items.
 
-An item is unstable where one environment is right about it and another is wrong. Items that all get
-wrong are not unstable, even where their wrong answers differ; without labels only divergence is
-known: items whose answers are not all the same. Both grow with the number of environments, so that
-shares of different numbers of them are never compared; means over pairs are.
+An item is unstable if one environment is right about it and another is wrong. Items that all get
+wrong are not unstable, even if their wrong answers differ. Without labels only divergence is known:
+items whose answers differ. Both shares grow with the number of environments, so compare them only
+for equal numbers, or as means over pairs.
 
 Source: Cidon et al., "Characterizing and Taming Model Instability Across Edge Devices", MLSys 2021
 (arXiv 2010.09028). The intervals are Wilson's; differences of models are McNemar's test.
@@ -24,41 +24,41 @@ _RESAMPLES = 10_000
 
 
 def unstable(right: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Items [N] that some environment has right and another wrong, of right [E, N].
+    """Return the items [N] that one environment has right and another wrong, from right [E, N].
 
     Raises:
-        InvalidArgumentError: fewer than two environments, or no items.
+        InvalidArgumentError: There are fewer than two environments, or no items.
     """
     _check(right)
     return np.asarray(right.any(0) & ~right.all(0))
 
 
 def diverging(answers: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Items [N] whose answers are not all the same, of answers [E, N].
+    """Return the items [N] whose answers differ, from answers [E, N].
 
     Raises:
-        InvalidArgumentError: fewer than two environments, or no items.
+        InvalidArgumentError: There are fewer than two environments, or no items.
     """
     _check(answers)
     return np.asarray((answers != answers[:1]).any(0))
 
 
 def share(items: NDArray[np.bool_]) -> Interval:
-    """The share of items [N] with Wilson's 95 % interval."""
+    """Return the share of items [N] with Wilson's 95 % interval."""
     return wilson(int(items.sum()), len(items))
 
 
 def pairwise(values: NDArray[np.int64] | NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Shares of items by which each pair differs, [E, E] of values [E, N].
+    """Return the share of items in which each pair differs, [E, E], from values [E, N].
 
-    Of what is right it is the instability of the two, of answers their divergence.
+    This is a pair's instability if `values` are correctness, its divergence if they are answers.
     """
     _check(values)
-    return np.array([(values != one).mean(1) for one in values])
+    return np.array([(values != row).mean(1) for row in values])
 
 
 def growth(right: NDArray[np.bool_], *, orders: int = 32, seed: int = 0) -> NDArray[np.float64]:
-    """Mean instability of the first 2, 3, ... E environments, [E - 1], over random `orders`."""
+    """Return mean instability of the first 2, 3, ... E environments, [E - 1], over `orders`."""
     _check(right)
     rng = np.random.default_rng(seed)
     curves = []
@@ -73,13 +73,12 @@ def growth(right: NDArray[np.bool_], *, orders: int = 32, seed: int = 0) -> NDAr
 def spread_by_chance(
     right: NDArray[np.bool_], *, draws: int = 400, seed: int = 0
 ) -> tuple[float, float]:
-    """By how much accuracies of environments that are equally good differ, of right [E, N].
+    """Return by how much accuracies of equally good environments differ, from right [E, N].
 
-    Each item's answers are dealt out to the environments anew: how many are right stays, and who is
-    right is chance.
+    Each draw permutes every item's outcomes across the environments.
 
     Returns:
-        The mean of the largest less the smallest accuracy, and what it exceeds in 5 % of draws.
+        The mean of the largest minus the smallest accuracy, and its 95 % quantile.
     """
     _check(right)
     rng = np.random.default_rng(seed)
@@ -89,12 +88,12 @@ def spread_by_chance(
 
 @dataclass(frozen=True)
 class Reduction:
-    """Instability of one model beside another's, on the same items and environments.
+    """Instability of one model compared with another's, on the same items and environments.
 
     Attributes:
-        before, after: with Wilson's interval.
+        before, after: Instability with Wilson's interval.
         reduction: 1 - after / before, with the interval of a paired bootstrap over items.
-        p_value: of no difference, McNemar's exact test.
+        p_value: McNemar's exact test of no difference.
     """
 
     before: Interval
@@ -104,16 +103,16 @@ class Reduction:
 
     @classmethod
     def of(cls, before: NDArray[np.bool_], after: NDArray[np.bool_], *, seed: int = 0) -> Reduction:
-        """Of unstable items [N] of each.
+        """Compare the unstable items [N] of each model.
 
         Raises:
-            InvalidArgumentError: not the same items.
+            InvalidArgumentError: The numbers of items differ or are 0.
         """
         if before.shape != after.shape or not before.size:
             raise InvalidArgumentError(
                 "items", f"{before.size} items of one model and {after.size} of the other"
             )
-        # Resampling pairs of zeros and ones is drawing the four counts of their table.
+        # Resampling pairs of bits is drawing the four counts of their table.
         cells = np.bincount(2 * before + after, minlength=4)
         drawn = np.random.default_rng(seed).multinomial(
             before.size, cells / before.size, _RESAMPLES
@@ -131,23 +130,23 @@ def _check(values: NDArray[np.bool_] | NDArray[np.int64]) -> None:
     if values.ndim != 2 or len(values) < 2:
         raise InvalidArgumentError(
             "environments",
-            "one environment cannot disagree with itself",
-            remedy="two paths at least: --path jpeg:50, or --paths default",
+            "at least two environments are required",
+            remedy="pass two or more paths: --path jpeg:50, or --paths default",
         )
     if not values.shape[1]:
-        raise InvalidArgumentError("items", "there are none")
+        raise InvalidArgumentError("items", "there are no items")
 
 
 def top_classes(scores: NDArray[np.floating], k: int) -> NDArray[np.int64]:
-    """The `k` classes of the largest scores, the largest first, int64 [N, k] of scores [N, C].
+    """Return the `k` classes with the largest scores, int64 [N, k], from scores [N, C].
 
-    Of equal scores the lower class comes first, on every machine.
+    The largest score comes first; of equal scores, the lower class.
     """
     order = np.argsort(-scores, axis=1, kind="stable")
     return order[:, :k].astype(np.int64)
 
 
 def right_of(classes: NDArray[np.int64], labels: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Whether a label [N] is among an item's classes [..., N, k]: bool [..., N]."""
+    """Return whether each label [N] is among the item's classes [..., N, k], bool [..., N]."""
     right: NDArray[np.bool_] = (classes == np.asarray(labels)[:, None]).any(-1)
     return right

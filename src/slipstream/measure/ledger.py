@@ -1,17 +1,17 @@
-"""The prediction ledger: what was predicted, what was measured later, and what that teaches.
+"""The prediction ledger: predictions, later measurements of them, and the resulting calibration.
 
-Every prediction is kept. When a claim about the same workload, technique and metric is measured on
-the same machine with as many threads, the prediction is *scored*: its residual is
-``log(measured / predicted)``, and its *stretch* how many times wider the 90 % interval would have
-had to be (in logarithms) to reach the measured ratio; a stretch of at most 1 is a hit.
+Every prediction is stored. When a claim about the same workload, technique and metric is measured
+on the same machine with the same number of threads, the prediction is *scored*: its residual is
+``log(measured / predicted)``, and its *stretch* is the factor by which its 90 % interval (in
+logarithms) must be widened to reach the measured ratio; a stretch of at most 1 is a hit.
 
-From the stretches of this machine's past predictions follows a factor for the next one: widen its
-interval by the stretch that nine in ten of the past ones did not exceed. With the quantile taken
-at ``ceil(0.9 (n + 1))`` of n this holds its level for any distribution of errors, as long as the
-next prediction is one more like the past ones (split conformal prediction with normalised scores:
+The interval of the next prediction on a machine is widened by the 90 % quantile of the stretches of
+past ones. With the quantile at rank ``ceil(0.9 (n + 1))`` of n this holds its level for any
+distribution of errors, if the next prediction is exchangeable with the past ones (split conformal
+prediction with normalized scores:
 V. Vovk, A. Gammerman and G. Shafer, "Algorithmic Learning in a Random World", 2005; J. Lei et al.,
 "Distribution-Free Predictive Inference for Regression", 2018). It needs 9 past predictions; with
-fewer, the largest stretch seen holds for n in n + 1 of them, and `Calibration` says that level.
+fewer, the largest stretch has level n / (n + 1), which `Calibration` reports.
 """
 
 from __future__ import annotations
@@ -35,20 +35,19 @@ from slipstream.measure.records import (
 from slipstream.measure.store import Store
 
 _LEVEL = 0.9
-# Half an interval narrower than this (relative) would make any error an endless stretch; nobody
-# predicts a ratio to a part in a thousand.
-_NARROWEST = 1e-3
+# Minimum half-width (relative), since an interval of width 0 would give infinite stretches.
+_MIN_HALF_WIDTH = 1e-3
 
 
 @dataclass(frozen=True)
 class Score:
-    """A prediction beside what was measured.
+    """A prediction compared with its measurement.
 
     Attributes:
         residual: log(measured / predicted); 0.1 is 10 % more than predicted.
-        stretch: by how much the interval must be widened to hold the measured ratio; below 1 is a
-            hit.
-        experiment_id: where it was measured.
+        stretch: Factor by which the interval must be widened to contain the measured ratio; at
+            most 1 is a hit.
+        experiment_id: Experiment that measured it.
     """
 
     prediction: PredictionRecord
@@ -65,17 +64,17 @@ class Score:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What past predictions say about the next one's interval.
+    """Calibration of a new prediction's interval from past predictions.
 
     Attributes:
-        factor: multiply the half-widths of the log ratio's interval by this; at least 1.
-        level: the confidence the widened interval has: 0.9, less with fewer than 9 predictions,
-            None without any.
-        n: distinct past predictions it rests on.
-        coverage: fraction of them whose own interval held; None without any.
-        coverage_low, coverage_high: its 95 % interval (Wilson).
-        bias: median residual; positive means that we promise too much.
-        note: the same in one sentence.
+        factor: Factor for the half-widths of the log ratio's interval; at least 1.
+        level: Confidence of the widened interval: 0.9, less with fewer than 9 predictions, None
+            without any.
+        n: Number of distinct past predictions.
+        coverage: Fraction of them that were hits; None without any.
+        coverage_low, coverage_high: 95 % interval of `coverage` (Wilson).
+        bias: Median residual; positive if predictions are too optimistic.
+        note: The calibration in one sentence.
     """
 
     factor: float
@@ -88,7 +87,7 @@ class Calibration:
     note: str
 
     def widen(self, ratio: float, low: float, high: float) -> tuple[float, float]:
-        """The interval of a new prediction, widened by `factor`."""
+        """Return the interval of a new prediction, widened by `factor`."""
         below = math.log(ratio / low) if low > 0 else math.inf
         above = math.log(high / ratio)
         return ratio * math.exp(-self.factor * below), ratio * math.exp(self.factor * above)
@@ -101,22 +100,22 @@ class Ledger:
         self._store = store
 
     def record(self, prediction: PredictionRecord, environment: Environment | None = None) -> None:
-        """Keep a prediction, before anything is measured.
+        """Store a prediction before its measurement.
 
         Args:
-            environment: what it was made in, so that `calibration` finds the machine again.
+            environment: Environment of the prediction, by which `calibration` finds its machine.
 
         Raises:
-            StoreError: it cannot be written.
+            StoreError: The store cannot be written.
         """
         self._store.record_prediction(prediction, environment)
 
     def scores(self) -> tuple[Score, ...]:
-        """One score per claim about something predicted, in the order of the measurements.
+        """Return one score per predicted claim, in the order of the measurements.
 
-        An experiment scores the predictions it was begun with. A claim without one scores the
-        latest prediction made before, of the same workload, technique and machine, and no other
-        claim scores that. Claims that are not trustworthy, or too noisy to tell, score nothing.
+        An experiment scores the predictions it started with. Other claims score the latest earlier
+        prediction of the same workload, technique and machine, which then counts as scored.
+        Untrustworthy claims and those too noisy to tell score nothing.
         """
         waiting = list(self._store.predictions())
         machines = {e.env_id: machine_id(e) for e in self._store.environments()}
@@ -150,20 +149,20 @@ class Ledger:
         return tuple(score for score in scored if score.prediction.holds(score.claim) is not None)
 
     def calibration(self, environment: str | Environment, metric: Metric = "wall") -> Calibration:
-        """How far to trust predictions of `metric` on the machine of `environment`, or of its id.
+        """Calibrate predictions of `metric` on the machine of `environment`, which may be its id.
 
-        Other software and other code on the same machine count too; other machines do not. Several
-        predictions of one workload and technique are one piece of evidence: the latest measurement.
+        Measurements with other software and code on the same machine count; those on other machines
+        do not. Of several predictions of one workload and technique, the latest measured counts.
 
         Raises:
-            UnknownNameError: an id in which nothing was ever recorded.
+            UnknownNameError: The store has no environment with this id.
         """
         if isinstance(environment, str):
             environment = self._store.environment(environment)
         machine = machine_id(environment)
         here = {e.env_id for e in self._store.environments() if machine_id(e) == machine}
-        # Of the measurement: only experiments are sure to have kept theirs.
-        done = {one.experiment_id for one in self._store.list() if one.env_id in here}
+        # Match the measurement's environment: a prediction's may not be stored.
+        done = {summary.experiment_id for summary in self._store.list() if summary.env_id in here}
         latest = {
             (score.prediction.workload, score.prediction.technique): score
             for score in self.scores()
@@ -173,16 +172,16 @@ class Ledger:
 
 
 def calibrate(scores: Sequence[Score], *, where: str = "the store") -> Calibration:
-    """What `scores`, one a distinct prediction, say about the next one.
+    """Calibrate the next prediction from `scores`, one per distinct prediction.
 
     Args:
-        where: what holds them, for the note: others' predictions lie in other stores.
+        where: Name of the store, for the note.
     """
     n = len(scores)
     if n == 0:
         note = (
-            f"history: {where} holds no prediction that `slipstream prove` checked on this machine "
-            "yet; so intervals here are the simulation's own"
+            f"history: {where} has no prediction that `slipstream prove` checked on this machine "
+            "yet, so intervals are those of the simulation"
         )
         return Calibration(1.0, None, 0, None, 0.0, 1.0, None, note)
     stretches = sorted(score.stretch for score in scores)
@@ -197,7 +196,7 @@ def calibrate(scores: Sequence[Score], *, where: str = "the store") -> Calibrati
 
 
 def _in_words(hits: int, n: int, factor: float, level: float) -> str:
-    """What was checked, how it turned out, and what it did to the intervals."""
+    """Describe the number of checks, their outcome, and the effect on intervals."""
     checked = f"{n} earlier prediction{'s were' if n > 1 else ' was'} checked on this machine"
     if n == 1:
         held = "the measured speed-up was " + ("inside" if hits else "outside") + " its interval"
@@ -205,18 +204,18 @@ def _in_words(hits: int, n: int, factor: float, level: float) -> str:
         held = f"the measured speed-up was inside the interval of {hits}"
     text = f"history: {checked} by `slipstream prove`, and {held}; "
     if factor < 1.005:
-        text += "so intervals here are the simulation's own"
+        text += "so intervals are those of the simulation"
     else:
-        text += f"so intervals here are {factor:.2f} times as wide as the simulation's own"
+        text += f"so intervals are {factor:.2f} times as wide as those of the simulation"
     if level < _LEVEL:
-        text += f" (nine are needed to vouch for 90 %; so few vouch for {100 * level:.0f} %)"
+        text += f" (90 % confidence needs nine predictions; {n} give {100 * level:.0f} %)"
     return text
 
 
 def subject(experiment: Experiment, arm: ArmRecord) -> tuple[str, str]:
-    """Workload and technique of an arm, in the words of the ledger.
+    """Return the workload and technique of an arm, as named in the ledger.
 
-    An arm without words of its own is named by the title and its own name, as `prove` names them.
+    They default to the experiment's title and the arm's name, as for `prove`.
     """
     return arm.workload or experiment.title, arm.technique or arm.name
 
@@ -228,5 +227,5 @@ def _usable(claim: Claim) -> bool:
 def _score(prediction: PredictionRecord, claim: Claim, experiment_id: str) -> Score:
     residual = math.log(claim.ratio / prediction.ratio)
     end = prediction.high if residual > 0 else prediction.low
-    reach = max(abs(math.log(end / prediction.ratio)), _NARROWEST)
+    reach = max(abs(math.log(end / prediction.ratio)), _MIN_HALF_WIDTH)
     return Score(prediction, claim, experiment_id, residual, abs(residual) / reach)

@@ -1,4 +1,4 @@
-"""What was measured of a workload and kept: by technique, the latest."""
+"""Latest stored measurements of a workload, by technique."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Measured:
     """A claim about one technique on one workload, and when it was measured.
 
     Attributes:
-        threads: how many the workload computed on; None if unknown.
-        predicted: the prediction that the measurement was begun with; None without one.
+        threads: Number of threads that the workload computed on; None if unknown.
+        predicted: Prediction that the experiment started with; None without one.
     """
 
     claim: Claim
@@ -37,7 +37,7 @@ class Measured:
 
     @property
     def inside(self) -> bool | None:
-        """Whether it is inside the predicted interval.
+        """Whether the claim is inside the predicted interval.
 
         None if untrustworthy, too noisy to tell, or not predicted.
         """
@@ -63,7 +63,7 @@ class Measured:
 def measured_in(
     experiment: Experiment, claims: Sequence[Claim], workload: str
 ) -> Iterator[tuple[tuple[str, Metric], Measured]]:
-    """The claims of one experiment about techniques on `workload`, by technique and metric."""
+    """Yield an experiment's claims about techniques on `workload`, by technique and metric."""
     arms = {arm.name: arm for arm in experiment.arms}
     for claim in claims:
         arm = arms.get(claim.arm)
@@ -86,22 +86,22 @@ def measured_in(
 def latest_measured(
     store: Store, workload: str, environment: Environment, threads: int | None = None
 ) -> dict[tuple[str, Metric], Measured]:
-    """What `store` holds of `workload` on the machine of `environment`; the latest wins.
+    """Return the latest stored claims about `workload` on the machine of `environment`.
 
     Args:
-        threads: leave out what is known to be of another number of them; None for any.
+        threads: Skip claims known to have another number of threads; None for any number.
     """
-    here = machine_id(environment)
-    ours = {e.env_id for e in store.environments() if machine_id(e) == here}
+    machine = machine_id(environment)
+    here = {e.env_id for e in store.environments() if machine_id(e) == machine}
     latest: dict[tuple[str, Metric], Measured] = {}
     for summary in store.list():
-        if summary.env_id not in ours:
+        if summary.env_id not in here:
             continue
         experiment = store.outline(summary.experiment_id)
         claims = store.claims(summary.experiment_id)
         latest |= {
-            key: one
-            for key, one in measured_in(experiment, claims, workload)
-            if threads is None or one.threads in (None, threads)
+            key: measured
+            for key, measured in measured_in(experiment, claims, workload)
+            if threads is None or measured.threads in (None, threads)
         }
     return latest

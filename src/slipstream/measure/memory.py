@@ -1,11 +1,11 @@
-"""Peak memory of one piece of work, phases apart.
+"""Measure the peak memory of a function and of its phases.
 
-Linux keeps the largest resident size a process ever had (``VmHWM``) and lets a process reset its
-own mark, so that each phase has its own peak. Two traps are avoided: a forked process inherits
-its parent's mark, and an allocator keeps what was freed; so work is measured in a fresh process
-(`peak_memory`), or in this one after the allocator has given back what it can (`peak_of_call`).
+Linux records the peak resident size of a process (``VmHWM``) and lets a process reset its own, so
+that each phase has a separate peak. A forked process inherits its parent's peak, and an allocator
+retains freed memory; work is therefore measured in a fresh process (`peak_memory`), or in this one
+after the allocator has returned its free pages (`peak_of_call`).
 
-Where ``/proc`` is absent (macOS) there is one peak for a whole process and none for phases.
+Without ``/proc`` (macOS), only the peak of the whole process is available.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Peak:
     """Memory of one phase, in bytes.
 
     Attributes:
-        peak: the largest resident size during it.
-        resting: the resident size when it began.
+        peak: Largest resident size during the phase.
+        resting: Resident size at its start.
     """
 
     peak: int
@@ -42,13 +42,13 @@ class Peak:
 
     @property
     def increase(self) -> int:
-        """What the phase needed on top of what was there."""
+        """Peak minus resting size."""
         return max(0, self.peak - self.resting)
 
 
 @dataclass(frozen=True)
 class PeakMemory:
-    """Peak of a whole call and of its phases; `unreadable` says why phases are missing."""
+    """Peaks of a call and its phases; `unreadable` is the reason for missing phases, or empty."""
 
     whole: Peak
     phases: Mapping[str, Peak]
@@ -57,28 +57,28 @@ class PeakMemory:
 
 _phases: dict[str, Peak] = {}
 _open: list[str] = []
-_highest = 0
+_max_peak = 0
 
 
 @contextlib.contextmanager
 def memory_phase(name: str) -> Iterator[None]:
     """Measure the peak of the body as the phase `name`; phases do not nest.
 
-    A name used again keeps the larger peak. Does nothing where peaks cannot be reset.
+    A repeated name records the larger peak. Does nothing if peaks cannot be reset.
 
     Raises:
-        MeasurementError: a phase inside a phase.
+        MeasurementError: The phase begins inside another.
     """
-    global _highest
+    global _max_peak
     if _open:
         raise MeasurementError(
             f"memory phase '{name}' begins inside '{_open[-1]}'",
-            remedy="end one before the next: there is one peak mark a process",
+            remedy="end one before the next: a process has only one peak counter",
         )
     if not resettable():
         yield
         return
-    _highest = max(_highest, read_status_bytes("VmHWM"))
+    _max_peak = max(_max_peak, read_status_bytes("VmHWM"))
     _open.append(name)
     reset_peak()
     resting = read_status_bytes("VmRSS")
@@ -90,7 +90,7 @@ def memory_phase(name: str) -> Iterator[None]:
         before = _phases.get(name)
         if before is None or before.peak < peak:
             _phases[name] = Peak(peak, resting)
-        _highest = max(_highest, peak)
+        _max_peak = max(_max_peak, peak)
 
 
 def peak_memory(
@@ -103,15 +103,15 @@ def peak_memory(
     directory: Path | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> PeakMemory:
-    """Peak memory of ``module:function(**arguments)`` in a fresh process.
+    """Measure the peak memory of ``module:function(**arguments)`` in a fresh process.
 
     Args:
-        prepare: ``module:function`` run before in the same process and not counted: imports,
-            building a model.
-        timeout_s: the process is killed when it has not answered for this long.
+        prepare: ``module:function`` to run first in the same process, not counted, such as
+            imports or building a model.
+        timeout_s: Time after which a process that has not returned is killed.
 
     Raises:
-        SlipstreamError: what the function raised, or how its process died.
+        SlipstreamError: The function raised, or its process died.
     """
     with Child("the memory worker", environment=environment, directory=directory) as child:
         if prepare is not None:
@@ -135,17 +135,17 @@ def peak_memory(
 
 
 def peak_of_call(function: Callable[[], object]) -> Peak:
-    """Peak of one call in this process, after freed memory was given back to the system.
+    """Measure the peak of one call in this process, after returning freed memory to the system.
 
     Raises:
-        MeasurementError: the peak cannot be reset here.
+        MeasurementError: The peak cannot be reset on this system.
     """
     if not resettable():
         raise MeasurementError(
             "peak memory of a function in this process cannot be read on this system",
-            remedy="give it a process of its own: a WorkerArm or a command",
+            remedy="run it in a separate process: a WorkerArm or a command",
         )
-    _give_back()
+    _return_free_memory()
     reset_peak()
     resting = read_status_bytes("VmRSS")
     function()
@@ -168,8 +168,8 @@ def _prepare(called: str, arguments: dict[str, Any]) -> None:
 
 
 def _measured(called: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Runs in the fresh child."""
-    global _highest
+    # Runs in the child process.
+    global _max_peak
     call = resolve(called)
     _phases.clear()
     if not resettable():
@@ -178,32 +178,32 @@ def _measured(called: str, arguments: dict[str, Any]) -> dict[str, Any]:
         call(**arguments)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         unit = 1 if sys.platform == "darwin" else 1024
-        why = "this system has no resettable peak mark; only the process's own peak is known"
+        why = "this system cannot reset the peak; only the peak of the whole process is known"
         return {"whole": [peak * unit, 0], "phases": {}, "unreadable": why}
-    _give_back()
-    _highest = 0
+    _return_free_memory()
+    _max_peak = 0
     reset_peak()
     resting = read_status_bytes("VmRSS")
     call(**arguments)
-    peak = max(_highest, read_status_bytes("VmHWM"))
+    peak = max(_max_peak, read_status_bytes("VmHWM"))
     phases = {name: [phase.peak, phase.resting] for name, phase in _phases.items()}
     return {"whole": [peak, resting], "phases": phases, "unreadable": ""}
 
 
 def reset_peak() -> None:
-    """Set this process's peak resident size (``VmHWM``) to its present size.
+    """Reset this process's peak resident size (``VmHWM``) to the current size.
 
     Raises:
-        OSError: this system cannot; see `resettable`.
+        OSError: The system does not support this; see `resettable`.
     """
     _CLEAR.write_text(_RESET_PEAK)
 
 
 def read_status_bytes(field: str) -> int:
-    """``VmRSS``, ``VmHWM`` or another size of this process, in bytes.
+    """Return ``VmRSS``, ``VmHWM`` or another size of this process, in bytes.
 
     Raises:
-        MeasurementError: there is no such field.
+        MeasurementError: There is no such field.
     """
     for line in _STATUS.read_text().splitlines():
         if line.startswith(field + ":"):
@@ -211,8 +211,8 @@ def read_status_bytes(field: str) -> int:
     raise MeasurementError(f"{field} is missing from /proc/self/status")
 
 
-def _give_back() -> None:
-    """Collect garbage and let the C allocator return free pages, so that reuse is not hidden."""
+def _return_free_memory() -> None:
+    """Collect garbage and return free pages, since reusing them would not raise the peak."""
     gc.collect()
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):

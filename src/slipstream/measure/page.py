@@ -1,4 +1,4 @@
-"""A comparison as one HTML file: no scripts, nothing loaded from elsewhere, light and dark."""
+"""Render a comparison as a self-contained HTML file without scripts, light and dark."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from slipstream.measure.render import (
     speedup,
 )
 
-# In a notebook, whose own text colour is used.
+# For notebooks, with their text colour.
 _COLOURS = """
 .slipstream svg { --faint: #808088; --measured: #2b82d9; --predicted: #c46a10; max-width: 900px; }
 .slipstream svg text { fill: currentColor; font: 12px system-ui, sans-serif; }
@@ -41,12 +41,12 @@ dd { margin: 0; }
 svg { width: 100%; height: auto; font: 12px system-ui, sans-serif; }
 svg text { fill: var(--ink); }
 """
-# Of the drawing, in pixels.
+# Sizes of the drawing, in pixels.
 _WIDTH, _LABELS, _ROW, _TOP = 900, 260, 34, 26
 
 
 def comparison_fragment(experiment: Experiment, claims: Sequence[Claim]) -> str:
-    """The drawing and the table of a comparison, for a page that is there already."""
+    """Return the drawing and table of a comparison as an HTML fragment."""
     shown, notes = rows_and_notes(experiment, claims)
     table = rows_table(shown, title=experiment.title, notes=notes, quality=quality_rows(experiment))
     content = f"{_drawing(shown)}{table.to_html()}"
@@ -56,7 +56,7 @@ def comparison_fragment(experiment: Experiment, claims: Sequence[Claim]) -> str:
 def comparison_html(
     experiment: Experiment, claims: Sequence[Claim], predictions: Predictions | None = None
 ) -> str:
-    """One self-contained HTML file: the table, the intervals drawn, the environment."""
+    """Return a self-contained HTML file: drawn intervals, table, environment."""
     shown, notes = rows_and_notes(experiment, claims, predictions)
     title = escape(experiment.title)
     facts = "".join(
@@ -84,7 +84,7 @@ def comparison_html(
 
 
 def _drawing(rows: Sequence[ComparisonRow]) -> str:
-    """Each change with its interval, the prediction below it, on one logarithmic axis."""
+    """Draw each change with its interval, and the prediction below, on a logarithmic axis."""
     reaches = [_reach(reach) for row in rows for reach in (row, row.predicted) if reach is not None]
     ends = [end for _, *both in reaches for end in both if 0 < end < math.inf]
     if not ends:

@@ -1,8 +1,8 @@
-"""Time parts of a loop of one's own: ``with phase("backward"): ...``.
+"""Time parts of a custom loop: ``with phase("backward"): ...``.
 
 Inside a measured arm the phases become metrics of each sample (``backward.wall`` and
-``backward.cpu``, ns per call). Outside, they add up until `drain` or `recorded` reads them. A
-phase inside a phase is named with both: ``step/backward``.
+``backward.cpu``, ns per call). Outside, they accumulate until `drain` or `recorded` reads them. A
+nested phase has a path as its name: ``step/backward``.
 """
 
 from __future__ import annotations
@@ -20,17 +20,19 @@ _path: list[str] = []
 class phase:  # noqa: N801 - reads as a statement: with phase("forward"):
     """Add the wall and CPU time of the body to the phase called `name`.
 
-    Costs about 1.5 microseconds, of which 0.2 lie inside its own clock.
+    Costs about 1.5 microseconds, of which the phase's own time includes 0.2.
 
     Raises:
-        InvalidArgumentError: an empty name, or one with ``/`` or ``.`` in it.
+        InvalidArgumentError: The name is empty or contains ``/`` or ``.``.
     """
 
     __slots__ = ("_cpu", "_name", "_wall")
 
     def __init__(self, name: str) -> None:
         if not name or "/" in name or "." in name:
-            raise InvalidArgumentError("name", f"'{name}' cannot name a phase", remedy="as forward")
+            raise InvalidArgumentError(
+                "name", f"'{name}' is not a valid phase name", remedy='for example "forward"'
+            )
         self._name = name
 
     def __enter__(self) -> None:
@@ -48,7 +50,7 @@ class phase:  # noqa: N801 - reads as a statement: with phase("forward"):
 
 
 def drain() -> dict[str, int]:
-    """What the phases added up to since the last call, in ns, by ``NAME.wall`` and ``NAME.cpu``."""
+    """Return and reset the phases' times in ns, by ``NAME.wall`` and ``NAME.cpu``."""
     if not _totals:
         return {}
     totals = dict(_totals)
@@ -58,7 +60,7 @@ def drain() -> dict[str, int]:
 
 @contextmanager
 def recorded() -> Iterator[dict[str, int]]:
-    """Collect the phases of the body alone into the mapping this yields, filled at its end."""
+    """Yield a mapping that receives the times of the body's phases at its end."""
     outer = drain()
     phases: dict[str, int] = {}
     try:

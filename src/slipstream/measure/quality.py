@@ -1,7 +1,7 @@
-"""Quality beside speed: intervals of a proportion, and paired tests of two arms.
+"""Quality of candidates: intervals of a proportion, and paired tests of two arms.
 
-A candidate that changes numerics may not claim speed without a quality row. Outcomes are items
-right or wrong (accuracy, top-1, exact match), the same items for both arms.
+A candidate that changes numerics needs a quality row to claim a speed-up. Outcomes are right or
+wrong per item (accuracy, top-1, exact match), with the same items for both arms.
 
 Sources: E. B. Wilson, 1927; Q. McNemar, 1947, in its exact binomial form.
 """
@@ -24,12 +24,12 @@ Outcomes = Sequence[bool] | NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class QualityRow:
-    """What one candidate does to quality, on the same items as the baseline.
+    """Quality of one candidate, on the same items as the baseline.
 
     Attributes:
-        baseline, candidate: share of items that are right, with Wilson's 95 % interval.
-        lost, gained: items right only under the baseline, only under the candidate.
-        p_value: two-sided exact McNemar test that losses and gains are equally likely.
+        baseline, candidate: Share of items that are right, with Wilson's 95 % interval.
+        lost, gained: Items right only under the baseline, only under the candidate.
+        p_value: Two-sided exact McNemar test that losses and gains are equally likely.
     """
 
     arm: str
@@ -48,36 +48,36 @@ class QualityRow:
 
     @property
     def verdict(self) -> str:
-        """A few words for a table, at the 95 % the intervals have."""
+        """Short verdict for a table, at the level of the intervals."""
         if self.p_value >= 1 - self.baseline.level:
             return "no difference found"
         return "better" if self.difference > 0 else "worse"
 
     @property
     def sentence(self) -> str:
-        """The whole finding in words."""
+        """The full finding in words."""
         a, b = (
             f"{100 * side.estimate:.1f} % [{100 * side.low:.1f}, {100 * side.high:.1f}]"
             for side in (self.baseline, self.candidate)
         )
         return (
-            f"{self.arm}, quality: {self.metric} {b}, where it was {a}; of {self.items} items "
+            f"{self.arm}, quality: {self.metric} {b}, baseline {a}; of {self.items} items, "
             f"{self.lost} were lost and {self.gained} gained (p = {self.p_value:.2g}): "
             f"{self.verdict}."
         )
 
     @classmethod
     def from_detail(cls, detail: Mapping[str, Any]) -> QualityRow:
-        """The row an experiment was stored with."""
+        """Read a row from the details of a stored event."""
         sides = {side: Interval(**detail[side]) for side in ("baseline", "candidate")}
         return cls(**{**detail, **sides})
 
 
 def wilson(successes: int, trials: int, level: float = 0.95) -> Interval:
-    """Share of successes with Wilson's score interval.
+    """Return the share of successes with Wilson's score interval.
 
     Raises:
-        InvalidArgumentError: no trials, or more successes than trials.
+        InvalidArgumentError: There are no trials, or more successes than trials.
     """
     if trials <= 0 or not 0 <= successes <= trials:
         raise InvalidArgumentError("successes", f"{successes} of {trials} is not a proportion")
@@ -92,7 +92,7 @@ def wilson(successes: int, trials: int, level: float = 0.95) -> Interval:
 
 
 def mcnemar(lost: int, gained: int) -> float:
-    """Two-sided exact p-value that an item is as likely lost as gained."""
+    """Return the two-sided exact p-value of equally likely losses and gains."""
     if lost < 0 or gained < 0:
         raise InvalidArgumentError("lost", "a count of items is negative")
     from scipy.stats import binomtest
@@ -105,17 +105,17 @@ def mcnemar(lost: int, gained: int) -> float:
 def compare_quality(
     arm: str, baseline: Outcomes, candidate: Outcomes, *, metric: str = "accuracy"
 ) -> QualityRow:
-    """Quality of `candidate` beside `baseline`, outcomes [items] in the same item order.
+    """Compare the outcomes [items] of `candidate` and `baseline`, in the same item order.
 
     Raises:
-        InvalidArgumentError: no items, or not the same number of them.
+        InvalidArgumentError: There are no items, or different numbers of items.
     """
     a, b = np.asarray(baseline, bool), np.asarray(candidate, bool)
     if a.ndim != 1 or a.shape != b.shape or len(a) == 0:
         raise InvalidArgumentError(
             "quality",
             f"the baseline has outcomes of shape {a.shape}, '{arm}' of shape {b.shape}",
-            remedy="judge both arms on the same items, one true or false an item",
+            remedy="judge both arms on the same items, one bool per item",
         )
     lost, gained = int(np.sum(a & ~b)), int(np.sum(~a & b))
     return QualityRow(
@@ -136,13 +136,13 @@ def require_quality(
     baseline: str,
     checked: Collection[str] = (),
 ) -> None:
-    """Refuse a speed claim about arms that change numerics and have no quality outcomes.
+    """Check that arms that change numerics have quality outcomes.
 
     Args:
-        checked: arms whose quality was looked at otherwise; see `checks`.
+        checked: Arms whose quality was checked otherwise; see `checks`.
 
     Raises:
-        InvalidArgumentError: an arm, or the baseline it is compared with, has none.
+        InvalidArgumentError: An arm or the baseline has no outcomes.
     """
     for arm in changes_numerics:
         if arm in checked:
@@ -151,7 +151,7 @@ def require_quality(
         if missing:
             raise InvalidArgumentError(
                 "quality",
-                f"'{arm}' changes numerics; how fast it is says nothing without its quality",
+                f"'{arm}' changes numerics, so a speed claim requires its quality",
                 where=f"no outcomes of {' and '.join(repr(name) for name in missing)}",
                 remedy="pass quality={arm: [right or wrong for each item]} for both arms",
             )

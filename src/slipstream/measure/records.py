@@ -1,9 +1,9 @@
-"""What a measurement is made of: the vocabulary, and the schema of the results store.
+"""Records of measurements: the vocabulary, and the schema of the results store.
 
 Environment 1-n Experiment 1-n Arm 1-n Block 1-n Sample. A *claim* is a statement about paired
-blocks of one experiment. Samples are kept as columns: one `Series` per arm, metric and phase.
-Everything here is a value; claims are a pure function of an `Experiment` (see `claims.py`), so
-that a stored claim can be recomputed to the digit.
+blocks of one experiment. Samples are stored as columns: one `Series` per arm, metric and phase.
+All records are immutable; claims are a pure function of an `Experiment` (see `claims.py`), so
+that a stored claim can be recomputed exactly.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ All values are per call: a sample of `ArmRecord.inner` calls is divided by it.
 """
 
 AUTO: Metric = "auto"
-"""As `ExperimentSettings.primary`: wall or CPU, whichever the data show to be the honest one."""
+"""Value of `ExperimentSettings.primary` that lets the data choose wall or CPU time."""
 
 AFTERWARDS = "afterwards"
-"""The kind of the event that holds what an arm had to show once nothing was timed any more."""
+"""Kind of the event with an arm's observations after all timing."""
 RUN_DELAY: Metric = "run_delay"
-"""Nanoseconds an arm was ready to run and had no core: what contention added to its wall time."""
+"""Time for which an arm was ready to run but had no core, in ns."""
 
 DIAGNOSTICS = frozenset({RUN_DELAY})
-"""Metrics that explain others; no claim is made about them and no table needs to show them."""
+"""Metrics that only explain others and carry no claims."""
 
 
 class Verdict(StrEnum):
-    """What may be said about a candidate against the baseline.
+    """Verdict on a candidate against the baseline.
 
-    `FASTER` is a win. It is none where the numbers may have changed and nobody looked
-    (`UNBACKED`), or where somebody looked and they are worse (`QUALITY_LOST`).
+    `FASTER` is a win. A faster candidate does not win if results may have changed and were not
+    checked (`UNBACKED`), or were checked and are worse (`QUALITY_LOST`).
     """
 
     FASTER = "faster"
@@ -51,7 +51,7 @@ class Verdict(StrEnum):
 
 
 class Phase(StrEnum):
-    """When a sample was taken; only `MEASURE` carries claims, none is dropped."""
+    """Phase of a sample; all are stored, claims use `MEASURE`."""
 
     WARMUP = "warmup"
     MEASURE = "measure"
@@ -59,24 +59,23 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True)
 class ExperimentSettings:
-    """How an experiment was run and is judged; stored with it.
+    """Settings of an experiment's run and evaluation, stored with it.
 
     Attributes:
-        baseline: name of the arm all others are compared with.
-        primary: the metric whose ratio stops the run; its claim is the headline. `AUTO` lets the
+        baseline: Name of the arm that the others are compared with.
+        primary: Metric whose ratio stops the run; its claim is the headline. `AUTO` lets the
             data choose between wall and CPU time.
-        primary_because: why it is that metric, as the report says it; empty where nobody said.
-        target_rel_width: stop when the primary interval is narrower than this fraction.
-        budget_s: wall seconds after which no further block is begun.
-        level: confidence of every printed interval, over all looks together.
-        equivalence: `Verdict.EQUIVALENT` when the whole interval is inside 1 +- this.
-        looks: block counts at which stopping is considered.
-        seed: of the arm order and of resampling.
-        derived: statistics of other metrics that are claimed too: ``"wall_p99"``,
-            ``"throughput"``.
-        stop_when_decided: stop at a look that settles the verdict, however wide the interval.
-        launches: how often, at most, arms that live in processes of their own are started; looks
-            then end a launch, and the last launch the run. See `launches.py`.
+        primary_because: Reason for `primary`, for the report; may be empty.
+        target_rel_width: Relative width of the primary interval below which the run stops.
+        budget_s: Wall time in seconds after which no further block begins.
+        level: Confidence of every printed interval, over all looks together.
+        equivalence: `Verdict.EQUIVALENT` requires the interval to be within 1 +- this.
+        looks: Block counts at which the run may stop.
+        seed: Seed of the arm order and of resampling.
+        derived: Derived metrics with claims: ``"wall_p99"``, ``"throughput"``.
+        stop_when_decided: Whether to stop at a look that settles the verdict, whatever the width.
+        launches: Maximum number of launches of arms in separate processes; looks then end a
+            launch, and the last launch the run. See `launches.py`.
     """
 
     baseline: str
@@ -99,7 +98,7 @@ class Series:
 
     Attributes:
         values: float64 [n], in the metric's unit.
-        blocks: int32 [n], the block each value was taken in, ascending.
+        blocks: int32 [n], the block of each value, ascending.
     """
 
     values: NDArray[np.float64]
@@ -111,11 +110,11 @@ class ArmRecord:
     """One side of a comparison.
 
     Attributes:
-        name: as shown; the A/A guard's second run of the baseline is ``BASELINE'``.
-        description: command, technique or function, in words.
-        inner: calls per sample; equal for all arms of an experiment.
-        workload, technique: in the words of the prediction ledger, which scores a prediction
-            against claims of the same workload and technique; empty where that means nothing.
+        name: Name in tables; the A/A guard's second run of the baseline is ``BASELINE'``.
+        description: Command, technique or function.
+        inner: Calls per sample; equal for all arms of an experiment.
+        workload, technique: Names in the prediction ledger, which scores a prediction against
+            claims of the same workload and technique; may be empty.
     """
 
     name: str
@@ -127,7 +126,7 @@ class ArmRecord:
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened during a run: a gate reading, a warning, a failed arm."""
+    """An event during a run: a gate reading, a warning, a failed arm."""
 
     block: int
     kind: str
@@ -136,11 +135,11 @@ class Event:
 
 @dataclass(frozen=True)
 class Environment:
-    """Everything that may change a measurement, without names of users, hosts or paths.
+    """All facts that may affect a measurement, without names of users, hosts or paths.
 
     Attributes:
-        facts: field name -> value (JSON); groups are dotted: ``"cpu.model"``, ``"torch.version"``.
-        env_id: hash of `facts`, without the group ``"now."`` (see `environment.py`).
+        facts: Field name -> value (JSON); groups are dotted: ``"cpu.model"``, ``"torch.version"``.
+        env_id: Hash of `facts`, without the group ``"now."`` (see `environment.py`).
     """
 
     facts: Mapping[str, Any]
@@ -149,20 +148,20 @@ class Environment:
 
 @dataclass(frozen=True)
 class Claim:
-    """A statement about one candidate: its ratio to the baseline, and how sure we are.
+    """A statement about one candidate: its ratio to the baseline, with interval and verdict.
 
     Attributes:
-        metric: which metric.
-        arm, baseline: names of the two arms.
-        estimator: name of the function in `statistics.py` that made it.
+        metric: Name of the metric.
+        arm, baseline: Names of the two arms.
+        estimator: Name of the function in `statistics.py` that made it.
         ratio: candidate / baseline; below 1 is cheaper.
-        low, high: interval of `ratio` at `level`.
-        detectable: the smallest relative difference this run could have told from none.
-        blocks: paired blocks it rests on.
-        launches: in how many processes of every side, one after the other.
-        further_blocks: expected further blocks to settle an inconclusive verdict, or None.
-        carries: whether this is the metric the verdict on `arm` rests on.
-        reason: why the metric carries the claim, or why the verdict is what it is.
+        low, high: Interval of `ratio` at `level`.
+        detectable: Smallest relative difference that this run could have detected.
+        blocks: Number of paired blocks.
+        launches: Number of consecutive processes per side.
+        further_blocks: Expected further blocks to settle an inconclusive verdict, or None.
+        carries: Whether the verdict on `arm` rests on this metric.
+        reason: Why the metric carries the claim, or the reason for the verdict.
     """
 
     metric: Metric
@@ -188,22 +187,22 @@ class Claim:
 
 
 def guard_name(baseline: str) -> str:
-    """The name under which the baseline runs a second time: the A/A guard."""
+    """Return the name of the baseline's second run, the A/A guard."""
     return f"{baseline}'"
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """Everything one measurement recorded.
+    """Full record of one measurement.
 
     Attributes:
-        title: one line for people.
+        title: Title, one line.
         created: UTC, ISO 8601.
-        series: samples by (arm, metric, phase).
-        predictions: by arm: what was predicted for it before, as in the ledger.
-        experiment_id: its name in the store; empty until it is stored.
-        status: ``"complete"``; ``"ended early"``: an arm had nothing more to measure;
-            ``"failed"``, ``"interrupted"``: cut off, samples kept; ``"running"``.
+        series: Samples by (arm, metric, phase).
+        predictions: Earlier predictions by arm, as in the ledger.
+        experiment_id: Name in the store; empty until it is stored.
+        status: ``"complete"``; ``"ended early"`` if an arm had no more samples; ``"failed"`` or
+            ``"interrupted"``, with the samples until then; ``"running"``.
     """
 
     title: str
@@ -219,7 +218,7 @@ class Experiment:
 
 
 def final_status(events: Sequence[Event]) -> str:
-    """The `Experiment.status` of a run that is over, by how it stopped last."""
+    """Return `Experiment.status` of a finished run from its last stop event."""
     reasons = [str(event.detail.get("reason")) for event in events if event.kind == "stop"]
     named = {"ended": "ended early", "failed": "failed", "interrupted": "interrupted"}
     return named.get(reasons[-1], "complete") if reasons else "complete"
@@ -227,15 +226,15 @@ def final_status(events: Sequence[Event]) -> str:
 
 @dataclass(frozen=True)
 class PredictionRecord:
-    """A prediction as the ledger keeps it, scored later against a claim.
+    """A prediction as stored in the ledger, scored later against a claim.
 
     Attributes:
-        workload: what was predicted for (no absolute paths).
-        technique: the grammar's name for it.
-        metric: which metric.
-        ratio, low, high: predicted candidate / baseline and its 90 % interval.
-        provenance: weakest provenance among what it rests on.
-        detail: anything else (JSON).
+        workload: Name of the workload (no absolute paths).
+        technique: Technique spec.
+        metric: Name of the metric.
+        ratio, low, high: Predicted candidate / baseline and its 90 % interval.
+        provenance: Weakest provenance of its inputs.
+        detail: Further values (JSON).
     """
 
     workload: str
@@ -263,12 +262,12 @@ class PredictionRecord:
 
 @dataclass(frozen=True)
 class BlockRows:
-    """What one block added to a running experiment.
+    """Samples and events that one block adds to a running experiment.
 
     Attributes:
-        phase: `Phase.WARMUP` rows come first, one a warm-up round, all with their own count.
-        values: by (arm, metric); an arm that did not run in this block is absent.
-        events: what happened during it.
+        phase: `Phase.WARMUP` rows come first, one per warm-up round, counted separately.
+        values: Values by (arm, metric); arms that did not run in this block are absent.
+        events: Events during the block.
     """
 
     phase: Phase
@@ -278,13 +277,13 @@ class BlockRows:
 
 
 class Sink(Protocol):
-    """Keeps a running experiment, so that a killed coordinator loses at most the running block."""
+    """Receiver of a running experiment, so that a killed process loses at most one block."""
 
     def begin(self, experiment: Experiment) -> None:
-        """Called once before the first sample: title, environment, settings and arms."""
+        """Store title, environment, settings and arms; called once, before the first sample."""
 
     def block(self, rows: BlockRows) -> None:
-        """Called after each round of warm-up and each block."""
+        """Store one round; called after each round of warm-up and each block."""
 
     def finish(self, experiment: Experiment) -> None:
-        """Called once at the end, also when interrupted, with everything."""
+        """Store the full record; called once at the end, also when interrupted."""

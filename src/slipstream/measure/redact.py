@@ -1,4 +1,4 @@
-"""Take names of users and hosts and absolute paths out of text that came from outside."""
+"""Remove user names, host names and absolute paths from text."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import sys
 from pathlib import Path
 
 # An absolute path: a slash that does not continue a word or a relative path, up to a separator.
-# Not a URL's "//", and not the "/s" of "MB/s", whose slash follows a letter.
+# Matches neither a URL's "//" nor the "/s" of "MB/s", whose slash follows a letter.
 _PATH = re.compile(r"(?<![\w.~/…<>-])/(?!/)[^\s:;,'\"()\[\]=]+")
 _DRIVE_PATH = re.compile(r"\b[A-Za-z]:\\[^\s;,'\"]+")
 
 
 class Redactor:
-    """Callable that returns a text without the names and places of this machine.
+    """Callable that returns a text without the names and paths of this machine.
 
     The current directory becomes ``.``, the home directory ``~``, any other absolute path its
-    last part behind ``…/``; the user's and the host's name become ``<user>`` and ``<host>``.
+    last part after ``…/``; the user's and the host's name become ``<user>`` and ``<host>``.
     """
 
     def __init__(self) -> None:
         places = [(os.getcwd(), "."), (str(Path.home()), "~"), (sys.prefix, "<python>")]
-        # The longest first, so that a directory inside the home is not cut at the home.
+        # Longest first, so that a directory inside the home is replaced as a whole.
         places.sort(key=lambda place: -len(place[0]))
         self._places = [(_place(path), short) for path, short in places if path.strip("/")]
         self._names = [(_word(name), short) for name, short in _names()]
@@ -43,7 +43,7 @@ class Redactor:
 def _names() -> list[tuple[str, str]]:
     host = socket.gethostname()
     names = [(host, "<host>"), (host.partition(".")[0], "<host>")]
-    # A user id may have no name, as in many containers.
+    # A user id may have no name, for example in containers.
     with contextlib.suppress(OSError, KeyError):
         names.append((getpass.getuser(), "<user>"))
     names.append((Path.home().name, "<user>"))

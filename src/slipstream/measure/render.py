@@ -1,7 +1,7 @@
-"""Comparisons for people and programs: the prediction and the measurement always on one line.
+"""Render comparisons, with prediction and measurement always on one line.
 
-`comparison_rows` turns an experiment and its claims into data; the terminal table, Markdown, JSON
-and HTML are views of those rows.
+`comparison_rows` converts an experiment and its claims to rows; the terminal table, Markdown, JSON
+and HTML are views of these rows.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ from slipstream.units import (
 )
 
 Predictions = Mapping[str, PredictionRecord | Sequence[PredictionRecord]]
-"""By arm: what was predicted for it; several where several metrics were predicted."""
+"""Predictions by arm: one, or several for several metrics."""
 
 _TIMES = ("wall", "cpu")
 _DURATIONS = (*_TIMES, "run_delay", "cold_start", "latency", "time_to_quality")
 _SIZES = ("memory", "bytes", "wire", "size")
 _THROUGHPUT = "throughput"
-# An A/A interval that reaches further from 1 would hold 1 on a machine that is not fit, too.
-_GUARD_TELLS = 0.2
+# A wider A/A interval would contain 1 even on a disturbed machine.
+_MAX_GUARD_REACH = 0.2
 _TOO_WIDE = "too wide to tell"
 _NOISY = "too noisy to tell"
 _OF_SIZE = {Verdict.FASTER.value: "less", Verdict.SLOWER.value: "more"}
@@ -65,25 +65,25 @@ _OF_SIZE |= {
 
 @dataclass(frozen=True)
 class ComparisonRow:
-    """One candidate's ratio to the baseline in one metric, with what was predicted for it.
+    """One candidate's ratio to the baseline in one metric, with its prediction.
 
     Attributes:
-        unit: of the two values: ``"ns"``, ``"bytes"``, ``"calls/s"`` or ``""``.
-        baseline_value, value: medians over the measured samples; None without samples.
-        ratio, low, high: measured; candidate / baseline, below 1 is cheaper.
-        detectable: smallest relative difference the run could have told from none; None where
-            that is not known (unpaired).
-        predicted: what the ledger holds for it, or None.
+        unit: Unit of the two values: ``"ns"``, ``"bytes"``, ``"calls/s"`` or ``""``.
+        baseline_value, value: Medians over the measured samples; None without samples.
+        ratio, low, high: Measured candidate / baseline and its interval; below 1 is cheaper.
+        detectable: Smallest relative difference that the run could have detected; None if
+            unknown (unpaired).
+        predicted: Prediction in the ledger, or None.
         prediction_error: measured / predicted - 1, of the speed-up if the metric is a time.
-        inside: whether the measured ratio is inside the predicted interval; None without a
+        inside: Whether the measured ratio is inside the predicted interval; None without a
             prediction, or if the measurement is too noisy to tell.
-        carries: whether this metric carries the claim; others are diagnostics.
-        reason: why it carries the claim, or why the verdict is what it is.
-        launches: in how many processes of every side, one after the other.
-        gate: how many blocks were begun at each state of the machine.
-        mark: why the row is worth less than it looks; empty for a paired measurement.
-        doubt: why the verdict is less sure than it sounds; empty where the baseline, measured
-            against itself, came out equal closely enough.
+        carries: Whether this metric carries the claim; others are diagnostics.
+        reason: Why it carries the claim, or the reason for the verdict.
+        launches: Number of consecutive processes per side.
+        gate: Number of blocks at each state of the machine.
+        mark: Limitation of an unpaired measurement; empty for a paired one.
+        doubt: Reason to doubt the verdict; empty if the baseline, measured against itself, was
+            equal within a narrow interval.
     """
 
     arm: str
@@ -119,10 +119,10 @@ Result = Claim | PredictionRecord | ComparisonRow
 def comparison_rows(
     experiment: Experiment, claims: Sequence[Claim], predictions: Predictions | None = None
 ) -> tuple[ComparisonRow, ...]:
-    """One row per claim, in the order of the claims.
+    """Return one row per claim, in the order of the claims.
 
     Args:
-        predictions: beside those the experiment itself was begun with.
+        predictions: Predictions in addition to those that the experiment started with.
     """
     gate = gate_states(experiment)
     rows = []
@@ -139,16 +139,16 @@ def comparison_rows(
         )
         predicted = _prediction(claim, experiment.predictions, predictions or {})
         if predicted is not None:
-            row = _beside(row, predicted, predicted.holds(claim))
+            row = _with_prediction(row, predicted, predicted.holds(claim))
         rows.append(row)
     guards = {row.metric: row for row in rows if is_guard(row)}
     return tuple(replace(row, doubt=_doubt(row, guards.get(row.metric))) for row in rows)
 
 
 def _doubt(row: ComparisonRow, guard: ComparisonRow | None) -> str:
-    """What a verdict has to say of a guard that cannot vouch for it."""
-    silent = row.verdict in (Verdict.INCONCLUSIVE, Verdict.UNTRUSTWORTHY)
-    if guard is None or silent or is_guard(row) or _guard_says(guard) != _TOO_WIDE:
+    """Return why a verdict is doubtful if the guard's interval is too wide, else ""."""
+    undecided = row.verdict in (Verdict.INCONCLUSIVE, Verdict.UNTRUSTWORTHY)
+    if guard is None or undecided or is_guard(row) or _guard_result(guard) != _TOO_WIDE:
         return ""
     if on_busy_machine(row):
         return "the machine was too busy to check the measurement against itself"
@@ -163,7 +163,7 @@ def on_busy_machine(row: ComparisonRow) -> bool:
 def comparison_table(
     experiment: Experiment, claims: Sequence[Claim], predictions: Predictions | None = None
 ) -> Table:
-    """The table of an experiment: one row per arm and metric, the A/A guard below it."""
+    """Return the table of an experiment: one row per arm and metric, the A/A guard in its notes."""
     shown, notes = rows_and_notes(experiment, claims, predictions)
     quality = quality_rows(experiment)
     table = rows_table(shown, title=experiment.title, notes=notes, quality=quality)
@@ -173,7 +173,7 @@ def comparison_table(
 def rows_and_notes(
     experiment: Experiment, claims: Sequence[Claim], predictions: Predictions | None = None
 ) -> tuple[list[ComparisonRow], list[str]]:
-    """The rows of the candidates, and what is said below them; there the guard has its place."""
+    """Return the candidates' rows and the notes below them, which include the guard."""
     rows = comparison_rows(experiment, claims, predictions)
     shown = [row for row in rows if not is_guard(row)]
     return shown, _notes(experiment, shown, [row for row in rows if is_guard(row)])
@@ -182,7 +182,7 @@ def rows_and_notes(
 def _failed_rows(
     experiment: Experiment, shown: Sequence[ComparisonRow], width: int
 ) -> list[list[object]]:
-    """A row of `width` cells an arm that failed before anything of it was measured: the reason."""
+    """Return a row of `width` cells with the error of each arm that failed without samples."""
     measured = {row.arm for row in shown}
     return [
         [f"{arm}: not measured", "-", "-", "-", f"failed: {what}", *["-"] * (width - 5)]
@@ -192,7 +192,7 @@ def _failed_rows(
 
 
 def quality_rows(experiment: Experiment) -> tuple[QualityCheck | QualityRow, ...]:
-    """What became of the candidates' quality: checks of their first steps, outcomes on items."""
+    """Return the candidates' quality: checks of their first steps, outcomes on items."""
     outcomes = [
         QualityRow.from_detail(event.detail)
         for event in experiment.events
@@ -213,7 +213,7 @@ def rows_table(
     notes: Sequence[str] = (),
     quality: Sequence[QualityCheck | QualityRow] = (),
 ) -> Table:
-    """Rows as text, each arm's `quality` below them; see `rows_payload` for the same as data."""
+    """Format rows as a table, each arm's `quality` below its rows; see `rows_payload` for JSON."""
     level = format_percent(rows[0].level).replace(".0 %", "%") if rows else "95%"
     marked = any(row.mark for row in rows)
     columns = [
@@ -235,17 +235,17 @@ def rows_table(
     for number, row in enumerate(rows):
         cells.append(_cells(row, marked))
         if all(later.arm != row.arm for later in rows[number + 1 :]):
-            for one in (one for one in quality if one.arm == row.arm):
-                cells.append(_quality_cells(one, marked))
-                if isinstance(one, QualityCheck) and one.instability is not None:
-                    cells.append(_instability_cells(one, one.instability, marked))
+            for finding in (finding for finding in quality if finding.arm == row.arm):
+                cells.append(_quality_cells(finding, marked))
+                if isinstance(finding, QualityCheck) and finding.instability is not None:
+                    cells.append(_instability_cells(finding, finding.instability, marked))
     return Table(columns, cells, title, tuple(notes))
 
 
 def rows_payload(
     experiment: Experiment, rows: Sequence[ComparisonRow], claims: Sequence[Claim]
 ) -> dict[str, Any]:
-    """The same as data: JSON values, every number in full."""
+    """Convert rows to JSON values, all numbers with full precision."""
     return {
         "experiment": experiment.experiment_id,
         "title": experiment.title,
@@ -257,7 +257,9 @@ def rows_payload(
         "arms": [asdict(arm) for arm in experiment.arms],
         "rows": [row_json(row) for row in rows],
         "claims": [_with_change(claim) for claim in claims],
-        "numerics": [asdict(one) | {"says": one.sentence} for one in quality_rows(experiment)],
+        "numerics": [
+            asdict(finding) | {"says": finding.sentence} for finding in quality_rows(experiment)
+        ],
         "notes": list(event_notes(experiment)),
         "warnings": [
             asdict(event)
@@ -320,15 +322,15 @@ def _with_change(result: Result) -> dict[str, Any]:
 def compare_experiments(
     a: Experiment, b: Experiment, *, unpaired: bool = False
 ) -> tuple[ComparisonRow, ...]:
-    """Medians of the arms and metrics two experiments share; `b` / `a`.
+    """Compare medians of the arms and metrics that two experiments share; `b` / `a`.
 
-    Nothing here was measured side by side, so there is no verdict: each row says "unpaired". The
-    interval combines one of each median, both at the square root of the level, and is therefore
-    wider than a paired one would be.
+    The experiments were not measured side by side, so each verdict is "unpaired". The interval
+    combines the intervals of both medians, each at the square root of the level, and is therefore
+    wider than a paired one.
 
     Raises:
-        MeasurementError: the environments differ and `unpaired` is False; names the facts.
-        InvalidArgumentError: they share no arm and metric.
+        MeasurementError: The environments differ and `unpaired` is False; names the facts.
+        InvalidArgumentError: The experiments share no arm and metric.
     """
     differing = differences(a.environment, b.environment)
     if differing and not unpaired:
@@ -351,7 +353,7 @@ def compare_experiments(
     if not shared:
         raise InvalidArgumentError(
             "experiments",
-            "they have no arm and metric in common",
+            "the experiments have no arm and metric in common",
             remedy="compare experiments with the same arm names (slipstream results ls)",
         )
     return tuple(_unpaired_row(a, b, arm, metric, mark) for arm, metric in shared)
@@ -361,23 +363,23 @@ def _unpaired_row(
     a: Experiment, b: Experiment, arm: str, metric: Metric, mark: str
 ) -> ComparisonRow:
     level = a.settings.level
-    samples = [e.series[arm, metric, Phase.MEASURE] for e in (a, b)]
-    ours, theirs = (median_interval(one.values, math.sqrt(level)) for one in samples)
+    columns = [e.series[arm, metric, Phase.MEASURE] for e in (a, b)]
+    first, second = (median_interval(column.values, math.sqrt(level)) for column in columns)
     return ComparisonRow(
         arm=arm,
         baseline=arm,
         metric=metric,
         unit=unit_of(metric),
-        baseline_value=ours.estimate,
-        value=theirs.estimate,
-        ratio=_divide(theirs.estimate, ours.estimate),
-        low=_divide(max(theirs.low, 0.0), ours.high),
-        high=_divide(theirs.high, max(ours.low, 0.0)),
+        baseline_value=first.estimate,
+        value=second.estimate,
+        ratio=_divide(second.estimate, first.estimate),
+        low=_divide(max(second.low, 0.0), first.high),
+        high=_divide(second.high, max(first.low, 0.0)),
         level=level,
         verdict="unpaired",
         detectable=None,
         further_blocks=None,
-        blocks=min(len(np.unique(one.blocks)) for one in samples),
+        blocks=min(len(np.unique(column.blocks)) for column in columns),
         carries=metric == a.settings.primary,
         gate=dict(Counter(gate_states(a)) + Counter(gate_states(b))),
         env_id=f"{a.environment.env_id} / {b.environment.env_id}",
@@ -386,7 +388,7 @@ def _unpaired_row(
 
 
 def unit_of(metric: Metric) -> str:
-    """``"ns"``, ``"bytes"``, ``"calls/s"``, or nothing for a plain number."""
+    """Return ``"ns"``, ``"bytes"``, ``"calls/s"``, or ``""`` for a plain number."""
     if metric == _THROUGHPUT:
         return "calls/s"
     metric = base_metric(metric)
@@ -398,7 +400,7 @@ def unit_of(metric: Metric) -> str:
 
 
 def format_value(value: float | None, unit: str) -> str:
-    """A median as people read it."""
+    """Format a median with its unit; "-" if it is missing."""
     if value is None or not math.isfinite(value):
         return "-"
     if unit == "ns":
@@ -409,9 +411,9 @@ def format_value(value: float | None, unit: str) -> str:
 
 
 def gate_states(experiment: Experiment) -> dict[str, int]:
-    """How many measured blocks were run while the machine was green, amber, red.
+    """Count the measured blocks in each state of the machine: green, amber, red.
 
-    A reading holds from its block on until the next one: they are recorded when they change.
+    A reading applies from its block until the next, since readings are recorded on change.
     """
     readings = sorted(
         ((e.block, str(e.detail.get("state"))) for e in experiment.events if e.kind == "gate"),
@@ -432,13 +434,15 @@ def gate_states(experiment: Experiment) -> dict[str, int]:
 def _prediction(claim: Claim, *sources: Predictions) -> PredictionRecord | None:
     for source in sources:
         of_arm = source.get(claim.arm, ())
-        for one in [of_arm] if isinstance(of_arm, PredictionRecord) else of_arm:
-            if one.metric == claim.metric:
-                return one
+        for prediction in [of_arm] if isinstance(of_arm, PredictionRecord) else of_arm:
+            if prediction.metric == claim.metric:
+                return prediction
     return None
 
 
-def _beside(row: ComparisonRow, predicted: PredictionRecord, inside: bool | None) -> ComparisonRow:
+def _with_prediction(
+    row: ComparisonRow, predicted: PredictionRecord, inside: bool | None
+) -> ComparisonRow:
     error = _divide(row.ratio, predicted.ratio)
     if unit_of(row.metric) == "ns":
         error = _divide(predicted.ratio, row.ratio)
@@ -451,7 +455,7 @@ def describe_inside(inside: bool | None) -> str:
 
 
 def _divide(above: float, below: float) -> float:
-    """`above` / `below` of values that are not negative, where Python would raise."""
+    """Divide non-negative values; infinite or NaN where Python would raise."""
     if math.isinf(above) and math.isinf(below):
         return math.nan
     if below == 0:
@@ -460,7 +464,7 @@ def _divide(above: float, below: float) -> float:
 
 
 def _value(experiment: Experiment, arm: str, metric: Metric) -> float | None:
-    """The median sample, or the statistic of them that `metric` names."""
+    """Return the median sample, or the statistic that `metric` names."""
     series = experiment.series.get((arm, base_metric(metric), Phase.MEASURE))
     if series is None or not series.values.size:
         return None
@@ -492,35 +496,36 @@ def _cells(row: ComparisonRow, marked: bool) -> list[object]:
     ]
 
 
-def _quality_cells(one: QualityCheck | QualityRow, marked: bool) -> list[object]:
+def _quality_cells(finding: QualityCheck | QualityRow, marked: bool) -> list[object]:
     spread = "-"
-    if isinstance(one, QualityRow):
-        measure, count, verdict = one.metric, f"{one.items} items", one.verdict
-        a, b = (f"{side.estimate:.4g}" for side in (one.baseline, one.candidate))
-        ratio = _fine(_divide(one.candidate.estimate, one.baseline.estimate))
+    if isinstance(finding, QualityRow):
+        measure, count, verdict = finding.metric, f"{finding.items} items", finding.verdict
+        a, b = (f"{side.estimate:.4g}" for side in (finding.baseline, finding.candidate))
+        ratio = _fine(_divide(finding.candidate.estimate, finding.baseline.estimate))
     else:
-        measure, verdict = "quality", one.verdict
-        count = f"{len(one.seeds)} seeds" if len(one.seeds) != 1 else "1 seed"
-        count = "one run" if one.one_run else count
+        measure, verdict = "quality", finding.verdict
+        count = f"{len(finding.seeds)} seeds" if len(finding.seeds) != 1 else "1 seed"
+        count = "finding run" if finding.one_run else count
         a, b = (
-            f"{float(np.mean(side)):.4g}" if side else "-" for side in (one.baseline, one.candidate)
+            f"{float(np.mean(side)):.4g}" if side else "-"
+            for side in (finding.baseline, finding.candidate)
         )
-        ratio = _quality_ratio(one)
-        if one.spread and one.scale:
-            spread = f"±{format_percent(one.spread / one.scale)} seeds"
-    known = [f"{one.arm}: {measure}", a, b, ratio, verdict]
-    return [*known, "-", "-", spread, count, *["-"] * (4 if marked else 3)]
+        ratio = _quality_ratio(finding)
+        if finding.spread and finding.scale:
+            spread = f"±{format_percent(finding.spread / finding.scale)} seeds"
+    cells = [f"{finding.arm}: {measure}", a, b, ratio, verdict]
+    return [*cells, "-", "-", spread, count, *["-"] * (4 if marked else 3)]
 
 
-def _instability_cells(one: QualityCheck, share: Interval, marked: bool) -> list[object]:
-    what = "divergence" if one.unstable is None else "instability"
+def _instability_cells(check: QualityCheck, share: Interval, marked: bool) -> list[object]:
+    what = "divergence" if check.unstable is None else "instability"
     ends = f"[{format_percent(share.low)}, {format_percent(share.high)}]"
-    known = [f"{one.arm}: {what}", "-", format_percent(share.estimate), "-", ends]
-    return [*known, "-", "-", "-", f"{one.items} items", *["-"] * (4 if marked else 3)]
+    cells = [f"{check.arm}: {what}", "-", format_percent(share.estimate), "-", ends]
+    return [*cells, "-", "-", "-", f"{check.items} items", *["-"] * (4 if marked else 3)]
 
 
 def _quality_ratio(check: QualityCheck) -> str:
-    """As of the speeds: candidate / baseline, finer, because a percent of loss is a lot."""
+    """Format candidate / baseline with more digits than a speed, since 1 % of a loss is a lot."""
     if check.difference is None or check.scale is None:
         return "-"
     if not check.baseline:
@@ -528,7 +533,7 @@ def _quality_ratio(check: QualityCheck) -> str:
     sign = math.copysign(1.0, float(np.mean(check.baseline)))
     ends = [check.difference, *(() if check.one_run else (check.low, check.high))]
     middle, *interval = [
-        _fine(1 + sign * end / check.scale) if number == 0 or check.tells(end) else "–"
+        _fine(1 + sign * end / check.scale) if number == 0 or check.is_informative(end) else "–"
         for number, end in enumerate(ends)
         if end is not None
     ]
@@ -542,7 +547,7 @@ def _fine(ratio: float) -> str:
 
 
 def format_interval(middle: float, low: float, high: float) -> str:
-    """A ratio with its interval, as everywhere: ``0.884 [0.876, 0.892]``."""
+    """Format a ratio with its interval: ``0.884 [0.876, 0.892]``."""
     return f"{_number(middle)} {format_reach(middle, low, high, _number)}"
 
 
@@ -558,7 +563,7 @@ def _verdict(row: ComparisonRow) -> str:
     if row.verdict == Verdict.INCONCLUSIVE and row.further_blocks:
         more = row.further_blocks
         return f"{row.verdict} (about {more} more block{'s' * (more > 1)})"
-    # Memory and traffic are not fast or slow.
+    # Memory and traffic are less or more, not faster or slower.
     verdict = _OF_SIZE.get(row.verdict, row.verdict) if row.unit == "bytes" else row.verdict
     return f"{verdict}, but {row.doubt}" if row.doubt else verdict
 
@@ -573,24 +578,24 @@ def _gate(states: Mapping[str, int]) -> str:
 
 
 def event_notes(experiment: Experiment) -> tuple[str, ...]:
-    """What the arms and the runner had to say about the numbers, each line once."""
+    """Return the distinct notes of the arms and the runner."""
     return tuple(dict.fromkeys(e.detail["what"] for e in experiment.events if e.kind == "note"))
 
 
-def _guard_says(row: ComparisonRow) -> str:
+def _guard_result(row: ComparisonRow) -> str:
     if not row.low <= 1 <= row.high:
-        return "does not hold 1"
-    if row.low < 1 - _GUARD_TELLS or row.high > 1 + _GUARD_TELLS:
+        return "does not include 1"
+    if row.low < 1 - _MAX_GUARD_REACH or row.high > 1 + _MAX_GUARD_REACH:
         return _TOO_WIDE
-    return "holds 1"
+    return "includes 1"
 
 
 def guard_sentence(row: ComparisonRow) -> str:
-    """What the baseline against itself came to; for a row of which `is_guard` holds."""
+    """Describe the result of the baseline against itself, a row for which `is_guard` is True."""
     return (
         f"{row.baseline} against itself, {row.metric}: "
         f"{format_change(row)} at {format_percent(row.level)}, {row.blocks} blocks: "
-        f"{_guard_says(row)}"
+        f"{_guard_result(row)}"
     )
 
 
@@ -605,16 +610,16 @@ def _notes(
 ) -> list[str]:
     settings = experiment.settings
     notes = [
-        f"A = {settings.baseline}; changes are of paired blocks: of times the speed-up A / B, of "
-        f"sizes in percent, else B / A; intervals hold at {format_percent(settings.level)} over "
+        f"A = {settings.baseline}; changes are over paired blocks: speed-up A / B for times, "
+        f"percent for sizes, else B / A; intervals hold at {format_percent(settings.level)} over "
         "all looks together; error: measured against predicted; "
-        "detectable: the smallest difference this run could have told from none; "
-        "\u2013: cannot be told yet."
+        "detectable: the smallest difference that this run could have detected; "
+        "\u2013: undetermined."
     ]
     if (launches := max((row.launches for row in rows), default=1)) > 1:
         notes.append(
-            f"Every side ran in {launches} processes, one after the other; intervals hold what "
-            "another process costs."
+            f"Every side ran in {launches} consecutive processes; intervals include the variation "
+            "between processes."
         )
     notes += [f"{line}." for line in event_notes(experiment)]
     metrics = dict.fromkeys(row.metric for row in rows if row.carries)
@@ -626,14 +631,14 @@ def _notes(
         for row in rows
         if row.reason
     )
-    notes += [one.sentence for one in quality_rows(experiment)]
+    notes += [finding.sentence for finding in quality_rows(experiment)]
     notes += [f"A/A guard: {guard_sentence(row)}." for row in guards]
     gate = gate_states(experiment)
     if gate.keys() - {"green"}:
         notes.append(f"The machine was not idle; its gate, by block: {_gate(gate)}.")
     provenance = sorted({row.predicted.provenance for row in rows if row.predicted})
     if provenance:
-        notes.append(f"Predictions rest on: {', '.join(provenance)}.")
+        notes.append(f"Predictions are based on: {', '.join(provenance)}.")
     if experiment.status not in ("complete", "ended early"):
         samples = sum(len(s.values) for s in experiment.series.values())
         state = "failed" if experiment.status == "failed" else f"is {experiment.status}"

@@ -1,4 +1,4 @@
-"""Two revisions of a repository, checked out side by side for as long as they are measured."""
+"""Check out revisions of a repository side by side to measure them."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _GIT_TIMEOUT_S = 300
 
 
 class Revisions:
-    """Git worktrees of revisions in a temporary folder; removed on leaving the ``with`` block.
+    """Git worktrees of revisions in a temporary directory, removed at the end of ``with``.
 
-    The user's own working tree, index and branches are not touched. Both commands run where the
-    caller stands in the repository, with the same words.
+    The user's working tree, index and branches are not touched. The command runs in the same
+    subdirectory of each worktree.
 
     Args:
-        revisions: anything git resolves to a commit: a branch, a tag, ``HEAD~1``.
-        directory: where in the repository; ours by default.
+        revisions: Names that git resolves to a commit: a branch, a tag, ``HEAD~1``.
+        directory: Directory in the repository; the current one by default.
 
     Raises:
-        InvalidArgumentError: not a repository, or a revision that git does not know.
+        InvalidArgumentError: The directory is not in a repository, or a revision is unknown.
     """
 
     def __init__(self, revisions: Sequence[str], directory: Path | None = None) -> None:
@@ -51,17 +51,19 @@ class Revisions:
         self._remove()
 
     def worktree(self, revision: str) -> Path:
-        """Where `revision` is checked out, at the same depth as the caller stands."""
+        """Return the subdirectory of the worktree of `revision` that matches `directory`."""
         if self._folder is None:
-            raise MeasurementError("revisions are checked out inside a with block only")
+            raise MeasurementError(
+                "revisions are not checked out", remedy="use Revisions in a with statement"
+            )
         number = list(self.commits).index(revision)
         return self._folder / str(number) / self._directory.relative_to(self._root)
 
     def arms(self, command: str | Sequence[str]) -> list[CommandArm]:
-        """One arm a revision: `command` run in its worktree.
+        """Return one arm per revision that runs `command` in its worktree.
 
         Raises:
-            InvalidArgumentError: the folder or program does not exist in a revision.
+            InvalidArgumentError: The directory or program does not exist in a revision.
         """
         words = command if isinstance(command, str) else shlex.join(command)
         arms = []
@@ -69,7 +71,7 @@ class Revisions:
             folder = self.worktree(name)
             if not folder.is_dir():
                 raise InvalidArgumentError(
-                    "revision", f"'{name}' has no folder like the one you are in"
+                    "revision", f"'{name}' does not contain the current directory"
                 )
             described = f"{words} at {name} ({commit[:10]})"
             arms.append(CommandArm(name, command, directory=folder, description=described))
@@ -77,14 +79,14 @@ class Revisions:
 
     def _commit(self, revision: str) -> str:
         try:
-            # The braces ask for a commit; "--" keeps a revision from being read as an option.
+            # The braces require a commit; --end-of-options protects from names like options.
             return self._git("rev-parse", "--verify", "--quiet", "--end-of-options",
                              f"{revision}^{{commit}}")  # fmt: skip
         except InvalidArgumentError:
             raise InvalidArgumentError(
                 "revision",
-                f"git knows no commit '{revision}'",
-                remedy="git branch --all and git tag list what there is",
+                f"git does not find a commit '{revision}'",
+                remedy="list revisions with git branch --all and git tag",
             ) from None
 
     def _remove(self) -> None:
@@ -97,7 +99,7 @@ class Revisions:
 
     def _git(self, *words: str, argument: str = "revision") -> str:
         try:
-            done = subprocess.run(
+            process = subprocess.run(
                 ["git", *words],
                 cwd=self._directory,
                 capture_output=True,
@@ -107,7 +109,7 @@ class Revisions:
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise InvalidArgumentError(argument, f"git could not be run: {error}") from None
-        if done.returncode != 0:
-            reason = done.stderr.strip().splitlines()[-1:] or ["no reason given"]
+        if process.returncode != 0:
+            reason = process.stderr.strip().splitlines()[-1:] or ["no reason given"]
             raise InvalidArgumentError(argument, f"git {words[0]} failed: {reason[0]}")
-        return done.stdout.strip()
+        return process.stdout.strip()

@@ -1,13 +1,13 @@
 """Run arms in paired blocks and record everything: warm-up, calibrate, measure, stop.
 
 A block runs every arm once, back to back, in a random order; each order is followed by its
-reverse (for two arms ABBA or BAAB), so that a drifting machine favours nobody. In a tenth of the
-blocks the baseline runs a second time as the A/A guard. Whether to stop is asked only at the
-looks of `ExperimentSettings.looks`, and at the end of the budget.
+reverse (for two arms ABBA or BAAB), so that drift of the machine favours no arm. In a tenth of the
+blocks the baseline runs a second time as the A/A guard. A run stops only at the looks of
+`ExperimentSettings.looks` or at the end of the budget.
 
-Where `ExperimentSettings.launches` allows, and opening costs little enough, arms in separate
-processes are closed and opened again after a share of the time (see `launches.py`). Each launch
-then has the looks to itself, and the run ends with its last launch.
+If `ExperimentSettings.launches` allows and opening is cheap enough, arms in separate processes are
+closed and reopened after a share of the time (see `launches.py`). The looks then apply to each
+launch, and the run ends with its last launch.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from slipstream.measure.claims import claims, headline
 from slipstream.measure.environment import capture, differences
 from slipstream.measure.gate import Gate, Level
 from slipstream.measure.launches import (
-    FEWEST_LAUNCHES,
     IN_THIS_PROCESS,
     LAUNCH,
+    MIN_LAUNCHES,
     LaunchCost,
     last_launch,
     launch_starts,
@@ -70,38 +70,38 @@ from slipstream.measure.records import (
 if TYPE_CHECKING:
     from slipstream.measure.store import Store
 
-# Guard blocks: the first eight (fewer cannot give a 99 % interval of the median), then a tenth.
+# Guard blocks: the first eight, the minimum for a 99 % interval of the median, then every tenth.
 _GUARD_FIRST = 8
 _GUARD_EVERY = 10
-# Warm-up is over when the medians of the last two windows of this many samples agree ...
+# Warm-up ends when the medians of the last two windows of this many samples agree ...
 _WINDOW = 5
 # ... within this fraction.
 _STATIONARY = 0.02
-# Seconds between two readings of the gate: pressure is updated every two.
+# Seconds between gate readings; the kernel updates pressure every two seconds.
 _GATE_EVERY_S = 1.0
-# A block may take at most this fraction of the budget, or there would be too few of them.
-_LONGEST_BLOCK = 1 / 40
-# In-process peak memory is taken this often: eight give a 99 % interval, as with the guard.
+# Maximum share of the budget for one block, so that there are enough blocks.
+_MAX_BLOCK_SHARE = 1 / 40
+# Rounds of in-process peak memory: eight give a 99 % interval, as for the guard.
 _MEMORY_ROUNDS = 8
-# Timer resolution times this is the shortest sample.
+# Minimum sample time, in multiples of the timer resolution.
 _TIMER_MULTIPLE = 1000
 
 
 @dataclass(frozen=True)
 class RunPlan:
-    """How to run, beyond what is stored in `ExperimentSettings`.
+    """Settings of a run that are not stored in `ExperimentSettings`.
 
     Attributes:
-        timeout_s: an arm that takes longer for one sample, or to get ready, is stopped.
-        minimum_warmup_s: warm-up an arm gets even when it is stationary at once.
-        maximum_warmup_s: after which an arm counts as warm, stationary or not; by default a
-            tenth of the budget.
-        maximum_blocks: stop here even if there is budget left.
-        guard: whether the baseline runs against itself in a tenth of the blocks.
-        red_factor: by how much a machine that is red at the start widens the budget.
-        peak_memory: also take the peak memory of in-process arms, after the timed blocks.
-        until: of `time.monotonic`: no block begins after it, whatever the budget, and arms show
-            nothing after the run.
+        timeout_s: Time limit for one sample and for opening, after which an arm is stopped.
+        minimum_warmup_s: Minimum warm-up of an arm, even if it is stationary immediately.
+        maximum_warmup_s: Time after which an arm counts as warm even if not stationary; default
+            a tenth of the budget.
+        maximum_blocks: Maximum number of blocks.
+        guard: Whether the baseline runs against itself in a tenth of the blocks.
+        red_factor: Factor for the budget if the machine is red at the start.
+        peak_memory: Whether to measure the peak memory of in-process arms after the timed blocks.
+        until: Time by `time.monotonic` after which no block begins, whatever the budget; if
+            finite, `Arm.afterwards` is skipped.
     """
 
     timeout_s: float = 600.0
@@ -116,13 +116,13 @@ class RunPlan:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run is, for a person: the claims are those of the last look.
+    """Progress of a run.
 
     Attributes:
-        seconds_left: at most; more than the budget has where `widened`.
-        claims: of the newest launch alone.
-        widened: why the run may take longer than its budget; empty where it may not.
-        launch, launches: which of how many; both 1 where there are no launches.
+        seconds_left: Maximum remaining time; may exceed the budget if `widened` is not empty.
+        claims: Claims of the last look, from the newest launch alone.
+        widened: Why the run may take longer than its budget; empty if it may not.
+        launch, launches: Number of the launch and of all; both 1 without launches.
     """
 
     phase: str
@@ -135,7 +135,7 @@ class Progress:
 
 
 class ArmFailedError(MeasurementError):
-    """The baseline failed, or no candidate is left; `experiment` holds what was measured."""
+    """The baseline or all candidates failed; `experiment` has the samples until then."""
 
     experiment: Experiment | None = None
 
@@ -155,19 +155,20 @@ def run(
 ) -> Experiment:
     """Measure `arms` against each other.
 
-    A candidate that fails leaves the run, which goes on with the others. Ctrl-C keeps what was
-    measured: it is stored, and travels with the exception as ``error.experiment``. Once everything
-    is measured, while arms show what else they have, the run counts as complete.
+    A failing candidate leaves the run, which continues with the others. On Ctrl-C the samples are
+    stored and attached to the exception as ``error.experiment``. During `Arm.afterwards`, after all
+    measurements, the run already counts as complete.
 
     Args:
-        sink: told of every block, so that a killed run loses at most the running one.
-        resume: what an interrupted run of the same arms recorded; see `resume`.
-        events: what happened before (quality outcomes), stored with the run.
+        sink: Receiver of every block, so that a killed run loses at most one.
+        resume: Record of an interrupted run of the same arms; see `resume`.
+        events: Events before the run (quality outcomes), stored with it.
 
     Raises:
-        InvalidArgumentError: one arm only, names used twice, no such baseline, no budget.
-        ArmFailedError: the baseline failed, no candidate is left, or an arm ended (`ArmEndedError`)
-            before there were blocks enough for an interval; with enough, the run just stops.
+        InvalidArgumentError: There is only one arm, a duplicate name, no such baseline, or no
+            budget.
+        ArmFailedError: The baseline or all candidates failed, or an arm ended (`ArmEndedError`)
+            before there were enough blocks for an interval; with enough, the run stops.
     """
     plan = plan or RunPlan()
     _check(arms, settings)
@@ -199,13 +200,13 @@ def resume(
     plan: RunPlan | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> Experiment:
-    """Go on with an experiment whose process was killed, after its last whole block.
+    """Resume an experiment whose process was killed, after its last complete block.
 
-    Its settings hold; the budget begins anew, the arms warm up again.
+    The settings are those of the experiment; the budget starts again, and the arms warm up again.
 
     Raises:
-        InvalidArgumentError: other arms, or an environment that differs; it names the fields.
-        StoreError: it is complete, or still running.
+        InvalidArgumentError: The arms or the environment differ; names the differing facts.
+        StoreError: The experiment is complete or still running.
     """
     before = store.load(experiment_id)
     environment = environment or capture()
@@ -232,7 +233,7 @@ def _check(arms: Sequence[Arm], settings: ExperimentSettings) -> None:
             raise InvalidArgumentError("arms", f"'{name}' names two arms")
     if len(arms) < 2:
         raise InvalidArgumentError(
-            "arms", "there is nothing to compare with", remedy="give a baseline and a candidate"
+            "arms", "a comparison needs two arms", remedy="pass a baseline and a candidate"
         )
     if settings.baseline not in names:
         raise InvalidArgumentError("baseline", f"no arm is called '{settings.baseline}'")
@@ -240,34 +241,36 @@ def _check(arms: Sequence[Arm], settings: ExperimentSettings) -> None:
         raise InvalidArgumentError("arms", f"'{guard}' is the name of the A/A guard")
     if not settings.budget_s > 0:
         raise InvalidArgumentError(
-            "budget", "no time to measure in", remedy="for example 60s; a few seconds at least"
+            "budget", "the budget is not positive", remedy="pass a few seconds or more, such as 60s"
         )
-    if settings.launches != 1 and settings.launches < FEWEST_LAUNCHES:
+    if settings.launches != 1 and settings.launches < MIN_LAUNCHES:
         raise InvalidArgumentError(
             "launches",
-            f"{settings.launches} cannot show how far processes of one side lie apart",
-            remedy=f"{FEWEST_LAUNCHES} or more; 1 for a single process a side",
+            f"{settings.launches} launches cannot show launch-to-launch variation",
+            remedy=f"pass at least {MIN_LAUNCHES}, or 1 for a single launch",
         )
     if not settings.target_rel_width > 0:
-        raise InvalidArgumentError("target", "the interval cannot be narrower than nothing")
+        raise InvalidArgumentError("target", "the relative width is not positive")
 
 
 def _check_same(before: Experiment, arms: Sequence[Arm], environment: Environment) -> None:
     if [arm.name for arm in before.arms] != [arm.name for arm in arms]:
-        raise InvalidArgumentError("arms", "they are not those of the interrupted experiment")
+        raise InvalidArgumentError(
+            "arms", "the arms differ from those of the interrupted experiment"
+        )
     if before.environment.env_id == environment.env_id:
         return
-    fields = ", ".join(str(one) for one in differences(before.environment, environment))
+    fields = ", ".join(differences(before.environment, environment))
     raise InvalidArgumentError(
         "resume",
-        f"the environment is another now; it differs in: {fields}",
-        remedy="start a new experiment; old and new stay side by side",
+        f"the environment has changed since; it differs in: {fields}",
+        remedy="start a new experiment; the store keeps both",
     )
 
 
 @dataclass
 class _Run:
-    """One experiment while it runs."""
+    """State of a running experiment."""
 
     arms: Mapping[str, Arm]
     settings: ExperimentSettings
@@ -300,7 +303,7 @@ class _Run:
         self.opening_s = self.warming_s = self.block_s = 0.0
 
     def resume(self, before: Experiment) -> None:
-        """Take over what an interrupted run of the same arms recorded, and go on after it."""
+        """Restore the record of an interrupted run of the same arms, to continue after it."""
         self.created = before.created
         for key, series in before.series.items():
             self.columns[key] = (array("d", series.values), array("i", series.blocks))
@@ -330,19 +333,18 @@ class _Run:
                 reason = self._ended(end)
             self._event("stop", {"reason": reason})
             if self.plan.peak_memory:
-                self._take_memory()
+                self._measure_memory()
             self.measured = True
             if self.plan.until == math.inf:
-                self._look_afterwards()
+                self._observe_afterwards()
         except BaseException as error:
             interrupted = isinstance(error, KeyboardInterrupt)
             if interrupted and self.measured:
-                # The measurement is whole: only what else the arms show was cut short.
+                # The measurement is complete; only `Arm.afterwards` was interrupted.
                 self._event("note", {"what": "interrupted after the run, which is complete"})
             else:
                 self._event("stop", {"reason": "interrupted" if interrupted else "failed"})
-            # The record travels with the error: ArmFailedError declares the attribute, Ctrl-C
-            # gets it.
+            # Attach the record to the error; only ArmFailedError declares the attribute.
             error.experiment = self._finish()  # type: ignore[attr-defined]
             raise
         finally:
@@ -351,7 +353,7 @@ class _Run:
         return self._finish()
 
     def experiment(self) -> Experiment:
-        """Everything recorded so far."""
+        """Build the record of the run so far."""
         return Experiment(
             title=self.title,
             created=self.created,
@@ -377,16 +379,16 @@ class _Run:
     # Before the first block.
 
     def _open(self) -> None:
-        # What looks need is loaded now, not between two blocks.
+        # Import now what looks need, not between blocks.
         import scipy.special  # noqa: F401
 
-        began = time.monotonic()
+        start = time.monotonic()
         noted = {str(event.detail.get("what")) for event in self.events if event.kind == "note"}
         names = list(self.living)
         if self.launch > 1:
             self.random.shuffle(names)
         for name in names:
-            self._say("setup")
+            self._report("setup")
             try:
                 self.arms[name].open(self.plan.timeout_s)
             except ArmEndedError:
@@ -397,32 +399,32 @@ class _Run:
                 if line not in noted:
                     self._event("note", {"arm": name, "what": line})
         self._require_arms()
-        self.opening_s = time.monotonic() - began
+        self.opening_s = time.monotonic() - start
 
     def _warm_up(self) -> None:
-        """Rounds over the arms that are not yet stationary, until all are or time is up.
+        """Run rounds over the arms that are not yet stationary, until all are or time is up.
 
-        One at least: a machine may stand still for longer than a small budget.
+        There is at least one round, since a machine may stall for longer than a small budget.
         """
-        began = time.monotonic()
+        start = time.monotonic()
         longest = self._longest_warmup_s() / self.launches
         spent = dict.fromkeys(self.living, 0.0)
         history: dict[str, list[Sample]] = {name: [] for name in self.living}
         inner = dict.fromkeys(self.living, 1)
         cold = list(self.living)
         while cold:
-            self._say("warmup")
+            self._report("warmup")
             values: dict[tuple[str, Metric], float] = {}
             for name in cold:
-                turn = time.monotonic()
+                sample_start = time.monotonic()
                 sample = self._sample(name, inner[name], Phase.WARMUP)
-                passed = time.monotonic() - turn
-                spent[name] += passed
+                elapsed_s = time.monotonic() - sample_start
+                spent[name] += elapsed_s
                 if sample is None:
                     continue
                 history[name].append(sample)
                 values |= {(name, metric): value for metric, value in sample.items()}
-                if self.arms[name].repeatable and passed * 1e9 < MINIMUM_SAMPLE_NS / 4:
+                if self.arms[name].repeatable and elapsed_s * 1e9 < MINIMUM_SAMPLE_NS / 4:
                     inner[name] *= 4
             self._commit_warmup(values)
             cold = [
@@ -440,23 +442,23 @@ class _Run:
             for name in self.living
         }
         self.block_s = sum(spent[name] / len(history[name]) for name in self.living)
-        self.warming_s = time.monotonic() - began
+        self.warming_s = time.monotonic() - start
 
     def _longest_warmup_s(self) -> float:
         longest = self.plan.maximum_warmup_s
         return self.settings.budget_s / 10 if longest is None else longest
 
     def _calibrate(self) -> None:
-        """Choose one inner repeat for all arms: long samples, and still many blocks."""
+        """Choose the number of calls per sample for all arms: long samples, but many blocks."""
         if not all(self.arms[name].repeatable for name in self.living):
             return
         resolution_ns = time.get_clock_info("perf_counter").resolution * 1e9
         shortest = max(MINIMUM_SAMPLE_NS, _TIMER_MULTIPLE * resolution_ns)
         repeated = max(REPEATED_SAMPLE_NS, _TIMER_MULTIPLE * resolution_ns)
         costs = {name: max(cost, 1.0) for name, cost in self._estimates.items()}
-        least = min(costs.values())
-        needed = 1 if least >= shortest else math.ceil(repeated / least)
-        longest = self.settings.budget_s * 1e9 * _LONGEST_BLOCK
+        cheapest = min(costs.values())
+        needed = 1 if cheapest >= shortest else math.ceil(repeated / cheapest)
+        longest = self.settings.budget_s * 1e9 * _MAX_BLOCK_SHARE
         affordable = max(1, int(longest / sum(costs.values())))
         self.inner = min(needed, affordable)
         self._event("calibrated", {"inner": self.inner})
@@ -467,7 +469,7 @@ class _Run:
         self._require_arms()
 
     def _check_growth(self, name: str, cost: float) -> None:
-        """Four times the calls must take more than twice the time, or something is cached."""
+        """Drop the arm unless four times the calls take more than twice the time."""
         if self.inner < 8 or cost * self.inner < MINIMUM_SAMPLE_NS / 10:
             return
         for _ in range(3):
@@ -483,7 +485,7 @@ class _Run:
             name,
             MeasurementError(
                 f"{self.inner} calls take no longer than {self.inner // 4}",
-                remedy="does the function keep its first result? give each call work to do",
+                remedy="check whether the function caches its result; each call must do the work",
             ),
             "calibrate",
         )
@@ -491,11 +493,7 @@ class _Run:
     # The blocks.
 
     def _measure_launches(self) -> str:
-        """One launch after the other; the reason to stop.
-
-        Raises:
-            ArmEndedError: an arm came to its end, in the only launch or in one of several.
-        """
+        """Run all launches; return the reason to stop. Raise ArmEndedError if an arm ended."""
         earlier = len(launch_starts(self.events))
         self.launches = self._count_launches()
         if self.launches == 1:
@@ -504,30 +502,31 @@ class _Run:
         reason = "launches"
         for number in range(1, self.launches + 1):
             self.launch = number
-            fewest = FEWEST_LAUNCHES if self.plan.until == math.inf else 1
+            fewest = MIN_LAUNCHES if self.plan.until == math.inf else 1
             if number > fewest and time.monotonic() >= self.deadline:
                 reason = "budget"
                 break
             if number > 1:
-                # The first few are made even where opening took longer than before: fewer would
-                # have told nothing.
-                self._open_anew()
+                # Make the first few even if opening took longer than before: fewer would be
+                # useless.
+                self._reopen()
             self._event(LAUNCH, {"launch": earlier + number, "of": earlier + self.launches})
             try:
                 self._measure(*self._share())
             except ArmEndedError as end:
-                ended = end  # anew it begins at its beginning
+                ended = end  # reopened, it starts from its beginning
         if ended is not None:
             raise ended
         return reason
 
     def _count_launches(self) -> int:
-        """How many launches to make; says why where it is one and more were wanted."""
-        wanted, homes = self.settings.launches, {self.arms[name].process for name in self.living}
-        if wanted == 1:
+        """Return the number of launches; add a note if it is 1 although more were requested."""
+        requested = self.settings.launches
+        homes = {self.arms[name].process for name in self.living}
+        if requested == 1:
             return 1
         if "own" not in homes:
-            # What takes every sample in a fresh process has seen many.
+            # Arms with a fresh process per sample need no launches.
             if "this" in homes:
                 self._event("note", {"what": IN_THIS_PROCESS})
             return 1
@@ -538,28 +537,28 @@ class _Run:
             self._longest_warmup_s() * len(self.living),
             self.block_s,
         )
-        count = launches_that_fit(wanted, cost, self.plan.maximum_blocks)
+        count = launches_that_fit(requested, cost, self.plan.maximum_blocks)
         if count == 1:
             self._event("note", {"what": why_one_process(cost)})
         return count
 
-    def _open_anew(self) -> None:
-        """Close all arms and open them, which for most is a process with another heap."""
+    def _reopen(self) -> None:
+        """Close and open all arms, most of which then have a new process."""
         for name in self.living:
             self.arms[name].close()
         self._open()
         self._warm_up()
 
     def _share(self) -> tuple[float, int | None]:
-        """Until when this launch is measured, and up to which block: an equal share of the rest."""
-        left, now = self.launches - self.launch, time.monotonic()
-        rest_s = self.deadline - now - left * (self.opening_s + self.warming_s)
+        """Return the deadline and the end block of this launch: equal shares of what remains."""
+        later, now = self.launches - self.launch, time.monotonic()
+        remaining_s = self.deadline - now - later * (self.opening_s + self.warming_s)
         most = self.plan.maximum_blocks
-        blocks = None if most is None else self.block + (most - self.block) // (left + 1)
-        return now + rest_s / (left + 1), blocks
+        blocks = None if most is None else self.block + (most - self.block) // (later + 1)
+        return now + remaining_s / (later + 1), blocks
 
     def _measure(self, deadline: float, maximum_blocks: int | None) -> str:
-        """Blocks, one at least, until something says stop; the reason."""
+        """Run at least one block, until there is a reason to stop; return it."""
         orders, first = _orders(self.living, self.random), self.block
         while True:
             if maximum_blocks is not None and self.block >= maximum_blocks:
@@ -572,7 +571,7 @@ class _Run:
             counted = self.block if self.launches == 1 else self.block - first
             if counted in self.settings.looks and (reason := self._look()):
                 return reason
-            self._say("measure")
+            self._report("measure")
 
     def _one_block(self, order: Sequence[str]) -> None:
         turns = [(name, name) for name in order if name in self.living]
@@ -593,11 +592,11 @@ class _Run:
         self._commit(Phase.MEASURE, self.block, values)
 
     def _look(self) -> str | None:
-        """Whether the primary intervals of all candidates allow to stop, and why.
+        """Return the reason to stop if the primary intervals of all candidates allow it.
 
-        A launch is asked by itself, and n of them are together narrower by the root of n.
+        Each launch is judged alone; n launches together are narrower by the root of n.
         """
-        # Derived statistics take a second of resampling and do not decide: left for the end.
+        # Derived statistics take a second of resampling and are not needed here.
         now = replace(self.experiment(), settings=replace(self.settings, derived=()))
         self.last_claims = claims(last_launch(now))
         target = self.settings.target_rel_width * math.sqrt(self.launches)
@@ -611,22 +610,22 @@ class _Run:
         return "decided" if settled and self.settings.stop_when_decided else None
 
     def _ended(self, end: ArmEndedError) -> str:
-        """An arm has nothing more to measure: the reason to stop, if what there is suffices.
+        """Return the reason to stop after an arm ended.
 
         Raises:
-            ArmFailedError: there are too few blocks for an interval.
+            ArmFailedError: There are too few blocks for an interval.
         """
         stop = Event(self.block, "stop", {"reason": "ended"})
         settings = replace(self.settings, derived=())
         now = replace(self.experiment(), settings=settings, events=(*self.events, stop))
         carrying = [c for c in headline(claims(now)) if c.arm in self.living]
         blocks = min((c.blocks for c in carrying), default=0)
-        known = {c.arm for c in carrying if c.low > 0 and c.high < math.inf}
-        if known != set(self.living) - {self.settings.baseline}:
+        bounded = {c.arm for c in carrying if c.low > 0 and c.high < math.inf}
+        if bounded != set(self.living) - {self.settings.baseline}:
             raise ArmFailedError(
                 f"{end.what}: too few blocks for an interval ({blocks})"
                 if blocks
-                else f"{end.what}, before anything was measured",
+                else f"{end.what}, before the first block",
                 where=end.where,
                 remedy=end.remedy,
             ) from end
@@ -634,27 +633,27 @@ class _Run:
         self._event("note", {"what": f"{what}; to narrow the interval, {end.remedy}"})
         return "ended"
 
-    def _take_memory(self) -> None:
-        """Peak memory of the in-process arms, in rounds of their own after the timed blocks."""
+    def _measure_memory(self) -> None:
+        """Measure the peak memory of in-process arms, in separate rounds after the timed blocks."""
         living = [self.arms[name] for name in self.living]
         callables = [arm for arm in living if isinstance(arm, CallableArm)]
         for _ in range(_MEMORY_ROUNDS):
             values: dict[tuple[str, Metric], float] = {}
             for arm in callables:
                 with users_code(self.plan.timeout_s):
-                    # One page at least: a function that needs nothing has a ratio too.
+                    # At least one page, so that the ratio is defined.
                     peak = max(peak_of_call(arm.function).increase, 4096)
                 values[arm.name, "peak_memory"] = float(peak)
             self._commit(Phase.MEASURE, self.block, values)
             self.block += 1
 
-    def _look_afterwards(self) -> None:
-        """What else the arms have to show, which timing it would have disturbed."""
+    def _observe_afterwards(self) -> None:
+        """Store the results of `Arm.afterwards`, which would have disturbed the timing."""
         for name in self.living:
             arm = self.arms[name]
             if type(arm).afterwards is Arm.afterwards:
                 continue
-            self._say("afterwards")
+            self._report("afterwards")
             try:
                 details = arm.afterwards(self.plan.timeout_s)
             except SlipstreamError as error:
@@ -663,18 +662,18 @@ class _Run:
             if details:
                 self._event(AFTERWARDS, {"arm": name, **details})
 
-    # One sample, and what becomes of it.
+    # Samples.
 
     def _sample(self, name: str, inner: int, phase: Phase) -> Sample | None:
-        """A sample, or None when the arm failed and has left the run."""
+        """Return a sample, or None if the arm failed and left the run."""
         try:
             sample = self.arms[name].sample(inner, self.plan.timeout_s)
             metrics = self.shapes.setdefault(name, set(sample))
             if metrics != set(sample):
                 differ = ", ".join(sorted(metrics ^ set(sample)))
                 raise MeasurementError(
-                    f"its samples differ in shape: {differ} only in some",
-                    remedy="return the same metrics every time",
+                    f"only some of its samples have {differ}",
+                    remedy="return the same metrics in every sample",
                 )
         except ArmEndedError:
             raise
@@ -684,7 +683,7 @@ class _Run:
         return sample
 
     def _failed(self, name: str, error: SlipstreamError, phase: str) -> None:
-        """Take the arm out of the run; its samples so far stay."""
+        """Remove the arm from the run; its samples so far remain."""
         named = ArmFailedError(
             f"'{name}' failed: {error.what}",
             arm=name,
@@ -700,7 +699,7 @@ class _Run:
         self.arms[name].close()
 
     def _require_arms(self, values: Mapping[tuple[str, Metric], float] | None = None) -> None:
-        """Raise when there is nothing left to compare, after keeping the others' `values`."""
+        """Raise if no pair of arms remains, after recording the others' `values`."""
         if self.settings.baseline in self.living and len(self.living) > 1:
             return
         if values:
@@ -723,7 +722,7 @@ class _Run:
         self.warmup_round += 1
 
     def _read_gate(self) -> None:
-        """Record the gate whenever its colour changes: so every block has one."""
+        """Record the gate when its level changes."""
         now = time.monotonic()
         if now - self.gate_read_at < _GATE_EVERY_S:
             return
@@ -747,19 +746,25 @@ class _Run:
         self.events.append(event)
         self.fresh_events.append(event)
 
-    def _say(self, phase: str) -> None:
+    def _report(self, phase: str) -> None:
         if self.progress is None:
             return
-        left = max(0.0, self.deadline - time.monotonic()) if self.deadline else 0.0
+        remaining_s = max(0.0, self.deadline - time.monotonic()) if self.deadline else 0.0
         self.progress(
             Progress(
-                phase, self.block, left, self.last_claims, self.widened, self.launch, self.launches
+                phase,
+                self.block,
+                remaining_s,
+                self.last_claims,
+                self.widened,
+                self.launch,
+                self.launches,
             )
         )
 
 
 def _orders(names: Sequence[str], rng: random.Random) -> Iterator[list[str]]:
-    """Random orders of the arms, each followed by its reverse."""
+    """Yield random orders of the arms, each followed by its reverse."""
     while True:
         order = list(names)
         rng.shuffle(order)
@@ -768,13 +773,13 @@ def _orders(names: Sequence[str], rng: random.Random) -> Iterator[list[str]]:
 
 
 def _undisturbed(sample: Sample) -> float:
-    """Wall time less what was spent in the queue for a core, but never below CPU time."""
+    """Return wall time minus run-queue delay, at least CPU time."""
     cpu = min(sample.get("cpu", 0.0), sample["wall"])
     return max(sample["wall"] - sample.get(RUN_DELAY, 0.0), cpu, 1.0)
 
 
 def _stationary(history: Sequence[Sample]) -> bool:
-    """Whether wall or CPU time has stopped falling: under contention only CPU time can."""
+    """Whether wall or CPU time stopped falling; under contention only CPU time may."""
     if len(history) < 2 * _WINDOW:
         return False
     for metric in ("cpu", "wall"):

@@ -1,13 +1,13 @@
-"""Looking at a running experiment without fooling oneself.
+"""Group sequential testing: valid intervals for repeated looks at a running experiment.
 
-An interval that is right once is wrong more often when one keeps looking until it pleases. So
-looks happen only at planned block counts, and the total error is shared out among them: the
-interval printed at any look holds its level over *all* looks together.
+Stopping a run as soon as an interval looks good inflates its error. Looks therefore happen only at
+planned block counts and share the total error, so that the interval printed at any look holds its
+level over *all* looks together.
 
-`nominal_error` gives the error a single look may use. The planned looks share `_PLANNED` of it
-equally in Pocock's manner (the same critical value at each). Whatever they have not used by the
-time the budget is spent belongs to the last look, which is not planned: how many blocks fit into
-the budget does not depend on which arm wins.
+`nominal_error` returns the error that a single look may use. The planned looks use `_PLANNED` of
+the total with Pocock's boundary (the same critical value at each). The final look at the end of the
+budget may use the unspent error. It is not planned, since the number of blocks that fit the budget
+does not depend on which arm wins.
 
 Source: S. J. Pocock, 1977; K. K. G. Lan and D. L. DeMets, "Discrete sequential boundaries for
 clinical trials", 1983; the recursion is that of Armitage, McPherson and Rowe, 1969.
@@ -21,29 +21,29 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-# Share of the error the planned looks may use; the rest waits for the end of the budget.
+# Share of the error for the planned looks; the rest is reserved for the end of the budget.
 _PLANNED = 0.8
-# Nodes of the numerical integration over the continuation region: 1e-7 of the error.
+# Nodes of the numerical integration over the continuation region; relative error 1e-7.
 _NODES = 96
-# A critical value that nothing exceeds: 1e-15 of the error.
-_NEVER = 8.0
-# Looks closer together than this fraction are treated as if that far apart, which errs on the
-# safe side (they are less correlated) and keeps the step wider than the nodes' spacing.
-_CLOSEST = 0.05
+# Upper bound of critical values, exceeded with probability 1e-15.
+_MAX_CRITICAL = 8.0
+# Minimum relative distance of looks: closer ones are treated as this far apart, which is
+# conservative (less correlation) and keeps the step wider than the nodes' spacing.
+_MIN_DISTANCE = 0.05
 
 
 @lru_cache(maxsize=4096)
 def nominal_error(
     blocks: int, looks: tuple[int, ...], error: float, *, at_planned_look: bool
 ) -> float:
-    """Two-sided error that one interval at `blocks` may use, `error` being that of all looks.
+    """Return the two-sided error that one interval at `blocks` may use.
 
     Args:
-        blocks: paired blocks at this look.
-        looks: the planned looks, ascending block counts.
+        blocks: Paired blocks at this look.
+        looks: Planned looks, ascending block counts.
         error: 1 - confidence over all looks together.
-        at_planned_look: whether the experiment stopped (or may stop) here because of what it saw;
-            False for the end of the budget, which may use all error still unspent.
+        at_planned_look: Whether the samples determine (or may determine) the stop at this look;
+            False for the end of the budget, which may use all unspent error.
     """
     planned = tuple(look for look in looks if look > 0)
     if not planned:
@@ -54,9 +54,9 @@ def nominal_error(
     passed = tuple(look for look in planned if look < blocks)
     if not passed:
         return error
-    # The last look's critical value: the total with it reaches `error`. Soon after the looks that
-    # used nearly all of it, that is above theirs.
-    low, high = 0.0, _NEVER
+    # Solve for the last look's critical value, at which the total reaches `error`. Shortly after a
+    # planned look it exceeds theirs.
+    low, high = 0.0, _MAX_CRITICAL
     for _ in range(40):
         middle = (low + high) / 2
         if _crossing(passed, (critical,) * len(passed), blocks, middle) > error:
@@ -68,8 +68,8 @@ def nominal_error(
 
 @lru_cache(maxsize=256)
 def _pocock(looks: tuple[int, ...], error: float) -> float:
-    """The critical value that, used at every look, is crossed with probability `error`."""
-    low, high = 0.0, _NEVER
+    """Return the critical value that, used at every look, is crossed with probability `error`."""
+    low, high = 0.0, _MAX_CRITICAL
     for _ in range(40):
         middle = (low + high) / 2
         total = _crossing(looks[:-1], (middle,) * (len(looks) - 1), looks[-1], middle)
@@ -83,25 +83,25 @@ def _pocock(looks: tuple[int, ...], error: float) -> float:
 def _crossing(
     looks: tuple[int, ...], criticals: tuple[float, ...], last: int, last_critical: float
 ) -> float:
-    """P(|Z| exceeds its critical value at any look) when there is no difference.
+    """Return P(|Z| exceeds its critical value at any look) under the null hypothesis.
 
     The sum over n blocks is a random walk with variance n; Z = sum / sqrt(n). The density of the
-    walk inside all earlier boundaries is carried from look to look on Gauss-Legendre nodes.
+    walk inside all earlier boundaries is propagated between looks on Gauss-Legendre nodes.
     """
     unit_nodes, unit_weights = _gauss_legendre()
     nodes: NDArray[np.float64] = np.zeros(1)
     weights: NDArray[np.float64] = np.ones(1)
-    crossed, before = 0.0, 0.0
+    crossing_probability, before = 0.0, 0.0
     for at, critical in zip((*looks, last), (*criticals, last_critical), strict=True):
-        look = max(float(at), before * (1 + _CLOSEST))
+        look = max(float(at), before * (1 + _MIN_DISTANCE))
         bound, step = critical * math.sqrt(look), math.sqrt(look - before)
         outside = _upper((bound - nodes) / step) + _upper((bound + nodes) / step)
-        crossed += float(weights @ outside)
+        crossing_probability += float(weights @ outside)
         fresh = bound * unit_nodes
         spread = np.exp(-0.5 * ((fresh[:, None] - nodes[None, :]) / step) ** 2)
         density = spread @ weights / (step * math.sqrt(2 * math.pi))
         nodes, weights, before = fresh, density * bound * unit_weights, look
-    return crossed
+    return crossing_probability
 
 
 @lru_cache(maxsize=1)

@@ -1,23 +1,23 @@
-"""Intervals for paired blocks: what may be said from n log ratios, and how surely.
+"""Confidence intervals for paired blocks, from n log ratios.
 
-Every function works on plain arrays and is deterministic. Ratios are handled as logarithms, so
-that "10 % faster" and "10 % slower" are the same distance from 1.
+All functions take plain arrays and are deterministic. Ratios are handled as logarithms, so that a
+ratio and its inverse have the same distance from 1.
 
-The interval of the median needs no assumption about the shape of the noise: which order
-statistics enclose the median follows from the binomial distribution. When neighbouring blocks
-resemble each other (lag-1 autocorrelation above `DEPENDENT`), n blocks carry less information
-than n; then the long-run variance of "below or above the median" is estimated from its slowest
-cosine waves and the enclosing order statistics move outwards. By simulation (2,000 streams a
-kind, 40 to 640 blocks) this covers 93-97 % on lognormal, bimodal, drifting and autocorrelated
-streams; below some 20 strongly dependent blocks it covers less.
+The interval of the median makes no assumption about the shape of the noise: the binomial
+distribution determines the order statistics that enclose the median. If neighbouring blocks are
+correlated (lag-1 autocorrelation above `DEPENDENT`), n blocks carry less information than n
+independent ones; the long-run variance of "below or above the median" is then estimated from its
+slowest cosine waves, and the enclosing order statistics move outwards. In simulations (2,000
+streams per kind, 40 to 640 blocks) this covers 93-97 % on lognormal, bimodal, drifting and
+autocorrelated streams; with fewer than about 20 strongly dependent blocks it covers less.
 
-Blocks of several launches (fresh processes of the same arms) carry a second spread, which no number
-of blocks in one launch shows. There each launch's median counts as one draw, and the interval is
-Student's t of these few draws, but never narrower than the blocks inside the launches allow. By
-simulation it covers 95 % or more at any spread between launches; without any, three launches make
-it 1.6 times as wide as the blocks alone would, five 1.2 times. Not much can be gained on that: of
-all intervals that know the spread inside launches and hold 95 % whatever lies between them, the
-narrowest (a convex program over how wide to be at which observed spread) is 3 % narrower.
+Blocks of several launches (fresh processes of the same arms) have additional variation, which no
+number of blocks in one launch shows. Each launch's median then counts as one draw, and the interval
+is Student's t of these few draws, but never narrower than the blocks within the launches allow. In
+simulations it covers 95 % or more at any variation between launches; without any, three launches
+make it 1.6 times as wide as the blocks alone would, five 1.2 times. This is close to optimal: of
+all intervals that know the variation within launches and hold 95 % at any variation between them,
+the narrowest (a convex program over the width at each observed spread) is 3 % narrower.
 
 Sources: order-statistic interval: W. J. Conover, Practical Nonparametric Statistics, section 3.2.
 Launches: J. Hartung and G. Knapp, 2001, on random effects in meta-analysis; the floor as in
@@ -43,12 +43,12 @@ from slipstream.errors import InvalidArgumentError
 Floats = NDArray[np.float64]
 Statistic = Callable[..., Any]
 
-# Lag-1 autocorrelation of the block ratios above which they do not count as independent.
+# Lag-1 autocorrelation of the block ratios above which they count as dependent.
 DEPENDENT = 0.2
 RESAMPLES = 10_000
 BETWEEN_LAUNCHES = "student_t_of_launches"
-"""The estimator where launches differ: more blocks in each would not narrow the interval."""
-# The standard normal number that 80 % lie below: the usual power, at which "detectable" is meant.
+"""Estimator if launches differ: more blocks per launch would not narrow the interval."""
+# The 80 % quantile of the standard normal: "detectable" means with 80 % power.
 _POWER_Z = 0.8416212335729143
 # Cosine waves per n^(2/3): Lazarus et al. recommend 0.4; 0.3 covers better below 100 blocks at
 # autocorrelations around 0.7 and costs 4 % of width.
@@ -59,7 +59,7 @@ _BATCH_VALUES = 4_000_000
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate and its confidence interval, `estimator` being how it was made."""
+    """An estimate with its confidence interval and the name of its estimator."""
 
     estimate: float
     low: float
@@ -68,25 +68,25 @@ class Interval:
     estimator: str
 
     def exp(self) -> Interval:
-        """The same statement about the exponential: log ratios to ratios."""
+        """Return the interval of the exponential, which converts log ratios to ratios."""
         return Interval(
             _exp(self.estimate), _exp(self.low), _exp(self.high), self.level, self.estimator
         )
 
     def excludes(self, value: float) -> bool:
-        """Whether `value` lies outside."""
+        """Whether `value` is outside the interval."""
         return not self.low <= value <= self.high
 
 
 def median_interval(values: Floats, level: float) -> Interval:
-    """Median of float64 [n] in time order, with an interval that makes no claim about shape.
+    """Return the median of float64 [n] in time order, with a distribution-free interval.
 
-    Estimators ``median_order_statistic`` (independent blocks; never below its level) and
+    The estimator is ``median_order_statistic`` (independent blocks; never below its level) or
     ``median_dependent`` (autocorrelated blocks; see the module). Too few values for `level`
     give an interval from minus to plus infinity.
 
     Raises:
-        InvalidArgumentError: no values, or a level outside (0, 1).
+        InvalidArgumentError: There are no values, or `level` is outside (0, 1).
     """
     n = _checked(values, level)
     ordered = np.sort(values)
@@ -97,7 +97,7 @@ def median_interval(values: Floats, level: float) -> Interval:
     if lag1_autocorrelation(values) > DEPENDENT:
         estimator = "median_dependent"
         reach = _dependent_reach(values, middle, level)
-        # At most from the smallest to the largest: short streams rarely reach beyond.
+        # Clip to the smallest and largest value, which short streams rarely exceed.
         low, high = max(0, math.floor(n / 2 - reach)), min(n - 1, math.ceil(n / 2 + reach) - 1)
     if dropped < 0:
         return Interval(middle, -math.inf, math.inf, level, estimator)
@@ -105,20 +105,20 @@ def median_interval(values: Floats, level: float) -> Interval:
 
 
 def launches_interval(launches: Sequence[Floats], level: float) -> Interval:
-    """Centre of two or more launches, float64 [blocks] each, with what lies between launches.
+    """Return the centre of two or more launches, float64 [blocks] each, with their variation.
 
-    The estimate is the median of the launches' medians, so that one odd launch does not move it.
-    Estimators `BETWEEN_LAUNCHES` (their spread decides) and ``median_of_launches`` (the blocks
-    inside them do).
+    The estimate is the median of the launches' medians, so that one outlier does not move it. The
+    estimator is `BETWEEN_LAUNCHES` if the variation between launches determines the width,
+    ``median_of_launches`` if the blocks within them do.
 
     Raises:
-        InvalidArgumentError: a launch without values, or a level outside (0, 1).
+        InvalidArgumentError: A launch has no values, or `level` is outside (0, 1).
     """
     from scipy.special import stdtrit
 
     count = len(launches)
-    blocks = sum(_checked(one, level) for one in launches)
-    medians = np.array([np.median(one) for one in launches])
+    blocks = sum(_checked(launch, level) for launch in launches)
+    medians = np.array([np.median(launch) for launch in launches])
     mean, middle = float(medians.mean()), float(np.median(medians))
     reach = float(stdtrit(count - 1, (1 + level) / 2) * medians.std(ddof=1)) / math.sqrt(count)
     inside = _inside_launches(launches, medians, blocks, level)
@@ -133,8 +133,8 @@ def launches_interval(launches: Sequence[Floats], level: float) -> Interval:
 
 
 def launches_excess(launches: Sequence[Floats], level: float) -> float:
-    """How much further an interval reaches, each way, for what lies between launches."""
-    medians = np.array([np.median(one) for one in launches])
+    """Return by how much variation between launches extends an interval at each end."""
+    medians = np.array([np.median(launch) for launch in launches])
     inside = _inside_launches(launches, medians, sum(map(len, launches)), level)
     whole = launches_interval(launches, level)
     if not math.isfinite(inside.high - inside.low):
@@ -145,17 +145,19 @@ def launches_excess(launches: Sequence[Floats], level: float) -> float:
 def _inside_launches(
     launches: Sequence[Floats], medians: Floats, blocks: int, level: float
 ) -> Interval:
-    """The interval, about 0, that all blocks give once their launches' medians are taken off."""
-    left = np.concatenate([one - median for one, median in zip(launches, medians, strict=True)])
-    interval = median_interval(left, level)
-    # Each median that was taken off has used up a block.
+    """Return the interval, about 0, of all blocks after subtracting their launches' medians."""
+    residuals = np.concatenate(
+        [launch - median for launch, median in zip(launches, medians, strict=True)]
+    )
+    interval = median_interval(residuals, level)
+    # Each subtracted median costs one degree of freedom.
     grown = math.sqrt(blocks / max(blocks - len(launches), 1))
     return Interval(0.0, grown * interval.low, grown * interval.high, level, interval.estimator)
 
 
 @lru_cache(maxsize=4096)
 def _dropped(n: int, level: float) -> int:
-    """How many order statistics may be left out at each end; -1 when none may even be kept.
+    """Return how many order statistics may be dropped at each end; -1 if all are too few.
 
     The interval from the (k+1)-th smallest to the (k+1)-th largest misses the median with
     probability 2 P(Binomial(n, 1/2) <= k).
@@ -168,13 +170,13 @@ def _dropped(n: int, level: float) -> int:
 
 
 def _binomial(n: int, k: int) -> float:
-    # Through logarithms: 0.5**n is zero in floating point from n = 1075 on.
+    # Use logarithms: 0.5**n underflows from n = 1075.
     log = math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1) - n * math.log(2)
     return math.exp(log)
 
 
 def _dependent_reach(values: Floats, middle: float, level: float) -> float:
-    """How many ranks from n/2 the ends lie, from the long-run variance of "not above"."""
+    """Return the distance of the ends from n/2 in ranks, from the long-run variance."""
     from scipy.special import stdtrit
 
     n = len(values)
@@ -183,17 +185,17 @@ def _dependent_reach(values: Floats, middle: float, level: float) -> float:
     times = (np.arange(n) + 0.5) / n
     cosines = np.cos(np.pi * np.outer(np.arange(1, waves + 1), times)) * math.sqrt(2 / n)
     long_run_variance = float(np.mean((cosines @ below) ** 2))
-    # Never tighter than independent blocks, whose variance is that of a fair coin: 1/4.
+    # At least the variance of independent blocks, that of a fair coin: 1/4.
     return float(stdtrit(waves, (1 + level) / 2)) * math.sqrt(n * max(long_run_variance, 0.25))
 
 
 def lag1_autocorrelation(values: Floats) -> float:
-    """Correlation of float64 [n] with itself one step later; 0 for fewer than 4 or constants."""
+    """Return the lag-1 autocorrelation of float64 [n]; 0 for fewer than 4 values or constants."""
     if len(values) < 4:
         return 0.0
     centred = values - values.mean()
     power = float(centred @ centred)
-    # A spread at the rounding of float64 is a constant.
+    # Values that differ only by float64 rounding are constant.
     if power <= len(values) * (1e-12 * float(np.abs(values).max())) ** 2:
         return 0.0
     covariance = float(centred[1:] @ centred[:-1])
@@ -211,17 +213,18 @@ def block_bootstrap(
     seed: int = 0,
     method: str = "percentile",
 ) -> Interval:
-    """Interval of ``statistic(*columns, axis=-1)`` by resampling blocks, all columns together.
+    """Bootstrap ``statistic(*columns, axis=-1)`` by resampling blocks, all columns together.
 
     Args:
-        statistic: takes arrays [..., n] and ``axis``, returns [...].
-        columns: float64 [n] each: one value a block, in time order.
+        statistic: Function of arrays [..., n] and ``axis`` that returns [...].
+        columns: float64 [n] each, one value per block, in time order.
         method: ``"percentile"`` or ``"BCa"`` (for smooth statistics; falls back to the
-            percentile when its correction is not defined). When the first column divided by
-            the last is autocorrelated, runs of blocks are resampled and the method is percentile.
+            percentile if its correction is undefined). If the first column divided by the last
+            is autocorrelated, runs of blocks are resampled and the method is percentile.
 
     Raises:
-        InvalidArgumentError: no values, columns of unequal length, or a level outside (0, 1).
+        InvalidArgumentError: There are no values, columns have different lengths, or `level` is
+            outside (0, 1).
     """
     n = _checked(columns[0], level)
     if any(len(column) != n for column in columns):
@@ -251,7 +254,7 @@ def _bca(
 
     n = len(columns[0])
     with warnings.catch_warnings():
-        # Degenerate samples (all blocks equal) warn and give NaN; the caller then falls back.
+        # Degenerate samples (all blocks equal) warn and give NaN; the caller falls back.
         warnings.simplefilter("ignore")
         resampled = bootstrap(
             tuple(columns), statistic, paired=True, vectorized=True, axis=-1,
@@ -265,7 +268,7 @@ def _bca(
 
 
 def _block_length(n: int, correlation: float) -> float:
-    # Carlstein's optimum for an AR(1) stream; a block is at most a quarter of the stream.
+    # Carlstein's optimum for an AR(1) stream, at most a quarter of the stream.
     rho = min(correlation, 0.99)
     length = math.pow(math.sqrt(6) * rho / (1 - rho**2), 2 / 3) * math.pow(n, 1 / 3)
     return min(max(length, 2.0), max(n / 4, 1.0))
@@ -274,7 +277,7 @@ def _block_length(n: int, correlation: float) -> float:
 def _resampled(
     statistic: Statistic, columns: Sequence[Floats], rng: np.random.Generator, mean_length: float
 ) -> Floats:
-    """`statistic` of `RESAMPLES` stationary resamples whose runs have `mean_length` blocks."""
+    """Compute `statistic` on `RESAMPLES` stationary resamples with runs of `mean_length` blocks."""
     n = len(columns[0])
     batch = max(1, _BATCH_VALUES // n)
     values = []
@@ -282,12 +285,12 @@ def _resampled(
         rows = min(batch, RESAMPLES - start)
         index = rng.integers(0, n, (rows, n))
         if mean_length > 1:
-            # A run goes on with probability 1 - 1/mean_length: take the last fresh start and
+            # A run continues with probability 1 - 1/mean_length: use the last start of a run and
             # the distance from it.
-            fresh = rng.random((rows, n)) < 1 / mean_length
-            fresh[:, 0] = True
+            starts_run = rng.random((rows, n)) < 1 / mean_length
+            starts_run[:, 0] = True
             steps = np.arange(n)
-            origin = np.maximum.accumulate(np.where(fresh, steps, 0), axis=1)
+            origin = np.maximum.accumulate(np.where(starts_run, steps, 0), axis=1)
             index = (np.take_along_axis(index, origin, axis=1) + steps - origin) % n
         values.append(statistic(*(column[index] for column in columns), axis=-1))
     return np.concatenate(values)
@@ -296,17 +299,17 @@ def _resampled(
 def quantile_ratio(
     candidate: Floats, baseline: Floats, quantile: float, level: float, *, seed: int = 0
 ) -> Interval:
-    """Ratio of the two arms' `quantile` (0.99 for the p99), blocks [n] in time order.
+    """Return the ratio of the arms' `quantile` (0.99 for the p99), blocks [n] in time order.
 
     Raises:
-        InvalidArgumentError: fewer blocks than the quantile needs to exist at `level`.
+        InvalidArgumentError: There are too few blocks for the quantile at `level`.
     """
     needed = tail_samples_needed(quantile, level)
     if len(candidate) < needed:
         raise InvalidArgumentError(
             "quantile",
             f"a p{100 * quantile:g} from {len(candidate)} samples would be invented",
-            remedy=f"take at least {needed} samples, or ask for a lower percentile",
+            remedy=f"take at least {needed} samples, or request a lower percentile",
         )
 
     def statistic(a: Floats, b: Floats, axis: int) -> Floats:
@@ -320,7 +323,7 @@ def quantile_ratio(
 def throughput_ratio(
     candidate: Floats, baseline: Floats, level: float, *, seed: int = 0
 ) -> Interval:
-    """Ratio of calls per second over the whole run: total baseline time / total candidate time."""
+    """Return the ratio of calls per second: total baseline time / total candidate time."""
 
     def statistic(a: Floats, b: Floats, axis: int) -> Floats:
         below: Floats = np.sum(a, axis=axis)
@@ -331,12 +334,12 @@ def throughput_ratio(
 
 
 def tail_samples_needed(quantile: float, confidence: float) -> int:
-    """Samples before an upper bound of `quantile` exists at `confidence`.
+    """Return the number of samples that an upper bound of `quantile` at `confidence` requires.
 
-    The bound is the largest sample, so that this is ceil(log(1 - c) / log(p)): 459 for p99 at 99 %.
+    The bound is the largest sample, so this is ceil(log(1 - c) / log(p)): 459 for p99 at 99 %.
 
     Raises:
-        InvalidArgumentError: a probability outside (0, 1).
+        InvalidArgumentError: A probability is outside (0, 1).
     """
     for name, value in (("quantile", quantile), ("confidence", confidence)):
         if not 0 < value < 1:
@@ -344,14 +347,14 @@ def tail_samples_needed(quantile: float, confidence: float) -> int:
     return math.ceil(math.log(1 - confidence) / math.log(quantile))
 
 
-# Several candidates, and what more blocks would buy.
+# Several candidates, and the effect of more blocks.
 
 
 def rank_intervals(below: Sequence[Sequence[bool]]) -> list[tuple[int, int]]:
-    """Ranks each arm may have (1 is cheapest), given which arms are surely cheaper than which.
+    """Return the range of ranks of each arm (1 is cheapest) from significant differences.
 
     Args:
-        below: square; ``below[i][j]`` when arm i is significantly cheaper than arm j.
+        below: Square matrix; ``below[i][j]`` is True if arm i is significantly cheaper than arm j.
     """
     count = len(below)
     return [
@@ -364,10 +367,10 @@ def rank_intervals(below: Sequence[Sequence[bool]]) -> list[tuple[int, int]]:
 
 
 def detectable_difference(log_half_width: float, level: float) -> float:
-    """Smallest relative difference found 80 % of the time, given an interval's half width.
+    """Return the smallest relative difference found with 80 % power, from an interval's width.
 
     Args:
-        log_half_width: half the interval of the log ratio at `level`.
+        log_half_width: Half width of the log ratio's interval at `level`.
     """
     z = critical_value(level)
     return math.expm1(min(log_half_width * (1 + _POWER_Z / z), 700.0))
@@ -376,10 +379,11 @@ def detectable_difference(log_half_width: float, level: float) -> float:
 def blocks_to_settle(
     blocks: int, log_ratio: float, log_half_width: float, level: float, equivalence: float
 ) -> int | None:
-    """Expected further blocks until the interval excludes 1 or lies inside 1 +- `equivalence`.
+    """Return the expected further blocks until the interval excludes 1 or is equivalent.
 
-    The half width falls with the root of the number of blocks. None when no number is known to
-    do: an effect on the very edge of what counts as equivalent, or no interval yet.
+    Equivalent means within 1 +- `equivalence`. The half width falls with the root of the number of
+    blocks. None if no number suffices: the effect is at the edge of equivalence, or there is no
+    interval yet.
     """
     if not math.isfinite(log_half_width) or log_half_width <= 0:
         return None
@@ -394,7 +398,7 @@ def blocks_to_settle(
 
 
 def minimum_blocks(level: float) -> int:
-    """Blocks below which no interval of the median exists at `level`."""
+    """Return the minimum number of blocks for an interval of the median at `level`."""
     n = 1
     while _dropped(n, level) < 0:
         n += 1
@@ -402,7 +406,7 @@ def minimum_blocks(level: float) -> int:
 
 
 def critical_value(level: float) -> float:
-    """What a standard normal number stays within, on both sides, with probability `level`."""
+    """Return the two-sided critical value of the standard normal at `level`."""
     from scipy.special import ndtri
 
     return float(ndtri((1 + level) / 2))

@@ -1,8 +1,8 @@
-"""The results store: every measurement ever made, in one SQLite file.
+"""The results store: all measurements, in one SQLite file.
 
-An experiment is written while it runs, one transaction a block, so that a crash loses at most the
-block that was running; when it ends its samples are packed into columns. Nothing stored is changed
-afterwards. Claims are stored beside the samples they rest on and can be recomputed from them.
+An experiment is written while it runs, one transaction per block, so that a crash loses at most
+one block; when it finishes its samples are packed into columns. Finished experiments never change.
+Claims are stored with the samples that they can be recomputed from.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ _LAST = "last"
 
 
 def default_path() -> Path:
-    """``$SLIPSTREAM_STORE``, or ``.slipstream/results.db`` under the current directory."""
+    """Return ``$SLIPSTREAM_STORE``, or ``.slipstream/results.db`` in the current directory."""
     named = os.environ.get("SLIPSTREAM_STORE")
     return Path(named) if named else Path(".slipstream/results.db")
 
 
 @dataclass(frozen=True)
 class Summary:
-    """One line about a stored experiment.
+    """Summary of a stored experiment.
 
     Attributes:
-        blocks: how many blocks were recorded, warm-up rounds included.
-        status: as in `Experiment.status`.
+        blocks: Number of recorded blocks, including warm-up rounds.
+        status: See `Experiment.status`.
     """
 
     experiment_id: str
@@ -58,7 +58,7 @@ class Summary:
     status: str
 
 
-_NOT_OURS = (
+_FOREIGN_VALUE_ERRORS = (
     ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError,
 )  # fmt: skip
 
@@ -67,26 +67,26 @@ class Store:
     """A results store, open until `close`; also a context manager.
 
     Args:
-        path: the database file, made with its folder if absent; see `default_path`.
-        read_only: for looking only; the file must exist.
+        path: Database file, created with its directory if absent; default `default_path`.
+        read_only: Whether to open it without write access; the file must then exist.
 
     Raises:
-        StoreError: here and from every method: not a database of ours, written by a newer
-            slipstream, not writable, a full disk.
+        StoreError: From the constructor and every method: the file is not a results store, was
+            written by a newer slipstream or is not writable, or the disk is full.
     """
 
     def __init__(self, path: Path | str | None = None, *, read_only: bool = False) -> None:
         self.path = default_path() if path is None else Path(path)
         if read_only and not self.path.exists():
             raise StoreError(
-                "there is no results store yet",
+                "there is no results store",
                 where=str(self.path),
                 remedy="measure something first (slipstream demo), or name a store with --store",
             )
         self._database = rows.Database(self.path, read_only=read_only)
 
     def begin(self, experiment: Experiment) -> Recording:
-        """Start recording: everything of `experiment` but its samples, events and claims."""
+        """Start recording: store `experiment` without its samples, events and claims."""
         identity = secrets.token_hex(4)
         facts = experiment.environment.facts
         momentary = {name: facts[name] for name in facts.keys() - stable_facts(facts).keys()}
@@ -112,14 +112,14 @@ class Store:
         return Recording(self._database, number, identity)
 
     def sink(self) -> StoreSink:
-        """A `records.Sink` that keeps one running experiment here, and its claims at the end."""
+        """Return a `records.Sink` that stores one running experiment and its claims."""
         return StoreSink(self)
 
     def resume(self, experiment_id: str) -> Recording:
-        """Go on with an interrupted experiment; `load` says what it has.
+        """Continue recording an interrupted experiment; `load` returns its record so far.
 
         Raises:
-            StoreError: it is complete, or its process is still running.
+            StoreError: The experiment is complete, or its process is still running.
         """
         row = self._row(experiment_id)
         status = rows.status(self._database, row)
@@ -127,7 +127,7 @@ class Store:
             raise StoreError(
                 f"experiment {row['id']} is {status} and cannot be resumed",
                 where=str(self.path),
-                remedy="start a new one; old and new stay side by side",
+                remedy="start a new experiment; the store keeps both",
             )
         with self._database.write() as db:
             db.execute(
@@ -136,26 +136,26 @@ class Store:
         return Recording(self._database, row["number"], row["id"])
 
     def save(self, experiment: Experiment, claims: Sequence[Claim]) -> str:
-        """Store a finished experiment at once; returns its id."""
+        """Store a finished experiment and return its id."""
         recording = self.begin(experiment)
         recording.finish(experiment, claims)
         return recording.experiment_id
 
     def load(self, experiment_id: str) -> Experiment:
-        """The experiment as it was recorded; if it was cut off, `Experiment.status` says so.
+        """Return the experiment as recorded; `Experiment.status` is set if it was interrupted.
 
         Args:
-            experiment_id: the whole id, an unambiguous beginning of it, or ``"last"``.
+            experiment_id: Full id, an unambiguous prefix, or ``"last"``.
 
         Raises:
-            UnknownNameError: there is none of that id.
+            UnknownNameError: There is no experiment with this id.
         """
         with self._checked():
             number = self._row(experiment_id)["number"]
             return replace(self.outline(experiment_id), series=rows.series(self._database, number))
 
     def outline(self, experiment_id: str) -> Experiment:
-        """The experiment without its samples, which are most of it; see `load`."""
+        """Return the experiment without its samples, which is much faster; see `load`."""
         with self._checked():
             row = self._row(experiment_id)
             number = row["number"]
@@ -187,7 +187,7 @@ class Store:
             )
 
     def list(self) -> tuple[Summary, ...]:
-        """All experiments, the oldest first."""
+        """Return all experiments, oldest first."""
         with self._checked():
             blocks: dict[int, int] = {
                 row[0]: row[1]
@@ -215,7 +215,7 @@ class Store:
             )
 
     def claims(self, experiment_id: str) -> tuple[Claim, ...]:
-        """The claims stored with an experiment; none if it was killed or is running."""
+        """Return the claims of an experiment; empty if it was killed or is running."""
         with self._checked():
             number = self._row(experiment_id)["number"]
             records = self._database.read(
@@ -224,10 +224,10 @@ class Store:
             return tuple(codec.from_json(Claim, record) for (record,) in records)
 
     def recompute(self, experiment_id: str) -> tuple[Claim, ...]:
-        """Compute the claims again from the samples, and check them against the stored ones.
+        """Recompute the claims from the samples, and compare them with the stored ones.
 
         Raises:
-            StoreError: any digit differs; names the claim and the field.
+            StoreError: A claim differs in any digit; names the claim and the field.
         """
         from slipstream.measure.claims import claims
 
@@ -236,7 +236,7 @@ class Store:
         difference = _first_difference(self.claims(row["id"]), recomputed)
         if difference is not None:
             raise StoreError(
-                f"recomputing the claims of experiment {row['id']} gives something else: "
+                f"the recomputed claims of experiment {row['id']} differ from the stored ones: "
                 + difference,
                 where=str(self.path),
                 remedy=f"stored by slipstream {row['software']}, recomputed by {rows.software()};"
@@ -245,21 +245,21 @@ class Store:
         return recomputed
 
     def environment(self, env_id: str) -> Environment:
-        """The hashed facts behind `env_id`.
+        """Return the environment with this id, with its hashed facts only.
 
         Raises:
-            UnknownNameError: no experiment was made there.
+            UnknownNameError: The store has no such environment.
         """
-        by_id = {one.env_id: one for one in self.environments()}
+        by_id = {environment.env_id: environment for environment in self.environments()}
         if env_id not in by_id:
             raise UnknownNameError("environment", env_id, by_id, where=str(self.path))
         return by_id[env_id]
 
     def environments(self) -> tuple[Environment, ...]:
-        """All environments anything was measured or predicted in."""
+        """Return all environments of experiments and predictions."""
         with self._checked():
             stored = self._database.read("SELECT env_id, facts FROM environment")
-            # By its items: what is no JSON object has none.
+            # `items` fails, as it should, for anything but a JSON object.
             return tuple(
                 Environment(dict(json.loads(facts).items()), env_id) for env_id, facts in stored
             )
@@ -267,20 +267,20 @@ class Store:
     def record_prediction(
         self, prediction: PredictionRecord, environment: Environment | None = None
     ) -> None:
-        """Keep a prediction (once, however often it is recorded) and where it was made."""
+        """Store a prediction and its environment; has no effect if it is already stored."""
         with self._database.write() as db:
             if environment is not None:
                 rows.keep_environment(db, environment)
             rows.keep_prediction(db, prediction)
 
     def predictions(self) -> tuple[PredictionRecord, ...]:
-        """All predictions ever recorded, the oldest first."""
+        """Return all recorded predictions, oldest first."""
         with self._checked():
             records = self._database.read("SELECT record FROM prediction ORDER BY number")
             return tuple(codec.from_json(PredictionRecord, record) for (record,) in records)
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the database."""
         self._database.close()
 
     def __enter__(self) -> Store:
@@ -291,16 +291,16 @@ class Store:
 
     @contextlib.contextmanager
     def _checked(self) -> Iterator[None]:
-        """Values that we did not write are an error that names the file."""
+        """Convert errors from foreign values to an error that names the file."""
         try:
             yield
         except SlipstreamError:
             raise
-        except _NOT_OURS as error:
+        except _FOREIGN_VALUE_ERRORS as error:
             raise StoreError(
-                f"the store holds what slipstream did not write: {error!r}",
+                f"the store has values that slipstream did not write: {error!r}",
                 where=str(self.path),
-                remedy="move the file away; a new one is made at the next run",
+                remedy="move the file away; the next run creates a new one",
             ) from error
 
     def _row(self, experiment_id: str) -> Any:
@@ -310,16 +310,16 @@ class Store:
             beginning = "SELECT * FROM experiment WHERE substr(id, 1, ?) = ?"
             matching = self._database.read(beginning, len(experiment_id), experiment_id)
         if len(matching) != 1 or not experiment_id:
-            known = [name for (name,) in self._database.read("SELECT id FROM experiment")]
-            raise UnknownNameError("experiment", experiment_id, known, where=str(self.path))
+            names = [name for (name,) in self._database.read("SELECT id FROM experiment")]
+            raise UnknownNameError("experiment", experiment_id, names, where=str(self.path))
         return matching[0]
 
 
 class StoreSink:
-    """The runner's way into a store; see `records.Sink`.
+    """Sink of the runner that writes to a store; see `records.Sink`.
 
     Attributes:
-        recording: the experiment being recorded; None until `begin`.
+        recording: The experiment being recorded; None until `begin`.
     """
 
     def __init__(self, store: Store) -> None:
@@ -331,30 +331,30 @@ class StoreSink:
         self.recording = self._store.begin(experiment)
 
     def block(self, rows: BlockRows) -> None:
-        """Make one round durable."""
+        """Store one round."""
         samples = {(arm, metric, rows.phase): v for (arm, metric), v in rows.values.items()}
-        self._begun().append(rows.block, samples, rows.events)
+        self._started_recording().append(rows.block, samples, rows.events)
 
     def finish(self, experiment: Experiment) -> None:
         """Pack `experiment` and store its claims."""
         from slipstream.measure.claims import claims
 
-        self._begun().finish(experiment, claims(experiment))
+        self._started_recording().finish(experiment, claims(experiment))
 
-    def _begun(self) -> Recording:
+    def _started_recording(self) -> Recording:
         if self.recording is None:
-            raise StoreError("nothing was begun", remedy="call begin first; a defect of the runner")
+            raise StoreError("no recording was started", remedy="call begin first")
         return self.recording
 
 
 def _first_difference(stored: Sequence[Claim], found: Sequence[Claim]) -> str | None:
-    """Where two lists of claims differ, in words; floats must be the same to the last bit."""
+    """Describe the first difference of two lists of claims; floats must be bitwise equal."""
     if len(stored) != len(found):
-        return f"{len(stored)} claims are stored, {len(found)} found"
+        return f"{len(stored)} claims are stored, {len(found)} recomputed"
     for old, new in zip(stored, found, strict=True):
         for field in fields(Claim):
             before, after = getattr(old, field.name), getattr(new, field.name)
-            # As text: not-a-number equals itself there, and floats show all their digits.
+            # Compare representations, in which NaN equals itself and floats have all digits.
             if repr(before) != repr(after):
                 claim = f"{old.metric} of {old.arm}"
                 return f"{field.name} of the claim on {claim} was {before!r}, is {after!r}"

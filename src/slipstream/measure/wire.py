@@ -1,13 +1,13 @@
-"""Bytes on the wire: what collectives must carry, and what an interface really carried, and when.
+"""Bytes on the wire: payload of collectives, and traffic of a network interface over time.
 
-`count_bytes` watches every collective of `torch.distributed` that the body starts in this rank,
-from Python, DDP or functional collectives alike, through the dispatcher. It converts each
-buffer's size into the bytes this rank has to send under the bandwidth-optimal algorithm (ring for
-all-reduce; Thakur, Rabenseifner and Gropp, 2005). That is the *payload*. `Interface` reads what
-left and entered a network interface, headers included: the *wire*. Wire / payload - 1 is the
-protocol's overhead.
+`count_bytes` observes, through the dispatcher, every collective of `torch.distributed` that the
+body starts in this rank, whether from Python, DDP or functional collectives. It converts each
+buffer's size to the bytes that this rank must send under the bandwidth-optimal algorithm (ring for
+all-reduce; Thakur, Rabenseifner and Gropp, 2005): the *payload*. `Interface` reads the bytes that
+a network interface sent and received, including headers: the *wire*. Wire / payload - 1 is the
+protocol overhead.
 
-Counting slows each operator by some microseconds: count steps and time them in different runs.
+Counting slows each operator by some microseconds, so do not count and time the same run.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from slipstream.errors import MeasurementError, UnknownNameError
 if TYPE_CHECKING:
     import torch
 
-# The counters of the thread's own network namespace; /sys/class/net shows that of its mount.
+# Counters of the thread's network namespace; /sys/class/net shows that of its mount.
 _COUNTERS = Path("/proc/thread-self/net/dev")
-_HELD_UP_S = 0.001
+_MAX_DELAY_S = 0.001
 
 
 @dataclass(frozen=True)
 class Collective:
-    """One collective as this rank saw it.
+    """One collective, from the perspective of this rank.
 
     Attributes:
         operation: ``"all_reduce"``, ``"broadcast"``, ``"send"``, ...
-        step: how often `Traffic.next_step` had been called.
-        ranks: size of its process group.
-        buffer_bytes: size of the whole buffer: what is reduced, or the gathered result.
-        sent_bytes: what this rank has to send; for broadcast and reduce an equal share.
+        step: Number of preceding calls of `Traffic.next_step`.
+        ranks: Size of its process group.
+        buffer_bytes: Size of the whole buffer: the reduced input, or the gathered result.
+        sent_bytes: Bytes that this rank must send; an equal share for broadcast and reduce.
     """
 
     operation: str
@@ -53,7 +53,7 @@ class Collective:
 
 @dataclass
 class Traffic:
-    """What one rank's collectives carried so far."""
+    """Collectives of one rank so far."""
 
     rank: int = 0
     step: int = 0
@@ -61,17 +61,16 @@ class Traffic:
 
     @property
     def sent_bytes(self) -> float:
-        """Payload this rank has to send, all steps together."""
-        return sum(one.sent_bytes for one in self.collectives)
+        """Payload that this rank must send, over all steps."""
+        return sum(collective.sent_bytes for collective in self.collectives)
 
     def next_step(self) -> None:
-        """What follows belongs to the next step."""
+        """Assign further collectives to the next step."""
         self.step += 1
 
 
-# By the dispatcher's name without underscores and "coalesced": what it is, and which argument is
-# the whole buffer. "out" arguments come first in c10d's signatures, functional ones have only the
-# input.
+# The collective and the position of its whole buffer, by the dispatcher's name without underscores
+# and "coalesced". Outputs come first in c10d's signatures; functional ones have only the input.
 _WHOLE_BUFFER = {
     "allreduce": ("all_reduce", 0),
     "broadcast": ("broadcast", 0),
@@ -102,12 +101,12 @@ _FUNCTIONAL = {
 
 
 def sent_by_rank(operation: str, buffer_bytes: int, ranks: int, *, is_root: bool = False) -> float:
-    """Bytes one of `ranks` sends for a buffer of `buffer_bytes` under the optimal algorithm.
+    """Return the bytes that one of `ranks` sends for a buffer under the optimal algorithm.
 
     For scatter the buffer is the root's whole input, for gather one rank's part.
 
     Raises:
-        UnknownNameError: no such collective.
+        UnknownNameError: The collective is unknown.
     """
     share = (ranks - 1) / ranks
     if operation == "all_reduce":
@@ -120,8 +119,8 @@ def sent_by_rank(operation: str, buffer_bytes: int, ranks: int, *, is_root: bool
         return share * buffer_bytes if is_root else 0.0
     if operation == "send":
         return float(buffer_bytes)
-    known = {name for name, _ in _WHOLE_BUFFER.values()}
-    raise UnknownNameError("collective", operation, known)
+    names = {name for name, _ in _WHOLE_BUFFER.values()}
+    raise UnknownNameError("collective", operation, names)
 
 
 @contextmanager
@@ -129,14 +128,14 @@ def count_bytes() -> Iterator[Traffic]:
     """Count the payload of every collective started in the body, in this thread.
 
     Raises:
-        MeasurementError: `torch.distributed` is not initialised.
+        MeasurementError: `torch.distributed` is not initialized.
     """
     import torch.distributed as dist
     from torch.utils._python_dispatch import TorchDispatchMode
 
     if not (dist.is_available() and dist.is_initialized()):
         raise MeasurementError(
-            "there is no process group to count in",
+            "torch.distributed has no process group",
             remedy="call torch.distributed.init_process_group first",
         )
     traffic = Traffic(rank=dist.get_rank())
@@ -176,7 +175,7 @@ def _count(traffic: Traffic, func: Any, args: tuple[Any, ...]) -> None:
 
 
 def _group_of(group: Any) -> tuple[int, int]:
-    """Size of a process group and our rank in it, from its name or what the dispatcher has."""
+    """Return the size of a process group and this rank in it, from a name or boxed group."""
     import torch.distributed as dist
     from torch.distributed import distributed_c10d
 
@@ -196,10 +195,10 @@ def _bytes(value: Any) -> int:
 
 
 class Interface:
-    """Counters of a network interface: bytes out and in since this object was made.
+    """Bytes that a network interface sent and received since this object was created.
 
     Raises:
-        UnknownNameError: this machine has no such interface.
+        UnknownNameError: This machine has no such interface.
     """
 
     def __init__(self, name: str) -> None:
@@ -208,16 +207,16 @@ class Interface:
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes that left, headers included."""
+        """Bytes sent, including headers."""
         return self._read()[1] - self._sent
 
     @property
     def received_bytes(self) -> int:
-        """Bytes that came in, headers included."""
+        """Bytes received, including headers."""
         return self._read()[0] - self._received
 
     def _read(self) -> tuple[int, int]:
-        """Bytes received and sent since the interface exists."""
+        """Return the bytes received and sent since the interface was created."""
         try:
             lines = _COUNTERS.read_text().splitlines()[2:]
         except OSError:
@@ -231,11 +230,11 @@ class Interface:
 
 @dataclass
 class Samples:
-    """What an interface had carried at several moments.
+    """Traffic of an interface over time.
 
     Attributes:
-        times_s: by `time.perf_counter`, ascending.
-        sent, received: bytes since the first of them, headers included.
+        times_s: Times by `time.perf_counter`, ascending.
+        sent, received: Bytes since the first time, including headers.
     """
 
     times_s: list[float] = field(default_factory=list)
@@ -245,12 +244,12 @@ class Samples:
 
 @contextmanager
 def sampled(interface: Interface, every_s: float) -> Iterator[Samples]:
-    """Read the counters at least when the body begins and when it ends, and in between by a thread.
+    """Sample the counters at the start and end of the body, and in between from a thread.
 
-    A reading takes about 50 microseconds of a core.
+    A reading takes about 50 microseconds of CPU time.
 
     Args:
-        every_s: between two readings; more where no core is free.
+        every_s: Interval between readings; longer if no core is free.
     """
     samples, ended = Samples(), threading.Event()
 
@@ -258,8 +257,8 @@ def sampled(interface: Interface, every_s: float) -> Iterator[Samples]:
         before = time.perf_counter()
         received, sent = interface._read()
         after = time.perf_counter()
-        # Whoever was held up between the two does not know when the counters were so.
-        if always or after - before < _HELD_UP_S:
+        # After a delay between the two clock reads, the time of the counters is unknown.
+        if always or after - before < _MAX_DELAY_S:
             samples.times_s.append((before + after) / 2)
             samples.sent.append(sent)
             samples.received.append(received)
@@ -284,11 +283,11 @@ def sampled(interface: Interface, every_s: float) -> Iterator[Samples]:
 def by_phase(
     times_s: Sequence[float], carried: Sequence[int], stamps_s: Sequence[float], bins: int = 48
 ) -> list[float]:
-    """Bytes a second over a step: a mean of several steps, each cut into `bins` equal parts.
+    """Return bytes per second over a step, the mean of several steps in `bins` equal parts.
 
     Args:
-        times_s, carried: as of `Samples`; between two readings bytes are taken to flow evenly.
-        stamps_s: when each step begins, and when the last one ends.
+        times_s, carried: As in `Samples`; traffic between two readings is assumed uniform.
+        stamps_s: Start of each step, and end of the last.
     """
     begins, lengths = np.asarray(stamps_s[:-1]), np.diff(stamps_s)
     edges = begins[:, None] + lengths[:, None] * np.linspace(0.0, 1.0, bins + 1)

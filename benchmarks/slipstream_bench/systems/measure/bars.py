@@ -29,7 +29,7 @@ from slipstream.measure import memory
 from slipstream.measure.arms import Arm, CallableArm, Sample, WorkerArm, time_calls
 from slipstream.measure.claims import claims, headline
 from slipstream.measure.comparison import Comparison, compare
-from slipstream.measure.launches import MOST_LAUNCHES, first_launch
+from slipstream.measure.launches import MAX_LAUNCHES, first_launch
 from slipstream.measure.records import Environment, ExperimentSettings, Phase, Verdict
 from slipstream.measure.runner import ArmFailedError, RunPlan, resume, run
 from slipstream.measure.statistics import median_interval
@@ -539,7 +539,7 @@ def _luck(options: BenchOptions) -> Iterator[Bar]:
         result = compare(
             # Blocks end it: on a busy machine, too, there is time for all launches.
             arms, budget=600.0, seed=i, environment=_ENVIRONMENT,
-            plan=RunPlan(maximum_warmup_s=0.1, red_factor=1, maximum_blocks=10 * MOST_LAUNCHES),
+            plan=RunPlan(maximum_warmup_s=0.1, red_factor=1, maximum_blocks=10 * MAX_LAUNCHES),
         )  # fmt: skip
         claim = result.ratio("head")
         launches.append(claim.launches)

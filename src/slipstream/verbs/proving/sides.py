@@ -18,7 +18,7 @@ from slipstream.durations.durations import one_pool
 from slipstream.errors import ChildError, WorkloadError
 from slipstream.measure.arms import Arm, ArmEndedError, RunDelay, Sample, WorkerArm, delay_between
 from slipstream.measure.comparison import Comparison, compare, seconds
-from slipstream.measure.launches import MOST_LAUNCHES
+from slipstream.measure.launches import MAX_LAUNCHES
 from slipstream.measure.memory import read_status_bytes, reset_peak, resettable
 from slipstream.measure.records import RUN_DELAY, PredictionRecord
 from slipstream.measure.runner import RunPlan
@@ -115,7 +115,7 @@ def prove(
     cluster: Cluster | None = None,
     budget: str | float = "60s",
     target: float = 0.02,
-    launches: int = MOST_LAUNCHES,
+    launches: int = MAX_LAUNCHES,
     quality_budget: str | float | None = "auto",
     threads: int = 0,
     timeout_s: float = DEFAULT_TIMEOUT_S,
