@@ -1,4 +1,4 @@
-"""Gradients in fewer bytes: communication hooks for data-parallel training."""
+"""Gradient compression: communication hooks for data-parallel training."""
 
 from slipstream.techniques.distributed.compression.acp import ACP
 from slipstream.techniques.distributed.compression.auto import Auto

@@ -1,8 +1,8 @@
-"""acp: PowerSGD in turns: one of the two thin matrices a step, so that one all-reduce is enough.
+"""acp: PowerSGD that alternates between its two factors, with one all-reduce per step.
 
-In even steps the last right factor is made orthonormal and P = M Q is added up, in odd ones the
-last left factor and Q = M^T P: each step's product is the mean gradient's projection on what the
-step before found. Source: Zhang et al., "Evaluation and Optimization of Gradient Compression for
+Even steps orthonormalise the last right factor and sum P = M Q; odd ones orthonormalise the last
+left factor and sum Q = M^T P. The result is the mean gradient's projection on the previous step's
+factor. Source: Zhang et al., "Evaluation and Optimization of Gradient Compression for
 Distributed Deep Learning", ICDCS 2023 (ACP-SGD).
 """
 
@@ -27,23 +27,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ACP(LowRank):
-    """Half of PowerSGD's bytes and messages a step; a product lags by half a power iteration.
+    """Half of PowerSGD's bytes and messages per step, with half a power iteration.
 
     Attributes:
-        rank: columns of the factors.
-        start: steps at the beginning that are exchanged as they are, while gradients are large.
-        seed: of the first factor; the same on all workers.
+        rank: number of columns of the factors.
+        start: number of initial steps without compression, while gradients are large.
+        seed: seed of the first factor; the same on all workers.
     """
 
     name: ClassVar[str] = "acp"
     traits: ClassVar[Traits] = replace(COMPRESSES, variants=("acp:4",))
 
     def messages(self, layout: Layout) -> list[Message]:
-        """One factor with what is not compressed: the mean of even and odd steps."""
+        """Return one message: a factor, averaged over even and odd steps, and dense parameters."""
         matrices, plain = self.matrices(layout)
-        rest = sum(count for _, count in plain)
+        dense = sum(count for _, count in plain)
         factors = sum(m.rank * (m.rows + m.columns) for m in matrices)
-        count = rest + math.ceil(factors / 2)
+        count = dense + math.ceil(factors / 2)
         return [Message("all_reduce", 4 * count)] if count else []
 
     def exchange(self, bucket: Bucket, memory: Memory, workers: int, sound: bool) -> Exchange:
@@ -52,20 +52,22 @@ class ACP(LowRank):
         left = memory.step % 2 == 0
         bases = {}
         for matrix in matrices:
-            # What the other factor is found with: [rank, columns or rows].
-            basis = self.kept(matrix, memory, matrix.columns if left else matrix.rows).clone()
+            # The factor to project on, [rank, columns or rows].
+            basis = self.last_factor(
+                matrix, memory, matrix.columns if left else matrix.rows
+            ).clone()
             kernels.orthonormalise(basis)
             bases[matrix] = basis
 
         def project(matrix: Matrix, factor: torch.Tensor) -> None:
-            gradient, kept = matrix.of(bucket.flat), matrix.of(residual)
+            gradient, unsent = matrix.of(bucket.flat), matrix.of(residual)
             if left:
-                kernels.project(gradient, kept, bases[matrix], factor)
+                kernels.project(gradient, unsent, bases[matrix], factor)
             else:
-                kept += gradient
-                kernels.project_back(kept, bases[matrix], factor)
+                unsent += gradient
+                kernels.project_back(unsent, bases[matrix], factor)
 
-        factors = yield from self.added_up(
+        factors = yield from self.sum_factors(
             bucket, residual, workers, sound,
             [m.rank * (m.rows if left else m.columns) for m in matrices], project,
         )  # fmt: skip

@@ -1,9 +1,9 @@
-"""auto: whichever of several ways to compress is fastest here, and none unless it is faster.
+"""auto: the fastest of several compressors on this machine, or none if none is faster.
 
-Steps are timed as they come: first some as they are, which show how long the backward pass waits
-for the network; where that is next to nothing, nothing can be won and nothing is tried. Else every
-candidate has a few turns, in rounds, and the medians decide, the same on all ranks: they compare
-each step's slowest rank. Afterwards the choice is tried against none again from time to time.
+The first timed steps are uncompressed and show how long the backward pass waits for the network; if
+that is negligible, no candidate is tried. Otherwise candidates take turns in several rounds, and
+the medians decide; they compare the slowest rank of each step, so that all ranks choose the same.
+The choice is compared with no compression again at regular intervals.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from slipstream.techniques.distributed.compression.compressor import Compressor
 if TYPE_CHECKING:
     from slipstream.ranks.group import ProcessGroup
 
-# Buckets are rebuilt after the first step, caches and the allocator warm up in the next.
+# DDP rebuilds buckets after the first step; caches and the allocator warm up in the next.
 _WARM_UP = 3
-_LOOKED_AT = 5
+_DENSE_STEPS = 5
 _ROUNDS = 4
-# In a round each has a step to settle and one or more that count.
+# Steps of a candidate per round; the first is a warm-up.
 _TURN = 3
-# A gain below this is not worth another sequence of updates.
-_LEAST_GAIN = 0.03
+# A smaller gain does not justify another sequence of updates.
+_MIN_GAIN = 0.03
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class Auto:
     """Settings of `auto`.
 
     Attributes:
-        candidates: ways to compress, in the grammar of techniques, joined by ``|``.
-        recheck: after how many steps the choice is tried against none again; 0 for never.
+        candidates: technique specs of compressors, joined by ``|``.
+        recheck: number of steps after which the candidates are timed again; 0 for never.
     """
 
     candidates: str = "cast:bf16|powersgd:4"
@@ -53,20 +53,20 @@ class Auto:
     def compressors(self) -> list[Compressor]:
         choices: list[Compressor] = []
         for text in filter(None, self.candidates.split("|")):
-            one = parse(text)
-            if len(one) != 1 or not isinstance(one[0], Compressor):
-                raise InvalidArgumentError("auto:candidates", f"'{text}' does not compress")
-            choices.append(one[0])
+            parsed = parse(text)
+            if len(parsed) != 1 or not isinstance(parsed[0], Compressor):
+                raise InvalidArgumentError("auto:candidates", f"'{text}' is not a compressor")
+            choices.append(parsed[0])
         return choices
 
 
 class Chooser:
-    """Which candidate the current step takes; all ranks go through the same.
+    """Choice of the current step's compressor, the same on all ranks.
 
     Attributes:
-        current: what the current step's buckets are compressed with; None for as they are.
-        decided: whether the choice is made, for now.
-        timings: median seconds a step of each that was tried, by name; ``dense`` for none.
+        current: compressor of the current step; None for no compression.
+        decided: whether a choice has been made.
+        timings: median seconds per step by candidate; ``dense`` for no compression.
     """
 
     def __init__(self, settings: Auto, ranks: ProcessGroup) -> None:
@@ -77,18 +77,18 @@ class Chooser:
         self._ranks = ranks
         self._began: float | None = None
         self._step = 0
-        self._waited: deque[float] = deque(maxlen=_LOOKED_AT)
-        self._plain: list[float] = []
+        self._waited: deque[float] = deque(maxlen=_DENSE_STEPS)
+        self._dense_s: list[float] = []
         self._plan: list[tuple[Compressor | None, bool]] = []
-        self._taken: dict[str, list[float]] = {}
+        self._elapsed_s: dict[str, list[float]] = {}
         self._arms: list[Compressor | None] = []
 
     def step_begins(self, now: float) -> None:
-        """The first bucket of a step is ready; a step lasts from there to there."""
-        before, self._began = self._began, now
-        if before is None or self._ranks.size == 1:
+        """Note that the first bucket of a step is ready, where steps begin and end."""
+        previous, self._began = self._began, now
+        if previous is None or self._ranks.size == 1:
             return
-        took = now - before
+        elapsed_s = now - previous
         self._step += 1
         if self.decided:
             again = self.settings.recheck
@@ -96,59 +96,59 @@ class Chooser:
                 self._plan_rounds([None, *self.settings.compressors()])
             return
         if not self._plan and not self._arms:
-            self._look(took)
+            self._time_dense(elapsed_s)
         elif self._plan:
-            self._turn(took)
+            self._end_turn(elapsed_s)
 
     def step_ends(self, waited_s: float) -> None:
-        """The last bucket was handed over `waited_s` ago, which backward waited."""
+        """Note that backward waited `waited_s` since it passed on the last bucket."""
         self._waited.append(waited_s)
 
-    def _look(self, took: float) -> None:
+    def _time_dense(self, elapsed_s: float) -> None:
         if self._step <= _WARM_UP:
             return
-        self._plain.append(took)
-        if len(self._plain) < _LOOKED_AT:
+        self._dense_s.append(elapsed_s)
+        if len(self._dense_s) < _DENSE_STEPS:
             return
-        exposed = statistics.median(self._waited) / statistics.median(self._plain)
-        if self._slowest([exposed])[0] < _LEAST_GAIN:
-            self.timings = {"dense": statistics.median(self._plain)}
+        exposed = statistics.median(self._waited) / statistics.median(self._dense_s)
+        if self._slowest([exposed])[0] < _MIN_GAIN:
+            self.timings = {"dense": statistics.median(self._dense_s)}
             self._decide(None)
         else:
             self._plan_rounds([None, *self.settings.compressors()])
 
     def _plan_rounds(self, arms: list[Compressor | None]) -> None:
         self.decided = False
-        self._arms, self._taken = arms, {}
+        self._arms, self._elapsed_s = arms, {}
         self._plan = [
             (arm, turn > 0) for _ in range(_ROUNDS) for arm in arms for turn in range(_TURN)
         ]
         self.current = self._plan[0][0]
 
-    def _turn(self, took: float) -> None:
-        """The step that ended belonged to the first entry of the plan."""
+    def _end_turn(self, elapsed_s: float) -> None:
+        """Record the step that ended under the first entry of the plan."""
         arm, counts = self._plan.pop(0)
         if counts:
-            self._taken.setdefault(_name(arm), []).append(took)
+            self._elapsed_s.setdefault(_name(arm), []).append(elapsed_s)
         if self._plan:
             self.current = self._plan[0][0]
             return
         names = [_name(arm) for arm in self._arms]
-        count = min(len(self._taken[name]) for name in names)
-        flat = self._slowest([took for name in names for took in self._taken[name][:count]])
+        count = min(len(self._elapsed_s[name]) for name in names)
+        flat = self._slowest([s for name in names for s in self._elapsed_s[name][:count]])
         medians = [statistics.median(flat[i * count : (i + 1) * count]) for i in range(len(names))]
         self.timings = dict(zip(names, medians, strict=True))
         best = min(range(len(names)), key=medians.__getitem__)
-        worth = medians[best] < (1.0 - _LEAST_GAIN) * medians[0]
-        self._decide(self._arms[best] if worth else None)
+        faster = medians[best] < (1.0 - _MIN_GAIN) * medians[0]
+        self._decide(self._arms[best] if faster else None)
 
     def _decide(self, chosen: Compressor | None) -> None:
         self.current, self.decided, self._step = chosen, True, 0
         self._waited.clear()
-        self._plain.clear()
+        self._dense_s.clear()
 
     def _slowest(self, numbers: list[float]) -> list[float]:
-        """Of each number the largest on any rank."""
+        """Return the elementwise maximum over ranks."""
         import torch
         import torch.distributed as dist
 

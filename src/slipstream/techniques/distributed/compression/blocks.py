@@ -1,8 +1,8 @@
-"""sign and block_int: a scale per block of numbers, and 1, 4 or 8 bits for each of them.
+"""sign and block_int: a scale per block of elements, and 1, 4 or 8 bits per element.
 
 Sources: Karimireddy et al., "Error Feedback Fixes SignSGD and other Gradient Compression Schemes",
-ICML 2019; Alistarh et al., "QSGD", NeurIPS 2017, with rounding to the nearest in place of a random
-one: error feedback takes care of the bias.
+ICML 2019; Alistarh et al., "QSGD", NeurIPS 2017, with rounding to nearest instead of random
+rounding, since error feedback corrects the bias.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ def _blocks(layout: Layout, size: int, bits: int) -> Blocks:
 
 def _check_block(name: str, block: int) -> None:
     if not 32 <= block <= 1 << 20:
-        raise InvalidArgumentError(f"{name}:block", f"{block} is not from 32 to 2^20")
+        raise InvalidArgumentError(f"{name}:block", f"{block} is not between 32 and 2^20")
 
 
 class _Blocks(CompressionTechnique, GatheringCompressor):
-    """What both share: scales float32 [blocks], then codes."""
+    """Base of both, whose payload is scales float32 [blocks], then codes."""
 
     def _layout(self) -> tuple[int, int]:
-        """Numbers in a block, and bits of a code."""
+        """Return the number of elements per block, and of bits per code."""
         raise NotImplementedError
 
     def payload_bytes(self, layout: Layout) -> int:
@@ -66,13 +66,13 @@ class _Blocks(CompressionTechnique, GatheringCompressor):
 
 @dataclass(frozen=True)
 class Sign(_Blocks):
-    """The sign of every number, and the mean magnitude of each block of them.
+    """The sign of every element, and the mean magnitude of each block.
 
     Attributes:
-        block: numbers of one parameter that share a magnitude; up to 4096 of gradient and residual
-            stay in the first-level cache between two passes.
-        feedback: keep what is not sent. Without, training may never arrive (see the card), and
-            `force` is asked for.
+        block: number of elements of one parameter that share a magnitude; up to 4096 of gradient
+            and residual stay in the L1 cache between two passes.
+        feedback: whether to use error feedback. Training may not converge without it (see the
+            card), so that `force` is then required.
     """
 
     name: ClassVar[str] = "sign"
@@ -87,7 +87,7 @@ class Sign(_Blocks):
             raise InvalidArgumentError(
                 "sign:feedback",
                 "signs without error feedback may not converge, even on convex problems",
-                remedy="leave it on, or sign:feedback=false,force=true to see it",
+                remedy="keep it on, or pass sign:feedback=false,force=true to try it",
             )
 
     def _layout(self) -> tuple[int, int]:
@@ -96,18 +96,18 @@ class Sign(_Blocks):
     def encode(self, gradient: torch.Tensor, residual: torch.Tensor, layout: Layout,
                payload: torch.Tensor) -> None:  # fmt: skip
         if not self.feedback:
-            # Before, not after: what is taken back of a failed exchange relies on what is left.
+            # Before encoding, not after: undoing a failed exchange needs its residual.
             residual.zero_()
         super().encode(gradient, residual, layout, payload)
 
 
 @dataclass(frozen=True)
 class BlockInt(_Blocks):
-    """Whole multiples of a scale per block: 8 or 4 bits a number.
+    """Integer multiples of a scale per block, with 8 or 4 bits per element.
 
     Attributes:
         bits: 4 or 8.
-        block: numbers that share a scale.
+        block: number of elements that share a scale.
     """
 
     name: ClassVar[str] = "block_int"

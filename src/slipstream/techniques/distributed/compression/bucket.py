@@ -1,4 +1,4 @@
-"""A bucket of gradients, and what error feedback keeps of it between steps."""
+"""A bucket of gradients, and the residuals of error feedback between steps."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from slipstream.errors import InvalidArgumentError
 
 @dataclass(frozen=True)
 class Layout:
-    """Which parameters a bucket holds, and where.
+    """Parameters of a bucket and their offsets.
 
     Attributes:
-        names: of the parameters, as in ``model.named_parameters()``.
-        shapes: theirs.
-        offsets: of their first numbers in the bucket.
-        numel: of the bucket.
+        names: parameter names, as in ``model.named_parameters()``.
+        shapes: shapes of the parameters.
+        offsets: offset of each parameter in the bucket, in elements.
+        numel: number of elements of the bucket.
     """
 
     names: tuple[str, ...]
@@ -29,7 +29,7 @@ class Layout:
 
     @classmethod
     def of(cls, shapes: Mapping[str, tuple[int, ...]]) -> Layout:
-        """Parameters one after another."""
+        """Return the layout of contiguous parameters."""
         offsets, at = [], 0
         for shape in shapes.values():
             offsets.append(at)
@@ -38,7 +38,7 @@ class Layout:
 
     @property
     def spans(self) -> list[tuple[int, int]]:
-        """Offset and length of every parameter."""
+        """Offset and length of every parameter, in elements."""
         lengths = [torch.Size(shape).numel() for shape in self.shapes]
         return list(zip(self.offsets, lengths, strict=True))
 
@@ -48,8 +48,8 @@ class Bucket:
     """One worker's gradients of some parameters, float32 [layout.numel].
 
     Attributes:
-        idle: parameters whose gradient is zero in this step, as where nobody used them: what is
-            kept of them stays kept, because their decoded gradient may not be taken.
+        idle: parameters with a zero gradient in this step, for example unused ones: their
+            residuals are not sent, because their decoded gradient may be discarded.
     """
 
     flat: torch.Tensor
@@ -59,71 +59,72 @@ class Bucket:
 
 @dataclass
 class Memory:
-    """What one worker keeps between steps, by parameter: buckets may be rebuilt.
+    """State of one worker between steps, by parameter, since buckets may be rebuilt.
 
     Attributes:
-        step: of how many steps gradients were exchanged.
+        step: number of steps with exchanged gradients.
         vectors: PowerSGD's right factors, float32 [rank, columns].
     """
 
     step: int = 0
     vectors: dict[str, torch.Tensor] = field(default_factory=dict)
-    _kept: dict[str, torch.Tensor] = field(default_factory=dict)
+    _residuals: dict[str, torch.Tensor] = field(default_factory=dict)
     _flat: dict[Layout, torch.Tensor] = field(default_factory=dict)
 
     def residual(self, layout: Layout) -> torch.Tensor:
-        """What was not sent yet of the bucket's parameters, float32 [layout.numel]; in place.
+        """Return the unsent residual of a bucket, float32 [layout.numel], to be modified in place.
 
-        Where parameters were in other buckets before, what is kept of them moves along.
+        If parameters were in other buckets before, their residuals move to this one.
         """
-        known = self._flat.get(layout)
-        if known is not None:
-            return known
+        cached = self._flat.get(layout)
+        if cached is not None:
+            return cached
         flat = torch.zeros(layout.numel)
         moved = set(layout.names)
         for name, (at, count) in zip(layout.names, layout.spans, strict=True):
             view = flat[at : at + count]
-            if name in self._kept:
-                view.copy_(self._kept[name])
-            self._kept[name] = view
-        self._flat = {one: kept for one, kept in self._flat.items() if moved.isdisjoint(one.names)}
+            if name in self._residuals:
+                view.copy_(self._residuals[name])
+            self._residuals[name] = view
+        self._flat = {k: v for k, v in self._flat.items() if moved.isdisjoint(k.names)}
         self._flat[layout] = flat
         return flat
 
     def state_dict(self) -> dict[str, Any]:
-        """Copies of everything, by parameter."""
+        """Return copies of all state, by parameter."""
         return {
             "step": self.step,
-            "residual": {name: kept.clone() for name, kept in self._kept.items()},
-            "vectors": {name: kept.clone() for name, kept in self.vectors.items()},
+            "residual": {name: t.clone() for name, t in self._residuals.items()},
+            "vectors": {name: t.clone() for name, t in self.vectors.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
-        """Take what `state_dict` gave.
+        """Restore a `state_dict`.
 
         Args:
-            sizes: how many numbers each parameter of the model has.
+            sizes: number of elements of each parameter of the model.
 
         Raises:
-            InvalidArgumentError: another model's, or numbers that are not finite.
+            InvalidArgumentError: the state is from another model, or not finite.
         """
-        for name, kept in state["residual"].items():
-            if sizes.get(name) != kept.numel():
-                has = f"{sizes[name]} numbers" if name in sizes else "no such parameter"
+        for name, residual in state["residual"].items():
+            if sizes.get(name) != residual.numel():
+                expected = f"{sizes[name]} elements" if name in sizes else "no such parameter"
                 raise InvalidArgumentError(
-                    "state", f"it keeps {kept.numel()} numbers of '{name}', the model has {has}",
-                    remedy="load the state that was saved beside this model",
+                    "state",
+                    f"it has {residual.numel()} elements of '{name}', the model has {expected}",
+                    remedy="load the state that was saved with this model",
                 )  # fmt: skip
-            if not bool(kept.isfinite().all()):
+            if not bool(residual.isfinite().all()):
                 raise InvalidArgumentError(
-                    "state", f"what it keeps of '{name}' is not finite",
+                    "state", f"its residual of '{name}' is not finite",
                     remedy="load an earlier checkpoint",
                 )  # fmt: skip
         self.step = int(state["step"])
         self._flat = {}
-        self._kept = {name: kept.clone() for name, kept in state["residual"].items()}
-        # Encoders read these as they lie in memory.
+        self._residuals = {name: t.clone() for name, t in state["residual"].items()}
+        # Encoders require contiguous vectors.
         self.vectors = {
-            name: kept.float().clone(memory_format=torch.contiguous_format)
-            for name, kept in state["vectors"].items()
+            name: vector.float().clone(memory_format=torch.contiguous_format)
+            for name, vector in state["vectors"].items()
         }

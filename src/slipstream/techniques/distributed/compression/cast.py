@@ -1,4 +1,4 @@
-"""cast: gradients as 16-bit numbers on the wire, added up there as such."""
+"""cast: gradients sent and summed in 16-bit floating point."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Cast(CompressionTechnique):
-    """Half the bytes. A sum that overflows in fp16 is computed again as float32."""
+    """Half of the bytes. A sum that overflows in fp16 is repeated in float32."""
 
     name: ClassVar[str] = "cast"
     traits: ClassVar[Traits] = replace(COMPRESSES, variants=("cast:bf16",))
@@ -26,11 +26,11 @@ class Cast(CompressionTechnique):
     dtype: Literal["bf16", "fp16"] = "bf16"
 
     def exchange(self, bucket: Bucket, memory: Memory, workers: int, sound: bool) -> Exchange:
-        """Divided before it is cast, so that the sum has room."""
+        """Divide before the cast, so that the sum does not overflow."""
         import torch
 
         narrow = torch.bfloat16 if self.dtype == "bf16" else torch.float16
-        # One pass each; the gradient itself has to stay, in case the sum overflows.
+        # One pass each; the gradient must not change, in case the sum overflows.
         half = bucket.flat.to(narrow) if workers == 1 else bucket.flat.mul(1.0 / workers).to(narrow)
         summed = (yield Reduce(half)).to(torch.float32)
         if not kernels.finite(summed):
@@ -42,6 +42,6 @@ class Cast(CompressionTechnique):
         return [Message("all_reduce", 2 * layout.numel)]
 
     def quality(self, graph: Graph | None = None) -> Quality:
-        """Rounded once per worker and once per addition."""
+        """Return rounding, once per worker and once per addition."""
         digits = "8 bits" if self.dtype == "bf16" else "11 bits"
-        return Quality(QualityKind.ROUNDING, f"gradients are added up with {digits} of precision")
+        return Quality(QualityKind.ROUNDING, f"gradients are summed with {digits} of precision")

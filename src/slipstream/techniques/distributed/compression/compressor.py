@@ -1,12 +1,12 @@
-"""What every way to compress gradients is: settings, and the exchange of one bucket.
+"""Base of gradient compressors: settings, and the exchange of one bucket.
 
-An exchange is a generator, so that the same lines serve processes that communicate and workers
-simulated in one: it yields what is to be communicated, is sent what comes back, and leaves in the
-bucket the mean over all workers. Order and sizes of what it yields are the same on every worker.
+An exchange is a generator, so that the same code serves communicating processes and workers that
+one process simulates: it yields communication requests, receives their results, and replaces the
+bucket by the mean over all workers. All workers yield the same sequence of requests and sizes.
 
-Error feedback (Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019): what is not sent is
-kept and added to the next gradient, so that what was decoded and what is kept add up to all
-gradients there ever were.
+Error feedback (Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019): the unsent residual
+is added to the next gradient, so that decoded gradients plus residual equal the sum of all
+gradients.
 """
 
 from __future__ import annotations
@@ -28,59 +28,59 @@ HEADER_BYTES = 8
 
 @dataclass(frozen=True)
 class Message:
-    """One collective of an exchange, as it is predicted: ``all_reduce`` or ``all_gather``.
+    """One collective of an exchange: ``all_reduce`` or ``all_gather``.
 
     Attributes:
-        nbytes: of every worker's tensor.
+        nbytes: size of every worker's tensor.
     """
 
     kind: str
     nbytes: int
 
     def collective(self, workers: int) -> tuple[str, float]:
-        """Kind and bytes of the result: two workers have a sum when each has the other's terms."""
+        """Return kind and bytes of the result; two workers all-reduce by a gather."""
         if self.kind == "all_gather" or workers == 2:
             return "all_gather", float(self.nbytes * workers)
         return self.kind, float(self.nbytes)
 
     def sent_bytes(self, workers: int) -> float:
-        """What one worker sends: a ring's all-reduce sends 2 (p - 1) / p, a gather p - 1 times."""
+        """Return the bytes that one worker sends, in a ring all-reduce or an all-gather."""
         if self.kind == "all_reduce":
             return 2.0 * (workers - 1) / workers * self.nbytes
         return float(workers - 1) * self.nbytes
 
 
 class Compressor(TechniqueSettings):
-    """Base of the settings of one way to compress.
+    """Base of compressors and their settings.
 
     Attributes:
-        keeps: whether what is not sent is kept (error feedback).
-        start: how many steps are exchanged as they are first.
+        keeps: whether the unsent residual is retained (error feedback).
+        start: number of initial steps without compression.
     """
 
     keeps: ClassVar[bool] = True
     start: int = 0
 
     def warmup_steps(self) -> int:
-        """Those that are exchanged as they are."""
+        """Return the number of initial steps without compression."""
         return self.start
 
     def exchange(self, bucket: Bucket, memory: Memory, workers: int, sound: bool) -> Exchange:
-        """The mean of the bucket, in place; False, and nothing changed, where that cannot be.
+        """Replace the bucket by its mean; return False, with no state changed, if it cannot.
 
         Args:
-            sound: whether this worker's gradients are finite. Where anybody's are not, everybody
-                has to return False.
+            sound: whether this worker's gradients are finite. If those of any worker are not, all
+                workers must return False.
         """
         raise NotImplementedError
 
     def messages(self, layout: Layout) -> list[Message]:
-        """What one bucket's exchange communicates."""
+        """Return the collectives of one bucket's exchange."""
         raise NotImplementedError
 
 
 def mean(compressor: Compressor, bucket: Bucket, memory: Memory, workers: int) -> Exchange:
-    """The exchange, and the exact one in its place where a gradient is not finite.
+    """Exchange a bucket, uncompressed if a gradient is not finite.
 
     Returns:
         Whether the bucket was compressed.
@@ -96,15 +96,15 @@ def mean(compressor: Compressor, bucket: Bucket, memory: Memory, workers: int) -
             view.zero_()
     sound = not compressor.keeps or kernels.finite(bucket.flat)
     compressed = yield from compressor.exchange(bucket, memory, workers, sound)
-    for view, kept in held:
-        view += kept
+    for view, residual_before in held:
+        view += residual_before
     if not compressed:
         yield from dense(bucket, workers)
     return compressed
 
 
 def dense(bucket: Bucket, workers: int) -> Exchange:
-    """The mean as torch's own data-parallel training computes it."""
+    """Average a bucket without compression, as DistributedDataParallel does; return False."""
     bucket.flat.div_(workers)
     summed = yield Reduce(bucket.flat)
     if summed is not bucket.flat:
@@ -113,27 +113,27 @@ def dense(bucket: Bucket, workers: int) -> Exchange:
 
 
 class GatheringCompressor(Compressor):
-    """Sends bytes that cannot be added up: everybody gets everybody's and decodes them all."""
+    """Base of compressors whose payloads are all-gathered and decoded by every worker."""
 
     def payload_bytes(self, layout: Layout) -> int:
-        """Of what one worker sends, without the header."""
+        """Return the bytes of one worker's payload, without the header."""
         raise NotImplementedError
 
     def encode(self, gradient: torch.Tensor, residual: torch.Tensor, layout: Layout,
                payload: torch.Tensor) -> None:  # fmt: skip
-        """Fill the payload, uint8 [payload_bytes]; the residual keeps what it leaves out."""
+        """Fill the payload, uint8 [payload_bytes], and update the residual."""
         raise NotImplementedError
 
     def decode(self, payload: torch.Tensor, layout: Layout, out: torch.Tensor, weight: float,
                add: bool) -> None:  # fmt: skip
-        """out = one worker's gradient * weight, or out += where `add`."""
+        """Write one worker's gradient times `weight` to `out`, or add it if `add`."""
         raise NotImplementedError
 
     def messages(self, layout: Layout) -> list[Message]:
         return [Message("all_gather", HEADER_BYTES + self.payload_bytes(layout))]
 
     def exchange(self, bucket: Bucket, memory: Memory, workers: int, sound: bool) -> Exchange:
-        """Encode, gather, decode everybody's in the order of their ranks."""
+        """Encode, gather, and decode all payloads in rank order."""
         import torch
 
         layout = bucket.layout
@@ -142,13 +142,13 @@ class GatheringCompressor(Compressor):
         payload[0] = sound
         if sound:
             self.encode(bucket.flat, residual, layout, payload[HEADER_BYTES:])
-        everybody = yield Gather(payload)
-        if not bool(everybody[:, 0].all()):
+        payloads = yield Gather(payload)
+        if not bool(payloads[:, 0].all()):
             if sound:
                 decoded = torch.empty_like(bucket.flat)
                 self.decode(payload[HEADER_BYTES:], layout, decoded, 1.0, add=False)
                 residual.add_(decoded).sub_(bucket.flat)
             return False
-        for worker, theirs in enumerate(everybody):
+        for worker, theirs in enumerate(payloads):
             self.decode(theirs[HEADER_BYTES:], layout, bucket.flat, 1.0 / workers, add=worker > 0)
         return True

@@ -1,7 +1,7 @@
-"""`compress`: gradients of a ``DistributedDataParallel`` model, exchanged in fewer bytes.
+"""`compress`: compressed exchange of the gradients of a ``DistributedDataParallel`` model.
 
-The hook hands every bucket to one thread (`BucketThread`) that encodes, communicates and decodes,
-while the backward pass goes on.
+The hook passes every bucket to one thread (`BucketThread`) that encodes, communicates and decodes
+while the backward pass continues.
 """
 
 from __future__ import annotations
@@ -33,40 +33,40 @@ def compress(
     timeout_s: float = TIMEOUT_S,
     patience_s: float = PATIENCE_S,
 ) -> Compression:
-    """Exchange the model's gradients compressed, from its next backward pass on.
+    """Compress the exchange of the model's gradients, from its next backward pass on.
 
-    All ranks call it with the same arguments. Gradients that are not float32 are exchanged as they
-    are; so are those of a step in which somebody's are not finite.
+    All ranks must call it with the same arguments. Gradients are exchanged uncompressed if they are
+    not float32, or if those of any rank are not finite in a step.
 
     Args:
-        model: on a processor, without a communication hook; its process group may be any part of
-            the default one.
-        how: settings, or what they are written as: ``powersgd:rank=4``, ``topk:0.01``, ``sign``,
-            ``cast:bf16``, ``block_int:4``, ``randomk:0.01``; ``auto`` measures which of several is
-            fastest, and takes none unless it is faster than none.
-        timeout_s: how long a rank waits for the others in one collective.
-        patience_s: how long, after a failure, all are given to say that they live.
+        model: on CPU, without a communication hook; its process group may be any subgroup of the
+            default one.
+        how: settings or a technique spec: ``powersgd:rank=4``, ``topk:0.01``, ``sign``,
+            ``cast:bf16``, ``block_int:4``, ``randomk:0.01``; ``auto`` times several, and chooses
+            the fastest, or no compression unless one is faster.
+        timeout_s: time limit of one collective.
+        patience_s: time limit, after a failure, for every rank to report that it is alive.
 
     Returns:
-        The hook with its state, for checkpoints.
+        The hook, whose state belongs in checkpoints.
 
     Raises:
-        InvalidArgumentError: not a DDP model, or one on another device; no time to wait.
-        UsageError: the model has a communication hook already, or `how` names something else.
+        InvalidArgumentError: the model is not in DDP or not on CPU, or a time limit is invalid.
+        UsageError: the model already has a communication hook, or `how` is another technique.
         CommunicationError: ranks disagree on settings or parameters. Later, from ``backward``: a
-            rank ended, hung, or does something else than the others.
+            rank exited, hung, or made a different call.
     """
     if not isinstance(model, DistributedDataParallel):
         raise InvalidArgumentError(
             "model", f"is a {type(model).__name__}, not a DistributedDataParallel",
-            remedy="compress(DistributedDataParallel(model), ...)",
+            remedy="call compress(DistributedDataParallel(model), ...)",
         )  # fmt: skip
     settings = settings_of(how)
     devices = {parameter.device.type for parameter in model.parameters()}
     if devices - {"cpu"}:
         raise InvalidArgumentError(
             "model", f"its parameters are on {', '.join(sorted(devices))}; encoders run on "
-            "processors only", remedy="torch's own hooks: torch.distributed.algorithms",
+            "CPU only", remedy="use torch's own hooks: torch.distributed.algorithms",
         )  # fmt: skip
     need_no_hook(model)
     hook = Compression(model, settings, timeout_s, patience_s)
@@ -79,18 +79,18 @@ def _names() -> list[str]:
 
 
 def settings_of(how: str | Compressor | Auto) -> Compressor | Auto:
-    """Settings as they are, or read from the grammar of techniques.
+    """Parse a technique spec; settings are returned unchanged.
 
     Raises:
-        UsageError: what is written is no way to compress.
-        InvalidArgumentError: it is neither settings nor written.
+        UsageError: the spec is not a compressor.
+        InvalidArgumentError: `how` is neither settings nor a string.
     """
     if isinstance(how, (Auto, Compressor)):
         return how
     if not isinstance(how, str):
         raise InvalidArgumentError(
-            "how", f"is {how!r}, not a way to compress",
-            remedy="auto, or one of " + ", ".join(_names()) + ", as topk:0.01",
+            "how", f"is {how!r}, not a compressor",
+            remedy="auto, or one of " + ", ".join(_names()) + ", for example topk:0.01",
         )  # fmt: skip
     if how == "auto":
         return Auto()
@@ -98,7 +98,7 @@ def settings_of(how: str | Compressor | Auto) -> Compressor | Auto:
     if len(parsed) == 1 and isinstance(parsed[0], Compressor):
         return parsed[0]
     raise UsageError(
-        f"'{how}' is not one way to compress gradients",
+        f"'{how}' is not a single gradient compressor",
         remedy="auto, or one of " + ", ".join(_names()),
     )
 
@@ -107,10 +107,9 @@ class Compression:
     """A communication hook and its state on this rank.
 
     Attributes:
-        settings: what was asked for.
-        memory: what is kept between steps.
-        dense_buckets: how many buckets were exchanged as they are because of a gradient that was
-            not finite.
+        settings: the requested settings.
+        memory: state between steps.
+        dense_buckets: number of buckets exchanged uncompressed because a gradient was not finite.
     """
 
     def __init__(
@@ -123,7 +122,7 @@ class Compression:
         named = {n: p for n, p in model.module.named_parameters() if p.requires_grad}
         self._names = {id(parameter): name for name, parameter in named.items()}
         self._sizes = {name: parameter.numel() for name, parameter in named.items()}
-        # Only then may a parameter go unused without DDP complaining.
+        # Otherwise DDP raises an error for unused parameters.
         self._may_idle = bool(model.find_unused_parameters or model.static_graph)
         self._layouts: dict[tuple[int, ...], Layout] = {}
         self._resumed: Resumed | None = None
@@ -147,39 +146,39 @@ class Compression:
             works.append(self._work(bucket, flat))
         if resumed is not None and bucket.is_last():
             self._resumed = None
-            works.append(partial(self._as_saved, resumed))
+            works.append(partial(self._exchange_resumed, resumed))
         result = self._thread.submit(flat, lambda: [work(where) for work in works], last=False)
         if bucket.is_last():
             self._finish()
         return result
 
-    def _as_saved(self, resumed: Resumed, where: str) -> None:
-        """Exchange all gradients of this step in the buckets that were saved."""
+    def _exchange_resumed(self, resumed: Resumed, where: str) -> None:
+        """Exchange all gradients of this step in the buckets of the checkpoint."""
         for layout, flat, gradients in resumed.buckets():
             self._exchange(flat, layout, gradients)(where)
-            resumed.give_back(layout, flat)
+            resumed.restore(layout, flat)
 
     def _work(self, bucket: Any, flat: torch.Tensor) -> Callable[[str], object]:
-        """What the thread is to do with a bucket, given where that is."""
+        """Return the work of the thread on a bucket, a function of its label for errors."""
         if flat.numel() == 0:
             return lambda where: None
         if not _compressible(flat):
-            return self._plainly(flat)
+            return self._exchange_dense(flat)
         return self._exchange(flat, self._layout(bucket), bucket.gradients())
 
-    def _plainly(self, flat: torch.Tensor) -> Callable[[str], object]:
+    def _exchange_dense(self, flat: torch.Tensor) -> Callable[[str], object]:
         plain = Bucket(flat, Layout((), (), (), flat.numel()))
         return lambda where: self.ranks.exchange(dense(plain, self.ranks.size), where)
 
     def _exchange(
         self, flat: torch.Tensor, layout: Layout, gradients: Sequence[torch.Tensor]
     ) -> Callable[[str], object]:
-        """Of float32 gradients, which lie in `flat` as `layout` says."""
+        """Return the exchange of float32 gradients in `flat`, laid out by `layout`."""
         size, compressor = self.ranks.size, self._compressor()
         if size == 1:
             return lambda where: None
         if compressor is None:
-            return self._plainly(flat)
+            return self._exchange_dense(flat)
         idle: tuple[str, ...] = ()
         if self._may_idle:
             named = zip(layout.names, gradients, strict=True)
@@ -193,7 +192,7 @@ class Compression:
         return exchange
 
     def _compressor(self) -> Compressor | None:
-        """What this step's buckets are compressed with; None for as they are."""
+        """Return the compressor of this step; None for no compression."""
         chosen = self.settings
         if isinstance(chosen, Auto):
             assert self.chooser is not None
@@ -206,7 +205,7 @@ class Compression:
         if key not in self._layouts:
             buffer = bucket.buffer()
             self._layouts[key] = Layout(
-                tuple(self._names[one] for one in key),
+                tuple(self._names[identity] for identity in key),
                 tuple(tuple(parameter.shape) for parameter in parameters),
                 tuple(
                     gradient.storage_offset() - buffer.storage_offset()
@@ -217,9 +216,9 @@ class Compression:
         return self._layouts[key]
 
     def _names_in_use(self) -> list[tuple[str, ...]]:
-        """Of each bucket since they were last rebuilt, in the order in which they are exchanged."""
-        newest = {name: one for one in self._layouts.values() for name in one.names}
-        return [one.names for one in self._layouts.values() if newest[one.names[0]] is one]
+        """Return the parameter names of the current buckets, in the order of exchange."""
+        newest = {name: layout for layout in self._layouts.values() for name in layout.names}
+        return [x.names for x in self._layouts.values() if newest[x.names[0]] is x]
 
     def _finish(self) -> None:
         began = time.perf_counter()
@@ -229,28 +228,27 @@ class Compression:
             self.chooser.step_ends(time.perf_counter() - began)
 
     def state_dict(self) -> dict[str, Any]:
-        """Of this rank: save it beside the model, one file per rank."""
-        # Loaded, and no step since: DDP's own are not yet what they will be.
+        """Return the state of this rank, to be saved with the model in one file per rank."""
+        # Without a step since loading, DDP has not rebuilt its buckets yet.
         resumed = self._resumed
         names = self._names_in_use() if resumed is None else resumed.names
         return {
             "format": _FORMAT, "settings": str(self.settings), "rank": self.ranks.rank,
             "ranks": self.ranks.size, **self.memory.state_dict(),
-            "buckets": [list(one) for one in names],
+            "buckets": [list(bucket) for bucket in names],
         }  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was called.
+        """Restore a `state_dict`.
 
-        DDP lays out the buckets of its first step anew, and those of the next as they were; the
-        first step's gradients are exchanged in the buckets that were saved, so that a run that is
-        resumed computes the same bits.
+        DDP uses other buckets in its first step than later. The gradients of that step are
+        therefore exchanged in the saved buckets, so that a resumed run computes the same bits.
 
         Raises:
-            InvalidArgumentError: of another rank, number of ranks, settings or model.
+            InvalidArgumentError: the state has another rank, number of ranks, settings or model.
         """
         if not isinstance(state, Mapping):
-            raise InvalidArgumentError("state", f"is a {type(state).__name__}, no state_dict")
+            raise InvalidArgumentError("state", f"is a {type(state).__name__}, not a state_dict")
         expected = {
             "format": _FORMAT, "settings": str(self.settings), "rank": self.ranks.rank,
             "ranks": self.ranks.size,
@@ -258,8 +256,8 @@ class Compression:
         for key, value in expected.items():
             if state.get(key) != value:
                 raise InvalidArgumentError(
-                    "state", f"its {key} is {state.get(key)!r}, here it is {value!r}",
-                    remedy="every rank loads what it saved itself, with the same settings",
+                    "state", f"its {key} is {state.get(key)!r}, but here it is {value!r}",
+                    remedy="load on every rank the state it saved, with the same settings",
                 )  # fmt: skip
         self.memory.load_state_dict(state, self._sizes)
         buckets = [tuple(names) for names in state["buckets"]]
@@ -267,10 +265,10 @@ class Compression:
 
 
 class Resumed:
-    """The first step's gradients after a checkpoint, put together as before it.
+    """Gradients of the first step after a checkpoint, in the buckets from before it.
 
     Attributes:
-        names: of the parameters in each bucket, in the order in which they were exchanged.
+        names: parameter names of each bucket, in the order of exchange.
     """
 
     def __init__(self, names: Sequence[tuple[str, ...]]) -> None:
@@ -278,14 +276,14 @@ class Resumed:
         self._gradients: dict[str, torch.Tensor] = {}
 
     def hold(self, layout: Layout, gradients: Sequence[torch.Tensor]) -> None:
-        """Keep the gradients of one of DDP's buckets, which stay where they are."""
+        """Reference the gradients of one of DDP's buckets."""
         self._gradients |= dict(zip(layout.names, gradients, strict=True))
 
     def buckets(self) -> Iterator[tuple[Layout, torch.Tensor, list[torch.Tensor]]]:
-        """Each saved bucket with its numbers, float32 [layout.numel]; what it lacks comes last."""
-        known = {name for names in self.names for name in names}
-        rest = tuple(name for name in self._gradients if name not in known)
-        for names in (*self.names, rest):
+        """Yield each saved bucket as float32 [layout.numel]; other parameters come last."""
+        saved = {name for names in self.names for name in names}
+        others = tuple(name for name in self._gradients if name not in saved)
+        for names in (*self.names, others):
             here = [name for name in names if name in self._gradients]
             if here:
                 gradients = [self._gradients[name] for name in here]
@@ -293,8 +291,8 @@ class Resumed:
                 flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
                 yield Layout.of(shapes), flat, gradients
 
-    def give_back(self, layout: Layout, flat: torch.Tensor) -> None:
-        """Put the numbers of a bucket to where DDP looks for them."""
+    def restore(self, layout: Layout, flat: torch.Tensor) -> None:
+        """Copy a bucket back to DDP's gradients."""
         for name, (at, count) in zip(layout.names, layout.spans, strict=True):
             gradient = self._gradients[name]
             gradient.copy_(flat[at : at + count].view(gradient.shape))

@@ -1,8 +1,8 @@
-"""The compiled encoders (native/src/compress), and the same in numpy, to the bit.
+"""The compiled encoders (native/src/compress), and bit-identical fallbacks in NumPy.
 
-All tensors are float32 on a processor and contiguous unless said otherwise. Which kernel runs is
-chosen once: the best level that this processor has. Sums run over 16 lanes, which are added in
-halves; see native/src/compress/kernel.h.
+Tensors are contiguous float32 on CPU unless stated otherwise. The kernel is chosen once, for the
+best instruction set of this CPU. Sums use 16 lanes, which are added in halves; see
+native/src/compress/kernel.h.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ _Codes = NDArray[np.uint8]
 
 
 def kernels() -> dict[InstructionSet, int]:
-    """The kernels that run here, see `Family.kernels`."""
+    """Return the kernels that this machine supports, see `Family.kernels`."""
     return _FAMILY.kernels
 
 
 def finite(x: torch.Tensor) -> bool:
-    """Whether no number of x [n] is NaN, infinite, or at least 2^100."""
+    """Whether all elements of x [n] are below 2^100 in magnitude, and not NaN."""
     kernel = _kernel()
     if kernel is None:
         return bool((x.abs() < float(_LARGEST)).all())
@@ -58,15 +58,14 @@ def finite(x: torch.Tensor) -> bool:
 
 @dataclass(frozen=True)
 class Blocks:
-    """Where each block of a bucket starts and ends, and where its codes go.
+    """Blocks of a bucket, and the positions of their codes.
 
-    Blocks do not cross from one parameter to the next, so that a parameter whose gradient is zero
-    contributes exactly zero.
+    A block belongs to a single parameter, so that a zero gradient contributes exactly zero.
 
     Attributes:
-        offset, length, position: int64 [blocks]: of the first number, in numbers; of the first
-            code, in bytes.
-        nbytes: of all codes.
+        offset, length: first element and number of elements of each block, int64 [blocks].
+        position: first code of each block, in bytes, int64 [blocks].
+        nbytes: size of all codes.
     """
 
     bits: int
@@ -80,7 +79,7 @@ class Blocks:
 
     @classmethod
     def of(cls, spans: Sequence[tuple[int, int]], size: int, bits: int) -> Blocks:
-        """Blocks of at most `size` numbers; `spans` are parameters' (offset, length)."""
+        """Split parameters, `spans` of (offset, length), into blocks of at most `size` elements."""
         offsets, lengths = [], []
         for start, count in spans:
             for at in range(0, count, size):
@@ -97,7 +96,7 @@ class Blocks:
         self, gradient: torch.Tensor, residual: torch.Tensor, scales: torch.Tensor,
         codes: torch.Tensor,
     ) -> None:  # fmt: skip
-        """Fill scales float32 [blocks] and codes uint8 [nbytes]; the residual keeps the rest."""
+        """Fill scales float32 [blocks] and codes uint8 [nbytes], and update the residual."""
         kernel = _kernel()
         if kernel is None:
             for b, (at, count, place) in enumerate(self._each()):
@@ -116,7 +115,7 @@ class Blocks:
         self, scales: torch.Tensor, codes: torch.Tensor, out: torch.Tensor, weight: float,
         add: bool,
     ) -> None:  # fmt: skip
-        """out = decoded * weight, or out += where `add`."""
+        """Write the decoded elements times `weight` to `out`, or add them if `add`."""
         kernel = _kernel()
         if kernel is None:
             into = out.numpy()
@@ -140,11 +139,11 @@ class Blocks:
 def top(
     gradient: torch.Tensor, residual: torch.Tensor, indices: torch.Tensor, values: torch.Tensor
 ) -> None:
-    """Fill indices int32 [k], ascending, and values [k] with the largest of gradient + residual."""
+    """Select the k largest of gradient + residual: ascending indices int32 [k], values [k]."""
     kernel = _kernel()
     if kernel is None:
         residual += gradient
-        # Of equals the lower index.
+        # Ties are resolved in favour of the lower index.
         order = np.argsort(-np.abs(residual.numpy()), kind="stable")[: indices.numel()]
         indices.numpy()[:] = np.sort(order)
         values.copy_(residual[indices])
@@ -157,14 +156,14 @@ def top(
 
 
 def scatter(indices: torch.Tensor, values: torch.Tensor, out: torch.Tensor, weight: float) -> None:
-    """out[indices] += values * weight; the indices of one call differ.
+    """Compute out[indices] += values * weight, for unique indices.
 
     Raises:
         SlipstreamError: an index outside `out`.
     """
     if _kernel() is None:
         if indices.numel() and not (0 <= int(indices.min()) <= int(indices.max()) < out.numel()):
-            raise SlipstreamError("an index of a compressed gradient lies outside its bucket")
+            raise SlipstreamError("an index of a compressed gradient is outside its bucket")
         out.numpy()[indices.numpy()] += values.numpy() * np.float32(weight)
         return
     _FAMILY.call(
@@ -176,7 +175,7 @@ def scatter(indices: torch.Tensor, values: torch.Tensor, out: torch.Tensor, weig
 def project(
     gradient: torch.Tensor, residual: torch.Tensor, q: torch.Tensor, p: torch.Tensor
 ) -> None:
-    """residual [rows, columns] += gradient; p [rank, rows] = q residual^T for q [rank, columns]."""
+    """Add gradient to residual [rows, columns]; p [rank, rows] = q [rank, columns] residual^T."""
     kernel = _kernel()
     if kernel is None:
         residual += gradient
@@ -190,15 +189,15 @@ def project(
 
 
 def orthonormalise(p: torch.Tensor) -> None:
-    """The rows of p [rank, rows], in place; those that depend on earlier ones become zero."""
+    """Orthonormalise the rows of p [rank, rows] in place; dependent rows become zero."""
     kernel = _kernel()
     if kernel is None:
         vectors = p.numpy()
         for k, vector in enumerate(vectors):
             before = np.sqrt(_dot(vector, vector))
             for _ in range(2):
-                for known in vectors[:k]:
-                    vector -= np.float32(_dot(vector, known)) * known
+                for basis in vectors[:k]:
+                    vector -= np.float32(_dot(vector, basis)) * basis
             after = np.sqrt(_dot(vector, vector))
             vector *= np.float32(1.0 / after) if after > _DEPENDENT * before else np.float32(0)
         return
@@ -206,7 +205,7 @@ def orthonormalise(p: torch.Tensor) -> None:
 
 
 def project_back(residual: torch.Tensor, p: torch.Tensor, q: torch.Tensor) -> None:
-    """q [rank, columns] = p residual."""
+    """Compute q [rank, columns] = p residual."""
     kernel = _kernel()
     if kernel is None:
         into = q.zero_().numpy()
@@ -222,7 +221,7 @@ def project_back(residual: torch.Tensor, p: torch.Tensor, q: torch.Tensor) -> No
 def reconstruct(
     p: torch.Tensor, q: torch.Tensor, residual: torch.Tensor, out: torch.Tensor
 ) -> None:
-    """out [rows, columns] = p^T q; residual -= out."""
+    """Compute out [rows, columns] = p^T q, and subtract it from the residual."""
     kernel = _kernel()
     if kernel is None:
         into = out.zero_().numpy()
@@ -237,7 +236,7 @@ def reconstruct(
 
 
 def _encode_block(bits: int, gradient: _Floats, residual: _Floats) -> tuple[np.float32, _Codes]:
-    """The scale and the codes of one block; the residual keeps what they leave out."""
+    """Return the scale and the codes of one block, and update the residual."""
     residual += gradient
     if bits == 1:
         return _encode_signs(residual)
@@ -264,7 +263,7 @@ def _encode_signs(residual: _Floats) -> tuple[np.float32, _Codes]:
     signs = residual >= 0
     residual -= np.where(signs, scale, -scale)
     padded = np.zeros(-(-signs.size // _GROUP) * _GROUP, np.bool_)
-    # A line's lanes beyond the end count as zeros, whose sign is plus.
+    # Lanes beyond the end count as zeros, whose sign is plus.
     padded[: -(-signs.size // _LANES) * _LANES] = True
     padded[: signs.size] = signs
     return scale, np.packbits(padded, bitorder="little")

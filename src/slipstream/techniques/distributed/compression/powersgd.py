@@ -1,4 +1,4 @@
-"""powersgd: gradient matrices as a product of two thin ones, by one step of power iteration.
+"""powersgd: gradient matrices as a product of two thin ones, by one power iteration.
 
 Source: Vogels et al., "PowerSGD: Practical Low-Rank Gradient Compression for Distributed
 Optimization", NeurIPS 2019.
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from slipstream.techniques.distributed.compression.bucket import Bucket, Layout, Memory
 
 # A matrix is compressed if its factors are at least this much smaller.
-_LEAST_GAIN = 2.0
+_MIN_RATIO = 2.0
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """A parameter seen as a matrix: its first dimension by all others."""
+    """A parameter as a matrix: its first dimension by all others."""
 
     name: str
     offset: int
@@ -39,23 +39,23 @@ class Matrix:
     rank: int
 
     def of(self, flat: torch.Tensor) -> torch.Tensor:
-        """Its part of a bucket, [rows, columns]."""
+        """Return the matrix in a bucket, [rows, columns]."""
         part = flat[self.offset : self.offset + self.rows * self.columns]
         return part.view(self.rows, self.columns)
 
     def thin(self, factor: torch.Tensor) -> torch.Tensor:
-        """A factor of so many numbers as [rank, rows or columns]."""
+        """Return a flat factor as [rank, rows or columns]."""
         return factor.view(self.rank, -1)
 
 
 @dataclass(frozen=True)
 class LowRank(CompressionTechnique):
-    """What ways to send thin factors share: which matrices are worth it, and what is kept of them.
+    """Base of low-rank compressors: selection of matrices, and their factors between steps.
 
     Attributes:
-        rank: columns of the factors.
-        start: steps at the beginning that are exchanged as they are, while gradients are large.
-        seed: of the first factor; the same on all workers.
+        rank: number of columns of the factors.
+        start: number of initial steps without compression, while gradients are large.
+        seed: seed of the first factor; the same on all workers.
     """
 
     rank: int = 4
@@ -64,53 +64,53 @@ class LowRank(CompressionTechnique):
 
     def __post_init__(self) -> None:
         if self.rank < 1:
-            raise InvalidArgumentError(f"{self.name}:rank", f"{self.rank} is less than 1")
+            raise InvalidArgumentError(f"{self.name}:rank", f"{self.rank} is below 1")
         if self.start < 0:
             raise InvalidArgumentError(f"{self.name}:start", f"{self.start} is negative")
 
     def matrices(self, layout: Layout) -> tuple[list[Matrix], list[tuple[int, int]]]:
-        """What is compressed, and (offset, length) of what is not."""
+        """Return the matrices to compress, and (offset, length) of the other parameters."""
         compressed, plain = [], []
         for name, shape, span in zip(layout.names, layout.shapes, layout.spans, strict=True):
             offset, count = span
             rows = shape[0] if shape else 1
             columns = count // rows if rows else 0
             rank = min(self.rank, rows, columns)
-            if rank and (rows + columns) * rank * _LEAST_GAIN < count:
+            if rank and (rows + columns) * rank * _MIN_RATIO < count:
                 compressed.append(Matrix(name, offset, rows, columns, rank))
             else:
                 plain.append(span)
         return compressed, plain
 
-    def kept(self, matrix: Matrix, memory: Memory, length: int) -> torch.Tensor:
-        """The last factor, [rank, length]; rows that are zero would stay so, and are drawn."""
+    def last_factor(self, matrix: Matrix, memory: Memory, length: int) -> torch.Tensor:
+        """Return the last factor, [rank, length]; redraw zero rows, which would remain zero."""
         import torch
 
-        known = memory.vectors.get(matrix.name)
-        if known is not None and known.shape == (matrix.rank, length):
-            if bool(known[:, 0].all()):
-                return known
-            lost = ~known.any(1)
+        cached = memory.vectors.get(matrix.name)
+        if cached is not None and cached.shape == (matrix.rank, length):
+            if bool(cached[:, 0].all()):
+                return cached
+            lost = ~cached.any(1)
             if not bool(lost.any()):
-                return known
+                return cached
         else:
-            known, lost = None, torch.ones(matrix.rank, dtype=torch.bool)
-        drawn = torch.Generator().manual_seed(self.seed + zlib.crc32(matrix.name.encode()))
-        fresh = torch.randn(matrix.rank, length, generator=drawn)
-        return fresh if known is None else torch.where(lost[:, None], fresh, known)
+            cached, lost = None, torch.ones(matrix.rank, dtype=torch.bool)
+        generator = torch.Generator().manual_seed(self.seed + zlib.crc32(matrix.name.encode()))
+        fresh = torch.randn(matrix.rank, length, generator=generator)
+        return fresh if cached is None else torch.where(lost[:, None], fresh, cached)
 
-    def added_up(
+    def sum_factors(
         self, bucket: Bucket, residual: torch.Tensor, workers: int, sound: bool,
         sizes: Sequence[int], project: Callable[[Matrix, torch.Tensor], None],
     ) -> Generator[Reduce | Gather, torch.Tensor, list[torch.Tensor] | None]:  # fmt: skip
-        """Add up a factor of each matrix, and take the mean of what is not compressed, as it is.
+        """Sum a factor of each matrix over workers, and average the other parameters.
 
         Args:
-            sizes: how many numbers the factors have.
-            project: adds a matrix to what is kept of it, and fills its factor [rank, ...].
+            sizes: number of elements of each factor.
+            project: adds a matrix to its residual, and fills its factor [rank, ...].
 
         Returns:
-            The sums, [rank, ...] each; None, and nothing has changed, where somebody's gradient is
+            The sums, [rank, ...] each; None, with no state changed, if a gradient of any worker is
             not finite.
         """
         import torch
@@ -139,15 +139,14 @@ class LowRank(CompressionTechnique):
 
 @dataclass(frozen=True)
 class PowerSGD(LowRank):
-    """P = M Q, added up; its columns made orthonormal; Q = M^T P, added up; the mean is P Q^T.
+    """Sum P = M Q, orthonormalise its columns, sum Q = M^T P; the mean gradient is P Q^T.
 
-    Q starts from that of the last step. Vectors, and matrices too small to gain, go as they are
-    along with P.
+    Q starts from that of the last step. Vectors and small matrices are sent uncompressed with P.
 
     Attributes:
-        rank: columns of P and Q.
-        start: steps at the beginning that are exchanged as they are, while gradients are large.
-        seed: of the first Q; the same on all workers.
+        rank: number of columns of P and Q.
+        start: number of initial steps without compression, while gradients are large.
+        seed: seed of the first Q; the same on all workers.
     """
 
     name: ClassVar[str] = "powersgd"
@@ -156,24 +155,24 @@ class PowerSGD(LowRank):
     )
 
     def messages(self, layout: Layout) -> list[Message]:
-        """P with what is not compressed, then Q."""
+        """Return two messages: P with the uncompressed parameters, then Q."""
         matrices, plain = self.matrices(layout)
         first = sum(m.rank * m.rows for m in matrices) + sum(count for _, count in plain)
         second = sum(m.rank * m.columns for m in matrices)
         return [Message("all_reduce", 4 * count) for count in (first, second) if count]
 
     def exchange(self, bucket: Bucket, memory: Memory, workers: int, sound: bool) -> Exchange:
-        """Two all-reduces; one where no matrix is large enough."""
+        """Run two all-reduces, or one if no matrix is large enough."""
         import torch
 
         matrices, _ = self.matrices(bucket.layout)
         residual = memory.residual(bucket.layout)
 
         def project(matrix: Matrix, p: torch.Tensor) -> None:
-            q = self.kept(matrix, memory, matrix.columns)
+            q = self.last_factor(matrix, memory, matrix.columns)
             kernels.project(matrix.of(bucket.flat), matrix.of(residual), q, p)
 
-        lefts = yield from self.added_up(
+        lefts = yield from self.sum_factors(
             bucket, residual, workers, sound, [m.rank * m.rows for m in matrices], project
         )
         if lefts is None:

@@ -1,4 +1,4 @@
-"""Workers simulated in one process: what compression does to training, without a cluster."""
+"""Workers simulated in one process, to train with compression without a cluster."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slipstream.techniques.distributed.compression.compressor import Compressor,
 
 
 def exchange_all(exchanges: Sequence[Exchange]) -> list[bool]:
-    """Run the workers' exchanges in step with each other; what each returned."""
+    """Run the workers' exchanges in lockstep, and return their results."""
     results: list[bool] = [False] * len(exchanges)
     answers: list[torch.Tensor | None] = [None] * len(exchanges)
     while True:
@@ -28,7 +28,7 @@ def exchange_all(exchanges: Sequence[Exchange]) -> list[bool]:
         if not requests:
             return results
         if len(requests) < len(exchanges):
-            raise AssertionError("workers ask for different numbers of collectives")
+            raise AssertionError("workers request different numbers of collectives")
         answers = list(_communicate(requests))
 
 
@@ -48,20 +48,20 @@ def _communicate(requests: Sequence[Reduce | Gather]) -> Sequence[torch.Tensor]:
 class SimulatedWorkers:
     """Data-parallel workers that share one model and take turns.
 
-    A step begins with the optimizer's ``zero_grad``. Each turn is a worker's backward pass, then
-    `collect`; when all had theirs, `reduce` gives the parameters the gradients that training on so
-    many machines would have.
+    A step begins with the optimizer's ``zero_grad``. For each worker, run a backward pass and call
+    `collect`; after the last one, `reduce` sets the gradients of the parameters to those of
+    training on that many machines.
 
     Args:
-        model: float32 on a processor.
+        model: float32 on CPU.
         compressor: settings; None for exact means.
-        workers: how many.
-        delay: after how many steps a mean gradient arrives, as where nobody waits for the network;
-            before the first one does, there is none.
+        workers: number of workers.
+        delay: number of steps until a mean gradient arrives, as in asynchronous training; there is
+            no gradient before the first one arrives.
 
     Raises:
-        InvalidArgumentError: fewer than one worker, a delay below 0, settings that are none, or
-            parameters that are not float32.
+        InvalidArgumentError: `workers` is below 1, `delay` below 0, `compressor` is not a
+            compressor, or parameters are not float32.
     """
 
     def __init__(
@@ -69,14 +69,14 @@ class SimulatedWorkers:
     ) -> None:
         if compressor is not None and not isinstance(compressor, Compressor):
             raise InvalidArgumentError(
-                "compressor", f"is {compressor!r}, not settings of one way to compress",
-                remedy="as ss.distributed.TopK(0.01); None for exact means",
+                "compressor", f"is {compressor!r}, not a compressor",
+                remedy="for example ss.distributed.TopK(0.01); None for exact means",
             )  # fmt: skip
         others = {p.dtype for p in model.parameters() if p.requires_grad} - {torch.float32}
         if others:
             raise InvalidArgumentError(
                 "model", f"its parameters are {', '.join(sorted(map(str, others)))}, not float32",
-                remedy="model.float()",
+                remedy="call model.float()",
             )  # fmt: skip
         workers = as_integer("workers", workers)
         delay = as_integer("delay", delay, 0)
@@ -86,10 +86,10 @@ class SimulatedWorkers:
         self.memories = [Memory() for _ in range(workers)]
         self.delay = delay
         self._turns: list[Bucket] = []
-        self._under_way: deque[dict[str, torch.Tensor]] = deque()
+        self._in_flight: deque[dict[str, torch.Tensor]] = deque()
 
     def collect(self) -> None:
-        """Take the gradients of the parameters as the next worker's, and clear them."""
+        """Store the gradients of the parameters as the next worker's, and clear them."""
         flat = torch.zeros(self.layout.numel)
         idle = []
         for (name, parameter), (at, count) in zip(
@@ -103,14 +103,16 @@ class SimulatedWorkers:
         self._turns.append(Bucket(flat, self.layout, tuple(idle)))
 
     def reduce(self) -> None:
-        """Give the parameters the mean gradient, as and when it arrives.
+        """Set the gradients of the parameters to the mean, or that of `delay` steps ago.
 
         Raises:
-            InvalidArgumentError: not all workers had their turn.
+            InvalidArgumentError: `collect` was not called once per worker.
         """
         turns, workers = self._turns, len(self.memories)
         if len(turns) != workers:
-            raise InvalidArgumentError("workers", f"{len(turns)} of {workers} had their turn")
+            raise InvalidArgumentError(
+                "workers", f"collect() was called for {len(turns)} of {workers}"
+            )
         self._turns = []
         pairs = list(zip(turns, self.memories, strict=True))
         chosen = self.compressor
@@ -123,8 +125,8 @@ class SimulatedWorkers:
         unused = set.intersection(*(set(bucket.idle) for bucket in turns))
         spans = zip(self.parameters, self.layout.spans, strict=True)
         flat = turns[0].flat
-        self._under_way.append({n: flat[at : at + c] for n, (at, c) in spans if n not in unused})
-        if len(self._under_way) > self.delay:
-            for name, gradient in self._under_way.popleft().items():
+        self._in_flight.append({n: flat[at : at + c] for n, (at, c) in spans if n not in unused})
+        if len(self._in_flight) > self.delay:
+            for name, gradient in self._in_flight.popleft().items():
                 parameter = self.parameters[name]
                 parameter.grad = gradient.view_as(parameter).clone()

@@ -1,4 +1,4 @@
-"""A way to compress as a technique: encode, transfer, decode in place of each all-reduce."""
+"""Compressors as techniques: encode, transfer and decode replace each all-reduce."""
 
 from __future__ import annotations
 
@@ -15,67 +15,67 @@ from slipstream.techniques.distributed.replicas import ON_REPLICAS, OnReplicas, 
 if TYPE_CHECKING:
     from slipstream.workload import BuiltWorkload, Workload
 
-# Of a step that is shared among workers already.
+# Traits of a technique on top of one that creates replicas.
 COMPRESSES = replace(ON_REPLICAS, stage=Stage.DISTRIBUTION + 1, compresses=True)
-# Of those that send so little at once that most of a gradient arrives later.
+# Advice for compressors that delay most of a gradient.
 LATE = (
-    "find the learning rate anew, without momentum first: what is kept arrives late and in one "
-    "piece, and momentum repeats it"
+    "tune the learning rate again, first without momentum: residuals arrive late and all together, "
+    "and momentum repeats them"
 )
 OP = "slipstream::compression"
 THREAD = "gradient exchange"
-"""The lane of the thread that encodes, waits and decodes, where it has a core to itself."""
-# Bytes a second of a pass over memory that nobody timed, and how many passes there may be.
+"""Lane of the thread that encodes, waits and decodes, if it has a separate core."""
+# Assumed bandwidth of an unmeasured pass over memory, in bytes per second, and number of passes.
 _ASSUMED_PASS = 5e9
 _ASSUMED_PASSES = 3.0
 
 
 class CompressionTechnique(Compressor, OnReplicas):
-    """A way to compress, as a technique on top of ``ddp``.
+    """Base of compressors as techniques on top of ``ddp``.
 
     Attributes:
-        advice: what of the training has to change with it; see the convergence rows of the bench.
+        advice: required changes of the training; see the convergence rows of the benchmark.
     """
 
     traits: ClassVar[Traits] = COMPRESSES
     advice: ClassVar[str] = ""
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
-        """None, or why nothing of the step can be compressed."""
+        """Return why no exchange of the step can be compressed; None if one can."""
         if not graph.exchanges:
             return (
-                "there is no exchange of gradients to compress: combine it with ddp, as "
+                "the step exchanges no gradients: combine it with ddp, for example "
                 f"ddp:workers=4+{self.name}"
             )
         rows = _compressible(graph)
         if not rows:
             return "no bucket of float32 gradients is all-reduced in this step"
         if any(spec.device.partition(":")[0] != "cpu" for row in rows for spec in row.tensors):
-            return "gradients are not on a processor, where the encoders run"
+            return "gradients are not on CPU, where the encoders run"
         return None
 
     def required_timings(self, graph: Graph) -> Sequence[Question]:
-        """Each bucket's encoding, and all of its work."""
-        asked = [question for row in _compressible(graph) for question in self._questions(row)]
-        return list({one.call.key: one for one in asked}.values())
+        """Return the encoding of each bucket, and all of its work."""
+        questions = [q for row in _compressible(graph) for q in self._questions(row)]
+        return list({question.call.key: question for question in questions}.values())
 
     def predict(self, graph: Graph, context: Context) -> Graph:
-        """Encode, transfer and decode in place of each bucket's all-reduce.
+        """Replace each bucket's all-reduce by encoding, transfer and decoding.
 
         Raises:
-            UsageError: no cluster to send it on.
+            UsageError: the context has no cluster.
         """
         from slipstream.techniques.distributed.compression.bucket import Layout
 
         cluster = self.need_cluster(context)
         edit = Editor(graph, str(self))
         before = after = 0.0
-        kept = 0
+        residual_bytes = 0
         for row in _compressible(graph):
             layout = Layout.of({f"p{n}": spec.shape for n, spec in enumerate(row.tensors)})
             messages = self.messages(layout)
             encode, decode = self._work(row, context)
-            sent = [one.collective(row.ranks) for one in messages]
+            sent = [message.collective(row.ranks) for message in messages]
             transfers = [
                 replace(row.collective, kind=kind, algo="auto", nbytes=size) for kind, size in sent
             ]
@@ -84,29 +84,29 @@ class CompressionTechnique(Compressor, OnReplicas):
                 thread=THREAD if _has_free_core(graph) else "",
             )  # fmt: skip
             before += 2.0 * (row.ranks - 1) / row.ranks * row.collective.nbytes
-            after += sum(one.sent_bytes(row.ranks) for one in messages)
-            kept += 4 * layout.numel
+            after += sum(message.sent_bytes(row.ranks) for message in messages)
+            residual_bytes += 4 * layout.numel
         if self.keeps and len(graph.memory):
-            edit.allocate(kept, Role.GRADIENT, -1, -1)
+            edit.allocate(residual_bytes, Role.GRADIENT, -1, -1)
         return edit.apply(f"{before / max(after, 1.0):.1f} times fewer bytes of gradients")
 
     def apply(self, built: BuiltWorkload) -> None:
-        """Put the hook on a model that is in DDP already.
+        """Register the hook on a model that DistributedDataParallel already wraps.
 
         Raises:
-            WorkloadError: it is not.
-            UsageError: it has a hook.
+            WorkloadError: the model is not wrapped.
+            UsageError: the model already has a hook.
         """
         from slipstream.techniques.distributed.compression.hook import compress
 
         compress(self.need_ddp(built, str(self)), self)
 
     def quality(self, graph: Graph | None = None) -> Quality:
-        """Another sequence of updates; see the card for accuracy at equal steps."""
+        """Return that training has to be repeated; see the card for accuracy at equal steps."""
         return Quality(QualityKind.NEEDS_TRAINING, "the mean gradient is approximated", self.advice)
 
     def code(self, workload: Workload) -> CodeChange | None:
-        """One line after the model is in DDP, to be placed by hand."""
+        """Return a manual step: compress after wrapping the model in DDP."""
         return CodeChange(
             "",
             "after model = DistributedDataParallel(model), by hand:\n"
@@ -114,9 +114,9 @@ class CompressionTechnique(Compressor, OnReplicas):
         )
 
     def _questions(self, row: Exchange) -> tuple[Question, Question]:
-        """What encoding a bucket takes, and all of the work on it."""
+        """Return the encoding of a bucket, and all of the work on it."""
         shapes = [spec.shape for spec in row.tensors]
-        # One thread exchanges all buckets; its CPU time other programs do not add to.
+        # One thread exchanges all buckets; its CPU time excludes other programs.
         encode, both = (
             Question(exchange_call(self, shapes, row.ranks, part), threads=1)
             for part in ("encode", "all")
@@ -124,33 +124,33 @@ class CompressionTechnique(Compressor, OnReplicas):
         return encode, both
 
     def _work(self, row: Exchange, context: Context) -> tuple[Work, Work]:
-        """What is computed before the last transfer, and after it."""
+        """Return the work before the last transfer, and after it."""
         encode, both = self._questions(row)
         assumed_ns = _ASSUMED_PASSES * row.collective.nbytes / _ASSUMED_PASS * 1e9
         first = price(context.durations, encode, assumed_ns / 2)
         whole = price(context.durations, both, assumed_ns)
-        rest_ns = max(whole.nanoseconds - first.nanoseconds, 0.0)
+        decode_ns = max(whole.nanoseconds - first.nanoseconds, 0.0)
         return (
             Work(f"{self.name} encode", first.nanoseconds, first.provenance, first.spread,
                  encode.call),
-            Work(f"{self.name} decode", rest_ns, whole.provenance, whole.spread, both.call),
+            Work(f"{self.name} decode", decode_ns, whole.provenance, whole.spread, both.call),
         )  # fmt: skip
 
 
 def exchange_call(
     compressor: Compressor, shapes: Sequence[tuple[int, ...]], workers: int, part: str
 ) -> Call:
-    """One bucket's work on one worker: to be asked of `slipstream.durations`.
+    """Return the call that times one bucket's work on one worker.
 
     Args:
-        shapes: of the gradients in the bucket.
-        part: ``all`` of it, or what comes before the last communication: ``encode``.
+        shapes: shapes of the gradients in the bucket.
+        part: ``all``, or ``encode`` for the work before the last communication.
     """
     return Call(f"{OP}()", (str(compressor), tuple(shapes), workers, part))
 
 
 def _compressible(graph: Graph) -> list[Exchange]:
-    """All-reduces of float32 gradients."""
+    """Return the all-reduces of float32 gradients."""
     return [
         row
         for row in all_reduces(graph)
@@ -162,10 +162,10 @@ def _compressible(graph: Graph) -> list[Exchange]:
 
 
 def _has_free_core(graph: Graph) -> bool:
-    """Whether the hook's thread finds a core that the recorded step does not compute on.
+    """Whether the machine has a core that the recorded step does not use, for the hook's thread.
 
-    Where it does not, it takes its time from one of the step's threads, and the others wait for
-    that one: the step is held up by all of it, as if it were computed in between.
+    Otherwise that thread delays one of the step's threads, for which the others wait, so that the
+    step takes longer by all of its work.
     """
     machine = graph.meta.get("machine") or {}
     cores = machine.get("cpu.logical") or 1

@@ -1,7 +1,7 @@
-"""What the micro-benchmark runs for ``slipstream::compression``: one bucket's exchange, alone.
+"""Micro-benchmark of ``slipstream::compression``: the exchange of one bucket.
 
-What would be communicated comes back at once, as if all workers had sent the same; so it is the
-encoding and decoding alone that are timed, Python included.
+Communication requests return immediately, as if all workers had sent the same data. Only encoding
+and decoding are timed, including Python.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from slipstream.techniques.distributed.compression.hook import settings_of
 
 
 def timer(call: Call) -> Callable[[], object]:
-    """The exchange as a function of nothing, on random numbers.
+    """Return a function that runs the exchange on random data.
 
     Args:
-        call: of `exchange_call`.
+        call: from `exchange_call`.
     """
     text, shapes, workers, part = call.arguments
     compressor = settings_of(text)
     assert isinstance(compressor, Compressor)
     layout = Layout.of({f"p{n}": tuple(shape) for n, shape in enumerate(shapes)})
-    # As gradients are: parameters differ in size by orders of magnitude, numbers are normal.
+    # Like gradients: normal, with scales that differ between parameters by orders of magnitude.
     drawn = torch.Generator().manual_seed(0)
     flat = torch.randn(layout.numel, generator=drawn)
     for number, (at, count) in enumerate(layout.spans):
@@ -35,7 +35,7 @@ def timer(call: Call) -> Callable[[], object]:
     memory, pattern = Memory(), flat.clone()
 
     def run(last: int | None) -> int:
-        # What the backward pass leaves is there; what an exchange leaves would not be it.
+        # Not a gradient after the first exchange, but as fast to encode.
         exchange = mean(compressor, Bucket(pattern, layout), memory, workers)
         answer, requests = None, 0
         try:

@@ -1,4 +1,4 @@
-"""topk and randomk: some numbers of each bucket as they are; the others are kept for later.
+"""topk and randomk: exact values of some elements per bucket; the others are sent later.
 
 Sources: Aji and Heafield, "Sparse Communication for Distributed Gradient Descent", EMNLP 2017;
 Stich et al., "Sparsified SGD with Memory", NeurIPS 2018.
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
     from slipstream.techniques.distributed.compression.bucket import Bucket, Layout, Memory
 
 
-def _checked_ratio(name: str, ratio: float) -> None:
+def _check_ratio(name: str, ratio: float) -> None:
     if not 0.0 < ratio <= 1.0:
         raise InvalidArgumentError(f"{name}:ratio", f"{ratio} is not in (0, 1]")
 
 
 @dataclass(frozen=True)
 class TopK(CompressionTechnique, GatheringCompressor):
-    """The numbers of largest magnitude in each bucket, with their indices; exact.
+    """The exact elements of largest magnitude in each bucket, with their indices.
 
     Attributes:
-        ratio: how many of the bucket's numbers are sent, as a share.
+        ratio: fraction of the bucket's elements that are sent.
     """
 
     name: ClassVar[str] = "topk"
@@ -47,14 +47,14 @@ class TopK(CompressionTechnique, GatheringCompressor):
     ratio: float = 0.01
 
     def __post_init__(self) -> None:
-        _checked_ratio("topk", self.ratio)
+        _check_ratio("topk", self.ratio)
 
     def count(self, layout: Layout) -> int:
-        """How many numbers are sent of a bucket."""
+        """Return the number of elements sent per bucket."""
         return min(layout.numel, max(1, math.ceil(self.ratio * layout.numel)))
 
     def payload_bytes(self, layout: Layout) -> int:
-        """Values and indices, 4 bytes each."""
+        """Return the bytes of values and indices, 4 each."""
         return 8 * self.count(layout)
 
     def encode(self, gradient: torch.Tensor, residual: torch.Tensor, layout: Layout,
@@ -77,18 +77,19 @@ class TopK(CompressionTechnique, GatheringCompressor):
 
 @dataclass(frozen=True)
 class RandomK(CompressionTechnique):
-    """Random runs of numbers, the same on all workers: no indices, and they can be added up.
+    """Random runs of elements, the same on all workers, so that they need no indices to be summed.
 
-    A bucket is cut into as many stretches as runs are sent, and one run is drawn of each, so that
-    neighbours seldom arrive together. Steps draw independently. Cycles, in which each has its turn
-    once, would halve the mean wait, but bear a far lower rate: independent draws weigh old
-    gradients by (1 - ratio)^age, as momentum does, and cycles all alike, which oscillates.
+    A bucket is split into as many intervals as runs are sent, and one run is drawn from each, so
+    that neighbours are rarely sent together. Steps draw independently. Cycling through the runs
+    would halve the mean delay, but requires a much lower learning rate: independent draws weight
+    old gradients by (1 - ratio)^age, like momentum, and cycles weight all equally, which
+    oscillates.
 
     Attributes:
-        ratio: how many of the bucket's numbers are sent, as a share.
-        block: numbers in a run that is sent together: the longer, the sooner they are drawn and
-            copied, but the more a neuron is pushed at once, and the lower a rate training bears.
-        seed: of which runs; the same on all workers.
+        ratio: fraction of the bucket's elements that are sent.
+        block: number of elements per run: longer runs are faster to draw and copy, but change more
+            weights of a neuron at the same time, which requires a lower learning rate.
+        seed: seed of the draws; the same on all workers.
     """
 
     name: ClassVar[str] = "randomk"
@@ -98,21 +99,21 @@ class RandomK(CompressionTechnique):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _checked_ratio("randomk", self.ratio)
+        _check_ratio("randomk", self.ratio)
         if self.block < 1:
-            raise InvalidArgumentError("randomk:block", f"{self.block} is not a length")
+            raise InvalidArgumentError("randomk:block", f"{self.block} is below 1")
 
     def _runs(self, layout: Layout) -> tuple[int, int]:
-        """How many are sent, and of how many."""
+        """Return the number of runs sent, and of all runs."""
         runs = -(-layout.numel // self.block)
         return min(runs, max(1, math.ceil(self.ratio * runs))), runs
 
     def messages(self, layout: Layout) -> list[Message]:
-        """One all-reduce of the values; the last run may be shorter."""
+        """Return one all-reduce of the values; the last run may be shorter."""
         return [Message("all_reduce", 4 * min(layout.numel, self.block * self._runs(layout)[0]))]
 
     def exchange(self, bucket: Bucket, memory: Memory, workers: int, sound: bool) -> Exchange:
-        """One all-reduce of what was drawn."""
+        """All-reduce the drawn elements."""
         import torch
 
         indices = self._drawn(bucket.layout, memory.step)
@@ -133,7 +134,7 @@ class RandomK(CompressionTechnique):
         return True
 
     def _drawn(self, layout: Layout, step: int) -> torch.Tensor:
-        """Indices int64, ascending; they depend on seed, step and the bucket's first name."""
+        """Draw ascending indices, int64, by seed, step and the bucket's first name."""
         import numpy as np
         import torch
 
