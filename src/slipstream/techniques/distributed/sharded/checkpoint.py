@@ -1,4 +1,4 @@
-"""The state of a sharded optimizer: its shares, the whole of them, and how much memory that is."""
+"""State of a sharded optimizer: conversion between shards and whole tensors, and its memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class StateMemory:
 
     @property
     def share(self) -> float:
-        """What is left of it; 1 for an optimizer without state."""
+        """Sharded bytes relative to unsharded ones; 1 for an optimizer without state."""
         return self.sharded_bytes / self.unsharded_bytes if self.unsharded_bytes else 1.0
 
     def __str__(self) -> str:
@@ -37,75 +37,76 @@ class StateMemory:
 def memory(
     state: Mapping[Any, Any], pieces: Mapping[int, torch.Tensor], parameters: Sequence[torch.Tensor]
 ) -> StateMemory:
-    """What `state`, by slices, takes."""
-    mine = whole = 0
+    """Return the memory of `state`, which is keyed by slices."""
+    sharded = whole = 0
     for p in parameters:
         piece = pieces[id(p)]
         for value in state.get(piece, {}).values():
             if not isinstance(value, torch.Tensor):
                 continue
-            mine += value.numel() * value.element_size()
+            sharded += value.numel() * value.element_size()
             whole += (
                 p.numel() if _is_share(value, piece) else value.numel()
             ) * value.element_size()
-    return StateMemory(mine, whole)
+    return StateMemory(sharded, whole)
 
 
 def shard_state(
     state: dict[Any, Any], pieces: Mapping[int, torch.Tensor], parameters: Sequence[torch.Tensor],
     cut: _Slice,
 ) -> None:  # fmt: skip
-    """Let what an optimizer kept by parameters be kept by slices, and no more."""
+    """Replace state of parameters by state of their slices, in place."""
     for p in parameters:
         if p in state:
             state[pieces[id(p)]] = _cut(state.pop(p), p, cut)
 
 
 def full(
-    found: dict[str, Any], parameters: Sequence[torch.Tensor],
-    together: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    state_dict: dict[str, Any], parameters: Sequence[torch.Tensor],
+    assemble: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
 ) -> dict[str, Any]:  # fmt: skip
-    """A state_dict of slices as one of parameters; `together` communicates, in one order."""
+    """Convert a state_dict of slices to one of parameters; `assemble` communicates, in order."""
     state = {}
-    for number in sorted(found["state"]):
+    for number in sorted(state_dict["state"]):
         p = parameters[number]
         state[number] = {
-            key: together(p, value) if _like_parameter(key, value) else _copy(value)
-            for key, value in sorted(found["state"][number].items())
+            key: assemble(p, value) if _like_parameter(key, value) else _copy(value)
+            for key, value in sorted(state_dict["state"][number].items())
         }
-    return {"state": state, "param_groups": found["param_groups"]}
+    return {"state": state, "param_groups": state_dict["param_groups"]}
 
 
 def own_share(
-    given: Mapping[str, Any], parameters: Sequence[torch.Tensor], cut: _Slice, rank: int,
+    state_dict: Mapping[str, Any], parameters: Sequence[torch.Tensor], cut: _Slice, rank: int,
     ranks: int,
 ) -> dict[str, Any]:  # fmt: skip
-    """What of a state_dict this rank goes on with.
+    """Return the part of a state_dict that this rank loads.
 
     Raises:
-        InvalidArgumentError: it is another rank's, or of another number of ranks, or no state.
+        InvalidArgumentError: it is from another rank or number of ranks, or not a state_dict.
     """
-    if "state" not in given or "param_groups" not in given:
-        raise InvalidArgumentError("state_dict", "it is no optimizer's")
-    saved = given.get(KEY)
-    rest = {key: value for key, value in given.items() if key != KEY}
+    if "state" not in state_dict or "param_groups" not in state_dict:
+        raise InvalidArgumentError("state_dict", "it has no 'state' and 'param_groups'")
+    saved = state_dict.get(KEY)
+    remainder = {key: value for key, value in state_dict.items() if key != KEY}
     if saved is not None:
         if (saved["rank"], saved["ranks"]) != (rank, ranks):
             raise InvalidArgumentError(
                 "state_dict",
-                f"it is that of rank {saved['rank']} of {saved['ranks']}; this is rank {rank} of "
+                f"it is from rank {saved['rank']} of {saved['ranks']}; this is rank {rank} of "
                 f"{ranks}",
-                remedy="every rank loads its own; full_state_dict goes on with any number",
+                remedy="load each rank's own file; full_state_dict supports any number of ranks",
             )
-        return rest
+        return remainder
     state = {}
-    for number, values in given["state"].items():
+    for number, values in state_dict["state"].items():
         if not 0 <= int(number) < len(parameters):
             raise InvalidArgumentError(
-                "state_dict", f"it has a parameter {number}, and there are {len(parameters)}"
+                "state_dict",
+                f"it has a parameter {number}, but the optimizer has {len(parameters)}",
             )
         state[number] = _cut(values, parameters[int(number)], cut)
-    return {**rest, "state": state}
+    return {**remainder, "state": state}
 
 
 def _cut(values: Mapping[str, Any], p: torch.Tensor, cut: _Slice) -> dict[str, Any]:
@@ -116,16 +117,16 @@ def _cut(values: Mapping[str, Any], p: torch.Tensor, cut: _Slice) -> dict[str, A
             continue
         if value.shape != p.shape:
             raise InvalidArgumentError(
-                "state_dict", f"'{key}' has the shape {list(value.shape)} beside a parameter of "
+                "state_dict", f"'{key}' has the shape {list(value.shape)}, but the parameter has "
                 f"{list(p.shape)}"
             )  # fmt: skip
-        # A copy: a view would keep the whole alive.
+        # Copy, since a view would keep the whole tensor alive.
         parts[key] = cut(p, value).clone()
     return parts
 
 
 def _like_parameter(key: str, value: Any) -> bool:
-    """Whether there is one number for each of the parameter's; of torch's, all but counts."""
+    """Whether the value has one element per element of the parameter; torch's counters have not."""
     return isinstance(value, torch.Tensor) and key not in ("step", "mu_product")
 
 

@@ -1,7 +1,7 @@
-"""LARS and LAMB: updates in proportion to the norm of each layer's weights, for large batches.
+"""LARS and LAMB: updates proportional to the norm of each layer's weights, for large batches.
 
-Both compare the norm of a layer's weights with that of a direction. `sum_squares` is where ranks
-that hold a part of every layer add up their squares, so that the norms are those of whole layers.
+Both compare the norm of a layer's weights with that of a direction. Ranks that hold a part of every
+layer sum their squares by `sum_squares`, so that the norms are those of whole layers.
 """
 
 from __future__ import annotations
@@ -20,27 +20,23 @@ def _alone(squares: torch.Tensor) -> torch.Tensor:
 
 
 class Layerwise(torch.optim.Optimizer):
-    """Base of optimizers with a rate for every layer. A layer is a parameter.
+    """Base of optimizers with a separate rate per layer. A layer is a parameter.
 
     Attributes:
-        sum_squares: of float64 [layers, 2], squares of weights and of directions, gives the sums
-            over all that hold parts of these layers.
+        sum_squares: maps float64 [layers, 2], squared norms of weights and directions, to their
+            sums over all ranks that hold parts of these layers.
     """
 
     def __init__(self, params: Iterable[Any], defaults: dict[str, Any]) -> None:
         self.sum_squares: Callable[[torch.Tensor], torch.Tensor] = _alone
         for name in ("lr", "weight_decay", "eps"):
             if not 0.0 <= defaults[name] < float("inf"):
-                raise InvalidArgumentError(name, f"{defaults[name]} is not a number from 0 on")
+                raise InvalidArgumentError(name, f"{defaults[name]} is negative or not finite")
         super().__init__(params, defaults)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """One step; parameters without a gradient stay.
-
-        Returns:
-            What the closure returns.
-        """
+        """Update the parameters that have a gradient, and return the closure's loss."""
         loss = loss_of(closure)
         layers = [
             (group, p) for group in self.param_groups for p in group["params"] if p.grad is not None
@@ -53,7 +49,7 @@ class Layerwise(torch.optim.Optimizer):
         ).view(-1, 2)
         norms = self.sum_squares(both).sqrt().tolist()
         for (group, p), direction, (weight, other) in zip(layers, directions, norms, strict=True):
-            # Written so that a norm that is not a number makes the rate so, too.
+            # Written so that a NaN norm makes the rate NaN, too.
             adapts = group["adapt"] and not (weight == 0.0 or other == 0.0)
             rate = self._rate(group, weight, other) if adapts else 1.0
             self._update(p, group, direction, group["lr"] * rate)
@@ -63,7 +59,7 @@ class Layerwise(torch.optim.Optimizer):
         raise NotImplementedError
 
     def _rate(self, group: dict[str, Any], weight: float, other: float) -> float:
-        """Of a layer, from the norms of its weights and its direction."""
+        """Return the rate of a layer, given the norms of its weights and its direction."""
         raise NotImplementedError
 
     def _update(
@@ -73,22 +69,22 @@ class Layerwise(torch.optim.Optimizer):
 
 
 class Lars(Layerwise):
-    """Momentum SGD with a rate for every layer: LARS.
+    """Momentum SGD with a separate rate per layer: LARS.
 
     With the norms |w| and |g| of a layer's weights and gradient, ``rate = trust |w| / (|g| +
-    weight_decay |w| + eps)``, and 1 where a norm is 0; ``v = momentum v + lr rate (g +
-    weight_decay w)``, ``w = w - v``. Biases and norms are commonly put in a group with
-    ``adapt=False`` and no decay: its rate is 1.
+    weight_decay |w| + eps)``, and 1 if a norm is 0; ``v = momentum v + lr rate (g +
+    weight_decay w)``, ``w = w - v``. Biases and norms are commonly in a group with
+    ``adapt=False`` and no decay.
 
     Args:
         params: parameters or groups of them.
-        lr, momentum, weight_decay: as of SGD.
-        trust: the coefficient of the rate.
-        eps: keeps the rate finite.
-        adapt: False for rate 1.
+        lr, momentum, weight_decay: see ``torch.optim.SGD``.
+        trust: coefficient of the rate.
+        eps: added to the denominator of the rate.
+        adapt: whether to adapt the rate, which is 1 otherwise.
 
     Raises:
-        InvalidArgumentError: a setting that is negative or no number.
+        InvalidArgumentError: a setting is negative or not finite.
 
     Source: You, Gitman, Ginsburg, 2017, arXiv 1708.03888.
     """
@@ -99,7 +95,7 @@ class Lars(Layerwise):
     ) -> None:  # fmt: skip
         for name, value in (("momentum", momentum), ("trust", trust)):
             if not 0.0 <= value < float("inf"):
-                raise InvalidArgumentError(name, f"{value} is not a number from 0 on")
+                raise InvalidArgumentError(name, f"{value} is negative or not finite")
         defaults = {
             "lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust,
             "eps": eps, "adapt": adapt,
@@ -129,18 +125,18 @@ class Lars(Layerwise):
 
 
 class Lamb(Layerwise):
-    """Adam with a rate for every layer: LAMB.
+    """Adam with a separate rate per layer: LAMB.
 
     With Adam's bias-corrected means m and v, the direction is ``r = m / (sqrt(v) + eps) +
-    weight_decay w``, the layer's rate |w| / |r|, and 1 where a norm is 0; ``w = w - lr rate r``.
+    weight_decay w``, the layer's rate |w| / |r|, and 1 if a norm is 0; ``w = w - lr rate r``.
 
     Args:
         params: parameters or groups of them.
-        lr, betas, eps, weight_decay: as of AdamW.
-        adapt: False for rate 1, as for biases and norms.
+        lr, betas, eps, weight_decay: see ``torch.optim.AdamW``.
+        adapt: whether to adapt the rate, which is 1 otherwise, as for biases and norms.
 
     Raises:
-        InvalidArgumentError: a setting that is negative, no number, or a beta not below 1.
+        InvalidArgumentError: a setting is negative or not finite, or a beta is not below 1.
 
     Source: You et al., ICLR 2020, arXiv 1904.00962.
     """
@@ -150,7 +146,7 @@ class Lamb(Layerwise):
         eps: float = 1e-6, weight_decay: float = 0.0, adapt: bool = True,
     ) -> None:  # fmt: skip
         if not all(0.0 <= beta < 1.0 for beta in betas):
-            raise InvalidArgumentError("betas", f"{betas} are not from 0 to below 1")
+            raise InvalidArgumentError("betas", f"{betas} are not both in [0, 1)")
         defaults = {
             "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "adapt": adapt,
         }  # fmt: skip
@@ -184,6 +180,6 @@ class Lamb(Layerwise):
 
 
 def squares(tensor: torch.Tensor) -> torch.Tensor:
-    """The sum of squares, float64 []: however layers are cut, the norms are rounded alike."""
+    """Return the sum of squares, float64 []; in float64 so that shards barely change rounding."""
     norm: torch.Tensor = torch.linalg.vector_norm(tensor, dtype=torch.float64)
     return norm.square_()

@@ -1,8 +1,8 @@
-"""`ShardedUpdate`: every rank updates its share of the parameters, one line around an optimizer.
+"""`ShardedUpdate`: wraps an optimizer so that every rank updates its share of the parameters.
 
 Gradients are reduce-scattered, so that a rank gets the mean of its slices only; the optimizer steps
-on views of these slices, with state for no more; the new parameters are all-gathered. Every number
-of the parameters is computed on one rank, so that all have the same bits.
+on views of these slices and keeps state for them alone; the new parameters are all-gathered. Each
+element is computed on a single rank, so that all ranks have the same bits.
 """
 
 from __future__ import annotations
@@ -37,28 +37,27 @@ from slipstream.techniques.distributed.sharded.shards import Shards, flat_view, 
 class ShardedUpdate(WrappingOptimizer):
     """An optimizer that updates a share of the parameters on each rank: ZeRO-1.
 
-    The parameters are those of the unsharded optimizer to rounding, its state takes 1 / ranks of
-    the memory and its step 1 / ranks of the time. Learning rate schedules, groups, momenta and
-    ``GradScaler`` work as before; of gradients, `clip_grad_norm_` is to be used, since each rank
-    has the mean of its own slices only.
+    The parameters equal those of the unsharded optimizer up to rounding; its state takes 1 / ranks
+    of the memory and its step 1 / ranks of the time. Learning rate schedules, groups, momenta and
+    ``GradScaler`` work unchanged. Clip gradients with `clip_grad_norm_`, since each rank has the
+    mean of its own slices only.
 
     Args:
-        optimizer: SGD, Adam, AdamW and others of torch that look at one number at a time, or one
-            of `slipstream.distributed`: Lars, Lamb. Its parameters dense, on a processor, equal on
-            all ranks.
-        model: in ``DistributedDataParallel``, without a communication hook: its gradients then are
-            reduce-scattered bucket by bucket during the backward pass. None: the plain model's,
-            all in `step`.
-        group: the processes; None: the model's, or all.
-        timeout_s: how long a rank waits for the others in one communication.
-        patience_s: how long, after a failure, all are given to say that they live.
+        optimizer: SGD, Adam, AdamW or another elementwise optimizer of torch, or Lars or Lamb of
+            `slipstream.distributed`. Its parameters are dense, on CPU and equal on all ranks.
+        model: a ``DistributedDataParallel`` without a communication hook, whose gradients are
+            reduce-scattered per bucket during the backward pass. None for a plain model, whose
+            gradients are reduce-scattered in `step`.
+        group: process group; None for that of the model, or the default group.
+        timeout_s: time limit of one communication.
+        patience_s: time limit, after a failure, for every rank to report that it is alive.
 
     Raises:
-        InvalidArgumentError: an optimizer, parameters or model that cannot be sharded so.
+        InvalidArgumentError: the optimizer, its parameters or the model cannot be sharded.
         UsageError: no process group is initialised, the model has a hook, or the optimizer
-            exchanges something already.
+            already communicates.
         CommunicationError: ranks disagree on settings, shapes or weights. From ``backward`` and
-            `step`: a rank ended, hung, or does something else than the others.
+            `step`: a rank exited, hung, or made a different call.
 
     Source: Xu et al., 2020, arXiv 2004.13336; Rajbhandari et al., SC 2020, arXiv 1910.02054.
     """
@@ -77,7 +76,7 @@ class ShardedUpdate(WrappingOptimizer):
             group = model.process_group if group is None else group
         super().__init__(optimizer)
         self.skipped = 0
-        """Steps that were skipped because of an overflow that a ``GradScaler`` found."""
+        """Number of steps skipped because a ``GradScaler`` found an overflow."""
         self._group = ProcessGroup(group, timeout_s, patience_s, "sharded_update")
         wire = self._group.wire
         self.rank, self.ranks = wire.rank, wire.size
@@ -99,10 +98,10 @@ class ShardedUpdate(WrappingOptimizer):
     # ---- gradients ---------------------------------------------------------------------------
 
     def reduce_gradients(self) -> None:
-        """Replace each rank's slices of the gradients by their means over ranks; `step` does it.
+        """Replace each rank's slices of the gradients by their means over ranks; `step` calls it.
 
-        The rest of a gradient is of no use afterwards. With a `model`, its backward pass has done
-        it already.
+        Elements outside the slice are undefined afterwards. With a `model`, its backward pass has
+        already averaged them.
         """
         if self._reduced:
             return
@@ -118,7 +117,7 @@ class ShardedUpdate(WrappingOptimizer):
         self._reduced = True
 
     def _used(self, shards: Shards) -> list[int]:
-        """The parameters that have a gradient on any rank."""
+        """Return the indices of parameters that have a gradient on any rank."""
         flags = torch.tensor([p.grad is not None for p in shards.parameters], dtype=torch.uint8)
         self._all_reduce(flags, dist.ReduceOp.MAX)
         return torch.nonzero(flags).view(-1).tolist()
@@ -126,28 +125,28 @@ class ShardedUpdate(WrappingOptimizer):
     def _reduce(
         self, shards: Shards, numbers: Sequence[int], gradients: Sequence[torch.Tensor], where: str
     ) -> None:
-        """Put means in our slices of the gradients of parameters `numbers`."""
+        """Replace our slices of the gradients of parameters `numbers` by means over ranks."""
         if self.ranks == 1 or not numbers:
             return
-        # As the parameter lies in memory; what does not is copied, and copied back.
-        alike = [
+        # Gradients with other strides than the parameter are copied, and copied back.
+        aligned = [
             _as_memory(g, shards.parameters[n]) for n, g in zip(numbers, gradients, strict=True)
         ]
-        flats = [flat_view(one) for one in alike]
+        flats = [flat_view(tensor) for tensor in aligned]
         rows = [shards.pack(numbers, flats, rank) for rank in range(self.ranks)]
-        mine = rows[self.rank]
-        self._group.run(where, lambda: scatter(self._line, rows, mine, "auto", self.ranks))
-        shards.unpack(mine, numbers, flats, self.rank)
-        for gradient, one in zip(gradients, alike, strict=True):
-            if one is not gradient:
-                gradient.copy_(one)
+        own = rows[self.rank]
+        self._group.run(where, lambda: scatter(self._line, rows, own, "auto", self.ranks))
+        shards.unpack(own, numbers, flats, self.rank)
+        for gradient, tensor in zip(gradients, aligned, strict=True):
+            if tensor is not gradient:
+                gradient.copy_(tensor)
 
     def _on_bucket(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         if self._reduced:
             raise UsageError(
-                "gradients were averaged twice without a step between",
-                remedy="all backward passes but the last inside model.no_sync(); or zero_grad() "
-                "of this optimizer, where a step was left out",
+                "gradients were averaged twice without a step in between",
+                remedy="run all backward passes but the last inside model.no_sync(), or call "
+                "zero_grad() of this optimizer after a skipped step",
             )
         parameters, gradients = bucket.parameters(), bucket.gradients()
         shards = self._of[id(parameters[0])]
@@ -157,41 +156,37 @@ class ShardedUpdate(WrappingOptimizer):
         def work() -> None:
             self._reduce(shards, numbers, gradients, "a bucket of gradients")
             slices = [self._slice(p, g) for p, g in zip(parameters, gradients, strict=True)]
-            self._finite &= all(bool(one.isfinite().all()) for one in slices)
+            self._finite &= all(bool(values.isfinite().all()) for values in slices)
             if last:
-                self._tell_overflow(shards, numbers, gradients)
+                self._share_overflow(shards, numbers, gradients)
 
         future = self._thread.submit(bucket.buffer(), work, last)
         self._reduced = last
         return future
 
-    def _tell_overflow(
+    def _share_overflow(
         self, shards: Shards, numbers: Sequence[int], gradients: Sequence[torch.Tensor]
     ) -> None:
-        """Let a GradScaler, which looks at gradients on its own rank, find anybody's overflow."""
+        """Make an overflow on any rank visible to the GradScaler of this rank."""
         if self.ranks > 1 and self._any(not self._finite):
             largest = max(zip(numbers, gradients, strict=True), key=lambda pair: pair[1].numel())
-            # A share, too, where it is all there is: the step does not count any more.
+            # If the slice is the whole tensor, overwrite it: the step is skipped anyway.
             outside = shards.outside(*largest, self.rank)
             (outside if outside.numel() else largest[1]).fill_(torch.inf)
         self._finite = True
 
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm: float) -> float:
-        """Scale gradients so that the norm of all of them, averaged, is `max_norm` at most.
-
-        Returns:
-            The norm before.
-        """
+        """Clip the total norm of the averaged gradients to `max_norm`; return the norm before."""
         self.reduce_gradients()
         gradients = [(p, p.grad) for p in self._all() if p.grad is not None]
         slices = [self._slice(p, gradient) for p, gradient in gradients]
-        total = sum((squares(one) for one in slices), torch.zeros((), dtype=torch.float64))
+        total = sum((squares(values) for values in slices), torch.zeros((), dtype=torch.float64))
         norm = float(self._sum_over_ranks(total).sqrt())
-        # As torch.nn.utils.clip_grad_norm_ does; not a number where the norm is none.
+        # As torch.nn.utils.clip_grad_norm_; NaN if the norm is NaN.
         factor = max_norm / (norm + 1e-6)
         if not factor >= 1.0:
-            # All of it: where strides differ, a slice is a copy.
+            # Scale whole gradients: with other strides a slice is a copy.
             for _, gradient in gradients:
                 gradient.mul_(factor)
         return norm
@@ -199,11 +194,7 @@ class ShardedUpdate(WrappingOptimizer):
     # ---- the step ----------------------------------------------------------------------------
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Average gradients, update this rank's share, and gather the parameters.
-
-        Returns:
-            What the closure returns.
-        """
+        """Average gradients, update this rank's share, gather parameters; return the loss."""
         loss = loss_of(closure)
         with torch.no_grad():
             self._unscale(self._all())
@@ -221,22 +212,22 @@ class ShardedUpdate(WrappingOptimizer):
         return loss
 
     def tell_exposed(self, exposed: ExposedTimes | None) -> None:
-        """Tell `exposed` of every wait for new parameters from now on; None: nobody."""
+        """Report every wait for new parameters to `exposed` from now on; None stops."""
         self._exposed = exposed
 
     def _update(self) -> None:
         for p in self._all():
-            # Of the storage that the parameter has now: somebody may have replaced it.
+            # Slice again, because user code may have replaced the parameter's storage.
             piece = self._pieces[id(p)]
             piece.data = self._slice(p, p)
             piece.grad = None if p.grad is None else self._slice(p, p.grad)
-        with self._lent():
+        with self._sliced_groups():
             self.optimizer.step()
         for piece in self._pieces.values():
             piece.grad = None
 
     def _gather(self, shards: Shards) -> None:
-        """Every rank's slices of the parameters, to all."""
+        """All-gather the slices of the parameters."""
         if self.ranks == 1:
             return
         numbers = range(len(shards.parameters))
@@ -251,56 +242,55 @@ class ShardedUpdate(WrappingOptimizer):
                 shards.unpack(row, numbers, flats, rank)
 
     def _overflowed(self) -> bool:
-        """Whether a GradScaler, where one calls, found infinities on any rank."""
+        """Whether a GradScaler, if one calls, found infinities on any rank."""
         overflow = getattr(self, "found_inf", None)
         if overflow is None:
             return False
-        # Sums may be infinite where no rank's own gradient is.
+        # The sum over ranks may overflow even if each rank's gradient is finite.
         slices = [self._slice(p, p.grad) for p in self._all() if p.grad is not None]
-        finite = not overflow.item() and all(bool(one.isfinite().all()) for one in slices)
+        finite = not overflow.item() and all(bool(values.isfinite().all()) for values in slices)
         return self._any(not finite)
 
-    def _any(self, here: bool) -> bool:
-        """Whether it is so on any rank."""
-        flag = torch.tensor([here], dtype=torch.uint8)
+    def _any(self, flag_here: bool) -> bool:
+        """Whether the flag is set on any rank."""
+        flag = torch.tensor([flag_here], dtype=torch.uint8)
         self._all_reduce(flag, dist.ReduceOp.MAX)
         return bool(flag.item())
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As the optimizer's."""
         self._reduced = False
         super().zero_grad(set_to_none)
 
     # ---- state -------------------------------------------------------------------------------
 
     def memory(self) -> checkpoint.StateMemory:
-        """Bytes of the optimizer's state on this rank, and what they would be unsharded."""
+        """Return the bytes of the optimizer's state, on this rank and unsharded."""
         return checkpoint.memory(self.state, self._pieces, self._all())
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's share. It goes on with as many ranks: save every rank's.
+        """Return this rank's share, to be saved by every rank and restored with as many ranks.
 
-        `full_state_dict` is for another number of ranks.
+        To restore with another number of ranks, use `full_state_dict`.
         """
-        mine = {"rank": self.rank, "ranks": self.ranks}
-        with self._lent():
-            return {**self.optimizer.state_dict(), checkpoint.KEY: mine}
+        position = {"rank": self.rank, "ranks": self.ranks}
+        with self._sliced_groups():
+            return {**self.optimizer.state_dict(), checkpoint.KEY: position}
 
     def full_state_dict(self) -> dict[str, Any]:
-        """All ranks' shares, as the unsharded optimizer's ``state_dict``; all ranks call it.
+        """Return the unsharded optimizer's ``state_dict``; all ranks must call it.
 
-        It may be loaded by that optimizer, and by this one with any number of ranks.
+        The unsharded optimizer can load it, and so can this one with any number of ranks.
 
         Raises:
-            CommunicationError: after 25 s, where some ranks do not call it.
+            CommunicationError: some ranks did not call it within 25 s.
         """
         self._group.need_same_call("full_state_dict", torch.zeros(0))
-        with self._lent():
+        with self._sliced_groups():
             state = self.optimizer.state_dict()
-        return checkpoint.full(state, self._grouped(), self._together)
+        return checkpoint.full(state, self._grouped(), self._assembled)
 
-    def _together(self, p: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
-        """What is like the parameter `p`, of all ranks' slices of it."""
+    def _assembled(self, p: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
+        """Gather all ranks' slices into a tensor like the parameter `p`."""
         shards = self._of[id(p)]
         whole = torch.empty_like(p, dtype=share.dtype, requires_grad=False)
         number, flat = shards.place[id(p)], flat_view(whole)
@@ -310,32 +300,32 @@ class ShardedUpdate(WrappingOptimizer):
         return whole
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from this rank's `state_dict`, or from a full one of any number of ranks.
+        """Restore this rank's `state_dict`, or a full one of any number of ranks.
 
         Raises:
-            InvalidArgumentError: it is another rank's share, or of another number of ranks; or of
-                other parameters.
+            InvalidArgumentError: it is the share of another rank or number of ranks, or belongs
+                to other parameters.
         """
-        given = checkpoint.own_share(
+        share = checkpoint.own_share(
             state_dict, self._grouped(), self._slice, self.rank, self.ranks
         )
-        with self._lent():
+        with self._sliced_groups():
             try:
-                self.optimizer.load_state_dict(given)
+                self.optimizer.load_state_dict(share)
             except ValueError as error:
                 raise InvalidArgumentError("state_dict", str(error)) from error
         self._reduced = False
 
     @contextlib.contextmanager
-    def _lent(self) -> Iterator[None]:
-        """The optimizer's groups with our slices in the place of the parameters."""
-        kept = [group["params"] for group in self.optimizer.param_groups]
-        for group, params in zip(self.optimizer.param_groups, kept, strict=True):
+    def _sliced_groups(self) -> Iterator[None]:
+        """Replace the parameters in the optimizer's groups by our slices temporarily."""
+        originals = [group["params"] for group in self.optimizer.param_groups]
+        for group, params in zip(self.optimizer.param_groups, originals, strict=True):
             group["params"] = [self._pieces.get(id(p), p) for p in params]
         try:
             yield
         finally:
-            for group, params in zip(self.optimizer.param_groups, kept, strict=True):
+            for group, params in zip(self.optimizer.param_groups, originals, strict=True):
                 group["params"] = params
             self._share()
 
@@ -345,11 +335,11 @@ class ShardedUpdate(WrappingOptimizer):
         return [p for shards in self._shards for p in shards.parameters]
 
     def _grouped(self) -> list[torch.Tensor]:
-        """In the order that a state_dict counts in."""
+        """Return the parameters in the order of a state_dict."""
         return [p for group in self.optimizer.param_groups for p in group["params"]]
 
     def _slice(self, p: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-        """This rank's slice of what is like the parameter `p`; a view where strides are alike."""
+        """Return this rank's slice of a tensor like the parameter `p`; a view for equal strides."""
         shards = self._of[id(p)]
         return shards.slice(shards.place[id(p)], flat_view(_as_memory(like, p)), self.rank)
 
@@ -375,10 +365,12 @@ class ShardedUpdate(WrappingOptimizer):
 
 
 def _as_memory(tensor: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
-    """`tensor` with its numbers in memory as those of `p`; itself where they are."""
+    """Return `tensor` with the strides of `p`, copied only if they differ."""
     if tensor.layout != torch.strided:
         raise InvalidArgumentError(
-            "gradient", f"it is {tensor.layout}", remedy="dense: sparse=False of the embedding"
+            "gradient",
+            f"it is {tensor.layout}",
+            remedy="use dense gradients, such as sparse=False in the embedding",
         )
     if tensor.stride() == p.stride() or tensor.numel() <= 1:
         return tensor
@@ -388,10 +380,10 @@ def _as_memory(tensor: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
 def _check_optimizer(optimizer: Any) -> None:
     need_optimizer(optimizer)
     if type(optimizer) not in ELEMENTWISE and not isinstance(optimizer, Layerwise):
-        known = ", ".join(kind.__name__ for kind in ELEMENTWISE)
+        names = ", ".join(kind.__name__ for kind in ELEMENTWISE)
         raise InvalidArgumentError(
-            "optimizer", f"{type(optimizer).__name__} may look at more than one number at a time",
-            remedy=f"one of {known}, or Lars, Lamb of slipstream.distributed",
+            "optimizer", f"{type(optimizer).__name__} may not be elementwise",
+            remedy=f"use one of {names}, or Lars, Lamb of slipstream.distributed",
         )  # fmt: skip
 
 
@@ -399,14 +391,14 @@ def _check_parameters(optimizer: torch.optim.Optimizer, parameters: list[torch.T
     frozen = [p for g in optimizer.param_groups for p in g["params"] if not p.requires_grad]
     if frozen:
         raise InvalidArgumentError(
-            "optimizer", f"{len(frozen)} of its parameters take no gradient",
-            remedy="give it [p for p in model.parameters() if p.requires_grad]",
+            "optimizer", f"{len(frozen)} of its parameters have requires_grad=False",
+            remedy="pass [p for p in model.parameters() if p.requires_grad]",
         )  # fmt: skip
     for number, p in enumerate(parameters):
         if not is_dense(p):
             raise InvalidArgumentError(
                 f"optimizer.parameters[{number}]", f"its strides {p.stride()} leave gaps",
-                remedy="p.data = p.data.contiguous()",
+                remedy="call p.data = p.data.contiguous() first",
             )  # fmt: skip
 
 
@@ -414,15 +406,19 @@ def _check_model(model: Any, parameters: list[torch.Tensor]) -> None:
     if not isinstance(model, DistributedDataParallel):
         raise InvalidArgumentError(
             "model", f"is a {type(model).__name__}, not a DistributedDataParallel",
-            remedy="leave it out for a plain model",
+            remedy="omit it for a plain model",
         )  # fmt: skip
     need_no_hook(model)
     ours = {id(p) for p in parameters}
     named = {n: p for n, p in model.module.named_parameters() if p.requires_grad}
     left_out = [name for name, p in named.items() if id(p) not in ours]
     if left_out or len(ours) != len(named):
-        why = f"'{left_out[0]}' is not in the optimizer" if left_out else "the optimizer has more"
+        why = (
+            f"'{left_out[0]}' is not in the optimizer"
+            if left_out
+            else "the optimizer has additional ones"
+        )
         raise InvalidArgumentError(
             "model", f"its parameters are not those of the optimizer: {why}",
-            remedy="freeze what is not trained, or leave the model out",
+            remedy="freeze parameters that are not trained, or omit the model",
         )  # fmt: skip

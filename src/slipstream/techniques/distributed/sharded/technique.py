@@ -1,4 +1,4 @@
-"""Replicas that share out the update: ZeRO-1, weight-update sharding.
+"""Replicas that shard the update: ZeRO-1, weight-update sharding.
 
 Gradients are reduce-scattered instead of all-reduced, every worker updates its share of the
 parameters, and the new parameters are all-gathered. The bytes on the wire are those of the
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from slipstream.cluster import Cluster, Collective
     from slipstream.workload import BuiltWorkload, Workload
 
-# A shard is cut through tensors, so that operators become fewer and shorter, but not evenly so.
+# Shards split tensors, so the number and duration of operators do not shrink evenly.
 _UNSURE = 0.2
 
 
@@ -49,14 +49,14 @@ class ShardedUpdate(OnReplicas):
     traits: ClassVar[Traits] = replace(ON_REPLICAS, stage=Stage.DISTRIBUTION + 4)
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
-        """None, or why there is no update to share out."""
+        """Return why there is no update to shard; None if there is."""
         reason = self.why_no_replicas(graph)
         if reason is None and not has_update(graph):
             return "the step has no optimizer"
         return reason
 
     def predict(self, graph: Graph, context: Context) -> Graph:
-        """Halve each all-reduce into its two parts, and share out the update between them."""
+        """Split each all-reduce into its two halves, and shard the update between them."""
         cluster = self.need_cluster(context)
         edit = Editor(graph, str(self))
         update = np.flatnonzero(graph.tasks.phase == StepPhase.OPTIMIZER)
@@ -86,11 +86,11 @@ class ShardedUpdate(OnReplicas):
         return edit.apply(f"each of {workers} workers updates its share of the parameters")
 
     def apply(self, built: BuiltWorkload) -> None:
-        """Wrap the optimizer, of a model that is in DDP already.
+        """Wrap the optimizer of a model that DistributedDataParallel already wraps.
 
         Raises:
-            WorkloadError: it is not, it has a hook, or there is no optimizer.
-            InvalidArgumentError: the optimizer's update cannot be shared out.
+            WorkloadError: the model is not wrapped or has a hook, or there is no optimizer.
+            InvalidArgumentError: the optimizer's update cannot be sharded.
         """
         from slipstream.techniques.distributed.sharded import optimizer
 
@@ -99,7 +99,7 @@ class ShardedUpdate(OnReplicas):
         built.optimizer = optimizer.ShardedUpdate(built.optimizer, model)
 
     def code(self, workload: Workload) -> CodeChange | None:
-        """One line after the optimizer is made, to be placed by hand."""
+        """Return a manual step: wrap the optimizer after creating it."""
         return CodeChange(
             "",
             "after model = DistributedDataParallel(model) and the optimizer, by hand:\n"
@@ -110,27 +110,27 @@ class ShardedUpdate(OnReplicas):
 def _ours_ns(
     cluster: Cluster, collective: Collective, tensors: Sequence[TensorSpec]
 ) -> float | None:
-    """Where it is ours that runs; None: as the cluster's closed form has it."""
+    """Return the duration of our collective; None if the cluster's closed form applies."""
     if not speaks_gloo(cluster):
         return None
     from slipstream.techniques.distributed.collectives.choice import line_ns
 
     whole = collective.kind == "reduce_scatter" and any(
-        one.nbytes < 4 * one.numel for one in tensors
+        spec.nbytes < 4 * spec.numel for spec in tensors
     )
     group = cluster.group_of(collective)
     return line_ns(cluster, collective.kind, collective.nbytes, group, whole=whole)
 
 
 def share_update(edit: Editor, graph: Graph, workers: int) -> None:
-    """Let a worker update 1/n of the parameters: so many fewer operators, and gaps between them."""
+    """Scale the update to 1/n of the parameters: durations of operators, and gaps between them."""
     update = np.flatnonzero(graph.tasks.phase == StepPhase.OPTIMIZER)
     edit.scale(update, 1.0 / workers, Provenance.ASSUMED, spread=_UNSURE)
     edit.set_gap(update, graph.tasks.gap_ns[update] / workers)
 
 
 def share(edit: Editor, graph: Graph, workers: int, *roles: Role) -> None:
-    """Let what holds these be as large as one worker's share."""
+    """Resize allocations of `roles` to one worker's share."""
     memory = graph.memory
     chosen = np.flatnonzero(np.isin(memory.role, [int(role) for role in roles]))
     edit.resize(chosen, -(-memory.nbytes[chosen] // workers))
