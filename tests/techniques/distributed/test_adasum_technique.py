@@ -41,7 +41,7 @@ def test_it_is_found_by_name_and_is_one_of_the_ways_to_spread_a_step() -> None:
 def test_what_cannot_be_is_named() -> None:
     with pytest.raises(InvalidArgumentError, match="adasum:workers"):
         Adasum(1)
-    with pytest.raises(WorkloadError, match="one by itself"):
+    with pytest.raises(WorkloadError, match="a single one"):
         Adasum(2).apply(BuiltWorkload(model=None))
     graph = graph_of("mlp")
     assert (graph.tasks.phase == StepPhase.OPTIMIZER).any()

@@ -142,8 +142,8 @@ def test_a_grid_pays_where_one_dimension_is_slower() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("sharded_update", "combine it: ddp"),
-        ("two_d_allreduce:2", "combine it: ddp"),
+        ("sharded_update", "combine it, for example ddp"),
+        ("two_d_allreduce:2", "combine it, for example ddp"),
     ],
 )
 def test_alone_they_say_what_to_combine_them_with(text: str, said: str) -> None:
@@ -157,7 +157,7 @@ def test_a_grid_that_is_none_is_named() -> None:
         durations=Copies(), cluster=FAST,  # type: ignore[arg-type]
     )  # fmt: skip
     assert re.search(r"\b3 rows\b", str(found[0].why_not))
-    assert "no dimensions" in str(found[1].why_not)
+    assert "form no grid" in str(found[1].why_not)
 
 
 @pytest.mark.parametrize(

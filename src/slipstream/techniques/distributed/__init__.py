@@ -1,17 +1,17 @@
-"""Training on several machines: what is exchanged, in how many bytes, and when.
+"""Distributed training: compressed, sharded and prioritised exchange between ranks.
 
 import slipstream as ss
 
 model = DistributedDataParallel(model)
 ss.distributed.compress(model, "powersgd:rank=4")
 
-# Instead: the learning rate of one worker may stay.
+# Alternatively, keep the learning rate of one worker.
 optimizer = ss.distributed.AdasumOptimizer(optimizer)
 
-# Instead: each rank updates its share.
+# Alternatively, update a share of the parameters on each rank.
 optimizer = ss.distributed.ShardedUpdate(optimizer, model)
 
-# Instead: layers wait for their own weights.
+# Alternatively, let each layer wait for its own weights only.
 model = ss.distributed.PriorityDDP(model, optimizer)
 """
 
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from slipstream.techniques.distributed.sharded.layerwise import Lamb, Lars
     from slipstream.techniques.distributed.sharded.optimizer import ShardedUpdate
 
-# These need torch, and are imported on first use.
+# These import torch, and are therefore imported on first use.
 _LATE = {
     "AdasumOptimizer": "adasum.optimizer",
     "AdasumState": "adasum.hook",

@@ -1,8 +1,8 @@
 """Replicas that average their gradients: DistributedDataParallel.
 
-Gradients are gathered in buckets in the order in which they become ready; a bucket that is full is
-all-reduced while the backward pass goes on; the update waits for the last one. What is predicted is
-the step of one worker, which stands for all of them. Source: Li et al., VLDB 2020, 2006.15704.
+Gradients are collected in buckets in the order in which they become ready; a full bucket is
+all-reduced while the backward pass continues; the update waits for the last bucket. The prediction
+is the step of one worker, which represents all of them. Source: Li et al., VLDB 2020, 2006.15704.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from slipstream.workload import BuiltWorkload, Workload
 
 _COPY = "aten::copy_(Tensor(a!) self, Tensor src, bool non_blocking=False) -> Tensor(a!)"
-# Bytes a second of a copy that nobody timed.
+# Bandwidth of a copy without a measured duration, in bytes per second.
 _ASSUMED_COPY = 5e9
 
 
@@ -52,10 +52,10 @@ class DDP(Spreads):
     """`workers` replicas, each with its own batch; gradients in buckets of `bucket_mb` MiB.
 
     Attributes:
-        workers: replicas, on the first so many devices of the cluster.
-        bucket_mb: as ``bucket_cap_mb``; the default has a first bucket of 1 MiB besides.
-        algo: of the all-reduce, see `slipstream.cluster.Collective`.
-        jitter: standard deviation of one worker's computing time between steps, relative to it;
+        workers: number of replicas, on the first devices of the cluster.
+        bucket_mb: torch's ``bucket_cap_mb``; with the default, the first bucket has 1 MiB.
+        algo: algorithm of the all-reduce, see `slipstream.cluster.Collective`.
+        jitter: standard deviation of a worker's compute time between steps, relative to its mean;
             every step waits for the slowest worker.
     """
 
@@ -73,7 +73,7 @@ class DDP(Spreads):
         if not (math.isfinite(self.bucket_mb) and self.bucket_mb > 0):
             raise InvalidArgumentError(
                 "ddp:bucket_mb",
-                f"{self.bucket_mb} is not a size",
+                f"{self.bucket_mb} is not a positive size",
                 remedy="for example ddp:bucket_mb=25",
             )
         if not 0 <= self.jitter < 1:
@@ -84,24 +84,29 @@ class DDP(Spreads):
             )
 
     def required_timings(self, graph: Graph) -> Sequence[Question]:
-        """Copying each gradient into its bucket, and back."""
-        return [copying(one.spec) for one in gradients(graph)]
+        """Return the copies of each gradient into and out of its bucket."""
+        return [copying(gradient.spec) for gradient in gradients(graph)]
 
     def predict(self, graph: Graph, context: Context) -> Graph:
-        """Put in copies to and from buckets, an all-reduce a bucket, and the wait for them."""
+        """Insert copies to and from buckets, an all-reduce per bucket, and the wait for it."""
         cluster = self.need_cluster(context)
         group = self.group(cluster)
         edit = Editor(graph, str(self))
         buckets = ddp_buckets(gradients(graph), self.bucket_mb)
         end = last_backward(graph)
         filled = [
-            [put_copy(edit, context, one.spec, one.task, "into bucket") for one in bucket]
+            [
+                put_copy(edit, context, gradient.spec, gradient.task, "into bucket")
+                for gradient in bucket
+            ]
             for bucket in buckets
         ]
         if self.jitter:
             wait_for_slowest(edit, graph, end, self.jitter, self.workers)
         for bucket, copies in zip(buckets, filled, strict=True):
-            back = [put_copy(edit, context, one.spec, end, "out of bucket") for one in bucket]
+            back = [
+                put_copy(edit, context, gradient.spec, end, "out of bucket") for gradient in bucket
+            ]
             insert_exchange(
                 edit,
                 cluster,
@@ -109,8 +114,8 @@ class DDP(Spreads):
                 beside=bucket[-1].task,
                 ready=copies[-1],
                 awaited=back[0],
-                tensors=tuple(one.spec for one in bucket),
-                modules=tuple(one.module for one in bucket),
+                tensors=tuple(gradient.spec for gradient in bucket),
+                modules=tuple(gradient.module for gradient in bucket),
                 name="all_reduce of gradients",
             )
         if len(graph.memory):
@@ -121,10 +126,10 @@ class DDP(Spreads):
         return self.shared(edited)
 
     def apply(self, built: BuiltWorkload) -> None:
-        """Wrap the model, in a process that is one of `workers` already.
+        """Wrap the model, in one of `workers` processes that have joined a group.
 
         Raises:
-            WorkloadError: the process is not one of that many, or there is no model.
+            WorkloadError: the group has another size, or there is no model.
         """
         from torch.nn.parallel import DistributedDataParallel
 
@@ -138,23 +143,23 @@ class DDP(Spreads):
 
 
 def copying(spec: TensorSpec) -> Question:
-    """Copying a gradient that was made a moment ago."""
+    """Return the copy of a gradient that is still in the cache."""
     return Question(Call(_COPY, (spec, spec, False), (spec,)), warm=True)
 
 
 def put_copy(
     edit: Editor, context: Context, spec: TensorSpec, where: int, what: str, *, before: bool = False
 ) -> int:
-    """Insert the copy of a gradient after (or before) the task `where`; its handle."""
+    """Insert the copy of a gradient after (or before) the task `where`; return its handle."""
     question = copying(spec)
-    took = price(context.durations, question, spec.nbytes / _ASSUMED_COPY * 1e9)
-    return edit.put(where, question.call, took, name=f"copy {what}", before=before)
+    duration_ns = price(context.durations, question, spec.nbytes / _ASSUMED_COPY * 1e9)
+    return edit.put(where, question.call, duration_ns, name=f"copy {what}", before=before)
 
 
 def wait_for_slowest(edit: Editor, graph: Graph, where: int, jitter: float, workers: int) -> None:
-    """Insert, after the task `where`, what the slowest of `workers` takes longer than a mean one.
+    """Insert a wait after the task `where`: the excess of the slowest worker over the mean.
 
-    The expected largest of n normal deviates, to within 1 % for n from 2 on (Blom 1958).
+    The expected maximum of n normal deviates, to within 1 % for n >= 2 (Blom 1958).
     """
     from scipy.special import ndtri
 

@@ -1,13 +1,12 @@
-"""Exposed communication, and for whose gradients: measured in a rank.
+"""Exposed communication of a rank, attributed to layers.
 
     exposed = ExposedTimes()
     watch(built, exposed)
 
-What a rank's training thread waits for is told by whoever makes it wait: hooks of
-``DistributedDataParallel`` say when each bucket has arrived, `PriorityDDP` what a layer's gate
-waited for. A stretch is counted for what arrives at its end, or for the layer at whose gate
-training stands, as in `slipstream.graph.views.exposed`, which predicts the same. Nobody is told
-anything, and nothing is timed, unless somebody watches.
+The code that blocks the training thread reports the wait: hooks of ``DistributedDataParallel`` the
+arrival of each bucket, `PriorityDDP` the wait at a layer's gate. An interval is attributed to the
+gradients that arrive at its end, or to the layer at whose gate training waits, as in
+`slipstream.graph.views.exposed`, which predicts the same. Without a watcher nothing is timed.
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ Future = torch.futures.Future[torch.Tensor]
 
 
 class ExposedTime(NamedTuple):
-    """A stretch in which the training thread stands still.
+    """An interval in which the training thread is blocked.
 
     Attributes:
-        began_s, ended_s: by `time.perf_counter`.
-        parameters: whose gradients it waits for.
-        what: what else it waits for, where it is not these.
+        began_s, ended_s: times of `time.perf_counter`.
+        parameters: parameters whose gradients it waits for.
+        what: name of the wait, if it is not for gradients.
     """
 
     began_s: float
@@ -49,7 +48,7 @@ class ExposedTime(NamedTuple):
 
 
 class ExposedTimes:
-    """The exposed communication of a rank: what its training thread waited for, in order."""
+    """The waits of a rank's training thread, in order."""
 
     def __init__(self) -> None:
         self.times: list[ExposedTime] = []
@@ -57,47 +56,47 @@ class ExposedTimes:
     def add(
         self, began_s: float, ended_s: float, parameters: Sequence[torch.Tensor], what: str = ""
     ) -> None:
-        """It waited, if that is any time at all."""
+        """Record a wait, unless it is empty."""
         if ended_s > began_s:
             self.times.append(ExposedTime(began_s, ended_s, parameters, what))
 
 
 @runtime_checkable
 class TellsExposed(Protocol):
-    """A model or an optimizer that tells what training waits for."""
+    """A model or an optimizer that reports its waits."""
 
     def tell_exposed(self, exposed: ExposedTimes | None) -> None:
-        """Tell `exposed` from now on; None: nobody."""
+        """Report waits to `exposed` from now on; None stops."""
 
 
 def watch(built: BuiltWorkload, exposed: ExposedTimes | None) -> bool:
-    """Let `exposed` be told of every stretch from now on; None: nobody any more.
+    """Report every wait to `exposed` from now on; None stops.
 
-    What cannot tell is left alone. A plain ``DistributedDataParallel`` is given a hook that does
-    the same all-reduces; it stays, for DDP takes none away.
+    A ``DistributedDataParallel`` without a hook gets one that runs the same all-reduces, which DDP
+    cannot remove again.
 
     Returns:
-        Whether somebody tells.
+        Whether the model or the optimizer reports its waits.
     """
-    told = False
-    for one in (built.model, built.optimizer):
-        if isinstance(one, DistributedDataParallel):
-            told |= watch_buckets(one, exposed)
-        elif isinstance(one, TellsExposed):
-            one.tell_exposed(exposed)
-            told = True
-    return told
+    watched = False
+    for target in (built.model, built.optimizer):
+        if isinstance(target, DistributedDataParallel):
+            watched |= watch_buckets(target, exposed)
+        elif isinstance(target, TellsExposed):
+            target.tell_exposed(exposed)
+            watched = True
+    return watched
 
 
 def watch_buckets(model: DistributedDataParallel, exposed: ExposedTimes | None) -> bool:
-    """As `watch`, of one model; False where its hook is one that somebody else has put on."""
+    """Watch one model; return False if it has a hook that is not ours."""
     if not getattr(model, "_comm_hooks", []):
         from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
         put_hook(model, functools.partial(allreduce_hook, model.process_group))
     ours = [state for _, state in model._comm_hooks if isinstance(state, BucketHook)]
-    for one in ours:
-        one.watch(exposed)
+    for hook in ours:
+        hook.watch(exposed)
     return bool(ours)
 
 
@@ -105,10 +104,10 @@ def put_hook(
     model: DistributedDataParallel, on_bucket: Callable[[Any], Future],
     ranks: ProcessGroup | None = None,
 ) -> None:  # fmt: skip
-    """Let `on_bucket` exchange the model's buckets, and tell whoever watches of it.
+    """Register `on_bucket` as the exchange of the model's buckets, and make it watchable.
 
     Args:
-        ranks: through which buckets are exchanged; its limits are those of the buffers, too.
+        ranks: the group that exchanges buckets; its time limits then apply to buffers, too.
     """
     model.register_comm_hook(BucketHook(on_bucket), _call)
     if ranks is not None:
@@ -122,21 +121,21 @@ def _call(state, bucket):  # type: ignore[no-untyped-def] # DDP compares annotat
 class BucketHook:
     """A communication hook of ``DistributedDataParallel`` that can be watched.
 
-    DDP waits for its buckets in order, when the backward pass is over; hooks of ours that raise
-    what failed wait for all of them in the call of the last one. What copies a bucket to where its
-    gradients are while the next one is on its way counts as waiting.
+    DDP waits for its buckets in order after the backward pass; those of our hooks that raise errors
+    of the exchange wait for all buckets in the call for the last one. Copying a bucket back to its
+    gradients while the next one is in flight counts as waiting.
     """
 
     def __init__(self, on_bucket: Callable[[Any], Future]) -> None:
         self._exchange = on_bucket
         self._exposed: ExposedTimes | None = None
         self._arrivals: list[_Arrival] = []
-        # When the call of the last bucket began and returned, and the backward pass was over.
+        # Begin and return of the call for the last bucket, and end of the backward pass.
         self._began_s = self._returned_s = self._over_s = 0.0
 
     def watch(self, exposed: ExposedTimes | None) -> None:
-        """Tell `exposed` of every backward pass from now on; the last one is told now."""
-        self._tell()
+        """Report every later backward pass to `exposed`; first report the previous one."""
+        self._report()
         self._exposed = exposed
 
     def on_bucket(self, bucket: Any) -> Future:
@@ -144,8 +143,8 @@ class BucketHook:
         if self._exposed is None:
             return self._exchange(bucket)
         if bucket.index() == 0:
-            self._tell()
-            # It is called before what DDP queues with the last bucket, which waits.
+            self._report()
+            # Runs before the callback that DDP queues with the last bucket, which waits.
             torch.autograd.Variable._execution_engine.queue_callback(self._backward_over)
         arrival = _Arrival(bucket.parameters())
         self._arrivals.append(arrival)
@@ -157,21 +156,23 @@ class BucketHook:
     def _backward_over(self) -> None:
         self._over_s = time.perf_counter()
 
-    def _tell(self) -> None:
-        """Of the backward pass before, all of whose buckets have arrived."""
+    def _report(self) -> None:
+        """Report the waits of the previous backward pass."""
         arrivals, self._arrivals = self._arrivals, []
         if self._exposed is None:
             return
-        standing = (self._began_s, self._returned_s), (self._over_s, math.inf)
-        free = self._began_s
-        for one in arrivals:
-            for began, ended in standing:
-                self._exposed.add(max(began, free), min(ended, one.at_s), one.parameters)
-            free = max(free, one.at_s)
+        blocked = (self._began_s, self._returned_s), (self._over_s, math.inf)
+        previous_s = self._began_s
+        for arrival in arrivals:
+            for began, ended in blocked:
+                self._exposed.add(
+                    max(began, previous_s), min(ended, arrival.at_s), arrival.parameters
+                )
+            previous_s = max(previous_s, arrival.at_s)
 
 
 class _Arrival:
-    """When a bucket is there."""
+    """Arrival time of a bucket."""
 
     def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
         self.parameters, self.at_s = parameters, 0.0
@@ -182,13 +183,13 @@ class _Arrival:
 
 
 class Layers:
-    """Which layer each parameter is of: the names that a recorded step gives to gradients.
+    """Layers of parameters, under the names that a recorded step gives to gradients.
 
-    A parameter is of the module that owns it; where that is never called (its parent computes for
-    it), of the next one outwards that is; a tied one of the owner that is called first.
+    A parameter belongs to its module or, if that is never called because its parent computes for
+    it, to the closest ancestor that is; a tied parameter to the owner that is called first.
 
     Attributes:
-        order: layers with parameters, in the order in which they are called first.
+        order: layers with parameters, in the order of their first calls.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -198,11 +199,11 @@ class Layers:
         self._called: list[str] = []
         self.order: list[str] = []
         self._of: dict[int, str] = {}
-        self._look()
+        self._assign()
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Within it, a step tells which modules are called; not of a model that is compiled."""
+        """Record the modules that a step calls, unless the model is compiled."""
         if compiled_already(self._model):
             yield
             return
@@ -216,21 +217,21 @@ class Layers:
         finally:
             for hook in hooks:
                 hook.remove()
-            self._look()
+            self._assign()
 
     def shares(self, parameters: Sequence[torch.Tensor]) -> dict[str, float]:
-        """Shares of these parameters' bytes, by layer, that add up to 1; none of none."""
+        """Return the share of each layer in the parameters' bytes; empty without parameters."""
         by_layer: dict[str, float] = {}
-        whole = sum(one.nbytes for one in parameters)
-        for one in parameters:
-            layer = self._of.get(id(one), ROOT)
-            share = one.nbytes / whole if whole else 1.0 / len(parameters)
+        total = sum(parameter.nbytes for parameter in parameters)
+        for parameter in parameters:
+            layer = self._of.get(id(parameter), ROOT)
+            share = parameter.nbytes / total if total else 1.0 / len(parameters)
             by_layer[layer] = by_layer.get(layer, 0.0) + share
         return by_layer
 
-    def _look(self) -> None:
+    def _assign(self) -> None:
         names = [name for name, _ in self._model.named_modules()]
-        # Before anything was called: every module would be, in the order of registration.
+        # Before the first call, assume that all modules are called in the order of registration.
         place = {name: n for n, name in reversed(list(enumerate(self._called or names)))}
         places: dict[str, int] = {}
         self._of = {}
@@ -240,8 +241,8 @@ class Layers:
                 owner = owner.rpartition(".")[0]
             layer = f"{ROOT}.{owner}" if owner else ROOT
             places[layer] = place.get(owner, 0)
-            known = self._of.get(id(parameter))
-            if known is None or places[layer] < places[known]:
+            current = self._of.get(id(parameter))
+            if current is None or places[layer] < places[current]:
                 self._of[id(parameter)] = layer
         used = set(self._of.values())
         self.order = sorted(used, key=lambda layer: places[layer])
@@ -250,29 +251,28 @@ class Layers:
 def step_by_step(
     exposed: ExposedTimes, layers: Layers, stamps: Sequence[float]
 ) -> list[dict[str, float]]:
-    """Seconds by layer of each step, of which `stamps` has the begin of each and the last's end.
+    """Return the seconds waited per layer, for each step between consecutive `stamps`.
 
-    What is no layer's counts under what it is called, in parentheses.
+    Waits that are not for a layer are listed under their name in parentheses.
     """
     steps: list[dict[str, float]] = [{} for _ in stamps[1:]]
-    for one in exposed.times:
-        number = bisect.bisect_right(stamps, one.began_s) - 1
+    for wait in exposed.times:
+        number = bisect.bisect_right(stamps, wait.began_s) - 1
         if not 0 <= number < len(steps):
             continue
-        spent = one.ended_s - one.began_s
-        for layer, share in (layers.shares(one.parameters) or {f"({one.what})": 1.0}).items():
-            steps[number][layer] = steps[number].get(layer, 0.0) + share * spent
+        elapsed_s = wait.ended_s - wait.began_s
+        for layer, share in (layers.shares(wait.parameters) or {f"({wait.what})": 1.0}).items():
+            steps[number][layer] = steps[number].get(layer, 0.0) + share * elapsed_s
     return steps
 
 
 def typical(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Means by layer over the middle half of `steps`, by how long each stands still in all.
+    """Return means by layer over the middle half of `steps`, ordered by their total wait.
 
-    The same steps for all layers, so that these add up to a step; a step that something held up
-    does not count.
+    All layers use the same steps, so that their means add up; outliers do not count.
     """
     ordered = sorted(steps, key=lambda step: sum(step.values()))
-    left = len(ordered) // 4
-    middle = ordered[left : len(ordered) - left]
+    skipped = len(ordered) // 4
+    middle = ordered[skipped : len(ordered) - skipped]
     layers = dict.fromkeys(layer for step in middle for layer in step)
     return {layer: sum(step.get(layer, 0.0) for step in middle) / len(middle) for layer in layers}

@@ -1,8 +1,8 @@
 """Shards instead of replicas: ZeRO 1 to 3, the last of which is fully sharded data parallelism.
 
-Stage 1 shares out the optimizer's state, stage 2 the gradients as well, stage 3 the parameters
-too: each unit of parameters is gathered before the forward pass uses it, again before the backward
-pass, and its gradients are scattered behind it. A unit is gathered while the one before computes.
+Stage 1 shards the optimizer's state, stage 2 also the gradients, stage 3 also the parameters: each
+unit of parameters is gathered before its forward pass and again before its backward pass, after
+which its gradients are reduce-scattered. A unit is gathered while the previous one computes.
 Source: Rajbhandari et al., SC 2020, arXiv 1910.02054; Zhao et al., VLDB 2023, arXiv 2304.11277.
 """
 
@@ -36,17 +36,17 @@ if TYPE_CHECKING:
 
 _MIB = 1 << 20
 _STAGES = (1, 2, 3)
-# The unit that computes and the one that is gathered meanwhile.
+# Units in memory: the one that computes and the one being gathered.
 _GATHERED_AT_ONCE = 2
 
 
 @dataclass(frozen=True)
 class FSDP(Spreads):
-    """`workers` that share out the optimizer's state (stage 1), gradients (2), parameters (3).
+    """`workers` that shard the optimizer's state (stage 1), gradients (2) and parameters (3).
 
     Attributes:
-        unit_mb: parameters that are gathered together, in MiB; by hand a unit is what
-            ``fully_shard`` is called on.
+        unit_mb: size of parameters that are gathered together, in MiB; in a script, a unit is a
+            module passed to ``fully_shard``.
     """
 
     workers: int = 2
@@ -54,7 +54,7 @@ class FSDP(Spreads):
     unit_mb: float = 25.0
 
     name: ClassVar[str] = "fsdp"
-    # Of several batches each would have its parameters gathered; it is not predicted.
+    # Accumulation would gather parameters for each micro-batch, which is not predicted.
     traits: ClassVar[Traits] = replace(
         REPLICAS, conflicts=frozenset({"accumulation"}), variants=("fsdp:stage=2", "fsdp:stage=3")
     )
@@ -64,22 +64,22 @@ class FSDP(Spreads):
         if self.stage_ not in _STAGES:
             raise InvalidArgumentError(
                 "fsdp:stage",
-                f"{self.stage_} is none of 1, 2, 3",
+                f"{self.stage_} is not 1, 2 or 3",
                 remedy="for example fsdp:4,stage=3",
             )
         if not 0 < self.unit_mb < float("inf"):
             raise InvalidArgumentError(
                 "fsdp:unit_mb",
-                f"{self.unit_mb} is not a size",
+                f"{self.unit_mb} is not a positive size",
                 remedy="for example fsdp:4,unit_mb=25",
             )
 
     def required_timings(self, graph: Graph) -> Sequence[Question]:
-        """Copying gradients and parameters between tensors and flat buffers."""
-        return [copying(one.spec) for one in gradients(graph)]
+        """Return the copies of gradients and parameters to and from flat buffers."""
+        return [copying(gradient.spec) for gradient in gradients(graph)]
 
     def predict(self, graph: Graph, context: Context) -> Graph:
-        """Stages 1 and 2 from replicas; stage 3 gathers and scatters by units."""
+        """Predict stages 1 and 2 from replicas, and stage 3 from gathers and scatters of units."""
         cluster = self.need_cluster(context)
         if self.stage_ < 3:
             replicas = DDP(self.workers).predict(graph, context)
@@ -88,33 +88,33 @@ class FSDP(Spreads):
                 return sharded
             edit = Editor(sharded, str(self))
             share(edit, sharded, self.workers, Role.GRADIENT)
-            return edit.apply("each worker keeps its share of the gradients")
+            return edit.apply("each worker keeps its shard of the gradients")
         return self._fully(graph, context, cluster)
 
     def _fully(self, graph: Graph, context: Context, cluster: Cluster) -> Graph:
         group, edit = self.group(cluster), Editor(graph, str(self))
         limit = int(self.unit_mb * _MIB)
-        # In the order of the forward pass: that of gradients turned round.
+        # In the order of the forward pass, the reverse of that of gradients.
         units = buckets(gradients(graph), limit, limit)[::-1]
         forward = _begins(graph, units, StepPhase.FORWARD)
         backward = _begins(graph, units[::-1], StepPhase.BACKWARD)[::-1]
         update = np.flatnonzero(graph.tasks.phase == StepPhase.OPTIMIZER)
         begin = int(np.flatnonzero(graph.tasks.phase == StepPhase.FORWARD)[0])
         order = [(forward[n], n) for n in range(len(units))]
-        # The last unit is still there when the backward pass begins with it.
+        # The last unit is still gathered when the backward pass begins with it.
         order += [(backward[n], n) for n in range(len(units) - 2, -1, -1)]
         starts = [begin, *(start for start, _ in order)]
         for place, (start, number) in enumerate(order):
-            # Gathered while the unit before it computes; the first, when the update is over.
+            # Gathered while the previous unit computes; the first, after the update.
             released = max(starts[max(place - 1, 0)] - 1, -1)
             self._gather(
                 edit, cluster, context, units[number], group, start,
                 released if place and released >= begin else int(update[-1]),
                 0 if place and released >= begin else 1,
             )  # fmt: skip
-        behind = update[update > max(one.task for unit in units for one in unit)]
-        # An update that comes first in the step is that of the gradients before it.
-        awaited, lag = (int(behind[0]), 0) if len(behind) else (int(update[0]), 1)
+        later = update[update > max(gradient.task for unit in units for gradient in unit)]
+        # An update at the start of the step uses the previous step's gradients.
+        awaited, lag = (int(later[0]), 0) if len(later) else (int(update[0]), 1)
         for unit in units[::-1]:
             self._scatter(edit, cluster, context, unit, group, awaited, lag)
         share_update(edit, graph, self.workers)
@@ -133,8 +133,8 @@ class FSDP(Spreads):
         group: Group, start: int, ready: int, ready_lag: int,
     ) -> None:  # fmt: skip
         copies = [
-            put_copy(edit, context, one.spec, start, "out of gathered unit", before=True)
-            for one in unit
+            put_copy(edit, context, gradient.spec, start, "out of gathered unit", before=True)
+            for gradient in unit
         ]
         insert_exchange(
             edit, cluster, Collective("all_gather", nbytes_of(unit), group),
@@ -148,42 +148,45 @@ class FSDP(Spreads):
         group: Group, awaited: int, lag: int,
     ) -> None:  # fmt: skip
         last = unit[-1].task
-        copies = [put_copy(edit, context, one.spec, last, "into unit to scatter") for one in unit]
+        copies = [
+            put_copy(edit, context, gradient.spec, last, "into unit to scatter")
+            for gradient in unit
+        ]
         insert_exchange(
             edit, cluster, Collective("reduce_scatter", nbytes_of(unit), group),
             beside=last, ready=copies[-1], awaited=awaited, lag=lag,
-            tensors=tuple(one.spec for one in unit), modules=tuple(one.module for one in unit),
+            tensors=tuple(grad.spec for grad in unit), modules=tuple(grad.module for grad in unit),
             name="reduce_scatter of gradients",
         )  # fmt: skip
 
     def apply(self, built: BuiltWorkload) -> None:
-        """Shard the model, in a process that is one of `workers` already.
+        """Raise, because parameters have to be sharded before the optimizer is created.
 
         Raises:
-            WorkloadError: the process is not one of that many, or stages that are not FSDP's.
+            WorkloadError: always.
         """
         self.need_joined()
         raise WorkloadError(
-            "fsdp: parameters have to be sharded before the optimizer is made",
-            remedy="in your script: fully_shard(model), then the optimizer",
+            "fsdp: parameters have to be sharded before the optimizer is created",
+            remedy="call fully_shard(model) in your script, then create the optimizer",
         )
 
     def code(self, workload: Workload) -> CodeChange | None:
-        """No edit: which modules are units is for the author to say."""
+        """Return a manual step, because only the author knows which modules are units."""
         return CodeChange(
             "",
             f"start the script with torchrun --nproc-per-node {self.workers}, and by hand, before "
-            "the optimizer is made:\n    for block in model.blocks:\n        fully_shard(block)\n"
-            "    fully_shard(model)",
+            "the optimizer is created:\n    for block in model.blocks:\n"
+            "        fully_shard(block)\n    fully_shard(model)",
         )
 
 
 def _begins(graph: Graph, units: Sequence[Sequence[Gradient]], phase: StepPhase) -> list[int]:
-    """Where the computation of each unit begins, never before that of the unit before it."""
+    """Return the first task of each unit, never before that of the previous unit."""
     uses = first_uses(graph, phase)
     first = min(uses.values())
     begins: list[int] = []
     for unit in units:
-        known = [uses[one.module] for one in unit if one.module in uses]
-        begins.append(max([*begins[-1:], min(known, default=first)]))
+        starts = [uses[gradient.module] for gradient in unit if gradient.module in uses]
+        begins.append(max([*begins[-1:], min(starts, default=first)]))
     return begins

@@ -1,4 +1,4 @@
-"""Optimizers whose steps exchange something between ranks: what they share, and what they need."""
+"""Common base and checks of optimizers that communicate between ranks in their step."""
 
 from __future__ import annotations
 
@@ -16,37 +16,36 @@ ELEMENTWISE = (
     torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RAdam,
     torch.optim.Adamax, torch.optim.Adagrad, torch.optim.Adadelta, torch.optim.RMSprop,
 )  # fmt: skip
-"""Optimizers that look at one number at a time, so that a slice is updated as the whole would be.
-Subclasses may not be."""
+"""Elementwise optimizers, which update a slice exactly like the whole; subclasses may not."""
 EXCHANGES = "slipstream_exchanges"
-"""Attribute of an optimizer whose steps exchange something between ranks already: how it does."""
+"""Attribute of an optimizer that communicates in its step: a phrase for messages."""
 
 
 def need_optimizer(optimizer: Any) -> None:
-    """Raise unless it is an optimizer whose step is this rank's own.
+    """Raise unless `optimizer` is an optimizer whose step does not communicate.
 
     Raises:
-        InvalidArgumentError: it is no optimizer.
-        UsageError: its steps exchange something already; to combine what is combined would go
-            unnoticed, for it changes little but the time.
+        InvalidArgumentError: it is not an optimizer.
+        UsageError: its step already communicates; combining twice would go unnoticed, because
+            little but the time changes.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise InvalidArgumentError(
-            "optimizer", f"is a {type(optimizer).__name__}", remedy="a torch.optim.Optimizer"
+            "optimizer", f"is a {type(optimizer).__name__}", remedy="pass a torch.optim.Optimizer"
         )
     how = getattr(optimizer, EXCHANGES, None)
     if how is not None:
         raise UsageError(
             f"the optimizer {how} already",
-            remedy="one of AdasumOptimizer, PriorityDDP and ShardedUpdate, around a plain one",
+            remedy="use only one of AdasumOptimizer, PriorityDDP and ShardedUpdate",
         )
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """What takes a gradient, in the order of the optimizer's groups.
+    """Return the trainable parameters, in the order of the optimizer's groups.
 
     Raises:
-        InvalidArgumentError: there is none, or one that is not floating on a processor.
+        InvalidArgumentError: there is none, or one is not floating-point on CPU.
     """
     trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
     for number, parameter in enumerate(trained):
@@ -54,31 +53,31 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
             raise InvalidArgumentError(
                 f"optimizer.parameters[{number}]",
                 f"it is {parameter.dtype} on {parameter.device}",
-                remedy="dense floating parameters on a processor",
+                remedy="pass dense floating-point parameters on CPU",
             )
     if not trained:
-        raise InvalidArgumentError("optimizer", "it has no parameter that takes a gradient")
+        raise InvalidArgumentError("optimizer", "it has no parameter with requires_grad=True")
     return trained
 
 
 def fingerprint(parameters: list[torch.Tensor]) -> str:
-    """The same for parameters that are equal to the bit."""
+    """Return a digest that is equal for bitwise equal parameters."""
     digest = hashlib.sha256()
     for parameter in parameters:
-        plain = parameter.detach().reshape(-1).view(torch.uint8)
-        digest.update(plain.numpy().tobytes())
+        raw = parameter.detach().reshape(-1).view(torch.uint8)
+        digest.update(raw.numpy().tobytes())
     return digest.hexdigest()[:16]
 
 
 class WrappingOptimizer(torch.optim.Optimizer):
-    """Base of an optimizer whose step is another's, and what ranks exchange before or after it.
+    """Base of optimizers that wrap another one and communicate before or after its step.
 
     Attributes:
-        optimizer: the one inside. Groups and state are its own, so that schedulers change its
-            learning rate.
+        optimizer: the wrapped optimizer. Groups and state are shared with it, so that schedulers
+            change its learning rate.
     """
 
-    # A GradScaler then leaves unscaling and skipping to `step`, which all ranks have to reach.
+    # Makes a GradScaler leave unscaling and skipping to `step`, which all ranks must reach.
     _step_supports_amp_scaling = True
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -89,15 +88,14 @@ class WrappingOptimizer(torch.optim.Optimizer):
         self._share()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As the optimizer's."""
         self.optimizer.zero_grad(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Not after the start: ranks would have to agree again."""
+        """Raise after construction, because ranks have already agreed on the parameters."""
         if self._has_all:
             raise UsageError(
-                f"{type(self).__name__} takes no more parameters",
-                remedy="wrap the optimizer last",
+                f"{type(self).__name__} accepts no more parameters",
+                remedy="add all parameter groups before wrapping the optimizer",
             )
         super().add_param_group(param_group)
 
@@ -106,7 +104,7 @@ class WrappingOptimizer(torch.optim.Optimizer):
         self.state = self.optimizer.state
 
     def _unscale(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Undo a GradScaler's scale, where one calls, before ranks' gradients meet."""
+        """Undo the scale of a GradScaler, if one calls, before gradients are exchanged."""
         scale = getattr(self, "grad_scale", None)
         if scale is not None:
             for p in parameters:
@@ -115,7 +113,7 @@ class WrappingOptimizer(torch.optim.Optimizer):
 
 
 def loss_of(closure: Callable[[], _T] | None) -> _T | None:
-    """What a closure returns, with gradients; None without one."""
+    """Return the loss of a closure, run with gradients enabled; None without a closure."""
     if closure is None:
         return None
     with torch.enable_grad():
