@@ -74,7 +74,7 @@ def test_more_devices_are_predicted_and_drawn() -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "said"),
     [
-        (["run", "digits.py"], UsageError, "names no study"),
+        (["run", "digits.py"], UsageError, "does not name a study"),
         (["run", "digits.py:broken"], UsageError, "is an int"),
         (["run", "digits.py:studdy"], WorkloadError, "'studdy' is not defined"),
         (["run", "nowhere.py:study"], WorkloadError, "does not exist"),

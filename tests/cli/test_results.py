@@ -105,7 +105,7 @@ def test_a_run_that_failed_is_not_listed_as_complete(path: Path) -> None:
 def test_ls_of_an_empty_store(path: Path) -> None:
     Store(path).close()
     text = " ".join(_run("ls", "--store", path).split())
-    assert re.search(rf"^Nothing was measured\b.*{re.escape(path.name)}", text)
+    assert re.search(rf"^No experiments\b.*{re.escape(path.name)}", text)
     assert _json("ls", "--store", path) == []
 
 

@@ -144,7 +144,7 @@ def test_a_technique_is_applied_to_what_is_typed(session: Session, editor: Edito
 
 def test_an_edit_for_another_version_is_refused(session: Session, editor: Editor) -> None:
     before, version = editor.text, editor.version
-    with pytest.raises(JsonRpcException, match=f"of version {version} now"):
+    with pytest.raises(JsonRpcException, match=f"at version {version}"):
         session.do(editor.run("slipstream.setBatchSize", editor.uri, 64, version - 1))
     assert editor.text == before
 
