@@ -75,7 +75,7 @@ def test_buffers_that_differ_are_named_before_any_is_exchanged() -> None:
         return said, alike.running_mean
 
     for (text, ranks), mean in run_ranks(2, work):
-        assert "another settings" in text
+        assert "settings of the call" in text
         assert ranks == (1,)
         assert torch.equal(mean, torch.full((3,), 0.5))
 
