@@ -22,8 +22,8 @@ from slipstream.techniques.embedding.facts import shares_of
 from slipstream.techniques.embedding.formats import FORMATS
 from slipstream.techniques.embedding.formats.format import Choice, TableFacts, sizes, with_errors
 from slipstream.techniques.embedding.modules import CompressedEmbedding
-from slipstream.techniques.embedding.planning import LEAST_ROWS, plan
-from slipstream.techniques.embedding.tt_init import LEAST_STD
+from slipstream.techniques.embedding.planning import MIN_ROWS, plan
+from slipstream.techniques.embedding.tt_init import MIN_STD
 from slipstream.techniques.embedding.weighting import relative_error
 
 
@@ -150,7 +150,7 @@ def test_a_smaller_dimension_is_always_among_the_rows() -> None:
     beside = next(one for one in made.alternatives if one.method == "lowdim")
     assert beside.error is not None
     assert "lowdim" in str(made)
-    assert re.search(r"\bnot\b.*\basked for\b", str(made))
+    assert re.search(r"\bnot\b.*\brequested\b", str(made))
     scores = {"HashEmbedding": 0.3, "TableEmbedding": 0.6}
 
     def evaluate(copied: nn.Module) -> float:
@@ -202,7 +202,7 @@ def test_plans_are_saved(tmp_path: Path) -> None:
     loaded.converting(model).apply(model)
     for text in ("", "[]", "{}", '{"version": 2}', '{"version": 1, "tables": {"a": {"way": "x"}}}'):
         (tmp_path / "wrong.json").write_text(text)
-        with pytest.raises(InvalidArgumentError, match="no plan"):
+        with pytest.raises(InvalidArgumentError, match="not a plan"):
             ss.embedding.TablePlan.load(tmp_path / "wrong.json")
 
 
@@ -245,7 +245,7 @@ def test_a_train_begins_far_enough_from_zero_to_be_trained() -> None:
         model.item.weight.mul_(1e-4)
     made = plan(model, counts(), ratio=2, methods=["tt"], least_rows=350)
     item: Any = made.apply(model).item
-    assert float(item.to_dense().std()) == pytest.approx(LEAST_STD, rel=0.3)
+    assert float(item.to_dense().std()) == pytest.approx(MIN_STD, rel=0.3)
 
 
 def test_allocation_is_as_good_as_the_best_on_the_hull() -> None:
@@ -336,7 +336,7 @@ def test_wrong_arguments_are_named() -> None:
         ("evaluate", {"ratio": 2, "evaluate": lambda copied: None}),
         ("evaluate", {"ratio": 2, "evaluate": lambda copied: float("nan")}),
         ("ratio", {"ratio": float("nan")}),
-        ("model", {"ratio": 2, "least_rows": LEAST_ROWS}),
+        ("model", {"ratio": 2, "least_rows": MIN_ROWS}),
         ("id_stats", {"ratio": 2, "id_stats": {"item": torch.ones(3)}}),
         ("id_stats", {"ratio": 2, "id_stats": {"item": -torch.ones(400)}}),
         ("id_stats", {"ratio": 2, "id_stats": Statistics()}),
@@ -359,7 +359,7 @@ def test_wrong_arguments_are_named() -> None:
     with pytest.raises(SlipstreamError, match="cannot be written"):
         made.save(Path("no folder") / "plan.json")
     assert "less): dense" in str(plan(model, budget="1GiB", least_rows=100))
-    with pytest.raises(InvalidArgumentError, match="no embedding table"):
+    with pytest.raises(InvalidArgumentError, match="not an embedding table"):
         made.apply(nn.Linear(2, 2))
     other = Two()
     other.item = nn.Embedding(401, 16)

@@ -169,14 +169,14 @@ def test_a_saved_plan_is_taken(tmp_path: Path) -> None:
     model = build(shop, technique).model
     assert model.item.table.rows == saved.tables["item"].settings["rows"]
     other = EmbeddingPlan(file=str(tmp_path / "absent.json"))
-    assert "no plan" in str(other.why_not(graph_of(shop)))
+    assert "not a plan" in str(other.why_not(graph_of(shop)))
 
 
 def test_reasons_and_refusals() -> None:
     assert "no embedding table" in str(EmbeddingPlan().why_not(graph_of(mlp)))
     assert "largest table has 4000" in str(EmbeddingPlan(rows=5000).why_not(graph_of(shop)))
-    assert "too few" in str(EmbeddingPlan(1e6).why_not(graph_of(shop)))
-    assert "every table" in str(EmbeddingPlan(1.0).why_not(graph_of(shop)))
+    assert "too small" in str(EmbeddingPlan(1e6).why_not(graph_of(shop)))
+    assert "no table format" in str(EmbeddingPlan(1.0).why_not(graph_of(shop)))
     with pytest.raises(WorkloadError, match="SparseAdam"):
         build(sparse, EmbeddingPlan())
     with pytest.raises(WorkloadError, match=r"no nn\.Embedding"):

@@ -267,7 +267,7 @@ def test_bad_arguments_are_named() -> None:
         (lambda: ss.nn.ROBEEmbeddingCollection([(9, 16)], shared), "^tables: "),
         (lambda: ss.nn.ROBEEmbeddingCollection({"a": 9}, shared), "^tables: "),
         (lambda: ss.nn.ROBEEmbedding(10, 0, shared), "embedding_dim: 0"),
-        (lambda: ss.nn.ROBEEmbedding(2**61, 16, shared), "beyond 2"),
+        (lambda: ss.nn.ROBEEmbedding(2**61, 16, shared), "exceeds 2"),
         (lambda: ss.nn.ROBEEmbedding(10, 16, shared, padding_idx=10), "padding_idx: 10"),
         (lambda: ss.nn.ROBEEmbeddingBag(10, 16, shared, mode="min"), "mode: 'min'"),
         (lambda: ss.nn.ROBEEmbeddingCollection({}, shared), "tables"),

@@ -11,13 +11,13 @@ from triton.compiler import ASTSource
 
 from slipstream.techniques.embedding.kernels import tt_triton as kernels
 
-TENSORS = ("one", "two", "three", "made", "grad", "one_grad", "two_grad", "three_grad")
+TENSORS = ("core_1", "core_2", "core_3", "made", "grad", "grad_1", "grad_2", "grad_3")
 TYPES = {
     **dict.fromkeys(TENSORS, "*fp32"),
     **dict.fromkeys(("counts", "order", "bag", "rank"), "*i32"),
     **dict.fromkeys(("ids", "offsets", "until"), "*i64"),
     **dict.fromkeys(("p2", "p3", "q1", "q2", "q3", "r1", "r2", "padding"), "i64"),
-    **dict.fromkeys(("n", "given", "bags", "rows"), "i64"),
+    **dict.fromkeys(("n", "offset_count", "bags", "rows"), "i64"),
 }
 
 

@@ -1,6 +1,6 @@
-"""Embedding tables in a fraction of their memory.
+"""Compressed embedding tables.
 
-Everything is imported on first use; naming the room does not import torch.
+Names are imported on first use; importing the package does not import torch.
 """
 
 from __future__ import annotations

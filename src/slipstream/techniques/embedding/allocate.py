@@ -1,4 +1,4 @@
-"""Share a budget of bytes among tables so that the least is lost.
+"""Allocate a budget of bytes to tables with the least total loss.
 
 Each table has choices of (bytes, loss). On the lower convex hull of these points the loss saved per
 byte falls from one choice to the next, so that taking the steepest steps first is optimal for every
@@ -19,37 +19,37 @@ from slipstream.techniques.embedding.formats.format import Choice
 def allocate(
     choices: Sequence[Sequence[Choice]], weights: Sequence[float], budget: int
 ) -> list[Choice] | None:
-    """One choice a table, of at most `budget` bytes together; None where the smallest are more.
+    """Return one choice per table, of at most `budget` bytes in total; None if none fits.
 
     Args:
-        choices: of each table, at least one.
-        weights: how much a table's loss counts.
+        choices: at least one per table.
+        weights: weight of each table's loss.
     """
     hulls = [lower_hull(of_table) for of_table in choices]
     taken = [hull[0] for hull in hulls]
-    left = budget - sum(choice.nbytes for choice in taken)
-    if left < 0:
+    remaining = budget - sum(choice.nbytes for choice in taken)
+    if remaining < 0:
         return None
     steps = sorted(
-        (-weights[table] * _slope(one, other), table, number)
+        (-weights[table] * _slope(smaller, larger), table, number)
         for table, hull in enumerate(hulls)
-        for number, (one, other) in enumerate(pairwise(hull), start=1)
+        for number, (smaller, larger) in enumerate(pairwise(hull), start=1)
     )
     stopped: set[int] = set()
     for _, table, number in steps:
         if table in stopped:
             continue
         more = hulls[table][number].nbytes - taken[table].nbytes
-        if more > left:
+        if more > remaining:
             stopped.add(table)
             continue
         taken[table] = hulls[table][number]
-        left -= more
-    return _filled(taken, choices, weights, left)
+        remaining -= more
+    return _filled(taken, choices, weights, remaining)
 
 
 def lower_hull(choices: Sequence[Choice]) -> list[Choice]:
-    """Those on the lower convex hull of loss over bytes, from small to large."""
+    """Return the choices on the lower convex hull of loss over bytes, by ascending bytes."""
     best: dict[int, Choice] = {}
     for choice in choices:
         if choice.nbytes not in best or choice.loss < best[choice.nbytes].loss:
@@ -65,25 +65,28 @@ def lower_hull(choices: Sequence[Choice]) -> list[Choice]:
     return hull
 
 
-def _slope(one: Choice, other: Choice) -> float:
-    """Loss saved per byte."""
-    return (one.loss - other.loss) / (other.nbytes - one.nbytes)
+def _slope(smaller: Choice, larger: Choice) -> float:
+    """Return the loss saved per byte."""
+    return (smaller.loss - larger.loss) / (larger.nbytes - smaller.nbytes)
 
 
 def _filled(
-    taken: list[Choice], choices: Sequence[Sequence[Choice]], weights: Sequence[float], left: int
+    taken: list[Choice],
+    choices: Sequence[Sequence[Choice]],
+    weights: Sequence[float],
+    remaining: int,
 ) -> list[Choice]:
-    """What is left goes, table by table, to the best single change that it pays for."""
+    """Spend the remaining bytes on the best single change that fits, until none does."""
     while True:
         gains = [
             (weights[table] * (taken[table].loss - choice.loss), table, choice)
             for table, of_table in enumerate(choices)
             for choice in of_table
-            if choice.nbytes - taken[table].nbytes <= left and choice.loss < taken[table].loss
+            if choice.nbytes - taken[table].nbytes <= remaining and choice.loss < taken[table].loss
         ]
         gains = [gain for gain in gains if gain[0] > 0]
         if not gains:
             return taken
         _, table, choice = max(gains, key=lambda gain: gain[0])
-        left -= choice.nbytes - taken[table].nbytes
+        remaining -= choice.nbytes - taken[table].nbytes
         taken[table] = choice

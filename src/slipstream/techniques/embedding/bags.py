@@ -1,7 +1,7 @@
-"""The arguments of ``nn.EmbeddingBag`` in one form: ids in a row, and where bags begin.
+"""Normalized arguments of ``nn.EmbeddingBag``: flat ids, and the offsets of bags.
 
-Shapes and dtypes are checked here, without a look at the ids themselves, so that it can be traced;
-ids and offsets are checked when the operator runs, by `kernels.bags`.
+This module checks shapes and dtypes, but does not read ids, so that it can be traced; the operators
+of `kernels.bags` check ids and offsets when they run.
 """
 
 from __future__ import annotations
@@ -12,20 +12,21 @@ import torch
 
 from slipstream.arguments import as_integer
 from slipstream.errors import InvalidArgumentError
-from slipstream.techniques.embedding.kernels import bags as bags_door
+from slipstream.techniques.embedding.kernels import bags as bags_kernels
 from slipstream.techniques.embedding.kernels.robe import MODES
 
 
 class Bags(NamedTuple):
-    """Ids and the bags they are in.
+    """Ids and their bags.
 
     Attributes:
         ids: int32 or int64 [count], contiguous.
-        offsets: int64 [bags], or one more whose value ends the last bag; None for bags of one size.
+        offsets: int64 [bags], plus the end of the last bag if `has_end`; None for bags of equal
+            size.
         weights: [count] of the parameters' dtype, or None.
-        total: how many bags, of each table.
-        has_end: whether the last offset ends the last bag. Told, not counted: sizes that a
-            compiler does not know compare to no plain bool, which `embedding_bag` asks for.
+        total: number of bags per table.
+        has_end: whether the last offset ends the last bag. Stored, since a comparison of symbolic
+            sizes is not a plain bool, which `embedding_bag` requires.
     """
 
     ids: torch.Tensor
@@ -44,30 +45,30 @@ def normalise(
     include_last_offset: bool = False,
     tables: int = 1,
 ) -> Bags:
-    """Ids and offsets as ``nn.EmbeddingBag.forward`` takes them, in one form.
+    """Check and normalize the arguments of ``nn.EmbeddingBag.forward``.
 
     Args:
-        input: ids, int32 or int64: [tables * bags, n] for bags of n each, or [count] with offsets.
+        input: ids, int32 or int64: [tables * bags, n] for bags of n ids, or [count] with offsets.
         offsets: int32 or int64 [tables * bags], or one more with `include_last_offset`.
-        per_sample_weights: as `input`, in mode sum.
-        parameter: tells the device of all, and the dtype of the weights.
+        per_sample_weights: of the shape of `input`, in mode sum.
+        parameter: determines the device of all tensors, and the dtype of the weights.
 
     Raises:
-        InvalidArgumentError: an argument of another dtype, shape or device.
+        InvalidArgumentError: an argument has another dtype, shape or device.
     """
     _expect("input", input, parameter.device)
     if input.dim() == 2:
         if offsets is not None:
             raise InvalidArgumentError(
-                "offsets", "is for ids in one dimension; rows of a two-dimensional input are bags"
+                "offsets", "requires ids of one dimension; rows of a two-dimensional input are bags"
             )
         total = input.shape[0]
     elif input.dim() == 1:
         if offsets is None:
-            raise InvalidArgumentError("offsets", "must be given with ids in one dimension")
+            raise InvalidArgumentError("offsets", "is required with one-dimensional ids")
         _expect("offsets", offsets, parameter.device)
         if offsets.dim() != 1 or (include_last_offset and offsets.shape[0] == 0):
-            raise InvalidArgumentError("offsets", f"has the shape {list(offsets.shape)}, not [n]")
+            raise InvalidArgumentError("offsets", f"has shape {list(offsets.shape)}, not [n]")
         total = offsets.shape[0] - (1 if include_last_offset else 0)
         offsets = offsets.to(torch.int64).contiguous()
     else:
@@ -75,7 +76,7 @@ def normalise(
     if total % tables:
         raise InvalidArgumentError(
             "input" if offsets is None else "offsets",
-            f"{total} bags are not the same number for each of {tables} tables",
+            f"{total} bags cannot be split evenly among {tables} tables",
         )
     if per_sample_weights is not None:
         _check_weights(per_sample_weights, input, mode, parameter.dtype)
@@ -86,21 +87,21 @@ def normalise(
 
 
 def each(input: torch.Tensor, device: torch.device) -> Bags:
-    """Ids of any shape, a bag of one each: as ``nn.Embedding.forward`` takes them.
+    """Return ids of any shape as bags of one id each, for ``nn.Embedding.forward``.
 
     Raises:
-        InvalidArgumentError: ids of another dtype or device.
+        InvalidArgumentError: ids have another dtype or device.
     """
     _expect("input", input, device)
     return Bags(input.reshape(-1).contiguous(), None, None, input.numel())
 
 
 def reduced(rows: torch.Tensor, bags: Bags, mode: str, padding_idx: int | None) -> torch.Tensor:
-    """Sums, means or maxima of rows that are written down; zeros for empty bags.
+    """Return sums, means or maxima of materialized rows; zeros for empty bags.
 
     Args:
-        rows: one for each of the bags' ids: [count, width].
-        padding_idx: an id whose rows do not count.
+        rows: one row per id, [count, width].
+        padding_idx: an id to ignore.
 
     Returns:
         [bags, width].
@@ -109,30 +110,34 @@ def reduced(rows: torch.Tensor, bags: Bags, mode: str, padding_idx: int | None) 
     if begins is None:
         begins = torch.arange(bags.total, device=rows.device) * (len(rows) // max(bags.total, 1))
     padding = -1 if padding_idx is None else padding_idx
-    return bags_door.reduced(rows, bags.ids, begins, mode, bags.weights, padding, bags.has_end)
+    return bags_kernels.reduced(rows, bags.ids, begins, mode, bags.weights, padding, bags.has_end)
 
 
 def check_mode(mode: str) -> None:
-    """Raise InvalidArgumentError unless bags can be reduced so."""
+    """Raise InvalidArgumentError unless `mode` is a known reduction."""
     if mode not in MODES:
-        raise InvalidArgumentError("mode", f"'{mode}' is not possible", remedy=", ".join(MODES))
+        raise InvalidArgumentError(
+            "mode", f"'{mode}' is not a reduction", remedy=f"use one of {', '.join(MODES)}"
+        )
 
 
 def padding_row(padding_idx: int | None, rows: int) -> int | None:
-    """`padding_idx` counted from the front; InvalidArgumentError if it is no row of the table."""
+    """Return `padding_idx` as a non-negative row; raise InvalidArgumentError if out of range."""
     if padding_idx is None:
         return None
     padding_idx = as_integer("padding_idx", padding_idx, None)
     if not -rows <= padding_idx < rows:
-        raise InvalidArgumentError("padding_idx", f"{padding_idx} is not a row of the {rows}")
+        raise InvalidArgumentError("padding_idx", f"{padding_idx} is out of range for {rows} rows")
     return padding_idx % rows
 
 
-def expect_tensor(name: str, given: object) -> None:
-    """Raise InvalidArgumentError for a list, an array of NumPy's, ... in place of a tensor."""
-    if not isinstance(given, torch.Tensor):
+def expect_tensor(name: str, value: object) -> None:
+    """Raise InvalidArgumentError unless `value` is a tensor."""
+    if not isinstance(value, torch.Tensor):
         raise InvalidArgumentError(
-            name, f"is a {type(given).__name__}, not a tensor", remedy=f"torch.as_tensor({name})"
+            name,
+            f"is a {type(value).__name__}, not a tensor",
+            remedy=f"pass torch.as_tensor({name})",
         )
 
 
@@ -143,7 +148,7 @@ def _expect(name: str, tensor: torch.Tensor, device: torch.device) -> None:
     if tensor.device != device:
         raise InvalidArgumentError(
             name,
-            f"is on {tensor.device}, the parameters are on {device}",
+            f"is on {tensor.device}, but the parameters are on {device}",
             remedy="move one of them",
         )
 
@@ -153,11 +158,11 @@ def _check_weights(
 ) -> None:
     expect_tensor("per_sample_weights", weights)
     if mode != "sum":
-        raise InvalidArgumentError("per_sample_weights", f"is for mode sum, not {mode}")
+        raise InvalidArgumentError("per_sample_weights", f"requires mode sum, not {mode}")
     if weights.shape != input.shape:
         raise InvalidArgumentError(
             "per_sample_weights",
-            f"has the shape {list(weights.shape)}, input {list(input.shape)}",
+            f"has shape {list(weights.shape)}, but input has {list(input.shape)}",
         )
     if weights.dtype != dtype or weights.device != input.device:
         raise InvalidArgumentError(

@@ -1,4 +1,4 @@
-"""What techniques that put other modules in the place of embedding tables have in common."""
+"""Base class of techniques that replace embedding tables by other modules."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from slipstream.native import library, why_no_library
 from slipstream.source import NotPlacedError, Places, Source
 from slipstream.technique import Choosing, CodeChange, Context
 from slipstream.techniques._baseline import already_compiled
-from slipstream.techniques.embedding.groups import Group, asked, exchanged
+from slipstream.techniques.embedding.groups import Group, exchange_tables, required_calls
 from slipstream.techniques.embedding.tables import Lookup, lookups
 
 if TYPE_CHECKING:
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 
 _SPARSE_ONLY = "SparseAdam"
-_NO_SPARSE = "SparseAdam takes sparse gradients only, and those of smaller tables are dense"
+_NO_SPARSE = "SparseAdam takes sparse gradients only, and compressed tables have dense gradients"
 
 
 class TableExchange(Choosing, ABC):
-    """A technique that puts tables into other formats.
+    """A technique that converts tables to other formats.
 
     Attributes:
-        by_hand: lines that do the same in a user's source.
-        rows: smaller tables stay as they are.
+        by_hand: equivalent lines for the user's source.
+        rows: smaller tables stay unchanged.
     """
 
     by_hand: ClassVar[str]
@@ -39,65 +39,65 @@ class TableExchange(Choosing, ABC):
 
     @abstractmethod
     def groups(self, graph: Graph) -> list[Group]:
-        """The tables it would exchange in a recorded step; none where none is worth it."""
+        """Return the tables to exchange in a recorded step; empty without any."""
 
     @abstractmethod
     def summary(self, groups: Sequence[Group]) -> str:
-        """What becomes of the tables, for the list of edits."""
+        """Return a description of the exchange, for the list of edits."""
 
     @abstractmethod
     def plans(self, built: BuiltWorkload, tables: Sequence[TableFacts]) -> list[TablePlan]:
-        """The formats of these tables of a model; each plan is applied by itself.
+        """Return plans for these tables of a model, which are applied independently.
 
         Raises:
-            WorkloadError: none of them can be exchanged.
-            InvalidArgumentError: they cannot be so small.
+            WorkloadError: no table can be exchanged.
+            InvalidArgumentError: the tables cannot be compressed by the requested ratio.
         """
 
     def why_no_table(self, graph: Graph) -> str | None:
-        """None, or why no table can be exchanged for a module that is timed on processors."""
+        """Return why no table can be exchanged for a module timed on CPUs; None if one can."""
         if (reason := already_compiled(graph)) is not None:
             return reason
         described: Any = graph.meta.get("optimizer") or {}
         if described.get("class") == _SPARSE_ONLY:
             return f"{_NO_SPARSE}; torch.optim.Adam or Adagrad trains both"
-        every = matches(graph, lookups)
-        if not every:
-            return "no embedding table is looked up in this step"
-        large = self._large(every)
+        found = matches(graph, lookups)
+        if not found:
+            return "this step looks up no embedding table"
+        large = self._large(found)
         if not large:
-            most = max(lookup.weight.shape[0] for lookup in every)
-            return f"the largest table has {most} rows; below {self.rows} they are not worth it"
+            most = max(lookup.weight.shape[0] for lookup in found)
+            return f"the largest table has {most} rows; below {self.rows}, tables are not exchanged"
         if any(lookup.weight.device != "cpu" for lookup in large):
-            return "the kernels are for processors, and the tables are on another device"
+            return "the kernels run on the CPU only, and the tables are on another device"
         return self.selection.why_none(lookup.module for lookup in large)
 
     def chosen_lookups(self, graph: Graph) -> list[Lookup]:
-        """Look-ups of the tables that are large enough, and chosen by one of their modules."""
+        """Return look-ups of large tables of which a module is selected."""
         large = self._large(matches(graph, lookups))
         tables = {lookup.table for lookup in self.chosen(large)}
         return [lookup for lookup in large if lookup.table in tables]
 
-    def _large(self, every: Sequence[Lookup]) -> list[Lookup]:
-        """Look-ups of float32 tables with at least `rows` rows, on the first one's device."""
+    def _large(self, found: Sequence[Lookup]) -> list[Lookup]:
+        """Return look-ups of float32 tables with at least `rows` rows, all on one device."""
         large = [
-            one
-            for one in every
-            if one.weight.shape[0] >= self.rows and one.weight.dtype == "float32"
+            lookup
+            for lookup in found
+            if lookup.weight.shape[0] >= self.rows and lookup.weight.dtype == "float32"
         ]
-        return [one for one in large if one.weight.device == large[0].weight.device]
+        return [lookup for lookup in large if lookup.weight.device == large[0].weight.device]
 
     def required_timings(self, graph: Graph) -> Sequence[Call]:
-        """The modules' passes, and updates as they are and as they would be."""
-        return asked(graph, self.groups(graph))
+        """Return the modules' passes, and the updates before and after."""
+        return required_calls(graph, self.groups(graph))
 
     def predict(self, graph: Graph, context: Context) -> Graph:
-        """Other look-ups, gradients, updates and memory."""
+        """Replace look-ups, gradients, updates and memory."""
         edit = Editor(graph, str(self))
         groups = self.groups(graph)
         if not groups:
             return edit.apply("nothing to exchange")
-        exchanged(edit, graph, groups, context)
+        exchange_tables(edit, graph, groups, context)
         return edit.apply(self.summary(groups))
 
     def apply(self, built: BuiltWorkload) -> None:
@@ -106,35 +106,36 @@ class TableExchange(Choosing, ABC):
         Raises:
             WorkloadError: the step hides its model, no table can be exchanged, or the optimizer
                 takes sparse gradients only.
-            InvalidArgumentError: the tables cannot be so small, or a saved plan is for others.
+            InvalidArgumentError: the tables cannot be compressed by the requested ratio, or a saved
+                plan is for other tables.
         """
         from slipstream.techniques.embedding.facts import facts_of
 
         built.need_model(self.name)
         if type(built.optimizer).__name__ == _SPARSE_ONLY:
-            raise WorkloadError(_NO_SPARSE, remedy="torch.optim.Adam or Adagrad")
+            raise WorkloadError(_NO_SPARSE, remedy="use torch.optim.Adam or Adagrad")
         try:
             tables = facts_of(built.model, None, trained=False, least_rows=self.rows)
         except InvalidArgumentError as error:
-            remedy = f"{self.name}:rows=N changes the limit"
+            remedy = f"pass {self.name}:rows=N to change the limit"
             raise WorkloadError(error.what, remedy=remedy) from error
-        self.need_some([one.name for one in tables])
-        tables = [one for one in tables if one.name in self.selection]
+        self.need_some([table.name for table in tables])
+        tables = [table for table in tables if table.name in self.selection]
         for plan in self.plans(built, tables):
             plan.apply(built.model, built.optimizer)
 
     def code(self, workload: Workload) -> CodeChange | None:
-        """Tables are made in too many ways to place the edit; the lines to write."""
+        """Return lines to write by hand: the construction of tables cannot be located."""
         return CodeChange.of(workload, _no_edit, by_hand=self.by_hand)
 
 
 def dense_bytes(groups: Sequence[Group]) -> int:
-    """Bytes of the tables in `groups` as they were recorded."""
+    """Return the recorded bytes of the tables in `groups`."""
     return sum(spec.nbytes for group in groups for spec in group.tables.values())
 
 
 def why_no_kernels() -> str | None:
-    """None, or why there are no kernels on this machine."""
+    """Return why the kernels are unavailable on this machine; None if they are available."""
     if library() is None:
         return f"it needs the compiled library: {why_no_library()}"
     return None
@@ -142,5 +143,5 @@ def why_no_kernels() -> str | None:
 
 def _no_edit(where: Places) -> Source:
     raise NotPlacedError(
-        "which tables to exchange is not in the source", where=str(where.source.path)
+        "the tables to exchange cannot be located in the source", where=str(where.source.path)
     )

@@ -1,4 +1,4 @@
-"""What is known of a model's tables before they are planned: sizes, look-ups, numbers."""
+"""Facts about a model's tables, as input to a plan: sizes, look-ups and weights."""
 
 from __future__ import annotations
 
@@ -20,36 +20,35 @@ _ROOT = "model."
 def facts_of(
     model: torch.nn.Module, id_stats: IdStatistics | None, *, trained: bool, least_rows: int
 ) -> list[TableFacts]:
-    """The tables of `model` that may be exchanged, with at least `least_rows` rows.
+    """Return the exchangeable tables of `model` of at least `least_rows` rows.
 
     Raises:
-        InvalidArgumentError: the model has none, trained numbers that are not finite, or counts
-            that do not fit a table.
-        UnknownNameError: counts of a table that the model lacks.
+        InvalidArgumentError: the model has no such table, trained weights are not finite, or counts
+            do not fit a table.
+        UnknownNameError: counts of a table that is not in the model.
     """
     modules = dict(exchangeable(model, least_rows))
     if not modules:
         raise InvalidArgumentError(
             "model",
-            f"has no nn.Embedding or nn.EmbeddingBag of {least_rows} rows and more that can be "
-            "exchanged",
-            remedy="least_rows=N changes the limit",
+            f"has no exchangeable nn.Embedding or nn.EmbeddingBag of at least {least_rows} rows",
+            remedy="pass least_rows=N to change the limit",
         )
     counts = _counts(id_stats)
     for name in counts:
         if name not in dict(model.named_modules()):
             raise UnknownNameError("table", name, modules)
-    known = {
+    counted = {
         name: _shares(name, count, modules[name].num_embeddings)
         for name, count in counts.items()
         if name in modules
     }
-    total = sum(lookups for _, lookups in known.values())
-    # A table that was not counted is taken to be read as often as the others.
-    usual = (None, total / len(known) if known else 1.0)
+    total = sum(lookups for _, lookups in counted.values())
+    # Tables without counts are assumed to be read as often as the average.
+    usual = (None, total / len(counted) if counted else 1.0)
     facts = []
     for name, module in modules.items():
-        shares, lookups = known.get(name, usual)
+        shares, lookups = counted.get(name, usual)
         weight = module.weight.detach()
         if trained and not bool(weight.isfinite().all()):
             raise InvalidArgumentError("model", f"the table '{name}' holds NaN or infinity")
@@ -63,7 +62,7 @@ def facts_of(
 
 
 def exchangeable(model: torch.nn.Module, rows: int) -> list[tuple[str, Any]]:
-    """Modules by name, of at least so many rows, whose weights nothing else holds."""
+    """Return modules by name, of at least `rows` rows, that share their weights with no other."""
     holders: dict[int, int] = {}
     for module in model.modules():
         for parameter in module._parameters.values():
@@ -88,27 +87,27 @@ def _counts(id_stats: IdStatistics | None) -> dict[str, Any]:
     if isinstance(id_stats, Statistics):
         if "ids" not in id_stats.recorded:
             raise InvalidArgumentError(
-                "id_stats", "has no look-ups; they are recorded on request",
-                remedy="ss.profile(workload, needs=('ids',))",
+                "id_stats", "has no look-ups, which are recorded only on request",
+                remedy="record them with ss.profile(workload, needs=('ids',))",
             )  # fmt: skip
         id_stats = id_stats.ids
     if isinstance(id_stats, Mapping):
         return dict(id_stats)
     try:
-        return {one.table.removeprefix(_ROOT): one for one in id_stats}
+        return {table.table.removeprefix(_ROOT): table for table in id_stats}
     except (AttributeError, TypeError) as error:
         raise InvalidArgumentError(
             "id_stats", f"a {type(id_stats).__name__} has no look-ups by table",
-            remedy='a recorded graph, or counts of each row: {"item": counts}',
+            remedy='pass a recorded graph, or counts of each row: {"item": counts}',
         ) from error  # fmt: skip
 
 
 def _shares(name: str, counts: Any, rows: int) -> tuple[torch.Tensor, float]:
-    """Shares of look-ups by row, and their number."""
+    """Return the shares of look-ups by row, and the number of look-ups."""
     if isinstance(counts, TableIds):
         if counts.rows != rows:
             raise InvalidArgumentError(
-                "id_stats", f"'{name}' had {counts.rows} rows when it was recorded, now {rows}"
+                "id_stats", f"'{name}' had {counts.rows} rows when recorded, but has {rows} now"
             )
         if not counts.lookups:
             return torch.full((rows,), 1 / rows, dtype=torch.float64), 0.0
@@ -119,17 +118,18 @@ def _shares(name: str, counts: Any, rows: int) -> tuple[torch.Tensor, float]:
         raise InvalidArgumentError("id_stats", f"'{name}' has no counts: {counts!r:.40}") from error
     if shares.shape != (rows,) or not bool((shares.isfinite() & (shares >= 0)).all()):
         raise InvalidArgumentError(
-            "id_stats", f"'{name}' needs a count for each of its {rows} rows, none negative"
+            "id_stats", f"'{name}' needs a count for each of its {rows} rows, none of them negative"
         )
     total = float(shares.sum())
     return (shares / total if total else torch.full_like(shares, 1 / rows)), total
 
 
 def shares_of(ids: TableIds) -> torch.Tensor:
-    """Of a recorded table the share of look-ups that go to each row: float64 [rows], sums to 1.
+    """Return the share of look-ups per row of a recorded table, float64 [rows], summing to 1.
 
-    What is not known by number is alike: the counted look-ups of other ids, and for ids that were
-    not seen the share of those seen once (Good, "The Population Frequencies of Species", 1953).
+    Rows without their own count get equal shares: of the remaining counted look-ups, and of the
+    share of ids seen once, which estimates unseen ids (Good, "The Population Frequencies of
+    Species", 1953).
     """
     shares = torch.zeros(ids.rows, dtype=torch.float64)
     hot = torch.tensor(ids.hot_ids, dtype=torch.int64)
@@ -138,7 +138,7 @@ def shares_of(ids: TableIds) -> torch.Tensor:
     shares[hot] = torch.tensor(ids.hot_counts, dtype=torch.float64) / ids.lookups * (1 - unseen)
     others = ids.rows - len(hot)
     if others:
-        rest = torch.ones(ids.rows, dtype=torch.bool)
-        rest[hot] = False
-        shares[rest] = max(1 - float(shares.sum()), 0.0) / others
+        uncounted = torch.ones(ids.rows, dtype=torch.bool)
+        uncounted[hot] = False
+        shares[uncounted] = max(1 - float(shares.sum()), 0.0) / others
     return shares / shares.sum()

@@ -1,4 +1,4 @@
-"""A recorded step with its tables in other formats: other look-ups, updates and memory."""
+"""Edits of a recorded step for tables in other formats: look-ups, updates and memory."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Group:
     """Tables that become one set of parameters, in one format.
 
     Attributes:
-        lookups: of these tables.
-        format: its name.
-        settings: of the format: integers, or ids.
-        nbytes: of what comes in the tables' place.
-        trained: numbers in each tensor that is trained in their place; empty for none.
+        lookups: look-ups of these tables.
+        format: name of the format.
+        settings: settings of the format: integers, or ids.
+        nbytes: bytes of the new parameters.
+        trained: numbers in each new trainable tensor; empty without any.
     """
 
     lookups: tuple[Lookup, ...]
@@ -38,13 +38,13 @@ class Group:
 
     @property
     def tables(self) -> dict[int, TensorSpec]:
-        """By storage, in the order of their look-ups."""
+        """Tables by storage, in the order of their look-ups."""
         return {lookup.table: lookup.weight for lookup in self.lookups}
 
     def timed_pass(self, lookup: Lookup, backward: bool) -> Call:
-        """A look-up by the format's module, or its backward pass, as a micro-benchmark times it."""
+        """Return the look-up by the format's module, or its backward pass, for micro-benchmarks."""
         rows, dim = lookup.weight.shape
-        # Which ids are hot does not change the time; their number does.
+        # The time depends on the number of hot ids only.
         settings = tuple(
             (key, len(value) if isinstance(value, tuple) else value)
             for key, value in self.settings.items()
@@ -57,7 +57,7 @@ class Group:
         return Call("slipstream::module_pass()", arguments, (lookup.y,))
 
     def timed_passes(self, lookup: Lookup) -> list[tuple[int, Call]]:
-        """The tasks of a look-up, with the passes that come in their place."""
+        """Return the tasks of a look-up, with the passes that replace them."""
         return [
             (task, self.timed_pass(lookup, backward))
             for task, backward in zip(lookup.tasks, (False, True), strict=False)
@@ -72,10 +72,13 @@ class Group:
         return Call(_ADD, (array, array, 1), (array,))
 
 
-def asked(graph: Graph, groups: Sequence[Group]) -> list[Call]:
-    """Calls whose durations `exchanged` looks up."""
+def required_calls(graph: Graph, groups: Sequence[Group]) -> list[Call]:
+    """Return the calls of which `exchange_tables` needs durations."""
     passes = [
-        call for group in groups for one in group.lookups for _, call in group.timed_passes(one)
+        call
+        for group in groups
+        for lookup in group.lookups
+        for _, call in group.timed_passes(lookup)
     ]
     changed, added, _ = _updates(graph, groups)
     sums = [group.sum_of_gradients for group in groups]
@@ -85,8 +88,8 @@ def asked(graph: Graph, groups: Sequence[Group]) -> list[Call]:
     ]  # fmt: skip
 
 
-def exchanged(edit: Editor, graph: Graph, groups: Sequence[Group], context: Context) -> None:
-    """Other look-ups and gradients, one update in place of a group's, other memory."""
+def exchange_tables(edit: Editor, graph: Graph, groups: Sequence[Group], context: Context) -> None:
+    """Replace look-ups, gradients and memory of the tables, and merge updates of each group."""
     for group in groups:
         first = True
         for lookup in group.lookups:
@@ -108,21 +111,21 @@ def exchanged(edit: Editor, graph: Graph, groups: Sequence[Group], context: Cont
 
 
 def _insert(edit: Editor, task: int, call: Call, context: Context) -> None:
-    """A further call, behind a task; at no time where its duration is not known."""
+    """Insert a call after a task, with duration 0 if it is unknown."""
     edit.put(task, call, price(context.durations, call, 0.0))
 
 
 def _trained_in_place(
     graph: Graph, groups: Sequence[Group]
 ) -> dict[tuple[int, ...], list[tuple[int, ...] | None]]:
-    """By shape, of each table in the order of look-ups, numbers of the tensors in its place.
+    """Return the sizes of the tensors that replace each table, by shape and in look-up order.
 
-    They are those of a group for the first of its tables and empty for the others; None where a
-    table stays. Shapes of which all tables stay are left out.
+    The first table of a group has the sizes of the group, the others have none; None stands for an
+    unchanged table. Shapes of which all tables are unchanged are omitted.
     """
     in_place: dict[tuple[int, ...], list[tuple[int, ...] | None]] = {}
     group_of = {table: group for group in groups for table in group.tables}
-    for table, weight in {one.table: one.weight for one in matches(graph, lookups)}.items():
+    for table, weight in {found.table: found.weight for found in matches(graph, lookups)}.items():
         group = group_of.get(table)
         trained = None
         if group is not None:
@@ -138,22 +141,22 @@ def _trained_in_place(
 def _updates(
     graph: Graph, groups: Sequence[Group]
 ) -> tuple[dict[int, Call], list[tuple[int, Call]], list[int]]:
-    """What becomes of the optimizer's tasks on tables.
+    """Return the changes of the optimizer's tasks on tables.
 
     Returns:
-        tasks with other calls; further calls, each behind a task; tasks that have nothing to do.
+        tasks with new calls; calls to insert, each after a task; tasks to remove.
     """
     in_place = _trained_in_place(graph, groups)
     by_shape, on_lists = updates(graph, list(in_place))
     together: dict[tuple[int, ...], list[tuple[int, ...] | None]] = {
-        shape: [shape if one is None else (sum(one),) if one else None for one in tables]
+        shape: [shape if sizes is None else (sum(sizes),) if sizes else None for sizes in tables]
         for shape, tables in in_place.items()
     }
     changed = {task: with_arrays(graph.task(task).known_call, together) for task in on_lists}
     added: list[tuple[int, Call]] = []
     removed: list[int] = []
     for shape, tasks in by_shape.items():
-        # Tables of one shape are updated one after the other, alike.
+        # Tables of one shape are updated sequentially, each by the same tasks.
         count = len(tasks) // len(in_place[shape])
         for number, trained in enumerate(in_place[shape]):
             of_table = tasks[number * count : (number + 1) * count]
@@ -166,27 +169,27 @@ def _updates(
             for task in of_table:
                 call = graph.task(task).known_call
                 changed[task] = with_arrays(call, {shape: [(largest,)]})
-                added += [(task, with_arrays(call, {shape: [(one,)]})) for one in others]
+                added += [(task, with_arrays(call, {shape: [(size,)]})) for size in others]
     return changed, added, removed
 
 
 def _resize(edit: Editor, graph: Graph, groups: Sequence[Group]) -> None:
-    """Whatever is as large as a table becomes its share of what comes in its group's place."""
+    """Scale allocations of a table's size by the compression of its group."""
     share_of: dict[int, float] = {}
     by_size: dict[int, list[float]] = {}
     for group in groups:
         share = group.nbytes / sum(spec.nbytes for spec in group.tables.values())
         share_of.update(dict.fromkeys(group.tables, share))
-    for table, weight in {one.table: one.weight for one in matches(graph, lookups)}.items():
+    for table, weight in {found.table: found.weight for found in matches(graph, lookups)}.items():
         by_size.setdefault(weight.nbytes, []).append(share_of.get(table, 1.0))
     memory = graph.memory
     parameters = set(graph.parameters.tolist())
     as_large = np.isin(memory.nbytes, list(by_size)) & np.isin(memory.role, _TABLE_ROLES)
-    for one in np.flatnonzero(as_large).tolist():
-        nbytes, storage = int(memory.nbytes[one]), int(memory.storage[one])
+    for allocation in np.flatnonzero(as_large).tolist():
+        nbytes, storage = int(memory.nbytes[allocation]), int(memory.storage[allocation])
         if storage in share_of:
-            edit.resize(one, round(nbytes * share_of[storage]))
+            edit.resize(allocation, round(nbytes * share_of[storage]))
         elif storage not in parameters:
-            # A gradient or an optimizer's state: of one of the tables of this size.
+            # A gradient or optimizer state of one of the tables of this size.
             mean = sum(by_size[nbytes]) / len(by_size[nbytes])
-            edit.resize(one, round(nbytes * mean))
+            edit.resize(allocation, round(nbytes * mean))

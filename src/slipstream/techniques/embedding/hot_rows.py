@@ -1,13 +1,13 @@
-"""Hot rows of a tensor train, kept whole: which they are, and how they come and go.
+"""Cache of the hot rows of a tensor train.
 
-A row that is looked up often is cached: read like a row of ``nn.Embedding`` and trained on its own.
-It begins as the train's row, to the bit. When it makes room for a hotter one, what it has learned
-goes back into the train, by least squares that count every row by how often it is looked up.
+A row with many look-ups is cached: it is read and trained like a row of ``nn.Embedding``. It starts
+bit-identical to the train's row. When a hotter row evicts it, the train is refitted to it, by least
+squares weighted by look-ups.
 
-A step of plain gradient descent moves a row of the train further than a row by itself: through all
-of its slices. A cached row's gradient is multiplied by how much further, its *gain* when it came;
-else it would lag behind what the train would have made of it. Optimizers that divide steps by the
-size of gradients, as Adagrad and Adam do, do not notice.
+A step of plain gradient descent moves a row of the train further than a separate row, since it
+changes all of its slices. The gradient of a cached row is therefore multiplied by this factor, its
+*gain*, computed when the row is cached. Optimizers that normalize gradients, such as Adagrad and
+Adam, are not affected.
 """
 
 from __future__ import annotations
@@ -20,36 +20,36 @@ from torch import nn
 
 from slipstream.arguments import as_integer
 from slipstream.errors import InvalidArgumentError
-from slipstream.techniques.embedding.kernels import tt as door
+from slipstream.techniques.embedding.kernels import tt as kernels
 from slipstream.techniques.embedding.kernels import tt_reference as reference
 from slipstream.techniques.embedding.tt_svd import refit
 
 POLICIES = ("auto", "manual")
-_LOOKUPS_A_ROW = 100
-"""Look-ups for each cached row between refreshes, under the policy auto."""
+_LOOKUPS_PER_ROW = 100
+"""Look-ups per cached row between refreshes, under the policy auto."""
 _ANCHORS = 1 << 16
-_GAINS_AT_ONCE = 1 << 13
+_GAINS_PER_CHUNK = 1 << 13
 _RIDGE = 1e-3
 
 
 class HotRows(nn.Module):
-    """Cached rows with exact counts of the ids that were looked up.
+    """Cached rows, with exact counts of the ids looked up.
 
     Args:
-        rows: to keep.
-        dim: numbers in each.
-        policy: ``auto`` refreshes after every 100 look-ups for each row of the cache; ``manual``
-            when `refresh` is called. Of several processes each must call it, as often as the
-            others; with ``auto`` they agree on the number of calls in between, since the ids that
-            each has looked up may be more or fewer.
+        rows: number of rows to cache.
+        dim: columns of a row.
+        policy: ``auto`` refreshes after every 100 look-ups per cached row; ``manual`` when
+            `refresh` is called, which all of several processes must do equally often. With
+            ``auto`` they agree on a number of calls in between, since their numbers of ids can
+            differ.
 
     Attributes:
         weight: the parameter, [rows, dim].
-        table: int64 [capacity, 2], ids and their rows in `weight`, found by hashing; -1 is free.
-        gain: float [rows], what gradients of `weight` are multiplied by; 1 at least.
+        table: int64 [capacity, 2], a hash table from ids to rows of `weight`; -1 is free.
+        gain: float [rows], the factor of gradients of `weight`; at least 1.
 
     Raises:
-        InvalidArgumentError: no rows, or another policy.
+        InvalidArgumentError: `rows` is negative, or the policy is unknown.
     """
 
     table: torch.Tensor
@@ -67,7 +67,9 @@ class HotRows(nn.Module):
         rows = as_integer("cache_rows", rows, 0)
         if policy not in POLICIES:
             raise InvalidArgumentError(
-                "cache_policy", f"'{policy}' is not possible", remedy=", ".join(POLICIES)
+                "cache_policy",
+                f"'{policy}' is not a policy",
+                remedy=f"use one of {', '.join(POLICIES)}",
             )
         self.policy = policy
         self.weight = nn.Parameter(torch.zeros(rows, dim, device=device, dtype=dtype))
@@ -81,61 +83,61 @@ class HotRows(nn.Module):
         self._hits = torch.zeros(rows, dtype=torch.int64)
         self._pending: list[torch.Tensor] = []
         self._waiting = self._since = 0
-        # Calls since the last refresh and until the next: what processes count alike.
+        # Calls since the last refresh and until the next: equal in all processes.
         self._calls, self._calls_until_due = 0, 1
 
     @property
     def ids(self) -> torch.Tensor:
-        """The cached ids by their row, int64 [rows]; -1 where a row is free."""
+        """The cached id of each row, int64 [rows]; -1 if the row is free."""
         ids = torch.full((len(self.weight),), -1, dtype=torch.int64, device=self.table.device)
-        known = self.table[self.table[:, 0] >= 0]
-        ids[known[:, 1]] = known[:, 0]
+        entries = self.table[self.table[:, 0] >= 0]
+        ids[entries[:, 1]] = entries[:, 0]
         return ids
 
     def rows(self) -> torch.Tensor:
-        """`weight`, whose gradient is multiplied by `gain`."""
+        """Return `weight`; its gradient is multiplied by `gain`."""
         rows: torch.Tensor = _Gained.apply(self.weight, self.gain)
         return rows
 
     @property
     def due(self) -> bool:
-        """Whether the policy asks for a refresh."""
+        """Whether the policy requires a refresh."""
         if self.policy != "auto":
             return False
         if _processes() > 1:
             return self._calls >= self._calls_until_due
-        return self._since >= _LOOKUPS_A_ROW * len(self.weight)
+        return self._since >= _LOOKUPS_PER_ROW * len(self.weight)
 
     def record(self, ids: torch.Tensor) -> None:
-        """Count these look-ups, exactly."""
+        """Count these look-ups."""
         looked_up = ids.detach().flatten().to("cpu", torch.int64, copy=True)
         self._since += looked_up.numel()
         self._calls += 1
-        missed = door.count_hits(self.table, looked_up, self._hits)
+        missed = kernels.count_hits(self.table, looked_up, self._hits)
         if not len(missed):
             return
         self._pending.append(missed)
         self._waiting += len(missed)
-        # Merging costs as much as there is to merge into: done when as much again has come.
+        # Merging costs time in proportion to all counted ids, so it waits for as many new ones.
         if self._waiting > max(1 << 16, len(self._seen)):
             self._merge()
 
     def counts(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The ids looked up, int64 rising, and how often; those before a refresh count half."""
+        """Return ids, int64 ascending, and their look-ups; each refresh halves earlier counts."""
         self._merge()
         return self._seen, self._counts
 
     def refresh(
         self, cores: list[torch.Tensor], optimizer: torch.optim.Optimizer | None = None
     ) -> torch.Tensor:
-        """Cache the ids that were looked up most; the rows that changed hands, int64.
+        """Cache the ids with most look-ups, and return the reassigned rows, int64.
 
-        Cached ids stay unless others have been looked up a quarter more often. With several
-        processes the counts of all are taken together, so that all cache the same.
+        Cached ids stay unless others have a quarter more look-ups. The counts of several processes
+        are summed, so that all of them cache the same ids.
 
         Args:
-            cores: of the train, changed in place by what rows that leave have learned.
-            optimizer: forgets what it remembers of the rows that changed hands.
+            cores: cores of the train, refitted in place to evicted rows.
+            optimizer: its state of the reassigned rows is set to zero.
         """
         self._merge_processes()
         seen, counts = self.counts()
@@ -161,19 +163,19 @@ class HotRows(nn.Module):
         self._counts = counts // 2
         self._seen, self._counts = seen[self._counts > 0], self._counts[self._counts > 0]
         self._since = self._calls = 0
-        self._leave_to_the_first()
+        self._clear_other_processes()
         return free
 
     def _hottest(
         self, seen: torch.Tensor, counts: torch.Tensor, before: torch.Tensor
     ) -> torch.Tensor:
-        """By count, a quarter more for those that are cached; of equals the lower ids."""
+        """Return ids by count, with a quarter more for cached ones; ties go to the lower id."""
         score = counts * (4 + torch.isin(seen, before).long())
         order = score.sort(descending=True, stable=True).indices
-        kept = seen[order[: len(self.weight)]]
-        # Cached ids that nobody asked for stay while there is room.
+        hottest = seen[order[: len(self.weight)]]
+        # Cached ids without look-ups stay while rows are free.
         idle = before[(before >= 0) & ~torch.isin(before, seen)]
-        return torch.cat([kept, idle[: len(self.weight) - len(kept)]])
+        return torch.cat([hottest, idle[: len(self.weight) - len(hottest)]])
 
     def _absorb(
         self,
@@ -183,7 +185,7 @@ class HotRows(nn.Module):
         counted: tuple[torch.Tensor, torch.Tensor],
         others: torch.Tensor,
     ) -> None:
-        """Refit the last core to the rows that leave, and to the others counted as they are."""
+        """Refit the last core to the evicted rows, and to the present values of other rows."""
         (seen, counts), gone = counted, before[leaving]
         positions = torch.searchsorted(seen, gone).clamp(max=max(len(seen) - 1, 0))
         counted_before = (
@@ -228,43 +230,43 @@ class HotRows(nn.Module):
         torch.distributed.all_gather_object(every, local)
         seen, counts, lookups, calls = zip(*every, strict=True)
         self._seen, self._counts = _added_up(torch.cat(seen), torch.cat(counts))
-        a_call = sum(lookups) / max(sum(calls), 1)
-        wanted = _LOOKUPS_A_ROW * len(self.weight)
-        self._calls_until_due = max(1, math.ceil(wanted / max(a_call, 1)))
+        per_call = sum(lookups) / max(sum(calls), 1)
+        lookups_due = _LOOKUPS_PER_ROW * len(self.weight)
+        self._calls_until_due = max(1, math.ceil(lookups_due / max(per_call, 1)))
 
-    def _leave_to_the_first(self) -> None:
-        """What all processes counted together is kept by one, lest it is added up once for each."""
+    def _clear_other_processes(self) -> None:
+        """Clear the counts except in rank 0, so that the next merge adds the common counts once."""
         if _processes() > 1 and torch.distributed.get_rank():
             self._seen, self._counts = self._seen[:0], self._counts[:0]
 
     def get_extra_state(self) -> dict[str, torch.Tensor]:
-        """The counts; saved with the rows."""
+        """Return the counts and gains, which are saved with the rows."""
         seen, counts = self.counts()
         since = torch.tensor(self._since)
         return {"seen": seen, "counts": counts, "since": since, "gain": self.gain}
 
     def set_extra_state(self, state: dict[str, torch.Tensor]) -> None:
-        """Counts that were saved."""
+        """Restore saved counts and gains."""
         self._pending, self._waiting = [], 0
         self._hits.zero_()
         self._seen, self._counts = state["seen"], state["counts"]
         self._since = int(state["since"])
-        if "gain" in state:  # else it was saved when gradients were as they came
+        if "gain" in state:  # older files have none
             self.gain.copy_(state["gain"])
         self._calls, self._calls_until_due = 0, 1
-        self._leave_to_the_first()
+        self._clear_other_processes()
 
     def extra_repr(self) -> str:
         return f"{len(self.weight)}, policy={self.policy!r}"
 
 
 def cache_bytes(rows: int, dim: int, item_bytes: int) -> int:
-    """Of so many cached rows: their numbers and gains, and the table that finds them."""
+    """Return the bytes of cached rows, their gains and their hash table."""
     return rows * (dim + 1) * item_bytes + _capacity(rows) * 2 * torch.int64.itemsize
 
 
 def _processes() -> int:
-    """That train together."""
+    """Return the number of processes that train together."""
     distributed = torch.distributed
     if not (distributed.is_available() and distributed.is_initialized()):
         return 1
@@ -272,18 +274,18 @@ def _processes() -> int:
 
 
 def _capacity(rows: int) -> int:
-    """Places of the table: at most half of them are taken."""
+    """Return the slots of the hash table, of which at most half are used."""
     return 1 << (2 * rows - 1).bit_length()
 
 
 def _rows(cores: list[torch.Tensor], ids: torch.Tensor) -> torch.Tensor:
-    """Rows of the train to the bit as they are looked up."""
+    """Return rows of the train, bit-identical to look-ups."""
     rows = math.prod(core.shape[0] for core in cores)
-    return door.look_up(cores, None, None, ids, None, None, rows, -1, len(ids), 0)
+    return kernels.look_up(cores, None, None, ids, None, None, rows, -1, len(ids), 0)
 
 
 class _Gained(torch.autograd.Function):
-    """Rows [n, dim] as they are; their gradient times a factor each, [n]."""
+    """Identity of rows [n, dim] that multiplies their gradients by factors [n]."""
 
     @staticmethod
     def forward(ctx: Any, rows: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
@@ -297,23 +299,23 @@ class _Gained(torch.autograd.Function):
 
 
 def _gains(cores: list[torch.Tensor], ids: torch.Tensor) -> torch.Tensor:
-    """How much further a step of gradient descent moves rows of the train, float [ids].
+    """Return the gains of rows of the train, float [ids], at least 1.
 
-    The mean over a row's numbers of the squares of their derivatives by all slices: for each slice
-    its columns, times the squares of what stands left of it, and of what stands right. 1 at least.
+    A gain is the sum of squared derivatives of a row by its slices, averaged over its numbers: per
+    slice, its columns times the squared norms of the products to its left and to its right.
     """
     dim = math.prod(core.shape[2] for core in cores)
     gains = [torch.ones(0, device=ids.device, dtype=cores[0].dtype)]
-    for part in ids.split(_GAINS_AT_ONCE):
+    for part in ids.split(_GAINS_PER_CHUNK):
         slices: list[torch.Tensor] = []
-        left_over = part
+        remaining = part
         for core in reversed(cores):
-            slices.insert(0, core[left_over % core.shape[0]])
-            left_over = left_over // core.shape[0]
+            slices.insert(0, core[remaining % core.shape[0]])
+            remaining = remaining // core.shape[0]
         squares = torch.zeros(len(part), device=ids.device, dtype=cores[0].dtype)
-        left = one = slices[0].new_ones(len(part), 1, 1)
+        left = unit = slices[0].new_ones(len(part), 1, 1)
         for place, current in enumerate(slices):
-            right = one
+            right = unit
             for following in reversed(slices[place + 1 :]):
                 right = torch.einsum("nrqs,nsa->nrqa", following, right).flatten(2)
             squares += current.shape[2] * left.square().sum((1, 2)) * right.square().sum((1, 2))
@@ -328,12 +330,12 @@ def _added_up(ids: torch.Tensor, each: torch.Tensor) -> tuple[torch.Tensor, torc
 
 
 def _hashed(ids: torch.Tensor, capacity: int) -> torch.Tensor:
-    """A table of hot rows in which a search from `start` on, one place after the other, ends."""
+    """Return the hash table of hot rows, with linear probing from `start`."""
     table = torch.full((capacity, 2), -1, dtype=torch.int64)
     rows = torch.nonzero(ids >= 0).flatten()
     place = reference.start(ids[rows], capacity)
     while len(rows):
-        # Of those that want the same free place the last one gets it.
+        # Of rows that claim the same free slot the last one gets it.
         claimed = torch.full((capacity,), -1, dtype=torch.int64)
         claimed[place] = rows
         got = (table[place, 0] < 0) & (claimed[place] == rows)

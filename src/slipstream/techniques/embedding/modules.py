@@ -1,4 +1,4 @@
-"""What modules of every table format have in common: they are called as torch's embeddings are."""
+"""Base classes of the modules of all table formats, with the interface of torch's embeddings."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from slipstream.techniques.embedding.kernels.bags import check, check_weights
 from slipstream.techniques.embedding.weighting import chunks
 
 CHUNK_ROWS = 1 << 20
-"""Rows that are made at once where a whole table is."""
+"""Rows per chunk when a whole table is materialized."""
 
 _LINE_BYTES = 64
 
 
 @runtime_checkable
 class CompressedEmbedding(Protocol):
-    """A module that is called as ``nn.Embedding`` or ``nn.EmbeddingBag`` and has fewer numbers.
+    """A compressed module with the interface of ``nn.Embedding`` or ``nn.EmbeddingBag``.
 
     Attributes:
-        num_embeddings, embedding_dim: of the table it stands for.
-        nbytes: of its parameters; what several modules share counts for each of them.
-        reads_per_id: cache lines of parameters that one id reads, on average.
-        flops_per_id: of arithmetic to make a row and add it to a bag.
+        num_embeddings, embedding_dim: size of the represented table.
+        nbytes: bytes of its parameters; each module counts shared parameters in full.
+        reads_per_id: average cache lines of parameters read per id.
+        flops_per_id: operations to compute a row and add it to a bag.
     """
 
     num_embeddings: int
@@ -53,40 +53,40 @@ class CompressedEmbedding(Protocol):
     def flops_per_id(self) -> int: ...
 
     def materialize(self, rows: torch.Tensor) -> torch.Tensor:
-        """The rows of these ids, exactly as they are looked up: [len(rows), embedding_dim]."""
+        """Return the rows of these ids, bit-identical to look-ups: [len(rows), embedding_dim]."""
 
     def to_dense(self, chunk_rows: int = CHUNK_ROWS) -> torch.Tensor:
-        """The whole table: [num_embeddings, embedding_dim]."""
+        """Return the whole table: [num_embeddings, embedding_dim]."""
 
 
 class Exportable(nn.Module, ABC):
-    """A module that has another one in its place where a model is exported."""
+    """A module that is replaced when a model is exported."""
 
     mode: str | None = None
-    """Of bags: sum, mean or max; None where rows are looked up by themselves."""
+    """Reduction of bags: sum, mean or max; None for look-ups of single rows."""
 
     @abstractmethod
     def for_export(self) -> nn.Module:
-        """A module of operators that ONNX has; itself where its own are such.
+        """Return a module of operators in ONNX, which may be `self`.
 
         Raises:
-            InvalidArgumentError: there is none for its dtype.
+            InvalidArgumentError: the dtype cannot be exported.
         """
 
 
 class Rows(Exportable):
-    """Rows that are found by their number."""
+    """Rows looked up by their index."""
 
     @abstractmethod
     def look_up(self, ids: torch.Tensor) -> torch.Tensor:
-        """Rows of `ids` [count], each a row, as they are stored: [count, width]."""
+        """Return the stored rows of `ids` [count]: [count, width]."""
 
     def widen(self, rows: torch.Tensor) -> torch.Tensor:
-        """Stored rows, or sums of them, to [..., embedding_dim]: a linear map, here none."""
+        """Map stored rows, or sums of them, linearly to [..., embedding_dim]; here the identity."""
         return rows
 
     def for_export(self) -> nn.Module:
-        """Itself."""
+        """Return `self`."""
         return self
 
 
@@ -94,9 +94,9 @@ class Table(Rows):
     """Rows with their cost: `LowDimTable`, `QuantizedTable`, `HashedTable`.
 
     Attributes:
-        parameter: tells device and dtype.
-        row_bytes: of parameters that one id reads.
-        flops_per_id: of arithmetic to make a row.
+        parameter: a tensor with the device and dtype of the table.
+        row_bytes: bytes of parameters read per id.
+        flops_per_id: operations to compute a row.
     """
 
     num_embeddings: int
@@ -112,16 +112,16 @@ class Table(Rows):
 
     @property
     def flops_per_id(self) -> int:
-        """None but the sum of the bag."""
+        """0: only the sum of the bag costs operations."""
         return 0
 
 
 class CompressedModule(Exportable, CompressedEmbedding):
-    """A table's module, whatever its format; `ById` and `ByBag` tell how it is called.
+    """A table's module in any format; `ById` and `ByBag` define its interface.
 
     Attributes:
-        num_embeddings, embedding_dim: of the table it stands for.
-        padding_idx: an id whose row is zeros and gets no gradient, counted from the front, or None.
+        num_embeddings, embedding_dim: size of the represented table.
+        padding_idx: a non-negative id whose row is zero and gets no gradient, or None.
     """
 
     def __init__(self, num_embeddings: int, embedding_dim: int, padding_idx: int | None) -> None:
@@ -132,47 +132,50 @@ class CompressedModule(Exportable, CompressedEmbedding):
     @property
     @abstractmethod
     def parameter(self) -> torch.Tensor:
-        """A parameter; tells device and dtype."""
+        """A parameter with the device and dtype of the module."""
 
     @abstractmethod
     def look_up(
         self, bags: Bags, mode: str | None, padding_idx: int | None, counted: bool = True
     ) -> torch.Tensor:
-        """Bags of rows: [bags, embedding_dim], differentiable.
+        """Return bags of rows, [bags, embedding_dim], differentiable.
 
         Args:
-            mode: sum, mean or max; None where each bag is one id.
-            padding_idx: an id whose rows do not count; None for none.
-            counted: whether the model reads the rows, and not somebody who looks at the table.
+            mode: sum, mean or max; None if each bag is one id.
+            padding_idx: an id to ignore, or None.
+            counted: whether look-ups count as the model's; False to inspect the table.
 
         Raises:
-            InvalidArgumentError: an id that is no row.
+            InvalidArgumentError: an id is out of range.
         """
 
     @abstractmethod
     def exported_rows(self) -> nn.Module:
-        """The table's `Rows` as they are exported.
+        """Return the table's `Rows` for export.
 
         Raises:
-            InvalidArgumentError: there is no form for their dtype.
+            InvalidArgumentError: the dtype cannot be exported.
         """
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all parameters and codes; what other tables share is counted, too."""
+        """Bytes of all parameters and codes, with those shared by other tables."""
         return sum(tensor.nbytes for tensor in (*self.parameters(), *self.buffers()))
 
     def materialize(self, rows: torch.Tensor) -> torch.Tensor:
-        """The rows of these ids, int32 or int64, padding too: [*rows.shape, embedding_dim].
+        """Return the rows of these ids, padding included: [*rows.shape, embedding_dim].
+
+        Args:
+            rows: ids, int32 or int64.
 
         Raises:
-            InvalidArgumentError: an id that is no row.
+            InvalidArgumentError: an id is out of range.
         """
         bags = each(rows, self.parameter.device)
         return self.look_up(bags, None, None, counted=False).view(*rows.shape, self.embedding_dim)
 
     def to_dense(self, chunk_rows: int = CHUNK_ROWS) -> torch.Tensor:
-        """The whole table: [num_embeddings, embedding_dim], without a gradient.
+        """Return the whole table, [num_embeddings, embedding_dim], without a gradient.
 
         Raises:
             InvalidArgumentError: `chunk_rows` is less than 1.
@@ -187,7 +190,7 @@ class CompressedModule(Exportable, CompressedEmbedding):
         return table
 
     def for_export(self) -> nn.Module:
-        """Its rows, and bags of one size of them."""
+        """Return the exported rows, with bags of equal size."""
         return ExportedBags(self.exported_rows(), self.mode, self.padding_idx)
 
     def extra_repr(self) -> str:
@@ -196,28 +199,28 @@ class CompressedModule(Exportable, CompressedEmbedding):
         return f"{self.num_embeddings}, {self.embedding_dim}{self._format_repr()}{padding}{mode}"
 
     def _format_repr(self) -> str:
-        """What the format adds to `extra_repr`, behind a comma."""
+        """Return the part of `extra_repr` that the format adds, with a leading comma."""
         return ""
 
 
 class ById(CompressedModule):
-    """Called as ``nn.Embedding``."""
+    """A module with the interface of ``nn.Embedding``."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Rows of `input`, int32 or int64 of any shape: [*input.shape, embedding_dim].
+        """Return the rows of `input`, int32 or int64 of any shape: [*input.shape, embedding_dim].
 
         Raises:
-            InvalidArgumentError: an id that is no row, or no integer.
+            InvalidArgumentError: an id is out of range or not an integer.
         """
         bags = each(input, self.parameter.device)
         return self.look_up(bags, None, self.padding_idx).view(*input.shape, self.embedding_dim)
 
 
 class ByBag(CompressedModule):
-    """Called as ``nn.EmbeddingBag``.
+    """A module with the interface of ``nn.EmbeddingBag``.
 
     Attributes:
-        mode, include_last_offset: as ``nn.EmbeddingBag``.
+        mode, include_last_offset: those of ``nn.EmbeddingBag``.
     """
 
     mode: str
@@ -229,10 +232,10 @@ class ByBag(CompressedModule):
         offsets: torch.Tensor | None = None,
         per_sample_weights: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Sums, means or maxima of bags of rows: [bags, embedding_dim]; zeros for empty bags.
+        """Return sums, means or maxima of bags, [bags, embedding_dim]; zeros for empty bags.
 
         Raises:
-            InvalidArgumentError: names the argument and what is wrong with it.
+            InvalidArgumentError: an argument is invalid; the error names it.
         """
         bags = normalise(
             input, offsets, per_sample_weights, self.mode, self.parameter, self.include_last_offset
@@ -245,30 +248,32 @@ class _OverTable(CompressedModule):
 
     def __init__(self, table: Table, padding_idx: int | None = None) -> None:
         if not isinstance(table, nn.Module):
-            raise InvalidArgumentError("table", f"{type(table).__name__} is no module")
+            raise InvalidArgumentError(
+                "table", f"is a {type(table).__name__}, not a torch.nn.Module"
+            )
         super().__init__(table.num_embeddings, table.embedding_dim, padding_idx)
         self.table = table
         self._rows = torch.tensor([table.num_embeddings])
 
     @property
     def parameter(self) -> torch.Tensor:
-        """The table's."""
+        """The parameter of the table."""
         return self.table.parameter
 
     @property
     def reads_per_id(self) -> float:
-        """Cache lines that one id reads: a row begins anywhere in one."""
+        """Average cache lines read per id, for rows at any address."""
         return lines_of(self.table.row_bytes)
 
     @property
     def flops_per_id(self) -> int:
-        """To make a row and add it to a bag."""
+        """Operations to compute a row and add it to a bag."""
         return self.table.flops_per_id + self.embedding_dim
 
     def look_up(
         self, bags: Bags, mode: str | None, padding_idx: int | None, counted: bool = True
     ) -> torch.Tensor:
-        """Sums and means of stored rows, widened; maxima of widened ones: that is not linear."""
+        """Reduce, then widen the stored rows; for maxima, which are not linear, widen first."""
         self._check(bags)
         rows = self.table.look_up(bags.ids)
         if mode is None:
@@ -281,15 +286,15 @@ class _OverTable(CompressedModule):
         return self.table.widen(reduced(rows, bags, mode, padding_idx))
 
     def exported_rows(self) -> nn.Module:
-        """The table."""
+        """Return the table."""
         return self.table
 
     def _check(self, bags: Bags) -> None:
-        """Raise InvalidArgumentError for ids or offsets that are wrong, or weights not finite."""
+        """Raise InvalidArgumentError for invalid ids or offsets, or weights that are not finite."""
         if torch.compiler.is_compiling():
-            # No look at the ids while they are traced: a check that stays in the graph.
+            # Traced ids cannot be read: the check becomes part of the graph.
             inside = (bags.ids >= 0) & (bags.ids < self.num_embeddings)
-            torch._assert_async(inside.all(), "input: ids lie in [0, num_embeddings)")
+            torch._assert_async(inside.all(), "input: an id is not in [0, num_embeddings)")
             return
         check(bags.ids, bags.offsets, self._rows, bags.total)
         if bags.weights is not None:
@@ -300,11 +305,11 @@ class TableEmbedding(_OverTable, ById):
     """``nn.Embedding`` over a table.
 
     Args:
-        table: where rows are.
-        padding_idx: an id whose row is zeros and gets no gradient.
+        table: the table that holds the rows.
+        padding_idx: an id whose row is zero and gets no gradient.
 
     Raises:
-        InvalidArgumentError: a padding row that the table lacks.
+        InvalidArgumentError: the padding row is not in the table.
     """
 
 
@@ -312,11 +317,11 @@ class TableEmbeddingBag(_OverTable, ByBag):
     """``nn.EmbeddingBag`` over a table.
 
     Args:
-        table: where rows are.
-        mode, padding_idx, include_last_offset: as ``nn.EmbeddingBag``.
+        table: the table that holds the rows.
+        mode, padding_idx, include_last_offset: those of ``nn.EmbeddingBag``.
 
     Raises:
-        InvalidArgumentError: an unknown mode, or a padding row that the table lacks.
+        InvalidArgumentError: the mode is unknown, or the padding row is not in the table.
     """
 
     def __init__(
@@ -334,7 +339,7 @@ class TableEmbeddingBag(_OverTable, ByBag):
 def called_as(
     old: nn.Embedding | nn.EmbeddingBag, by_id: Any, by_bag: Any
 ) -> tuple[Any, dict[str, Any]]:
-    """The class of the two that is called as `old` is, and its arguments of padding and mode."""
+    """Return the class with the interface of `old`, and its arguments of padding and mode."""
     if type(old) is nn.Embedding:
         return by_id, {"padding_idx": old.padding_idx}
     return by_bag, {
@@ -344,19 +349,19 @@ def called_as(
 
 
 def over(old: nn.Embedding | nn.EmbeddingBag, table: Table) -> nn.Module:
-    """A module over `table` that is called as `old` is."""
+    """Return a module over `table` with the interface of `old`."""
     kind, arguments = called_as(old, TableEmbedding, TableEmbeddingBag)
     module: nn.Module = kind(table, **arguments)
     return module
 
 
 def lines_of(nbytes: float) -> float:
-    """Cache lines that a run of bytes lies in, on average, when it begins anywhere."""
+    """Return the average cache lines that `nbytes` consecutive bytes touch, at any address."""
     return (nbytes - 1) / _LINE_BYTES + 1
 
 
 class ExportedBags(nn.Module):
-    """A module over rows, in operators that are exported well: bags of one size."""
+    """A module over rows with bags of equal size, in exportable operators."""
 
     def __init__(self, rows: nn.Module, mode: str | None, padding_idx: int | None) -> None:
         super().__init__()
@@ -366,8 +371,8 @@ class ExportedBags(nn.Module):
     def forward(self, input: torch.Tensor, offsets: None = None) -> torch.Tensor:
         if offsets is not None:
             raise InvalidArgumentError(
-                "offsets", "bags with offsets are not exported",
-                remedy="give bags of one size as rows of a two-dimensional input, padded",
+                "offsets", "bags with offsets cannot be exported",
+                remedy="pass padded bags of equal size, as rows of a two-dimensional input",
             )  # fmt: skip
         rows: torch.Tensor = self.rows.widen(self.rows.look_up(input.long().reshape(-1)))
         rows = rows.reshape(*input.shape, rows.shape[-1])

@@ -1,11 +1,11 @@
-"""Models with compressed tables as ONNX: tables stay as small as they are.
+"""ONNX export of models with compressed tables, which stay compressed.
 
-Hashed blocks are found in the runtime by the same integer arithmetic (`robe_reference`), tensor
-trains are multiplied there, codes are scaled there. Which row a hashed id shares is written down,
-four bytes each. Tensor trains with cached rows become the dense table.
+The runtime locates hashed blocks by the same integer arithmetic (`robe_reference`), multiplies
+tensor trains and scales codes. The row of each hashed id is stored, in four bytes. Tensor trains
+with cached rows become the dense table.
 
-PyTorch's TorchScript exporter writes the model; operators on integers that it lacks are told to it
-here.
+PyTorch's TorchScript exporter writes the model; this module registers the integer operators that
+the exporter lacks.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ def export(
     """Write `model` as an ONNX file whose first dimensions may have any size.
 
     Args:
-        model: with compressed tables or without; it is not changed. Exported as in evaluation.
-        example: its argument, or a tuple of its arguments: ids int64, say. Bags must be rows of a
-            two-dimensional input, all of one size in the exported model.
-        input_names, output_names: in the file; ``input_0`` and so on by default.
+        model: the model, which is not modified. It is exported in evaluation mode.
+        example: its argument, or a tuple of its arguments, such as int64 ids. Bags must be rows of
+            a two-dimensional input, of equal size in the exported model.
+        input_names, output_names: names in the file; ``input_0`` and so on by default.
 
     Returns:
         `path`.
 
     Raises:
-        InvalidArgumentError: bags with offsets, mode max, float64 tables: names what there is no
-            form for.
+        InvalidArgumentError: the model has bags with offsets, mode max or float64 tables, which
+            cannot be exported.
         MissingExtraError: the package onnx is not installed.
         SlipstreamError: the file cannot be written.
     """
@@ -55,7 +55,7 @@ def export(
     names = list(input_names or [f"input_{place}" for place in range(len(arguments))])
     if len(names) != len(arguments):
         raise InvalidArgumentError(
-            "input_names", f"there are {len(names)} for {len(arguments)} arguments"
+            "input_names", f"has {len(names)} names for {len(arguments)} arguments"
         )
     exported = _exportable(copy.deepcopy(model).eval())
     with _IntegerOperators():
@@ -63,17 +63,17 @@ def export(
 
 
 def _exportable(model: nn.Module) -> nn.Module:
-    """`model` with modules in the place of those that have no operators in ONNX.
+    """Return `model` with exportable modules instead of those without ONNX operators.
 
     Raises:
-        InvalidArgumentError: a table has the mode max, or there is no form for its dtype.
+        InvalidArgumentError: a table has mode max, or a dtype that cannot be exported.
     """
     exchanged: list[str] = []
     for name, module in list(model.named_modules()):
         if not isinstance(module, Exportable) or any(name.startswith(f"{n}.") for n in exchanged):
             continue
         if module.mode == "max":
-            raise InvalidArgumentError("model", f"'{name}' has the mode max, which is not exported")
+            raise InvalidArgumentError("model", f"'{name}' has mode max, which cannot be exported")
         new = module.for_export()
         if new is module:
             continue
@@ -86,7 +86,7 @@ def _exportable(model: nn.Module) -> nn.Module:
 
 
 class _IntegerOperators:
-    """While it lasts, the exporter knows the operators that find hashed blocks."""
+    """Context in which the exporter supports the operators that locate hashed blocks."""
 
     def __enter__(self) -> None:
         exporter: Any = torch.onnx
@@ -104,9 +104,9 @@ def _bitwise_xor(g: Any, x: Any, y: Any) -> Any:
 
 
 def _right_shift(g: Any, x: Any, shift: Any) -> Any:
-    """``x >> shift`` of 64 bits; by a division, which is exact without the bits that go."""
+    """Return ``x >> shift`` of 64 bits as a division, exact after the low bits are cleared."""
     bits = shift.node().t("value").item()
-    below, unit = (
+    low_bits, unit = (
         g.op("Constant", value_t=torch.tensor(value)) for value in ((1 << bits) - 1, 1 << bits)
     )
-    return g.op("Div", g.op("Sub", x, g.op("BitwiseAnd", x, below)), unit)
+    return g.op("Div", g.op("Sub", x, g.op("BitwiseAnd", x, low_bits)), unit)

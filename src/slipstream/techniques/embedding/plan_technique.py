@@ -1,4 +1,4 @@
-"""embedding_plan: each large embedding table in the format that loses least within a budget."""
+"""embedding_plan: each large embedding table in the format of least error within a budget."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ plan.apply(model, optimizer)"""
 
 @dataclass(frozen=True)
 class EmbeddingPlan(TableExchange):
-    """Tables of at least `rows` rows in `ratio` times fewer bytes together.
+    """Compression of tables of at least `rows` rows to `ratio` times fewer bytes in total.
 
     Attributes:
         ratio: bytes of the tables over bytes of the plan.
-        methods: table formats to choose from, joined by ``/``: ``lowdim/robe``; all when empty.
-        file: a plan that was saved (`slipstream.embedding.Plan.save`); then the others say nothing.
-        rows: smaller tables stay as they are.
+        methods: table formats to choose from, joined by ``/``: ``lowdim/robe``; all if empty.
+        file: a plan saved by `slipstream.embedding.TablePlan.save`, which overrides the others.
+        rows: smaller tables stay unchanged.
         only, except_: patterns of modules' qualified names.
     """
 
@@ -55,14 +55,16 @@ class EmbeddingPlan(TableExchange):
 
     def __post_init__(self) -> None:
         if not (self.ratio >= 1 and math.isfinite(self.ratio)):
-            raise InvalidArgumentError("embedding_plan:ratio", f"{self.ratio} is not from 1 up")
+            raise InvalidArgumentError(
+                "embedding_plan:ratio", f"{self.ratio} is not a finite number of at least 1"
+            )
         if self.methods:
             from slipstream.techniques.embedding.formats import formats_of
 
             formats_of(self.methods.split("/"))
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
-        """None, or why no table is worth it."""
+        """Return why no table is exchanged; None if one is."""
         if (reason := self.why_no_table(graph)) is not None:
             return reason
         try:
@@ -70,74 +72,74 @@ class EmbeddingPlan(TableExchange):
         except InvalidArgumentError as error:
             return error.what
         if not plan.exchanged:
-            return "every table is best left as it is"
+            return "no table format is better than the dense table"
         return None
 
     def groups(self, graph: Graph) -> list[Group]:
-        """Tables in one array together, each other table by itself."""
+        """Return one group for the tables in a shared array, and one per other table."""
         from slipstream.techniques.embedding.formats import FORMATS
 
         by_name: dict[str, list[Lookup]] = {}
-        for one in self.chosen_lookups(graph):
-            by_name.setdefault(one.module, []).append(one)
+        for lookup in self.chosen_lookups(graph):
+            by_name.setdefault(lookup.module, []).append(lookup)
         if not by_name:
             return []
         plan = self._plan(self._facts(graph), _trains(graph))
-        facts = {one.name: one for one in plan.facts}
+        facts = {table.name: table for table in plan.facts}
         groups = []
         for names in plan.together():
-            known = [name for name in names if name in by_name]
-            if not known:
+            present = [name for name in names if name in by_name]
+            if not present:
                 continue
-            choice = plan.tables[known[0]]
+            choice = plan.tables[present[0]]
             settings, nbytes = plan.settings_of(choice), choice.nbytes
             if "numbers" in settings:
                 settings, nbytes = {**settings, "numbers": plan.numbers}, 4 * plan.numbers
-            trained = FORMATS[choice.format].trained(facts[known[0]], settings, nbytes)
-            lookups = tuple(one for name in known for one in by_name[name])
+            trained = FORMATS[choice.format].trained(facts[present[0]], settings, nbytes)
+            lookups = tuple(lookup for name in present for lookup in by_name[name])
             groups.append(Group(lookups, choice.format, settings, nbytes, trained))
         return groups
 
     def summary(self, groups: Sequence[Group]) -> str:
-        """Bytes before and after, and the formats."""
+        """Return the bytes before and after, and the formats."""
         formats = ", ".join(sorted({group.format for group in groups}))
         now, then = dense_bytes(groups), sum(group.nbytes for group in groups)
         return f"tables of {format_bytes(now)} in {format_bytes(then)}: {formats}"
 
     def plans(self, built: BuiltWorkload, tables: Sequence[TableFacts]) -> list[TablePlan]:
-        """One plan; of trained tables where the step has no optimizer."""
+        """Return one plan, for trained tables if the step has no optimizer."""
         trains = built.optimizer is not None
         plan = self._plan(tables, trains)
         return [plan if trains else plan.converting(built.model)]
 
     def quality(self, graph: Graph | None = None) -> Quality:
-        """Another model, or the trained one rounded."""
+        """Require training, or report rounding of trained tables if the step is inference."""
         if graph is not None and not _trains(graph):
             return Quality(
                 QualityKind.ROUNDING,
                 "trained tables are approximated; ss.embedding.plan(model, trained=True) measures "
-                "what is lost of each",
+                "the error of each",
             )
         return Quality(
             QualityKind.NEEDS_TRAINING,
-            "the tables are other ones and have to be trained as such; what they lose is assumed, "
-            "and measured by ss.embedding.plan(model, evaluate=...)",
+            "the new tables must be trained from scratch; their error is assumed, "
+            "and ss.embedding.plan(model, evaluate=...) measures it",
         )
 
     def _facts(self, graph: Graph) -> list[TableFacts]:
-        """Tables by the names of their modules, in the order of the names."""
+        """Return the tables, sorted by the names of their modules."""
         from slipstream.techniques.embedding.formats.format import TableFacts
 
-        sizes = {one.module: one.weight.shape for one in self.chosen_lookups(graph)}
+        sizes = {lookup.module: lookup.weight.shape for lookup in self.chosen_lookups(graph)}
         return [TableFacts(name, rows, dim) for name, (rows, dim) in sorted(sizes.items())]
 
     def _plan(self, facts: Sequence[TableFacts], trains: bool) -> TablePlan:
-        """The same from a graph as from a model: sizes alone are known of both."""
+        """Return the plan, which depends on sizes only and so is the same for graph and model."""
         from slipstream.techniques.embedding.planning import TablePlan, plan_tables
 
         if self.file:
             return dataclasses.replace(TablePlan.load(self.file), facts=tuple(facts))
-        ordered = sorted(facts, key=lambda one: one.name)
+        ordered = sorted(facts, key=lambda table: table.name)
         methods = self.methods.split("/") if self.methods else None
         return plan_tables(ordered, ratio=self.ratio, methods=methods, codes=not trains).best
 

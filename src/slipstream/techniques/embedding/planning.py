@@ -1,4 +1,4 @@
-"""`plan`: the format of each table of a model, within a budget of bytes."""
+"""`plan`: choose the format of each table of a model, within a budget of bytes."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from slipstream.techniques.embedding.formats.format import (
 from slipstream.techniques.embedding.formats.robe import SIGN
 from slipstream.units import format_bytes, parse_bytes
 
-LEAST_ROWS = 2000
-"""Smaller tables stay as they are: they cost nothing and would only collide."""
+MIN_ROWS = 2000
+"""Smaller tables stay unchanged: they take little memory, and compression only loses accuracy."""
 
 MIXED = "mixed"
 PLAIN = "lowdim"
-"""The format that goes first where nothing was measured."""
+"""The preferred format if errors are assumed, not measured."""
 
 _BLOCK = 32
 _LARGEST_BYTES = 64 << 20
@@ -47,15 +47,15 @@ _VERSION = 1
 
 @dataclass(frozen=True)
 class Alternative:
-    """What a single format would do in the plan's place, or the mixture of all.
+    """A compared plan: a single format for all tables, or the mixture of formats.
 
     Attributes:
-        method: its name, or ``mixed``.
-        nbytes: of all tables.
-        error: one minus the geometric mean of what tables keep, weighted by their look-ups; None
-            where it does not fit the budget.
-        score: as measured by the user's `evaluate`; None without it.
-        why_not: why it was left out; empty where it was not.
+        method: the name of the format, or ``mixed``.
+        nbytes: bytes of all tables.
+        error: one minus the geometric mean of the tables' retained shares, weighted by look-ups;
+            None if the tables do not fit the budget.
+        score: the score that `evaluate` returned; None without it.
+        why_not: why it was excluded; empty if it was not.
     """
 
     method: str
@@ -71,13 +71,13 @@ class TablePlan:
 
     Attributes:
         tables: the choice by table.
-        budget: bytes that all of them may have.
-        dense_bytes: that they had.
-        method: ``mixed``, or the single format that is better.
-        alternatives: all that were compared, the best first.
-        basis: where errors come from: measured on trained tables, or assumed.
-        block, sign: of the array that tables of the format ``robe`` share.
-        facts: what is known of the tables; not saved.
+        budget: the maximum bytes of all tables.
+        dense_bytes: bytes of the uncompressed tables.
+        method: ``mixed``, or the name of the single format.
+        alternatives: all compared plans, the best first.
+        basis: whether errors are measured on trained tables or assumed.
+        block, sign: settings of the array that tables of the format ``robe`` share.
+        facts: sizes, look-ups and weights of the tables; not saved.
     """
 
     tables: Mapping[str, Choice]
@@ -94,33 +94,33 @@ class TablePlan:
     def of(
         cls, facts: Sequence[TableFacts], tables: Mapping[str, Choice], **settings: Any
     ) -> TablePlan:
-        """The plan of these choices, whatever they need.
+        """Return the plan of these choices, with their bytes as the budget.
 
         Args:
             settings: further attributes.
         """
         budget = sum(choice.nbytes for choice in tables.values())
-        dense = sum(one.nbytes for one in facts)
+        dense = sum(table.nbytes for table in facts)
         return cls(tables, budget, dense, facts=tuple(facts), **settings)
 
     @property
     def exchanged(self) -> dict[str, Choice]:
-        """The choices of tables that do not stay dense."""
+        """Choices of the tables that do not stay dense."""
         return {n: choice for n, choice in self.tables.items() if choice.format != Dense.name}
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tables in their new form."""
+        """Bytes of all tables in their new formats."""
         return sum(choice.nbytes for choice in self.tables.values())
 
     @property
     def ratio(self) -> float:
-        """How many times smaller the tables become."""
+        """Bytes of the uncompressed tables over bytes of the plan."""
         return self.dense_bytes / self.nbytes
 
     @property
     def numbers(self) -> int:
-        """Of the array that hashed tables share; 0 for none."""
+        """Numbers in the array that hashed tables share; 0 without one."""
         return sum(
             number
             for choice in self.tables.values()
@@ -128,7 +128,7 @@ class TablePlan:
         )
 
     def together(self) -> list[list[str]]:
-        """Exchanged tables by name: those with one set of parameters, others by themselves."""
+        """Return names of exchanged tables, grouped by shared parameters."""
         shared: dict[str, list[str]] = {}
         together: list[list[str]] = []
         for name, choice in self.exchanged.items():
@@ -139,22 +139,22 @@ class TablePlan:
         return together
 
     def settings_of(self, choice: Choice) -> Settings:
-        """What a table's module is made with; of a shared array also what all its tables have."""
+        """Return the settings of a table's module, with those of the array if it is shared."""
         if not FORMATS[choice.format].shared:
             return choice.settings
         return {**choice.settings, "block": min(self.block, self.numbers), "sign": self.sign}
 
     def apply(self, model: torch.nn.Module, optimizer: Any = None) -> torch.nn.Module:
-        """Exchange the tables of `model`, in place; `optimizer` trains the new parameters.
+        """Exchange the tables of `model` in place; `optimizer` then trains the new parameters.
 
         Returns:
             `model`.
 
         Raises:
-            InvalidArgumentError: the model lacks a table of the plan, or it has another size.
-            WorkloadError: the optimizer has different settings for tables that become one.
+            InvalidArgumentError: a table of the plan is missing in the model or has another size.
+            WorkloadError: the optimizer has different settings for tables that share parameters.
         """
-        facts = {one.name: one for one in self.facts}
+        facts = {table.name: table for table in self.facts}
         modules = dict(model.named_modules())
         for name, choice in self.tables.items():
             _check(name, modules.get(name), choice, facts.get(name))
@@ -163,15 +163,15 @@ class TablePlan:
         start = Start.like([modules[name].weight for name in self.exchanged])
         for names in self.together():
             old = [modules[name] for name in names]
-            every = []
+            exchanges = []
             for name, module in zip(names, old, strict=True):
                 table = facts.get(name)
                 if table is None:
                     table = TableFacts(name, module.num_embeddings, module.embedding_dim)
                 elif table.weight is not None:
                     table = dataclasses.replace(table, weight=module.weight.detach())
-                every.append(Exchange(module, table, self.settings_of(self.tables[name])))
-            new = FORMATS[self.tables[names[0]].format].modules(every, start)
+                exchanges.append(Exchange(module, table, self.settings_of(self.tables[name])))
+            new = FORMATS[self.tables[names[0]].format].modules(exchanges, start)
             for name, module in zip(names, new, strict=True):
                 place(model, name, module.train(modules[name].training))
             if optimizer is not None:
@@ -180,55 +180,55 @@ class TablePlan:
         return model
 
     def converting(self, model: torch.nn.Module) -> TablePlan:
-        """The same plan for tables that are trained: their numbers are kept as well as can be."""
+        """Return this plan for the trained tables of `model`, whose rows it then approximates."""
         weights = {
             name: module.weight.detach()
             for name, module in model.named_modules()
             if name in self.tables
             and isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag)
         }
-        known = {one.name: one for one in self.facts}
+        planned = {table.name: table for table in self.facts}
         facts = [
-            dataclasses.replace(known.get(name) or TableFacts(name, *weight.shape), weight=weight)
+            dataclasses.replace(planned.get(name) or TableFacts(name, *weight.shape), weight=weight)
             for name, weight in weights.items()
         ]
         return dataclasses.replace(self, facts=tuple(facts))
 
     def table(self) -> Table:
-        """The format of each table, and what else was compared."""
+        """Return the format of each table, with the compared plans as notes."""
         rows = [
             (name, _described(choice), format_bytes(choice.nbytes), f"{choice.error:.1%}")
             for name, choice in self.tables.items()
         ]
         columns = (
-            Column("table"), Column("kept as"), Column("bytes", "right"), Column("lost", "right"),
+            Column("table"), Column("format"), Column("bytes", "right"), Column("lost", "right"),
         )  # fmt: skip
         method = self.method if self.exchanged else Dense.name
         title = (
             f"{format_bytes(self.dense_bytes)} of tables in {format_bytes(self.nbytes)} "
             f"({self.ratio:.1f}x less): {method}, errors {self.basis.value}"
         )
-        return Table(columns, rows, title=title, notes=tuple(map(_said, self.alternatives)))
+        return Table(columns, rows, title=title, notes=tuple(map(_note, self.alternatives)))
 
     def __str__(self) -> str:
         return self.table().to_markdown()
 
     def save(self, path: str | Path) -> None:
-        """Write it as JSON, whole or not at all.
+        """Write the plan as JSON, atomically.
 
         Raises:
             SlipstreamError: the file cannot be written.
         """
-        kept = {
+        document = {
             "version": _VERSION, "budget": self.budget, "dense_bytes": self.dense_bytes,
             "method": self.method, "basis": self.basis.value, "block": self.block,
             "sign": self.sign,
             "tables": {name: _written(choice) for name, choice in self.tables.items()},
-            "alternatives": [dataclasses.asdict(one) for one in self.alternatives],
+            "alternatives": [dataclasses.asdict(plan) for plan in self.alternatives],
         }  # fmt: skip
         try:
-            with replacing(Path(path)) as beside:
-                beside.write_text(json.dumps(kept, indent=1), encoding="utf-8")
+            with replacing(Path(path)) as draft:
+                draft.write_text(json.dumps(document, indent=1), encoding="utf-8")
         except OSError as error:
             raise SlipstreamError(
                 f"cannot be written: {error.strerror}", where=str(path)
@@ -236,21 +236,23 @@ class TablePlan:
 
     @classmethod
     def load(cls, path: str | Path) -> TablePlan:
-        """What `save` wrote. Trained numbers are not in it: codes cannot be made from it.
+        """Read a plan that `save` wrote.
+
+        The file holds no weights: call `converting` before you apply formats of trained tables.
 
         Raises:
-            InvalidArgumentError: the file cannot be read, or is no plan.
+            InvalidArgumentError: the file cannot be read, or is not a plan.
         """
         try:
             saved = json.loads(read_bytes(Path(path), most=_LARGEST_BYTES))
             if saved["version"] != _VERSION:
                 raise ValueError(f"version {saved['version']} is not {_VERSION}")
-            tables = {str(name): _choice(one) for name, one in saved["tables"].items()}
-            alternatives = tuple(Alternative(**one) for one in saved["alternatives"])
+            tables = {str(name): _choice(choice) for name, choice in saved["tables"].items()}
+            alternatives = tuple(Alternative(**item) for item in saved["alternatives"])
             return cls(
                 tables, int(saved["budget"]), int(saved["dense_bytes"]), str(saved["method"]),
                 alternatives, Provenance(saved["basis"]), int(saved["block"]),
-                # Plans that do not say were made when rows had signs.
+                # Files without this key were written when rows had signs.
                 bool(saved.get("sign", True)),
             )  # fmt: skip
         except (
@@ -258,7 +260,7 @@ class TablePlan:
             RecursionError,
         ) as error:  # fmt: skip
             raise InvalidArgumentError(
-                "path", f"is no plan of embedding tables: {error}", where=str(path)
+                "path", f"is not a plan of embedding tables: {error}", where=str(path)
             ) from error
 
 
@@ -271,33 +273,35 @@ def plan(
     methods: Iterable[str] | None = None,
     trained: bool = False,
     evaluate: Callable[[torch.nn.Module], float] | None = None,
-    least_rows: int = LEAST_ROWS,
+    least_rows: int = MIN_ROWS,
 ) -> TablePlan:
-    """Choose for each table of `model` the format, so that all fit the budget.
+    """Choose the format of each table of `model`, so that all tables fit the budget.
 
-    The mixture that loses least is compared with each format alone: where one of them is no worse,
-    it is taken, since it is simpler. What is lost of a trained table is measured on its numbers,
-    weighted by how often rows are read. For a table that is yet to be trained it is an assumption,
-    on which nothing is risked: a plain smaller dimension goes first wherever it fits, since no
-    other format was above it on real data by more than seeds differ. `evaluate` tells the truth: it
-    trains or scores a compressed copy of the model, one for each alternative, and the best score
-    wins. A smaller dimension is among them whatever `methods` are.
+    The mixture of formats with the least error is compared with each format alone; a single format
+    that is no worse is preferred, since it is simpler. The error of a trained table is measured on
+    its rows, weighted by their look-ups. The error of an untrained table is assumed; then a smaller
+    dimension is preferred if it fits, since on real data no other format was better by more than
+    the variation between seeds. With `evaluate`, which trains or scores a compressed copy of the
+    model per alternative, the best score decides; a smaller dimension is always one of the
+    alternatives.
 
     Args:
         id_stats: how often rows are looked up: a recorded graph with the statistic "ids", or
-            counts [rows] by the name of the table's module. All alike if None.
-        budget: bytes of all tables together: a number or ``"512MiB"``; those of tables with fewer
-            than `least_rows` rows, which stay as they are, not counted. Or
-        ratio: how many times smaller they shall be.
+            counts [rows] by the name of the table's module. Uniform if None.
+        budget: maximum bytes of all tables, an integer or a text such as ``"512MiB"``; tables with
+            fewer than `least_rows` rows stay unchanged and do not count. Pass this or `ratio`.
+        ratio: bytes of the tables over bytes of the plan.
         methods: names of `FORMATS` to choose from; all if None. ``dense`` is always possible.
-        trained: the tables hold trained numbers: errors are measured, rows are converted, and
+        trained: whether the tables are trained: errors are measured, rows are converted, and
             codes of eight and four bits are possible.
-        evaluate: a copy of the model with compressed tables to a score, the higher the better.
+        evaluate: function from a copy of the model with compressed tables to a score; higher is
+            better.
+        least_rows: minimum number of rows of a table to compress.
 
     Raises:
-        InvalidArgumentError: neither or both of budget and ratio; no table; nothing fits; trained
-            numbers that are not finite; `evaluate` gives no scores.
-        UnknownNameError: no such method, or counts of a table that the model lacks.
+        InvalidArgumentError: both or neither of budget and ratio; no table; no plan fits; trained
+            weights that are not finite; `evaluate` returns no scores.
+        UnknownNameError: an unknown method, or counts of a table that is not in the model.
     """
     if not isinstance(model, torch.nn.Module):
         raise InvalidArgumentError("model", f"is a {type(model).__name__}, not a torch.nn.Module")
@@ -306,16 +310,19 @@ def plan(
     compared = plan_tables(facts, budget=budget, ratio=ratio, methods=methods)
     plain = _plain(facts, compared, budget, ratio)
     if evaluate is None:
-        beside = tuple(
-            dataclasses.replace(_alternative(one), why_not="not among the methods asked for")
-            for one in plain
+        unrequested = tuple(
+            dataclasses.replace(_alternative(other), why_not="not in the requested methods")
+            for other in plain
         )
         best = compared.best
-        return dataclasses.replace(best, alternatives=(*best.alternatives, *beside))
+        return dataclasses.replace(best, alternatives=(*best.alternatives, *unrequested))
     compared = dataclasses.replace(compared, plans=(*compared.plans, *plain))
-    scored = [(_score(evaluate(one.apply(copy.deepcopy(model)))), one) for one in compared.plans]
+    scored = [
+        (_score(evaluate(candidate.apply(copy.deepcopy(model)))), candidate)
+        for candidate in compared.plans
+    ]
     if all(score == -math.inf for score, _ in scored):
-        raise InvalidArgumentError("evaluate", "gave no alternative a score: all are NaN")
+        raise InvalidArgumentError("evaluate", "returned NaN for every alternative")
     return compared.judged(scored)
 
 
@@ -324,8 +331,7 @@ class Compared:
     """Plans for the same tables and budget: the mixture, and each format alone.
 
     Attributes:
-        plans: those that fit, the one with the least error first; where errors are assumed, the
-            plain smaller dimension before all.
+        plans: those that fit, sorted by error; if errors are assumed, the smaller dimension first.
         left_out: formats that cannot reach the budget, or need trained tables.
     """
 
@@ -334,14 +340,16 @@ class Compared:
 
     @property
     def best(self) -> TablePlan:
-        """The plan with the least error; a single format where a mixture is no better."""
-        alternatives = [_alternative(one) for one in self.plans]
+        """The plan with the least error; a single format if a mixture is no better."""
+        alternatives = [_alternative(compared) for compared in self.plans]
         return dataclasses.replace(self.plans[0], alternatives=(*alternatives, *self.left_out))
 
     def judged(self, scored: Sequence[tuple[float, TablePlan]]) -> TablePlan:
-        """The plan with the best measured score."""
+        """Return the plan with the highest score."""
         order = sorted(scored, key=lambda pair: -pair[0])
-        alternatives = [dataclasses.replace(_alternative(one), score=score) for score, one in order]
+        alternatives = [
+            dataclasses.replace(_alternative(plan), score=score) for score, plan in order
+        ]
         return dataclasses.replace(order[0][1], alternatives=(*alternatives, *self.left_out))
 
 
@@ -353,36 +361,36 @@ def plan_tables(
     methods: Iterable[str] | None = None,
     codes: bool | None = None,
 ) -> Compared:
-    """`plan` for tables of which only facts are known: see there.
+    """Compare plans for tables, as `plan` does for a model.
 
     Args:
-        codes: whether formats are possible that cannot be trained; where all tables are trained by
-            default.
+        codes: whether to allow formats that cannot be trained; by default if all tables are
+            trained.
     """
-    dense = sum(one.nbytes for one in facts)
-    room = _budget(dense, budget, ratio)
-    total = sum(one.lookups for one in facts) or 1.0
-    weights = [one.lookups / total for one in facts]
-    trained = all(one.weight is not None for one in facts)
-    every = {
-        name: [list(one_format.choices(one)) for one in facts]
-        for name, one_format in formats_of(methods).items()
+    dense = sum(table.nbytes for table in facts)
+    limit = _budget(dense, budget, ratio)
+    total = sum(table.lookups for table in facts) or 1.0
+    weights = [table.lookups / total for table in facts]
+    trained = all(table.weight is not None for table in facts)
+    by_format = {
+        name: [list(table_format.choices(table)) for table in facts]
+        for name, table_format in formats_of(methods).items()
         if name != Dense.name
     }
-    stay = [list(Dense().choices(one)) for one in facts]
+    stay = [list(Dense().choices(table)) for table in facts]
     fixed = trained if codes is None else codes
     basis = Provenance.MEASURED if trained else Provenance.ASSUMED
 
     def planned(method: str, choices: list[list[Choice]]) -> TablePlan | None:
-        taken = allocate(choices, weights, room)
+        taken = allocate(choices, weights, limit)
         if taken is None:
             return None
-        tables = {one.name: choice for one, choice in zip(facts, taken, strict=True)}
-        return TablePlan(tables, room, dense, method, (), basis, facts=tuple(facts))
+        tables = {table.name: choice for table, choice in zip(facts, taken, strict=True)}
+        return TablePlan(tables, limit, dense, method, (), basis, facts=tuple(facts))
 
     plans: list[TablePlan] = []
     left_out: list[Alternative] = []
-    for name, of_format in every.items():
+    for name, of_format in by_format.items():
         single = [[*of_table, *stays] for of_table, stays in zip(of_format, stay, strict=True)]
         least = sum(min(choice.nbytes for choice in of_table) for of_table in single)
         possible = fixed or FORMATS[name].trains
@@ -392,94 +400,93 @@ def plan_tables(
             continue
         why = f"at least {format_bytes(least)}"
         if not possible:
-            why += ", and for tables that are trained already"
+            why += ", and only for trained tables"
         left_out.append(Alternative(name, least, None, None, why))
-    open_to = [of_format for name, of_format in every.items() if fixed or FORMATS[name].trains]
+    open_to = [of_format for name, of_format in by_format.items() if fixed or FORMATS[name].trains]
     columns = zip(*open_to, stay, strict=True)
     mixture = planned(MIXED, [[c for of_format in column for c in of_format] for column in columns])
     if mixture is None:
-        least = min((one.nbytes for one in left_out), default=dense)
+        least = min((other.nbytes for other in left_out), default=dense)
         raise InvalidArgumentError(
-            "budget", f"{format_bytes(room)} are too few for these tables and methods; "
-            f"the least is about {format_bytes(least)}",
+            "budget", f"{format_bytes(limit)} is too small for these tables and methods; "
+            f"the minimum is about {format_bytes(least)}",
         )  # fmt: skip
-    # The mixture last: of equals the simpler is taken.
+    # The mixture last: the sort is stable, so an equal but simpler plan comes first.
     order: list[TablePlan] = sorted([*plans, mixture], key=_error)
     if not fixed and basis is Provenance.ASSUMED:
-        # Stable: others stay in the order of what they are assumed to lose.
-        order.sort(key=lambda one: one.method != PLAIN)
+        order.sort(key=lambda plan: plan.method != PLAIN)
     return Compared(tuple(order), tuple(left_out))
 
 
 def _plain(
     facts: Sequence[TableFacts], compared: Compared, budget: int | str | None, ratio: float | None
 ) -> tuple[TablePlan, ...]:
-    """The plan of a smaller dimension, which others have to beat, where it is not compared yet."""
-    known = {one.method for one in compared.plans} | {one.method for one in compared.left_out}
-    if PLAIN in known:
+    """Return the plan of a smaller dimension, as a baseline, unless `compared` has it."""
+    methods = {plan.method for plan in compared.plans} | {plan.method for plan in compared.left_out}
+    if PLAIN in methods:
         return ()
     try:
         plans = plan_tables(facts, budget=budget, ratio=ratio, methods=[PLAIN]).plans
-    except InvalidArgumentError:  # it cannot be so small
+    except InvalidArgumentError:  # a smaller dimension does not reach the budget
         return ()
-    return tuple(one for one in plans if one.method == PLAIN)
+    return tuple(plan for plan in plans if plan.method == PLAIN)
 
 
-def _check(name: str, module: Any, choice: Choice, known: TableFacts | None) -> None:
+def _check(name: str, module: Any, choice: Choice, facts: TableFacts | None) -> None:
     """Raise InvalidArgumentError unless `module` is the planned table, trained if it must be."""
     if type(module) not in (torch.nn.Embedding, torch.nn.EmbeddingBag):
-        raise InvalidArgumentError("model", f"'{name}' is no embedding table")
+        raise InvalidArgumentError("model", f"'{name}' is not an embedding table")
     shape = (module.num_embeddings, module.embedding_dim)
-    if known is not None and shape != (known.rows, known.dim):
+    if facts is not None and shape != (facts.rows, facts.dim):
         raise InvalidArgumentError(
-            "model", f"'{name}' is {shape[0]} x {shape[1]}, not {known.rows} x {known.dim}"
+            "model", f"'{name}' is {shape[0]} x {shape[1]}, not {facts.rows} x {facts.dim}"
         )
-    if not FORMATS[choice.format].trains and (known is None or known.weight is None):
+    if not FORMATS[choice.format].trains and (facts is None or facts.weight is None):
         raise InvalidArgumentError(
             "model", f"'{name}' is to become {choice.format}, which is made from trained tables",
-            remedy="plan.converting(model), once they are trained",
+            remedy="call plan.converting(model) after training",
         )  # fmt: skip
 
 
 def _budget(dense: int, budget: int | str | None, ratio: float | None) -> int:
     if (budget is None) == (ratio is None):
-        raise InvalidArgumentError("budget", "give either a budget or a ratio")
+        raise InvalidArgumentError("budget", "pass either budget or ratio")
     if ratio is not None:
         if not (isinstance(ratio, int | float) and ratio >= 1 and math.isfinite(ratio)):
-            raise InvalidArgumentError("ratio", f"{ratio!r} is not a number from 1 up")
+            raise InvalidArgumentError("ratio", f"{ratio!r} is not a finite number of at least 1")
         return int(dense / ratio)
-    room = parse_bytes(budget, "budget") if isinstance(budget, str) else budget
-    if room is None or room < 1:
-        raise InvalidArgumentError("budget", f"{budget} is no number of bytes")
-    return room
+    limit = parse_bytes(budget, "budget") if isinstance(budget, str) else budget
+    if limit is None or limit < 1:
+        raise InvalidArgumentError("budget", f"{budget} is not a number of bytes")
+    return limit
 
 
-def _score(given: Any) -> float:
-    """What `evaluate` returned, NaN as the worst; InvalidArgumentError if it is no number."""
+def _score(value: Any) -> float:
+    """Return the score as a float, -inf for NaN; raise InvalidArgumentError for other types."""
     try:
-        score = float(given)
+        score = float(value)
     except (TypeError, ValueError) as error:
         raise InvalidArgumentError(
-            "evaluate", f"returned a {type(given).__name__}, not a score",
-            remedy="one number, the higher the better",
+            "evaluate", f"returned a {type(value).__name__}, not a score",
+            remedy="return one number; higher is better",
         ) from error  # fmt: skip
     return -math.inf if math.isnan(score) else score
 
 
-def _error(one: TablePlan) -> float:
-    """Of all tables, by look-ups: one minus the geometric mean of what is kept."""
-    total = sum(fact.lookups for fact in one.facts) or 1.0
-    lost = sum(fact.lookups * one.tables[fact.name].loss for fact in one.facts)
-    # Differences in the last digits do not make a mixture better.
+def _error(plan: TablePlan) -> float:
+    """Return one minus the geometric mean of the retained shares, weighted by look-ups."""
+    total = sum(table.lookups for table in plan.facts) or 1.0
+    lost = sum(table.lookups * plan.tables[table.name].loss for table in plan.facts)
+    # Rounded, so that a mixture does not win by its last digits.
     return round(-math.expm1(-lost / total), 9)
 
 
-def _alternative(one: TablePlan) -> Alternative:
-    return Alternative(one.method, one.nbytes, _error(one))
+def _alternative(plan: TablePlan) -> Alternative:
+    return Alternative(plan.method, plan.nbytes, _error(plan))
 
 
 def _written(choice: Choice) -> dict[str, Any]:
-    """As `_choice` reads it: files call the format a way."""
+    """Return the document that `_choice` reads, in which the key of the format is ``way``."""
     written = dataclasses.asdict(choice)
     return {"way": written.pop("format"), **written}
 
@@ -490,7 +497,7 @@ def _choice(saved: Mapping[str, Any]) -> Choice:
         for key, value in saved["settings"].items()
     }
     if saved["way"] not in FORMATS:
-        raise ValueError(f"there is no table format '{saved['way']}'")
+        raise ValueError(f"'{saved['way']}' is not a table format")
     return Choice(saved["way"], settings, int(saved["nbytes"]), float(saved["error"]))
 
 
@@ -502,9 +509,9 @@ def _described(choice: Choice) -> str:
     return " ".join([choice.format, *parts])
 
 
-def _said(one: Alternative) -> str:
-    if one.error is None:
-        return f"{one.method}: {one.why_not}"
-    score = "" if one.score is None else f", score {one.score:.4g}"
-    score += f" ({one.why_not})" if one.why_not else ""
-    return f"{one.method}: {format_bytes(one.nbytes)}, {one.error:.1%} lost{score}"
+def _note(plan: Alternative) -> str:
+    if plan.error is None:
+        return f"{plan.method}: {plan.why_not}"
+    score = "" if plan.score is None else f", score {plan.score:.4g}"
+    score += f" ({plan.why_not})" if plan.why_not else ""
+    return f"{plan.method}: {format_bytes(plan.nbytes)}, {plan.error:.1%} lost{score}"

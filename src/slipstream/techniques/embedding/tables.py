@@ -1,4 +1,4 @@
-"""Embedding tables in a recorded step: which there are, and the tasks that serve them."""
+"""Embedding tables of a recorded step, and their tasks."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Lookup(Match):
     """One look-up of a table.
 
     Attributes:
-        bags: how many bags, or None for ``nn.Embedding``.
-        mode: of the bags.
+        bags: number of bags; None for ``nn.Embedding``.
+        mode: reduction of the bags.
     """
 
     bags: int | None = None
@@ -34,17 +34,17 @@ class Lookup(Match):
 
     @property
     def table(self) -> int:
-        """The weights' storage."""
+        """Storage of the weights."""
         return next(iter(self.weights))
 
     @property
     def weight(self) -> TensorSpec:
-        """The table."""
+        """The weights."""
         return self.weights[self.table]
 
     @property
     def input(self) -> TensorSpec:
-        """Ids as a module is given them; bags of the average size."""
+        """Ids that the module receives, with bags of the average size."""
         if self.bags is None:
             shape = self.x.shape
         else:
@@ -73,10 +73,10 @@ def lookups(flow: Flow) -> Iterator[Lookup]:
 def updates(
     graph: Graph, shapes: Collection[tuple[int, ...]]
 ) -> tuple[dict[tuple[int, ...], list[int]], list[int]]:
-    """The optimizer's tasks on tensors of some shapes, in order.
+    """Return the optimizer's tasks on tensors of `shapes`, in order.
 
     Returns:
-        by shape the tasks on single tensors; the tasks on lists with such a tensor among them.
+        tasks on single tensors, by shape; tasks on lists that contain such a tensor.
     """
     by_shape: dict[tuple[int, ...], list[int]] = {shape: [] for shape in shapes}
     on_lists = []
@@ -99,11 +99,11 @@ def is_list(call: Call) -> bool:
 def with_arrays(
     call: Call, becomes: Mapping[tuple[int, ...], Sequence[tuple[int, ...] | None]]
 ) -> Call:
-    """`call` with other tensors in the place of tables.
+    """Return `call` with other tensors instead of tables.
 
     Args:
-        becomes: by shape, what the first, second, ... tensor of it in a list becomes; None for
-            one that is left out. A single tensor becomes the first.
+        becomes: new shapes of the first, second, ... tensor of a shape in a list; None to remove
+            the tensor. A single tensor takes the first.
     """
 
     def like(spec: TensorSpec, shape: tuple[int, ...]) -> TensorSpec:
@@ -131,24 +131,24 @@ def with_arrays(
         return tuple(changed_items)
 
     gone: dict[int, set[int]] = {}
-    arguments = _numbers_alike(tuple(changed(value) for value in call.arguments), gone)
+    arguments = _without_removed(tuple(changed(value) for value in call.arguments), gone)
     outputs = tuple(o for o in (changed(o) for o in call.outputs) if isinstance(o, TensorSpec))
     return Call(call.op, arguments, outputs)
 
 
-def _numbers_alike(
+def _without_removed(
     arguments: tuple[Any, ...], gone: Mapping[int, Collection[int]]
 ) -> tuple[Any, ...]:
-    """Arguments in which lists of numbers, one for each tensor, lose what those lists lost.
+    """Remove the entries of removed tensors from lists with one number per tensor.
 
     Args:
-        gone: by the length that lists had, the places that tensors left.
+        gone: indices of removed tensors, by the former length of the list.
     """
     return tuple(
-        tuple(one for place, one in enumerate(value) if place not in gone[len(value)])
+        tuple(number for place, number in enumerate(value) if place not in gone[len(value)])
         if isinstance(value, (list, tuple))
         and len(value) in gone
-        and all(isinstance(one, (int, float)) for one in value)
+        and all(isinstance(number, (int, float)) for number in value)
         else value
         for value in arguments
     )

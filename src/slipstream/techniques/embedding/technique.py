@@ -33,19 +33,20 @@ self.item = slipstream.nn.ROBEEmbedding(rows, dim, pool)"""
 
 @dataclass(frozen=True)
 class RobeEmbedding(TableExchange):
-    """Tables of at least `rows` rows in one array with `ratio` times fewer numbers.
+    """Replacement of tables of at least `rows` rows by one array of `ratio` times fewer numbers.
 
     Attributes:
         ratio: numbers of the tables over numbers of the array.
-        block: numbers read in one run.
+        block: consecutive numbers of a row that share one hash.
         sign: whether rows have hashed signs, which make inner products of rows unbiased.
-        rows: smaller tables stay as they are: they cost nothing and would only collide.
+        rows: smaller tables stay unchanged: they take little memory, and compression only loses
+            accuracy.
         only, except_: patterns of modules' qualified names.
     """
 
     ratio: float = 100.0
     block: int = 32
-    # As a plan's (`formats.robe.SIGN`): trained rows with signs can have no direction in common.
+    # The default of plans (`formats.robe.SIGN`): rows with signs cannot share a direction.
     sign: bool = False
     rows: int = 10_000
     only: str = "*"
@@ -64,7 +65,7 @@ class RobeEmbedding(TableExchange):
             raise InvalidArgumentError("robe_embedding:block", f"{self.block} is less than 1")
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
-        """None, or why no table is worth it."""
+        """Return why no table is exchanged; None if one is."""
         if (reason := self.why_no_table(graph) or why_no_kernels()) is not None:
             return reason
         groups = self.groups(graph)
@@ -74,23 +75,25 @@ class RobeEmbedding(TableExchange):
         trains = bool((graph.tasks.phase == StepPhase.BACKWARD).any())
         if not trains and dense <= cache:
             return (
-                f"the tables ({format_bytes(dense)}) fit this processor's second-level cache "
-                f"({format_bytes(cache)}) as they are"
+                f"the uncompressed tables ({format_bytes(dense)}) fit the second-level cache "
+                f"({format_bytes(cache)})"
             )
         return None
 
     def groups(self, graph: Graph) -> list[Group]:
-        """All tables together, in one array."""
+        """Return one group of all tables; empty without tables."""
         lookups = self.chosen_lookups(graph)
         if not lookups:
             return []
-        total = sum(spec.numel for spec in {one.table: one.weight for one in lookups}.values())
+        total = sum(
+            spec.numel for spec in {lookup.table: lookup.weight for lookup in lookups}.values()
+        )
         numbers = self._numbers(total)
         settings = {"numbers": numbers, "block": self.block, "sign": self.sign}
         return [Group(tuple(lookups), "robe", settings, 4 * numbers, (numbers,))]
 
     def summary(self, groups: Sequence[Group]) -> str:
-        """Tables and numbers."""
+        """Return the number of tables, their bytes and the numbers in the array."""
         (group,) = groups
         return (
             f"{len(group.tables)} tables of {format_bytes(dense_bytes(groups))} in "
@@ -98,39 +101,44 @@ class RobeEmbedding(TableExchange):
         )
 
     def plans(self, built: BuiltWorkload, tables: Sequence[TableFacts]) -> list[TablePlan]:
-        """One array; it begins with normal numbers as far from zero as the tables' are."""
+        """Return one plan, with all tables in one array."""
         from slipstream.techniques.embedding.formats.format import Choice
         from slipstream.techniques.embedding.planning import TablePlan
 
-        # Each table's share of the array, so that they add up to its numbers.
-        ends = [0, *(self._numbers(n) for n in accumulate(one.rows * one.dim for one in tables))]
+        # Shares of the array by table, which add up to its numbers.
+        ends = [
+            0,
+            *(self._numbers(n) for n in accumulate(table.rows * table.dim for table in tables)),
+        ]
         if ends[-1] < self.block:
             raise InvalidArgumentError("robe_embedding:block", self._too_short)
         choices = {
-            one.name: Choice("robe", {"numbers": end - begin}, (end - begin) * one.item_bytes, 0.0)
-            for one, (begin, end) in zip(tables, pairwise(ends), strict=True)
+            table.name: Choice(
+                "robe", {"numbers": end - begin}, (end - begin) * table.item_bytes, 0.0
+            )
+            for table, (begin, end) in zip(tables, pairwise(ends), strict=True)
         }
         return [TablePlan.of(tables, choices, block=self.block, sign=self.sign)]
 
     def quality(self, graph: Graph | None = None) -> Quality:
-        """Rows share numbers: another model."""
+        """Require training, since rows share numbers."""
         return Quality(
             QualityKind.NEEDS_TRAINING,
-            "rows share numbers: the model is another one and has to be trained as such; good in "
-            "click models with a network on top, poor in matrix factorisation",
+            "rows share numbers, so the model must be trained from scratch; accurate in click "
+            "models with a network on top, inaccurate in matrix factorisation",
         )
 
     @property
     def _too_short(self) -> str:
-        return f"{self.ratio:g} times fewer numbers are less than a block of {self.block}"
+        return f"{self.ratio:g} times fewer numbers are less than one block of {self.block}"
 
     def _numbers(self, dense: int) -> int:
-        """Of an array in the place of tables with so many."""
+        """Return the size of the array that replaces tables of `dense` numbers."""
         return max(1, round(dense / self.ratio))
 
 
 def _cache_bytes() -> int:
-    """Of the second-level cache; 1 MiB where the system does not say."""
+    """Return the size of the second-level cache, and 1 MiB if it is unknown."""
     try:
         return max(os.sysconf("SC_LEVEL2_CACHE_SIZE"), 1 << 20)
     except (AttributeError, ValueError, OSError):

@@ -1,4 +1,4 @@
-"""A table's module in any format, made from plain numbers: for micro-benchmarks."""
+"""Modules of tables in any format, from integer settings, for micro-benchmarks."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ def module_of(
     settings: tuple[tuple[str, int], ...],
     mode: str,
 ) -> Any:
-    """The module of a table of random numbers.
+    """Return the module of a randomly initialized table.
 
     Args:
-        format: its name.
-        settings: of the format, as pairs; ids with rows of their own as their count.
-        mode: of bags; empty for ``nn.Embedding``.
+        format: name of the format.
+        settings: settings of the format as pairs; of hot ids their count.
+        mode: reduction of bags; empty for ``nn.Embedding``.
     """
     chosen = FORMATS[format]
-    # No numbers are needed of a table that is made anew.
+    # Trainable formats do not read the old weights.
     where = "meta" if chosen.trains else "cpu"
     old: nn.Embedding | nn.EmbeddingBag = (
         nn.EmbeddingBag(num_embeddings, embedding_dim, mode=mode, device=where)

@@ -1,14 +1,14 @@
-"""First numbers of a tensor train: cores whose product looks like a normal table.
+"""Initialization of a tensor train: cores whose product resembles a normally distributed table.
 
-Products of normal numbers are far too often near zero. Entries are therefore drawn from N(0, 1)
-under the condition that they are at least a threshold away from zero; the threshold is the one at
-which the fourth moment of the product is a normal number's. With four cores of low rank independent
-entries cannot reach it: there the slices of the inner cores are random rotations, which keep the
-length of the row that comes in, so that nothing but the first and the last core spreads it.
+Products of normal numbers are too often near zero. Entries are therefore drawn from N(0, 1)
+conditioned on a minimum magnitude, the threshold at which the fourth moment of the product is that
+of a normal distribution. Independent entries of four cores of low rank cannot reach it; then the
+slices of the inner cores are random rotations, which preserve norms, so that only the first and the
+last core vary them.
 
 Source: the conditioned draw of Yin, Acun, Liu and Wu, "TT-Rec: Tensor Train Compression for Deep
 Learning Recommendation Models", MLSys 2021. Scale and threshold are derived here: the published
-code's scale leaves the ranks out, which makes a table of rank 32 hundreds of times too wide.
+code's scale omits the ranks, and a table of rank 32 becomes hundreds of times too large.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from collections.abc import Sequence
 
 import torch
 
-LEAST_STD = 0.1
-"""Of a train that is trained in the place of a table: tables of click models begin nearer to zero.
+MIN_STD = 0.1
+"""Minimum initial standard deviation of a train that replaces a table.
 
-A step of the optimizer moves every slice, and with it every row. The entries of cores whose product
-is next to zero are no larger than the first steps, after which all slices are much alike.
+Tables of click models start nearer to zero. Core entries of such a small product would be no larger
+than the optimizer's first steps, which change every slice and would make all slices similar.
 """
 
 _NO_THRESHOLD, _HIGHEST_THRESHOLD = 0.0, 30.0
 
 
 def sampled_gaussian(cores: Sequence[torch.Tensor], std: float) -> None:
-    """Fill cores, [p, R, q, R'] each, so that the table's numbers have this standard deviation."""
+    """Fill cores, [p, R, q, R'] each, so that the table has this standard deviation."""
     ranks = tuple(core.shape[1] for core in cores[1:])
     threshold, rotated = _threshold(ranks), needs_rotations(ranks)
     scale = (std / math.sqrt(math.prod(ranks))) ** (1 / len(cores))
@@ -43,7 +43,7 @@ def sampled_gaussian(cores: Sequence[torch.Tensor], std: float) -> None:
 
 
 def gaussian(cores: Sequence[torch.Tensor], std: float) -> None:
-    """As `sampled_gaussian` with normal entries: for comparison, and for high ranks the same."""
+    """Fill cores like `sampled_gaussian`, but with normal entries; equivalent for high ranks."""
     ranks = [core.shape[1] for core in cores[1:]]
     scale = (std / math.sqrt(math.prod(ranks))) ** (1 / len(cores))
     with torch.no_grad():
@@ -53,7 +53,7 @@ def gaussian(cores: Sequence[torch.Tensor], std: float) -> None:
 
 @functools.cache
 def _threshold(ranks: tuple[int, ...]) -> float:
-    """Where entries' fourth moment gives the product a normal number's."""
+    """Return the threshold at which the product has the fourth moment of a normal number."""
     excess = rotated_excess_kurtosis if needs_rotations(ranks) else excess_kurtosis
     low, high = _NO_THRESHOLD, _HIGHEST_THRESHOLD
     for _ in range(60):
@@ -66,11 +66,11 @@ def _threshold(ranks: tuple[int, ...]) -> float:
 
 
 def excess_kurtosis(ranks: Sequence[int], kurtosis: float) -> float:
-    """Of a product of cores of independent entries with zero mean.
+    """Return the excess kurtosis of a product of cores of independent entries with zero mean.
 
     Args:
         ranks: R_1 to R_(d-1).
-        kurtosis: of the entries, E x^4 / (E x^2)^2; 3 for normal ones, at least 1.
+        kurtosis: kurtosis of the entries, E x^4 / (E x^2)^2; 3 for normal ones, at least 1.
     """
     # Of a row vector v with as many entries as the rank: E v_i^4 and E v_i^2 v_j^2, entries of the
     # cores having unit variance. One core further, v'_k = sum_i v_i B_ik.
@@ -82,7 +82,7 @@ def excess_kurtosis(ranks: Sequence[int], kurtosis: float) -> float:
 
 
 def rotated_excess_kurtosis(ranks: Sequence[int], kurtosis: float) -> float:
-    """As `excess_kurtosis` of equal ranks R, the slices of inner cores being random rotations.
+    """Return the excess kurtosis for equal ranks R and random rotations as inner slices.
 
     A row u with R independent entries is turned to e |u|, e uniform on the sphere, and multiplied
     by a column v of such entries: E |u|^4 E (e v)^4, where E e_i^4 = 3 / (R (R + 2)) and
@@ -93,12 +93,12 @@ def rotated_excess_kurtosis(ranks: Sequence[int], kurtosis: float) -> float:
 
 
 def needs_rotations(ranks: Sequence[int]) -> bool:
-    """Whether independent entries are too often near zero at any threshold; of equal ranks."""
+    """Whether no threshold suffices for independent entries; only for equal ranks."""
     return len(set(ranks)) == 1 and len(ranks) > 1 and excess_kurtosis(ranks, 1.0) > 0
 
 
 def _rotations(like: torch.Tensor) -> torch.Tensor:
-    """For each row and column of a core [p, R, q, R] a uniform rotation, of mean square 1.
+    """Return a uniform rotation of mean square 1 per row and column of a core [p, R, q, R].
 
     Source: Mezzadri, "How to Generate Random Matrices from the Classical Compact Groups", 2007.
     """
@@ -111,8 +111,8 @@ def _rotations(like: torch.Tensor) -> torch.Tensor:
 
 
 def _moments(threshold: float) -> tuple[float, float]:
-    """Of N(0, 1) beyond the threshold: E x^2, and E x^4 over its square."""
-    # The density over the tail, by the scaled complementary error function: both underflow.
+    """Return E x^2 and the kurtosis of N(0, 1) beyond the threshold."""
+    # Density over tail probability, by erfcx, since both underflow.
     tail = torch.special.erfcx(torch.tensor(threshold / math.sqrt(2), dtype=torch.float64))
     hazard = math.sqrt(2 / math.pi) / float(tail)
     second = 1 + threshold * hazard
@@ -120,12 +120,12 @@ def _moments(threshold: float) -> tuple[float, float]:
 
 
 def _beyond(threshold: float, like: torch.Tensor) -> torch.Tensor:
-    """Normal numbers at least so far from zero, with random signs."""
+    """Return normal numbers of at least this magnitude, with random signs."""
     share = math.erfc(threshold / math.sqrt(2)) / 2
     drawn = torch.rand(like.shape, dtype=torch.float64, device=like.device)
     sign = 1 - 2 * torch.randint(0, 2, like.shape, device=like.device)
     if share < 1e-300:
-        # A tail too thin for its own density: all of it lies at the threshold.
+        # The tail underflows: all of it is at the threshold.
         return sign * threshold
     numbers: torch.Tensor = sign * -torch.special.ndtri((1 - drawn) * share)
     return numbers

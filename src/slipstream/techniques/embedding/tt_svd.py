@@ -1,8 +1,8 @@
-"""Tensor trains of tables that exist: successive singular value decompositions, and refits.
+"""Tensor trains of given tables, by successive singular value decompositions and refits.
 
 Source: Oseledets, "Tensor-Train Decomposition", SIAM Journal on Scientific Computing, 2011 (its
-theorem 2.2 bounds the error by the discarded singular values); alternating least squares for the
-core that can be refitted in closed form.
+theorem 2.2 bounds the error by the discarded singular values). The last core is refitted in closed
+form, by least squares.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from slipstream.techniques.embedding.tt_shape import TTShape
 from slipstream.techniques.embedding.weighting import row_weights_of
 
 _RIDGE = 1e-7
-_TOGETHER = 1 << 14
+_ROWS_PER_CHUNK = 1 << 14
 
 
 class Decomposed(NamedTuple):
-    """Cores, and the singular values that were left out at each cut, float64."""
+    """Cores, and the discarded singular values of each cut, float64."""
 
     cores: list[torch.Tensor]
     discarded: list[torch.Tensor]
@@ -30,18 +30,17 @@ class Decomposed(NamedTuple):
 def tt_svd(
     weight: torch.Tensor, shape: TTShape, row_weights: torch.Tensor | None = None
 ) -> Decomposed:
-    """The tensor train of a table: [rows, dim] to cores of `shape`, computed in float64.
+    """Decompose a table [rows, dim] into a tensor train of `shape`, in float64.
 
-    A core's rank is padded with zeros where the table has less.
+    Cores are padded with zeros if the table has a lower rank.
 
     Args:
-        row_weights: how much each row's error counts, [rows]; what is minimised is the error
-            weighted by their products' nearest, digit by digit, and then, exactly, by refitting the
-            last core.
+        row_weights: weights of the rows' errors, [rows]. The decomposition approximates them by a
+            product of weights per digit; the refit of the last core uses them exactly.
 
     Raises:
-        InvalidArgumentError: a table or weights that are not finite, of another shape, or weights
-            that are negative or all zero.
+        InvalidArgumentError: the table or the weights are not finite or have another shape, or the
+            weights are negative or all zero.
     """
     row_weights_of(weight, row_weights)  # for its checks
     # Padded with rows of zeros: [p_1, ..., p_d, dim].
@@ -69,29 +68,28 @@ def refit(
     weights: torch.Tensor,
     ridge: float,
 ) -> None:
-    """Change the last core in place so that rows `ids` come nearer to `targets`: least squares.
+    """Refit the last core in place, by least squares of rows `ids` to `targets`.
 
-    Slices of the last core that no id has stay as they are.
+    Slices of the last core without ids stay unchanged.
 
     Args:
-        cores: of the train.
+        cores: cores of the train.
         ids: int64 [n].
         targets: [n, dim].
-        weights: of the rows' squared errors, [n].
-        ridge: of what a slice's entries have in common with their present values, over the mean
-            of the diagonal they are solved with.
+        weights: weights of the rows' squared errors, [n].
+        ridge: penalty on changes of a slice, relative to the mean diagonal of its normal matrix.
     """
     last = cores[-1]
     count, rank, columns, _ = last.shape
     normal = last.new_zeros(count, rank, rank)
     right = last.new_zeros(count, rank, columns)
     ones = torch.eye(rank, dtype=last.dtype, device=last.device).expand(1, rank, rank)
-    for begin in range(0, len(ids), _TOGETHER):
-        part = slice(begin, begin + _TOGETHER)
+    for begin in range(0, len(ids), _ROWS_PER_CHUNK):
+        part = slice(begin, begin + _ROWS_PER_CHUNK)
         batch, weight = ids[part], weights[part, None, None]
         digit = batch % count
         before = torch.div(batch, count, rounding_mode="floor")
-        # Rows of the train without its last core: R columns for each of q_1 ... q_(d-1).
+        # Rows of the train without its last core: R columns per column of q_1 ... q_(d-1).
         left = reference.rows_of([*cores[:-2], cores[-2].flatten(2)[..., None]], before)
         left = left.view(len(batch), -1, rank)
         error = targets[part].view(len(batch), -1, columns) - left @ last[digit, :, :, 0]
@@ -104,7 +102,7 @@ def refit(
 
 
 def _paired(tensor: torch.Tensor, shape: TTShape) -> torch.Tensor:
-    """[p_1 q_1, ..., p_d q_d] of [p_1, ..., p_d, dim]."""
+    """Reshape [p_1, ..., p_d, dim] to [p_1 q_1, ..., p_d q_d]."""
     cores = len(shape.rows)
     apart = tensor.reshape(*shape.rows, *shape.columns)
     order = [axis for t in range(cores) for axis in (t, cores + t)]
@@ -115,30 +113,30 @@ def _paired(tensor: torch.Tensor, shape: TTShape) -> torch.Tensor:
 
 def _cut(tensor: torch.Tensor, shape: TTShape) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     cores, discarded = [], []
-    rest, rank = tensor, 1
-    for rows, columns, wanted in zip(shape.rows, shape.columns, shape.ranks[1:-1], strict=False):
-        matrix = rest.reshape(rank * rows * columns, -1)
+    remainder, rank = tensor, 1
+    for rows, columns, new_rank in zip(shape.rows, shape.columns, shape.ranks[1:-1], strict=False):
+        matrix = remainder.reshape(rank * rows * columns, -1)
         u, s, v = torch.linalg.svd(matrix, full_matrices=False)
-        rank_kept = min(wanted, len(s))
-        discarded.append(s[rank_kept:])
-        core = matrix.new_zeros(rank * rows * columns, wanted)
-        core[:, :rank_kept] = u[:, :rank_kept]
-        rest = matrix.new_zeros(wanted, matrix.shape[1])
-        rest[:rank_kept] = s[:rank_kept, None] * v[:rank_kept]
-        cores.append(core.view(rank, rows, columns, wanted).transpose(0, 1).contiguous())
-        rank = wanted
-    last = rest.view(rank, shape.rows[-1], shape.columns[-1], 1).transpose(0, 1)
+        used = min(new_rank, len(s))
+        discarded.append(s[used:])
+        core = matrix.new_zeros(rank * rows * columns, new_rank)
+        core[:, :used] = u[:, :used]
+        remainder = matrix.new_zeros(new_rank, matrix.shape[1])
+        remainder[:used] = s[:used, None] * v[:used]
+        cores.append(core.view(rank, rows, columns, new_rank).transpose(0, 1).contiguous())
+        rank = new_rank
+    last = remainder.view(rank, shape.rows[-1], shape.columns[-1], 1).transpose(0, 1)
     return [*cores, last.contiguous()], discarded
 
 
 def _digit_scales(row_weights: torch.Tensor, shape: TTShape) -> list[torch.Tensor]:
-    """Square roots of factors, one to a digit, whose products are near the weights."""
+    """Return square roots of weights per digit, whose products approximate the row weights."""
     table = torch.zeros(math.prod(shape.rows), dtype=torch.float64)
     table[: len(row_weights)] = row_weights / row_weights.sum()
     grid = table.view(shape.rows)
     scales = []
     for axis in range(len(shape.rows)):
         marginal = grid.sum([a for a in range(len(shape.rows)) if a != axis])
-        # A digit that no weighted row has still needs a scale that can be divided by.
+        # Digits without weighted rows need a positive scale, since cores are divided by it.
         scales.append(marginal.clamp(min=float(marginal.max()) * 1e-6).sqrt())
     return scales

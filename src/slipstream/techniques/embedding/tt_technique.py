@@ -1,4 +1,4 @@
-"""tt_embedding: each large embedding table as a tensor train of its own.
+"""tt_embedding: each large embedding table as a tensor train.
 
 Source: Yin, Acun, Liu and Wu, "TT-Rec: Tensor Train Compression for Deep Learning Recommendation
 Models", MLSys 2021.
@@ -17,7 +17,7 @@ from slipstream.technique import Quality, QualityKind, Stage, Traits
 from slipstream.techniques.embedding.exchange import TableExchange, dense_bytes, why_no_kernels
 from slipstream.techniques.embedding.groups import Group
 from slipstream.techniques.embedding.tables import Lookup
-from slipstream.techniques.embedding.tt_shape import LEAST_CORES, MOST_CORES, TTShape
+from slipstream.techniques.embedding.tt_shape import MAX_CORES, MIN_CORES, TTShape
 from slipstream.units import format_bytes
 
 if TYPE_CHECKING:
@@ -33,13 +33,14 @@ self.seen = slipstream.nn.TTEmbeddingBag(rows, dim, tt_ranks=(32, 32), mode="mea
 
 @dataclass(frozen=True)
 class TTEmbeddings(TableExchange):
-    """Tables of at least `rows` rows as tensor trains, where those have fewer numbers.
+    """Replacement of tables of at least `rows` rows by tensor trains, if those are smaller.
 
     Attributes:
-        rank: of every train.
-        cores: of every train, 2 to 4; there are kernels for 2 and 3.
-        rows: smaller tables stay as they are.
-        svd: begin with the nearest train of each table; else with random numbers as wide as its.
+        rank: rank of every train.
+        cores: cores of every train, 2 to 4; only 2 and 3 have native kernels.
+        rows: smaller tables stay unchanged.
+        svd: whether to start from the nearest train of each table; otherwise from random numbers
+            of the same standard deviation.
         only, except_: patterns of modules' qualified names.
     """
 
@@ -61,25 +62,25 @@ class TTEmbeddings(TableExchange):
     def __post_init__(self) -> None:
         if self.rank < 1:
             raise InvalidArgumentError("tt_embedding:rank", f"{self.rank} is less than 1")
-        if not LEAST_CORES <= self.cores <= MOST_CORES:
+        if not MIN_CORES <= self.cores <= MAX_CORES:
             raise InvalidArgumentError("tt_embedding:cores", f"{self.cores} is not 2, 3 or 4")
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
-        """None, or why no table is worth it."""
+        """Return why no table is exchanged; None if one is."""
         if (reason := self.why_no_table(graph) or why_no_kernels()) is not None:
             return reason
         if not self.groups(graph):
             return (
-                f"no table of {self.rows} rows and more has {self.cores} factors in its dimension "
-                f"and fewer numbers as a tensor train of rank {self.rank}"
+                f"no table of at least {self.rows} rows has a dimension of {self.cores} factors "
+                f"and is smaller as a tensor train of rank {self.rank}"
             )
         return None
 
     def groups(self, graph: Graph) -> list[Group]:
-        """Each table as a train of its own."""
+        """Return one group per table."""
         by_table: dict[int, list[Lookup]] = {}
-        for one in self.chosen_lookups(graph):
-            by_table.setdefault(one.table, []).append(one)
+        for lookup in self.chosen_lookups(graph):
+            by_table.setdefault(lookup.table, []).append(lookup)
         groups = []
         for lookups in by_table.values():
             rows, dim = lookups[0].weight.shape
@@ -89,46 +90,46 @@ class TTEmbeddings(TableExchange):
         return groups
 
     def summary(self, groups: Sequence[Group]) -> str:
-        """Bytes of the tables, and of the trains."""
+        """Return the bytes of the tables and of the trains."""
         return (
             f"{len(groups)} tables of {format_bytes(dense_bytes(groups))} as tensor trains of "
             f"{format_bytes(sum(group.nbytes for group in groups))}"
         )
 
     def plans(self, built: BuiltWorkload, tables: Sequence[TableFacts]) -> list[TablePlan]:
-        """Each table by itself: its train begins as far from zero as its own numbers are."""
+        """Return one plan per table, so that each train starts with its table's deviation."""
         from slipstream.techniques.embedding.formats.format import Choice
         from slipstream.techniques.embedding.planning import TablePlan
 
         plans = []
-        for one in tables:
-            if (shape := self._smaller(one.rows, one.dim)) is not None:
-                choice = Choice("tt", self._settings, shape.numbers * one.item_bytes, 0.0)
-                plan = TablePlan.of([one], {one.name: choice})
+        for table in tables:
+            if (shape := self._smaller(table.rows, table.dim)) is not None:
+                choice = Choice("tt", self._settings, shape.numbers * table.item_bytes, 0.0)
+                plan = TablePlan.of([table], {table.name: choice})
                 plans.append(plan.converting(built.model) if self.svd else plan)
         if not plans:
             raise WorkloadError(
-                f"the model has no nn.Embedding or nn.EmbeddingBag of {self.rows} rows and more "
-                "that is smaller as a tensor train",
-                remedy="tt_embedding:rank=R and rows=N change the limits",
+                f"the model has no nn.Embedding or nn.EmbeddingBag of at least {self.rows} "
+                "rows that is smaller as a tensor train",
+                remedy="pass tt_embedding:rank=R or rows=N to change the limits",
             )
         return plans
 
     def quality(self, graph: Graph | None = None) -> Quality:
-        """Another model."""
+        """Require training, since tables are low-rank products."""
         return Quality(
             QualityKind.NEEDS_TRAINING,
-            "tables have the structure of a product: the model is another one and has to be "
-            "trained as such, or refined from the nearest train (svd=on)",
+            "tables become products of small cores, so the model must be trained from scratch, or "
+            "fine-tuned from the nearest train (svd=on)",
         )
 
     @property
     def _settings(self) -> dict[str, int]:
-        """Of the table format."""
+        """Settings of the table format."""
         return {"rank": self.rank, "cores": self.cores}
 
     def _smaller(self, rows: int, dim: int) -> TTShape | None:
-        """The train of a table; None where it cannot be one, or has no fewer numbers then."""
+        """Return the train of a table; None if it has no factors or is not smaller."""
         try:
             shape = TTShape.of(rows, dim, (self.rank,) * (self.cores - 1))
         except InvalidArgumentError:

@@ -1,4 +1,4 @@
-"""The formats of tables that a plan may mix; one file each."""
+"""Formats of tables that a plan can mix."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from slipstream.techniques.embedding.formats.robe import Robe
 from slipstream.techniques.embedding.formats.tt import TT, HotTT
 
 FORMATS: dict[str, TableFormat] = {
-    one.name: one
-    for one in (
+    table_format.name: table_format
+    for table_format in (
         Dense(),
         LowDim(),
         LowDimInt8(),
@@ -28,22 +28,24 @@ FORMATS: dict[str, TableFormat] = {
         Hash(),
     )
 }
-"""By name; of two that cost and lose the same, the earlier one is taken."""
+"""Formats by name; of two with equal cost and loss, the earlier one is preferred."""
 
 
 def formats_of(names: Iterable[str] | None) -> dict[str, TableFormat]:
-    """Those with these names, all for None, in the order of `FORMATS`.
+    """Return the formats of these names, all for None, in the order of `FORMATS`.
 
     Raises:
-        UnknownNameError: no such format.
-        InvalidArgumentError: one string in place of several.
+        UnknownNameError: a format is unknown.
+        InvalidArgumentError: `names` is a string.
     """
     if names is None:
         return dict(FORMATS)
     if isinstance(names, str):
-        raise InvalidArgumentError("methods", f"'{names}' is one string", remedy=f"['{names}']")
-    wanted = list(names)
-    for name in wanted:
+        raise InvalidArgumentError(
+            "methods", f"'{names}' is a string, not a list", remedy=f"pass ['{names}']"
+        )
+    requested = list(names)
+    for name in requested:
         if name not in FORMATS:
             raise UnknownNameError("method", name, FORMATS)
-    return {name: one for name, one in FORMATS.items() if name in wanted}
+    return {name: item for name, item in FORMATS.items() if name in requested}

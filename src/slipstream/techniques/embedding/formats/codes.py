@@ -1,4 +1,4 @@
-"""Codes of eight or four bits with a scale for every row: formats of trained tables."""
+"""Codes of eight or four bits with a scale per row: formats of trained tables."""
 
 from __future__ import annotations
 
@@ -25,18 +25,17 @@ _NIBBLE = 15
 
 
 class QuantizedTable(Table):
-    """Codes of rows; made from a trained table by `from_dense`, and not trained any further.
+    """Codes of the rows of a trained table, which are not trainable.
 
     Args:
-        codes: uint8 [rows, bytes]: two codes a byte with four bits, the first one in the lower
-            half.
+        codes: uint8 [rows, bytes]; with four bits two codes per byte, the first in the lower half.
         scale: float16 [rows], at most 1; a number is its code times its row's scale times `reach`.
-        reach: float32 []; the largest row's.
-        embedding_dim: numbers in a row.
+        reach: float32 []; the maximum scale.
+        embedding_dim: numbers per row.
         bits: 8 or 4.
 
     Raises:
-        InvalidArgumentError: other bits, or shapes that do not go together.
+        InvalidArgumentError: `bits` is invalid, or shapes do not match.
     """
 
     codes: torch.Tensor
@@ -58,7 +57,7 @@ class QuantizedTable(Table):
         if scale.shape != codes.shape[:1] or scale.dtype is not torch.float16:
             raise InvalidArgumentError("scale", f"must be float16 [{codes.shape[0]}]")
         if reach.shape or reach.dtype is not torch.float32:
-            raise InvalidArgumentError("reach", "must be one float32")
+            raise InvalidArgumentError("reach", "must be a float32 scalar")
         self.num_embeddings, self.embedding_dim, self.bits = codes.shape[0], embedding_dim, bits
         self.register_buffer("codes", codes)
         self.register_buffer("scale", scale)
@@ -66,10 +65,10 @@ class QuantizedTable(Table):
 
     @classmethod
     def from_dense(cls, weight: torch.Tensor, bits: int = 8) -> QuantizedTable:
-        """Symmetric codes of `weight`, [rows, columns]; at four bits with least squared error.
+        """Quantize `weight`, [rows, columns], symmetrically; four bits with least squared error.
 
         Raises:
-            InvalidArgumentError: other bits, or a table that is empty or holds NaN or infinity.
+            InvalidArgumentError: `bits` is invalid, or the table is empty or not finite.
         """
         row_weights_of(weight, None)  # for its checks
         (rows, columns), weight = weight.shape, weight.detach()
@@ -80,38 +79,38 @@ class QuantizedTable(Table):
             signed, of_rows = code_weights(
                 weight[part], bits, Granularity(axis=0), least_error=bits == 4, narrow=True
             )
-            # That of an empty row is any number, and no measure of the largest.
+            # The scale of a zero row is arbitrary and must not affect the maximum.
             scale[part] = of_rows.masked_fill(~signed.any(1), 0)
             codes[part] = _packed(signed.view(torch.uint8), bits)
-        # Half the bytes of float32, and never out of range: rows far below the largest are nothing.
+        # float16 relative to the maximum cannot overflow; rows far below it underflow to zero.
         reach = scale.max().clamp(min=torch.finfo(torch.float32).tiny)
         return cls(codes, (scale / reach).half(), reach, columns, bits)
 
     def look_up(self, ids: torch.Tensor) -> torch.Tensor:
-        """Rows of `ids` [count]: float32 [count, embedding_dim]."""
+        """Return the rows of `ids` [count]: float32 [count, embedding_dim]."""
         codes = self.codes[ids]
-        if torch.onnx.is_in_onnx_export():  # which has no bitwise operators for bytes
+        if torch.onnx.is_in_onnx_export():  # ONNX lacks bitwise operators for bytes
             codes = codes.long()
         if self.bits == 4:
             codes = torch.stack([codes & _NIBBLE, codes >> 4], 2).flatten(1)
             codes = codes[:, : self.embedding_dim]
-        # Two's complement, as they were written.
+        # Sign extension of two's complement.
         half = 1 << (self.bits - 1)
         return ((codes ^ half).float() - half) * (self.scale[ids, None].float() * self.reach)
 
     @property
     def parameter(self) -> torch.Tensor:
-        """What tells device and dtype."""
+        """A tensor with the device and dtype of the table."""
         return self.reach
 
     @property
     def flops_per_id(self) -> int:
-        """A multiplication for every number."""
+        """One multiplication per number."""
         return self.embedding_dim
 
     @property
     def row_bytes(self) -> float:
-        """Bytes that one id reads."""
+        """Bytes read per id."""
         return float(self.codes.shape[1] + _SCALE_BYTES)
 
     def extra_repr(self) -> str:
@@ -119,18 +118,18 @@ class QuantizedTable(Table):
 
 
 def code_bytes(columns: int, bits: int) -> int:
-    """Bytes of a row's codes.
+    """Return the bytes of a row's codes.
 
     Raises:
-        InvalidArgumentError: bits other than 4 and 8.
+        InvalidArgumentError: `bits` is not 4 or 8.
     """
     if bits not in (4, 8):
-        raise InvalidArgumentError("bits", f"{bits} is neither 4 nor 8")
+        raise InvalidArgumentError("bits", f"{bits} is not 4 or 8")
     return (columns * bits + 7) // 8
 
 
 def table_bytes(rows: int, columns: int, bits: int) -> int:
-    """Bytes of a table's codes and scales."""
+    """Return the bytes of a table's codes and scales."""
     return rows * (code_bytes(columns, bits) + _SCALE_BYTES) + _REACH_BYTES
 
 
@@ -147,33 +146,33 @@ class _Codes(TableFormat):
     bits: ClassVar[int]
 
     def choices(self, table: TableFacts) -> Iterator[Choice]:
-        """One, where it has fewer bytes."""
+        """Yield one choice if it is smaller than the table."""
         nbytes = table_bytes(table.rows, table.dim, self.bits)
         if nbytes < table.nbytes:
             yield Choice(self.name, {}, nbytes, rounding_error(table, self.bits))
 
-    def module(self, one: Exchange, start: Start) -> Any:
-        """Codes of the trained rows."""
-        assert one.table.weight is not None
-        return over(one.old, QuantizedTable.from_dense(one.table.weight, self.bits))
+    def module(self, exchange: Exchange, start: Start) -> Any:
+        """Quantize the trained rows."""
+        assert exchange.table.weight is not None
+        return over(exchange.old, QuantizedTable.from_dense(exchange.table.weight, self.bits))
 
 
 class Int8(_Codes):
-    """A byte a number, and a scale a row."""
+    """Eight bits per number, and a scale per row."""
 
     name: ClassVar[str] = "int8"
     bits: ClassVar[int] = 8
 
 
 class Int4(_Codes):
-    """Half a byte a number, and a scale a row."""
+    """Four bits per number, and a scale per row."""
 
     name: ClassVar[str] = "int4"
     bits: ClassVar[int] = 4
 
 
 def rounding_error(table: TableFacts, bits: int) -> float:
-    """What codes of `bits` bits lose of a table; of one to be trained, as of normal numbers."""
+    """Return the error of codes of `bits` bits; of an untrained table, for normal numbers."""
     if table.weight is None:
         reach = math.sqrt(2 * math.log(2 * table.dim))
         return (reach / ((1 << (bits - 1)) - 1)) ** 2 / 12

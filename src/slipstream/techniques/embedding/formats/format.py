@@ -1,4 +1,4 @@
-"""`TableFormat`: how a table's rows are stored, what that costs and what it loses."""
+"""`TableFormat`: storage of a table's rows, with its cost and error."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ import torch
 from torch import nn
 
 Setting = int | tuple[int, ...]
-"""A integer, or ids."""
+"""An integer, or ids."""
 
 Settings = Mapping[str, Setting]
 DenseModule = nn.Embedding | nn.EmbeddingBag
 
 STEPS_PER_HALVING = 4
-_MOST_HALVINGS = 20
+_MAX_HALVINGS = 20
 _SPECTRUM_EXPONENT = 1.0
-_LEAST_KEPT = 1e-9
+_MIN_RETAINED = 1e-9
 
 
 @dataclass(frozen=True, eq=False)
 class TableFacts:
-    """A table that may become smaller.
+    """A table to compress.
 
     Attributes:
-        name: of its module.
-        rows, dim, item_bytes: it has ``rows * dim`` numbers of so many bytes.
-        shares: of its look-ups that go to each row: float64 [rows], sums to 1; None where it is
-            not known: all alike.
-        weight: its trained numbers, [rows, dim], to measure errors on and to convert; None for a
-            table that is to be trained in its new form.
-        lookups: ids a step looks up in it, relative to other tables.
+        name: name of its module.
+        rows, dim: size of the table.
+        item_bytes: bytes per number.
+        shares: share of look-ups per row, float64 [rows], summing to 1; uniform if None.
+        weight: trained weights, [rows, dim], to measure errors on and to convert; None for a table
+            that is trained in its new format.
+        lookups: ids looked up per step, relative to other tables.
     """
 
     name: str
@@ -47,7 +47,7 @@ class TableFacts:
 
     @property
     def nbytes(self) -> int:
-        """Bytes as it is."""
+        """Bytes of the uncompressed table."""
         return self.rows * self.dim * self.item_bytes
 
 
@@ -56,12 +56,11 @@ class Choice:
     """A table format with its settings, for one table.
 
     Attributes:
-        format: its name.
-        settings: what it is made with.
-        nbytes: of the table then.
-        error: of the weighted squares of the table's numbers the share that is lost. Measured
-            where the table is trained; else what would be lost of rows with a usual spectrum that
-            have nothing else in common: an assumption.
+        format: name of the format.
+        settings: settings of the format.
+        nbytes: bytes of the table in this format.
+        error: lost share of the weighted squares of the table's numbers. Measured for a trained
+            table; otherwise assumed, for uncorrelated rows of a typical spectrum.
     """
 
     format: str
@@ -71,19 +70,19 @@ class Choice:
 
     @property
     def loss(self) -> float:
-        """Minus the logarithm of the share that is kept; about `error` where that is small.
+        """Negative logarithm of the retained share; about `error` if that is small.
 
-        What is shared out by it is shared fairly: no table is given up for the sake of others.
+        It grows without bound, so that an allocation does not sacrifice one table for others.
         """
-        return -math.log(max(1 - self.error, _LEAST_KEPT))
+        return -math.log(max(1 - self.error, _MIN_RETAINED))
 
 
 class Start(NamedTuple):
-    """How the numbers of new tables begin.
+    """Initialization of new tables.
 
     Attributes:
-        std: their root of mean square.
-        device, dtype: theirs.
+        std: root mean square of their numbers.
+        device, dtype: device and dtype of their parameters.
     """
 
     std: float
@@ -92,7 +91,7 @@ class Start(NamedTuple):
 
     @classmethod
     def like(cls, weights: Sequence[torch.Tensor]) -> Start:
-        """As far from zero as the numbers of these tables are, together."""
+        """Return the root mean square, device and dtype of these tables."""
         total = sum(weight.numel() for weight in weights)
         square = sum(float(w.detach().double().square().sum()) for w in weights)
         std = math.sqrt(square / total) if total else 1.0
@@ -100,17 +99,17 @@ class Start(NamedTuple):
 
     @property
     def where(self) -> dict[str, Any]:
-        """Device and dtype, as modules take them."""
+        """Device and dtype as keyword arguments."""
         return {"device": self.device, "dtype": self.dtype}
 
 
 class Exchange(NamedTuple):
-    """A table that is exchanged.
+    """The exchange of one table.
 
     Attributes:
-        old: its module.
-        table: what is known of it: with its trained numbers where they are to be kept.
-        settings: of the format it gets.
+        old: module of the table.
+        table: facts about the table, with its weights if rows are converted.
+        settings: settings of the new format.
     """
 
     old: DenseModule
@@ -118,14 +117,14 @@ class Exchange(NamedTuple):
     settings: Settings
 
     def number(self, key: str) -> int:
-        """The setting of that name."""
+        """Return an integer setting."""
         value = self.settings[key]
         assert isinstance(value, int)
         return value
 
     @property
     def hot(self) -> tuple[int, ...]:
-        """Ids with rows of their own."""
+        """Ids with separate rows."""
         ids = self.settings.get("hot", ())
         assert isinstance(ids, tuple)
         return ids
@@ -134,13 +133,13 @@ class Exchange(NamedTuple):
 class TableFormat(ABC):
     """One format of a table: its module, bytes, expected error, and conversion of trained tables.
 
-    The time that its look-ups take is measured of its modules; see `groups.timed_pass`. How they
-    are written as ONNX, they know themselves; see `modules.Exportable`.
+    Micro-benchmarks time the look-ups of its modules (`groups.Group.timed_pass`). Modules define
+    their ONNX export (`modules.Exportable`).
 
     Attributes:
-        name: in plans and settings.
-        trains: whether its modules can be trained; else it is for trained tables alone.
-        shared: whether all tables of a model in this format have one set of parameters.
+        name: name in plans and settings.
+        trains: whether its modules can be trained; otherwise it requires trained tables.
+        shared: whether all tables in this format share one set of parameters.
     """
 
     name: ClassVar[str]
@@ -149,75 +148,74 @@ class TableFormat(ABC):
 
     @abstractmethod
     def choices(self, table: TableFacts) -> Iterable[Choice]:
-        """What it could be for `table`, from large to small; none where it makes no sense."""
+        """Yield the choices for `table` in descending size; none if the format is unsuitable."""
 
     @abstractmethod
-    def module(self, one: Exchange, start: Start) -> Any:
-        """What comes in the place of a table's module, called as that one is."""
+    def module(self, exchange: Exchange, start: Start) -> Any:
+        """Return the module that replaces a table's module, with the same interface."""
 
-    def modules(self, every: Sequence[Exchange], start: Start) -> list[Any]:
-        """`module` of each of the tables of a model that get this format together."""
-        return [self.module(one, start) for one in every]
+    def modules(self, exchanges: Sequence[Exchange], start: Start) -> list[Any]:
+        """Return the modules of all tables of a model that get this format."""
+        return [self.module(exchange, start) for exchange in exchanges]
 
     def trained(self, table: TableFacts, settings: Settings, nbytes: int) -> tuple[int, ...]:
-        """Numbers in each tensor that an optimizer steps in a table's place.
+        """Return the sizes of the trainable tensors that replace a table.
 
         Args:
-            nbytes: of the table in this format.
+            nbytes: bytes of the table in this format.
         """
         return (nbytes // table.item_bytes,) if self.trains else ()
 
 
 class Dense(TableFormat):
-    """The table as ``nn.Embedding`` has it: nothing is changed."""
+    """The uncompressed table of ``nn.Embedding``."""
 
     name: ClassVar[str] = "dense"
 
     def choices(self, table: TableFacts) -> Iterator[Choice]:
-        """One."""
+        """Yield the only choice."""
         yield Choice(self.name, {}, table.nbytes, 0.0)
 
-    def module(self, one: Exchange, start: Start) -> Any:
-        """The module itself."""
-        return one.old
+    def module(self, exchange: Exchange, start: Start) -> Any:
+        """Return the old module."""
+        return exchange.old
 
 
 def sizes(most: int, least: int = 1) -> list[int]:
-    """Whole numbers below `most` down to `least`, four to a halving."""
+    """Return integers below `most` down to `least`, four per halving."""
     rounded = {
         round(most * 2 ** (-step / STEPS_PER_HALVING))
-        for step in range(1, _MOST_HALVINGS * STEPS_PER_HALVING + 1)
+        for step in range(1, _MAX_HALVINGS * STEPS_PER_HALVING + 1)
     }
     return sorted((size for size in rounded if least <= size < most), reverse=True)
 
 
 def with_errors(
-    measured: Callable[[int], float], every: Sequence[int]
+    measure: Callable[[int], float], candidates: Sequence[int]
 ) -> Iterator[tuple[int, float]]:
-    """Each of falling `sizes` with its error: every fourth is measured, others lie in between.
+    """Yield descending sizes with errors: every fourth is measured, others are interpolated.
 
-    Errors are drawn straight over the size, which is at least the truth where they fall ever
-    slower.
+    Linear interpolation over the size is an upper bound if the error is convex.
     """
-    known: dict[int, float] = {}
-    for place, size in enumerate(every):
+    errors: dict[int, float] = {}
+    for place, size in enumerate(candidates):
         at = place // STEPS_PER_HALVING * STEPS_PER_HALVING
-        after = min(at + STEPS_PER_HALVING, len(every) - 1)
-        for end in (every[at], every[after]):
-            if end not in known:
-                known[end] = measured(end)
-        high, low = every[at], every[after]
+        after = min(at + STEPS_PER_HALVING, len(candidates) - 1)
+        for end in (candidates[at], candidates[after]):
+            if end not in errors:
+                errors[end] = measure(end)
+        high, low = candidates[at], candidates[after]
         if high == low:
-            yield size, known[size]
+            yield size, errors[size]
             continue
         part = (high - size) / (high - low)
-        yield size, known[high] + (known[low] - known[high]) * part
+        yield size, errors[high] + (errors[low] - errors[high]) * part
 
 
 def usual_energies(dim: int) -> torch.Tensor:
-    """Shares of a trained table's squares along its principal axes: falling as 1 / number.
+    """Return assumed shares of a table's squares along its principal axes: 1 / index.
 
-    An assumption, for tables that are not trained yet.
+    For tables that are not trained yet.
     """
     energy = torch.arange(1, dim + 1, dtype=torch.float64) ** -_SPECTRUM_EXPONENT
     return energy / energy.sum()

@@ -1,4 +1,4 @@
-"""A table whose rows are shared: ids are hashed to fewer rows, the most frequent keep their own.
+"""A table of shared rows: ids are hashed to fewer rows, but the most frequent have separate ones.
 
 Source: Weinberger et al., "Feature Hashing for Large Scale Multitask Learning", ICML 2009; private
 rows for frequent ids as in Zhang et al., "Model Size Reduction Using Frequency Based Double
@@ -32,24 +32,24 @@ from slipstream.techniques.embedding.modules import Rows, Table, over
 from slipstream.techniques.embedding.weighting import row_weights_of
 
 _ID_BYTES = 8
-_LEAST_ROWS = 8
+_MIN_ROWS = 8
 _HOT_SHARES = (0.25, 0.5, 0.75, 0.9)
 
 
 class HashedTable(Table):
-    """`rows` rows for `num_embeddings` ids, and one more for each id in `hot`.
+    """`rows` shared rows for `num_embeddings` ids, and one private row per id in `hot`.
 
     Args:
-        num_embeddings, embedding_dim: of the table it stands for.
-        rows: that ids share, by a hash of `seed` and the id alone.
-        hot: int64 ids with rows of their own, in any order.
-        init_std: rows begin as normal numbers of this standard deviation.
+        num_embeddings, embedding_dim: size of the represented table.
+        rows: number of shared rows; a hash of `seed` and the id determines the row of an id.
+        hot: int64 ids with private rows, in any order.
+        init_std: standard deviation of the initial normal numbers.
 
     Attributes:
         weight: [len(hot) + rows, embedding_dim], private rows first, in the order of their ids.
 
     Raises:
-        InvalidArgumentError: sizes below 1, or hot ids that are no rows or stand twice.
+        InvalidArgumentError: a size is below 1, or a hot id is out of range or repeated.
     """
 
     hot: torch.Tensor
@@ -77,9 +77,9 @@ class HashedTable(Table):
         ids = torch.empty(0, dtype=torch.int64) if hot is None else hot.to(torch.int64)
         ids = torch.unique(ids).to(device)
         if hot is not None and len(ids) != hot.numel():
-            raise InvalidArgumentError("hot", "an id stands twice")
+            raise InvalidArgumentError("hot", "repeats an id")
         if len(ids) and not (int(ids[0]) >= 0 and int(ids[-1]) < num_embeddings):
-            raise InvalidArgumentError("hot", f"ids must lie in [0, {num_embeddings})")
+            raise InvalidArgumentError("hot", f"ids must be in [0, {num_embeddings})")
         self.register_buffer("hot", ids)
         self.weight = nn.Parameter(
             torch.empty(len(ids) + rows, embedding_dim, device=device, dtype=dtype)
@@ -96,32 +96,33 @@ class HashedTable(Table):
         seed: int = 0,
         row_weights: torch.Tensor | None = None,
     ) -> HashedTable:
-        """Each shared row as the weighted mean of its ids' rows: the least squared error.
+        """Return the table of least squared error: shared rows are weighted means of ids' rows.
 
         Args:
             weight: [num_embeddings, embedding_dim].
-            row_weights: how much each row counts: [num_embeddings]; all alike if None.
+            row_weights: weights of the rows' errors, [num_embeddings]; uniform if None.
 
         Raises:
-            InvalidArgumentError: as the class, or weights of another shape.
+            InvalidArgumentError: an argument of the class is invalid, or `row_weights` has another
+                shape.
         """
-        counted = row_weights_of(weight, row_weights)
+        row_shares = row_weights_of(weight, row_weights)
         count, columns = weight.shape
         table = cls(
             count, columns, rows, hot=hot, seed=seed, device=weight.device, dtype=weight.dtype
         )
-        # An id that is never read still gets a row near its own.
-        counted = counted + 1e-12
+        # Ids without look-ups still count a little.
+        row_shares = row_shares + 1e-12
         places = table.places(torch.arange(len(weight), device=weight.device))
         sums = weight.new_zeros(table.weight.shape, dtype=torch.float64)
-        sums.index_add_(0, places, weight.detach().double() * counted[:, None])
-        total = counted.new_zeros(len(sums)).index_add_(0, places, counted)
+        sums.index_add_(0, places, weight.detach().double() * row_shares[:, None])
+        total = row_shares.new_zeros(len(sums)).index_add_(0, places, row_shares)
         with torch.no_grad():
             table.weight.copy_(sums / total.clamp(min=1e-300)[:, None])
         return table
 
     def places(self, ids: torch.Tensor) -> torch.Tensor:
-        """Which row of `weight` each id reads: int64 of the shape of `ids`."""
+        """Return the row of `weight` of each id, int64 of the shape of `ids`."""
         ids = ids.to(torch.int64)
         shared = place_of(ids, self.rows, self.seed) + len(self.hot)
         if not len(self.hot):
@@ -130,32 +131,32 @@ class HashedTable(Table):
         return torch.where(self.hot[at] == ids, at, shared)
 
     def look_up(self, ids: torch.Tensor) -> torch.Tensor:
-        """Rows of `ids` [count]: [count, embedding_dim]."""
+        """Return the rows of `ids` [count]: [count, embedding_dim]."""
         return nn.functional.embedding(self.places(ids), self.weight)
 
     def for_export(self) -> nn.Module:
-        """Rows whose numbers are written down, four bytes an id."""
+        """Return rows with a stored index per id, of four bytes."""
         return _ExportedHashes(self)
 
     @property
     def parameter(self) -> torch.Tensor:
-        """What tells device and dtype."""
+        """A tensor with the device and dtype of the table."""
         return self.weight
 
     @property
     def row_bytes(self) -> float:
-        """Bytes of parameters that one id reads."""
+        """Bytes of parameters read per id."""
         return float(self.embedding_dim * self.weight.element_size())
 
     def get_extra_state(self) -> dict[str, int]:
-        """What the hash depends on; saved with the rows."""
+        """Return the settings of the hash, which are saved with the rows."""
         return {"seed": self.seed, "rows": self.rows}
 
     def set_extra_state(self, state: dict[str, int]) -> None:
-        """See that a saved table was hashed as this one is.
+        """Check that a saved table has the same hash.
 
         Raises:
-            InvalidArgumentError: it was not.
+            InvalidArgumentError: the settings of the hash differ.
         """
         if state != self.get_extra_state():
             raise InvalidArgumentError(
@@ -168,12 +169,12 @@ class HashedTable(Table):
 
 
 def place_of(ids: torch.Tensor, rows: int, seed: int = 0) -> torch.Tensor:
-    """The shared row of each id, int64: the same on every device and in every version."""
+    """Return the shared row of each id, int64, equal on all devices and in all versions."""
     return hashes.starts(hashes.table_key(seed, 0), ids, torch.zeros_like(ids), rows)
 
 
 class _ExportedHashes(Rows):
-    """Rows that are shared: which one an id reads is written down."""
+    """Shared rows with a stored index per id."""
 
     at: torch.Tensor
 
@@ -193,30 +194,30 @@ class Hash(TableFormat):
     name: ClassVar[str] = "hash"
 
     def choices(self, table: TableFacts) -> Iterator[Choice]:
-        """Rows below the table's, four to a halving."""
+        """Yield numbers of rows below the table's, four per halving."""
         for rows, error in with_errors(partial(shared_error, table), sizes(table.rows)):
             yield Choice(self.name, {"rows": rows}, rows * table.dim * table.item_bytes, error)
 
-    def module(self, one: Exchange, start: Start) -> Any:
-        """Random rows, or means of the trained ones."""
-        table, rows = one.table, one.number("rows")
-        ids = torch.tensor(one.hot, dtype=torch.int64) if one.hot else None
+    def module(self, exchange: Exchange, start: Start) -> Any:
+        """Return a table of random rows, or of means of the trained rows."""
+        table, rows = exchange.table, exchange.number("rows")
+        ids = torch.tensor(exchange.hot, dtype=torch.int64) if exchange.hot else None
         if table.weight is not None:
             new = HashedTable.from_dense(table.weight, rows, hot=ids, row_weights=table.shares)
         else:
             new = HashedTable(
                 table.rows, table.dim, rows, hot=ids, init_std=start.std, **start.where
             )
-        return over(one.old, new)
+        return over(exchange.old, new)
 
 
 class HotHash(Hash):
-    """`HashedTable` with private rows for frequent ids; where look-ups were counted."""
+    """`HashedTable` with private rows for frequent ids; requires counts of look-ups."""
 
     name: ClassVar[str] = "hot_hash"
 
     def choices(self, table: TableFacts) -> Iterator[Choice]:
-        """For every size that division of it between private and shared rows that loses least."""
+        """Yield the division into private and shared rows of least error, per size."""
         if table.shares is None:
             return
         order = torch.argsort(table.shares, descending=True, stable=True)
@@ -225,14 +226,14 @@ class HotHash(Hash):
         divided: dict[int, int] = {}
 
         def error_of(total: int) -> float:
-            """Least error of `total` rows; the number of private ones that has it is kept."""
+            """Return the least error of `total` rows, and store its number of private rows."""
             counts = [int(total * share) for share in _HOT_SHARES]
             errors = [(shared_error(table, total - n, order[:n]), n) for n in counts]
             error, divided[total] = min(errors)
             return error
 
-        for total, error in with_errors(error_of, sizes(table.rows, _LEAST_ROWS)):
-            near = min(divided, key=lambda known: abs(known - total))
+        for total, error in with_errors(error_of, sizes(table.rows, _MIN_ROWS)):
+            near = min(divided, key=lambda measured: abs(measured - total))
             count = int(total * divided[near] / near)
             nbytes = total * row_bytes + count * _ID_BYTES
             if nbytes < table.nbytes:
@@ -241,10 +242,10 @@ class HotHash(Hash):
 
 
 def shared_error(table: TableFacts, rows: int, hot: torch.Tensor | None = None) -> float:
-    """What is lost where ids share `rows` rows and those in `hot` have their own.
+    """Return the error if ids share `rows` rows and those in `hot` have private ones.
 
-    A shared row is best as the weighted mean of its ids' rows. Of rows that have nothing in common
-    it keeps ``sum p^2 / sum p`` of the weight p of its ids.
+    The best shared row is the weighted mean of its ids' rows. Of uncorrelated rows it retains
+    ``sum p^2 / sum p`` of the weight p of its ids.
     """
     if table.shares is None and table.weight is None and hot is None:
         load = table.rows / rows
@@ -255,17 +256,17 @@ def shared_error(table: TableFacts, rows: int, hot: torch.Tensor | None = None) 
     if table.weight is not None:
         shares = row_weights_of(table.weight, shares)
     place = place_of(torch.arange(table.rows), rows)
-    kept = torch.ones(table.rows, dtype=torch.bool)
+    shared = torch.ones(table.rows, dtype=torch.bool)
     if hot is not None:
-        kept[hot] = False
-    p, at = shares[kept], place[kept]
+        shared[hot] = False
+    p, at = shares[shared], place[shared]
     mass = torch.zeros(rows, dtype=torch.float64).index_add_(0, at, p).clamp(min=1e-300)
     if table.weight is None:
         held = torch.zeros(rows, dtype=torch.float64).index_add_(0, at, p * p)
         return float((mass.clamp(min=0) - held / mass).sum())
     numbers = table.weight.detach().double()
     whole = float((numbers.square().sum(1) * shares).sum())
-    tail = numbers[kept]
+    tail = numbers[shared]
     sums = torch.zeros(rows, table.dim, dtype=torch.float64)
     sums.index_add_(0, at, tail * p[:, None])
     lost = float((tail.square().sum(1) * p).sum()) - float((sums.square().sum(1) / mass).sum())

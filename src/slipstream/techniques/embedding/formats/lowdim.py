@@ -1,6 +1,6 @@
-"""A table of fewer columns, and one matrix that widens its rows: the plainest smaller format.
+"""A table of fewer columns, and a matrix that widens its rows.
 
-It is what every other format has to beat at the same bytes.
+It is the simplest compressed format, and the baseline of the others at equal bytes.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ class LowDimTable(Table):
     """Rows of `dim` numbers times a [dim, embedding_dim] matrix.
 
     Args:
-        num_embeddings, embedding_dim: of the table it stands for.
-        dim: numbers kept of each row.
-        init_std: rows begin as normal numbers such that widened ones have this standard deviation.
+        num_embeddings, embedding_dim: size of the represented table.
+        dim: numbers stored per row.
+        init_std: standard deviation of the widened initial rows, which are normal.
 
     Attributes:
-        weight: the rows, [num_embeddings, dim]; None once they are codes, see `quantized`.
+        weight: the rows, [num_embeddings, dim]; None if they are codes, see `quantized`.
         codes: the rows as a `QuantizedTable`, or None.
         projection: [dim, embedding_dim].
 
     Raises:
-        InvalidArgumentError: a size below 1, or `dim` above `embedding_dim`.
+        InvalidArgumentError: a size is below 1, or `dim` exceeds `embedding_dim`.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class LowDimTable(Table):
         num_embeddings = as_integer("num_embeddings", num_embeddings)
         dim = as_integer("dim", dim)
         if dim > embedding_dim:
-            raise InvalidArgumentError("dim", f"{dim} is more than the table's {embedding_dim}")
+            raise InvalidArgumentError("dim", f"{dim} exceeds the table's {embedding_dim}")
         self.num_embeddings, self.embedding_dim, self.dim = num_embeddings, embedding_dim, dim
         self.weight: nn.Parameter | None = nn.Parameter(
             torch.empty(num_embeddings, dim, device=device, dtype=dtype)
@@ -78,37 +78,37 @@ class LowDimTable(Table):
     def from_dense(
         cls, weight: torch.Tensor, dim: int, row_weights: torch.Tensor | None = None
     ) -> LowDimTable:
-        """The nearest such table: least sum of squared errors, rows weighted by `row_weights`.
+        """Return the nearest such table, by squared errors weighted by `row_weights`.
 
         Args:
             weight: [num_embeddings, embedding_dim].
-            row_weights: how much each row counts, not negative: [num_embeddings]; all alike if
-                None.
+            row_weights: non-negative weights of the rows, [num_embeddings]; uniform if None.
 
         Raises:
-            InvalidArgumentError: as the class, or weights of another shape.
+            InvalidArgumentError: an argument of the class is invalid, or `row_weights` has another
+                shape.
         """
         _, axes = principal(weight, row_weights)
         rows, columns = weight.shape
         table = cls(rows, columns, dim, device=weight.device, dtype=weight.dtype)
         with torch.no_grad():
-            axes_kept = axes[:, :dim].to(weight.dtype)
+            basis = axes[:, :dim].to(weight.dtype)
             assert table.weight is not None
-            table.weight.copy_(weight.detach() @ axes_kept)
-            table.projection.copy_(axes_kept.T)
+            table.weight.copy_(weight.detach() @ basis)
+            table.projection.copy_(basis.T)
         return table
 
     def reset_parameters(self, init_std: float = 1.0) -> None:
-        """Normal rows, and a matrix that keeps their lengths on average."""
+        """Draw normal rows, and a matrix that preserves their norms on average."""
         assert self.weight is not None
         nn.init.normal_(self.weight, std=init_std)
         nn.init.normal_(self.projection, std=1 / math.sqrt(self.dim))
 
     def quantized(self, bits: int = 8) -> LowDimTable:
-        """The same table with its rows as codes of so many bits, which are no parameters.
+        """Return the table with its rows as codes of `bits` bits, which are not trainable.
 
         Raises:
-            InvalidArgumentError: bits other than 4 and 8.
+            InvalidArgumentError: `bits` is not 4 or 8.
         """
         coded_table = LowDimTable(1, self.embedding_dim, self.dim)
         assert self.weight is not None
@@ -118,29 +118,29 @@ class LowDimTable(Table):
         return coded_table
 
     def look_up(self, ids: torch.Tensor) -> torch.Tensor:
-        """Rows before they are widened: [count, dim]."""
+        """Return the rows before widening: [count, dim]."""
         if self.codes is not None:
             return self.codes.look_up(ids)
         assert self.weight is not None
         return nn.functional.embedding(ids, self.weight)
 
     def widen(self, rows: torch.Tensor) -> torch.Tensor:
-        """[..., dim] to [..., embedding_dim]; linear, so that sums of rows may be widened."""
+        """Widen rows [..., dim] to [..., embedding_dim]; linear, so that it applies to sums."""
         return rows @ self.projection
 
     @property
     def parameter(self) -> torch.Tensor:
-        """What tells device and dtype."""
+        """A tensor with the device and dtype of the table."""
         return self.projection
 
     @property
     def flops_per_id(self) -> int:
-        """Of widening a row."""
+        """Operations to widen a row."""
         return 2 * self.dim * self.embedding_dim
 
     @property
     def row_bytes(self) -> float:
-        """Bytes of parameters that one id reads."""
+        """Bytes of parameters read per id."""
         if self.codes is not None:
             return self.codes.row_bytes
         return float(self.dim * self.projection.element_size())
@@ -152,16 +152,16 @@ class LowDimTable(Table):
 def principal(
     weight: torch.Tensor, row_weights: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of weighted rows: energies in falling order [columns], and their axes [columns, columns].
+    """Return descending energies [columns] of weighted rows, and their axes [columns, columns].
 
-    The energies after the first k are the squared error of the best table of k columns.
+    The sum of energies after the first k is the squared error of the best table of k columns.
     """
-    counted = row_weights_of(weight, row_weights)
+    row_shares = row_weights_of(weight, row_weights)
     gram = torch.zeros(weight.shape[1], weight.shape[1], dtype=torch.float64, device=weight.device)
     with torch.no_grad():
         for rows in chunks(len(weight)):
             double = weight[rows].double()
-            gram += double.T @ (double * counted[rows, None])
+            gram += double.T @ (double * row_shares[rows, None])
     energy, axes = torch.linalg.eigh(gram)
     return energy.flip(0).clamp(min=0), axes.flip(1)
 
@@ -172,7 +172,7 @@ class LowDim(TableFormat):
     name: ClassVar[str] = "lowdim"
 
     def choices(self, table: TableFacts) -> Iterator[Choice]:
-        """Dimensions below the table's, four to a halving."""
+        """Yield dimensions below the table's, four per halving."""
         if table.weight is None:
             energy = usual_energies(table.dim)
         else:
@@ -183,12 +183,12 @@ class LowDim(TableFormat):
             if nbytes < table.nbytes:
                 yield Choice(self.name, {"dim": dim}, nbytes, float(energy[dim:].sum()))
 
-    def module(self, one: Exchange, start: Start) -> Any:
-        """Rows of a random table, or of the nearest to the trained one."""
-        return over(one.old, self._table(one, start))
+    def module(self, exchange: Exchange, start: Start) -> Any:
+        """Return a random table, or the nearest to the trained one."""
+        return over(exchange.old, self._table(exchange, start))
 
-    def _table(self, one: Exchange, start: Start) -> LowDimTable:
-        table, dim = one.table, one.number("dim")
+    def _table(self, exchange: Exchange, start: Start) -> LowDimTable:
+        table, dim = exchange.table, exchange.number("dim")
         if table.weight is not None:
             return LowDimTable.from_dense(table.weight, dim, table.shares)
         return LowDimTable(table.rows, table.dim, dim, init_std=start.std, **start.where)
@@ -201,7 +201,7 @@ class _LowDimCodes(LowDim):
     bits: ClassVar[int]
 
     def choices(self, table: TableFacts) -> Iterator[Choice]:
-        """Those of `LowDim`, with what codes of their rows lose besides."""
+        """Yield the choices of `LowDim`, with the additional error of codes."""
         choices = list(super().choices(table))
         dims = [int(str(choice.settings["dim"])) for choice in choices]
         rounding = dict(with_errors(self._rounding_of(table), dims))
@@ -212,7 +212,7 @@ class _LowDimCodes(LowDim):
                 yield Choice(self.name, choice.settings, nbytes, error)
 
     def _rounding_of(self, table: TableFacts) -> Callable[[int], float]:
-        """What codes lose of rows of so many numbers: fewer ones are nearer to their largest."""
+        """Return the error of codes as a function of the dimension of rows."""
         if table.weight is None:
             return lambda dim: rounding_error(replace(table, dim=dim), self.bits)
         weight, (_, axes) = table.weight.detach(), principal(table.weight, table.shares)
@@ -221,9 +221,9 @@ class _LowDimCodes(LowDim):
             replace(table, dim=dim, weight=weight @ axes[:, :dim]), self.bits
         )
 
-    def module(self, one: Exchange, start: Start) -> Any:
-        """Codes of the nearest table of that dimension."""
-        return over(one.old, self._table(one, start).quantized(self.bits))
+    def module(self, exchange: Exchange, start: Start) -> Any:
+        """Return codes of the nearest table of the chosen dimension."""
+        return over(exchange.old, self._table(exchange, start).quantized(self.bits))
 
 
 class LowDimInt8(_LowDimCodes):

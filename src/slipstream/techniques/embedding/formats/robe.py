@@ -41,8 +41,8 @@ from slipstream.techniques.embedding.modules import (
 from slipstream.techniques.embedding.weighting import chunks, row_weights_of
 
 SIGN = False
-"""Whether rows have hashed signs: with them rows can have no direction in common, as those of
-popular items have, which all users take."""
+"""Whether rows have hashed signs. With signs rows cannot share a direction, as those of popular
+items do."""
 
 _MEASURED_HALVINGS = 14
 
@@ -52,7 +52,7 @@ class _InArray(CompressedModule):
 
     Attributes:
         pool: the array.
-        table_id: the table's number in it: part of what its hashes depend on.
+        table_id: id of the table in the array, an input of its hashes.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class _InArray(CompressedModule):
         tables_of(pool.seed, [(0, num_embeddings, embedding_dim, None)])
         self.pool = pool
         self.table_id = pool.take(table_id)
-        # Not buffers: they stay on the CPU, whatever the module is moved to.
+        # Not buffers: they stay on the CPU when the module moves.
         self._plain, self._padded = (
             tables_of(pool.seed, [(self.table_id, num_embeddings, embedding_dim, padding)])
             for padding in (None, self.padding_idx)
@@ -82,25 +82,25 @@ class _InArray(CompressedModule):
 
     @property
     def reads_per_id(self) -> float:
-        """Cache lines of the array that one id reads: blocks begin anywhere."""
+        """Average cache lines of the array read per id, for blocks at any address."""
         item = self.pool.array.element_size()
         each_block = min(self.pool.block, self.embedding_dim)
         return self.embedding_dim / each_block * lines_of(each_block * item)
 
     @property
     def flops_per_id(self) -> int:
-        """A sign and an addition for every number."""
+        """One sign and one addition per number."""
         return self.embedding_dim * (2 if self.pool.sign else 1)
 
     def look_up(
         self, bags: Bags, mode: str | None, padding_idx: int | None, counted: bool = True
     ) -> torch.Tensor:
-        """Bags of rows, of blocks that are hashed where they are read."""
+        """Return bags of rows, whose blocks are hashed during the look-up."""
         described = self._plain if padding_idx is None else self._padded
         return self.pool.look_up(bags, described, self.embedding_dim, mode or "sum")
 
     def exported_rows(self) -> nn.Module:
-        """Blocks, hashed by operators that ONNX has."""
+        """Return rows whose blocks are hashed by ONNX operators."""
         return _ExportedBlocks(self.pool, self._plain)
 
     def _format_repr(self) -> str:
@@ -111,13 +111,15 @@ class ROBEEmbedding(_InArray, ById):
     """``nn.Embedding`` with its rows in a shared array.
 
     Args:
-        num_embeddings, embedding_dim: of the table it stands for.
-        pool: where its numbers are, perhaps with other tables'.
-        table_id: its number in `pool`, part of the checkpoint's meaning; the next free if None.
-        padding_idx: an id whose row is zeros and gets no gradient.
+        num_embeddings, embedding_dim: size of the represented table.
+        pool: the array, which other tables can share.
+        table_id: id of the table in `pool`; the next free one if None. A checkpoint is valid only
+            with the same ids.
+        padding_idx: an id whose row is zero and gets no gradient.
 
     Raises:
-        InvalidArgumentError: a size below 1, a padding row the table lacks, a number that is taken.
+        InvalidArgumentError: a size is below 1, the padding row is out of range, or the id is in
+            use.
     """
 
 
@@ -125,12 +127,12 @@ class ROBEEmbeddingBag(_InArray, ByBag):
     """``nn.EmbeddingBag`` with its rows in a shared array.
 
     Args:
-        num_embeddings, embedding_dim, mode, padding_idx, include_last_offset: as
+        num_embeddings, embedding_dim, mode, padding_idx, include_last_offset: those of
             ``nn.EmbeddingBag``.
-        pool, table_id: as `ROBEEmbedding`.
+        pool, table_id: those of `ROBEEmbedding`.
 
     Raises:
-        InvalidArgumentError: as `ROBEEmbedding`; an unknown mode.
+        InvalidArgumentError: an argument of `ROBEEmbedding` is invalid, or the mode is unknown.
     """
 
     def __init__(
@@ -152,14 +154,14 @@ class ROBEEmbeddingCollection(Exportable):
     """Several tables of one shared array, looked up in one call.
 
     Args:
-        tables: rows and dimension of each by name; they are numbered from `table_id` on.
-        pool: where their numbers are.
-        mode: of all bags.
-        table_id: the first table's number; the next free one if None.
-        include_last_offset: offsets have one element more, the end of the last bag.
+        tables: rows and dimension of each table by name, with ids from `table_id` on.
+        pool: the array.
+        mode: reduction of all bags.
+        table_id: id of the first table; the next free one if None.
+        include_last_offset: whether offsets end with the end of the last bag.
 
     Raises:
-        InvalidArgumentError: no tables, or as `ROBEEmbeddingBag`.
+        InvalidArgumentError: there are no tables, or an argument of `ROBEEmbeddingBag` is invalid.
     """
 
     mode: str
@@ -176,12 +178,14 @@ class ROBEEmbeddingCollection(Exportable):
         check_mode(mode)
         _expect_pool(pool)
         if not tables:
-            raise InvalidArgumentError("tables", "there are none")
+            raise InvalidArgumentError("tables", "is empty")
         try:
             shapes = [(rows, dimension, None) for rows, dimension in tables.values()]
         except (AttributeError, TypeError, ValueError) as error:
             raise InvalidArgumentError(
-                "tables", "are not rows and dimensions by name", remedy='{"film": (10_000, 64)}'
+                "tables",
+                "are not rows and dimensions by name",
+                remedy='pass a dictionary such as {"film": (10_000, 64)}',
             ) from error
         tables_of(pool.seed, [(0, *shape) for shape in shapes])
         numbers = [
@@ -207,14 +211,14 @@ class ROBEEmbeddingCollection(Exportable):
         offsets: torch.Tensor | None = None,
         per_sample_weights: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Bags of all tables, side by side: [bags, sum of dimensions].
+        """Return concatenated bags of all tables: [bags, sum of dimensions].
 
         Args:
-            input: ids of the first table's bags, then those of the second and so on: [count] with
-                `offsets` [tables * bags], or [tables * bags, n] for bags of n ids each.
+            input: ids of the first table's bags, then those of the second, and so on: [count] with
+                `offsets` [tables * bags], or [tables * bags, n] for bags of n ids.
 
         Raises:
-            InvalidArgumentError: names the argument and what is wrong with it.
+            InvalidArgumentError: an argument is invalid; the error names it.
         """
         bags = normalise(
             input, offsets, per_sample_weights, self.mode, self.pool.array,
@@ -222,16 +226,16 @@ class ROBEEmbeddingCollection(Exportable):
         )  # fmt: skip
         return self.pool.look_up(bags, self._tables, self._width, self.mode)
 
-    def split(self, made: torch.Tensor) -> dict[str, torch.Tensor]:
-        """What `forward` returned by table: [bags, dimension] each, views."""
+    def split(self, bags: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Split the output of `forward` into views by table, [bags, dimension] each."""
         sizes = [dimension for _, dimension in self.tables.values()]
-        return dict(zip(self.tables, torch.split(made, sizes, 1), strict=True))
+        return dict(zip(self.tables, torch.split(bags, sizes, 1), strict=True))
 
     def table(self, name: str) -> tuple[int, torch.Tensor]:
-        """The number of a table, and its row of the operator's description.
+        """Return the id of a table, and its row of the operator's description.
 
         Raises:
-            UnknownNameError: there is no such table.
+            UnknownNameError: the table is unknown.
         """
         if name not in self.table_ids:
             raise UnknownNameError("table", name, self.table_ids)
@@ -239,18 +243,18 @@ class ROBEEmbeddingCollection(Exportable):
         return self.table_ids[name], self._tables[place : place + 1]
 
     def materialize(self, name: str, rows: torch.Tensor) -> torch.Tensor:
-        """Rows of the table `name`: [len(rows), dimension].
+        """Return rows of the table `name`: [len(rows), dimension].
 
         Raises:
-            UnknownNameError: there is no such table.
-            InvalidArgumentError: an id that is no row of it.
+            UnknownNameError: the table is unknown.
+            InvalidArgumentError: an id is out of range.
         """
         _, described = self.table(name)
         bags = each(rows, self.pool.array.device)
         return self.pool.look_up(bags, described, self.tables[name][1], "sum")
 
     def for_export(self) -> nn.Module:
-        """Its tables, one after the other."""
+        """Return a module that looks up the tables sequentially."""
         return _ExportedTables(self)
 
     def extra_repr(self) -> str:
@@ -261,17 +265,19 @@ class ROBEEmbeddingCollection(Exportable):
 def _expect_pool(pool: object) -> None:
     if not isinstance(pool, SharedArray):
         raise InvalidArgumentError(
-            "pool", f"is a {type(pool).__name__}, not a SharedArray", remedy='SharedArray("64MiB")'
+            "pool",
+            f"is a {type(pool).__name__}, not a SharedArray",
+            remedy='pass SharedArray("64MiB")',
         )
 
 
 class _ExportedBlocks(Rows):
-    """Rows of a shared array, hashed by operators that ONNX has."""
+    """Rows of a shared array, hashed by ONNX operators."""
 
     def __init__(self, pool: SharedArray, described: torch.Tensor) -> None:
         super().__init__()
         if pool.array.dtype is not torch.float32:
-            raise InvalidArgumentError("model", f"an array is {pool.array.dtype}, not float32")
+            raise InvalidArgumentError("model", f"has an array of {pool.array.dtype}, not float32")
         self.array, self.block, self.sign = pool.array, pool.block, pool.sign
         ((self.key, _, self.width, _),) = described.tolist()
 
@@ -280,7 +286,7 @@ class _ExportedBlocks(Rows):
 
 
 class _ExportedTables(nn.Module):
-    """A collection's tables, one after the other."""
+    """Sequential look-ups in a collection's tables."""
 
     def __init__(self, collection: ROBEEmbeddingCollection) -> None:
         super().__init__()
@@ -297,39 +303,40 @@ class _ExportedTables(nn.Module):
 
 
 class Robe(TableFormat):
-    """`ROBEEmbedding`; the array has the sum of what its tables are given."""
+    """`ROBEEmbedding`; the array has the total of its tables' numbers."""
 
     name: ClassVar[str] = "robe"
     shared: ClassVar[bool] = True
 
     def choices(self, table: TableFacts) -> Iterator[Choice]:
-        """Numbers below the table's; at least a row."""
+        """Yield sizes below the table's, of at least one row."""
         for rows, error in with_errors(partial(self._error, table), sizes(table.rows)):
             numbers = rows * table.dim
             nbytes = numbers * table.item_bytes
             yield Choice(self.name, {"numbers": numbers}, nbytes, error)
 
-    def module(self, one: Exchange, start: Start) -> Any:
-        """The only table of its array."""
-        return self.modules([one], start)[0]
+    def module(self, exchange: Exchange, start: Start) -> Any:
+        """Return the module of the only table of an array."""
+        return self.modules([exchange], start)[0]
 
-    def modules(self, every: Sequence[Exchange], start: Start) -> list[Any]:
-        """Tables of one array of all their numbers, random ones or the nearest to trained tables.
+    def modules(self, exchanges: Sequence[Exchange], start: Start) -> list[Any]:
+        """Return tables that share one array, random or nearest to the trained tables.
 
-        Its settings ``block`` and ``sign`` are the first table's.
+        The array has the settings ``block`` and ``sign`` of the first table.
         """
         array = SharedArray(
-            sum(one.number("numbers") for one in every), block=every[0].number("block"),
-            sign=bool(every[0].number("sign")), init_std=start.std, **start.where,
+            sum(exchange.number("numbers") for exchange in exchanges),
+            block=exchanges[0].number("block"), sign=bool(exchanges[0].number("sign")),
+            init_std=start.std, **start.where,
         )  # fmt: skip
         modules: list[Any] = []
-        for one in every:
-            kind, arguments = called_as(one.old, ROBEEmbedding, ROBEEmbeddingBag)
-            modules.append(kind(one.table.rows, one.table.dim, array, **arguments))
+        for old, table, _ in exchanges:
+            kind, arguments = called_as(old, ROBEEmbedding, ROBEEmbeddingBag)
+            modules.append(kind(table.rows, table.dim, array, **arguments))
         trained = [
-            (module.table_id, one.table)
-            for module, one in zip(modules, every, strict=True)
-            if one.table.weight is not None
+            (module.table_id, table)
+            for module, (_, table, _) in zip(modules, exchanges, strict=True)
+            if table.weight is not None
         ]
         if trained:
             sums, mass = fitted_sums(
@@ -340,37 +347,37 @@ class Robe(TableFormat):
         return modules
 
     def _error(self, table: TableFacts, rows: int) -> float:
-        """Of rows with nothing in common: as much as sharing whole rows loses."""
+        """Return the error; of uncorrelated rows, that of sharing whole rows."""
         if table.weight is None or table.rows / rows > 2**_MEASURED_HALVINGS:
             return shared_error(table, rows)
         size = rows * table.dim
         sums, mass = fitted_sums([(0, table)], size, min(table.dim, 32, size), SIGN, 0)
-        counted = row_weights_of(table.weight, table.shares)
-        whole = float((table.weight.detach().double().square().sum(1) * counted).sum())
-        kept = float((sums.square() / mass.clamp(min=1e-300)).sum())
-        return max(1 - kept / whole, 0.0) if whole else 0.0
+        row_shares = row_weights_of(table.weight, table.shares)
+        whole = float((table.weight.detach().double().square().sum(1) * row_shares).sum())
+        retained = float((sums.square() / mass.clamp(min=1e-300)).sum())
+        return max(1 - retained / whole, 0.0) if whole else 0.0
 
 
 def fitted_sums(
     tables: list[tuple[int, TableFacts]], size: int, block: int, sign: bool, seed: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """For every number of an array: the weighted sum of what tables would have there, its weight.
+    """Return, per number of an array, the weighted sum of the represented weights, and its weight.
 
-    Their quotient is the array of least squared error: each place is read with a sign alone.
+    Their quotient is the array of least squared error.
     """
     sums = torch.zeros(size, dtype=torch.float64)
     mass = torch.zeros(size, dtype=torch.float64)
     for number, table in tables:
         assert table.weight is not None
-        counted = row_weights_of(table.weight, table.shares)
+        row_shares = row_weights_of(table.weight, table.shares)
         key = hashes.table_key(seed, number)
         for rows in chunks(table.rows):
             ids = torch.arange(rows.start, rows.stop)
             numbers = table.weight[rows].detach().double()
             if sign:
                 numbers = numbers * hashes.signs(key, ids, table.dim, torch.float64)
-            # An id that is never read still counts a little.
-            share = (counted[rows, None] + 1e-12).expand(-1, table.dim)
+            # Ids without look-ups still count a little.
+            share = (row_shares[rows, None] + 1e-12).expand(-1, table.dim)
             at = hashes.places(key, ids, table.dim, block, size).flatten()
             sums.index_add_(0, at, (numbers * share).flatten())
             mass.index_add_(0, at, share.flatten())

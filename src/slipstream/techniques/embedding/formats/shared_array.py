@@ -1,4 +1,4 @@
-"""`SharedArray`: the numbers that all hashed embedding tables of a model have in common."""
+"""`SharedArray`: the array of numbers that hashed embedding tables share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 from slipstream.arguments import as_integer
 from slipstream.errors import InvalidArgumentError
 from slipstream.techniques.embedding.bags import Bags
-from slipstream.techniques.embedding.kernels import robe as door
+from slipstream.techniques.embedding.kernels import robe as kernels
 from slipstream.units import parse_bytes
 
 _VERSION = 1
@@ -21,26 +21,26 @@ _VERSION = 1
 class SharedArray(nn.Module):
     """One array of numbers, of which embedding tables read hashed blocks.
 
-    Where a number of a row lies depends on `seed`, the table's number, the row and the block alone,
-    the same on every device, for int32 and int64 ids, and in every version of the package. These
-    settings are saved with the array, and loading refuses an array with others.
+    The position of a number depends only on `seed`, the table's id, the row and the block. It is
+    equal on all devices, for int32 and int64 ids, and in all versions of the package. These
+    settings are saved with the array, and an array with other settings cannot be loaded.
 
     Args:
-        size: numbers in the array, or its bytes: ``"100MiB"``.
-        block: numbers that are read in one run. Longer blocks are faster and collide less.
-        sign: multiply every number of a row by a hashed sign, which makes inner products of rows
-            unbiased.
-        init_std: the array begins as normal numbers of this standard deviation; 1 as torch's
+        size: numbers in the array, or its bytes, such as ``"100MiB"``.
+        block: consecutive numbers per hash. Longer blocks are faster and collide less.
+        sign: whether to multiply the numbers of a row by hashed signs, which makes inner products
+            of rows unbiased.
+        init_std: standard deviation of the initial normal numbers; 1, the default, is that of
             ``nn.Embedding``.
-        seed: of the hashes, not of the initial numbers: those follow ``torch.manual_seed``.
-        grad_scale: what the array's gradient is multiplied by. A number of it stands for as many
-            weights as the tables are compressed, and its gradient is the sum of theirs.
+        seed: seed of the hashes. The initial numbers depend on ``torch.manual_seed`` instead.
+        grad_scale: factor of the array's gradient, which sums the gradients of all weights that a
+            number represents.
 
     Attributes:
         array: the parameter, [size].
 
     Raises:
-        InvalidArgumentError: a size or block below 1, or a block longer than the array.
+        InvalidArgumentError: a size or block is below 1, or the block exceeds the array.
 
     Source: Desai, Chou and Shrivastava, "Random Offset Block Embedding (ROBE) for compressed
     embedding tables in deep learning recommendation systems", MLSys 2022.
@@ -61,7 +61,7 @@ class SharedArray(nn.Module):
         super().__init__()
         kind = dtype or torch.get_default_dtype()
         if not kind.is_floating_point:
-            raise InvalidArgumentError("dtype", f"{kind} has no floating point")
+            raise InvalidArgumentError("dtype", f"{kind} is not a floating-point dtype")
         if isinstance(size, str):
             numbers = parse_bytes(size) // kind.itemsize
         else:
@@ -70,7 +70,7 @@ class SharedArray(nn.Module):
         if numbers < block:
             raise InvalidArgumentError(
                 "size", f"{numbers} numbers are less than a block of {block}",
-                remedy="a larger size or a smaller block",
+                remedy="pass a larger size or a smaller block",
             )  # fmt: skip
         if not 0 <= init_std < math.inf:
             raise InvalidArgumentError("init_std", f"{init_std} is not a standard deviation")
@@ -88,10 +88,10 @@ class SharedArray(nn.Module):
     def compressing(
         cls, tables: Sequence[tuple[int, int]], ratio: float, **settings: Any
     ) -> SharedArray:
-        """An array `ratio` times smaller than tables of these (rows, dimension) together.
+        """Return an array `ratio` times smaller than the total of tables of (rows, dimension).
 
         Raises:
-            InvalidArgumentError: `ratio` is not positive, or leaves less than a block.
+            InvalidArgumentError: `ratio` is not positive, or the array is smaller than a block.
         """
         if not ratio > 0:
             raise InvalidArgumentError("ratio", f"{ratio} is not positive")
@@ -99,7 +99,7 @@ class SharedArray(nn.Module):
         return cls(max(1, round(numbers / ratio)), **settings)
 
     def reset_parameters(self) -> None:
-        """Normal numbers of `init_std`."""
+        """Draw normal numbers of `init_std`."""
         nn.init.normal_(self.array, std=self.init_std)
 
     @property
@@ -108,33 +108,35 @@ class SharedArray(nn.Module):
         return self.array.nbytes
 
     def take(self, table_id: int | None = None) -> int:
-        """Reserve a table's number; the next free one by default.
+        """Reserve the id of a table, by default the next free one, and return it.
 
         Raises:
-            InvalidArgumentError: it is negative or another table's.
+            InvalidArgumentError: the id is negative or in use.
         """
         if table_id is None:
             table_id = max(self._taken, default=-1) + 1
         table_id = as_integer("table_id", table_id, 0)
         if table_id in self._taken:
-            raise InvalidArgumentError("table_id", f"{table_id} is another table's in this array")
+            raise InvalidArgumentError(
+                "table_id", f"{table_id} is in use by another table of this array"
+            )
         self._taken.add(table_id)
         return table_id
 
     def look_up(self, bags: Bags, tables: torch.Tensor, width: int, mode: str) -> torch.Tensor:
-        """Bags of rows of `tables` (see `tables_of`): [bags, width], differentiable.
+        """Return bags of rows of `tables` (see `tables_of`): [bags, width], differentiable.
 
         Raises:
-            InvalidArgumentError: an id outside its table, or offsets out of order.
+            InvalidArgumentError: an id is out of range, or offsets decrease.
         """
         ids, offsets, weights, total, _ = bags
         how = (ids, offsets, weights, tables, total, width, self.block, self.sign,
-               door.MODES.index(mode))  # fmt: skip
+               kernels.MODES.index(mode))  # fmt: skip
         array = self.array
         if not torch.is_grad_enabled() or not (
             array.requires_grad or (weights is not None and weights.requires_grad)
         ):
-            plain: torch.Tensor = door.robe(array, *how)
+            plain: torch.Tensor = kernels.robe(array, *how)
             return plain
         if array.dtype is not torch.float32:
             return _scaled(array, self.grad_scale, how)
@@ -142,23 +144,23 @@ class SharedArray(nn.Module):
         return rows
 
     def get_extra_state(self) -> dict[str, int]:
-        """What the hashes depend on; saved with the array."""
+        """Return the settings of the hashes, which are saved with the array."""
         return {
             "version": _VERSION, "size": self.array.numel(), "block": self.block,
             "sign": int(self.sign), "seed": self.seed,
         }  # fmt: skip
 
     def set_extra_state(self, state: dict[str, int]) -> None:
-        """See that a saved array was hashed as this one is.
+        """Check that a saved array has the same hashes.
 
         Raises:
-            InvalidArgumentError: it was not.
+            InvalidArgumentError: the settings of the hashes differ.
         """
         for key, here in self.get_extra_state().items():
             if state.get(key) != here:
                 raise InvalidArgumentError(
                     "state_dict", f"the saved array has {key} {state.get(key)}, this one {here}",
-                    remedy="make the SharedArray with the settings it was saved with",
+                    remedy="create the SharedArray with the saved settings",
                 )  # fmt: skip
 
     def extra_repr(self) -> str:
@@ -166,41 +168,41 @@ class SharedArray(nn.Module):
 
 
 def tables_of(seed: int, tables: Sequence[tuple[int, int, int, int | None]]) -> torch.Tensor:
-    """Tables as the operator takes them, int64 [tables, 4].
+    """Return the operator's description of tables, int64 [tables, 4].
 
     Args:
-        tables: of each its number, rows, dimension and padding row.
+        tables: id, rows, dimension and padding row of each table.
 
     Raises:
-        InvalidArgumentError: a table without rows or columns, or with 2^63 numbers.
+        InvalidArgumentError: a table has no rows or columns, or at least 2^63 numbers.
     """
     described = []
     for number, rows, dimension, padding in tables:
         rows = as_integer("num_embeddings", rows)
         dimension = as_integer("embedding_dim", dimension)
         if rows * dimension >= 2**63:
-            raise InvalidArgumentError("num_embeddings", f"{rows} x {dimension} is beyond 2^63")
-        key = door.table_key(seed, number)
+            raise InvalidArgumentError("num_embeddings", f"{rows} x {dimension} exceeds 2^63")
+        key = kernels.table_key(seed, number)
         described.append([key, rows, dimension, -1 if padding is None else padding])
     return torch.tensor(described, dtype=torch.int64, device="cpu")
 
 
 def _scaled(array: torch.Tensor, scale: float, how: tuple[Any, ...]) -> torch.Tensor:
-    """For dtypes without a kernel: torch differentiates it, twice if need be."""
+    """Look up bags of dtypes without a kernel, twice differentiable by torch."""
     with torch.no_grad():
         torch.ops.slipstream.robe.default(array, *how)  # for its checks
     if scale != 1.0:
         array = array * scale + (array * (1.0 - scale)).detach()
-    return door.by_reference(array, *how)
+    return kernels.by_reference(array, *how)
 
 
 class _Bags(torch.autograd.Function):
-    """The gradient of the array is dense; where its numbers were is hashed once more."""
+    """Look-up of bags whose gradient is dense; the backward pass recomputes the hashes."""
 
     @staticmethod
     def forward(ctx: Any, array: torch.Tensor, scale: float, *how: Any) -> torch.Tensor:
         bags: torch.Tensor = torch.ops.slipstream.robe.default(array, *how)
-        maxima = bags if how[-1] == door.MODES.index("max") else None
+        maxima = bags if how[-1] == kernels.MODES.index("max") else None
         ctx.save_for_backward(array, *how[:4], maxima)
         ctx.scale, ctx.how = scale, how[4:]
         return bags

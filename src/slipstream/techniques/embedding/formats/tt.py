@@ -1,4 +1,4 @@
-"""Embeddings whose table is a tensor train: a product of small cores, some hundred times smaller.
+"""Embeddings whose table is a tensor train: a product of small cores, about 100 times smaller.
 
 Source: Yin, Acun, Liu and Wu, "TT-Rec: Tensor Train Compression for Deep Learning Recommendation
 Models", MLSys 2021.
@@ -29,7 +29,7 @@ from slipstream.techniques.embedding.formats.format import (
     with_errors,
 )
 from slipstream.techniques.embedding.hot_rows import HotRows, cache_bytes
-from slipstream.techniques.embedding.kernels import tt as door
+from slipstream.techniques.embedding.kernels import tt as kernels
 from slipstream.techniques.embedding.kernels import tt_reference as trains
 from slipstream.techniques.embedding.modules import (
     ByBag,
@@ -44,9 +44,9 @@ from slipstream.techniques.embedding.tt_svd import tt_svd
 from slipstream.techniques.embedding.weighting import relative_error
 
 INITS = ("sampled-gaussian", "gaussian")
-# From 128 down to 1, two to a halving.
+# From 128 down to 1, two per halving.
 _RANKS = sorted({round(2 ** (step / 2)) for step in range(15)}, reverse=True)
-_LEAST_HOT = 8
+_MIN_HOT = 8
 
 Shapes = Sequence[Sequence[int]] | None
 MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
@@ -56,10 +56,10 @@ class _TensorTrain(CompressedModule):
     """A table of rows as a tensor train.
 
     Attributes:
-        shape: how rows and columns are factored.
-        cores: the parameters, [p, R, q, R'] each: one row's slice of a core lies in one piece.
+        shape: factors of rows and columns.
+        cores: the parameters, [p, R, q, R'] each, so that a row's slice is contiguous.
         hot: the cached rows, or None.
-        optimizers: those that step in the backward pass, by parameter; empty without.
+        optimizers: optimizers that step in the backward pass, by parameter.
     """
 
     def __init__(
@@ -79,9 +79,11 @@ class _TensorTrain(CompressedModule):
     ) -> None:
         kind = dtype or torch.get_default_dtype()
         if not kind.is_floating_point:
-            raise InvalidArgumentError("dtype", f"{kind} has no floating point")
+            raise InvalidArgumentError("dtype", f"{kind} is not a floating-point dtype")
         if init not in INITS:
-            raise InvalidArgumentError("init", f"'{init}' is not possible", remedy=", ".join(INITS))
+            raise InvalidArgumentError(
+                "init", f"'{init}' is unknown", remedy=f"use one of {', '.join(INITS)}"
+            )
         shape = TTShape.of(num_embeddings, embedding_dim, tt_ranks, tt_shapes)
         super().__init__(num_embeddings, embedding_dim, padding_idx)
         self.shape = shape
@@ -91,7 +93,7 @@ class _TensorTrain(CompressedModule):
             raise InvalidArgumentError("init_std", f"{init_std} is not a standard deviation")
         if as_integer("cache_rows", cache_rows, 0) > num_embeddings:
             raise InvalidArgumentError(
-                "cache_rows", f"{cache_rows} rows are more than the table's {num_embeddings}"
+                "cache_rows", f"{cache_rows} exceeds the table's {num_embeddings} rows"
             )
         self.cores = nn.ParameterList(
             torch.empty(core, device=device, dtype=kind) for core in self.shape.cores
@@ -103,8 +105,8 @@ class _TensorTrain(CompressedModule):
         if fused_optimizer is not None:
             if not callable(fused_optimizer):
                 raise InvalidArgumentError(
-                    "fused_optimizer", f"{fused_optimizer!r} makes no optimizer",
-                    remedy="functools.partial(torch.optim.Adagrad, lr=0.1)",
+                    "fused_optimizer", f"{fused_optimizer!r} does not create an optimizer",
+                    remedy="pass functools.partial(torch.optim.Adagrad, lr=0.1), for example",
                 )  # fmt: skip
             self._step_in_backward(fused_optimizer)
 
@@ -117,15 +119,15 @@ class _TensorTrain(CompressedModule):
         row_weights: torch.Tensor | None = None,
         **settings: Any,
     ) -> Self:
-        """The tensor train nearest to a table, in its dtype and on its device.
+        """Return the tensor train nearest to a table, in its dtype and on its device.
 
         Args:
             weight: [rows, dim].
-            row_weights: how much each row's error counts, say how often it is looked up: [rows].
+            row_weights: weights of the rows' errors, such as their look-ups: [rows].
             settings: further arguments of the class.
 
         Raises:
-            InvalidArgumentError: a table that is not finite or has no such shape, weights that are
+            InvalidArgumentError: the table is not finite or cannot have the shape, or a weight is
                 negative.
         """
         expect_tensor("weight", weight)
@@ -141,7 +143,7 @@ class _TensorTrain(CompressedModule):
         return module
 
     def reset_parameters(self) -> None:
-        """Cores whose product has numbers of `init_std`, as near to normal ones as it can be."""
+        """Draw cores whose product has standard deviation `init_std` and is near normal."""
         draw = tt_init.gaussian if self.init == "gaussian" else tt_init.sampled_gaussian
         draw(list(self.cores), self.init_std)
 
@@ -153,34 +155,36 @@ class _TensorTrain(CompressedModule):
 
     @property
     def reads_per_id(self) -> float:
-        """Cache lines of the slices that one id reads, if no other id of the batch reads them."""
+        """Average cache lines of slices read per id, without reuse among ids."""
         item = self.cores[0].element_size()
         return float(sum(lines_of(core[0].numel() * item) for core in self.cores))
 
     @property
     def flops_per_id(self) -> int:
-        """Of one row's products, and its addition to a bag."""
+        """Operations to compute a row and add it to a bag."""
         return self.shape.flops + self.embedding_dim
 
     def exported_rows(self) -> nn.Module:
-        """Products of slices; with cached rows the whole table."""
+        """Return products of slices; with cached rows the dense table."""
         return _ExportedTrain(self.cores) if self.hot is None else _ExportedTable(self.to_dense())
 
     def refresh(self, optimizer: torch.optim.Optimizer | None = None) -> torch.Tensor:
-        """Cache the rows that were looked up most; the cache's rows that changed hands, int64.
+        """Cache the rows with most look-ups, and return the reassigned rows of the cache, int64.
 
-        Nothing is lost: rows that come are the train's to the bit, and what rows that leave have
-        learned is put into the last core.
+        New cached rows are bit-identical to the train's, and the last core is refitted to evicted
+        rows.
 
         Args:
-            optimizer: of the parameters; forgets what it remembers of rows that changed hands.
+            optimizer: optimizer of the parameters; its state of reassigned rows is set to zero.
 
         Raises:
-            InvalidArgumentError: there is no cache.
+            InvalidArgumentError: the module has no cache.
         """
         if self.hot is None:
             raise InvalidArgumentError(
-                "cache_rows", "there is no cache to refresh", remedy="cache_rows=1000, say"
+                "cache_rows",
+                "is 0: the module has no cache to refresh",
+                remedy="pass cache_rows=1000, for example",
             )
         steps_rows = self.optimizers.get("hot.weight", optimizer)
         return self.hot.refresh(list(self.cores), steps_rows)
@@ -188,29 +192,29 @@ class _TensorTrain(CompressedModule):
     def look_up(
         self, bags: Bags, mode: str | None, padding_idx: int | None, counted: bool = True
     ) -> torch.Tensor:
-        """Sums and means of rows that are not written down; maxima of rows that are."""
+        """Return fused sums and means of rows; maxima need the materialized rows."""
         if mode == "max":
-            door.check_ids(bags.ids, bags.offsets, self.num_embeddings, bags.total)
-            each_by_itself = Bags(bags.ids, None, None, bags.ids.numel())
-            every = self.look_up(each_by_itself, None, None, counted)
-            return reduced(every, bags, "max", padding_idx)
+            kernels.check_ids(bags.ids, bags.offsets, self.num_embeddings, bags.total)
+            single = Bags(bags.ids, None, None, bags.ids.numel())
+            rows_of_ids = self.look_up(single, None, None, counted)
+            return reduced(rows_of_ids, bags, "max", padding_idx)
         padding = -1 if padding_idx is None else padding_idx
         cache = hot = None
         counted = counted and self.training and not torch.compiler.is_compiling()
         if self.hot is not None:
-            # Before the look-up: between it and its backward pass nothing may change.
+            # Before the look-up, since parameters must not change until its backward pass.
             if counted and self.hot.due:
                 self.refresh()
             cache, hot = self.hot.rows(), self.hot.table
         how = (hot, bags.ids, bags.offsets, bags.weights, self.num_embeddings, padding, bags.total,
-               door.MODES.index(mode or "sum"))  # fmt: skip
+               kernels.MODES.index(mode or "sum"))  # fmt: skip
         cores = list(self.cores)
-        trained = [one for one in (*cores, cache, bags.weights) if one is not None]
+        inputs = [tensor for tensor in (*cores, cache, bags.weights) if tensor is not None]
         rows: torch.Tensor
-        if not (torch.is_grad_enabled() and any(one.requires_grad for one in trained)):
-            rows = door.look_up(cores, cache, *how)
+        if not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)):
+            rows = kernels.look_up(cores, cache, *how)
         elif cores[0].dtype is not torch.float32 or _by_steps(cores):
-            rows = door.in_steps(cores, cache, *how)
+            rows = kernels.in_steps(cores, cache, *how)
         else:
             rows = _Rows.apply(len(cores), *cores, cache, *how)
         if self.hot is not None and counted:
@@ -228,33 +232,33 @@ class _TensorTrain(CompressedModule):
 
 
 def _by_steps(cores: list[torch.Tensor]) -> bool:
-    """Whether rows are made in steps that torch differentiates.
+    """Whether to compute rows in steps that torch differentiates.
 
-    Where a CUDA device has kernels the operator would spare nothing, and its gradient would begin
-    with the rows once more. A compiler is given the operator, which it need not look into.
+    With kernels for the CUDA device the operator saves nothing, and its backward pass would compute
+    the rows again. Compiled code calls the operator, which is opaque to the compiler.
     """
-    return not torch.compiler.is_compiling() and door.on_device(cores) is not None
+    return not torch.compiler.is_compiling() and kernels.on_device(cores) is not None
 
 
 class TTEmbedding(_TensorTrain, ById):
     """``nn.Embedding`` with its table as a tensor train.
 
     Args:
-        num_embeddings, embedding_dim: of the table it stands for.
-        tt_ranks: R_1 to R_(d-1) of d = 2, 3 or 4 cores; one number stands for (R, R).
-        tt_shapes: factors of the rows, whose product may be more than `num_embeddings`, and of the
+        num_embeddings, embedding_dim: size of the represented table.
+        tt_ranks: R_1 to R_(d-1) of d = 2, 3 or 4 cores; one integer R means (R, R).
+        tt_shapes: factors of the rows, whose product is at least `num_embeddings`, and of the
             dimension; balanced ones by default.
-        padding_idx: an id whose row is zeros and gets no gradient.
-        init: how cores are drawn: ``sampled-gaussian`` or ``gaussian`` (see `tt_init`).
-        init_std: of the table's numbers; 1 / sqrt(3 num_embeddings), as in DLRM, by default.
-        cache_rows: rows that are kept whole, those looked up most; see `HotRows`.
-        cache_policy: ``auto`` counts in training and refreshes by itself, ``manual`` when
-            `refresh` is called.
-        fused_optimizer: makes the optimizer of a list of parameters; each parameter is then
-            stepped in the backward pass, as soon as its gradient is there, and keeps none.
+        padding_idx: an id whose row is zero and gets no gradient.
+        init: initialization of cores: ``sampled-gaussian`` or ``gaussian`` (see `tt_init`).
+        init_std: standard deviation of the table; 1 / sqrt(3 num_embeddings), as in DLRM, by
+            default.
+        cache_rows: number of the most frequent rows to cache; see `HotRows`.
+        cache_policy: ``auto`` refreshes by counts in training, ``manual`` when `refresh` is called.
+        fused_optimizer: function from a list of parameters to their optimizer, which then steps in
+            the backward pass as soon as a gradient is complete, and frees it.
 
     Raises:
-        InvalidArgumentError: a size or rank below 1, factors that do not fit or cannot be found.
+        InvalidArgumentError: a size or rank is below 1, or factors do not fit or do not exist.
     """
 
 
@@ -262,12 +266,12 @@ class TTEmbeddingBag(_TensorTrain, ByBag):
     """``nn.EmbeddingBag`` with its table as a tensor train.
 
     Args:
-        mode, include_last_offset: as ``nn.EmbeddingBag``; ``sum`` by default.
+        mode, include_last_offset: those of ``nn.EmbeddingBag``; ``sum`` by default.
         num_embeddings, embedding_dim, tt_ranks, tt_shapes, padding_idx, init, init_std, cache_rows,
-            cache_policy, fused_optimizer: as `TTEmbedding`.
+            cache_policy, fused_optimizer: those of `TTEmbedding`.
 
     Raises:
-        InvalidArgumentError: as `TTEmbedding`; an unknown mode.
+        InvalidArgumentError: an argument of `TTEmbedding` is invalid, or the mode is unknown.
     """
 
     def __init__(
@@ -296,12 +300,12 @@ class TTEmbeddingBag(_TensorTrain, ByBag):
 
 
 class _Rows(torch.autograd.Function):
-    """The gradients of the cores are dense; the products in between are made once more."""
+    """Look-up of bags with dense gradients; the backward pass recomputes partial products."""
 
     @staticmethod
-    def forward(ctx: Any, count: int, *given: Any) -> torch.Tensor:
-        cores, (cache, hot, ids, offsets, weights, *rest) = given[:count], given[count:]
-        bags = door.look_up(cores, cache, hot, ids, offsets, weights, *rest)
+    def forward(ctx: Any, count: int, *inputs: Any) -> torch.Tensor:
+        cores, (cache, hot, ids, offsets, weights, *rest) = inputs[:count], inputs[count:]
+        bags = kernels.look_up(cores, cache, hot, ids, offsets, weights, *rest)
         ctx.save_for_backward(*cores, cache, hot, ids, offsets, weights)
         ctx.count, ctx.rest = count, rest
         return bags
@@ -328,12 +332,14 @@ def _step(optimizer: torch.optim.Optimizer, _: torch.Tensor) -> None:
 
 
 class _ExportedTrain(Rows):
-    """Rows of a tensor train, multiplied."""
+    """Rows of a tensor train, as products of slices."""
 
     def __init__(self, cores: nn.ParameterList) -> None:
         super().__init__()
         if cores[0].dtype is not torch.float32:
-            raise InvalidArgumentError("model", f"a tensor train is {cores[0].dtype}, not float32")
+            raise InvalidArgumentError(
+                "model", f"has a tensor train of {cores[0].dtype}, not float32"
+            )
         self.cores = cores
 
     def look_up(self, ids: torch.Tensor) -> torch.Tensor:
@@ -341,7 +347,7 @@ class _ExportedTrain(Rows):
 
 
 class _ExportedTable(Rows):
-    """Rows that are all written down."""
+    """Rows of a dense table."""
 
     def __init__(self, table: torch.Tensor) -> None:
         super().__init__()
@@ -352,12 +358,12 @@ class _ExportedTable(Rows):
 
 
 class TT(TableFormat):
-    """`TTEmbedding` of three cores with both ranks alike."""
+    """`TTEmbedding` of three cores with equal ranks."""
 
     name: ClassVar[str] = "tt"
 
     def choices(self, table: TableFacts) -> Iterator[Choice]:
-        """Ranks from large to small; none where the dimension has no three factors."""
+        """Yield descending ranks; none if the dimension does not have three factors."""
         numbers = _numbers(table)
 
         def error(rank: int) -> float:
@@ -370,21 +376,21 @@ class TT(TableFormat):
             nbytes = numbers[rank] * table.item_bytes
             yield Choice(self.name, {"rank": rank}, nbytes, lost)
 
-    def module(self, one: Exchange, start: Start) -> Any:
-        """A random train with numbers at least as far from zero as the tables', or the nearest.
+    def module(self, exchange: Exchange, start: Start) -> Any:
+        """Return a random train, or the nearest to a trained table.
 
-        Its setting ``cores`` is 3 where it is not given.
+        The setting ``cores`` is 3 by default.
         """
-        table, hot, ranks = one.table, one.hot, _ranks_of(one.settings)
-        kind, arguments = called_as(one.old, TTEmbedding, TTEmbeddingBag)
+        table, hot, ranks = exchange.table, exchange.hot, _ranks_of(exchange.settings)
+        kind, arguments = called_as(exchange.old, TTEmbedding, TTEmbeddingBag)
         if hot:
             arguments |= {"cache_rows": len(hot), "cache_policy": "manual"}
         module: Any
         if table.weight is not None:
             module = kind.from_dense(table.weight, ranks, row_weights=table.shares, **arguments)
         else:
-            # Beside rows of their own the train holds rare ids alone: best left near zero.
-            std = start.std if hot else max(start.std, tt_init.LEAST_STD)
+            # With cached rows the train holds rare ids only, which are best left near zero.
+            std = start.std if hot else max(start.std, tt_init.MIN_STD)
             arguments |= {"init_std": std, **start.where}
             module = kind(table.rows, table.dim, ranks, **arguments)
         if hot:
@@ -396,7 +402,7 @@ class TT(TableFormat):
         return module
 
     def trained(self, table: TableFacts, settings: Settings, nbytes: int) -> tuple[int, ...]:
-        """Of its cores, and of the rows that are cached."""
+        """Return the sizes of the cores and of the cached rows."""
         shape = TTShape.of(table.rows, table.dim, _ranks_of(settings))
         hot = settings.get("hot", ())
         cached = (len(hot) * table.dim,) if isinstance(hot, tuple) and hot else ()
@@ -404,12 +410,12 @@ class TT(TableFormat):
 
 
 class HotTT(TT):
-    """`TTEmbedding` whose most frequent rows are cached; where look-ups were counted."""
+    """`TTEmbedding` with its most frequent rows cached; requires counts of look-ups."""
 
     name: ClassVar[str] = "hot_tt"
 
     def choices(self, table: TableFacts) -> Iterator[Choice]:
-        """Every rank with powers of two of cached rows: those fill the table that finds them."""
+        """Yield all ranks with powers of two of cached rows, which fill the hash table."""
         if table.shares is None:
             return
         numbers, shares = _numbers(table), table.shares
@@ -417,7 +423,7 @@ class HotTT(TT):
 
         @cache
         def tails(rank: int) -> torch.Tensor:
-            """What is lost where the first rows of `order` are cached, by their count."""
+            """Return the error by the number of first rows of `order` that are cached."""
             if table.weight is None:
                 lost, whole = shares * _usual_error(table, numbers[rank]), 1.0
             else:
@@ -430,7 +436,7 @@ class HotTT(TT):
         def error(count: int, rank: int) -> float:
             return float(tails(rank)[count])
 
-        powers = (_LEAST_HOT << doubled for doubled in range(table.rows.bit_length()))
+        powers = (_MIN_HOT << doubled for doubled in range(table.rows.bit_length()))
         for count in takewhile(lambda count: count < table.rows, powers):
             hot = tuple(sorted(order[:count].tolist()))
             for rank, lost in with_errors(partial(error, count), list(numbers)):
@@ -441,7 +447,7 @@ class HotTT(TT):
 
 
 def _ranks_of(settings: Settings) -> tuple[int, ...]:
-    """Of a train with all ranks alike, of three cores where ``cores`` does not say."""
+    """Return the ranks of a train, which are equal; it has three cores by default."""
     rank, cores = settings["rank"], settings.get("cores", 3)
     assert isinstance(rank, int)
     assert isinstance(cores, int)
@@ -449,7 +455,7 @@ def _ranks_of(settings: Settings) -> tuple[int, ...]:
 
 
 def _numbers(table: TableFacts) -> dict[int, int]:
-    """Of trains smaller than the table, by falling rank; none without three factors."""
+    """Return parameters of trains smaller than the table, by descending rank."""
     try:
         numbers = {rank: TTShape.of(table.rows, table.dim, rank).numbers for rank in _RANKS}
     except InvalidArgumentError:
@@ -458,5 +464,5 @@ def _numbers(table: TableFacts) -> dict[int, int]:
 
 
 def _usual_error(table: TableFacts, numbers: int) -> float:
-    """A train fits as many numbers as it has: ids in no order have no more in common."""
+    """Return the error of a train of unordered ids, which fits as many numbers as it has."""
     return 1 - numbers / (table.rows * table.dim)

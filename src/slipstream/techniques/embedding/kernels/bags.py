@@ -1,7 +1,7 @@
-"""Whether the ids and offsets of embedding bags are what they must be, in one pass each.
+"""Checks of the ids and offsets of embedding bags, in one pass each.
 
-Bag number ``t * bags + b`` is bag b of table t. It holds ``ids[offsets[g]]`` up to the next offset,
-or up to the last id where there is none; without offsets all bags have the same number of ids.
+Bag ``g = t * bags + b`` is bag b of table t. It holds ``ids[offsets[g]]`` up to the next offset, or
+the last id; without offsets all bags have the same number of ids.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ID, _OFFSET = 1, 2
 
 
 class IdRangeError(InvalidArgumentError, IndexError):
-    """An id that is no row of its table."""
+    """An id that is out of range for its table."""
 
 
 _FAMILY = Family("bags", {
@@ -30,17 +30,17 @@ _FAMILY = Family("bags", {
 
 
 def check(ids: torch.Tensor, offsets: torch.Tensor | None, rows: torch.Tensor, bags: int) -> None:
-    """See that every id is a row of its table and that offsets rise from 0.
+    """Check that ids are in the range of their tables, and that offsets ascend from 0.
 
     Args:
         ids: int32 or int64 [count], contiguous.
-        offsets: int64 [tables * bags] or one more, contiguous; None for bags of one size.
+        offsets: int64 [tables * bags] or one more, contiguous; None for bags of equal size.
         rows: int64 [tables], any stride, on the CPU.
-        bags: of each table.
+        bags: number of bags per table.
 
     Raises:
-        IdRangeError: ``input`` has an id that is negative or too large; says which and where.
-        InvalidArgumentError: ``offsets`` are out of order or beyond the ids.
+        IdRangeError: an id of ``input`` is negative or too large; the error has its position.
+        InvalidArgumentError: ``offsets`` decrease or exceed the number of ids.
     """
     fault = _fault(ids, offsets, rows, bags)
     if fault is None:
@@ -56,7 +56,7 @@ def check(ids: torch.Tensor, offsets: torch.Tensor | None, rows: torch.Tensor, b
     raise IdRangeError(
         "input",
         f"the id {value} at place {where} {what}; the table has {int(rows[table])} rows{of}",
-        remedy="ids lie in [0, num_embeddings)",
+        remedy="pass ids in [0, num_embeddings)",
     )
 
 
@@ -67,19 +67,19 @@ def check_form(
     parameter: torch.Tensor,
     total: int,
 ) -> None:
-    """See that ids, offsets and weights of `total` bags have the dtypes and shapes kernels take.
+    """Check dtypes and shapes of ids, offsets and weights of `total` bags.
 
     Args:
-        parameter: tells the device of the ids and the dtype of the weights.
+        parameter: has the device of the ids and the dtype of the weights.
 
     Raises:
-        InvalidArgumentError: names the argument and what is wrong with it.
+        InvalidArgumentError: an argument is invalid; the error names it.
     """
     if ids.dtype not in (torch.int32, torch.int64) or ids.dim() != 1 or not ids.is_contiguous():
         raise InvalidArgumentError("input", "ids must be contiguous int32 or int64 [count]")
     if ids.device != parameter.device:
         raise InvalidArgumentError(
-            "input", f"is on {ids.device}, the parameters on {parameter.device}"
+            "input", f"is on {ids.device}, but the parameters are on {parameter.device}"
         )
     if offsets is not None:
         if offsets.dtype is not torch.int64 or not offsets.is_contiguous():
@@ -102,7 +102,7 @@ def check_form(
 
 
 def check_weights(weights: torch.Tensor) -> None:
-    """Raise InvalidArgumentError for a weight that is NaN or infinite; says which."""
+    """Raise InvalidArgumentError, with the position, if a weight is NaN or infinite."""
     finite = torch.isfinite(weights)
     if not bool(finite.all()):
         place = int(finite.to(torch.int8).argmin())
@@ -120,17 +120,17 @@ def reduced(
     padding: int,
     has_end: bool = False,
 ) -> torch.Tensor:
-    """Bags of rows that are written down, one for each of `ids`: [bags, width].
+    """Reduce materialized rows, one per id, to bags: [bags, width].
 
     Args:
-        padding: an id whose rows do not count.
+        padding: an id to ignore.
         has_end: whether the last offset ends the last bag.
     """
     if rows.is_cuda and mode != "max":
         return summed(rows, ids, offsets, weights, padding, mean=mode == "mean", has_end=has_end)
     count = len(ids)
     places = torch.arange(count, device=ids.device).masked_fill(ids == padding, count)
-    # One row more stands for what is absent.
+    # One additional row represents ignored ids.
     rows = torch.cat([rows, rows.new_zeros(1, rows.shape[1])])
     return functional.embedding_bag(
         places, rows, offsets, mode=mode, per_sample_weights=weights, padding_idx=count,
@@ -147,8 +147,10 @@ def summed(
     mean: bool,
     has_end: bool,
 ) -> torch.Tensor:
-    """As `reduced`, each row added to its bag: on a device backwards a copy, where
-    ``embedding_bag`` would sort. The order of a sum there, and its last bits, are not fixed."""
+    """Reduce rows by ``index_add``, whose backward pass copies where ``embedding_bag`` would sort.
+
+    On a CUDA device the order of a sum, and so its last bits, vary.
+    """
     bags = len(offsets) - has_end
     bag = torch.searchsorted(offsets, torch.arange(len(ids), device=ids.device), right=True) - 1
     if weights is not None:
@@ -156,26 +158,26 @@ def summed(
     absent = (ids == padding)[:, None] if padding >= 0 else None
     if absent is not None:
         rows = rows.masked_fill(absent, 0)
-    # Rows behind the end are in a bag that nobody asked for.
+    # Rows after the end are in an additional bag, which is dropped.
     total = rows.new_zeros(len(offsets), rows.shape[1]).index_add(0, bag, rows)[:bags]
     if not mean:
         return total
-    one = rows.new_ones(len(ids), 1)
-    counted = one if absent is None else one.masked_fill(absent, 0)
+    ones = rows.new_ones(len(ids), 1)
+    counted = ones if absent is None else ones.masked_fill(absent, 0)
     counts = rows.new_zeros(len(offsets), 1).index_add(0, bag, counted)[:bags]
     return total / counts.clamp(min=1)
 
 
 def gradients(
-    made_by: Callable[..., torch.Tensor], inputs: Sequence[torch.Tensor], grad: torch.Tensor
+    function: Callable[..., torch.Tensor], inputs: Sequence[torch.Tensor], grad: torch.Tensor
 ) -> list[torch.Tensor]:
-    """What torch says of each of `inputs`, from the gradient of ``made_by(*inputs)``."""
+    """Return the gradients of `inputs` by autograd, from the gradient of ``function(*inputs)``."""
     with torch.enable_grad():
-        leaves = [one.detach().requires_grad_() for one in inputs]
-        grads = torch.autograd.grad(made_by(*leaves), leaves, grad, allow_unused=True)
+        leaves = [tensor.detach().requires_grad_() for tensor in inputs]
+        grads = torch.autograd.grad(function(*leaves), leaves, grad, allow_unused=True)
     return [
-        torch.zeros_like(leaf) if one is None else one.contiguous()
-        for leaf, one in zip(leaves, grads, strict=True)
+        torch.zeros_like(leaf) if gradient is None else gradient.contiguous()
+        for leaf, gradient in zip(leaves, grads, strict=True)
     ]
 
 
@@ -184,7 +186,7 @@ def _about_offset(offsets: torch.Tensor, where: int, count: int) -> str:
     if where == 0:
         return f"the first is {value}, not 0"
     if value > count:
-        return f"offset {value} at place {where} is beyond the {count} ids"
+        return f"offset {value} at place {where} exceeds the {count} ids"
     return f"offset {value} at place {where} is less than the one before, {int(offsets[where - 1])}"
 
 
@@ -225,20 +227,20 @@ def _fault_by_torch(
 
 
 def _is_sound(ids: torch.Tensor, offsets: torch.Tensor | None, rows: torch.Tensor) -> bool:
-    """Whether all is as it must be, of one table; waits for a device once."""
+    """Whether ids and offsets of one table are valid; synchronizes with the device once."""
     if len(rows) != 1 or not ids.numel():
         return False
     facts = [*torch.aminmax(ids)]
     if offsets is not None and offsets.numel():
         rising = (offsets.diff() >= 0).all() if offsets.numel() > 1 else offsets[0] == 0
         facts += [offsets[0], offsets[-1], rising]
-    low, high, *of_offsets = torch.stack([one.to(torch.int64) for one in facts]).tolist()
+    low, high, *of_offsets = torch.stack([fact.to(torch.int64) for fact in facts]).tolist()
     first, last, rises = of_offsets or (0, 0, 1)
     return low >= 0 and high < int(rows[0]) and first == 0 and last <= ids.numel() and bool(rises)
 
 
 def _begin(table: int, count: int, offsets: torch.Tensor | None, tables: int, bags: int) -> int:
-    """Where the ids of `table` begin."""
+    """Return the position of the first id of `table`."""
     if offsets is None:
         return count // tables * table
     return int(offsets[table * bags]) if table * bags < offsets.numel() else count

@@ -1,10 +1,9 @@
 """The operator ``slipstream::robe``: bags of rows that are hashed blocks of one shared array.
 
-Several tables are looked up in one call. Blocks are hashed where they are read: no index is
-written down, in either direction. Where a number lies is told by ``native/src/robe/hash.h`` and,
-in torch's operators, by `robe_reference`, which stands in for other dtypes and devices, and where
-the compiled library is missing. A CUDA device has Triton's kernels (`robe_triton`) where Triton is
-installed.
+One call looks up several tables. Kernels hash blocks on the fly in both passes and store no index.
+``native/src/robe/hash.h`` defines the position of a number; `robe_reference` implements it in
+torch's operators, for other dtypes and devices, and without the compiled library. CUDA devices use
+the Triton kernels of `robe_triton` if Triton is installed.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from slipstream.errors import InvalidArgumentError, SlipstreamError
 from slipstream.native import InstructionSet, triton_module
 from slipstream.native.family import FLOAT, INT32, POINTER, Family, structure, tensor_pointer
 from slipstream.native.operators import define
-from slipstream.techniques.embedding.kernels import bags as bags_door
+from slipstream.techniques.embedding.kernels import bags as bags_kernels
 from slipstream.techniques.embedding.kernels import robe_reference as reference
 
 MODES = ("sum", "mean", "max")
-"""How a bag's rows become one, by the numbers the operator takes."""
+"""Reductions of a bag, by the integer that the operator takes."""
 
 _BAGS = "Tensor ids, Tensor? offsets, Tensor? weights, Tensor tables, SymInt bags, SymInt width"
 _HOW = f"{_BAGS}, int block, bool sign, int mode"
@@ -44,24 +43,24 @@ _FAMILY = Family("robe", {
 
 
 def kernels() -> dict[InstructionSet, int]:
-    """The kernels that run here, see `Family.kernels`."""
+    """Return the kernels that this machine runs, see `Family.kernels`."""
     return _FAMILY.kernels
 
 
 def _kernel_for(array: torch.Tensor) -> int | None:
-    """The compiled kernel that does it, or None."""
+    """Return the compiled kernel for `array`, or None."""
     return _FAMILY.kernel() if array.is_cpu and array.dtype is torch.float32 else None
 
 
 def _on_device(array: torch.Tensor) -> Any:
-    """Triton's kernels that do it, or None."""
+    """Return the module of Triton kernels for `array`, or None."""
     if not (array.is_cuda and array.dtype is torch.float32):
         return None
     return triton_module("slipstream.techniques.embedding.kernels.robe_triton")
 
 
 def _described(size: int, how: tuple[Any, ...]) -> Any:
-    """The arguments as the library takes them; the tensors must outlive it."""
+    """Return the library's struct of arguments; the tensors must outlive it."""
     ids, offsets, weights, tables, bags, width, block, sign, mode = how
     return _Lookup(
         tables.data_ptr(), tables.shape[0], bags, width, ids.data_ptr(), ids.numel(),
@@ -72,16 +71,16 @@ def _described(size: int, how: tuple[Any, ...]) -> Any:
 
 
 def _call(function: str, kernel: int, size: int, how: tuple[Any, ...], *arguments: object) -> None:
-    """Call a kernel, and raise what is wrong with the arguments if it refuses them."""
+    """Call a kernel, and raise InvalidArgumentError if it rejects ids or offsets."""
     compiled = getattr(_FAMILY.library, f"slipstream_robe_{function}")
     if status := compiled(kernel, ctypes.byref(_described(size, how)), *arguments):
         ids, offsets, _, tables, bags = how[:5]
-        bags_door.check(ids, offsets, tables[:, 1], bags)
+        bags_kernels.check(ids, offsets, tables[:, 1], bags)
         raise SlipstreamError(f"the embedding kernel returned status {status}")
 
 
 def forward_by(kernel: int, array: torch.Tensor, *how: Any) -> torch.Tensor:
-    """The look-up by one of `kernels`; arguments are those of ``slipstream::robe``, checked."""
+    """Look up bags by one of `kernels`; takes checked arguments of ``slipstream::robe``."""
     rows = array.new_empty(how[4], how[5])
     _call("forward", kernel, array.numel(), how, array.data_ptr(), rows.data_ptr())
     return rows
@@ -95,7 +94,7 @@ def backward_by(
     *how: Any,
     scale: float = 1.0,
 ) -> torch.Tensor:
-    """The array's gradient by one of `kernels`: [array.numel()]."""
+    """Return the array's gradient by one of `kernels`: [array.numel()]."""
     gradient = torch.zeros_like(array)
     _call(
         "backward", kernel, array.numel(), how, grad.data_ptr(), scale, array.data_ptr(),
@@ -105,7 +104,7 @@ def backward_by(
 
 
 def weights_by(kernel: int, grad: torch.Tensor, array: torch.Tensor, *how: Any) -> torch.Tensor:
-    """The gradient of the weights of ids by one of `kernels`: [ids]."""
+    """Return the gradient of the weights of ids by one of `kernels`: [ids]."""
     gradient = array.new_empty(how[0].numel())
     pointers = grad.data_ptr(), array.data_ptr(), gradient.data_ptr()
     _call("weight_gradient", kernel, array.numel(), how, *pointers)
@@ -122,9 +121,11 @@ def _check(array: torch.Tensor, how: tuple[Any, ...]) -> None:
         raise InvalidArgumentError("tables", "must be int64 [tables, 4]")
     if not tables.is_cpu or not tables.is_contiguous():
         raise InvalidArgumentError("tables", "must be contiguous, on the CPU")
-    bags_door.check_form(ids, offsets, weights, array, tables.shape[0] * bags)
+    bags_kernels.check_form(ids, offsets, weights, array, tables.shape[0] * bags)
     if mode not in range(len(MODES)) or (weights is not None and MODES[mode] != "sum"):
-        raise InvalidArgumentError("mode", f"{mode} is not possible (weights need mode sum)")
+        raise InvalidArgumentError(
+            "mode", f"{mode} is not a mode, or has weights, which require mode sum"
+        )
 
 
 def _check_gradient(array: torch.Tensor, grad: torch.Tensor | None, how: Sequence[Any]) -> None:
@@ -133,17 +134,17 @@ def _check_gradient(array: torch.Tensor, grad: torch.Tensor | None, how: Sequenc
         array.dtype, array.device,
     ):  # fmt: skip
         raise InvalidArgumentError(
-            "grad", f"and what was made must be {array.dtype} {shape} on '{array.device}'"
+            "grad", f"and the output must be {array.dtype} {shape} on '{array.device}'"
         )
 
 
 def _robe(array: torch.Tensor, *how: Any) -> torch.Tensor:
-    """``slipstream::robe``; kernels check ids and offsets themselves."""
+    """Implement ``slipstream::robe``; compiled kernels check ids and offsets."""
     _check(array, how)
     if (kernel := _kernel_for(array)) is not None:
         return forward_by(kernel, array, *how)
     ids, offsets, _, tables, bags = how[:5]
-    bags_door.check(ids, offsets, tables[:, 1], bags)
+    bags_kernels.check(ids, offsets, tables[:, 1], bags)
     if (triton := _on_device(array)) is not None:
         rows: torch.Tensor = triton.forward(array, *how)
         return rows
@@ -151,7 +152,7 @@ def _robe(array: torch.Tensor, *how: Any) -> torch.Tensor:
 
 
 def by_reference(array: torch.Tensor, *how: Any) -> torch.Tensor:
-    """The same by torch's operators, and differentiable."""
+    """Look up bags by torch's operators, differentiably."""
     ids, offsets, weights, tables, bags, _, block, sign, mode = how
     return reference.bags_of(array, ids, offsets, weights, tables, bags, block, sign, MODES[mode])
 
@@ -159,12 +160,12 @@ def by_reference(array: torch.Tensor, *how: Any) -> torch.Tensor:
 def _gradient(
     grad: torch.Tensor, array: torch.Tensor, pooled: torch.Tensor | None, *how: Any
 ) -> torch.Tensor:
-    """``slipstream::robe.gradient``: dense, [array.numel()], times the scale that comes last."""
+    """Implement ``slipstream::robe.gradient``: [array.numel()], times the last argument."""
     *how_, scale = how
     _check(array, tuple(how_))
     _check_gradient(array, grad, how_)
     if not abs(scale) <= torch.finfo(torch.float32).max:
-        raise InvalidArgumentError("scale", f"{scale} is no number that float32 holds")
+        raise InvalidArgumentError("scale", f"{scale} is not a finite float32")
     if MODES[how_[-1]] == "max":
         _check_gradient(array, pooled, how_)
         assert pooled is not None
@@ -175,13 +176,13 @@ def _gradient(
     if (triton := _on_device(array)) is not None:
         gradient = triton.backward(grad.contiguous(), array, pooled, *how_, scale=scale)
         return gradient
-    (unscaled,) = bags_door.gradients(lambda leaf: by_reference(leaf, *how_), [array], grad)
+    (unscaled,) = bags_kernels.gradients(lambda leaf: by_reference(leaf, *how_), [array], grad)
     gradient = unscaled * scale
     return gradient
 
 
 def _weights(grad: torch.Tensor, array: torch.Tensor, *how: Any) -> torch.Tensor:
-    """``slipstream::robe.weights``: [ids]."""
+    """Implement ``slipstream::robe.weights``: [ids]."""
     _check(array, how)
     _check_gradient(array, grad, how)
     if (kernel := _kernel_for(array)) is not None:
@@ -190,7 +191,7 @@ def _weights(grad: torch.Tensor, array: torch.Tensor, *how: Any) -> torch.Tensor
     if (triton := _on_device(array)) is not None:
         gradient = triton.weight_gradient(grad.contiguous(), array, *how)
         return gradient
-    (gradient,) = bags_door.gradients(
+    (gradient,) = bags_kernels.gradients(
         lambda weights: by_reference(array.detach(), *how[:2], weights, *how[3:]), [how[2]], grad
     )
     return gradient

@@ -1,8 +1,8 @@
-"""Rows made of hashed blocks of a shared array, in torch's own operators.
+"""Rows of hashed blocks of a shared array, in torch's operators.
 
-What ``native/src/robe/hash.h`` defines, for any dtype and device, differentiable as often as one
-likes, and ten times slower: it writes down the place of every number. Exported models have these
-operators (`onnx_export`).
+Implements ``native/src/robe/hash.h`` for any dtype and device, and is differentiable any number of
+times, but ten times slower, since it materializes the position of every number. Exported models use
+these operators (`onnx_export`).
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 
 
 def mix(number: int) -> int:
-    """The finaliser of SplitMix64: 64 bits of which each depends on each of `number`'s."""
+    """Return the finaliser of SplitMix64 of a 64-bit number."""
     for shift, factor in _MIX:
         number = (number ^ (number >> shift)) * factor % _WORD
     return number ^ (number >> 31)
 
 
 def table_key(seed: int, table: int) -> int:
-    """The key of a table's hashes, as a signed number of 64 bits."""
+    """Return the key of a table's hashes as a signed 64-bit integer."""
     return _signed(mix((mix((seed + _ROW) % _WORD) + (table + 1) * _BLOCK) % _WORD))
 
 
@@ -36,7 +36,7 @@ def _signed(number: int) -> int:
 
 
 def _right(x: torch.Tensor, shift: int) -> torch.Tensor:
-    """`x` as an unsigned number, shifted; torch's own shift keeps the sign."""
+    """Shift `x` right as an unsigned integer; torch's shift keeps the sign."""
     return (x >> shift) & ((1 << (64 - shift)) - 1)
 
 
@@ -47,7 +47,7 @@ def _mixed(x: torch.Tensor) -> torch.Tensor:
 
 
 def _upper_product(x: torch.Tensor, size: int) -> torch.Tensor:
-    """Of the 128 bits of `x` (unsigned) times `size` the upper 64."""
+    """Return the upper 64 of the 128 bits of `x` (unsigned) times `size`."""
     high, low = _right(x, 32), x & _HALF
     size_high, size_low = size >> 32, size & _HALF
     cross = high * size_low + _right(low * size_low, 32)
@@ -56,12 +56,12 @@ def _upper_product(x: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def starts(key: int, row: torch.Tensor, block: torch.Tensor, size: int) -> torch.Tensor:
-    """Where blocks start in an array of `size`: int64, of the broadcast shape of the arguments."""
+    """Return starts of blocks in an array of `size`, int64 of the broadcast shape."""
     return _upper_product(_mixed(key + row * _signed(_ROW) + block * _signed(_BLOCK)), size)
 
 
 def places(key: int, ids: torch.Tensor, dim: int, block: int, size: int) -> torch.Tensor:
-    """Where the numbers of rows lie: int64 [len(ids), dim]."""
+    """Return the positions of the rows' numbers, int64 [len(ids), dim]."""
     rows = ids.to(torch.int64)[:, None]
     element = torch.arange(dim, device=ids.device)[None]
     if block > dim:
@@ -71,7 +71,7 @@ def places(key: int, ids: torch.Tensor, dim: int, block: int, size: int) -> torc
 
 
 def signs(key: int, ids: torch.Tensor, dim: int, dtype: torch.dtype) -> torch.Tensor:
-    """1 or -1 for every number of the rows: [len(ids), dim]."""
+    """Return 1 or -1 per number of the rows: [len(ids), dim]."""
     rows = ids.to(torch.int64)[:, None]
     element = torch.arange(dim, device=ids.device)
     word = torch.arange((dim + 63) // 64, device=ids.device)[None]
@@ -83,7 +83,7 @@ def signs(key: int, ids: torch.Tensor, dim: int, dtype: torch.dtype) -> torch.Te
 def rows_of(
     array: torch.Tensor, key: int, ids: torch.Tensor, dim: int, block: int, sign: bool
 ) -> torch.Tensor:
-    """The rows `ids` of a table: [len(ids), dim] of the array's dtype."""
+    """Return the rows `ids` of a table: [len(ids), dim] of the array's dtype."""
     rows = array[places(key, ids, dim, block, array.numel())]
     return rows * signs(key, ids, dim, array.dtype) if sign else rows
 
@@ -99,7 +99,7 @@ def bags_of(
     sign: bool,
     mode: str,
 ) -> torch.Tensor:
-    """What ``slipstream::robe`` gives, by ``embedding_bag`` over rows that are written down."""
+    """Compute ``slipstream::robe`` by ``embedding_bag`` over materialized rows."""
     if bags == 0:
         return array.new_zeros(0, int(tables[:, 2].sum()))
     count = ids.numel()

@@ -1,10 +1,10 @@
-"""The look-ups of ``slipstream::robe`` on a CUDA device; imported only where Triton is installed.
+"""Triton kernels of ``slipstream::robe`` for CUDA devices; imported only if Triton is installed.
 
-What ``native/src/robe/hash.h`` defines, element by element: a program has one bag and some columns,
-and hashes where its numbers lie in both directions, so that no index is written down. Sums of the
-array's gradient are atomic: where bags share a number, its last bits depend on their order.
+Implements ``native/src/robe/hash.h`` element by element: a program has one bag and some columns,
+and hashes the positions of its numbers in both passes, so that no index is stored. The array's
+gradient is summed atomically: the last bits of numbers shared by bags depend on the order.
 
-Kernels have no annotations: Triton compiles those, too.
+Kernels have no annotations, since Triton would compile them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _mix(z):
 
 @triton.jit
 def _bag(tables, edges, columns, bags, width):
-    """Of this program's bag: its table, ids and columns, and the place of its result."""
+    """Return table, ids and columns of this program's bag, and the position of its result."""
     bag = tl.program_id(0).to(tl.int64)
     table = bag // bags
     key = tl.load(tables + table * 4)
@@ -40,7 +40,7 @@ def _bag(tables, edges, columns, bags, width):
 
 @triton.jit
 def _places(key, row, element, dim, size, block, signed):
-    """Where the elements of a row lie in the array, and their signs."""
+    """Return the positions of a row's elements in the array, and their signs."""
     shared = block > dim
     position = tl.where(shared, row * dim + element, element)
     number = position // block
@@ -97,12 +97,12 @@ def _backward(
     key, dim, padding, begin, end, to = _bag(tables, edges, columns, bags, width)
     element = tl.program_id(1) * span + tl.arange(0, span).to(tl.int64)
     inside = element < dim
-    given = tl.load(grad + to + element, mask=inside, other=0.0) * scale
+    upstream = tl.load(grad + to + element, mask=inside, other=0.0) * scale
     if mode == 1:
         count = 0
         for at in range(begin, end):
             count += (tl.load(ids + at).to(tl.int64) != padding).to(tl.int32)
-        given = given / tl.maximum(count, 1).to(tl.float32)
+        upstream = upstream / tl.maximum(count, 1).to(tl.float32)
     if mode == 2:
         largest = tl.load(made + to + element, mask=inside, other=0.0)
     waiting = inside
@@ -110,11 +110,11 @@ def _backward(
         row = tl.load(ids + at).to(tl.int64)
         if row != padding:
             place, sign = _places(key, row, element, dim, size, block, signed)
-            part = given * sign
+            part = upstream * sign
             if weighted:
                 part *= tl.load(weights + at)
             if mode == 2:
-                # The first id of the bag that has the largest number, as on the CPU.
+                # The first id of the bag with the maximum, as on the CPU.
                 number = tl.load(array + place, mask=inside, other=0.0) * sign
                 first = waiting & (number == largest)
                 tl.atomic_add(gradient + place, part, mask=first)
@@ -145,7 +145,7 @@ def _weights(
 def _edges(
     ids: torch.Tensor, offsets: torch.Tensor | None, tables: torch.Tensor, bags: int
 ) -> torch.Tensor:
-    """Where the ids of every bag of every table begin, and the end: int64 [tables * bags + 1]."""
+    """Return the first id of every bag of all tables, and the end: int64 [tables * bags + 1]."""
     total = len(tables) * bags
     if offsets is None:
         each = ids.numel() // max(total, 1)
@@ -156,16 +156,16 @@ def _edges(
 
 
 def _described(array: torch.Tensor, how: tuple[Any, ...]) -> tuple[dict[str, Any], int]:
-    """What all kernels are told, and the widest table."""
+    """Return the common arguments of the kernels, and the width of the widest table."""
     ids, offsets, _, tables, bags, width, block, sign, _ = how
     dims = tables[:, 2]
     columns = torch.cumsum(dims, 0) - dims
-    told = {
+    arguments = {
         "ids": ids, "tables": tables.to(array.device), "edges": _edges(ids, offsets, tables, bags),
         "columns": columns.to(array.device), "size": array.numel(), "bags": bags, "width": width,
         "block": block, "signed": bool(sign),
     }  # fmt: skip
-    return told, int(dims.max())
+    return arguments, int(dims.max())
 
 
 def _launch(widest: int) -> dict[str, int]:
@@ -174,16 +174,16 @@ def _launch(widest: int) -> dict[str, int]:
 
 
 def forward(array: torch.Tensor, *how: Any) -> torch.Tensor:
-    """As ``slipstream::robe``, of checked arguments: float32, on the array's device."""
+    """Compute ``slipstream::robe`` of checked float32 arguments, on the array's device."""
     weights, tables, bags, width, mode = how[2], how[3], how[4], how[5], how[8]
     pooled = array.new_empty(bags, width)
     if pooled.numel():
-        told, widest = _described(array, how)
+        arguments, widest = _described(array, how)
         launch = _launch(widest)
         with torch.cuda.device_of(array):
             _forward[len(tables) * bags, triton.cdiv(widest, launch["span"])](
-                array, pooled, weights=array if weights is None else weights, **told, mode=mode,
-                weighted=weights is not None, **launch,
+                array, pooled, weights=array if weights is None else weights, **arguments,
+                mode=mode, weighted=weights is not None, **launch,
             )  # fmt: skip
     return pooled
 
@@ -191,27 +191,27 @@ def forward(array: torch.Tensor, *how: Any) -> torch.Tensor:
 def backward(
     grad: torch.Tensor, array: torch.Tensor, made: torch.Tensor | None, *how: Any, scale: float
 ) -> torch.Tensor:
-    """As ``slipstream::robe.gradient``: [array.numel()]."""
+    """Compute ``slipstream::robe.gradient``: [array.numel()]."""
     weights, tables, bags, mode = how[2], how[3], how[4], how[8]
     gradient = torch.zeros_like(array)
     if grad.numel():
-        told, widest = _described(array, how)
+        arguments, widest = _described(array, how)
         launch = _launch(widest)
         with torch.cuda.device_of(array):
             _backward[len(tables) * bags, triton.cdiv(widest, launch["span"])](
                 grad, array, grad if made is None else made, gradient,
-                weights=array if weights is None else weights, **told, scale=scale, mode=mode,
+                weights=array if weights is None else weights, **arguments, scale=scale, mode=mode,
                 weighted=weights is not None, **launch,
             )  # fmt: skip
     return gradient
 
 
 def weight_gradient(grad: torch.Tensor, array: torch.Tensor, *how: Any) -> torch.Tensor:
-    """As ``slipstream::robe.weights``: [ids]."""
+    """Compute ``slipstream::robe.weights``: [ids]."""
     ids, tables, bags = how[0], how[3], how[4]
     gradient = array.new_zeros(ids.numel())
     if grad.numel() and ids.numel():
-        told, widest = _described(array, how)
+        arguments, widest = _described(array, how)
         with torch.cuda.device_of(array):
-            _weights[(len(tables) * bags,)](grad, array, gradient, **told, **_launch(widest))
+            _weights[(len(tables) * bags,)](grad, array, gradient, **arguments, **_launch(widest))
     return gradient

@@ -1,9 +1,9 @@
 """The operator ``slipstream::tt``: bags of rows of a tensor train, and of cached rows.
 
-Ids are grouped by the middle core's slice: one real matrix product for each slice, whatever the
-bags are, and only a micro-batch of rows is ever written down. `tt_reference` stands in for other
-dtypes, devices and four cores, and where the compiled library is missing; on a CUDA device rows are
-made by Triton's kernels (`tt_triton`) where it is there.
+Ids are grouped by the slice of the middle core, with one matmul per slice whatever the bags are,
+and only a micro-batch of rows is materialized. `tt_reference` implements other dtypes, devices and
+four cores, and replaces a missing compiled library; CUDA devices use the Triton kernels of
+`tt_triton` if Triton is installed.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from slipstream.errors import InvalidArgumentError, SlipstreamError
 from slipstream.native import InstructionSet, triton_module
 from slipstream.native.family import INT32, INT64, POINTER, Family, structure, tensor_pointer
 from slipstream.native.operators import define
-from slipstream.techniques.embedding.kernels import bags as bags_door
+from slipstream.techniques.embedding.kernels import bags as bags_kernels
 from slipstream.techniques.embedding.kernels import tt_reference as reference
 
 MODES = ("sum", "mean")
-"""How a bag's rows become one, by the numbers the operator takes."""
+"""Reductions of a bag, by the integer that the operator takes."""
 
 _BAGS = "Tensor ids, Tensor? offsets, Tensor? weights, int rows, int padding, SymInt bags, int mode"
 _HOW = f"Tensor[] cores, Tensor? cache, Tensor? hot, {_BAGS}"
-_MOST_CORES_OF_KERNELS = 3
+_MAX_KERNEL_CORES = 3
 _NO_MEMORY = 3
 
 _Lookup = structure(
@@ -44,20 +44,20 @@ _FAMILY = Family("tt", {
 
 
 def kernels() -> dict[InstructionSet, int]:
-    """The kernels that run here, see `Family.kernels`."""
+    """Return the kernels that this machine runs, see `Family.kernels`."""
     return _FAMILY.kernels
 
 
 def _kernel_for(cores: Sequence[torch.Tensor]) -> int | None:
-    """The compiled kernel that does it, or None."""
+    """Return the compiled kernel for `cores`, or None."""
     first = cores[0]
-    few = len(cores) <= _MOST_CORES_OF_KERNELS
+    few = len(cores) <= _MAX_KERNEL_CORES
     runs = few and first.is_cpu and first.dtype is torch.float32
     return _FAMILY.kernel() if runs else None
 
 
 def _described(cores: list[torch.Tensor], how: tuple[Any, ...]) -> Any:
-    """The arguments as the library takes them; the tensors must outlive it."""
+    """Return the library's struct of arguments; the tensors must outlive it."""
     cache, hot, ids, offsets, weights, rows, padding, bags, mode = how
     return _Lookup(
         (POINTER * 3)(*(core.data_ptr() for core in cores)),
@@ -74,7 +74,7 @@ def _described(cores: list[torch.Tensor], how: tuple[Any, ...]) -> Any:
 def _call(
     function: str, kernel: int, cores: list[torch.Tensor], how: tuple[Any, ...], *arguments: object
 ) -> None:
-    """Call a kernel, and raise what is wrong with the arguments if it refuses them."""
+    """Call a kernel, and raise InvalidArgumentError if it rejects ids or offsets."""
     compiled = getattr(_FAMILY.library, f"slipstream_tt_{function}")
     status = compiled(kernel, ctypes.byref(_described(cores, how)), *arguments)
     if status == _NO_MEMORY:
@@ -85,8 +85,8 @@ def _call(
 
 
 def check_ids(ids: torch.Tensor, offsets: torch.Tensor | None, rows: int, bags: int) -> None:
-    """Raise InvalidArgumentError unless ids are of `rows` and offsets rise from 0: says where."""
-    bags_door.check(ids, offsets, torch.tensor([rows]), bags)
+    """Raise InvalidArgumentError unless ids are below `rows` and offsets ascend from 0."""
+    bags_kernels.check(ids, offsets, torch.tensor([rows]), bags)
 
 
 def _check_ids(how: tuple[Any, ...]) -> None:
@@ -98,9 +98,9 @@ def count_hits(hot: torch.Tensor, ids: torch.Tensor, hits: torch.Tensor) -> torc
     """Count look-ups of cached rows, and return the ids of the others in their order.
 
     Args:
-        hot: table of hot rows on any device, int64 [capacity, 2].
-        ids: int64 [count] on the CPU, which become the result: whoever gives them needs them not.
-        hits: int64 [rows of the cache] on the CPU: one more for each look-up of a row.
+        hot: hash table of hot rows on any device, int64 [capacity, 2].
+        ids: int64 [count] on the CPU, overwritten by the result.
+        hits: int64 [rows of the cache] on the CPU, incremented per look-up of a row.
     """
     compiled = _FAMILY.library
     if compiled is None or not hot.is_cpu:
@@ -113,7 +113,7 @@ def count_hits(hot: torch.Tensor, ids: torch.Tensor, hits: torch.Tensor) -> torc
         ids.data_ptr(),
     )  # fmt: skip
     if missed < 0:
-        raise SlipstreamError("the table of hot rows names a row that the cache lacks")
+        raise SlipstreamError("the hash table of hot rows refers to a row that is not in the cache")
     return ids[:missed]
 
 
@@ -122,7 +122,7 @@ def _width(cores: Sequence[torch.Tensor]) -> int:
 
 
 def forward_by(kernel: int, cores: Sequence[torch.Tensor], *how: Any) -> torch.Tensor:
-    """The look-up by one of `kernels`; arguments are those of ``slipstream::tt``, checked."""
+    """Look up bags by one of `kernels`; takes checked arguments of ``slipstream::tt``."""
     rows = cores[0].new_empty(how[7], _width(cores))
     _call("forward", kernel, reference.of_three(cores), how, rows.data_ptr())
     return rows
@@ -131,11 +131,15 @@ def forward_by(kernel: int, cores: Sequence[torch.Tensor], *how: Any) -> torch.T
 def backward_by(
     kernel: int, grad: torch.Tensor, cores: Sequence[torch.Tensor], *how: Any
 ) -> list[torch.Tensor]:
-    """The gradients of the cores, and of the cache where there is one, by one of `kernels`."""
+    """Return the gradients of the cores, and of the cache if present, by one of `kernels`."""
     three = reference.of_three(cores)
     gradients = [torch.zeros_like(core) for core in three]
     cache = None if how[0] is None else torch.zeros_like(how[0])
-    pointers = [grad.data_ptr(), *(one.data_ptr() for one in gradients), tensor_pointer(cache)]
+    pointers = [
+        grad.data_ptr(),
+        *(gradient.data_ptr() for gradient in gradients),
+        tensor_pointer(cache),
+    ]
     _call("backward", kernel, three, how, *pointers)
     return gradients[-len(cores) :] + ([] if cache is None else [cache])
 
@@ -143,7 +147,7 @@ def backward_by(
 def weights_by(
     kernel: int, grad: torch.Tensor, cores: Sequence[torch.Tensor], *how: Any
 ) -> torch.Tensor:
-    """The gradient of the weights of ids by one of `kernels`: [ids]."""
+    """Return the gradient of the weights of ids by one of `kernels`: [ids]."""
     gradient, three = cores[0].new_empty(how[2].numel()), reference.of_three(cores)
     _call("weight_gradient", kernel, three, how, grad.data_ptr(), gradient.data_ptr())
     return gradient
@@ -155,9 +159,11 @@ def _check(cores: Sequence[torch.Tensor], how: tuple[Any, ...]) -> None:
     first = cores[0]
     if cache is not None:
         _check_cache(cache, hot, first, _width(cores))
-    bags_door.check_form(ids, offsets, weights, first, bags)
+    bags_kernels.check_form(ids, offsets, weights, first, bags)
     if mode not in range(len(MODES)) or (weights is not None and MODES[mode] != "sum"):
-        raise InvalidArgumentError("mode", f"{mode} is not possible (weights need mode sum)")
+        raise InvalidArgumentError(
+            "mode", f"{mode} is not a mode, or has weights, which require mode sum"
+        )
 
 
 def _check_cores(cores: Sequence[torch.Tensor]) -> None:
@@ -167,10 +173,12 @@ def _check_cores(cores: Sequence[torch.Tensor]) -> None:
         if core.dim() != 4 or not core.is_contiguous() or not core.is_floating_point():
             raise InvalidArgumentError("cores", "must be contiguous floating point [p, R, q, R']")
         if core.dtype != cores[0].dtype or core.device != cores[0].device or not core.numel():
-            raise InvalidArgumentError("cores", "must be of one dtype and device, and not empty")
+            raise InvalidArgumentError("cores", "must have one dtype and device, and be not empty")
     ranks = [1, *(core.shape[3] for core in cores)]
     if ranks[:-1] != [core.shape[1] for core in cores] or ranks[-1] != 1:
-        raise InvalidArgumentError("cores", f"ranks do not join: {[list(c.shape) for c in cores]}")
+        raise InvalidArgumentError(
+            "cores", f"ranks of adjacent cores differ: {[list(c.shape) for c in cores]}"
+        )
 
 
 def _check_cache(
@@ -195,7 +203,7 @@ def _check_gradient(cores: Sequence[torch.Tensor], grad: torch.Tensor, how: Sequ
 
 
 def _tt(cores: Sequence[torch.Tensor], *how: Any) -> torch.Tensor:
-    """``slipstream::tt``; kernels check ids and offsets themselves."""
+    """Implement ``slipstream::tt``; compiled kernels check ids and offsets."""
     _check(cores, how)
     if (kernel := _kernel_for(cores)) is not None:
         return forward_by(kernel, cores, *how)
@@ -203,10 +211,10 @@ def _tt(cores: Sequence[torch.Tensor], *how: Any) -> torch.Tensor:
 
 
 def in_steps(cores: Sequence[torch.Tensor], *how: Any) -> torch.Tensor:
-    """The same in steps that torch differentiates, the arguments checked.
+    """Look up bags in steps that torch differentiates.
 
     Raises:
-        InvalidArgumentError: a wrong argument of ``slipstream::tt``: names it.
+        InvalidArgumentError: an argument of ``slipstream::tt`` is invalid; the error names it.
     """
     _check(cores, how)
     return _in_steps(cores, how)
@@ -225,7 +233,7 @@ def _in_steps(cores: Sequence[torch.Tensor], how: tuple[Any, ...]) -> torch.Tens
 
 
 def on_device(cores: Sequence[torch.Tensor]) -> Any:
-    """Triton's kernels, where they make these rows; or None."""
+    """Return the module of Triton kernels if it supports `cores`, or None."""
     if not cores[0].is_cuda:
         return None
     triton = triton_module("slipstream.techniques.embedding.kernels.tt_triton")
@@ -233,7 +241,7 @@ def on_device(cores: Sequence[torch.Tensor]) -> Any:
 
 
 def by_reference(cores: Sequence[torch.Tensor], *how: Any) -> torch.Tensor:
-    """The same by torch's operators, and differentiable."""
+    """Look up bags by torch's operators, differentiably."""
     cache, hot, ids, offsets, weights, _, padding, bags, mode = how
     triton = on_device(cores)
     rows_of = reference.rows_of if triton is None else triton.rows_of
@@ -244,7 +252,7 @@ def by_reference(cores: Sequence[torch.Tensor], *how: Any) -> torch.Tensor:
 
 
 def _gradient(grad: torch.Tensor, cores: Sequence[torch.Tensor], *how: Any) -> list[torch.Tensor]:
-    """``slipstream::tt.gradient``: of the cores, and of the cache where there is one."""
+    """Implement ``slipstream::tt.gradient``: of the cores, and of the cache if present."""
     _check(cores, how)
     _check_gradient(cores, grad, how)
     if (kernel := _kernel_for(cores)) is not None:
@@ -255,17 +263,17 @@ def _gradient(grad: torch.Tensor, cores: Sequence[torch.Tensor], *how: Any) -> l
         cache = None if how[0] is None else leaves[-1]
         return by_reference(leaves[: len(cores)], cache, *how[1:])
 
-    return bags_door.gradients(made_by, parameters, grad)
+    return bags_kernels.gradients(made_by, parameters, grad)
 
 
 def _weights(grad: torch.Tensor, cores: Sequence[torch.Tensor], *how: Any) -> torch.Tensor:
-    """``slipstream::tt.weights``: [ids]."""
+    """Implement ``slipstream::tt.weights``: [ids]."""
     _check(cores, how)
     _check_gradient(cores, grad, how)
     if (kernel := _kernel_for(cores)) is not None:
         return weights_by(kernel, grad.contiguous(), cores, *how)
     plain = [core.detach() for core in cores]
-    (gradient,) = bags_door.gradients(
+    (gradient,) = bags_kernels.gradients(
         lambda weights: by_reference(plain, *how[:4], weights, *how[5:]), [how[4]], grad
     )
     return gradient
@@ -276,7 +284,7 @@ define(
     f"tt.gradient(Tensor grad, {_HOW}) -> Tensor[]",
     _gradient,
     lambda grad, cores, cache, *how: [
-        torch.empty_like(one) for one in (*cores, *([] if cache is None else [cache]))
+        torch.empty_like(leaf) for leaf in (*cores, *([] if cache is None else [cache]))
     ],
 )
 define(
@@ -287,6 +295,6 @@ define(
 
 
 def look_up(cores: Sequence[torch.Tensor], *how: Any) -> torch.Tensor:
-    """``slipstream::tt``: bags of rows, without a gradient: [bags, q_1 ... q_d]."""
+    """Call ``slipstream::tt``, without a gradient: [bags, q_1 ... q_d]."""
     rows: torch.Tensor = torch.ops.slipstream.tt.default(list(cores), *how)
     return rows

@@ -1,7 +1,8 @@
-"""Rows of tensor trains in torch's own operators.
+"""Rows of tensor trains in torch's operators.
 
-What ``native/src/tt/`` computes, for any dtype, device and two to four cores, differentiable as
-often as one likes, and tens of times slower: it gathers every id's slices and multiplies them.
+Implements ``native/src/tt/`` for any dtype and device and two to four cores, and is differentiable
+any number of times, but tens of times slower: it gathers the slices of every id and multiplies
+them.
 """
 
 from __future__ import annotations
@@ -14,16 +15,16 @@ from torch.nn import functional
 from slipstream.techniques.embedding.kernels.bags import reduced
 
 HASH = -7046029254386353131
-"""What ids are multiplied by to find them in a table of hot rows: 2^64 over the golden ratio."""
+"""Multiplier of ids in the hash table of hot rows: 2^64 over the golden ratio."""
 
 
 def rows_of(cores: Sequence[torch.Tensor], ids: torch.Tensor) -> torch.Tensor:
-    """The rows `ids`, [n], of cores [p, R, q, R'] each: [n, q_1 ... q_d]."""
-    left = ids.to(torch.int64)
+    """Return the rows `ids`, [n], of cores [p, R, q, R'] each: [n, q_1 ... q_d]."""
+    remaining = ids.to(torch.int64)
     slices = []
     for core in reversed(cores):
-        slices.append(core.index_select(0, left % core.shape[0]))
-        left = torch.div(left, core.shape[0], rounding_mode="floor")
+        slices.append(core.index_select(0, remaining % core.shape[0]))
+        remaining = torch.div(remaining, core.shape[0], rounding_mode="floor")
     product, width = slices.pop().flatten(1, 2), cores[0].shape[2]
     while slices:
         right = slices.pop()
@@ -33,12 +34,12 @@ def rows_of(cores: Sequence[torch.Tensor], ids: torch.Tensor) -> torch.Tensor:
 
 
 def of_three(cores: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """As kernels take them: two cores are three, of which the first is the number one."""
+    """Return three cores for kernels; two are preceded by the constant 1."""
     return list(cores) if len(cores) == 3 else [cores[0].new_ones(1, 1, 1, 1), *cores]
 
 
 def start(ids: torch.Tensor, capacity: int) -> torch.Tensor:
-    """Where the search for ids begins in a table of hot rows: the top bits of id * HASH."""
+    """Return the first slots to probe in a hash table: the top bits of id * HASH."""
     bits = capacity.bit_length() - 1
     if bits == 0:
         return torch.zeros_like(ids)
@@ -46,14 +47,14 @@ def start(ids: torch.Tensor, capacity: int) -> torch.Tensor:
 
 
 def slots_of(hot: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """The cached row of each id, or -1, from a table of hot rows: int64 [n].
+    """Return the cached row of each id, or -1, int64 [n].
 
     Args:
-        hot: int64 [capacity, 2], pairs of an id, or -1, and its row in the cache.
+        hot: hash table, int64 [capacity, 2], of pairs of an id, or -1, and its row in the cache.
     """
-    known, order = hot[:, 0].sort()
-    place = torch.searchsorted(known, ids.to(torch.int64)).clamp(max=len(known) - 1)
-    return torch.where(known[place] == ids, hot[:, 1][order][place], -1)
+    cached, order = hot[:, 0].sort()
+    place = torch.searchsorted(cached, ids.to(torch.int64)).clamp(max=len(cached) - 1)
+    return torch.where(cached[place] == ids, hot[:, 1][order][place], -1)
 
 
 def bags_of(
@@ -68,10 +69,10 @@ def bags_of(
     mode: str,
     made_by: Callable[[Sequence[torch.Tensor], torch.Tensor], torch.Tensor] = rows_of,
 ) -> torch.Tensor:
-    """What ``slipstream::tt`` gives, by ``embedding_bag`` over rows that are written down.
+    """Compute ``slipstream::tt`` by ``embedding_bag`` over materialized rows.
 
     Args:
-        made_by: what makes rows, as `rows_of`.
+        made_by: function that computes rows, by default `rows_of`.
     """
     rows = made_by(cores, ids)
     if bags == 0:

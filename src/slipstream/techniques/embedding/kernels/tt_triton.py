@@ -1,13 +1,12 @@
-"""Rows and bags of tensor trains on a CUDA device; imported only where Triton is installed.
+"""Triton kernels of tensor trains for CUDA devices; imported only if Triton is installed.
 
-As in ``native/src/tt/``, ids with the same slice of the middle core share one matrix product. Ids
-are counted by that slice, put in its order and cut into chunks; a program has one chunk, makes the
-products of the first two cores for all its ids at once and multiplies them with each id's last
-slice. A bag's rows are added where they are made, and its gradient is read where it lies: rows are
-not written down. Backwards the products are made again. Sums are atomic: last bits depend on the
-order.
+As in ``native/src/tt/``, ids with the same slice of the middle core share one matmul. Ids are
+counted and sorted by that slice and split into chunks. A program has one chunk: it multiplies the
+first two cores for all its ids in one matmul, then by the last slice of each id. It adds rows to
+their bags directly, and reads gradients from the bags, so that rows are never materialized. The
+backward pass recomputes the products. Sums are atomic: last bits depend on the order.
 
-Kernels have no annotations: Triton compiles those, too.
+Kernels have no annotations, since Triton would compile them.
 """
 
 from __future__ import annotations
@@ -21,56 +20,56 @@ import triton.language as tl
 
 from slipstream.techniques.embedding.kernels.tt_reference import of_three
 
-_LEAST = 16  # rows and columns of a product that tensor cores take
+_MIN_TILE = 16  # minimum rows and columns of a matmul on tensor cores
 _CHUNK_ROWS = 32
-_MOST_NUMBERS = 1 << 14  # of a middle slice that a program holds
-_MOST_SLICES = 1 << 14  # whose counts every program adds up
-_BLOCK = 256  # ids of a program that counts
-# With four, a program's three products backwards take more registers than a thread can have.
+_MAX_NUMBERS = 1 << 14  # of a middle slice in one program
+_MAX_SLICES = 1 << 14  # whose counts every program sums
+_BLOCK = 256  # ids per program of the counting kernels
+# With four, the three matmuls of a backward program exceed the registers of a thread.
 _WARPS = 8
 
 
 @triton.jit
 def _count(
-    ids, offsets, counts, rank, bag, n, given, bags, rows, p2, p3,
+    ids, offsets, counts, rank, bag, n, offset_count, bags, rows, p2, p3,
     pooled: tl.constexpr, halvings: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """How many ids have each slice, and of each id which of them it is, and which bag it is in.
+    """Count the ids of each slice, and store the rank of each id in its slice, and its bag.
 
-    The last of the counts tells whether an id or an offset is not what it must be.
+    The last of the counts is 1 if an id or an offset is invalid.
     """
     at = tl.program_id(0) * block + tl.arange(0, block)
-    there = at < n
-    number = tl.load(ids + at, mask=there, other=0).to(tl.int64)
+    mask = at < n
+    number = tl.load(ids + at, mask=mask, other=0).to(tl.int64)
     sound = (number >= 0) & (number < rows)
     middle = tl.where(sound, number // p3 % p2, 0)
-    tl.store(rank + at, tl.atomic_add(counts + middle, 1, mask=there), mask=there)
+    tl.store(rank + at, tl.atomic_add(counts + middle, 1, mask=mask), mask=mask)
     if pooled:
-        # The last bag that begins here or before.
+        # Binary search for the last bag that begins at or before the id.
         low = tl.zeros([block], tl.int64)
         high = low + bags
         for _ in tl.static_range(halvings):
             half = (low + high) // 2
-            before = tl.load(offsets + half, mask=there, other=0) <= at
+            before = tl.load(offsets + half, mask=mask, other=0) <= at
             low = tl.where(before, half, low)
             high = tl.where(before, high, half)
-        tl.store(bag + at, low, mask=there)
-        of_bags = at < given
+        tl.store(bag + at, low, mask=mask)
+        of_bags = at < offset_count
         begin = tl.load(offsets + at, mask=of_bags, other=0)
         earlier = tl.load(offsets + at - 1, mask=of_bags & (at > 0), other=0)
         rises = (begin >= earlier) & (begin <= n) & ((begin == 0) | (at > 0))
-        sound = sound & (rises | (at >= given))
+        sound = sound & (rises | (at >= offset_count))
     tl.atomic_max(counts + p2, tl.max(tl.where(sound, 0, 1), 0))
 
 
 @triton.jit
 def _place(ids, counts, until, rank, order, n, p2, p3, block: tl.constexpr):
-    """The places of ids in the order of their slices."""
+    """Store the order of ids by their slices."""
     at = tl.program_id(0) * block + tl.arange(0, block)
-    there = at < n
-    middle = tl.load(ids + at, mask=there, other=0).to(tl.int64) // p3 % p2
-    begin = tl.load(until + middle, mask=there, other=0) - tl.load(counts + middle)
-    tl.store(order + begin + tl.load(rank + at, mask=there, other=0), at, mask=there)
+    mask = at < n
+    middle = tl.load(ids + at, mask=mask, other=0).to(tl.int64) // p3 % p2
+    begin = tl.load(until + middle, mask=mask, other=0) - tl.load(counts + middle)
+    tl.store(order + begin + tl.load(rank + at, mask=mask, other=0), at, mask=mask)
 
 
 @triton.jit
@@ -78,9 +77,9 @@ def _chunk(
     counts, order, ids, bag, program, p2, p3, padding,
     p2_wide: tl.constexpr, span: tl.constexpr, pooled: tl.constexpr,
 ):  # fmt: skip
-    """Of a program: its middle slice, the digits of its ids, their rows, and which are there.
+    """Return a program's middle slice, the digits of its ids, their rows, and their mask.
 
-    There are as many programs as there may be at most; those that are not needed have no ids.
+    The grid has the maximum number of programs; superfluous ones have no ids.
     """
     slices = tl.arange(0, p2_wide)
     count = tl.load(counts + slices, mask=slices < p2, other=0)
@@ -93,54 +92,55 @@ def _chunk(
     at = begin + tl.arange(0, span)
     place = tl.load(order + at, mask=at < end, other=0)
     number = tl.load(ids + place, mask=at < end, other=0).to(tl.int64)
-    there = (at < end) & (number != padding)
-    to = tl.load(bag + place, mask=there, other=0) if pooled else place
-    return tl.minimum(middle, p2 - 1), number // (p2 * p3), number % p3, to.to(tl.int64), there
+    mask = (at < end) & (number != padding)
+    to = tl.load(bag + place, mask=mask, other=0) if pooled else place
+    return tl.minimum(middle, p2 - 1), number // (p2 * p3), number % p3, to.to(tl.int64), mask
 
 
 @triton.jit
 def _left(
-    one, two, first, middle, row_there, q1, q2, r1, r2,
+    core_1, core_2, first, middle, row_mask, q1, q2, r1, r2,
     q1_wide: tl.constexpr, q2_wide: tl.constexpr, r1_wide: tl.constexpr, r2_wide: tl.constexpr,
     rows: tl.constexpr,
 ):  # fmt: skip
-    """Slices of the first core [rows, r1] and of the middle one [r1, q2 * r2]; zeros beyond."""
+    """Load slices of the first core [rows, r1] and the middle one [r1, q2 * r2], zero-padded."""
     a = tl.arange(0, rows) % q1_wide
     k = tl.arange(0, r1_wide)
-    inside = (row_there & (a < q1))[:, None] & (k < r1)[None]
-    left = tl.load(one + (first * q1 + a)[:, None] * r1 + k[None], mask=inside, other=0.0)
+    inside = (row_mask & (a < q1))[:, None] & (k < r1)[None]
+    left = tl.load(core_1 + (first * q1 + a)[:, None] * r1 + k[None], mask=inside, other=0.0)
     b, s = tl.arange(0, q2_wide * r2_wide) // r2_wide, tl.arange(0, q2_wide * r2_wide) % r2_wide
     column = b * r2 + s
     inside = (k < r1)[:, None] & ((b < q2) & (s < r2))[None]
-    base = two + middle * r1 * q2 * r2
+    base = core_2 + middle * r1 * q2 * r2
     right = tl.load(base + k[:, None] * (q2 * r2) + column[None], mask=inside, other=0.0)
     return left, right
 
 
 @triton.jit
 def _forward(
-    one, two, three, made, counts, order, ids, bag, padding, p2, p3, q1, q2, q3, r1, r2,
+    core_1, core_2, core_3, made, counts, order, ids, bag, padding, p2, p3, q1, q2, q3, r1, r2,
     p2_wide: tl.constexpr, q1_wide: tl.constexpr, q2_wide: tl.constexpr, r1_wide: tl.constexpr,
     r2_wide: tl.constexpr, span: tl.constexpr, pooled: tl.constexpr,
 ):  # fmt: skip
     rows: tl.constexpr = q1_wide * span
-    middle, first, last, place, there = _chunk(
+    middle, first, last, place, mask = _chunk(
         counts, order, ids, bag, tl.program_id(0), p2, p3, padding, p2_wide, span, pooled
     )
     first = tl.reshape(tl.broadcast_to(first[:, None], (span, q1_wide)), (rows,))
     last = tl.reshape(tl.broadcast_to(last[:, None], (span, q1_wide)), (rows,))
     place = tl.reshape(tl.broadcast_to(place[:, None], (span, q1_wide)), (rows,))
-    there = tl.reshape(tl.broadcast_to(there[:, None], (span, q1_wide)), (rows,))
+    mask = tl.reshape(tl.broadcast_to(mask[:, None], (span, q1_wide)), (rows,))
     left, right = _left(
-        one, two, first, middle, there, q1, q2, r1, r2, q1_wide, q2_wide, r1_wide, r2_wide, rows
-    )
+        core_1, core_2, first, middle, mask, q1, q2, r1, r2,
+        q1_wide, q2_wide, r1_wide, r2_wide, rows,
+    )  # fmt: skip
     product = tl.reshape(tl.dot(left, right, input_precision="ieee"), (rows, q2_wide, r2_wide))
     a, b, s = tl.arange(0, rows) % q1_wide, tl.arange(0, q2_wide), tl.arange(0, r2_wide)
-    inside = (there & (a < q1))[:, None] & (b < q2)[None]
+    inside = (mask & (a < q1))[:, None] & (b < q2)[None]
     to = place[:, None] * (q1 * q2 * q3) + (a[:, None] * q2 + b[None]) * q3
     for c in range(q3):
         offset = last[:, None] * (r2 * q3) + s[None] * q3 + c
-        slice_ = tl.load(three + offset, mask=there[:, None] & (s < r2)[None], other=0.0)
+        slice_ = tl.load(core_3 + offset, mask=mask[:, None] & (s < r2)[None], other=0.0)
         values = tl.sum(product * slice_[:, None, :], axis=2)
         if pooled:
             tl.atomic_add(made + to + c, values, mask=inside)
@@ -150,41 +150,42 @@ def _forward(
 
 @triton.jit
 def _backward(
-    one, two, three, grad, one_grad, two_grad, three_grad, counts, order, ids, bag, padding,
+    core_1, core_2, core_3, grad, grad_1, grad_2, grad_3, counts, order, ids, bag, padding,
     p2, p3, q1, q2, q3, r1, r2,
     p2_wide: tl.constexpr, q1_wide: tl.constexpr, q2_wide: tl.constexpr, r1_wide: tl.constexpr,
     r2_wide: tl.constexpr, span: tl.constexpr, pooled: tl.constexpr,
 ):  # fmt: skip
     rows: tl.constexpr = q1_wide * span
-    middle, first, last, place, there = _chunk(
+    middle, first, last, place, mask = _chunk(
         counts, order, ids, bag, tl.program_id(0), p2, p3, padding, p2_wide, span, pooled
     )
     s = tl.arange(0, r2_wide)
-    # Of ids, before they are spread over rows: what the last slices get is a sum over an id's rows.
+    # Per id, since the gradient of a last slice is a sum over an id's rows.
     last_to = last[:, None] * (r2 * q3) + s[None] * q3
-    last_inside = there[:, None] & (s < r2)[None]
+    last_inside = mask[:, None] & (s < r2)[None]
     first = tl.reshape(tl.broadcast_to(first[:, None], (span, q1_wide)), (rows,))
     last = tl.reshape(tl.broadcast_to(last[:, None], (span, q1_wide)), (rows,))
     place = tl.reshape(tl.broadcast_to(place[:, None], (span, q1_wide)), (rows,))
-    there = tl.reshape(tl.broadcast_to(there[:, None], (span, q1_wide)), (rows,))
+    mask = tl.reshape(tl.broadcast_to(mask[:, None], (span, q1_wide)), (rows,))
     left, right = _left(
-        one, two, first, middle, there, q1, q2, r1, r2, q1_wide, q2_wide, r1_wide, r2_wide, rows
-    )
+        core_1, core_2, first, middle, mask, q1, q2, r1, r2,
+        q1_wide, q2_wide, r1_wide, r2_wide, rows,
+    )  # fmt: skip
     product = tl.reshape(tl.dot(left, right, input_precision="ieee"), (rows, q2_wide, r2_wide))
     a, b = tl.arange(0, rows) % q1_wide, tl.arange(0, q2_wide)
-    inside = (there & (a < q1))[:, None] & (b < q2)[None]
+    inside = (mask & (a < q1))[:, None] & (b < q2)[None]
     at = place[:, None] * (q1 * q2 * q3) + (a[:, None] * q2 + b[None]) * q3
-    given = tl.zeros([rows, q2_wide, r2_wide], tl.float32)
+    product_grad = tl.zeros([rows, q2_wide, r2_wide], tl.float32)
     for c in range(q3):
         column = tl.load(grad + at + c, mask=inside, other=0.0)
         offset = last[:, None] * (r2 * q3) + s[None] * q3 + c
-        slice_ = tl.load(three + offset, mask=there[:, None] & (s < r2)[None], other=0.0)
-        given += column[:, :, None] * slice_[:, None, :]
+        slice_ = tl.load(core_3 + offset, mask=mask[:, None] & (s < r2)[None], other=0.0)
+        product_grad += column[:, :, None] * slice_[:, None, :]
         to_last = tl.sum(
             tl.reshape(tl.sum(product * column[:, :, None], axis=1), (span, q1_wide, r2_wide)), 1
         )
-        tl.atomic_add(three_grad + last_to + c, to_last, mask=last_inside)
-    flat = tl.reshape(given, (rows, q2_wide * r2_wide))
+        tl.atomic_add(grad_3 + last_to + c, to_last, mask=last_inside)
+    flat = tl.reshape(product_grad, (rows, q2_wide * r2_wide))
     k = tl.arange(0, r1_wide)
     column_b, column_s = (
         tl.arange(0, q2_wide * r2_wide) // r2_wide,
@@ -193,26 +194,26 @@ def _backward(
     to_middle = tl.dot(tl.trans(left), flat, input_precision="ieee")
     middle_inside = (k < r1)[:, None] & ((column_b < q2) & (column_s < r2))[None]
     column = k[:, None] * (q2 * r2) + (column_b * r2 + column_s)[None]
-    tl.atomic_add(two_grad + middle * r1 * q2 * r2 + column, to_middle, mask=middle_inside)
+    tl.atomic_add(grad_2 + middle * r1 * q2 * r2 + column, to_middle, mask=middle_inside)
     to_first = tl.dot(flat, tl.trans(right), input_precision="ieee")
-    first_inside = (there & (a < q1))[:, None] & (k < r1)[None]
-    tl.atomic_add(one_grad + (first * q1 + a)[:, None] * r1 + k[None], to_first, mask=first_inside)
+    first_inside = (mask & (a < q1))[:, None] & (k < r1)[None]
+    tl.atomic_add(grad_1 + (first * q1 + a)[:, None] * r1 + k[None], to_first, mask=first_inside)
 
 
 def runs(cores: Sequence[torch.Tensor]) -> bool:
-    """Whether a program can hold what these cores need; two cores are three of them."""
+    """Whether the kernels support these cores: 2 or 3, float32, of limited size."""
     if len(cores) not in (2, 3) or cores[0].dtype is not torch.float32:
         return False
     sizes = _sizes(of_three(cores))
     numbers = sizes["r1_wide"] * sizes["q2_wide"] * sizes["r2_wide"]
-    return numbers <= _MOST_NUMBERS and sizes["p2_wide"] <= _MOST_SLICES
+    return numbers <= _MAX_NUMBERS and sizes["p2_wide"] <= _MAX_SLICES
 
 
 def rows_of(cores: Sequence[torch.Tensor], ids: torch.Tensor) -> torch.Tensor:
-    """As `tt_reference.rows_of`, of cores that `runs`: [n, q_1 ... q_d], differentiable.
+    """Return rows of cores that `runs` accepts: [n, q_1 ... q_d], differentiable.
 
     Raises:
-        IndexError: an id is no row of the cores.
+        IndexError: an id is out of range.
     """
     rows: torch.Tensor = _Rows.apply(ids, None, len(ids), -1, None, *of_three(cores))
     return rows
@@ -226,15 +227,15 @@ def sums_of(
     padding: int,
     rows: int,
 ) -> torch.Tensor | None:
-    """Each bag's rows added up, of cores that `runs`: [bags, q_1 ... q_d], differentiable.
+    """Return sums of bags of cores that `runs` accepts: [bags, q_1 ... q_d], differentiable.
 
     Args:
-        offsets: int64, of the `bags`, or one more; None for bags of as many ids each.
-        padding: an id that does not count.
-        rows: ids are below that.
+        offsets: int64 [bags], or one more; None for bags of equal size.
+        padding: an id to ignore.
+        rows: exclusive limit of ids.
 
     Returns:
-        None where an id is no row, or offsets are out of order: `bags.check` says which.
+        None if an id is out of range or offsets decrease; `bags.check` then locates the fault.
     """
     if offsets is None and bags != len(ids):
         offsets = torch.arange(bags, device=ids.device) * (len(ids) // max(bags, 1))
@@ -246,38 +247,39 @@ def sums_of(
 
 
 def _sizes(cores: Sequence[torch.Tensor]) -> dict[str, int]:
-    """What both kernels are told of the cores; sizes of a program's products are powers of two."""
-    one, two, three = (core.shape for core in cores)
+    """Return the kernels' arguments for these cores; tile sizes are powers of two."""
+    first, second, third = (core.shape for core in cores)
     wide = {
-        "p2_wide": triton.next_power_of_2(two[0]),
-        "q1_wide": triton.next_power_of_2(one[2]),
-        "q2_wide": triton.next_power_of_2(two[2]),
-        "r1_wide": max(triton.next_power_of_2(two[1]), _LEAST),
-        "r2_wide": max(triton.next_power_of_2(three[1]), _LEAST),
+        "p2_wide": triton.next_power_of_2(second[0]),
+        "q1_wide": triton.next_power_of_2(first[2]),
+        "q2_wide": triton.next_power_of_2(second[2]),
+        "r1_wide": max(triton.next_power_of_2(second[1]), _MIN_TILE),
+        "r2_wide": max(triton.next_power_of_2(third[1]), _MIN_TILE),
     }
     return {
-        "p2": two[0], "p3": three[0], "q1": one[2], "q2": two[2], "q3": three[2], "r1": two[1],
-        "r2": three[1], **wide, "span": max(_CHUNK_ROWS // wide["q1_wide"], 1), "num_warps": _WARPS,
+        "p2": second[0], "p3": third[0], "q1": first[2], "q2": second[2], "q3": third[2],
+        "r1": second[1], "r2": third[1], **wide, "span": max(_CHUNK_ROWS // wide["q1_wide"], 1),
+        "num_warps": _WARPS,
     }  # fmt: skip
 
 
 def _order(
     ids: torch.Tensor, offsets: torch.Tensor | None, bags: int, rows: int, p2: int, p3: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Ids counted by slice [p2 + 1], their places in the slices' order [n], and their bags [n].
+    """Return counts of ids by slice [p2 + 1], ids sorted by slice [n], and their bags [n].
 
-    Waits for the device once, to learn whether all is as it must be.
+    Synchronizes with the device once, for the check.
 
     Raises:
-        IndexError: it is not.
+        IndexError: an id or an offset is invalid.
     """
     n, pooled = len(ids), offsets is not None
     counts = torch.zeros(p2 + 1, dtype=torch.int32, device=ids.device)
     order, rank, bag = torch.empty(3, n, dtype=torch.int32, device=ids.device)
-    given = len(offsets) if offsets is not None else 0
-    _count[(triton.cdiv(max(n, given, 1), _BLOCK),)](
-        ids, ids if offsets is None else offsets, counts, rank, bag, n, given, bags, rows, p2, p3,
-        pooled=pooled, halvings=max(bags - 1, 1).bit_length(), block=_BLOCK,
+    offset_count = len(offsets) if offsets is not None else 0
+    _count[(triton.cdiv(max(n, offset_count, 1), _BLOCK),)](
+        ids, ids if offsets is None else offsets, counts, rank, bag, n, offset_count, bags, rows,
+        p2, p3, pooled=pooled, halvings=max(bags - 1, 1).bit_length(), block=_BLOCK,
     )  # fmt: skip
     if int(counts[p2]):
         raise IndexError("an id or an offset is out of range")
@@ -287,7 +289,7 @@ def _order(
 
 
 class _Rows(torch.autograd.Function):
-    """Products in between are made once more backwards."""
+    """Rows or sums of bags; the backward pass recomputes partial products."""
 
     @staticmethod
     def forward(
@@ -320,10 +322,10 @@ class _Rows(torch.autograd.Function):
         parts = flat.split([core.numel() for core in cores])
         grads = [part.view_as(core) for part, core in zip(parts, cores, strict=True)]
         if len(ids) and grad.numel():
-            told = counts, order, ids, bag, ctx.padding
+            arguments = counts, order, ids, bag, ctx.padding
             with torch.cuda.device_of(flat):
                 _backward[(_programs(ids, sizes),)](
-                    *cores, grad.contiguous(), *grads, *told, **sizes, pooled=ctx.pooled
+                    *cores, grad.contiguous(), *grads, *arguments, **sizes, pooled=ctx.pooled
                 )
         return (*[None] * 5, *grads)
 
