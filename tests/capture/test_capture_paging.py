@@ -39,8 +39,8 @@ def test_a_busy_machine_does_not_make_page_faults_dearer_than_they_can_be() -> N
 
 
 def test_page_faults_that_come_and_go_are_less_sure() -> None:
-    assert steps([1] * 4, [1000] * 4).spread == pytest.approx(paging._LEAST_SPREAD)
-    assert steps([1] * 4, [0, 2000, 0, 2000]).spread == pytest.approx(paging._MOST_SPREAD)
+    assert steps([1] * 4, [1000] * 4).spread == pytest.approx(paging._MIN_SPREAD)
+    assert steps([1] * 4, [0, 2000, 0, 2000]).spread == pytest.approx(paging._MAX_SPREAD)
 
 
 def run(faults_per_step: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Faulting | None, int, int]:
@@ -64,15 +64,15 @@ def run(faults_per_step: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Faulting
 def test_few_page_faults_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     found, taken, times_kept = run(0, monkeypatch)
     assert found is None
-    assert (taken, times_kept) == (paging._LOOK, 0)
+    assert (taken, times_kept) == (paging._MIN_STEPS, 0)
 
 
 def test_many_are_watched_and_then_the_pages_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     found, taken, times_kept = run(5000, monkeypatch)
     assert found is not None
     assert set(found.faults) == {5000}
-    assert len(found.cpu_ns) == len(found.wall_ns) == paging._STEPS
-    assert (taken, times_kept) == (paging._STEPS + paging._SETTLE, 1)
+    assert len(found.cpu_ns) == len(found.wall_ns) == paging._MAX_STEPS
+    assert (taken, times_kept) == (paging._MAX_STEPS + paging._SETTLE, 1)
 
 
 def test_they_are_a_task_of_their_own_at_the_end_of_the_step() -> None:

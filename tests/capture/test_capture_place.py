@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from slipstream.capture.place import Elsewhere, find_device, find_elsewhere
+from slipstream.capture.place import OffThreadWork, find_device, find_off_thread_work
 from slipstream.workload.built import build_from
 
 
@@ -35,21 +35,21 @@ class Event:
 
 
 def test_operators_of_one_thread_are_nowhere_else() -> None:
-    assert find_elsewhere([Event(1, 0, 10), Event(1, 20, 30)]) == Elsewhere(0, 0.0)
-    assert find_elsewhere([]) == Elsewhere(0, 0.0)
+    assert find_off_thread_work([Event(1, 0, 10), Event(1, 20, 30)]) == OffThreadWork(0, 0.0)
+    assert find_off_thread_work([]) == OffThreadWork(0, 0.0)
 
 
 def test_what_other_threads_do_is_a_share_of_time_or_of_number() -> None:
     own = [Event(1, 10 * n, 10 * n + 10) for n in range(9)]
-    assert find_elsewhere([*own, Event(2, 0, 10)]) == Elsewhere(1, 0.1)
+    assert find_off_thread_work([*own, Event(2, 0, 10)]) == OffThreadWork(1, 0.1)
     # Nested operators take their time once.
     long = [Event(2, 0, 90), Event(2, 10, 20)]
-    assert find_elsewhere([*own, *long]) == Elsewhere(2, 0.5)
+    assert find_off_thread_work([*own, *long]) == OffThreadWork(2, 0.5)
 
 
 @pytest.mark.parametrize("name", ["gloo:all_reduce", "[memory]", "record_param_comms"])
 def test_annotations_of_other_threads_are_no_operators(name: str) -> None:
-    assert find_elsewhere([Event(1, 0, 10), Event(2, 0, 99, name)]) == Elsewhere(0, 0.0)
+    assert find_off_thread_work([Event(1, 0, 10), Event(2, 0, 99, name)]) == OffThreadWork(0, 0.0)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="torch sees a CUDA device")

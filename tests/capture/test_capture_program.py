@@ -318,7 +318,7 @@ def test_by_default_a_capture_profiles_two_dozen_steps() -> None:
 
 
 def test_a_machine_that_becomes_busy_gets_fewer_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program, "_LONGEST_CAPTURE_S", 0.5)
+    monkeypatch.setattr(program, "_MAX_CAPTURE_S", 0.5)
     weight, calls = torch.ones(8, 8), itertools.count()
 
     def step() -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Run a step a few times under the profiler and turn what ran into a `Graph`."""
+"""Run a step a few times under the profiler and record it as a `Graph`."""
 
 from slipstream.capture.compiling import put_compiled, use_compiled
 from slipstream.capture.program import MIN_STEPS, CaptureSettings, capture

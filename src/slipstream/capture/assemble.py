@@ -1,4 +1,4 @@
-"""Put the parts of a capture together: aligned step times, units, arguments, modules."""
+"""Assemble a graph from the parts of a capture: aligned times, units, arguments, modules."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ if TYPE_CHECKING:
     from slipstream.workload import BuiltWorkload
 
 COLLECTION_TASK = "garbage collection"
-"""What the task is called that stands for Python's garbage collector."""
+"""Name of the task that represents Python's garbage collector."""
 LOADING_TASK = "data loading"
-"""What the task is called that stands for a ``DataLoader`` at work; its scope says which kind."""
+"""Name of the task that represents loading a batch; its scope names the kind of ``DataLoader``."""
 
 
 def assemble(
@@ -65,31 +65,31 @@ def assemble(
     faulting: Faulting | None = None,
     seen: Seen | None = None,
 ) -> Graph:
-    """The graph of one step.
+    """Build the graph of one step.
 
     Args:
-        parameters: storages of the model's parameters; empty when there is no model to ask.
-        faulting: steps before the process kept its pages; None when it had them all along.
-        seen: a step's operators with the user's lines behind them; None where none was watched.
+        parameters: Storages of the model's parameters; empty without a model.
+        faulting: Steps before the process kept its pages; None if it kept them all along.
+        seen: Operators of a step with the user's lines behind them; None if not recorded.
 
     Raises:
-        GraphError: no operators ran, or the steps have too little in common.
+        GraphError: No operator ran, or the steps have too little in common.
     """
     units = find_units(trace)
     if not len(units.nodes):
         raise GraphError(
             "no operator of PyTorch ran in the step",
-            remedy="does the function return the step itself, or (model, batch, loss, optimizer)?",
+            remedy="return the step itself, or (model, batch, loss, optimizer), from the function",
         )
     aligned = align(units.events, profiled, units.parents)
     durations, gaps = _unit_times(units, aligned)
-    provenance = _guess(units, durations, gaps)
+    provenance = _fill_missing(units, durations, gaps)
     inner, between = count_events(units)
     outside, within = times.quiet_ns(threads)
     if aligned.unaligned:
-        # The quickest plain step was one of the shortest; the graph's may be a longer one.
+        # The fastest plain step was among the shortest; the graph's may be a longer one.
         outside *= len(units.events) / min(len(step.names) for step in profiled)
-    # An iterator of another make is annotated, but the clock does not see it.
+    # Torch annotates custom iterators too, but the clock does not time them.
     loads = (units.loading >= 0) & (within > 0)
     update, update_ns = find_update(units, aligned), times.quiet_update_ns(threads)
     apart = None
@@ -117,7 +117,7 @@ def assemble(
     if faulting is not None:
         extra_ns = faulting.extra_ns(times, threads)
         graph = append_task(graph, PAGE_FAULTS, extra_ns, faulting.spread, Kind.HOST)
-        # Of the step as it runs, page faults and all.
+        # Medians of the unmodified step, which include page faults.
         medians = {
             "wall_median": float(np.median(faulting.wall_ns)),
             "cpu_median": float(np.median(faulting.cpu_ns)),
@@ -127,15 +127,16 @@ def assemble(
 
 
 def _unit_times(units: Units, aligned: Aligned) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Per step u durations, and u + 1 gaps (before the first unit, and after each); NaN: unknown.
+    """Return durations [steps, u] and gaps [steps, u + 1] in ns, NaN if unknown.
 
-    A gap is known in a step that has both of its ends and nothing foreign between them.
+    The gaps are before the first unit and after each. A gap is known in a step that has both of its
+    ends and no foreign event in between.
     """
     start, end = lay_out(units, aligned.start_ns[:, units.first], aligned.end_ns[:, units.first])
     steps = len(start)
     gaps = np.column_stack([start, aligned.length_ns]) - np.column_stack([np.zeros(steps), end])
     if aligned.unaligned:
-        # Up to each unit's own event, how many foreign stretches there were.
+        # Number of foreign stretches before each unit's event.
         foreign = np.cumsum(aligned.others, axis=1)
         until = np.column_stack([foreign[:, units.first], foreign[:, -1]])
         since = np.column_stack([np.zeros(steps, np.int64), foreign[:, units.last]])
@@ -143,21 +144,21 @@ def _unit_times(units: Units, aligned: Aligned) -> tuple[NDArray[np.float64], ND
     return end - start, gaps
 
 
-def _guess(
+def _fill_missing(
     units: Units, durations: NDArray[np.float64], gaps: NDArray[np.float64]
 ) -> NDArray[np.uint8]:
-    """Fill in, in place, what no profiled step has, from its like; the units' provenance."""
+    """Fill in missing times in place, from units of the same name; return the provenance."""
     provenance = np.full(len(units.first), PROVENANCES.index(Provenance.MEASURED), np.uint8)
     missing = np.flatnonzero(np.isnan(durations).all(axis=0))
     if len(missing):
         names = np.array([units.events[event] for event in units.first])
-        least = np.nanmin(np.delete(durations, missing, axis=1), axis=0)
-        known = np.delete(names, missing)
+        minima = np.nanmin(np.delete(durations, missing, axis=1), axis=0)
+        measured_names = np.delete(names, missing)
         for unit in missing:
-            like = least[known == names[unit]]
-            measured = Provenance.FITTED if len(like) else Provenance.ASSUMED
-            provenance[unit] = PROVENANCES.index(measured)
-            durations[:, unit] = np.median(like if len(like) else least)
+            similar = minima[measured_names == names[unit]]
+            source = Provenance.FITTED if len(similar) else Provenance.ASSUMED
+            provenance[unit] = PROVENANCES.index(source)
+            durations[:, unit] = np.median(similar if len(similar) else minima)
     missing = np.flatnonzero(np.isnan(gaps).all(axis=0))
     if len(missing):
         gaps[:, missing] = np.median(np.nanmin(np.delete(gaps, missing, axis=1), axis=0))
@@ -186,7 +187,7 @@ def _graph(
     if seen is not None:
         chains = find_chains(trace, units, seen, makers(built), built.lines.returned)
     line = line_of_units(names, units, chains)
-    # Calls that are equal here need not be with another number of samples.
+    # Equal calls may differ with another number of samples.
     calls: dict[tuple[str, str], int] = {}
     call_list: list[Call] = []
     others: list[Call] = []
@@ -198,19 +199,19 @@ def _graph(
         if node.call is None:
             operands.append(())
             continue
-        there = other.calls[t - 1] if other.calls else None
-        key = (node.call.key, there.key if there else "")
+        other_call = other.calls[t - 1] if other.calls else None
+        key = (node.call.key, other_call.key if other_call else "")
         if key not in calls:
             calls[key] = len(call_list)
             call_list.append(node.call)
-            others += [there] if there else []
+            others += [other_call] if other_call else []
         call_of[t] = calls[key]
         operands.append(node.storages)
-    # NumPy goes through columns that may lack values one by one, in Python.
+    # nanpercentile is slow: it loops over columns in Python.
     percentile = np.nanpercentile if np.isnan(durations).any() else np.percentile
     lower, middle, upper = percentile(durations, [25, 50, 75], axis=0)
     spread = np.concatenate([[0.0], (upper - lower) / 2 / np.maximum(middle, 1.0)])
-    # Task 0 stands for the begin of the step: no work, then the first gap.
+    # Task 0 is the start of the step: no work, then the first gap.
     tasks = Tasks(
         name=_column(strings, ["step", *(_name(trace[i]) for i in units.nodes)]),
         scope=_column(strings, ["", *units.scope]),
@@ -274,7 +275,7 @@ def _column(strings: StringTable, texts: Sequence[str]) -> NDArray[np.int32]:
 
 
 def _parameters(trace: Sequence[Node], units: Units) -> list[int]:
-    """Of a step that hides its model: storages from before the step that its optimizer updates."""
+    """Return the storages that existed before the step and that its optimizer updates."""
     produced: set[int] = set()
     outside: set[int] = set()
     optimized: set[int] = set()

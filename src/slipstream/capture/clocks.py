@@ -1,10 +1,10 @@
-"""What of a step its loader, its weight update and Python's garbage collector take: clocks.
+"""Clocks for a step's data loader, weight update and garbage collection.
 
-The collector runs when enough objects have been made, wherever the step then is, and not in every
-step: the least time of an operator or of a gap knows nothing of it. So it is watched in plain
-steps, taken out of their times, and becomes a task of its own at the step's end; profiled steps run
-without it. Collections of all generations are taken out as well but not told: they come once in
-hundreds of steps, and go through whatever else the process has.
+The collector runs at any point of a step once enough objects were allocated, and not in every step,
+so minimum times of operators and gaps do not include it. It is therefore timed in plain steps,
+subtracted from their times, and becomes a separate task at the end of the step; profiled steps run
+without it. Collections of all generations are subtracted but not part of the task: they occur once
+in hundreds of steps and scan all objects of the process.
 """
 
 from __future__ import annotations
@@ -20,41 +20,40 @@ from typing import Any, Generic, TypeVar
 from slipstream.capture.closures import ClosureWatch
 from slipstream.measure.arms import RunDelay, delay_between
 
-# Of a step; and in at least every so manieth one: else chance would decide whether it is seen.
-_MATTERS = 0.01
-_EVERY = 4
+# Minimum share of a step, and of steps with a collection (1 in 4), for a task of its time.
+_MIN_SHARE = 0.01
+_MAX_STEPS_PER_COLLECTION = 4
 _ALL_GENERATIONS = 2
 _Time = TypeVar("_Time")
 
 
 class _Clock(Generic[_Time]):
-    """Adds up a time that passes within it, from nothing on."""
+    """Clock that accumulates a time while it is entered."""
 
     def __init__(self, nothing: _Time) -> None:
         self._nothing = self._time = nothing
 
     def take(self) -> _Time:
-        """What passed since it was taken last."""
-        passed, self._time = self._time, self._nothing
-        return passed
+        """Return the time since the last `take`."""
+        elapsed, self._time = self._time, self._nothing
+        return elapsed
 
 
 @dataclass(frozen=True)
 class LoadingTime:
-    """What getting a batch took: CPU time, and waiting for anything but a core; ns."""
+    """Time to get a batch: CPU time, and waiting for anything but a core; ns."""
 
     cpu_ns: int
     waiting_ns: int
 
 
 class LoadingClock(_Clock[LoadingTime]):
-    """Within it: how long this thread is in ``__next__`` of a ``DataLoader``'s iterator.
+    """Clock of this thread's time in ``__next__`` of a ``DataLoader``'s iterator.
 
-    Time in the queue for a core that another program has is in neither part of it, where the system
-    tells it apart.
+    Excludes run-queue delay if the system reports it.
 
     Attributes:
-        inside: whether it is there now.
+        inside: Whether the thread is in ``__next__`` now.
     """
 
     def __init__(self) -> None:
@@ -94,7 +93,7 @@ class LoadingClock(_Clock[LoadingTime]):
 
 
 def _iterator() -> Any:
-    """What both kinds of loader's iterators inherit ``__next__`` from."""
+    """Return the class from which both iterators of a loader inherit ``__next__``."""
     import torch.utils.data.dataloader
 
     return torch.utils.data.dataloader._BaseDataLoaderIter
@@ -102,17 +101,17 @@ def _iterator() -> Any:
 
 @dataclass(frozen=True)
 class UpdateTime:
-    """Of one step's update by the wall clock and in CPU time, ns; zero where there was none."""
+    """Wall and CPU time of one step's update, ns; zero if there was none."""
 
     wall_ns: int
     cpu_ns: int
 
 
 class UpdateClock(_Clock[UpdateTime]):
-    """Within it: how long ``step`` of `optimizer` takes without its closure; ``take`` reads it.
+    """Clock of ``step`` of `optimizer` without its closure.
 
     Args:
-        closures: the watch that is entered, if any.
+        closures: The active watch of closures, if any.
     """
 
     def __init__(self, optimizer: Any, closures: ClosureWatch | None = None) -> None:
@@ -144,7 +143,7 @@ class UpdateClock(_Clock[UpdateTime]):
         )
 
     def _now(self) -> tuple[int, int]:
-        """Wall and CPU clock, both of which stop within closures."""
+        """Return wall and CPU clocks that stop within closures."""
         return (
             time.perf_counter_ns() - self._closures.wall_ns,
             time.thread_time_ns() - self._closures.cpu_ns,
@@ -153,12 +152,12 @@ class UpdateClock(_Clock[UpdateTime]):
 
 @dataclass(frozen=True)
 class CollectionTime:
-    """What collections took in one step, ns.
+    """Time of the garbage collections of one step.
 
     Attributes:
-        wall_ns, cpu_ns: of all.
-        young_ns: CPU time of those of young generations.
-        young: how many these were.
+        wall_ns, cpu_ns: Times of all collections.
+        young_ns: CPU time of collections of young generations.
+        young: Number of collections of young generations.
     """
 
     wall_ns: int = 0
@@ -168,9 +167,9 @@ class CollectionTime:
 
 
 class CollectionClock(_Clock[CollectionTime]):
-    """Within it: how long this thread collects garbage; ``take`` reads it.
+    """Clock of this thread's garbage collections.
 
-    What is collected while `loader` gets a batch is part of its time already.
+    Excludes collections while `loader` gets a batch, which count as loading.
     """
 
     def __init__(self, loader: LoadingClock) -> None:
@@ -181,41 +180,42 @@ class CollectionClock(_Clock[CollectionTime]):
 
     def __enter__(self) -> CollectionClock:
         self._thread = threading.get_ident()
-        gc.callbacks.append(self._seen)
+        gc.callbacks.append(self._on_collection)
         return self
 
     def __exit__(self, *error: object) -> None:
-        gc.callbacks.remove(self._seen)
+        gc.callbacks.remove(self._on_collection)
 
-    def _seen(self, phase: str, what: Mapping[str, int]) -> None:
+    def _on_collection(self, phase: str, what: Mapping[str, int]) -> None:
         if threading.get_ident() != self._thread:
             return
         if phase == "start":
             self._began = time.perf_counter_ns(), time.thread_time_ns()
             return
-        if self._began is None:  # it began before we did
+        if self._began is None:  # the collection started before this clock
             return
         cpu, wall = time.thread_time_ns() - self._began[1], time.perf_counter_ns() - self._began[0]
         self._began = None
         if self._loader.inside:
             return
         young = what.get("generation", 0) < _ALL_GENERATIONS
-        so_far = self._time
+        previous = self._time
         self._time = CollectionTime(
-            so_far.wall_ns + wall,
-            so_far.cpu_ns + cpu,
-            so_far.young_ns + young * cpu,
-            so_far.young + young,
+            previous.wall_ns + wall,
+            previous.cpu_ns + cpu,
+            previous.young_ns + young * cpu,
+            previous.young + young,
         )
 
 
 def collection_ns(times: tuple[CollectionTime, ...], step_ns: float) -> float:
-    """A step's mean time in collections of young generations; 0 where that does not matter."""
-    mean = sum(one.young_ns for one in times) / max(len(times), 1)
-    seen = sum(one.young for one in times)
-    return mean if mean >= _MATTERS * step_ns and seen * _EVERY >= len(times) else 0.0
+    """Return a step's mean time in collections of young generations; 0 if negligible."""
+    mean = sum(step.young_ns for step in times) / max(len(times), 1)
+    count = sum(step.young for step in times)
+    frequent = count * _MAX_STEPS_PER_COLLECTION >= len(times)
+    return mean if mean >= _MIN_SHARE * step_ns and frequent else 0.0
 
 
 def collection_spread(times: tuple[CollectionTime, ...]) -> float:
-    """How unsure that mean is, relative: so many collections were seen, and no more."""
-    return float(max(sum(one.young for one in times), 1) ** -0.5)
+    """Return the relative uncertainty of that mean, from the number of collections."""
+    return float(max(sum(step.young for step in times), 1) ** -0.5)

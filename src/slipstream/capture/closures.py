@@ -1,4 +1,4 @@
-"""Closures of ``Optimizer.step``: annotated, so that what they run is not taken for the update.
+"""Annotate closures of ``Optimizer.step`` to separate their work from the update.
 
 ``optimizer.step(closure)`` runs the forward and backward pass inside torch's annotation of the
 update. Lightning trains every model this way.
@@ -15,10 +15,10 @@ from slipstream.graph import CLOSURE_RANGE
 
 
 class ClosureWatch:
-    """Within it, closures given to ``Optimizer.step`` are annotated and timed.
+    """Context manager that annotates and times closures passed to ``Optimizer.step``.
 
     Attributes:
-        wall_ns, cpu_ns: time spent in closures so far, by the wall clock and of the thread.
+        wall_ns, cpu_ns: Wall time and CPU time of the thread in closures so far.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class ClosureWatch:
     def _before_step(
         self, optimizer: object, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Replace the closure among the arguments of ``step``; `args` begins with the optimizer."""
+        """Wrap the closure among the arguments of ``step``; ``args[0]`` is the optimizer."""
         if len(args) > 1 and callable(args[1]):
             return (args[0], self._watched(args[1]), *args[2:]), dict(kwargs)
         if callable(closure := kwargs.get("closure")):

@@ -1,4 +1,4 @@
-"""The live model through torch.compile, as a user would do it, with a clock in every region.
+"""Run the live model through torch.compile, with a clock in every region.
 
 Source: Ansel et al., "PyTorch 2: Faster Machine Learning Through Dynamic Python Bytecode
 Transformation and Graph Compilation", ASPLOS 2024.
@@ -18,10 +18,10 @@ import numpy as np
 from slipstream.capture.events import StepEvents, mark, profiler, steps_of
 from slipstream.errors import WorkloadError
 
-# Compiling happens in the first step, compiling again where something differs in the second.
-_FEWEST_WARMUP, _MOST_WARMUP = 3, 6
+# The first step compiles; the second recompiles if something differs.
+_MIN_WARMUP, _MAX_WARMUP = 3, 6
 STEPS_PER_TURN = 3
-_SHOWN = 160
+_MAX_CHARACTERS = 160
 
 
 @dataclass
@@ -29,10 +29,10 @@ class Region:
     """One compiled function.
 
     Attributes:
-        backward: whether it computes gradients.
-        operators: of the graph it was made from.
-        saved_bytes: what a forward one keeps for its backward, parameters and inputs not counted.
-        steps_ns: by step: time in it.
+        backward: Whether it computes gradients.
+        operators: Number of operators of its graph.
+        saved_bytes: Bytes that a forward region saves for backward, without parameters and inputs.
+        steps_ns: Time in the region, by step.
     """
 
     backward: bool
@@ -42,7 +42,7 @@ class Region:
     steps_ns: list[int] = field(default_factory=list)
 
     def to_json(self, factor: float) -> dict[str, Any]:
-        """The least time of a step, times `factor`, and how it spreads."""
+        """Convert to JSON, with the minimum time of a step times `factor`, and its spread."""
         lower, middle, upper = np.percentile(self.steps_ns, [25, 50, 75])
         return {
             "phase": "backward" if self.backward else "forward",
@@ -54,16 +54,16 @@ class Region:
 
 
 def compiled_call(model: Any, **options: Any) -> Callable[..., Any]:
-    """What ``torch.compile(model, **options)`` calls; it compiles at its first call.
+    """Return the callable of ``torch.compile(model, **options)``, which compiles when first called.
 
-    Put in ``model._compiled_call_impl``, where ``model.compile()`` puts its own, it takes effect
-    for everybody who holds the model.
+    Assigned to ``model._compiled_call_impl``, as ``model.compile()`` does, it takes effect for
+    every reference to the model.
     """
     import torch
 
     call = model._call_impl
 
-    # torch skips its own frames: a bare nn.Sequential compiles only from within another one.
+    # torch skips its own frames: a bare nn.Sequential compiles only within another function.
     def forward(*args: Any, **kwargs: Any) -> Any:
         return call(*args, **kwargs)
 
@@ -71,10 +71,10 @@ def compiled_call(model: Any, **options: Any) -> Callable[..., Any]:
 
 
 def use_compiled(model: Any, mode: str) -> None:
-    """Compile `model` in place, in this process alone: no pool of workers could outlive it.
+    """Compile `model` in place, without a pool of workers, which could outlive this process.
 
     Raises:
-        WorkloadError: it is compiled already.
+        WorkloadError: The model is already compiled.
     """
     import torch._inductor.config as inductor
 
@@ -83,18 +83,18 @@ def use_compiled(model: Any, mode: str) -> None:
 
 
 def put_compiled(model: Any, **options: Any) -> None:
-    """Let every call of `model` go through ``torch.compile(model, **options)``.
+    """Route every call of `model` through ``torch.compile(model, **options)``.
 
     Raises:
-        WorkloadError: it is compiled already.
+        WorkloadError: The model is already compiled.
     """
     if compiled_already(model):
-        raise WorkloadError("the model is compiled already", remedy="measure it as it is")
+        raise WorkloadError("the model is already compiled", remedy="measure it without compile")
     model._compiled_call_impl = compiled_call(model, **options)
 
 
 def compiled_already(model: Any) -> bool:
-    """Whether the model, or a part of it, goes through torch.compile."""
+    """Whether the model or a part of it is compiled by torch.compile."""
     return any(
         getattr(module, "_compiled_call_impl", None) is not None
         or type(module).__name__ == "OptimizedModule"
@@ -103,20 +103,20 @@ def compiled_already(model: Any) -> bool:
     )
 
 
-def nothing(reason: str, remedy: str = "") -> dict[str, Any]:
-    """What is recorded in place of regions where there are none."""
+def no_regions(reason: str, remedy: str = "") -> dict[str, Any]:
+    """Return the record of a step without compiled regions."""
     return {"reason": reason, "remedy": remedy}
 
 
 class Compiling:
-    """Within it, `model` can be called compiled, with a clock in every region.
+    """Context manager that compiles `model`, with a clock in every region.
 
     Attributes:
-        regions: in the order they were compiled.
-        compile_s: CPU time of compiling, the C++ compiler's included; a busy machine's wall time
-            would say little.
-        cached: whether torch had compiled the like before, and kept it.
-        step_ns: a compiled step after warming up.
+        regions: Regions in the order they were compiled.
+        compile_s: CPU time of compiling, including the C++ compiler, since wall time depends on
+            other load.
+        cached: Whether torch found the code in its cache.
+        step_ns: Time of a compiled step after warm-up.
     """
 
     def __init__(self, model: Any, threads: int, report: Callable[[str], None]) -> None:
@@ -138,10 +138,10 @@ class Compiling:
         import torch._inductor.config as inductor
         from torch._dynamo.utils import counters, graph_break_reasons
 
-        # In this process: no pool of workers could outlive it.
+        # Without a pool of workers, which could outlive this process.
         self._stack.enter_context(inductor.patch(compile_threads=1))
 
-        # Its entries would come back without our clocks.
+        # Cached entries lack the clocks.
         self._stack.enter_context(functorch.patch(enable_autograd_cache=False))
         self._counters = counters
         self._hits = counters["inductor"]["fxgraph_cache_hit"]
@@ -156,17 +156,17 @@ class Compiling:
         self._stack.close()
 
     def warm_up(self) -> Generator[None, Any, None]:
-        """Compiled steps until nothing is compiled any more."""
-        self._model._compiled_call_impl = self._safely
+        """Run compiled steps until no more regions are compiled."""
+        self._model._compiled_call_impl = self._call_or_fall_back
         walls: list[int] = []
         costs: list[float] = []
-        while len(walls) < _MOST_WARMUP and self._failure is None:
-            known = len(self.regions)
+        while len(walls) < _MAX_WARMUP and self._failure is None:
+            count = len(self.regions)
             begun, spent = time.perf_counter_ns(), _cpu_s()
             yield
             walls.append(time.perf_counter_ns() - begun)
             costs.append(_cpu_s() - spent)
-            if len(walls) >= _FEWEST_WARMUP and len(self.regions) == known:
+            if len(walls) >= _MIN_WARMUP and len(self.regions) == count:
                 break
         self._model._compiled_call_impl = None
         self.step_ns = min(walls)
@@ -174,12 +174,12 @@ class Compiling:
         self.cached = self._counters["inductor"]["fxgraph_cache_hit"] > self._hits
 
     def why_not(self) -> dict[str, Any] | None:
-        """Why it could not be compiled, while the steps went on without; None if it could."""
+        """Return why compiling failed (steps then run eagerly); None if it succeeded."""
         return self._failure
 
     def turn(self, *, compiled: bool) -> Generator[None, Any, list[int]]:
-        """A few steps of one kind; their times."""
-        self._model._compiled_call_impl = self._safely if compiled else None
+        """Run a few compiled or eager steps and return their times in ns."""
+        self._model._compiled_call_impl = self._call_or_fall_back if compiled else None
         times_ns: list[int] = []
         for _ in range(STEPS_PER_TURN):
             for region in self.regions:
@@ -193,8 +193,8 @@ class Compiling:
         return times_ns
 
     def profiled(self) -> Generator[None, Any, list[StepEvents]]:
-        """The events of a few compiled steps."""
-        self._model._compiled_call_impl = self._safely
+        """Run a few compiled steps and return their events."""
+        self._model._compiled_call_impl = self._call_or_fall_back
         with profiler() as watching:
             mark()
             for _ in range(STEPS_PER_TURN):
@@ -204,24 +204,24 @@ class Compiling:
         return steps_of(watching.profiler.kineto_results.events())
 
     def breaks(self) -> list[dict[str, str]]:
-        """Why and where the graph broke, each once."""
+        """Return the distinct reasons of graph breaks, and their places."""
         places: dict[str, str] = {}
-        for one in self._reasons or self._all_reasons[self._first_reason :]:
-            reason = str(one.reason).strip().partition("\n")[0]
-            if one.graph_break and reason != "step_unsupported":
-                frame = one.user_stack[-1] if one.user_stack else None
+        for record in self._reasons or self._all_reasons[self._first_reason :]:
+            reason = str(record.reason).strip().partition("\n")[0]
+            if record.graph_break and reason != "step_unsupported":
+                frame = record.user_stack[-1] if record.user_stack else None
                 place = f"{os.path.basename(frame.filename)}:{frame.lineno}" if frame else ""
-                places.setdefault(reason[:_SHOWN], place)
+                places.setdefault(reason[:_MAX_CHARACTERS], place)
         return [{"reason": reason, "where": where} for reason, where in places.items()]
 
     def first_break(self) -> str:
-        """The first graph break in words, to end a sentence with."""
-        for one in self.breaks():
-            return f": {one['reason']}" + (f" ({one['where']})" if one["where"] else "")
+        """Return the first graph break as the end of a sentence; empty without any."""
+        for found in self.breaks():
+            return f": {found['reason']}" + (f" ({found['where']})" if found["where"] else "")
         return ""
 
-    def _safely(self, *args: Any, **kwargs: Any) -> Any:
-        """The compiled call; when it cannot be compiled, the plain one from then on."""
+    def _call_or_fall_back(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the compiled model; after a failure, the eager one."""
         if self._failure is None and self._call is not None:
             try:
                 return self._call(*args, **kwargs)
@@ -231,17 +231,17 @@ class Compiling:
 
     def _failed(self, error: BaseException) -> None:
         if self._failure is not None:
-            return  # known from where it arose; torch wraps it on its way up
+            return  # already recorded at its origin; torch wraps it on the way up
         text = f"{type(error).__name__}: {error}"
         if "C++ compiler" in text or "CppCompileError" in text:
-            self._failure = nothing(
-                "torch.compile needs a working C++ compiler", "install g++, or name one in $CXX"
+            self._failure = no_regions(
+                "torch.compile needs a working C++ compiler", "install g++, or set CXX"
             )
             return
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        self._failure = nothing(
-            f"torch.compile fails: {(lines or [type(error).__name__])[0][:_SHOWN]}",
-            "it fails without slipstream too; TORCH_LOGS=dynamo says more",
+        self._failure = no_regions(
+            f"torch.compile fails: {(lines or [type(error).__name__])[0][:_MAX_CHARACTERS]}",
+            "it also fails without slipstream; see the output of TORCH_LOGS=dynamo",
         )
 
     def _backend(self, graph: Any, inputs: Sequence[Any]) -> Any:
@@ -250,7 +250,7 @@ class Compiling:
         return compile_fx(graph, inputs, inner_compile=self._compile)
 
     def _compile(self, graph: Any, inputs: Sequence[Any], **options: Any) -> Any:
-        """As ``compile_fx_inner``, with a clock in what it returns."""
+        """Compile with ``compile_fx_inner``, and add a clock to the result."""
         from torch._inductor.compile_fx import compile_fx_inner
 
         backward = bool(options.get("is_backward"))
@@ -279,12 +279,12 @@ class Compiling:
 
 
 def _cpu_s() -> float:
-    """CPU time of this process and of those it started and waited for."""
+    """Return the CPU time of this process and of children that it waited for."""
     return sum(os.times()[:4])
 
 
 def _saved_bytes(graph: Any) -> int:
-    """Bytes that the forward `graph` returns for the backward one, each storage once."""
+    """Return the bytes of distinct storages that the forward `graph` saves for backward."""
     from torch._guards import TracingContext
 
     context = TracingContext.try_get()
@@ -292,12 +292,12 @@ def _saved_bytes(graph: Any) -> int:
     if meta is None:
         return 0
     outputs = graph.graph.find_nodes(op="output")[0].args[0]
-    given = {_storage(node) for node in graph.graph.find_nodes(op="placeholder")}
+    inputs = {_storage(node) for node in graph.graph.find_nodes(op="placeholder")}
     returned = {_storage(node) for node in outputs[: meta.num_forward_returns]}
     sizes: dict[int | None, int] = {}
     for node in outputs[meta.num_forward_returns :]:
         storage = _storage(node)
-        if storage is not None and storage not in given | returned:
+        if storage is not None and storage not in inputs | returned:
             sizes[storage] = node.meta["val"].untyped_storage().nbytes()
     return sum(sizes.values())
 

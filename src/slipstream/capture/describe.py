@@ -1,7 +1,7 @@
-"""What a graph keeps, as JSON, of the machine, the steps and the workload it was recorded of.
+"""Metadata of a graph, as JSON: machine, steps and workload.
 
-A step may have something already: autocast, torch.compile, replicas that exchange gradients.
-Techniques must know, so as not to offer it twice, nor judge a step by operators they cannot see.
+A step may already use autocast, torch.compile or data parallelism. Techniques need to know, so as
+not to offer it again, and not to judge a step by operators that they cannot see.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _FACTS = (
     "cpu.model", "cpu.physical", "cpu.logical", "memory.total_mib",
     "kernel.system", "kernel.release", "machine.container",
 )  # fmt: skip
-# What torch annotates, so that it is also seen in a step that hides its model.
+# Annotations of torch, visible also in a step that hides its model.
 _COMPILED = ("Torch-Compiled Region", "CompiledFunction")
 _WRAPPERS = {
     "DistributedDataParallel.forward": "DistributedDataParallel",
@@ -47,13 +47,13 @@ def describe_capture(
     *,
     spread_by_wall: bool = False,
 ) -> dict[str, Any]:
-    """What a graph keeps of its workload and of the plain steps, whatever they ran on.
+    """Describe the workload and its plain steps, on any device.
 
     Args:
-        annotated: nodes of the recorded step, see `describe_baseline`.
-        chains: the user's lines behind its tasks, where known.
-        wall_ns, cpu_ns: of each step without a profiler.
-        spread_by_wall: whether the spread of the steps is that of the wall clock.
+        annotated: Nodes of the recorded step, see `describe_baseline`.
+        chains: The user's lines behind its tasks, if known.
+        wall_ns, cpu_ns: Times of each step without a profiler.
+        spread_by_wall: Whether the spread of the steps is that of wall time, else of CPU time.
     """
     import torch
 
@@ -84,25 +84,24 @@ def describe_capture(
 
 
 def describe_machine() -> dict[str, Any]:
-    """Processor, cores, memory, kernel and Python, under the names of `Environment.facts`.
+    """Describe processor, cores, memory, kernel and Python, named as in `Environment.facts`.
 
-    What this machine does not reveal is left out; no name of a host or a user is in it.
+    Unreadable facts are left out. There are no names of hosts or users.
     """
-    known = facts()
-    revealed = {name: known[name] for name in _FACTS if known[name] not in (None, UNREADABLE)}
-    return revealed | {"python.version": platform.python_version()}
+    values = facts()
+    readable = {name: values[name] for name in _FACTS if values[name] not in (None, UNREADABLE)}
+    return readable | {"python.version": platform.python_version()}
 
 
 def describe_baseline(built: BuiltWorkload, trace: Sequence[Node], autocast: str) -> dict[str, Any]:
-    """What the recorded step has already, as JSON.
+    """Describe the techniques that the recorded step already uses, as JSON.
 
     Args:
-        autocast: the dtype that modules ran with under autocast, see `ModuleNames`.
+        autocast: Dtype of modules under autocast, see `ModuleNames`.
 
     Returns:
-        ``amp``: that dtype's name, or empty; ``compiled``: whether parts of the step went through
-        torch.compile; ``distributed``: the wrapper's class and ``ranks``, the number of processes,
-        or ``None``.
+        ``amp``: that dtype's name, or empty; ``compiled``: whether parts of the step are compiled;
+        ``distributed``: the wrapper's class and ``ranks``, the number of processes, or ``None``.
     """
     names = {node.name for node in trace if node.call is None}
     compiled = any(name.startswith(_COMPILED) for name in names)
@@ -123,14 +122,14 @@ def _distributed(names: set[str]) -> dict[str, Any] | None:
 
 
 def describe_optimizer(optimizer: Any, others: Sequence[Any] = ()) -> dict[str, Any] | None:
-    """Class, settings and trained tensors of `optimizer` as JSON; None for inference.
+    """Describe class, settings and trained tensors of `optimizer` as JSON; None for inference.
 
-    Tensors of `others` are included; ``differ`` says whether their class or settings do.
+    Tensors of `others` are included; ``differ`` is whether their class or settings differ.
 
-    ``tensors`` has one ``[dtype, shape, strides, device]`` per parameter that has a gradient;
-    settings that are not plain values (a learning rate that is a tensor) are left out. ``zeros``
-    has the share of exact zeros in each tensor's gradient, to a tenth: square roots and divisions
-    of zeros take several times as long as others.
+    ``tensors`` has ``[dtype, shape, strides, device]`` of each parameter with a gradient. Settings
+    that are not plain values (a learning rate that is a tensor) are left out. ``zeros`` has the
+    share of exact zeros in each gradient, rounded to a tenth: square roots and divisions of zeros
+    take several times as long as others.
     """
     if optimizer is None:
         return None
@@ -156,7 +155,7 @@ def describe_optimizer(optimizer: Any, others: Sequence[Any] = ()) -> dict[str, 
 
 
 def _settings(optimizer: Any) -> dict[str, Any]:
-    # The first group's: groups that differ in learning rate or decay cost the same.
+    # Use the first group: groups that differ in learning rate or decay cost the same.
     group = optimizer.param_groups[0] if optimizer.param_groups else {}
     return {
         name: list(group[name]) if isinstance(group.get(name), tuple) else group.get(name)
@@ -166,7 +165,7 @@ def _settings(optimizer: Any) -> dict[str, Any]:
 
 
 def _cost(kind: str, settings: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """What the cost of an update depends on: its class and its switches."""
+    """Return what determines the cost of an update: its class and its flags."""
     return kind, {name: value for name, value in settings.items() if not isinstance(value, float)}
 
 

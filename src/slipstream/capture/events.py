@@ -1,10 +1,10 @@
-"""The profiler's events of steps as arrays, in an execution trace's order; one's found in others.
+"""Profiler events of steps as arrays in pre-order, and their alignment between steps.
 
-Most steps run the same operators. Some run operators that an execution trace leaves out (an error
-ended them, as recomputation in the backward pass does on purpose), and some take another way
+Most steps run the same operators. Some run operators that an execution trace omits (an error ended
+them, which recomputation in the backward pass does intentionally), and some take another path
 through the model (a branch on data, experts, early exits).
 
-Source of `align`: Myers, "An O(ND) Difference Algorithm and Its Variations", Algorithmica 1986: the
+`align` uses Myers, "An O(ND) Difference Algorithm and Its Variations", Algorithmica 1986: the
 longest common subsequence in time proportional to length times number of differences, which is
 small between two steps of one model.
 """
@@ -28,7 +28,7 @@ _NOT_OPERATORS = ("[memory]", "[OutOfMemory]")
 
 
 def profiler(**options: Any) -> Any:
-    """A profiler of this thread's operators on a CPU."""
+    """Return a profiler of this thread's operators on the CPU."""
     import torch
 
     activities = [torch.profiler.ProfilerActivity.CPU]
@@ -36,7 +36,7 @@ def profiler(**options: Any) -> Any:
 
 
 def mark() -> None:
-    """Let a profiler that is on see where a step ends and the next one begins."""
+    """Mark the boundary between two steps in an active profiler."""
     import torch
 
     with torch.profiler.record_function(MARKER):
@@ -44,7 +44,7 @@ def mark() -> None:
 
 
 class Dispatched:
-    """Within it, `self._note` is told of every operator that torch dispatches, once it has run."""
+    """Context manager that calls `_note` after every operator that torch dispatches."""
 
     def __enter__(self) -> Self:
         from torch.utils._python_dispatch import TorchDispatchMode
@@ -72,12 +72,12 @@ class Dispatched:
 
 @dataclass(frozen=True)
 class StepEvents:
-    """One step's events in pre-order: parents before children, by start time.
+    """Events of one step in pre-order: parents before children, by start time.
 
     Attributes:
-        names: operator or annotation of each of the e events.
-        start_ns, end_ns: int64 [e], relative to the step's begin, clipped to the step.
-        length_ns: of the whole step.
+        names: Operator or annotation of each of the e events.
+        start_ns, end_ns: int64 [e], relative to the start of the step, clipped to the step.
+        length_ns: Length of the whole step.
     """
 
     names: tuple[str, ...]
@@ -87,7 +87,7 @@ class StepEvents:
 
     @cached_property
     def parents(self) -> NDArray[np.int64]:
-        """Index of the event that encloses each, int64 [e]; -1 at the top."""
+        """Index of the enclosing event of each, int64 [e]; -1 at the top."""
         parents: list[int] = []
         enclosing: list[tuple[int, int]] = []
         spans = zip(self.start_ns.tolist(), self.end_ns.tolist(), strict=True)
@@ -100,8 +100,8 @@ class StepEvents:
 
 
 def steps_of(events: Iterable[Any]) -> list[StepEvents]:
-    """Split Kineto events at the step markers; only the thread that set them is kept."""
-    # Each field is a call into the profiler, most of what this costs: none is read twice.
+    """Split Kineto events at the step markers, for the thread of the markers only."""
+    # Each field is a call into the profiler and dominates the cost: read none twice.
     rows = [
         (start, end, event.start_thread_id(), name)
         for event in events
@@ -112,15 +112,15 @@ def steps_of(events: Iterable[Any]) -> list[StepEvents]:
     if len(marks) < 2:
         return []
     thread = marks[0][2]
-    kept = [row for row in rows if row[2] == thread and row[3] != MARKER]
-    start, end = (np.array([row[side] for row in kept], np.int64) for side in (0, 1))
-    # Parents first among events that begin in the same nanosecond.
+    own = [row for row in rows if row[2] == thread and row[3] != MARKER]
+    start, end = (np.array([row[side] for row in own], np.int64) for side in (0, 1))
+    # Parents first among events that start in the same nanosecond.
     order = np.lexsort((-end, start))
     start, end = start[order], end[order]
-    names = [kept[i][3] for i in order.tolist()]
+    names = [own[i][3] for i in order.tolist()]
     steps = []
     for before, after in itertools.pairwise(marks):
-        # The next step begins when the marker itself has been written.
+        # The next step starts at the end of the marker.
         low, high = before[1], after[0]
         inside = slice(*np.searchsorted(start, [low, high]))
         steps.append(
@@ -132,9 +132,9 @@ def steps_of(events: Iterable[Any]) -> list[StepEvents]:
 def _step(
     names: tuple[str, ...], start: NDArray[np.int64], end: NDArray[np.int64], length_ns: int
 ) -> StepEvents:
-    # Rounding may end a child after its parent by a nanosecond; clamp it, or it would seem
-    # to lie beside the parent rather than inside. The outermost events' parent is the step: one
-    # still open at the marker (a script's Optimizer.step, whose hook sets it) is cut there.
+    # Rounding may end a child a nanosecond after its parent; clamp it, or it would not count as
+    # nested. The parent of outermost events is the step: an event still open at the marker (a
+    # script's Optimizer.step, whose hook sets it) is cut there.
     clamped: list[int] = []
     open_until = [length_ns]
     for begins, ends in zip(start.tolist(), end.tolist(), strict=True):
@@ -148,26 +148,26 @@ def _step(
 
 
 _ABSENT = -1
-# A step has all events of the reference when at most this share of others stands among them.
-_MOST_OTHERS = 0.05
-# Whole steps are enough if at least this share of them is whole.
-_MOSTLY_WHOLE = 0.5
-# Steps that have less in common than this do not describe one another.
-_LEAST_COMMON = 0.5
-# By how much the numbers of events of similar steps differ, and the share of steps that is enough.
-_NEAR, _ENOUGH_SIMILAR = 0.25, 0.2
+# Maximum share of other events in a step that has all events of the reference.
+_MAX_OTHERS = 0.05
+# Minimum share of whole steps to use only these.
+_MIN_WHOLE_SHARE = 0.5
+# Minimum share of common events of steps.
+_MIN_COMMON = 0.5
+# Maximum relative difference in the number of events of similar steps, and their minimum share.
+_MAX_DIFFERENCE, _MIN_SIMILAR = 0.25, 0.2
 
 
 @dataclass(frozen=True)
 class Aligned:
-    """Times of the reference's e events in several steps; NaN where a step lacks one.
+    """Times of the reference's e events in several steps; NaN if a step lacks one.
 
     Attributes:
         start_ns, end_ns: float64 [steps, e].
-        others: bool [steps, e + 1], whether foreign events stand before each event, and at the
-            end; never in steps that have all events.
-        length_ns: float64 [steps], of the whole steps.
-        unaligned: share of the steps' events without a partner, both ways; 0 when steps agree.
+        others: bool [steps, e + 1], whether foreign events precede each event and the end; never
+            in steps that have all events.
+        length_ns: float64 [steps], lengths of the whole steps.
+        unaligned: Share of events without a partner, in either direction; 0 if steps agree.
     """
 
     start_ns: NDArray[np.float64]
@@ -182,35 +182,35 @@ def align(
 ) -> Aligned:
     """Find the events of `reference` in those `steps` that have them all, else in similar ones.
 
-    Similar are steps of about as many events, if there are enough of them: the number of closures
-    that an optimizer with a line search calls differs from step to step.
+    Similar steps have about as many events, if there are enough such steps: the number of closures
+    that an optimizer with a line search calls varies.
 
     Args:
-        parents: int64 [e], index of the event that encloses each of `reference`, -1 at the top;
-            None where nesting does not matter.
+        parents: int64 [e], index of the enclosing event of each of `reference`, -1 at the top;
+            None to ignore nesting.
 
     Raises:
-        GraphError: those steps have less than half of their events in common.
+        GraphError: The steps have less than half of their events in common.
     """
-    # Steps hardly differ in their names: each way through the model is compared once.
-    ways = {names: positions(reference, names) for names in {step.names for step in steps}}
-    places = [ways[step.names] for step in steps]
+    # Few steps differ in their names: compare each path through the model once.
+    paths = {names: positions(reference, names) for names in {step.names for step in steps}}
+    places = [paths[step.names] for step in steps]
     if parents is not None:
         places = [nested(place, parents, step) for place, step in zip(places, steps, strict=True)]
-    whole = [n for n, one in enumerate(places) if is_whole(one, len(steps[n].names))]
-    if len(whole) >= _MOSTLY_WHOLE * len(steps):
+    whole = [n for n, place in enumerate(places) if is_whole(place, len(steps[n].names))]
+    if len(whole) >= _MIN_WHOLE_SHARE * len(steps):
         return _gathered(reference, [steps[n] for n in whole], [places[n] for n in whole], 0.0)
     common = np.array([(place >= 0).sum() for place in places])
     events = np.array([(len(reference) + len(step.names)) / 2 for step in steps])
     similar = np.flatnonzero([is_near(len(step.names), len(reference)) for step in steps])
-    if len(similar) < _ENOUGH_SIMILAR * len(steps):
+    if len(similar) < _MIN_SIMILAR * len(steps):
         similar = np.arange(len(steps))
     share = float(common[similar].sum() / max(events[similar].sum(), 1))
-    if share < _LEAST_COMMON:
+    if share < _MIN_COMMON:
         raise GraphError(
             _difference(reference, steps, share),
-            remedy="let the step do the same work every time: fixed shapes, no random branch; "
-            "or profile one of its ways at a time",
+            remedy="make the step do the same work every time: fixed shapes, no random branch; "
+            "or profile one path at a time",
         )
     unaligned = 1 - float(common.sum() / events.sum())
     chosen = similar.tolist()
@@ -222,11 +222,11 @@ def nested(
 ) -> NDArray[np.int64]:
     """Match a parent to the event of its name that encloses its children's matches.
 
-    Names alone confuse neighbours: where an epoch ends, an exhausted iterator's ``__next__``
-    precedes the one that loads the batch.
+    Names alone are ambiguous: at the end of an epoch, an exhausted iterator's ``__next__`` precedes
+    the one that loads the batch.
 
     Args:
-        found: int64 [e], index in `step` of each event of the reference, -1 where it is absent.
+        found: int64 [e], index in `step` of each event of the reference, -1 if absent.
         parents: int64 [e], index of the enclosing event in the reference, -1 at the top.
     """
     children = np.flatnonzero((found >= 0) & (parents >= 0))
@@ -243,25 +243,25 @@ def nested(
 
 
 def is_whole(found: NDArray[np.int64], events: int) -> bool:
-    """Whether a step of so many `events` has all of the reference's, and hardly any others."""
-    return bool((found >= 0).all()) and events <= (1 + _MOST_OTHERS) * len(found)
+    """Whether a step of `events` events has all of the reference's, and few others."""
+    return bool((found >= 0).all()) and events <= (1 + _MAX_OTHERS) * len(found)
 
 
 def is_near(events: int, reference: int) -> bool:
-    """Whether a step of so many `events` is about as long as one of `reference` events."""
-    return abs(events - reference) <= _NEAR * reference
+    """Whether the numbers of events of a step and the reference are similar."""
+    return abs(events - reference) <= _MAX_DIFFERENCE * reference
 
 
 def is_typical(reference: Sequence[str], steps: Sequence[StepEvents]) -> bool:
-    """Whether the way that most of `steps` take has the reference's events.
+    """Whether the path that most of `steps` take has the reference's events.
 
-    If there is no such way: whether about half of the steps have more events.
+    Without such a path: whether the median number of events is similar.
     """
-    ways = Counter(step.names for step in steps)
-    if not ways:
+    paths = Counter(step.names for step in steps)
+    if not paths:
         return True
-    names, count = ways.most_common(1)[0]
-    if count < _MOSTLY_WHOLE * len(steps):
+    names, count = paths.most_common(1)[0]
+    if count < _MIN_WHOLE_SHARE * len(steps):
         return is_near(int(np.median([len(step.names) for step in steps])), len(reference))
     return is_whole(positions(reference, names), len(names))
 
@@ -275,33 +275,33 @@ def _gathered(
     start = np.full((len(steps), len(reference)), np.nan)
     end = start.copy()
     others = np.zeros((len(steps), len(reference) + 1), bool)
-    for n, (step, one) in enumerate(zip(steps, found, strict=True)):
-        there = one >= 0
-        start[n, there] = step.start_ns[one[there]]
-        end[n, there] = step.end_ns[one[there]]
+    for n, (step, places) in enumerate(zip(steps, found, strict=True)):
+        present = places >= 0
+        start[n, present] = step.start_ns[places[present]]
+        end[n, present] = step.end_ns[places[present]]
         if unaligned:
-            after = np.concatenate([one, [len(step.names)]])
+            after = np.concatenate([places, [len(step.names)]])
             others[n] = np.diff(np.concatenate([[-1], after])) != 1
     return Aligned(start, end, others, np.array([float(s.length_ns) for s in steps]), unaligned)
 
 
 def _difference(reference: Sequence[str], steps: Sequence[StepEvents], common: float) -> str:
-    """Where the steps part, in words."""
+    """Describe the first difference between the steps."""
     message = f"the steps have only {100 * common:.0f} % of their operators in common"
     for step in steps:
-        for position, (ours, theirs) in enumerate(zip(reference, step.names, strict=False)):
-            if ours != theirs:
-                return f"{message}; operator {position} is {ours} in one and {theirs} in another"
+        for position, (first, second) in enumerate(zip(reference, step.names, strict=False)):
+            if first != second:
+                return f"{message}; operator {position} is {first} in one and {second} in another"
     return message
 
 
 def positions(
     reference: Sequence[str], other: Sequence[str], most_differences: int = 2000
 ) -> NDArray[np.int64]:
-    """For each event of `reference` where it stands in `other`, or -1; ascending where it does.
+    """Return the index in `other` of each event of `reference`, ascending, or -1.
 
-    What both begin and end with is matched first, then a longest common subsequence of the rest.
-    With more than `most_differences` insertions and deletions the rest counts as absent.
+    The common prefix and suffix are matched first, then a longest common subsequence of the rest.
+    With more than `most_differences` insertions and deletions, the rest counts as absent.
     """
     places = np.full(len(reference), _ABSENT, np.int64)
     shortest = min(len(reference), len(other))
@@ -323,10 +323,10 @@ def positions(
 
 
 def _common(a: Sequence[int], b: Sequence[int], most_differences: int) -> list[tuple[int, int]]:
-    """Pairs of equal elements, a longest common subsequence; none beyond `most_differences`."""
+    """Return the pairs of a longest common subsequence; empty beyond `most_differences`."""
     if not a or not b:
         return []
-    # By diagonal k = x - y: the furthest x reached with d differences; one table a value of d.
+    # By diagonal k = x - y: the furthest x reached with d differences; one table per d.
     furthest = {1: 0}
     tables: list[dict[int, int]] = []
     for d in range(min(len(a) + len(b), most_differences) + 1):
@@ -343,7 +343,7 @@ def _common(a: Sequence[int], b: Sequence[int], most_differences: int) -> list[t
 
 
 def _enter(furthest: dict[int, int], k: int, d: int) -> int:
-    """Where diagonal `k` is entered: by an insertion from above, or a deletion from the left."""
+    """Return where diagonal `k` is entered: by an insertion from above, or a deletion."""
     if k == -d or (k != d and furthest[k - 1] < furthest[k + 1]):
         return furthest[k + 1]
     return furthest[k - 1] + 1
@@ -359,7 +359,7 @@ def _walk_back(tables: list[dict[int, int]], x: int, y: int) -> list[tuple[int, 
             pairs.append((x, y))
         if d == 0:
             break
-        # The single insertion or deletion that led onto this diagonal.
+        # The insertion or deletion that led to this diagonal.
         inserted = k == -d or (k != d and tables[d][k - 1] < tables[d][k + 1])
         x, y = (x, y - 1) if inserted else (x - 1, y)
     return pairs[::-1]

@@ -1,11 +1,11 @@
-"""Several steps of a Kineto trace, with lanes for every thread and stream, as one graph.
+"""Combine several steps of a Kineto trace, with lanes for threads and streams, into one graph.
 
-A step that runs on a device, or on several threads of the host, is more than a sequence: what waits
-for what comes from `slipstream.graph.read_kineto`. What is added here is what many steps tell that
-one does not: tasks are aligned lane by lane; the host's keep their minimum, since whatever else the
-machine did made them longer; a device's keep their median, since it has nobody else to serve and
-what varies there (clocks, caches) is its own. The profiler's cost is taken off every event of the
-host, so much that the simulated step is as long as one without the profiler.
+A step on a device, or on several threads of the host, is not a sequence;
+`slipstream.graph.read_kineto` provides its dependencies. This module combines several steps: tasks
+are aligned lane by lane. Host tasks get their minimum, since other load only prolongs them; device
+tasks get their median, since a device runs no other work and varies by itself (clocks, caches). The
+profiler's cost is subtracted from every host event, such that the simulated step is as long as one
+without the profiler.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from slipstream.graph import Edges, Graph, Kind, KinetoTrace, replace_tasks, rep
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-# Tasks of the host that are an event of the trace, and cost the profiler something to write down.
+# Host tasks that are an event of the trace, which costs the profiler time to record.
 _EVENTS = (Kind.OP, Kind.LAUNCH, Kind.WAIT, Kind.COLLECTION)
 _ON_DEVICE = (Kind.KERNEL, Kind.COPY, Kind.COMMUNICATION)
-# Of one event on a slow machine: an operator's record, or CUPTI's of a call and its kernel.
-_LARGEST_EVENT_COST_NS = {"cpu": 1500.0, "cuda": 5000.0}
+# Maximum cost per event, on a slow machine: an operator's record, or CUPTI's of call and kernel.
+_MAX_EVENT_COST_NS = {"cpu": 1500.0, "cuda": 5000.0}
 _BISECTIONS = 24
-# Steps that have less in common than this do not describe one another.
-_LEAST_COMMON = 0.5
+# Minimum share of common tasks of steps.
+_MIN_COMMON = 0.5
 
 
 @dataclass(frozen=True)
 class PlainSteps:
-    """Steps without a profiler, in ns of each.
+    """Times of steps without a profiler, in ns.
 
     Attributes:
-        wall_ns: until everything the step began was done, also on the device.
-        host_ns: until the host had issued it.
+        wall_ns: Time until all work of the step was done, including the device's.
+        host_ns: Time until the host had issued it.
         cpu_ns: CPU time of the thread that runs the step.
-        unsynchronised_ns: a step's share of several that nobody waited between.
+        unsynchronised_ns: Mean time of consecutive steps without synchronization.
     """
 
     wall_ns: tuple[int, ...]
@@ -55,21 +55,18 @@ class PlainSteps:
 def graph_of_steps(
     traces: Sequence[KinetoTrace], plain: PlainSteps | None, profiled_host_ns: Sequence[int] = ()
 ) -> Graph:
-    """One graph of all the steps in `traces`: that of median length, with every step's durations.
+    """Return the graph of the step of median length in `traces`, with durations of all steps.
 
     Args:
-        plain: the same steps without a profiler; None where there are none, and nothing is taken
-            off for the profiler.
-        profiled_host_ns: until the host had issued each profiled step.
+        plain: Steps without a profiler; if None, the profiler's cost is not subtracted.
+        profiled_host_ns: Time until the host had issued each profiled step.
 
     Raises:
-        GraphError: there are no steps, or they have too little in common.
+        GraphError: There are no steps, or they have too little in common.
     """
     steps = [trace.graph(step.number) for trace in traces for step in trace.steps]
     if not steps:
-        raise GraphError(
-            "no step was seen by the profiler", where=traces[0].name if traces else None
-        )
+        raise GraphError("the profiler recorded no step", where=traces[0].name if traces else None)
     graph = with_durations(_median(steps), steps)
     if plain is None:
         return graph
@@ -77,38 +74,38 @@ def graph_of_steps(
 
 
 def _median(steps: Sequence[Graph]) -> Graph:
-    """The step of median length among those with as many lanes as most have.
+    """Return the step of median length among those with the most common number of lanes.
 
-    A pool may give one of its threads what two do in other steps.
+    A pool may run on one thread what runs on two in other steps.
     """
-    usual, _ = Counter(len(graph.lanes) for graph in steps).most_common(1)[0]
-    alike = [graph for graph in steps if len(graph.lanes) == usual]
-    return sorted(alike, key=lambda graph: float(graph.meta["recorded_ns"]))[(len(alike) - 1) // 2]
+    lanes, _ = Counter(len(graph.lanes) for graph in steps).most_common(1)[0]
+    usual = [graph for graph in steps if len(graph.lanes) == lanes]
+    return sorted(usual, key=lambda graph: float(graph.meta["recorded_ns"]))[(len(usual) - 1) // 2]
 
 
 def with_durations(reference: Graph, steps: Sequence[Graph]) -> Graph:
-    """`reference` with what all `steps` say of its tasks' durations, gaps and edges' delays.
+    """Return `reference` with durations, gaps and edge delays combined from all `steps`.
 
     Raises:
-        GraphError: the steps have less than half of their tasks in common.
+        GraphError: The steps have less than half of their tasks in common.
     """
     n = len(reference)
     pairs = [partners(reference, step) for step in steps]
-    common = float(np.mean([(one >= 0).mean() for one in pairs]))
-    if common < _LEAST_COMMON:
+    common = float(np.mean([(partner >= 0).mean() for partner in pairs]))
+    if common < _MIN_COMMON:
         raise GraphError(
             f"the steps have only {100 * common:.0f} % of their tasks in common",
-            remedy="let the step do the same work every time: fixed shapes, no random branch",
+            remedy="make the step do the same work every time: fixed shapes, no random branch",
         )
     duration, gap = np.full((len(steps), n), np.nan), np.full((len(steps), n), np.nan)
     delays = np.full((len(steps), len(reference.edges)), np.nan)
-    for row, (step, one) in enumerate(zip(steps, pairs, strict=True)):
-        there = one >= 0
-        duration[row, there] = step.tasks.duration_ns[one[there]]
-        # A gap is the same one only between the same two tasks.
-        same = there & _followed_alike(reference, step, one)
-        gap[row, same] = step.tasks.gap_ns[one[same]]
-        delays[row] = _delays(reference.edges, step.edges, one)
+    for row, (step, partner) in enumerate(zip(steps, pairs, strict=True)):
+        present = partner >= 0
+        duration[row, present] = step.tasks.duration_ns[partner[present]]
+        # Gaps are comparable only between the same two tasks.
+        same = present & _has_same_successor(reference, step, partner)
+        gap[row, same] = step.tasks.gap_ns[partner[same]]
+        delays[row] = _delays(reference.edges, step.edges, partner)
     device = np.isin(reference.tasks.kind, _ON_DEVICE)
     lower, middle, upper = np.nanpercentile(duration, [25, 50, 75], axis=0)
     graph = replace_tasks(
@@ -118,7 +115,10 @@ def with_durations(reference: Graph, steps: Sequence[Graph]) -> Graph:
         spread=(upper - lower) / 2 / np.maximum(middle, 1.0),
     )
     edges = replace(graph.edges, delay_ns=np.nanmin(delays, axis=0))
-    whole = sum(bool((one >= 0).all()) and len(s) == n for one, s in zip(pairs, steps, strict=True))
+    whole = sum(
+        bool((partner >= 0).all()) and len(step) == n
+        for partner, step in zip(pairs, steps, strict=True)
+    )
     meta = {
         "steps": len(steps),
         "aligned_steps": len(steps),
@@ -129,34 +129,33 @@ def with_durations(reference: Graph, steps: Sequence[Graph]) -> Graph:
 
 
 def partners(reference: Graph, other: Graph) -> Ints:
-    """int64 [n]: the task of `other` that each task of `reference` is; -1: none.
+    """Return the task of `other` that matches each task of `reference`, int64 [n]; -1 if none.
 
-    Lanes are matched by what runs on them: a pool's threads have other names in every step, and
-    do each other's work.
+    Lanes are matched by their tasks, since threads of a pool change names and roles between steps.
     """
     partner = np.full(len(reference), -1, np.int64)
-    ours, theirs = _by_lane(reference), _by_lane(other)
-    left = dict(theirs)
-    alike = {
-        (a, b): sum((_names(reference, ours[a]) & _names(other, theirs[b])).values())
-        for a in ours
-        for b in theirs
+    lanes, other_lanes = _by_lane(reference), _by_lane(other)
+    unmatched = dict(other_lanes)
+    common = {
+        (a, b): sum((_names(reference, lanes[a]) & _names(other, other_lanes[b])).values())
+        for a in lanes
+        for b in other_lanes
         if reference.lanes[a].startswith("gpu") == other.lanes[b].startswith("gpu")
     }
     pairs = sorted(
-        alike,
-        key=lambda pair: (alike[pair], reference.lanes[pair[0]] == other.lanes[pair[1]], -pair[1]),
+        common,
+        key=lambda pair: (common[pair], reference.lanes[pair[0]] == other.lanes[pair[1]], -pair[1]),
         reverse=True,
     )
-    taken: set[int] = set()
+    matched: set[int] = set()
     for a, b in pairs:
-        if a in taken or b not in left or not alike[a, b]:
+        if a in matched or b not in unmatched or not common[a, b]:
             continue
-        taken.add(a)
-        mine, its = ours[a], left.pop(b)
-        one = positions(_keys(reference, mine), _keys(other, its))
-        there = one >= 0
-        partner[mine[there]] = its[one[there]]
+        matched.add(a)
+        tasks, other_tasks = lanes[a], unmatched.pop(b)
+        places = positions(_keys(reference, tasks), _keys(other, other_tasks))
+        present = places >= 0
+        partner[tasks[present]] = other_tasks[places[present]]
     return partner
 
 
@@ -170,18 +169,20 @@ def _names(graph: Graph, tasks: Ints) -> Counter[str]:
 
 
 def _keys(graph: Graph, tasks: Ints) -> list[str]:
-    """What makes two tasks the same: the name, and whether it is an event or the rest of one."""
+    """Return the keys that identify tasks: the name, and whether it is the rest of an event."""
     names = graph.texts("name", tasks)
     rest = (graph.tasks.kind[tasks] == Kind.HOST).tolist()
-    return [f"{name} (rest)" if of_one else name for name, of_one in zip(names, rest, strict=True)]
+    return [
+        f"{name} (rest)" if is_rest else name for name, is_rest in zip(names, rest, strict=True)
+    ]
 
 
-def _followed_alike(reference: Graph, step: Graph, partner: Ints) -> NDArray[np.bool_]:
-    """bool [n]; whether the next task on the lane is the same in `step`, too."""
-    ours, theirs = _next_on_lane(reference), _next_on_lane(step)
-    after = np.where(partner >= 0, theirs[partner], -1)
-    expected = np.where(ours >= 0, partner[ours], -1)
-    same: NDArray[np.bool_] = (after == expected) & ((ours < 0) | (expected >= 0))
+def _has_same_successor(reference: Graph, step: Graph, partner: Ints) -> NDArray[np.bool_]:
+    """Return whether the next task on the lane is the same in `step`, bool [n]."""
+    following, other_following = _next_on_lane(reference), _next_on_lane(step)
+    after = np.where(partner >= 0, other_following[partner], -1)
+    expected = np.where(following >= 0, partner[following], -1)
+    same: NDArray[np.bool_] = (after == expected) & ((following < 0) | (expected >= 0))
     return same
 
 
@@ -192,15 +193,15 @@ def _next_on_lane(graph: Graph) -> Ints:
     return following
 
 
-def _delays(edges: Edges, theirs: Edges, partner: Ints) -> Floats:
-    """float64 [edges]; the delay of each in the other step, NaN where it has no such edge."""
-    pairs = zip(theirs.source.tolist(), theirs.target.tolist(), theirs.kind.tolist(), strict=True)
-    known = dict(zip(pairs, theirs.delay_ns.tolist(), strict=True))
-    wanted = zip(
+def _delays(edges: Edges, other: Edges, partner: Ints) -> Floats:
+    """Return the delay of each edge in the other step, float64 [edges]; NaN without the edge."""
+    pairs = zip(other.source.tolist(), other.target.tolist(), other.kind.tolist(), strict=True)
+    delays = dict(zip(pairs, other.delay_ns.tolist(), strict=True))
+    matches = zip(
         partner[edges.source].tolist(), partner[edges.target].tolist(), edges.kind.tolist(),
         strict=True,
     )  # fmt: skip
-    return np.array([known.get(pair, np.nan) for pair in wanted], np.float64)
+    return np.array([delays.get(pair, np.nan) for pair in matches], np.float64)
 
 
 def _nan_minimum(values: Floats) -> Floats:
@@ -209,23 +210,23 @@ def _nan_minimum(values: Floats) -> Floats:
 
 
 def _nan_median(values: Floats, default: Floats) -> Floats:
-    known = ~np.isnan(values).all(axis=0)
+    present = ~np.isnan(values).all(axis=0)
     medians = default.copy()
-    medians[known] = np.nanmedian(values[:, known], axis=0)
+    medians[present] = np.nanmedian(values[:, present], axis=0)
     return medians
 
 
 def _unaligned(reference: Graph, steps: Sequence[Graph], found: Sequence[Ints]) -> float:
-    """Share of the events without a partner, both ways.
+    """Return the share of events without a partner, in either direction.
 
-    What is left of an operator around what it called is there or not by a nanosecond.
+    Excludes the rest of an operator around its callees, whose presence depends on a nanosecond.
     """
-    ours = np.isin(reference.tasks.kind, (*_EVENTS, *_ON_DEVICE))
+    events = np.isin(reference.tasks.kind, (*_EVENTS, *_ON_DEVICE))
     shared = total = 0.0
-    for step, one in zip(steps, found, strict=True):
-        theirs = int(np.isin(step.tasks.kind, (*_EVENTS, *_ON_DEVICE)).sum())
-        shared += float((one[ours] >= 0).sum())
-        total += (float(ours.sum()) + theirs) / 2
+    for step, partner in zip(steps, found, strict=True):
+        count = int(np.isin(step.tasks.kind, (*_EVENTS, *_ON_DEVICE)).sum())
+        shared += float((partner[events] >= 0).sum())
+        total += (float(events.sum()) + count) / 2
     share = 1.0 - shared / max(total, 1.0)
     return share if share > 1e-9 else 0.0
 
@@ -234,18 +235,18 @@ def _unaligned(reference: Graph, steps: Sequence[Graph], found: Sequence[Ints]) 
 
 
 def without_profiler(graph: Graph, plain: PlainSteps, profiled_host_ns: Sequence[int]) -> Graph:
-    """`graph` without what recording cost the host, fitted to the plain steps.
+    """Subtract the host's cost of recording, fitted to the plain steps.
 
     Args:
-        profiled_host_ns: until the host had issued each profiled step.
+        profiled_host_ns: Time until the host had issued each profiled step.
     """
     quiet = float(min(plain.wall_ns))
-    most = _LARGEST_EVENT_COST_NS[str(graph.meta["device"])]
+    most = _MAX_EVENT_COST_NS[str(graph.meta["device"])]
     events = max(int(_events(graph).sum()), 1)
     if replay(graph).step_ns <= quiet:
         cost = 0.0
     elif replay(less_per_event(graph, most)).step_ns >= quiet:
-        # The device, or a busy machine, takes that long whatever the host does.
+        # The device or other load determines the length of the step.
         extra = min(profiled_host_ns, default=0) - min(plain.host_ns)
         cost = float(np.clip(extra / events, 0.0, most))
     else:
@@ -260,7 +261,7 @@ def without_profiler(graph: Graph, plain: PlainSteps, profiled_host_ns: Sequence
     corrected = less_per_event(graph, cost)
     scale = quiet / max(replay(corrected).step_ns, 1.0)
     if graph.meta["device"] == "cpu":
-        # Threads that hold each other up do so everywhere; a device's work is as long as it is.
+        # Contention between threads affects all tasks; device tasks are not affected.
         corrected = _scaled(corrected, scale)
     meta: dict[str, Any] = {
         "events_per_step": events,
@@ -286,10 +287,10 @@ def _events(graph: Graph) -> NDArray[np.bool_]:
 
 
 def less_per_event(graph: Graph, cost_ns: float) -> Graph:
-    """`graph` with `cost_ns` less for every event of the host.
+    """Subtract `cost_ns` for every event of the host.
 
-    It is taken off the event itself and, what that is too short for, off what follows on its
-    thread; nothing becomes negative.
+    The cost is subtracted from the event and, if that is too short, from what follows on its
+    thread; no time becomes negative.
     """
     duration, gap = graph.tasks.duration_ns.copy(), graph.tasks.gap_ns.copy()
     events = _events(graph)
@@ -301,7 +302,7 @@ def less_per_event(graph: Graph, cost_ns: float) -> Graph:
             owed += cost_ns if events[task] else 0.0
             paid = min(owed, duration[task])
             duration[task] -= paid
-            rest = min(owed - paid, gap[task])
-            gap[task] -= rest
-            owed -= paid + rest
+            from_gap = min(owed - paid, gap[task])
+            gap[task] -= from_gap
+            owed -= paid + from_gap
     return replace_tasks(graph, duration_ns=duration, gap_ns=gap)

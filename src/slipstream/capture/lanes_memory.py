@@ -1,8 +1,8 @@
-"""What a step with several lanes allocates and frees, tied to its tasks.
+"""Allocations of a step with several lanes, attributed to its tasks.
 
-The host asks the allocator, on a device too: what a kernel writes was allocated before its launch,
-and is given back, in the order of the stream, when the host drops it. So what owns an allocation
-is a task of a thread. Within a task, only the most that it needs at once counts.
+The host calls the allocator, also for a device: the output of a kernel is allocated before its
+launch, and freed in stream order when the host drops it. An allocation is therefore owned by a task
+of a thread. Within a task, only its peak counts.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from slipstream.graph import Allocations, Graph, KinetoTrace, MemoryChange, Role
 SEVERAL_THREADS = (
     "the step runs on several threads, and PyTorch's profiler sees the allocations of one"
 )
-"""Why there are no allocations of a step without a device."""
+"""Reason for missing allocations of a step without a device."""
 
 
 @dataclass(frozen=True)
 class WatchedStep:
-    """A step that was recorded with its allocations and the names of its modules.
+    """A step recorded with its allocations and module names.
 
     Attributes:
-        trace: its last step is the one.
-        before: what exists when that begins: by address, bytes and role.
-        gradients: addresses of parameters' gradients when it ends.
+        trace: Trace whose last step it is.
+        before: Storages at its start: bytes and role, by address.
+        gradients: Addresses of parameters' gradients at its end.
     """
 
     trace: KinetoTrace
@@ -45,11 +45,11 @@ class WatchedStep:
 
 
 def with_memory(graph: Graph, watched: WatchedStep, device: str) -> Graph:
-    """`graph` with the allocations on `device` of a step of the same kind; or with why not."""
+    """Add the allocations on `device` of a step of the same kind, or the reason for none."""
     if device == "cpu":
         return replace(graph, meta={**graph.meta, "memory_reason": SEVERAL_THREADS})
     step = watched.trace.steps[-1]
-    there, start = watched.trace.timed_graph(step.number)
+    other, start = watched.trace.timed_graph(step.number)
     changes = [change for change in watched.trace.memory if change.device == device]
     inside = [c for c in changes if step.begin_ns <= c.time_ns < step.end_ns]
     if not inside:
@@ -57,13 +57,13 @@ def with_memory(graph: Graph, watched: WatchedStep, device: str) -> Graph:
     earlier = ((c.address, c.nbytes) for c in changes if c.time_ns < step.begin_ns)
     before = alive_after(earlier, watched.before)
     if device == "cuda":
-        # The allocator says how much it has given out: some of it nobody could name.
+        # The allocator reports the total, part of which may be unidentified.
         given_out = inside[0].total_bytes - inside[0].nbytes
         unknown = given_out - sum(size for size, _ in before.values())
         if unknown > 0:
             before = {**before, -1: (unknown, Role.OTHER)}
-    blocks = _allocations(there, start, inside, before, watched.gradients)
-    owner = _owners(graph, there)
+    blocks = _allocations(other, start, inside, before, watched.gradients)
+    owner = _owners(graph, other)
     memory = replace(
         blocks,
         producer=np.where(blocks.producer >= 0, owner[blocks.producer], -1).astype(np.int32),
@@ -107,8 +107,8 @@ def _allocations(
 def _tasks_at(
     graph: Graph, start: NDArray[np.float64], changes: Sequence[MemoryChange]
 ) -> NDArray[np.int64]:
-    """The task that each change happened in, or after, on the thread that made it."""
-    # Other changes belong to whatever the host did last.
+    """Return the task in or after which each change happened, on its thread."""
+    # Changes of other threads belong to the host's last task.
     host = np.array([not lane.startswith("gpu") for lane in graph.lanes], np.bool_)
     lanes = {name: np.flatnonzero(graph.tasks.lane == at) for at, name in enumerate(graph.lanes)}
     anywhere = np.flatnonzero(host[graph.tasks.lane])
@@ -127,13 +127,13 @@ def _role(graph: Graph, producer: int, release: int, role: Role, gradient: bool)
     return role_between(phase[producer], phase[release] if release >= 0 else None, gradient)
 
 
-def _owners(graph: Graph, there: Graph) -> NDArray[np.int64]:
-    """int64 [tasks of `there`]: the task of `graph` that each is, or that the last known is."""
-    partner = partners(there, graph)
-    for lane in np.unique(there.tasks.lane):
-        tasks = np.flatnonzero(there.tasks.lane == lane)
-        known = np.maximum.accumulate(np.where(partner[tasks] >= 0, np.arange(len(tasks)), -1))
+def _owners(graph: Graph, watched: Graph) -> NDArray[np.int64]:
+    """Return the task of `graph` for each task of `watched`, int64; else its predecessor's."""
+    partner = partners(watched, graph)
+    for lane in np.unique(watched.tasks.lane):
+        tasks = np.flatnonzero(watched.tasks.lane == lane)
+        latest = np.maximum.accumulate(np.where(partner[tasks] >= 0, np.arange(len(tasks)), -1))
         first = partner[tasks][partner[tasks] >= 0]
         fallback = int(first[0]) if len(first) else 0
-        partner[tasks] = np.where(known >= 0, partner[tasks][np.maximum(known, 0)], fallback)
+        partner[tasks] = np.where(latest >= 0, partner[tasks][np.maximum(latest, 0)], fallback)
     return partner

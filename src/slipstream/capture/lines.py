@@ -1,10 +1,9 @@
-"""Which of the user's lines every operator of a step comes from.
+"""Find the user's line behind every operator of a step.
 
-Torch's own records know operators, not the Python code that calls them. One more step runs under a
-`TorchDispatchMode`, which is told of every operator while Python's stack still stands; its
-operators are found again in the recorded step by their names and order. An operator of the
-backward pass belongs to the line that ran its forward operator: autograd's sequence number ties
-them.
+Torch's records have operators, not the Python code that calls them. One more step runs under a
+`TorchDispatchMode`, which sees every operator with the Python stack; its operators are matched with
+the recorded step by name and order. An operator of the backward pass belongs to the line of its
+forward operator, which has the same autograd sequence number.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ _LOADER = os.path.join("torch", "utils", "data", "dataloader.py")
 
 @dataclass(frozen=True)
 class Seen:
-    """The operators of one step in their order, and the user's lines behind each."""
+    """Operators of one step in order, and the user's lines behind each."""
 
     names: tuple[str, ...]
     chains: tuple[Chain, ...]
 
 
 class LineWatch(Dispatched):
-    """Within it, every operator that reaches a kernel is noted with the user's lines behind it."""
+    """Context manager that records the user's lines behind every operator with a kernel."""
 
     def __init__(self, lines: UserLines) -> None:
         self._lines = lines
@@ -48,7 +47,7 @@ class LineWatch(Dispatched):
 
     @property
     def seen(self) -> Seen:
-        """What was noted so far."""
+        """Operators recorded so far."""
         return Seen(tuple(self._names), tuple(self._chains))
 
     def _note(self, operator: Any, args: Sequence[Any]) -> None:
@@ -57,7 +56,7 @@ class LineWatch(Dispatched):
         frame = sys._getframe(2)
         chain = self._lines.chain(frame)
         if _in_loader(frame):
-            # A loading is one task, whatever runs in it.
+            # Loading a batch is one task, whatever operators it runs.
             if self._names and self._names[-1] == LOADING and self._chains[-1] == chain:
                 return
             name = LOADING
@@ -77,11 +76,11 @@ def _in_loader(frame: Any) -> bool:
 def find_chains(
     trace: Sequence[Node], units: Units, seen: Seen, made: Mapping[str, Chain], returned: Chain
 ) -> list[Chain]:
-    """The user's lines behind each unit of a recorded step, outermost first; empty where unknown.
+    """Return the user's lines behind each unit, outermost first; empty if unknown.
 
     Args:
-        made: by module and optimizer (see `makers`): the lines that made it.
-        returned: the line that gave a loss which no code of the user's calls.
+        made: The lines that created each module and optimizer, by name (see `makers`).
+        returned: The line that returned a loss that no code of the user's calls.
     """
     makers = [
         _maker(module, phase, made, returned)
@@ -95,7 +94,7 @@ def find_chains(
     gradient_of: dict[int, Chain] = {}
     for u, i in enumerate(units.nodes.tolist()):
         call, storages = trace[i].call, trace[i].storages
-        given = len(call.inputs) if call is not None else 0
+        inputs = len(call.inputs) if call is not None else 0
         if units.phase[u] != StepPhase.BACKWARD or _recomputed(trace, i):
             chains.append(watched[u])
             continue
@@ -103,10 +102,10 @@ def find_chains(
         if (sequence := int(units.sequence[u])) >= 0:
             chain = by_sequence.get(sequence, ())
         else:
-            # It accumulates a parameter's gradient: that goes where the gradient was made.
-            chain = next((gradient_of[s] for s in storages[:given] if s in gradient_of), ())
+            # Accumulating a parameter's gradient belongs to the line that computed it.
+            chain = next((gradient_of[s] for s in storages[:inputs] if s in gradient_of), ())
         chain = chain or makers[u] or watched[u]
-        for storage in set(storages[given:]).difference(storages[:given]):
+        for storage in set(storages[inputs:]).difference(storages[:inputs]):
             gradient_of[storage] = chain
         chains.append(chain)
     return chains
@@ -123,10 +122,10 @@ def _name(node: Node) -> str:
 
 
 def _by_sequence(trace: Sequence[Node], units: Units, watched: Sequence[Chain]) -> dict[int, Chain]:
-    """By autograd's number: the lines behind what made the node of that number.
+    """Return the lines behind the creator of each autograd node, by sequence number.
 
-    That is an operator, one that calls the operators which were watched, or a
-    ``torch.autograd.Function``: its own code lies within, and the line that applies it is meant.
+    The creator is a watched operator, a caller of watched operators, or a
+    ``torch.autograd.Function``, of which the line that applies it counts.
     """
     unit_of = {node: u for u, node in enumerate(units.nodes.tolist())}
     within: dict[int, Chain] = {}
@@ -138,7 +137,7 @@ def _by_sequence(trace: Sequence[Node], units: Units, watched: Sequence[Chain]) 
             above = trace[above].parent
     chains: dict[int, Chain] = {}
     for i, node in enumerate(trace):
-        # The innermost operator with a number is the one that made the autograd node.
+        # The innermost operator with a number created the autograd node.
         if node.sequence < 0 or _is_backward(trace, i):
             continue
         direct = _own_unit(trace, i, unit_of, watched)
@@ -151,7 +150,7 @@ def _by_sequence(trace: Sequence[Node], units: Units, watched: Sequence[Chain]) 
 
 
 def _is_backward(trace: Sequence[Node], i: int) -> bool:
-    """Whether it is autograd's annotation of a backward operator: its number is its forward's."""
+    """Whether it is autograd's annotation of a backward operator, with its forward's number."""
     above = trace[i].parent
     return trace[i].call is None and above >= 0 and trace[above].name.startswith(_ENGINE)
 
@@ -159,7 +158,7 @@ def _is_backward(trace: Sequence[Node], i: int) -> bool:
 def _own_unit(
     trace: Sequence[Node], i: int, unit_of: Mapping[int, int], watched: Sequence[Chain]
 ) -> Chain | None:
-    """The lines of the unit that a node is, or is inside of; None where it is inside of none."""
+    """Return the lines of the unit that is or contains a node; None without one."""
     while i >= 0:
         if i in unit_of:
             return watched[unit_of[i]]
@@ -168,30 +167,30 @@ def _own_unit(
 
 
 def _applied(chain: Chain, function: str) -> Chain:
-    """`chain` up to the line that applies the ``autograd.Function`` of this name."""
+    """Return `chain` up to the line that applies the ``autograd.Function`` of this name."""
     for at, line in enumerate(chain):
         if line.function.endswith(f"{function}.forward"):
             return chain[:at]
     return chain
 
 
-def _common(one: Chain, other: Chain) -> Chain:
-    """What two chains begin with; the whole of one where the other is not known."""
-    if not one or not other:
-        return one or other
+def _common(chain: Chain, other: Chain) -> Chain:
+    """Return the common prefix of two chains; if either is empty, the other."""
+    if not chain or not other:
+        return chain or other
     same = 0
-    while same < min(len(one), len(other)) and one[same] == other[same]:
+    while same < min(len(chain), len(other)) and chain[same] == other[same]:
         same += 1
-    return one[:same]
+    return chain[:same]
 
 
 def _recomputed(trace: Sequence[Node], i: int) -> bool:
-    """Whether an operator of the backward pass runs a part of the forward pass once more."""
+    """Whether an operator of the backward pass recomputes a part of the forward pass."""
     return trace[i].call is not None and trace[i].sequence >= 0
 
 
 def _maker(module: str, phase: int, made: Mapping[str, Chain], returned: Chain) -> Chain:
-    """Who is behind an operator that no line of the user's calls."""
+    """Return the lines that created the module of an operator that no user code calls."""
     while module:
         if chain := made.get(module):
             return chain
@@ -202,7 +201,7 @@ def _maker(module: str, phase: int, made: Mapping[str, Chain], returned: Chain) 
 
 
 def makers(built: BuiltWorkload) -> dict[str, Chain]:
-    """By the name of each module, of the loss and of the optimizer: the lines that made it."""
+    """Return the lines that created each module, the loss and the optimizer, by name."""
     import torch
 
     lines = built.lines
@@ -216,7 +215,7 @@ def makers(built: BuiltWorkload) -> dict[str, Chain]:
 
 
 def describe_lines(built: BuiltWorkload, chains: Sequence[Chain]) -> dict[str, Any]:
-    """What a graph keeps beside the line of every task, see `slipstream.graph.views.lines`."""
+    """Return metadata about the lines of tasks, see `slipstream.graph.views.lines`."""
     functions: dict[str, str] = {}
     callers: dict[str, list[list[str]]] = {}
     origins = makers(built)
@@ -230,9 +229,9 @@ def describe_lines(built: BuiltWorkload, chains: Sequence[Chain]) -> dict[str, A
     for chain in dict.fromkeys(chains):
         if len(chain) > 1:
             above = [str(line) for line in reversed(chain[:-1])]
-            known = callers.setdefault(str(chain[-1]), [])
-            if above not in known:
-                known.append(above)
+            stacks = callers.setdefault(str(chain[-1]), [])
+            if above not in stacks:
+                stacks.append(above)
     return {
         "functions": functions,
         "callers": callers,
@@ -242,7 +241,7 @@ def describe_lines(built: BuiltWorkload, chains: Sequence[Chain]) -> dict[str, A
 
 
 def class_files(built: BuiltWorkload) -> dict[str, str]:
-    """By module: the user's file that defines its class; those of others are left out."""
+    """Return the user's file that defines each module's class, by module, if there is one."""
     if built.model is None:
         return {}
     files = {
@@ -255,7 +254,7 @@ def class_files(built: BuiltWorkload) -> dict[str, str]:
 def line_of_units(
     names: ModuleNames, units: Units, chains: Sequence[Chain] | None
 ) -> Callable[[int], str]:
-    """``file:line`` of a unit: of its own chain; where no step was watched, of its module."""
+    """Return a function that gives ``file:line`` of a unit, from its chain or its module."""
 
     def line(u: int) -> str:
         if chains is not None and chains[u]:

@@ -1,7 +1,7 @@
-"""The statistic "ids": which rows of which embedding tables a step looks up, and how often.
+"""The statistic "ids": the rows of embedding tables that a step looks up, and how often.
 
-Every look-up is seen where torch dispatches it, so that ``nn.Embedding``, ``nn.EmbeddingBag``,
-their functional forms and plain indexing of a parameter count alike.
+Look-ups are observed in torch's dispatcher, which covers ``nn.Embedding``, ``nn.EmbeddingBag``,
+their functional forms and indexing of a parameter.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _Table:
     rows: int
     dimension: int
     item_bytes: int
-    # Of the step that runs: the ids of each look-up; of all steps: their distinct ids, and counts.
+    # Ids of each look-up of the current step; distinct ids and counts of all steps.
     now: list[Ids] = field(default_factory=list)
     seen: list[tuple[Ids, Ids]] = field(default_factory=list)
     blocks: list[list[int]] = field(default_factory=list)
@@ -39,10 +39,10 @@ class _Table:
 
 
 class Lookups(Dispatched):
-    """Within it, look-ups of embedding tables are counted.
+    """Context manager that counts look-ups of embedding tables.
 
     Args:
-        model: names its tables; others are called by their size.
+        model: Model that names its tables; others are named by size.
     """
 
     def __init__(self, model: torch.nn.Module | None) -> None:
@@ -52,7 +52,7 @@ class Lookups(Dispatched):
         self._tables: dict[object, _Table] = {}
 
     def end_step(self) -> None:
-        """What was looked up until now belongs to one step."""
+        """Assign the look-ups since the last call to one step."""
         for table in self._tables.values():
             ids = np.concatenate(table.now) if table.now else np.empty(0, np.int64)
             distinct, counts = np.unique(ids, return_counts=True)
@@ -62,7 +62,7 @@ class Lookups(Dispatched):
             table.now = []
 
     def result(self) -> tuple[TableIds, ...]:
-        """The tables in the order they were first looked up in."""
+        """Return the tables in the order of their first look-up."""
         return tuple(_summary(table) for table in self._tables.values())
 
     def _note(self, operator: Any, args: Sequence[Any]) -> None:
@@ -75,7 +75,7 @@ class Lookups(Dispatched):
             return
         table_name = self._names.get(id(weight))
         if table_name is None and not name.startswith(("embedding", "_embedding")):
-            return  # any tensor may be indexed; only a parameter is a table then
+            return  # any tensor may be indexed; only parameters are tables
         lookup = take(args)
         if lookup is None:
             return
@@ -86,7 +86,7 @@ class Lookups(Dispatched):
             called = table_name or f"a table of {rows} x {dimension}"
             self._tables[key] = _Table(called, rows, dimension, weight.element_size())
         table = self._tables[key]
-        # From the end, where plain indexing may count.
+        # Plain indexing may count from the end.
         table.now.append(np.where(ids < 0, ids + table.rows, ids))
         if bags is not None:
             table.bag_sizes.append(bags)
@@ -117,13 +117,13 @@ def _index(args: Sequence[Any]) -> _Lookup | None:
 
     first, *rest = args[1]
     integers = (torch.int64, torch.int32)
-    if first is None or first.dtype not in integers or any(one is not None for one in rest):
+    if first is None or first.dtype not in integers or any(index is not None for index in rest):
         return None
     return _array(first), None
 
 
 _LAST_OFFSET = 7
-# By operator; torch.inference_mode shows embedding_bag before it is taken apart.
+# By operator; under torch.inference_mode, embedding_bag is not decomposed.
 _LOOKUPS = {
     "embedding": _embedding, "_embedding_bag": _bag, "_embedding_bag_forward_only": _bag,
     "embedding_bag": _bag, "index_select": _select, "index": _index,
@@ -169,6 +169,6 @@ def _summary(table: _Table) -> TableIds:
 
 
 def _histogram(values: Ids) -> tuple[int, ...]:
-    """How many of the positive `values` lie in [2^k, 2^(k+1)), by k."""
-    # frexp is exact, a logarithm is not.
+    """Count the positive `values` in [2^k, 2^(k+1)), by k."""
+    # Unlike a logarithm, frexp is exact.
     return tuple(np.bincount(np.frexp(values.astype(float))[1] - 1).tolist()) if len(values) else ()

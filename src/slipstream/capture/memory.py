@@ -1,9 +1,9 @@
-"""What one step allocates and frees, tied to its tasks.
+"""Allocations of one step, attributed to its tasks.
 
-PyTorch's profiler reports every allocation and free with its address, and for every operator the
-addresses of its inputs. It does not report the freeing of what was allocated before it started,
-so it runs over two steps and the second is read; what exists at its begin is known from the first
-one's allocations and from a walk over model, optimizer and batch.
+PyTorch's profiler reports every allocation and free with its address, and the addresses of every
+operator's inputs. It does not report frees of memory allocated before it started, so it runs over
+two steps and the second is read. The storages at the start of that follow from the allocations of
+the first and from a walk over model, optimizer and batch.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ if TYPE_CHECKING:
     from slipstream.workload import BuiltWorkload
 
 _OPTIMIZER = int(StepPhase.OPTIMIZER)
-# Of the peak: what may be missing where the step that was watched lacks a few operators.
-_UNSEEN = 0.01
+# Maximum missing share of the peak if the watched step lacks a few operators.
+_MAX_UNSEEN = 0.01
 NOTHING_SEEN = "PyTorch allocated nothing in the step that was watched for it"
-"""Why there are no allocations where `read_memory` finds none."""
+"""Reason for missing allocations if `read_memory` finds none."""
 Held = dict[int, tuple[int, Role]]
-"""By address of a storage: its bytes and what it holds."""
+"""Bytes and role of storages, by address."""
 
 
 @dataclass(frozen=True)
 class MemoryRecord:
-    """What the profiler saw of the memory of one step.
+    """The profiler's record of the memory of one step.
 
     Attributes:
-        names: operators and annotations of the e events in pre-order.
+        names: Operators and annotations of the e events in pre-order.
         start_ns, end_ns: int64 [e].
-        inputs: by event: (address, bytes) of the storage of each input tensor.
-        changes: (time in ns, address, bytes; negative when freed), by time.
-        before: what exists when the step begins.
-        gradients: addresses of parameters' gradients when it ends.
+        inputs: By event: (address, bytes) of the storage of each input tensor.
+        changes: (time in ns, address, bytes; negative if freed), by time.
+        before: Storages at the start of the step.
+        gradients: Addresses of parameters' gradients at its end.
     """
 
     names: tuple[str, ...]
@@ -58,10 +58,10 @@ class MemoryRecord:
 
 
 def held(built: BuiltWorkload, device: str = "cpu") -> Held:
-    """The storages of a workload's parameters, gradients, buffers, optimizer state and batch.
+    """Return the storages of parameters, gradients, buffers, optimizer state and batch.
 
     Args:
-        device: the kind of device whose memory is meant: "cpu" or "cuda".
+        device: Kind of device whose memory to consider: "cpu" or "cuda".
     """
     import torch
     from torch.utils._pytree import tree_leaves
@@ -88,14 +88,14 @@ def held(built: BuiltWorkload, device: str = "cpu") -> Held:
 
 
 def gradients(built: BuiltWorkload, device: str = "cpu") -> frozenset[int]:
-    """Addresses of the gradients that parameters have now on such a device."""
+    """Return the addresses of the current gradients on that kind of device."""
     return frozenset(ptr for ptr, (_, role) in held(built, device).items() if role is Role.GRADIENT)
 
 
 def _modules(built: BuiltWorkload) -> list[Any]:
     import torch
 
-    return [one for one in (built.model, built.loss) if isinstance(one, torch.nn.Module)]
+    return [part for part in (built.model, built.loss) if isinstance(part, torch.nn.Module)]
 
 
 def _parameters(built: BuiltWorkload) -> list[Any]:
@@ -108,7 +108,7 @@ def _parameters(built: BuiltWorkload) -> list[Any]:
 
 
 def record_memory(built: BuiltWorkload) -> Generator[None, None, tuple[Any, MemoryRecord | None]]:
-    """Two steps: the profiler that saw them, and the memory of the second; None if it saw none."""
+    """Run two steps; return their profiler and the memory of the second, None if not seen."""
     with profiler(record_shapes=True, profile_memory=True) as watching:
         yield
         before = held(built)
@@ -120,10 +120,10 @@ def record_memory(built: BuiltWorkload) -> Generator[None, None, tuple[Any, Memo
 
 
 def read_memory(watched: Any, before: Held, after: frozenset[int]) -> MemoryRecord | None:
-    """The step between the last two step markers; None when no allocation was seen in it."""
+    """Read the step between the last two step markers; None without allocations in it."""
     from torch._C._profiler import _EventType
 
-    # Each field is a call into the profiler: none is read twice.
+    # Each field is a call into the profiler: read none twice.
     operators: list[tuple[int, int, str, Any]] = []
     changes: list[tuple[int, int, int]] = []
     for event in _pre_order(watched.profiler.kineto_results.experimental_event_tree()):
@@ -134,16 +134,16 @@ def read_memory(watched: Any, before: Held, after: frozenset[int]) -> MemoryReco
             change = event.extra_fields
             if change.device.type == "cpu":
                 changes.append((event.start_time_ns, change.ptr, change.alloc_size))
-    marks = sorted((one for one in operators if one[2] == MARKER), key=lambda one: one[0])
+    marks = sorted((row for row in operators if row[2] == MARKER), key=lambda row: row[0])
     if len(marks) < 2:
         return None
     begin, end, thread = marks[-2][1], marks[-1][0], marks[-1][3].start_tid
     within = [
-        one
-        for one in operators
-        if begin <= one[0] < end and one[3].start_tid == thread and not one[2].startswith(PREFIX)
+        row
+        for row in operators
+        if begin <= row[0] < end and row[3].start_tid == thread and not row[2].startswith(PREFIX)
     ]
-    within.sort(key=lambda one: (one[0], -one[1]))
+    within.sort(key=lambda row: (row[0], -row[1]))
     changes.sort(key=lambda change: change[0])
     inside = tuple(change for change in changes if begin <= change[0] < end)
     if not inside:
@@ -161,7 +161,7 @@ def read_memory(watched: Any, before: Held, after: frozenset[int]) -> MemoryReco
 
 
 def peak_bytes(record: MemoryRecord) -> int:
-    """The most that was alive at once in the step, with what operators read that nobody made."""
+    """Return the peak of allocated bytes, including inputs whose allocation was not seen."""
     alive = {address: nbytes for address, (nbytes, _) in record.before.items()}
     steps: list[tuple[int, int, tuple[tuple[int, int], ...]]] = [
         (time, 0, inputs)
@@ -179,7 +179,7 @@ def peak_bytes(record: MemoryRecord) -> int:
                 level += nbytes
             elif address and address not in alive:
                 alive[address] = nbytes
-                unseen += nbytes  # there all the time
+                unseen += nbytes  # allocated throughout the step
         peak = max(peak, level)
     return peak + unseen
 
@@ -207,34 +207,33 @@ def _storages(inputs: Iterable[Any]) -> Iterator[tuple[int, int]]:
 def allocations(
     record: MemoryRecord | None, trace: Sequence[Node], units: Units, parameters: Sequence[int]
 ) -> tuple[Allocations, str]:
-    """The allocations of the step whose tasks are its begin (0), then `units`; or why not.
+    """Return the allocations of a step with tasks for its start (0) and `units`, or why not.
 
-    Within a task, only the most that it needs at once counts, as its workspace; so the peak of
-    these allocations is that of the step that was watched, exactly, where it ran what the recorded
-    one did.
+    Within a task, only its peak counts, as its workspace. If the watched step ran the same
+    operators as the recorded one, the peak of the allocations is exactly that of the watched step.
 
     Returns:
-        Allocations, and an empty text; or none, and the reason in words.
+        Allocations and an empty string; or no allocations and the reason.
     """
     if record is None:
         return Allocations.none(), NOTHING_SEEN
     fitted = fit(record, units)
     if isinstance(fitted, str):
         return Allocations.none(), fitted
-    record, there = fitted
+    record, present = fitted
     sweep = _Sweep(record, trace, units)
     sweep.run()
-    unseen = unseen_bytes(trace, units, there)
-    if unseen > _UNSEEN * sweep.peak_bytes:
+    unseen = unseen_bytes(trace, units, present)
+    if unseen > _MAX_UNSEEN * sweep.peak_bytes:
         return Allocations.none(), (
-            f"the step that was watched for it lacks operators that make "
-            f"{format_bytes(unseen)} in the recorded one; {REMEDY}"
+            "the step recorded for memory lacks operators that allocate "
+            f"{format_bytes(unseen)} in the recorded step; {REMEDY}"
         )
     return sweep.allocations(set(parameters)), ""
 
 
 def is_fitting(record: MemoryRecord | None, trace: Sequence[Node], units: Units) -> bool:
-    """Whether another record would give no more `allocations`; quick if the steps agree."""
+    """Whether `record` gives allocations, so that no other is needed; fast if the steps agree."""
     if record is None or record.names == units.events:
         return True
     return not allocations(record, trace, units, ())[1]
@@ -242,7 +241,7 @@ def is_fitting(record: MemoryRecord | None, trace: Sequence[Node], units: Units)
 
 @dataclass(eq=False)
 class _Row:
-    """One allocation on its way to a row of `Allocations`."""
+    """One allocation, later a row of `Allocations`."""
 
     nbytes: int
     role: Role
@@ -254,18 +253,18 @@ class _Row:
     updated: bool = False
     """Whether the optimizer reads or writes it."""
     passing: bool = False
-    """Whether it is gone before the next task begins."""
+    """Whether it is freed before the next task starts."""
 
 
 class _Sweep:
-    """Goes through the step in time order with what is alive at every address."""
+    """Pass through the step in time order, with the live allocation at every address."""
 
     def __init__(self, record: MemoryRecord, trace: Sequence[Node], units: Units) -> None:
         self._record = record
         self._units = units
         events = [i for i, node in enumerate(trace) if not node.name.startswith(PREFIX)]
         self._nodes = [trace[i] for i in events]
-        # Lists: one element at a time is read of them.
+        # Lists, since they are read element by element.
         self._start: list[int] = record.start_ns[units.first].tolist()
         self._end: list[int] = record.end_ns[units.first].tolist()
         self._phase: list[int] = [StepPhase.OTHER, *units.phase.tolist()]
@@ -287,7 +286,7 @@ class _Sweep:
         for time, kind, what in steps:
             self._advance(time)
             if kind == 0:
-                self._look(what)
+                self._read_inputs(what)
             elif what[2] > 0:
                 self._allocate(*what)
             else:
@@ -296,11 +295,11 @@ class _Sweep:
 
     @property
     def peak_bytes(self) -> int:
-        """The most that was alive at once."""
+        """Peak of allocated bytes."""
         return int(self._peak.max())
 
     def _advance(self, time: int) -> None:
-        """Open every task that has begun by `time`."""
+        """Open every task that starts by `time`."""
         while self._task < len(self._start) and self._start[self._task] <= time:
             self._task += 1
             self._peak[self._task] = self._level
@@ -308,8 +307,8 @@ class _Sweep:
     def _inside(self, time: int) -> bool:
         return self._task > 0 and time < self._end[self._task - 1]
 
-    def _look(self, event: int) -> None:
-        """Learn from an operator's inputs which storage lies where."""
+    def _read_inputs(self, event: int) -> None:
+        """Record the addresses of storages from an operator's inputs."""
         node = self._nodes[event]
         inputs = self._record.inputs[event]
         if node.call is None or len(node.call.inputs) != len(inputs):
@@ -320,7 +319,7 @@ class _Sweep:
             if row is None:
                 if not ptr or not nbytes:
                     continue
-                # Nobody allocated it while we looked, and no walk found it.
+                # Neither the profiler nor the walk has seen it.
                 row = self._live[ptr] = _Row(nbytes, Role.INPUT, -1, ptr=ptr)
                 self._rows.append(row)
                 self._level += nbytes
@@ -331,7 +330,7 @@ class _Sweep:
 
     def _allocate(self, time: int, ptr: int, nbytes: int) -> None:
         inside = self._inside(time)
-        # Between two tasks, it is the next one that finds it there.
+        # Between two tasks, attribute it to the next one.
         producer = self._task if inside else min(self._task + 1, len(self._start))
         row = _Row(nbytes, Role.OTHER, producer, segment=self._task, ptr=ptr)
         self._live[ptr] = row
@@ -351,10 +350,10 @@ class _Sweep:
             return
         row.release = self._task
         if self._inside(time) and self._last_inside != self._task and row.producer < self._task:
-            row.release -= 1  # gone before the task allocates anything
+            row.release -= 1  # freed before the task allocates anything
 
     def allocations(self, parameters: set[int]) -> Allocations:
-        """The rows, and the workspace of every task that needs more for a while."""
+        """Return the rows, and the workspaces of tasks that need more memory temporarily."""
         rows = [
             (r.nbytes, r.storage, self._role(r, parameters), r.producer, r.release)
             for r in self._rows
@@ -375,10 +374,10 @@ class _Sweep:
 
 
 def with_workspaces(allocated: Allocations, peak: NDArray[np.int64]) -> Allocations:
-    """`allocated`, and what tasks need for a while beyond it.
+    """Add workspaces to `allocated` for the additional temporary memory of tasks.
 
     Args:
-        peak: int64 [tasks], bytes: the most that was alive during each; 0 where that is not known.
+        peak: int64 [tasks], peak of allocated bytes during each task; 0 if unknown.
     """
     change = np.zeros(len(peak) + 1, np.int64)
     freed = np.where(allocated.release >= 0, allocated.release + 1, len(peak))
@@ -391,9 +390,9 @@ def with_workspaces(allocated: Allocations, peak: NDArray[np.int64]) -> Allocati
 
 
 def alive_after(changes: Iterable[tuple[int, int]], before: Held) -> Held:
-    """What exists after `changes` (address, bytes; negative when freed): what `before` has, too.
+    """Return `before` with the storages alive after `changes` (address, bytes; negative if freed).
 
-    An address that the walk has found keeps its role; what else is alive is the step's own.
+    Addresses in `before` keep their role; others get `Role.OTHER`.
     """
     alive: dict[int, int] = {}
     for address, nbytes in changes:
@@ -406,11 +405,11 @@ def alive_after(changes: Iterable[tuple[int, int]], before: Held) -> Held:
 
 
 def role_between(allocated: int, freed: int | None, gradient: bool) -> Role:
-    """The role of memory that an operator of the step allocates, from the phases of its life.
+    """Return the role of memory that an operator allocates, from the phases of its life.
 
     Args:
-        allocated, freed: phases; None for what outlives the step.
-        gradient: whether it is a parameter's gradient, if the backward pass allocates it.
+        allocated, freed: Phases; None for memory that outlives the step.
+        gradient: Whether it is a parameter's gradient, if the backward pass allocates it.
     """
     if gradient and allocated == StepPhase.BACKWARD:
         return Role.GRADIENT

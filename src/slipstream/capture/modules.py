@@ -1,4 +1,4 @@
-"""Which module runs: names opened around every module's forward, and the user's line behind it."""
+"""Annotate every module's forward with its name, and find the user's line behind it."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ if TYPE_CHECKING:
 PREFIX = MODULE_RANGE
 ROOT = "model"
 UPDATE = "Optimizer.step#"
-"""What torch's annotations of ``Optimizer.step`` begin with."""
+"""Prefix of torch's annotations of ``Optimizer.step``."""
 
 
 class ModuleNames:
-    """Within it, every module's forward is annotated ``module::NAME``.
+    """Context manager that annotates every module's forward as ``module::NAME``.
 
-    NAME is the qualified name under `model` (the root itself is ``model``), or the class for
-    modules that do not belong to it, such as a loss.
+    NAME is the qualified name under `model` (the root is ``model``), or the class for modules
+    outside of it, such as a loss.
 
     Attributes:
-        sources: by NAME: the user's ``file.py:line`` that called it first, else that made it.
-        update, backward: the user's line that called the optimizer, and the backward pass, first;
-            empty where no code of theirs did.
-        inference_mode: whether a module ran under ``torch.inference_mode``.
-        autocast: the dtype of the autocast a module ran under, such as ``bfloat16``; else empty.
+        sources: The user's ``file.py:line`` that first called a module, else that created it, by
+            NAME.
+        update, backward: The user's line that first called the optimizer, and the backward pass;
+            empty if no user code did.
+        inference_mode: Whether a module ran under ``torch.inference_mode``.
+        autocast: Dtype of the autocast that a module ran under, such as ``bfloat16``; else empty.
     """
 
     def __init__(self, model: torch.nn.Module | None, lines: UserLines | None = None) -> None:
@@ -41,7 +42,7 @@ class ModuleNames:
         self._open: list[Any] = []
         self._hooks: list[Any] = []
         self._torch_backward: Any = None
-        # One object: torch.compile compiles again for another.
+        # A single object, since torch.compile recompiles for another.
         self._watching = self._watched_backward
         self.sources: dict[str, str] = {}
         self.update = ""
@@ -55,7 +56,7 @@ class ModuleNames:
 
         register = torch.nn.modules.module
         self._torch_backward = torch.autograd.backward
-        # Nothing of torch's own tells who asks for a backward pass.
+        # Torch has no hook for the call of a backward pass.
         torch.autograd.backward = self._watching
         self._hooks = [
             register_optimizer_step_pre_hook(self._before_update),
@@ -81,16 +82,16 @@ class ModuleNames:
         return self._torch_backward(*arguments, **named)
 
     def line_of(self, module: str, phase: int, scope: str) -> str:
-        """The user's line behind an operator: its module's, else of the pass it belongs to."""
+        """Return the user's line behind an operator: its module's, else that of its pass."""
         if line := self.sources.get(module):
             return line
         if phase == StepPhase.BACKWARD:
             return self.backward
-        # Setting gradients to zero is of the same phase, and asked for elsewhere.
+        # zero_grad has the same phase, but another caller.
         return self.update if scope.startswith(UPDATE) else ""
 
     def _user_line(self) -> str:
-        """The nearest of the user's lines behind whoever called the hook that asks."""
+        """Return the innermost user line behind the caller of the current hook."""
         return "" if self._lines is None else innermost(self._lines.chain(sys._getframe(2)))
 
     def _maker(self, module: torch.nn.Module) -> str:
@@ -100,7 +101,7 @@ class ModuleNames:
         import torch
 
         if torch.compiler.is_compiling():
-            return  # a region that is compiled has no modules inside
+            return  # compiled regions contain no modules
 
         name = self._names.get(id(module), type(module).__name__)
         if name not in self.sources:
@@ -119,7 +120,7 @@ class ModuleNames:
 
 
 def module_classes(model: torch.nn.Module | None) -> dict[str, str]:
-    """The class of every module by the NAME that `ModuleNames` gives it; empty without a model."""
+    """Return the class of every module by NAME (see `ModuleNames`); empty without a model."""
     if model is None:
         return {}
     return {
@@ -129,7 +130,7 @@ def module_classes(model: torch.nn.Module | None) -> dict[str, str]:
 
 
 def _autocast() -> str:
-    """The dtype of the autocast that is on, as torch names it; empty when none is."""
+    """Return the dtype of the active autocast, as torch names it; empty without autocast."""
     import torch
 
     for device in ("cuda", "cpu"):
@@ -139,5 +140,5 @@ def _autocast() -> str:
 
 
 def innermost(chain: Chain) -> str:
-    """``file.py:line`` of the line that made the call; empty where there is none."""
+    """Return ``file.py:line`` of the line that made the call; empty if unknown."""
     return str(chain[-1]) if chain else ""

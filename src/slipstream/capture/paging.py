@@ -1,9 +1,9 @@
-"""What a step pays for memory that the allocator gives back to the system between its uses.
+"""Measure the page faults of a step, from memory that the allocator returns to the system.
 
-Plain steps run as the workload has them; then the process is told to keep its pages, and all that
-follows is recorded so. What the same steps took longer before is the time of page faults: one
-task of its own, because operators repeated alone (see `slipstream.durations`) do not pay it, and
-because it differs between launches of one program far more than operators do.
+Plain steps first run with the workload's settings; then the process retains its pages during the
+recording. The difference is the time of page faults. It becomes a separate task, because operators
+repeated in isolation (see `slipstream.durations`) do not incur it, and because it varies between
+launches of a program far more than operators do.
 """
 
 from __future__ import annotations
@@ -17,53 +17,55 @@ import numpy as np
 from slipstream import heap
 from slipstream.capture.overhead import StepTimes
 
-# Below this share of a step there is nothing to tell apart.
-_MATTERS = 0.01
-# A page fault's cost: the least and the most it can be, on machines old and new.
-_LEAST_NS, _MOST_NS = 300.0, 6000.0
+# Minimum share of a step that counts.
+_MIN_SHARE = 0.01
+# Bounds of the cost of a page fault, on old and new machines.
+_MIN_FAULT_NS, _MAX_FAULT_NS = 300.0, 6000.0
 _TYPICAL_NS = 2000.0
-# Steady within a launch is not yet the same in the next.
-_LEAST_SPREAD, _MOST_SPREAD = 0.25, 0.7
-_LOOK, _STEPS, _SETTLE = 4, 12, 2
-# Of a launch that is watched for them alone.
-_WARM_UP, _BRIEFLY = 3, 6
+# Bounds of the spread, since faults that are constant within a launch vary between launches.
+_MIN_SPREAD, _MAX_SPREAD = 0.25, 0.7
+_MIN_STEPS, _MAX_STEPS, _SETTLE = 4, 12, 2
+# Steps of a launch that only measures page faults.
+_WARM_UP, _LAUNCH_STEPS = 3, 6
 
 
 @dataclass(frozen=True)
 class Faulting:
-    """Plain steps before pages were kept: of each its times in ns, and its page faults."""
+    """Times in ns and page faults of plain steps before the process kept its pages."""
 
     wall_ns: tuple[int, ...]
     cpu_ns: tuple[int, ...]
     faults: tuple[int, ...]
 
-    def extra_ns(self, kept: StepTimes, threads: int) -> float:
-        """How much longer a step takes than with its pages kept.
+    def extra_ns(self, retained: StepTimes, threads: int) -> float:
+        """Return how much longer a step takes than with pages kept, in ns.
 
-        Medians are compared, since faults come and go between steps; what a page fault can cost
-        bounds the difference, which a busy machine may have made.
+        Compares medians, since faults vary between steps, and clips the difference to the possible
+        cost of its page faults, since other load may have caused it.
         """
-        now, then = (self.cpu_ns, kept.cpu_ns) if threads == 1 else (self.wall_ns, kept.wall_ns)
+        before, after = (
+            (self.cpu_ns, retained.cpu_ns) if threads == 1 else (self.wall_ns, retained.wall_ns)
+        )
         faults = float(np.mean(self.faults))
-        extra = float(np.median(now)) - float(np.median(then))
-        return float(np.clip(extra, _LEAST_NS * faults, _MOST_NS * faults))
+        extra = float(np.median(before)) - float(np.median(after))
+        return float(np.clip(extra, _MIN_FAULT_NS * faults, _MAX_FAULT_NS * faults))
 
     @property
     def spread(self) -> float:
-        """By how much page faults may differ in another launch, relative.
+        """Relative variation of page faults between launches.
 
-        Where they differ between steps, the heap is near the point at which it shrinks or not.
+        If faults vary between steps, the heap is near its threshold for shrinking.
         """
         faults = np.array(self.faults, float)
         varies = float(faults.std() / max(faults.mean(), 1.0))
-        return float(np.clip(varies, _LEAST_SPREAD, _MOST_SPREAD))
+        return float(np.clip(varies, _MIN_SPREAD, _MAX_SPREAD))
 
 
 def keep_pages(most: int, report: Callable[[str], None]) -> Generator[None, None, Faulting | None]:
-    """Watch plain steps, then keep the pages; None, and nothing changed, where few are faulted.
+    """Watch plain steps, then keep the pages; with few page faults, change nothing, return None.
 
     Args:
-        most: steps to watch at most.
+        most: Maximum number of steps to watch.
     """
     if not heap.can_keep_pages():
         return None
@@ -71,31 +73,31 @@ def keep_pages(most: int, report: Callable[[str], None]) -> Generator[None, None
     cpus: list[int] = []
     faults: list[int] = []
     report("watching page faults")
-    while len(walls) < min(_STEPS, most):
+    while len(walls) < min(_MAX_STEPS, most):
         wall, cpu, before = time.perf_counter_ns(), time.thread_time_ns(), heap.page_faults()
         yield
         faults.append(heap.page_faults() - before)
         cpus.append(time.thread_time_ns() - cpu)
         walls.append(time.perf_counter_ns() - wall)
-        few = sum(faults) * _TYPICAL_NS < _MATTERS * sum(cpus)
-        if few and len(walls) >= min(_LOOK, most):
+        few = sum(faults) * _TYPICAL_NS < _MIN_SHARE * sum(cpus)
+        if few and len(walls) >= min(_MIN_STEPS, most):
             return None
     if not heap.keep_pages():
         return None
-    # The heap grows once more, to what a whole step needs.
+    # The heap grows again to the needs of a whole step.
     for _ in range(_SETTLE):
         yield
     return Faulting(tuple(walls), tuple(cpus), tuple(faults))
 
 
 def watch_faults(threads: int) -> Generator[None, None, float]:
-    """The time of a step that goes to page faults in this launch of the program, in ns.
+    """Return the time of page faults in a step in this launch of the program, in ns.
 
-    To be run in a process of its own, which keeps its pages from then on.
+    Run it in a separate process, which keeps its pages from then on.
     """
     for _ in range(_WARM_UP):
         yield
-    faulting = yield from keep_pages(_BRIEFLY, lambda line: None)
+    faulting = yield from keep_pages(_LAUNCH_STEPS, lambda line: None)
     if faulting is None:
         return 0.0
     walls: list[int] = []

@@ -1,10 +1,9 @@
-"""The capture of a step that runs on a device, or on several threads, as lanes.
+"""Capture a step that runs on a device or on several threads, as lanes.
 
-The same program as in `program.py` beside this file, for steps that are more than one sequence of
-operators: plain and profiled steps take turns, and one more step is watched for its modules and
-its memory. What the profiler has written is read by `slipstream.graph.read_trace`; everything
-behind that (`read_steps`) needs no device. Steps are synchronised at their ends, and nowhere else:
-otherwise each would carry what is left of the one before it.
+The procedure is that of `program.py`: plain and profiled steps alternate, and one more step is
+recorded with modules and memory. `slipstream.graph.read_trace` reads the profiler's output; further
+processing (`read_steps`) requires no device. Steps are synchronized at their ends, so that no step
+includes work of the previous one, and nowhere else.
 """
 
 from __future__ import annotations
@@ -36,19 +35,19 @@ _STEPS_PER_WINDOW = 6
 _SETTLING = 2
 _STEP = "ProfilerStep#"
 _CONTENDED = 1.15
-_LONGEST_CAPTURE_S = 60.0
+_MAX_CAPTURE_S = 60.0
 
 
 @dataclass(frozen=True)
 class Recording:
-    """What was recorded of a step on several lanes.
+    """Recording of a step on several lanes.
 
     Attributes:
-        traces: what the profiler wrote, its steps annotated.
-        issued_ns: until the host had issued each of these steps.
-        plain: the same steps without a profiler.
-        watched: one more step, with its modules and memory; None where there is none.
-        sources: by module: the user's line that called it.
+        traces: Traces of the profiler, with annotated steps.
+        issued_ns: Time until the host had issued each of these steps.
+        plain: Times of steps without a profiler.
+        watched: One more step, with modules and memory; None if not recorded.
+        sources: The user's line that called each module, by module.
     """
 
     traces: tuple[KinetoTrace, ...]
@@ -64,22 +63,22 @@ def capture_lanes(
     """Record `steps` steps of `built`, which runs at `place`, as one graph.
 
     Raises (when run):
-        GraphError: the steps differ too much from one another to be aligned.
+        GraphError: The steps differ too much to be aligned.
     """
     with temporary_folder("trace") as folder:
         names = ModuleNames(built.model, built.lines)
         recording = yield from _record(built, place, steps, names, folder, report)
-    report("putting the recordings together")
+    report("assembling the recordings")
     with no_collection():
         graph = read_steps(recording, place)
         return replace(graph, samples=built.samples, meta=_meta(graph, built, names, recording))
 
 
 def read_steps(recording: Recording, place: Place) -> Graph:
-    """The graph of what was recorded; it needs neither the workload nor the device.
+    """Build the graph of a recording, without the workload or the device.
 
     Raises:
-        GraphError: no step was seen, or the steps have too little in common.
+        GraphError: No step was recorded, or the steps have too little in common.
     """
     graph = graph_of_steps(recording.traces, recording.plain, recording.issued_ns)
     if recording.watched is not None:
@@ -87,7 +86,7 @@ def read_steps(recording: Recording, place: Place) -> Graph:
         graph = with_memory(graph, recording.watched, place.device)
     header = recording.traces[0].header
     devices = header.get("deviceProperties") or []
-    named = [one.get("name") for one in devices if isinstance(one, dict)]
+    named = [device.get("name") for device in devices if isinstance(device, dict)]
     meta = {**graph.meta, "lanes_of": place.device}
     if place.device == "cuda" and place.index < len(named):
         meta["device_name"] = str(named[place.index])
@@ -97,7 +96,7 @@ def read_steps(recording: Recording, place: Place) -> Graph:
 
 
 def _lane_names(graph: Graph, trace: KinetoTrace) -> tuple[str, ...]:
-    """Threads by number, the step's own without one: the system's numbers change every time."""
+    """Return lane names with consecutive thread numbers, since system numbers always change."""
     _, main = trace.columns.threads[trace.steps[0].thread]
     hosts = [lane for lane in graph.lanes if not lane.startswith("gpu")]
     others = [lane for lane in hosts if lane != f"thread {main}"]
@@ -106,19 +105,19 @@ def _lane_names(graph: Graph, trace: KinetoTrace) -> tuple[str, ...]:
 
 
 def with_modules(graph: Graph, watched: KinetoTrace, sources: dict[str, str]) -> Graph:
-    """`graph` with the modules, phases and lines of a step that ran with the names of modules."""
-    there = watched.graph(watched.steps[-1].number)
-    partner = partners(graph, there)
-    known = np.flatnonzero(partner >= 0)
+    """Add the modules, phases and lines of a step that was recorded with module names."""
+    named = watched.graph(watched.steps[-1].number)
+    partner = partners(graph, named)
+    matched = np.flatnonzero(partner >= 0)
     strings = StringTable(graph.strings)
-    of_module = np.array([strings.add(text) for text in there.strings], np.int32)
-    line = np.array([strings.add(sources.get(text, "")) for text in there.strings], np.int32)
+    of_module = np.array([strings.add(text) for text in named.strings], np.int32)
+    line = np.array([strings.add(sources.get(text, "")) for text in named.strings], np.int32)
     module, source, phase = (
         column.copy() for column in (graph.tasks.module, graph.tasks.source, graph.tasks.phase)
     )
-    module[known] = of_module[there.tasks.module[partner[known]]]
-    source[known] = line[there.tasks.module[partner[known]]]
-    phase[known] = there.tasks.phase[partner[known]]
+    module[matched] = of_module[named.tasks.module[partner[matched]]]
+    source[matched] = line[named.tasks.module[partner[matched]]]
+    phase[matched] = named.tasks.phase[partner[matched]]
     graph = replace(graph, strings=strings.freeze())
     return replace_tasks(graph, module=module, source=source, phase=phase)
 
@@ -138,9 +137,7 @@ def _record(
     issued: list[int] = []
     traces: list[KinetoTrace] = []
     started = time.perf_counter()
-    while len(issued) < steps and not (
-        issued and time.perf_counter() - started > _LONGEST_CAPTURE_S
-    ):
+    while len(issued) < steps and not (issued and time.perf_counter() - started > _MAX_CAPTURE_S):
         window = min(_STEPS_PER_WINDOW, steps - len(issued))
         report(f"step {len(issued) + 1} of {steps}")
         place.synchronise()
@@ -162,14 +159,14 @@ def _record(
                     yield
                 place.synchronise()
                 for number in range(window):
-                    took_ns = yield from _annotated(place, number)
-                    issued.append(took_ns)
+                    issued_ns = yield from _annotated(place, number)
+                    issued.append(issued_ns)
             traces.append(_written(profiler, folder / f"steps-{len(traces)}.json"))
     report("recording modules and memory")
     with no_collection(), names:
         with place.profiler(memory=True) as profiler:
             for number in range(_SETTLING):
-                # What the second one frees, the first one has allocated where we see it.
+                # Thus the profiler sees the allocation of what the second step frees.
                 before = held(built, place.device)
                 yield from _annotated(place, number)
             after = gradients(built, place.device)
@@ -179,7 +176,7 @@ def _record(
 
 
 def _annotated(place: Place, number: int) -> Generator[None, Any, int]:
-    """One step under the annotation that traces are cut at; until the host had issued it, ns."""
+    """Run one annotated step; return the time until the host had issued it, in ns."""
     import torch
 
     annotation: Any = torch.profiler.record_function(f"{_STEP}{number}")
@@ -209,7 +206,7 @@ def _meta(
 
     plain = recording.plain
     seen = [*recording.traces, *([recording.watched.trace] if recording.watched else [])]
-    annotations = [Node(text, -1, -1, None, ()) for one in seen for text in one.columns.texts]
+    annotations = [Node(text, -1, -1, None, ()) for trace in seen for text in trace.columns.texts]
     described = describe_capture(
         built, names, annotations, (), plain.wall_ns, plain.cpu_ns, spread_by_wall=True
     )

@@ -1,4 +1,4 @@
-"""Where a step runs: on this thread alone, on several threads, or on a CUDA device."""
+"""Detect where a step runs: on this thread alone, on several threads, or on a CUDA device."""
 
 from __future__ import annotations
 
@@ -11,47 +11,47 @@ if TYPE_CHECKING:
     from slipstream.workload import BuiltWorkload
 
 _OPERATORS = "aten::"
-# Below this share of a step, what other threads do is no part of it worth a lane.
-MATTERS = 0.02
+# Minimum share of a step on other threads for separate lanes.
+MIN_SHARE = 0.02
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a step runs, other than on the thread that calls it.
+    """Place where a step runs, other than the calling thread.
 
     Attributes:
-        device: "cuda" where kernels run on one, else "cpu".
-        index: of the device; 0 on a CPU.
+        device: "cuda" or "cpu".
+        index: Index of the device; 0 on a CPU.
     """
 
     device: str
     index: int = 0
 
     def synchronise(self) -> None:
-        """Wait until everything that was begun is done."""
+        """Wait until all issued work is done."""
         if self.device == "cuda":
             import torch
 
             torch.cuda.synchronize(self.index)
 
     def forget_peak(self) -> None:
-        """Have `peak_bytes` tell of what follows alone; on a CUDA device."""
+        """Reset `peak_bytes` on the CUDA device."""
         import torch
 
         torch.cuda.reset_peak_memory_stats(self.index)
 
     def peak_bytes(self) -> int:
-        """The most that tensors on the CUDA device took at once since `forget_peak`."""
+        """Return the peak of tensor memory on the CUDA device since `forget_peak`."""
         import torch
 
         return int(torch.cuda.max_memory_allocated(self.index))
 
     def profiler(self, *, memory: bool = False) -> Any:
-        """A profiler that sees every thread of the host, and the device with what waits for it.
+        """Return a profiler of all host threads, and of the device with synchronization.
 
         Args:
-            memory: also see what the device's allocator does. Where there is no device it is left
-                out: the profiler sees either all threads or their allocations.
+            memory: Whether to record allocations on the device. Ignored without a device: the
+                profiler records either all threads or their allocations.
         """
         import torch
         from torch._C._profiler import _ExperimentalConfig
@@ -71,9 +71,9 @@ class Place:
 
 
 def find_device(built: BuiltWorkload) -> Place | None:
-    """The CUDA device that holds the workload's tensors; None where torch sees no device.
+    """Return the CUDA device of the workload's tensors; None without one.
 
-    Of a step that hides its parts, the device that anything is allocated on.
+    For a step that hides its model, return a device with any allocation.
     """
     import torch
     from torch.utils._pytree import tree_leaves
@@ -93,26 +93,26 @@ def find_device(built: BuiltWorkload) -> Place | None:
 
 
 @dataclass(frozen=True)
-class Elsewhere:
-    """What of a step ran on other threads than its own.
+class OffThreadWork:
+    """Operators of a step that ran off its busiest thread.
 
     Attributes:
-        operators: how many.
-        share: of the time in operators, that in which one ran on some other thread; or of their
-            number, where that is more.
+        operators: Number of these operators.
+        share: Their share of the time in operators, or of the number of operators if that is
+            larger.
     """
 
     operators: int
     share: float
 
 
-def find_elsewhere(events: Iterable[Any]) -> Elsewhere:
-    """Operators on other threads than the one that ran most of a step.
+def find_off_thread_work(events: Iterable[Any]) -> OffThreadWork:
+    """Find the operators off the thread that ran most of a step.
 
-    Communication libraries annotate what they do on threads of their own; those run no operators.
+    Threads of communication libraries have annotations but no operators.
 
     Args:
-        events: Kineto's, of a step that was profiled on all threads.
+        events: Kineto events of a step that was profiled on all threads.
     """
     rows = [
         (event.start_thread_id(), event.start_ns(), event.end_ns())
@@ -120,17 +120,17 @@ def find_elsewhere(events: Iterable[Any]) -> Elsewhere:
         if event.name().startswith(_OPERATORS)
     ]
     if not rows:
-        return Elsewhere(0, 0.0)
+        return OffThreadWork(0, 0.0)
     busiest, _ = Counter(thread for thread, _, _ in rows).most_common(1)[0]
     others = [(start, end) for thread, start, end in rows if thread != busiest]
-    there = _covered(others)
-    here = _covered([(start, end) for thread, start, end in rows if thread == busiest])
-    # The profiler's first step is slow in odd places; how many there are is not disturbed by that.
-    return Elsewhere(len(others), max(there / max(here + there, 1), len(others) / len(rows)))
+    off = _covered(others)
+    on = _covered([(start, end) for thread, start, end in rows if thread == busiest])
+    # Startup of the profiler distorts times, but not the number of operators.
+    return OffThreadWork(len(others), max(off / max(on + off, 1), len(others) / len(rows)))
 
 
 def _covered(spans: Iterable[tuple[int, int]]) -> int:
-    """How much time lies within any of the spans."""
+    """Return the length of the union of the spans."""
     covered, until = 0, 0
     for start, end in sorted(spans):
         covered += max(end - max(start, until), 0)

@@ -1,9 +1,9 @@
-"""The capture itself, as a program for `slipstream.workload.drive`: it yields for each step.
+"""The capture as a program for `slipstream.workload.drive`, which yields for each step.
 
-Plain and profiled steps alternate in short windows, so that both see the same machine. One more
-step is recorded with its arguments and storages (the execution trace) and with module names. The
-profiler costs time at every event; that cost is fitted from the two kinds of steps and taken off
-the tasks (see `overhead.py` beside this file).
+Plain and profiled steps alternate in short windows, so that both run under the same conditions. One
+more step is recorded with its arguments and storages (the execution trace) and with module names.
+The profiler's cost per event is fitted from the two kinds of steps and subtracted from the tasks
+(see `overhead.py`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from slipstream.capture.clocks import (
     UpdateTime,
 )
 from slipstream.capture.closures import ClosureWatch
-from slipstream.capture.compiling import compiled_already, nothing
+from slipstream.capture.compiling import compiled_already, no_regions
 from slipstream.capture.events import StepEvents, is_typical, mark, profiler, steps_of
 from slipstream.capture.lines import LineWatch, Seen
 from slipstream.capture.memory import MemoryRecord, is_fitting, record_memory
@@ -34,7 +34,13 @@ from slipstream.capture.other_size import OtherSize, record_other_size
 from slipstream.capture.overhead import StepTimes
 from slipstream.capture.paging import keep_pages
 from slipstream.capture.parallel import capture_lanes
-from slipstream.capture.place import MATTERS, Elsewhere, Place, find_device, find_elsewhere
+from slipstream.capture.place import (
+    MIN_SHARE,
+    OffThreadWork,
+    Place,
+    find_device,
+    find_off_thread_work,
+)
 from slipstream.capture.regions import record_regions
 from slipstream.capture.statistics import OF_VALUES, record_statistics
 from slipstream.capture.trace import PARAMETERS, Node, read_trace, recorded, take_parameters
@@ -50,33 +56,32 @@ if TYPE_CHECKING:
     from slipstream.workload import BuiltWorkload
 
 _STEPS_PER_WINDOW = 3
-# Reading a window's records empties the caches; a step this short is slower for a few steps after.
+# Reading a window's records evicts the caches, which slows down the next few steps of this length.
 _SHORT_S, _SHORT_STEPS_PER_WINDOW, _SETTLING = 0.05, 6, 4
-_LONGEST_CAPTURE_S = 60.0
+_MAX_CAPTURE_S = 60.0
 _MIN_PROFILED = 3
-# Before a step counts as one of several threads.
-_SECOND_LOOKS = 3
+# Repeated checks before a step counts as running on several threads.
+_REPEATED_CHECKS = 3
 _RETRIES = 4
 
 
 @dataclass(frozen=True)
 class CaptureSettings:
-    """How a step is captured.
+    """Settings of a capture.
 
     Attributes:
-        warmup: steps that run before anything is recorded: lazy state, caches, allocator.
-        steps: profiled steps whose per-task minimum is taken, and as many plain ones.
-        threads: intra-op threads, or 0 for what the workload sets.
-        needs: further statistics to record, see `statistics.STATISTICS`.
-        own_process: whether the process ends with the capture, so that its heap may be told to
-            keep its pages; see `paging`.
-        other_size: whether a step with another number of samples is recorded, from which the
-            shapes of any other follow.
-        longest_s: how long plain and profiled steps may take together; three are recorded in any
-            case.
-        once: whether a rough value will do: one step shows times and memory, in the state that
-            caches happen to be in.
-        short: whether the workload ends soon: no step runs only to settle the caches.
+        warmup: Steps before the recording, for lazy state, caches and the allocator.
+        steps: Number of profiled steps, over which per-task minima are taken, and of plain steps.
+        threads: Intra-op threads, or 0 for the workload's setting.
+        needs: Further statistics to record, see `statistics.STATISTICS`.
+        own_process: Whether the process ends with the capture, so that its heap may be configured
+            to keep its pages; see `paging`.
+        other_size: Whether to record a step with another number of samples, from which shapes
+            are extrapolated.
+        longest_s: Time limit for plain and profiled steps together; at least three are recorded.
+        once: Whether a rough value suffices: one step gives times and memory, whatever the state
+            of the caches.
+        short: Whether the workload ends soon, so that no step runs only to settle the caches.
     """
 
     warmup: int = 3
@@ -85,13 +90,13 @@ class CaptureSettings:
     needs: tuple[str, ...] = ()
     own_process: bool = True
     other_size: bool = True
-    longest_s: float = _LONGEST_CAPTURE_S
+    longest_s: float = _MAX_CAPTURE_S
     once: bool = False
     short: bool = False
 
     @classmethod
     def first_look(cls, threads: int) -> CaptureSettings:
-        """Numbers as soon as they can be had, after six steps; more will be recorded."""
+        """Return settings for a first result after six steps, before a full capture."""
         return cls(0, 1, threads, own_process=False, other_size=False, once=True)
 
     def within(self, available: int) -> CaptureSettings | None:
@@ -109,16 +114,16 @@ _FIXED_STEPS = 6
 """Steps that a capture takes in addition to `CaptureSettings.warmup` and twice its `steps`: the
 profiler's first, and those that record lines, memory (two) and arguments (up to two)."""
 MIN_STEPS = 6
-"""Steps without which nothing can be captured."""
+"""Minimum number of steps of a capture."""
 
 
 def capture(
     settings: CaptureSettings, report: Callable[[str], None] = lambda line: None
 ) -> Callable[[BuiltWorkload], Generator[None, Any, Graph]]:
-    """Make the program that captures one step of the workload that it is given.
+    """Return a program that captures one step of a workload.
 
     Raises (when run):
-        GraphError: the steps differ too much from one another to be aligned.
+        GraphError: The steps differ too much to be aligned.
     """
 
     def program(built: BuiltWorkload) -> Generator[None, Any, Graph]:
@@ -129,7 +134,7 @@ def capture(
 
 
 class _Capture:
-    """One capture under way."""
+    """State of one capture."""
 
     def __init__(
         self,
@@ -147,22 +152,22 @@ class _Capture:
         self._started = time.perf_counter()
 
     def run(self) -> Generator[None, Any, Graph]:
-        """Record everything and put it together."""
+        """Record all parts and assemble the graph."""
         import torch
 
         built, settings, report = self._built, self._settings, self._report
         if settings.threads:
             torch.set_num_threads(settings.threads)
-        place, elsewhere = yield from self._warm_up()
+        place, off_thread = yield from self._warm_up()
         per_step_s = (time.perf_counter() - self._started) / (settings.warmup + 1)
-        # Of building and warming up; afterwards the workload's own pace of collecting is enough.
+        # Free garbage of building and warm-up; afterwards the workload collects at its own pace.
         gc.collect()
-        # A slow step needs fewer repetitions: its tasks are long against the noise.
+        # A slow step needs fewer repetitions: its tasks are long compared with the noise.
         affordable = int(settings.longest_s / 2 / max(per_step_s, 1e-9))
         steps = max(min(settings.steps, affordable), min(_MIN_PROFILED, settings.steps))
         if place is not None:
             if settings.short:
-                # Lanes take three steps where one thread takes two, and a few to settle.
+                # Lanes need three steps per two of a single thread, and a few to settle.
                 steps = max(2 * steps // 3 - 1, 1)
             graph = yield from capture_lanes(built, place, steps, report)
             return _without_statistics(graph, place, settings.needs)
@@ -185,38 +190,38 @@ class _Capture:
             other = record_other_size(built, trace)
         else:
             other = OtherSize(0, built.samples, reason="no other number of samples was requested")
-        report("putting the recordings together")
+        report("assembling the recordings")
         threads = torch.get_num_threads()
         with no_collection():
             graph = assemble(
                 built, trace, parameters, names, self._profiled, self._plain.times, threads, other,
                 self._memory, faulting, seen,
             )  # fmt: skip
-        if elsewhere.operators:
-            graph = replace(graph, meta={**graph.meta, "elsewhere": asdict(elsewhere)})
+        if off_thread.operators:
+            graph = replace(graph, meta={**graph.meta, "elsewhere": asdict(off_thread)})
         return (yield from self._with_statistics(graph))
 
-    def _warm_up(self) -> Generator[None, None, tuple[Place | None, Elsewhere]]:
-        """Take the first steps; return their place (None: one thread), and what ran elsewhere."""
+    def _warm_up(self) -> Generator[None, None, tuple[Place | None, OffThreadWork]]:
+        """Run the first steps; return their place (None: one thread) and off-thread operators."""
         self._report("warming up")
         for _ in range(self._settings.warmup):
             yield
         place = find_device(self._built)
         with (place or Place("cpu")).profiler() as watching:
-            # The profiler's own first start is slow and allocates.
+            # The first start of the profiler is slow and allocates.
             yield
-        elsewhere = Elsewhere(0, 0.0)
+        off_thread = OffThreadWork(0, 0.0)
         if place is not None:
-            return place, elsewhere
-        elsewhere = find_elsewhere(watching.profiler.kineto_results.events())
-        repeats = 0 if self._settings.short else _SECOND_LOOKS
-        for _ in range(repeats if elsewhere.share > MATTERS else 0):
-            # What a busy machine only held up in one step is short in another.
+            return place, off_thread
+        off_thread = find_off_thread_work(watching.profiler.kineto_results.events())
+        repeats = 0 if self._settings.short else _REPEATED_CHECKS
+        for _ in range(repeats if off_thread.share > MIN_SHARE else 0):
+            # Work delayed by other load in one step is short in another.
             with Place("cpu").profiler() as watching:
                 yield
-            again = find_elsewhere(watching.profiler.kineto_results.events())
-            elsewhere = min(elsewhere, again, key=lambda look: look.share)
-        return Place("cpu") if elsewhere.share > MATTERS else None, elsewhere
+            again = find_off_thread_work(watching.profiler.kineto_results.events())
+            off_thread = min(off_thread, again, key=lambda look: look.share)
+        return Place("cpu") if off_thread.share > MIN_SHARE else None, off_thread
 
     def _record_once(self) -> Generator[None, None, None]:
         yield from self._plain.run(1)
@@ -229,7 +234,7 @@ class _Capture:
         """Alternate windows of plain and profiled steps.
 
         Args:
-            settle: whether windows begin with steps that fill the caches again.
+            settle: Whether windows begin with steps that refill the caches.
         """
         window_steps, settling = _STEPS_PER_WINDOW, 0
         if settle:
@@ -250,7 +255,7 @@ class _Capture:
                 profiled += steps_of(watching.profiler.kineto_results.events())
 
     def _record_lines(self) -> Generator[None, None, Seen | None]:
-        """Record the user's lines; None for compiled code, whose operators would run one by one."""
+        """Record the user's lines; None for compiled code, since this would run it eagerly."""
         if self._compiled:
             return None
         self._report("recording lines")
@@ -259,22 +264,22 @@ class _Capture:
         return watch.seen
 
     def _record_arguments(self) -> Generator[None, None, tuple[ModuleNames, list[int], list[Node]]]:
-        """Record a step's operators with their arguments: module names, parameters and the trace.
+        """Record a step's operators with their arguments; return names, parameters and trace.
 
-        A step that runs other operators than most profiled ones (an epoch ends in it, a checkpoint
-        is saved) is recorded again.
+        A step that runs other operators than most profiled ones (the end of an epoch, a checkpoint)
+        is recorded again.
         """
         self._report("recording arguments")
         names = ModuleNames(self._built.model, self._built.lines)
         if self._compiled or self._built.model is None:
-            # Hooks make torch.compile compile again; not in the step that is recorded.
+            # Hooks trigger recompilation, which must not happen in the recorded step.
             with names:
                 yield
         with temporary_folder("trace") as folder:
             for attempt in range(self._retries + 1):
                 path = folder / f"trace-{attempt}.json"
                 with names, recorded(path):
-                    _show_parameters(self._built.model)
+                    _mark_parameters(self._built.model)
                     yield
                 with no_collection():
                     parameters, trace = take_parameters(read_trace(path))
@@ -283,9 +288,9 @@ class _Capture:
         return names, parameters, trace
 
     def _fit_memory(self, trace: Sequence[Node]) -> Generator[None, None, None]:
-        """Record the memory of further steps while it cannot be that of the recorded operators.
+        """Record the memory of further steps until one fits the recorded operators.
 
-        In steps with a line search the number of operators differs.
+        With a line search, the number of operators varies between steps.
         """
         units = find_units(trace)
         for attempt in range(self._retries):
@@ -303,7 +308,7 @@ class _Capture:
             )
             graph = replace(graph, meta={**graph.meta, "regions": regions})
         if OF_VALUES.intersection(needs):
-            # Last: it keeps sums and watches every operator.
+            # Last, since it stores sums and intercepts every operator.
             observed = yield from record_statistics(
                 self._built, needs, min(self._plain.times.wall_ns), self._report
             )
@@ -312,7 +317,7 @@ class _Capture:
 
     @property
     def _retries(self) -> int:
-        """How often a step is recorded again that does not fit the others."""
+        """Maximum number of retries for a step that does not fit the others."""
         return 0 if self._settings.short or self._settings.once else _RETRIES
 
     @property
@@ -321,7 +326,7 @@ class _Capture:
 
 
 class _PlainSteps:
-    """Steps without a profiler, and what clocks say of them."""
+    """Steps without a profiler, and their times."""
 
     def __init__(self, built: BuiltWorkload, closures: ClosureWatch) -> None:
         self._built = built
@@ -329,13 +334,13 @@ class _PlainSteps:
         self.times = StepTimes((), ())
 
     def run(self, count: int, settling: int = 0) -> Generator[None, None, None]:
-        """`count` more of them, after `settling` that are not timed."""
+        """Run `count` timed steps after `settling` untimed ones."""
         walls: list[int] = []
         cpus: list[int] = []
         loading: list[LoadingTime] = []
         updating: list[UpdateTime] = []
         collecting: list[CollectionTime] = []
-        # For all of them: putting clocks in place costs the next step its caches, too.
+        # Install the clocks once for all steps, since installing them also evicts caches.
         with (
             LoadingClock() as loader,
             UpdateClock(self._built.optimizer, self._closures) as update,
@@ -345,7 +350,7 @@ class _PlainSteps:
             delay.open()
             for _ in range(settling):
                 yield
-            began = delay.read()
+            delay_before = delay.read()
             for _ in range(count):
                 loader.take(), update.take(), collector.take()
                 wall, cpu = time.perf_counter_ns(), time.thread_time_ns()
@@ -355,7 +360,7 @@ class _PlainSteps:
                 loading.append(loader.take())
                 updating.append(update.take())
                 collecting.append(collector.take())
-            queued = delay_between(began, delay.read()) or 0
+            queued = delay_between(delay_before, delay.read()) or 0
         before = self.times
         self.times = StepTimes(
             (*before.wall_ns, *walls),
@@ -368,24 +373,24 @@ class _PlainSteps:
 
 
 def _long_enough(started: float, profiled: int) -> bool:
-    """Whether to make do with fewer steps: a machine may become busy after the first ones."""
-    return profiled >= _MIN_PROFILED and time.perf_counter() - started > _LONGEST_CAPTURE_S
+    """Whether to stop with fewer steps, since a machine may become busy after the first ones."""
+    return profiled >= _MIN_PROFILED and time.perf_counter() - started > _MAX_CAPTURE_S
 
 
 def _without_statistics(graph: Graph, place: Place, needs: tuple[str, ...]) -> Graph:
-    """`graph` with the reason why what is recorded besides was not."""
+    """Add to `graph` the reason for missing statistics."""
     if not needs:
         return graph
     where = "a CUDA device" if place.device == "cuda" else "several threads"
-    reason = f"statistics are not recorded of a step that runs on {where}"
+    reason = f"statistics are not recorded for a step on {where}"
     values = tuple(need for need in needs if need in OF_VALUES)
     empty = Statistics(recorded=values, reasons=dict.fromkeys(values, reason))
-    meta = {**graph.meta, "regions": nothing(reason)} if "regions" in needs else graph.meta
+    meta = {**graph.meta, "regions": no_regions(reason)} if "regions" in needs else graph.meta
     return replace(graph, statistics=empty, meta=meta)
 
 
-def _show_parameters(model: torch.nn.Module | None) -> None:
-    """Let the trace see which storages the parameters have; `trace.take_parameters` finds them."""
+def _mark_parameters(model: torch.nn.Module | None) -> None:
+    """Make the parameters' storages visible in the trace, for `trace.take_parameters`."""
     import torch
 
     with torch.profiler.record_function(PARAMETERS), torch.no_grad():

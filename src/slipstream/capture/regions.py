@@ -1,8 +1,8 @@
-"""The statistic "regions": how long what torch.compile makes of the model takes, piece by piece.
+"""The statistic "regions": times of the model's regions under torch.compile.
 
-torch.compile cuts a model into regions (one, unless something in it breaks the graph) and makes a
-forward and a backward function of each. The compiled model takes its steps in turns with the
-eager one, so that both see the same machine; everything is kept at the recorded step's pace.
+torch.compile splits a model into regions (one, without graph breaks) and compiles a forward and a
+backward function of each. Steps of the compiled and the eager model alternate, so that both run
+under the same conditions; times are scaled to the pace of the recorded step.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slipstream.capture.compiling import STEPS_PER_TURN, Compiling, compiled_already, nothing
+from slipstream.capture.compiling import STEPS_PER_TURN, Compiling, compiled_already, no_regions
 from slipstream.capture.events import StepEvents
 from slipstream.capture.modules import ROOT
 from slipstream.graph import Graph, StepPhase
@@ -22,10 +22,10 @@ from slipstream.graph import Graph, StepPhase
 if TYPE_CHECKING:
     from slipstream.workload import BuiltWorkload
 
-_SHORTEST_S, _LONGEST_S = 4.0, 60.0
-_MOST_STEPS = 240
-# What torch puts around a region, around the parts of a step that it compiled with what calls
-# them, and around frames that contain such parts.
+_MIN_S, _MAX_S = 4.0, 60.0
+_MAX_STEPS = 240
+# Torch's annotations of a region, of frames that contain compiled parts, and of compiled functions
+# with their wrappers.
 _REGION = "## Call CompiledFxGraph"
 _FRAMES = (
     "TorchDynamo Cache Lookup", "Torch-Compiled Region",
@@ -38,58 +38,57 @@ _ACCUMULATES = "AccumulateGrad"
 def record_regions(
     built: BuiltWorkload, graph: Graph, steps: int, report: Callable[[str], None]
 ) -> Generator[None, Any, dict[str, Any]]:
-    """A program (see `slipstream.workload.drive`) that measures compiled regions.
+    """Measure compiled regions, as a program (see `slipstream.workload.drive`).
 
     Args:
-        graph: the recorded eager step; times are brought to its pace.
-        steps: compiled steps to measure, and as many eager ones; more where steps are short, fewer
-            where they are long.
+        graph: The recorded eager step; times are scaled to its pace.
+        steps: Number of compiled and of eager steps; more for short steps, fewer for long ones.
 
     Returns:
-        JSON; where nothing could be compiled, only ``reason`` and ``remedy``, else:
+        JSON; only ``reason`` and ``remedy`` without compiled regions, else:
 
         - ``mode`` of torch.compile, and ``samples`` per step;
         - ``regions``: a list, see `Region.to_json`;
-        - ``overhead_ns``: what calling the regions takes: guards, wrappers, autograd;
-        - ``covered_ns``, ``covered_calls``: by phase: duration and number of the eager tasks that
-          the regions stand for;
-        - ``repeats``: see there; more of them after an edit mean that the step passes more often;
-        - ``stays``: (module, operator) of forward tasks that still run one by one;
+        - ``overhead_ns``: time to call the regions: guards, wrappers, autograd;
+        - ``covered_ns``, ``covered_calls``: duration and number of the eager tasks that the
+          regions replace, by phase;
+        - ``repeats``: see `repeats`; a larger value after an edit means more passes per step;
+        - ``stays``: (module, operator) of forward tasks that still run eagerly;
         - ``breaks``: reasons and lines of graph breaks;
-        - ``compile_s`` of CPU time, and ``cached`` when torch had compiled the like before;
-        - ``eager_ns``, ``compiled_ns``: the least of the paired steps, as measured.
+        - ``compile_s`` of CPU time, and ``cached`` if torch found the code in its cache;
+        - ``eager_ns``, ``compiled_ns``: minimum of the paired steps, as measured.
     """
     if built.model is None:
-        return nothing("the step hides its model", "return (model, batch, loss, optimizer)")
+        return no_regions("the step hides its model", "return (model, batch, loss, optimizer)")
     if compiled_already(built.model):
-        return nothing("the model is compiled already")
+        return no_regions("the model is already compiled")
     threads = int(graph.meta["threads"])
     with Compiling(built.model, threads, report) as compiling:
         yield from compiling.warm_up()
         if (failure := compiling.why_not()) is not None:
             return failure
         if not compiling.regions:
-            return nothing("torch.compile found no region to compile" + compiling.first_break())
+            return no_regions("torch.compile found no region to compile" + compiling.first_break())
         per_second = 1e9 / max(compiling.step_ns, 1)
         eager_ns: list[int] = []
         compiled_ns: list[int] = []
-        # Short steps need more of them: beside compiling, these seconds do not count.
-        steps = max(min(steps, int(_LONGEST_S / 2 * per_second)), STEPS_PER_TURN)
-        steps = max(steps, min(int(_SHORTEST_S / 2 * per_second), _MOST_STEPS))
+        # Short steps need more repetitions; compiling takes longer than these seconds.
+        steps = max(min(steps, int(_MAX_S / 2 * per_second)), STEPS_PER_TURN)
+        steps = max(steps, min(int(_MIN_S / 2 * per_second), _MAX_STEPS))
         while len(compiled_ns) < steps:
             report(f"compiled step {len(compiled_ns) + 1} of {steps}")
             eager_ns += yield from compiling.turn(compiled=False)
             compiled_ns += yield from compiling.turn(compiled=True)
         seen = yield from compiling.profiled()
     if (failure := compiling.why_not()) is not None:
-        # Compiled again in a later step, in vain.
+        # Recompiling in a later step failed.
         return failure
     meta: Any = graph.meta["step_ns"]
     pace = min(eager_ns) / (meta["cpu_minimum"] if threads == 1 else meta["wall_minimum"])
     measured = [r for r in compiling.regions if len(r.steps_ns) and min(r.steps_ns)]
     if not measured:
-        return nothing("the compiled model is never called the same way twice")
-    # No step has all of its regions at their least: together they are as long as in the best one.
+        return no_regions("no region ran in every step of the compiled model")
+    # No step has all regions at their minimum: scale them to the step with the minimum sum.
     together = min(map(sum, zip(*(r.steps_ns for r in measured), strict=True)))
     apart = sum(min(r.steps_ns) for r in measured)
     stays = _stays(graph, seen[0])
@@ -114,10 +113,10 @@ def record_regions(
 
 
 def covered_tasks(graph: Graph, stays: set[tuple[str, str]]) -> dict[str, NDArray[np.int64]]:
-    """By phase: the tasks that the compiled regions stand for.
+    """Return the tasks that the compiled regions replace, by phase.
 
-    These are the model's, but for forward tasks whose (module, operator) is in `stays`, their
-    backward tasks, and what adds gradients to parameters.
+    These are the model's, except forward tasks whose (module, operator) is in `stays`, their
+    backward tasks, and the accumulation of parameters' gradients.
     """
     tasks = graph.tasks
     module = graph.texts("module")
@@ -137,26 +136,23 @@ def covered_tasks(graph: Graph, stays: set[tuple[str, str]]) -> dict[str, NDArra
 
 
 def repeats(graph: Graph, tasks: NDArray[np.int64]) -> int:
-    """The largest number of `tasks` that share an operator and autograd's number; at least 1."""
+    """Return the maximum number of `tasks` with the same operator and sequence number, >= 1."""
     numbered = tasks[graph.tasks.sequence[tasks] >= 0]
     pairs = np.stack([graph.tasks.sequence[numbered], graph.tasks.name[numbered]], axis=1)
     return int(np.unique(pairs, axis=0, return_counts=True)[1].max(initial=1))
 
 
 def _stays(graph: Graph, seen: StepEvents) -> list[tuple[str, str]]:
-    """Which of the model's forward tasks the compiled step `seen` still runs one by one, once each.
-
-    In the order in which they come first.
-    """
+    """Return the model's forward tasks that the compiled step `seen` runs eagerly, distinct."""
     forward = np.flatnonzero(graph.tasks.phase == StepPhase.FORWARD)
     names = graph.texts("name", forward)
-    left = _outside(seen, set(names))
+    eager = _outside(seen, set(names))
     pairs = list(zip(graph.texts("module", forward), names, strict=True))
     total: dict[tuple[str, str], int] = {}
     for pair in pairs:
         total[pair] = total.get(pair, 0) + 1
     counts: dict[tuple[str, str], int] = {}
-    matcher = difflib.SequenceMatcher(None, names, left, autojunk=False)
+    matcher = difflib.SequenceMatcher(None, names, eager, autojunk=False)
     for block in matcher.get_matching_blocks():
         for pair in pairs[block.a : block.a + block.size]:
             counts[pair] = counts.get(pair, 0) + 1
@@ -168,29 +164,29 @@ def _stays(graph: Graph, seen: StepEvents) -> list[tuple[str, str]]:
 
 
 def _overhead_ns(graph: Graph, seen: StepEvents) -> float:
-    """Of a compiled step: the time in compiled frames, less the regions and what stays eager."""
+    """Return a compiled step's time in compiled frames, without regions and eager operators."""
     eager = set(graph.texts("name"))
     total = 0.0
-    # Ends of the outermost frame, and of what was taken off within it.
-    frame = taken = compiled = -1
+    # Ends of the outermost frame, of the last subtracted event, and of compiled functions.
+    frame = subtracted = compiled = -1
     for name, start, end in zip(seen.names, seen.start_ns, seen.end_ns, strict=True):
         if start >= frame and name.startswith(_FRAMES):
             total += float(end - start)
             frame = int(end)
-        elif start < frame and start >= taken:
+        elif start < frame and start >= subtracted:
             if name.startswith(_REGION) or (start >= compiled and name in eager):
                 total -= float(end - start)
-                taken = int(end)
+                subtracted = int(end)
             elif name.startswith(_COMPILED):
-                # What wrappers do with operators of their own is overhead.
+                # Operators that wrappers call are overhead.
                 compiled = max(compiled, int(end))
     return max(total, 0.0)
 
 
 def _outside(seen: StepEvents, names: set[str]) -> list[str]:
-    """The outermost operators among `names` that run outside of compiled functions, in order.
+    """Return the outermost operators among `names` outside of compiled functions, in order.
 
-    Only those of the forward pass, which ends where autograd's engine starts.
+    Only the forward pass counts, which ends where autograd's engine starts.
     """
     operators: list[str] = []
     until = -1

@@ -1,7 +1,7 @@
-"""The statistics "spectra" and "grads": singular values of matrices; how gradients are.
+"""The statistics "spectra" and "grads": singular values of matrices, and gradient statistics.
 
-Singular values come at a cost that is bounded. Gradients (how large, how noisy, how concentrated)
-are read where an optimizer is about to use them: clipped, unscaled, accumulated.
+The cost of singular values is bounded. Gradients (magnitude, noise, concentration) are read just
+before an optimizer uses them: clipped, unscaled, accumulated.
 
 Sources: Halko, Martinsson and Tropp, "Finding Structure with Randomness", SIAM Review 2011, for
 matrices too large for all of their singular values; McCandlish et al., "An Empirical Model of
@@ -20,29 +20,29 @@ from slipstream.graph import GradientNoise, Spectrum
 if TYPE_CHECKING:
     import torch
 
-# Beyond, not all values are computed: a second or two on one core.
-_LARGEST_SIDE = 2048
-_MOST_PRODUCTS = 1 << 34
+# Limits of computing all singular values, which then take a second or two on one core.
+_MAX_SIDE = 2048
+_MAX_MULTIPLICATIONS = 1 << 34
 _CHUNK = 1 << 22
-_MOST_VALUES, _FEWEST_VALUES, _OVERSAMPLED, _PASSES = 256, 16, 10, 4
-_FEWEST_DIMENSIONS = 2
+_MAX_VALUES, _MIN_VALUES, _OVERSAMPLED, _PASSES = 256, 16, 10, 4
+_MIN_DIMENSIONS = 2
 _SEED = 0
 
 
 def matrices(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    """The parameters that are matrices when written as first dimension x rest, by name."""
+    """Yield name and parameter of those that are matrices of first dimension x rest."""
     for name, parameter in model.named_parameters():
-        if parameter.dim() >= _FEWEST_DIMENSIONS and parameter.is_floating_point():
+        if parameter.dim() >= _MIN_DIMENSIONS and parameter.is_floating_point():
             rows = parameter.shape[0]
-            if min(rows, parameter.numel() // max(rows, 1)) >= _FEWEST_DIMENSIONS:
+            if min(rows, parameter.numel() // max(rows, 1)) >= _MIN_DIMENSIONS:
                 yield f"{ROOT}.{name}", parameter
 
 
 def spectrum(name: str, tensor: Any, of: Literal["weight", "gradient"]) -> Spectrum | None:
-    """Singular values of `tensor` as first dimension x rest; None where a number is not finite.
+    """Return singular values of `tensor` as first dimension x rest; None if it is not finite.
 
     Args:
-        tensor: dense, of floating point, in any dtype.
+        tensor: Dense floating-point tensor of any dtype.
     """
     import torch
 
@@ -54,15 +54,15 @@ def spectrum(name: str, tensor: Any, of: Literal["weight", "gradient"]) -> Spect
             return None
         tall = matrix if rows >= columns else matrix.t()
         side = min(rows, columns)
-        exact = side <= _LARGEST_SIDE and side * matrix.numel() <= _MOST_PRODUCTS
+        exact = side <= _MAX_SIDE and side * matrix.numel() <= _MAX_MULTIPLICATIONS
         singular = _by_gram(tall) if exact else _by_projection(tall)
-    # Seven digits: all that numbers of 32 bits can tell.
+    # Seven digits, the precision of float32.
     values = tuple(float(f"{value:.7g}") for value in singular.tolist())
     return Spectrum(name, of, rows, columns, float(f"{norm:.9g}"), values, exact)
 
 
 def _by_gram(tall: Any) -> Any:
-    """All singular values: roots of the eigenvalues of ``tall^T tall``, in double precision."""
+    """Return all singular values, from the eigenvalues of ``tall^T tall`` in double precision."""
     import torch
 
     side = tall.shape[1]
@@ -74,20 +74,18 @@ def _by_gram(tall: Any) -> Any:
 
 
 def _by_projection(tall: Any) -> Any:
-    """The largest singular values, from the range of ``tall (tall^T tall) x`` for random x."""
+    """Return the largest singular values, from the range of ``tall (tall^T tall) x``, x random."""
     import torch
 
-    affordable = _MOST_PRODUCTS // (_PASSES * tall.numel())
-    wanted = max(min(_MOST_VALUES, affordable), _FEWEST_VALUES)
+    affordable = _MAX_MULTIPLICATIONS // (_PASSES * tall.numel())
+    count = max(min(_MAX_VALUES, affordable), _MIN_VALUES)
     random = torch.Generator(tall.device).manual_seed(_SEED)
     matrix = tall.float()
-    start = torch.randn(
-        matrix.shape[1], wanted + _OVERSAMPLED, generator=random, device=tall.device
-    )
+    start = torch.randn(matrix.shape[1], count + _OVERSAMPLED, generator=random, device=tall.device)
     basis = torch.linalg.qr(matrix @ start).Q
     basis = torch.linalg.qr(matrix.t() @ basis).Q
     basis = torch.linalg.qr(matrix @ basis).Q
-    return torch.linalg.svdvals(basis.t() @ matrix)[:wanted]
+    return torch.linalg.svdvals(basis.t() @ matrix)[:count]
 
 
 _TOP = 0.01
@@ -95,7 +93,7 @@ _TOP = 0.01
 
 @dataclass
 class _Sums:
-    """Over the steps so far, of one parameter."""
+    """Sums over the steps so far for one parameter."""
 
     elements: int
     total: Any
@@ -108,9 +106,9 @@ class _Sums:
 
 
 class Gradients:
-    """Within it, gradients are read before each optimizer step.
+    """Context manager that reads gradients before each optimizer step.
 
-    A running sum of every gradient is kept, in float32: as much memory as the parameters.
+    Stores a running sum of every gradient in float32, as large as the parameters.
     """
 
     def __init__(self, model: torch.nn.Module | None, *, noise: bool, spectra: bool) -> None:
@@ -128,21 +126,21 @@ class Gradients:
     def __enter__(self) -> Gradients:
         from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-        self._hook = register_optimizer_step_pre_hook(self._look)
+        self._hook = register_optimizer_step_pre_hook(self._read_gradients)
         return self
 
     def __exit__(self, *error: object) -> None:
         self._hook.remove()
 
     def noise(self) -> tuple[GradientNoise, ...]:
-        """What the gradients were like, in the order of the optimizer's parameters."""
+        """Return gradient statistics, in the order of the optimizer's parameters."""
         return tuple(_summary(name, sums) for name, sums in self._sums.items())
 
     def spectra(self) -> tuple[Spectrum, ...]:
-        """Of the gradients that are matrices, in the last step."""
+        """Return the spectra of gradients that are matrices, in the last step."""
         return tuple(self._found.values())
 
-    def _look(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    def _read_gradients(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         import torch
 
         with torch.no_grad():

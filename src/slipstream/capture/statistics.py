@@ -1,6 +1,6 @@
-"""What can be recorded besides the graph, on request, of the values that flow through a step.
+"""Statistics of the values in a step, recorded on request in addition to the graph.
 
-It takes steps of its own, after those whose time was taken: looking at values costs time.
+They use separate steps, after the timed ones, since inspecting values takes time.
 """
 
 from __future__ import annotations
@@ -21,44 +21,44 @@ if TYPE_CHECKING:
     from slipstream.workload import BuiltWorkload
 
 STATISTICS = ("grads", "ids", "regions", "sparsity", "spectra")
-"""What can be asked for; "regions" is recorded by `slipstream.capture.regions`."""
+"""Names of the statistics; `slipstream.capture.regions` records "regions"."""
 OF_VALUES = frozenset(STATISTICS) - {"regions"}
-_MOST_STEPS, _FEWEST_STEPS = 8, 2
-_LONGEST_S = 30.0
+_MAX_STEPS, _MIN_STEPS = 8, 2
+_MAX_S = 30.0
 
 
 def record_statistics(
     built: BuiltWorkload, needs: Collection[str], step_ns: float, report: Callable[[str], None]
 ) -> Generator[None, Any, Statistics]:
-    """A program (see `slipstream.workload.drive`) that looks at the values of a few steps.
+    """Record the values of a few steps, as a program (see `slipstream.workload.drive`).
 
     Args:
-        needs: of `OF_VALUES`; others are left out.
-        step_ns: what a step takes: fewer of long ones are looked at, at least two.
+        needs: Statistics to record; those not in `OF_VALUES` are ignored.
+        step_ns: Time of a step; fewer long steps are recorded, but at least two.
     """
-    wanted = sorted(OF_VALUES.intersection(needs))
-    affordable = int(_LONGEST_S * 1e9 / max(step_ns, 1.0))
-    steps = max(min(_MOST_STEPS, affordable), _FEWEST_STEPS)
+    requested = sorted(OF_VALUES.intersection(needs))
+    affordable = int(_MAX_S * 1e9 / max(step_ns, 1.0))
+    steps = max(min(_MAX_STEPS, affordable), _MIN_STEPS)
     model = built.model
-    lookups = Lookups(model) if "ids" in wanted else None
-    zeros = Zeros(model) if "sparsity" in wanted and model is not None else None
-    gradients = Gradients(model, noise="grads" in wanted, spectra="spectra" in wanted)
+    lookups = Lookups(model) if "ids" in requested else None
+    zeros = Zeros(model) if "sparsity" in requested and model is not None else None
+    gradients = Gradients(model, noise="grads" in requested, spectra="spectra" in requested)
     with contextlib.ExitStack() as stack:
         stack.enter_context(_uncompiled(model))
-        for one in (lookups, zeros, gradients):
-            if one is not None:
-                stack.enter_context(one)
+        for recorder in (lookups, zeros, gradients):
+            if recorder is not None:
+                stack.enter_context(recorder)
         for number in range(steps):
-            report(f"recording {', '.join(wanted)}: step {number + 1} of {steps}")
+            report(f"recording {', '.join(requested)}: step {number + 1} of {steps}")
             gradients.last_step = number == steps - 1
             yield
             if lookups is not None:
                 lookups.end_step()
     spectra: tuple[Spectrum, ...] = ()
-    if "spectra" in wanted and model is not None:
+    if "spectra" in requested and model is not None:
         report("singular values")
         weights = [spectrum(name, parameter, "weight") for name, parameter in matrices(model)]
-        spectra = (*(one for one in weights if one is not None), *gradients.spectra())
+        spectra = (*(found for found in weights if found is not None), *gradients.spectra())
     parts: dict[str, Any] = {
         "grads": gradients.noise(),
         "ids": lookups.result() if lookups is not None else (),
@@ -66,17 +66,17 @@ def record_statistics(
         "spectra": spectra,
     }
     return Statistics(
-        recorded=tuple(wanted),
+        recorded=tuple(requested),
         steps=steps,
         same_batch=built.reads_batch,
-        reasons={name: _why_nothing(name, built) for name in wanted if not parts[name]},
+        reasons={name: _why_nothing(name, built) for name in requested if not parts[name]},
         **parts,
     )
 
 
 def _why_nothing(name: str, built: BuiltWorkload) -> str:
     if name == "ids":
-        return "the step looks up no embedding table"
+        return "the step uses no embedding table"
     if name == "grads":
         return "no optimizer ran in the step, or no parameter had a gradient"
     if built.model is None:
@@ -86,7 +86,7 @@ def _why_nothing(name: str, built: BuiltWorkload) -> str:
 
 @contextlib.contextmanager
 def _uncompiled(model: torch.nn.Module | None) -> Iterator[None]:
-    """What is compiled runs operator by operator within: compiled functions have no modules."""
+    """Run compiled code eagerly in the body, since compiled functions have no modules."""
     import torch
 
     if model is None or not compiled_already(model):

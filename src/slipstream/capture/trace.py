@@ -1,4 +1,4 @@
-"""PyTorch's execution trace: for every operator its schema, arguments, storages and parent."""
+"""Read PyTorch's execution trace: schema, arguments, storages and parent of every operator."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slipstream.graph.call import Call, TensorSpec
 
 _THREAD_ROOT = "[pytorch|profiler|execution_trace|thread]"
 _PROCESS_ROOT = "[pytorch|profiler|execution_trace|process]"
-# c10 type names as the trace prints them, in torch's.
+# Torch dtypes by the c10 type names in a trace.
 _DTYPES = {
     "float": "float32", "double": "float64", "c10::BFloat16": "bfloat16", "c10::Half": "float16",
     "long int": "int64", "int": "int32", "short int": "int16", "signed char": "int8",
@@ -23,13 +23,13 @@ _DTYPES = {
     "c10::complex<float>": "complex64", "c10::complex<double>": "complex128",
     "BFloat16": "bfloat16", "Half": "float16", "byte": "uint8",
 }  # fmt: skip
-# Annotations of what another thread does (a communication that was begun here), or that the trace
-# itself adds: the profiler has none of them among this thread's events.
+# Annotations of work on another thread (communication started on this one), or added by the trace
+# itself; the profiler has none of them among this thread's events.
 _ELSEWHERE = ("## process_group:init ##", "gloo:", "nccl:", "mpi:", "ucc:")
 _NO_TENSOR = 0
 _NO_ROOT = -1
 PARAMETERS = "slipstream::parameters"
-"""Annotation under which a capture shows the trace the model's parameters, before the step."""
+"""Annotation under which a capture touches the model's parameters, before the step."""
 
 
 @dataclass
@@ -37,10 +37,10 @@ class Node:
     """One operator or annotation of the trace.
 
     Attributes:
-        parent: index of the enclosing node, -1 at the top.
-        sequence: autograd's sequence number, -1 for none.
-        call: what was called, or None for annotations and calls whose arguments are not known.
-        storages: ids of the storages of `call`'s inputs, then outputs.
+        parent: Index of the enclosing node, -1 at the top.
+        sequence: Autograd's sequence number, -1 for none.
+        call: The call, or None for annotations and calls with unknown arguments.
+        storages: Ids of the storages of `call`'s inputs, then outputs.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Node:
 
 @contextlib.contextmanager
 def recorded(path: Path) -> Iterator[None]:
-    """What runs within is written to `path` as an execution trace."""
+    """Write an execution trace of the body to `path`."""
     import torch
 
     observer = torch.profiler.ExecutionTraceObserver().register_callback(str(path))
@@ -61,15 +61,15 @@ def recorded(path: Path) -> Iterator[None]:
         yield
         observer.stop()
     finally:
-        # Stops it too, where the step has failed.
+        # Also stops the observer if the step failed.
         observer.unregister_callback()
 
 
 def read_trace(path: Path) -> list[Node]:
-    """The nodes of an execution trace in pre-order.
+    """Return the nodes of an execution trace in pre-order.
 
     Raises:
-        GraphError: the file is missing, cut off, or not an execution trace.
+        GraphError: The file is missing, truncated, or not an execution trace.
     """
     try:
         return _nodes(json.loads(path.read_bytes())["nodes"])
@@ -77,7 +77,7 @@ def read_trace(path: Path) -> list[Node]:
         raise GraphError("the execution trace was not written", where=path.name) from None
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise GraphError(
-            f"not a whole execution trace: {type(error).__name__}: {error}",
+            f"not a complete execution trace: {type(error).__name__}: {error}",
             where=path.name,
             remedy="profile again",
         ) from error
@@ -102,9 +102,9 @@ def _nodes(rows: Sequence[Mapping[str, Any]]) -> list[Node]:
 
 
 def _of_one_thread(rows: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Those of the thread that ran the step; others work beside it, and have no place in its order.
+    """Return the rows of the thread that ran the step, since others are not in its order.
 
-    It is the one that was shown the parameters, else the one with the most rows.
+    It is the thread that touched the parameters, else the one with the most rows.
     """
     root: dict[int, int] = {}
     for row in rows:
@@ -120,10 +120,10 @@ def _of_one_thread(rows: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def _around(missing: int, index: Mapping[int, int], nodes: Sequence[Node]) -> int:
-    """What enclosed an operator that is not in the trace, because an error ended it; else -1.
+    """Return the parent of an operator that is missing because an error ended it; else -1.
 
-    Recomputation in the backward pass stops that way. Python called the operator, so that it lay
-    in whatever annotation or autograd node was open.
+    Recomputation in the backward pass stops that way. Python called the operator, so its parent is
+    the open annotation or autograd node.
     """
     before = [number for number in index if number < missing]
     place = index[max(before)] if before else -1
@@ -133,7 +133,7 @@ def _around(missing: int, index: Mapping[int, int], nodes: Sequence[Node]) -> in
 
 
 def take_parameters(nodes: Sequence[Node]) -> tuple[list[int], list[Node]]:
-    """Storages of the model's parameters, and the step's nodes without the annotation of them."""
+    """Return the storages of the model's parameters, and the nodes without their annotation."""
     first = next((i for i, node in enumerate(nodes) if node.name == PARAMETERS), len(nodes))
     end = first + 1
     while end < len(nodes) and nodes[end].parent >= first:
@@ -142,11 +142,11 @@ def take_parameters(nodes: Sequence[Node]) -> tuple[list[int], list[Node]]:
         node.storages[0] for node in nodes[first:end] if node.call is not None and node.storages
     }
     shift = end - first
-    rest = [
+    remaining = [
         replace(node, parent=node.parent - shift) if node.parent >= end else node
         for node in (*nodes[:first], *nodes[end:])
     ]
-    return sorted(storages), rest
+    return sorted(storages), remaining
 
 
 def _node(row: Mapping[str, Any], parent: int) -> Node:
@@ -207,9 +207,9 @@ def _split_kinds(text: str) -> list[str]:
     """Split at commas outside brackets."""
     kinds: list[str] = []
     depth, begin = 0, 0
-    for i, letter in enumerate(text):
-        depth += (letter in "[(<") - (letter in "])>")
-        if letter == "," and depth == 0:
+    for i, character in enumerate(text):
+        depth += (character in "[(<") - (character in "])>")
+        if character == "," and depth == 0:
             kinds.append(text[begin:i])
             begin = i + 1
     return [*kinds, text[begin:]] if text else kinds

@@ -1,9 +1,8 @@
-"""Which nodes of a step's tree become tasks, and how much profiling each carries.
+"""Find the nodes of a step's tree that become tasks, and the profiler events of each.
 
-A *unit* is the outermost operator that has a kernel of its own. Composite operators (``linear``,
-``matmul``) only call others: their own time, like Python's and autograd's, is the gap between
-units. Getting a batch from a ``DataLoader`` is a unit too, beside the operators inside of it; see
-`loading.py` beside this file.
+A *unit* is an outermost operator that has a kernel. Composite operators (``linear``, ``matmul``)
+only call others: their overhead, like Python's and autograd's, is the gap between units. Getting a
+batch from a ``DataLoader`` is also a unit, in addition to the operators inside; see `overhead.py`.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from slipstream.graph import CLOSURE_RANGE, StepPhase
 
 _AUTOGRAD = "autograd::engine::evaluate_function: "
 LOADING = "enumerate(DataLoader)#"
-"""What torch's annotations of a ``DataLoader``'s ``__next__`` begin with."""
+"""Prefix of torch's annotations of a ``DataLoader``'s ``__next__``."""
 
 
 @dataclass(frozen=True)
@@ -30,15 +29,15 @@ class Units:
 
     Attributes:
         nodes: int64 [u], index of each unit's node in the trace.
-        first, last: int64 [u], the unit's own event and its last descendant's.
+        first, last: int64 [u], events of the unit and of its last descendant.
         phase: uint8 [u].
-        module: the innermost module of each unit; backward ones carry their forward's.
-        scope: names of the enclosing operators, joined by ``/``.
+        module: Innermost module of each unit; backward units have that of their forward.
+        scope: Names of the enclosing operators, joined by ``/``.
         sequence: int64 [u], autograd's number; -1 for none.
-        loading: int64 [u], the unit that gets the batch whose making this one is part of: itself
-            for that unit, -1 for those that load nothing.
-        events: names of all e events, which the profiler's steps are aligned with.
-        parents: int64 [e], index of the event that encloses each, -1 at the top.
+        loading: int64 [u], the loading unit that a unit belongs to: itself for a loading unit, -1
+            for none.
+        events: Names of all e events, with which the profiler's steps are aligned.
+        parents: int64 [e], index of the enclosing event, -1 at the top.
     """
 
     nodes: NDArray[np.int64]
@@ -54,7 +53,7 @@ class Units:
 
     @cached_property
     def in_closure(self) -> NDArray[np.bool_]:
-        """Whether each event lies within a closure of ``Optimizer.step``, bool [e]."""
+        """Whether each event is within a closure of ``Optimizer.step``, bool [e]."""
         inside: list[bool] = []
         for name, parent in zip(self.events, self.parents.tolist(), strict=True):
             inside.append(name == CLOSURE_RANGE or (parent >= 0 and inside[parent]))
@@ -63,7 +62,7 @@ class Units:
 
 @dataclass
 class _Place:
-    """What a node inherits from those around it."""
+    """Properties that a node inherits from its parents."""
 
     phase: StepPhase
     module: str
@@ -74,24 +73,24 @@ class _Place:
 
 
 def find_units(nodes: Sequence[Node]) -> Units:
-    """The units of a trace in program order."""
+    """Return the units of a trace in program order."""
     places: list[_Place] = []
     rows: list[tuple[int, int, StepPhase, str, str, int]] = []
     last: list[int] = []
     loading: list[int] = []
     events: list[str] = []
     parents: list[int] = []
-    # By node: its own event, or the one that encloses a module's annotation.
+    # By node: its event, or the enclosing one for a module's annotation.
     event_of: list[int] = []
     by_sequence: dict[int, str] = {}
-    # By storage: the module in whose backward pass it was made last.
+    # By storage: the module whose backward pass last wrote it.
     gradient_of: dict[int, str] = {}
     engine = _engine_sequences(nodes)
     backward_seen = False
     for i, node in enumerate(nodes):
         around = places[node.parent] if node.parent >= 0 else None
         if node.parent >= 0 and nodes[node.parent].name == CLOSURE_RANGE:
-            # Like the top of a step: the update around it begins after it.
+            # Like the top of a step: the enclosing update starts after it.
             around = None
         if node.name == CLOSURE_RANGE or (around is None and node.name.startswith(PREFIX)):
             # Another forward pass: a step may have several (gradient accumulation).
@@ -119,7 +118,7 @@ def find_units(nodes: Sequence[Node]) -> Units:
             last[place.unit] = event
             continue
         if place.phase is StepPhase.FORWARD and node.sequence >= 0:
-            # The innermost operator with a number is the one that made the autograd node.
+            # The innermost operator with a number created the autograd node.
             by_sequence[node.sequence] = place.module
         if node.call is None or _is_composite(node.call.op):
             continue
@@ -129,8 +128,8 @@ def find_units(nodes: Sequence[Node]) -> Units:
         if place.phase is StepPhase.BACKWARD:
             inputs = node.storages[: len(node.call.inputs)]
             if not module:
-                # What has no number accumulates a parameter's gradient: it goes where that was
-                # made.
+                # An operator without a number accumulates a parameter's gradient, and belongs to
+                # the module that computed it.
                 maker = next((gradient_of[s] for s in inputs if s in gradient_of), "")
                 module = by_sequence.get(sequence, "") if sequence >= 0 else maker
             for storage in set(node.storages[len(inputs) :]).difference(inputs):
@@ -153,9 +152,9 @@ def find_units(nodes: Sequence[Node]) -> Units:
 
 
 def _engine_sequences(nodes: Sequence[Node]) -> dict[int, int]:
-    """By node of autograd's engine: the number of the backward operator it evaluates.
+    """Return the number of the backward operator that each node of autograd's engine evaluates.
 
-    The engine itself reduces and adds up gradients after the operator; that is its work too.
+    The engine also reduces and accumulates gradients after the operator.
     """
     return {
         node.parent: node.sequence
@@ -169,7 +168,7 @@ def _engine_sequences(nodes: Sequence[Node]) -> dict[int, int]:
 
 def _place(node: Node, around: _Place | None, backward_seen: bool, engine_sequence: int) -> _Place:
     if around is None:
-        # After the backward pass come the optimizer and what the user does between steps.
+        # The optimizer and user code between steps follow the backward pass.
         phase = StepPhase.OTHER if backward_seen else StepPhase.FORWARD
         around = _Place(phase, "", "", -1, -1)
     phase, module, scope, sequence = around.phase, around.module, around.scope, around.sequence
@@ -190,14 +189,14 @@ def _place(node: Node, around: _Place | None, backward_seen: bool, engine_sequen
 
 @cache
 def _is_composite(schema: str) -> bool:
-    """Whether the operator only calls other operators (autograd sees those, not it)."""
+    """Whether the operator only calls other operators, which autograd sees instead of it."""
     import torch
 
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     name = schema.partition("(")[0]
     try:
-        # Some are written both ways (silu_backward): the device's own kernel comes first.
+        # Some have both (silu_backward); the device's kernel then takes precedence.
         return bool(has_kernel(name, "CompositeImplicitAutograd")) and not has_kernel(name, "CPU")
     except RuntimeError:
-        # Not registered here (a trace from elsewhere): time it as a whole.
+        # Not registered on this machine (a foreign trace): time it as a whole.
         return False

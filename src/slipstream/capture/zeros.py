@@ -1,4 +1,4 @@
-"""The statistic "sparsity": shares of exact zeros in what goes into and comes out of modules."""
+"""The statistic "sparsity": shares of exact zeros in inputs and outputs of modules."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MATRIX = 2
 
 @dataclass
 class _Count:
-    """Zeros among numbers."""
+    """Counts of zeros and of all numbers."""
 
     zeros: int = 0
     numbers: int = 0
@@ -40,9 +40,9 @@ class _Around:
 
 
 class Zeros:
-    """Within it, zeros are counted around those modules of `model` that compute something.
+    """Context manager that counts zeros around modules of `model` that compute something.
 
-    These are the ones without children, and those with parameters of their own.
+    These are the modules without children, and those with direct parameters.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -66,7 +66,7 @@ class Zeros:
             hook.remove()
 
     def result(self, steps: int) -> tuple[ModuleZeros, ...]:
-        """The modules that ran, in the model's order; `steps` is how many steps did."""
+        """Return the modules that ran in `steps` steps, in the model's order."""
         modules = []
         for key, (name, module) in self._modules.items():
             if key not in self._found:
@@ -104,12 +104,12 @@ class Zeros:
         around = self._around(module)
         around.outputs.add(tensor)
         if tensor.requires_grad:
-            # Of the tensor as it is now: what changes it in place later has a gradient of its own.
+            # The hook applies to this version: later in-place changes have a separate gradient.
             tensor.register_hook(around.gradients.add)
 
 
 def _floating(value: Any) -> Any:
-    """`value`, or the first of several, where it is a dense tensor of floating point."""
+    """Return `value`, or its first item, if it is a dense floating-point tensor, else None."""
     import torch
 
     if isinstance(value, (tuple, list)):
