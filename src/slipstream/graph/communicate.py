@@ -209,7 +209,7 @@ def with_overlap(graph: Graph, cluster: Cluster) -> Graph:
     communicates = graph.tasks.kind == Kind.COMMUNICATION
     start, end = timeline.start_ns[communicates], timeline.end_ns[communicates]
     slowed = 0
-    for task in np.flatnonzero(~~communicates & (graph.tasks.duration_ns > 0)).tolist():
+    for task in np.flatnonzero(~communicates & (graph.tasks.duration_ns > 0)).tolist():
         # The network is one lane: its spans do not overlap each other.
         overlap = np.minimum(end, timeline.end_ns[task]) - np.maximum(
             start, timeline.start_ns[task]
