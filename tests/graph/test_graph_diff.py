@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 
 from slipstream.graph import Dependency, Graph, difference, replace_tasks
-from slipstream.graph.views.diff import LEAST_HALF_WIDTH
+from slipstream.graph.views.diff import MIN_HALF_WIDTH
 from small_graphs import graph_of, graphs
 
 
@@ -72,7 +72,7 @@ def test_the_interval_grows_with_what_disturbs_and_shrinks_with_steps() -> None:
     def width(other: Graph) -> float:
         return difference(quiet, other).half_width
 
-    assert width(quiet) == pytest.approx(LEAST_HALF_WIDTH, rel=0.01)
+    assert width(quiet) == pytest.approx(MIN_HALF_WIDTH, rel=0.01)
     assert width(_recorded(contended=True)) > 1.5 * width(quiet)
     assert width(_recorded(unaligned_share=0.1)) > 2 * width(quiet)
     few, many = (_recorded(0.3, aligned_steps=steps) for steps in (4, 64))

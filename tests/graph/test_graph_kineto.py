@@ -388,13 +388,13 @@ def test_halving_kernels_leaves_what_the_host_binds_exactly_as_it_is(shared_data
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (b"", "cut off"),
-        (b'{"traceEvents": [', "cut off"),
+        (b"", "truncated"),
+        (b'{"traceEvents": [', "truncated"),
         (b"[1, 2]", "event 0"),
         (b'{"events": []}', "no list 'traceEvents'"),
         (b'"text"', "no list 'traceEvents'"),
         (b'{"traceEvents": []}', "no operators"),
-        (b"[" * 100_000, "cut off"),
+        (b"[" * 100_000, "truncated"),
     ],
 )
 def test_what_is_no_trace_is_said_to_be_none(data: bytes, words: str) -> None:

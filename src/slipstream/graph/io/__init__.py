@@ -1,1 +1,1 @@
-"""Files a graph is read from and written to: our own, Kineto's and Chakra's."""
+"""File formats of graphs: ``.slipgraph``, Kineto and Chakra."""

@@ -1,9 +1,9 @@
 """The messages of MLCommons Chakra execution traces, declared in Python.
 
-Only what is read or written here: names and field numbers are those of the public schema
-(``ChakraProtoMsg``, version 0.0.4 and later); fields we do not declare are kept by protobuf when
-a message is read, and ignored. Declaring them here needs no generated file that would tie the
-package to one version of protobuf's compiler.
+Only messages used here, with the names and field numbers of the public schema
+(``ChakraProtoMsg``, version 0.0.4 and later); protobuf retains undeclared fields, which are
+ignored. Unlike generated code, these declarations do not depend on a version of protobuf's
+compiler.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ def _attribute(file: Any) -> None:
         items = file.message_type.add()
         items.name = f"{scalar.capitalize()}List"
         _field(items, "values", 1, kind, repeated=True)
-        one = _field(message, f"{scalar}_val", number, kind)
+        scalar_field = _field(message, f"{scalar}_val", number, kind)
         many = _field(message, f"{scalar}_list", number + 1, _FIELD.TYPE_MESSAGE, of=items.name)
-        one.oneof_index = many.oneof_index = 0
+        scalar_field.oneof_index = many.oneof_index = 0
         number += 2
 
 

@@ -1,4 +1,4 @@
-"""From the columns of a Kineto trace to the graph of one step; see `_kineto_links` for edges."""
+"""Build the graph of one step from the columns of a Kineto trace; for edges see `_kineto_links`."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from slipstream.provenance import Provenance
 def build(
     columns: Columns, device: Device, window: Window, name: str, header: Mapping[str, Any]
 ) -> tuple[Graph, Floats]:
-    """The graph of what is in `window`, and when each task began: float64 [n], ns as `columns`.
+    """Build the graph of `window`; return it with the begin of each task, float64 [n], in ns.
 
     Raises:
-        GraphError: it is empty, or device events carry no correlation ids.
+        GraphError: the window is empty, or device events have no correlation ids.
     """
     if len(device) and not (device.launch >= 0).any():
         raise GraphError(
             f"none of the {len(device)} kernels and copies can be linked to its launch: "
-            "the trace has no correlation ids in common",
+            "they have no correlation ids in common with runtime calls",
             where=f"{name}: {columns.text(int(device.row[0]))[:60]}",
             remedy="profile with activities=[CPU, CUDA], and do not strip 'args' from the trace",
         )
@@ -45,7 +45,7 @@ def build(
 
 
 class _Assembly:
-    """Puts what was found in order."""
+    """Assembles a graph from segments, device events and links."""
 
     def __init__(self, found: LinkFinder, name: str, header: Mapping[str, Any]) -> None:
         self.found = found
@@ -53,7 +53,7 @@ class _Assembly:
         self.recorded_ns = 0.0
 
     def graph(self) -> tuple[Graph, Floats]:
-        """Tasks in the order of their recorded starts, with the edges that agree with it."""
+        """Return the graph in the order of recorded starts, with the edges that agree with it."""
         segments, device = self.found.segments, self.found.device
         halves, tail_start, tail_ready, tail_end, _ = self.found.tails
         d, h = len(device), self.found.hosts
@@ -75,7 +75,7 @@ class _Assembly:
         lane = np.concatenate([of_host, of_device[device.lane], of_host[halves], begun])
         exists = np.ones(total, np.bool_)
         exists[h : h + d] = self.found.taken
-        # Program order within a lane where times tie: segments as they come, tails behind theirs.
+        # Program order within a lane for equal times: segments in order, tails after their segment.
         begins = np.full(len(host_lanes), -1.0)
         rank = np.concatenate([np.arange(h, dtype=float), np.arange(d) + h, halves + 0.5, begins])
         on_device = np.zeros(total, np.bool_)
@@ -95,7 +95,7 @@ class _Assembly:
         return graph, np.maximum(start[order], self.found.window.begin_ns)
 
     def _begin_unlinked(self, taken: Ints, begin: int) -> None:
-        """What was launched before the recording began waits for its begin only."""
+        """Let events that were launched before the recording wait for its begin."""
         device = self.found.device
         for event in taken[device.launch[taken] < 0].tolist():
             before = event - 1
@@ -132,7 +132,7 @@ class _Assembly:
         """Untracked time between the segments of each thread, up to the step's end."""
         threads = edges.kind == Dependency.THREAD_TO_THREAD
         resumed = np.unique(edges.target[threads])
-        left = set(edges.source[threads].tolist())
+        yielding = set(edges.source[threads].tolist())
         works = self.found.works()
         hosts = len(works)
         on_device = (order >= self.found.hosts) & (
@@ -142,19 +142,19 @@ class _Assembly:
         step_end = self.found.window.next_ns
         whole_end = step_end
         if math.isinf(step_end):
-            # The device may finish later; what follows need not wait for that.
+            # The device may finish later, and the next step need not wait for it.
             step_end = float(end[of_host].max(initial=self.found.window.begin_ns))
             whole_end = float(end[order[on_device]].max(initial=step_end))
         self.recorded_ns = whole_end - self.found.window.begin_ns
         for number in range(hosts):
-            mine = order[lane[order] == number]
-            if not len(mine) or not works[number]:
+            tasks = order[lane[order] == number]
+            if not len(tasks) or not works[number]:
                 continue
-            between = np.maximum(ready[mine[1:]] - end[mine[:-1]], 0.0)
-            between[np.isin(place[mine[1:]], resumed)] = 0.0
-            gap[mine[:-1]] = between
-            if int(place[mine[-1]]) not in left:
-                gap[mine[-1]] = max(step_end - end[mine[-1]], 0.0)
+            between = np.maximum(ready[tasks[1:]] - end[tasks[:-1]], 0.0)
+            between[np.isin(place[tasks[1:]], resumed)] = 0.0
+            gap[tasks[:-1]] = between
+            if int(place[tasks[-1]]) not in yielding:
+                gap[tasks[-1]] = max(step_end - end[tasks[-1]], 0.0)
 
     def _tasks(
         self,
@@ -233,7 +233,7 @@ class _Assembly:
             row >= 0, of_category[self.found.columns.category[row]], Kind.HOST
         ).astype(np.uint8)
         of_segment = np.full(h, 255, np.uint8)
-        # The rest of an operator after what it called is no second call of it.
+        # The remainder of an operator after a nested event is not another call.
         of_segment[~self.found.segments.first] = Kind.HOST
         of_segment[self.found.waits] = Kind.WAIT
         of_tail = np.where(self.found.tails[4] >= 0, Kind.WAIT, Kind.HOST).astype(np.uint8)
@@ -241,12 +241,12 @@ class _Assembly:
         special[:h] = of_segment[: len(special)]
         special[h + d : h + d + len(of_tail)] = of_tail
         kind = np.where(special[order] != 255, special[order], kind)
-        talks = self.found.columns.named_like(is_communication)[row] & (row >= 0)
-        kind[talks & np.isin(kind, (Kind.KERNEL, Kind.COPY, Kind.OP))] = Kind.COMMUNICATION
+        communicates = self.found.columns.named_like(is_communication)[row] & (row >= 0)
+        kind[communicates & np.isin(kind, (Kind.KERNEL, Kind.COPY, Kind.OP))] = Kind.COMMUNICATION
         return kind
 
     def _phases(self) -> NDArray[np.uint8]:
-        """What runs before the first backward task and is no optimizer's is forward."""
+        """Mark tasks before the first backward task as forward, except the optimizer's."""
         phase = self.found.segments.phase.copy()
         backward = self.found.segments.start[phase == StepPhase.BACKWARD]
         until = backward.min() if len(backward) else np.inf
@@ -262,9 +262,9 @@ class _Assembly:
         columns, device, taken = self.found.columns, self.found.device, self.found.taken
         kernels = int(taken.sum())
         alone = taken & (device.launch < 0)
-        # Correlations count up, so what has a smaller one than any call was launched before.
-        known = columns.runtime_by_correlation[0]
-        before = alone & (columns.correlation[device.row] < known[:1].sum())
+        # Correlations are ascending: smaller ones than any call's are of earlier launches.
+        correlations = columns.runtime_by_correlation[0]
+        before = alone & (columns.correlation[device.row] < correlations[:1].sum())
         return {
             "workload": self.name,
             "origin": "kineto",
@@ -283,9 +283,9 @@ class _Assembly:
         }
 
     def _launches(self) -> dict[str, list[list[int]]]:
-        """By name, how each of its kernels was launched, in the order they began; see `Columns`.
+        """Return `Columns.launch` of the kernels by name, in order of time.
 
-        By name, so that an edit which puts in other tasks does not move them.
+        By name, so that they remain valid after an edit inserts tasks.
         """
         columns, device = self.found.columns, self.found.device
         chosen = np.flatnonzero(self.found.taken)
@@ -297,11 +297,11 @@ class _Assembly:
         return launches
 
     def _device_name(self) -> dict[str, str]:
-        """What the driver calls the machine's devices, where all are of one kind."""
+        """Return the driver's name of the devices if all have the same."""
         devices = self.header.get("deviceProperties")
         names = {
-            one["name"]
-            for one in (devices if isinstance(devices, list) else [])
-            if isinstance(one, dict) and isinstance(one.get("name"), str)
+            entry["name"]
+            for entry in (devices if isinstance(devices, list) else [])
+            if isinstance(entry, dict) and isinstance(entry.get("name"), str)
         }
         return {"device_name": names.pop()} if len(names) == 1 else {}

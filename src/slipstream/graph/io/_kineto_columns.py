@@ -16,7 +16,7 @@ Ints = NDArray[np.int64]
 
 
 class Category(IntEnum):
-    """What an event is."""
+    """Type of an event."""
 
     OP = 0
     RUNTIME = 1
@@ -29,7 +29,7 @@ class Category(IntEnum):
     COLLECTION = 8
 
 
-# Kineto's words, lower case, of now and of earlier versions.
+# Kineto's categories in lower case, of current and earlier versions.
 CATEGORIES = {
     "cpu_op": Category.OP, "operator": Category.OP,
     "cuda_runtime": Category.RUNTIME, "cuda_driver": Category.RUNTIME,
@@ -57,15 +57,15 @@ class Columns:
         start, end: float64 [n], ns from the first event, integers.
         thread: int32 [n], index into `threads`.
         threads: (process, thread) as the trace names them.
-        correlation: int64 [n], ties a runtime call to what it launched or how it waited.
+        correlation: int64 [n], links a runtime call to the device or synchronisation event.
         device, stream: int64 [n], of device and synchronisation events.
-        record_stream, record: int64 [n], of synchronisation events: the stream of the event that
-            is waited for, and the correlation of the call that recorded it.
-        sequence: int64 [n], of operators: autograd's sequence number. Each thread counts its own.
-        forward_thread: int64 [n], of backward operators: the thread that the forward one ran on,
-            index into `threads`; -1 in forward, and where all forward operators ran on one.
-        launch: int64 [n, 4], of kernels: blocks, threads of each, registers of each thread, bytes
-            of shared memory of each block; 0 where the trace does not tell.
+        record_stream, record: int64 [n], of synchronisation events: the stream of the awaited
+            event, and the correlation of the call that recorded it.
+        sequence: int64 [n], autograd's sequence number of operators, counted per thread.
+        forward_thread: int64 [n], the thread of the forward operator of a backward one, index
+            into `threads`; -1 for others, and if all forward operators ran on one thread.
+        launch: int64 [n, 4], of kernels: blocks, threads per block, registers per thread, bytes
+            of shared memory per block; 0 if the trace lacks them.
     """
 
     texts: tuple[str, ...]
@@ -85,37 +85,37 @@ class Columns:
     launch: Ints
 
     def text(self, row: int) -> str:
-        """The name of an event."""
+        """Return the name of an event."""
         return self.texts[int(self.name[row])]
 
     def named(self, *names: str) -> NDArray[np.bool_]:
-        """bool [n]; events that have one of `names`."""
+        """Return whether each event has one of `names`, bool [n]."""
         codes = [code for code, text in enumerate(self.texts) if text in names]
         return np.isin(self.name, codes)
 
     def named_like(self, accept: Callable[[str], bool]) -> NDArray[np.bool_]:
-        """bool [n]; events whose name `accept`s."""
+        """Return whether `accept` is true for each event's name, bool [n]."""
         accepted = np.fromiter((accept(text) for text in self.texts), np.bool_, len(self.texts))
         return accepted[self.name]
 
     @cached_property
     def is_task(self) -> NDArray[np.bool_]:
-        """bool [n]; whether the event is work of a host or a device."""
+        """Whether the event is work of a host or a device, bool [n]."""
         return self.is_host | self.is_device
 
     @cached_property
     def is_host(self) -> NDArray[np.bool_]:
-        """bool [n]; operators and runtime calls."""
+        """Whether the event is an operator, runtime call or garbage collection, bool [n]."""
         return np.isin(self.category, HOST)
 
     @cached_property
     def is_device(self) -> NDArray[np.bool_]:
-        """bool [n]; kernels and copies."""
+        """Whether the event is a kernel or copy, bool [n]."""
         return np.isin(self.category, DEVICE)
 
     @cached_property
     def saved_key(self) -> Ints:
-        """int64 [n]; equal for a forward operator and its backward one; -1 for others."""
+        """A key that a forward operator and its backward one share, int64 [n]; -1 for others."""
         several = bool((self.forward_thread >= 0).any())
         thread = np.where(self.forward_thread >= 0, self.forward_thread, self.thread)
         key = self.sequence * (len(self.threads) if several else 1) + (thread if several else 0)
@@ -129,24 +129,24 @@ class Columns:
         return self.correlation[rows], rows
 
     def runtime_row(self, correlation: Ints) -> Ints:
-        """int64, as `correlation`: the row of the runtime call of that correlation, -1: none."""
-        known, rows = self.runtime_by_correlation
-        if not known.size:
+        """Return the row of the runtime call of each correlation; -1 for none."""
+        correlations, rows = self.runtime_by_correlation
+        if not correlations.size:
             return np.full(len(correlation), -1, np.int64)
-        at = np.minimum(np.searchsorted(known, correlation), known.size - 1)
-        return np.where((known[at] == correlation) & (correlation >= 0), rows[at], -1)
+        at = np.minimum(np.searchsorted(correlations, correlation), correlations.size - 1)
+        return np.where((correlations[at] == correlation) & (correlation >= 0), rows[at], -1)
 
     def with_times(self, start: Floats, end: Floats) -> Columns:
-        """The same events at other times."""
+        """Return the events with other times."""
         return replace(self, start=start, end=end)
 
 
-# Older traces round start and length to microseconds, each on its own.
+# Older traces round start and length to microseconds, separately.
 ROUNDING_NS = 2000.0
-# Of a launch on an idle stream, where the trace has none; typical of CUDA on PCIe cards.
+# Default latency of a launch on an idle stream; typical of CUDA on PCIe cards.
 _LATENCY_NS = 5000.0
-# A queue shallower than this never stopped anybody; CUDA's holds 1,024 entries.
-_SHALLOWEST_QUEUE = 512
+# Fewer unfinished launches do not fill a queue; CUDA's holds 1,024 entries.
+_MIN_QUEUE = 512
 _THROTTLED = 3.0
 
 
@@ -155,16 +155,16 @@ class Device:
     """The g device events, by lane and start.
 
     Attributes:
-        row: int64 [g], of the trace.
+        row: int64 [g], row of the trace.
         lane: int32 [g], index into `lanes`.
-        lanes: names; a stream whose kernels overlap (a CUDA graph's) has several.
-        stream: per lane, (device, stream).
+        lanes: names; a stream with overlapping kernels (of a CUDA graph) has several.
+        stream: (device, stream) of each lane.
         start, end: float64 [g], ns; never before the launch, never overlapping in a lane.
-        launch: int64 [g], row of the runtime call that launched it, -1 when it is not in the trace.
-        issued: float64 [g], when that call began; -inf without one.
-        first: int64 [lanes + 1], where each lane begins.
-        latency_ns: from begin of the call to begin of the kernel on an idle stream.
-        queue: per lane, how many launches it holds before it makes the host wait; 0 if unknown.
+        launch: int64 [g], row of the runtime call that launched it; -1 if the trace lacks it.
+        issued: float64 [g], begin of that call; -inf without one.
+        first: int64 [lanes + 1], first event of each lane.
+        latency_ns: time from begin of the call to begin of the kernel on an idle stream.
+        queue: capacity of each lane's launch queue, beyond which the host waits; 0 if unknown.
     """
 
     row: Ints
@@ -184,14 +184,14 @@ class Device:
 
     @property
     def idle_before(self) -> Floats:
-        """float64 [g]; when the lane became free for each event, -inf for the lane's first."""
+        """The time when the lane became free for each event, float64 [g]; -inf for the first."""
         free = np.full(len(self), -np.inf)
         same = self.lane[1:] == self.lane[:-1]
         free[1:][same] = self.end[:-1][same]
         return free
 
     def lanes_of(self, device: int, stream: int) -> list[int]:
-        """Lanes of a stream; of all streams of the device when `stream` is negative."""
+        """Return the lanes of a stream; of all the device's streams if `stream` is negative."""
         return [
             lane
             for lane, (its_device, its_stream) in enumerate(self.stream)
@@ -199,24 +199,24 @@ class Device:
         ]
 
     def last_issued(self, lane: int, before_ns: float) -> int:
-        """The last event of `lane` whose launch began before `before_ns`; -1: none."""
+        """Return the last event of `lane` whose launch began before `before_ns`; -1 for none."""
         low, high = int(self.first[lane]), int(self.first[lane + 1])
         at = low + int(np.searchsorted(self._issued_so_far[low:high], before_ns)) - 1
         return at if at >= low else -1
 
     def next_issued(self, lane: int, after_ns: float) -> int:
-        """The first event of `lane` whose launch began at `after_ns` or later; -1: none."""
+        """Return the first event of `lane` launched at `after_ns` or later; -1 for none."""
         at = self.last_issued(lane, after_ns) + 1 or int(self.first[lane])
         return at if at < int(self.first[lane + 1]) else -1
 
     def last_ended(self, lane: int, until_ns: float) -> int:
-        """The last event of `lane` that ended by `until_ns`; -1: none."""
+        """Return the last event of `lane` that ended by `until_ns`; -1 for none."""
         low, high = int(self.first[lane]), int(self.first[lane + 1])
         at = low + int(np.searchsorted(self.end[low:high], until_ns, side="right")) - 1
         return at if at >= low else -1
 
     def __post_init__(self) -> None:
-        # Streams run what they are given in order, so this only mends rounding.
+        # Streams run launches in order, so this only corrects rounding.
         so_far = self.issued.copy()
         for low, high in zip(self.first[:-1].tolist(), self.first[1:].tolist(), strict=True):
             np.maximum.accumulate(so_far[low:high], out=so_far[low:high])
@@ -224,7 +224,7 @@ class Device:
 
     @classmethod
     def of(cls, columns: Columns) -> Device:
-        """The device events of a trace."""
+        """Return the device events of a trace."""
         row = np.flatnonzero(columns.is_device)
         launch = columns.runtime_row(columns.correlation[row])
         issued = np.where(launch >= 0, columns.start[launch], -np.inf)
@@ -247,9 +247,9 @@ class Device:
         )  # fmt: skip
         idle = (launch >= 0) & (device.idle_before <= issued)
         if idle.any():
-            # The lower quartile: what starts later may have waited for another stream.
-            seen = start[idle] - issued[idle]
-            device.latency_ns = float(np.percentile(seen, 25, method="lower"))
+            # The lower quartile, because some starts may have waited for another stream.
+            latencies = start[idle] - issued[idle]
+            device.latency_ns = float(np.percentile(latencies, 25, method="lower"))
         device.queue = tuple(_queue(columns, device, lane) for lane in range(len(names)))
         return device
 
@@ -264,9 +264,9 @@ def _streams(columns: Columns, row: Ints) -> tuple[list[tuple[int, int]], Ints]:
 def _split_overlaps(
     start: Floats, end: Floats, stream: Ints, streams: Sequence[tuple[int, int]]
 ) -> tuple[Ints, tuple[tuple[int, int], ...], tuple[str, ...]]:
-    """A lane for every event; one per stream, more where its events run side by side.
+    """Assign lanes to events: one per stream, more if its events overlap beyond rounding.
 
-    The events come sorted by stream and start. Overlaps within rounding are none.
+    The events are sorted by stream and start.
     """
     lane = stream.copy()
     of_stream = list(streams)
@@ -278,9 +278,9 @@ def _split_overlaps(
         free = [-np.inf]
         lanes = [at]
         for event in range(low, high):
-            fits = [i for i, until in enumerate(free) if until <= start[event] + ROUNDING_NS]
-            side = fits[0] if fits else len(free)
-            if not fits:
+            idle = [i for i, until in enumerate(free) if until <= start[event] + ROUNDING_NS]
+            side = idle[0] if idle else len(free)
+            if not idle:
                 free.append(-np.inf)
                 lanes.append(len(names))
                 names.append(f"{names[at]} ({side + 1})")
@@ -296,24 +296,24 @@ def _runs(values: Ints, count: int) -> list[tuple[int, int]]:
 
 
 def _queue(columns: Columns, device: Device, lane: int) -> int:
-    """How many launches the lane's stream holds before a launch blocks; 0 if it never did.
+    """Return the number of launches that fill the lane's queue; 0 if it was never full.
 
-    A full queue shows in the trace as launches that take several times as long as others while
-    the number of unfinished ones stands still at its maximum.
+    With a full queue, launches take several times as long as others, and the number of unfinished
+    ones is constant at its maximum.
     """
     low, high = int(device.first[lane]), int(device.first[lane + 1])
     calls, which, times = np.unique(
         device.launch[low:high], return_inverse=True, return_counts=True
     )
-    # A CUDA graph's launch takes long for the many kernels it launches.
+    # Launches of CUDA graphs take longer because of their many kernels.
     linked = np.flatnonzero((calls[which] >= 0) & (times[which] == 1))
-    if len(linked) < _SHALLOWEST_QUEUE:
+    if len(linked) < _MIN_QUEUE:
         return 0
     launch = device.launch[low:high][linked]
     finished = np.searchsorted(device.end[low:high], columns.start[launch], side="right")
     waiting = linked - finished
     deepest = int(waiting.max())
-    if deepest < _SHALLOWEST_QUEUE:
+    if deepest < _MIN_QUEUE:
         return 0
     length = columns.end[launch] - columns.start[launch]
     full = waiting >= deepest - 2

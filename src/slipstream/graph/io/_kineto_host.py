@@ -1,4 +1,4 @@
-"""Host threads of a Kineto trace: nested events become a flat sequence of segments."""
+"""Host threads of a Kineto trace: flattening of nested events into segments."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _MODULE_FRAME = "nn.Module: "
 
 @dataclass
 class Segments:
-    """Stretches of a thread during which one event is the innermost; in order within a thread.
+    """Time intervals of threads with one innermost event, in order within a thread.
 
     Attributes:
-        event: int64 [k], row of the trace.
+        event: int64 [k], row of the innermost event.
         start, end: float64 [k], ns.
         lane: int32 [k], the thread.
-        first: bool [k]; the event's first segment. Every event has exactly one.
+        first: bool [k], whether it is the event's first segment; every event has exactly one.
         scope, module, source: int32 [k], string indices.
-        phase: uint8 [k], BACKWARD or OPTIMIZER where the trace says so, else OTHER.
+        phase: uint8 [k], BACKWARD or OPTIMIZER if the trace shows it, else OTHER.
     """
 
     event: Ints
@@ -44,19 +44,19 @@ class Segments:
 
 
 def frames(columns: Columns) -> NDArray[np.bool_]:
-    """bool [n]; events that run nothing themselves but say where their children belong."""
-    ours = columns.named_like(
+    """Return whether events only determine where their children belong, bool [n]."""
+    named = columns.named_like(
         lambda text: text.startswith((_OPTIMIZER, MODULE_RANGE, CLOSURE_RANGE))
     )
-    ranges = ours & (columns.category == Category.ANNOTATION)
+    ranges = named & (columns.category == Category.ANNOTATION)
     chosen: NDArray[np.bool_] = ranges | (columns.category == Category.PYTHON)
     return chosen
 
 
 def flatten(columns: Columns, rows: Ints, strings: StringTable) -> Segments:
-    """Segments of the host events `rows`, thread by thread.
+    """Return the segments of the host events `rows`, thread by thread.
 
-    Children are clamped to their parents: rounding to microseconds makes some end later.
+    Children are clamped to their parents, because rounding to microseconds makes some end later.
     """
     order = rows[np.lexsort((-columns.end[rows], columns.start[rows], columns.thread[rows]))]
     sweep = _Sweep(columns, strings)
@@ -68,7 +68,7 @@ def flatten(columns: Columns, rows: Ints, strings: StringTable) -> Segments:
 
 
 class _Sweep:
-    """Goes through the events of one thread after the other, with the stack of open ones."""
+    """Sweep over the events of each thread, with a stack of open events."""
 
     def __init__(self, columns: Columns, strings: StringTable) -> None:
         self._columns = columns
@@ -78,17 +78,17 @@ class _Sweep:
         }
         self._scopes: dict[tuple[int, int], int] = {}
         self._texts = {0: ""}
-        # What was opened: event, scope, module, source, phase, node of autograd's engine around it
-        # (-1: none). A frame stands for the event it runs in (-1: none), whose segments it puts
-        # elsewhere.
+        # Opened events: event, scope, module, source, phase, enclosing node of autograd's engine
+        # (-1 for none). The event of a frame is its enclosing event (-1 for none), whose segments
+        # within the frame get another module, source or phase.
         self._opened: list[tuple[int, int, int, int, int, int]] = []
-        # Per segment: which of the opened it belongs to, start, end.
+        # Per segment: the index of the opened event, start, end.
         self._of: list[int] = []
         self._start: list[float] = []
         self._end: list[float] = []
 
     def segments(self) -> Segments:
-        """The segments so far. Stretches without length are left out, but for an event's first."""
+        """Return the segments, without empty ones except the first of each event."""
         values = itertools.chain.from_iterable(self._opened)
         opened = np.fromiter(values, np.int64, 6 * len(self._opened)).reshape(-1, 6)
         opened[:, 2] = self._modules(opened)
@@ -97,14 +97,14 @@ class _Sweep:
         end = np.maximum(np.array(self._end, np.float64), start)
         first = np.zeros(len(event), np.bool_)
         first[np.unique(event, return_index=True)[1]] = True
-        kept = np.flatnonzero(first | (end > start))
-        event, opened = event[kept], opened[kept]
+        chosen = np.flatnonzero(first | (end > start))
+        event, opened = event[chosen], opened[chosen]
         return Segments(
             event=event,
-            start=start[kept],
-            end=end[kept],
+            start=start[chosen],
+            end=end[chosen],
             lane=self._columns.thread[event],
-            first=first[kept],
+            first=first[chosen],
             scope=opened[:, 1].astype(np.int32),
             module=opened[:, 2].astype(np.int32),
             source=opened[:, 3].astype(np.int32),
@@ -112,17 +112,17 @@ class _Sweep:
         )
 
     def _modules(self, opened: Ints) -> Ints:
-        """The module of everything opened; a backward operator's is that of its forward.
+        """Return the module of each opened event; for backward operators that of their forward.
 
-        An operator's backward carries its sequence number. What has none accumulates a gradient,
-        which the engine does at once when it is there: it goes where that was made.
+        A backward operator has the sequence number of its forward. Operators without a number
+        accumulate a gradient immediately after it exists, and so belong to its module.
         """
         event, module, engine = opened[:, 0], opened[:, 2].copy(), opened[:, 5]
         sequence = np.where(event >= 0, self._columns.saved_key[event], -1)
         forward = np.flatnonzero((engine < 0) & (sequence >= 0))
         if not len(forward):
             return module
-        # The last of each number: the innermost operator is the one that made the autograd node.
+        # The last of each number, since the innermost operator made the autograd node.
         numbers, last = np.unique(sequence[forward][::-1], return_index=True)
         made_in = module[forward[::-1][last]]
         for thread in np.unique(self._columns.thread[engine[engine >= 0]]).tolist():
@@ -130,7 +130,7 @@ class _Sweep:
             number = self._columns.saved_key[engine[inside]]
             at = np.minimum(np.searchsorted(numbers, number), len(numbers) - 1)
             modules = np.where(numbers[at] == number, made_in[at], 0)
-            # Of those without a number: the last before them that has one.
+            # For events without a number, use the last event before them that has one.
             before = np.maximum.accumulate(np.where(number >= 0, np.arange(len(inside)), -1))
             from_before = (number < 0) & (before >= 0)
             modules[from_before] = modules[before[from_before]]
@@ -138,7 +138,7 @@ class _Sweep:
         return module
 
     def run(self, rows: Ints) -> None:
-        """Add the segments of one thread's events, sorted by start, the longer first."""
+        """Add the segments of one thread's events, sorted by start and descending length."""
         columns = self._columns
         texts, names = columns.texts, columns.name[rows].tolist()
         starts, ends = columns.start[rows].tolist(), columns.end[rows].tolist()
@@ -147,12 +147,12 @@ class _Sweep:
         scopes, backward = self._scopes, self._backward
         in_backward, other = int(StepPhase.BACKWARD), int(StepPhase.OTHER)
         opened, of, begun, ended = self._opened, self._of, self._start, self._end
-        # Of open events: (end, number among the opened, is a frame, event or -1, inner scope,
-        # module, source, phase, node of autograd's engine).
+        # Open events: (end, index among the opened, is a frame, event or -1, inner scope, module,
+        # source, phase, node of autograd's engine).
         stack: list[tuple[float, int, bool, int, int, int, int, int, int]] = []
         cursor = 0.0
         events = zip(rows.tolist(), starts, ends, framing, names, strict=True)
-        # The last one closes whatever is still open.
+        # A sentinel at the end closes all open events.
         for row, start, end, frame, code in (*events, (-1, np.inf, np.inf, False, -1)):
             while stack and stack[-1][0] <= start:
                 until, number, is_frame, *_ = stack.pop()
@@ -170,7 +170,7 @@ class _Sweep:
                 event, outer, module, source, phase, engine = -1, 0, 0, 0, other, -1
             if frame:
                 module, source, phase = self._placed(texts[code], module, source, phase)
-                # The segments of what it runs in keep their scope.
+                # Segments of the enclosing event retain their scope.
                 scope = opened[number][1] if stack else 0
                 stack.append((end, len(opened), True, event, outer, module, source, phase, engine))
                 opened.append((event, scope, module, source, phase, engine))
@@ -182,7 +182,7 @@ class _Sweep:
             cursor = start
             if code in backward:
                 phase, engine = in_backward, row
-            # What runs inside it runs in this scope.
+            # The scope of its children.
             inner = scopes.get((outer, code))
             if inner is None:
                 inner = self._inner(outer, code)
@@ -197,7 +197,7 @@ class _Sweep:
         return scope
 
     def _placed(self, name: str, module: int, source: int, phase: int) -> tuple[int, int, int]:
-        """Module, source line and phase inside the frame `name`."""
+        """Return module, source line and phase inside the frame `name`."""
         if name.startswith(_OPTIMIZER):
             return module, source, int(StepPhase.OPTIMIZER)
         if name == CLOSURE_RANGE:
@@ -205,7 +205,7 @@ class _Sweep:
         for prefix in (_MODULE_FRAME, MODULE_RANGE):
             if name.startswith(prefix):
                 return self._strings.add(name[len(prefix) :]), source, phase
-        # "train.py(12): step"; PyTorch's own files are not where a user would look.
+        # "train.py(12): step"; files of libraries are not the user's source lines.
         place, _, _ = name.partition("): ")
         file, bracket, line = place.rpartition("(")
         if bracket and line.isdecimal() and not _is_library(file):

@@ -1,21 +1,21 @@
-"""What waits for what in a Kineto trace.
+"""Dependencies in a Kineto trace.
 
-The kinds of dependency, and what each is taken from:
+The kinds of dependency and their sources:
 
 - thread order, stream order: the lanes.
-- launch: the correlation id that a runtime call shares with what it launched.
-- synchronisation: a call that waits gets the time after what it waited for as its duration, and
-  an edge from there; so its end is max(end of the kernel, its start) + remainder. Which kernel
-  that is follows from the ``cuda_sync`` event of its correlation, without one from the stream
-  the thread used last. A full launch queue makes the host wait as well.
+- launch: the correlation id that a runtime call shares with the events it launched.
+- synchronisation: a waiting call has an edge from the awaited kernel, and the remaining time after
+  it as its duration, so its end is max(end of the kernel, its start) + remainder. The ``cuda_sync``
+  event of its correlation identifies the kernel; without one, the stream that the thread used
+  last. A full launch queue also makes the host wait.
 - stream to stream: ``Stream Wait Event`` names the waiting stream and the call that recorded the
   event; without those, the order of launches around ``cudaStreamWaitEvent``.
-- communication: a stream-to-stream edge at whose one end a collective is.
-- thread to thread: a thread that is silent just while autograd's thread is busy waited for it;
-  so did the step's own thread for the threads of a pool, and they for it.
-- data: an operator's backward uses what its forward saved (the sequence number).
+- communication: a stream-to-stream edge from or to a collective.
+- thread to thread: a thread that is idle exactly while autograd's thread is busy waited for it;
+  likewise the step's thread and the threads of a pool.
+- data: a backward operator uses tensors that its forward saved (same sequence number).
 
-An edge that the recorded times contradict is dropped and counted, so what is built has no cycle.
+Edges that contradict the recorded times are dropped and counted, so the graph has no cycle.
 
 Source: kinds 1-5 are those of Zhu et al., "Daydream", USENIX ATC 2020, section 4.2; the two
 across threads and streams those of Liang et al., "Lumos", MLSys 2025.
@@ -49,23 +49,23 @@ _EVENT_SYNC = ("cudaEventSynchronize", "cuEventSynchronize", "hipEventSynchroniz
 _SYNCS = frozenset(_STREAM_SYNC + _DEVICE_SYNC + _EVENT_SYNC)
 _STREAM_WAITS = frozenset(("cudaStreamWaitEvent", "cuStreamWaitEvent", "hipStreamWaitEvent"))
 _BLOCKING_COPIES = frozenset(("cudaMemcpy", "hipMemcpy", "cuMemcpyDtoH_v2", "cuMemcpyHtoD_v2"))
-# Two threads hand over to each other only across a silence that Python alone does not make.
+# Threads hand over only across idle times longer than those of Python alone.
 _HANDOVER_NS = 20_000.0
 _AUTOGRAD = "autograd::engine::"
-# Between one kernel and the next of a busy stream the device itself takes this long at most;
-# beyond it, a late start is the launch's.
+# Maximum time of the device itself between consecutive kernels of a busy stream; a later start is
+# due to the launch.
 _TURNAROUND_NS = 10_000.0
-# Beyond this many launch latencies a kernel was not being launched but waiting for something.
+# A kernel that starts later than this many launch latencies waited for something else.
 _LATE = 10.0
 
 
 @dataclass(frozen=True)
 class Window:
-    """What of a trace is taken: host events that begin in [begin, end), and what they launched.
+    """The part of a trace to read: host events that begin in [begin, end), and their launches.
 
     Attributes:
-        next_ns: when the next step begins; inf when nothing is known of one.
-        thread: the one that runs the step, as in `Columns.thread`; -1 when that is not known.
+        next_ns: begin of the next step; inf if unknown.
+        thread: the thread that runs the step, as in `Columns.thread`; -1 if unknown.
     """
 
     label: str
@@ -77,7 +77,7 @@ class Window:
 
 @dataclass
 class Links:
-    """Edges under construction, by ids in which device event d is host segments + d."""
+    """Edges under construction; the id of device event d is the number of host segments + d."""
 
     source: list[int] = field(default_factory=list)
     target: list[int] = field(default_factory=list)
@@ -100,20 +100,21 @@ class LinkFinder:
     """The segments and device events of one window, and the edges found between them.
 
     Attributes:
-        segments: of the host's threads; their starts are moved to where their waiting ends.
-        ready: float64, when the thread came to each segment.
-        device: with ends mended within rounding.
-        taken: bool [device events]; what belongs to the window.
-        tails: of calls that were cut in two: their segment, the second part's start, when it was
-            ready, its end, and the copy it waits for or -1.
-        links: edges, by ids: segments first, then device events, then tails.
+        segments: segments of host threads, whose starts are moved to the end of their waits.
+        ready: float64 [segments], when the thread reached each segment.
+        device: device events, whose ends are corrected within rounding.
+        taken: bool [device events], whether the event belongs to the window.
+        tails: second parts of split calls: their segment, start, ready time, end, and the copy
+            that they wait for or -1.
+        links: edges between ids: segments first, then device events, then tails.
         gap_after: float64 [device events], ns.
-        waits: bool; segments that wait for the device.
-        dropped, unresolved: edges the recorded times contradict, waits of unknown cause.
+        waits: bool [segments], whether the segment waits for the device.
+        dropped: number of edges that contradict the recorded times.
+        unresolved: number of waits of unknown cause.
     """
 
     def __init__(self, columns: Columns, device: Device, window: Window, name: str) -> None:
-        # Ends are mended within rounding below; other steps are made from the same device.
+        # A copy, because ends are corrected below and other steps use the same device.
         device = replace(device, start=device.start.copy(), end=device.end.copy())
         self.columns, self.device, self.window = columns, device, window
         self.strings = StringTable()
@@ -125,14 +126,16 @@ class LinkFinder:
         self.taken = np.where(linked, inside[device.launch], inside[device.row])
         if not len(self.segments) and not self.taken.any():
             raise GraphError(
-                "nothing runs in the step", where=f"{name}: {window.label}", remedy="take another"
+                "nothing runs in the step",
+                where=f"{name}: {window.label}",
+                remedy="choose another step",
             )
         self.taken_in = [
             np.flatnonzero(self.taken[low:high]) + low
             for low, high in zip(device.first[:-1].tolist(), device.first[1:].tolist(), strict=True)
         ]
         self.hosts = len(self.segments)
-        # When each segment's thread was ready for it; its start is later where it waited.
+        # Starts before they are moved to the end of waits.
         self.ready = self.segments.start.copy()
         self.first_segment = np.full(len(columns.name), -1, np.int64)
         first = np.flatnonzero(self.segments.first)
@@ -155,32 +158,32 @@ class LinkFinder:
         self._saved_tensors()
 
     def task(self, event: int) -> int:
-        """The id of a device event."""
+        """Return the id of a device event."""
         return self.hosts + event
 
-    def _here(self, event: int) -> tuple[int, int] | None:
-        """The event of this step that stands for `event`, and the lag of an edge from it.
+    def _present(self, event: int) -> tuple[int, int] | None:
+        """Return the event of this step that represents `event`, and the lag of an edge from it.
 
-        What the step before launched is, seen from the next step, what this one launches: the
-        event as far from the end of the lane's share.
+        An event of the step before is represented by the event of this step at the same distance
+        from the end of the lane.
         """
         device = self.device
         if self.taken[event]:
             return event, 0
-        mine = self.taken_in[int(device.lane[event])]
-        if not len(mine) or event >= mine[0]:
+        events = self.taken_in[int(device.lane[event])]
+        if not len(events) or event >= events[0]:
             return None
-        behind = int(mine[0]) - event
-        return (int(mine[-behind]), 1) if behind <= len(mine) else None
+        distance = int(events[0]) - event
+        return (int(events[-distance]), 1) if distance <= len(events) else None
 
-    # What streams wait for
+    # Waits of streams
 
     def _stream_waits(self) -> None:
         columns, device = self.columns, self.device
         waits = np.flatnonzero(columns.category == Category.SYNC)
-        known = [row for row in waits.tolist() if columns.text(row) == "Stream Wait Event"]
-        calls = columns.runtime_row(columns.correlation[known]).tolist() if known else []
-        for row, call in zip(known, calls, strict=True):
+        rows = [row for row in waits.tolist() if columns.text(row) == "Stream Wait Event"]
+        calls = columns.runtime_row(columns.correlation[rows]).tolist() if rows else []
+        for row, call in zip(rows, calls, strict=True):
             if call < 0 or self.first_segment[call] < 0:
                 continue
             record = columns.runtime_row(columns.record[row : row + 1])[0]
@@ -195,11 +198,11 @@ class LinkFinder:
             self._guess_stream_waits()
 
     def _guess_stream_waits(self) -> None:
-        """Without synchronisation events: what is launched next waits for the other streams.
+        """Infer waits of streams without synchronisation events.
 
-        Of a ``cudaStreamWaitEvent`` only the thread is known. What that thread launches next is
-        taken to wait for the last launch so far on the stream the thread used before, and for
-        whatever another stream finished just before it started.
+        Of a ``cudaStreamWaitEvent`` only the thread is known. Its next launch is assumed to wait
+        for the last launch on the stream that the thread used before, and for events of other
+        streams that ended just before it started.
         """
         columns, device = self.columns, self.device
         events = self.segments.event[self.segments.first]
@@ -225,13 +228,13 @@ class LinkFinder:
         self._guess_late_starts()
 
     def _guess_late_starts(self) -> None:
-        """What starts late on an idle stream, just when another stream is done, waited for that.
+        """Infer that an event that starts late, just after one of another stream, waited for it.
 
-        The wait itself may have been issued long before, for something launched in between.
+        The wait itself may have been issued long before, for an event launched in between.
         """
         device = self.device
-        asked = np.maximum(device.issued, device.idle_before)
-        late = self.taken & (device.start - asked > _LATE * device.latency_ns)
+        due = np.maximum(device.issued, device.idle_before)
+        late = self.taken & (device.start - due > _LATE * device.latency_ns)
         for target in np.flatnonzero(late & (device.launch >= 0)).tolist():
             start = float(device.start[target])
             for lane in range(len(device.lanes)):
@@ -239,7 +242,7 @@ class LinkFinder:
                 if (
                     last >= 0
                     and device.issued[last] < device.issued[target]
-                    and asked[target] < start - _TURNAROUND_NS <= device.end[last]
+                    and due[target] < start - _TURNAROUND_NS <= device.end[last]
                 ):
                     self._stream_to_stream(last, target)
 
@@ -256,7 +259,7 @@ class LinkFinder:
             device.end[source] = max(device.start[target], device.start[source])
         self.cross.setdefault(target, []).append(source)
 
-    # What the host waits for
+    # Waits of the host
 
     def _synchronisation(self) -> None:
         columns, device = self.columns, self.device
@@ -275,16 +278,16 @@ class LinkFinder:
             self._wait(at, self._awaited(call, columns.text(call), sync))
 
     def _blocks(self, event: int) -> bool:
-        """Whether the call that launched this copy returned only when it was done."""
+        """Whether the call that launched this copy waited for its end."""
         columns, device = self.columns, self.device
         call = int(device.launch[event])
         copy = self._name(event)
-        # To pageable memory even the asynchronous call returns only when the bytes are there.
+        # Copies to pageable memory block even in asynchronous calls.
         blocking = columns.text(call) in _BLOCKING_COPIES or "Device -> Pageable" in copy
         return blocking and bool(device.end[event] <= columns.end[call] + ROUNDING_NS)
 
     def _awaited(self, call: int, name: str, sync: int) -> list[int]:
-        """The device events a synchronising call waited for."""
+        """Return the device events that a synchronising call waited for."""
         columns, device = self.columns, self.device
         begin, end = float(columns.start[call]), float(columns.end[call])
         where, stream = -1, -1
@@ -302,19 +305,19 @@ class LinkFinder:
         else:
             return self._guess_awaited(call, name)
         events = [event for event in events if event >= 0]
-        kept = [event for event in events if device.end[event] <= end + ROUNDING_NS]
-        self.dropped += len(events) - len(kept)
-        return kept
+        consistent = [event for event in events if device.end[event] <= end + ROUNDING_NS]
+        self.dropped += len(events) - len(consistent)
+        return consistent
 
     def _guess_awaited(self, call: int, name: str) -> list[int]:
-        """Without a synchronisation event: what this thread launched last, if that fits."""
+        """Infer the awaited events: the last that the thread launched, if times agree."""
         columns, device = self.columns, self.device
         begin, end = float(columns.start[call]), float(columns.end[call]) + ROUNDING_NS
         last = [device.last_issued(lane, begin) for lane in range(len(device.lanes))]
         last = [event for event in last if event >= 0 and device.end[event] <= end]
-        mine = [e for e in last if columns.thread[device.launch[e]] == columns.thread[call]]
-        if mine and name in _STREAM_SYNC:
-            return [max(mine, key=lambda event: float(device.issued[event]))]
+        own = [e for e in last if columns.thread[device.launch[e]] == columns.thread[call]]
+        if own and name in _STREAM_SYNC:
+            return [max(own, key=lambda event: float(device.issued[event]))]
         during = [event for event in last if device.end[event] > begin]
         if not during:
             self.unresolved += 1
@@ -322,11 +325,11 @@ class LinkFinder:
         return [max(during, key=lambda event: float(device.end[event]))]
 
     def _wait(self, at: int, events: list[int]) -> None:
-        """Segment `at` waits for `events`; what is left of it is its remainder."""
+        """Let segment `at` wait for `events`, and reduce it to its remainder after them."""
         segments, device = self.segments, self.device
         for event in events:
-            here = self._here(event)
-            if here is None:
+            present = self._present(event)
+            if present is None:
                 continue
             # Within rounding a kernel may seem to end after the call that waited for it.
             limit = max(segments.end[at], device.start[event])
@@ -335,10 +338,10 @@ class LinkFinder:
                 segments.start[at], min(float(device.end[event]), float(segments.end[at]))
             )
             self.waits[at] = True
-            self.links.add(self.task(here[0]), at, Dependency.SYNCHRONISATION, 0.0, here[1])
+            self.links.add(self.task(present[0]), at, Dependency.SYNCHRONISATION, 0.0, present[1])
 
     def _full_queues(self) -> None:
-        """A launch into a full queue waits until the device has taken something out of it."""
+        """Let launches into a full queue wait until the device has removed an entry."""
         columns, device = self.columns, self.device
         for lane, depth in enumerate(device.queue):
             if not depth:
@@ -350,21 +353,21 @@ class LinkFinder:
             held = self.taken[events] & (call >= 0) & (done <= columns.end[call])
             held &= self.first_segment[call] >= 0
             for event in events[held].tolist():
-                here = self._here(event - depth)
+                here = self._present(event - depth)
                 if here is None:
                     continue
                 at = int(self.first_segment[device.launch[event]])
                 self.segments.start[at] = max(self.segments.start[at], device.end[event - depth])
                 self.links.add(self.task(here[0]), at, Dependency.SYNCHRONISATION, 0.0, here[1])
 
-    # What launches what
+    # Launches
 
     def _launches(self) -> None:
-        """Launch edges, latencies, and the gaps of busy streams.
+        """Add launch edges, latencies, and the gaps of busy streams.
 
-        A kernel starts `latency` after its launch began. Where the stream was idle, that is
-        seen; where it was busy, what is usual is taken, and what then remains between the kernel
-        before and this one is a gap of the stream.
+        A kernel starts `latency` after its launch began. The latency is that observed if the
+        stream was idle; else it is typical, and the remaining time after the kernel before is a
+        gap of the stream.
         """
         device, segments = self.device, self.segments
         events = np.flatnonzero(self.taken)
@@ -378,25 +381,25 @@ class LinkFinder:
             if target in position:
                 other[position[target]] = max(float(device.end[source]) for source in sources)
         start = device.start[linked]
-        seen = np.maximum(start - begun, 0.0)
+        observed = np.maximum(start - begun, 0.0)
         earliest = np.maximum(free, other)
-        latency = np.where(earliest > begun, np.minimum(seen, device.latency_ns), seen)
-        rest = start - np.maximum(begun + latency, earliest)
-        late = (rest > 0) & (earliest <= begun + latency)
-        latency = np.where(late, seen, latency)
-        rest = np.where(late, 0.0, np.maximum(rest, 0.0))
-        by_stream = (rest > 0) & (free >= other)
+        latency = np.where(earliest > begun, np.minimum(observed, device.latency_ns), observed)
+        remainder = start - np.maximum(begun + latency, earliest)
+        late = (remainder > 0) & (earliest <= begun + latency)
+        latency = np.where(late, observed, latency)
+        remainder = np.where(late, 0.0, np.maximum(remainder, 0.0))
+        by_stream = (remainder > 0) & (free >= other)
         for i in np.flatnonzero(by_stream).tolist():
             before = int(linked[i]) - 1
-            here = self._here(before)
-            # Behind the step before, only what the device itself takes is the step's own.
-            if here is not None and (here[1] == 0 or rest[i] <= _TURNAROUND_NS):
-                self.gap_after[here[0]] = rest[i]
-        rest_of = np.where(by_stream, 0.0, rest)
+            here = self._present(before)
+            # After the step before, only time of the device itself belongs to the step.
+            if here is not None and (here[1] == 0 or remainder[i] <= _TURNAROUND_NS):
+                self.gap_after[here[0]] = remainder[i]
+        remainder_of = np.where(by_stream, 0.0, remainder)
         for target, sources in self.cross.items():
             last = max(sources, key=lambda source: float(device.end[source]))
             for source in sources:
-                here = self._here(source)
+                here = self._present(source)
                 if here is None:
                     continue
                 names = (self._name(source), self._name(target))
@@ -405,7 +408,7 @@ class LinkFinder:
                     if any(is_communication(name) for name in names)
                     else Dependency.STREAM_TO_STREAM
                 )
-                extra = float(rest_of[position[target]]) if target in position else 0.0
+                extra = float(remainder_of[position[target]]) if target in position else 0.0
                 self.links.add(
                     self.task(here[0]), self.task(target), kind,
                     extra if source == last else 0.0, here[1],
@@ -416,12 +419,12 @@ class LinkFinder:
         return self.columns.text(int(self.device.row[event]))
 
     def _split(self, linked: Ints, at: Ints, latency: Floats) -> None:
-        """Cut calls where their kernel may start, for the rest of the call delays nobody."""
+        """Split calls at the start of their kernel, which the rest of the call does not delay."""
         segments, device = self.segments, self.device
         soonest = np.full(self.hosts, np.inf)
         np.minimum.at(soonest, at, segments.start[at] + latency)
         cut = np.minimum(soonest, segments.end)
-        # A copy that the call waits for: what follows the copy is the wait's remainder.
+        # The time after a copy that the call waits for is the remainder of the wait.
         waiting = np.full(self.hosts, -1, np.int64)
         for call, event in self.blocking_copies.items():
             waiting[self.first_segment[call]] = event
@@ -443,14 +446,14 @@ class LinkFinder:
         self.tails = (halves, tail_start, tail_ready, tail_end, waiting[halves])
         segments.end[halves] = cut[halves]
 
-    # What threads wait for
+    # Waits of threads
 
     def _hand_overs(self) -> None:
-        """Edges between a thread that works for another and the one that is silent meanwhile.
+        """Add edges between a thread that works for another and the one that is idle meanwhile.
 
-        Whoever begins after a silence, while the other has just fallen silent, was waiting for
-        it: autograd's thread for the caller of ``backward()``, and the caller for its return; a
-        pool's thread for who gave it something to do, and that one for the result.
+        A thread that begins after an idle time, just when another became idle, was waiting for it:
+        autograd's thread for the caller of ``backward()``, and the caller for its return; a pool's
+        thread for the submission of work, and the submitting thread for the result.
         """
         segments, columns = self.segments, self.columns
         starts, ends = self.ready, segments.end.copy()
@@ -460,27 +463,27 @@ class LinkFinder:
         lanes = np.unique(segments.lane)
         threads = [np.flatnonzero(segments.lane == lane) for lane in lanes[self.works()].tolist()]
         for engine in threads:
-            # The thread that calls backward() runs the part of it that needs no device itself.
+            # The thread that calls backward() runs the parts without a device.
             if not self.autograd[engine].any() or (~backward[engine]).mean() > 0.5:
                 continue
             for caller in threads:
                 if caller is not engine and not backward[caller].all():
                     self._wake_ups(caller, engine, self.autograd, starts, ends)
                     self._wake_ups(engine, caller, np.ones(self.hosts, np.bool_), starts, ends)
-        everything = np.ones(self.hosts, np.bool_)
+        eligible = np.ones(self.hosts, np.bool_)
         for thread in threads:
             for pool in threads if segments.lane[thread[0]] == self.window.thread else ():
-                # Autograd's threads have their edges.
+                # Autograd's threads already have edges.
                 if pool is not thread and not self.autograd[pool].any():
-                    self._wake_ups(thread, pool, everything, starts, ends)
-                    self._wake_ups(pool, thread, everything, starts, ends)
-                    self._first_given(thread, pool, starts, ends)
+                    self._wake_ups(thread, pool, eligible, starts, ends)
+                    self._wake_ups(pool, thread, eligible, starts, ends)
+                    self._first_submission(thread, pool, starts, ends)
         self._share_wake_ups()
 
     def works(self) -> NDArray[np.bool_]:
-        """bool [threads]; whether each computes or launches.
+        """Return whether each thread computes or launches, bool [threads].
 
-        One that does neither watches the others (NCCL's watchdog): its pauses gate nothing.
+        Others, such as NCCL's watchdog, do not gate anything.
         """
         events = self.segments.event
         launches = np.isin(events, self.device.launch[self.taken])
@@ -495,7 +498,7 @@ class LinkFinder:
         starts: Floats,
         ends: Floats,
     ) -> None:
-        """Edges from the last segment of `waker` to the first of `sleeper` after a silence."""
+        """Add edges from the last segment of `waker` to the first of `sleeper` after idle time."""
         slept_from = np.concatenate([[-np.inf], ends[sleeper[:-1]]])
         woke = starts[sleeper]
         last = np.searchsorted(starts[waker], woke) - 1
@@ -513,19 +516,19 @@ class LinkFinder:
             self._hand_over(int(waker[last[at]]), int(sleeper[at]), delay)
 
     def _share_wake_ups(self) -> None:
-        """Who waits for several threads is woken by the last: that takes as long after any."""
+        """Set equal delays of wake-ups by several threads: the time after the last of them."""
         links = self.links
-        least: dict[int, float] = {}
+        shortest: dict[int, float] = {}
         of_threads = [i for i, k in enumerate(links.kind) if k == Dependency.THREAD_TO_THREAD]
         for i in of_threads:
-            least[links.target[i]] = min(least.get(links.target[i], np.inf), links.delay[i])
+            shortest[links.target[i]] = min(shortest.get(links.target[i], np.inf), links.delay[i])
         for i in of_threads:
-            links.delay[i] = least[links.target[i]]
+            links.delay[i] = shortest[links.target[i]]
 
-    def _first_given(self, own: Ints, pool: Ints, starts: Floats, ends: Floats) -> None:
-        """An edge to a pool's first segment, from what the step's thread had done by then.
+    def _first_submission(self, own: Ints, pool: Ints, starts: Floats, ends: Floats) -> None:
+        """Add an edge to a pool's first segment from the last one of the step's thread before it.
 
-        Who gives work away may go on working, so that there is no silence to tell it by.
+        A thread that submits work may continue, so there may be no idle time to infer this from.
         """
         first = int(pool[0])
         done = int(np.searchsorted(ends[own], starts[first], side="right")) - 1
@@ -534,19 +537,19 @@ class LinkFinder:
             self._hand_over(source, first, float(starts[first] - ends[source]))
 
     def _hand_over(self, source: int, target: int, delay_ns: float) -> None:
-        # One that runs its own backward pass is found both as autograd's and as a pool's caller.
+        # A thread that runs its backward pass is a caller of both autograd's threads and a pool.
         if (source, target) not in self.handed_over:
             self.handed_over.add((source, target))
             self.links.add(self._last_part(source), target, Dependency.THREAD_TO_THREAD, delay_ns)
 
     def _last_part(self, segment: int) -> int:
-        """The id of what is left of a segment that was cut, else its own."""
+        """Return the id of the second part of a split segment, else the segment's."""
         at = int(np.searchsorted(self.tails[0], segment))
         cut = at < len(self.tails[0]) and self.tails[0][at] == segment
         return self.hosts + len(self.device) + at if cut else segment
 
     def _saved_tensors(self) -> None:
-        """Edges from a forward operator to its backward on another thread."""
+        """Add edges from forward operators to their backward ones on other threads."""
         segments = self.segments
         sequence = self.columns.saved_key[segments.event]
         numbered = np.flatnonzero(sequence >= 0)
@@ -554,7 +557,7 @@ class LinkFinder:
         backward = numbered[segments.first[numbered] & self.autograd[numbered]]
         if not len(forward) or not len(backward):
             return
-        # The last of each number: what an operator does last, it saves its results after.
+        # The last segment of each number, since an operator saves its results at its end.
         numbers, last = np.unique(sequence[forward][::-1], return_index=True)
         at = np.minimum(np.searchsorted(numbers, sequence[backward]), len(numbers) - 1)
         source = forward[::-1][last][at]

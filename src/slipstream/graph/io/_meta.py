@@ -1,4 +1,4 @@
-"""The types of what a recording keeps in ``Graph.meta``, checked when a file is read."""
+"""The types of the entries of ``Graph.meta``, checked when a file is read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from slipstream.schema import Readers, read
 _MAX_COUNT, _MAX_THREADS = 1 << 53, 1 << 16
 _DEVICES = ("cpu", "cuda")
 
-_Name = NewType("_Name", str)  # that can be written into any file
+_Name = NewType("_Name", str)  # encodable as UTF-8
 _Device = NewType("_Device", str)
 _Threads = NewType("_Threads", int)
 _Positive = NewType("_Positive", int)
@@ -143,14 +143,14 @@ class _Meta(TypedDict, total=False):
 
 
 def check_meta(meta: Mapping[str, Any]) -> None:
-    """Check the entries of `meta` that this slipstream knows.
+    """Check the known entries of `meta`.
 
     Raises:
-        InvalidArgumentError: an entry is missing in a part, or of another type; it names the place.
+        InvalidArgumentError: an entry is missing in a part or has another type; the error names it.
     """
     read(_Meta, meta, "meta", _READERS)
     regions = meta.get("regions")
-    # Where nothing could be compiled there is a reason instead.
+    # If nothing could be compiled, the entry has a reason instead.
     if regions is not None and not (isinstance(regions, Mapping) and regions.get("reason")):
         read(_Regions, regions, "meta.regions", _READERS)
 
@@ -161,7 +161,7 @@ def _refusal(value: Any, place: str, words: str) -> InvalidArgumentError:
 
 def _text(value: Any, place: str) -> str:
     if not isinstance(value, str):
-        raise _refusal(value, place, "a text")
+        raise _refusal(value, place, "a string")
     return value
 
 
@@ -169,7 +169,7 @@ def _name(value: Any, place: str) -> str:
     try:
         _text(value, place).encode()
     except UnicodeEncodeError:
-        raise _refusal(value, place, "a text in Unicode") from None
+        raise _refusal(value, place, "valid Unicode") from None
     return str(value)
 
 

@@ -1,4 +1,4 @@
-"""The events of a Chrome trace, read piece by piece: what nobody needs is never held in memory."""
+"""Streaming reader of Chrome traces, which discards events that are not needed."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
 _PIECE_BYTES = 1 << 20
-# Of one event, and of one value beside the events.
-_LARGEST_VALUE = 16 << 20
+# Maximum size of one event or header value.
+_MAX_VALUE_BYTES = 16 << 20
 _SPACE = re.compile("[ \t\n\r]*")
 _EVENTS = "traceEvents"
 _DECODER = json.JSONDecoder()
 
 
 class NoTraceError(Exception):
-    """The JSON is whole as far as it was read, and no trace."""
+    """The JSON is valid, but not a trace."""
 
 
-def read_events(file: BinaryIO, wanted: Callable[[Any], bool]) -> tuple[list[Any], dict[str, Any]]:
-    """The events that are `wanted`, in order, and what stands beside the list of events.
+def read_events(file: BinaryIO, needed: Callable[[Any], bool]) -> tuple[list[Any], dict[str, Any]]:
+    """Read the `needed` events, in order, and the other entries of the trace.
 
-    What is no JSON object ends the list: it is its last entry.
+    A list entry that is not a JSON object ends the list, as its last entry.
 
     Raises:
-        ValueError, RecursionError: broken or cut-off JSON, or a value of more than 16 MiB.
-        NoTraceError: there is no list of events.
+        ValueError, RecursionError: invalid or truncated JSON, or a value of more than 16 MiB.
+        NoTraceError: the JSON has no list of events.
     """
     text = _Text(file)
     events: list[Any] | None = None
     header: dict[str, Any] = {}
     if text.peek() == "[":
-        events = list(_wanted(text, wanted))
+        events = list(_needed(text, needed))
         if not _is_cut(events):
             text.end()
         return events, header
@@ -43,7 +43,7 @@ def read_events(file: BinaryIO, wanted: Callable[[Any], bool]) -> tuple[list[Any
         raise NoTraceError
     for key in text.fields():
         if key == _EVENTS and text.peek() == "[":
-            events = list(_wanted(text, wanted))
+            events = list(_needed(text, needed))
             if _is_cut(events):
                 return events, header
         elif key == _EVENTS:
@@ -60,17 +60,17 @@ def _is_cut(events: list[Any]) -> bool:
     return bool(events) and not isinstance(events[-1], dict)
 
 
-def _wanted(text: _Text, wanted: Callable[[Any], bool]) -> Iterator[Any]:
+def _needed(text: _Text, needed: Callable[[Any], bool]) -> Iterator[Any]:
     for event in text.entries():
         if not isinstance(event, dict):
             yield event
             return
-        if wanted(event):
+        if needed(event):
             yield event
 
 
 class _Text:
-    """JSON text that is read as it is needed."""
+    """JSON text that is read lazily."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self._ended = file, False
@@ -78,19 +78,19 @@ class _Text:
         self._text, self._at = "", 0
 
     def peek(self) -> str:
-        """The next character that is no space; empty at the end."""
+        """Return the next character other than whitespace; empty at the end."""
         while True:
             self._at = _SPACE.match(self._text, self._at).end()  # type: ignore[union-attr]
             if self._at < len(self._text) or not self._more():
                 return self._text[self._at : self._at + 1]
 
     def end(self) -> None:
-        """Nothing may follow."""
+        """Check that only whitespace follows."""
         if self.peek():
-            raise ValueError("something follows after its end")
+            raise ValueError("more text follows the end of the JSON value")
 
     def value(self) -> Any:
-        """The next value."""
+        """Read the next value."""
         self.peek()
         while True:
             try:
@@ -99,14 +99,14 @@ class _Text:
                 if self._more():
                     continue
                 raise
-            # A number may go on in what was not read yet.
+            # A number may continue in the unread part.
             if end == len(self._text) and self._more():
                 continue
             self._at = end
             return value
 
     def fields(self) -> Iterator[str]:
-        """The keys of an object, each when its value is next."""
+        """Yield the keys of an object; the caller reads the value after each."""
         self._take("{")
         if self.peek() == "}":
             self._at += 1
@@ -123,7 +123,7 @@ class _Text:
         self._take("}")
 
     def entries(self) -> Iterator[Any]:
-        """The entries of a list. Many are decoded at once, so that they share their keys."""
+        """Yield the entries of a list, many of them decoded together so that they share keys."""
         self._take("[")
         if self.peek() == "]":
             self._at += 1
@@ -137,16 +137,16 @@ class _Text:
         self._take("]")
 
     def _slab(self) -> list[Any]:
-        """Whole entries of what is in memory, up to what looks like the last but one; or none."""
+        """Decode complete entries in memory, up to the likely last but one; may be empty."""
         if len(self._text) - self._at < _PIECE_BYTES // 2:
             self._more()
-        cut = max(self._text.rfind(one, self._at) for one in ("},{", "},\n", "}, "))
+        cut = max(self._text.rfind(separator, self._at) for separator in ("},{", "},\n", "}, "))
         if cut < 0:
             return []
         try:
             entries = json.loads(f"[{self._text[self._at : cut + 1]}]")
         except (ValueError, RecursionError):
-            return []  # what seemed to be between two entries was inside of one
+            return []  # the separator was inside an entry
         self._at = cut + 2
         return list(entries)
 
@@ -156,13 +156,13 @@ class _Text:
         self._at += 1
 
     def _more(self) -> bool:
-        """Read on, as much again as is not used yet; False at the end of the file."""
+        """Read at least as many bytes as are unused; return False at the end of the file."""
         if self._ended:
             return False
-        left = len(self._text) - self._at
-        if left > _LARGEST_VALUE:
-            raise ValueError(f"a value of more than {_LARGEST_VALUE >> 20} MiB")
-        piece = self._file.read(max(_PIECE_BYTES, left))
+        unused = len(self._text) - self._at
+        if unused > _MAX_VALUE_BYTES:
+            raise ValueError(f"a value of more than {_MAX_VALUE_BYTES >> 20} MiB")
+        piece = self._file.read(max(_PIECE_BYTES, unused))
         self._ended = not piece
         self._text = self._text[self._at :] + self._utf8.decode(piece, self._ended)
         self._at = 0

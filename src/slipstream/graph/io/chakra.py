@@ -1,9 +1,9 @@
-"""MLCommons Chakra execution traces (``.et``) in and out; ASTRA-sim and others read them.
+"""Import and export of MLCommons Chakra execution traces (``.et``), which ASTRA-sim reads.
 
-A file is a sequence of protobuf messages, each with its length before it: one `GlobalMetadata`,
-then a `Node` per task. Chakra counts whole microseconds, too coarse for operators on a CPU, so
-exact nanoseconds and whatever else a graph holds are kept in attributes: what is written here is
-read back equal. Files of others become graphs with one lane for each of CPU, device and network.
+A file is a sequence of length-prefixed protobuf messages: one `GlobalMetadata`, then a `Node` per
+task. Chakra's integer microseconds are too coarse for operators on a CPU, so attributes hold exact
+nanoseconds and all other contents of a graph, which is read back equal. Files of other tools become
+graphs with one lane for each of CPU, device and network.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from slipstream.graph.values import (
 )
 from slipstream.provenance import Provenance
 
-# The version of Chakra's schema that our field numbers are those of.
+# The version of Chakra's schema with our field numbers.
 _VERSION = "0.0.4"
 _OURS = "slipstream"
 _FORMAT = 1
 _NS_PER_US = 1e3
-# Beyond it lie the 2 GiB that protobuf allows a message.
-_LARGEST_MESSAGE = 2**31 - 1
-_LONGEST_VARINT = 10
-_LARGEST_NS = 2.0**60
+# protobuf limits messages to less than 2 GiB.
+_MAX_MESSAGE_BYTES = 2**31 - 1
+_MAX_VARINT_BYTES = 10
+_MAX_NS = 2.0**60
 _CYCLE_SHOWN = 12
 _COMP, _COMM_COLL, _MEM_LOAD = 4, 7, 2
 _COMM = (5, 6, 7)
@@ -51,7 +51,7 @@ _MEMORY = (2, 3)
 _METADATA = 1
 _NODE_TYPE = {Kind.COMMUNICATION: _COMM_COLL, Kind.COPY: _MEM_LOAD}
 _HOST = (Kind.HOST, Kind.OP, Kind.LAUNCH, Kind.WAIT, Kind.COLLECTION)
-# Words in the names of collectives, the longer first.
+# Substrings of the names of collectives, the longer first.
 _COLLECTIVES = (
     ("reducescatter", 7), ("reduce_scatter", 7), ("allreduce", 0), ("all_reduce", 0),
     ("allgather", 2), ("all_gather", 2), ("alltoall", 6), ("all_to_all", 6), ("broadcast", 5),
@@ -63,31 +63,31 @@ _TIMES = ("duration_ns", "gap_ns", "spread")
 
 
 def write_chakra(graph: Graph, path: Path) -> None:
-    """Write `graph` as a Chakra trace, whole or not at all.
+    """Write `graph` atomically as a Chakra trace.
 
     Raises:
         GraphError: the graph has a cycle, or the file cannot be written.
     """
     data = to_chakra(graph)
     try:
-        with replacing(path) as beside:
-            beside.write_bytes(data)
+        with replacing(path) as temporary:
+            temporary.write_bytes(data)
     except OSError as error:
         raise GraphError(f"cannot be written: {error.strerror}", where=str(path)) from error
 
 
 def read_chakra(path: Path) -> Graph:
-    """The graph in a Chakra trace; equal to what was written where slipstream wrote it.
+    """Read the graph in a Chakra trace; a graph that slipstream wrote is read back equal.
 
     Raises:
-        GraphError: the file is missing, cut off or no such trace; a node names another that is not
-            there; or dependencies form a cycle, which is named.
+        GraphError: the file is missing, truncated or not a Chakra trace, a node depends on a
+            missing one, or dependencies form a cycle, which the error lists.
     """
     return from_chakra(read_bytes(path, GraphError), path.name)
 
 
 def to_chakra(graph: Graph) -> bytes:
-    """`graph` as the bytes of a Chakra trace; equal graphs give equal bytes.
+    """Encode `graph` as a Chakra trace; equal graphs give equal bytes.
 
     Raises:
         GraphError: the graph has a cycle.
@@ -125,7 +125,7 @@ def to_chakra(graph: Graph) -> bytes:
 
 
 def from_chakra(data: bytes, name: str = "trace") -> Graph:
-    """The graph in the bytes of a Chakra trace; see `read_chakra`."""
+    """Decode the graph in the bytes of a Chakra trace; see `read_chakra`."""
     from google.protobuf.message import DecodeError
 
     from slipstream.graph.io._chakra_schema import GlobalMetadata, Node
@@ -138,7 +138,7 @@ def from_chakra(data: bytes, name: str = "trace") -> Graph:
         raise GraphError(
             f"a message is broken: {error}",
             where=name,
-            remedy="name a Chakra trace (GlobalMetadata, then Nodes), uncompressed",
+            remedy="pass an uncompressed Chakra trace (GlobalMetadata, then Nodes)",
         ) from error
     ours = [item.string_val for item in metadata.attr if item.name == _OURS]
     if not ours:
@@ -152,13 +152,13 @@ def from_chakra(data: bytes, name: str = "trace") -> Graph:
         KeyError, ValueError, TypeError, AttributeError, IndexError, OverflowError, RecursionError,
     ) as error:  # fmt: skip
         raise GraphError(
-            f"what slipstream wrote is damaged: {error!r}", where=name, remedy="export it again"
+            f"the trace is damaged: {error!r}", where=name, remedy="export it again"
         ) from error
     return graph
 
 
 def _document(graph: Graph) -> dict[str, Any]:
-    """What is kept once per file."""
+    """Return the fields that are stored once per file."""
     return {
         "format": _FORMAT,
         **document(graph),
@@ -175,7 +175,7 @@ def _incoming(graph: Graph) -> dict[int, list[int]]:
 
 
 def _before(graph: Graph) -> list[int]:
-    """The task before each in its lane, -1 for the first."""
+    """Return the task before each in its lane; -1 for the first."""
     last: dict[int, int] = {}
     before = []
     for task, lane in enumerate(graph.tasks.lane.tolist()):
@@ -187,7 +187,7 @@ def _before(graph: Graph) -> list[int]:
 def _depend(
     node: Any, graph: Graph, task: int, before: int, incoming: dict[int, list[int]]
 ) -> None:
-    """Dependencies as others understand them, and exactly as they are."""
+    """Add dependencies in Chakra's form, and exactly as attributes."""
     edges = graph.edges
     control = {before} if before >= 0 else set()
     data: set[int] = set()
@@ -197,7 +197,7 @@ def _depend(
         source, kind, lag = int(edges.source[edge]), int(edges.kind[edge]), int(edges.lag[edge])
         exact += [edge, source, kind, lag]
         delays.append(float(edges.delay_ns[edge]))
-        # A trace is one step; what the step before gates has no place in others' eyes.
+        # A trace is one step, so Chakra cannot represent dependencies on the step before.
         if lag == 0:
             (data if kind == Dependency.DATA else control).add(source)
     node.ctrl_deps.extend(sorted(control))
@@ -208,7 +208,7 @@ def _depend(
 
 
 def _describe(node: Any, graph: Graph, row: dict[str, Any], kind: Kind) -> None:
-    """Attributes that other tools read, under the names they know."""
+    """Add attributes that other tools read, under their names."""
     node.attr.add(name="is_cpu_op", bool_val=kind in _HOST)
     node.attr.add(name="lane", string_val=graph.lanes[row["lane"]])
     node.attr.add(name="kind", string_val=kind.name)
@@ -223,9 +223,9 @@ def _describe(node: Any, graph: Graph, row: dict[str, Any], kind: Kind) -> None:
             node.attr.add(name="comm_type", int64_val=codes[0])
 
 
-def _own(kept: dict[str, Any], nodes: Sequence[Any], name: str) -> Graph:
-    """The graph that was written."""
-    if int(kept["format"]) > _FORMAT:
+def _own(stored: dict[str, Any], nodes: Sequence[Any], name: str) -> Graph:
+    """Return the graph of a trace that slipstream wrote."""
+    if int(stored["format"]) > _FORMAT:
         raise GraphError(
             "a newer slipstream wrote this trace", where=name, remedy="upgrade slipstream"
         )
@@ -260,18 +260,18 @@ def _own(kept: dict[str, Any], nodes: Sequence[Any], name: str) -> Graph:
     if sorted(edges) != list(range(len(edges))):
         raise GraphError("dependencies are missing", where=name, remedy="export it again")
     rows = [edges[number] for number in range(len(edges))]
-    # Files written before memory was recorded have none.
-    memory = kept.get("memory", {name: [] for name in Allocations.dtypes})
+    # Older files lack memory.
+    memory = stored.get("memory", {name: [] for name in Allocations.dtypes})
     graph = Graph(
         tasks=Tasks(**columns),
         edges=Edges.of(*zip(*rows, strict=True)) if rows else Edges.none(),
         operand_start=starts,
         operands=np.array(storages, np.int32),
-        parameters=np.array(kept["parameters"], np.int32),
+        parameters=np.array(stored["parameters"], np.int32),
         memory=Allocations.of(*(memory[name] for name in Allocations.dtypes)),
-        **parts_of(kept),
+        **parts_of(stored),
     )
-    # The node's own name is what others see and may have changed.
+    # Another tool may have changed the node's name.
     for task, node in enumerate(nodes):
         if graph.task(task).name != node.name:
             raise GraphError(f"the name of node {task} was changed to '{node.name}'", where=name)
@@ -279,7 +279,7 @@ def _own(kept: dict[str, Any], nodes: Sequence[Any], name: str) -> Graph:
 
 
 def _foreign(nodes: Sequence[Any], version: str, name: str) -> Graph:
-    """The graph of a trace that another tool wrote: what Chakra itself says, and no more."""
+    """Return the graph of a trace that another tool wrote."""
     nodes = [node for node in nodes if node.type != _METADATA]
     if not nodes:
         raise GraphError("the trace has no nodes", where=name, remedy="record at least one step")
@@ -305,9 +305,9 @@ def _foreign(nodes: Sequence[Any], version: str, name: str) -> Graph:
             source = position[dependency]
             if rows["lane"][source] == rows["lane"][place]:
                 continue
-            talks = Kind.COMMUNICATION in (rows["kind"][source], kind)
-            between = Dependency.COMMUNICATION if talks else Dependency.THREAD_TO_THREAD
-            code = Dependency.DATA if dependency in data and not talks else between
+            communicates = Kind.COMMUNICATION in (rows["kind"][source], kind)
+            between = Dependency.COMMUNICATION if communicates else Dependency.THREAD_TO_THREAD
+            code = Dependency.DATA if dependency in data and not communicates else between
             edges.append((source, place, int(code), 0.0, 0))
     n = len(order)
     columns = {key: np.zeros(n, dtype) for key, dtype in Tasks.dtypes.items()}
@@ -334,7 +334,7 @@ def _foreign(nodes: Sequence[Any], version: str, name: str) -> Graph:
 
 
 def _placed(node: Any, attributes: dict[str, Any]) -> tuple[Kind, str]:
-    """What a foreign node is, and the lane it runs on."""
+    """Return the kind and lane of another tool's node."""
     if node.type in _COMM:
         return Kind.COMMUNICATION, "network"
     if "is_cpu_op" in attributes and attributes["is_cpu_op"].bool_val:
@@ -347,13 +347,15 @@ def _duration_ns(node: Any, attributes: dict[str, Any], name: str) -> float:
     duration = node.duration_micros * _NS_PER_US
     if exact is not None and exact.WhichOneof("value") == "double_val":
         duration = exact.double_val
-    if not 0 <= duration <= _LARGEST_NS:
-        raise GraphError(f"it takes {duration} ns", where=f"{name}: node {node.id} ({node.name})")
+    if not 0 <= duration <= _MAX_NS:
+        raise GraphError(
+            f"the duration is {duration} ns", where=f"{name}: node {node.id} ({node.name})"
+        )
     return float(duration)
 
 
 def _order(nodes: Sequence[Any], name: str) -> list[int]:
-    """Nodes so that each comes after what it depends on, otherwise by start and id."""
+    """Return a topological order of nodes, with ties by start and id."""
     index: dict[int, int] = {}
     for at, node in enumerate(nodes):
         if node.id in index:
@@ -364,7 +366,7 @@ def _order(nodes: Sequence[Any], name: str) -> list[int]:
         dependencies = {*node.ctrl_deps, *node.data_deps}
         if missing := sorted(dependencies.difference(index)):
             raise GraphError(
-                f"node {node.id} ({node.name}) depends on node {missing[0]}, which is not there",
+                f"node {node.id} ({node.name}) depends on node {missing[0]}, which is missing",
                 where=name,
                 remedy="export the whole trace",
             )
@@ -372,7 +374,7 @@ def _order(nodes: Sequence[Any], name: str) -> list[int]:
     try:
         waiting.prepare()
     except graphlib.CycleError as error:
-        # Each node is followed by one that waits for it; the first stands at the end again.
+        # Each node is followed by one that waits for it; the last is the first again.
         raise _cycle([nodes[at] for at in error.args[1][:-1]], name) from None
     ready: list[tuple[int, int, int]] = []
     order = []
@@ -390,12 +392,12 @@ def _cycle(cycle: Sequence[Any], name: str) -> GraphError:
     return GraphError(
         "dependencies form a cycle: " + " -> ".join(shown),
         where=f"{name}: {len(cycle)} nodes",
-        remedy="drop one of these dependencies",
+        remedy="remove one of these dependencies",
     )
 
 
 def _framed(message: bytes) -> bytes:
-    """The message with its length before it."""
+    """Return the message with its length as a prefix."""
     length, head = len(message), bytearray()
     while length > 0x7F:
         head.append(length & 0x7F | 0x80)
@@ -405,16 +407,12 @@ def _framed(message: bytes) -> bytes:
 
 
 def _messages(data: bytes, name: str) -> Iterator[bytes]:
-    """The messages of a file.
-
-    Raises:
-        GraphError: it ends within a length or a message.
-    """
+    """Yield the messages of a file."""
     at, number = 0, 0
     while at < len(data):
         length, shift, begin = 0, 0, at
         while True:
-            if at >= len(data) or at - begin >= _LONGEST_VARINT:
+            if at >= len(data) or at - begin >= _MAX_VARINT_BYTES:
                 raise _cut(name, number, begin)
             byte = data[at]
             at += 1
@@ -422,7 +420,7 @@ def _messages(data: bytes, name: str) -> Iterator[bytes]:
             shift += 7
             if byte < 0x80:
                 break
-        if length > min(_LARGEST_MESSAGE, len(data) - at):
+        if length > min(_MAX_MESSAGE_BYTES, len(data) - at):
             raise _cut(name, number, begin)
         yield data[at : at + length]
         at += length
@@ -431,7 +429,7 @@ def _messages(data: bytes, name: str) -> Iterator[bytes]:
 
 def _cut(name: str, number: int, at: int) -> GraphError:
     return GraphError(
-        f"it is cut off, or no Chakra trace: message {number} has no end",
+        f"the file is truncated or not a Chakra trace: message {number} has no end",
         where=f"{name}: byte {at}",
-        remedy="export it again; compressed traces must be unpacked first",
+        remedy="export it again, or decompress it first",
     )

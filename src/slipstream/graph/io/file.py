@@ -1,7 +1,7 @@
-"""``.slipgraph``: one zip of stored, aligned NumPy arrays and a ``meta.json``; no pickle.
+"""``.slipgraph``: an uncompressed zip of aligned NumPy arrays and a ``meta.json``, without pickle.
 
-Equal graphs give equal bytes: fixed order, fixed dates, no compression. A file is input from
-outside: everything in it is checked before it becomes a `Graph`.
+Equal graphs give equal bytes: fixed order, fixed dates, no compression. Files are untrusted: all
+contents are checked before they become a `Graph`.
 """
 
 from __future__ import annotations
@@ -32,14 +32,15 @@ _DATE = (1980, 1, 1, 0, 0, 0)
 _ARRAYS = ("operand_start", "operands", "parameters")
 _FIRST_WITH_MEMORY = 2
 _LOCAL_HEADER_BYTES = 30
-_LARGEST_META_BYTES = 1 << 30
-# Ours are stored as they are; what another program packed may be smaller, within reason.
-_PACKED, _SMALL_BYTES = 100, 1 << 20
+_MAX_META_BYTES = 1 << 30
+# Maximum compression ratio of members above a small size, against decompression bombs; slipstream
+# itself does not compress.
+_MAX_RATIO, _SMALL_BYTES = 100, 1 << 20
 _AGAIN = "record it again: slipstream profile WORKLOAD -o run.slipgraph"
 
 
 def save(graph: Graph, path: Path) -> None:
-    """Write `graph` to `path`, whole or not at all.
+    """Write `graph` to `path` atomically.
 
     Raises:
         GraphError: the file cannot be written.
@@ -52,18 +53,18 @@ def save(graph: Graph, path: Path) -> None:
     meta = {"format": "slipgraph", "schema": SCHEMA, **document(graph)}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as beside:
-            _write(beside, arrays, json.dumps(meta, separators=(",", ":")).encode())
+        with replacing(path) as temporary:
+            _write(temporary, arrays, json.dumps(meta, separators=(",", ":")).encode())
     except OSError as error:
         raise GraphError(
             f"the graph cannot be written: {error.strerror}",
             where=str(path),
-            remedy="name another file with -o",
+            remedy="choose another file with -o",
         ) from error
 
 
 def document(graph: Graph) -> dict[str, Any]:
-    """What of a graph is no array, as JSON."""
+    """Return all fields of a graph but its arrays, as JSON."""
     return {
         "strings": list(graph.strings),
         "calls": [call.to_json() for call in graph.calls],
@@ -78,10 +79,10 @@ def document(graph: Graph) -> dict[str, Any]:
 
 
 def parts_of(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of the graph that `document` described.
+    """Return the fields that `document` encoded.
 
     Raises:
-        KeyError, ValueError, TypeError, AttributeError, RecursionError: it did not.
+        KeyError, ValueError, TypeError, AttributeError, RecursionError: `meta` is not a document.
     """
     check_meta(meta["meta"])
     return {
@@ -107,8 +108,8 @@ def load(path: Path) -> Graph:
     """Read and check a graph.
 
     Raises:
-        GraphError: no such file, not a graph, cut off, from a newer slipstream, inconsistent, or
-            with dependencies that form a cycle.
+        GraphError: the file is missing, truncated, not a graph, from a newer slipstream or
+            inconsistent, or its dependencies form a cycle.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -124,9 +125,9 @@ def load(path: Path) -> Graph:
         what = error.strerror or error
         raise GraphError(f"the file cannot be read: {what}", where=str(path)) from error
     except Exception as error:
-        # What zipfile raises for damaged files is a dozen kinds, decompressors' own among them.
+        # zipfile and its decompressors raise many types of error for damaged files.
         raise GraphError(
-            f"not a whole .slipgraph file: {error}", where=str(path), remedy=_AGAIN
+            f"not a complete .slipgraph file: {error}", where=str(path), remedy=_AGAIN
         ) from error
 
 
@@ -140,7 +141,7 @@ def _write(file: Path, arrays: dict[str, NDArray[Any]], meta: bytes) -> None:
             # (the npy header itself is a multiple of 64 bytes).
             start = archive.fp.tell() + _LOCAL_HEADER_BYTES + len(info.filename)  # type: ignore[union-attr]
             padding = -(start + 4) % _ALIGNMENT
-            # An extra field: id, length, zeros; readers skip ids they do not know.
+            # An extra field: id, length, zeros; readers skip unknown ids.
             info.extra = b"SL" + padding.to_bytes(2, "little") + bytes(padding)
             archive.writestr(info, buffer.getvalue())
         archive.writestr(zipfile.ZipInfo("meta.json", _DATE), meta)
@@ -166,10 +167,10 @@ def _read(archive: zipfile.ZipFile, path: Path) -> Graph:
         return {column: array(f"{name}/{column}", t) for column, t in table.dtypes.items()}
 
     for info in archive.infolist():
-        if info.file_size > max(_PACKED * info.compress_size, _SMALL_BYTES):
-            raise broken(f"'{info.filename}' expands more than {_PACKED} times")
+        if info.file_size > max(_MAX_RATIO * info.compress_size, _SMALL_BYTES):
+            raise broken(f"'{info.filename}' expands more than {_MAX_RATIO} times")
     try:
-        if archive.getinfo("meta.json").file_size > _LARGEST_META_BYTES:
+        if archive.getinfo("meta.json").file_size > _MAX_META_BYTES:
             raise broken("meta.json is too large")
         meta = json.loads(archive.read("meta.json"))
         if meta["format"] != "slipgraph":
@@ -215,5 +216,5 @@ def _call(value: Any) -> Call:
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r} is not text")
+        raise TypeError(f"{value!r} is not a string")
     return value

@@ -1,10 +1,10 @@
-"""Kineto traces (what torch.profiler exports, plain or gzip) as graphs.
+"""Import of Kineto traces, which torch.profiler exports (plain or gzip).
 
     graph = read_kineto(Path("rank0.pt.trace.json.gz"))
 
-The trace's host threads and device streams become lanes. What waits for what is taken from ids
-(correlation of launches, streams and records of synchronisation events, autograd's sequence
-numbers) and only where a trace lacks them from the order of events; see `_kineto_links`.
+The trace's host threads and device streams become lanes. Dependencies follow from ids (correlation
+of launches, streams and records of synchronisation events, autograd's sequence numbers), or from
+the order of events if a trace lacks them; see `_kineto_links`.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from slipstream.graph.io._kineto_columns import CATEGORIES, Category, Columns, D
 from slipstream.graph.io._kineto_links import Window
 from slipstream.graph.io._trace_events import NoTraceError, read_events
 
-# 52 days. What seems to be longer has times of different clocks.
-_LONGEST_NS = 2.0**52
+# 52 days. Longer traces mix times of different clocks.
+_MAX_NS = 2.0**52
 _STEP = "ProfilerStep#"
 _MEMORY = "[memory]"
 _ARROW = "fwdbwd"
-# c10's numbers of devices.
+# c10::DeviceType.
 _ALLOCATORS = {0: "cpu", 1: "cuda"}
 _EXPORT = "export it again: prof.export_chrome_trace('trace.json.gz')"
 _CORRELATED = (Category.RUNTIME, Category.KERNEL, Category.MEMCPY, Category.MEMSET, Category.SYNC)
@@ -43,9 +43,11 @@ _CORRELATED = (Category.RUNTIME, Category.KERNEL, Category.MEMCPY, Category.MEMS
 
 @dataclass(frozen=True)
 class KinetoStep:
-    """One ``ProfilerStep#N`` of a trace: its number, and begin and end in ns from the trace's.
+    """One ``ProfilerStep#N`` of a trace.
 
     Attributes:
+        number: N.
+        begin_ns, end_ns: times from the trace's first event.
         thread: the thread that ran it, as in `Columns.thread`.
     """
 
@@ -57,15 +59,15 @@ class KinetoStep:
 
 @dataclass(frozen=True)
 class MemoryChange:
-    """One allocation, or one free, of a device's allocator.
+    """One allocation or free by a device's allocator.
 
     Attributes:
-        time_ns: from the trace's first event.
-        thread: the lane's name of the thread that asked for it, as `Graph.lanes` has it.
-        address: on the device.
-        nbytes: negative when freed.
+        time_ns: time from the trace's first event.
+        thread: the name of the requesting thread in `Graph.lanes`.
+        address: address on the device.
+        nbytes: size; negative if freed.
         device: "cpu" or "cuda".
-        total_bytes: what the allocator has given out, this one included; as the trace says.
+        total_bytes: allocated bytes after the change, from the trace.
     """
 
     time_ns: float
@@ -78,14 +80,14 @@ class MemoryChange:
 
 @dataclass(frozen=True)
 class KinetoTrace:
-    """A trace as columns, from which graphs of its steps are made.
+    """A trace as columns, from which graphs of its steps are built.
 
     Attributes:
-        name: of the file, for messages.
-        columns: its events.
-        steps: in order of time; empty when the profiler was used without a schedule.
-        header: what the trace says of itself: devices, ranks, versions.
-        memory: what was allocated and freed, by time; empty unless the profiler watched it.
+        name: file name for messages.
+        columns: the events.
+        steps: the steps in order; empty if the profiler was used without a schedule.
+        header: metadata of the trace: devices, ranks, versions.
+        memory: allocations and frees in order; empty unless the profiler recorded memory.
     """
 
     name: str
@@ -99,25 +101,25 @@ class KinetoTrace:
         return Device.of(self.columns)
 
     def graph(self, step: int | Literal["all"] | None = None) -> Graph:
-        """The graph of one step.
+        """Return the graph of one step.
 
         Args:
-            step: the N of ``ProfilerStep#N``; "all" for the whole trace as if it were one step;
-                by default the step of median length, or all where there are no steps.
+            step: the N of ``ProfilerStep#N``; "all" for the whole trace as one step; by default
+                the step of median length, or the whole trace if it has no steps.
 
         Raises:
-            GraphError: there is no such step, it is empty, or no launch can be told from its
-                kernels.
+            GraphError: the step does not exist or is empty, or its kernels cannot be linked to
+                launches.
         """
         return self.timed_graph(step)[0]
 
     def timed_graph(
         self, step: int | Literal["all"] | None = None
     ) -> tuple[Graph, NDArray[np.float64]]:
-        """The graph of one step, and when each of its tasks began; see `graph`.
+        """Return the graph of one step and the begin of each of its tasks; see `graph`.
 
         Returns:
-            The graph, and float64 [n]: ns from the trace's first event.
+            The graph, and float64 [n], ns from the trace's first event.
         """
         window = self._window(step)
         graph, start = build(self.columns, self._device, window, self.name, self.header)
@@ -130,7 +132,7 @@ class KinetoTrace:
             busy = columns.is_task
             return Window("all", float(columns.start[busy].min()), math.inf, math.inf)
         if step is None:
-            # The first carries warm-up, the last is often cut by the end of the recording.
+            # The first includes warm-up, and the end of the recording often truncates the last.
             inner = self.steps[1:-1] if len(self.steps) > 2 else self.steps
             chosen = sorted(inner, key=lambda s: s.end_ns - s.begin_ns)[(len(inner) - 1) // 2]
         else:
@@ -140,62 +142,62 @@ class KinetoTrace:
                 raise GraphError(
                     f"the trace has no step {step}",
                     where=self.name,
-                    remedy=f"its steps are {numbers}" if numbers else "it has none: take 'all'",
+                    remedy=f"its steps are {numbers}" if numbers else "it has no steps: use 'all'",
                 )
             chosen = matches[0]
-        # What lies between two annotations is part of what a step costs.
+        # Time between two annotations belongs to the step before.
         later = [s.begin_ns for s in self.steps if s.begin_ns >= chosen.end_ns]
         end = min(later, default=chosen.end_ns)
         return Window(f"{_STEP}{chosen.number}", chosen.begin_ns, end, end, chosen.thread)
 
 
 def read_kineto(path: Path, step: int | Literal["all"] | None = None) -> Graph:
-    """The graph of one step of the trace in `path`; see `KinetoTrace.graph` for `step`.
+    """Read the graph of one step of the trace in `path`; see `KinetoTrace.graph` for `step`.
 
     Raises:
-        GraphError: the file is missing, cut off or no trace; or see `KinetoTrace.graph`.
+        GraphError: the file is missing, truncated or not a trace; or as in `KinetoTrace.graph`.
     """
     return read_trace(path).graph(step)
 
 
 def read_trace(path: Path) -> KinetoTrace:
-    """The trace in `path`, a Chrome JSON file of the PyTorch profiler, plain or gzip.
+    """Read a Chrome JSON trace of the PyTorch profiler, plain or gzip.
 
     Raises:
-        GraphError: the file is missing, cut off, or not such a trace; names the event.
+        GraphError: the file is missing, truncated or not such a trace; the error names the event.
     """
     with opened(path, GraphError, remedy=_EXPORT) as file:
         return _parsed(file, path.name)
 
 
 def parse_trace(data: bytes, name: str = "trace") -> KinetoTrace:
-    """The trace in `data`; see `read_trace`."""
+    """Parse the trace in `data`; see `read_trace`."""
     return _parsed(io.BytesIO(data), name)
 
 
 def _parsed(file: BinaryIO, name: str) -> KinetoTrace:
     with no_collection():
         try:
-            events, header = read_events(file, _is_read)
+            events, header = read_events(file, _is_used)
         except NoTraceError:
             raise GraphError(
                 "this JSON is not a trace: it has no list 'traceEvents'",
                 where=name,
-                remedy="name a file written by prof.export_chrome_trace",
+                remedy="pass a file written by prof.export_chrome_trace",
             ) from None
         except (ValueError, RecursionError) as error:
             raise GraphError(
-                f"the JSON is broken or cut off: {error}", where=name, remedy=_EXPORT
+                f"the JSON is invalid or truncated: {error}", where=name, remedy=_EXPORT
             ) from error
         columns, steps, origin_us = _columns(events, name)
         memory = _memory(events, origin_us, name) if header.get("profile_memory") else ()
-        # Freed before the collector runs again: it would visit every event.
+        # Freed before the garbage collector runs again, since it would visit every event.
         del events
     return KinetoTrace(name, columns, steps, header, memory)
 
 
-def _is_read(event: Mapping[str, Any]) -> bool:
-    """Whether anything looks at the event."""
+def _is_used(event: Mapping[str, Any]) -> bool:
+    """Whether the event is used."""
     category = event.get("cat")
     if event.get("ph") == "X" and category is not None:
         return not isinstance(category, str) or category.lower() in CATEGORIES
@@ -203,7 +205,7 @@ def _is_read(event: Mapping[str, Any]) -> bool:
 
 
 def _memory(events: Sequence[Any], origin_us: float, name: str) -> tuple[MemoryChange, ...]:
-    """What the allocators did, in order of time."""
+    """Return allocations and frees in order of time."""
     changes = []
     rows = [event for event in events if event.get("name") == _MEMORY]
     try:
@@ -260,12 +262,12 @@ def _columns(events: Sequence[Any], name: str) -> tuple[Columns, tuple[KinetoSte
             remedy="profile at least one step with activities=[CPU, CUDA] and export again",
         )
     origin = start_us.min()
-    # Microseconds since 1970 leave a quarter of one in a double; what matters are differences.
+    # A double resolves microseconds since 1970 to a quarter; differences are exact.
     start = np.rint((start_us - origin) * 1e3)
     end = start + np.rint(length_us * 1e3)
-    if end.max() > _LONGEST_NS:
+    if end.max() > _MAX_NS:
         last = int(np.argmax(end))
-        raise _odd(rows[last], "ts" if start[last] > _LONGEST_NS else "dur", name)
+        raise _odd(rows[last], "ts" if start[last] > _MAX_NS else "dur", name)
     columns = columns.with_times(start, end)
     return columns, _steps(columns), float(origin)
 
@@ -273,9 +275,9 @@ def _columns(events: Sequence[Any], name: str) -> tuple[Columns, tuple[KinetoSte
 def _threads(
     rows: Sequence[Mapping[str, Any]],
 ) -> tuple[NDArray[np.int32], tuple[tuple[str, str], ...]]:
-    """Which thread each event ran on, and what the trace calls the threads."""
+    """Return the thread index of each event, and the names of threads."""
     seen: dict[Any, int] = {}
-    # Text is made of each thread's name once; two ways to write it are one thread.
+    # Each name is converted to text once, and 7 and "7" are the same thread.
     indices = [seen.setdefault((row.get("pid"), row.get("tid")), len(seen)) for row in rows]
     threads: dict[tuple[str, str], int] = {}
     number = [threads.setdefault((_text(pid), _text(tid)), len(threads)) for pid, tid in seen]
@@ -288,12 +290,12 @@ def _forward_threads(
     number: NDArray[np.int64],
     thread: NDArray[np.int32],
 ) -> NDArray[np.int64]:
-    """For each backward operator, which of the threads its forward one ran on; see `Columns`.
+    """Return the index of the forward thread of each backward operator; see `Columns`.
 
     Args:
-        number: int64 [n], PyTorch's own number of that thread; the trace nowhere says which it is,
+        number: int64 [n], PyTorch's number of that thread. The trace does not map it to threads,
             but its arrows from forward to backward operators begin there.
-        thread: int32 [n], of each event.
+        thread: int32 [n], the thread of each event.
     """
     unknown = np.full(len(number), -1, np.int64)
     if len(np.unique(number[number > 0])) < 2:
@@ -314,18 +316,18 @@ def _forward_threads(
             begins[arrow["id"]] = int(thread[place])
         elif arrow["id"] in begins and number[place] > 0:
             threads[int(number[place])] = begins[arrow["id"]]
-    for name, its in threads.items():
-        unknown[number == name] = its
+    for name, index in threads.items():
+        unknown[number == name] = index
     return unknown
 
 
 def _text(value: object) -> str:
-    """`value` as text that can be written: JSON may hold halves of characters."""
+    """Convert `value` to encodable text, because JSON may contain lone surrogates."""
     return str(value).encode("utf-8", "replace").decode()
 
 
 def _numbers(rows: Sequence[Mapping[str, Any]], key: str, name: str) -> NDArray[np.float64]:
-    """A column of numbers, each of them finite, and no length negative."""
+    """Return a column of finite numbers, which are not negative if they are lengths."""
     values = [row[key] for row in rows]
     if not set(map(type, values)) <= {int, float}:
         values = [_number(row, key) for row in rows]
@@ -353,13 +355,13 @@ def _number(row: Mapping[str, Any], key: str) -> float:
 def _ids(
     category: NDArray[np.int8], args: Sequence[Mapping[str, Any]]
 ) -> dict[str, NDArray[np.int64]]:
-    """Columns of ids from the events' arguments; -1 where an event has none."""
+    """Return columns of ids from the events' arguments; -1 for events without one."""
     n = len(args)
 
     def column(rows: NDArray[np.int64], key: str) -> NDArray[np.int64]:
         values = np.full(n, -1, np.int64)
         ids = [args[row].get(key, -1) for row in rows.tolist()]
-        values[rows] = ids if set(map(type, ids)) <= {int} else [int(one) for one in ids]
+        values[rows] = ids if set(map(type, ids)) <= {int} else [int(value) for value in ids]
         return values
 
     correlated = np.flatnonzero(np.isin(category, _CORRELATED))
@@ -379,22 +381,22 @@ def _ids(
 
 
 def _launches(category: NDArray[np.int8], args: Sequence[Mapping[str, Any]]) -> NDArray[np.int64]:
-    """`Columns.launch`."""
+    """Return `Columns.launch`."""
     values = np.zeros((len(args), 4), np.int64)
     for row in np.flatnonzero(category == Category.KERNEL).tolist():
         details = args[row]
         grid, block = details.get("grid"), details.get("block")
-        rest = [details.get("registers per thread"), details.get("shared memory")]
+        resources = [details.get("registers per thread"), details.get("shared memory")]
         if isinstance(grid, list) and isinstance(block, list):
             numbers = [*grid, *block]
-            if all(type(one) is int and 0 < one < 2**31 for one in numbers):
+            if all(type(size) is int and 0 < size < 2**31 for size in numbers):
                 values[row, :2] = math.prod(grid), math.prod(block)
-                values[row, 2:] = [one if type(one) is int else 0 for one in rest]
+                values[row, 2:] = [value if type(value) is int else 0 for value in resources]
     return values
 
 
 def _culprit(events: Sequence[Any]) -> str:
-    """The first event that cannot be read, shortened."""
+    """Return the first malformed event, shortened."""
     for number, event in enumerate(events):
         try:
             if event.get("ph") != "X" or event["cat"].lower() not in CATEGORIES:
@@ -417,5 +419,5 @@ def _steps(columns: Columns) -> tuple[KinetoStep, ...]:
             begin, end = float(columns.start[row]), float(columns.end[row])
             steps.append(KinetoStep(int(number), begin, end, int(columns.thread[row])))
     steps.sort(key=lambda step: step.begin_ns)
-    # Every thread that takes part may repeat the annotation; one of each number is enough.
+    # Every participating thread may repeat the annotation.
     return tuple(next(same) for _, same in itertools.groupby(steps, key=lambda step: step.number))

@@ -1,11 +1,11 @@
-"""Virtual speed-ups: what would the step gain if one kind of operator were faster?
+"""Virtual speed-ups: the effect of a faster operator on the step time.
 
-Of every operator in turn the duration of all its tasks is shortened in the simulated world. The
-curve of the step's speed-up over the operator's says what is worth making faster before anybody
-knows how: a steep one pays, a flat one never will, whatever it is replaced by.
+The simulation shortens all tasks of one operator at a time. The curve of the step's speed-up over
+the operator's shows which operators are worth optimising: a flat curve means that no replacement
+can reduce the step time.
 
 Source: the idea of Curtsinger and Berger, "Coz: Finding Code that Counts with Causal Profiling",
-SOSP 2015, on a simulated step, where a speed-up need not be faked by slowing all else down.
+SOSP 2015, on a simulated step, which needs no slow-down of everything else to emulate a speed-up.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ from slipstream.graph.timeline import lower
 from slipstream.graph.views.critical_path import namer
 
 FASTER = (0.1, 0.25, 0.5, 0.75, 1.0)
-"""Shares taken off durations by default; 1 is an operator that takes no time at all."""
+"""Default shares by which durations are reduced; at 1 the operator takes no time."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """What the step gains from one group of tasks becoming faster.
+    """Step time as a function of the speed of a group of tasks.
 
     Attributes:
-        total_ns: duration of all its tasks, wherever they run; tasks: how many they are.
-        faster: shares taken off their durations, ascending.
-        step_ns: the step with each of them.
-        baseline_ns: the step as it is.
+        tasks: number of tasks.
+        total_ns: total duration of the tasks, on all lanes.
+        faster: shares by which their durations are reduced, ascending.
+        step_ns: the step time for each share.
+        baseline_ns: the unchanged step time.
     """
 
     name: str
@@ -45,14 +46,14 @@ class Curve:
 
     @property
     def gains(self) -> tuple[float, ...]:
-        """Shares of the step that are saved, one for each of `faster`."""
+        """The relative reduction of the step time, for each of `faster`."""
         if not self.baseline_ns:
             return (0.0,) * len(self.step_ns)
         return tuple(1.0 - step / self.baseline_ns for step in self.step_ns)
 
     @property
     def speedups(self) -> tuple[float, ...]:
-        """How many times faster the step becomes."""
+        """The speed-up of the step, for each of `faster`."""
         return tuple(self.baseline_ns / step if step else float("inf") for step in self.step_ns)
 
 
@@ -63,12 +64,12 @@ def virtual_speedups(
     faster: Sequence[float] = FASTER,
     most: int = 20,
 ) -> list[Curve]:
-    """Curves of the groups with the longest total duration, the most profitable first.
+    """Return curves of the groups with the longest total duration, the largest gain first.
 
     Args:
-        by: what groups tasks: see `slipstream.graph.views.critical_path.GROUPS`.
-        faster: shares taken off durations, each above 0 and up to 1.
-        most: how many groups.
+        by: the grouping, one of `slipstream.graph.views.critical_path.GROUPS`.
+        faster: shares by which durations are reduced, above 0 and up to 1.
+        most: the maximum number of groups.
 
     Raises:
         InvalidArgumentError: a share outside (0, 1], or an unknown `by`.
@@ -76,7 +77,9 @@ def virtual_speedups(
     """
     shares = tuple(sorted(faster))
     if not shares or not all(0 < share <= 1 for share in shares):
-        raise InvalidArgumentError("faster", f"{list(faster)} are not shares above 0 and up to 1")
+        raise InvalidArgumentError(
+            "faster", f"the shares {list(faster)} are not all above 0 and at most 1"
+        )
     name = namer(graph, by)
     groups: dict[str, list[int]] = {}
     for task in range(len(graph)):

@@ -1,10 +1,10 @@
-"""Which tasks a step's time consists of, what binds each, and how much slack the others have.
+"""The critical path of a step, the dependencies on it, and the slack of all tasks.
 
     path = find_critical_path(replay(graph))
     path.by("operator")       # contributions that add up to the step's time, to the nanosecond
 
-The path is that of the timeline's last step, from its end back to the end of the step before: what
-it adds up to is what a step costs in a long run, with what reaches over from one step to the next.
+The path is that of the timeline's last step, from its end back to the end of the step before. Its
+sum is the step time of a long run, including dependencies between steps.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 GROUPS = ("operator", "module", "line", "phase", "lane", "kind")
-"""What contributions can be summed by."""
+"""Groupings of contributions."""
 
 _DEVICE = (Kind.KERNEL, Kind.COPY)
 _COMPUTE = (Kind.OP, Kind.KERNEL)
@@ -34,21 +34,21 @@ _COMPUTE = (Kind.OP, Kind.KERNEL)
 
 @dataclass(frozen=True)
 class CriticalPath:
-    """The chain of tasks that the step's time consists of, first to last.
+    """The chain of tasks that determines the step time, in order.
 
-    Entry i contributes ``waited_ns[i] + busy_ns[i]``; all entries together contribute the step.
+    Entry i contributes ``waited_ns[i] + busy_ns[i]``; the contributions add up to the step time.
 
     Attributes:
-        timeline: what it is the path of.
-        task: int64 [k].
-        start_ns, end_ns: float64 [k], when the task runs, from the timeline's begin.
-        via: uint8 [k], `Dependency`: what the task waited for last; thread or stream order where
-            that was the task before it in its lane.
-        waited_ns: float64 [k], between the end of what it waited for and its start: the gap of
+        timeline: the timeline of the path.
+        task: int64 [k], the tasks.
+        start_ns, end_ns: float64 [k], times of the task from the timeline's begin.
+        via: uint8 [k], the `Dependency` that gated the start; thread or stream order if that was
+            the task before it in its lane.
+        waited_ns: float64 [k], time between the end of the gating task and the start: the gap of
             the lane or the delay of the edge.
-        busy_ns: float64 [k], its duration, less what lies before the step.
-        slack_ns: float64 [n], of all tasks: how much later each could end without making the
-            step longer.
+        busy_ns: float64 [k], the duration, without its part before the step.
+        slack_ns: float64 [n], for all tasks, the delay of its end that would not lengthen the
+            step.
     """
 
     timeline: Timeline
@@ -65,11 +65,11 @@ class CriticalPath:
 
     @property
     def step_ns(self) -> float:
-        """What the contributions add up to."""
+        """The sum of all contributions."""
         return self.timeline.step_ns
 
     def by(self, group: str) -> list[Contribution]:
-        """Contributions by operator, module, source line, phase, lane or kind; the largest first.
+        """Return contributions by one of `GROUPS`, the largest first.
 
         Raises:
             InvalidArgumentError: unknown group.
@@ -86,7 +86,7 @@ class CriticalPath:
         return sorted(shares, key=lambda c: (-c.total_ns, c.name))
 
     def by_dependency(self) -> dict[Dependency, float]:
-        """Nanoseconds the path waits in gaps and delays, by what it waits for."""
+        """Return the time of gaps and delays on the path, in ns, by dependency."""
         return {
             kind: float(self.waited_ns[self.via == kind].sum())
             for kind in Dependency
@@ -96,10 +96,12 @@ class CriticalPath:
 
 @dataclass(frozen=True)
 class Contribution:
-    """What a group of tasks adds to the critical path.
+    """The contribution of a group of tasks to the critical path.
 
     Attributes:
-        busy_ns: while they run; waited_ns: gaps and delays before them; tasks: how many.
+        busy_ns: time in which they run.
+        waited_ns: gaps and delays before them.
+        tasks: number of tasks on the path.
     """
 
     name: str
@@ -109,16 +111,18 @@ class Contribution:
 
     @property
     def total_ns(self) -> float:
-        """Busy and waiting."""
+        """The sum of `busy_ns` and `waited_ns`."""
         return self.busy_ns + self.waited_ns
 
 
 @dataclass(frozen=True)
 class Lane:
-    """How a lane spends a step.
+    """Utilisation of a lane in a step.
 
     Attributes:
-        busy_ns: running tasks; gap_ns: in untracked work of its own (Python); idle_ns: waiting.
+        busy_ns: time running tasks.
+        gap_ns: time in untracked work (Python).
+        idle_ns: time waiting.
     """
 
     name: str
@@ -129,29 +133,29 @@ class Lane:
 
     @property
     def busy(self) -> float:
-        """Share of the step it runs tasks."""
+        """The share of the step in which it runs tasks."""
         total = self.busy_ns + self.gap_ns + self.idle_ns
         return self.busy_ns / total if total else 0.0
 
 
 @dataclass(frozen=True)
 class Communication:
-    """Time of collectives and messages, and how much of it no computation of the rank hides."""
+    """Total time of communication, and its part not hidden by computation of the rank."""
 
     total_ns: float
     exposed_ns: float
 
 
 def find_critical_path(timeline: Timeline) -> CriticalPath:
-    """The path of `timeline`'s last step.
+    """Return the critical path of the last step.
 
-    Among several tasks that end at the same time, the one of the same lane is taken.
+    Of several gating tasks that end at the same time, the one on the same lane is chosen.
     """
     return _Walk(timeline).path()
 
 
 def namer(graph: Graph, group: str) -> Callable[[int], str]:
-    """What a task is counted under.
+    """Return a function that maps a task to the name of its group.
 
     Raises:
         InvalidArgumentError: unknown group.
@@ -166,7 +170,7 @@ def namer(graph: Graph, group: str) -> Callable[[int], str]:
         "kind": lambda task: Kind(tasks.kind[task]).name.lower(),
     }
     if group not in columns:
-        raise InvalidArgumentError("by", f"'{group}' is none of {', '.join(columns)}")
+        raise InvalidArgumentError("by", f"'{group}' is not one of {', '.join(columns)}")
     return columns[group]
 
 
@@ -174,7 +178,7 @@ _PHASES = ("other", "forward", "backward", "optimizer")
 
 
 def lanes(timeline: Timeline) -> list[Lane]:
-    """How each lane spends a step, in the graph's order."""
+    """Return the utilisation of each lane, in the graph's order."""
     graph, step = timeline.graph, timeline.step_ns
     tasks, count = graph.tasks, len(graph.lanes)
     busy = timeline.lane_busy_ns
@@ -182,7 +186,7 @@ def lanes(timeline: Timeline) -> list[Lane]:
     number = np.bincount(tasks.lane, minlength=count)
     rows = []
     for i, name in enumerate(graph.lanes):
-        # A lane that falls behind, step after step, is busy for more than a step.
+        # A lane that falls further behind in every step is busy for longer than a step.
         gap = min(float(gaps[i]), max(step - float(busy[i]), 0.0))
         idle = max(step - float(busy[i]) - gap, 0.0)
         rows.append(Lane(name, int(number[i]), float(busy[i]), gap, idle))
@@ -190,25 +194,25 @@ def lanes(timeline: Timeline) -> list[Lane]:
 
 
 def communication(timeline: Timeline) -> Communication:
-    """Time of communication in the first step, all ranks together, and the exposed part of it."""
+    """Return the communication time of the first step, total and exposed, over all ranks."""
     tasks = timeline.graph.tasks
     total = exposed = 0.0
     for rank in np.unique(tasks.rank).tolist():
-        mine = tasks.rank == rank
-        talk = mine & (tasks.kind == Kind.COMMUNICATION)
-        if not talk.any():
+        of_rank = tasks.rank == rank
+        communicates = of_rank & (tasks.kind == Kind.COMMUNICATION)
+        if not communicates.any():
             continue
-        # Where a device computes, hosts only issue; without a device they compute themselves.
-        device = mine & np.isin(tasks.kind, _DEVICE)
-        work = device if device.any() else mine & np.isin(tasks.kind, _COMPUTE)
-        both = _covered(timeline, talk | work)
-        total += _covered(timeline, talk)
-        exposed += both - _covered(timeline, work)
+        # With a device, hosts only launch work; without one, they compute.
+        device = of_rank & np.isin(tasks.kind, _DEVICE)
+        work = device if device.any() else of_rank & np.isin(tasks.kind, _COMPUTE)
+        either = _covered(timeline, communicates | work)
+        total += _covered(timeline, communicates)
+        exposed += either - _covered(timeline, work)
     return Communication(total, exposed)
 
 
 def _covered(timeline: Timeline, chosen: NDArray[np.bool_]) -> float:
-    """Length of the union of the chosen tasks' times."""
+    """Return the length of the union of the tasks' times."""
     start, end = timeline.start_ns[chosen], timeline.end_ns[chosen]
     if not len(start):
         return 0.0
@@ -219,7 +223,7 @@ def _covered(timeline: Timeline, chosen: NDArray[np.bool_]) -> float:
 
 
 class Causes:
-    """What gates the start of each task of a timeline."""
+    """The dependency that gates the start of each task of a timeline."""
 
     def __init__(self, timeline: Timeline) -> None:
         self.timeline = timeline
@@ -231,7 +235,7 @@ class Causes:
         self.n = n
         streams = np.isin(tasks.kind, (*_DEVICE, Kind.COMMUNICATION))
         self.order = np.where(streams, Dependency.STREAM_ORDER, Dependency.THREAD_ORDER)
-        # The engine rounds times to its resolution; so must what is compared with them.
+        # Rounded to the engine's resolution, because they are compared with its times.
         self.gap = self.schedule.program.gap_ns
         self.delay = self.schedule.program.edges.delay_ns
         order = np.argsort(edges.target, kind="stable")
@@ -241,7 +245,7 @@ class Causes:
         same = tasks.lane[by_lane][1:] == tasks.lane[by_lane][:-1]
         self.before = np.full(n, -1, np.int64)
         self.before[by_lane[1:][same]] = by_lane[:-1][same]
-        # The first of a lane follows the lane's last of the step before.
+        # The first task of a lane follows the lane's last task of the step before.
         firsts = by_lane[np.concatenate([[True], ~same])] if n else by_lane
         lasts = by_lane[np.concatenate([~same, [True]])] if n else by_lane
         self.wrapped = np.zeros(n, np.bool_)
@@ -249,7 +253,7 @@ class Causes:
         self.before[firsts] = lasts
 
     def free_ns(self, step: int) -> Floats:
-        """float64 [n], when each task's lane has nothing else to do before it, gaps included."""
+        """Return when the lane of each task becomes free for it, after gaps, float64 [n]."""
         end = self.schedule.end_ns
         last = end[step - 1] if step else np.zeros(self.n)
         ended = np.where(self.wrapped, last[self.before], end[step][self.before])
@@ -258,7 +262,7 @@ class Causes:
         return free
 
     def of(self, step: int, task: int) -> tuple[int, tuple[int, int] | None, float]:
-        """What gated the start of `task`: the kind, (step, task), and when that ended."""
+        """Return the dependency that gated `task`, the gating (step, task), and its end."""
         edges = self.timeline.graph.edges
         end = self.schedule.end_ns
         order = int(self.order[task])
@@ -282,10 +286,10 @@ class Causes:
 
 
 class _Walk(Causes):
-    """From the last end backwards, always to what the task waited for."""
+    """Walk backwards from the last end along gating tasks."""
 
     def path(self) -> CriticalPath:
-        """The path, first task first."""
+        """Return the path, in order of time."""
         end = self.schedule.end_ns
         begin_ns = float(self.schedule.step_end_ns[-2]) if self.steps > 1 else 0.0
         rows: list[tuple[int, float, float, int, float, float]] = []
@@ -298,7 +302,7 @@ class _Walk(Causes):
                 if following is None:
                     break
                 step, task = following
-        # Numbers of tasks are whole in float64, too.
+        # float64 represents task numbers exactly.
         tasks, starts, ends, via, waited, busy = np.array(rows[::-1], np.float64).reshape(-1, 6).T
         return CriticalPath(
             self.timeline, tasks.astype(np.int64), starts, ends, via.astype(np.uint8), waited, busy,
@@ -308,7 +312,7 @@ class _Walk(Causes):
     def _row(
         self, step: int, task: int, begin_ns: float
     ) -> tuple[tuple[int, float, float, int, float, float], tuple[int, int] | None]:
-        """What `task` contributes after `begin_ns`, and what it waited for if that is later."""
+        """Return the row of `task` after `begin_ns`, and its gating task if that ends later."""
         start = float(self.schedule.start_ns[step, task])
         end = float(self.schedule.end_ns[step, task])
         busy = end - max(start, begin_ns)
@@ -321,17 +325,17 @@ class _Walk(Causes):
 
 
 def slack(timeline: Timeline) -> Floats:
-    """float64 [n], ns: how much later each task of the last step could end for the same step end.
+    """Return the slack of each task of the last step, in ns, float64 [n].
 
-    The latest times are a simulation of the graph turned round: every task waits for what it
-    gates, and time runs from the step's end backwards.
+    It is the delay of a task's end that leaves the step's end unchanged. The latest ends are from a
+    simulation of the reversed graph, in which time runs backwards from the step's end.
     """
     program = timeline.schedule.program
     n = program.tasks
     if not n:
         return np.zeros(0)
     lane = program.lane[::-1]
-    # The gap after a task separates it from the next, which comes before it when time is turned.
+    # The gap after a task separates it from the next, which precedes it in reversed time.
     by_lane = np.argsort(lane, kind="stable")
     following = np.roll(by_lane, -1)
     last = np.concatenate([lane[by_lane][1:] != lane[by_lane][:-1], [True]])
@@ -340,7 +344,7 @@ def slack(timeline: Timeline) -> Floats:
     gap = np.empty(n)
     gap[by_lane] = program.gap_ns[::-1][following]
     edges = program.edges
-    turned = replace(
+    reversed_program = replace(
         program,
         lane=lane,
         duration_ns=timeline.schedule.duration_ns[::-1],
@@ -348,7 +352,7 @@ def slack(timeline: Timeline) -> Floats:
         edges=native.Edges(n - 1 - edges.dst, n - 1 - edges.src, edges.delay_ns, edges.lag),
         names=None,
     )
-    remaining = native.simulate(turned).start_ns[0][::-1]
+    remaining = native.simulate(reversed_program).start_ns[0][::-1]
     latest = timeline.schedule.step_end_ns[-1] - remaining
     spare: Floats = np.maximum(latest - timeline.schedule.end_ns[-1], 0.0)
     return spare

@@ -1,11 +1,11 @@
-"""What made a step slower or faster: the difference of two graphs, operator by operator.
+"""Comparison of two graphs, by operator, module and source line.
 
-What counts is the critical path: the contributions on it add up to the step's time, so their
-differences add up to the difference of the steps, to the nanosecond. Work off the path is listed
-beside it, for it may come onto the path tomorrow.
+Contributions to the critical path add up to the step time, so their differences add up to the
+difference of the steps, to the nanosecond. Work off the path is listed separately, because it may
+become critical later.
 
-Two recordings of one program differ, too. What they differ by at random makes the interval of the
-change; page faults, which depend on a process's whole history, are kept out of it.
+Recordings of one program vary randomly, which determines the interval of the change. The interval
+excludes page faults, which depend on a process's whole history.
 """
 
 from __future__ import annotations
@@ -22,19 +22,18 @@ from slipstream.graph.timeline import replay
 from slipstream.graph.values import Dependency, Kind
 from slipstream.graph.views.critical_path import Contribution, find_critical_path, namer
 
-# Standard deviations of a recorded step, relative to it. What recording the same step in another
-# launch differs by: of ten recordings of two unchanged programs, 18 of the 20 pairs were within
-# the interval that follows.
+# Relative standard deviations of a recorded step. Between launches of an unchanged program: of
+# ten recordings of two programs each, 18 of 20 pairs were within the resulting interval.
 _FLOOR = 0.02
-# And by how much the pace of a machine that was busy meanwhile differs.
+# Additional variation on a busy machine.
 _PACE = 0.05
 _Z90 = 1.645
-# As a logarithm: what is less sure than a factor of a thousand is not known at all.
-_WIDEST = 7.0
-LEAST_HALF_WIDTH = _Z90 * math.sqrt(2) * _FLOOR
-"""Half-width of a change's interval that no two recordings are better than."""
-# Below this share of common operators two graphs are not of the same step.
-_LEAST_COMMON = 0.5
+# Logarithm of the widest half-interval, a factor of about a thousand.
+_MAX_LOG = 7.0
+MIN_HALF_WIDTH = _Z90 * math.sqrt(2) * _FLOOR
+"""Minimum half-width of the interval of a change."""
+# Below this share of common operators two graphs are of different steps.
+_MIN_COMMON = 0.5
 
 
 @dataclass(frozen=True)
@@ -42,10 +41,10 @@ class Row:
     """One operator, module or source line, before and after.
 
     Attributes:
-        before_ns, after_ns: on the critical path, gaps before its tasks left out.
+        before_ns, after_ns: time of its tasks on the critical path, without gaps before them.
         waited_before_ns, waited_after_ns: gaps and delays before its tasks on the path.
-        work_before_ns, work_after_ns: all its tasks, on and off the path.
-        tasks_before, tasks_after: how often it is called.
+        work_before_ns, work_after_ns: time of all its tasks, on and off the path.
+        tasks_before, tasks_after: number of calls.
     """
 
     name: str
@@ -60,13 +59,13 @@ class Row:
 
     @property
     def change_ns(self) -> float:
-        """What it adds to the step's time; negative: what it saves."""
+        """Contribution to the change of the step time; negative if it saves time."""
         busy = self.after_ns - self.before_ns
         return busy + (self.waited_after_ns - self.waited_before_ns)
 
     @property
     def status(self) -> str:
-        """ "added", "removed", or "" for what is in both."""
+        """ "added", "removed", or "" if it is in both graphs."""
         if not self.tasks_before:
             return "added"
         return "" if self.tasks_after else "removed"
@@ -74,17 +73,16 @@ class Row:
 
 @dataclass(frozen=True)
 class Difference:
-    """Two steps compared.
+    """Comparison of two steps.
 
     Attributes:
-        before_ns, after_ns: the simulated steps.
+        before_ns, after_ns: the simulated step times.
         rows: by "operator", "module" and "line"; the largest change first. The changes of each
             add up to `change_ns`.
-        gaps_before_ns, gaps_after_ns: untracked time and delays on the path, by what was waited
-            for.
-        faults_before_ns, faults_after_ns: what page faults add to the steps; a row of their own.
-        error: standard deviation of the change without page faults, relative.
-        unlike: why the two are not of the same step, in words; empty when they are.
+        gaps_before_ns, gaps_after_ns: untracked time and delays on the path, by dependency.
+        faults_before_ns, faults_after_ns: contribution of page faults, which have a separate row.
+        error: relative standard deviation of the change without page faults.
+        unlike: why the graphs are of different steps; empty if they are not.
     """
 
     before_ns: float
@@ -99,56 +97,56 @@ class Difference:
 
     @property
     def change_ns(self) -> float:
-        """After minus before."""
+        """`after_ns` minus `before_ns`."""
         return self.after_ns - self.before_ns
 
     @property
     def change(self) -> float:
-        """Relative to before; 0.05 is five percent slower."""
+        """The change relative to `before_ns`; 0.05 is five percent slower."""
         return self.change_ns / self.before_ns if self.before_ns else 0.0
 
     @property
     def work_change(self) -> float:
-        """Relative change of the step without its page faults."""
+        """The relative change of the step without page faults."""
         before = self.before_ns - self.faults_before_ns
         return (self.after_ns - self.faults_after_ns) / before - 1 if before > 0 else 0.0
 
     @property
     def interval(self) -> tuple[float, float]:
-        """90 % interval of `work_change`, of what one program's recordings differ by."""
-        ratio, half = 1 + self.work_change, min(_Z90 * self.error, _WIDEST)
+        """90 % interval of `work_change`, from the variation of one program's recordings."""
+        ratio, half = 1 + self.work_change, min(_Z90 * self.error, _MAX_LOG)
         return ratio * math.exp(-half) - 1, ratio * math.exp(half) - 1
 
     @property
     def half_width(self) -> float:
-        """Of the interval."""
+        """Half the width of `interval`."""
         low, high = self.interval
         return (high - low) / 2
 
     @property
     def verdict(self) -> str:
-        """ "slower", "faster", or "within noise" where the interval holds no change at all."""
+        """ "slower", "faster", or "within noise" if the interval includes no change."""
         low, high = self.interval
         if low > 0:
             return "slower"
         return "faster" if high < 0 else "within noise"
 
     def added(self) -> tuple[Row, ...]:
-        """Operators that only the second graph has."""
+        """Return operators that only the second graph has."""
         return tuple(row for row in self.rows["operator"] if row.status == "added")
 
     def removed(self) -> tuple[Row, ...]:
-        """Operators that only the first graph has."""
+        """Return operators that only the first graph has."""
         return tuple(row for row in self.rows["operator"] if row.status == "removed")
 
 
 def difference(before: Graph, after: Graph) -> Difference:
-    """Compare two graphs of what is meant to be the same step.
+    """Compare two graphs of the same step.
 
     Raises:
         GraphError: one of them has a cycle.
     """
-    before, after = _faults_apart(before), _faults_apart(after)
+    before, after = _with_fault_groups(before), _with_fault_groups(after)
     paths = [find_critical_path(replay(graph)) for graph in (before, after)]
     faults = [
         path.step_ns - _without_faults_ns(graph, path.step_ns)
@@ -182,8 +180,8 @@ def difference(before: Graph, after: Graph) -> Difference:
     )
 
 
-def _faults_apart(graph: Graph) -> Graph:
-    """The graph with its page faults as a module and a line of their own, too."""
+def _with_fault_groups(graph: Graph) -> Graph:
+    """Return the graph with page faults as a separate module and source line."""
     faults = page_fault_tasks(graph)
     if not faults:
         return graph
@@ -202,16 +200,16 @@ def _without_faults_ns(graph: Graph, step_ns: float) -> float:
 
 
 def _error(graph: Graph, step_ns: float) -> float:
-    """Standard deviation of a recorded step without its page faults, relative to it.
+    """Return the relative standard deviation of a recorded step without its page faults.
 
-    Spreads of one call add up, those of different calls are independent; more steps make both
-    them and the step's own spread matter less.
+    Spreads of one call add up, and those of different calls are independent. Both these and the
+    spread of the step decrease with the number of steps.
     """
     meta, tasks = graph.meta, graph.tasks
-    each = tasks.duration_ns * tasks.spread
-    each[page_fault_tasks(graph)] = 0.0
-    by_call = np.bincount(tasks.call[tasks.call >= 0], each[tasks.call >= 0])
-    spread = math.sqrt(float((by_call**2).sum() + (each[tasks.call < 0] ** 2).sum()))
+    errors = tasks.duration_ns * tasks.spread
+    errors[page_fault_tasks(graph)] = 0.0
+    by_call = np.bincount(tasks.call[tasks.call >= 0], errors[tasks.call >= 0])
+    spread = math.sqrt(float((by_call**2).sum() + (errors[tasks.call < 0] ** 2).sum()))
     steps = math.sqrt(max(int(meta.get("aligned_steps", 1)), 1))
     of_step = float(meta.get("step_ns", {}).get("relative_spread", 0.0))
     return math.hypot(
@@ -229,7 +227,7 @@ def _unlike(before: Graph, after: Graph) -> str:
         return f"{targets[0]} and {targets[1]}"
     names = [Counter(graph.texts("name")) for graph in (before, after)]
     common = (names[0] & names[1]).total() / max(names[0].total(), names[1].total(), 1)
-    if common < _LEAST_COMMON:
+    if common < _MIN_COMMON:
         return f"{100 * common:.0f} % of the tasks in common"
     return ""
 
@@ -245,7 +243,7 @@ def _row(
 
 
 def _work(graph: Graph, group: str) -> dict[str, tuple[float, int]]:
-    """Total duration and number of calls by group; the rest of a call is not one more."""
+    """Return total duration and number of calls by group; host remainders are not calls."""
     name = namer(graph, group)
     totals: dict[str, tuple[float, int]] = {}
     durations, kinds = graph.tasks.duration_ns.tolist(), graph.tasks.kind.tolist()
@@ -254,5 +252,5 @@ def _work(graph: Graph, group: str) -> dict[str, tuple[float, int]]:
         key = name(task)
         total, count = totals.get(key, (0.0, 0))
         totals[key] = (total + duration, count + (kind != host))
-    # What is only ever the rest of something (the begin of a step) is there all the same.
+    # Groups of host remainders alone (the begin of a step) still count as present.
     return {key: (total, max(count, 1)) for key, (total, count) in totals.items()}

@@ -1,14 +1,13 @@
-"""Exposed communication of a step: how long it waits for each, and for which modules' tensors.
+"""Exposed communication of a step, by exchange and module.
 
     for stretch in exposed_stretches(replay(graph)):
         stretch.exchange, stretch.waited_ns
 
-Communication is exposed while the lane that computes has nothing to run. Each such stretch is
-counted for the exchange whose end it ends with: what was awaited, whatever else travelled
-meanwhile. What of a communication is hidden behind computation counts nowhere. So all stretches
-together are the step less what its lane computes; where a communication holds up nothing but that
-lane, they are the step less what it would take if communication took no time. The same can be
-measured: it is the time the training thread spends waiting.
+Communication is exposed while the computing lane has nothing to run. Each such stretch is assigned
+to the exchange with whose end it ends; hidden communication is not counted. The stretches add up
+to the step time minus the work of the computing lane. If communications delay only that lane, they
+add up to the step time minus that with instant communication. The measured counterpart is the
+time that the training thread spends waiting.
 """
 
 from __future__ import annotations
@@ -29,9 +28,10 @@ class ExposedStretch:
     """One stretch in which the computing lane waits for a communication.
 
     Attributes:
-        exchange: whose end it ends with.
-        task: what runs then.
-        begin_ns, waited_ns: when it begins, in the timeline, and how long it is.
+        exchange: the exchange with whose end it ends.
+        task: the task that runs next.
+        begin_ns: its begin in the timeline.
+        waited_ns: its length.
     """
 
     exchange: Exchange
@@ -40,25 +40,25 @@ class ExposedStretch:
     waited_ns: float
 
     def by_module(self, graph: Graph) -> dict[str, float]:
-        """Nanoseconds by module, shared out by the size of its tensors in the exchange.
+        """Return ns by module, divided by the sizes of its tensors in the exchange.
 
-        An exchange of something else counts under what it is called, in parentheses.
+        An exchange of other data counts under its name, in parentheses.
         """
         row = self.exchange
         if not row.modules:
             return {f"({graph.task(row.task).name})": self.waited_ns}
-        whole = sum(spec.nbytes for spec in row.tensors)
+        total = sum(spec.nbytes for spec in row.tensors)
         shares: dict[str, float] = {}
         for module, spec in zip(row.modules, row.tensors, strict=True):
-            share = spec.nbytes / whole if whole else 1.0 / len(row.modules)
+            share = spec.nbytes / total if total else 1.0 / len(row.modules)
             shares[module] = shares.get(module, 0.0) + share * self.waited_ns
         return shares
 
 
 def exposed_stretches(timeline: Timeline) -> list[ExposedStretch]:
-    """Those of the timeline's last step, in order; none of a graph without exchanges.
+    """Return the stretches of the timeline's last step, in order; none without exchanges.
 
-    Of several lanes that compute, the one that does so longest is looked at.
+    Of several computing lanes, the busiest one counts.
     """
     graph = timeline.graph
     lane = computing_lane(timeline)
@@ -70,7 +70,7 @@ def exposed_stretches(timeline: Timeline) -> list[ExposedStretch]:
     waited = np.where(graph.tasks.lane == lane, timeline.schedule.start_ns[step] - free, 0.0)
     stretches = []
     for task in np.flatnonzero(waited > 0.0).tolist():
-        # What it waited for may be what a helping thread does behind the communication.
+        # It may have waited for a helper thread's work after the communication.
         _, cause, _ = causes.of(step, task)
         while cause is not None and cause[1] not in rows and graph.tasks.lane[cause[1]] != lane:
             _, cause, _ = causes.of(*cause)
@@ -82,7 +82,7 @@ def exposed_stretches(timeline: Timeline) -> list[ExposedStretch]:
 
 
 def exposed_by_module(timeline: Timeline) -> dict[str, float]:
-    """Nanoseconds of a step by module, see `ExposedStretch.by_module`; as they are awaited."""
+    """Return ns of a step by module, see `ExposedStretch.by_module`, in the order of waits."""
     totals: dict[str, float] = {}
     for stretch in exposed_stretches(timeline):
         for module, spent in stretch.by_module(timeline.graph).items():
@@ -91,7 +91,7 @@ def exposed_by_module(timeline: Timeline) -> dict[str, float]:
 
 
 def computing_lane(timeline: Timeline) -> int:
-    """The lane that computes longest: a device's, where one computes; -1 without any."""
+    """Return the lane with most computation, of devices if any compute; -1 for none."""
     tasks = timeline.graph.tasks
     for kind in (Kind.KERNEL, Kind.OP):
         chosen = tasks.kind == kind

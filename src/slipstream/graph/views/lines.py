@@ -1,16 +1,16 @@
-"""What each of the user's source lines costs in a step: time by phase, and memory at its peak.
+"""Attribution of a step to source lines: time by phase, and memory at the peak.
 
     found = attribute(replay(graph))
-    found.lines[0].name                     # the dearest line
+    found.lines[0].name                     # the most expensive line
     sum(found.parts(), Cost()).time_ns == found.step_ns             # exactly
 
-A step is as long as its critical path, so that a line's time is what its tasks add to that path;
-what runs beside the path costs the step nothing. The time before a task in which nothing of the
-path runs (Python, dispatch) belongs to the line that waits, or where that has none, to the line
-that was waited for. What belongs to no line is kept as an explicit remainder, in a row of its own.
+The time of a line is the contribution of its tasks to the critical path; tasks off the path do not
+lengthen the step. Time on the path in which no task runs (Python, dispatch) belongs to the line of
+the next task or, if that has none, to the line of the task before. Costs without a line are an
+explicit remainder.
 
-Source: the breakdown with its "untracked" node is Skyline's (Yu et al., UIST 2020), which times
-every operation alone; here the parts are those of the step as it runs.
+Source: the breakdown with an "untracked" node is from Skyline (Yu et al., UIST 2020), which times
+every operation in isolation; here the parts are those of the whole running step.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _PHASES = len(StepPhase)
 
 @dataclass(frozen=True)
 class Cost:
-    """What a part of the source costs; a value that adds up.
+    """Additive cost of a part of the source.
 
     Attributes:
-        phase_ns: by `StepPhase`, other, forward, backward, optimizer: what its tasks add to the
-            step, with the time before them.
-        memory_bytes: of what lives at the step's peak: what its tasks made; what exists before the
-            step belongs to the line that uses it first.
-        tasks: how many, on the path or not.
+        phase_ns: contribution of its tasks to the step, including the time before them, by
+            `StepPhase`: other, forward, backward, optimizer.
+        memory_bytes: memory at the peak that its tasks made; memory from before the step belongs
+            to the line that uses it first.
+        tasks: number of tasks, on and off the path.
     """
 
     phase_ns: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
@@ -58,34 +58,35 @@ class Cost:
 
     @property
     def time_ns(self) -> float:
-        """Of all phases."""
+        """The time of all phases."""
         return sum(self.phase_ns)
 
     @property
     def forward_ns(self) -> float:
-        """Of the forward pass."""
+        """The time of the forward pass."""
         return self.phase_ns[StepPhase.FORWARD]
 
     @property
     def backward_ns(self) -> float:
-        """Of the backward pass."""
+        """The time of the backward pass."""
         return self.phase_ns[StepPhase.BACKWARD]
 
     @property
     def optimizer_ns(self) -> float:
-        """Of the update."""
+        """The time of the update."""
         return self.phase_ns[StepPhase.OPTIMIZER]
 
 
 @dataclass(frozen=True)
 class LineCost:
-    """One of the user's lines.
+    """Cost of one source line.
 
     Attributes:
-        file: from the project's root; number: from 1.
-        function: the qualified name of what it is in, ``Block.forward``; empty where unknown.
-        callers: each way it was reached: ``file:line``, the nearest first.
-        modules: whose operators run on it, by qualified name.
+        file: path relative to the project's root.
+        number: line number, from 1.
+        function: qualified name of the enclosing function, ``Block.forward``; empty if unknown.
+        callers: the distinct call stacks: ``file:line``, the nearest first.
+        modules: qualified names of the modules whose operators it runs.
     """
 
     file: str
@@ -103,17 +104,17 @@ class LineCost:
 
 @dataclass(frozen=True)
 class Attribution:
-    """A step's time and memory, by line.
+    """Time and memory of a step, by line.
 
     All times are multiples of the engine's resolution, so that sums are exact in any order.
 
     Attributes:
-        lines: the dearest first.
-        page_faults: the task that stands for a whole step's page faults; nobody knows which line
-            has them. Nothing where it was not recorded.
-        untracked: what else belongs to no line.
-        step_ns, peak_bytes: what lines, page faults and the untracked rest add up to.
-        modules: by qualified name: the cost of its own operators, its children's left out.
+        lines: the lines, the most expensive first.
+        page_faults: the cost of the step's page faults, whose lines are unknown; zero if they were
+            not recorded.
+        untracked: the remaining cost without a line.
+        step_ns, peak_bytes: the sums of lines, page faults and untracked costs.
+        modules: the cost of each module's operators without its children, by qualified name.
     """
 
     lines: tuple[LineCost, ...]
@@ -125,12 +126,12 @@ class Attribution:
     _made: Mapping[str, str] = field(repr=False, default_factory=dict)
 
     def parts(self) -> list[Cost]:
-        """What adds up to the step and its peak."""
+        """Return the parts that add up to the step time and its peak."""
         return [*(line.cost for line in self.lines), self.page_faults, self.untracked]
 
     @cached_property
     def functions(self) -> dict[tuple[str, str], Cost]:
-        """By (file, qualified name of a function): the sum of its lines."""
+        """The sums of lines, by (file, qualified name of the function)."""
         costs: dict[tuple[str, str], Cost] = {}
         for line in self.lines:
             key = line.file, line.function
@@ -139,27 +140,27 @@ class Attribution:
 
     @property
     def untracked_time(self) -> float:
-        """Share of the step that belongs to no line, without page faults."""
+        """The share of the step without a line, excluding page faults."""
         return self.untracked.time_ns / self.step_ns if self.step_ns else 0.0
 
     @property
     def untracked_memory(self) -> float:
-        """Share of the peak that belongs to no line."""
+        """The share of the peak without a line."""
         return self.untracked.memory_bytes / self.peak_bytes if self.peak_bytes else 0.0
 
     def module(self, name: str) -> Cost:
-        """A module with all in it."""
+        """Return the cost of a module including its children."""
         inside = f"{name}."
         parts = (c for m, c in self.modules.items() if m == name or m.startswith(inside))
         return sum(parts, Cost())
 
     def made_at(self, name: str) -> str:
-        """``file:line`` that makes a module; empty where unknown."""
+        """Return the ``file:line`` that creates a module; empty if unknown."""
         return self._made.get(name, "")
 
 
 def attribute(timeline: Timeline) -> Attribution:
-    """The costs of `timeline`'s step by source line."""
+    """Attribute the costs of a step to source lines."""
     graph = timeline.graph
     tasks, described = graph.tasks, _described(graph)
     time_ns = _times(timeline)
@@ -167,7 +168,7 @@ def attribute(timeline: Timeline) -> Attribution:
     faults = page_fault_tasks(graph)
     lines = tasks.source.astype(np.int64)
     count = len(graph.strings) + 1
-    # Page faults have a row behind all lines.
+    # Page faults have a row after all lines.
     lines[faults] = count - 1
     line_costs = _costs(lines, tasks.phase, time_ns, of_memory(lines), nbytes, count)
     modules = tasks.module.astype(np.int64)
@@ -195,9 +196,9 @@ def attribute(timeline: Timeline) -> Attribution:
 
 
 def _times(timeline: Timeline) -> NDArray[np.float64]:
-    """float64 [n], ns: what each task adds to the step, with the time before it.
+    """Return the contribution of each task and the time before it, in ns, float64 [n].
 
-    The time before a task that has no line goes to the one it waited for.
+    The time before a task without a line belongs to the task that it waited for.
     """
     path = find_critical_path(timeline)
     source = timeline.graph.tasks.source
@@ -205,7 +206,7 @@ def _times(timeline: Timeline) -> NDArray[np.float64]:
     np.add.at(times, path.task, path.busy_ns)
     before = np.concatenate([path.task[:1], path.task[:-1]])
     if len(path):
-        # The step before is the same: its last task is this one's.
+        # The step before is identical, so its last task is that of this step.
         before[0] = path.task[-1]
     waits = np.where((source[path.task] == 0) & (source[before] != 0), before, path.task)
     np.add.at(times, waits, path.waited_ns)
@@ -213,7 +214,7 @@ def _times(timeline: Timeline) -> NDArray[np.float64]:
 
 
 def _alive(timeline: Timeline) -> tuple[NDArray[np.int64], Any]:
-    """Bytes of what lives at the peak, int64 [k]; and by a task column, whose each of them is."""
+    """Return bytes live at the peak, int64 [k], and a function from a task column to owners."""
     graph, memory = timeline.graph, timeline.graph.memory
     if not len(memory):
         return np.zeros(0, np.int64), lambda column: np.zeros(0, np.int64)
@@ -222,19 +223,19 @@ def _alive(timeline: Timeline) -> tuple[NDArray[np.int64], Any]:
     lasting = (memory.producer < 0) & (memory.release < 0)
     alive = np.flatnonzero(lasting | ((lives.birth_ns[0] <= at_ns) & (at_ns < lives.death_ns[0])))
 
-    def whose(column: NDArray[np.int64]) -> NDArray[np.int64]:
+    def owners_by(column: NDArray[np.int64]) -> NDArray[np.int64]:
         first: dict[int, int] = {}
         for task in np.flatnonzero(column).tolist():
             for storage in graph.storages(task).tolist():
                 first.setdefault(storage, int(column[task]))
         producers = memory.producer[alive]
         owners = np.where(producers >= 0, column[producers], 0)
-        # What no line makes or uses (a gradient that is added up) goes where it is used first.
+        # Memory without a producing line (an accumulated gradient) belongs to its first user.
         for i in np.flatnonzero(owners == 0).tolist():
             owners[i] = first.get(int(memory.storage[alive[i]]), 0)
         return owners
 
-    return memory.nbytes[alive], whose
+    return memory.nbytes[alive], owners_by
 
 
 def _costs(
@@ -245,7 +246,7 @@ def _costs(
     nbytes: NDArray[np.int64],
     count: int,
 ) -> list[Cost]:
-    """By group, of `count`: what its tasks and its memory add up to."""
+    """Return the costs of the tasks and memory of each of `count` groups."""
     cell = of_task * _PHASES + phase
     times = np.bincount(cell, time_ns, minlength=count * _PHASES).reshape(count, _PHASES)
     number = np.bincount(of_task, minlength=count)
@@ -282,7 +283,7 @@ def _line(
 
 
 def _described(graph: Graph) -> Mapping[str, Any]:
-    """What was recorded of lines; nothing of an older recording. A file may say anything."""
+    """Return the recorded details of lines; empty for older or invalid recordings."""
     lines = graph.meta.get("lines")
     return lines if isinstance(lines, Mapping) else {}
 

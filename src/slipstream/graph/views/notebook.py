@@ -1,4 +1,4 @@
-"""A graph in a notebook: how long its step takes, and where that goes."""
+"""Notebook representation of a graph: its step time, by operator."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from slipstream.graph.graph import Graph
 
 _ROWS = 8
-# Simulating more than these takes longer than a person waits for a cell's value.
-_MOST_TASKS = 300_000
+# Simulating larger graphs is too slow for the display of a cell's value.
+_MAX_TASKS = 300_000
 
 
 def graph_line(graph: Graph) -> str:
-    """What was recorded, its size and how long it takes, in one line."""
+    """Return workload, size and step time, in one line."""
     line = f"{graph.meta.get('workload', 'a step')}: {len(graph)} tasks"
-    if len(graph) <= _MOST_TASKS:
+    if len(graph) <= _MAX_TASKS:
         try:
             line += f", {format_duration(replay(graph).step_ns)} per step"
         except GraphError as error:
@@ -32,7 +32,7 @@ def graph_line(graph: Graph) -> str:
 
 
 def graph_html(graph: Graph) -> str:
-    """A table of the operators that take most of the step."""
+    """Return a table of the operators that take most of the step."""
     title = str(graph.meta.get("workload", "a step"))
     columns = [
         Column("operator"),
@@ -40,7 +40,7 @@ def graph_html(graph: Graph) -> str:
         Column("share"),
         Column("tasks", "right"),
     ]
-    if len(graph) > _MOST_TASKS:
+    if len(graph) > _MAX_TASKS:
         return Table(columns, (), title, [f"{len(graph)} tasks"]).to_html()
     try:
         timeline = replay(graph)
@@ -48,30 +48,30 @@ def graph_html(graph: Graph) -> str:
         return Table(columns, (), title, [f"{len(graph)} tasks; {error.what}"]).to_html()
     step_ns = timeline.step_ns
     path = find_critical_path(timeline)
-    operators = sorted(path.by("operator"), key=lambda one: -one.busy_ns)
+    operators = sorted(path.by("operator"), key=lambda operator: -operator.busy_ns)
     rows = [
         (
-            one.name.removeprefix("aten::"),
-            format_duration(one.busy_ns),
-            Drawing.share(one.busy_ns / step_ns, format_percent(one.busy_ns / step_ns)),
-            one.tasks,
+            operator.name.removeprefix("aten::"),
+            format_duration(operator.busy_ns),
+            Drawing.share(operator.busy_ns / step_ns, format_percent(operator.busy_ns / step_ns)),
+            operator.tasks,
         )
-        for one in operators[:_ROWS]
+        for operator in operators[:_ROWS]
         if step_ns
     ]
-    waited = sum(one.waited_ns for one in operators)
+    waited = sum(operator.waited_ns for operator in operators)
     notes = [
         f"{format_duration(step_ns)} a step, {len(graph)} tasks"
         + (f", {graph.samples} samples" if graph.samples else "")
         + (
-            f", {format_bytes(timeline.peak_bytes)} at most"
+            f", {format_bytes(timeline.peak_bytes)} at the peak"
             if len(graph.memory)
             else ", memory not recorded"
         )
     ]
     if len(operators) > _ROWS:
-        rest = sum(one.busy_ns for one in operators[_ROWS:])
-        notes.append(f"{len(operators) - _ROWS} other operators take {format_duration(rest)}")
+        remainder = sum(operator.busy_ns for operator in operators[_ROWS:])
+        notes.append(f"{len(operators) - _ROWS} other operators take {format_duration(remainder)}")
     if waited:
         notes.append(f"{format_duration(waited)} are Python, dispatch and waiting")
     notes += [f"edited: {edit.technique}, {edit.what}" for edit in graph.edits]

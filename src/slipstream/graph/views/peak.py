@@ -1,4 +1,4 @@
-"""The moment a step holds most memory, and what lives then."""
+"""The memory peak of a step, and the allocations that are live then."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from slipstream.graph.values import Role
 
 @dataclass(frozen=True)
 class Peak:
-    """What a step holds when it holds most.
+    """Memory at the peak of a step.
 
     Attributes:
-        nbytes: all of it.
-        at_ns: since the step's begin.
+        nbytes: allocated bytes.
+        at_ns: time since the step's begin.
         task: the task that reaches it.
-        before_bytes: what exists before the step and outlives it.
-        by_role, by_module: bytes then alive, largest first. What exists before the step belongs
-            to the module that uses it first; ``(role)`` where none is known.
+        before_bytes: bytes that exist before the step and outlive it.
+        by_role, by_module: live bytes, largest first. Allocations from before the step belong to
+            the first module that uses them; to ``(role)`` if none is known.
     """
 
     nbytes: int
@@ -36,7 +36,7 @@ class Peak:
 
 
 def find_peak(timeline: Timeline) -> Peak:
-    """The peak of the simulated step.
+    """Return the memory peak of the simulated step.
 
     Raises:
         GraphError: memory was not recorded.
@@ -55,7 +55,7 @@ def find_peak(timeline: Timeline) -> Peak:
     lasting = (memory.producer < 0) & (memory.release < 0)
     alive = lasting | ((lives.birth_ns[0] <= at_ns) & (at_ns < lives.death_ns[0]))
     begun = np.where(timeline.start_ns <= at_ns, timeline.start_ns, -1.0)
-    # Of several that begin at once, the last in program order.
+    # Of several that begin at the same time, the last in program order.
     task = len(begun) - 1 - int(begun[::-1].argmax())
     nbytes = memory.nbytes[alive]
     roles = np.bincount(memory.role[alive], nbytes, minlength=len(Role))
@@ -79,7 +79,7 @@ def _largest_first(totals: NDArray[Any]) -> list[tuple[int, int]]:
 
 
 def _modules(graph: Graph) -> NDArray[np.int32]:
-    """int32 [allocations], the string of the module each belongs to."""
+    """Return the string index of each allocation's module, int32 [allocations]."""
     first: dict[int, int] = {}
     for task in range(len(graph)):
         module = int(graph.tasks.module[task])

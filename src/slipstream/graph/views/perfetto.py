@@ -1,4 +1,4 @@
-"""A simulated timeline as Chrome JSON, which ui.perfetto.dev and chrome://tracing open."""
+"""Export of a simulated timeline as Chrome JSON for ui.perfetto.dev and chrome://tracing."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from slipstream.graph.timeline import Timeline
 from slipstream.graph.values import PROVENANCES, Dependency, Kind, StepPhase
 from slipstream.graph.views.critical_path import find_critical_path
 
-# More arrows than this make the viewer slow and show nothing.
-_MOST_FLOWS = 20_000
+# More arrows make the viewer slow and are unreadable.
+_MAX_FLOWS = 20_000
 _NS_PER_US = 1e3
 
 
 def to_perfetto(timeline: Timeline) -> dict[str, Any]:
-    """The first step of `timeline` as a trace: ranks as processes, lanes as threads.
+    """Convert the first step to a trace: ranks as processes, lanes as threads.
 
-    Every task carries module, phase, scope, source line, slack and where its duration comes from;
-    tasks on the critical path have the category "critical". Dependencies are arrows, the number of
+    Every task has its module, phase, scope, source line, slack and provenance as arguments; tasks
+    on the critical path have the category "critical". Dependencies are arrows, and the number of
     busy lanes of each rank is a counter.
     """
     graph, tasks = timeline.graph, timeline.graph.tasks
@@ -81,14 +81,14 @@ def write_perfetto(timeline: Timeline, path: Path) -> None:
     """
     text = json.dumps(to_perfetto(timeline), separators=(",", ":"))
     try:
-        with replacing(path) as beside:
-            beside.write_text(text, encoding="utf-8")
+        with replacing(path) as temporary:
+            temporary.write_text(text, encoding="utf-8")
     except OSError as error:
         raise GraphError(f"cannot be written: {error.strerror}", where=str(path)) from error
 
 
 def _lanes(timeline: Timeline) -> list[dict[str, Any]]:
-    """Names of processes and threads, lanes in the graph's order."""
+    """Return names of processes and threads, lanes in the graph's order."""
     graph = timeline.graph
     places = sorted(set(zip(graph.tasks.rank.tolist(), graph.tasks.lane.tolist(), strict=True)))
     events: list[dict[str, Any]] = [
@@ -103,10 +103,10 @@ def _lanes(timeline: Timeline) -> list[dict[str, Any]]:
 
 
 def _arrows(timeline: Timeline) -> list[dict[str, Any]]:
-    """Flow events for the dependencies within the step."""
+    """Return flow events for the dependencies within the step."""
     tasks, edges = timeline.graph.tasks, timeline.graph.edges
     events: list[dict[str, Any]] = []
-    for edge in np.flatnonzero(edges.lag == 0)[:_MOST_FLOWS].tolist():
+    for edge in np.flatnonzero(edges.lag == 0)[:_MAX_FLOWS].tolist():
         source, target = int(edges.source[edge]), int(edges.target[edge])
         name = Dependency(edges.kind[edge]).name.lower()
         for phase, task, time in (
@@ -123,17 +123,17 @@ def _arrows(timeline: Timeline) -> list[dict[str, Any]]:
 
 
 def _counters(timeline: Timeline) -> list[dict[str, Any]]:
-    """How many lanes of each rank are busy, where that changes."""
+    """Return a counter of busy lanes of each rank, at its changes."""
     tasks = timeline.graph.tasks
     events = []
     for rank in np.unique(tasks.rank).tolist():
-        mine = (tasks.rank == rank) & (timeline.end_ns > timeline.start_ns)
-        times = np.concatenate([timeline.start_ns[mine], timeline.end_ns[mine]])
-        steps = np.concatenate([np.ones(mine.sum(), np.int64), -np.ones(mine.sum(), np.int64)])
+        ran = (tasks.rank == rank) & (timeline.end_ns > timeline.start_ns)
+        times = np.concatenate([timeline.start_ns[ran], timeline.end_ns[ran]])
+        steps = np.concatenate([np.ones(ran.sum(), np.int64), -np.ones(ran.sum(), np.int64)])
         at, where = np.unique(times, return_inverse=True)
         change = np.bincount(where, steps, minlength=len(at)) if len(at) else np.zeros(0)
         busy = np.cumsum(change)
-        # Back to back tasks leave the number as it was.
+        # Back-to-back tasks do not change the number.
         events += [
             {
                 "ph": "C",

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from slipstream.graph import Difference
-from slipstream.graph.views.diff import LEAST_HALF_WIDTH, Row
+from slipstream.graph.views.diff import MIN_HALF_WIDTH, Row
 from slipstream.tables import Field, Table
 from slipstream.units import format_duration, format_percent
 from slipstream.verbs.explaining.path import shorten
@@ -54,10 +54,10 @@ class Change:
             )
         if high <= self.limit:
             return False, ""
-        if self.limit < LEAST_HALF_WIDTH:
+        if self.limit < MIN_HALF_WIDTH:
             return False, (
                 f"no two recordings can show {percent}: those of one program differ by up to "
-                f"{format_percent(LEAST_HALF_WIDTH)} on a quiet machine; here: {self}"
+                f"{format_percent(MIN_HALF_WIDTH)} on a quiet machine; here: {self}"
             )
         if diff.half_width > self.limit:
             return False, (
