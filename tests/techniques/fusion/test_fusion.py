@@ -386,6 +386,7 @@ def test_every_operator_of_the_traced_passes_costs_a_call() -> None:
     operators = int((traced & (graph.tasks.call >= 0)).sum())
     assert operators > 10
     assert calls.duration_ns == 60e3 + 3e3 * operators
+    assert "also compiles with inductor, about 1" in after.edits[-1].what
 
 
 def test_a_step_that_another_technique_has_edited_can_be_looked_at() -> None:

@@ -32,6 +32,7 @@ from slipstream.technique import (
     Traits,
 )
 from slipstream.techniques._baseline import already_compiled
+from slipstream.units import format_duration
 from slipstream.workload import BuiltWorkload, Workload
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ _OVERHEAD_NS = 60e3
 # Of an operator that a traced pass calls from Python: passes of nothing but calls took 0.6 to
 # 0.9 ms more than eager mode for some 200 operators.
 _CALL_NS = 3e3
+# Of inductor's compilation, once: 20 s of CPU time for 52 operators; 356 took 1.8 times as long.
+_COMPILE_S, _COMPILE_CALL_S = 17.0, 0.05
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,8 @@ class Fusion(TechniqueSettings):
         every = sorted([row for kind in kinds for row in kind.tasks.tolist()], key=itemgetter(-1))
         in_step = pace(graph, itertools.chain.from_iterable(every), context.durations)
         passes = np.isin(graph.tasks.phase, [StepPhase.FORWARD, StepPhase.BACKWARD])
-        overhead_ns = _OVERHEAD_NS + _CALL_NS * int((passes & (graph.tasks.call >= 0)).sum())
+        operators = int((passes & (graph.tasks.call >= 0)).sum())
+        overhead_ns = _OVERHEAD_NS + _CALL_NS * operators
         chosen, removed, saved_ns, first = 0, 0, -overhead_ns, len(graph)
         for kind in kinds:
             before_ns = column.duration_ns[kind.tasks].sum(axis=1)
@@ -118,14 +122,15 @@ class Fusion(TechniqueSettings):
         words = f"{removed} operators in {chosen} kernels"
         if chosen < len(every):
             words += f"; {len(every) - chosen} regions are faster as they are"
-        return edit.apply(words)
+        once = format_duration((_COMPILE_S + _COMPILE_CALL_S * operators) * 1e9)
+        return edit.apply(f"{words}; the first call also compiles with inductor, about {once}")
 
     def apply(self, built: BuiltWorkload) -> None:
         """Let every call of the model go through torch.compile with our back end.
 
-        The first call times the model's pass with kernels and without; those that it is faster
-        with stay, and where none does, later calls are plain. Buffers, hooks and names stay; a copy
-        of the model is plain.
+        The first call times the model's pass as written, with kernels and compiled by inductor,
+        and later calls run the fastest. Buffers, hooks and names stay; a copy of the model is
+        plain.
 
         Raises:
             WorkloadError: the step hides its model, or the model is compiled already.
