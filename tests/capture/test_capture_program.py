@@ -156,7 +156,7 @@ def test_a_step_unlike_the_others_is_recorded_again() -> None:
 def test_an_operator_of_the_recorded_step_only_is_no_measurement(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(program, "_TRACE_RETRIES", 0)
+    monkeypatch.setattr(program, "_RETRIES", 0)
     graph = profile(Workload.of(Fickle(12), torch.randn(2, 4)), warmup=1, steps=3, threads=1)
     provenance = {
         graph.strings[name]: PROVENANCES[code]
@@ -209,7 +209,7 @@ class Branching(nn.Module):
 
 
 def test_steps_that_branch_are_aligned_and_say_how_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program, "_TRACE_RETRIES", 0)
+    monkeypatch.setattr(program, "_RETRIES", 0)
     # Recorded is the 12th step, of four layers; profiled were the 6th, 7th and 8th.
     graph = profile(Workload.of(Branching(), torch.randn(2, 16)), warmup=1, steps=3, threads=1)
     assert 0 < graph.meta["unaligned_share"] < 0.4
