@@ -184,7 +184,10 @@ def test_rules_over_arrays_are_those_over_candidates() -> None:
         (lambda: Space({"a": Float(0, 1, log=True)}), "logarithmic"),
         (lambda: Space({"a": Float(0, 1, step=0)}), "step=0.0 is not positive"),
         (lambda: Space({"a": Float(1, 9, log=True, step=1)}), "cannot be combined"),
-        (lambda: Space({"a": Float(0, 1, step=0.25)}).candidate({"a": 0.3}), "multiple of the step 0.25"),
+        (
+            lambda: Space({"a": Float(0, 1, step=0.25)}).candidate({"a": 0.3}),
+            "multiple of the step 0.25",
+        ),
         (lambda: Space({"a": Categorical([])}), "choices is empty"),
         (lambda: Space({"a": Int(0, 9)}, forbid=["a > 5", "a <= 5"]).check(), "each of its 10"),
         (lambda: Space({"a": Float(0, 1)}, forbid=["a < 2"]).check(), "is empty"),
