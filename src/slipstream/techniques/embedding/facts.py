@@ -31,7 +31,8 @@ def facts_of(
     if not modules:
         raise InvalidArgumentError(
             "model",
-            f"has no exchangeable nn.Embedding or nn.EmbeddingBag of at least {least_rows} rows",
+            f"has no nn.Embedding or nn.EmbeddingBag of at least {least_rows} rows that can be "
+            "exchanged",
             remedy="pass least_rows=N to change the limit",
         )
     counts = _counts(id_stats)
