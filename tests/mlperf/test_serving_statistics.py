@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy.stats import binom
 
@@ -28,7 +28,8 @@ def test_one_query_fewer_does_not_support_the_percentile(over: int, percentile: 
     assert binom.cdf(over, queries - 1, 1 - percentile) > limit * (1 - 1e-9)
 
 
-@given(st.integers(1, 20_000), st.sampled_from([0.001, 0.5, 0.9, 0.95, 0.97, 0.99]))
+@given(st.integers(1, 20_000), st.sampled_from([0.9, 0.95, 0.97, 0.99]))
+@example(10, 0.001)
 def test_estimate_drops_as_many_queries_as_supported(queries: int, percentile: float) -> None:
     over = statistics.max_over(queries, percentile)
     assert statistics.min_queries(percentile, over + 1) > queries

@@ -253,6 +253,13 @@ def test_calibration_and_detection_are_counted_by_hand() -> None:
     assert evaluate(ensemble, x, torch.tensor([0, 1, 1, 1])).ece == pytest.approx(
         bins[-1].confidence - 0.75
     )
+
+    class First(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.tensor([1.0, 0.0]).expand(len(x), 2)
+
+    pair = Ensemble([Sure(), First()])
+    assert evaluate(pair, x, torch.tensor([0, 1, 1, 1])).disagreement == 0.5
     assert detection(ensemble, torch.tensor([[2.0], [1.0]]), torch.tensor([[1.0], [0.5]])) == 0.875
 
 

@@ -28,7 +28,7 @@ from slipstream.technique import Context, parse
 from slipstream.techniques.dropout import kernels as door
 from slipstream.techniques.fusion.backend import FusionBackend
 from slipstream.techniques.fusion.recorded import recorded_regions, region_of
-from slipstream.techniques.fusion.technique import Fusion
+from slipstream.techniques.fusion.technique import _OVERHEAD_NS, Fusion
 from slipstream.techniques.fusion.traced import stack_parts
 from tiny_models import captured
 
@@ -363,6 +363,9 @@ def test_regions_of_a_recorded_step_can_be_generated_from_their_question() -> No
         after = Fusion().predict(graph, Context(durations))  # type: ignore[arg-type]
         assert (len(after) < len(graph)) is kept
         assert ("too little" in str(after.edits)) is not kept
+        overheads = [t for t in range(len(after)) if after.task(t).name == "guards and calls"]
+        assert len(overheads) == kept
+        assert all(after.tasks.duration_ns[t] > _OVERHEAD_NS for t in overheads)
 
 
 def gated() -> Any:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from slipstream.errors import InvalidArgumentError
 from slipstream.techniques.scan import exclusive_scan, linear_recurrence
 from slipstream.techniques.scan.affine import dense_recurrence
+from slipstream.techniques.scan.kernels import run_diagonal
 
 
 @settings(max_examples=40, deadline=None)
@@ -66,3 +67,6 @@ def test_shapes_that_do_not_fit_are_named() -> None:
         linear_recurrence(torch.zeros(0, 3, 3), torch.zeros(0, 3))
     with pytest.raises(InvalidArgumentError, match="none of"):
         linear_recurrence(torch.zeros(4, 3), torch.zeros(4, 3), structure="csr")  # type: ignore
+    for shape in ((4,), (4, 3, 2), (4, 0)):
+        with pytest.raises(InvalidArgumentError, match="is not"):
+            run_diagonal(*torch.zeros(2, *shape).unbind(), torch.zeros(shape[1:]), False)
