@@ -505,7 +505,7 @@ def _quality_cells(finding: QualityCheck | QualityRow, marked: bool) -> list[obj
     else:
         measure, verdict = "quality", finding.verdict
         count = f"{len(finding.seeds)} seeds" if len(finding.seeds) != 1 else "1 seed"
-        count = "finding run" if finding.one_run else count
+        count = "one run" if finding.one_run else count
         a, b = (
             f"{float(np.mean(side)):.4g}" if side else "-"
             for side in (finding.baseline, finding.candidate)
