@@ -310,7 +310,7 @@ def _accuracy(folder: Path, scenario: Scenario, measures: dict[str, Any]) -> Ite
     gate, reached = measures.get("gate"), _reached(folder / tree.ACCURACY_TEXT)
     if gate is not None and (reached is None or reached < gate):
         shown = "unknown" if reached is None else f"{reached:.4f}"
-        yield Defect("accuracy", where, f"the accuracy is {shown}, not {gate:g}")
+        yield Defect("accuracy", where, f"the accuracy is {shown}, not at least {gate:g}")
 
 
 def _reached(path: Path) -> float | None:

@@ -106,7 +106,7 @@ def run_here(
     sources: Mapping[str, str], interface: Interface, inputs: Sequence[Sequence[Array]],
     folder: Path, *, flags: Sequence[str] = (),
 ) -> FirmwareRun:  # fmt: skip
-    """Compile for this machine and run files_by_name set of inputs.
+    """Compile for this machine and run every set of inputs.
 
     Args:
         sources: files from `emit`.
@@ -142,7 +142,7 @@ def run_emulated(
     sources: Mapping[str, str], interface: Interface, inputs: Sequence[Sequence[Array]],
     folder: Path, target: Target,
 ) -> FirmwareRun:  # fmt: skip
-    """Cross-compile, and run files_by_name set of inputs on the emulated board of `target`.
+    """Cross-compile, and run every set of inputs on the emulated board of `target`.
 
     Raises:
         ToolchainError: compiler or emulator is missing or fails; the program faults or hangs.
