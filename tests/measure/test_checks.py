@@ -122,6 +122,10 @@ def test_one_seed_and_seeds_that_change_nothing_give_no_yardstick():
     assert (fixed.one_run, len(fixed.seeds)) == (True, 2)
     assert "one run" in fixed.sentence
     assert "[" not in fixed.sentence, "one run has no interval"
+    made = experiment(events=(fixed.to_event(),))
+    table = comparison_table(made, claims(made)).to_records()
+    (row,) = [row for row in table if str(row["what"]).endswith("quality")]
+    assert "one run" in row.values()
     assert not check(trials(0.0, 0.01, by=(1e-4, 1e-4)), base=trials(0.0, 0.01)).one_run
     assert not alone.one_run
 

@@ -188,7 +188,9 @@ def spread_sentence(experiment: Experiment, metric: Metric) -> str:
         return ""
     most = max(differing, key=lambda spread: spread.range)
     low, high = (format_duration(value) for value in (min(most.medians), max(most.medians)))
-    others = f" ({len(differing) - 1} other sides also vary)" if len(differing) > 1 else ""
+    count = len(differing) - 1
+    varying = "sides also vary" if count > 1 else "side also varies"
+    others = f" ({count} other {varying})" if count else ""
     return (
         f"{most.arm} took {low} to {high} across launches{others}, while its interval within a "
         f"launch is ±{format_percent(most.within / 2)}; the intervals include both."
