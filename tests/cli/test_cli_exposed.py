@@ -105,7 +105,7 @@ def test_what_nobody_tells_is_not_called_nothing() -> None:
     table = exposed_table(rows)
     assert table.rows[0] == ("model.a", "1.00 ms, -")
     assert table.rows[-1] == ("the step", "1.00 ms, -")
-    assert any("does not tell" in note for note in table.notes)
+    assert any("do not report waits" in note for note in table.notes)
 
 
 def test_a_side_that_does_not_tell_hides_nothing() -> None:
@@ -139,7 +139,7 @@ def test_the_picture_has_a_panel_a_side(sharing: int) -> None:
     drawn = network_svg("a & b", exposed_sides(comparison(*sides)))
     root = ElementTree.fromstring(drawn)
     said = "".join(root.itertext())
-    assert "a<b&c: 100 ms a step" in said
+    assert "a<b&c: 100 ms per step" in said
     assert ("loopback" in said) is (sharing == 2)
     names = [element.tag.rpartition("}")[2] for element in root.iter()]
     assert names.count("path") == (4 if sharing == 1 else 2)

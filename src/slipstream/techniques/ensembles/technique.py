@@ -176,7 +176,8 @@ class TrainTogether(TechniqueSettings):
         """
         count = len(layers.kinds)
         measured, adds = np.zeros((2, count), bool)
-        factor, spread, more_ns, doubt_ns = np.zeros((4, count))
+        factor = np.ones(count)
+        spread, more_ns, doubt_ns = np.zeros((3, count))
         provenance = np.zeros(count, np.uint8)
         for number, layer in enumerate(layers.kinds):
             calls = self._calls(layer)
