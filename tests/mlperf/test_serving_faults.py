@@ -77,6 +77,12 @@ def test_refuses_negative_settings(setting: dict[str, float]) -> None:
         Wishes(**setting)
 
 
+@pytest.mark.parametrize("percentile", [0.0, 1.0])
+def test_refuses_percentiles_that_no_latency_has(percentile: float) -> None:
+    with pytest.raises(InvalidArgumentError, match="not between 0 and 1"):
+        Test("server", percentile=percentile)
+
+
 def test_refuses_queries_that_do_not_fit_into_memory() -> None:
     test = Test("offline", rate=1e12)
     with session("honest") as opened, pytest.raises(SlipstreamError, match="are free") as caught:

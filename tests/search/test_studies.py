@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import os
 import re
 import signal
@@ -90,6 +91,17 @@ def test_trees_search_between_the_optima_of_two_objectives() -> None:
     made.run(budget=Budget(trials=48))
     inside = [0 <= trial.candidate.values["x"] <= 4 for trial in made.trials]
     assert sum(inside[20:]) >= 14 > 2 * sum(inside[:20])
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_the_front_is_what_no_trial_dominates(count: int) -> None:
+    made = study("s", SPACE, {f"x{i}": "min" for i in range(count)}, strategy="random",
+                 estimator=lambda c: {f"x{i}": c[f"x{i}"] for i in range(count)})  # fmt: skip
+    points = [[*t.values.values()] for t in made.run(budget=Budget(trials=40)).trials]
+    assert {trial.number for trial in Listing.of(made).front} == {
+        number for number, point in enumerate(points)
+        if not any(all(map(operator.lt, other, point)) for other in points)
+    }  # fmt: skip
 
 
 def test_evolution_begins_as_soon_as_it_has_a_sample_of_parents() -> None:
