@@ -104,7 +104,7 @@ def _picture(layer: FactorizedLayer) -> Drawing:
 
 _BAR = 20
 _FIELDS = (
-    Field[FactorizedLayer].of("FactorizedLayer", lambda one: one.name),
+    Field[FactorizedLayer].of("Layer", lambda one: one.name),
     Field[FactorizedLayer].of("Rank", _picture),
     Field[FactorizedLayer].number("Numbers", lambda one: f"{one.before:,}"),
     Field[FactorizedLayer].number("Now", lambda one: f"{one.after:,}"),
