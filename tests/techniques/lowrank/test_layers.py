@@ -144,6 +144,7 @@ def test_what_is_planned_is_what_becomes() -> None:
     report = factorize(model, resnet18_ranks(model), start=Start(randomised=True))
     assert trained(model) == report.parameters == 3_336_138
     assert "█" in str(report.table().rows[5][1])
+    assert report.table().columns[0].name == "Layer"
 
 
 class Tied(nn.Module):
