@@ -299,3 +299,18 @@ def test_a_failing_inductor_leaves_the_other_candidates(
     torch.testing.assert_close(call(x), Gate()(x))
     (line,) = [line for line in explain() if "RuntimeError: No working C++ compiler found" in line]
     assert line.startswith(f"runs {autotune.WRITTEN if dynamic else autotune.FUSED}")
+
+
+@pytest.mark.usefixtures("traced")
+def test_candidates_that_cannot_be_timed_leave_the_model_as_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*ignored: Any) -> Any:
+        raise RuntimeError("no clock")
+
+    monkeypatch.setattr(autotune, "_in_turns", fail)
+    call = torch.compile(Gate(), backend="slipstream_fusion", dynamic=False)
+    x = torch.randn(800, 512, requires_grad=True)
+    torch.testing.assert_close(call(x), Gate()(x))
+    (line,) = [line for line in explain() if "cannot be timed: no clock" in line]
+    assert line.startswith(f"runs {autotune.WRITTEN}")

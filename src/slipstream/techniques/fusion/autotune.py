@@ -329,11 +329,12 @@ class Autotuned:
                     candidates[INDUCTOR] = compiled
             except Exception as error:  # of inductor, such as a missing compiler
                 self.reasons.append(failure(error))
-            if len(candidates) > 1:
-                self.gains = _in_turns(
-                    {name: partial(_step, call, inputs) for name, call in candidates.items()},
-                    own_thread, _FINAL_BLOCKS,
-                )  # fmt: skip
+            steps = {name: partial(_step, call, inputs) for name, call in candidates.items()}
+            try:
+                if len(steps) > 1:
+                    self.gains = _in_turns(steps, own_thread, _FINAL_BLOCKS)
+            except Exception as error:  # the model as written remains
+                self.reasons.append(f"the candidates cannot be timed: {error}")
         best = max(self.gains, key=self.gains.__getitem__, default=WRITTEN)
         if best != WRITTEN and self.gains[best] * MOST < 1.0:
             best = WRITTEN
