@@ -25,7 +25,7 @@ SHAPES = (
 
 
 def whole_cores(shape: Any) -> list[torch.Tensor]:
-    """Cores of small whole numbers: every sum in float32 is exact."""
+    """Cores of small integers: every sum in float32 is exact."""
     p, q, r = shape
     ranks = (1, *r, 1)
     return [
