@@ -220,7 +220,7 @@ def test_what_cannot_be_set_aside_is_not_overwritten(
     before = snapshot(project)
     with file_backups() as keep_in:
         outcome = code_runs(fork, project, "open('checkpoint.pt', 'w')", keep_in)
-    assert "about to overwrite" in outcome.what
+    assert "would overwrite" in outcome.what
     assert "disk space" in outcome.error["remedy"]
     assert snapshot(project) == before
 

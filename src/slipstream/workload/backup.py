@@ -1,10 +1,10 @@
-"""What the user's code is about to overwrite is set aside, and put back when the code is gone.
+"""Back up files before the user's code overwrites them, and restore them after it ends.
 
-A folder of backups has one small JSON file for every path that was touched: what was there before.
-The first process to touch a path decides, so that several may share one folder. Putting back
-happens in the parent (`file_backups`), however the child ended. Should the parent itself be killed,
-a second process that waits for nothing else does it (`watch`); should that be killed with it, the
-next process that makes backups does (`restore_leftovers`).
+A folder of backups has a JSON file for every changed path that describes its original state. Only
+the first process to change a path writes it, so several processes may share a folder. The parent
+restores files however the child ended (`file_backups`). If the parent is killed, a watcher process
+restores them (`watch`); if that is killed too, the next process that makes backups does
+(`restore_leftovers`).
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from typing import Any
 from slipstream.errors import SlipstreamWarning, WorkloadError
 from slipstream.files import leftovers, make_folder_in_use, mark_in_use, temporary_path
 
-# What must stay free on the disk that holds the copies.
+# Minimum free space on the disk of the copies.
 _SPARE_BYTES = 256 << 20
 _KIND = "backup"
 _WRITER = "writer-"
-_LONGEST_WAIT_S = 5.0
+_MAX_WAIT_S = 5.0
 _HEARTBEAT_S = 0.5
-# How late the watcher of a busy machine may be.
+# Maximum delay of the watcher on a busy machine.
 _MAX_STALL_S = 10.0
-# Paths that a warning names.
+# Maximum number of paths in a warning.
 _SHOWN = 5
 
 
 class Was(StrEnum):
-    """What was at a path before the user's code touched it."""
+    """Type of a path before the user's code changed it."""
 
     FILE = "file"
     LINK = "link"
@@ -56,10 +56,10 @@ class Was(StrEnum):
 
 
 def back_up(keep_in: Path, path: str) -> None:
-    """Set aside what is at the absolute `path` now, unless that was done before.
+    """Back up the absolute `path` unless that was done before.
 
     Raises:
-        WorkloadError: the copy cannot be made, so that the file must not be overwritten.
+        WorkloadError: the copy cannot be made, so the file must not be overwritten.
     """
     name = hashlib.sha256(os.fsencode(path)).hexdigest()[:32]
     record = keep_in / f"{name}.json"
@@ -78,7 +78,7 @@ def back_up(keep_in: Path, path: str) -> None:
     temporary = keep_in / f"{copy}.tmp"
     temporary.write_text(json.dumps(entry), encoding="ascii")
     try:
-        # A link appears whole or not at all, and only once: who comes second keeps nothing.
+        # Linking is atomic, and fails if another process was first.
         os.link(temporary, record)
     except FileExistsError:
         (keep_in / copy).unlink(missing_ok=True)
@@ -87,7 +87,7 @@ def back_up(keep_in: Path, path: str) -> None:
 
 
 def _what_is_at(path: str) -> Was | None:
-    """None for devices, pipes and the like: they have no content to lose."""
+    """Return the type of a path; None for devices, pipes and others without content."""
     if os.path.islink(path):
         return Was.LINK
     if os.path.isdir(path):
@@ -100,32 +100,32 @@ def _what_is_at(path: str) -> Was | None:
 def _copy(path: str, copy: Path) -> None:
     try:
         if os.path.getsize(path) > shutil.disk_usage(copy.parent).free - _SPARE_BYTES:
-            raise OSError(f"no room for a copy in {copy.parent}")
+            raise OSError(f"not enough space for a copy in {copy.parent}")
         shutil.copy2(path, copy)
     except OSError as error:
         copy.unlink(missing_ok=True)
         raise WorkloadError(
-            f"the code is about to overwrite '{path}', which cannot be set aside first: "
+            f"the code would overwrite '{path}', which cannot be backed up: "
             f"{error.strerror or error}",
-            remedy="let it write elsewhere while you profile, or free disk space "
-            "(TMPDIR says where copies go)",
+            remedy="write to another path while you profile, or free disk space "
+            "(copies are made in TMPDIR)",
         ) from error
 
 
 def restore_files(
     keep_in: Path, *, leave_folders: bool = False, until_s: float = math.inf
 ) -> tuple[list[Path], list[tuple[Path, str]]]:
-    """Make every path in `keep_in` what it was.
+    """Restore every path in `keep_in`.
 
     Args:
-        leave_folders: do not remove new folders, since somebody still writes to them.
-        until_s: leave paths alone that changed after this time, in seconds since the epoch.
+        leave_folders: whether to retain new folders, because a process still writes to them.
+        until_s: do not restore paths that changed after this time, in seconds since the epoch.
 
     Returns:
-        paths that were put back, and those that changed later, each with the name of its copy.
+        The restored paths, and those that changed later, each with the name of its copy.
 
     Raises:
-        WorkloadError: something could not be put back; says where its copy is.
+        WorkloadError: a path could not be restored; the error names its copy.
     """
     entries: list[dict[str, Any]] = []
     later: list[dict[str, Any]] = []
@@ -134,7 +134,7 @@ def restore_files(
         (later if _changed_s(entry["path"]) > until_s else entries).append(entry)
     entries.sort(key=lambda entry: str(entry["path"]))
     failures, restored = [], []
-    # Deepest first, so that new folders are empty when their turn comes.
+    # Deepest first, so that new folders are empty when they are removed.
     for entry in reversed(entries):
         if entry["was"] == Was.NOTHING:
             if leave_folders and _what_is_at(entry["path"]) is Was.FOLDER:
@@ -145,15 +145,15 @@ def restore_files(
         if entry["was"] == Was.NOTHING:
             continue
         try:
-            if _put_back(keep_in, entry):
+            if _restore(keep_in, entry):
                 restored.append(Path(entry["path"]))
         except OSError as error:
             copy = f", its copy is {keep_in / entry['copy']}" if "copy" in entry else ""
             failures.append(f"'{entry['path']}': {error.strerror or error}{copy}")
     if failures:
         raise WorkloadError(
-            "what the code overwrote could not be put back: " + "; ".join(failures),
-            remedy="copy it back by hand",
+            "files that the code overwrote could not be restored: " + "; ".join(failures),
+            remedy="restore them from their copies",
         )
     return restored, [
         (Path(entry["path"]), entry["copy"])
@@ -163,7 +163,7 @@ def restore_files(
 
 
 def _changed_s(path: str) -> float:
-    """When the entry at `path` was last changed, in seconds since the epoch; 0 if there is none."""
+    """Return the time of the last change of `path`, in s since the epoch; 0 if it is missing."""
     try:
         return os.lstat(path).st_ctime
     except OSError:
@@ -181,8 +181,8 @@ def _remove(path: str) -> None:
         os.unlink(path)
 
 
-def _put_back(keep_in: Path, entry: dict[str, Any]) -> bool:
-    """Make the path of `entry` what it was; return whether its content was another one."""
+def _restore(keep_in: Path, entry: dict[str, Any]) -> bool:
+    """Restore the path of `entry`; return whether its content had changed."""
     path, was = entry["path"], Was(entry["was"])
     now = _what_is_at(path)
     if was is Was.FOLDER:
@@ -199,8 +199,8 @@ def _put_back(keep_in: Path, entry: dict[str, Any]) -> bool:
         os.symlink(entry["target"], path)
         return True
     copy = keep_in / entry["copy"]
-    # Into the file that is there, which may have an owner and other names; not at all where
-    # nothing changed, since somebody may have it open.
+    # Into the existing file, which may have another owner and hard links; not if its content is
+    # unchanged, because a process may have it open.
     if differs := _differs(copy, path):
         try:
             shutil.copyfile(copy, path)
@@ -213,13 +213,13 @@ def _put_back(keep_in: Path, entry: dict[str, Any]) -> bool:
 
 @contextlib.contextmanager
 def file_backups() -> Iterator[Path]:
-    """An empty folder for what a child sets aside; at the end it is put back, whatever happened.
+    """Create a folder for the backups of a child, and restore them at the end in any case.
 
-    Inside must be the child's whole life: it may not write any more when this ends. Should this
-    process be killed, `watch` restores the files, or the next process that enters this.
+    The child must end within this context, so that it cannot write later. If this process is
+    killed, `watch` restores the files, or else the next process that enters this context.
     """
     restore_leftovers()
-    # Named before it is made: a Ctrl-C right after that must find somebody who removes it.
+    # Named before it is created, so that it is removed after a Ctrl-C at any time.
     folder, fd = temporary_path(_KIND, f"-{_start_watcher(os.getpid())}"), -1
     try:
         fd = make_folder_in_use(folder)
@@ -227,7 +227,7 @@ def file_backups() -> Iterator[Path]:
     finally:
         with _uninterrupted():
             try:
-                # Their numbers may be those of other processes by the time this one ends.
+                # Their process ids may be reused by the time this process ends.
                 for writer in folder.glob(_WRITER + "*"):
                     writer.unlink()
                 restore_files(folder)
@@ -239,7 +239,7 @@ def file_backups() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Ctrl-C and its like wait until the body is done."""
+    """Block Ctrl-C and similar signals in this context."""
     signals = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
@@ -249,18 +249,18 @@ def _uninterrupted() -> Iterator[None]:
 
 
 def restore_leftovers() -> None:
-    """Restore what killed processes left overwritten, and remove their backups.
+    """Restore files that killed processes overwrote, and remove their backups.
 
     Warns:
-        SlipstreamWarning: what was restored; a file that changed after that process's end stays,
-            and its backup is named.
+        SlipstreamWarning: files were restored, or a file that changed after that process's end was
+            not restored; the warning names its backup.
     """
     for folder in leftovers(_KIND):
         _restore_leftover(folder)
 
 
 def _restore_leftover(folder: Path) -> None:
-    # Its watcher renewed the time of the folder until it was killed, too.
+    # The watcher updated the time of the folder until it was killed.
     ended_s = folder.stat().st_mtime
     saved = temporary_path("saved")
     try:
@@ -268,21 +268,21 @@ def _restore_leftover(folder: Path) -> None:
     except WorkloadError as error:
         _warn(str(error))
     except (ValueError, KeyError):
-        # A power cut takes what was not on the disk yet.
+        # A power failure may lose unwritten data.
         folder.rename(saved)
-        _warn(f"the backups of a killed run are damaged; their remains are in {saved}")
+        _warn(f"the backups of a killed run are damaged; the remaining files are in {saved}")
     else:
         if restored:
             more = f" and {len(restored) - _SHOWN} more" * (len(restored) > _SHOWN)
             shown = ", ".join(f"'{path}'" for path in restored[:_SHOWN])
-            _warn(f"restored what a killed run had overwritten: {shown}{more}")
+            _warn(f"restored files that a killed run had overwritten: {shown}{more}")
         if not changed:
             shutil.rmtree(folder, ignore_errors=True)
             return
         folder.rename(saved)
         for path, copy in changed:
             _warn(
-                f"'{path}' changed after a killed run had overwritten it and was left alone; "
+                f"'{path}' changed after a killed run had overwritten it and was not restored; "
                 f"its content before that run: {saved / copy}"
             )
 
@@ -293,15 +293,15 @@ def _warn(text: str) -> None:
 
 @functools.cache
 def _start_watcher(owner: int) -> str:
-    """Start, once, the process that restores files when `owner`, this process, was killed.
+    """Start, once, the process that restores files if `owner`, this process, is killed.
 
     Returns:
-        the end of the names of the folders that it watches.
+        The suffix of the names of the folders that it watches.
     """
     mark = secrets.token_hex(4)
     try:
         watcher = subprocess.Popen(
-            # Not by its module's name: the package around it takes longer to import.
+            # As a file, because importing its package is slower.
             [sys.executable, "-P", __file__, str(owner), tempfile.gettempdir(), mark],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
@@ -313,19 +313,19 @@ def _start_watcher(owner: int) -> str:
 
     def release() -> None:
         assert watcher.stdin is not None
-        # Forks inherit this.
+        # Forked processes inherit this function.
         if os.getpid() == owner:
             watcher.stdin.close()
             if not _marked(mark):
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    watcher.wait(_LONGEST_WAIT_S)
+                    watcher.wait(_MAX_WAIT_S)
 
     atexit.register(release)
     return mark
 
 
 def _marked(mark: str) -> list[Path]:
-    """This user's backups whose name ends so."""
+    """Return this user's folders of backups with the suffix `mark`."""
     folders = []
     for path in Path(tempfile.gettempdir()).glob(f"slipstream-{_KIND}-*-{mark}"):
         with contextlib.suppress(FileNotFoundError):
@@ -335,16 +335,16 @@ def _marked(mark: str) -> list[Path]:
 
 
 def watch(owner: int, mark: str) -> None:
-    """Wait until the process `owner` ends; then end its children that write, and restore.
+    """Wait until the process `owner` ends; then kill its writing children, and restore.
 
     Args:
-        mark: the end of the names of the folders with its backups.
+        mark: the suffix of the names of the folders with its backups.
     """
     while os.getppid() == owner and not select.select([0], [], [], _HEARTBEAT_S)[0]:
         for folder in _marked(mark):
             with contextlib.suppress(OSError):
                 os.utime(folder)
-    deadline = time.monotonic() + _LONGEST_WAIT_S
+    deadline = time.monotonic() + _MAX_WAIT_S
     while (folders := _marked(mark)) and time.monotonic() < deadline:
         for folder in folders:
             for writer in folder.glob(_WRITER + "*"):
@@ -353,14 +353,14 @@ def watch(owner: int, mark: str) -> None:
                 os.utime(folder)
         restore_leftovers()
         time.sleep(0.02)
-    # A process that a writer started and that left its group may still mark them as in use.
+    # A process that a writer started, and that left its group, may still mark them as in use.
     for folder in folders:
         _restore_leftover(folder)
 
 
 def announce_writer(keep_in: Path) -> None:
-    """Record that this process may overwrite what `keep_in` backs up; `watch` then ends it."""
-    # Open until this process ends: until then no other one may restore and remove the backups.
+    """Record that this process may overwrite files, so that `watch` kills it if necessary."""
+    # Open until this process ends, so that no other one restores and removes the backups.
     mark_in_use(os.open(keep_in, os.O_RDONLY))
     (keep_in / f"{_WRITER}{os.getpid()}").touch()
 

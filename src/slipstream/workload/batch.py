@@ -1,4 +1,4 @@
-"""Batches of another size: the samples of one batch, cut off or repeated."""
+"""Resize batches by truncating or repeating samples."""
 
 from __future__ import annotations
 
@@ -9,38 +9,39 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 
-def resized(batch: Any, samples: int, wanted: int) -> Any:
-    """`batch` with its first `wanted` samples, over again where it has fewer than that.
+def resized(batch: Any, samples: int, target: int) -> Any:
+    """Return `batch` with `target` samples, repeated if it has fewer.
 
-    A tensor holds samples when its first dimension has `samples` of them, or has a run of another
-    such tensor's dimensions flattened in: targets of shape [8 * 128] beside tokens of [8, 128].
-    Everything else is kept, as is which of them are one tensor: inputs that are their own targets.
-    Strides stay in the order they are in, paddings included.
+    A tensor holds samples if its first dimension has size `samples`, or that times consecutive
+    dimensions of another such tensor: targets of shape [8 * 128] for tokens of [8, 128]. Other
+    values are unchanged. A tensor that occurs several times, such as inputs that are also targets,
+    remains one tensor. The order and padding of strides are preserved.
 
     Args:
         batch: tensors in any nesting of tuples, lists, mappings and dataclasses.
-        samples: how many it holds.
+        samples: the number of samples of `batch`.
+        target: the number of samples to return.
     """
     runs = {1}
-    others: dict[int, Any] = {}
+    resized_by_id: dict[int, Any] = {}
 
     def note_runs(tensor: Any) -> Any:
         if tensor.dim() and tensor.shape[0] == samples:
-            rest = tensor.shape[1:]
+            inner = tensor.shape[1:]
             runs.update(
-                math.prod(rest[begin:end])
-                for begin in range(len(rest))
-                for end in range(begin + 1, len(rest) + 1)
+                math.prod(inner[begin:end])
+                for begin in range(len(inner))
+                for end in range(begin + 1, len(inner) + 1)
             )
         return tensor
 
     def change(tensor: Any) -> Any:
-        per_sample, left = divmod(tensor.shape[0], samples) if tensor.dim() else (0, 0)
-        if left or per_sample not in runs:
+        per_sample, remainder = divmod(tensor.shape[0], samples) if tensor.dim() else (0, 0)
+        if remainder or per_sample not in runs:
             return tensor
-        if id(tensor) not in others:
-            others[id(tensor)] = _with_rows(tensor, per_sample * wanted)
-        return others[id(tensor)]
+        if id(tensor) not in resized_by_id:
+            resized_by_id[id(tensor)] = _with_rows(tensor, per_sample * target)
+        return resized_by_id[id(tensor)]
 
     return _mapped(_mapped(batch, note_runs), change)
 
@@ -48,12 +49,12 @@ def resized(batch: Any, samples: int, wanted: int) -> Any:
 def _with_rows(tensor: Any, rows: int) -> Any:
     import torch
 
-    had = tensor.shape[0]
-    wanted = torch.arange(rows, device=tensor.device) % had
-    taken = tensor.detach().index_select(0, wanted)
-    inner = tensor.stride(0) * had
+    previous = tensor.shape[0]
+    indices = torch.arange(rows, device=tensor.device) % previous
+    taken = tensor.detach().index_select(0, indices)
+    inner = tensor.stride(0) * previous
     strides = [
-        stride // had * rows if d and stride >= inner else stride
+        stride // previous * rows if d and stride >= inner else stride
         for d, stride in enumerate(tensor.stride())
     ]
     if 0 not in strides and taken.stride() != tuple(strides):
@@ -63,13 +64,13 @@ def _with_rows(tensor: Any, rows: int) -> Any:
 
 
 def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    """`value` with every tensor in it changed, in containers of the same types."""
+    """Apply `change` to every tensor in `value`, in containers of the same types."""
     import torch
 
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, Mapping):
-        # A copy, so that what is more than a dictionary (a tokenizer's encoding) stays that.
+        # A copy retains the attributes of subclasses, such as a tokenizer's encoding.
         mapped: Any = copy.copy(value)
         for key, item in value.items():
             mapped[key] = _mapped(item, change)

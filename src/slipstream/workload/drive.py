@@ -1,11 +1,10 @@
-"""Run a workload under a *program*: a generator that asks for one step at a time.
+"""Run a workload under a *program*: a generator that requests one step at a time.
 
-A function's step can be called; a plain script cannot: it runs its own loop. So code that needs
-steps (the profiler, a measurement) is written as a generator that receives the `BuiltWorkload` and
-yields whenever it wants one step to happen; the yield returns the step's result. For a function,
-`drive` calls the step at each yield; for a script, each optimizer step of the script resumes the
-generator with the loss that ``backward`` was called on. Both run in one thread, as the profiler
-and autograd's thread-local state demand.
+A function's step can be called, but a plain script runs its own loop. So code that needs steps
+(the profiler, a measurement) is a generator that receives the `BuiltWorkload` and yields for each
+step; the yield returns the step's result. For a function, `drive` calls the step at each yield; for
+a script, each optimizer step resumes the generator with the loss that ``backward`` was called on.
+Both run in one thread, as the profiler and autograd's thread-local state require.
 
 Everything here runs in a child process (`slipstream.child`), never in a long-lived one.
 """
@@ -46,19 +45,19 @@ def drive(
     """Build `workload`, run `program` over it, and return what the program returns.
 
     Args:
-        program: yields once for every step it wants; its return value is the result.
-        leave: for a plain script: called with the result in place of returning, because the
-            script's own code must not go on; it ends the process.
+        program: yields once for every step; its return value is the result.
+        leave: called with the result of a plain script instead of returning, because the script
+            must not continue; it ends the process.
         repeats: whether a short script may run again, see `slipstream.workload.script.run_script`.
-        keep_in: the parent's folder of `file_backups`, for what the user's code overwrites.
+        keep_in: the parent's folder of `file_backups`, for files that the user's code overwrites.
 
     Raises:
-        WorkloadError: the user's code cannot be imported, returns the wrong thing, or ends before
-            the program had its steps.
+        WorkloadError: the user's code cannot be imported, returns a wrong value, or ends before
+            the program received its steps.
     """
     if workload.live is not None:
         return run_steps(workload.build(seed), program)
-    # No __pycache__ of ours beside the user's modules.
+    # Do not write __pycache__ folders next to the user's modules.
     sys.dont_write_bytecode = True
     with FileGuard(workload.path.parent, keep_in):
         if workload.function is None:
@@ -68,13 +67,13 @@ def drive(
 
 
 def run_steps(built: BuiltWorkload, program: Program[T], where: str | None = None) -> T:
-    """Run `program` over the steps of what is built already, here; what it returns.
+    """Run `program` over the steps of a built workload, and return its result.
 
     Args:
-        where: ``file:line`` that chose model and batch, for errors that name no line themselves.
+        where: ``file:line`` that chose model and batch, for errors without a line.
 
     Raises:
-        WorkloadError: a step fails, at no line of the user's.
+        WorkloadError: a step fails outside the user's lines.
     """
     running = program(built)
     value = None
@@ -89,7 +88,7 @@ def run_steps(built: BuiltWorkload, program: Program[T], where: str | None = Non
         except Exception as error:
             if isinstance(error, SlipstreamError) or describe_error(error)["where"]:
                 raise
-            # No line of the user's is involved but the one that chose the model and the batch.
+            # The only line of the user is the one that chose the model and the batch.
             raise WorkloadError(
                 f"one step fails: {type(error).__name__}: {error}",
                 where=where,
@@ -100,22 +99,24 @@ def run_steps(built: BuiltWorkload, program: Program[T], where: str | None = Non
 def _remedy(error: Exception) -> str:
     text = str(error)
     if "does not require grad" in text:
-        return "nothing the loss depends on is trained: is the model frozen, or detached?"
+        return (
+            "check that the model is not frozen or detached: the loss depends on no trained tensor"
+        )
     if "shapes cannot be multiplied" in text or "size of tensor" in text:
-        return "the batch's shape does not fit the model's layers, or the loss's targets"
-    return "does the batch fit the model and the loss?"
+        return "make the batch's shape fit the model's layers and the loss's targets"
+    return "check that the batch fits the model and the loss"
 
 
 def _build_function(workload: Workload, seed: int) -> tuple[BuiltWorkload, str]:
-    """What the user's function makes, and the function's place."""
+    """Build the workload of the user's function; return it with the function's location."""
     import torch
 
     _leave_process_group()
     path = workload.path.resolve()
-    # As `python file.py` would: its own folder first, so that its imports work.
+    # Its folder first, as with `python file.py`, so that its imports work.
     sys.path.insert(0, str(path.parent))
-    # Under its own name, for pickling and self-imports of the user's code; but a file called
-    # random.py must not take the place of the module that torch has imported.
+    # Under the file's name, for pickling and self-imports of the user's code; but a file called
+    # random.py must not replace the module that torch has imported.
     name = path.stem if path.stem not in sys.modules else f"slipstream_workload_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
@@ -150,7 +151,7 @@ def _build_function(workload: Workload, seed: int) -> tuple[BuiltWorkload, str]:
         raise WorkloadError(
             f"'{workload.function}' is {kind}, not a function",
             where=str(path),
-            remedy="name a function that returns (model, batch, loss, optimizer)",
+            remedy="choose a function that returns (model, batch, loss, optimizer)",
         )
     code = getattr(function, "__code__", None)
     if code is not None:
@@ -162,13 +163,13 @@ def _build_function(workload: Workload, seed: int) -> tuple[BuiltWorkload, str]:
         with lines:
             result = function(**workload.arguments)
     except SystemExit as left:
-        # What argparse leaves with: it reads the arguments of a script, and here is none.
+        # argparse exits with this status: it expects the arguments of a script.
         if left.code != ARGPARSE:
             raise
         raise WorkloadError(
-            f"{workload.function}() parses the arguments of a command line, and left with exit(2)",
+            f"{workload.function}() parsed command-line arguments and exited with status 2",
             where=where,
-            remedy=f"drop :{workload.function} to run the whole script: {path.name} -- ARGS",
+            remedy=f"omit :{workload.function} to run the whole script: {path.name} -- ARGS",
         ) from left
     built = build_from(result, workload.techniques, seed, workload.name, where)
     built.lines = lines
@@ -176,7 +177,7 @@ def _build_function(workload: Workload, seed: int) -> tuple[BuiltWorkload, str]:
 
 
 def _leave_process_group() -> None:
-    """So that the user's code may join one again: a workload is built once for every seed."""
+    """Let the user's code join a process group again, since every seed builds the workload."""
     from torch import distributed
 
     if distributed.is_available() and distributed.is_initialized():
@@ -195,10 +196,10 @@ def _check_arguments(function: Any, workload: Workload, where: str) -> None:
     try:
         signature.bind(**workload.arguments)
     except TypeError as error:
-        without_default = [n for n, one in parameters.items() if one.default is one.empty]
+        without_default = [n for n, p in parameters.items() if p.default is p.empty]
         missing = next((n for n in without_default if n not in workload.arguments), "NAME")
         raise WorkloadError(
             f"{workload.function}(): {error}",
             where=where,
-            remedy=f"give it with --set {missing}=VALUE, or a default in the code",
+            remedy=f"pass --set {missing}=VALUE, or add a default in the code",
         ) from error

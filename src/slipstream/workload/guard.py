@@ -1,4 +1,4 @@
-"""Sees what the user's code is about to overwrite, and has it set aside first."""
+"""Detection of files that the user's code is about to overwrite, which are backed up first."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from slipstream.workload.backup import announce_writer, back_up
 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_CREAT
 _PSEUDO = ("/dev/", "/proc/", "/sys/")
-# Functions that open files in native code, where Python tells nobody: module, name, and which
-# argument is the path, by position and keyword.
+# Functions that open files in native code, without audit events: module, name, and position and
+# keyword of the path argument.
 _NATIVE_WRITERS = (
     ("torch", "save", 1, "f"),
     ("torch.serialization", "save", 1, "f"),
@@ -26,20 +26,20 @@ _NATIVE_WRITERS = (
     ("safetensors.torch", "serialize_file", 1, "filename"),
     ("safetensors.numpy", "serialize_file", 1, "filename"),
 )
-# SQLite's files beside a database.
-_BESIDE_DATABASE = ("", "-wal", "-journal", "-shm")
+# Suffixes of SQLite's files of a database.
+_DATABASE_SUFFIXES = ("", "-wal", "-journal", "-shm")
 
 
 class FileGuard:
-    """Within it, what Python code of this process overwrites, renames or removes is kept first.
+    """Context in which files are backed up before Python code overwrites, renames or removes them.
 
-    `slipstream.workload.backup.restore_files` makes everything as it was, and removes what is new:
-    a checkpoint that a profiled run left behind would be resumed from by the next one. Watched
-    are the script's folder, the current one, and the rest of the disk but for temporary files,
-    installed packages, and caches (folders in the home folder whose name begins with a dot).
+    `slipstream.workload.backup.restore_files` restores the files and removes new ones, since a
+    later run might resume from the checkpoint of a profiled one. The guard covers the script's
+    folder, the current one, and the rest of the disk except temporary files, installed packages
+    and caches (hidden folders in the home folder).
 
-    Python tells of what it opens by audit events. What native code opens it does not tell;
-    `torch.save` and a few more are asked separately. What other programs write is not seen.
+    It observes Python's audit events. Native code raises none, so `torch.save` and some other
+    functions are patched. Writes of other programs are not detected.
     """
 
     def __init__(self, folder: Path, keep_in: Path) -> None:
@@ -50,7 +50,7 @@ class FileGuard:
         self._foreign = tuple(
             place + os.sep for place in (temporary, "/run", "/var", *sorted(installed - {"/usr"}))
         )
-        # Not Path.home(), which fails for a user without one.
+        # Path.home() fails for users without a home folder.
         self._home = os.path.realpath(os.path.expanduser("~")) + os.sep
         self._keep_in = keep_in
         self._seen: set[str] = set()
@@ -69,16 +69,16 @@ class FileGuard:
             original = getattr(module, function, None)
             if original is not None:
                 self._patched.append((module, function, original))
-                setattr(module, function, self._asking(original, position, keyword))
+                setattr(module, function, self._guarded(original, position, keyword))
         return self
 
     def __exit__(self, *error: object) -> None:
-        # An audit hook cannot be taken away again, only silenced.
+        # An audit hook cannot be removed, only disabled.
         self._active = False
         for module, function, original in self._patched:
             setattr(module, function, original)
 
-    def _asking(
+    def _guarded(
         self, original: Callable[..., Any], position: int, keyword: str
     ) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -94,7 +94,7 @@ class FileGuard:
         read = _EVENTS.get(event)
         if read is None or not self._active or getattr(self._thread, "busy", False):
             return
-        # Finding out and copying make events of their own.
+        # Reading paths and copying raise audit events too.
         self._thread.busy = True
         try:
             for path in read(*arguments):
@@ -103,7 +103,7 @@ class FileGuard:
             self._thread.busy = False
 
     def _keep(self, path: str) -> None:
-        if path in self._seen or not self._is_theirs(path):
+        if path in self._seen or not self._is_covered(path):
             return
         busy = getattr(self._thread, "busy", False)
         self._thread.busy = True
@@ -113,7 +113,7 @@ class FileGuard:
             self._thread.busy = busy
         self._seen.add(path)
 
-    def _is_theirs(self, path: str) -> bool:
+    def _is_covered(self, path: str) -> bool:
         if path.startswith((*_PSEUDO, self._ours)):
             return False
         if path.startswith(self._home + "."):
@@ -122,8 +122,8 @@ class FileGuard:
         return path.startswith(self._folders) or not path.startswith(self._foreign)
 
 
-# What each audit event is about to change, as absolute paths. `open` and `truncate` go through a
-# link to the file behind it; the others change the link.
+# The absolute paths that each audit event is about to change. `open` and `truncate` follow links;
+# the others change the link.
 
 
 def _opened(path: Any, mode: Any, flags: Any) -> Iterator[str]:
@@ -164,8 +164,8 @@ def _connected(database: Any) -> Iterator[str]:
     if isinstance(database, (str, bytes, os.PathLike)):
         text = os.fsdecode(database)
         if text and text != ":memory:" and not text.startswith("file:"):
-            for beside in _BESIDE_DATABASE:
-                yield os.path.realpath(text) + beside
+            for suffix in _DATABASE_SUFFIXES:
+                yield os.path.realpath(text) + suffix
 
 
 _EVENTS: dict[str, Callable[..., Iterator[str]]] = {

@@ -1,4 +1,4 @@
-"""Which lines are the user's, and which of them made each module and the optimizer."""
+"""The user's source lines, and those that created each module and the optimizer."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ _STANDARD_LIBRARY = os.path.dirname(os.path.abspath(os.__file__))
 
 @dataclass(frozen=True)
 class Line:
-    """A line of the user's, and the function it is in.
+    """A line of the user's code.
 
     Attributes:
-        file: from the project's root, with forward slashes; without a root the file's name alone.
-        function: its qualified name, ``Block.forward``.
+        file: path relative to the project's root, with forward slashes; without a root the file
+            name.
+        function: qualified name of the enclosing function, ``Block.forward``.
     """
 
     file: str
@@ -37,14 +38,14 @@ class Line:
 
 
 Chain: TypeAlias = tuple[Line, ...]
-"""The user's lines behind a call, from the outermost to the one that made it."""
+"""The user's lines in the call stack, outermost first."""
 
 
 def project_root(path: Path) -> Path:
-    """The folder whose files count as the user's: the nearest that is marked as a project's.
+    """Return the nearest parent folder of a project, whose files count as the user's.
 
     Args:
-        path: the workload's file; its own folder where none above is marked.
+        path: the workload's file, whose folder is the default.
     """
     folder = path.resolve().parent
     for above in (folder, *folder.parents):
@@ -54,11 +55,11 @@ def project_root(path: Path) -> Path:
 
 
 class UserLines:
-    """Tells the user's lines from others; within it, it sees them make modules and optimizers.
+    """Identifies the user's lines; as a context, records those that create modules.
 
     Attributes:
-        root: the project's folder, or None: whatever is neither torch's, Python's nor ours counts.
-        returned: where the user's function returns the parts of a step, none of a script.
+        root: the project's folder; None for all files but those of Python, torch and slipstream.
+        returned: where the user's function returns the parts of a step; empty for scripts.
     """
 
     def __init__(self, root: Path | None = None) -> None:
@@ -80,12 +81,12 @@ class UserLines:
     def __exit__(self, *error: object) -> None:
         while self._watching:
             kind, original, watched = self._watching.pop()
-            # What the user's code has put in its place stays.
+            # Replacements by the user's code are retained.
             if kind.__init__ is watched:  # type: ignore[misc]
                 kind.__init__ = original  # type: ignore[misc]
 
     def chain(self, frame: FrameType | None) -> Chain:
-        """The user's lines among `frame` and its callers, outermost first."""
+        """Return the user's lines among `frame` and its callers, outermost first."""
         lines: list[Line] = []
         while frame is not None:
             code = frame.f_code
@@ -98,41 +99,41 @@ class UserLines:
         return tuple(reversed(lines))
 
     def made(self, thing: Any) -> Chain:
-        """The user's lines that made a module or optimizer; none where nobody saw it."""
+        """Return the user's lines that created a module or optimizer; empty if not observed."""
         reference, chain = self._made.get(id(thing), (None, ()))
         return chain if reference is not None and reference() is thing else ()
 
     def note_return(self, function: Any) -> None:
-        """Keep where `function` returns, or begins where it does so at several places."""
+        """Record where `function` returns; where it begins if it has several return statements."""
         code: CodeType | None = getattr(function, "__code__", None)
         if code is None or not (file := self._shown(code.co_filename)):
             return
         lines = {
-            one.positions.lineno
-            for one in dis.get_instructions(code)
-            if one.opname.startswith("RETURN_")
-            and one.positions
-            and one.opname != "RETURN_GENERATOR"
+            instruction.positions.lineno
+            for instruction in dis.get_instructions(code)
+            if instruction.opname.startswith("RETURN_")
+            and instruction.positions
+            and instruction.opname != "RETURN_GENERATOR"
         }
         number = lines.pop() if len(lines) == 1 else None
         self.returned = (Line(file, number or code.co_firstlineno, code.co_qualname),)
 
     def file_of(self, kind: type) -> str:
-        """The user's file a class is defined in; empty where it is none of theirs."""
+        """Return the user's file that defines a class; empty for other files."""
         module = sys.modules.get(kind.__module__)
         path = getattr(module, "__file__", None)
         return self._shown(path) if path else ""
 
     def _shown(self, path: str) -> str:
-        """A file of the user's as it is named; empty where it is somebody else's."""
+        """Return the displayed name of a user's file; empty for other files."""
         if path.startswith("<") or not _INSTALLED.isdisjoint(Path(path).parts):
             return ""
         if path.startswith(_libraries()):
             return ""
         if self.root is None:
             return os.path.basename(path)
-        whole = Path(path).resolve()
-        return whole.relative_to(self.root).as_posix() if whole.is_relative_to(self.root) else ""
+        full = Path(path).resolve()
+        return full.relative_to(self.root).as_posix() if full.is_relative_to(self.root) else ""
 
     def _watched(self, original: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(original)
@@ -149,7 +150,7 @@ class UserLines:
 
 
 def _makes(frame: FrameType, made: Any) -> bool:
-    """Whether a frame is the constructor of `made` itself, which calls its base class's."""
+    """Whether a frame is a constructor of `made`, which calls that of its base class."""
     code = frame.f_code
     if code.co_name != "__init__" or not code.co_argcount:
         return False

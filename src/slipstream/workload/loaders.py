@@ -1,8 +1,8 @@
-"""The DataLoaders of a plain script: its batch is made another size where it loads its data.
+"""Patches of DataLoaders that change the batch size of a plain script.
 
-A script takes its batches from loaders that it makes itself. They are given another batch size when
-they are made, leave out the shorter batch at the end of the data, and begin anew after it, so that
-a short script has steps enough to be timed. All of this lasts as long as the process.
+The patched loaders have another batch size, drop an incomplete last batch, and start again after
+the end of the data, so that a short script has enough steps for timing. The patches last until the
+process ends.
 """
 
 from __future__ import annotations
@@ -14,22 +14,23 @@ from typing import Any
 
 
 class Loaders:
-    """From `install` on, sees and sizes the batches that a script loads. Only ever in a child.
+    """Observes and resizes the batches that a script loads, after `install`, in a child process.
 
     Args:
-        was: the batch size of loaders that shall have another; 0 for none.
-        becomes: what it becomes.
+        was: the batch size of the loaders to change; 0 for none.
+        becomes: their new batch size.
 
     Attributes:
-        size: of the loader whose batch the last optimizer step was made with; 0 where none was.
+        size: the batch size of the loader that provided the batch of the last optimizer step; 0
+            if no loader did.
     """
 
     def __init__(self, was: int = 0, becomes: int = 0) -> None:
         self._was, self._becomes = was, becomes
-        self.size = self._given = self._steps = 0
+        self.size = self._loaded = self._steps = 0
 
     def install(self) -> None:
-        """Take the place of how loaders are made and gone through."""
+        """Patch the construction and iteration of loaders."""
         from torch.optim.optimizer import register_optimizer_step_post_hook
         from torch.utils.data import DataLoader
 
@@ -38,8 +39,8 @@ class Loaders:
         signature = inspect.signature(make)
 
         @functools.wraps(make)
-        def sized(*given: Any, **named: Any) -> None:
-            arguments = signature.bind(*given, **named).arguments
+        def sized(*args: Any, **kwargs: Any) -> None:
+            arguments = signature.bind(*args, **kwargs).arguments
             size = arguments.get("batch_size", 1)
             if size is not None and arguments.get("batch_sampler") is None:
                 if size == self._was:
@@ -52,15 +53,15 @@ class Loaders:
             while True:
                 before = self._steps
                 for batch in give(loader):
-                    self._given = loader.batch_size or 0
+                    self._loaded = loader.batch_size or 0
                     yield batch
                 if self._steps == before:
-                    # Nothing is trained with it: an evaluation, which is over at its end.
+                    # No optimizer step: an evaluation, which ends with the data.
                     return
 
         def note(optimizer: Any, args: Any, kwargs: Any) -> None:
             self._steps += 1
-            self.size = self._given
+            self.size = self._loaded
 
         DataLoader.__init__ = sized  # type: ignore[method-assign]
         DataLoader.__iter__ = endless  # type: ignore[method-assign, assignment]
@@ -68,7 +69,7 @@ class Loaders:
 
 
 def _length(dataset: Any) -> float:
-    """How many samples it has; none where it does not say."""
+    """Return the number of samples; 0 if the dataset has no length."""
     try:
         return len(dataset)
     except (TypeError, NotImplementedError):

@@ -1,6 +1,6 @@
-"""Files of three providers, as Skyline and DeepView took them, are workloads as they are.
+"""Workloads from files with the three providers of Skyline and DeepView.
 
-``skyline_model_provider()`` makes the module, ``skyline_input_provider(batch_size=N)`` the inputs
+``skyline_model_provider()`` returns the module, ``skyline_input_provider(batch_size=N)`` the inputs
 of one step, ``skyline_iteration_provider(model)`` a function that runs one step on ``*inputs``;
 ``deepview_...`` likewise. Source: Yu, Grossman and Pekhimenko, "Skyline: Interactive in-editor
 computational performance profiling for deep neural network training", UIST 2020.
@@ -29,35 +29,36 @@ _SHAPES = {
 
 
 def provider(family: str, part: str) -> str:
-    """The name of a provider: ``skyline_model_provider``."""
+    """Return the name of a provider, such as ``skyline_model_provider``."""
     return f"{family}_{part}_provider"
 
 
 def family_of(function: str | None) -> str | None:
-    """Of which family this is the model's provider; None where it is another function."""
-    return next((one for one in FAMILIES if function == provider(one, "model")), None)
+    """Return the family whose model provider has this name; None for other functions."""
+    return next((family for family in FAMILIES if function == provider(family, "model")), None)
 
 
 def provider_in(tree: ast.Module) -> str | None:
-    """The model's provider that a file defines; None where it defines none."""
+    """Return the name of the model provider that a file defines; None if it has none."""
     defined = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
-    return next((name for one in FAMILIES if (name := provider(one, "model")) in defined), None)
+    names = (provider(family, "model") for family in FAMILIES)
+    return next((name for name in names if name in defined), None)
 
 
 def build_from_providers(module: Any, family: str, arguments: Mapping[str, Any]) -> BuiltWorkload:
-    """The workload that the three providers in `module` describe.
+    """Build the workload of the three providers in `module`.
 
     Args:
-        arguments: ``batch_size`` at most, in place of the input provider's default.
+        arguments: may contain ``batch_size``, which replaces the input provider's default.
 
     Raises:
-        WorkloadError: a provider is missing, takes other arguments, or returns something else than
-            it should; names its file and line.
+        WorkloadError: a provider is missing, takes other arguments or returns a wrong type; the
+            error names its file and line.
         UnknownNameError: another argument than ``batch_size``.
     """
     import torch
 
-    make_model, make_inputs, make_iteration = (_checked(module, family, one) for one in _PARTS)
+    make_model, make_inputs, make_iteration = (_checked(module, family, part) for part in _PARTS)
     for name in arguments:
         if name != BATCH_SIZE:
             raise UnknownNameError(
@@ -71,12 +72,12 @@ def build_from_providers(module: Any, family: str, arguments: Mapping[str, Any])
     inputs = make_inputs(**{BATCH_SIZE: samples})
     if isinstance(inputs, torch.Tensor):
         raise WorkloadError(
-            f"{make_inputs.__name__}() returned a bare tensor, which would be taken apart",
+            f"{make_inputs.__name__}() returned a bare tensor, which would be unpacked by rows",
             where=_place(make_inputs),
             remedy="return a tuple: (tensor,)",
         )
     if not isinstance(inputs, Iterable):
-        raise _returned(make_inputs, inputs, "an iterable of inputs, as a tuple")
+        raise _returned(make_inputs, inputs, "an iterable of inputs, such as a tuple")
     iteration = make_iteration(model)
     if not callable(iteration):
         raise _returned(make_iteration, iteration, "a function that runs one step on *inputs")
@@ -84,13 +85,13 @@ def build_from_providers(module: Any, family: str, arguments: Mapping[str, Any])
         model, batch=tuple(inputs), optimizer=_optimizer_in(iteration), samples=samples
     )
     built.step = lambda: iteration(*built.batch)
-    # Another batch may be put there if its tensors have their samples in front.
+    # The batch can be replaced if samples are the first dimension of its tensors.
     built.reads_batch = count_samples(built.batch) == samples
     return built
 
 
 def _checked(module: Any, family: str, part: str) -> Callable[..., Any]:
-    """The provider, of which `inspect` says that it can be called as it will be."""
+    """Return the provider after checking its signature."""
     name, shape = provider(family, part), _SHAPES[part]
     function = getattr(module, name, None)
     if not inspect.isfunction(function):
@@ -99,39 +100,42 @@ def _checked(module: Any, family: str, part: str) -> Callable[..., Any]:
             f"{name} is {kind}", where=_place(module), remedy=f"define it: def {name}{shape}: ..."
         )
     parameters = list(inspect.signature(function).parameters.values())
-    names = [one.name for one in parameters]
-    wanted = {"model": [], "input": [BATCH_SIZE], "iteration": ["model"]}[part]
+    names = [parameter.name for parameter in parameters]
+    expected = {"model": [], "input": [BATCH_SIZE], "iteration": ["model"]}[part]
     free = part == "iteration" and len(names) == 1
-    if (names != wanted and not free) or any(
-        one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD) for one in parameters
+    if (names != expected and not free) or any(
+        parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        for parameter in parameters
     ):
-        given = ", ".join(map(str, parameters)) or "no arguments"
+        actual = ", ".join(map(str, parameters)) or "no arguments"
         takes = {"model": "no arguments", "input": f"exactly one, {BATCH_SIZE}"}
         raise WorkloadError(
-            f"{name} takes {takes.get(part, 'exactly one argument, the model')}; this one: {given}",
+            f"{name} takes {takes.get(part, 'exactly one argument, the model')}, but got {actual}",
             where=_place(function),
-            remedy=f"def {name}{shape}: ...",
+            remedy=f"define it as def {name}{shape}: ...",
         )
     if part == "input" and type(parameters[0].default) is not int:
         default = parameters[0].default
-        given = "has none" if default is inspect.Parameter.empty else f"is {default!r}"
+        actual = "missing" if default is inspect.Parameter.empty else repr(default)
         raise WorkloadError(
-            f"the default of {BATCH_SIZE} in {name} is the profiled batch size, and {given}",
+            f"the default of {BATCH_SIZE} in {name}, the profiled batch size, is {actual}",
             where=_place(function),
-            remedy=f"give it an integer: def {name}{shape}: ...",
+            remedy=f"use an integer: def {name}{shape}: ...",
         )
     return function
 
 
-def _returned(function: Callable[..., Any], value: Any, wanted: str) -> WorkloadError:
-    given = "nothing" if value is None else with_article(type(value).__name__)
+def _returned(function: Callable[..., Any], value: Any, expected: str) -> WorkloadError:
+    actual = "nothing" if value is None else with_article(type(value).__name__)
     return WorkloadError(
-        f"{function.__name__}() returned {given}", where=_place(function), remedy=f"return {wanted}"
+        f"{function.__name__}() returned {actual}",
+        where=_place(function),
+        remedy=f"return {expected}",
     )
 
 
 def _place(thing: Any) -> str:
-    """File and line of a function; the file of a module."""
+    """Return file and line of a function, or the file of a module."""
     code = getattr(inspect.unwrap(thing) if callable(thing) else thing, "__code__", None)
     if code is not None:
         return f"{code.co_filename}:{code.co_firstlineno}"
@@ -139,9 +143,9 @@ def _place(thing: Any) -> str:
 
 
 def _optimizer_in(iteration: Any) -> Any:
-    """The optimizer that a step holds on to, in a closure or as an attribute; None: not found.
+    """Return the optimizer in a step's closure or attributes; None if not found.
 
-    It tells what the optimizer keeps in memory, and when the parameters are updated.
+    It provides the optimizer's state in memory and the time of parameter updates.
     """
     import torch
 
@@ -155,4 +159,4 @@ def _optimizer_in(iteration: Any) -> Any:
             held.append(cell.cell_contents)
         except ValueError:
             continue  # not set yet
-    return next((one for one in held if isinstance(one, torch.optim.Optimizer)), None)
+    return next((value for value in held if isinstance(value, torch.optim.Optimizer)), None)

@@ -1,4 +1,4 @@
-"""Imports that only a module of a package can make, in a file that is run by itself."""
+"""Advice for relative imports in a file that runs outside its package."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 
 
 def relative_import(path: Path) -> str | None:
-    """What to do about ``from .model import Net`` in a file; None where it has none such.
+    """Return a remedy for the first relative import in a file; None if it has none.
 
-    A workload's file is run as ``python file.py`` would, so that it is in no package.
+    A workload's file runs as with ``python file.py``, outside any package.
     """
     try:
         tree = ast.parse(path.read_bytes())
