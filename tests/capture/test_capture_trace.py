@@ -130,7 +130,7 @@ def test_a_file_cut_off_anywhere_is_an_error(
     whole = recorded.read_bytes().rstrip()
     cut = tmp_path_factory.mktemp("cut") / "trace.json"
     cut.write_bytes(whole[: int(share * len(whole))])
-    with pytest.raises(GraphError, match=r"\bwhole execution trace\b"):
+    with pytest.raises(GraphError, match=r"\bcomplete execution trace\b"):
         read_trace(cut)
 
 

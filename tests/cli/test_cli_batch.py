@@ -93,7 +93,7 @@ def test_a_recording_on_other_devices(recorded: Any) -> None:
     assert run.returncode == 0, run.stderr
     assert "h100-sxm" in run.stdout
     assert "data sheet" in run.stdout
-    assert "$ a million samples" in run.stdout
+    assert "$ per million samples" in run.stdout
     found = json.loads(
         recorded.shell("devices", recorded.path, "--device", "h100", "--json").stdout
     )

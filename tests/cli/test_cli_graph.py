@@ -330,7 +330,7 @@ def test_explain_shows_the_peak_of_memory(cli: Cli, run: Path) -> None:
         {"module": "head", "bytes": 200},
     ]  # fmt: skip
     shown = cli("explain", run, "--memory", "--top", "1").stdout
-    assert "1.66 KiB at most" in shown
+    assert "1.66 KiB peak" in shown
     assert "softmax in head" in shown
     assert re.search(r"\b2 smaller\b.*\bomitted\b", shown)
 

@@ -126,7 +126,7 @@ def test_statistics_are_recorded_on_request_and_explained(slipstream: Any) -> No
     assert "explain run.slipgraph --statistics" in run.stderr
     shown = slipstream("explain", "run.slipgraph", "--statistics", "--top", 1)
     assert shown.returncode == 0, shown.stderr
-    for text in ("noise scale", "singular values", "exact zeros", "no embedding", "left out"):
+    for text in ("noise scale", "singular values", "exact zeros", "no embedding", "omitted"):
         assert text in shown.stdout
     found = json.loads(slipstream("explain", "run.slipgraph", "--statistics", "--json").stdout)
     graph = load(slipstream.folder / "run.slipgraph")

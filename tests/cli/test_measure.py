@@ -91,7 +91,7 @@ def test_an_incomplete_question_is_a_usage_error_that_teaches(words):
 def test_a_command_that_is_not_there_or_fails_is_named():
     with pytest.raises(InvalidArgumentError, match=r"'no-such-program'.*\bnot found\b"):
         measure("ab", "--base-cmd", "true", "--head-cmd", "no-such-program", "--no-save")
-    with pytest.raises(MeasurementError, match=r"'head' failed\b.*\bcode 1\b"):
+    with pytest.raises(MeasurementError, match=r"'head' failed\b.*\bstatus 1\b"):
         measure("ab", "--base-cmd", "true", "--head-cmd", "false", "--no-save")
     with pytest.raises(InvalidArgumentError, match="budget"):
         measure("ab", "--base-cmd", "true", "--head-cmd", "true", "--budget", "0s", "--no-save")

@@ -127,7 +127,7 @@ def test_refuses_invalid_numbers(wrong: float) -> None:
 def test_the_chart_marks_batch_and_limit() -> None:
     svg = batch_svg(model(lambda b: 10 + 0.5 * b, limit=250_000_000))
     assert svg.count("<circle") == 6
-    assert "as it is" in svg
+    assert "baseline" in svg
     assert "limit 238 MiB" in svg
 
 

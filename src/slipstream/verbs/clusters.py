@@ -97,9 +97,9 @@ class Description:
             _fact("slowdown during messages", cluster.overlap_penalty, format_percent),
         ]
         for regime in cluster.regimes:
-            slowdown = f"per byte: {regime.slowdown:.3g} times the links' time"
-            name = f"messages of {format_bytes(regime.from_bytes)} or more"
-            rows.append((name, format_duration(regime.alpha_ns), "", slowdown))
+            name = f"messages from {format_bytes(regime.from_bytes)}"
+            value = f"{format_duration(regime.alpha_ns)}, {regime.slowdown:.3g} times per byte"
+            rows.append((name, value, "", "times the links' time per byte"))
         if device is None:
             return rows
         if (price := device.price_per_hour) is not None:
