@@ -57,7 +57,9 @@ def printed(command: str, folder: Path) -> str:
         shlex.split(command), cwd=folder, env=environment(folder), check=True,
         stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
-    return "\n".join(line.rstrip() for line in done.stdout.rstrip().splitlines())
+    # The store as it is named without SLIPSTREAM_STORE.
+    text = done.stdout.replace(str(folder / "results.db"), ".slipstream/results.db")
+    return "\n".join(line.rstrip() for line in text.rstrip().splitlines())
 
 
 def main() -> None:
