@@ -69,4 +69,4 @@ def test_shapes_that_do_not_fit_are_named() -> None:
         linear_recurrence(torch.zeros(4, 3), torch.zeros(4, 3), structure="csr")  # type: ignore
     for shape in ((4,), (4, 3, 2), (4, 0)):
         with pytest.raises(InvalidArgumentError, match="is not"):
-            run_diagonal(*torch.zeros(2, *shape).unbind(), torch.zeros(shape[1:]), False)
+            run_diagonal(torch.zeros(shape), torch.zeros(shape), torch.zeros(shape[1:]), False)
