@@ -259,7 +259,8 @@ def test_calibration_and_detection_are_counted_by_hand() -> None:
             return torch.tensor([1.0, 0.0]).expand(len(x), 2)
 
     pair = Ensemble([Sure(), First()])
-    assert evaluate(pair, x, torch.tensor([0, 1, 1, 1])).disagreement == 0.5
+    x = torch.tensor([[3.0], [-3.0], [-3.0], [-3.0]])
+    assert evaluate(pair, x, torch.tensor([0, 1, 1, 1])).disagreement == 0.75
     assert detection(ensemble, torch.tensor([[2.0], [1.0]]), torch.tensor([[1.0], [0.5]])) == 0.875
 
 
