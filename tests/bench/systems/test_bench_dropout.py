@@ -47,7 +47,7 @@ def test_dependence_is_noticed(name: str) -> None:
 def test_too_few_rounds_are_noticed() -> None:
     threshold, _ = door.threshold_and_scale(0.5)
     for rounds, passes in ((2, False), (reference.ROUNDS, True)):
-        kept = reference.kept(1 << 18, (1, 2), threshold, rounds)
+        kept = reference.retained_mask(1 << 18, (1, 2), threshold, rounds)
         least = min(test(kept, 0.5) for test in TESTS.values())
         assert (least > 1e-4) is passes
 

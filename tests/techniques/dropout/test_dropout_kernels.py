@@ -15,18 +15,17 @@ from environments import check_choice
 from sanitized import NATIVE, SANITIZERS, build
 from slipstream.errors import InvalidArgumentError
 from slipstream.native import InstructionSet
-from slipstream.techniques.dropout import kernels as door
-from slipstream.techniques.dropout import reference
+from slipstream.techniques.dropout import kernels, reference
 
-KERNELS = pytest.mark.parametrize("kernel", door.kernels().items(), ids=lambda k: str(k[0]))
-DTYPES = pytest.mark.parametrize("dtype", list(door.KERNEL_DTYPES), ids=str)
+KERNELS = pytest.mark.parametrize("kernel", kernels.kernels().items(), ids=lambda k: str(k[0]))
+DTYPES = pytest.mark.parametrize("dtype", list(kernels.KERNEL_DTYPES), ids=str)
 SIZES = (0, 1, 15, 16, 63, 64, 65, 127, 1000, 65_536, 200_003)
 # Where the lower 16 bits of the threshold decide: almost never, always, for 0.1; and the ends.
 PROBABILITIES = (0.5, 0.1, 1 / 3, 0.9, 1e-12, 2.0**-32, 1 - 2.0**-33)
 
 
 def seed_of(number: int) -> torch.Tensor:
-    return door.draw_seed(torch.Generator().manual_seed(number))
+    return kernels.draw_seed(torch.Generator().manual_seed(number))
 
 
 def bits(x: torch.Tensor) -> bytes:
@@ -51,8 +50,8 @@ def test_equals_the_reference(kernel: tuple[InstructionSet, int], dtype: torch.d
         x = torch.randn(size).to(dtype)
         for p in PROBABILITIES if size < 10**5 else PROBABILITIES[:2]:
             y = torch.empty_like(x)
-            door.run_kernel(x, y, seed_of(size), p, kernel[1])
-            assert bits(y) == bits(door.run_reference(x, seed_of(size), p)), (size, p)
+            kernels.run_kernel(x, y, seed_of(size), p, kernel[1])
+            assert bits(y) == bits(kernels.run_reference(x, seed_of(size), p)), (size, p)
 
 
 @KERNELS
@@ -63,8 +62,8 @@ def test_the_lower_bits_of_the_probability_count(
     # Upper 16 bits zero: whatever is dropped is dropped by the second stream.
     x, seed, p = torch.ones(1 << 20, dtype=dtype), seed_of(5), 60_000 / 2.0**32
     y = torch.empty_like(x)
-    door.run_kernel(x, y, seed, p, kernel[1])
-    assert bits(y) == bits(door.run_reference(x, seed, p))
+    kernels.run_kernel(x, y, seed, p, kernel[1])
+    assert bits(y) == bits(kernels.run_reference(x, seed, p))
     assert 3 <= int((y == 0).sum()) <= 35, "14.6 expected"
 
 
@@ -75,8 +74,8 @@ def test_special_values_and_in_place(
 ) -> None:
     special = [np.inf, -np.inf, np.nan, -np.nan, 0.0, -0.0, 3.4e38, -3.4e38, 1e-45, 1e-38, 1.0039]
     x = torch.tensor(special * 20).to(dtype)
-    expected = door.run_reference(x, seed_of(1), 0.5)
-    door.run_kernel(x, x, seed_of(1), 0.5, kernel[1])
+    expected = kernels.run_reference(x, seed_of(1), 0.5)
+    kernels.run_kernel(x, x, seed_of(1), 0.5, kernel[1])
     assert bits(x) == bits(expected)
 
 
@@ -85,8 +84,8 @@ def test_no_address_needs_to_be_aligned(kernel: tuple[InstructionSet, int]) -> N
     x = torch.randn(1003)
     for begin in (1, 2, 3):
         y = torch.full((1003,), 7.0)
-        door.run_kernel(x[begin:], y[begin:], seed_of(2), 0.3, kernel[1])
-        assert torch.equal(y[begin:], door.run_reference(x[begin:], seed_of(2), 0.3))
+        kernels.run_kernel(x[begin:], y[begin:], seed_of(2), 0.3, kernel[1])
+        assert torch.equal(y[begin:], kernels.run_reference(x[begin:], seed_of(2), 0.3))
         assert (y[:begin] == 7).all()
 
 
@@ -94,7 +93,7 @@ def test_threads_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     x, one, four = torch.randn(500_001), torch.empty(500_001), torch.empty(500_001)
     for threads, y in ((1, one), (4, four)):
         monkeypatch.setattr(torch, "get_num_threads", lambda count=threads: count)
-        door.run_kernel(x, y, seed_of(3), 0.1)
+        kernels.run_kernel(x, y, seed_of(3), 0.1)
     assert torch.equal(one, four)
 
 
@@ -110,13 +109,13 @@ def test_the_environment_chooses_the_kernel() -> None:
 def test_wrong_arguments_of_the_operator_are_named() -> None:
     x, seed = torch.ones(3), torch.tensor([1, 2])
     with pytest.raises(InvalidArgumentError, match="seed"):
-        door.dropout(x, torch.tensor([1]), 0.5)
+        kernels.dropout(x, torch.tensor([1]), 0.5)
     with pytest.raises(InvalidArgumentError, match="seed"):
-        door.dropout(x, torch.tensor([1.0, 2.0]), 0.5)
+        kernels.dropout(x, torch.tensor([1.0, 2.0]), 0.5)
     with pytest.raises(InvalidArgumentError, match="p:"):
-        door.dropout(x, seed, 1.0)
+        kernels.dropout(x, seed, 1.0)
     with pytest.raises(InvalidArgumentError, match="floating-point"):
-        door.dropout(torch.ones(3, dtype=torch.int64), seed, 0.5)
+        kernels.dropout(torch.ones(3, dtype=torch.int64), seed, 0.5)
 
 
 def build_program(folder: Path, compiler: str, levels: list[str], *flags: str) -> Path:
@@ -131,16 +130,16 @@ def build_program(folder: Path, compiler: str, levels: list[str], *flags: str) -
 
 def check_program(command: list[str], levels: list[str]) -> None:
     """The program's output is the reference's, for each kernel."""
-    for dtype, number in door.KERNEL_DTYPES.items():
+    for dtype, number in kernels.KERNEL_DTYPES.items():
         for size, p in ((1, 0.5), (129, 0.1), (70_001, 0.1), (4096, 60_000 / 2**32)):
             x, seed = torch.randn(size).to(dtype), seed_of(size)
-            threshold, scale = door.threshold_and_scale(p)
+            threshold, scale = kernels.threshold_and_scale(p)
             words = [str(word) for word in seed.numpy().view(np.uint64)]
             arguments = [str(number), str(size), *words, str(threshold), float(scale).hex(), "3"]
             run = subprocess.run([*command, *arguments], input=bits(x), capture_output=True)
             assert run.returncode == 0, run.stderr.decode()
             assert run.stderr.decode().split() == levels
-            assert run.stdout == bits(door.run_reference(x, seed, p)) * len(levels)
+            assert run.stdout == bits(kernels.run_reference(x, seed, p)) * len(levels)
 
 
 def test_neon_on_an_emulated_processor(
@@ -155,7 +154,7 @@ def test_neon_on_an_emulated_processor(
 
 @pytest.mark.full
 def test_sanitizers_find_nothing(tmp_path: Path) -> None:
-    levels = [str(level) for level in reversed(door.kernels())]
+    levels = [str(level) for level in reversed(kernels.kernels())]
     if not levels or shutil.which("g++") is None:
         pytest.skip("no kernels, or no g++")
     program = build_program(tmp_path, "g++", levels, *SANITIZERS)

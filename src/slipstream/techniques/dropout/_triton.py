@@ -1,6 +1,6 @@
-"""The operator ``slipstream::dropout`` on a CUDA device; imported only where Triton is installed.
+"""The operator ``slipstream::dropout`` on a CUDA device; imported only if Triton is installed.
 
-Kernels have no annotations: Triton compiles those, too.
+Kernels are not annotated, because Triton compiles annotations too.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ _BLOCK = 1024
 
 @triton.jit
 def _drop(x, y, seed, n, threshold: tl.constexpr, scale: tl.constexpr, block: tl.constexpr):
-    at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
-    value = tl.load(x + at, mask=at < n, other=0.0)
+    offset = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+    value = tl.load(x + offset, mask=offset < n, other=0.0)
     value = value.to(tl.float64) if value.dtype == tl.float64 else value.to(tl.float32)
-    factor = draw(seed, at, threshold).to(value.dtype) * scale
-    tl.store(y + at, keep(value, factor), mask=at < n)
+    factor = draw(seed, offset, threshold).to(value.dtype) * scale
+    tl.store(y + offset, keep(value, factor), mask=offset < n)
 
 
 def drop(x: torch.Tensor, seed: torch.Tensor, threshold: int, scale: float) -> torch.Tensor:
-    """What the operator makes of a contiguous `x`, with the seed on the same device."""
+    """Drop elements of a contiguous `x`; the seed is on the same device."""
     y = torch.empty_like(x)
     if n := x.numel():
         with torch.cuda.device_of(x):

@@ -1,11 +1,11 @@
 """The operator ``slipstream::dropout``: random numbers, comparison and scaling in one pass.
 
-``dropout(x, seed, p)`` is a function of its arguments: the same seed drops the same elements of
-any tensor, whatever the processor, the dtype or the number of threads. So its gradient is the
-operator itself, with the same seed, and no mask is stored. ``dropout_`` is the same in place.
+``dropout(x, seed, p)`` is a pure function: a seed drops the same elements of any tensor,
+whatever the processor, the dtype or the number of threads. Its gradient is therefore the operator
+itself with the same seed, and no mask is stored. ``dropout_`` is the in-place variant.
 
-What is drawn is told by the room's `reference`, which stands in where the compiled library is
-missing, and which all kernels equal to the bit.
+The module `reference` defines the random numbers. All kernels match it bit for bit, and it replaces
+them if the compiled library is missing.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from slipstream.native.operators import define
 from slipstream.techniques.dropout import reference
 
 KERNEL_DTYPES = {torch.float32: 0, torch.bfloat16: 1}
-"""What is computed in one pass; other floating-point numbers take a few."""
+"""Dtypes that are computed in one pass; other floating-point dtypes take several."""
 
 _SCHEMA = "dropout(Tensor x, Tensor seed, float p) -> Tensor"
-_LARGEST = 2**32 - 1
+_MAX_THRESHOLD = 2**32 - 1
 
 
 def draw_seed(generator: torch.Generator | None = None) -> torch.Tensor:
-    """A seed, int64 [2], from `generator` or torch's own: 128 bits, so that no two are alike."""
+    """Draw a seed of 128 random bits, int64 [2], from `generator` or torch's default."""
     return torch.randint(
         -(2**63), 2**63 - 1, (2,), dtype=torch.int64, generator=generator, device="cpu"
     )
@@ -37,11 +37,11 @@ def draw_seed(generator: torch.Generator | None = None) -> torch.Tensor:
 
 @functools.lru_cache(maxsize=256)
 def threshold_and_scale(p: float) -> tuple[int, np.float32]:
-    """Of 2^32 numbers, how many drop an element; and by what the kept are multiplied.
+    """Return how many of 2^32 random numbers drop an element, and the factor of retained ones.
 
-    At least one number keeps. The scale is 1 / (1 - p) in float32, as torch computes it.
+    At least one number retains its element. The factor is 1 / (1 - p) in float32, as in torch.
     """
-    return min(round(p * 2.0**32), _LARGEST), np.float32(1) / np.float32(1.0 - p)
+    return min(round(p * 2.0**32), _MAX_THRESHOLD), np.float32(1) / np.float32(1.0 - p)
 
 
 _FAMILY = Family("dropout", {
@@ -50,7 +50,7 @@ _FAMILY = Family("dropout", {
 
 
 def kernels() -> dict[InstructionSet, int]:
-    """The kernels that run here, see `Family.kernels`."""
+    """Return the kernels that this processor runs, see `Family.kernels`."""
     return _FAMILY.kernels
 
 
@@ -60,7 +60,7 @@ def run_kernel(
     """Fill `y` from `x`, both contiguous and of the same dtype, one of `KERNEL_DTYPES`.
 
     Args:
-        kernel: one of `kernels`; the best by default.
+        kernel: one of `kernels`; the fastest by default.
     """
     best = _FAMILY.kernel()
     if best is None:
@@ -74,15 +74,15 @@ def run_kernel(
 
 
 def run_reference(x: torch.Tensor, seed: torch.Tensor, p: float) -> torch.Tensor:
-    """What every kernel makes of `x`, by numpy."""
+    """Compute with numpy what every kernel computes."""
     key, upper = seed.numpy().view(np.uint64).tolist()
-    plain = x.detach().view(torch.uint16) if x.dtype == torch.bfloat16 else x.detach()
-    dropped = reference.drop(plain.numpy(), (key, upper), *threshold_and_scale(p))
+    values = x.detach().view(torch.uint16) if x.dtype == torch.bfloat16 else x.detach()
+    dropped = reference.drop(values.numpy(), (key, upper), *threshold_and_scale(p))
     return torch.from_numpy(dropped).view(x.dtype)
 
 
 def _dropout(x: torch.Tensor, seed: torch.Tensor, p: float) -> torch.Tensor:
-    """``slipstream::dropout``; the result is contiguous."""
+    """Run ``slipstream::dropout``; the result is contiguous."""
     if not x.is_floating_point():
         raise InvalidArgumentError("x", f"is {x.dtype}; dropout needs floating-point numbers")
     if seed.dtype is not torch.int64 or seed.shape != (2,) or not seed.is_contiguous():
@@ -92,9 +92,9 @@ def _dropout(x: torch.Tensor, seed: torch.Tensor, p: float) -> torch.Tensor:
     if x.is_cuda:
         return _on_device(x.contiguous(), seed, p)
     if x.dtype not in KERNEL_DTYPES:
-        kept = _dropout(torch.ones(x.shape, dtype=torch.float32), seed, p) != 0
+        mask = _dropout(torch.ones(x.shape, dtype=torch.float32), seed, p) != 0
         factor = 1.0 / (1.0 - p) if x.dtype == torch.float64 else float(threshold_and_scale(p)[1])
-        return torch.where(kept, x * factor, torch.zeros((), dtype=x.dtype)).contiguous()
+        return torch.where(mask, x * factor, torch.zeros((), dtype=x.dtype)).contiguous()
     x = x.contiguous()
     y = torch.empty_like(x)
     run_kernel(x, y, seed, p)
@@ -102,12 +102,12 @@ def _dropout(x: torch.Tensor, seed: torch.Tensor, p: float) -> torch.Tensor:
 
 
 def _on_device(x: torch.Tensor, seed: torch.Tensor, p: float) -> torch.Tensor:
-    kernels = triton_module("slipstream.techniques.dropout._triton")
-    if kernels is None:
+    module = triton_module("slipstream.techniques.dropout._triton")
+    if module is None:
         raise MissingExtraError("slipstream::dropout on a CUDA device", "triton", "triton")
     threshold, scale = threshold_and_scale(p)
     factor = 1.0 / (1.0 - p) if x.dtype == torch.float64 else float(scale)
-    dropped: torch.Tensor = kernels.drop(x, seed, threshold, factor)
+    dropped: torch.Tensor = module.drop(x, seed, threshold, factor)
     return dropped
 
 

@@ -1,4 +1,4 @@
-"""Dropout in plain numpy: what every compiled kernel must equal to the bit."""
+"""Dropout in numpy, which every compiled kernel matches bit for bit."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Words = NDArray[np.uint64]
 
 
 def philox(block: Words, key: int, upper: int, rounds: int = ROUNDS) -> Words:
-    """Philox 4x32: four numbers of 32 bits for each block, uint64 [blocks, 4].
+    """Return Philox 4x32 random numbers: four of 32 bits for each block, uint64 [blocks, 4].
 
     Args:
-        block: uint64 [blocks]; the lower half of each counter.
+        block: the lower half of each counter, uint64 [blocks].
         key: 64 bits.
         upper: 64 bits, the upper half of every counter.
 
@@ -44,19 +44,19 @@ def philox(block: Words, key: int, upper: int, rounds: int = ROUNDS) -> Words:
     return np.stack(word, axis=1)
 
 
-def kept(
+def retained_mask(
     count: int, seed: tuple[int, int], threshold: int, rounds: int = ROUNDS
 ) -> NDArray[np.bool_]:
-    """Which of `count` elements are kept: bool [count].
+    """Return which of `count` elements are retained, bool [count].
 
-    Elements come in batches of 64, and a batch draws eight blocks: 64 numbers of 16 bits. Its
-    first half takes words 0 and 1 of each block, its second half words 2 and 3, the low half of
-    each word first. What is below the upper 16 bits of `threshold` is dropped; what equals them is
-    dropped if the number in the same place of a second stream is below the lower 16.
+    Each batch of 64 elements draws eight blocks: 64 numbers of 16 bits. The first half of the
+    batch uses words 0 and 1 of each block, the second half words 2 and 3, the low half of each
+    word first. Numbers below the upper 16 bits of `threshold` drop their element; numbers equal to
+    them drop it if the number at the same index of a second stream is below the lower 16 bits.
 
     Args:
         seed: the key and the upper half of every counter, 64 bits each.
-        threshold: of 2^32 numbers, how many drop.
+        threshold: how many of 2^32 numbers drop an element.
     """
     batches = -(-count // _BATCH)
     blocks = np.arange(batches * _BLOCKS, dtype=np.uint64)
@@ -68,19 +68,19 @@ def kept(
 
 
 def _in_order(words: Words) -> NDArray[np.uint16]:
-    """The 16-bit numbers of blocks, in the order of the elements that take them."""
+    """Return the 16-bit numbers of blocks in the order of elements."""
     numbers = words.astype("<u4").view("<u2").reshape(-1, _BLOCKS, 2, 4)
     ordered: NDArray[np.uint16] = numbers.transpose(0, 2, 1, 3).reshape(-1)
     return ordered
 
 
 def drop(x: NDArray[Any], seed: tuple[int, int], threshold: int, scale: np.float32) -> NDArray[Any]:
-    """`x` scaled where kept, zero elsewhere; same shape and dtype.
+    """Scale the retained elements of `x` and zero the others; same shape and dtype.
 
     Args:
         x: float32, or the bits of bfloat16 as uint16.
     """
-    keep = kept(x.size, seed, threshold).reshape(x.shape)
+    keep = retained_mask(x.size, seed, threshold).reshape(x.shape)
     with np.errstate(over="ignore", invalid="ignore"):
         if x.dtype == np.float32:
             return np.where(keep, x * scale, np.float32(0))

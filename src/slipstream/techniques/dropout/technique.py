@@ -1,4 +1,4 @@
-"""dropout: ``nn.Dropout`` in one pass over memory, its random numbers drawn again in the backward.
+"""dropout: ``nn.Dropout`` in one pass over memory, with random numbers regenerated in backward.
 
 Source: Ivanov et al., "Data Movement Is All You Need: A Case Study on Optimizing Transformers",
 MLSys 2021; random numbers: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
@@ -42,11 +42,11 @@ _SEED = TensorSpec("int64", (2,), (1,))
 _COPY = "aten::copy_(Tensor(a!) self, Tensor src, bool non_blocking=False) -> Tensor(a!)"
 _FUNCTION = (
     "its dropout is called as a function (F.dropout, or inside attention or nn.LSTM), not through "
-    "an nn.Dropout; slipstream.nn.dropout takes the place of F.dropout"
+    "an nn.Dropout; slipstream.nn.dropout replaces F.dropout"
 )
 _TORCH_CLASS, _OUR_CLASS = "torch.nn.Dropout", "slipstream.nn.Dropout"
-# Classes of torch's that hold an nn.Dropout, which no edit of the user's file reaches.
-_MAKERS = (
+# Classes of torch that contain an nn.Dropout, which an edit of the user's file cannot reach.
+_CONTAINERS = (
     "torch.nn.Transformer", "torch.nn.TransformerEncoderLayer", "torch.nn.TransformerDecoderLayer",
 )  # fmt: skip
 _BY_HAND = "import slipstream.nn\nself.drop = slipstream.nn.Dropout(0.1)"
@@ -54,7 +54,7 @@ _BY_HAND = "import slipstream.nn\nself.drop = slipstream.nn.Dropout(0.1)"
 
 @dataclass(frozen=True)
 class FusedDropout(Choosing):
-    """Every ``nn.Dropout`` of the model as a ``slipstream.nn.Dropout``.
+    """Replacement of every ``nn.Dropout`` by ``slipstream.nn.Dropout``.
 
     Attributes:
         only, except_: patterns of modules' qualified names.
@@ -67,45 +67,45 @@ class FusedDropout(Choosing):
     traits: ClassVar[Traits] = Traits(stage=Stage.MODEL)
     effect: ClassVar[Quality] = Quality(
         QualityKind.SAME_DISTRIBUTION,
-        "elements are dropped with the same probability, by other random numbers",
+        "elements are dropped with the same probability, but by different random numbers",
     )
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
-        """None, or why no dropout of the step can be exchanged."""
+        """Return why no dropout of the step can be replaced; None if one can."""
         if (reason := already_compiled(graph)) is not None:
             return reason
-        none = "no dropout runs in this step (none in the model, p = 0, or eval mode)"
-        if (reason := self.why_none_of(matches(graph, _dropouts), none)) is not None:
+        missing = "no dropout runs in this step (none in the model, p = 0, or eval mode)"
+        if (reason := self.why_none_of(matches(graph, _dropouts), missing)) is not None:
             return reason
         if library() is None:
             return f"it needs the compiled library: {why_no_library()}"
         return None
 
     def required_timings(self, graph: Graph) -> Sequence[Call]:
-        """Every dropout's operators beside the passes that come in their place."""
+        """Return the operators of every dropout and the passes that replace them."""
         timings: dict[Hashable, list[Call]] = {}
         for site in self.chosen(matches(graph, _dropouts)):
             recorded = tuple(graph.tasks.call[list(site.tasks)].tolist())
             key = site.x, site.settings, site.inplace, recorded
             if key not in timings:
-                own = [site.passing(backward) for backward in (False, True)]
+                passes = [site.passing(backward) for backward in (False, True)]
                 copies = [site.copy] if site.inplace else []
-                timings[key] = [*calls_of(graph, site.tasks), *own, *copies]
+                timings[key] = [*calls_of(graph, site.tasks), *passes, *copies]
         return [call for calls in timings.values() for call in calls]
 
     def predict(self, graph: Graph, context: Context) -> Graph:
-        """One task in place of each dropout's forward operators, one in that of its backward."""
+        """Replace the forward operators of each dropout by one task, and the backward ones too."""
         sites = self.chosen(matches(graph, _dropouts))
         edit = Editor(graph, str(self))
         in_step = pace(graph, [task for site in sites for task in site.tasks], context.durations)
-        fresh = flow_of(graph).unused_storage
+        unused = flow_of(graph).unused_storage
         cached: dict[Hashable, Price] = {}
         begins, ends, numbers = [], [], []
         prices: list[Price] = []
         storages: list[list[int]] = []
-        for seed, site in enumerate(sites, fresh):
+        for seed, site in enumerate(sites, unused):
             passes = [(False, site.forward, site.storages), (True, site.backward, site.gradients)]
-            for backward, tasks, (read, made) in passes[: 1 + bool(site.backward)]:
+            for backward, tasks, (read, written) in passes[: 1 + bool(site.backward)]:
                 copied = site.inplace and not backward
                 key = site.x, site.settings, copied, backward
                 if key not in cached:
@@ -119,7 +119,7 @@ class FusedDropout(Choosing):
                 ends.append(tasks[-1])
                 numbers.append(edit.call_number(site.call))
                 prices.append(cost)
-                storages.append([read, seed, made])
+                storages.append([read, seed, written])
         durations_ns, provenance, spread = price_columns(prices)
         edit.insert_all(
             np.array(ends), "slipstream::dropout", durations_ns, provenance, spread=spread,
@@ -131,9 +131,9 @@ class FusedDropout(Choosing):
         return edit.apply(f"{removed} operators of {len(sites)} dropouts in one kernel each")
 
     def apply(self, built: BuiltWorkload) -> None:
-        """Make every ``nn.Dropout`` of the model a ``slipstream.nn.Dropout``.
+        """Turn every ``nn.Dropout`` of the model into a ``slipstream.nn.Dropout``.
 
-        Modules stay the objects they are, with their names and hooks. Subclasses are left alone.
+        Modules keep their identity, names and hooks. Subclasses are unchanged.
 
         Raises:
             WorkloadError: the step hides its model, or the model has no ``nn.Dropout``.
@@ -143,11 +143,11 @@ class FusedDropout(Choosing):
         from slipstream.techniques.dropout.nn import Dropout
 
         built.need_model(self.name)
-        dropouts = {n: one for n, one in built.model.named_modules() if type(one) is nn.Dropout}
+        dropouts = {n: m for n, m in built.model.named_modules() if type(m) is nn.Dropout}
         if not dropouts:
             raise WorkloadError(
                 "the model has no nn.Dropout",
-                remedy="write slipstream.nn.dropout in place of F.dropout",
+                remedy="write slipstream.nn.dropout instead of F.dropout",
             )
         self.need_some(dropouts)
         for name, module in dropouts.items():
@@ -155,9 +155,9 @@ class FusedDropout(Choosing):
                 module.__class__ = Dropout
 
     def code(self, workload: Workload) -> CodeChange | None:
-        """``slipstream.nn.Dropout`` where the file makes an ``nn.Dropout``."""
+        """Return the replacement of each ``nn.Dropout(...)`` in the file."""
         if not self.selection.everything:
-            return CodeChange("", f"for the modules you mean, by hand:\n{_BY_HAND}")
+            return CodeChange("", f"edit the selected modules by hand:\n{_BY_HAND}")
         return CodeChange.of(workload, _edit, by_hand=_BY_HAND)
 
 
@@ -165,21 +165,21 @@ def _edit(where: Places) -> Source:
     names = where.source.names
     for call in where.model_code:
         kind = names.qualified(call.func) if isinstance(call, ast.Call) else None
-        if kind in _MAKERS:
+        if kind in _CONTAINERS:
             raise where.source.not_placed(
-                f"{kind.removeprefix('torch.')} makes an nn.Dropout of its own", call
+                f"{kind.removeprefix('torch.')} creates its own nn.Dropout", call
             )
     return where.replace_class(_TORCH_CLASS, _OUR_CLASS)
 
 
 @dataclass(frozen=True, eq=False)
 class _Dropout(Match):
-    """One call of torch's dropout in the step; its settings are the probability of dropping.
+    """A call of torch's dropout in the step; its settings are the probability of dropping.
 
     Attributes:
-        storages: of what the forward pass reads and makes.
-        gradients: of what the backward pass reads and makes.
-        inplace: whether it writes over what it reads.
+        storages: of the input and the output.
+        gradients: storages of the gradients of the output and the input.
+        inplace: whether the output overwrites the input.
     """
 
     storages: tuple[int, int] = (-1, -1)
@@ -188,23 +188,23 @@ class _Dropout(Match):
 
     @property
     def call(self) -> Call:
-        """The operator that does it, in either direction."""
+        """The fused operator, which serves both directions."""
         return Call(_OPERATOR, (self.x, _SEED, self.settings), (self.x,))
 
     @property
     def copy(self) -> Call:
-        """What writes the result over the input."""
+        """The copy of the result into the input."""
         return Call(_COPY, (self.x, self.x, False), (self.x,))
 
     def passing(self, backward: bool) -> Call:
-        """The module's pass, as the micro-benchmark times it."""
+        """Return the module's pass that the micro-benchmark times."""
         settings = (("p", self.settings),)
         arguments = (_OUR_CLASS.replace(".Dropout", ":Dropout"), settings, self.x, backward)
         return Call("slipstream::module_pass()", arguments, (self.x,))
 
 
 def _dropouts(flow: Flow) -> Iterator[_Dropout]:
-    """Find every dropout of the step: noise, its scaling, and the multiplication by it."""
+    """Find every dropout of the step: noise, its scaling, and the multiplication."""
     graph, tasks = flow.graph, flow.graph.tasks
     innermost = [text.rpartition("/")[2] in _SCOPE for text in graph.strings]
     inside = np.array(innermost, bool)[tasks.scope]
@@ -213,14 +213,14 @@ def _dropouts(flow: Flow) -> Iterator[_Dropout]:
         for names in (("aten::bernoulli_",), _MULTIPLY)
     )
     draws = draws[inside[draws]]
-    # Operators of one dropout follow each other.
+    # Operators of a dropout are consecutive.
     codes = np.stack([tasks.scope, tasks.module, inside & (tasks.call >= 0)])
     begins = np.flatnonzero((np.diff(codes, axis=1, prepend=-1) != 0).any(axis=0))
     ends = np.append(begins, len(graph))[np.searchsorted(begins, draws, side="right")]
     begins = begins[np.searchsorted(begins, draws, side="right") - 1]
-    place = np.searchsorted(multiplies, draws)
-    firsts = np.maximum(begins, np.concatenate([[-1], multiplies])[place] + 1)
-    lasts = np.append(multiplies, len(graph))[place]
+    next_multiply = np.searchsorted(multiplies, draws)
+    firsts = np.maximum(begins, np.concatenate([[-1], multiplies])[next_multiply] + 1)
+    lasts = np.append(multiplies, len(graph))[next_multiply]
     shared = _shared_modules(graph, inside)
     numbers = (column.tolist() for column in (draws, firsts, lasts, lasts < ends))
     for draw, first, last, complete in zip(*numbers, strict=True):
@@ -238,20 +238,20 @@ def _dropouts(flow: Flow) -> Iterator[_Dropout]:
                 break
         refusal = None if view.module not in shared else _FUNCTION
         if not x.device.startswith("cpu"):
-            refusal = "on this device torch's dropout is one kernel already"
+            refusal = "torch's dropout is already one kernel on this device"
         yield _Dropout(
             "dropout", view.module.partition(".")[2], tuple(range(first, last + 1)), backward,
             x, call.outputs[0] if call.outputs else x, {},
-            # What was drawn is whether an element is kept; 1 - 0.9 should read 0.1.
+            # Torch draws the probability of keeping an element; 1 - 0.9 should read 0.1.
             round(1.0 - float(graph.task(draw).known_call.arguments[1]), 12), refusal,
             (view.storages[0], view.storages[-1]), gradients, view.name == "aten::mul_",
         )  # fmt: skip
 
 
 def _shared_modules(graph: Graph, inside: NDArray[np.bool_]) -> set[str]:
-    """Modules that hold others, or do something besides dropout: they call it as a function."""
+    """Return modules with children or other operators: they call dropout as a function."""
     tasks = graph.tasks
     used = {graph.strings[module] for module in np.unique(tasks.module).tolist()}
-    holders = {path[:end] for path in used for end, c in enumerate(path) if c == "."}
+    parents = {path[:end] for path in used for end, c in enumerate(path) if c == "."}
     busy = np.unique(tasks.module[(tasks.phase == StepPhase.FORWARD) & ~inside]).tolist()
-    return {"", *holders, *(graph.strings[module] for module in busy)}
+    return {"", *parents, *(graph.strings[module] for module in busy)}
