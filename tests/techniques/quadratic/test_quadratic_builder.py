@@ -187,9 +187,9 @@ def test_it_finds_the_layer_that_the_task_does_not_need() -> None:
         ({"budget": 0.001}, "cannot be reached"),
         ({"of": "layers"}, "neither parameters nor"),
         ({"mask": 0.0}, r"not in \(0, 1\]"),
-        ({"score": lambda model: float("nan")}, "is nan of the whole"),
+        ({"score": lambda model: float("nan")}, "is nan for the whole model"),
         ({"model": nn.Sequential(nn.Linear(2, 2))}, "no quadratic layer"),
-        ({"model": Linear(2, 2)}, "is one layer"),
+        ({"model": Linear(2, 2)}, "is a single layer"),
     ],
 )
 def test_errors_say_what(change: dict[str, Any], words: str) -> None:
@@ -216,7 +216,7 @@ def test_a_model_that_cannot_be_traced_loses_whole_layers_alone() -> None:
     drops = {"layers.0": 0.4, "layers.1": 0.0, "layers.2": 0.1, "layers.3": 0.3}
     result = shorten(model, lambda model: None, scorer(drops), x, budget=0.5)
     assert result.removed == ("layers.1", "layers.2")
-    with pytest.raises(InvalidArgumentError, match=r"budget from 0\.500 on"):
+    with pytest.raises(InvalidArgumentError, match=r"pass 0\.500 or more"):
         shorten(copy.deepcopy(model), lambda model: None, scorer(drops), x, budget=0.45)
 
 

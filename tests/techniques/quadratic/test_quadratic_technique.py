@@ -100,7 +100,7 @@ def test_a_step_trains_what_was_converted() -> None:
 
 
 def test_what_cannot_be_is_said() -> None:
-    with pytest.raises(WorkloadError, match=r"is one layer"):
+    with pytest.raises(WorkloadError, match=r"is a single layer"):
         build(inference, QuadraticLayers())
     with pytest.raises(UnknownNameError, match="neuron"):
         parse("quadratic:t9")

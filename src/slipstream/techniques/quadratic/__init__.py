@@ -1,6 +1,6 @@
-"""Layers of quadratic neurons that keep no more for the backward pass than first-order ones.
+"""Layers of quadratic neurons that save no more for the backward pass than first-order layers.
 
-Imported on first use: the technique itself predicts without torch.
+Names are imported on first use, so that the technique predicts without torch.
 """
 
 from __future__ import annotations

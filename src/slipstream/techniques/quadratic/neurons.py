@@ -1,8 +1,8 @@
-"""Quadratic neurons: projections of the input, and how they are put together.
+"""Quadratic neurons: projections of the input, and how they are combined.
 
-All projections of a layer are one product with a stacked weight. The backward pass keeps the input
-alone and makes the projections again; then their gradients stand side by side, so that the weights'
-gradient is one product and the input's another.
+All projections of a layer are one matmul with a stacked weight. Only the input is saved for the
+backward pass, which recomputes the projections and concatenates their gradients, so that the
+gradient of the weights is one matmul and that of the input another.
 
 Source: Xu et al., "QuadraLib: A Performant Quadratic Neural Network Library for Architecture
 Optimization and Design Exploration", MLSys 2022; gated forms: Shazeer, "GLU Variants Improve
@@ -24,16 +24,16 @@ Tensors = list[torch.Tensor]
 
 @dataclass(frozen=True)
 class Neuron:
-    """One kind of neuron.
+    """A kind of neuron.
 
     Attributes:
-        formula: in words of its projections a, b, c.
-        branches: projections of x.
-        of_squares: whether one more projects x squared: the last.
-        combine: the output of its projections.
-        gradients: of each projection, of the projections and the output's gradient.
-        linear: whether the last projection is added as it is, so that it can start as a first-order
-            layer.
+        formula: the output in terms of the projections a, b, c.
+        branches: number of projections of x.
+        of_squares: whether there is another projection, the last, of x squared.
+        combine: maps the projections to the output.
+        gradients: maps the projections and the output's gradient to each projection's gradient.
+        linear: whether the last projection is a plain summand, so that the neuron can start as a
+            first-order one.
     """
 
     formula: str
@@ -45,7 +45,7 @@ class Neuron:
 
     @property
     def projections(self) -> int:
-        """All of them."""
+        """Number of projections, including that of x squared."""
         return self.branches + self.of_squares
 
 
@@ -71,7 +71,7 @@ NEURONS: dict[str, Neuron] = {
     ),
     "glu": Neuron("a * sigmoid(b)", 2, False, lambda p: p[0] * p[1].sigmoid(), _glu_gradients),
 }  # fmt: skip
-"""By name; `ours` is the paper's own."""
+"""Neurons by name; `ours` is the neuron that the paper proposes."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Projection:
 
     @property
     def channels(self) -> int:
-        """The dimension of outputs."""
+        """Dimension of the output channels."""
         return -1 if self.convolution is None else 1
 
     @property
@@ -96,7 +96,7 @@ class Projection:
     def __call__(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """`x` by all rows of `weight`, and `bias`."""
+        """Apply the map with `weight` and `bias` to `x`."""
         if self.convolution is None:
             return torch.nn.functional.linear(x, weight, bias)
         stride, padding, dilation, groups = self.convolution
@@ -112,10 +112,10 @@ class Projection:
         want_x: bool,
         want_weight: bool,
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Gradients of x and the weight."""
+        """Return the gradients of x and the weight; None for those not requested."""
         if self.convolution is None:
-            rows, given = g.reshape(-1, g.shape[-1]), x.reshape(-1, x.shape[-1])
-            return g @ weight if want_x else None, rows.T @ given if want_weight else None
+            rows, columns = g.reshape(-1, g.shape[-1]), x.reshape(-1, x.shape[-1])
+            return g @ weight if want_x else None, rows.T @ columns if want_weight else None
         stride, padding, dilation, groups = self.convolution
         gradients = torch.ops.aten.convolution_backward(
             g, x, weight, None, list(stride), list(padding), list(dilation), False, [0, 0], groups,
@@ -124,29 +124,29 @@ class Projection:
         return gradients[0], gradients[1]
 
     def split(self, stacked: torch.Tensor, count: int) -> Tensors:
-        """What each of `count` projections made."""
+        """Split stacked outputs into those of `count` projections."""
         dim = self.channels
         if self.groups == 1:
             return list(stacked.chunk(count, dim))
         shape = (stacked.shape[0], self.groups, count, -1, *stacked.shape[2:])
         parts = stacked.view(shape).unbind(2)
-        return [one.flatten(1, 2) for one in parts]
+        return [part.flatten(1, 2) for part in parts]
 
     def join(self, parts: Tensors) -> torch.Tensor:
-        """The inverse of `split`."""
+        """Stack outputs of projections; the inverse of `split`."""
         if self.groups == 1:
             return torch.cat(parts, self.channels)
         shape = (parts[0].shape[0], self.groups, -1, *parts[0].shape[2:])
-        return torch.stack([one.view(shape) for one in parts], 2).flatten(1, 3)
+        return torch.stack([part.view(shape) for part in parts], 2).flatten(1, 3)
 
 
 @dataclass(frozen=True)
 class Norm:
-    """Batch statistics of each projection's channels, float32 [channels] each.
+    """Batch-norm statistics of the projections.
 
     Attributes:
-        mean, scale: of all stacked channels; the scale is 1 / standard deviation.
-        batch: whether they are of this batch, so that they have gradients.
+        mean, scale: of all stacked channels, float32 [channels]; scale is 1 / standard deviation.
+        batch: whether they are statistics of this batch, through which gradients flow.
     """
 
     mean: torch.Tensor
@@ -155,9 +155,9 @@ class Norm:
 
 
 class Quadratic(torch.autograd.Function):
-    """A layer whose backward pass keeps x, the weight, and statistics.
+    """Layer that saves only x, the weights and the statistics for the backward pass.
 
-    A bias is taken where the neuron is a product and a linear term, without norm and groups.
+    A bias is accepted if the neuron has a linear term, without norm and groups.
     """
 
     @staticmethod
@@ -168,8 +168,8 @@ class Quadratic(torch.autograd.Function):
     ) -> torch.Tensor:  # fmt: skip
         if stacked is None and neuron.branches:
             out = len(weight) // neuron.branches
-            every = None if bias is None else torch.cat([bias.new_zeros(2 * out), bias])
-            stacked = projection(x, weight, every)
+            biases = None if bias is None else torch.cat([bias.new_zeros(2 * out), bias])
+            stacked = projection(x, weight, biases)
         parts = projections(x, stacked, square_weight, neuron, projection, gamma, beta, norm)
         ctx.save_for_backward(x, weight, square_weight, gamma, beta)
         ctx.norm, ctx.neuron, ctx.projection = norm, neuron, projection
@@ -177,32 +177,32 @@ class Quadratic(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: torch.Tensor) -> Any:
-        if torch.is_grad_enabled():  # in a backward pass: of create_graph=True
+        if torch.is_grad_enabled():  # set by create_graph=True
             raise SlipstreamError(
-                "the backward pass of a quadratic layer has no derivatives of its own",
-                remedy='memory="naive" leaves the layer to autograd',
+                "the backward pass of a quadratic layer cannot be differentiated",
+                remedy='create the layer with memory="naive", which autograd differentiates',
             )
         x, weight, square_weight, gamma, beta = ctx.saved_tensors
         neuron, projection, norm = ctx.neuron, ctx.projection, ctx.norm
-        wanted = ctx.needs_input_grad
+        needs_grad = ctx.needs_input_grad
         if neuron.linear and norm is None and projection.groups == 1:
             dx, dweight = _product_backward(ctx, g)
             dims = [at for at in range(g.dim()) if at != projection.channels % g.dim()]
-            dbias = g.sum(dims) if wanted[9] else None
+            dbias = g.sum(dims) if needs_grad[9] else None
             return dx, dweight, *[None] * 7, dbias
         projected = projection(x, weight) if neuron.branches else None
         parts = projections(x, projected, square_weight, neuron, projection, gamma, beta, norm)
-        each = neuron.gradients(parts, g)
+        gradients = neuron.gradients(parts, g)
         dx = dweight = dsquare = dgamma = dbeta = None
         if neuron.branches:
             assert projected is not None
-            stacked = projection.join([one.contiguous() for one in each[: neuron.branches]])
+            stacked = projection.join([part.contiguous() for part in gradients[: neuron.branches]])
             if norm is not None:
                 stacked, dgamma, dbeta = _norm_backward(stacked, projected, gamma, norm)
-            dx, dweight = projection.backward(x, weight, stacked, wanted[0], wanted[1])
+            dx, dweight = projection.backward(x, weight, stacked, needs_grad[0], needs_grad[1])
         if square_weight is not None:
             of_square, dsquare = projection.backward(
-                x * x, square_weight, each[-1].contiguous(), wanted[0], wanted[2]
+                x * x, square_weight, gradients[-1].contiguous(), needs_grad[0], needs_grad[2]
             )
             if of_square is not None:
                 of_square = 2 * x * of_square
@@ -211,7 +211,7 @@ class Quadratic(torch.autograd.Function):
 
 
 def _product_backward(ctx: Any, g: torch.Tensor) -> tuple[Any, Any]:
-    """Of a * b + c: the last projection is not made again, and nothing is copied together."""
+    """Return the gradients of a * b + c, without recomputing c and without a concatenation."""
     x, weight, *_ = ctx.saved_tensors
     dim = ctx.projection.channels
     out = len(weight) // 3
@@ -233,14 +233,16 @@ def projections(
     neuron: Neuron, projection: Projection, gamma: torch.Tensor | None,
     beta: torch.Tensor | None, norm: Norm | None,
 ) -> Tensors:  # fmt: skip
-    """Every projection, normalised where the layer does; `stacked` is the stacked one."""
+    """Return every projection, normalised if `norm` is set; `stacked` are those of x."""
     parts: Tensors = []
     if stacked is not None:
         if norm is not None:
             assert gamma is not None
             assert beta is not None
             scale = norm.scale * gamma
-            stacked = stacked * _along(scale, stacked) + _along(beta - norm.mean * scale, stacked)
+            stacked = stacked * _broadcast(scale, stacked) + _broadcast(
+                beta - norm.mean * scale, stacked
+            )
         parts = projection.split(stacked, neuron.branches)
     if square_weight is not None:
         parts.append(projection(x * x, square_weight))
@@ -248,27 +250,27 @@ def projections(
 
 
 def in_range(combine: Callable[[Tensors], torch.Tensor], parts: Tensors) -> torch.Tensor:
-    """The output; products of float16 are made in float32."""
+    """Combine the projections; those of float16 in float32, against overflow."""
     if parts[0].dtype is not torch.float16:
         return combine(parts)
-    return combine([one.float() for one in parts]).to(torch.float16)
+    return combine([part.float() for part in parts]).to(torch.float16)
 
 
-def _along(values: torch.Tensor, stacked: torch.Tensor) -> torch.Tensor:
-    """[channels] as it has to stand beside what a projection made."""
+def _broadcast(values: torch.Tensor, stacked: torch.Tensor) -> torch.Tensor:
+    """Reshape [channels] so that it broadcasts with the output of a projection."""
     return values.view(-1, *[1] * (stacked.dim() - 2)) if stacked.dim() > 2 else values
 
 
 def _norm_backward(
     g: torch.Tensor, stacked: torch.Tensor, gamma: torch.Tensor, norm: Norm
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Through batch normalisation, whose own output was not kept."""
+    """Return gradients of the input, gamma and beta of a batch norm from its input."""
     dims = [dim for dim in range(g.dim()) if dim != 1]
-    hat = (stacked - _along(norm.mean, stacked)) * _along(norm.scale, stacked)
+    hat = (stacked - _broadcast(norm.mean, stacked)) * _broadcast(norm.scale, stacked)
     dbeta, dgamma = g.sum(dims), (g * hat).sum(dims)
-    scale = _along(gamma * norm.scale, stacked)
+    scale = _broadcast(gamma * norm.scale, stacked)
     if not norm.batch:
         return g * scale, dgamma, dbeta
     count = g.numel() // g.shape[1]
-    g = g - _along(dbeta / count, stacked) - hat * _along(dgamma / count, stacked)
+    g = g - _broadcast(dbeta / count, stacked) - hat * _broadcast(dgamma / count, stacked)
     return g * scale, dgamma, dbeta

@@ -1,4 +1,4 @@
-"""`QuadraticLinear` and `QuadraticConv2d`: layers of quadratic neurons, and conversion to them."""
+"""Layers of quadratic neurons, and conversion of first-order layers to them."""
 
 from __future__ import annotations
 
@@ -22,21 +22,22 @@ from slipstream.techniques.quadratic.neurons import (
 )
 
 Memory = Literal["hybrid", "naive"]
-# Factor of the product's two weights in a converted layer: their steps are its square times those
-# of the linear term. With 1, SGD diverges at half the learning rates that the original model bears.
+# Factor of the two multiplied branches in a converted layer; their gradient steps are its square
+# times those of the linear term. With 1, SGD diverges at half the learning rates at which the
+# original model trains.
 _PRODUCT_SCALE = 0.1**0.5
-# Training passes between looks at whether outputs are finite: a look reads them once.
-_WATCHED = 8
+# Training passes between checks that outputs are finite; a check reads them once.
+_CHECK_INTERVAL = 8
 
 
 class _Layer(nn.Module):
-    """What both layers share: stacked weights, norm, bias.
+    """Base of both layers: stacked weights, norm, bias.
 
     Attributes:
-        weight: [projections * out, in, ...], group by group, then projection by projection.
-        square_weight: of x squared, [out, in, ...], or None.
-        gamma, beta: of the branches' batch normalisation, [projections * out], or None.
-        row_scale: factor of each row of `weight` in the projection, [projections * out, 1, ...];
+        weight: [branches * out, in, ...], by group, then by branch.
+        square_weight: weight of the projection of x squared, [out, in, ...], or None.
+        gamma, beta: scale and shift of the branches' batch norm, [branches * out], or None.
+        row_scale: factor of each row of `weight` in the projection, [branches * out, 1, ...];
             None for 1.
     """
 
@@ -51,10 +52,12 @@ class _Layer(nn.Module):
             raise InvalidArgumentError("memory", f"'{memory}' is neither hybrid nor naive")
         kind = NEURONS[neuron]
         if branch_norm and not kind.branches:
-            raise InvalidArgumentError("branch_norm", f"'{neuron}' has no branch to normalise")
+            raise InvalidArgumentError(
+                "branch_norm", f"neuron '{neuron}' has no branch to normalise"
+            )
         self.neuron, self.memory, self._projection = neuron, memory, projection
         out, fan = shape[0], math.prod(shape[1:])
-        # The product of two branches has the variance of one if each has half its exponent.
+        # With unit variance in each branch, their product has unit variance, too.
         self.weight = nn.Parameter(torch.randn(kind.branches * out, *shape[1:]) / math.sqrt(fan))
         self.square_weight = (
             nn.Parameter(torch.randn(shape) / math.sqrt(3 * fan)) if kind.of_squares else None
@@ -73,13 +76,15 @@ class _Layer(nn.Module):
 
     @property
     def out(self) -> int:
-        """Output channels."""
-        one = self.square_weight
-        return len(one) if one is not None else len(self.weight) // NEURONS[self.neuron].branches
+        """Number of output channels."""
+        square = self.square_weight
+        return (
+            len(square) if square is not None else len(self.weight) // NEURONS[self.neuron].branches
+        )
 
     @property
     def scaled_weight(self) -> torch.Tensor:
-        """The weight of the projections, of the shape of `weight`."""
+        """`weight` times `row_scale`: the weight of the projections."""
         return self.weight if self.row_scale is None else self.weight * self.row_scale
 
     @property
@@ -88,7 +93,7 @@ class _Layer(nn.Module):
         return self._projection.convolution
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., in], [N, in, H, W] or [in, H, W]."""
+        """Compute the layer for [..., in], or for [N, in, H, W] or [in, H, W]."""
         kind, project = NEURONS[self.neuron], self._projection
         if project.convolution is not None and x.dim() == 3:
             unbatched: torch.Tensor = self.forward(x.unsqueeze(0)).squeeze(0)
@@ -99,10 +104,12 @@ class _Layer(nn.Module):
         weight = self.scaled_weight
         projected = project(x, weight) if self.gamma is not None else None
         norm = None if projected is None else self._norm(projected.detach())
-        inside = self.bias if kind.linear and projected is None and project.groups == 1 else None
-        # A cast is autocast's own business, which only autograd knows how to undo.
+        early_bias = (
+            self.bias if kind.linear and projected is None and project.groups == 1 else None
+        )
+        # Under autocast the operators must be autograd's, which casts gradients back.
         if self.memory == "hybrid" and not torch.is_autocast_enabled(x.device.type):
-            kept = None if projected is None else projected.detach()
+            detached = None if projected is None else projected.detach()
             y: torch.Tensor = Quadratic.apply(
                 x,
                 weight,
@@ -112,49 +119,49 @@ class _Layer(nn.Module):
                 norm,
                 kind,
                 project,
-                kept,
-                inside,
+                detached,
+                early_bias,
             )
         else:
-            inside = None
+            early_bias = None
             if projected is not None:
                 projected, norm = self._normalised(projected), None
             elif kind.branches:
                 projected = project(x, weight)
             parts = projections(x, projected, self.square_weight, kind, project, None, None, None)
             y = in_range(kind.combine, parts)
-        self._watch(y.detach())
-        if self.bias is None or inside is not None:
+        self._check_finite(y.detach())
+        if self.bias is None or early_bias is not None:
             return y
         return y + (self.bias if project.convolution is None else self.bias.view(-1, 1, 1))
 
-    def _watch(self, y: torch.Tensor) -> None:
-        """Warn of what overflows; in training every so many passes: what has does not mend."""
+    def _check_finite(self, y: torch.Tensor) -> None:
+        """Warn if outputs are not finite; in training at intervals, because that persists."""
         if y.dtype is not torch.float16:
             if not self.training or self.gamma is not None or torch.compiler.is_compiling():
                 return
             self._passes += 1
-            if self._passes % _WATCHED:
+            if self._passes % _CHECK_INTERVAL:
                 return
         if torch.isfinite(y).all():
             return
         warnings.warn(
-            f"a product of a quadratic layer ({self}) overflows float16: bfloat16 does not"
+            f"a product in a quadratic layer ({self}) overflows float16; use bfloat16"
             if y.dtype is torch.float16
-            else f"a quadratic layer ({self}) is no longer finite: branch_norm=True and clipping "
-            "of gradients keep deep stacks of them so",
+            else f"the output of a quadratic layer ({self}) is not finite; use branch_norm=True "
+            "and gradient clipping in deep stacks of them",
             SlipstreamWarning, stacklevel=3,
         )  # fmt: skip
 
-    def _norm(self, made: torch.Tensor) -> Norm:
-        """This batch's statistics while training, which the running ones follow."""
+    def _norm(self, projected: torch.Tensor) -> Norm:
+        """Return the batch's statistics in training, after an update of the running ones."""
         if not self.training:
             assert self.running_mean is not None
             assert self.running_variance is not None
             return Norm(self.running_mean, (self.running_variance + self.eps).rsqrt(), False)
-        dims = [dim for dim in range(made.dim()) if dim != 1]
-        variance, mean = torch.var_mean(made, dims, correction=0)
-        count = made.numel() // made.shape[1]
+        dims = [dim for dim in range(projected.dim()) if dim != 1]
+        variance, mean = torch.var_mean(projected, dims, correction=0)
+        count = projected.numel() // projected.shape[1]
         with torch.no_grad():
             assert self.running_mean is not None
             assert self.running_variance is not None
@@ -162,13 +169,13 @@ class _Layer(nn.Module):
             self.running_variance.lerp_(variance * count / max(count - 1, 1), self.momentum)
         return Norm(mean, (variance + self.eps).rsqrt(), True)
 
-    def _normalised(self, made: torch.Tensor) -> torch.Tensor:
-        """By torch's own batch norm; running statistics have been told already."""
+    def _normalised(self, projected: torch.Tensor) -> torch.Tensor:
+        """Normalise by torch's batch norm; `_norm` has updated the running statistics."""
         mean, variance = (
             (None, None) if self.training else (self.running_mean, self.running_variance)
         )
         return nn.functional.batch_norm(
-            made, mean, variance, self.gamma, self.beta, self.training, 0.0, self.eps
+            projected, mean, variance, self.gamma, self.beta, self.training, 0.0, self.eps
         )
 
     def extra_repr(self) -> str:
@@ -180,11 +187,13 @@ class QuadraticLinear(_Layer):
 
     Args:
         neuron: one of `NEURONS`.
-        branch_norm: batch normalisation of each branch before they are multiplied.
-        memory: ``hybrid`` keeps the input alone for the backward pass; ``naive`` all that it reads.
+        branch_norm: whether each branch is batch-normalised before the product.
+        memory: ``hybrid`` saves only the input for the backward pass; ``naive`` saves what autograd
+            does.
 
     Raises:
-        InvalidArgumentError, UnknownNameError: no such neuron or memory; nothing to normalise.
+        UnknownNameError: there is no such neuron.
+        InvalidArgumentError: there is no such `memory`, or no branch to normalise.
     """
 
     def __init__(
@@ -218,14 +227,13 @@ def _pair(value: Any) -> tuple[int, int]:
 
 
 class Fused(nn.Module):
-    """A quadratic layer for inference: one product for all projections, their norm folded in.
+    """A quadratic layer for inference: one matmul for all projections, with the norm folded in.
 
     Args:
-        layer: of a neuron that multiplies its projections; copied, and as in eval mode.
+        layer: computed as in eval mode; its parameters are copied.
 
     Raises:
-        InvalidArgumentError: its neuron projects squares of the input, too, or its groups are
-            several.
+        InvalidArgumentError: its neuron projects squares of the input, or it has several groups.
     """
 
     bias: torch.Tensor | None
@@ -234,7 +242,7 @@ class Fused(nn.Module):
         super().__init__()
         kind = NEURONS[layer.neuron]
         if kind.of_squares or layer._projection.groups != 1:
-            raise InvalidArgumentError("layer", f"{layer} does not become one product")
+            raise InvalidArgumentError("layer", f"{layer} cannot be computed as one matmul")
         self.neuron, self._projection = layer.neuron, layer._projection
         with torch.no_grad():
             weight = layer.scaled_weight.detach().clone()
@@ -254,7 +262,7 @@ class Fused(nn.Module):
         self.register_buffer("bias", offset)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """As the layer's."""
+        """Compute the layer in eval mode, on inputs of the same shapes."""
         kind, project = NEURONS[self.neuron], self._projection
         if project.convolution is not None and x.dim() == 3:
             unbatched: torch.Tensor = self.forward(x.unsqueeze(0)).squeeze(0)
@@ -268,14 +276,14 @@ class Fused(nn.Module):
 
 
 def fuse(model: nn.Module) -> list[str]:
-    """Put `Fused` in the place of every quadratic layer it can be made of, in place; their names.
+    """Replace every quadratic layer that can be fused by `Fused`, in place; return their names.
 
     Raises:
-        InvalidArgumentError: `model` is one layer itself.
+        InvalidArgumentError: `model` is itself a quadratic layer.
     """
     layers = {n: m for n, m in model.named_modules() if isinstance(m, _Layer)}
     if "" in layers:
-        raise InvalidArgumentError("model", "is one layer", remedy="Fused(layer) makes another")
+        raise InvalidArgumentError("model", "is a single layer", remedy="call Fused(layer) instead")
     names = []
     for name, layer in layers.items():
         if not NEURONS[layer.neuron].of_squares and layer._projection.groups == 1:
@@ -288,24 +296,26 @@ def converted(
     layer: nn.Linear | nn.Conv2d, neuron: str = "ours", init: str = "first_order", *,
     branch_norm: bool = False, memory: Memory = "hybrid",
 ) -> _Layer:  # fmt: skip
-    """A quadratic layer in the place of `layer`.
+    """Return a quadratic layer to replace `layer`.
 
     Args:
         init: ``first_order`` computes what `layer` does until it is trained: its weight becomes the
-            linear term, one branch begins at zero, and the product's weights take smaller steps
-            (`_Layer.row_scale`). ``random`` draws new weights.
-        branch_norm, memory: as of `QuadraticLinear`.
+            linear term, one branch starts at zero, and the multiplied branches take smaller steps
+            (`row_scale`). ``random`` draws new weights.
+        branch_norm, memory: see `QuadraticLinear`.
 
     Raises:
-        InvalidArgumentError: a neuron without a linear term, or with norms, cannot begin so; or the
-            padding is not of zeros.
+        InvalidArgumentError: `init` is ``first_order`` with a branch norm or a neuron without a
+            linear term, or the padding is not numeric zero padding.
     """
     if init not in ("first_order", "random"):
         raise InvalidArgumentError("init", f"'{init}' is neither first_order nor random")
     bias, weight = layer.bias is not None, layer.weight
     if branch_norm and init == "first_order":
         raise InvalidArgumentError(
-            "init", "branch norm changes what the layer computes", remedy='init="random"'
+            "init",
+            "first_order is not possible with branch_norm, which changes what the layer computes",
+            remedy='pass init="random"',
         )
     quadratic: _Layer
     if isinstance(layer, nn.Conv2d):
@@ -330,7 +340,7 @@ def converted(
     if init == "random":
         return quadratic
     if not NEURONS[neuron].linear:
-        raise InvalidArgumentError("init", f"'{neuron}' has no linear term to begin with")
+        raise InvalidArgumentError("init", f"neuron '{neuron}' has no linear term to start from")
     groups = quadratic._projection.groups
     with torch.no_grad():
         stacked = quadratic.weight.view(groups, 3, -1, *weight.shape[1:])
@@ -350,16 +360,16 @@ def convert(
 ) -> list[str]:  # fmt: skip
     """Make linear layers and convolutions of `model` quadratic, in place; return their names.
 
-    Hooks of layers stay, and frozen layers stay frozen. Layers stay first-order, with a warning, if
-    their weight is shared, computed by a hook, or has hooks on its gradient.
+    Hooks of layers are retained, and frozen layers stay frozen. Layers stay first-order, with a
+    warning, if their weight is shared, computed by a hook, or has hooks on its gradient.
 
     Args:
         only, except_: patterns of qualified names.
-        init, branch_norm: as of `converted`.
+        init, branch_norm: see `converted`.
 
     Raises:
-        InvalidArgumentError: see `converted`; or no layer can be exchanged.
-        WorkloadError: the patterns leave none.
+        InvalidArgumentError: see `converted`; or no layer can be replaced.
+        WorkloadError: no layer matches the patterns.
     """
     layers = convertible(model, ModuleSelection(only, except_))
     for name, layer in layers.items():
@@ -371,8 +381,8 @@ def convertible(model: nn.Module, selection: ModuleSelection) -> dict[str, nn.Li
     """Return the selected layers of `model` that can become quadratic, by name.
 
     Raises:
-        InvalidArgumentError: there is none.
-        WorkloadError: the patterns leave none.
+        InvalidArgumentError: no layer can be replaced.
+        WorkloadError: no layer matches the patterns.
     """
     layers: dict[str, Any] = {
         n: m for n, m in model.named_modules() if type(m) in (nn.Linear, nn.Conv2d)
@@ -380,17 +390,19 @@ def convertible(model: nn.Module, selection: ModuleSelection) -> dict[str, nn.Li
     if not layers:
         raise InvalidArgumentError("model", "has no nn.Linear and no nn.Conv2d")
     if "" in layers:
-        raise InvalidArgumentError("model", "is one layer", remedy="converted(layer) makes another")
+        raise InvalidArgumentError(
+            "model", "is a single layer", remedy="call converted(layer) instead"
+        )
     selection.need_some("quadratic", layers)
     chosen = {name: layer for name, layer in layers.items() if name in selection}
     reasons = {name: why_fixed(model, layer) for name, layer in chosen.items()}
     fixed = "; ".join(f"{name}: {reason}" for name, reason in reasons.items() if reason)
     if all(reasons.values()):
-        raise InvalidArgumentError("model", f"has no layer that can be exchanged ({fixed})")
+        raise InvalidArgumentError("model", f"has no layer that can be replaced ({fixed})")
     if fixed:
         warnings.warn(f"layers stay first-order ({fixed})", SlipstreamWarning, stacklevel=3)
     return {name: layer for name, layer in chosen.items() if reasons[name] is None}
 
 
 Conv2d, Linear = QuadraticConv2d, QuadraticLinear
-"""As `slipstream.quadratic` has them."""
+"""Names of the layers in `slipstream.quadratic`."""

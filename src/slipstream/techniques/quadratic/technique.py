@@ -1,4 +1,4 @@
-"""quadratic: layers of quadratic neurons in the place of linear layers and convolutions.
+"""quadratic: replace linear layers and convolutions by layers of quadratic neurons.
 
 Source: Xu et al., "QuadraLib: A Performant Quadratic Neural Network Library for Architecture
 Optimization and Design Exploration", MLSys 2022.
@@ -24,25 +24,26 @@ from slipstream.techniques._baseline import already_autocast, already_compiled
 from slipstream.techniques.quadratic.timing import layer_call
 from slipstream.workload import BuiltWorkload, Workload
 
-_BY_HAND = "import slipstream as ss\nss.quadratic.convert(model)  # before the optimizer is made"
-# Tensors of the size of a layer's output and of its input that `Quadratic` computes and frees
-# within a pass, forward and backward.
-_WITHIN = {
+_BY_HAND = "import slipstream as ss\nss.quadratic.convert(model)  # before the optimizer is created"
+# Numbers of tensors, each of the size of a layer's (output, input), that `Quadratic` allocates and
+# frees within its (forward, backward) pass.
+_TEMPORARIES = {
     "t2": ((0, 1), (0, 3)), "t3": ((1, 0), (3, 0)), "t4": ((2, 0), (6, 0)),
     "bilinear": ((2, 0), (6, 0)), "glu": ((3, 0), (7, 0)), "t2&4": ((3, 1), (7, 3)),
     "ours": ((3, 0), (5, 0)),
 }  # fmt: skip
-# With this neuron's stacked weight: parameters of a layer beside its bias, over the first order's.
-_STACKED = {"t2": 1, "t3": 1, "t4": 2, "bilinear": 2, "glu": 2, "t2&4": 3, "ours": 3}
+# Size of a neuron's stacked weight, as a multiple of the first-order weight.
+_WEIGHT_FACTOR = {"t2": 1, "t3": 1, "t4": 2, "bilinear": 2, "glu": 2, "t2&4": 3, "ours": 3}
 
 
 @dataclass(frozen=True)
 class QuadraticLayers(Choosing):
-    """Linear layers and convolutions with quadratic neurons.
+    """Technique that replaces linear layers and convolutions by quadratic ones.
 
     Attributes:
-        neuron: how projections are put together, see `slipstream.quadratic.NEURONS`.
-        init: ``first_order`` begins as the layer that was there; ``random`` anew.
+        neuron: how projections are combined, see `slipstream.quadratic.NEURONS`.
+        init: ``first_order`` initially computes what the original layer does; ``random`` draws new
+            weights.
         only, except_: patterns of modules' qualified names.
     """
 
@@ -55,19 +56,19 @@ class QuadraticLayers(Choosing):
     traits: ClassVar[Traits] = Traits(stage=Stage.MODEL, variants=())
     effect: ClassVar[Quality] = Quality(
         QualityKind.NEEDS_TRAINING,
-        "Xu et al. 2022: other functions, of more parameters for each layer; they pay where fewer "
-        "layers then do",
-        "compare with a first-order model of as many parameters, and of as much time",
+        "Xu et al. 2022: each layer computes another function, with more parameters; this is worth "
+        "it if fewer layers then suffice",
+        "compare with first-order models of the same number of parameters and of the same time",
     )
 
     def __post_init__(self) -> None:
-        if self.neuron not in _STACKED:
-            raise UnknownNameError("neuron", self.neuron, _STACKED)
+        if self.neuron not in _WEIGHT_FACTOR:
+            raise UnknownNameError("neuron", self.neuron, _WEIGHT_FACTOR)
         if self.init not in ("first_order", "random"):
             raise InvalidArgumentError("init", f"'{self.init}' is neither first_order nor random")
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
-        """None, or why no layer of the step can be exchanged."""
+        """Return why no layer of the step can be replaced, or None."""
         for reason in (already_compiled(graph), already_autocast(graph)):
             if reason is not None:
                 return reason
@@ -77,16 +78,16 @@ class QuadraticLayers(Choosing):
         )
 
     def required_timings(self, graph: Graph) -> Sequence[Call]:
-        """Every layer, and the update of its weights, as it is and as it would be."""
+        """Return every layer and the update of its weights, recorded and quadratic."""
         layers = [call for kind in self._chosen(graph).kinds for call in self._calls(kind)]
         return [*layers, *required_timings(graph, self._update(graph))]
 
     def predict(self, graph: Graph, context: Context) -> Graph:
-        """Every layer's product takes as much longer as the whole layer does in a micro-benchmark.
+        """Scale every layer's matmul by the ratio of the layers in a micro-benchmark.
 
-        Weights are as many times as large, and so is what the optimizer does with them and keeps of
-        them; what is kept for the backward pass is the same. Projections add to the peak only while
-        a layer's pass runs.
+        Weights, their update and their optimizer state grow by the neuron's factor; the tensors
+        saved for the backward pass stay the same. Projections add to the peak only while a layer's
+        pass runs.
         """
         edit = Editor(graph, str(self))
         layers = self._chosen(graph)
@@ -94,29 +95,29 @@ class QuadraticLayers(Choosing):
         factor, provenance, spread = ratio_columns(context.durations, pairs)
         kind = layers.kind[layers.layer]
         edit.scale(layers.task, factor[kind], provenance[kind], spread=spread[kind])
-        times = _STACKED[self.neuron]
-        if times > 1:
+        weight_factor = _WEIGHT_FACTOR[self.neuron]
+        if weight_factor > 1:
             weights = [each.settings.weight_shape(each.x) for each in layers.kinds]
-            added = np.array([(times - 1) * 4 * math.prod(shape) for shape in weights])
+            added = np.array([(weight_factor - 1) * 4 * math.prod(shape) for shape in weights])
             count = np.array([1 + bool(each.backward) for each in layers.kinds])[layers.kind]
-            # A parameter for each layer, followed by its gradient.
+            # Each layer's parameter, followed by its gradient if the layer trains.
             layer = np.repeat(np.arange(len(layers.kind)), count)
             role = np.where(np.diff(layer, prepend=-1), Role.PARAMETER, Role.GRADIENT)
             edit.allocate(added[layers.kind[layer]], role, -1, -1)
-        self._allocate_within(edit, graph, layers)
+        self._allocate_temporaries(edit, graph, layers)
         rescale(edit, graph, self._update(graph), context.durations)
         edited = edit.apply(f"{len(layers.kind)} layers of quadratic neurons")
         return self._with_larger_state(graph, edited)
 
     def minimum_share(self, graph: Graph) -> float:
-        """All of it: each layer multiplies at least as much as the one it takes the place of."""
+        """Return 1.0: each layer multiplies at least as much as the one it replaces."""
         return 1.0
 
     def apply(self, built: BuiltWorkload) -> None:
-        """Exchange the layers, and let the optimizer train their parameters.
+        """Replace the layers, and their parameters in the optimizer.
 
         Raises:
-            WorkloadError: the step hides its model, or there is no layer to exchange.
+            WorkloadError: the step hides its model, or there is no layer to replace.
         """
         from slipstream.surgery import exchange
         from slipstream.techniques.quadratic.nn import converted, convertible
@@ -134,54 +135,54 @@ class QuadraticLayers(Choosing):
                 exchange_parameters(built.optimizer, old, *new)
 
     def code(self, workload: Workload) -> CodeChange | None:
-        """By hand: one line before the optimizer is made."""
-        return CodeChange("", f"one line, by hand:\n{_BY_HAND}")
+        """Return one line to insert by hand before the optimizer is created."""
+        return CodeChange("", f"one line to insert by hand:\n{_BY_HAND}")
 
     def _update(self, graph: Graph) -> Changed:
-        """Return the optimizer's tasks, with their calls for stacked weights, found by shape."""
+        """Return the optimizer's tasks with their calls on stacked weights, matched by shape."""
         shapes = {kind.settings.weight_shape(kind.x) for kind in self._chosen(graph).kinds}
-        times = _STACKED[self.neuron]
+        weight_factor = _WEIGHT_FACTOR[self.neuron]
 
         def stacked(value: Any) -> Any:
             if isinstance(value, (list, tuple)):
-                return tuple(stacked(one) for one in value)
+                return tuple(stacked(element) for element in value)
             if not isinstance(value, TensorSpec) or tuple(value.shape) not in shapes:
                 return value
-            return replace(value, shape=(times * value.shape[0], *value.shape[1:]))
+            return replace(value, shape=(weight_factor * value.shape[0], *value.shape[1:]))
 
         tasks = np.flatnonzero(graph.tasks.phase == StepPhase.OPTIMIZER)
         calls = {}
-        for number in set(graph.tasks.call[tasks].tolist()) - {-1} if times > 1 else ():
+        for number in set(graph.tasks.call[tasks].tolist()) - {-1} if weight_factor > 1 else ():
             call = graph.calls[number]
             parts = [stacked(part) for part in (call.arguments, call.outputs)]
             calls[number] = Call(call.op, *parts)
         return Changed.by_call(graph, tasks, calls)
 
     def _with_larger_state(self, graph: Graph, edited: Graph) -> Graph:
-        """What the optimizer keeps and works with grows as its parameters do, all in all."""
+        """Scale the optimizer's state and temporaries by the growth of all parameters."""
         before, after = (
-            int(one.memory.nbytes[one.memory.role == Role.PARAMETER].sum())
-            for one in (graph, edited)
+            int(state.memory.nbytes[state.memory.role == Role.PARAMETER].sum())
+            for state in (graph, edited)
         )
         if after == before or not before:
             return edited
         memory = edited.memory
         updating = edited.tasks.phase == StepPhase.OPTIMIZER
-        working = (memory.producer >= 0) & updating[memory.producer]
-        grows = (memory.role == Role.OPTIMIZER) | working
+        temporary = (memory.producer >= 0) & updating[memory.producer]
+        grows = (memory.role == Role.OPTIMIZER) | temporary
         nbytes = np.where(grows, memory.nbytes * after // before, memory.nbytes)
         return replace(edited, memory=replace(memory, nbytes=nbytes))
 
-    def _allocate_within(self, edit: Editor, graph: Graph, layers: LayerKinds) -> None:
-        """Add the memory that passes of layers hold only while they run."""
-        # What a product itself needs, such as operands in another layout, grows with its rows.
+    def _allocate_temporaries(self, edit: Editor, graph: Graph, layers: LayerKinds) -> None:
+        """Allocate the memory that passes of layers hold only while they run."""
+        # Temporaries of a matmul, such as operands in another layout, grow with the weight's rows.
         memory = graph.memory
         rows = np.flatnonzero(
             (memory.producer == memory.release) & np.isin(memory.producer, layers.task)
         )
-        edit.resize(rows, memory.nbytes[rows] * _STACKED[self.neuron])
+        edit.resize(rows, memory.nbytes[rows] * _WEIGHT_FACTOR[self.neuron])
         sizes = np.array([(kind.y.nbytes, kind.x.nbytes) for kind in layers.kinds])
-        nbytes = (sizes @ np.array(_WITHIN[self.neuron]).T)[layers.kind]
+        nbytes = (sizes @ np.array(_TEMPORARIES[self.neuron]).T)[layers.kind]
         first = np.flatnonzero(np.diff(layers.layer, prepend=-1))
         last = np.append(first[1:], len(layers.task)) - 1
         edit.allocate(nbytes[:, 0], Role.TEMPORARY, layers.task[first], layers.task[first])
@@ -194,7 +195,7 @@ class QuadraticLayers(Choosing):
         return layer_kinds(graph).only(lambda layer: layer.module in selection)
 
     def _calls(self, layer: Match) -> tuple[Call, Call]:
-        """Return the layer with linear and with quadratic neurons, to be micro-benchmarked."""
+        """Return the micro-benchmark calls of the first-order and of the quadratic layer."""
         passing = "both" if layer.backward else "forward"
         before, after = (
             layer_call(neuron, layer.x, layer.settings.arguments, passing)

@@ -1,4 +1,4 @@
-"""What the micro-benchmark runs for ``slipstream::quadratic``: passes of a layer, with Python."""
+"""Micro-benchmark of ``slipstream::quadratic``: passes of a layer, including Python overhead."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ OP = "slipstream::quadratic"
 
 
 def layer_call(neuron: str, x: TensorSpec, layer: tuple[Any, ...], passing: str) -> Call:
-    """A pass of a layer: to be asked of `slipstream.durations`.
+    """Return the call to time a pass of a layer, for `slipstream.durations`.
 
     Args:
         neuron: a name of `NEURONS`, or ``first_order`` for torch's own layer.
-        layer: outputs, bias; of a convolution kernel, stride, padding, dilation, groups besides.
-        passing: ``forward``, or ``both``: with the backward pass of a layer within a model.
+        layer: outputs, bias; for a convolution also kernel, stride, padding, dilation, groups.
+        passing: ``forward``, or ``both`` to include the backward pass of a layer within a model.
     """
     return Call(f"{OP}()", (neuron, x, layer, passing), ())
 
 
 def timer(call: Call) -> Callable[[], object]:
-    """The pass as a function of nothing, on random numbers."""
+    """Return a function without arguments that runs the pass on random values."""
     from slipstream.techniques.quadratic.nn import converted
 
     neuron, spec, layer, passing = call.arguments
