@@ -30,7 +30,7 @@ from slipstream.techniques.lowrank import (
 from slipstream.techniques.lowrank.factors import stable_rank
 from slipstream_bench.systems.lowrank.models import PUBLISHED, ResNet18, resnet18_ranks, trained
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*have more numbers as products")
+pytestmark = pytest.mark.filterwarnings("ignore:.*have more parameters as products")
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
 LAYERS: dict[str, tuple[Any, tuple[int, ...]]] = {
     "linear": (lambda: nn.Linear(13, 7), (5, 13)),
@@ -103,7 +103,7 @@ def test_packed_sequences_are_those_of_the_dense_lstm() -> None:
     model: Any = nn.Sequential(copy.deepcopy(dense))
     factorize(model, 1.0, must_shrink=False, keep="none")
     packed = pack_padded_sequence(torch.randn(2, 4, 5), torch.tensor([4, 2]), batch_first=True)
-    ours, theirs = (pad_packed_sequence(one(packed)[0])[0] for one in (model[0], dense))
+    ours, theirs = (pad_packed_sequence(module(packed)[0])[0] for module in (model[0], dense))
     torch.testing.assert_close(ours, theirs)
     ours.sum().backward()
     assert model[0].a_hh_l0.grad is not None
@@ -124,8 +124,8 @@ def test_what_is_lost_is_the_singular_values_that_are_dropped(randomised: bool) 
 def test_drawn_weights_keep_half_of_the_norm_that_is_dropped_where_asked() -> None:
     torch.manual_seed(0)
     weight = torch.randn(60, 90, dtype=torch.float64)
-    near, kept = (truncated(weight, 5, Start(keep_norm=keep)) for keep in (False, True))
-    norms = [float(one.norm()) for one in (near.b @ near.a, weight, kept.b @ kept.a)]
+    near, rescaled = (truncated(weight, 5, Start(keep_norm=keep)) for keep in (False, True))
+    norms = [float(matrix.norm()) for matrix in (near.b @ near.a, weight, rescaled.b @ rescaled.a)]
     assert norms[2] == pytest.approx((norms[0] * norms[1]) ** 0.5)
 
 
@@ -161,9 +161,9 @@ class Tied(nn.Module):
 def test_what_cannot_be_is_an_error_with_its_layer_or_stays_with_its_reason() -> None:
     model = Tied()
     wrong: dict[str, Any] = {
-        "shared": {"one": 2}, "ParametrizedLinear is no plain": {"odd": 2},
+        "shared": {"one": 2}, "ParametrizedLinear is not a plain": {"odd": 2},
         "9 is not from 1 to 8": {"plain": 9}, "0 is not from 1 to 8": {"plain": 0},
-        "0.0 is no share": {"plain": 0.0},
+        "0.0 is not a share": {"plain": 0.0},
     }  # fmt: skip
     for words, ranks in wrong.items():
         with pytest.raises(InvalidArgumentError, match=words) as raised:
@@ -177,11 +177,11 @@ def test_what_cannot_be_is_an_error_with_its_layer_or_stays_with_its_reason() ->
         nothing = nn.Sequential(*(nn.Linear(8, 8) for _ in range(3)))
     with pytest.raises(InvalidArgumentError, match=r"meta device.*\n.*layer 1"):
         factorize(nothing, 2)
-    with pytest.raises(InvalidArgumentError, match="no fewer numbers"):
+    with pytest.raises(InvalidArgumentError, match="no fewer parameters"):
         factorize(nn.Sequential(*(nn.Linear(4, 4) for _ in range(3))), 2)
     report = factorize(model, 2)
-    assert [one.name for one in report.changed] == ["plain"]
-    assert "shared" in {one.name: one.reason for one in report.layers}["other"]
+    assert [change.name for change in report.changed] == ["plain"]
+    assert "shared" in {layer.name: layer.reason for layer in report.layers}["other"]
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adam"])
@@ -297,7 +297,7 @@ def test_padded_batches_of_an_encoder_do_not_become_nested_tensors() -> None:
 
 def test_a_depthwise_convolution_stays_dense_with_its_reason() -> None:
     report = factorize(separable(), 8)
-    assert [one.name for one in report.changed] == ["3", "6"]
+    assert [change.name for change in report.changed] == ["3", "6"]
     assert report.layers[1].reason == "rank 8 is above its full rank of 1"
 
 
@@ -355,5 +355,5 @@ def test_weights_that_something_else_sets_or_watches_stay_dense(kind: str) -> No
     else:
         nn.utils.weight_norm(model[0])
     report = factorize(model, 4, keep="none")
-    assert [one.name for one in report.changed] == ["1"]
+    assert [change.name for change in report.changed] == ["1"]
     assert "gradient" in report.layers[0].reason or "at every call" in report.layers[0].reason

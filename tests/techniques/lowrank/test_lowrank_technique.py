@@ -98,7 +98,7 @@ def test_operators_are_those_the_changed_model_runs() -> None:
         if name == "aten::mm":
             # One product may be the other transposed.
             ours, theirs = (
-                sorted(tuple(sorted((*a, *b))) for a, b in one) for one in (ours, theirs)
+                sorted(tuple(sorted((*a, *b))) for a, b in side) for side in (ours, theirs)
             )
         assert ours == theirs, name
     for call in {after.task(t).known_call for t in range(len(after)) if after.task(t).name in _MMS}:
@@ -114,7 +114,7 @@ _MMS = ("aten::mm", "aten::addmm")
 @pytest.mark.parametrize("make", [images, sequences])
 def test_what_it_looks_up_it_has_asked_for(make: Any) -> None:
     graph, technique = timed_by_bytes(graph_of(make)), LowRank(0.25)
-    asked = {call.key for call in technique.required_timings(graph)}
+    requested = {call.key for call in technique.required_timings(graph)}
     looked_up: set[str] = set()
 
     class Spy(BytesMoved):
@@ -123,7 +123,7 @@ def test_what_it_looks_up_it_has_asked_for(make: Any) -> None:
             return super().lookup(call)
 
     technique.predict(graph, Context(cast("Durations", Spy())))
-    assert looked_up == asked
+    assert looked_up == requested
 
 
 def graph_of_changed() -> Any:
@@ -140,7 +140,7 @@ def test_reasons_why_not() -> None:
     assert "does not train" in str(LowRank().why_not(graph_of(inference)))
     assert "only=x" in str(LowRank(only="x*").why_not(graph))
     assert "a product of rank 999" in str(LowRank(rank=999).why_not(graph))
-    assert "no fewer numbers" in str(LowRank(1.0).why_not(graph)).replace("fewer", "no fewer")
+    assert "fewer parameters" in str(LowRank(1.0).why_not(graph))
 
 
 def test_settings_that_cannot_be() -> None:
@@ -238,5 +238,7 @@ def test_calls_of_products_can_be_looked_up_by_others(make: Any, tmp_path: Path)
     durations = Durations(threads=1, path=tmp_path / "durations.db")
     after = LowRank(0.25, ends=True).predict(graph_of(make), Context(durations))
     assert {hash(call) for call in after.calls}
-    (told,) = predict(graph_of(make), ["lowrank:0.25+amp:bf16"], durations=durations, measuring_s=0)
-    assert isinstance(told, Predicted)
+    (prediction,) = predict(
+        graph_of(make), ["lowrank:0.25+amp:bf16"], durations=durations, measuring_s=0
+    )
+    assert isinstance(prediction, Predicted)

@@ -1,6 +1,6 @@
 """Weights as products of two thin matrices, from the first step or after a dense warm-up.
 
-Imported on first use: the technique itself predicts without torch.
+Modules are imported on first use, because the technique predicts without torch.
 """
 
 from __future__ import annotations

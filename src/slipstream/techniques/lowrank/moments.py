@@ -1,8 +1,8 @@
-"""What an optimizer remembers of a dense weight, as it would remember it of the factors.
+"""Conversion of an optimizer's state of a dense weight to state of its factors.
 
-With ``W = B A`` the gradient of A is ``B^T G`` and that of B is ``G A^T``; averages of gradients go
-the same way. Averages of *squared* gradients go through the squares of the factors, as if the
-numbers of a gradient were independent. Counts of steps stay.
+With ``W = B A`` the gradient of A is ``B^T G`` and that of B is ``G A^T``; averages of gradients
+transform identically. Averages of *squared* gradients are multiplied by the squared factors, as if
+the elements of a gradient were independent. Step counts are unchanged.
 """
 
 from __future__ import annotations
@@ -17,35 +17,35 @@ from slipstream.techniques.lowrank.nn import LowRankAttention, LowRankLSTM
 _SQUARED = frozenset({"exp_avg_sq", "max_exp_avg_sq", "sum", "square_avg"})
 
 
-def carry(optimizer: torch.optim.Optimizer, dense: Any, made: Any) -> dict[Any, dict[str, Any]]:
-    """By new parameter, what `optimizer` shall remember of it; before it is given them."""
+def carry(optimizer: torch.optim.Optimizer, dense: Any, product: Any) -> dict[Any, dict[str, Any]]:
+    """Return the state of each new parameter, before `optimizer` gets the parameters."""
     states: dict[Any, dict[str, Any]] = {}
-    for weight, cut, a, b in factor_pairs(dense, made):
+    for weight, rows, a, b in factor_pairs(dense, product):
         state = optimizer.state.get(weight)
         if not state:
             continue
-        of_a: dict[str, Any] = {}
-        of_b: dict[str, Any] = {}
+        state_a: dict[str, Any] = {}
+        state_b: dict[str, Any] = {}
         for key, value in state.items():
             if isinstance(value, Tensor) and value.shape == weight.shape:
-                left, right = _through(value, cut, a.detach(), b.detach(), key in _SQUARED)
-                of_a[key], of_b[key] = left.view_as(a), right.view_as(b)
+                moment_a, moment_b = _through(value, rows, a.detach(), b.detach(), key in _SQUARED)
+                state_a[key], state_b[key] = moment_a.view_as(a), moment_b.view_as(b)
             else:
-                of_a[key] = value.clone() if isinstance(value, Tensor) else value
-                of_b[key] = value.clone() if isinstance(value, Tensor) else value
-        states[a], states[b] = of_a, of_b
-    states.update(_biases(optimizer, dense, made))
+                state_a[key] = value.clone() if isinstance(value, Tensor) else value
+                state_b[key] = value.clone() if isinstance(value, Tensor) else value
+        states[a], states[b] = state_a, state_b
+    states.update(_biases(optimizer, dense, product))
     return states
 
 
 def _through(
-    value: Tensor, cut: slice, a: Tensor, b: Tensor, squared: bool
+    value: Tensor, rows: slice, a: Tensor, b: Tensor, squared: bool
 ) -> tuple[Tensor, Tensor]:
-    """A moment [m, n, ...] of the dense weight, for both factors; gates and groups one by one."""
-    whole = value[cut].flatten(1)
+    """Convert a moment [m, n, ...] of the dense weight to both factors, by gate or group."""
+    whole = value[rows].flatten(1)
     count = a.shape[0] if a.dim() == 3 and b.dim() == 3 else 1
     if count == 1 and a.dim() > 2:
-        # Of a convolution in groups every group has a product of its own.
+        # Every group of a convolution has a separate product.
         count = whole.shape[1] and max(1, a.shape[0] // b.shape[1])
     parts = whole.view(count, -1, whole.shape[1])
     thin_a = a.reshape(count, -1, whole.shape[1])
@@ -55,43 +55,43 @@ def _through(
     return torch.bmm(thin_b.transpose(1, 2), parts), torch.bmm(parts, thin_a.transpose(1, 2))
 
 
-def factor_pairs(dense: Any, made: Any) -> list[tuple[Tensor, slice, Tensor, Tensor]]:
-    """Dense weight, its rows that one product stands for, and the product's factors."""
-    every = slice(None)
-    if isinstance(made, LowRankLSTM):
+def factor_pairs(dense: Any, product: Any) -> list[tuple[Tensor, slice, Tensor, Tensor]]:
+    """Return each dense weight, its rows that a product represents, and the product's factors."""
+    all_rows = slice(None)
+    if isinstance(product, LowRankLSTM):
         return [
             (
-                getattr(dense, f"weight_{side}_{name}"), every,
-                getattr(made, f"a_{side}_{name}"), getattr(made, f"b_{side}_{name}"),
+                getattr(dense, f"weight_{side}_{name}"), all_rows,
+                getattr(product, f"a_{side}_{name}"), getattr(product, f"b_{side}_{name}"),
             )
-            for name in made._suffixes()
+            for name in product._suffixes()
             for side in ("ih", "hh")
         ]  # fmt: skip
-    if isinstance(made, LowRankAttention):
-        e = made.embed_dim
+    if isinstance(product, LowRankAttention):
+        e = product.embed_dim
         factors = []
         for number, name in enumerate("qkv"):
-            layer = getattr(made, name)
+            layer = getattr(product, name)
             weight, rows = dense.in_proj_weight, slice(number * e, (number + 1) * e)
             if weight is None:
-                weight, rows = getattr(dense, f"{name}_proj_weight"), every
+                weight, rows = getattr(dense, f"{name}_proj_weight"), all_rows
             factors.append((weight, rows, layer.first.weight, layer.second.weight))
-        out = made.out_proj
-        return [*factors, (dense.out_proj.weight, every, out.first.weight, out.second.weight)]
-    return [(dense.weight, every, made.first.weight, made.second.weight)]
+        out = product.out_proj
+        return [*factors, (dense.out_proj.weight, all_rows, out.first.weight, out.second.weight)]
+    return [(dense.weight, all_rows, product.first.weight, product.second.weight)]
 
 
 def _biases(
-    optimizer: torch.optim.Optimizer, dense: nn.Module, made: Any
+    optimizer: torch.optim.Optimizer, dense: nn.Module, product: Any
 ) -> dict[Any, dict[str, Any]]:
-    """Attention's common bias is cut in three; all others stay the parameters they are."""
-    if not isinstance(made, LowRankAttention) or made.q.bias is None:
+    """Split the state of attention's common bias; other biases remain the same parameters."""
+    if not isinstance(product, LowRankAttention) or product.q.bias is None:
         return {}
     bias: Any = dense.in_proj_bias
     state = optimizer.state.get(bias) or {}
     if not state:
         return {}
-    e = made.embed_dim
+    e = product.embed_dim
     return {
         layer.bias: {
             key: value[n * e : (n + 1) * e].clone()
@@ -99,5 +99,5 @@ def _biases(
             else value
             for key, value in state.items()
         }
-        for n, layer in enumerate((made.q, made.k, made.v))
+        for n, layer in enumerate((product.q, product.k, product.v))
     }

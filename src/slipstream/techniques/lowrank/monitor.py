@@ -1,8 +1,8 @@
-"""Which rank a layer needs, read from how its weights' spectrum settles while it trains dense.
+"""Ranks of layers, estimated from their weights' spectra during dense training.
 
-The *stable rank* ``sum of squared singular values / the largest squared`` is a smooth stand-in for
-the rank; scaled so that the weights a layer began with count as full rank, it says how much of that
-is left. Once the ranks of all layers hardly move, the dense phase has done its work.
+The *stable rank* ``sum of squared singular values / the largest squared`` is a smooth approximation
+of the rank. It is scaled so that the initial weights have the full rank. Once the ranks of all
+layers hardly change, the dense phase can end.
 
 Source: Wang, Agarwal, U-chupala, Tanaka, Xing and Papailiopoulos, "Cuttlefish: Low-Rank Model
 Training without All the Tuning", MLSys 2023.
@@ -20,31 +20,32 @@ from torch import Tensor, nn
 from slipstream.techniques.lowrank.factors import stable_rank
 from slipstream.techniques.lowrank.layers import candidates, why_dense
 
-_SMOOTH = 0.5
+_SMOOTHING = 0.5
 
 
 class RankMonitor:
-    """Ranks of a model's layers over its training, and whether they have settled.
+    """Ranks of a model's layers during training, and whether they have settled.
 
     Args:
-        model: as it begins to train.
-        names: of the layers to watch; all plain linear layers and convolutions by default.
-        window: looks over which ranks must stand still.
-        slope: mean change of a rank from look to look, relative to the full rank, that still
-            counts as standing still.
+        model: before its first training step.
+        names: layers to monitor; all plain linear layers and convolutions by default.
+        window: number of calls of `look` over which ranks must be stable.
+        slope: maximum mean change of a stable rank per call of `look`, relative to the full rank.
     """
 
     def __init__(
         self, model: nn.Module, names: Iterable[str] | None = None, *, window: int = 4,
         slope: float = 0.01,
     ) -> None:  # fmt: skip
-        every: dict[str, Any] = {
+        monitored: dict[str, Any] = {
             name: module
             for name, module in candidates(model)
             if isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d))
             and why_dense(model, module) is None
         }
-        self._layers = every if names is None else {n: every[n] for n in names if n in every}
+        self._layers = (
+            monitored if names is None else {n: monitored[n] for n in names if n in monitored}
+        )
         self.window, self.slope = window, slope
         self._vectors: dict[str, Tensor] = {}
         self._scale: dict[str, float] = {}
@@ -56,18 +57,18 @@ class RankMonitor:
 
     @torch.no_grad()
     def look(self) -> dict[str, int]:
-        """The ranks now, which become part of the history."""
+        """Measure the current ranks and add them to the history."""
         for name, layer in self._layers.items():
             weight = layer.weight.detach().flatten(1)
             stable, self._vectors[name] = stable_rank(weight, self._vectors[name])
             rank = min(self._scale[name] * stable, float(min(weight.shape)))
             past = self.history[name]
-            past.append(_SMOOTH * past[-1] + (1 - _SMOOTH) * rank if past else rank)
+            past.append(_SMOOTHING * past[-1] + (1 - _SMOOTHING) * rank if past else rank)
         return self.ranks
 
     @property
     def ranks(self) -> dict[str, int]:
-        """By layer, of the last look; full before the first."""
+        """Rank by layer, of the last call of `look`; the full rank before the first."""
         return {
             name: max(1, math.ceil(past[-1])) if past else min(layer.weight.flatten(1).shape)
             for (name, past), layer in zip(self.history.items(), self._layers.values(), strict=True)
@@ -75,7 +76,7 @@ class RankMonitor:
 
     @property
     def settled(self) -> bool:
-        """Whether the ranks of all layers stood still over the last looks."""
+        """Whether the ranks of all layers were stable over the last `window` calls of `look`."""
         for name, layer in self._layers.items():
             past = self.history[name][-self.window - 1 :]
             full = min(layer.weight.flatten(1).shape)

@@ -1,8 +1,8 @@
-"""Layers whose weights are products of two thin matrices, with nothing between the factors.
+"""Layers whose weights are products of two thin matrices, without an activation in between.
 
-`LowRankLinear` and `LowRankConv1d`/`2d` are sequences of two ordinary layers, so that whatever
-works on layers (quantisation, folding, export) works on them. The k x k convolution to `rank`
-channels carries stride, padding and dilation; the 1 x 1 convolution behind it carries the bias.
+`LowRankLinear` and `LowRankConv1d`/`2d` are sequences of two ordinary layers, so that
+quantisation, folding and export work on them. The k x k convolution to `rank` channels has the
+stride, padding and dilation; the 1 x 1 convolution after it has the bias.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from slipstream.techniques.lowrank.factors import NEAREST, Start, truncated
 
 
 class _Pair(nn.Sequential):
-    """Two layers in the place of one: `first` to `rank` channels, `second` from there."""
+    """Two layers that replace one: `first` maps to `rank` channels, `second` from there."""
 
     first: Any
     second: Any
@@ -31,17 +31,17 @@ class _Pair(nn.Sequential):
 
     @property
     def bias(self) -> Tensor | None:
-        """Of the second layer."""
+        """Bias of the second layer."""
         tensor: Tensor | None = self.second.bias
         return tensor
 
     @property
     def weight(self) -> Tensor:
-        """The dense weight they stand for, multiplied anew at every look."""
+        """The dense weight, multiplied at every access."""
         raise NotImplementedError
 
     def merged(self) -> nn.Module:
-        """The dense layer they stand for."""
+        """Return the dense layer."""
         raise NotImplementedError
 
 
@@ -57,12 +57,13 @@ class LowRankLinear(_Pair):
             nn.Linear(in_features, rank, bias=False), nn.Linear(rank, out_features, bias)
         )
         dense = nn.Linear(in_features, out_features, bias=False)
-        _fill(self, *_split(dense.weight, rank))
+        factors = truncated(dense.weight, rank)
+        _fill(self, factors.a, factors.b)
 
     @classmethod
     def of(cls, weight: Tensor, bias: Tensor | None, rank: int, start: Start = NEAREST
            ) -> LowRankLinear:  # fmt: skip
-        """The nearest to a dense layer with this `weight` [m, n]; `bias` is taken as it is."""
+        """Return the nearest layer to a dense `weight` [m, n]; `bias` is not copied."""
         rows, columns = weight.shape
         with torch.device("meta"):
             layer = cls.__new__(cls)
@@ -76,22 +77,22 @@ class LowRankLinear(_Pair):
 
     @property
     def in_features(self) -> int:
-        """n."""
+        """Number of input features, n."""
         return int(self.first.in_features)
 
     @property
     def out_features(self) -> int:
-        """m."""
+        """Number of output features, m."""
         return int(self.second.out_features)
 
     @property
     def weight(self) -> Tensor:
-        """[m, n]."""
+        """The dense weight, [m, n]."""
         product: Tensor = self.second.weight @ self.first.weight
         return product
 
     def merged(self) -> nn.Linear:
-        """The dense layer."""
+        """Return the dense layer."""
         weight = self.weight.detach()
         with torch.device("meta"):
             dense = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
@@ -103,7 +104,7 @@ class LowRankLinear(_Pair):
 class _LowRankConv(_Pair):
     """A convolution of k x k to `rank` channels for each group, then one of 1 x 1.
 
-    Arguments as of torch's own, with `rank` before the keywords.
+    Arguments are those of torch's layer, with `rank` after `kernel_size`.
     """
 
     kind: ClassVar[type[Any]]
@@ -123,7 +124,7 @@ class _LowRankConv(_Pair):
 
     @classmethod
     def of(cls, dense: Any, rank: int, start: Start = NEAREST) -> _LowRankConv:
-        """The nearest to a dense convolution, whose bias is taken as it is."""
+        """Return the nearest layer to a dense convolution, whose bias is not copied."""
         layer = cls.__new__(cls)
         _Pair.__init__(layer, *cls._layers(dense, rank))
         layer._fill_from(dense.weight, rank, start)
@@ -133,25 +134,26 @@ class _LowRankConv(_Pair):
     @classmethod
     def _layers(cls, dense: Any, rank: int) -> tuple[nn.Module, nn.Module]:
         with torch.device("meta"):
-            between = dense.groups * rank
+            channels = dense.groups * rank
             first = cls.kind(
-                dense.in_channels, between, dense.kernel_size, dense.stride, dense.padding,
+                dense.in_channels, channels, dense.kernel_size, dense.stride, dense.padding,
                 dense.dilation, dense.groups, False, dense.padding_mode,
             )  # fmt: skip
-            second = cls.kind(between, dense.out_channels, 1, groups=dense.groups, bias=False)
+            second = cls.kind(channels, dense.out_channels, 1, groups=dense.groups, bias=False)
         return first, second
 
     def _fill_from(self, weight: Tensor, rank: int, start: Start) -> None:
-        """Group by group: [m / groups, n / groups * k] each."""
+        """Decompose each group's matrix [m / groups, n / groups * k]."""
         groups = self.first.groups
-        factors = [truncated(one.flatten(1), rank, start) for one in weight.detach().chunk(groups)]
-        a = torch.cat([one.a for one in factors]).view(groups * rank, *weight.shape[1:])
-        b = torch.cat([one.b for one in factors])
+        matrices = [group.flatten(1) for group in weight.detach().chunk(groups)]
+        factors = [truncated(matrix, rank, start) for matrix in matrices]
+        a = torch.cat([pair.a for pair in factors]).view(groups * rank, *weight.shape[1:])
+        b = torch.cat([pair.b for pair in factors])
         _fill(self, a, b.view(*b.shape, *[1] * (weight.dim() - 2)))
 
     @property
     def weight(self) -> Tensor:
-        """[m, n / groups, *k], of the dense convolution."""
+        """The dense weight, [m, n / groups, *k]."""
         first, second = self.first.weight, self.second.weight
         groups = self.first.groups
         a = first.view(groups, -1, math.prod(first.shape[1:]))
@@ -159,12 +161,12 @@ class _LowRankConv(_Pair):
         return torch.bmm(b, a).view(second.shape[0], *first.shape[1:])
 
     def merged(self) -> nn.Module:
-        """The dense convolution."""
-        one = self.first
+        """Return the dense convolution."""
+        first = self.first
         with torch.device("meta"):
             dense = self.kind(
-                one.in_channels, self.second.out_channels, one.kernel_size, one.stride,
-                one.padding, one.dilation, one.groups, False, one.padding_mode,
+                first.in_channels, self.second.out_channels, first.kernel_size, first.stride,
+                first.padding, first.dilation, first.groups, False, first.padding_mode,
             )  # fmt: skip
         dense.weight = nn.Parameter(self.weight.detach())
         dense.bias = self.bias
@@ -173,31 +175,31 @@ class _LowRankConv(_Pair):
 
 
 class LowRankConv1d(_LowRankConv):
-    """In the place of ``nn.Conv1d``."""
+    """Low-rank replacement of ``nn.Conv1d``."""
 
     kind = nn.Conv1d
 
 
 class LowRankConv2d(_LowRankConv):
-    """In the place of ``nn.Conv2d``."""
+    """Low-rank replacement of ``nn.Conv2d``."""
 
     kind = nn.Conv2d
 
 
 class LowRankLSTM(nn.Module):
-    """In the place of ``nn.LSTM``: each of the 4 + 4 gates' matrices is a product of its own.
+    """Low-rank replacement of ``nn.LSTM``: a product for each matrix of its 4 + 4 gates.
 
-    4 d r + 12 h r numbers a layer of width h on inputs of d. Inputs and states are as torch's, with
-    packed sequences; those are run with the products, which are dense.
+    4 d r + 12 h r parameters per layer of width h with d inputs. Inputs and states have the shapes
+    of ``nn.LSTM``. Packed sequences run with the multiplied, dense weights.
 
     Attributes:
-        ranks: of input and recurrent matrices, by layer.
+        ranks: ranks of input and recurrent matrices, by layer.
     """
 
-    def __init__(self, dense: nn.LSTM, wanted: float | int, start: Start = NEAREST) -> None:
+    def __init__(self, dense: nn.LSTM, rank: float | int, start: Start = NEAREST) -> None:
         """
         Raises:
-            InvalidArgumentError: it projects its states, or such a rank cannot be.
+            InvalidArgumentError: `dense` projects its states, or `rank` is invalid for it.
         """
         from slipstream.techniques.lowrank.factors import rank_for
 
@@ -208,30 +210,32 @@ class LowRankLSTM(nn.Module):
         self.num_layers, self.bidirectional = dense.num_layers, dense.bidirectional
         self.batch_first, self.dropout, self.bias = dense.batch_first, dense.dropout, dense.bias
         self.ranks: list[tuple[int, int]] = []
-        for name in self._suffixes():
+        for suffix in self._suffixes():
             parts = {}
             for side in ("ih", "hh"):
-                gates = getattr(dense, f"weight_{side}_{name}").detach().chunk(4)
-                rank = rank_for(wanted, *gates[0].shape)
-                products = [truncated(gate, rank, start) for gate in gates]
-                parts[side] = rank
+                gates = getattr(dense, f"weight_{side}_{suffix}").detach().chunk(4)
+                side_rank = rank_for(rank, *gates[0].shape)
+                products = [truncated(gate, side_rank, start) for gate in gates]
+                parts[side] = side_rank
                 self.register_parameter(
-                    f"a_{side}_{name}", nn.Parameter(torch.stack([one.a for one in products]))
+                    f"a_{side}_{suffix}", nn.Parameter(torch.stack([pair.a for pair in products]))
                 )
                 self.register_parameter(
-                    f"b_{side}_{name}", nn.Parameter(torch.stack([one.b for one in products]))
+                    f"b_{side}_{suffix}", nn.Parameter(torch.stack([pair.b for pair in products]))
                 )
-                bias = getattr(dense, f"bias_{side}_{name}") if self.bias else None
-                self.register_parameter(f"bias_{side}_{name}", bias)
+                bias = getattr(dense, f"bias_{side}_{suffix}") if self.bias else None
+                self.register_parameter(f"bias_{side}_{suffix}", bias)
             self.ranks.append((parts["ih"], parts["hh"]))
         self.train(dense.training)
 
     def _suffixes(self) -> list[str]:
-        ways = ("", "_reverse") if self.bidirectional else ("",)
-        return [f"l{layer}{way}" for layer in range(self.num_layers) for way in ways]
+        directions = ("", "_reverse") if self.bidirectional else ("",)
+        return [
+            f"l{layer}{direction}" for layer in range(self.num_layers) for direction in directions
+        ]
 
     def merged(self) -> nn.LSTM:
-        """The dense LSTM it stands for."""
+        """Return the dense LSTM."""
         with torch.device("meta"):
             dense = nn.LSTM(
                 self.input_size, self.hidden_size, self.num_layers, self.bias, self.batch_first,
@@ -245,35 +249,37 @@ class LowRankLSTM(nn.Module):
         return dense.train(self.training)
 
     def _product(self, side: str, name: str) -> Tensor:
-        """[4 h, d or h]."""
+        """Return a dense weight, [4 h, d or h]."""
         return torch.bmm(
             getattr(self, f"b_{side}_{name}"), getattr(self, f"a_{side}_{name}")
         ).flatten(0, 1).detach()  # fmt: skip
 
-    def forward(self, given: Any, state: Any = None) -> Any:
-        """As ``nn.LSTM``: (output, (h, c))."""
-        if isinstance(given, PackedSequence):
-            return self._packed(given, state)
-        batched = given.dim() == 3
-        x = given if batched else given.unsqueeze(1)
+    def forward(self, input: Any, state: Any = None) -> Any:
+        """Return (output, (h, c)), as ``nn.LSTM`` does."""
+        if isinstance(input, PackedSequence):
+            return self._packed(input, state)
+        batched = input.dim() == 3
+        x = input if batched else input.unsqueeze(1)
         x = x.transpose(0, 1) if self.batch_first and batched else x
-        ways = 2 if self.bidirectional else 1
+        directions = 2 if self.bidirectional else 1
         if state is None:
-            zeros = x.new_zeros(self.num_layers * ways, x.shape[1], self.hidden_size)
+            zeros = x.new_zeros(self.num_layers * directions, x.shape[1], self.hidden_size)
             hidden, cell = zeros, zeros
         else:
-            hidden, cell = (one if batched else one.unsqueeze(1) for one in state)
+            hidden, cell = (tensor if batched else tensor.unsqueeze(1) for tensor in state)
         last_h, last_c = [], []
         for layer in range(self.num_layers):
             outputs = []
-            for way in range(ways):
-                at = layer * ways + way
-                name = f"l{layer}" + "_reverse" * way
-                y, h, c = self._one_way(x.flip(0) if way else x, hidden[at], cell[at], name)
-                outputs.append(y.flip(0) if way else y)
+            for reverse in range(directions):
+                at = layer * directions + reverse
+                name = f"l{layer}" + "_reverse" * reverse
+                y, h, c = self._run_direction(
+                    x.flip(0) if reverse else x, hidden[at], cell[at], name
+                )
+                outputs.append(y.flip(0) if reverse else y)
                 last_h.append(h)
                 last_c.append(c)
-            x = torch.cat(outputs, -1) if ways > 1 else outputs[0]
+            x = torch.cat(outputs, -1) if directions > 1 else outputs[0]
             if self.dropout and layer < self.num_layers - 1:
                 x = functional.dropout(x, self.dropout, self.training)
         h, c = torch.stack(last_h), torch.stack(last_c)
@@ -281,15 +287,17 @@ class LowRankLSTM(nn.Module):
             return x.squeeze(1), (h.squeeze(1), c.squeeze(1))
         return (x.transpose(0, 1) if self.batch_first else x), (h, c)
 
-    def _one_way(self, x: Tensor, h: Tensor, c: Tensor, name: str) -> tuple[Tensor, Tensor, Tensor]:
-        """One layer in one direction: x [time, batch, d], h and c [batch, hidden]."""
-        a_in, b_in = getattr(self, f"a_ih_{name}"), getattr(self, f"b_ih_{name}")
+    def _run_direction(
+        self, x: Tensor, h: Tensor, c: Tensor, name: str
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Run a layer in one direction: x [time, batch, d], h and c [batch, hidden]."""
+        a_input, b_input = getattr(self, f"a_ih_{name}"), getattr(self, f"b_ih_{name}")
         a, b = getattr(self, f"a_hh_{name}"), getattr(self, f"b_hh_{name}")
         time, batch, _ = x.shape
-        # All times at once: [4, time * batch, hidden].
-        thin = functional.linear(x.reshape(time * batch, -1), a_in.flatten(0, 1))
+        # Input products of all time steps: [4, time * batch, hidden].
+        thin = functional.linear(x.reshape(time * batch, -1), a_input.flatten(0, 1))
         thin = thin.view(time * batch, 4, -1).transpose(0, 1)
-        gates = torch.bmm(thin, b_in.transpose(1, 2))
+        gates = torch.bmm(thin, b_input.transpose(1, 2))
         if self.bias:
             bias = getattr(self, f"bias_ih_{name}") + getattr(self, f"bias_hh_{name}")
             gates = gates + bias.view(4, 1, -1)
@@ -304,7 +312,7 @@ class LowRankLSTM(nn.Module):
             outputs.append(h)
         return torch.stack(outputs), h, c
 
-    def _packed(self, given: PackedSequence, state: Any) -> Any:
+    def _packed(self, input: PackedSequence, state: Any) -> Any:
         parameters: dict[str, Tensor] = {}
         for name in self._suffixes():
             for side in ("ih", "hh"):
@@ -317,16 +325,16 @@ class LowRankLSTM(nn.Module):
                 self.input_size, self.hidden_size, self.num_layers, self.bias, self.batch_first,
                 self.dropout, self.bidirectional,
             )  # fmt: skip
-        return torch.func.functional_call(dense.train(self.training), parameters, (given, state))
+        return torch.func.functional_call(dense.train(self.training), parameters, (input, state))
 
 
 class LowRankAttention(nn.Module):
-    """In the place of ``nn.MultiheadAttention``: its four projections are products.
+    """Low-rank replacement of ``nn.MultiheadAttention``, with products as its four projections.
 
-    8 p d r numbers for p heads of d; called as torch's own.
+    8 p d r parameters for p heads of width d; takes the same arguments in calls.
     """
 
-    # What torch's encoder layers ask before they take a path that would read dense weights.
+    # Torch's encoder layers check these before a fast path that reads dense weights.
     in_proj_bias = None
     in_proj_weight = None
     q: LowRankLinear
@@ -334,17 +342,19 @@ class LowRankAttention(nn.Module):
     v: LowRankLinear
 
     def __init__(
-        self, dense: nn.MultiheadAttention, wanted: float | int, start: Start = NEAREST
+        self, dense: nn.MultiheadAttention, rank: float | int, start: Start = NEAREST
     ) -> None:
         """
         Raises:
-            InvalidArgumentError: it adds keys of its own, or such a rank cannot be.
+            InvalidArgumentError: `dense` adds bias or zero keys, or `rank` is invalid for it.
         """
         from slipstream.techniques.lowrank.factors import rank_for
 
         super().__init__()
         if dense.bias_k is not None or dense.add_zero_attn:
-            raise InvalidArgumentError("bias_k", "attention that adds keys of its own stays dense")
+            raise InvalidArgumentError(
+                "bias_k", "attention that adds bias or zero keys stays dense"
+            )
         self.embed_dim, self.num_heads = dense.embed_dim, dense.num_heads
         self.kdim, self.vdim = dense.kdim, dense.vdim
         self.batch_first, self.dropout = dense.batch_first, dense.dropout
@@ -357,24 +367,24 @@ class LowRankAttention(nn.Module):
         biases: Any = (None,) * 3 if bias is None else [b.clone() for b in bias.detach().chunk(3)]
         for name, weight, vec in zip("qkv", weights, biases, strict=True):
             layer = LowRankLinear.of(
-                weight, None if vec is None else nn.Parameter(vec), rank_for(wanted, *weight.shape),
+                weight, None if vec is None else nn.Parameter(vec), rank_for(rank, *weight.shape),
                 start,
             )  # fmt: skip
             self.add_module(name, layer)
         out = dense.out_proj
         self.out_proj = LowRankLinear.of(
-            out.weight, out.bias, rank_for(wanted, *out.weight.shape), start
+            out.weight, out.bias, rank_for(rank, *out.weight.shape), start
         )
         self.train(dense.training)
 
     def merged(self) -> nn.MultiheadAttention:
-        """The dense attention it stands for."""
+        """Return the dense attention."""
         dense = nn.MultiheadAttention(
             self.embed_dim, self.num_heads, self.dropout, self.q.bias is not None,
             kdim=self.kdim, vdim=self.vdim, batch_first=self.batch_first,
         )  # fmt: skip
         parts = (self.q, self.k, self.v)
-        weights = [one.weight.detach() for one in parts]
+        weights = [part.weight.detach() for part in parts]
         dense.to(weights[0].dtype)
         if dense._qkv_same_embed_dim:
             dense.in_proj_weight = nn.Parameter(torch.cat(weights))
@@ -382,7 +392,7 @@ class LowRankAttention(nn.Module):
             for name, weight in zip("qkv", weights, strict=True):
                 setattr(dense, f"{name}_proj_weight", nn.Parameter(weight))
         if self.q.bias is not None:
-            biases = [one.bias for one in parts if one.bias is not None]
+            biases = [part.bias for part in parts if part.bias is not None]
             dense.in_proj_bias = nn.Parameter(torch.cat(biases).detach())
         dense.out_proj.weight = nn.Parameter(self.out_proj.weight.detach())
         dense.out_proj.bias = self.out_proj.bias  # type: ignore[assignment]
@@ -393,18 +403,18 @@ class LowRankAttention(nn.Module):
         need_weights: bool = True, attn_mask: Tensor | None = None,
         average_attn_weights: bool = True, is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-        """As ``nn.MultiheadAttention``: (output, weights or None); masks mark what is left out."""
+        """Return (output, weights or None), as ``nn.MultiheadAttention`` does."""
         batched = query.dim() == 3
         if not batched:
-            query, key, value = (one.unsqueeze(0) for one in (query, key, value))
+            query, key, value = (tensor.unsqueeze(0) for tensor in (query, key, value))
         elif not self.batch_first:
-            query, key, value = (one.transpose(0, 1) for one in (query, key, value))
+            query, key, value = (tensor.transpose(0, 1) for tensor in (query, key, value))
         if not batched and key_padding_mask is not None:
             key_padding_mask = key_padding_mask.unsqueeze(0)
         n, length, _ = query.shape
         q, k, v = (
-            layer(one).view(n, one.shape[1], self.num_heads, -1).transpose(1, 2)
-            for layer, one in ((self.q, query), (self.k, key), (self.v, value))
+            layer(tensor).view(n, tensor.shape[1], self.num_heads, -1).transpose(1, 2)
+            for layer, tensor in ((self.q, query), (self.k, key), (self.v, value))
         )
         mask = self._mask(attn_mask, key_padding_mask, n, q.dtype)
         dropout = self.dropout if self.training else 0.0
@@ -425,7 +435,7 @@ class LowRankAttention(nn.Module):
     def _mask(
         self, attn_mask: Tensor | None, padding: Tensor | None, n: int, dtype: torch.dtype
     ) -> Tensor | None:
-        """Both masks as one that is added to scores [n, heads, length, keys]."""
+        """Combine both masks into one that is added to scores [n, heads, length, keys]."""
 
         def added(mask: Tensor) -> Tensor:
             if mask.dtype is not torch.bool:
@@ -444,12 +454,7 @@ class LowRankAttention(nn.Module):
 
 
 LOW_RANK = (LowRankLinear, LowRankConv1d, LowRankConv2d, LowRankLSTM, LowRankAttention)
-"""Every layer of this kind."""
-
-
-def _split(weight: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    factors = truncated(weight, rank)
-    return factors.a, factors.b
+"""All low-rank layers."""
 
 
 def _fill(pair: _Pair, a: Tensor, b: Tensor) -> None:

@@ -1,8 +1,8 @@
-"""A recorded step with products in the place of weights: two operators for one, less to update.
+"""Edit of a recorded step that replaces weights by products: more operators, smaller updates.
 
-A convolution becomes two, its backward pass too; of a linear layer each of the three products of
-matrices becomes two thin ones, with the times that micro-benchmarks of these shapes have against
-those of the recorded ones. An LSTM is timed as a whole.
+A convolution becomes two, as does its backward pass. Each of the three matrix products of a linear
+layer becomes two thin ones. Durations are scaled by the ratio of micro-benchmarks of the new and
+recorded shapes. An LSTM is timed as a whole.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ _MULTIPLIES = frozenset({*CONVOLUTIONS, *MATMULS, _LSTM})
 _DENSE = frozenset(RECURRENT) - {"aten::lstm"}
 _MM = "aten::mm(Tensor self, Tensor mat2) -> Tensor"
 _ROLES = (Role.PARAMETER, Role.GRADIENT, Role.OPTIMIZER, Role.TEMPORARY)
-_TAKES = ("aten::detach", "aten::clone", "aten::copy_")
+_COPIES = ("aten::detach", "aten::clone", "aten::copy_")
 
 
 @dataclass(frozen=True, eq=False)
 class Product:
-    """Tasks of a site that make one call, and the calls that each of them becomes.
+    """Tasks of a site that make the same call, and the calls that replace it.
 
     Attributes:
         tasks: int64 [k], ascending.
         forward: whether they run in the forward pass, where the last of `calls` replaces the
-            task; in the backward pass it is the first.
-        recorded: the call they make.
+            task; in the backward pass the first does.
+        recorded: the recorded call.
     """
 
     tasks: NDArray[np.int64]
@@ -51,15 +51,15 @@ class Product:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LowRankSite(Match):
-    """One weight of a layer, or two of an LSTM, and the tasks that work with it.
+    """A weight of a layer, or two of an LSTM, and the tasks that use it.
 
     Attributes:
-        shape: of the weight as a matrix, for each of `count` products.
+        shape: shape of the weight as a matrix, for each of `count` products.
         shortcut: whether it is a convolution that only changes a residual's shape.
-        ranks: of each weight's products.
-        products: what becomes of its tasks, in the order of their first ones.
-        thin: bytes between the factors, made in the forward pass, with the task that makes them and
-            the last one that needs them.
+        ranks: rank of each weight's products, by storage.
+        products: replacements of its tasks, in the order of their first ones.
+        thin: size in bytes of the tensor between the factors, the task that allocates it and the
+            last one that reads it.
     """
 
     shape: tuple[int, int]
@@ -69,8 +69,8 @@ class LowRankSite(Match):
     products: tuple[Product, ...] = ()
     thin: tuple[int, int, int] = (0, -1, -1)
 
-    def numbers(self, storage: int) -> int:
-        """Of the factors of a weight."""
+    def parameters(self, storage: int) -> int:
+        """Return the number of parameters of a weight's factors."""
         spec, rank = self.weights[storage], self.ranks[storage]
         rows = self.shape[0] * self.count
         columns = spec.numel // rows
@@ -83,8 +83,8 @@ class LowRankPlan:
 
     Attributes:
         sites: layers that become products.
-        updates: the optimizer's tasks, with the factors' numbers instead of the weights'.
-        exchanged: by task: taking a gradient, which has the numbers of the factors.
+        updates: the optimizer's tasks on factors instead of weights.
+        exchanged: calls that store a gradient with the size of the factors, by task.
     """
 
     sites: list[LowRankSite]
@@ -93,20 +93,22 @@ class LowRankPlan:
 
     @classmethod
     def of(cls, graph: Graph, chosen: Sequence[LowRankSite]) -> LowRankPlan:
-        """Return the plan for layers that have their ranks."""
+        """Return the plan for sites whose ranks are set."""
         sites = [as_products(graph, site) for site in chosen]
         return cls(sites, Changed.of(graph, updates(graph, sites)), exchanged(graph, sites))
 
 
 def sites(flow: Flow) -> Iterator[LowRankSite]:
-    """Find layers whose weights are parameters; all calls of a layer belong together."""
+    """Find layers whose weights are parameters; all calls of a layer form one site."""
     graph, tasks, strings = flow.graph, flow.graph.tasks, flow.graph.strings
-    attends = np.array(["scaled_dot_product" in text or text == "aten::bmm" for text in strings])
-    attending = {
+    is_attention = np.array(
+        ["scaled_dot_product" in text or text == "aten::bmm" for text in strings]
+    )
+    attention_modules = {
         strings[module].partition(".")[2]
-        for module in np.unique(tasks.module[attends[tasks.name]]).tolist()
+        for module in np.unique(tasks.module[is_attention[tasks.name]]).tolist()
     }
-    # Of recurrent modules only LSTMs have a thin form.
+    # LSTMs are the only recurrent modules with a low-rank form.
     dense = np.array([text.partition("/")[0] in _DENSE for text in strings])[tasks.scope]
     calls: dict[int, list[Match]] = {}
     for match in matches(graph, layers, _lstm_layers):
@@ -118,8 +120,12 @@ def sites(flow: Flow) -> Iterator[LowRankSite]:
         settings, count = match.settings, match.settings.groups
         rows = settings.outputs // count
         columns = match.weights[weight].numel // settings.outputs
-        if match.kind in ("linear", "matmul") and match.module in attending and rows == 3 * columns:
-            # Queries, keys and values at once: three products.
+        if (
+            match.kind in ("linear", "matmul")
+            and match.module in attention_modules
+            and rows == 3 * columns
+        ):
+            # Queries, keys and values together: three products.
             rows, count = columns, 3
         pointwise = len(settings.kernel) == 2 and set(settings.kernel) == {1}
         yield LowRankSite(
@@ -132,7 +138,7 @@ def sites(flow: Flow) -> Iterator[LowRankSite]:
 
 
 def _lstm_layers(flow: Flow) -> Iterator[Match]:
-    """Find the layers of LSTMs, each of which multiplies with two weights of four gates."""
+    """Find the layers of LSTMs, each with two weights of four gates."""
     for task in flow.calling((_LSTM,), StepPhase.FORWARD).tolist():
         call, (storages, _) = flow.call(task), flow.operands(task)
         if call is not None and storages[1] in flow.parameters:
@@ -146,16 +152,19 @@ def _lstm_layers(flow: Flow) -> Iterator[Match]:
 
 
 def as_products(graph: Graph, site: LowRankSite) -> LowRankSite:
-    """Return the site with what becomes of its tasks at its ranks."""
+    """Return the site with the replacements of its tasks at its ranks."""
     tasks, weight = np.sort(np.array(site.tasks)), next(iter(site.weights))
     number = graph.tasks.call[tasks]
     backward = graph.tasks.phase[tasks] == StepPhase.BACKWARD
     reads = np.zeros(len(tasks), bool)
-    for each in np.unique(number).tolist():
-        inputs = np.arange(len(graph.calls[each].inputs))
-        places = graph.operand_start[tasks[number == each], None] + inputs
-        reads[number == each] = (graph.operands[places] == weight).any(axis=1)
-    matmuls = [graph.calls[each].name == "aten::mm" for each in number[backward & reads].tolist()]
+    for call_number in np.unique(number).tolist():
+        inputs = np.arange(len(graph.calls[call_number].inputs))
+        places = graph.operand_start[tasks[number == call_number], None] + inputs
+        reads[number == call_number] = (graph.operands[places] == weight).any(axis=1)
+    matmuls = [
+        graph.calls[call_number].name == "aten::mm"
+        for call_number in number[backward & reads].tolist()
+    ]
     codes, firsts = np.unique(4 * number + 2 * backward + reads, return_index=True)
     products = []
     for code, first in sorted(zip(codes.tolist(), firsts.tolist(), strict=True), key=itemgetter(1)):
@@ -199,7 +208,7 @@ def _spec(like: TensorSpec, *shape: int) -> TensorSpec:
 
 
 def _like_image(like: TensorSpec, *shape: int) -> TensorSpec:
-    """Of this shape, in the order of dimensions that `like` has."""
+    """Return a spec of this shape with the dimension order of `like`."""
     if len(shape) == 4 and like.strides[1] == 1 and like.shape[1] > 1:
         _, c, h, w = shape
         return TensorSpec(like.dtype, shape, (c * h * w, 1, w * c, c), like.device)
@@ -241,7 +250,7 @@ def _convolutions_backward(call: Call, rank: int) -> list[Call]:
 
 
 def _part(call: Call, count: int, reads_weight: bool, backward: bool) -> Call:
-    """One of `count` products of matrices that a product is, by the weight's rows."""
+    """Return one of the `count` matrix products that `call` consists of, by the weight's rows."""
     *rest, left, right = call.inputs
 
     def cut(spec: TensorSpec, axis: int) -> TensorSpec:
@@ -252,22 +261,22 @@ def _part(call: Call, count: int, reads_weight: bool, backward: bool) -> Call:
     if reads_weight and backward:
         return call.with_inputs([*rest, cut(left, 1), cut(right, 0)])
     if reads_weight:
-        return call.with_inputs([*(cut(one, 0) for one in rest), left, cut(right, 1)])
+        return call.with_inputs([*(cut(bias, 0) for bias in rest), left, cut(right, 1)])
     return call.with_inputs([*rest, cut(left, 0), right])
 
 
 def _thin_products(
     call: Call, rank: int, backward: bool, reads_weight: bool, takes_input: bool
 ) -> list[Call]:
-    """What one product of matrices becomes, forward or backward."""
+    """Return the thin products that replace a matrix product, forward or backward."""
     left, right = call.inputs[-2:]
     (m, k), n = left.shape, right.shape[1]
 
-    def mm(one: TensorSpec, other: TensorSpec) -> Call:
-        return Call(_MM, (one, other), (_spec(left, one.shape[0], other.shape[1]),))
+    def mm(a: TensorSpec, b: TensorSpec) -> Call:
+        return Call(_MM, (a, b), (_spec(left, a.shape[0], b.shape[1]),))
 
     if reads_weight:
-        # [m, k] through the weight to [m, n], by way of [m, rank].
+        # [m, k] times the weight is [m, n], computed through [m, rank].
         between = _spec(left, m, rank)
         right_1, right_2 = replace(right, shape=(k, rank)), replace(right, shape=(rank, n))
         if right.strides[0] == 1:
@@ -282,16 +291,16 @@ def _thin_products(
         return [mm(left, right_1), second]
     if not backward:
         return [call]
-    # The weight's gradient [m, n] over k samples: those of both factors.
+    # The weight's gradient [m, n] over k samples becomes the gradients of both factors.
     calls = [mm(left, _spec(left, k, rank)), mm(_spec(left, rank, k), right)]
     if not takes_input:
-        # Whoever needs no gradient of the input needs it between the factors.
+        # Without a gradient of the input, the one between the factors is still needed.
         calls.append(mm(_spec(left, k, m), _spec(left, m, rank)))
     return calls
 
 
-def edited(edit: Editor, graph: Graph, plan: LowRankPlan, context: Context) -> None:
-    """Put the products in: forward, backward, updates, gradients that are exchanged, memory."""
+def insert_products(edit: Editor, graph: Graph, plan: LowRankPlan, context: Context) -> None:
+    """Edit forward and backward passes, updates, exchanged gradients and memory."""
     durations, recorded = context.durations, graph.tasks
     for site in plan.sites:
         timed = [product for product in site.products if not _whole_layer(product)]
@@ -302,7 +311,7 @@ def edited(edit: Editor, graph: Graph, plan: LowRankPlan, context: Context) -> N
             recorded_ns = recorded.duration_ns[tasks]
             before = None if _whole_layer(product) else durations.lookup(product.recorded)
             scale = in_step if before is None else recorded_ns / before.nanoseconds
-            # The recorded task stays what gives the layer's output, or the weight's gradient first.
+            # The recorded task becomes the last call in the forward pass, the first in the backward.
             stays = len(calls) - 1 if forward else 0
             for number, call in enumerate(calls):
                 cost = price(durations, call, math.nan)
@@ -337,12 +346,12 @@ def edited(edit: Editor, graph: Graph, plan: LowRankPlan, context: Context) -> N
 
 
 def _whole_layer(product: Product) -> bool:
-    """Whether what replaces the tasks is timed as a whole layer."""
+    """Whether the replacement is timed as a whole layer."""
     return product.calls[0].name.startswith("slipstream::")
 
 
-def asked(graph: Graph, plan: LowRankPlan) -> list[Call]:
-    """Calls whose durations `edited` looks up, the recorded ones beside what they become."""
+def required_calls(graph: Graph, plan: LowRankPlan) -> list[Call]:
+    """Return the recorded and new calls whose durations `insert_products` looks up."""
     lookups: list[Call] = []
     for site in plan.sites:
         for product in site.products:
@@ -352,8 +361,8 @@ def asked(graph: Graph, plan: LowRankPlan) -> list[Call]:
 
 
 def _places(graph: Graph, chosen: Sequence[LowRankSite]) -> dict[tuple[int, ...], list[int | None]]:
-    """By shape, of each trained tensor in order: numbers of its factors; None where it stays."""
-    numbers = {storage: site.numbers(storage) for site in chosen for storage in site.weights}
+    """Return the parameters of each trained tensor's factors, by shape; None if it stays dense."""
+    sizes = {storage: site.parameters(storage) for site in chosen for storage in site.weights}
     shapes = {spec.shape for site in chosen for spec in site.weights.values()}
     specs = updated_tensors(graph)
     storages: list[int] = graph.parameters.tolist()
@@ -361,42 +370,42 @@ def _places(graph: Graph, chosen: Sequence[LowRankSite]) -> dict[tuple[int, ...]
     if len(specs) != len(storages):
         for site in chosen:
             for storage, spec in site.weights.items():
-                places.setdefault(spec.shape, []).append(numbers[storage])
+                places.setdefault(spec.shape, []).append(sizes[storage])
         return places
     for storage, spec in zip(storages, specs, strict=True):
         if spec.shape in shapes:
-            places.setdefault(spec.shape, []).append(numbers.get(storage))
+            places.setdefault(spec.shape, []).append(sizes.get(storage))
     return places
 
 
 def updates(graph: Graph, chosen: Sequence[LowRankSite]) -> dict[int, Call]:
-    """By the optimizer's tasks: what they call with the factors' numbers in place of weights."""
+    """Return the calls of the optimizer's tasks on factors instead of weights, by task."""
     places = _places(graph, chosen)
     changed: dict[int, Call] = {}
     single: dict[tuple[int, ...], list[int]] = {shape: [] for shape in places}
     updating = np.flatnonzero((graph.tasks.phase == StepPhase.OPTIMIZER) & (graph.tasks.call >= 0))
-    numbers = graph.tasks.call[updating].tolist()
-    # Few calls stand for many tasks.
-    met = {
+    call_numbers = graph.tasks.call[updating].tolist()
+    # Many tasks share a few calls.
+    shapes_of = {
         number: {spec.shape for spec in graph.calls[number].inputs} & set(places)
-        for number in set(numbers)
+        for number in set(call_numbers)
     }
     in_lists = {
         number: _in_lists(graph.calls[number], places)
-        for number, shapes in met.items()
+        for number, shapes in shapes_of.items()
         if shapes and _has_lists(graph.calls[number])
     }
-    for task, number in zip(updating.tolist(), numbers, strict=True):
+    for task, number in zip(updating.tolist(), call_numbers, strict=True):
         if number in in_lists:
             changed[task] = in_lists[number]
             continue
-        for shape in met[number]:
+        for shape in shapes_of[number]:
             single[shape].append(task)
     alone: dict[tuple[int, tuple[int, ...], int], Call] = {}
     for shape, tasks in single.items():
-        each = max(1, len(tasks) // len(places[shape]))
+        tasks_per_tensor = max(1, len(tasks) // len(places[shape]))
         for place, task in enumerate(tasks):
-            size = places[shape][min(place // each, len(places[shape]) - 1)]
+            size = places[shape][min(place // tasks_per_tensor, len(places[shape]) - 1)]
             if size is None:
                 continue
             key = int(graph.tasks.call[task]), shape, size
@@ -411,22 +420,22 @@ def _has_lists(call: Call) -> bool:
 
 
 def _in_lists(call: Call, places: Mapping[tuple[int, ...], list[int | None]]) -> Call:
-    """`call` with the n-th tensor of a shape, in each list, as long as the factors."""
+    """Resize the n-th tensor of a shape in each list of `call` to the factors."""
 
     def changed(value: object) -> object:
         if isinstance(value, TensorSpec):
-            numbers = places.get(value.shape, [None])[0]
-            return value if numbers is None else _spec(value, numbers)
+            size = places.get(value.shape, [None])[0]
+            return value if size is None else _spec(value, size)
         if not isinstance(value, (list, tuple)):
             return value
-        met = dict.fromkeys(places, 0)
+        counts = dict.fromkeys(places, 0)
         items: list[object] = []
         for item in value:
             if isinstance(item, TensorSpec) and item.shape in places:
-                at = min(met[item.shape], len(places[item.shape]) - 1)
-                numbers = places[item.shape][at]
-                met[item.shape] += 1
-                items.append(item if numbers is None else _spec(item, numbers))
+                at = min(counts[item.shape], len(places[item.shape]) - 1)
+                size = places[item.shape][at]
+                counts[item.shape] += 1
+                items.append(item if size is None else _spec(item, size))
             else:
                 items.append(item)
         return tuple(items)
@@ -437,32 +446,32 @@ def _in_lists(call: Call, places: Mapping[tuple[int, ...], list[int | None]]) ->
 
 
 def exchanged(graph: Graph, chosen: Sequence[LowRankSite]) -> dict[int, Call]:
-    """By task: taking a gradient, which has the numbers of the factors: what replicas exchange."""
-    taking: dict[tuple[str, tuple[int, ...]], list[int]] = {}
+    """Return the calls that store exchanged gradients, with the size of the factors, by task."""
+    copies: dict[tuple[str, tuple[int, ...]], list[int]] = {}
     tasks = graph.tasks
-    takes = np.array([*(call.name in _TAKES for call in graph.calls), False])  # -1 is not a call
+    is_copy = np.array([*(call.name in _COPIES for call in graph.calls), False])  # -1 is not a call
     accumulates = np.array(["AccumulateGrad" in text for text in graph.strings])
-    mask = (tasks.phase == StepPhase.BACKWARD) & takes[tasks.call] & accumulates[tasks.scope]
+    mask = (tasks.phase == StepPhase.BACKWARD) & is_copy[tasks.call] & accumulates[tasks.scope]
     for task in np.flatnonzero(mask).tolist():
         key = module_of(graph, task), graph.task(task).known_call.inputs[0].shape
-        taking.setdefault(key, []).append(task)
+        copies.setdefault(key, []).append(task)
     changed: dict[int, Call] = {}
     for site in chosen:
         for storage, spec in site.weights.items():
-            # Two weights of one shape in a module are taken one after the other.
-            waiting = taking.get((site.module, spec.shape))
-            if waiting:
-                task = waiting.pop(0)
+            # Tasks of two weights of the same shape in a module are assigned in order.
+            candidates = copies.get((site.module, spec.shape))
+            if candidates:
+                task = candidates.pop(0)
                 call = graph.task(task).known_call
-                given = _spec(spec, site.numbers(storage))
-                changed[task] = call.with_inputs([given] * len(call.inputs))
+                factors = _spec(spec, site.parameters(storage))
+                changed[task] = call.with_inputs([factors] * len(call.inputs))
     return changed
 
 
 def _resize(edit: Editor, graph: Graph, chosen: Sequence[LowRankSite]) -> None:
-    """Whatever is as large as a weight becomes its share of that."""
+    """Scale allocations of the size of a weight to its factors."""
     shares = {
-        storage: site.numbers(storage) / spec.numel
+        storage: site.parameters(storage) / spec.numel
         for site in chosen
         for storage, spec in site.weights.items()
     }
@@ -478,14 +487,14 @@ def _resize(edit: Editor, graph: Graph, chosen: Sequence[LowRankSite]) -> None:
     share[list(shares)] = list(shares.values())
     others = ~np.isin(storages, graph.parameters) & (memory.role[rows] != Role.TEMPORARY)
     resized = nbytes * share[storages]
-    for size, each in sizes.items():
-        resized[np.isnan(resized) & others & (nbytes == size)] = size * sum(each) / len(each)
+    for size, parts in sizes.items():
+        resized[np.isnan(resized) & others & (nbytes == size)] = size * sum(parts) / len(parts)
     changed = ~np.isnan(resized)
     edit.resize(rows[changed], np.rint(resized[changed]))
 
 
 def rank_of(site: LowRankSite, ratio: float, rank: int | None) -> dict[int, int] | None:
-    """Return the products' rank by weight; None if `rank` is above a full rank of the site."""
+    """Return the rank of the products by weight; None if `rank` exceeds a full rank of the site."""
     ranks = {}
     for storage, spec in site.weights.items():
         rows = site.shape[0]

@@ -17,25 +17,31 @@ from slipstream.graph.flow import matches
 from slipstream.graph.graph import kept
 from slipstream.technique import Choosing, CodeChange, Context, Quality, QualityKind, Stage, Traits
 from slipstream.techniques._baseline import already_compiled
-from slipstream.techniques.lowrank.recorded import LowRankPlan, asked, edited, rank_of, sites
+from slipstream.techniques.lowrank.recorded import (
+    LowRankPlan,
+    insert_products,
+    rank_of,
+    required_calls,
+    sites,
+)
 
 if TYPE_CHECKING:
     from slipstream.workload import BuiltWorkload, Workload
 
-# Looks of the automatic mode at ranks, over the steps that are planned.
-_LOOKS = 40
+# Rank measurements of the automatic mode over the planned steps.
+_MEASUREMENTS = 40
 
 
 @dataclass(frozen=True)
 class LowRank(Choosing):
-    """Layers of `ratio` times their full rank, but the first and the last.
+    """Factorization of layers to `ratio` times their full rank, except the first and the last.
 
     Attributes:
-        ratio: share of the full rank, over 0 to 1.
-        rank: the same rank for all layers, in place of `ratio`.
-        warmup: share of the training that is dense before; a step by itself is taken as after it.
-        auto: choose ranks by layer, and the moment of the switch, from how weights' spectra settle.
-        ends: whether the first and the last layer become products, too.
+        ratio: share of the full rank, above 0, at most 1.
+        rank: rank for all layers, overriding `ratio`.
+        warmup: share of the training that stays dense first; a single step is assumed to be later.
+        auto: choose the ranks and the time of the switch from the weights' spectra.
+        ends: whether to replace the first and the last layer too.
         only, except_: patterns of modules' qualified names.
     """
 
@@ -57,60 +63,64 @@ class LowRank(Choosing):
     def __post_init__(self) -> None:
         if not 0 < self.ratio <= 1:
             raise InvalidArgumentError(
-                "lowrank:ratio", f"{self.ratio:g} is no share of the full rank", remedy="0 < r <= 1"
+                "lowrank:ratio",
+                f"{self.ratio:g} is not a share of the full rank",
+                remedy="0 < r <= 1",
             )
         if self.rank is not None and self.rank < 1:
             raise InvalidArgumentError("lowrank:rank", f"{self.rank} is less than 1")
         if not 0 <= self.warmup < 1:
             raise InvalidArgumentError(
-                "lowrank:warmup", f"{self.warmup:g} is no share of the training",
+                "lowrank:warmup", f"{self.warmup:g} is not a share of the training",
                 remedy="for example lowrank:0.25,warmup=0.2",
             )  # fmt: skip
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
-        """None, or why no layer has fewer numbers as a product."""
+        """Return why no layer has fewer parameters as a product; None if one has."""
         if (reason := already_compiled(graph)) is not None:
             return reason
         if not (graph.tasks.phase == StepPhase.BACKWARD).any():
-            return "the step does not train, and a product of thin matrices has to be trained"
-        every = matches(graph, sites)
-        none = "the step has no linear layer, convolution or LSTM"
-        if (reason := self.why_none_of(every, none)) is not None:
+            return "the step does not train, and low-rank products have to be trained"
+        candidates = matches(graph, sites)
+        missing = "the step has no linear layer, convolution or LSTM"
+        if (reason := self.why_none_of(candidates, missing)) is not None:
             return reason
         if not _products(graph, self).sites:
             return (
-                f"none of its {len(every)} layers has fewer numbers as a product of "
+                f"none of its {len(candidates)} layers has fewer parameters as a product of "
                 f"{'this rank' if self.rank is None else f'rank {self.rank}'}, "
-                "but for the first and the last, which stay dense"
+                "except the first and the last, which stay dense"
             )
         return None
 
     def required_timings(self, graph: Graph) -> Sequence[Call]:
-        """Operators as they are and as they would be."""
-        return asked(graph, _products(graph, self))
+        """Return the recorded and the new operators."""
+        return required_calls(graph, _products(graph, self))
 
     def predict(self, graph: Graph, context: Context) -> Graph:
-        """Two operators for one, smaller updates, gradients and memory."""
+        """Replace each operator by two, and reduce updates, gradients and memory."""
         plan = _products(graph, self)
         chosen = plan.sites
         edit = Editor(graph, str(self))
-        edited(edit, graph, plan, context)
-        before = sum(spec.numel for one in chosen for spec in one.weights.values())
-        after = sum(one.numbers(storage) for one in chosen for storage in one.weights)
+        insert_products(edit, graph, plan, context)
+        before = sum(spec.numel for site in chosen for spec in site.weights.values())
+        after = sum(site.parameters(storage) for site in chosen for storage in site.weights)
         return edit.apply(
-            f"{len(chosen)} weights of {before:,} numbers as products of {after:,}"
-            + " once it is warm" * bool(self.warmup or self.auto)
+            f"{len(chosen)} weights of {before:,} parameters as products of {after:,}"
+            + " after the warm-up" * bool(self.warmup or self.auto)
         )
 
     def apply(self, built: BuiltWorkload) -> None:
-        """Exchange the layers now, or once the dense share of the planned steps is over.
+        """Replace the layers now, or after the dense share of the planned steps.
 
         Raises:
-            WorkloadError: the step hides its model or does not train, or no layer can be exchanged.
+            WorkloadError: the step hides its model or does not train, or no layer can be replaced.
         """
         built.need_model(self.name)
         if not built.training:
-            raise WorkloadError("lowrank is for training", remedy="(model, batch, loss, optimizer)")
+            raise WorkloadError(
+                "lowrank needs a training step", remedy="return (model, batch, loss, optimizer)"
+            )
         try:
             self._check(built.model)
             if built.planned_steps and (self.warmup or self.auto):
@@ -125,61 +135,61 @@ class LowRank(Choosing):
     def factorize(
         self, built: BuiltWorkload, ranks: dict[str, int] | None = None, *, warm: bool = False
     ) -> None:
-        """Exchange the layers of what was built, whatever is around its model.
+        """Replace the layers of `built`, whose model may be wrapped.
 
         Args:
-            ranks: by layer; those of the settings where None.
-            warm: whether its weights are trained, and not drawn a moment ago.
+            ranks: ranks by layer; those of the settings if None.
+            warm: whether the weights are trained, not freshly initialised.
         """
         from slipstream.techniques.lowrank.factors import Start
         from slipstream.techniques.lowrank.layers import factorize, switch
 
         def change(model: Any) -> None:
             factorize(
-                model, ranks or self._wanted, optimizer=built.optimizer, keep=self._keep,
+                model, ranks or self._requested, optimizer=built.optimizer, keep=self._keep,
                 only=self.only, except_=self.except_, start=Start(keep_norm=not warm),
             )  # fmt: skip
 
         built.model = switch(built.model, change)
 
     def _check(self, model: Any) -> None:
-        """See that names and ranks are right before the dense phase, not after it.
+        """Validate names and ranks before the dense phase.
 
         Raises:
-            WorkloadError: no layer has such a name.
-            InvalidArgumentError: a named layer cannot have its rank.
+            WorkloadError: no layer is selected.
+            InvalidArgumentError: a rank is invalid for its layer.
         """
         from slipstream.techniques.lowrank.layers import plan
 
-        plan(model, self._wanted, keep=self._keep, only=self.only, except_=self.except_)
+        plan(model, self._requested, keep=self._keep, only=self.only, except_=self.except_)
 
     def quality(self, graph: Graph | None = None) -> Quality:
-        """Another model."""
+        """Require training, since weights become low-rank products."""
         return Quality(
             QualityKind.NEEDS_TRAINING,
             "Wang et al. 2021: within 0.3 points of the dense model's accuracy at a quarter of the "
-            "rank, with the first and last layers dense and after a dense warm-up; lost without",
-            "" if self.warmup or self.auto else "warmup=0.2 begins dense",
+            "rank, with the first and last layers dense and after a dense warm-up; lower without",
+            "" if self.warmup or self.auto else "warmup=0.2 starts dense",
         )
 
     def code(self, workload: Workload) -> CodeChange | None:
-        """The exchange before the model is returned."""
+        """Return the replacement of layers before the model is returned."""
         settings = ', keep="none"' * self.ends
         for key, value in (("only", self.only), ("except_", self.except_)):
             if value != getattr(type(self), key):
                 settings += f', {key}="{value}"'
-        settings = f"{self._wanted}{settings}"
+        settings = f"{self._requested}{settings}"
         lines = ("import slipstream", f"slipstream.lowrank.factorize({{model}}, {settings})")
         return CodeChange.of(
             workload,
             lambda where: where.after_model(*lines),
             by_hand="\n".join(lines).format(model="model"),
-            note="to begin dense, call it once a fifth of the training is done, with "
-            "optimizer=optimizer; in DistributedDataParallel through slipstream.lowrank.switch",
+            note="to start dense, call it after a fifth of the training with optimizer=optimizer; "
+            "in DistributedDataParallel use slipstream.lowrank.switch",
         )
 
     @property
-    def _wanted(self) -> float | int:
+    def _requested(self) -> float | int:
         return self.ratio if self.rank is None else self.rank
 
     @property
@@ -189,20 +199,19 @@ class LowRank(Choosing):
 
 @kept
 def _products(graph: Graph, settings: LowRank) -> LowRankPlan:
-    """Sites that become products, with what becomes of their tasks."""
-    every = matches(graph, sites)
-    ends = {one.module for one in (every[0], every[-1])} if len(every) > 2 else {
-        every[-1].module
-    } if every else set()  # fmt: skip
+    """Return the sites that become products, with the replacements of their tasks."""
+    candidates = matches(graph, sites)
+    outer = (candidates[0], candidates[-1]) if len(candidates) > 2 else candidates[-1:]
+    ends = {site.module for site in outer}
     chosen = []
-    for site in settings.chosen(every):
+    for site in settings.chosen(candidates):
         if not settings.ends and (site.module in ends or site.shortcut):
             continue
         ranks = rank_of(site, settings.ratio, settings.rank)
         if ranks is None:
             continue
         site = replace(site, ranks=ranks)
-        if sum(map(site.numbers, site.weights)) >= sum(
+        if sum(map(site.parameters, site.weights)) >= sum(
             spec.numel for spec in site.weights.values()
         ):
             continue
@@ -211,31 +220,31 @@ def _products(graph: Graph, settings: LowRank) -> LowRankPlan:
 
 
 class _Schedule:
-    """Counts the optimizer's steps of a training and switches when the dense phase is over."""
+    """Counter of optimizer steps that replaces the layers at the end of the dense phase."""
 
     def __init__(self, technique: LowRank, built: BuiltWorkload) -> None:
         from slipstream.techniques.lowrank.monitor import RankMonitor
 
         self._technique, self._built = technique, built
-        self._taken = 0
+        self._steps_done = 0
         share = technique.warmup or 0.5
-        self._latest = max(1, int(share * built.planned_steps))
-        self._every = max(1, built.planned_steps // _LOOKS)
+        self._max_dense_steps = max(1, int(share * built.planned_steps))
+        self._interval = max(1, built.planned_steps // _MEASUREMENTS)
         self._monitor = RankMonitor(built.model) if technique.auto else None
         self._hook = built.optimizer.register_step_post_hook(self._after_step)
 
     def _after_step(self, *ignored: object) -> None:
         from slipstream.techniques.lowrank.layers import need_hookless
 
-        self._taken += 1
-        if self._taken == 1:
+        self._steps_done += 1
+        if self._steps_done == 1:
             need_hookless(self._built.model)
         monitor = self._monitor
         settled = False
-        if monitor is not None and self._taken % self._every == 0:
+        if monitor is not None and self._steps_done % self._interval == 0:
             monitor.look()
             settled = monitor.settled
-        if self._taken < self._latest and not settled:
+        if self._steps_done < self._max_dense_steps and not settled:
             return
         self._hook.remove()
         ranks = None if monitor is None else _worthwhile(monitor.ranks, self._built.model)
@@ -243,11 +252,10 @@ class _Schedule:
 
 
 def _worthwhile(ranks: dict[str, int], model: Any) -> dict[str, int] | None:
-    """Those of the automatic ranks at which a layer shrinks; None where none does."""
+    """Return the automatic ranks at which layers shrink; None if none does."""
     from slipstream.techniques.lowrank.layers import candidates, matrices
 
-    every = candidates(model)
-    layers = dict(every[1:-1])
+    layers = dict(candidates(model)[1:-1])
     shrinking = {}
     for name, rank in ranks.items():
         if name not in layers:

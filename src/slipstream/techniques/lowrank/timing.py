@@ -1,4 +1,4 @@
-"""What the micro-benchmark runs for ``slipstream::lowrank``: a layer that is timed as a whole."""
+"""Micro-benchmark of ``slipstream::lowrank``, a layer that is timed as a whole."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ OP = "slipstream::lowrank()"
 
 
 def lstm_call(shape: Sequence[int], hidden: int, ranks: Sequence[int], backward: bool) -> Call:
-    """One layer of an LSTM in one direction.
+    """Return the call of an LSTM layer in one direction.
 
     Args:
-        shape: of its input, [time, batch, d].
-        ranks: of the input matrices and of the recurrent ones.
-        backward: the backward pass, with gradients of the input and all parameters.
+        shape: shape of its input, [time, batch, d].
+        ranks: ranks of the input matrices and of the recurrent ones.
+        backward: whether to time the backward pass, with gradients of the input and parameters.
     """
     return Call(OP, (tuple(shape), hidden, tuple(ranks), backward))
 
 
 def timer(call: Call) -> Callable[[], object]:
-    """The layer as a function of nothing, on random numbers."""
+    """Return a function without arguments that runs the layer on random numbers."""
     import torch
     from torch import nn
 
