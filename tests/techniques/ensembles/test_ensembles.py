@@ -88,7 +88,7 @@ def test_what_was_planted_goes_and_outputs_stay(make: Any, shape: tuple[int, ...
     x = torch.randn(50, *shape)
     torch.testing.assert_close(found.model(x), model(x), rtol=1e-5, atol=1e-5)
     assert found.parameters < 1
-    assert all(torch.equal(before[name], one) for name, one in model.state_dict().items())
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
 
 @pytest.mark.parametrize("kind", ["block", "transformer"])
@@ -141,7 +141,7 @@ def test_a_unit_is_no_large_multiple_of_one_that_hardly_varies() -> None:
         model[2].weight.fill_(1.0)
     torch.manual_seed(0)
     compacted = compact(model, [torch.randn(512, 2)], 0.93)
-    assert [(one.units, one.dependent) for one in compacted.layers] == [(3, 1)]
+    assert [(layer.units, layer.dependent) for layer in compacted.layers] == [(3, 1)]
     assert float(compacted.model.get_submodule("2").weight.detach().abs().max()) < 2.5
     assert compact(model, [torch.randn(512, 2)], 1.0).layers[0].dependent == 1
 
@@ -154,7 +154,7 @@ def test_a_lower_correlation_takes_more() -> None:
     sizes = [compact(model, batches, c).parameters for c in (1.0, 0.95, 0.8)]
     assert sizes[0] == 1.0
     assert sizes == sorted(sizes, reverse=True)
-    assert sum(one.dependent for one in redundancy(model, batches, 0.8)) > 0
+    assert sum(layer.dependent for layer in redundancy(model, batches, 0.8)) > 0
 
 
 def fit(x: torch.Tensor, y: torch.Tensor) -> Any:
@@ -181,9 +181,9 @@ def test_members_differ_and_together_are_no_worse(method: Any) -> None:
     made = build(mlp(), train, members=3, method=method, sample=[x[:200]], trunk=2)
     assert len(made) == 3
     quality = evaluate(made, x[200:], y[200:])
-    alone = [evaluate(Ensemble([one], made.trunk), x[200:], y[200:]) for one in made.members]
+    alone = [evaluate(Ensemble([member], made.trunk), x[200:], y[200:]) for member in made.members]
     assert quality.disagreement > 0
-    assert quality.nll <= sum(one.nll for one in alone) / 3  # the logarithm is concave
+    assert quality.nll <= sum(result.nll for result in alone) / 3  # the logarithm is concave
     assert alone[0].disagreement == 0
     torch.testing.assert_close(made(x).sum(-1), torch.ones(300))
 
@@ -223,7 +223,7 @@ def test_what_was_trained_before_it_was_killed_is_not_trained_again(tmp_path: An
     assert calls == [0, 1, 2, 2, 3]
     torch.testing.assert_close(run(None)(x), resumed(x), rtol=0, atol=0)
     (tmp_path / "peers-1.pt").write_bytes(b"something else")
-    with pytest.raises(SlipstreamError, match="no member"):
+    with pytest.raises(SlipstreamError, match="not a member"):
         run(tmp_path)
 
 
@@ -247,7 +247,7 @@ def test_calibration_and_detection_are_counted_by_hand() -> None:
     ensemble = Ensemble([Sure()])
     x = torch.tensor([[3.0], [3.0], [-3.0], [-3.0]])
     bins = calibration(ensemble, x, torch.tensor([0, 1, 1, 1]), bins=4)
-    assert [one.count for one in bins] == [0, 0, 0, 4]
+    assert [interval.count for interval in bins] == [0, 0, 0, 4]
     assert bins[-1].accuracy == 0.75
     assert bins[-1].confidence == pytest.approx(float(torch.sigmoid(torch.tensor(6.0))))
     assert evaluate(ensemble, x, torch.tensor([0, 1, 1, 1])).ece == pytest.approx(
@@ -275,8 +275,8 @@ def test_members_are_exported_as_one_graph(tmp_path: Any) -> None:
         [nn.Sequential(*model[4:]), *(nn.Sequential(*p[4:]) for p in peers)], model[:4]
     ).eval()
     x = torch.randn(5, 2, 8, 8)
-    for one in (ensemble, ensemble.stacked()):
-        path = one.export_onnx(tmp_path / "members.onnx", x[:2])
+    for exported in (ensemble, ensemble.stacked()):
+        path = exported.export_onnx(tmp_path / "members.onnx", x[:2])
         with runtimes.load(str(path)) as loaded:
             (made,) = loaded.run([x.numpy()])
         torch.testing.assert_close(torch.from_numpy(made), ensemble(x), rtol=1e-5, atol=1e-5)
@@ -286,7 +286,7 @@ def test_stacked_members_say_what_they_say_one_by_one() -> None:
     torch.manual_seed(0)
     ensemble = Ensemble([cnn().eval() for _ in range(3)]).eval()
     together = ensemble.stacked()
-    assert [type(one) for one in together.members] == [Stacked]
+    assert [type(member) for member in together.members] == [Stacked]
     x = torch.randn(7, 2, 8, 8)
     torch.testing.assert_close(
         together.probabilities(x), ensemble.probabilities(x), rtol=1e-5, atol=1e-5
@@ -299,15 +299,19 @@ def test_stacked_members_say_what_they_say_one_by_one() -> None:
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [
-        (lambda: build(mlp(), lambda *_: None, members=0), InvalidArgumentError, "less than one"),
-        (lambda: compact(mlp(), []), InvalidArgumentError, "are none"),
+        (lambda: build(mlp(), lambda *_: None, members=0), InvalidArgumentError, "less than 1"),
+        (lambda: compact(mlp(), []), InvalidArgumentError, "is empty"),
         (lambda: compact(mlp(), [torch.zeros(1, 6)], 1.5), InvalidArgumentError, "not in"),
         (lambda: compact(nn.Linear(2, 2), [torch.zeros(1, 2)]), WorkloadError, "Sequential|Linear"),
-        (lambda: build(mlp(), lambda *_: None, method="dropout"), InvalidArgumentError, "none of"),
+        (
+            lambda: build(mlp(), lambda *_: None, method="dropout"),
+            InvalidArgumentError,
+            "not one of",
+        ),
         (
             lambda: build(mlp(), lambda *_: None, method="trunk", trunk=5),
             InvalidArgumentError,
-            "and a rest",
+            "with more than",
         ),
         (lambda: Stacked([mlp(), nn.Sequential(nn.Linear(6, 3))]), InvalidArgumentError, "shapes"),
         (lambda: Stacked([nn.GRU(2, 2)] * 2), WorkloadError, "GRU"),
@@ -355,7 +359,9 @@ def test_an_ensemble_that_is_worse_than_a_member_is_not_returned(method: Any) ->
             fit(x[:200], (y[:200] + 1) % 4)(member, 2.0, seed)
 
     held_out = x[200:300], y[200:300]
-    with pytest.warns(SlipstreamWarning, match=r"its member 0 alone .* it alone is returned"):
+    with pytest.warns(
+        SlipstreamWarning, match=r"its member 0 alone .* only that member is returned"
+    ):
         made = build(model, train, members=6, method=method, validation=held_out)
     assert len(made) == 1
     assert len(shares) == (6 if method == "snapshot" else 3), (
@@ -376,8 +382,8 @@ def test_an_ensemble_that_is_no_worse_is_returned_whole() -> None:
 def test_members_of_shared_weights_are_only_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x, y = images()
     held_out = x[200:300], y[200:300]
-    monkeypatch.setattr(training._Judge, "_accuracy", lambda self, each: 1 / len(each))
-    with pytest.warns(SlipstreamWarning, match="none can be used alone"):
+    monkeypatch.setattr(training._Validator, "_accuracy", lambda self, each: 1 / len(each))
+    with pytest.warns(SlipstreamWarning, match="members share weights"):
         assert len(build(model, fit(x, y), method="batch", members=2, validation=held_out)) == 2
 
 

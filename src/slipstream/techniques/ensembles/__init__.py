@@ -1,6 +1,6 @@
-"""Smaller networks with the same outputs, and ensembles whose members cost less than trainings.
+"""Removal of redundant units, and ensembles whose members cost less than separate trainings.
 
-Imported on first use: the technique itself predicts without torch.
+Names are imported on first use, so that the technique predicts without torch.
 """
 
 from __future__ import annotations

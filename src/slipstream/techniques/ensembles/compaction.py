@@ -1,11 +1,11 @@
-"""Which units of a trained network say what others say already, and a smaller network without them.
+"""Find redundant units of a trained network, and remove them.
 
-Units are looked at behind their activation, over a sample of inputs: their means and covariances
-in one pass, of C x C numbers a layer. A unit is dead if it does not vary, dependent if its variance
-is explained by units that are kept (pivoted Cholesky): least squares on those gives it back.
+The means and covariances of units after their activation are collected over a sample of inputs in
+one pass, C x C values per layer. A unit is dead if it does not vary, and dependent if retained
+units explain its variance (pivoted Cholesky); the next layer then reads its least-squares estimate.
 
-Source: the purpose is that of CODE, "Compiler-based Neuron-aware Ensemble Training", MLSys 2021,
-whose text was not available; the reading of it is ours.
+Source: our own design for the goal of CODE, "Compiler-based Neuron-aware Ensemble Training", MLSys
+2021, whose text was not available.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ from torch import nn
 from slipstream.errors import InvalidArgumentError
 from slipstream.surgery import Units, removable_units, remove_units, tensors_in
 
-# Of the largest variance in a layer: what is below is rounding, and the unit does not vary.
-_NO_VARIANCE = 1e-10
+# Units below this share of the layer's largest mean square do not vary, up to rounding.
+_MIN_VARIANCE_SHARE = 1e-10
 
 
 @dataclass(frozen=True)
 class LayerRedundancy:
-    """What one layer has too much.
+    """Redundant units of a layer.
 
     Attributes:
-        name: of the layer.
-        units, dead, dependent: counts; what stays is the rest.
+        name: qualified name of the layer.
+        units: number of all units.
+        dead, dependent: numbers of redundant units; the others are retained.
     """
 
     name: str
@@ -44,11 +45,11 @@ class Compacted:
     """A network without redundant units.
 
     Attributes:
-        model: a copy; the original is as it was.
-        layers: what was found, front to back, each after those before it were compacted.
-        parameters: of the copy, over those of the original.
-        error: norm of the change of outputs over the norm of the outputs, on the batches; what is
-            as small as rounding at a `correlation` of 1 may be large below.
+        model: a copy; the original is not changed.
+        layers: redundancy of each layer, in order, after compaction of the preceding ones.
+        parameters: number of the copy's parameters over the original's.
+        error: norm of the change of outputs over the norm of the outputs, on the batches; a
+            rounding error at a `correlation` of 1, possibly large below.
     """
 
     model: nn.Module
@@ -59,12 +60,12 @@ class Compacted:
 
 @dataclass(frozen=True)
 class _Moments:
-    """Of a layer's units, float64.
+    """Moments of a layer's units, float64.
 
     Attributes:
         variance: [units].
-        products: [units, units], of what is left of them when `mean` is taken away.
-        mean: [units]; zeros where a constant cannot be given to the next layer.
+        products: mean products of the units minus `mean`, [units, units].
+        mean: [units]; zeros if the next layer cannot absorb a constant.
     """
 
     variance: torch.Tensor
@@ -75,31 +76,31 @@ class _Moments:
 def redundancy(
     model: nn.Module, batches: Sequence[torch.Tensor], correlation: float = 1.0
 ) -> tuple[LayerRedundancy, ...]:
-    """What `compact` would take away; arguments and errors as there."""
+    """Return what `compact` would remove; arguments and errors are those of `compact`."""
     return compact(model, batches, correlation).layers
 
 
 def compact(
     model: nn.Module, batches: Sequence[torch.Tensor], correlation: float = 1.0
 ) -> Compacted:
-    """`model` without units whose share of variance that others explain is `correlation` squared.
+    """Return `model` without units of which others explain `correlation` squared of the variance.
 
-    At 1 only what is dead or a sum of others goes (up to rounding), and outputs stay; below, more
-    goes and less is exact. Nothing is trained again.
+    At 1 only dead units and linear combinations of others are removed, and outputs change by
+    rounding; smaller values remove more units and change outputs. Nothing is retrained.
 
     Args:
-        batches: inputs, a sample of what the model is for; in eval mode.
-        correlation: multiple correlation from which a unit is taken for dependent.
+        batches: a representative sample of inputs; the model runs on them in eval mode.
+        correlation: multiple correlation from which a unit counts as dependent.
 
     Raises:
-        InvalidArgumentError: no batch, or `correlation` is not in (0, 1].
-        WorkloadError: no layer has units that can be told apart from the rest, see
+        InvalidArgumentError: there is no batch, or `correlation` is not in (0, 1].
+        WorkloadError: no layer has units that can be removed separately, see
             `slipstream.surgery.removable_units`.
     """
     if not 0.0 < correlation <= 1.0:
         raise InvalidArgumentError("correlation", f"{correlation} is not in (0, 1]")
     if not len(batches):
-        raise InvalidArgumentError("batches", "are none: there is nothing to look at units with")
+        raise InvalidArgumentError("batches", "is empty: units are compared on at least one batch")
     compacted = copy.deepcopy(model)
     training = compacted.training
     compacted.eval()
@@ -107,13 +108,13 @@ def compact(
         _compact_layer(units, _moments(compacted, units, batches), correlation)
         for units in removable_units(compacted)
     ]
-    count = [sum(p.numel() for p in one.parameters()) for one in (compacted, model)]
+    count = [sum(p.numel() for p in network.parameters()) for network in (compacted, model)]
     error = _error(model, compacted, batches)
     return Compacted(compacted.train(training), tuple(layers), count[0] / count[1], error)
 
 
 def _error(model: nn.Module, compacted: nn.Module, batches: Sequence[torch.Tensor]) -> float:
-    """Return the relative change of all outputs; `compacted` is in evaluation mode."""
+    """Return the relative change of all outputs; `compacted` is in eval mode."""
     change = size = 0.0
     modes = {module: module.training for module in model.modules()}
     model.eval()
@@ -131,24 +132,24 @@ def _error(model: nn.Module, compacted: nn.Module, batches: Sequence[torch.Tenso
 
 
 def _moments(model: nn.Module, units: Units, batches: Sequence[torch.Tensor]) -> _Moments:
-    """Of the units' values over all inputs (and places), one batch at a time."""
+    """Accumulate the moments of the units over all inputs and positions, batch by batch."""
     total = torch.zeros(units.count, dtype=torch.float64)
     products = torch.zeros(units.count, units.count, dtype=torch.float64)
-    number = 0
+    rows = 0
 
-    def note(module: nn.Module, given: tuple[torch.Tensor, ...]) -> None:
-        nonlocal number
-        values = units.values(given[0].detach()).double()
+    def add_moments(module: nn.Module, arguments: tuple[torch.Tensor, ...]) -> None:
+        nonlocal rows
+        values = units.values(arguments[0].detach()).double()
         total.add_(values.sum(0))
         products.addmm_(values.T, values)
-        number += len(values)
+        rows += len(values)
 
-    with units.following.register_forward_pre_hook(note), torch.no_grad():
+    with units.following.register_forward_pre_hook(add_moments), torch.no_grad():
         for batch in batches:
             model(batch)
-    mean, products = total / number, products.div_(number)
+    mean, products = total / rows, products.div_(rows)
     variance = (products.diagonal() - mean * mean).clamp_min(0)
-    # At a padded edge the next layer sees zeros, and would add the constant all the same.
+    # At a padded edge the next layer reads zeros, to which a constant in its bias would be added.
     if units.padded:
         return _Moments(variance, products, torch.zeros_like(mean))
     return _Moments(variance, products.addr_(mean, mean, alpha=-1), mean)
@@ -156,50 +157,50 @@ def _moments(model: nn.Module, units: Units, batches: Sequence[torch.Tensor]) ->
 
 def _compact_layer(units: Units, moments: _Moments, correlation: float) -> LayerRedundancy:
     count, variance = units.count, moments.variance
-    floor = _NO_VARIANCE * float(moments.products.diagonal().max())
-    dead = variance <= floor
-    order, factor = _pivots(moments.products, variance, 1.0 - correlation**2, floor)
-    if not order:  # a layer needs one unit
+    min_variance = _MIN_VARIANCE_SHARE * float(moments.products.diagonal().max())
+    dead = variance <= min_variance
+    order, factor = _pivots(moments.products, variance, 1.0 - correlation**2, min_variance)
+    if not order:  # a layer needs at least one unit
         order, factor = [0], torch.zeros(1, count, dtype=torch.float64)
         factor[0, 0] = 1.0
-    kept = sorted(order)
-    gone = [unit for unit in range(count) if unit not in set(kept)]
-    if gone:
-        # Least squares on the kept units, by the factor of their products.
-        matrix = torch.linalg.solve_triangular(factor[:, order], factor[:, gone], upper=True).T
+    retained = sorted(order)
+    removed = [unit for unit in range(count) if unit not in set(retained)]
+    if removed:
+        # Least squares on the retained units, by the factor of their products.
+        matrix = torch.linalg.solve_triangular(factor[:, order], factor[:, removed], upper=True).T
         matrix = matrix[:, torch.tensor(order).argsort()]
-        constant = moments.mean[gone] - matrix @ moments.mean[kept]
-        remove_units(units, kept, matrix, constant)
-    silent = int(dead[gone].sum())
-    return LayerRedundancy(units.name, count, silent, len(gone) - silent)
+        constant = moments.mean[removed] - matrix @ moments.mean[retained]
+        remove_units(units, retained, matrix, constant)
+    dead_count = int(dead[removed].sum())
+    return LayerRedundancy(units.name, count, dead_count, len(removed) - dead_count)
 
 
 def _pivots(
-    products: torch.Tensor, variance: torch.Tensor, unexplained: float, floor: float
+    products: torch.Tensor, variance: torch.Tensor, unexplained: float, min_variance: float
 ) -> tuple[list[int], torch.Tensor]:
-    """Units to keep, and the factor of their products with all: [kept, units], triangular.
+    """Return the units to retain, and the triangular factor of their products, [retained, units].
 
-    The one with most that is unexplained, until none has enough of its variance. Of what is left of
-    a pivot no unit takes more than once.
+    The next pivot is the unit with the largest unexplained variance, until no unit exceeds its
+    share `unexplained`.
 
     Source: pivoted Cholesky decomposition, as in Harbrecht et al., 2012.
     """
-    left = products.diagonal().clone()
-    enough = max(unexplained, _NO_VARIANCE) * variance + floor
+    unexplained_variance = products.diagonal().clone()
+    required = max(unexplained, _MIN_VARIANCE_SHARE) * variance + min_variance
     factor = torch.empty_like(products)
-    kept: list[int] = []
+    retained: list[int] = []
     while True:
-        open_ = left > enough
-        pivot = int((left * open_).argmax())
-        if not open_[pivot]:
-            return kept, factor[: len(kept)]
-        above = factor[: len(kept)]
-        row = (products[pivot] - above[:, pivot] @ above) / left[pivot].sqrt()
-        row[kept] = 0.0
-        # What is left of a unit that is explained may be more than later pivots vary by: it would
-        # take them times hundreds, and training from there would break down.
-        row *= open_ | (row.abs() <= left[pivot].sqrt())
-        factor[len(kept)] = row
-        left = (left - row * row).clamp_min(0)
-        left[pivot] = 0.0
-        kept.append(pivot)
+        eligible = unexplained_variance > required
+        pivot = int((unexplained_variance * eligible).argmax())
+        if not eligible[pivot]:
+            return retained, factor[: len(retained)]
+        above = factor[: len(retained)]
+        row = (products[pivot] - above[:, pivot] @ above) / unexplained_variance[pivot].sqrt()
+        row[retained] = 0.0
+        # The remainder of an explained unit may exceed the variance of later pivots. Its
+        # coefficients would be in the hundreds, and training from there would diverge.
+        row *= eligible | (row.abs() <= unexplained_variance[pivot].sqrt())
+        factor[len(retained)] = row
+        unexplained_variance = (unexplained_variance - row * row).clamp_min(0)
+        unexplained_variance[pivot] = 0.0
+        retained.append(pivot)

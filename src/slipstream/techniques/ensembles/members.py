@@ -1,4 +1,4 @@
-"""Ensembles, and what they are worth: of whole networks, of a shared trunk, of shared weights.
+"""Ensembles of networks, or of heads on a shared trunk, and the quality of their predictions.
 
 Source: independent members: Lakshminarayanan et al., NeurIPS 2017; calibration error: Guo et al.,
 "On Calibration of Modern Neural Networks", ICML 2017.
@@ -26,63 +26,67 @@ class Ensemble(nn.Module):
     """Members whose probabilities are averaged.
 
     Args:
-        members: give logits [N, classes] each; a `Stacked` counts as many as it holds.
-        trunk: what all are given in place of the input; computed once.
+        members: modules that return logits [N, classes]; a `Stacked` counts as all that it holds.
+        trunk: computed once; members read its output instead of the input.
 
     Raises:
-        InvalidArgumentError: no member.
+        InvalidArgumentError: there is no member.
     """
 
     def __init__(self, members: Sequence[nn.Module], trunk: nn.Module | None = None) -> None:
         super().__init__()
         if not members:
-            raise InvalidArgumentError("members", "are none")
+            raise InvalidArgumentError("members", "is empty")
         self.members = nn.ModuleList(members)
         self.trunk = trunk
 
     def __len__(self) -> int:
-        """How many members."""
-        return sum(one.count if isinstance(one, Stacked) else 1 for one in self.members)
+        """Return the number of members."""
+        return sum(member.count if isinstance(member, Stacked) else 1 for member in self.members)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Mean probabilities, [N, classes]."""
+        """Return mean probabilities, [N, classes]."""
         return self.probabilities(x).mean(0)
 
     def probabilities(self, x: torch.Tensor) -> torch.Tensor:
-        """Every member's, [members, N, classes].
+        """Return every member's probabilities, [members, N, classes].
 
         Raises:
-            InvalidArgumentError: members give different numbers of classes.
+            InvalidArgumentError: members return different numbers of classes.
         """
         x = x if self.trunk is None else self.trunk(x)
         logits = [
-            one.logits(x) if isinstance(one, Stacked) else one(x).unsqueeze(0)
-            for one in self.members
+            member.logits(x) if isinstance(member, Stacked) else member(x).unsqueeze(0)
+            for member in self.members
         ]
-        if len({tuple(map(int, one.shape[1:])) for one in logits}) > 1:
-            raise InvalidArgumentError("members", "give outputs of different shapes")
+        if len({tuple(map(int, output.shape[1:])) for output in logits}) > 1:
+            raise InvalidArgumentError("members", "return outputs of different shapes")
         return torch.cat(logits).softmax(-1)
 
     def stacked(self) -> Ensemble:
-        """The same with members of one shape side by side, in the order of shapes; a copy.
+        """Return a copy in which members of equal shapes are stacked.
 
-        Members that do not stack stay by themselves.
+        Members are grouped by shape, in the order in which shapes first occur. Members that cannot
+        be stacked stay separate.
         """
         groups: dict[Any, list[nn.Module]] = {}
-        for number, one in enumerate(self.members):
-            shapes = tuple((n, tuple(p.shape)) for n, p in one.named_parameters())
-            key: Any = (number,) if isinstance(one, Stacked) else shapes
-            groups.setdefault(key, []).append(one)
+        for number, member in enumerate(self.members):
+            shapes = tuple((n, tuple(p.shape)) for n, p in member.named_parameters())
+            key: Any = (number,) if isinstance(member, Stacked) else shapes
+            groups.setdefault(key, []).append(member)
         members: list[nn.Module] = []
         for group in groups.values():
             try:
                 members += [Stacked(group)] if len(group) > 1 else group
-            except WorkloadError:  # of a layer that does not stack
+            except WorkloadError:  # a layer cannot be stacked
                 members += group
         return Ensemble(members, self.trunk).train(self.training)
 
     def export_onnx(self, path: str | Path, example: torch.Tensor) -> Path:
-        """Write all members and their mean as one graph; `example` [N, ...], any N later.
+        """Write all members and their mean as one graph with a dynamic batch size.
+
+        Args:
+            example: an input, [N, ...].
 
         Raises:
             MissingExtraError: the package onnx is not installed.
@@ -97,13 +101,14 @@ class Ensemble(nn.Module):
 
 @dataclass(frozen=True)
 class Quality:
-    """How good an ensemble's probabilities are.
+    """Quality of an ensemble's probabilities.
 
     Attributes:
-        accuracy: share of labels that are the most probable.
+        accuracy: share of inputs whose label is the most probable class.
         nll: mean negative log-likelihood, nats.
-        ece: expected calibration error, in 15 equal bins of confidence.
-        disagreement: share of inputs on which two members differ, mean over pairs; 0 of one.
+        ece: expected calibration error, over 15 equal bins of confidence.
+        disagreement: share of inputs on which two members differ, mean over pairs; 0 for a single
+            member.
     """
 
     accuracy: float
@@ -114,11 +119,11 @@ class Quality:
 
 @dataclass(frozen=True)
 class Bin:
-    """Of the inputs with a confidence above `low` and up to `high`: how often it was right.
+    """Accuracy of predictions with a confidence above `low` and up to `high`.
 
     Attributes:
-        count: inputs.
-        confidence, accuracy: means over them; 0 of none.
+        count: number of inputs.
+        confidence, accuracy: means over these inputs; 0 without any.
     """
 
     low: float
@@ -129,16 +134,23 @@ class Bin:
 
 
 def evaluate(ensemble: Ensemble, x: torch.Tensor, labels: torch.Tensor) -> Quality:
-    """How good an ensemble is on inputs that it was not made with.
+    """Evaluate an ensemble on held-out inputs.
 
     Raises:
-        InvalidArgumentError: not one label for every input.
+        InvalidArgumentError: there is not one label per input, or no input.
     """
-    each = _judged(ensemble, x, labels)
-    mean = each.mean(0)
-    tops = each.argmax(-1)
-    pairs = [float((tops[i] != tops[j]).float().mean()) for i in range(len(tops)) for j in range(i)]
-    gaps = [one.count * abs(one.accuracy - one.confidence) for one in _bins(mean, labels, _BINS)]
+    by_member = _checked_probabilities(ensemble, x, labels)
+    mean = by_member.mean(0)
+    predicted = by_member.argmax(-1)
+    pairs = [
+        float((predicted[i] != predicted[j]).float().mean())
+        for i in range(len(predicted))
+        for j in range(i)
+    ]
+    gaps = [
+        interval.count * abs(interval.accuracy - interval.confidence)
+        for interval in _bins(mean, labels, _BINS)
+    ]
     return Quality(
         float((mean.argmax(-1) == labels).float().mean()),
         float(functional.nll_loss(mean.clamp_min(1e-12).log(), labels)),
@@ -149,18 +161,23 @@ def evaluate(ensemble: Ensemble, x: torch.Tensor, labels: torch.Tensor) -> Quali
 def calibration(
     ensemble: Ensemble, x: torch.Tensor, labels: torch.Tensor, bins: int = _BINS
 ) -> list[Bin]:
-    """How often predictions of each confidence are right; arguments and errors as `evaluate`."""
-    return _bins(_judged(ensemble, x, labels).mean(0), labels, bins)
+    """Return the accuracy by bin of confidence; arguments and errors are those of `evaluate`."""
+    return _bins(_checked_probabilities(ensemble, x, labels).mean(0), labels, bins)
 
 
-def _judged(ensemble: Ensemble, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def _checked_probabilities(
+    ensemble: Ensemble, x: torch.Tensor, labels: torch.Tensor
+) -> torch.Tensor:
     if len(x) != len(labels) or not len(labels):
-        raise InvalidArgumentError("labels", f"are {len(labels)}, of {len(x)} inputs")
+        raise InvalidArgumentError("labels", f"has {len(labels)} labels for {len(x)} inputs")
     return probabilities(ensemble, x)
 
 
 def probabilities(ensemble: Ensemble, x: torch.Tensor) -> torch.Tensor:
-    """Every member's in evaluation mode, [members, N, classes]; modules keep their modes."""
+    """Return every member's probabilities in eval mode, [members, N, classes].
+
+    Modules are restored to their training modes.
+    """
     modes = {module: module.training for module in ensemble.modules()}
     try:
         with torch.no_grad():
@@ -171,28 +188,33 @@ def probabilities(ensemble: Ensemble, x: torch.Tensor) -> torch.Tensor:
 
 
 def _bins(mean: torch.Tensor, labels: torch.Tensor, bins: int) -> list[Bin]:
-    confidence, chosen = mean.max(-1)
-    place = (confidence * bins).long().clamp_max(bins - 1)
-    counts = torch.bincount(place, minlength=bins)
+    confidence, predicted = mean.max(-1)
+    index = (confidence * bins).long().clamp_max(bins - 1)
+    counts = torch.bincount(index, minlength=bins)
     sums = [
-        torch.zeros(bins).index_add(0, place, one.float()) for one in (confidence, chosen == labels)
+        torch.zeros(bins).index_add(0, index, values.float())
+        for values in (confidence, predicted == labels)
     ]
-    means = [(one / counts.clamp_min(1)).tolist() for one in sums]
+    means = [(values / counts.clamp_min(1)).tolist() for values in sums]
     return [
-        Bin(number / bins, (number + 1) / bins, count, means[0][number], means[1][number])
-        for number, count in enumerate(counts.tolist())
+        Bin(at / bins, (at + 1) / bins, count, means[0][at], means[1][at])
+        for at, count in enumerate(counts.tolist())
     ]
 
 
 def detection(ensemble: Ensemble, inside: torch.Tensor, outside: torch.Tensor) -> float:
-    """How well confidence tells inputs of the kind trained on from others: area under the ROC.
+    """Return the area under the ROC curve of out-of-distribution detection by confidence.
+
+    The ensemble is switched to eval mode.
 
     Args:
-        inside, outside: inputs of either kind, in eval mode.
+        inside, outside: inputs from the training distribution, and others.
     """
     with torch.no_grad():
-        low, high = (ensemble.eval()(x).amax(-1) for x in (outside, inside))
-    order = torch.sort(low).values
-    below = torch.searchsorted(order, high)
-    upto = torch.searchsorted(order, high, right=True)
-    return float((below + upto).double().mean() / (2 * len(low)))
+        outside_confidence, inside_confidence = (
+            ensemble.eval()(x).amax(-1) for x in (outside, inside)
+        )
+    ordered = torch.sort(outside_confidence).values
+    below = torch.searchsorted(ordered, inside_confidence)
+    up_to = torch.searchsorted(ordered, inside_confidence, right=True)
+    return float((below + up_to).double().mean() / (2 * len(outside_confidence)))

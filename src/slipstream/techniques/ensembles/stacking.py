@@ -1,8 +1,8 @@
-"""Members of one architecture side by side: rows of a batch belong to members in turn.
+"""Stacked members of one architecture: each member computes a contiguous part of the batch.
 
-Every layer holds all members' weights, [members, ...], and is computed in the way that was
-measured to be faster for its shape: one batched product (a grouped convolution), or one member
-after another. Members with shared weights differ by a factor for each input and each output.
+Every layer holds all members' weights, [members, ...], and is computed by the method that was
+measured to be faster for its shape: one batched matmul (a grouped convolution), or member by
+member. Members with shared weights differ by a factor for each input and each output.
 
 Source: batched products over models, Wang et al., "HFTA: Horizontally Fused Training Array", MLSys
 2021; shared weights, Wen et al., "BatchEnsemble", ICLR 2020.
@@ -29,13 +29,13 @@ _SAMPLES = 3
 
 
 class _Layer(nn.Module):
-    """A layer of all members, given [members * N, ...], member by member.
+    """A layer of all members, for inputs [members * N, ...] in the order of members.
 
     Attributes:
-        way: in which it is computed; None for the faster, as measured once for each shape.
-        weight: [members, out, in, ...], or of shared weights [out, in, ...].
+        way: how it is computed; None for the faster way, as measured once per shape.
+        weight: [members, out, in, ...], or [out, in, ...] if shared.
         bias: [members, out], or None.
-        fan_in, fan_out: [members, in] and [members, out], of shared weights; else None.
+        fan_in, fan_out: factors [members, in] and [members, out] of shared weights, else None.
     """
 
     weight: nn.Parameter
@@ -49,7 +49,7 @@ class _Layer(nn.Module):
         self.way: Way | None = None
         self.fan_in = self.fan_out = None
         if weights == "own":
-            self.weight = nn.Parameter(self._stored([one.weight.detach() for one in layers]))
+            self.weight = nn.Parameter(self._stored([layer.weight.detach() for layer in layers]))
         else:
             self.weight = nn.Parameter(first.weight.detach().clone())
             inputs = first.weight.shape[1] * getattr(first, "groups", 1)
@@ -59,13 +59,15 @@ class _Layer(nn.Module):
         self.bias = (
             None
             if first.bias is None
-            else nn.Parameter(torch.stack([one.bias.detach() for one in layers]))
+            else nn.Parameter(torch.stack([layer.bias.detach() for layer in layers]))
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[members * N, ...]."""
+        """Compute the layer for [members * N, ...]."""
         if len(x) % self.count:
-            raise InvalidArgumentError("x", f"{len(x)} rows are none of {self.count} members each")
+            raise InvalidArgumentError(
+                "x", f"{len(x)} rows are not a multiple of {self.count} members"
+            )
         output: torch.Tensor
         if self.fan_in is not None:
             output = self._shared(x.unflatten(0, (self.count, -1))).flatten(0, 1)
@@ -76,7 +78,7 @@ class _Layer(nn.Module):
         return output
 
     def _stored(self, weights: Sequence[torch.Tensor]) -> torch.Tensor:
-        """[members, out, in, ...], as it lies in memory."""
+        """Stack weights to [members, out, in, ...], in the memory layout of the layer."""
         return torch.stack(list(weights))
 
     def _faster(self, x: torch.Tensor) -> Way:
@@ -104,14 +106,16 @@ class _Layer(nn.Module):
         raise NotImplementedError
 
     def _shared(self, rows: torch.Tensor) -> Any:
-        """All rows by one weight, between the members' factors."""
-        output = self._one((rows * self._along(self.fan_in, rows)).flatten(0, 1), self.weight, None)
+        """Compute all rows with one weight, between the members' factors."""
+        output = self._one(
+            (rows * self._broadcast(self.fan_in, rows)).flatten(0, 1), self.weight, None
+        )
         output = output.unflatten(0, (self.count, -1))
-        output = output * self._along(self.fan_out, output)
-        return output if self.bias is None else output + self._along(self.bias, output)
+        output = output * self._broadcast(self.fan_out, output)
+        return output if self.bias is None else output + self._broadcast(self.bias, output)
 
-    def _along(self, values: Any, rows: torch.Tensor) -> Any:
-        """[members, channels] as it stands beside rows."""
+    def _broadcast(self, values: Any, rows: torch.Tensor) -> Any:
+        """Reshape [members, channels] so that it broadcasts with `rows`."""
         raise NotImplementedError
 
 
@@ -122,11 +126,11 @@ class StackedLinear(_Layer):
         return functional.linear(x, weight, bias)
 
     def _stored(self, weights: Sequence[torch.Tensor]) -> torch.Tensor:
-        """As the batched product reads them, and writes their gradients: nothing is copied."""
-        return torch.stack([one.t() for one in weights]).transpose(1, 2)
+        """Stack weights in the layout of the batched matmul, which avoids copies."""
+        return torch.stack([weight.t() for weight in weights]).transpose(1, 2)
 
     def _together(self, x: torch.Tensor) -> torch.Tensor:
-        # Few calls: those of a small layer take longer than its products.
+        # Few operators: in a small layer their overhead exceeds the matmul.
         flat, weight = x.reshape(self.count, -1, x.shape[-1]), self.weight.transpose(1, 2)
         if self.bias is None:
             output = torch.bmm(flat, weight)
@@ -134,19 +138,19 @@ class StackedLinear(_Layer):
             output = torch.baddbmm(self.bias.unsqueeze(1), flat, weight)
         return output.view(-1, *x.shape[1:-1], output.shape[-1])
 
-    def _along(self, values: Any, rows: torch.Tensor) -> Any:
+    def _broadcast(self, values: Any, rows: torch.Tensor) -> Any:
         return values.view(self.count, *[1] * (rows.dim() - 2), -1)
 
 
 class StackedConv2d(_Layer):
-    """``nn.Conv2d`` of all members; together it is one grouped convolution."""
+    """``nn.Conv2d`` of all members; ``together`` computes one grouped convolution."""
 
     _convolve: Any = staticmethod(functional.conv2d)
 
     def __init__(self, layers: Sequence[Any], weights: Weights) -> None:
         super().__init__(layers, weights)
-        one = layers[0]
-        self._geometry = one.stride, one.padding, one.dilation, one.groups
+        first = layers[0]
+        self._geometry = first.stride, first.padding, first.dilation, first.groups
 
     def _settings(self) -> tuple[Any, ...]:
         return self._geometry
@@ -155,20 +159,20 @@ class StackedConv2d(_Layer):
         return self._convolve(x, weight, bias, *self._geometry)
 
     def _together(self, x: torch.Tensor) -> Any:
-        beside = x.unflatten(0, (self.count, -1)).transpose(0, 1).flatten(1, 2)
+        images = x.unflatten(0, (self.count, -1)).transpose(0, 1).flatten(1, 2)
         bias = None if self.bias is None else self.bias.flatten()
         *geometry, groups = self._geometry
         output = self._convolve(
-            beside, self.weight.flatten(0, 1), bias, *geometry, groups * self.count
+            images, self.weight.flatten(0, 1), bias, *geometry, groups * self.count
         )
         return output.unflatten(1, (self.count, -1)).transpose(0, 1).flatten(0, 1)
 
-    def _along(self, values: Any, rows: torch.Tensor) -> Any:
+    def _broadcast(self, values: Any, rows: torch.Tensor) -> Any:
         return values.view(self.count, 1, -1, 1, 1)
 
 
 class _Norm(nn.Module):
-    """A norm of all members; what it has is [members, ...]."""
+    """A norm of all members; parameters and buffers are [members, ...]."""
 
     weight: Any
     bias: Any
@@ -177,46 +181,46 @@ class _Norm(nn.Module):
 
     def __init__(self, layers: Sequence[Any], weights: Weights) -> None:
         super().__init__()
-        one, self.count, self.eps = layers[0], len(layers), layers[0].eps
+        first, self.count, self.eps = layers[0], len(layers), layers[0].eps
         for name in ("weight", "bias", "running_mean", "running_var"):
             values: list[Any] = [getattr(layer, name, None) for layer in layers]
             stacked: Any = None if values[0] is None else torch.stack(values).detach()
-            if name in one._parameters and stacked is not None:
+            if name in first._parameters and stacked is not None:
                 stacked = nn.Parameter(stacked)
-            if name in one._buffers:
+            if name in first._buffers:
                 self.register_buffer(name, stacked)
             else:
                 setattr(self, name, stacked)
 
 
 class StackedNorm(_Norm):
-    """Batch norm of all members, each of its own rows."""
+    """Batch norm of all members, each over its own rows."""
 
     def __init__(self, layers: Sequence[Any], weights: Weights) -> None:
         super().__init__(layers, weights)
         self.momentum, self.tracks = layers[0].momentum, layers[0].track_running_stats
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[members * N, channels, ...]."""
-        each: list[Any] = [
-            [None] * self.count if one is None else one.unbind()
-            for one in (self.running_mean, self.running_var, self.weight, self.bias)
+        """Normalise [members * N, channels, ...]."""
+        states: list[Any] = [
+            [None] * self.count if state is None else state.unbind()
+            for state in (self.running_mean, self.running_var, self.weight, self.bias)
         ]
         settings = self.training or not self.tracks, self.momentum, self.eps
         normalise: Any = functional.batch_norm
-        parts = zip(x.unflatten(0, (self.count, -1)).unbind(), *each, strict=True)
+        parts = zip(x.unflatten(0, (self.count, -1)).unbind(), *states, strict=True)
         return torch.cat([normalise(rows, *state, *settings) for rows, *state in parts])
 
 
 class StackedLayerNorm(_Norm):
-    """Layer norm of all members: one norm, then each member's own scale and shift."""
+    """Layer norm of all members: a joint norm, then each member's scale and shift."""
 
     def __init__(self, layers: Sequence[Any], weights: Weights) -> None:
         super().__init__(layers, weights)
         self.shape = layers[0].normalized_shape
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[members * N, ...]."""
+        """Normalise [members * N, ...]."""
         whole = functional.layer_norm(x, self.shape, None, None, self.eps)
         rows: torch.Tensor = torch.unflatten(whole, 0, (self.count, -1))
         shape = self.count, *[1] * (rows.dim() - 1 - len(self.shape)), *self.shape
@@ -238,17 +242,19 @@ def _measured(
     convolves: bool, settings: tuple[Any, ...], count: int, weight: tuple[int, ...],
     rows: tuple[int, ...], dtype: torch.dtype, training: bool, threads: int,
 ) -> Way:  # fmt: skip
-    """The faster way for a shape, with its backward pass where there is one; a few milliseconds."""
+    """Time both ways for a shape, with backward pass if training, and return the faster."""
     with torch.random.fork_rng(devices=[]), torch.inference_mode(False):
         out, inputs, *kernel = weight
-        one: Any
+        module: Any
         if convolves:
             *geometry, groups = settings
             convolution: Any = nn.Conv2d
-            one = convolution(inputs * groups, out, tuple(kernel), *geometry, groups, dtype=dtype)
+            module = convolution(
+                inputs * groups, out, tuple(kernel), *geometry, groups, dtype=dtype
+            )
         else:
-            one = nn.Linear(inputs, out, dtype=dtype)
-        layer = (StackedConv2d if convolves else StackedLinear)([one] * count, "own")
+            module = nn.Linear(inputs, out, dtype=dtype)
+        layer = (StackedConv2d if convolves else StackedLinear)([module] * count, "own")
         x = torch.randn(rows, dtype=dtype)
         ways: tuple[Way, ...] = ("together", "in_turn")
 
@@ -263,48 +269,48 @@ def _measured(
 
 
 def fastest(arms: Mapping[str, Callable[[], object]]) -> str:
-    """The name of the arm with the least time of a few samples in turns, after one to settle."""
+    """Return the arm with the shortest of a few interleaved runs, after a warm-up of each."""
     clock: Literal["cpu", "wall"] = "cpu" if torch.get_num_threads() == 1 else "wall"
-    least = dict.fromkeys(arms, float("inf"))
+    best = dict.fromkeys(arms, float("inf"))
     for sample in range(1 + _SAMPLES):
         for name, run in arms.items():
-            took = timed(run)[clock]
+            elapsed = timed(run)[clock]
             if sample:
-                least[name] = min(least[name], took)
-    return min(least, key=lambda name: least[name])
+                best[name] = min(best[name], elapsed)
+    return min(best, key=lambda name: best[name])
 
 
 def stack(model: nn.Module, members: Sequence[nn.Module], weights: Weights = "own") -> None:
-    """Give `model`, in place, the layers of all `members` side by side.
+    """Stack the layers of all `members` in `model`, in place.
 
-    It then takes and gives [members * N, ...]. Its layers without parameters stay as they are, so
-    that what its forward does must treat rows of a batch one by one.
+    Its inputs and outputs are then [members * N, ...]. Layers without parameters are not changed,
+    so the model's forward must treat rows of a batch independently.
 
     Args:
-        members: of the architecture of `model`, which may be one of them.
-        weights: ``shared``: all have those of the first.
+        members: models of the architecture of `model`, which may be one of them.
+        weights: ``own`` for each member, or ``shared``: those of the first member for all.
 
     Raises:
-        InvalidArgumentError: no member, or members of different shape.
-        WorkloadError: a layer with parameters of which it is not known how it is stacked.
+        InvalidArgumentError: there is no member, or members have different shapes.
+        WorkloadError: a layer with parameters cannot be stacked.
     """
     if not members:
-        raise InvalidArgumentError("members", "are none")
-    shapes = [[(n, tuple(p.shape)) for n, p in one.named_parameters()] for one in members]
-    if any(one != shapes[0] for one in shapes):
+        raise InvalidArgumentError("members", "is empty")
+    shapes = [[(n, tuple(p.shape)) for n, p in member.named_parameters()] for member in members]
+    if any(other != shapes[0] for other in shapes):
         raise InvalidArgumentError(
-            "members", "have parameters of different shapes, and do not stack",
-            remedy="stack those of one shape, as Ensemble does",
+            "members", "have parameters of different shapes",
+            remedy="stack only members of equal shapes; Ensemble.stacked() groups them",
         )  # fmt: skip
     layers = {}
     for name, module in model.named_modules():
         kind = type(module)
         if kind in _KINDS and getattr(module, "padding_mode", "zeros") == "zeros" and name:
-            layers[name] = _KINDS[kind]([one.get_submodule(name) for one in members], weights)
+            layers[name] = _KINDS[kind]([member.get_submodule(name) for member in members], weights)
             layers[name].train(module.training)
         elif any(True for _ in module.parameters(recurse=False)):
             raise WorkloadError(
-                f"how {kind.__name__} is computed for several members at once is not known",
+                f"{kind.__name__} cannot be computed for several members in one step",
                 where=name or "the model itself",
             )
     for name, module in layers.items():
@@ -312,33 +318,33 @@ def stack(model: nn.Module, members: Sequence[nn.Module], weights: Weights = "ow
 
 
 class Stacked(nn.Module):
-    """Members of one shape, computed side by side.
+    """Members of equal shapes, computed together.
 
     Args:
-        members, weights: see `stack`; they are copied.
+        members, weights: see `stack`; members are copied.
 
     Raises:
-        as `stack`.
+        InvalidArgumentError, WorkloadError: see `stack`.
     """
 
     def __init__(self, members: Sequence[nn.Module], weights: Weights = "own") -> None:
         super().__init__()
         self.count, self.weights = len(members), weights
-        wrapped = [nn.Sequential(copy.deepcopy(one)) for one in members]
+        wrapped = [nn.Sequential(copy.deepcopy(member)) for member in members]
         self.model = copy.deepcopy(wrapped[0]) if wrapped else nn.Sequential()
         stack(self.model, wrapped, weights)
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
-        """Every member's output for all of `x`: [members, N, ...]."""
+        """Return every member's output for all of `x`, [members, N, ...]."""
         rows = x.expand(self.count, *x.shape).flatten(0, 1)
         outputs: torch.Tensor = self.model(rows).unflatten(0, (self.count, -1))
         return outputs
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """While training [members * N, ...] in turn, so that a batch is shared out; else the mean.
+        """Return outputs [members * N, ...] of a divided batch in training, else the members' mean.
 
-        Gradients of own weights are those of a mean over each member's rows; of shared ones, over
-        all.
+        Gradients of own weights are those of a mean over each member's rows, of shared weights
+        over all rows.
         """
         if not self.training:
             return self.logits(x).mean(0)
@@ -347,7 +353,7 @@ class Stacked(nn.Module):
 
 
 def redrawn(model: nn.Module, seed: int) -> nn.Module:
-    """A copy with all parameters as at the start."""
+    """Return a copy with reinitialised parameters."""
     fresh = copy.deepcopy(model)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -358,7 +364,7 @@ def redrawn(model: nn.Module, seed: int) -> nn.Module:
 
 
 def undivided(y: torch.Tensor, count: int) -> torch.Tensor:
-    """`y`, whose gradient is `count` times that of a mean over the rows of all members."""
+    """Multiply the gradient of `y` by `count`, for a loss that is a mean over all rows."""
     if y.requires_grad:
         y.register_hook(lambda gradient: gradient * count)
     return y

@@ -1,6 +1,6 @@
-"""ensemble: all members of an ensemble trained in one step, their layers side by side.
+"""ensemble: train all members of an ensemble in one step, with stacked layers.
 
-Source: Wang et al., "HFTA: Horizontally Fused Training Array", MLSys 2021; of shared weights, Wen
+Source: Wang et al., "HFTA: Horizontally Fused Training Array", MLSys 2021; shared weights: Wen
 et al., "BatchEnsemble: an Alternative Approach to Efficient Ensemble and Lifelong Learning", ICLR
 2020.
 """
@@ -37,24 +37,24 @@ from slipstream.techniques.ensembles.timing import layer_call
 if TYPE_CHECKING:
     from slipstream.workload import BuiltWorkload, Workload
 
-_MOST = 4096
-_OF_MEMBERS = (Role.PARAMETER, Role.GRADIENT, Role.OPTIMIZER)
+_MAX_MEMBERS = 4096
+_MEMBER_ROLES = (Role.PARAMETER, Role.GRADIENT, Role.OPTIMIZER)
 _BY_HAND = (
     "import slipstream as ss\n"
-    "ensemble = ss.ensembles.build(model, train, members=8, sample=batches)  # of one training"
+    "ensemble = ss.ensembles.build(model, train, members=8, sample=batches)"
 )
 
 
 @dataclass(frozen=True)
 class TrainTogether(TechniqueSettings):
-    """A step that trains `members` models, each on its own repetition of the batch.
+    """Technique that trains `members` models in one step, each on a copy of the batch.
 
-    What it is compared with is one model's step: time per sample, of which there are `members`
-    times as many.
+    It is compared with one model's step by time per sample, where the copies count as samples.
 
     Attributes:
-        members: how many; the first begins as the model, the others anew.
-        weights: ``own`` for each member, or ``shared`` by all, between factors of their own.
+        members: number of models; the first starts as the model, the others newly initialised.
+        weights: ``own`` for each member, or ``shared`` by all, with separate factors of each
+            member for inputs and outputs.
     """
 
     members: int = 8
@@ -63,19 +63,19 @@ class TrainTogether(TechniqueSettings):
     name: ClassVar[str] = "ensemble"
     traits: ClassVar[Traits] = Traits(
         stage=Stage.MODEL, conflicts=frozenset({"batch_size", "lowrank", "lowbit", "quadratic"}),
-        # Two tell whether members gain anything, for a quarter of what eight take to measure.
+        # Two members show whether stacking gains time, in a quarter of the measuring time of eight.
         variants=("ensemble:2",),
     )  # fmt: skip
 
     def __post_init__(self) -> None:
-        if not 1 < self.members <= _MOST:
+        if not 1 < self.members <= _MAX_MEMBERS:
             raise InvalidArgumentError(
-                "ensemble:members", f"{self.members} is no number of members",
-                remedy=f"2 to {_MOST}",
+                "ensemble:members", f"{self.members} members are not possible",
+                remedy=f"pass 2 to {_MAX_MEMBERS}",
             )  # fmt: skip
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
-        """None, or why members cannot be trained in one step."""
+        """Return why members cannot be trained in one step, or None."""
         if not graph.meta.get("training", True):
             return "the step does not train; ss.ensembles makes ensembles of trained networks"
         for reason in (already_compiled(graph), already_autocast(graph)):
@@ -86,15 +86,15 @@ class TrainTogether(TechniqueSettings):
         return _cannot_stack(graph) or self._batch.why_not(graph, workload)
 
     def required_timings(self, graph: Graph) -> Sequence[Call]:
-        """All at the members' rows together, and layers and the update as members have them."""
+        """Return the step at the batch of all members, stacked layers and the stacked update."""
         layers = [call for kind in layer_kinds(graph).kinds for call in self._calls(kind)]
         update = required_timings(graph, self._update(graph, graph))
         return [*self._batch.required_timings(graph), *layers, *update]
 
     def predict(self, graph: Graph, context: Context) -> Graph:
-        """As a step of so many times the batch, but for layers, which have each member's weights.
+        """Predict a step of the batch of all members, whose layers hold every member's weights.
 
-        The number of operators is one model's: that is what is saved.
+        The gain is that the step runs as many operators as that of one model.
         """
         larger = self._batch.predict(graph, context)
         edit = Editor(larger, str(self))
@@ -104,15 +104,15 @@ class TrainTogether(TechniqueSettings):
         if self.weights == "shared":
             return edited
         memory = edited.memory
-        times = np.where(np.isin(memory.role, _OF_MEMBERS), self.members, 1)
-        return replace(edited, memory=replace(memory, nbytes=memory.nbytes * times))
+        factor = np.where(np.isin(memory.role, _MEMBER_ROLES), self.members, 1)
+        return replace(edited, memory=replace(memory, nbytes=memory.nbytes * factor))
 
     def apply(self, built: BuiltWorkload) -> None:
-        """Repeat the batch for each member, and give every layer the weights of all.
+        """Repeat the batch for each member, and stack the weights of all in every layer.
 
         Raises:
-            WorkloadError: the step hides its model or batch, does not train, or has a layer of
-                which it is not known how it is stacked.
+            WorkloadError: the step hides its model or batch, does not train, or has a layer that
+                cannot be stacked.
         """
         import torch
 
@@ -120,10 +120,10 @@ class TrainTogether(TechniqueSettings):
 
         built.need_model(self.name)
         if built.optimizer is None:
-            raise WorkloadError("an ensemble is trained; this step has no optimizer")
+            raise WorkloadError("ensemble trains its members, but this step has no optimizer")
         model, count = built.model, self.members
         built.resize(count * built.samples)
-        # Not the seed itself: the model may have been drawn with it.
+        # Not the seed itself: the model may have been initialised with it.
         seed = torch.initial_seed() + 1
         members = [model, *(redrawn(model, seed + number) for number in range(1, count))]
         before = list(model.parameters())
@@ -131,18 +131,18 @@ class TrainTogether(TechniqueSettings):
         exchange_parameters(built.optimizer, before, *model.parameters())
         if self.weights == "own":
 
-            def scale(module: Any, given: Any, y: Any) -> Any:
+            def scale(module: Any, arguments: Any, y: Any) -> Any:
                 return undivided(y, count) if isinstance(y, torch.Tensor) else y
 
             model.register_forward_hook(scale)
 
     def quality(self, graph: Graph | None = None) -> Quality:
-        """Each member is trained as if alone, where weights are their own."""
+        """Return the quality; with own weights each member trains as if alone."""
         if self.weights == "own":
             return Quality(
                 QualityKind.SAME_DISTRIBUTION,
-                "each member's gradients are those of its own step, for losses that are means over "
-                "samples and optimizers that treat weights one by one",
+                "each member's gradients are those of a separate step, for losses that are means "
+                "over samples and optimizers that update weights elementwise",
                 "average the members' probabilities",
             )
         return Quality(
@@ -151,15 +151,15 @@ class TrainTogether(TechniqueSettings):
         )  # fmt: skip
 
     def code(self, workload: Workload) -> CodeChange | None:
-        """By hand: a function that trains the model is wanted."""
-        return CodeChange("", f"by hand, around what trains your model:\n{_BY_HAND}")
+        """Return an example to insert by hand around a function that trains the model."""
+        return CodeChange("", f"by hand, around your training function:\n{_BY_HAND}")
 
     @property
     def _batch(self) -> BatchSize:
         return BatchSize(f"x{self.members}")
 
     def _calls(self, layer: Match) -> list[Call]:
-        """The layer over all rows as it is, and as members have it."""
+        """Return the calls of the layer over all rows, plain and stacked."""
         passing = "both" if layer.backward else "forward"
         return [
             layer_call(weights, self.members, layer.x, layer.settings.arguments, passing)
@@ -169,15 +169,15 @@ class TrainTogether(TechniqueSettings):
     def _scale_layers(
         self, edit: Editor, larger: Graph, layers: LayerKinds, durations: Durations
     ) -> None:
-        """Scale the tasks of each layer to what they take with each member's weights.
+        """Scale the tasks of each layer to their time with every member's weights.
 
-        What a pass takes more is more calls, which the products do not take longer for: it is
-        added to them, not in proportion.
+        A slower pass is slower by additional operators, so the difference is added to the layer's
+        time; a faster one scales it by the ratio.
         """
         count = len(layers.kinds)
-        measured, adds = np.zeros((2, count), bool)
+        measured, additive = np.zeros((2, count), bool)
         factor = np.ones(count)
-        spread, more_ns, doubt_ns = np.zeros((3, count))
+        spread, more_ns, error_ns = np.zeros((3, count))
         provenance = np.zeros(count, np.uint8)
         for number, layer in enumerate(layers.kinds):
             calls = self._calls(layer)
@@ -188,24 +188,27 @@ class TrainTogether(TechniqueSettings):
             provenance[number] = PROVENANCES.index(ratio.provenance)
             single, members = (durations.lookup(call) for call in calls)
             if ratio.value > 1 and single is not None and members is not None:
-                adds[number], more_ns[number] = True, members.nanoseconds - single.nanoseconds
-                doubt_ns[number] = math.hypot(
+                additive[number], more_ns[number] = True, members.nanoseconds - single.nanoseconds
+                error_ns[number] = math.hypot(
                     members.spread * members.nanoseconds, single.spread * single.nanoseconds
                 )
         kind = layers.kind
         before_ns = np.bincount(layers.layer, larger.tasks.duration_ns[layers.task], len(kind))
-        added = adds[kind] & (before_ns > 0)
+        added = additive[kind] & (before_ns > 0)
         before_ns[~added] = 1.0
         factors = np.where(added, 1 + more_ns[kind] / before_ns, factor[kind])
-        spreads = np.where(added, doubt_ns[kind] / (before_ns * factors), spread[kind])
+        spreads = np.where(added, error_ns[kind] / (before_ns * factors), spread[kind])
         chosen = measured[kind[layers.layer]]
-        which = layers.layer[chosen]
+        layer_of = layers.layer[chosen]
         edit.scale(
-            layers.task[chosen], factors[which], provenance[kind[which]], spread=spreads[which]
+            layers.task[chosen],
+            factors[layer_of],
+            provenance[kind[layer_of]],
+            spread=spreads[layer_of],
         )
 
     def _update(self, graph: Graph, larger: Graph) -> Changed:
-        """Return the optimizer's tasks in `larger`, with their calls for all members' weights."""
+        """Return the optimizer's tasks in `larger`, with their calls on all members' weights."""
         tasks = np.flatnonzero(graph.tasks.phase == StepPhase.OPTIMIZER)
         calls = {}
         if self.weights == "own":
@@ -217,7 +220,7 @@ class TrainTogether(TechniqueSettings):
 
     def _stacked(self, value: Any) -> Any:
         if isinstance(value, (list, tuple)):
-            return tuple(self._stacked(one) for one in value)
+            return tuple(self._stacked(element) for element in value)
         if not isinstance(value, TensorSpec) or not value.shape:
             return value
         shape, strides = (self.members, *value.shape), (value.numel, *value.strides)
@@ -226,7 +229,7 @@ class TrainTogether(TechniqueSettings):
 
 @kept
 def _cannot_stack(graph: Graph) -> str | None:
-    """Which parameters are read by what is no layer that members can share a step in."""
+    """Return why a forward operator that reads parameters cannot be stacked, or None."""
     flow = flow_of(graph)
     reading = np.flatnonzero(np.isin(graph.operands, graph.parameters))
     reads = np.zeros(len(graph), bool)
@@ -241,6 +244,6 @@ def _cannot_stack(graph: Graph) -> str | None:
         root, *inner = view.scope.split("/")
         if root in RECURRENT or "aten::linear" not in (root, *inner, view.name):
             kind = (root if root in RECURRENT else view.name).removeprefix("aten::")
-            where = module_of(graph, task) or "the step"
-            return f"how {kind} of {where} is computed for several members is not known"
+            module = module_of(graph, task) or "the step"
+            return f"{kind} of {module} cannot be computed for several members in one step"
     return None

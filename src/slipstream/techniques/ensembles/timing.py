@@ -1,4 +1,4 @@
-"""What the micro-benchmark runs for ``slipstream::ensemble``: passes of a layer of all members."""
+"""Micro-benchmark of ``slipstream::ensemble``: passes of a layer of all members."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from slipstream.graph import Call, TensorSpec
 from slipstream.techniques.layer_timing import module_like, pass_timer
 
 OP = "slipstream::ensemble"
-# A part of the call: what was measured with weights that lay otherwise is another duration.
-_STORED = "in, out"
+# Part of the call, so that timings with weights in another memory layout are not reused.
+_LAYOUT = "in, out"
 
 
 def layer_call(
     weights: str, members: int, x: TensorSpec, layer: tuple[Any, ...], passing: str
 ) -> Call:
-    """A pass of a layer over the rows of all members: to be asked of `slipstream.durations`.
+    """Return the call to time a pass over the rows of all members, for `slipstream.durations`.
 
     Args:
-        weights: ``own`` or ``shared``, or ``one`` for torch's layer over all the rows.
-        x: what one member is given.
+        weights: ``own`` or ``shared``, or ``one`` for torch's layer over all rows.
+        x: input of one member.
         layer: `slipstream.graph.layers.LayerSettings.arguments`.
         passing: ``forward``, or ``both``.
     """
     rows = replace(x, shape=(members * x.shape[0], *x.shape[1:]))
-    return Call(f"{OP}()", (weights, members, rows, layer, passing, _STORED), ())
+    return Call(f"{OP}()", (weights, members, rows, layer, passing, _LAYOUT), ())
 
 
 def timer(call: Call) -> Callable[[], object]:
-    """The pass as a function of nothing, on random numbers."""
+    """Return a function without arguments that runs the pass on random values."""
     from slipstream.techniques.ensembles.stacking import Stacked
 
     weights, members, spec, layer, passing, _ = call.arguments

@@ -1,7 +1,7 @@
-"""Train ensembles: from nothing, from one trained network, on its first layers, or along one run.
+"""Train ensembles: independently, from one trained network, on a shared trunk, or in one run.
 
-Source: peers: the purpose of CODE, "Compiler-based Neuron-aware Ensemble Training", MLSys 2021,
-read in our own way; snapshots: Huang et al., "Snapshot Ensembles: Train 1, Get M for Free", ICLR
+Source: peers: our own design for the goal of CODE, "Compiler-based Neuron-aware Ensemble Training",
+MLSys 2021; snapshots: Huang et al., "Snapshot Ensembles: Train 1, Get M for Free", ICLR
 2017; shared weights: Wen et al., "BatchEnsemble", ICLR 2020; independent members: Lakshminarayanan
 et al., NeurIPS 2017.
 """
@@ -28,11 +28,11 @@ from slipstream.techniques.ensembles.members import Ensemble, Quality, evaluate,
 from slipstream.techniques.ensembles.stacking import Stacked, redrawn
 
 Train = Callable[[nn.Module, float, int], object]
-"""Trains a model in place: of a share of the main schedule's epochs, with a seed."""
+"""Trains a model in place, for a share of the full schedule's epochs, with a seed."""
 Method = Literal["independent", "peers", "trunk", "batch", "snapshot"]
 _FROM_WHOLE: tuple[Method, ...] = ("independent", "peers", "trunk")
-# Members in a row that make an ensemble less accurate before the training of others is given up.
-_WORSE = 2
+# Training stops after this many consecutive members that make the ensemble less accurate.
+_PATIENCE = 2
 METHODS: tuple[Method, ...] = get_args(Method)
 
 
@@ -51,60 +51,66 @@ def build(
     directory: str | Path | None = None,
     validation: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> Ensemble:
-    """An ensemble of `members`.
+    """Train an ensemble.
 
     Args:
-        model: untrained; a copy is trained for each member, or once for all.
-        train: see `Train`; called with a share of 1.0 for a whole training.
-        method: ``independent`` trains every member from the start. ``peers`` trains one, compacts
-            it (`compact`), and lets others start from that with some units drawn anew. ``trunk``
-            trains one, keeps the first `trunk` children of it for all, and lets the others' rest
-            start from its, with some units drawn anew. ``batch`` trains all at once, with shared
-            weights and factors of their own. ``snapshot`` takes a member after each `members`-th of
-            one training.
-        sample: inputs that peers are compacted with; without any they keep their width.
+        model: untrained; copies of it are trained.
+        train: see `Train`; called with a share of 1.0 for a full training.
+        members: number of members.
+        method: ``independent`` trains every member from scratch. ``peers`` trains one, compacts
+            it (`compact`), and starts the others from the result with some units reinitialised.
+            ``trunk`` trains one, shares its first `trunk` children with all, and starts the other
+            members' remaining children from its own, with some units reinitialised. ``batch``
+            trains all in one run, with shared weights and factors of each member. ``snapshot``
+            copies the model at `members` equidistant points of one training.
+        sample: inputs by which peers are compacted; without any they keep their width.
         correlation: see `compact`.
-        fresh: share of a hidden layer's units that a peer draws anew.
-        share: of a whole training that a peer, or a rest, gets.
-        trunk: children of an ``nn.Sequential``.
-        directory: where each member is written when it is trained, and read when this is called
-            again after it was interrupted; with the same arguments.
-        validation: inputs and labels that no training sees and no result is judged on. Training
-            stops when members make the ensemble less accurate on them twice in a row, and if it is
-            less accurate than its best member in the end, that member alone is returned, with a
-            warning. Without, nothing says whether the ensemble is worth it: members that start
-            from a compacted network may make it worse than the first.
+        fresh: share of each hidden layer's units that is reinitialised, with ``peers`` and
+            ``trunk``.
+        share: share of a full training for each member after the first, with ``peers`` and
+            ``trunk``.
+        trunk: number of shared children; `model` must be an ``nn.Sequential``.
+        seed: of the first member; each following one gets the next integer.
+        directory: where trained members are written. A repeated call with the same arguments, such
+            as after an interruption, reads them.
+        validation: inputs and labels that neither training nor evaluation uses. Training stops
+            when two consecutive members make the ensemble less accurate on them. If the ensemble
+            is less accurate than its best member, that member is returned alone, with a warning.
+            Without validation data such an ensemble goes unnoticed; members that start from a
+            compacted network may be worse than the first.
 
     Raises:
-        InvalidArgumentError: fewer than one member, a share that is none, or not one label for
-            every validation input.
-        SlipstreamError: what lies in `directory` is of other members.
+        InvalidArgumentError: `members` is less than 1, a share is not in (0, 1], `trunk` does not
+            fit the model, or there is not one label per validation input.
+        SlipstreamError: a file in `directory` belongs to other members, or cannot be written.
     """
     if members < 1:
-        raise InvalidArgumentError("members", f"{members} is less than one")
+        raise InvalidArgumentError("members", f"{members} is less than 1")
     if method not in METHODS:
-        raise InvalidArgumentError("method", f"'{method}' is none of {', '.join(METHODS)}")
+        raise InvalidArgumentError("method", f"'{method}' is not one of {', '.join(METHODS)}")
     for name, value in (("fresh", fresh), ("share", share)):
         if not 0.0 < value <= 1.0:
             raise InvalidArgumentError(name, f"{value} is not in (0, 1]")
     splits = isinstance(model, nn.Sequential) and 0 < trunk < len(model)
     if method == "trunk" and not splits:
-        raise InvalidArgumentError("trunk", f"no nn.Sequential has {trunk} children and a rest")
-    judge = None if validation is None else _Judge(*validation)
+        raise InvalidArgumentError(
+            "trunk", f"{trunk} shared children need an nn.Sequential with more than {trunk}"
+        )
+    validator = None if validation is None else _Validator(*validation)
     starts = _Starts(model, members, sample, correlation, fresh, trunk, seed)
     models: list[nn.Module] = []
-    last = starts.last
-    for number, (one, amount) in enumerate(getattr(starts, method)(share)):
+    trained = starts.trained
+    for number, (member, epochs_share) in enumerate(getattr(starts, method)(share)):
         path = None if directory is None else Path(directory) / f"{method}-{number}.pt"
         if path is not None and path.exists():
-            _read(one, path)
+            _read(member, path)
         else:
-            train(one, amount, seed + number)
+            train(member, epochs_share, seed + number)
             if path is not None:
-                _write(one, path)
-        last.append(one)
-        models.append(copy.deepcopy(one) if method == "snapshot" else one)
-        if judge is not None and method in _FROM_WHOLE and judge.stops(models[-1]):
+                _write(member, path)
+        trained.append(member)
+        models.append(copy.deepcopy(member) if method == "snapshot" else member)
+        if validator is not None and method in _FROM_WHOLE and validator.stops(models[-1]):
             break
     ensemble = Ensemble(models)
     if method == "trunk":
@@ -112,17 +118,17 @@ def build(
         assert isinstance(first, nn.Sequential)
         rests = [first[trunk:], *(rest.get_submodule("1") for rest in models[1:])]
         ensemble = Ensemble(rests, first[:trunk])
-    return ensemble if judge is None else judge.best(ensemble)
+    return ensemble if validator is None else validator.best(ensemble)
 
 
-class _Judge:
-    """Accuracy on held-out data, of members and of their mean."""
+class _Validator:
+    """Accuracy of members and of their mean on validation data."""
 
     def __init__(self, x: torch.Tensor, labels: torch.Tensor) -> None:
         if len(x) != len(labels) or not len(labels):
             raise InvalidArgumentError(
                 "validation", f"has {len(labels)} labels for {len(x)} inputs",
-                remedy="validation=(x, labels)",
+                remedy="pass validation=(x, labels), with one label per input",
             )  # fmt: skip
         self._x, self._labels = x, labels
         self._each: list[torch.Tensor] = []
@@ -133,38 +139,43 @@ class _Judge:
         before = self._accuracy(self._each)
         self._each.append(probabilities(Ensemble([member]), self._x)[0])
         self._worse = self._worse + 1 if self._accuracy(self._each) < before else 0
-        return self._worse >= _WORSE
+        return self._worse >= _PATIENCE
 
     def best(self, ensemble: Ensemble) -> Ensemble:
         """Return the ensemble, or its most accurate member if the ensemble is less accurate."""
-        each = list(probabilities(ensemble, self._x))
-        alone, together = [self._accuracy([one]) for one in each], self._accuracy(each)
-        top = max(range(len(alone)), key=alone.__getitem__)
-        if together >= alone[top]:
+        by_member = list(probabilities(ensemble, self._x))
+        accuracies, accuracy = (
+            [self._accuracy([probability]) for probability in by_member],
+            self._accuracy(by_member),
+        )
+        top = max(range(len(accuracies)), key=accuracies.__getitem__)
+        if accuracy >= accuracies[top]:
             return ensemble
-        shared = len(ensemble.members) != len(each)
+        shared = len(ensemble.members) != len(by_member)
         warnings.warn(
-            f"the ensemble of {len(each)} is {together:.1%} accurate on the validation data, its "
-            f"member {top} alone {alone[top]:.1%}: "
-            + ("they share their weights, so none can be used alone" if shared
-               else "it alone is returned; method='independent' or a larger share may help"),
+            f"the ensemble of {len(by_member)} is {accuracy:.1%} accurate on the validation data, "
+            f"its member {top} alone {accuracies[top]:.1%}; "
+            + ("members share weights, so the ensemble is returned unchanged" if shared
+               else "only that member is returned; try method='independent' or a larger share"),
             SlipstreamWarning, stacklevel=3,
         )  # fmt: skip
         return ensemble if shared else Ensemble([ensemble.members[top]], ensemble.trunk)
 
-    def _accuracy(self, each: Sequence[torch.Tensor]) -> float:
-        """Of the mean of members' probabilities, [N, classes]; 0 of no member."""
-        if not each:
+    def _accuracy(self, by_member: Sequence[torch.Tensor]) -> float:
+        """Return the accuracy of the mean of probabilities [N, classes]; 0 without members."""
+        if not by_member:
             return 0.0
-        return float((torch.stack(list(each)).mean(0).argmax(-1) == self._labels).float().mean())
+        return float(
+            (torch.stack(list(by_member)).mean(0).argmax(-1) == self._labels).float().mean()
+        )
 
 
 @dataclass
 class _Starts:
-    """What each member starts as, and for what share it is trained.
+    """Initial state of each member and the share of a full training it gets, by method.
 
     Attributes:
-        last: members as they were trained, each before the next is asked for.
+        trained: trained members; the caller appends each before it requests the next.
     """
 
     model: nn.Module
@@ -176,16 +187,16 @@ class _Starts:
     seed: int
 
     def __post_init__(self) -> None:
-        self.last: list[nn.Module] = []
+        self.trained: list[nn.Module] = []
 
     def independent(self, share: float) -> Iterator[tuple[nn.Module, float]]:
         for number in range(self.members):
             yield redrawn(self.model, self.seed + number), 1.0
 
     def snapshot(self, share: float) -> Iterator[tuple[nn.Module, float]]:
-        one = copy.deepcopy(self.model)
+        member = copy.deepcopy(self.model)
         for _ in range(self.members):
-            yield one, 1.0 / self.members
+            yield member, 1.0 / self.members
 
     def batch(self, share: float) -> Iterator[tuple[nn.Module, float]]:
         with torch.random.fork_rng(devices=[]):
@@ -194,28 +205,28 @@ class _Starts:
 
     def peers(self, share: float) -> Iterator[tuple[nn.Module, float]]:
         yield copy.deepcopy(self.model), 1.0
-        start = self.last[0]
+        start = self.trained[0]
         if self.members > 1 and len(self.sample):
             start = compact(start, self.sample, self.correlation).model
         for number in range(1, self.members):
-            yield self._partly_anew(start, number), share
+            yield self._partly_redrawn(start, number), share
 
     def trunk(self, share: float) -> Iterator[tuple[nn.Module, float]]:
         yield copy.deepcopy(self.model), 1.0
-        first = self.last[0]
+        first = self.trained[0]
         assert isinstance(first, nn.Sequential)
-        fixed = _Fixed(first[: self.children])
+        fixed = _Frozen(first[: self.children])
         for number in range(1, self.members):
-            yield nn.Sequential(fixed, self._partly_anew(first[self.children :], number)), share
+            yield nn.Sequential(fixed, self._partly_redrawn(first[self.children :], number)), share
 
-    def _partly_anew(self, start: nn.Module, number: int) -> nn.Module:
-        one = copy.deepcopy(start)
-        _draw_units(one, self.fresh, self.seed + number)
-        return one
+    def _partly_redrawn(self, start: nn.Module, number: int) -> nn.Module:
+        member = copy.deepcopy(start)
+        _redraw_units(member, self.fresh, self.seed + number)
+        return member
 
 
-class _Fixed(nn.Module):
-    """Layers that are not trained, in eval mode whatever is said."""
+class _Frozen(nn.Module):
+    """Layers that are not trained and always run in eval mode."""
 
     def __init__(self, layers: nn.Module) -> None:
         super().__init__()
@@ -227,8 +238,8 @@ class _Fixed(nn.Module):
             return output
 
 
-def _draw_units(model: nn.Module, share: float, seed: int) -> None:
-    """Some units of every hidden layer as at the start: what they read, and what reads them."""
+def _redraw_units(model: nn.Module, share: float, seed: int) -> None:
+    """Reinitialise the incoming and outgoing weights of some units of every hidden layer."""
     generator = torch.Generator().manual_seed(seed)
     drawn = redrawn(model, seed)
     for units, other in zip(removable_units(model), removable_units(drawn), strict=True):
@@ -256,19 +267,19 @@ def _read(model: nn.Module, path: Path) -> None:
         model.load_state_dict(torch.load(path, weights_only=True))
     except Exception as error:
         raise SlipstreamError(
-            "is no member of this ensemble", where=str(path),
-            remedy="another directory, or the arguments that it was made with",
+            "is not a member of this ensemble", where=str(path),
+            remedy="pass another directory, or the arguments that the file was written with",
         ) from error  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Row:
-    """One way to make an ensemble, beside one training of the model.
+    """A method of building an ensemble, compared with one training of the model.
 
     Attributes:
-        time: CPU time of making it, analysis included, over that of one training.
-        parameters: of all members, over the model's.
-        quality: on inputs it was not made with.
+        time: CPU time to build it, analysis included, over that of one training.
+        parameters: number of all members' parameters over the model's.
+        quality: quality on held-out inputs.
     """
 
     method: str
@@ -280,12 +291,12 @@ class Row:
 
 @dataclass(frozen=True)
 class Compared:
-    """Ways to make an ensemble, row by row."""
+    """Comparison of methods, one row per method."""
 
     rows: tuple[Row, ...]
 
     def table(self) -> Table:
-        """To be printed."""
+        """Return the rows as a printable table."""
         number = Field[Row].number
         return Table.of(self.rows, [
             Field[Row].of("method", lambda row: row.method),
@@ -296,7 +307,7 @@ class Compared:
             number("NLL", lambda row: f"{row.quality.nll:.4f}"),
             number("calibration error", lambda row: f"{row.quality.ece:.4f}"),
             number("disagreement", lambda row: f"{row.quality.disagreement:.2%}"),
-        ], notes=["time and parameters: over those of one training of the model"])  # fmt: skip
+        ], notes=["CPU time and parameters: relative to one training of the model"])  # fmt: skip
 
 
 def compare(
@@ -304,17 +315,17 @@ def compare(
     methods: Sequence[Method] = METHODS, members: int = 4, sample: Sequence[torch.Tensor] = (),
     trunk: int = 1, seed: int = 0,
 ) -> Compared:  # fmt: skip
-    """Make an ensemble in every way, and one model, and judge each on the same inputs.
+    """Build an ensemble by each method, and one model, and evaluate all on the same inputs.
 
     Args:
-        x, labels: that no training has seen.
-        others: as of `build`.
+        x, labels: held-out inputs and their labels.
+        model, train, members, sample, trunk, seed: see `build`.
 
     Raises:
-        as `build` and `evaluate`.
+        InvalidArgumentError, SlipstreamError: see `build` and `evaluate`.
     """
     rows: list[Row] = []
-    one_s, size = 1.0, sum(p.numel() for p in model.parameters())
+    single, size = 1.0, sum(p.numel() for p in model.parameters())
     for method in (None, *methods):
         ensembles: list[Ensemble] = []
 
@@ -325,12 +336,12 @@ def compare(
                 trunk=trunk, seed=seed,
             ))  # fmt: skip
 
-        took = timed(run)["cpu"]
-        one_s = took if method is None else one_s
+        elapsed = timed(run)["cpu"]
+        single = elapsed if method is None else single
         ensemble = ensembles[0]
         total = sum(p.numel() for p in ensemble.parameters())
         rows.append(Row(
-            method or "one model", len(ensemble), took / one_s, total / size,
+            method or "one model", len(ensemble), elapsed / single, total / size,
             evaluate(ensemble, x, labels),
         ))  # fmt: skip
     return Compared(tuple(rows))
