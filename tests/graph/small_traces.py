@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from slipstream.graph import Dependency, Graph, Kind, replace_tasks, replay
-from slipstream.graph.io.kineto import KinetoTrace, parse_trace
+from slipstream.graph import Dependency, Graph, Kind, read_trace, replace_tasks, replay
+from slipstream.graph.io.kineto import KinetoTrace
 
 Event = dict[str, Any]
 MAIN, ENGINE = 1, 2
@@ -64,6 +66,14 @@ def _event(
 def text(events: Sequence[Event]) -> bytes:
     """The file of a trace."""
     return json.dumps({"schemaVersion": 1, "traceEvents": list(events)}).encode()
+
+
+def parse_trace(data: bytes, name: str = "trace.json") -> KinetoTrace:
+    """Read `data` from a file called `name`."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, name)
+        path.write_bytes(data)
+        return read_trace(path)
 
 
 def trace(*events: Event) -> KinetoTrace:

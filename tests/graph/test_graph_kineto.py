@@ -22,6 +22,7 @@ from small_traces import (
     kernel,
     launch,
     op,
+    parse_trace,
     scaled,
     step,
     sync,
@@ -32,7 +33,6 @@ from small_traces import (
 
 from slipstream.errors import GraphError
 from slipstream.graph import Dependency, Graph, Kind, StepPhase, read_kineto, read_trace, replay
-from slipstream.graph.io.kineto import parse_trace
 
 # Threads and streams in order
 

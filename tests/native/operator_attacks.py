@@ -26,7 +26,7 @@ from slipstream.native import loader
 from slipstream.techniques.dropout import kernels as dropout
 from slipstream.techniques.embedding.kernels import bags, robe, robe_reference, tt, tt_reference
 from slipstream.techniques.lowbit import pack_weights
-from slipstream.techniques.lowbit.kernels import PackedWeights, reference_matmul
+from slipstream.techniques.lowbit.kernels import PackedWeights
 from slipstream.techniques.lowbit.operators import stored
 from slipstream.techniques.scan import cells, linear_recurrence
 
@@ -77,12 +77,14 @@ def robes() -> Iterator[tuple[str, Sample]]:
     tables = torch.tensor([[robe.table_key(3, t), 40, width, -1] for t, width in ((0, 8), (1, 16))])
 
     def forward(array: torch.Tensor, *how: Any) -> torch.Tensor:
-        ids, offsets, weights, given, count, width, block, sign, mode = how
-        bags.check(ids, offsets, given[:, 1], count)
-        assert width == int(given[:, 2].sum())
+        ids, offsets, weights, tables, count, width, block, sign, mode = how
+        bags.check(ids, offsets, tables[:, 1], count)
+        assert width == int(tables[:, 2].sum())
         name = robe.MODES[mode]
         assert weights is None or name == "sum"
-        return robe_reference.bags_of(array, ids, offsets, weights, given, count, block, sign, name)
+        return robe_reference.bags_of(
+            array, ids, offsets, weights, tables, count, block, sign, name
+        )
 
     def gradient(grad: Any, array: Any, made: Any, *how: Any) -> Any:
         *how_, scale = how
@@ -113,35 +115,35 @@ def trains() -> Iterator[tuple[str, Sample]]:
     cores = [drawn(3, 1, 2, 4), drawn(4, 4, 2, 4), drawn(5, 4, 2, 1)]
     cached = torch.tensor([3, 17, 40])
     hot = torch.full((8, 2), -1)
-    for row, (one, place) in enumerate(
+    for row, (index, place) in enumerate(
         zip(cached.tolist(), tt_reference.start(cached, 8).tolist(), strict=True)
     ):
         while hot[place, 0] >= 0:
             place = (place + 1) % 8
-        hot[place] = torch.tensor([one, row])
+        hot[place] = torch.tensor([index, row])
 
-    def forward(given: Any, *how: Any) -> torch.Tensor:
+    def forward(inputs: Any, *how: Any) -> torch.Tensor:
         cache, table, ids, offsets, weights, rows, padding, count, mode = how
         bags.check(ids, offsets, torch.tensor([rows]), count)
         name = tt.MODES[mode]
         assert weights is None or name == "sum"
         return tt_reference.bags_of(
-            given, cache, table, ids, offsets, weights, padding, count, name
+            inputs, cache, table, ids, offsets, weights, padding, count, name
         )
 
-    def gradient(grad: Any, given: Any, *how: Any) -> Any:
-        leaves = [*given, *([] if how[0] is None else [how[0]])]
-        if not all(bool(one.isfinite().all()) for one in leaves):
+    def gradient(grad: Any, inputs: Any, *how: Any) -> Any:
+        leaves = [*inputs, *([] if how[0] is None else [how[0]])]
+        if not all(bool(leaf.isfinite().all()) for leaf in leaves):
             # Whether infinity is multiplied by 0 depends on the order of products.
             raise UndefinedError
         return bags.gradients(
-            lambda *one: forward(one[:3], None if how[0] is None else one[-1], *how[1:]),
+            lambda *operands: forward(operands[:3], None if how[0] is None else operands[-1], *how[1:]),
             leaves, grad,
         )  # fmt: skip
 
-    def weighted(grad: Any, given: Any, *how: Any) -> Any:
+    def weighted(grad: Any, inputs: Any, *how: Any) -> Any:
         (found,) = bags.gradients(
-            lambda weights: forward(given, *how[:4], weights, *how[5:]), [how[4]], grad
+            lambda weights: forward(inputs, *how[:4], weights, *how[5:]), [how[4]], grad
         )
         return found
 
@@ -169,7 +171,7 @@ def lowbits() -> Iterator[tuple[str, Sample]]:
     def matmul(a: Any, weights: Any, n: int, zero: int) -> Any:
         weight = read(weights)
         assert (a.dtype, len(weight)) in ((torch.uint8, n), (torch.int8, n))
-        return reference_matmul(a, weight, activation_zero=zero).int()
+        return ((a.long() - zero) @ weight.T).int()
 
     def coded(x: Any, step: float, zero: int) -> Any:
         assert 0 <= zero < 16
@@ -183,7 +185,7 @@ def lowbits() -> Iterator[tuple[str, Sample]]:
 
     def linear(x: Any, weights: Any, scale: Any, bias: Any, step: float, zero: int,
                binary: bool, relu: bool, ceiling: float) -> Any:  # fmt: skip
-        matrices = [read(one) for one in weights]
+        matrices = [read(weight) for weight in weights]
         codes = coded(x, step, zero)
         first, total = 0, 0
         factors = scale if scale.dim() == 2 else scale[:, None]
@@ -243,7 +245,7 @@ def lowbits() -> Iterator[tuple[str, Sample]]:
 def scans() -> Iterator[tuple[str, Sample]]:
     def forward(projections: Any, weight: Any, bias: Any, h: Any, c: Any, kind: str) -> Any:
         if kind in ("gru", "lstm") and not all(
-            bool(one.isfinite().all()) for one in (projections, weight, h)
+            bool(tensor.isfinite().all()) for tensor in (projections, weight, h)
         ):
             # A closed gate is 0 or a tiny number, and infinity is multiplied by it.
             raise UndefinedError
@@ -283,17 +285,17 @@ def scans() -> Iterator[tuple[str, Sample]]:
 
     for kind, count in (("tanh", 1), ("relu", 1), ("gru", 3), ("lstm", 4)):
         c = drawn(3, 5) if kind == "lstm" else None
-        given = (
+        inputs = (
             drawn(4, 3, 5 * count), drawn(5 * count, 5), drawn(5) if kind == "gru" else None,
             drawn(3, 5), c, kind,
         )  # fmt: skip
-        yield "scan_forward", Sample(given, forward)
+        yield "scan_forward", Sample(inputs, forward)
         if kind in ("tanh", "relu"):
             continue  # their gates are empty: there is nothing to change
         gradients = (drawn(4, 3, 5), drawn(3, 5), c, kind)
         yield (
             "scan_backward",
-            Sample((*forward(*given), given[1], given[3], c, *gradients), backward),
+            Sample((*forward(*inputs), inputs[1], inputs[3], c, *gradients), backward),
         )
 
     def diagonal(a: Any, b: Any, h0: Any, reverse: bool) -> Any:
@@ -329,15 +331,15 @@ def changed(value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, bool):
         yield "flipped", not value
     elif isinstance(value, int):
-        yield from ((f"is {one}", one) for one in NUMBERS)
+        yield from ((f"is {number}", number) for number in NUMBERS)
     elif isinstance(value, float):
-        yield from ((f"is {one}", one) for one in REALS)
+        yield from ((f"is {number}", number) for number in REALS)
     elif isinstance(value, (list, tuple)):
         yield "empty", []
         yield "shorter", list(value[:-1])
         yield "longer", [*value, value[-1]]
-        for place, one in enumerate(value):
-            for name, other in changed(one):
+        for place, item in enumerate(value):
+            for name, other in changed(item):
                 yield f"[{place}] {name}", [*value[:place], other, *value[place + 1 :]]
 
 
@@ -382,21 +384,21 @@ def changed_tensor(value: torch.Tensor) -> Iterator[tuple[str, Any]]:
 # ---- the attack ----
 
 
-def same(made: Any, wanted: Any) -> bool:
+def same(made: Any, expected: Any) -> bool:
     if isinstance(made, (list, tuple)):
-        return len(made) == len(wanted) and all(map(same, made, wanted))
-    if made.shape != wanted.shape:
+        return len(made) == len(expected) and all(map(same, made, expected))
+    if made.shape != expected.shape:
         return False
     loose = 2e-2 if made.dtype in (torch.float16, torch.bfloat16, torch.float8_e4m3fn) else 1e-4
     return torch.allclose(
-        made.to(torch.float64), wanted.to(torch.float64), loose, loose, equal_nan=True
+        made.to(torch.float64), expected.to(torch.float64), loose, loose, equal_nan=True
     )
 
 
 def tensors(value: Any) -> list[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         return [value]
-    return [one for part in value for one in tensors(part)] if isinstance(
+    return [tensor for part in value for tensor in tensors(part)] if isinstance(
         value, (list, tuple)
     ) else []  # fmt: skip
 
@@ -419,9 +421,9 @@ def attack(name: str, sample: Sample) -> Iterator[tuple[str, str]]:
         except Exception as error:
             yield what, "refused" if how != "as it is" else f"wrong: {error}"
             continue
-        given = tensors(made)
-        if any(one.is_meta for one in tensors(call)):
-            yield what, "equal" if all(one.is_meta for one in given) else "wrong: has memory"
+        inputs = tensors(made)
+        if any(tensor.is_meta for tensor in tensors(call)):
+            yield what, "equal" if all(tensor.is_meta for tensor in inputs) else "wrong: has memory"
             continue
         try:
             yield what, "equal" if same(made, sample.reference(*call)) else "wrong: other numbers"
@@ -440,7 +442,7 @@ def defined() -> set[str]:
                 ".".join(("slipstream", *path.relative_to(root).with_suffix("").parts))
             )
     names = torch._C._dispatch_get_all_op_names()
-    return {one.removeprefix("slipstream::") for one in names if one.startswith("slipstream::")}
+    return {name.removeprefix("slipstream::") for name in names if name.startswith("slipstream::")}
 
 
 def main() -> None:

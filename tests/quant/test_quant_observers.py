@@ -17,7 +17,6 @@ from slipstream.quant import (
     Granularity,
     LeastError,
     MinMax,
-    MovingAverage,
     Percentile,
     calibrate,
     dequantize,
@@ -60,14 +59,6 @@ def test_percentile_excludes_outliers() -> None:
     assert float(high) == pytest.approx(0.99, abs=1e-3)
 
 
-def test_moving_average_forgets() -> None:
-    observer = MovingAverage(0.5)
-    for size in (8.0, 4.0, 2.0):
-        observer.observe(torch.tensor([-size, size]))
-    low, high = observer.range()
-    assert (float(low), float(high)) == (-4.0, 4.0)
-
-
 @pytest.mark.parametrize("bits", [2, 3, 4])
 def test_least_error_is_below_that_of_the_full_range(bits: int) -> None:
     values = torch.randn(50_000, generator=torch.Generator().manual_seed(0))
@@ -89,7 +80,7 @@ def test_ranges_per_channel() -> None:
     assert high.tolist() == [15.0, 19.0, 23.0]
 
 
-@pytest.mark.parametrize("make", [MinMax, MovingAverage, Percentile, lambda: LeastError(Format(4))])
+@pytest.mark.parametrize("make", [MinMax, Percentile, lambda: LeastError(Format(4))])
 def test_observers_refuse_invalid_values(make: Any) -> None:
     observer = make()
     with pytest.raises(InvalidArgumentError, match="nothing"):

@@ -26,7 +26,6 @@ from slipstream.quant.grid import Grid, grid_of_range
 from slipstream.quant.observers import (
     LeastError,
     MinMax,
-    MovingAverage,
     Observer,
     Percentile,
 )
@@ -40,7 +39,6 @@ __all__ = [
     "Grid",
     "LeastError",
     "MinMax",
-    "MovingAverage",
     "Observer",
     "Percentile",
     "Range",

@@ -1,7 +1,7 @@
 """Observers, which determine the range that codes of a tensor should cover.
 
 Sources: Krishnamoorthi, "Quantizing deep convolutional networks for efficient inference", 2018
-(extremes, moving averages); percentiles and least error over a histogram: Wu et al., "Integer
+(extremes); percentiles and least error over a histogram: Wu et al., "Integer
 Quantization for Deep Learning Inference: Principles and Empirical Evaluation", 2020.
 """
 
@@ -38,8 +38,8 @@ class Observer(Protocol):
         """
 
 
-class _Extremes:
-    """Minimum and maximum of each batch, combined with those of earlier batches."""
+class MinMax:
+    """Minimum and maximum of all values, per tensor, channel or block."""
 
     def __init__(self, granularity: Granularity | None = None) -> None:
         self._granularity = granularity or Granularity()
@@ -49,39 +49,11 @@ class _Extremes:
     def observe(self, values: Any) -> None:
         low, high = self._granularity.extremes(checked_floats("values", values))
         if self._low is not None:
-            low, high = self._joined(low, high)
+            low, high = torch.minimum(low, self._low), torch.maximum(high, self._high)
         self._low, self._high = low, high
-
-    def _joined(self, low: torch.Tensor, high: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        raise NotImplementedError
 
     def range(self) -> tuple[torch.Tensor, torch.Tensor]:
         return _seen(self._low), self._high
-
-
-class MinMax(_Extremes):
-    """Minimum and maximum of all values, per tensor, channel or block."""
-
-    def _joined(self, low: torch.Tensor, high: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return torch.minimum(low, self._low), torch.maximum(high, self._high)
-
-
-class MovingAverage(_Extremes):
-    """Minimum and maximum of each batch, averaged with exponential weights.
-
-    Args:
-        momentum: weight of the newest batch, in (0, 1].
-    """
-
-    def __init__(self, momentum: float = 0.1, granularity: Granularity | None = None) -> None:
-        if not 0 < momentum <= 1:
-            raise InvalidArgumentError("momentum", f"{momentum} is not in (0, 1]")
-        super().__init__(granularity)
-        self._momentum = momentum
-
-    def _joined(self, low: torch.Tensor, high: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        low = self._low + self._momentum * (low - self._low)
-        return low, self._high + self._momentum * (high - self._high)
 
 
 class _Histogram:

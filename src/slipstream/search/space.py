@@ -9,7 +9,6 @@ from __future__ import annotations
 import graphlib
 import hashlib
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -620,12 +619,3 @@ def every(space: Space) -> Iterator[Candidate]:
         candidate = space.from_index(index)
         if space.broken_rule(candidate) is None:
             yield candidate
-
-
-def is_number(value: Any) -> bool:
-    """Whether `value` is a finite number, and not a bool."""
-    return (
-        isinstance(value, int | float | np.number)
-        and not isinstance(value, bool)
-        and math.isfinite(value)
-    )

@@ -10,7 +10,7 @@ import pytest
 
 from slipstream.errors import InvalidArgumentError
 from slipstream.mlperf.training.compare import Factor, Outcome, Verdict, detectable, power_of
-from slipstream.mlperf.training.score import median_window, olympic
+from slipstream.mlperf.training.score import olympic
 from slipstream.mlperf.training.tasks import recorded
 
 
@@ -85,5 +85,3 @@ def test_scores_drop_the_extreme_runs() -> None:
     assert olympic([math.inf, math.inf, 3, 2, 9]) == math.inf
     with pytest.raises(InvalidArgumentError, match="at least 3"):
         olympic([1, 2])
-    # Windows of 3 score 2, 3, 5, 5 and 4.
-    assert median_window([1, 2, 3, 9, 5, 4, 3], 3) == (4, 4)

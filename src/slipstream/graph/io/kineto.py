@@ -9,7 +9,6 @@ the order of events if a trace lacks them; see `_kineto_links`.
 
 from __future__ import annotations
 
-import io
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -168,11 +167,6 @@ def read_trace(path: Path) -> KinetoTrace:
     """
     with opened(path, GraphError, remedy=_EXPORT) as file:
         return _parsed(file, path.name)
-
-
-def parse_trace(data: bytes, name: str = "trace") -> KinetoTrace:
-    """Parse the trace in `data`; see `read_trace`."""
-    return _parsed(io.BytesIO(data), name)
 
 
 def _parsed(file: BinaryIO, name: str) -> KinetoTrace:

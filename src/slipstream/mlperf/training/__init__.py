@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from slipstream.mlperf.training.judge import Judged, time_to_quality
     from slipstream.mlperf.training.rcp import Reference
     from slipstream.mlperf.training.rules import Violation, check_run, check_set
-    from slipstream.mlperf.training.score import median_window, olympic
+    from slipstream.mlperf.training.score import olympic
     from slipstream.mlperf.training.suite.metrics import accuracy, auc
     from slipstream.mlperf.training.tasks import SUITE, Task, task
 
@@ -24,7 +24,7 @@ _HOMES = {
     "judge": ("Judged", "time_to_quality"),
     "rcp": ("Reference",),
     "rules": ("Violation", "check_run", "check_set"),
-    "score": ("median_window", "olympic"),
+    "score": ("olympic",),
     "suite.metrics": ("accuracy", "auc"),
     "tasks": ("SUITE", "Task", "task"),
 }
@@ -41,7 +41,6 @@ __all__ = [
     "auc",
     "check_run",
     "check_set",
-    "median_window",
     "olympic",
     "task",
     "time_to_quality",

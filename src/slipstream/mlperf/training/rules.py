@@ -1,7 +1,6 @@
 """Check logs against the rules. Each rule has its own name and message.
 
-`check_run` checks one log, `check_set` all runs of a result. `official_rules` states the same rules
-in the YAML of the official checker, as far as it can express them, so that the two can be compared.
+`check_run` checks one log, `check_set` all runs of a result.
 
 Source: mlcommons/training_policies; mlcommons/logging, compliance checker.
 """
@@ -10,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from slipstream.mlperf.training.log import Event, found, value_of
@@ -313,48 +312,3 @@ _RULES: dict[str, Callable[[_Run], Iterator[str]]] = {
     "trained on the test set": _tested_on_trained,
     "optimizer changed": _optimizer, "model changed": _model,
 }  # fmt: skip
-
-
-def official_rules(task: Task, optimizer: str = "") -> str:
-    """Return the rules as far as the official compliance checker can express them, as its YAML."""
-    better = ">=" if task.higher else "<="
-
-    def record(name: str, required: str, checks: Iterable[str] = (), after: str = "") -> str:
-        lines = ["- KEY:", f"    NAME: {name}", f"    REQ: {required}"]
-        if checks := list(checks):
-            lines += ["    CHECK:", *(f'        - "{check}"' for check in checks)]
-        return "\n".join([*lines, *([f'    POST: "{after}"'] if after else [])])
-
-    started, gap = "s['run']", "v['metadata']['samples_count'] - s['last']"
-    rules = [
-        "- BEGIN:\n    CODE: \"s.update({'run': False, 'init': False, 'stopped': False, 'cleared': "
-        "False, 'last': 0, 'quality': None, 'batch': 0, 'reached': False})\"",
-        record("cache_clear", "AT_LEAST_ONE", [f"not {started}"], "s['cleared'] = True"),
-        record("init_start", "EXACTLY_ONE", [f"not {started}"], "s['init'] = True"),
-        record("init_stop", "EXACTLY_ONE", ["s['init']", f"not {started}"]),
-        record("run_start", "EXACTLY_ONE", [], "s['run'] = True"),
-        record("data_touched", "OPTIONAL", [started]),
-        record("epoch_start", "AT_LEAST_ONE", [started]),
-        record("eval_start", "AT_LEAST_ONE", [started]),
-        *(record(key, "EXACTLY_ONE") for key in ("submission_org", "submission_platform")),
-        record("submission_benchmark", "EXACTLY_ONE"),
-        record("submission_division", "EXACTLY_ONE", ["v['value'] in ['closed', 'open']"]),
-        record("seed", "EXACTLY_ONE", [f"not {started}"]),
-        record("global_batch_size", "EXACTLY_ONE", [], "s['batch'] = v['value']"),
-        record("target_quality", "EXACTLY_ONE", [f"v['value'] {better} {task.target}"]),
-        record("train_samples", "EXACTLY_ONE", [f"v['value'] == {task.train_samples}"]),
-        record("eval_samples", "EXACTLY_ONE", [f"v['value'] >= {task.eval_samples}"]),
-        record(
-            "eval_accuracy", "AT_LEAST_ONE",
-            [f"{gap} <= {task.evaluate_every} + s['batch']", "not s['reached']"],
-            "s['last'] = v['metadata']['samples_count']; s['quality'] = v['value']; "
-            f"s['reached'] = v['value'] {better} {task.target}",
-        ),
-        record(
-            "run_stop", "EXACTLY_ONE",
-            [started, "v['metadata']['status'] == 'success'", "s['reached']"],
-        ),
-    ]  # fmt: skip
-    if optimizer:
-        rules.append(record("opt_name", "EXACTLY_ONE", [f"v['value'] == '{optimizer}'"]))
-    return "\n\n".join(rules) + "\n"

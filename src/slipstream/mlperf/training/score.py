@@ -1,4 +1,4 @@
-"""Score repeated runs: the olympic mean, and the median window if there are more runs.
+"""Score repeated runs: the olympic mean.
 
 Source: mlcommons/training_policies, "Run results".
 """
@@ -31,22 +31,3 @@ def olympic(times: Sequence[float]) -> float:
     if any(map(math.isnan, times)):
         raise InvalidArgumentError("times", "a time is NaN")
     return mean(sorted(times)[1:-1])
-
-
-def median_window(times: Sequence[float], runs: int) -> tuple[int, float]:
-    """Return the window of `runs` consecutive runs with the median score.
-
-    Used if there are more runs than count: the rules forbid choosing the best. For an even number
-    of windows it is the slower of the two in the middle.
-
-    Args:
-        times: times in the order in which the runs were started.
-
-    Returns:
-        The index of the window's first run, and its score.
-    """
-    scores = [
-        (olympic(times[first : first + runs]), first) for first in range(len(times) - runs + 1)
-    ]
-    score, first = sorted(scores)[len(scores) // 2]
-    return first, score

@@ -24,8 +24,6 @@ from slipstream.techniques.embedding.weighting import chunks
 CHUNK_ROWS = 1 << 20
 """Rows per chunk when a whole table is materialized."""
 
-_LINE_BYTES = 64
-
 
 @runtime_checkable
 class CompressedEmbedding(Protocol):
@@ -34,8 +32,6 @@ class CompressedEmbedding(Protocol):
     Attributes:
         num_embeddings, embedding_dim: size of the represented table.
         nbytes: bytes of its parameters; each module counts shared parameters in full.
-        reads_per_id: average cache lines of parameters read per id.
-        flops_per_id: operations to compute a row and add it to a bag.
     """
 
     num_embeddings: int
@@ -43,14 +39,6 @@ class CompressedEmbedding(Protocol):
 
     @property
     def nbytes(self) -> int: ...
-
-    @property
-    @abstractmethod
-    def reads_per_id(self) -> float: ...
-
-    @property
-    @abstractmethod
-    def flops_per_id(self) -> int: ...
 
     def materialize(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the rows of these ids, bit-identical to look-ups: [len(rows), embedding_dim]."""
@@ -91,12 +79,10 @@ class Rows(Exportable):
 
 
 class Table(Rows):
-    """Rows with their cost: `LowDimTable`, `QuantizedTable`, `HashedTable`.
+    """Rows over one parameter: `LowDimTable`, `QuantizedTable`, `HashedTable`.
 
     Attributes:
         parameter: a tensor with the device and dtype of the table.
-        row_bytes: bytes of parameters read per id.
-        flops_per_id: operations to compute a row.
     """
 
     num_embeddings: int
@@ -105,15 +91,6 @@ class Table(Rows):
     @property
     @abstractmethod
     def parameter(self) -> torch.Tensor: ...
-
-    @property
-    @abstractmethod
-    def row_bytes(self) -> float: ...
-
-    @property
-    def flops_per_id(self) -> int:
-        """0: only the sum of the bag costs operations."""
-        return 0
 
 
 class CompressedModule(Exportable, CompressedEmbedding):
@@ -260,16 +237,6 @@ class _OverTable(CompressedModule):
         """The parameter of the table."""
         return self.table.parameter
 
-    @property
-    def reads_per_id(self) -> float:
-        """Average cache lines read per id, for rows at any address."""
-        return lines_of(self.table.row_bytes)
-
-    @property
-    def flops_per_id(self) -> int:
-        """Operations to compute a row and add it to a bag."""
-        return self.table.flops_per_id + self.embedding_dim
-
     def look_up(
         self, bags: Bags, mode: str | None, padding_idx: int | None, counted: bool = True
     ) -> torch.Tensor:
@@ -353,11 +320,6 @@ def over(old: nn.Embedding | nn.EmbeddingBag, table: Table) -> nn.Module:
     kind, arguments = called_as(old, TableEmbedding, TableEmbeddingBag)
     module: nn.Module = kind(table, **arguments)
     return module
-
-
-def lines_of(nbytes: float) -> float:
-    """Return the average cache lines that `nbytes` consecutive bytes touch, at any address."""
-    return (nbytes - 1) / _LINE_BYTES + 1
 
 
 class ExportedBags(nn.Module):

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from slipstream.techniques.lowbit.dense_rows import bit_rows, from_bit_rows
     from slipstream.techniques.lowbit.dispatch import Shape
     from slipstream.techniques.lowbit.export import to_onnx
-    from slipstream.techniques.lowbit.kernels import PackedWeights, pack_weights, reference_matmul
+    from slipstream.techniques.lowbit.kernels import PackedWeights, pack_weights
     from slipstream.techniques.lowbit.nn import LowBitConv2d, LowBitLinear
     from slipstream.techniques.lowbit.operators import linear, matmul
     from slipstream.techniques.lowbit.qat import (
@@ -30,7 +30,7 @@ _HOMES = {
     "dense_rows": ("bit_rows", "from_bit_rows"),
     "dispatch": ("Shape",),
     "export": ("to_onnx",),
-    "kernels": ("PackedWeights", "pack_weights", "reference_matmul"),
+    "kernels": ("PackedWeights", "pack_weights"),
     "nn": ("LowBitConv2d", "LowBitLinear"),
     "operators": ("linear", "matmul"),
     "qat": ("added_parameters", "convert", "load", "prepare_training", "quantise_model"),
@@ -56,7 +56,6 @@ __all__ = [
     "pack_weights",
     "prepare_training",
     "quantise_model",
-    "reference_matmul",
     "to_onnx",
 ]
 

@@ -389,18 +389,6 @@ def linear(
     return y if len(shape) == 2 else y.view(*shape[:-1], n)
 
 
-def reference_matmul(
-    a: torch.Tensor,
-    weight: torch.Tensor,
-    *,
-    activation_zero: int = 0,
-    zero_points: torch.Tensor | int = 0,
-) -> torch.Tensor:
-    """What `matmul` computes, in 64-bit integers and one line: int64 [m, n]."""
-    zeros = torch.as_tensor(zero_points, dtype=torch.int64).reshape(-1, 1)
-    return (a.to(torch.int64) - activation_zero) @ (weight.to(torch.int64) - zeros).T
-
-
 def _torch_matmul(
     a: torch.Tensor, packed: PackedWeights, activation_zero: int, out: torch.Tensor
 ) -> torch.Tensor:

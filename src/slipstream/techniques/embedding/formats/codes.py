@@ -103,16 +103,6 @@ class QuantizedTable(Table):
         """A tensor with the device and dtype of the table."""
         return self.reach
 
-    @property
-    def flops_per_id(self) -> int:
-        """One multiplication per number."""
-        return self.embedding_dim
-
-    @property
-    def row_bytes(self) -> float:
-        """Bytes read per id."""
-        return float(self.codes.shape[1] + _SCALE_BYTES)
-
     def extra_repr(self) -> str:
         return f"{self.num_embeddings}, {self.embedding_dim}, bits={self.bits}"
 

@@ -143,11 +143,6 @@ class HashedTable(Table):
         """A tensor with the device and dtype of the table."""
         return self.weight
 
-    @property
-    def row_bytes(self) -> float:
-        """Bytes of parameters read per id."""
-        return float(self.embedding_dim * self.weight.element_size())
-
     def get_extra_state(self) -> dict[str, int]:
         """Return the settings of the hash, which are saved with the rows."""
         return {"seed": self.seed, "rows": self.rows}

@@ -133,18 +133,6 @@ class LowDimTable(Table):
         """A tensor with the device and dtype of the table."""
         return self.projection
 
-    @property
-    def flops_per_id(self) -> int:
-        """Operations to widen a row."""
-        return 2 * self.dim * self.embedding_dim
-
-    @property
-    def row_bytes(self) -> float:
-        """Bytes of parameters read per id."""
-        if self.codes is not None:
-            return self.codes.row_bytes
-        return float(self.dim * self.projection.element_size())
-
     def extra_repr(self) -> str:
         return f"{self.num_embeddings}, {self.embedding_dim}, dim={self.dim}"
 

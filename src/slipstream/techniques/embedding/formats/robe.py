@@ -36,7 +36,6 @@ from slipstream.techniques.embedding.modules import (
     ExportedBags,
     Rows,
     called_as,
-    lines_of,
 )
 from slipstream.techniques.embedding.weighting import chunks, row_weights_of
 
@@ -79,18 +78,6 @@ class _InArray(CompressedModule):
     def parameter(self) -> torch.Tensor:
         """The array."""
         return self.pool.array
-
-    @property
-    def reads_per_id(self) -> float:
-        """Average cache lines of the array read per id, for blocks at any address."""
-        item = self.pool.array.element_size()
-        each_block = min(self.pool.block, self.embedding_dim)
-        return self.embedding_dim / each_block * lines_of(each_block * item)
-
-    @property
-    def flops_per_id(self) -> int:
-        """One sign and one addition per number."""
-        return self.embedding_dim * (2 if self.pool.sign else 1)
 
     def look_up(
         self, bags: Bags, mode: str | None, padding_idx: int | None, counted: bool = True

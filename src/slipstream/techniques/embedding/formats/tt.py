@@ -37,7 +37,6 @@ from slipstream.techniques.embedding.modules import (
     CompressedModule,
     Rows,
     called_as,
-    lines_of,
 )
 from slipstream.techniques.embedding.tt_shape import TTShape
 from slipstream.techniques.embedding.tt_svd import tt_svd
@@ -152,17 +151,6 @@ class _TensorTrain(CompressedModule):
         """The first core."""
         first: torch.Tensor = self.cores[0]
         return first
-
-    @property
-    def reads_per_id(self) -> float:
-        """Average cache lines of slices read per id, without reuse among ids."""
-        item = self.cores[0].element_size()
-        return float(sum(lines_of(core[0].numel() * item) for core in self.cores))
-
-    @property
-    def flops_per_id(self) -> int:
-        """Operations to compute a row and add it to a bag."""
-        return self.shape.flops + self.embedding_dim
 
     def exported_rows(self) -> nn.Module:
         """Return products of slices; with cached rows the dense table."""
