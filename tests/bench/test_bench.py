@@ -17,12 +17,12 @@ from slipstream.errors import SlipstreamError, UnknownNameError, UsageError
 from slipstream_bench import records, running
 from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most
 
-asked: list[BenchOptions] = []
+requested: list[BenchOptions] = []
 
 
 def counting(options: BenchOptions) -> Iterator[Bar]:
     """Three rows; the last is measured by full runs only, and dies when told to."""
-    asked.append(options)
+    requested.append(options)
     for name, value in (("one", 1.0), ("two", 2.0)):
         if options.wants(name):
             yield at_least(name, value, 1.5, "x")
@@ -37,7 +37,7 @@ def interrupted(options: BenchOptions) -> Iterator[Bar]:
 
 @pytest.fixture(autouse=True)
 def only_these(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked.clear()
+    requested.clear()
     points = [
         EntryPoint("counting", f"{__name__}:counting", running.GROUP),
         EntryPoint("interrupted", f"{__name__}:interrupted", running.GROUP),
@@ -72,7 +72,7 @@ def test_a_killed_full_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
         list(running.bench("interrupted", full=True, results=tmp_path))
     (tmp_path / "interrupted.jsonl").rename(tmp_path / "counting.jsonl")
     rows = list(running.bench("counting", full=True, results=tmp_path))
-    assert set(asked[-1].done) == {"one"}
+    assert set(requested[-1].done) == {"one"}
     assert {row.bar for row in rows} == {"one", "two", "three"}
     recorded = records.read(tmp_path / "counting.jsonl")
     assert [bar.bar for bar in recorded] == ["one", "two", "three"]
@@ -84,7 +84,7 @@ def test_another_commit_starts_a_full_run_anew(
     list(running.bench("counting", full=True, results=tmp_path))
     monkeypatch.setattr(records, "commit", lambda: "def")
     list(running.bench("counting", full=True, results=tmp_path))
-    assert not asked[-1].done
+    assert not requested[-1].done
     recorded = records.read(tmp_path / "counting.jsonl")
     assert [bar.commit for bar in recorded] == ["abc"] * 3 + ["def"] * 3, "no attempt is lost"
 

@@ -21,8 +21,8 @@ def _named() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("module", "name"), _named())
 def test_a_function_named_for_a_child_is_there(module: str, name: str) -> None:
-    there = import_module(module)
-    assert name.startswith("{") or callable(getattr(there, name))
+    loaded = import_module(module)
+    assert name.startswith("{") or callable(getattr(loaded, name))
 
 
 def test_both_sides_name_some() -> None:

@@ -78,11 +78,11 @@ def test_a_row_that_is_not_judged_stands_nowhere() -> None:
 
 
 def test_the_nearest_attempt_is_the_newest_on_this_processor() -> None:
-    here, there = replace(ROW, processor="here"), replace(ROW, processor="there", value=9.0)
+    here, elsewhere = replace(ROW, processor="here"), replace(ROW, processor="there", value=9.0)
     later = replace(here, value=3.0)
-    assert records.nearest([here, later, there], "here") == {"one": later}
-    assert records.nearest([there, here], "here") == {"one": here}
-    assert records.nearest([here, there], "elsewhere") == {"one": there}
+    assert records.nearest([here, later, elsewhere], "here") == {"one": later}
+    assert records.nearest([elsewhere, here], "here") == {"one": here}
+    assert records.nearest([here, elsewhere], "elsewhere") == {"one": elsewhere}
 
 
 def test_only_a_commit_on_main_with_nothing_changed_is_recordable(clone: Path) -> None:
@@ -105,9 +105,9 @@ def test_outside_a_clone_nothing_is_recordable(
 
 
 def test_commits_that_are_not_in_the_history_are_found(clone: Path) -> None:
-    known = replace(ROW, commit=records.commit())
+    committed = replace(ROW, commit=records.commit())
     lost = replace(ROW, commit="0123456789ab")
-    assert records.unknown_commits([known, lost, ROW]) == {"0123456789ab", ""}
+    assert records.unknown_commits([committed, lost, ROW]) == {"0123456789ab", ""}
 
 
 def test_sources_are_the_bench_the_rooms_it_imports_and_the_engine(clone: Path) -> None:

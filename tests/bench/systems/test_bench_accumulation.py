@@ -22,7 +22,7 @@ def no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(
-    monkeypatch: pytest.MonkeyPatch, told: dict[str, float], options: BenchOptions
+    monkeypatch: pytest.MonkeyPatch, predictions: dict[str, float], options: BenchOptions
 ) -> dict[str, Bar]:
     """All rows, of steps of 100 ms; `told` by rate, or 100."""
 
@@ -31,7 +31,11 @@ def run(
             raise ClusterError("the cores are busy")
         _, methods = rest
         cells = {
-            how: {"step_ms": 100.0, "predicted_ms": told.get(how, 100.0), "bytes_over_told": 1.046}
+            how: {
+                "step_ms": 100.0,
+                "predicted_ms": predictions.get(how, 100.0),
+                "bytes_over_told": 1.046,
+            }
             for how in methods
         }
         return at_most(bar, 0.0, 12, "%", n=len(cells), data={"cells": cells})

@@ -26,14 +26,17 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> object:
 
     def run(*cells: Cell, **options: object) -> dict[str, Bar]:
         grid: dict[str, tuple[str, ...]] = {}
-        for one in cells:
-            grid[one.model] = (*grid.get(one.model, ()), one.technique)
+        for measured_cell in cells:
+            grid[measured_cell.model] = (
+                *grid.get(measured_cell.model, ()),
+                measured_cell.technique,
+            )
         monkeypatch.setattr(bench_accuracy, "_grid", lambda full: grid)
 
         def measured(
             family: str, workload: object, techniques: list[str], budget: str, report: object
         ) -> list[Cell]:
-            return [one for one in cells if one.model == family and one.technique in techniques]
+            return [cell for cell in cells if cell.model == family and cell.technique in techniques]
 
         monkeypatch.setattr(bench_accuracy, "measure_cells", measured)
         monkeypatch.setattr(bench_accuracy, "workload_of", lambda family: None)
@@ -46,9 +49,9 @@ GOOD = [cell("net", f"t{i}", 1 + i / 10, 1.01 + i / 10) for i in range(6)]
 
 
 def test_a_cell_is_read_back_from_its_row() -> None:
-    one = cell("net", "amp:bf16", 1.25, 1.2)
-    again = Cell.from_row(one.to_row())
-    assert again == one
+    original = cell("net", "amp:bf16", 1.25, 1.2)
+    again = Cell.from_row(original.to_row())
+    assert again == original
     unjudged = Cell("net", "amp:bf16", 1.2, 1.1, 1.3, note="measured too widely")
     row = unjudged.to_row()
     json.dumps(row.data, allow_nan=False)
@@ -101,7 +104,7 @@ def test_what_does_not_apply_does_not_count_against_it(rows: object) -> None:
 
 
 def test_a_killed_run_goes_on_with_what_is_left(rows: object) -> None:
-    done = {one.name: one.to_row() for one in GOOD[:4]}
+    done = {entry.name: entry.to_row() for entry in GOOD[:4]}
     found = rows(*GOOD, full=True, done=done)  # type: ignore[operator]
     assert "net t0" not in found
     assert "net t5" in found
@@ -110,7 +113,7 @@ def test_a_killed_run_goes_on_with_what_is_left(rows: object) -> None:
 
 def test_one_family_measured_again_is_judged_beside_the_recorded_ones(rows: object) -> None:
     other = [cell("mlp", f"t{i}", 1.0, 1.2) for i in range(6)]
-    recorded = {one.name: one.to_row() for one in (*GOOD, *other)}
+    recorded = {entry.name: entry.to_row() for entry in (*GOOD, *other)}
     found = rows(*GOOD, *other, full=True, only="mlp", recorded=recorded)  # type: ignore[operator]
     assert "net t0" not in found
     assert "mlp t0" in found

@@ -44,18 +44,18 @@ def test_one_worker_ends_where_averaging_does_and_many_as_one_with_their_batch(
     study: Study,
 ) -> None:
     alone = replace(study, workers=1, batch=16)
-    wanted = alone.reached("average", 0.1, 0)
-    assert wanted.held > 50.0
+    expected = alone.reached("average", 0.1, 0)
+    assert expected.held > 50.0
     for rule in ("adasum", "adasum_hook"):
-        assert alone.reached(rule, 0.1, 0) == wanted
-    assert study.reached("average", 0.1, 0) == wanted
+        assert alone.reached(rule, 0.1, 0) == expected
+    assert study.reached("average", 0.1, 0) == expected
 
 
 def test_a_rate_falls_in_a_straight_line(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
     ended: list[torch.Tensor] = []
 
     def right(model: nn.Module, weight: dict[str, torch.Tensor], of: Samples) -> float:
-        ended.append(torch.cat([one.flatten() for one in weight.values()]))
+        ended.append(torch.cat([tensor.flatten() for tensor in weight.values()]))
         return 0.0
 
     monkeypatch.setattr(study_of, "_right", right)
@@ -74,7 +74,7 @@ def test_a_run_that_diverges_ends_at_a_guess(study: Study) -> None:
 
 def test_settings_are_chosen_by_other_samples_than_are_reported(study: Study) -> None:
     swapped = replace(study, choice=study.held, held=study.choice)
-    found, other = (one.reached("adasum_hook", 0.1, 0) for one in (study, swapped))
+    found, other = (variant.reached("adasum_hook", 0.1, 0) for variant in (study, swapped))
     assert (found.chosen, found.held) == (other.held, other.chosen)
 
 
@@ -101,5 +101,5 @@ def test_other_data_is_made_into_numbers() -> None:
     assert np.isfinite(tasks_other._spectrum(np.zeros(10, np.int16))).all()
     x, y = np.arange(100.0).reshape(50, 2), np.arange(50)
     shares = tasks_other._shared(x, y, 30)
-    assert [len(one.x) for one in shares] == [30, 3, 17]
-    assert sorted(torch.cat([one.y for one in shares]).tolist()) == list(range(50))
+    assert [len(share.x) for share in shares] == [30, 3, 17]
+    assert sorted(torch.cat([share.y for share in shares]).tolist()) == list(range(50))

@@ -26,8 +26,8 @@ def good(auto_ms: float = 201.0, cast_told_ms: float = 303.0) -> Bar:
         "steps", 0.0, 12, "%",
         data={
             "cells": {
-                how: {"step_ms": step, "predicted_ms": told, "bytes_over_told": 1.004}
-                for how, (step, told) in cells.items()
+                how: {"step_ms": step, "predicted_ms": predicted, "bytes_over_told": 1.004}
+                for how, (step, predicted) in cells.items()
             },
             "auto": {"step_ms": auto_ms, "chosen": "powersgd:4"},
         },
@@ -75,7 +75,9 @@ def test_one_cell_far_off_or_too_few_are_told() -> None:
 
 
 def _given(
-    monkeypatch: pytest.MonkeyPatch, steps: dict[str, list[float]], told: dict[str, list[float]]
+    monkeypatch: pytest.MonkeyPatch,
+    steps: dict[str, list[float]],
+    expected_ms: dict[str, list[float]],
 ) -> None:
     """Runs and predictions, one after the other, in place of real ones."""
     runs = iter(range(99))
@@ -89,7 +91,7 @@ def _given(
         return SimpleNamespace(arms=arms, cluster=run)
 
     def predicted(graph: Any, model: Any, run: int, methods: Any, *_: Any) -> Any:
-        return {how: _Told(told[how][run] * 1e9) for how in methods}
+        return {how: _Told(expected_ms[how][run] * 1e9) for how in methods}
 
     monkeypatch.setattr(bench, "measured", measured)
     monkeypatch.setattr(bench, "predicted", predicted)

@@ -42,11 +42,11 @@ def test_signs_are_those_of_the_first_algorithm_of_karimireddy_et_al() -> None:
     """p = g + e; d = |p|_1 / n sign(p); e = p - d; what arrives is the mean of the workers' d."""
     gradients = _drawn(40, 2)
     team = SimulatedWorkers(nn.Linear(_NUMBERS, 1, bias=False), Sign(), 2)
-    kept = np.zeros((2, _NUMBERS))
+    residual = np.zeros((2, _NUMBERS))
     for step in gradients:
-        wanted = kept + step
-        sent = np.abs(wanted).mean(1, keepdims=True) * np.where(wanted >= 0, 1.0, -1.0)
-        kept = wanted - sent
+        corrected = residual + step
+        sent = np.abs(corrected).mean(1, keepdims=True) * np.where(corrected >= 0, 1.0, -1.0)
+        residual = corrected - sent
         assert np.allclose(_sent(team, step), sent.mean(0), rtol=1e-4, atol=1e-6)
 
 
@@ -55,15 +55,15 @@ def test_random_numbers_arrive_whole_and_unscaled() -> None:
     gradients = _drawn(60, 3)
     settings = RandomK(ratio=0.1, block=4)
     team = SimulatedWorkers(nn.Linear(_NUMBERS, 1, bias=False), settings, 3)
-    kept, waited = np.zeros(_NUMBERS), []
+    residual, waited = np.zeros(_NUMBERS), []
     for step in gradients:
-        kept += step.astype(np.float64).mean(0)
+        residual += step.astype(np.float64).mean(0)
         found = _sent(team, step)
         arrived = np.flatnonzero(found)
         assert len(arrived) == _NUMBERS // 10
         assert len(set(arrived // 4)) == len(arrived) // 4, "whole runs"
-        assert np.allclose(found[arrived], kept[arrived], rtol=1e-4, atol=1e-6)
-        kept[arrived] = 0.0
+        assert np.allclose(found[arrived], residual[arrived], rtol=1e-4, atol=1e-6)
+        residual[arrived] = 0.0
         waited.append(arrived)
     assert len(set(np.concatenate(waited))) == _NUMBERS, "each has its turn"
 
@@ -184,7 +184,7 @@ def test_trainings_computed_together_are_those_of_a_plain_loop() -> None:
     task = Task(convergence._Pictures, batch, examples, examples, (), 1, steps, score, "", clip)
     runs = [Run(Pace(0.2), 0), Run(Pace(0.05, 0.9), 1)]
     for how, settings in (("none", None), ("randomk:0.3", RandomK(0.3))):
-        wanted = []
+        expected = []
         for run in runs:
             torch.manual_seed(run.seed)
             model = convergence._Pictures()
@@ -198,12 +198,12 @@ def test_trainings_computed_together_are_those_of_a_plain_loop() -> None:
                     team.collect()
                 team.reduce()
                 gradients = {p: p.grad for p in model.parameters() if p.grad is not None}
-                norm = torch.cat([one.reshape(-1) for one in gradients.values()]).norm()
+                norm = torch.cat([tensor.reshape(-1) for tensor in gradients.values()]).norm()
                 with torch.no_grad():
                     for p, gradient in gradients.items():
                         clipped = gradient * min(1.0, clip / float(norm))
                         before[p] = run.pace.momentum * before[p] + clipped
                         p -= run.pace.lr * (1.0 - step / steps) * before[p]
                         p.grad = None
-            wanted.append(score(model(images).detach(), labels))
-        assert task.reached(how, runs, steps, examples) == pytest.approx(wanted, abs=1e-5), how
+            expected.append(score(model(images).detach(), labels))
+        assert task.reached(how, runs, steps, examples) == pytest.approx(expected, abs=1e-5), how

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from slipstream.codegen.prelude import threshold_and_scale
 from slipstream.techniques.dropout import kernels as door
 from slipstream.techniques.dropout import reference
 from slipstream_bench.systems.dropout.bars import mask
@@ -35,17 +36,17 @@ def test_keep_rate(p: float) -> None:
 @EACH
 def test_dependence_is_noticed(name: str) -> None:
     rng = np.random.default_rng(0)
-    kept = rng.random(ELEMENTS) >= 0.3
-    assert TESTS[name](kept, 0.3) > 0.001, "numpy's own are independent"
+    mask = rng.random(ELEMENTS) >= 0.3
+    assert TESTS[name](mask, 0.3) > 0.001, "numpy's own are independent"
     # One element in thirty is what its neighbour is.
     copied = rng.random(ELEMENTS) < 1 / 30
     copied[0] = False
-    kept[copied] = kept[np.flatnonzero(copied) - 1]
-    assert TESTS[name](kept, 0.3) < 1e-6
+    mask[copied] = mask[np.flatnonzero(copied) - 1]
+    assert TESTS[name](mask, 0.3) < 1e-6
 
 
 def test_too_few_rounds_are_noticed() -> None:
-    threshold, _ = door.threshold_and_scale(0.5)
+    threshold, _ = threshold_and_scale(0.5)
     for rounds, passes in ((2, False), (reference.ROUNDS, True)):
         kept = reference.retained_mask(1 << 18, (1, 2), threshold, rounds)
         least = min(test(kept, 0.5) for test in TESTS.values())

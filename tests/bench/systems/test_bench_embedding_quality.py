@@ -78,11 +78,11 @@ def test_recall_counts_what_was_held_out() -> None:
     truth = torch.zeros(40, 60)
     truth[log.data.test_users, log.data.test_items] = 1
     u, s, v = torch.linalg.svd(truth, full_matrices=False)
-    known = Feedback(log.data, "small", dim=40).model()
+    feedback = Feedback(log.data, "small", dim=40).model()
     with torch.no_grad():
-        known.user.weight.copy_(u * s)  # type: ignore[operator, union-attr]
-        known.item.weight.copy_(v.T)  # type: ignore[operator, union-attr]
-    assert task.score(known) == 1
+        feedback.user.weight.copy_(u * s)  # type: ignore[operator, union-attr]
+        feedback.item.weight.copy_(v.T)  # type: ignore[operator, union-attr]
+    assert task.score(feedback) == 1
     assert task.score(model) < 0.8
 
 
@@ -171,20 +171,20 @@ class Known:
 
 def test_each_way_gets_the_rate_that_is_best_on_held_out_data() -> None:
     found = list(compare(Known(), [4], ["hash", "lowdim"], seeds=2, least_rows=100))
-    for one in found:
-        assert one.rate == pytest.approx(0.3)
-        assert one.scores == pytest.approx((2 - 8 / 3,) * 2)
+    for result in found:
+        assert result.rate == pytest.approx(0.3)
+        assert result.scores == pytest.approx((2 - 8 / 3,) * 2)
     (plain, *_) = compare(Known(), [4], ["hash"], seeds=1, rates=(1.0,), least_rows=100)
     assert plain.rate == 0.1
-    hashed = next(one for one in found if one.method == "hash")
+    hashed = next(scored for scored in found if scored.method == "hash")
     assert epochs_to(Known(), hashed, 0.9 - 8 / 3, 3, least_rows=100) == [1, 1]
     assert epochs_to(Known(), hashed, 2.9 - 8 / 3, 3, least_rows=100) == [3, 3]
     assert epochs_to(Known(), hashed, 5.0, 3, least_rows=100) == [None, None]
 
 
 def test_rows_name_the_winner_and_every_baseline() -> None:
-    def at(method: str, asked: float, score: float, ratio: float, rate: float = 0.1) -> Scored:
-        return Scored(method, asked, 100, ratio, rate, (score, score))
+    def at(method: str, requested: float, score: float, ratio: float, rate: float = 0.1) -> Scored:
+        return Scored(method, requested, 100, ratio, rate, (score, score))
 
     scored = [
         at(DENSE, 1, 0.9, 1), at("int8", 1, 0.89, 3.2), at("int4", 1, 0.88, 5.3),
@@ -197,8 +197,8 @@ def test_rows_name_the_winner_and_every_baseline() -> None:
     assert (over.value, over.holds) == (pytest.approx(0.15), True)
     assert (planned.value, planned.holds) == (pytest.approx(-0.1), False)
     assert (train.value, train.holds) == (pytest.approx(0.05), True)
-    for said in ("best at this size: lowdim", "int8 0.8900 (3.2x)", "hot_tt 0.6000 [3]"):
-        assert said in over.detail
+    for phrase in ("best at this size: lowdim", "int8 0.8900 (3.2x)", "hot_tt 0.6000 [3]"):
+        assert phrase in over.detail
     assert over.detail.index("lowdim") < over.detail.index("robe") < over.detail.index("int4")
 
 
@@ -206,16 +206,18 @@ def test_a_comparison_has_every_baseline() -> None:
     log = implicit_feedback(300, 400, rank=4, per_user=40, taste=2.0, seed=0)
     task = Feedback(log.data, "planted", dim=16, epochs=3, batch=256)
     found = list(compare(task, [4], ["lowdim", "hash"], seeds=1, rates=(1.0,), least_rows=100))
-    by_name = {one.method: one for one in found}
+    by_name = {scored.method: scored for scored in found}
     assert set(by_name) == {DENSE, "int8", "int4", CONVERTED, "lowdim", "hash"}
     assert by_name["int8"].ratio == pytest.approx(64 / 18, rel=0.01)
     assert by_name["int4"].ratio == pytest.approx(64 / 10, rel=0.01)
-    assert all(one.ratio >= 4 for one in found if one.asked == 4)
+    assert all(scored.ratio >= 4 for scored in found if scored.asked == 4)
     assert by_name["int8"].mean == pytest.approx(by_name[DENSE].mean, abs=0.01)
     assert by_name["lowdim"].mean > by_name["hash"].mean
     order = ranked(found, 4)
-    assert {one.method for one in order} == {"int4", CONVERTED, "lowdim", "hash"}
-    assert [one.mean for one in order] == sorted((one.mean for one in order), reverse=True)
+    assert {scored.method for scored in order} == {"int4", CONVERTED, "lowdim", "hash"}
+    assert [scored.mean for scored in order] == sorted(
+        (scored.mean for scored in order), reverse=True
+    )
 
 
 def test_clicks_are_learnt_and_never_better_than_the_truth() -> None:
@@ -238,7 +240,7 @@ def test_a_plan_is_held_against_the_noise_of_seeds() -> None:
         apart = (0.0, 0.01, -0.01)[:seeds]
         scored = [
             Scored(method, 1.0 if method == DENSE else 16, 1, 16.0, 0.1,
-                   tuple(mean + one for one in apart))
+                   tuple(mean + offset for offset in apart))
             for method, mean in ((DENSE, 0.5), ("lowdim", 0.4), (MIXED, 0.45), (CONVERTED, plan))
         ]  # fmt: skip
         (row,) = _rows(study, task, 16, scored, 1)

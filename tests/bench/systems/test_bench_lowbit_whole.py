@@ -60,5 +60,5 @@ def test_a_peer_with_another_answer_is_not_judged(
 def test_norms_that_know_their_inputs_let_images_through() -> None:
     torch.manual_seed(0)
     model = whole._alive(whole.mobilenet_v2(), 32)
-    one, other = model(torch.rand(2, 3, 32, 32)).detach()
-    assert float((one - other).norm() / one.norm()) > 0.01
+    first, other = model(torch.rand(2, 3, 32, 32)).detach()
+    assert float((first - other).norm() / first.norm()) > 0.01

@@ -25,7 +25,7 @@ def test_an_element_counts_once_however_often_it_is_loaded() -> None:
 
 def test_a_small_layer_needs_less_in_regions_and_still_less_computed_again() -> None:
     layer = traced_layer(2, 16, 32, 2)
-    moved = sum(one.moved_bytes for one in layer.rows(fused=False))
-    needed = sum(one.needed_bytes for one in layer.rows(fused=True))
-    bits = sum(one.needed_bytes for one in layer.with_mask_bits().rows(fused=True))
+    moved = sum(row.moved_bytes for row in layer.rows(fused=False))
+    needed = sum(row.needed_bytes for row in layer.rows(fused=True))
+    bits = sum(row.needed_bytes for row in layer.with_mask_bits().rows(fused=True))
     assert bits < needed < moved

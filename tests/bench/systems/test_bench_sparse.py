@@ -72,7 +72,7 @@ def test_costs_count_what_a_search_does() -> None:
         pytest.skip("the compiled library is not here")
     rows = skewed_rows(2_000, 500, 1.0, seed=1)
     run = prepared(sample(rows, 20), rows, "cosine")
-    listed, _, swept, pairs, _, kept, _ = scaling._costs(run)
+    listed, _, swept, pairs, _, retained, _ = scaling._costs(run)
     index = run.index
     assert index is not None
     of_head = index.head_of[run.left.indices] >= 0
@@ -83,7 +83,7 @@ def test_costs_count_what_a_search_does() -> None:
     assert pairs == 20 * 2_000
     rng = np.random.default_rng(2)
     changes = np.mean([_replacements(rng.random(2_000), 10) for _ in range(200)])
-    assert kept / 20 == pytest.approx(changes, rel=0.03)
+    assert retained / 20 == pytest.approx(changes, rel=0.03)
 
 
 def _replacements(distances: npt.NDArray[np.float64], k: int) -> int:

@@ -48,7 +48,7 @@ def test_an_interval_holds_where_the_measured_value_lies_in_it() -> None:
 
 def test_a_right_prediction_shows_the_noise_of_what_was_measured() -> None:
     generator = random.Random(0)
-    told, noise = 0.06, 0.04
+    predicted, noise = 0.06, 0.04
     reach = NormalDist().inv_cdf(0.95)
 
     def around(value: float, deviation: float) -> tuple[float, float]:
@@ -56,9 +56,11 @@ def test_a_right_prediction_shows_the_noise_of_what_was_measured() -> None:
 
     cells = []
     for _ in range(4000):
-        true = math.exp(generator.gauss(0, told))
+        true = math.exp(generator.gauss(0, predicted))
         measured = true * math.exp(generator.gauss(0, noise))
-        cells.append(Cell("a idle", "x", 1.0, *around(1, told), measured, *around(measured, noise)))
+        cells.append(
+            Cell("a idle", "x", 1.0, *around(1, predicted), measured, *around(measured, noise))
+        )
     best = truth.WithoutError(cells)
     held = [cell.predicted_low <= cell.measured <= cell.predicted_high for cell in cells]
     assert best.held() == pytest.approx(fmean(held), abs=0.02)
