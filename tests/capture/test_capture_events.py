@@ -59,9 +59,9 @@ def test_a_step_lies_between_two_markers() -> None:
 
 def test_the_order_of_the_events_does_not_matter() -> None:
     events = [Event(MARKER, 0, 1), Event("a", 2, 3), Event("b", 6, 1), Event(MARKER, 9, 1)]
-    one, other = steps_of(events)[0], steps_of(events[::-1])[0]
-    assert one.names == other.names
-    assert one.start_ns.tolist() == other.start_ns.tolist()
+    original, other = steps_of(events)[0], steps_of(events[::-1])[0]
+    assert original.names == other.names
+    assert original.start_ns.tolist() == other.start_ns.tolist()
 
 
 def test_parents_come_before_children_that_begin_with_them() -> None:

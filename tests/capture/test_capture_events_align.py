@@ -21,10 +21,10 @@ WORDS = st.lists(st.sampled_from("abcd"), max_size=12)
 def longest(a: list[str], b: list[str]) -> int:
     """Length of a longest common subsequence, by the textbook table."""
     row = [0] * (len(b) + 1)
-    for one in a:
+    for item in a:
         before = row.copy()
         for j, other in enumerate(b, 1):
-            row[j] = before[j - 1] + 1 if one == other else max(before[j], row[j - 1])
+            row[j] = before[j - 1] + 1 if item == other else max(before[j], row[j - 1])
     return row[-1]
 
 

@@ -19,9 +19,9 @@ def noise_of(*gradients: torch.Tensor, model: nn.Module | None = None) -> Gradie
         for gradient in gradients:
             parameter.grad = gradient.clone()
             optimizer.step()
-    (one,) = found.noise()
-    one.check()
-    return one
+    (noise,) = found.noise()
+    noise.check()
+    return noise
 
 
 def test_size_and_concentration_of_one_gradient() -> None:

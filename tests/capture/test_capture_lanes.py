@@ -135,9 +135,9 @@ def test_faster_kernels_matter_where_the_device_is_busy_and_not_elsewhere(
 
 
 def test_traces_of_different_programs_are_told_apart(trace: Callable[[str], KinetoTrace]) -> None:
-    one, other = trace(_V100), trace(_LAUNCH_BOUND)
+    first, other = trace(_V100), trace(_LAUNCH_BOUND)
     with pytest.raises(GraphError, match=r"\b\d+ % of their tasks\b"):
-        with_durations(one.graph(103), [other.graph(551)])
+        with_durations(first.graph(103), [other.graph(551)])
 
 
 def test_a_trace_without_a_step_is_an_error(trace: Callable[[str], KinetoTrace]) -> None:
@@ -237,12 +237,12 @@ def watched(shared_data: Path, tmp_path: Path) -> WatchedStep:
 
 
 def _change(
-    beside: dict[str, Any], ts: float, address: int, nbytes: int, already: int
+    event: dict[str, Any], ts: float, address: int, nbytes: int, already: int
 ) -> dict[str, Any]:
     total = 300 * _MIB + 2 * _MIB * (already + 1)
     args = {"Device Type": 1, "Addr": 1 << 20 | address, "Bytes": nbytes, "Total Allocated": total}
     return {
-        "ph": "i", "name": "[memory]", "pid": beside["pid"], "tid": beside["tid"], "ts": ts,
+        "ph": "i", "name": "[memory]", "pid": event["pid"], "tid": event["tid"], "ts": ts,
         "args": args,
     }  # fmt: skip
 
@@ -272,9 +272,9 @@ def test_memory_is_the_devices_and_follows_the_step(
     trace: Callable[[str], KinetoTrace], watched: WatchedStep, tmp_path: Path
 ) -> None:
     found = _recorded(trace(_V100), watched)
-    kept = 53 * 2 * _MIB
+    retained = 53 * 2 * _MIB
     # What exists, with what no walk found; all outputs; and one operator's workspace on top.
-    assert replay(found).peak_bytes == 300 * _MIB + kept + 64 * _MIB
+    assert replay(found).peak_bytes == 300 * _MIB + retained + 64 * _MIB
     roles = dict(zip(found.memory.role.tolist(), found.memory.nbytes.tolist(), strict=True))
     assert roles[Role.PARAMETER] == roles[Role.GRADIENT] == roles[Role.OTHER] == 100 * _MIB
     activations = found.memory.role == Role.ACTIVATION
@@ -302,8 +302,8 @@ def test_the_device_is_named_and_lanes_do_not_carry_the_systems_numbers(
 
 def _recorded(trace: KinetoTrace, watched: WatchedStep | None) -> Graph:
     # One step is enough to see what is put into it.
-    one = replace(trace, steps=trace.steps[-1:])
-    steps = Recording((one,), (1,), plain(1e9), watched, {"model.conv3": "net.py:12"})
+    single = replace(trace, steps=trace.steps[-1:])
+    steps = Recording((single,), (1,), plain(1e9), watched, {"model.conv3": "net.py:12"})
     return read_steps(steps, Place("cuda"))
 
 

@@ -192,7 +192,8 @@ def test_an_edit_moves_what_its_line_costs(graph: Graph, found: Attribution) -> 
     edit.select(source=where("normed")).scale(3.0)
     slower = attribute(replay(edit.apply("three times as slow")))
     before, after = (
-        next(line for line in one.lines if line.name == where("normed")) for one in (found, slower)
+        next(line for line in costs.lines if line.name == where("normed"))
+        for costs in (found, slower)
     )
     assert after.cost.time_ns > before.cost.time_ns
     assert sum(slower.parts(), Cost()).time_ns == slower.step_ns
@@ -201,8 +202,8 @@ def test_an_edit_moves_what_its_line_costs(graph: Graph, found: Attribution) -> 
 def test_explain_shows_the_dearest_lines_where_they_stand(graph: Graph) -> None:
     tables, payload = lines_report(replay(graph), 3)
     parts = [*payload["lines"], payload["page_faults"], payload["untracked"]]
-    assert sum(one["time_ns"] for one in parts) == payload["step_ns"]
-    assert sum(one["memory_bytes"] for one in parts) == payload["peak_bytes"]
+    assert sum(part["time_ns"] for part in parts) == payload["step_ns"]
+    assert sum(part["memory_bytes"] for part in parts) == payload["peak_bytes"]
     rows = tables[0].rows
     shown = [(file, int(at)) for file, _, at in (str(r[0]).partition(":") for r in rows[:3])]
     assert shown == sorted(shown)

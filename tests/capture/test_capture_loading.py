@@ -86,13 +86,14 @@ class Slow(torch.utils.data.IterableDataset[int]):
 def test_the_clock_tells_work_from_waiting_and_leaves_torch_as_it_was(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    known = KnownClock()
+    known_clock = KnownClock()
     clocks = SimpleNamespace(
-        perf_counter_ns=lambda: int(known.wall_ns), thread_time_ns=lambda: int(known.cpu_ns)
+        perf_counter_ns=lambda: int(known_clock.wall_ns),
+        thread_time_ns=lambda: int(known_clock.cpu_ns),
     )
     monkeypatch.setattr(watched, "time", clocks)
     monkeypatch.setattr(watched, "delay_between", lambda before, after: 0)
-    batches = iter(torch.utils.data.DataLoader(Slow(known), None))
+    batches = iter(torch.utils.data.DataLoader(Slow(known_clock), None))
     before = type(batches).__next__
     with LoadingClock() as clock:
         next(batches)

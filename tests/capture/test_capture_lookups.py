@@ -32,20 +32,20 @@ def test_an_embedding_is_counted_as_by_hand() -> None:
     batches = [torch.randint(0, 40, (5, 7)) ** 2 // 40 for _ in range(3)]
     (table,) = looked_up(model, *(lambda b=b: model(b) for b in batches))
     counts = Counter(torch.cat(batches).flatten().tolist())
-    order = sorted(counts, key=lambda one: (-counts[one], one))
+    order = sorted(counts, key=lambda index: (-counts[index], index))
     assert (table.table, table.rows, table.dimension) == ("model.0", 40, 3)
     assert table.nbytes == 40 * 3 * 4
     assert table.lookups == 105
     assert table.distinct == len(counts)
     assert list(table.hot_ids) == order
-    assert [counts[one] for one in order] == list(table.hot_counts)
+    assert [counts[index] for index in order] == list(table.hot_counts)
     for k, share in enumerate(table.top_share):
         assert share == pytest.approx(sum(sorted(counts.values())[::-1][: 2**k]) / 105)
         assert table.share(2**k) == pytest.approx(share)
     for k, number in enumerate(table.frequency):
         assert number == sum(2**k <= count < 2 ** (k + 1) for count in counts.values())
     for k, blocks in enumerate(table.blocks):
-        each = [len({one // 2**k for one in batch.flatten().tolist()}) for batch in batches]
+        each = [len({index // 2**k for index in batch.flatten().tolist()}) for batch in batches]
         assert blocks == pytest.approx(sum(each) / 3)
     assert table.blocks[-1] == 1
     assert table.bags == 0

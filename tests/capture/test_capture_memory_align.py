@@ -57,8 +57,8 @@ def test_a_checkpoint_in_some_steps_leaves_the_peak_as_it_is(every: int, at: int
     saving.memory.check(len(saving))
 
 
-def copies(model: nn.Module, kept: list[Any] = []) -> None:  # noqa: B006 (alive between steps)
-    kept[:] = [parameter.detach().clone() for parameter in model.parameters()]
+def copies(model: nn.Module, alive: list[Any] = []) -> None:  # noqa: B006 (alive between steps)
+    alive[:] = [parameter.detach().clone() for parameter in model.parameters()]
 
 
 def test_memory_is_recorded_again_until_the_steps_agree(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,11 +120,11 @@ def test_what_foreign_operators_allocate_and_free_is_not_the_steps() -> None:
     events = (("aten::mm", 0, 9), ("aten::relu", 10, 19), ("copy", 20, 29), ("aten::tanh", 30, 39))
     own = ((1, 100, 1024), (11, 101, 1024), (31, 102, 1024), (35, 100, -1024))
     passing = ((21, 200, 9999), (28, 200, -9999))
-    kept = ((22, 201, 77),)
-    record = watched(*events, changes=tuple(sorted((*own, *passing, *kept))))
+    retained = ((22, 201, 77),)
+    record = watched(*events, changes=tuple(sorted((*own, *passing, *retained))))
     fitted = fit(record, units())
     assert not isinstance(fitted, str)
-    assert fitted[0].changes == tuple(sorted((*own, *kept)))
+    assert fitted[0].changes == tuple(sorted((*own, *retained)))
     assert fitted[1].all()
     # Inside of a unit it is another way of doing its work.
     inside = replace(record, end_ns=np.array([9, 29, 29, 39]))

@@ -22,20 +22,20 @@ def steps(cpu: list[int], faults: list[int]) -> Faulting:
     return Faulting(tuple(cpu), tuple(cpu), tuple(faults))
 
 
-def kept(*cpu: int) -> StepTimes:
+def cpu_times(*cpu: int) -> StepTimes:
     return StepTimes(cpu, cpu)
 
 
 def test_what_steps_took_longer_before_is_the_page_faults_time() -> None:
     watched = steps([12 * _MS] * 3, [1000] * 3)
-    assert watched.extra_ns(kept(10 * _MS, 10 * _MS), 1) == 2 * _MS
+    assert watched.extra_ns(cpu_times(10 * _MS, 10 * _MS), 1) == 2 * _MS
 
 
 def test_a_busy_machine_does_not_make_page_faults_dearer_than_they_can_be() -> None:
     watched = steps([90 * _MS] * 3, [1000] * 3)
-    assert watched.extra_ns(kept(10 * _MS), 1) == 6 * _MS
+    assert watched.extra_ns(cpu_times(10 * _MS), 1) == 6 * _MS
     quicker = steps([9 * _MS] * 3, [1000] * 3)
-    assert 0 < quicker.extra_ns(kept(10 * _MS), 1) < _MS
+    assert 0 < quicker.extra_ns(cpu_times(10 * _MS), 1) < _MS
 
 
 def test_page_faults_that_come_and_go_are_less_sure() -> None:

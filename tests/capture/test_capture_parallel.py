@@ -40,7 +40,7 @@ class Branches(nn.Module):
         # Both are under way before either is done, so that they need two threads.
         met = threading.Barrier(2)
         done = [_POOL.submit(_along, branch, x, met) for branch in (self.left, self.right)]
-        left, right = (one.result() for one in done)
+        left, right = (future.result() for future in done)
         out: torch.Tensor = self.head(left + right)
         return out
 

@@ -94,7 +94,7 @@ def test_every_recorded_call_can_be_made_again(name: str, monkeypatch: pytest.Mo
 
 
 def test_two_captures_of_a_model_have_the_same_structure() -> None:
-    one, other = (profile(workload("transformer"), warmup=1, steps=3) for _ in range(2))
+    first, other = (profile(workload("transformer"), warmup=1, steps=3) for _ in range(2))
 
     def structure(graph: Graph) -> list[tuple[Any, ...]]:
         tasks = graph.tasks
@@ -106,7 +106,7 @@ def test_two_captures_of_a_model_have_the_same_structure() -> None:
             for t in range(len(graph))
         ]  # fmt: skip
 
-    assert structure(one) == structure(other)
+    assert structure(first) == structure(other)
 
 
 def test_inference_has_no_backward_and_no_update() -> None:

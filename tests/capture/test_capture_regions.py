@@ -76,8 +76,8 @@ def test_every_region_has_a_time_and_all_is_json(recorded: tuple[BuiltWorkload, 
     covered = covered_tasks(graph, {(module, name) for module, name in found["stays"]})
     for phase, tasks in covered.items():
         assert found["covered_calls"][phase] == len(tasks) > 1
-        took = [float(graph.tasks.duration_ns[task]) for task in tasks]
-        assert found["covered_ns"][phase] == pytest.approx(math.fsum(took))
+        durations = [float(graph.tasks.duration_ns[task]) for task in tasks]
+        assert found["covered_ns"][phase] == pytest.approx(math.fsum(durations))
     phases = [region["phase"] for region in found["regions"]]
     assert phases.count("forward") >= 2
     assert phases.count("backward") >= 2
@@ -103,9 +103,9 @@ def test_the_graph_break_is_named_and_its_operator_stays(
 ) -> None:
     found: Any = recorded[1].meta["regions"]
     assert ["model", "aten::_local_scalar_dense"] in found["stays"]
-    (where,) = {one["where"].partition(":")[0] for one in found["breaks"]}
+    (where,) = {graph_break["where"].partition(":")[0] for graph_break in found["breaks"]}
     assert where == "test_capture_regions.py"
-    assert any("item()" in one["reason"] for one in found["breaks"])
+    assert any("item()" in graph_break["reason"] for graph_break in found["breaks"])
 
 
 def test_regions_and_what_calls_them_fit_into_the_compiled_step(

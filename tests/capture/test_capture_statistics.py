@@ -37,18 +37,18 @@ def test_all_of_them_agree_with_the_model_and_its_batch() -> None:
     (table,) = found.ids
     assert table.lookups == 20 * found.steps
     assert set(table.hot_ids) == set(built.batch[0].flatten().tolist())
-    assert {(one.parameter, one.of) for one in found.spectra} == {
+    assert {(entry.parameter, entry.of) for entry in found.spectra} == {
         (f"model.{name}.weight", of) for name in "03" for of in ("weight", "gradient")
     }
-    weight = next(one for one in found.spectra if one.of == "weight")
+    weight = next(entry for entry in found.spectra if entry.of == "weight")
     true = torch.linalg.svdvals(built.model[0].weight.detach())
     assert weight.values == pytest.approx(true.tolist(), rel=1e-5)
-    assert [one.parameter for one in found.grads] == [
+    assert [grad.parameter for grad in found.grads] == [
         f"model.{name}" for name, _ in built.model.named_parameters()
     ]
     seen = set(table.hot_ids)
     assert found.grads[0].zeros >= 1 - len(seen) / 11  # rows that nobody looked up
-    by_module = {one.module: one for one in found.sparsity}
+    by_module = {entry.module: entry for entry in found.sparsity}
     assert by_module["model.1"].outputs == by_module["model.3"].inputs
     assert 0.2 < (by_module["model.1"].outputs or 0.0) < 0.8
 
@@ -92,8 +92,10 @@ def test_a_step_that_hides_its_model_still_shows_ids_and_gradients() -> None:
 
     found = record(build(step), *OF_VALUES).statistics
     assert not found.same_batch
-    assert [one.table for one in found.ids] == ["a table of 7 x 2"]
-    assert [one.parameter for one in found.grads] == [f"parameter {n} of group 0" for n in range(3)]
+    assert [table.table for table in found.ids] == ["a table of 7 x 2"]
+    assert [grad.parameter for grad in found.grads] == [
+        f"parameter {n} of group 0" for n in range(3)
+    ]
     assert "hides its model" in found.reasons["spectra"]
     assert "hides its model" in found.reasons["sparsity"]
 
@@ -106,5 +108,5 @@ def test_a_compiled_model_is_looked_at_uncompiled() -> None:
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     built = build((model, (torch.randn(6, 4), torch.randn(6, 1)), mse_loss, optimizer))
     found = record(built, "sparsity", "ids").statistics
-    assert [one.module for one in found.sparsity] == [f"model._orig_mod.{n}" for n in range(3)]
+    assert [entry.module for entry in found.sparsity] == [f"model._orig_mod.{n}" for n in range(3)]
     assert (found.sparsity[1].outputs or 0.0) > 0.1

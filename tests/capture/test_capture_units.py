@@ -118,11 +118,11 @@ OUTSIDE = ("aten::view", "aten::_log_softmax", "aten::nll_loss", "aten::ones_lik
 def test_every_task_of_the_model_knows_its_module(name: str) -> None:
     """All but the loss, which `tiny_models` computes outside of any module."""
     graph = captured(name)
-    known = {"model"} | {f"model.{part}" for part, _ in parts(name)[0].named_modules() if part}
+    names = {"model"} | {f"model.{part}" for part, _ in parts(name)[0].named_modules() if part}
     for phase in (StepPhase.FORWARD, StepPhase.BACKWARD):
         for task in in_phase(graph, phase):
             module = module_of(graph, task)
-            assert module in known or name_of(graph, task).startswith(OUTSIDE), (
+            assert module in names or name_of(graph, task).startswith(OUTSIDE), (
                 name_of(graph, task), graph.string(graph.tasks.scope[task]),
             )  # fmt: skip
 

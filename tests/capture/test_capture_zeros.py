@@ -15,9 +15,9 @@ def zeros_of(model: nn.Module, batch: torch.Tensor, *, backward: bool) -> dict[s
         output = model(batch)
         if backward:
             output.sum().backward()
-    found = {one.module: one for one in zeros.result(1)}
-    for one in found.values():
-        one.check()
+    found = {layer.module: layer for layer in zeros.result(1)}
+    for zero_counts in found.values():
+        zero_counts.check()
     return found
 
 
@@ -28,11 +28,11 @@ def test_zeros_in_and_out_of_a_relu(inplace: bool) -> None:
     model = nn.Sequential(first, nn.ReLU(inplace=inplace), nn.Linear(4, 1))
     found = zeros_of(model, torch.tensor([[1.0], [3.0]]), backward=True)
     assert list(found) == ["model.0", "model.1", "model.2"]
-    one, relu, last = found.values()
-    assert (one.kind, one.elements, one.inputs, one.weights) == ("Linear", 8, 0.0, 0.25)
-    assert one.outputs == 0.25  # before the activation, in place or not
+    linear, relu, last = found.values()
+    assert (linear.kind, linear.elements, linear.inputs, linear.weights) == ("Linear", 8, 0.0, 0.25)
+    assert linear.outputs == 0.25  # before the activation, in place or not
     assert relu.outputs == last.inputs == 0.5
-    assert one.gradients == 0.5  # where the activation is flat
+    assert linear.gradients == 0.5  # where the activation is flat
     assert relu.gradients == 0.0
     assert relu.weights is None
     assert last.weights == 0.0
