@@ -79,7 +79,7 @@ class Shell:
         outputs = [self.folder.parent / name for name in ("stdout", "stderr")]
         pid = os.fork()
         if pid == 0:
-            _become_command(self, [str(one) for one in arguments], outputs)
+            _become_command(self, [str(argument) for argument in arguments], outputs)
         deadline = time.monotonic() + LIMIT_S
         while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
             if time.monotonic() > deadline:
@@ -98,10 +98,10 @@ class Shell:
         assert run.returncode == code, run.stderr
         assert run.stdout == ""
         assert "Traceback" not in run.stderr
-        before, *told = run.stderr.split("error: ")
-        assert len(told) == 1, run.stderr
-        said, _, remedy = told[0].partition("\n  try: ")
-        what, _, where = said.partition("\n  where: ")
+        before, *errors = run.stderr.split("error: ")
+        assert len(errors) == 1, run.stderr
+        message, _, remedy = errors[0].partition("\n  try: ")
+        what, _, where = message.partition("\n  where: ")
         return Refusal(what, where, remedy, before)
 
     def left_over(self) -> list[str]:

@@ -32,8 +32,10 @@ def test_every_installed_technique_is_judged(recorded: Any) -> None:
     found = json.loads(run.stdout)["predictions"]
     # Without a cluster, what spreads a step over one is not asked.
     alone = {name for name, kind in technique.registry().items() if not kind.traits.is_distributed}
-    assert {one["technique"].partition(":")[0] for one in found} == alone
-    singles = {one["technique"] for one in found if "+" not in one["technique"]}
+    assert {prediction["technique"].partition(":")[0] for prediction in found} == alone
+    singles = {
+        prediction["technique"] for prediction in found if "+" not in prediction["technique"]
+    }
     assert len(singles) >= len(alone)
     speedups = [row["speedup"] for row in found if row["reason"] is None]
     assert speedups == sorted(speedups, reverse=True)
@@ -53,8 +55,8 @@ def test_the_table_begins_with_the_first_choice_and_ends_with_what_to_do(recorde
 
 def test_the_first_choice_of_a_script_is_measured(slipstream: Any) -> None:
     (slipstream.folder / "script.py").write_text(_SCRIPT)
-    asked = ("script.py", "--steps", 2, "--no-combinations", "--time-limit", "12s", "--json")
-    run = slipstream("advise", *asked)
+    arguments = ("script.py", "--steps", 2, "--no-combinations", "--time-limit", "12s", "--json")
+    run = slipstream("advise", *arguments)
     assert run.returncode == 0, run.stderr
     found = json.loads(run.stdout)
     check = found["check"]
@@ -66,8 +68,8 @@ def test_the_first_choice_of_a_script_is_measured(slipstream: Any) -> None:
         low, high = shown["speedup_interval"]
         assert check["predicted_speedup"] == shown["speedup"]
         assert check["inside"] in (None, low <= check["speedup"] <= high)
-        kept = json.loads(slipstream.briefly("results", "show", "last", "--json").stdout)
-        assert kept["rows"][0]["predicted_speedup"] == shown["speedup"]
+        stored = json.loads(slipstream.briefly("results", "show", "last", "--json").stdout)
+        assert stored["rows"][0]["predicted_speedup"] == shown["speedup"]
 
 
 def test_a_command_repeats_what_was_recorded(recorded: Any) -> None:
@@ -128,6 +130,6 @@ def test_what_cannot_be_proved_on_a_script_is_said(slipstream: Any) -> None:
     (slipstream.folder / "script.py").write_text(_SCRIPT)
     run = slipstream("advise", "script.py", "--steps", 2, "--no-combinations", "--no-check")
     assert run.returncode == 0, run.stderr
-    said = " ".join(run.stdout.split())
-    assert re.search(r"\baccumulation:4\b.*\bno\b", said)
-    assert "not measured: --no-check" in said or "nothing here" in said
+    output = " ".join(run.stdout.split())
+    assert re.search(r"\baccumulation:4\b.*\bno\b", output)
+    assert "not measured: --no-check" in output or "nothing here" in output

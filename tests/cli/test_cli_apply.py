@@ -105,9 +105,9 @@ def test_a_reader_that_leaves_does_not_stop_the_writing(slipstream: Any) -> None
         "apply", "train.py:make_workload", "-t", "fused_optimizer", "--write", stdout=writing
     )
     os.close(writing)
-    _, said = process.communicate(timeout=600)
+    _, stderr = process.communicate(timeout=600)
     assert process.returncode == 0
-    assert re.search(r"\btrain\.py\b.*\bedited\b", said)
+    assert re.search(r"\btrain\.py\b.*\bedited\b", stderr)
     assert b"fused=True" in train.read_bytes()
     assert (slipstream.folder / "train.py.orig").read_bytes() == before
 
@@ -118,7 +118,7 @@ def test_undo_without_a_backup_says_so(slipstream: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said", "remedy"),
+    ("arguments", "message", "remedy"),
     [
         (("train.py:make_workload",), "technique", "--technique amp:bf16"),
         (("train.py:make_workload", "-t", "amp", "-t", "amp:fp16"), "2 ", " +"),
@@ -129,10 +129,10 @@ def test_undo_without_a_backup_says_so(slipstream: Any) -> None:
     ],
 )
 def test_a_malformed_request_is_a_usage_error_with_a_remedy(
-    slipstream: Any, arguments: tuple[str, ...], said: str, remedy: str
+    slipstream: Any, arguments: tuple[str, ...], message: str, remedy: str
 ) -> None:
     error = slipstream.refused(2, "apply", *arguments)
-    assert said in error.what
+    assert message in error.what
     assert remedy in error.remedy
 
 
@@ -197,6 +197,6 @@ def test_a_scripts_edited_loop_runs_before_it_is_written(slipstream: Any) -> Non
     )
     run = slipstream("apply", "script.py", "-t", "accumulation:4", "--write")
     assert run.returncode == 0, run.stderr
-    said = " ".join(run.stdout.split())
-    assert re.search(r"\bruns\b.*\b5 steps\b.*\bdiffer\b", said)
+    output = " ".join(run.stdout.split())
+    assert re.search(r"\bruns\b.*\b5 steps\b.*\bdiffer\b", output)
     assert "(loss / 4).backward()" in (slipstream.folder / "script.py").read_text()

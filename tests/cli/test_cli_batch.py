@@ -22,7 +22,7 @@ def test_sizes_that_are_asked_for(slipstream: Any) -> None:
     )  # fmt: skip
     assert run.returncode == 0, run.stderr
     found = json.loads(run.stdout)
-    assert [one["samples"] for one in found["measured"]] == [4, 16, 40]
+    assert [row["samples"] for row in found["measured"]] == [4, 16, 40]
     assert found["samples"] == 4
     assert found["limit_bytes"] <= 4 << 30
     picture = (slipstream.folder / "batch.svg").read_text()
@@ -53,19 +53,19 @@ def words(
 
 
 def test_the_advice_is_in_words() -> None:
-    said = words(lambda b: 10 + 0.5 * b, 10**9, throughput=1500.0, wanted=60)
-    assert re.search(r"\b370\b.*\b2\.13\b.*\b16\b", said)
-    assert re.search(r"\b370\b.*\bnot worth the memory\b", said)
-    assert re.search(r"most.*\b890 samples\b.*\b954 MiB\b.*predicted.*measured.*\b96\b", said)
-    assert re.search(r"\b1500\b.*\bsamples/s\b.*\b60\b", said)
-    assert "| predicted | recommended |" in said
+    text = words(lambda b: 10 + 0.5 * b, 10**9, throughput=1500.0, wanted=60)
+    assert re.search(r"\b370\b.*\b2\.13\b.*\b16\b", text)
+    assert re.search(r"\b370\b.*\bnot worth the memory\b", text)
+    assert re.search(r"most.*\b890 samples\b.*\b954 MiB\b.*predicted.*measured.*\b96\b", text)
+    assert re.search(r"\b1500\b.*\bsamples/s\b.*\b60\b", text)
+    assert "| predicted | recommended |" in text
 
 
 def test_a_size_that_was_tried_is_marked() -> None:
     tried = [Try(96, 196_000_000), Try(890, 0), Try(800, 990_000_000), Try(820, 0)]
-    said = words(lambda b: 10 + 0.5 * b, 10**9, tried=tried)
-    assert re.search(r"\bmost\b.*\b800 samples\b.*\b954 MiB\b.*\btried\b.*\b820\b.*\bnot\b", said)
-    assert "| tried | largest |" in said
+    text = words(lambda b: 10 + 0.5 * b, 10**9, tried=tried)
+    assert re.search(r"\bmost\b.*\b800 samples\b.*\b954 MiB\b.*\btried\b.*\b820\b.*\bnot\b", text)
+    assert "| tried | largest |" in text
     tight = [*tried[:3], Try(820, 998_000_000, room=False)]
     nearly = words(lambda b: 10 + 0.5 * b, 10**9, tried=tight)
     assert re.search(r"\btried\b.*\b820 ran\b.*\bnot fit again\b", nearly)
@@ -114,5 +114,5 @@ def test_a_trace_of_a_gpu(slipstream: Any, shared_data: Path) -> None:
     run = slipstream("devices", "run.slipgraph", "--json")
     assert run.returncode == 0, run.stderr
     found = json.loads(run.stdout)
-    assert [one["sample_ns"] for one in found] == sorted(one["sample_ns"] for one in found)
-    assert next(one for one in found if one["device"] == "a100-sxm")["speedup"] == 1.0
+    assert [row["sample_ns"] for row in found] == sorted(row["sample_ns"] for row in found)
+    assert next(row for row in found if row["device"] == "a100-sxm")["speedup"] == 1.0

@@ -19,12 +19,12 @@ def _claim(arm: str, ratio: float, carries: bool = True) -> Claim:
 
 
 def test_the_cheapest_arms_come_first_on_a_short_line() -> None:
-    said: list[str] = []
+    messages: list[str] = []
     ratios = {"amp:bf16": 0.9, "threads:2": 0.6, "compile": 1.2, "sgd": 0.8, "fused": 0.97}
-    claims = (*(_claim(*one) for one in ratios.items()), _claim("sgd", 0.1, carries=False))
-    _output.show_progress(said.append)(Progress("measure", 20, 12.4, claims))
-    assert len(said) == 1
-    now, *arms = said[0].split("; ")
+    claims = (*(_claim(*item) for item in ratios.items()), _claim("sgd", 0.1, carries=False))
+    _output.show_progress(messages.append)(Progress("measure", 20, 12.4, claims))
+    assert len(messages) == 1
+    now, *arms = messages[0].split("; ")
     assert re.fullmatch(r"block 20, .*\b12 s\b.*", now)
     assert arms == [
         "threads:2 1.67x [1.54, 1.82]", "sgd 1.25x [1.18, 1.33]", "amp:bf16 1.11x [1.05, 1.18]",
@@ -38,19 +38,19 @@ def test_in_a_log_a_line_comes_every_five_seconds_and_at_every_phase(
     now = 0.0
     monkeypatch.setattr(_output.time, "monotonic", lambda: now)
     monkeypatch.setattr(_output.sys.stderr, "isatty", lambda: False, raising=False)
-    said: list[str] = []
-    show = _output.show_progress(said.append)
+    messages: list[str] = []
+    show = _output.show_progress(messages.append)
     for second in range(12):
         now = float(second)
         show(Progress("warmup" if second < 1 else "measure", second, 60.0))
-    blocks = [line.partition(", ")[0] for line in said]
+    blocks = [line.partition(", ")[0] for line in messages]
     assert blocks == ["warmup", "block 1", "block 6", "block 11"]
-    assert all(" 60 s" in line for line in said[1:])
+    assert all(" 60 s" in line for line in messages[1:])
 
 
 def test_more_time_than_the_budget_is_explained() -> None:
-    said: list[str] = []
+    messages: list[str] = []
     now = Progress("measure", 33, 61.0, widened="1.5 times the budget: the machine is busy")
-    _output.show_progress(said.append)(now)
-    assert len(said) == 1
-    assert re.fullmatch(rf"block 33, .*\b61 s .*\({now.widened}\)", said[0])
+    _output.show_progress(messages.append)(now)
+    assert len(messages) == 1
+    assert re.fullmatch(rf"block 33, .*\b61 s .*\({now.widened}\)", messages[0])

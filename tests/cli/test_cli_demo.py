@@ -33,36 +33,36 @@ def _row(verdict: Verdict, ratio: float, arm: str = "amp:bf16") -> ComparisonRow
 
 def test_what_was_not_decided_is_said_plainly_with_what_to_do() -> None:
     for verdict in (Verdict.INCONCLUSIVE, Verdict.UNTRUSTWORTHY):
-        (said,) = demo.outcome(_row(verdict, 3.457), False)
-        assert re.search(r"\b5 blocks\b.*\bnot decide\b", said)
-        assert "slipstream demo --budget 3min" in said
+        (line,) = demo.outcome(_row(verdict, 3.457), False)
+        assert re.search(r"\b5 blocks\b.*\bnot decide\b", line)
+        assert "slipstream demo --budget 3min" in line
 
 
 def test_each_technique_is_shown_as_predicted_and_as_measured() -> None:
-    (said,) = demo.outcome(_row(Verdict.FASTER, 0.8, "fused_optimizer:fused"), False)
-    assert said == (
+    (line,) = demo.outcome(_row(Verdict.FASTER, 0.8, "fused_optimizer:fused"), False)
+    assert line == (
         "fused_optimizer:fused: predicted 1.22x [1.16, 1.28], measured 1.25x [1.18, 1.33]: "
         "inside; faster"
     )
-    (said,) = demo.outcome(_row(Verdict.UNBACKED, 0.7), False)
-    assert "outside; faster (quality not checked)" in said
-    (said,) = demo.outcome(_row(Verdict.EQUIVALENT, 1.0), False)
-    assert "no difference" in said
+    (line,) = demo.outcome(_row(Verdict.UNBACKED, 0.7), False)
+    assert "outside; faster (quality not checked)" in line
+    (line,) = demo.outcome(_row(Verdict.EQUIVALENT, 1.0), False)
+    assert "no difference" in line
 
 
-@pytest.mark.parametrize(("bf16", "told"), [(False, True), (True, False), (None, False)])
+@pytest.mark.parametrize(("bf16", "explained"), [(False, True), (True, False), (None, False)])
 def test_a_slower_amp_is_explained_by_a_processor_without_its_instructions(
-    bf16: bool | None, told: bool
+    bf16: bool | None, explained: bool
 ) -> None:
-    said = " ".join(demo.outcome(_row(Verdict.SLOWER, 3.1), bf16))
-    assert re.search(r"\b0\.32x\b.*\bslower\b", said)
-    assert bool(re.search(r"\bprocessor\b.*\bno bfloat16\b", said)) is told
+    output = " ".join(demo.outcome(_row(Verdict.SLOWER, 3.1), bf16))
+    assert re.search(r"\b0\.32x\b.*\bslower\b", output)
+    assert bool(re.search(r"\bprocessor\b.*\bno bfloat16\b", output)) is explained
     other = demo.outcome(_row(Verdict.SLOWER, 1.1, "fused_optimizer:fused"), bf16)
     assert len(other) == 1
 
 
 @pytest.mark.parametrize(
-    ("flags", "known"),
+    ("flags", "supported"),
     [
         ("avx2 avx512f avx512bw", False),
         ("avx512f avx512_bf16", True),
@@ -71,9 +71,9 @@ def test_a_slower_amp_is_explained_by_a_processor_without_its_instructions(
     ],
 )
 def test_the_processor_s_flags_say_whether_it_computes_in_bf16(
-    monkeypatch: pytest.MonkeyPatch, flags: str, known: bool | None
+    monkeypatch: pytest.MonkeyPatch, flags: str, supported: bool | None
 ) -> None:
     monkeypatch.setattr(
         "slipstream.measure.facts_machine.read", lambda path: f"model : 1\nflags : {flags}\n\n"
     )
-    assert environment.computes_in_bf16() is known
+    assert environment.computes_in_bf16() is supported

@@ -22,7 +22,7 @@ def wrong():
 
 
 @pytest.mark.parametrize(
-    ("function", "said", "where", "remedy"),
+    ("function", "message", "where", "remedy"),
     [
         ("too_big", str(4 << 45), "bad.py:5", "batch"),
         ("vanishes", "exited with code 5", "", "os._exit"),
@@ -30,11 +30,11 @@ def wrong():
     ],
 )
 def test_a_function_that_fails(
-    slipstream: Any, function: str, said: str, where: str, remedy: str
+    slipstream: Any, function: str, message: str, where: str, remedy: str
 ) -> None:
     (slipstream.folder / "bad.py").write_text(_BAD)
     error = slipstream.refused(1, "profile", f"bad.py:{function}", "--json")
-    assert said in error.what
+    assert message in error.what
     assert where in error.where
     assert remedy in error.remedy
 
@@ -48,10 +48,10 @@ def test_an_ascii_terminal_a_file_for_a_home_and_a_name_that_is_no_ascii(
     del slipstream.environment["XDG_CACHE_HOME"]
     slipstream.environment.update({"HOME": str(home), "PYTHONIOENCODING": "ascii", "LC_ALL": "C"})
     process = slipstream.start("predict", "über.slipgraph", "-t", "inference_mode")
-    shown, said = process.communicate()
-    assert process.returncode == 0, said
+    shown, stderr = process.communicate()
+    assert process.returncode == 0, stderr
     assert "us per step" in shown
-    assert "this terminal shows ascii only" in said
+    assert "this terminal shows ascii only" in stderr
 
 
 def test_debug_shows_the_users_traceback_wherever_the_option_stands(slipstream: Any) -> None:
@@ -73,7 +73,7 @@ def test_a_function_that_loops_for_ever_is_stopped(slipstream: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said", "remedy"),
+    ("arguments", "code", "needle", "remedy"),
     [
         (("profile", "trian.py"), 1, "'trian.py'", " train.py"),
         (("profile", "nope.py"), 1, "'nope.py'", "broken.py, train.py"),
@@ -106,11 +106,11 @@ def test_a_function_that_loops_for_ever_is_stopped(slipstream: Any) -> None:
     ],
 )
 def test_a_request_that_cannot_work_is_refused_before_anything_runs(
-    slipstream: Any, arguments: tuple[str, ...], code: int, said: str, remedy: str
+    slipstream: Any, arguments: tuple[str, ...], code: int, needle: str, remedy: str
 ) -> None:
     (slipstream.folder / "broken.py").write_text("x = 1\ndef f(:\n")
     error = slipstream.refused(code, *arguments)
-    assert said in error.what
+    assert needle in error.what
     assert remedy in error.remedy
     assert "importing" not in error.before
 

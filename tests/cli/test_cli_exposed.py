@@ -47,7 +47,10 @@ def comparison(
         )
         for name, layers in predicted.items()
     }  # fmt: skip
-    events = (Event(0, "note", {"what": "x"}), *(Event(3, AFTERWARDS, one) for one in details))
+    events = (
+        Event(0, "note", {"what": "x"}),
+        *(Event(3, AFTERWARDS, detail) for detail in details),
+    )
     experiment = Experiment(
         "train", "2026-11-23T00:00:00Z", Environment({}, "env"),
         ExperimentSettings("as it is", budget_s=1.0), (), {}, events, record,
@@ -69,7 +72,7 @@ BOTH = comparison(
 
 def test_layers_are_in_the_order_of_the_forward_pass_and_add_up() -> None:
     ddp, priority = exposed_sides(BOTH)
-    assert [one.layer for one in ddp.layers] == ["model.a", "model.b", "model.c"]
+    assert [row.layer for row in ddp.layers] == ["model.a", "model.b", "model.c"]
     assert ddp.layers[0] == Wait("model.a", 0.0, 0.0)
     assert (ddp.predicted_ns, ddp.measured_ns) == (50e6, pytest.approx(50e6))
     assert (priority.predicted_ns, priority.how) == (
@@ -84,10 +87,10 @@ def test_what_is_exposed_nowhere_shares_a_line() -> None:
     assert [row[0] for row in table.rows] == ["model.b", "model.c", "1 other", "the step"]
     assert table.rows[1][1:] == ("28.0 ms, 30.0 ms", "0, 1.00 ms")
     assert table.rows[2][1:] == ("0, 0", "0, 0")
-    said = " ".join(table.notes)
-    assert re.search(r"\b50,000\b.*\b1\b", said)
-    assert re.search(r"\bpredicted\b.*\b2\b.*\bhides\b.*\b1\b.*\bmodel\.c\b", said)
-    assert re.search(r"\bmeasured\b.*\b2\b.*\bhides\b.*\b1\b.*\bmodel\.c\b", said)
+    notes = " ".join(table.notes)
+    assert re.search(r"\b50,000\b.*\b1\b", notes)
+    assert re.search(r"\bpredicted\b.*\b2\b.*\bhides\b.*\b1\b.*\bmodel\.c\b", notes)
+    assert re.search(r"\bmeasured\b.*\b2\b.*\bhides\b.*\b1\b.*\bmodel\.c\b", notes)
 
 
 def test_many_layers_are_folded() -> None:
@@ -138,9 +141,9 @@ def test_the_picture_has_a_panel_a_side(sharing: int) -> None:
     sides = [detail(name, {}, sharing=sharing, line_bytes_per_s=line) for name in ("ddp", "a<b&c")]
     drawn = network_svg("a & b", exposed_sides(comparison(*sides)))
     root = ElementTree.fromstring(drawn)
-    said = "".join(root.itertext())
-    assert "a<b&c: 100 ms per step" in said
-    assert ("loopback" in said) is (sharing == 2)
+    text = "".join(root.itertext())
+    assert "a<b&c: 100 ms per step" in text
+    assert ("loopback" in text) is (sharing == 2)
     names = [element.tag.rpartition("}")[2] for element in root.iter()]
     assert names.count("path") == (4 if sharing == 1 else 2)
     # Two waits a side, and the legend.
@@ -165,20 +168,20 @@ def test_times_below_a_short_panel_do_not_cover_each_other() -> None:
 
 
 @pytest.mark.parametrize(
-    ("after", "said"),
+    ("after", "message"),
     [
         ({"x": 9.0, "y": 9.0}, r"^$"),
         ({"x": 9.0, "y": 0.2}, r"\b2\b.*\bA\b.*\bB\b.*\b1: y$"),
         ({}, r"\b2\b.*\bA\b.*\bB\b.*\b2: x, y$"),
     ],
 )
-def test_layers_that_stop_being_exposed_are_named(after: dict[str, float], said: str) -> None:
-    told = no_longer_exposed("A", {"x": 10.0, "y": 10.0, "tiny": 0.1}, "B", after)
-    assert re.search(said, told)
+def test_layers_that_stop_being_exposed_are_named(after: dict[str, float], message: str) -> None:
+    sentence = no_longer_exposed("A", {"x": 10.0, "y": 10.0, "tiny": 0.1}, "B", after)
+    assert re.search(message, sentence)
 
 
-@pytest.mark.parametrize(("step_ns", "said"), [(100e6, False), (80e6, True)])
-def test_ranks_that_compute_longer_than_told_are_named(step_ns: float, said: bool) -> None:
+@pytest.mark.parametrize(("step_ns", "noted"), [(100e6, False), (80e6, True)])
+def test_ranks_that_compute_longer_than_told_are_named(step_ns: float, noted: bool) -> None:
     both = comparison(detail("ddp", {"model.b": 0.05}), step_ns=step_ns, ddp={"model.b": 50e6})
     notes = " ".join(exposed_table(exposed_sides(both)).notes)
-    assert bool(re.search(r"\bddp\b.*\b50\.0 ms\b.*\b30\.0 ms\b", notes)) is said
+    assert bool(re.search(r"\bddp\b.*\b50\.0 ms\b.*\b30\.0 ms\b", notes)) is noted

@@ -82,13 +82,13 @@ def test_scripts_that_work(slipstream: Any, text: str) -> None:
     assert "xxx" not in run.stderr
 
 
-@pytest.mark.parametrize(("text", "said", "remedy"), _FAILS.values(), ids=_FAILS.keys())
+@pytest.mark.parametrize(("text", "message", "remedy"), _FAILS.values(), ids=_FAILS.keys())
 def test_scripts_that_cannot_be_profiled(
-    slipstream: Any, text: str, said: str, remedy: str
+    slipstream: Any, text: str, message: str, remedy: str
 ) -> None:
     (slipstream.folder / "script.py").write_text(_START + text + "\n")
     error = slipstream.refused(1, "profile", "script.py", "--steps", 2)
-    assert said in error.what
+    assert message in error.what
     assert remedy in error.remedy
     assert not (slipstream.folder / "run.slipgraph").exists()
 
@@ -157,20 +157,20 @@ def test_sixty_columns_are_enough(recorded: Any) -> None:
 def test_a_reader_that_wants_one_line_of_a_table_is_no_error(recorded: Any) -> None:
     process = recorded.shell.start("explain", recorded.path.name, "--top", 2)
     process.stdout.close()
-    said = process.stderr.read()
+    stderr = process.stderr.read()
     assert process.wait(600) == 0
-    assert said == ""
+    assert stderr == ""
 
 
 def test_a_full_disk_is_one_clear_line(recorded: Any) -> None:
     with open("/dev/full", "w") as full:
         process = recorded.shell.start("explain", recorded.path.name, stdout=full)
-        said = process.stderr.read()
+        stderr = process.stderr.read()
     assert process.wait(600) == 1
-    first, remedy = said.splitlines()
+    first, remedy = stderr.splitlines()
     assert re.search(rf"^error: .*{os.strerror(errno.ENOSPC)}$", first)
     assert re.search(r"^ *try: .*\bdisk space\b", remedy)
-    assert "Traceback" not in said
+    assert "Traceback" not in stderr
 
 
 def test_a_recording_that_does_not_fit_leaves_the_old_one(recorded: Any, slipstream: Any) -> None:
@@ -184,10 +184,10 @@ def test_a_recording_that_does_not_fit_leaves_the_old_one(recorded: Any, slipstr
     process = slipstream.start(
         "profile", "train.py:make_workload", "--steps", 2, preexec_fn=little_room
     )
-    said = process.communicate(timeout=600)[1]
+    stderr = process.communicate(timeout=600)[1]
     assert process.returncode == 1
-    assert "error: " in said
-    assert "Traceback" not in said
+    assert "error: " in stderr
+    assert "Traceback" not in stderr
     assert output.read_bytes() == b"mine"
 
 

@@ -194,11 +194,11 @@ def test_what_is_exported_as_chakra_is_imported_equal(cli: Cli, run: Path) -> No
 
 
 def test_an_unknown_format_is_a_usage_error(cli: Cli, run: Path) -> None:
-    for arguments, said in ((("--to", "pdf"), "'pdf'"), ((), "format")):
+    for arguments, message in ((("--to", "pdf"), "'pdf'"), ((), "format")):
         ran = cli("export", run, *arguments)
         assert ran.returncode == 2
         what, _, remedy = ran.stderr.partition("  try: ")
-        assert said in what
+        assert message in what
         assert {"perfetto", "chakra", "csv"} <= set(re.findall(r"\w+", remedy))
 
 
@@ -351,9 +351,9 @@ def test_explain_movement_adds_up(cli: Cli, tmp_path: Path) -> None:
     path = tmp_path / "step.slipgraph"
     save(captured("transformer"), path)
     found = cli.json("explain", path, "--movement", "--by", "phase")
-    assert sum(one["moved_bytes"] for one in found["groups"]) == found["moved_bytes"]
-    assert sum(one["needed_bytes"] for one in found["classes"]) == found["needed_bytes"]
-    assert sum(one["time_ns"] for one in found["classes"]) == pytest.approx(found["step_ns"])
+    assert sum(group["moved_bytes"] for group in found["groups"]) == found["moved_bytes"]
+    assert sum(row["needed_bytes"] for row in found["classes"]) == found["needed_bytes"]
+    assert sum(row["time_ns"] for row in found["classes"]) == pytest.approx(found["step_ns"])
     assert 0 < found["needed_bytes"] < found["moved_bytes"]
 
 

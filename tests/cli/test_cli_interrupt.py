@@ -70,10 +70,10 @@ def read_until(stream: Any, text: str) -> str:
 
 def interrupted(process: Any, number: signal.Signals = signal.SIGINT) -> None:
     process.send_signal(number)
-    _, said = process.communicate(timeout=_LIMIT_S)
+    _, stderr = process.communicate(timeout=_LIMIT_S)
     assert process.returncode == 130
-    assert said.splitlines()[-1].startswith(_GOODBYE)
-    assert "Traceback" not in said
+    assert stderr.splitlines()[-1].startswith(_GOODBYE)
+    assert "Traceback" not in stderr
 
 
 def test_while_importing(slipstream: Any, project: Path, snapshot: Snapshot) -> None:

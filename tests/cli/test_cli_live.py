@@ -49,9 +49,9 @@ def test_it_serves_with_the_key_alone_and_ends_with_its_children(slipstream: Any
         assert time.monotonic() < end
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=_LIMIT_S)
+    _, stderr = process.communicate(timeout=_LIMIT_S)
     assert process.returncode == 130
-    assert "Traceback" not in said
+    assert "Traceback" not in stderr
 
 
 def test_a_recording_and_a_file_that_is_not_there_are_refused(slipstream: Any) -> None:

@@ -58,12 +58,12 @@ def test_ctrl_c_takes_hosts_and_commands_down() -> None:
         hosts = _children(running.pid)
         assert len(hosts) >= 3
         running.send_signal(signal.SIGINT)
-        _, said = running.communicate(timeout=LIMIT_S)
+        _, stderr = running.communicate(timeout=LIMIT_S)
     finally:
         running.kill()
         running.wait()
-    assert running.returncode == 130, said
-    assert "Traceback" not in said
+    assert running.returncode == 130, stderr
+    assert "Traceback" not in stderr
     assert not _left([*commands, *hosts])
 
 
@@ -73,21 +73,21 @@ def test_a_lab_stays_up_until_it_is_taken_down() -> None:
         [*ALONE, "netlab", "up", "--hosts", "2", "--rate", "10mbit"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    there = ["nsenter", "--target", str(keeping.pid), "--mount"]
+    enter = ["nsenter", "--target", str(keeping.pid), "--mount"]
 
     def also(*words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [*there, *words], capture_output=True, text=True, check=False, timeout=LIMIT_S
+            [*enter, *words], capture_output=True, text=True, check=False, timeout=LIMIT_S
         )
 
     try:
         assert keeping.stdout is not None
-        said = []
-        while not said or not said[-1].startswith("up"):
-            said.append(keeping.stdout.readline())
-            assert said[-1], keeping.stderr
+        lines = []
+        while not lines or not lines[-1].startswith("up"):
+            lines.append(keeping.stdout.readline())
+            assert lines[-1], keeping.stderr
         hosts = _children(keeping.pid)
-        prefix = re.findall(r"(nsenter .*) COMMAND", said[1])[0].split()
+        prefix = re.findall(r"(nsenter .*) COMMAND", lines[1])[0].split()
         seen = also(*prefix, "ip", "-brief", "address", "show", "eth0")
         assert "10.77.0.2" in seen.stdout
         second = also(COMMAND, "netlab", "up")

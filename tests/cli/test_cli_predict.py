@@ -56,7 +56,7 @@ def test_alternatives_are_compared_and_one_that_does_not_apply_says_why(recorded
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said", "remedy"),
+    ("arguments", "message", "remedy"),
     [
         ((), "technique", "slipstream advise"),
         (("-t", "amq"), "'amq'", " amp?"),
@@ -69,10 +69,10 @@ def test_alternatives_are_compared_and_one_that_does_not_apply_says_why(recorded
     ],
 )
 def test_a_malformed_request_is_a_usage_error_with_a_remedy(
-    recorded: Any, arguments: tuple[str, ...], said: str, remedy: str
+    recorded: Any, arguments: tuple[str, ...], message: str, remedy: str
 ) -> None:
     error = recorded.shell.refused(2, "predict", recorded.path.name, *arguments)
-    assert said in error.what
+    assert message in error.what
     assert remedy in error.remedy
 
 
@@ -164,9 +164,9 @@ def test_what_was_measured_stands_below_what_is_predicted(recorded: Any, tmp_pat
     with Store(tmp_path / "proofs.db") as store:
         store.save(proved, [claim])
     arguments = "predict", recorded.path.name, "-t", "amp:bf16", "--store", tmp_path / "proofs.db"
-    said = " ".join(recorded.shell(*arguments).stdout.split())
-    for told in ("1.67x [1.62, 1.74]", "2026-01-03", "cpu", "95.0 %", "faster"):
-        assert told in said
+    output = " ".join(recorded.shell(*arguments).stdout.split())
+    for fragment in ("1.67x [1.62, 1.74]", "2026-01-03", "cpu", "95.0 %", "faster"):
+        assert fragment in output
     (found,) = json.loads(recorded.shell(*arguments, "--json").stdout)
     assert found["measured"]["speedup"] == 1 / 0.6
 
@@ -200,9 +200,9 @@ def test_intervals_that_page_faults_make_wide_say_so(
             graph=Allocator().predict(faulting, cast(Any, None)),
         ),
     ]
-    said = wide_by_page_faults(faulting, found)
-    assert ("10.0 %" in said) is wide
-    assert ("`allocator`" in said) is wide
+    sentence = wide_by_page_faults(faulting, found)
+    assert ("10.0 %" in sentence) is wide
+    assert ("`allocator`" in sentence) is wide
     assert wide_by_page_faults(faulting, found[1:]) == "", "they would be gone"
     narrow = Predicted("amp:bf16", 5e6, 5e6, 1.0, 0.95, 1.05)
     assert wide_by_page_faults(faulting, [narrow]) == ""

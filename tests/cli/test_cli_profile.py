@@ -38,8 +38,8 @@ def test_standard_output_is_json_and_nothing_else(recorded: Any) -> None:
     assert found["step_ns"] > 0
     assert found["samples"] == 4
     assert found["meta"]["workload"] == "train.py:make_workload(batch_size=4)"
-    assert {one["provenance"] for one in found["operators"]} == {"measured"}
-    assert abs(sum(one["ns"] for one in found["operators"])) <= found["step_ns"]
+    assert {row["provenance"] for row in found["operators"]} == {"measured"}
+    assert abs(sum(row["ns"] for row in found["operators"])) <= found["step_ns"]
 
 
 def test_progress_and_what_to_do_next_are_on_standard_error(recorded: Any) -> None:
@@ -61,8 +61,8 @@ def test_a_cost_of_the_profiler_that_is_none_is_not_told(recorded: Any) -> None:
 def test_a_busy_machine_is_told_with_what_helps(recorded: Any) -> None:
     graph = load(recorded.path)
 
-    def notes(**known: Any) -> str:
-        return "\n".join(summary(replace(graph, meta={**graph.meta, **known})).notes)
+    def notes(**facts: Any) -> str:
+        return "\n".join(summary(replace(graph, meta={**graph.meta, **facts})).notes)
 
     assert "busy" not in notes(contended=False, threads=2)
     assert re.search(r"\bmachine\b.*\bbusy\b", notes(contended=True, threads=1))
@@ -81,8 +81,8 @@ def test_code_that_changed_since_is_told(recorded: Any) -> None:
         code.write_text(before)
     assert run.returncode == 0
     assert json.loads(run.stdout)
-    (said,) = (line for line in run.stderr.splitlines() if "changed" in line)
-    assert re.search(r"^train\.py\b.*\b20\d\d-.*\bprofile\b.*\bagain$", said)
+    (warning,) = (line for line in run.stderr.splitlines() if "changed" in line)
+    assert re.search(r"^train\.py\b.*\b20\d\d-.*\bprofile\b.*\bagain$", warning)
 
 
 def test_the_recording_can_be_read_back(recorded: Any) -> None:

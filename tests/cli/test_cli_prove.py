@@ -40,11 +40,11 @@ def test_a_script_is_measured_and_its_files_are_as_before(
         "prove", "script.py", "-t", "amp:bf16", "--budget", "2s", "--steps", 3, "--json"
     )
     assert run.returncode == 0, run.stderr
-    told = json.loads(run.stdout)
-    (tensors,) = told["tensors"]
+    payload = json.loads(run.stdout)
+    (tensors,) = payload["tensors"]
     # Of a step of 4 KB, where a tensor that the script alone holds is a few percent.
     assert abs(tensors["error"]) < 0.1, "memory is measured as it is predicted"
-    (quality,) = told["numerics"]
+    (quality,) = payload["numerics"]
     assert (quality["arm"], quality["measure"]) == ("amp:bf16", "training loss")
     assert len(quality["losses_candidate"][0]) == quality["steps"] >= 2
     assert snapshot(folder) == before
@@ -76,9 +76,9 @@ def test_a_script_that_ends_before_the_budget_is_judged_by_what_it_gave(slipstre
     assert run.returncode == 0, run.stderr
     result = json.loads(run.stdout)
     assert result["status"] == "ended early"
-    said = " ".join(result["notes"])
-    assert re.search(r"\bshort\.py\b.*\bended\b.*\b600\b", said)
-    assert re.search(r"\binterval\b.*\blonger\b", said)
+    notes = " ".join(result["notes"])
+    assert re.search(r"\bshort\.py\b.*\bended\b.*\b600\b", notes)
+    assert re.search(r"\binterval\b.*\blonger\b", notes)
     assert "TypeError" not in run.stdout, "nothing more is asked of a script that has ended"
 
 
@@ -100,20 +100,20 @@ def test_the_prediction_that_was_shown_is_the_one_that_is_proved(slipstream: Any
         run = slipstream("prove", *chosen, "--budget", "1s", "--no-quality")
         assert run.returncode == 0, run.stderr
         rows = json.loads(run.stdout)["rows"]
-        (row,) = (one for one in rows if one["predicted"] is not None)
+        (row,) = (entry for entry in rows if entry["predicted"] is not None)
         return row, run.stderr
 
-    row, said = proved()
+    row, text = proved()
     assert row["predicted_speedup"] == shown["speedup"]
     assert row["predicted_speedup_interval"] == shown["speedup_interval"]
     low, high = shown["speedup_interval"]
     assert row["inside"] in (None, low <= row["speedup"] <= high)
-    assert "importing torch" not in said, "it is not recorded again"
+    assert "importing torch" not in text, "it is not recorded again"
     # Another program has another prediction.
     train.write_text(train.read_text() + "\n")
-    row, said = proved()
+    row, text = proved()
     assert row["predicted_speedup"] != shown["speedup"]
-    assert "importing torch" in said
+    assert "importing torch" in text
 
 
 def test_without_a_look_at_quality_no_gain_is_backed(slipstream: Any) -> None:
@@ -148,7 +148,7 @@ def test_what_the_optimizer_does_already_is_reported_before_it_is_measured(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said", "remedy"),
+    ("arguments", "message", "remedy"),
     [
         ((), "technique", "--technique amp:bf16"),
         (("-t", "amp", "--budget", "soon"), "--budget: 'soon'", "60s"),
@@ -161,10 +161,10 @@ def test_what_the_optimizer_does_already_is_reported_before_it_is_measured(
     ],
 )
 def test_what_is_wrong_in_the_request_is_said_before_anything_runs(
-    slipstream: Any, arguments: tuple[str, ...], said: str, remedy: str
+    slipstream: Any, arguments: tuple[str, ...], message: str, remedy: str
 ) -> None:
     error = slipstream.refused(2, "prove", "train.py:make_workload", *arguments)
-    assert said in error.what
+    assert message in error.what
     assert remedy in error.remedy
     assert "importing" not in error.before
 
@@ -209,16 +209,16 @@ def test_a_scripts_loop_is_measured_as_it_would_be_edited(slipstream: Any) -> No
 def test_ranks_are_shown_with_what_was_predicted_of_them(slipstream: Any) -> None:
     # Without the tools of a network lab ranks communicate through the loopback interface.
     slipstream.environment["PATH"] = str(slipstream.folder)
-    asked = (
+    arguments = (
         "prove", "train.py:make_workload", "--cluster", "workers=2,link=1gbit,latency=50us",
         "-t", "ddp:workers=2", "-t", "ddp:workers=2+cast:bf16",
         "-t", "ddp:workers=2+accumulation:3", "--budget", "2s", "--steps", 3,
         "--quality-budget", "0.1s", "--svg", "link.svg",
     )  # fmt: skip
-    run = slipstream(*asked, "--json")
+    run = slipstream(*arguments, "--json")
     assert run.returncode == 0, run.stderr
-    told = json.loads(run.stdout)
-    plain, cast, several = told["ranks"]
+    payload = json.loads(run.stdout)
+    plain, cast, several = payload["ranks"]
     assert (plain["technique"], cast["technique"]) == ("ddp:2", "ddp:2+cast:bf16")
     assert (plain["against"], cast["against"]) == (None, "ddp:2")
     assert plain["speedup"] is None
@@ -235,10 +235,10 @@ def test_ranks_are_shown_with_what_was_predicted_of_them(slipstream: Any) -> Non
     assert cast["predicted_sent_bytes"] == plain["predicted_sent_bytes"] / 2
     assert several["technique"] == "accumulation:3+ddp:2"
     assert several["predicted_sent_bytes"] == plain["predicted_sent_bytes"]
-    assert [one["technique"] for one in told["exposed"]] == [
-        row["technique"] for row in told["ranks"]
+    assert [row["technique"] for row in payload["exposed"]] == [
+        row["technique"] for row in payload["ranks"]
     ]
-    for one in told["exposed"]:
+    for one in payload["exposed"]:
         assert 0 < one["measured_ns"] < one["step_ns"]
         assert one["predicted_ns"] > 0
         for which in ("measured_ns", "predicted_ns"):
@@ -246,7 +246,7 @@ def test_ranks_are_shown_with_what_was_predicted_of_them(slipstream: Any) -> Non
         # The same names from a recorded step and from the ranks' own.
         assert all(layer["measured_ns"] and layer["predicted_ns"] for layer in one["layers"])
         assert one["link"]["line_bytes_per_s"] is None
-    assert "afterwards" not in json.dumps(told["warnings"])
+    assert "afterwards" not in json.dumps(payload["warnings"])
     drawn = ElementTree.parse(slipstream.folder / "link.svg").getroot()
     assert "ddp:2+cast:bf16" in "".join(drawn.itertext())
     shown = slipstream.briefly("results", "show", "last", "--json")

@@ -12,10 +12,10 @@ def test_a_report_of_a_recording_stands_beside_it(slipstream: Any, recorded: Any
         "report", recorded.path, "--technique", "fused_optimizer:fused", "-o", "run.html", "--json"
     )
     assert run.returncode == 0, run.stderr
-    told = json.loads(run.stdout)
+    payload = json.loads(run.stdout)
     page = slipstream.folder / "run.html"
-    assert told["file"] == "run.html"
-    assert told["bytes"] == page.stat().st_size
+    assert payload["file"] == "run.html"
+    assert payload["bytes"] == page.stat().st_size
     text = page.read_text(encoding="utf-8")
     assert text.startswith("<!doctype html>")
     assert "fused_optimizer:fused" in text

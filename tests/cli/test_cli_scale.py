@@ -49,7 +49,7 @@ def test_a_curve_is_printed_and_drawn(recorded: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("predict", "-t", "ddp:64", "--cluster", _CLUSTER), r"\b64\b.*\b8 devices\b"),
         (("predict", "-t", "ddp:4", "--cluster", "nowhere"), "'nowhere'"),
@@ -67,7 +67,7 @@ def test_a_curve_is_printed_and_drawn(recorded: Any, tmp_path: Path) -> None:
         (("scale", "curve", "--cluster", _CLUSTER, "--global-batch", "7"), r"\b7\b"),
     ],
 )
-def test_what_cannot_be_is_one_line(recorded: Any, arguments: Any, said: str) -> None:
+def test_what_cannot_be_is_one_line(recorded: Any, arguments: Any, message: str) -> None:
     verb = 2 if arguments[0] == "scale" else 1
     words = *arguments[:verb], recorded.path.name, *arguments[verb:]
-    assert re.search(said, recorded.shell.refused(2, *words).what)
+    assert re.search(message, recorded.shell.refused(2, *words).what)

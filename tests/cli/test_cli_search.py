@@ -48,9 +48,9 @@ def search(*arguments: str) -> Result:
 
 def test_a_study_from_beginning_to_end() -> None:
     made = search("run", "digits.py:study", "--workers", "1", "--json")
-    told = json.loads(made.stdout)
-    assert told["trials"]["complete"] + told["trials"].get("infeasible", 0) == 13
-    assert told["stopped"] == "the rung policy is done"
+    payload = json.loads(made.stdout)
+    assert payload["trials"]["complete"] + payload["trials"].get("infeasible", 0) == 13
+    assert payload["stopped"] == "the rung policy is done"
     assert "complete" in search("status", "digits.db").stdout
     best = json.loads(search("top", "digits.db", "--json").stdout)["best"][0]
     assert best["values"]["weights"] <= 9000
@@ -58,21 +58,21 @@ def test_a_study_from_beginning_to_end() -> None:
     assert "lr=" in front.stdout
     assert "<circle" in Path("front.svg").read_text(encoding="utf-8")
     again = json.loads(search("resume", "digits.db", "--workers", "0", "--json").stdout)
-    assert again["trials"] == told["trials"]
+    assert again["trials"] == payload["trials"]
     replayed = json.loads(search("replay", "digits.db", "--json").stdout)
     assert replayed == {"study": "digits", "proposals": 13, "differ": 0}
 
 
 def test_more_devices_are_predicted_and_drawn() -> None:
-    told = json.loads(search("predict", "digits.py:study", "--gpus", "1,8", "--json").stdout)
-    assert [one["devices"] for one in told] == [1, 8]
-    assert told[0]["makespan_s"] > told[1]["makespan_s"] >= told[1]["bound_s"]
+    payload = json.loads(search("predict", "digits.py:study", "--gpus", "1,8", "--json").stdout)
+    assert [row["devices"] for row in payload] == [1, 8]
+    assert payload[0]["makespan_s"] > payload[1]["makespan_s"] >= payload[1]["bound_s"]
     search("timeline", "digits.py:study", "--gpus", "4", "-o", "t.json")
     assert json.loads(Path("t.json").read_text("utf-8"))["traceEvents"]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "said"),
+    ("arguments", "error", "message"),
     [
         (["run", "digits.py"], UsageError, "does not name a study"),
         (["run", "digits.py:broken"], UsageError, "is an int"),
@@ -85,8 +85,8 @@ def test_more_devices_are_predicted_and_drawn() -> None:
         (["predict", "digits.py:study", "--scheduler", "levl"], SlipstreamError, "levl"),
     ],
 )
-def test_what_is_wrong_is_said(arguments: list[str], error: type[Exception], said: str) -> None:
-    with pytest.raises(error, match=said):
+def test_what_is_wrong_is_said(arguments: list[str], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
         search(*arguments)
 
 

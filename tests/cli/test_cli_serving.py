@@ -68,16 +68,16 @@ def test_every_scenario_of_a_workload_is_told_and_labelled(
         _command(["mlperf", "serve", model, "--time", "0.3s", "--latency-bound", "1s", "--json"])
         == 0
     )
-    told = json.loads(capsys.readouterr().out)
-    assert [one["scenario"] for one in told["runs"]] == [
+    payload = json.loads(capsys.readouterr().out)
+    assert [result["scenario"] for result in payload["runs"]] == [
         "single-stream", "multi-stream", "server", "offline",
     ]  # fmt: skip
-    assert all(one["label"].startswith("not an MLPerf result") for one in told["runs"])
-    assert all(one["value"] > 0 for one in told["runs"])
-    server = told["runs"][2]
+    assert all(result["label"].startswith("not an MLPerf result") for result in payload["runs"])
+    assert all(result["value"] > 0 for result in payload["runs"])
+    server = payload["runs"][2]
     predicted = server["predicted_ns"] or {}
     if predicted.get("p99") is None:  # other programs disturbed the calibration
-        assert any(note.startswith("server: ") for note in told["notes"])
+        assert any(note.startswith("server: ") for note in payload["notes"])
     else:
         assert predicted["p99"] > predicted["p50"] > 0
 
@@ -119,9 +119,9 @@ def test_the_server_answers_and_ends_with_ctrl_c(model: str) -> None:
             (output,) = remote.run([np.zeros((5, 4), np.float32)])
         assert output.shape == (5, 3)
         os.kill(process.pid, signal.SIGINT)
-        _, said = process.communicate(timeout=20)
+        _, stderr = process.communicate(timeout=20)
     assert process.returncode == 0
-    assert "1 requests answered" in said
+    assert "1 requests answered" in stderr
 
 
 def test_the_server_ends_with_ctrl_c_while_a_call_hangs(tmp_path: Path) -> None:
@@ -135,10 +135,10 @@ def test_the_server_ends_with_ctrl_c_while_a_call_hangs(tmp_path: Path) -> None:
             with pytest.raises(OverloadedError):
                 refused.result(20)
         # Left alone, the call ends after a minute.
-        _, said = process.communicate(timeout=20)
+        _, stderr = process.communicate(timeout=20)
     assert process.returncode == 0
-    assert "Traceback" not in said
-    assert "0 requests answered" in said
+    assert "Traceback" not in stderr
+    assert "0 requests answered" in stderr
 
 
 def test_a_percentile_needs_a_rate_and_is_met_by_the_queue() -> None:

@@ -28,7 +28,7 @@ def test_help_loads_nothing_heavy() -> None:
 
 def test_show_lists_presets_and_says_where_numbers_are_from() -> None:
     listed = json.loads(RUNNER.invoke(app, ["show", "--json"]).stdout)
-    assert "tpu-v3-multipod" in {one["name"] for one in listed}
+    assert "tpu-v3-multipod" in {preset["name"] for preset in listed}
     shown = RUNNER.invoke(app, ["show", "h100x8-100gbe", "--set", "hosts=2"]).stdout
     assert "16" in shown
     assert "datasheet" in shown
@@ -38,14 +38,14 @@ def test_show_lists_presets_and_says_where_numbers_are_from() -> None:
 
 def test_cost_shows_every_algorithm_the_cheapest_first() -> None:
     arguments = ["cost", "--cluster", "workers=4,link=1gbit", "--all-reduce", "1MB", "--json"]
-    said = json.loads(RUNNER.invoke(app, arguments).stdout)
-    times = [one["duration_ns"] for one in said["costs"]]
+    payload = json.loads(RUNNER.invoke(app, arguments).stdout)
+    times = [row["duration_ns"] for row in payload["costs"]]
     assert times == sorted(times)
-    assert said["costs"][0]["duration_ns"] == pytest.approx(1.5e6 / 125e6 * 1e9)
+    assert payload["costs"][0]["duration_ns"] == pytest.approx(1.5e6 / 125e6 * 1e9)
     mesh = ["cost", "--cluster", "h100x8-100gbe", "--all-gather", "1GiB", "--mesh", "dp=4,tp=8",
             "--group", "tp", "--json"]  # fmt: skip
-    said = json.loads(RUNNER.invoke(app, mesh).stdout)
-    assert (said["ranks"], said["groups"]) == (8, 4)
+    payload = json.loads(RUNNER.invoke(app, mesh).stdout)
+    assert (payload["ranks"], payload["groups"]) == (8, 4)
 
 
 def test_simulate_runs_jobs_and_writes_a_trace(tmp_path: Path) -> None:
@@ -57,9 +57,9 @@ def test_simulate_runs_jobs_and_writes_a_trace(tmp_path: Path) -> None:
          "--job", "devices=2,3,compute=5ms,all_reduce=1MB,iterations=2,name=other",
          "--perfetto", str(trace), "--json"],
     )  # fmt: skip
-    said = json.loads(run.stdout)
-    assert said["jobs"][0]["iteration_ns"] == pytest.approx([18e6] * 3)
-    assert said["jobs"][1]["name"] == "other"
+    payload = json.loads(run.stdout)
+    assert payload["jobs"][0]["iteration_ns"] == pytest.approx([18e6] * 3)
+    assert payload["jobs"][1]["name"] == "other"
     assert json.loads(trace.read_text())["traceEvents"]
 
 
@@ -80,8 +80,8 @@ def test_show_says_where_messages_go_another_way(tmp_path: Path) -> None:
     shown = RUNNER.invoke(app, ["show", str(path)]).stdout
     assert re.search(r"\bmessages\b.*\b1\.00 MiB\b", shown)
     assert re.search(r"\b0\.5 times\b", shown)
-    said = json.loads(RUNNER.invoke(app, ["show", str(path), "--json"]).stdout)
-    assert [one["alpha_ns"] for one in said["regimes"]] == [5e3, 9e3]
+    payload = json.loads(RUNNER.invoke(app, ["show", str(path), "--json"]).stdout)
+    assert [regime["alpha_ns"] for regime in payload["regimes"]] == [5e3, 9e3]
 
 
 @pytest.mark.parametrize(

@@ -40,9 +40,9 @@ def test_two_commands_are_compared_and_kept(tmp_path):
     assert head["verdict"] in VERDICTS
     assert head["speedup"] < 1
     with Store(store) as opened:
-        kept = opened.load("last")
-    assert kept.title == "base vs head"
-    assert ("head", "peak_memory") in {(arm, metric) for arm, metric, _ in kept.series}
+        stored = opened.load("last")
+    assert stored.title == "base vs head"
+    assert ("head", "peak_memory") in {(arm, metric) for arm, metric, _ in stored.series}
 
 
 def test_the_table_names_the_verdict_and_the_clock(tmp_path):

@@ -169,7 +169,7 @@ def test_an_interrupted_experiment_is_shown_with_what_it_has(path: Path) -> None
 def test_a_run_of_ranks_is_shown_with_all_of_its_tables(path: Path) -> None:
     made, name = _experiment(), "ddp:2+topk:0.01"
     blocks = np.arange(40, dtype=np.int32)
-    told = {
+    record = {
         "arm": name, "layers_s": {"model.a": 0.02}, "line_bytes_per_s": 12.5e6, "sharing": 1,
         "order": ["model.a"], "how": "", "steps": 4, "step_s": 0.1,
         "link": {"sent": [0.0, 12.5e6], "received": [6.25e6, 6.25e6]}, "drawn": {},
@@ -183,7 +183,7 @@ def test_a_run_of_ranks_is_shown_with_all_of_its_tables(path: Path) -> None:
             (name, STEP, Phase.MEASURE): Series(np.full(40, 2e8), blocks),
             (name, SENT, Phase.MEASURE): Series(np.full(40, 1e6), blocks),
         },
-        events=(*made.events, Event(40, AFTERWARDS, told)),
+        events=(*made.events, Event(40, AFTERWARDS, record)),
         predictions={},
     )
     with Store(path) as store:
