@@ -41,8 +41,8 @@ def tasks_of(nbytes: float, algo: str = "in_network") -> Tasks:
 def both(topology: Topology, nbytes: float, alpha_ns: float = 0.0) -> tuple[float, float]:
     """By closed form, and simulated."""
     cluster = Cluster("adds up", topology, alpha_ns=Quantity(alpha_ns))
-    wanted = Collective("all_reduce", nbytes, algo="in_network")
-    return cluster.cost(wanted).duration_ns, simulate(cluster, Job(tasks_of(nbytes))).makespan_ns
+    request = Collective("all_reduce", nbytes, algo="in_network")
+    return cluster.cost(request).duration_ns, simulate(cluster, Job(tasks_of(nbytes))).makespan_ns
 
 
 @pytest.mark.parametrize(
@@ -95,17 +95,17 @@ def test_switches_that_cannot_add_pass_on_what_each_sends() -> None:
     assert tree.depth == 2
     assert sorted(tree.streams.tolist()) == [1.0] * 33 + [4.0] * 8
     # An uplink is twice a cable: four streams take twice a cable's time.
-    took, simulated = both(plain.with_aggregators(AMPLE, spines), 1e8)
-    assert took == pytest.approx(simulated) == pytest.approx(2e8, rel=1e-3)
+    predicted, simulated = both(plain.with_aggregators(AMPLE, spines), 1e8)
+    assert predicted == pytest.approx(simulated) == pytest.approx(2e8, rel=1e-3)
 
 
 def test_groups_inside_a_leaf_stay_there_and_others_take_different_spines() -> None:
     topology = leaf_spine(16, 4, 2, LINK).with_aggregators(AMPLE)
     assert aggregation_tree(topology, [0, 1, 2]).depth == 1
-    one, other = (aggregation_tree(topology, [first, first + 4]) for first in (0, 1))
+    spine_tree, other = (aggregation_tree(topology, [first, first + 4]) for first in (0, 1))
     uplinks = [
         {link for link in tree.links.tolist() if topology.link(link).kind.name.endswith("uplink")}
-        for tree in (one, other)
+        for tree in (spine_tree, other)
     ]
     assert not uplinks[0] & uplinks[1]
 
@@ -120,14 +120,14 @@ def test_jobs_share_what_adds_up() -> None:
 
 def test_auto_takes_it_where_it_is_cheapest() -> None:
     topology = star(8, LINK)
-    wanted = Collective("all_reduce", 1e8)
-    assert Cluster("plain", topology).cost(wanted).algo != "in_network"
+    request = Collective("all_reduce", 1e8)
+    assert Cluster("plain", topology).cost(request).algo != "in_network"
     adds = Cluster("adds up", topology.with_aggregators(AMPLE))
-    assert adds.cost(wanted).algo == "in_network"
+    assert adds.cost(request).algo == "in_network"
     ring = adds.cost(Collective("all_reduce", 1e8, algo="ring")).duration_ns
-    assert ring / adds.cost(wanted).duration_ns == pytest.approx(1.75, rel=1e-3)
+    assert ring / adds.cost(request).duration_ns == pytest.approx(1.75, rel=1e-3)
     slow = Cluster("slow", topology.with_aggregators(Aggregator(64, 1024.0, 0.1e9)))
-    assert slow.cost(wanted).algo != "in_network"
+    assert slow.cost(request).algo != "in_network"
 
 
 def test_a_file_says_which_switches(tmp_path: Path) -> None:
@@ -144,16 +144,16 @@ def test_a_file_says_which_switches(tmp_path: Path) -> None:
         assert cluster.topology.aggregator == Aggregator(64, 1024.0, 5e9)
         assert cluster.topology.links == 9
         assert cluster.cost(Collective("all_reduce", 1e6)).algo == "in_network"
-    for given in ("{ slots = 64 }", "3", "{ slots = 0, slot_bytes = 1, bytes_per_s = 1 }"):
-        path.write_text(text.replace(text.split("\n")[4], f"aggregator = {given}"))
+    for value in ("{ slots = 64 }", "3", "{ slots = 0, slot_bytes = 1, bytes_per_s = 1 }"):
+        path.write_text(text.replace(text.split("\n")[4], f"aggregator = {value}"))
         with pytest.raises(InvalidArgumentError, match="aggregator"):
             Cluster.load(path)
 
 
 def test_what_cannot_be_is_refused() -> None:
-    wanted = Collective("all_reduce", 1e6, algo="in_network")
+    request = Collective("all_reduce", 1e6, algo="in_network")
     with pytest.raises(ClusterError, match=r"\bswitch\b"):
-        Cluster("plain", star(4, LINK)).cost(wanted)
+        Cluster("plain", star(4, LINK)).cost(request)
     with pytest.raises(InvalidArgumentError, match=r"\btorus\b"):
         torus((4, 4), LINK).with_aggregators(AMPLE)
     with pytest.raises(InvalidArgumentError, match="switches: 0 is not"):
@@ -162,7 +162,7 @@ def test_what_cannot_be_is_refused() -> None:
         closed_form_ns("all_reduce", "in_network", 1.0, 2, alpha_ns=1.0, bytes_per_s=1.0)
     adds = star(4, LINK).with_aggregators(AMPLE)
     with pytest.raises(ClusterError, match=r"link 2 \(device 2 -> switch 0\)"):
-        Cluster("broken", adds.with_capacity(2, 0.0)).cost(wanted)
+        Cluster("broken", adds.with_capacity(2, 0.0)).cost(request)
     with pytest.raises(InvalidArgumentError, match=r"\bin_network\b.*\bpackets\b"):
         simulate(Cluster("adds up", adds), Job(tasks_of(1e6)), fidelity="packet")
     # Every host's card is in the way, but hosts add nothing up: the fabric does.

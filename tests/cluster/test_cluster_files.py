@@ -74,10 +74,10 @@ def loaded(tmp_path: Path, data: dict[str, Any]) -> Cluster:
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Where there is anything in a file, tables and entries of arrays as well."""
     entries = value.items() if isinstance(value, dict) else enumerate(value)
-    for key, one in entries:
+    for key, child in entries:
         yield (*path, key)
-        if isinstance(one, (dict, list)):
-            yield from places(one, (*path, key))
+        if isinstance(child, (dict, list)):
+            yield from places(child, (*path, key))
 
 
 @pytest.mark.parametrize(

@@ -86,11 +86,11 @@ def test_phases_move_what_the_algorithm_moves(kind: str, n: int) -> None:
 @pytest.mark.parametrize(("n", "longer"), [(2, 3 / 2), (4, 7 / 6), (8, 15 / 14)])
 def test_gloo_gathers_half_a_piece_later(n: int, longer: float) -> None:
     cluster = Cluster("star", star(n, LinkKind.of("link", 1e9)))
-    took = {
+    durations = {
         algo: cluster.cost(Collective("all_gather", 1e6, algo=algo)) for algo in ("ring", "gloo")
     }
-    assert took["gloo"].duration_ns == pytest.approx(longer * took["ring"].duration_ns)
-    assert took["gloo"].bytes_per_rank == took["ring"].bytes_per_rank
+    assert durations["gloo"].duration_ns == pytest.approx(longer * durations["ring"].duration_ns)
+    assert durations["gloo"].bytes_per_rank == durations["ring"].bytes_per_rank
     # What a library does is not what is cheapest.
     assert cluster.cost(Collective("all_gather", 1e6)).algo != "gloo"
     # One cable of a tenth: the ring goes at its pace, and so does what comes first.
@@ -98,10 +98,10 @@ def test_gloo_gathers_half_a_piece_later(n: int, longer: float) -> None:
     capacity[0] /= 10
     unlike = Cluster("unlike", replace(cluster.topology, capacity=capacity))
     ring_ns, gloo_ns = (
-        unlike.cost(Collective("all_gather", 1e6, algo=algo)).duration_ns for algo in took
+        unlike.cost(Collective("all_gather", 1e6, algo=algo)).duration_ns for algo in durations
     )
     assert gloo_ns == pytest.approx(longer * ring_ns)
-    assert ring_ns == pytest.approx(10 * took["ring"].duration_ns)
+    assert ring_ns == pytest.approx(10 * durations["ring"].duration_ns)
 
 
 @pytest.mark.parametrize("n", [2, 3, 6, 7, 16, 33])
@@ -149,8 +149,8 @@ def test_many_at_once_equal_one_by_one_to_the_bit() -> None:
     many = cluster.cost_many_ns("all_reduce", size, ranks, names, which)
     for i in range(300):
         group = Group.of(range(ranks[i]))
-        one = cluster.cost(Collective("all_reduce", float(size[i]), group, names[which[i]]))
-        assert many[i] == one.duration_ns
+        cost = cluster.cost(Collective("all_reduce", float(size[i]), group, names[which[i]]))
+        assert many[i] == cost.duration_ns
     with pytest.raises(InvalidArgumentError, match="the cluster has 16"):
         cluster.cost_many_ns("all_reduce", [1.0], [17])
     with pytest.raises(InvalidArgumentError, match="nbytes: holds"):
@@ -219,8 +219,8 @@ def test_every_preset_loads_saves_and_costs_the_same(name: str, tmp_path: Any) -
     if cluster.devices <= 64:
         cluster.save(tmp_path / "c.toml")
         again = Cluster.load(tmp_path / "c.toml")
-        asked = Collective("all_reduce", 1e8)
-        assert again.cost(asked).duration_ns == cluster.cost(asked).duration_ns
+        request = Collective("all_reduce", 1e8)
+        assert again.cost(request).duration_ns == cluster.cost(request).duration_ns
         assert again.device == cluster.device
     assert all(kind.bytes_per_s.source for kind in cluster.topology.link_kinds)
 

@@ -42,12 +42,12 @@ def message_ns(nbytes: float) -> float:
     return 50e3 + 0.1 * nbytes if nbytes < 1e6 else 80e3 + 0.5 * nbytes
 
 
-def timed(took: Any, *, noise: float = 0.0, kinds: tuple[str, ...] = ("p2p",)) -> list[Sample]:
+def timed(duration: Any, *, noise: float = 0.0, kinds: tuple[str, ...] = ("p2p",)) -> list[Sample]:
     rng = np.random.default_rng(1)
     found = []
     for kind, power in itertools.product(kinds, range(20, 47)):
         size = int(2 ** (power / 2)) // 4 * 4
-        exact = took(size) if kind == "p2p" else 2 * took(size / 2) + 0.3 * size / 2
+        exact = duration(size) if kind == "p2p" else 2 * duration(size / 2) + 0.3 * size / 2
         repeats = exact * (1 + noise * rng.standard_normal(9))
         operation = Operation(kind, size, (0, 1))
         found.append(Sample(operation, float(np.median(repeats)), tuple(repeats.tolist())))
@@ -79,7 +79,7 @@ def test_lines_that_meet_between_two_sizes_go_on_without_a_step() -> None:
         return 10e3 + 0.5 * nbytes if nbytes < 120e3 else 46e3 + 0.2 * nbytes
 
     found = fit(timed(handshake), most_regimes=3)
-    assert [one.from_bytes for one in found.regimes] == [0.0, pytest.approx(120e3)]
+    assert [regime.from_bytes for regime in found.regimes] == [0.0, pytest.approx(120e3)]
     assert found.regimes[0].slowdown == pytest.approx(2.5)
 
 
@@ -90,17 +90,17 @@ def test_one_line_stays_one_and_cheaper_than_a_smaller_one_is_not_allowed() -> N
     lower = timed(lambda size: (20e3 + 0.4 * size) * (1.0 if size < 3e5 else 0.9))
     found = fit(lower, most_regimes=3)
     sizes = np.geomspace(4, 1e8, 400).astype(int).tolist()
-    for one in (found, fit(timed(message_ns, noise=0.05), most_regimes=3)):
-        took = [one.predict_ns(Operation("p2p", size, (0, 1))) for size in sizes]
-        assert np.all(np.diff(took) >= 0.0)
+    for fitted in (found, fit(timed(message_ns, noise=0.05), most_regimes=3)):
+        predicted = [fitted.predict_ns(Operation("p2p", size, (0, 1))) for size in sizes]
+        assert np.all(np.diff(predicted) >= 0.0)
 
 
 def test_sizes_left_out_are_predicted_where_one_line_is_not() -> None:
     samples = timed(message_ns, noise=0.03)
-    several, one = (fit(samples[::2], most_regimes=most) for most in (3, 1))
+    several, single = (fit(samples[::2], most_regimes=most) for most in (3, 1))
     left = samples[1::2]
     assert np.median(errors(several, left)) < 0.03
-    assert np.mean(errors(several, left)) < np.mean(errors(one, left)) / 3
+    assert np.mean(errors(several, left)) < np.mean(errors(single, left)) / 3
 
 
 def test_few_sizes_are_one_line() -> None:
@@ -135,8 +135,8 @@ def test_many_at_once_equal_one_by_one_to_the_bit() -> None:
     for i in range(200):
         group = Group.of(range(ranks[i]))
         for algo, found in (("ring", many), ("auto", auto)):
-            one = cluster.cost(Collective("all_reduce", float(size[i]), group, algo))
-            assert found[i] == one.duration_ns
+            cost = cluster.cost(Collective("all_reduce", float(size[i]), group, algo))
+            assert found[i] == cost.duration_ns
 
 
 def test_large_messages_share_a_link_as_slowly_as_they_pass_it() -> None:
@@ -156,8 +156,8 @@ def test_a_file_keeps_them_and_older_files_are_read(tmp_path: Path) -> None:
     assert back.regimes == made.regimes == found.regimes
     assert len(back.regimes) == 2
     for nbytes in (1e3, 3e5, 1e7):
-        wanted = Collective("p2p", nbytes)
-        assert back.cost(wanted).duration_ns == pytest.approx(
+        operation = Collective("p2p", nbytes)
+        assert back.cost(operation).duration_ns == pytest.approx(
             found.predict_ns(Operation("p2p", int(nbytes), (0, 1)))
         )
     older = [line for line in path.read_text().split("\n") if not line.startswith("regimes")]
@@ -166,7 +166,7 @@ def test_a_file_keeps_them_and_older_files_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("text", "message"),
     [
         ("[{ from_bytes = 5, alpha_ns = 1 }]", "begin at 5 bytes"),
         ("[{ from_bytes = 0, alpha_ns = 1 }, { from_bytes = 0, alpha_ns = 2 }]", "follows one"),
@@ -179,10 +179,10 @@ def test_a_file_keeps_them_and_older_files_are_read(tmp_path: Path) -> None:
         ("7", "7"),
     ],
 )
-def test_malformed_ones_are_refused(tmp_path: Path, given: str, message: str) -> None:
+def test_malformed_ones_are_refused(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "c.toml"
     path.write_text(
-        f'regimes = {given}\n[topology]\ngenerator = "star"\ndevices = 2\nlink = "nic"\n'
+        f'regimes = {text}\n[topology]\ngenerator = "star"\ndevices = 2\nlink = "nic"\n'
         "[links.nic]\nbytes_per_s = 1e9\n"
     )
     with pytest.raises(UsageError, match=r"(?s)" + message + ".*regimes|regimes.*" + message):

@@ -161,14 +161,14 @@ def test_a_trace_for_perfetto(tmp_path: Path) -> None:
 
 def test_hash_seeds_do_not_matter() -> None:
     code = "from slipstream_bench.systems.cluster.speed import fingerprint; print(fingerprint())"
-    said = {
+    outputs = {
         subprocess.run(
             [sys.executable, "-c", code], env={"PYTHONHASHSEED": seed, "PATH": ""},
             capture_output=True, text=True, check=True,
         ).stdout
         for seed in ("1", "2")
     }  # fmt: skip
-    assert len(said) == 1
+    assert len(outputs) == 1
 
 
 def test_packets_take_as_long_as_fluids_where_nothing_overflows() -> None:
@@ -189,14 +189,14 @@ def test_incast_overflows_small_queues_and_takes_longer() -> None:
     tasks = Tasks()
     for sender in range(1, 17):
         tasks.communicate(Collective("p2p", 200e3, Group.of([sender, 0])))
-    took = {}
+    durations = {}
     for room in (1e3, 30e3, 10e6):
         timeline = simulate(cluster, Job(tasks), fidelity="packet", queues=Queues(room))
         assert timeline.queues is not None
-        took[room] = timeline.makespan_ns
+        durations[room] = timeline.makespan_ns
         assert (timeline.queues.dropped.sum() > 0) == (room < 1e6)
-    assert took[1e3] > 1.5 * took[10e6]
-    assert took[30e3] > 1.2 * took[10e6]
+    assert durations[1e3] > 1.5 * durations[10e6]
+    assert durations[30e3] > 1.2 * durations[10e6]
 
 
 @pytest.mark.parametrize(
