@@ -58,7 +58,8 @@ def pages() -> dict[str, str]:
 def blocks(text: str) -> list[Block]:
     """The fenced blocks of a page."""
     return [
-        Block(one[1], one[2], text.count("\n", 0, one.start()) + 1) for one in _FENCE.finditer(text)
+        Block(match[1], match[2], text.count("\n", 0, match.start()) + 1)
+        for match in _FENCE.finditer(text)
     ]
 
 
@@ -111,7 +112,7 @@ def _in_block(page: str, text: str) -> list[Command]:
 @cache
 def all_commands() -> tuple[Command, ...]:
     """Commands of every page and of the headers of the examples."""
-    found = [one for page, text in pages().items() for one in commands(page, text)]
+    found = [command for page, text in pages().items() for command in commands(page, text)]
     for path in sorted((ROOT / "examples").glob("*.py")):
         header = path.read_text("utf-8").split('"""')[1]
         lines = re.findall(r"^    (slipstream .*)$", header, re.MULTILINE)

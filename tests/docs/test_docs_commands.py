@@ -179,7 +179,9 @@ NOT_RUN = {
 BENCH = ["slipstream", "bench"]
 # Beginnings of lines that the shown outputs have and the text explains.
 NOTES = ("baseline:", "A/A guard:", "the transformed workload runs", "+++ b/examples/")
-COMMANDS = {" ".join(shlex.split(one.text, comments=True)): one for one in all_commands()}
+COMMANDS = {
+    " ".join(shlex.split(command.text, comments=True)): command for command in all_commands()
+}
 
 
 @cache
@@ -202,9 +204,11 @@ def shortened(arguments: list[str]) -> list[str]:
     """The same command with fewer steps and less time, where it takes such options."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
     ours, script = arguments[:end], arguments[end:]
-    known = {option for one in context(arguments).command.params for option in one.opts}
+    options = {
+        option for parameter in context(arguments).command.params for option in parameter.opts
+    }
     for option, value in SHORT.items():
-        if option in known:
+        if option in options:
             ours += [option, value]
     return ours + script
 
@@ -296,10 +300,10 @@ def test_it_runs_and_prints_what_is_shown(
     # Timing hundreds of operators takes minutes; what is not timed is taken as assumed.
     monkeypatch.setattr(Durations, "measure", lambda *ignored, **how: None)
     command = COMMANDS[text]
-    said = reader(shortened(command.arguments))
-    assert set(headings(command.output)) <= set(headings(said))
+    output = reader(shortened(command.arguments))
+    assert set(headings(command.output)) <= set(headings(output))
     for note in NOTES:
-        assert (note in said) >= (note in command.output), note
+        assert (note in output) >= (note in command.output), note
 
 
 @pytest.fixture(scope="module")
@@ -329,7 +333,7 @@ def test_the_python_of_the_readme_runs(
 ) -> None:
     monkeypatch.chdir(folder)
     monkeypatch.setattr(Durations, "measure", lambda *ignored, **how: None)
-    shown = [one.text for one in blocks(pages()["README.md"]) if one.language == "python"]
+    shown = [block.text for block in blocks(pages()["README.md"]) if block.language == "python"]
     exec(compile(shown[-1], "README.md", "exec"), {})
     assert capsys.readouterr().out.startswith("amp:bf16")
 
