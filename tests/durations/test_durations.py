@@ -85,9 +85,9 @@ def test_nothing_is_known_before_and_nothing_is_made_by_asking(path: Path) -> No
 
 
 def test_what_was_measured_is_known_and_says_where_from(path: Path, benchmark: Benchmark) -> None:
-    known = Durations(1, path)
-    known.measure([mm(2)])
-    answer = known.lookup(mm(2))
+    durations = Durations(1, path)
+    durations.measure([mm(2)])
+    answer = durations.lookup(mm(2))
     assert answer is not None
     assert (answer.nanoseconds, answer.spread) == (5.0, 0.1)
     assert answer.provenance is Provenance.MICROBENCHMARK
@@ -103,17 +103,17 @@ def test_a_second_measurement_starts_no_child(path: Path, benchmark: Benchmark) 
 
 
 def test_one_child_serves_while_measuring_lasts(path: Path, benchmark: Benchmark) -> None:
-    known = Durations(1, path)
-    with known.measuring():
+    durations = Durations(1, path)
+    with durations.measuring():
         for size in (2, 3):
-            known.measure([mm(size)])
+            durations.measure([mm(size)])
         assert benchmark.started == 1
         # Its libraries' pools cannot grow any more.
-        known.measure([Question(mm(2), 2)])
-        known.measure([mm(4)])
+        durations.measure([Question(mm(2), 2)])
+        durations.measure([mm(4)])
         assert benchmark.started == 2
-    known.measure([mm(5)])
-    known.measure([mm(6)])
+    durations.measure([mm(5)])
+    durations.measure([mm(6)])
     assert benchmark.started == 4
 
 
@@ -126,13 +126,13 @@ def test_a_child_that_failed_serves_no_more(path: Path, monkeypatch: pytest.Monk
 
     child = Dies()
     monkeypatch.setattr(durations, "Child", child)
-    known = Durations(1, path)
-    with known.measuring():
+    table = Durations(1, path)
+    with table.measuring():
         with pytest.raises(ChildError, match="it died"):
-            known.measure([mm(2)])
-        known.measure([mm(2)])
+            table.measure([mm(2)])
+        table.measure([mm(2)])
     assert child.started == 2
-    assert known.lookup(mm(2)) is not None
+    assert table.lookup(mm(2)) is not None
 
 
 def test_a_call_is_asked_once_however_often_it_occurs(path: Path, benchmark: Benchmark) -> None:
@@ -141,14 +141,14 @@ def test_a_call_is_asked_once_however_often_it_occurs(path: Path, benchmark: Ben
 
 
 def test_only_what_is_missing_is_measured(path: Path, benchmark: Benchmark) -> None:
-    known = Durations(1, path)
-    known.measure([mm(2)])
-    known.measure([mm(2), NOT_THERE])
+    durations = Durations(1, path)
+    durations.measure([mm(2)])
+    durations.measure([mm(2), NOT_THERE])
     assert benchmark.asked[:2] == [MM, NOT_THERE.op]
     # And the machine's limits, once.
-    asked = len(benchmark.asked)
-    known.measure([mm(2), NOT_THERE])
-    assert len(benchmark.asked) == asked
+    measured_before = len(benchmark.asked)
+    durations.measure([mm(2), NOT_THERE])
+    assert len(benchmark.asked) == measured_before
 
 
 def test_no_batch_is_begun_after_the_deadline(
@@ -165,9 +165,9 @@ def test_no_batch_is_begun_after_the_deadline(
 
 
 def test_what_was_measured_roughly_is_not_kept(path: Path, benchmark: Benchmark) -> None:
-    known = Durations(1, path)
-    known.measure([mm(2)], roughly=True)
-    assert known.lookup(mm(2)) is not None
+    durations = Durations(1, path)
+    durations.measure([mm(2)], roughly=True)
+    assert durations.lookup(mm(2)) is not None
     assert Durations(1, path).lookup(mm(2)) is None
     Durations(1, path).measure([mm(2)])
     assert Durations(1, path).lookup(mm(2)) is not None
@@ -303,16 +303,16 @@ def test_one_pool_keeps_the_libraries_at_their_threads() -> None:
 
 
 def test_a_real_child_measures_and_fails_by_call(path: Path) -> None:
-    known = Durations(1, path)
+    durations = Durations(1, path)
     lines: list[str] = []
-    known.measure([mm(8), mm(256), NOT_THERE, cast(dense(64, 64), "bfloat16")], lines.append)
-    small, large = known.lookup(mm(8)), known.lookup(mm(256))
+    durations.measure([mm(8), mm(256), NOT_THERE, cast(dense(64, 64), "bfloat16")], lines.append)
+    small, large = durations.lookup(mm(8)), durations.lookup(mm(256))
     assert small is not None
     assert large is not None
     # 32,768 times the arithmetic: hundreds of times as long, however disturbed.
     assert large.nanoseconds > small.nanoseconds
-    assert known.lookup(NOT_THERE) is None
-    assert known.lookup(cast(dense(64, 64), "bfloat16")) is not None
+    assert durations.lookup(NOT_THERE) is None
+    assert durations.lookup(cast(dense(64, 64), "bfloat16")) is not None
     assert len(lines) == 2
     assert re.search(r"\boperators 1 \w+ 4 of 4$", lines[0])
     assert re.search(r"\bmachine\b", lines[1])
@@ -387,9 +387,9 @@ def test_no_more_inputs_are_made_than_are_used(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(microbenchmark, "random_tensor", counted)
     # As if one call took as long as a sample, and as if many fitted into one.
-    for took, sets in ((microbenchmark._SAMPLE_NS, 1), (1.0, microbenchmark._MAX_SETS)):
+    for sample_ns, sets in ((microbenchmark._SAMPLE_NS, 1), (1.0, microbenchmark._MAX_SETS)):
         made.clear()
-        ticks = itertools.count(step=int(took))
+        ticks = itertools.count(step=int(sample_ns))
         microbenchmark._operator_timer(mm(8), lambda ticks=ticks: next(ticks))
         assert len(made) == 2 * sets
 
@@ -404,8 +404,8 @@ def test_a_call_that_is_not_one_is_an_error_of_that_call_only(quick: None) -> No
 def test_a_question_with_other_threads_or_another_clock_has_its_own_answer(
     path: Path, benchmark: Benchmark
 ) -> None:
-    known = Durations(1, path)
-    known.measure([mm(2), Question(mm(2)), Question(mm(2), 2), Question(mm(2), 1, wall=True)])
+    durations = Durations(1, path)
+    durations.measure([mm(2), Question(mm(2)), Question(mm(2), 2), Question(mm(2), 1, wall=True)])
     # A plain call is the question without conditions.
     assert len(benchmark.asked) == 3
     again = Durations(1, path)
@@ -444,7 +444,7 @@ def test_each_call_runs_on_its_own_threads(quick: None, monkeypatch: pytest.Monk
         found = run([mm(4).to_json()] * 2, [1, 2], [True, True])
     finally:
         original(before)
-    assert all("nanoseconds" in one for one in found)
+    assert all("nanoseconds" in timing for timing in found)
     assert counts[:2] == [1, 2]
     assert counts.count(1) == counts.count(2)
 
@@ -458,15 +458,15 @@ def test_what_waited_for_a_core_is_uncertain_by_as_much(
         # As if threads of ours waited a second before every look: longer than any sample takes.
         ticks = itertools.count(step=10**9)
         monkeypatch.setattr(microbenchmark, "waited_ns", lambda: next(ticks))
-        by_cpu, one, two = run(calls, threads, wall)
+        by_cpu, first, two = run(calls, threads, wall)
         monkeypatch.setattr(microbenchmark, "waited_ns", lambda: 0)
         calm = run(calls, threads, wall)
     finally:
         torch.set_num_threads(before)
     assert by_cpu["waited"] == 0
-    assert one["waited"] == two["waited"] == pytest.approx(0.99)
+    assert first["waited"] == two["waited"] == pytest.approx(0.99)
     # A hundredth of the time may be all it needs.
-    assert min(one["spread"], two["spread"]) >= math.log(100) - 1e-6
+    assert min(first["spread"], two["spread"]) >= math.log(100) - 1e-6
     assert [found["waited"] for found in calm] == [0, 0, 0]
 
 
@@ -482,12 +482,12 @@ def test_what_waited_for_a_core_is_measured_again_the_next_time(
     class Busy(Benchmark):
         def call(self, function: str, *, calls: list[Any], **options: Any) -> list[dict[str, Any]]:
             found = super().call(function, calls=calls, **options)
-            return [{**one, "waited": 0.5 * i} for i, one in enumerate(found)]
+            return [{**timing, "waited": 0.5 * i} for i, timing in enumerate(found)]
 
     monkeypatch.setattr(durations, "Child", Busy())
-    known = Durations(2, path)
-    known.measure([mm(2), mm(3)])
-    assert known.lookup(mm(3)) is not None
+    table = Durations(2, path)
+    table.measure([mm(2), mm(3)])
+    assert table.lookup(mm(3)) is not None
     again = Durations(2, path)
     assert [again.lookup(call) is not None for call in (mm(2), mm(3))] == [True, False]
 
@@ -554,42 +554,42 @@ def test_what_an_lstm_keeps_for_its_backward_pass_is_measured() -> None:
         1, True, False, False, True,
     )  # fmt: skip
     (found,) = run([Call(LSTM, arguments, (dense(steps, batch, hidden),)).to_json()], threads=1)
-    output, _, _, kept = found["made"]
+    output, _, _, saved = found["made"]
     assert output == steps * batch * hidden * 4
-    assert kept > steps * batch * 4 * hidden, "four gates of every step at the least"
+    assert saved > steps * batch * 4 * hidden, "four gates of every step at the least"
 
 
 def test_memory_is_kept_with_the_duration(tmp_path: Path) -> None:
     first = Durations(path=tmp_path / "durations.db")
     first.measure([mm(16)])
-    known = first.lookup(mm(16))
-    assert known is not None
-    assert known.made == (16 * 16 * 4,)
-    assert Durations(path=tmp_path / "durations.db").lookup(mm(16)) == known
+    estimate = first.lookup(mm(16))
+    assert estimate is not None
+    assert estimate.made == (16 * 16 * 4,)
+    assert Durations(path=tmp_path / "durations.db").lookup(mm(16)) == estimate
 
 
 def test_a_ratio_is_as_unsure_as_both_calls_together(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known = Durations(1, path)
+    table = Durations(1, path)
     spreads = {mm(2).key: 0.3, mm(4).key: 0.4}
     answers = {
         key: durations.Answer(1e3, spread, Provenance.MICROBENCHMARK)
         for key, spread in spreads.items()
     }
-    monkeypatch.setattr(known, "lookup", lambda call: answers.get(call.key))
+    monkeypatch.setattr(table, "lookup", lambda call: answers.get(call.key))
     for old, new in ((mm(2), mm(4)), (mm(4), mm(2))):
-        ratio = known.ratio(old, new)
+        ratio = table.ratio(old, new)
         assert ratio is not None
         assert ratio.spread == pytest.approx(0.5)
     # The same where one of them is on a curve through its neighbours.
     monkeypatch.setattr(
-        known, "_fitted", lambda call: durations.Answer(2e3, 1.2, Provenance.FITTED)
+        table, "_fitted", lambda call: durations.Answer(2e3, 1.2, Provenance.FITTED)
     )
-    ratio = known.ratio(mm(4), mm(8))
+    ratio = table.ratio(mm(4), mm(8))
     assert ratio is not None
     assert ratio.spread == pytest.approx(math.hypot(0.4, 1.2))
-    ratio = known.ratio(mm(8), mm(2))
+    ratio = table.ratio(mm(8), mm(2))
     assert ratio is not None
     assert ratio.spread == pytest.approx(math.hypot(0.3, 1.2))
 
@@ -597,10 +597,10 @@ def test_a_ratio_is_as_unsure_as_both_calls_together(
 def test_a_call_whose_operands_are_cached_has_an_answer_of_its_own(
     path: Path, benchmark: Benchmark
 ) -> None:
-    known = Durations(1, path)
-    known.measure([mm(2)])
-    assert known.lookup(Question(mm(2), warm=True)) is None
-    known.measure([Question(mm(2), warm=True)])
+    durations = Durations(1, path)
+    durations.measure([mm(2)])
+    assert durations.lookup(Question(mm(2), warm=True)) is None
+    durations.measure([Question(mm(2), warm=True)])
     assert len(benchmark.asked) == 2
     again = Durations(1, path)
     assert again.lookup(Question(mm(2), warm=True)) is not None

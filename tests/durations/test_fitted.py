@@ -94,13 +94,13 @@ def test_a_power_law_is_followed(
     overhead: float, exponent: float, sizes: list[int], at: float
 ) -> None:
     def time(call: Call) -> float:
-        there = work(call)
-        assert there is not None
-        return overhead * float(there.nbytes) ** exponent
+        amount = work(call)
+        assert amount is not None
+        return overhead * float(amount.nbytes) ** exponent
 
-    known = [(neg(n), time(neg(n))) for n in sizes]
+    timings = [(neg(n), time(neg(n))) for n in sizes]
     inside = neg(round(min(sizes) * (max(sizes) / min(sizes)) ** at))
-    found = fitted(inside, known)
+    found = fitted(inside, timings)
     assert found is not None
     assert found.nanoseconds == pytest.approx(time(inside), rel=1e-6)
     assert found.spread < 1e-6
@@ -119,10 +119,10 @@ def test_few_far_unlike_or_scattered_neighbours_tell_nothing() -> None:
 
 
 def test_outside_its_neighbours_a_curve_is_less_certain() -> None:
-    known = [
+    timings = [
         (neg(n), float(n) * (1.1 if i % 2 else 1.0)) for i, n in enumerate((100, 200, 400, 800))
     ]
-    inside, outside = fitted(neg(300), known), fitted(neg(2400), known)
+    inside, outside = fitted(neg(300), timings), fitted(neg(2400), timings)
     assert inside is not None
     assert outside is not None
     assert outside.spread > 1.5 * inside.spread > 0
@@ -169,28 +169,28 @@ class Benchmark:
     def call(self, function: str, *, calls: list[Any], **options: Any) -> list[dict[str, Any]]:
         limits = roofline.Limits({"float32": 1e11, "bfloat16": 2e11}, 1e10, 1000.0)
         found: list[dict[str, Any]] = []
-        for one in map(Call.from_json, calls):
-            if one.key in self.broken:
+        for call in map(Call.from_json, calls):
+            if call.key in self.broken:
                 found.append({"error": "not alone"})
                 continue
-            there = work(one)
-            assert there is not None
-            found.append({"nanoseconds": limits.min_ns(there), "spread": 0.02})
+            amount = work(call)
+            assert amount is not None
+            found.append({"nanoseconds": limits.min_ns(amount), "spread": 0.02})
         return found
 
 
 @pytest.fixture
-def known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Durations:
+def known_durations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Durations:
     monkeypatch.setattr(durations, "Child", Benchmark)
     return Durations(1, tmp_path / "durations.db")
 
 
 def test_a_ratio_rests_on_the_best_source_that_knows_both(
-    known: Durations, monkeypatch: pytest.MonkeyPatch
+    durations: Durations, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small, large = mm(64, 64, 64), mm(128, 128, 128)
-    known.measure([small, large])
-    found = known.ratio(small, large)
+    durations.measure([small, large])
+    found = durations.ratio(small, large)
     assert found is not None
     assert found.provenance is Provenance.MICROBENCHMARK
     # 524,288 and 4,194,304 operations on top of a call of 1,000 ns.
@@ -198,34 +198,34 @@ def test_a_ratio_rests_on_the_best_source_that_knows_both(
 
     odd = mm(96, 96, 96)
     monkeypatch.setattr(Benchmark, "broken", frozenset({odd.key}))
-    known.measure([small, odd])
-    found = known.ratio(small, odd)
+    durations.measure([small, odd])
+    found = durations.ratio(small, odd)
     assert found is not None
     # No neighbours yet, so by the machine's limits, which were measured along with it.
     assert found.provenance is Provenance.ROOFLINE
     assert found.value == pytest.approx((1000 + 17694.72) / (1000 + 5242.88), rel=0.01)
     assert found.spread == roofline.SPREAD
 
-    known.measure([mm(n, n, n) for n in (32, 48, 80, 112, 160)])
-    found = known.ratio(small, odd)
+    durations.measure([mm(n, n, n) for n in (32, 48, 80, 112, 160)])
+    found = durations.ratio(small, odd)
     assert found is not None
     assert found.provenance is Provenance.FITTED
     assert found.value == pytest.approx((1000 + 17694.72) / (1000 + 5242.88), rel=0.15)
     assert 0 < found.spread < 0.4
     # And again from the file alone.
-    again = Durations(1, known._path).ratio(small, odd)
+    again = Durations(1, durations._path).ratio(small, odd)
     assert again is not None
     assert math.isclose(again.value, found.value)
 
 
-def test_nothing_is_said_where_nothing_is_known(known: Durations) -> None:
-    assert known.ratio(mm(8, 8, 8), mm(16, 16, 16)) is None
+def test_nothing_is_said_where_nothing_is_known(durations: Durations) -> None:
+    assert durations.ratio(mm(8, 8, 8), mm(16, 16, 16)) is None
 
 
 def test_of_several_timings_of_one_size_an_outlier_is_not_believed() -> None:
     sizes = (100, 200, 400, 800)
-    known = [(neg(n), n * slower) for n in sizes for slower in (1.0, 1.0, 50.0)]
-    found = fitted(neg(300), known)
+    timings = [(neg(n), n * slower) for n in sizes for slower in (1.0, 1.0, 50.0)]
+    found = fitted(neg(300), timings)
     assert found is not None
     assert found.nanoseconds == pytest.approx(300)
 
@@ -235,6 +235,6 @@ def test_each_factor_of_two_outside_is_as_uncertain_again(
 ) -> None:
     # With all neighbours as near the error inside is the same wherever the call lies.
     monkeypatch.setattr("slipstream.durations.fitted._nearness", lambda x, at: np.ones(len(x)))
-    known = [(neg(n), n * (1.02 if i % 2 else 1.0)) for i, n in enumerate((100, 200, 400, 800))]
-    spreads = [price.spread for n in (800, 1600, 2400) if (price := fitted(neg(n), known))]
+    timings = [(neg(n), n * (1.02 if i % 2 else 1.0)) for i, n in enumerate((100, 200, 400, 800))]
+    spreads = [price.spread for n in (800, 1600, 2400) if (price := fitted(neg(n), timings))]
     assert spreads == pytest.approx([spreads[0] * (1 + math.log2(n)) for n in (1, 2, 3)])

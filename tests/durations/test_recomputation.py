@@ -16,7 +16,7 @@ from slipstream.graph import Call
 
 def clock_of(durations: Iterator[float]) -> Iterator[int]:
     """Readings of a clock before and after works that take `durations`."""
-    return accumulate(chain.from_iterable((0, int(one)) for one in durations))
+    return accumulate(chain.from_iterable((0, int(duration)) for duration in durations))
 
 
 @pytest.mark.parametrize("name", OPERATORS)
@@ -73,6 +73,6 @@ def test_of_differences_the_median_is_taken_and_of_times_the_least(
     monkeypatch.setattr(microbenchmark, "_ROUNDS", 5)
     calls = [Call(f"{CHECKPOINT}(int saved)", (2,)), Call("aten::any_other()", ())]
     found = microbenchmark.run([call.to_json() for call in calls], threads=1)
-    assert [one["nanoseconds"] for one in found] == [3.0, 1.0]
+    assert [timing["nanoseconds"] for timing in found] == [3.0, 1.0]
     # Of 1 to 5, half of what lies between the quartiles, over the median.
-    assert [one["spread"] for one in found] == pytest.approx([1 / 3, 1 / 3])
+    assert [timing["spread"] for timing in found] == pytest.approx([1 / 3, 1 / 3])

@@ -20,13 +20,13 @@ FULL, HALF = "float32", "bfloat16"
 class Alone(KnownDurations):
     """Calls by the dtype and the rows of their first input, in ns."""
 
-    def __init__(self, **took: float) -> None:
-        self._took = took
+    def __init__(self, **durations: float) -> None:
+        self._took = durations
 
     def lookup(self, call: Any) -> Answer | None:
         first = call.inputs[0]
-        took = self._took.get(f"{first.dtype}_{first.shape[0]}")
-        return None if took is None else Answer(took, 0.1, Provenance.MICROBENCHMARK)
+        duration = self._took.get(f"{first.dtype}_{first.shape[0]}")
+        return None if duration is None else Answer(duration, 0.1, Provenance.MICROBENCHMARK)
 
 
 def product(dtype: str, rows: int = 8) -> Call:
@@ -35,7 +35,7 @@ def product(dtype: str, rows: int = 8) -> Call:
     return Call(op, (left, right), (TensorSpec(dtype, (rows, 4), (4, 1)),))
 
 
-def told(new: Call, **alone: float) -> tuple[float, float, Provenance]:
+def rescaled(new: Call, **alone: float) -> tuple[float, float, Provenance]:
     """Duration, spread and provenance as `new` of a task that was recorded with `RECORDED_NS`."""
     graph = graph_of([(0, RECORDED_NS, 0.0)], calls=(product(FULL),))
     graph = replace_tasks(graph, call=np.zeros(1, np.int32))
@@ -48,7 +48,7 @@ def told(new: Call, **alone: float) -> tuple[float, float, Provenance]:
 
 
 def test_a_shorter_call_takes_its_share_of_what_was_recorded() -> None:
-    duration, spread, provenance = told(product(HALF), float32_8=100.0, bfloat16_8=50.0)
+    duration, spread, provenance = rescaled(product(HALF), float32_8=100.0, bfloat16_8=50.0)
     assert duration == pytest.approx(RECORDED_NS * 0.5)
     assert spread == pytest.approx(0.1 * 2**0.5)
     assert provenance is Provenance.MICROBENCHMARK
@@ -56,17 +56,17 @@ def test_a_shorter_call_takes_its_share_of_what_was_recorded() -> None:
 
 def test_a_call_that_computes_longer_on_less_memory_adds_what_it_computes() -> None:
     # What its near operands saved in the step, 20 ns, they save once, not seventy times.
-    duration, spread, provenance = told(product(HALF), float32_8=100.0, bfloat16_8=7000.0)
+    duration, spread, provenance = rescaled(product(HALF), float32_8=100.0, bfloat16_8=7000.0)
     assert duration == pytest.approx(RECORDED_NS + 6900.0)
     assert spread == pytest.approx(0.1 * 2**0.5)
     assert provenance is Provenance.MICROBENCHMARK
 
 
 def test_a_call_on_more_memory_takes_its_multiple() -> None:
-    duration, _, _ = told(product(FULL, rows=16), float32_8=100.0, float32_16=190.0)
+    duration, _, _ = rescaled(product(FULL, rows=16), float32_8=100.0, float32_16=190.0)
     assert duration == pytest.approx(RECORDED_NS * 1.9)
 
 
 def test_what_nothing_is_known_of_keeps_its_time() -> None:
-    duration, _, provenance = told(product(HALF), float32_8=100.0)
+    duration, _, provenance = rescaled(product(HALF), float32_8=100.0)
     assert (duration, provenance) == (RECORDED_NS, Provenance.ASSUMED)

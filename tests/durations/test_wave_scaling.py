@@ -48,8 +48,8 @@ def test_less_than_a_wave_gains_by_the_clock_alone() -> None:
 @pytest.mark.parametrize("blocks", [1, 90, 500, 100_000])
 def test_there_and_back_is_where_one_was(share: float, blocks: int) -> None:
     launch = Launch(blocks, 256, 40, 4096)
-    there = wave_scaled(V100, A100, launch, share)
-    assert there * wave_scaled(A100, V100, launch, share) == pytest.approx(1)
+    scaled = wave_scaled(V100, A100, launch, share)
+    assert scaled * wave_scaled(A100, V100, launch, share) == pytest.approx(1)
     assert wave_scaled(V100, V100, launch, share) == 1.0
 
 
@@ -69,12 +69,12 @@ def test_what_bounds_a_wave(launch: Launch, each: int) -> None:
 
 def test_an_operator_between_two_processors() -> None:
     here = Limits({"float32": 100e9}, 10e9, 1000.0)
-    there = Limits({"float32": 200e9}, 40e9, 500.0)
+    target = Limits({"float32": 200e9}, 40e9, 500.0)
     streaming = Work(0, 1 << 20, "float32")
-    assert scaled(101_000.0, streaming, here, there) == pytest.approx(500 + 25_000)
+    assert scaled(101_000.0, streaming, here, target) == pytest.approx(500 + 25_000)
     arithmetic = Work(1 << 40, 1 << 10, "float32")
-    assert scaled(101_000.0, arithmetic, here, there) == pytest.approx(500 + 50_000, rel=1e-3)
+    assert scaled(101_000.0, arithmetic, here, target) == pytest.approx(500 + 50_000, rel=1e-3)
     nothing = Work(0, 0, "float32")
-    assert scaled(1_000.0, nothing, here, there) == pytest.approx(500)
-    assert scaled(101_000.0, arithmetic, here, replace(there, flops_per_s={})) is None
+    assert scaled(1_000.0, nothing, here, target) == pytest.approx(500)
+    assert scaled(101_000.0, arithmetic, here, replace(target, flops_per_s={})) is None
     assert scaled(101_000.0, arithmetic, here, here) == pytest.approx(101_000)
