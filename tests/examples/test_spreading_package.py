@@ -26,7 +26,7 @@ def test_it_is_among_the_ways_to_spread_a_step(
         code = _command(["advise", run, *options, "--json"])
         shown = capsys.readouterr()
         assert code == 0, shown.err
-        return [one["technique"] for one in json.loads(shown.out)["predictions"]]
+        return [prediction["technique"] for prediction in json.loads(shown.out)["predictions"]]
 
     names = advised("--cluster", "workers=4,link=1gbit")
     theirs = [name for name in names if "local_sgd" in name]

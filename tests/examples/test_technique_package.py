@@ -58,12 +58,12 @@ def reader(
     return run
 
 
-def predictions(said: str) -> dict[str, dict[str, Any]]:
+def predictions(output: str) -> dict[str, dict[str, Any]]:
     """By technique, what a command said as JSON."""
-    found = json.loads(said)
+    found = json.loads(output)
     return {
-        one["technique"]: one
-        for one in (found if isinstance(found, list) else found["predictions"])
+        prediction["technique"]: prediction
+        for prediction in (found if isinstance(found, list) else found["predictions"])
     }
 
 
@@ -82,8 +82,8 @@ def test_its_own_tests_pass(folder: Path) -> None:
 
 def test_it_is_predicted_and_appears_in_the_advice(reader: Callable[..., str]) -> None:
     reader("profile", "train.py:make", "--steps", "3", "--threads", "1")
-    wanted = ("-t", "gelu:erf", "-t", "gelu:tanh")
-    found = predictions(reader("predict", "run.slipgraph", *wanted, "--json"))
+    options = ("-t", "gelu:erf", "-t", "gelu:tanh")
+    found = predictions(reader("predict", "run.slipgraph", *options, "--json"))
     assert found["gelu:erf"]["provenance"]["microbenchmark"] > 0
     assert found["gelu:tanh"]["reason"] == "its GELU is computed by tanh already"
     advice = predictions(reader("advise", "run.slipgraph", "--no-combinations", "--json"))
@@ -91,5 +91,5 @@ def test_it_is_predicted_and_appears_in_the_advice(reader: Callable[..., str]) -
 
 
 def test_it_is_applied_with_an_edit_of_the_source(reader: Callable[..., str]) -> None:
-    said = reader("apply", "train.py:make", "-t", "gelu:erf", "--threads", "1")
-    assert '+        torch.nn.Linear(16, 512), torch.nn.GELU(approximate="none")' in said
+    output = reader("apply", "train.py:make", "-t", "gelu:erf", "--threads", "1")
+    assert '+        torch.nn.Linear(16, 512), torch.nn.GELU(approximate="none")' in output
