@@ -51,7 +51,7 @@ def test_choices_narrow_each_other(step: Graph) -> None:
     assert set(long) == set(np.flatnonzero(step.tasks.duration_ns > 1e3).tolist())
     assert not len(edit.select(op="no such operator"))
     modules = {step.string(m) for m in step.tasks.module.tolist()} - {""}
-    assert all(len(edit.select(module=one)) for one in modules)
+    assert all(len(edit.select(module=module)) for module in modules)
 
 
 def test_what_is_chosen_can_be_given_a_time_and_taken_out(step: Graph) -> None:
@@ -121,12 +121,12 @@ def test_equally_urgent_tasks_keep_their_order(graph: Graph) -> None:
     for lane, name in enumerate(graph.lanes):
         names = graph.tasks.name[graph.tasks.lane == lane]
         found = schedule(graph, name, lambda task: 1.0, "as it was")
-        kept = found.tasks.name[found.tasks.lane == lane]
+        scheduled = found.tasks.name[found.tasks.lane == lane]
         ready = replay(found).start_ns[found.tasks.lane == lane]
         # Who is ready first goes first; of those that begin at once, in the order they had.
-        at = {int(one): place for place, one in enumerate(names)}
+        at = {int(index): place for place, index in enumerate(names)}
         for begin in np.unique(ready):
-            places = [at[int(one)] for one in kept[ready == begin]]
+            places = [at[int(index)] for index in scheduled[ready == begin]]
             assert places == sorted(places)
 
 
@@ -134,9 +134,9 @@ def test_ties_among_many_ready_tasks_keep_their_order() -> None:
     # Twenty of no length, all ready at once, of two urgencies: NumPy's default sort mixes them.
     graph = graph_of([(0, 5, 0), *[(1, 1, 0)] * 40], [(0, task) for task in range(1, 41)])
     found = schedule(graph, graph.lanes[1], lambda task: task % 2, "odd ones first")
-    order = [graph.strings[one] for one in found.tasks.name.tolist()]
+    order = [graph.strings[name] for name in found.tasks.name.tolist()]
     odd, even = [f"task {n}" for n in range(1, 41, 2)], [f"task {n}" for n in range(2, 41, 2)]
-    assert [one for one in order if one != "task 0"] == odd + even
+    assert [name for name in order if name != "task 0"] == odd + even
 
 
 @pytest.mark.parametrize("place", ["ready", "awaited"])

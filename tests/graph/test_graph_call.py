@@ -38,9 +38,9 @@ def test_json_round_trip_keeps_every_argument(call: Call) -> None:
 
 
 @given(calls, calls)
-def test_equal_keys_are_equal_operator_and_arguments(one: Call, other: Call) -> None:
-    equal = (one.op, repr(one.arguments)) == (other.op, repr(other.arguments))
-    assert (one.key == other.key) == equal
+def test_equal_keys_are_equal_operator_and_arguments(first: Call, other: Call) -> None:
+    equal = (first.op, repr(first.arguments)) == (other.op, repr(other.arguments))
+    assert (first.key == other.key) == equal
 
 
 @given(calls)
@@ -58,9 +58,9 @@ def test_with_its_own_dtypes_a_call_stays_itself(call: Call) -> None:
 
 @given(calls)
 def test_new_dtypes_arrive_in_the_order_of_inputs(call: Call) -> None:
-    wanted = ["bfloat16" if i % 2 else "int8" for i in range(len(call.inputs))]
-    changed = call.with_dtypes(wanted)
-    assert [spec.dtype for spec in changed.inputs] == wanted
+    expected = ["bfloat16" if i % 2 else "int8" for i in range(len(call.inputs))]
+    changed = call.with_dtypes(expected)
+    assert [spec.dtype for spec in changed.inputs] == expected
     assert [spec.shape for spec in changed.inputs] == [spec.shape for spec in call.inputs]
 
 
@@ -92,9 +92,9 @@ def test_item_sizes_and_type_codes_are_torchs() -> None:
     graph = "graph(%x : Tensor):\n  %code : int = prim::dtype(%x)\n  return (%code)"
     code_of = torch._C._create_function_from_graph("code_of", torch._C.parse_ir(graph))
     for name, size in ITEM_BYTES.items():
-        one = torch.empty(1, dtype=getattr(torch, name))
-        assert one.element_size() == size
-        assert SCALAR_TYPE[name] == code_of(one)
+        tensor = torch.empty(1, dtype=getattr(torch, name))
+        assert tensor.element_size() == size
+        assert SCALAR_TYPE[name] == code_of(tensor)
 
 
 def test_a_cast_is_the_call_torch_makes() -> None:

@@ -49,17 +49,17 @@ def _foreign(*nodes: dict[str, Any]) -> bytes:
     return b"".join(parts)
 
 
-def _assert_equal(one: Graph, other: Graph) -> None:
-    for name, column in one.tasks.columns().items():
+def _assert_equal(first: Graph, other: Graph) -> None:
+    for name, column in first.tasks.columns().items():
         assert column.dtype == getattr(other.tasks, name).dtype
         assert np.array_equal(column, getattr(other.tasks, name)), name
     for name in ("source", "target", "kind", "delay_ns", "lag"):
-        assert np.array_equal(getattr(one.edges, name), getattr(other.edges, name)), name
+        assert np.array_equal(getattr(first.edges, name), getattr(other.edges, name)), name
     for name in ("operand_start", "operands", "parameters"):
-        assert np.array_equal(getattr(one, name), getattr(other, name)), name
+        assert np.array_equal(getattr(first, name), getattr(other, name)), name
     for name in ("strings", "calls", "lanes", "samples", "edits"):
-        assert getattr(one, name) == getattr(other, name), name
-    assert dict(one.meta) == dict(other.meta)
+        assert getattr(first, name) == getattr(other, name), name
+    assert dict(first.meta) == dict(other.meta)
 
 
 # Field numbers of the public schema (mlcommons/chakra, schema/protobuf/et_def.proto)

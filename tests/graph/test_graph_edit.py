@@ -152,10 +152,10 @@ def test_removal_is_never_slower_and_keeps_every_order(graph: Graph, data: st.Da
         edit.remove(task)
     edited = edit.apply("some")
     edited.check()
-    kept = [t for t in range(len(graph)) if t not in removed]
-    old = reachable(graph)[np.ix_(kept, kept)]
+    remaining = [t for t in range(len(graph)) if t not in removed]
+    old = reachable(graph)[np.ix_(remaining, remaining)]
     assert (reachable(edited) == old).all()
-    if kept:
+    if remaining:
         assert replay(edited).end_ns.max() <= replay(graph).end_ns.max()
 
 

@@ -94,8 +94,12 @@ def test_changes_in_the_order_of_tasks_are_those_in_the_order_of_time(data: st.D
     st.integers(0, 100),
     st.floats(0, 60),
 )
-def test_compiled_and_python_heaps_grow_alike(changes: list[int], begin: int, kept: float) -> None:
-    assert heap_growth(np.array(changes, np.int64), begin, kept) == _reference(changes, begin, kept)
+def test_compiled_and_python_heaps_grow_alike(
+    changes: list[int], begin: int, retained: float
+) -> None:
+    assert heap_growth(np.array(changes, np.int64), begin, retained) == _reference(
+        changes, begin, retained
+    )
 
 
 def test_a_workspace_counts_even_where_its_task_takes_no_time() -> None:

@@ -31,15 +31,15 @@ def test_a_change_is_noticed_and_nothing_else(
 def test_another_file_of_that_name_is_no_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here, there = tmp_path / "here", tmp_path / "there"
-    for folder in (here, there):
+    here, elsewhere = tmp_path / "here", tmp_path / "there"
+    for folder in (here, elsewhere):
         folder.mkdir()
         (folder / "train.py").write_text(folder.name)
     monkeypatch.chdir(here)
     graph = recorded_of(Path("train.py"))
     # A recording that is passed on names no folder.
     assert str(tmp_path) not in str(graph.meta["source"])
-    monkeypatch.chdir(there)
+    monkeypatch.chdir(elsewhere)
     assert has_changed(graph) is None
 
 

@@ -39,12 +39,12 @@ def test_tasks_become_slices_of_their_lanes() -> None:
 def test_slices_say_where_they_come_from() -> None:
     found = traced(op("aten::mm", 0, 20), launch(5, 5, 1), kernel("k", 12, 100, 1))
     trace = to_perfetto(replay(found))
-    one = next(event for event in _of_phase(trace, "X") if event["name"] == "k")
-    assert one["args"]["scope"] == "aten::mm"
-    assert one["args"]["phase"] == "forward"
-    assert one["args"]["provenance"] == "measured"
-    assert one["cat"] == "kernel,critical"
-    assert one["args"]["slack_us"] == 0
+    taken = next(event for event in _of_phase(trace, "X") if event["name"] == "k")
+    assert taken["args"]["scope"] == "aten::mm"
+    assert taken["args"]["phase"] == "forward"
+    assert taken["args"]["provenance"] == "measured"
+    assert taken["cat"] == "kernel,critical"
+    assert taken["args"]["slack_us"] == 0
 
 
 def test_dependencies_are_arrows_from_slice_to_slice() -> None:

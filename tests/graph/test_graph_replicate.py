@@ -20,9 +20,9 @@ def step() -> Graph:
 
 def test_one_rank_is_the_graph_itself(step: Graph) -> None:
     plain = graph_of("mlp")
-    one = replicate(plain, 1)
-    assert len(one.edits) == len(plain.edits) + 1
-    assert one == replace(plain, edits=one.edits, meta=one.meta)
+    single = replicate(plain, 1)
+    assert len(single.edits) == len(plain.edits) + 1
+    assert single == replace(plain, edits=single.edits, meta=single.meta)
 
 
 def test_equal_ranks_take_as_long_as_one_and_all_alike(step: Graph) -> None:
@@ -75,23 +75,23 @@ def test_every_exchange_begins_when_the_last_rank_is_ready(step: Graph) -> None:
 def test_a_step_waits_for_the_slowest_and_so_does_the_closed_form() -> None:
     """What `ddp:jitter` adds is the mean over many draws of what the slowest of them adds."""
     jitter = 0.05
-    fast, told = (
+    fast, noted = (
         shared(graph_of("transformer"), FAST, f"ddp:4,bucket_mb=0.004{more}")
         for more in ("", f",jitter={jitter}")
     )
     equal = replay(fast).step_ns
     steps = [replay(replicate(fast, 4, jitter=jitter, seed=k)).step_ns for k in range(60)]
     assert min(steps) < equal < max(steps)
-    assert np.mean(steps) - equal == pytest.approx(replay(told).step_ns - equal, rel=0.2)
+    assert np.mean(steps) - equal == pytest.approx(replay(noted).step_ns - equal, rel=0.2)
 
 
 def test_pace_is_drawn_from_the_seed_and_leaves_links_as_they_are(step: Graph) -> None:
-    one, again, other = (replicate(step, 4, jitter=0.1, seed=seed) for seed in (1, 1, 2))
-    assert one == again
-    assert one != other
-    talks = one.tasks.kind == Kind.COMMUNICATION
+    first, again, other = (replicate(step, 4, jitter=0.1, seed=seed) for seed in (1, 1, 2))
+    assert first == again
+    assert first != other
+    talks = first.tasks.kind == Kind.COMMUNICATION
     np.testing.assert_array_equal(
-        one.tasks.duration_ns[talks], replicate(step, 4).tasks.duration_ns[talks]
+        first.tasks.duration_ns[talks], replicate(step, 4).tasks.duration_ns[talks]
     )
 
 
@@ -103,10 +103,10 @@ def test_replicas_can_be_saved(step: Graph, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "jitter", "said"),
+    ("ranks", "jitter", "message"),
     [(0, 0.0, "0 ranks"), (3, 0.0, "3 ranks for a step of 4"), (4, 1.0, "not between"),
      (4, float("nan"), "not between")],
 )  # fmt: skip
-def test_what_cannot_be_is_refused(step: Graph, ranks: int, jitter: float, said: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=said):
+def test_what_cannot_be_is_refused(step: Graph, ranks: int, jitter: float, message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
         replicate(step, ranks, jitter=jitter)

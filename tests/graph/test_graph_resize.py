@@ -15,7 +15,7 @@ samples = st.integers(1, 512)
 
 @given(samples, samples, samples, st.integers(0, 64), st.integers(0, 64))
 def test_numbers_that_are_linear_in_the_samples_are_exact(
-    recorded: int, other: int, wanted: int, fixed: int, each: int
+    recorded: int, other: int, target: int, fixed: int, each: int
 ) -> None:
     if recorded == other:
         return
@@ -25,15 +25,15 @@ def test_numbers_that_are_linear_in_the_samples_are_exact(
 
     if number(recorded) * other**2 == number(other) * recorded**2:
         return
-    resize = Resize(recorded, other, wanted)
-    assert resize.number(number(recorded), number(other)) == number(wanted)
+    resize = Resize(recorded, other, target)
+    assert resize.number(number(recorded), number(other)) == number(target)
 
 
 @given(st.integers(2, 64), st.integers(1, 128), st.integers(1, 9))
-def test_numbers_that_go_with_the_square_are_exact(half: int, wanted: int, each: int) -> None:
+def test_numbers_that_go_with_the_square_are_exact(half: int, target: int, each: int) -> None:
     recorded = 2 * half
-    found = Resize(recorded, half, wanted).number(each * recorded**2, each * half**2)
-    assert found == each * wanted**2
+    found = Resize(recorded, half, target).number(each * recorded**2, each * half**2)
+    assert found == each * target**2
 
 
 def test_what_does_not_depend_on_the_batch_stays_though_it_is_as_wide() -> None:

@@ -61,10 +61,10 @@ def test_uses_are_the_tasks_with_that_operand_each_once(seed: int) -> None:
         storages = np.arange(-1, _STORAGES)
         spans = uses.between(storages, np.full(len(storages), first), np.full(len(storages), last))
         for asker, storage in enumerate(storages):
-            wanted = [
+            expected = [
                 t for t in range(first, min(last + 1, _TASKS)) if storage in graph.storages(t)
             ]
-            assert uses.task[spans.place[spans.asker == asker]].tolist() == wanted
+            assert uses.task[spans.place[spans.asker == asker]].tolist() == expected
 
 
 def test_uses_by_some_tasks_are_told_apart() -> None:
@@ -82,17 +82,17 @@ def test_numbers_are_distinct_in_the_order_in_which_they_come_first() -> None:
 
 
 def test_what_is_kept_of_a_graph_is_not_that_of_a_changed_copy() -> None:
-    asked = []
+    calls = []
 
     @kept
     def count(graph: Graph, more: int) -> int:
-        asked.append(more)
+        calls.append(more)
         return len(graph.lanes) + more
 
     graph = _drawn(0)
     assert [count(graph, 1), count(graph, 1), count(graph, 2)] == [2, 2, 3]
     assert count(replace(graph, lanes=("a", "b")), 1) == 3
-    assert asked == [1, 2, 1]
+    assert calls == [1, 2, 1]
 
 
 def test_many_durations_are_refused_when_one_cannot_be() -> None:
@@ -110,5 +110,5 @@ def test_many_insertions_stand_where_each_was_put() -> None:
         before=[True, False, True, True],
     )  # fmt: skip
     assert handles.tolist() == [30, 31, 32, 33]
-    took = edit.apply("put in").tasks.duration_ns
-    assert took.tolist() == [0, 0, 3, 0, 0, 0, 1, 4, 0, 2, *[0] * 24]
+    durations = edit.apply("put in").tasks.duration_ns
+    assert durations.tolist() == [0, 0, 3, 0, 0, 0, 1, 4, 0, 2, *[0] * 24]
