@@ -48,14 +48,14 @@ def analyst_of(server: ForkServer) -> Iterator[Start]:
     made: list[Analyst] = []
 
     def make(path: Path, **settings: object) -> Analyst:
-        given = {
+        options = {
             "threads": 1, "steps": 3, "techniques": None, "batches": False, "server": server,
             "timeout_s": LIMIT_S, **settings,
         }  # fmt: skip
-        analyst = Analyst(f"{path}:make_workload", **given)  # type: ignore[arg-type]
+        analyst = Analyst(f"{path}:make_workload", **options)  # type: ignore[arg-type]
         made.append(analyst)
         return analyst
 
     yield make
-    for one in made:
-        one.close()
+    for opened in made:
+        opened.close()

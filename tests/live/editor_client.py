@@ -67,7 +67,9 @@ class Editor:
             assert isinstance(change, types.TextDocumentEdit)
             if self.refuse is not None or change.text_document.version != self.version:
                 return types.ApplyWorkspaceEditResult(False, self.refuse or "another version")
-            edits = [one for one in change.edits if isinstance(one, types.TextEdit)]
+            edits = [
+                text_edit for text_edit in change.edits if isinstance(text_edit, types.TextEdit)
+            ]
             for edit in sorted(edits, key=lambda e: _key(e.range.start), reverse=True):
                 self.type(edit.range, edit.new_text)
             return types.ApplyWorkspaceEditResult(True)
@@ -149,9 +151,9 @@ class Editor:
         """Titles by line."""
         found = await self.client.text_document_code_lens_async(types.CodeLensParams(self.document))
         titles: dict[int, list[str]] = {}
-        for one in found or ():
-            assert one.command is not None
-            titles.setdefault(one.range.start.line, []).append(one.command.title)
+        for lens in found or ():
+            assert lens.command is not None
+            titles.setdefault(lens.range.start.line, []).append(lens.command.title)
         return titles
 
     async def hints(self) -> dict[int, types.InlayHint]:
@@ -160,7 +162,7 @@ class Editor:
         found = await self.client.text_document_inlay_hint_async(
             types.InlayHintParams(self.document, whole)
         )
-        return {one.position.line: one for one in found or ()}
+        return {hint.position.line: hint for hint in found or ()}
 
     async def hover(self, line: int, character: int = 0) -> str:
         found = await self.client.text_document_hover_async(
@@ -176,7 +178,7 @@ class Editor:
         found = await self.client.text_document_code_action_async(
             types.CodeActionParams(self.document, where, types.CodeActionContext([]))
         )
-        return [_as_action(one) for one in found or ()]
+        return [_as_action(action) for action in found or ()]
 
     async def run(self, command: str, *arguments: Any) -> Any:
         return await self.client.workspace_execute_command_async(

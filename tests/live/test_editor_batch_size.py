@@ -31,9 +31,9 @@ _SURE = {
     "returns and tabs": f"def make_workload(batch_size\t=\t32):\r\n{_BODY}".replace("\n", "\r\n"),
 }
 _UNSURE = {
-    "an expression": (f"def make_workload(batch_size=4 * 8):\n{_BODY}", "no plain number"),
-    "a call": (f"def make_workload(batch_size=int('32')):\n{_BODY}", "no plain number"),
-    "text": (f"def make_workload(batch_size='32'):\n{_BODY}", "no plain number"),
+    "an expression": (f"def make_workload(batch_size=4 * 8):\n{_BODY}", "not a plain number"),
+    "a call": (f"def make_workload(batch_size=int('32')):\n{_BODY}", "not a plain number"),
+    "text": (f"def make_workload(batch_size='32'):\n{_BODY}", "not a plain number"),
     "assigned twice": (f"N = 32\nN = 64\ndef make_workload(batch_size=N):\n{_BODY}", "2 times"),
     "set inside": (f"def make_workload(batch_size=32):\n    batch_size = 8\n{_BODY}", "sets"),
     "imported": (f"from sizes import N\ndef make_workload(batch_size=N):\n{_BODY}", "plain"),
@@ -44,7 +44,7 @@ _UNSURE = {
 
 
 def tokens(text: str) -> list[str]:
-    return [one.string for one in tokenize.generate_tokens(io.StringIO(text, "").readline)]
+    return [token.string for token in tokenize.generate_tokens(io.StringIO(text, "").readline)]
 
 
 def workload(path: Path, text: str) -> Workload:
@@ -55,20 +55,20 @@ def workload(path: Path, text: str) -> Workload:
 @pytest.mark.parametrize("case", _SURE)
 def test_exactly_one_token_differs(case: str, tmp_path: Path) -> None:
     text = _SURE[case]
-    there = workload(tmp_path / "train.py", text)
-    assert batch_size_in(text, there).value == 32
-    edited = with_batch_size(text, there, 1000)
+    target = workload(tmp_path / "train.py", text)
+    assert batch_size_in(text, target).value == 32
+    edited = with_batch_size(text, target, 1000)
     pairs = zip(tokens(text), tokens(edited.after), strict=True)
     assert [(a, b) for a, b in pairs if a != b] == [("32", "1000")]
-    assert with_batch_size(edited.after, there, 32).after == text
+    assert with_batch_size(edited.after, target, 32).after == text
 
 
 @pytest.mark.parametrize("case", _UNSURE)
 def test_what_is_not_certain_is_read_only_with_the_reason(case: str, tmp_path: Path) -> None:
     text, reason = _UNSURE[case]
-    there = workload(tmp_path / "train.py", text)
+    target = workload(tmp_path / "train.py", text)
     with pytest.raises(SlipstreamError, match=reason):
-        with_batch_size(text, there, 64)
+        with_batch_size(text, target, 64)
     assert (tmp_path / "train.py").read_bytes() == text.encode()
 
 
@@ -98,9 +98,9 @@ def test_a_technique_is_written_into_the_text_that_is_open(tmp_path: Path) -> No
         "    optimizer = torch.optim.Adam(model.parameters())\n"
         "    return model, torch.ones(1, 2), None, optimizer\n"
     )
-    there = workload(tmp_path / "train.py", saved)
+    target = workload(tmp_path / "train.py", saved)
     typed = "# typed, not saved: \U0001f600\n" + saved
-    edited = with_technique(typed, there, "fused_optimizer")
+    edited = with_technique(typed, target, "fused_optimizer")
     assert edited.after == typed.replace("parameters())", "parameters(), fused=True)")
 
 

@@ -16,21 +16,21 @@ def test_it_asks_for_commands_that_the_server_has() -> None:
         raise AssertionError(target)
 
     server = make_server(none)  # type: ignore[arg-type]
-    known = set(server.protocol.fm.commands)
+    commands = set(server.protocol.fm.commands)
     text = (FOLDER / "src" / "extension.ts").read_text()
-    asked = set(re.findall(r'ask(?:<[^(]*>)?\("([^"]+)"', text))
-    assert "slipstream.page" in asked
-    assert asked <= known
+    requested = set(re.findall(r'ask(?:<[^(]*>)?\("([^"]+)"', text))
+    assert "slipstream.page" in requested
+    assert requested <= commands
     registered = set(re.findall(r'\["(slipstream\.[A-Za-z]+)", ', text))
     package = json.loads((FOLDER / "package.json").read_text())
-    assert registered == {one["command"] for one in package["contributes"]["commands"]}
-    assert not registered & known, "the client registers the server's commands itself"
+    assert registered == {command["command"] for command in package["contributes"]["commands"]}
+    assert not registered & commands, "the client registers the server's commands itself"
 
 
 def test_the_lock_names_no_registry() -> None:
     lock = json.loads((FOLDER / "package-lock.json").read_text())
     package = json.loads((FOLDER / "package.json").read_text())
-    assert not any("resolved" in one for one in lock["packages"].values())
+    assert not any("resolved" in entry for entry in lock["packages"].values())
     assert lock["packages"][""]["dependencies"] == package["dependencies"]
     assert lock["packages"][""]["devDependencies"] == package["devDependencies"]
 

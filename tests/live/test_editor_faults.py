@@ -81,11 +81,13 @@ def test_typing_while_an_edit_is_made_wins(session: Session) -> None:
     editor = session.editor
 
     async def both() -> None:
-        asked = asyncio.ensure_future(editor.run("slipstream.apply", editor.uri, "fused_optimizer"))
+        future = asyncio.ensure_future(
+            editor.run("slipstream.apply", editor.uri, "fused_optimizer")
+        )
         await asyncio.sleep(0)
         editor.type(types.Range(types.Position(0, 0), types.Position(0, 0)), "# typed\n")
         with pytest.raises(JsonRpcException):
-            await asked
+            await future
 
     before = editor.text
     session.do(both())
@@ -157,10 +159,10 @@ def tcp(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TcpServer]:
     )  # fmt: skip
     try:
         assert process.stderr is not None
-        said = re.search(r'127\.0\.0\.1:(\d+).*"key": "(.*)"', process.stderr.readline())
-        assert said
-        assert len(said[2]) == len(KEY)
-        yield TcpServer(process, int(said[1]), said[2], workload, mark)
+        match = re.search(r'127\.0\.0\.1:(\d+).*"key": "(.*)"', process.stderr.readline())
+        assert match
+        assert len(match[2]) == len(KEY)
+        yield TcpServer(process, int(match[1]), match[2], workload, mark)
     finally:
         process.kill()
         process.communicate()

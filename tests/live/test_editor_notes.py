@@ -114,10 +114,10 @@ def test_only_advice_that_pays_and_has_a_place_is_marked(tmp_path: Path) -> None
         ]
     }
     analyst.hear(Analysis(1, "a", "ready", costs=watch.view.costs, advice=advice))
-    one, other = sorted(watch.view.advice, key=lambda one: -one.line)
-    assert (one.technique, one.line) == ("fused_optimizer", 7)
+    first, other = sorted(watch.view.advice, key=lambda advice: -advice.line)
+    assert (first.technique, first.line) == ("fused_optimizer", 7)
     assert (other.technique, other.line) == ("batch_size:x2", 6)
-    assert one.said == "fused_optimizer is predicted 1.25x [1.14, 1.39]; numerics: exact"
+    assert first.said == "fused_optimizer is predicted 1.25x [1.14, 1.39]; numerics: exact"
     assert len(heard) == 2
 
 

@@ -91,11 +91,11 @@ def test_a_line_has_a_hint_at_its_end(session: Session, editor: Editor) -> None:
 
 
 def test_hovering_shows_the_parts(session: Session, editor: Editor) -> None:
-    said = session.do(editor.hover(session.line("torch.tanh")))
-    assert "| forward |" in said
-    assert "| backward |" in said
-    assert "`model.blocks.0.up`" in said
-    assert f"train.py:{session.line('x = block(x)') + 1}" in said
+    text = session.do(editor.hover(session.line("torch.tanh")))
+    assert "| forward |" in text
+    assert "| backward |" in text
+    assert "`model.blocks.0.up`" in text
+    assert f"train.py:{session.line('x = block(x)') + 1}" in text
     assert session.do(editor.hover(session.line("import torch"))) == ""
 
 
@@ -126,7 +126,11 @@ def test_the_batch_size_is_edited_and_undone_to_the_byte(session: Session, edito
 
 def test_sizes_are_offered_where_the_size_is(session: Session, editor: Editor) -> None:
     actions = session.do(editor.actions(session.line("def make_workload")))
-    assert [one.title for one in actions] == ["batch size 16", "batch size 64", "batch size 128"]
+    assert [action.title for action in actions] == [
+        "batch size 16",
+        "batch size 64",
+        "batch size 128",
+    ]
     assert actions[0].command is not None
     session.do(editor.run(actions[0].command.command, *actions[0].command.arguments or ()))
     assert "batch_size: int = 16" in editor.text
@@ -194,13 +198,13 @@ def test_a_cancelled_edit_is_not_made(session: Session, editor: Editor) -> None:
     # Of a long text an edit takes longer than the word to cancel it.
     beginning = types.Position(0, 0)
     editor.type(types.Range(beginning, beginning), "numbers = [0, 1, 2]\n" * 1000)
-    before, said = editor.text, len(editor.labels)
+    before, n_labels = editor.text, len(editor.labels)
 
     async def cancel() -> None:
         protocol = editor.client.protocol
         params = types.ExecuteCommandParams("slipstream.apply", [editor.uri, "fused_optimizer"])
         future = protocol.send_request("workspace/executeCommand", params)
-        (number,) = (k for k, one in protocol._request_futures.items() if one is future)
+        (number,) = (k for k, pending in protocol._request_futures.items() if pending is future)
         protocol.notify("$/cancelRequest", types.CancelParams(number))
         with pytest.raises(JsonRpcException, match=r"[Cc]ancel"):
             await asyncio.wrap_future(future)
@@ -208,7 +212,7 @@ def test_a_cancelled_edit_is_not_made(session: Session, editor: Editor) -> None:
 
     session.do(cancel())
     assert editor.text == before
-    assert len(editor.labels) == said
+    assert len(editor.labels) == n_labels
 
 
 def test_a_syntax_error_is_marked_while_typing_and_gone_again(
@@ -279,7 +283,8 @@ def test_an_endless_loop_and_a_missing_function_are_marked(tmp_path: Path) -> No
     session.do(
         editor.until(
             lambda: any(
-                "make_workload" in one.message for one in editor.diagnostics.get(editor.uri, [])
+                "make_workload" in diagnostic.message
+                for diagnostic in editor.diagnostics.get(editor.uri, [])
             )
         )
     )

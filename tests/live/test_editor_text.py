@@ -36,26 +36,26 @@ def test_only_the_protocols_ends_end_a_line(text: str, lines: tuple[str, ...]) -
 
 def test_positions_count_units_of_utf16() -> None:
     text = "x = '\U0001f600'; batch = 32\r\ny = 1\r\n"
-    there = document(text)
-    assert position_at(there, text.index("32")) == types.Position(0, text.index("32") + 1)
-    assert position_at(there, text.index("y")) == types.Position(1, 0)
-    assert position_at(there, len(text)) == types.Position(2, 0)
+    doc = document(text)
+    assert position_at(doc, text.index("32")) == types.Position(0, text.index("32") + 1)
+    assert position_at(doc, text.index("y")) == types.Position(1, 0)
+    assert position_at(doc, len(text)) == types.Position(2, 0)
     assert position_at(document("ab"), 2) == types.Position(0, 2)
 
 
 def test_a_range_leaves_indentation_and_ends_out() -> None:
-    there = document("\tx = '\U0001f600'\r\n\n")
-    assert line_range(there, 0) == types.Range(types.Position(0, 1), types.Position(0, 9))
-    assert line_range(there, 7).start.line == 1
+    doc = document("\tx = '\U0001f600'\r\n\n")
+    assert line_range(doc, 0) == types.Range(types.Position(0, 1), types.Position(0, 9))
+    assert line_range(doc, 7).start.line == 1
     assert line_range(document(""), 3).end == types.Position(0, 0)
 
 
 def test_a_form_feed_keeps_incremental_changes_in_place() -> None:
     """Python's own splitlines() would take it for the end of a line."""
-    there = document("a = 1\n\x0cb = 2\nc = 3\n")
+    doc = document("a = 1\n\x0cb = 2\nc = 3\n")
     where = types.Range(types.Position(2, 4), types.Position(2, 5))
-    there.apply_change(types.TextDocumentContentChangePartial(text="9", range=where))
-    assert there.source == "a = 1\n\x0cb = 2\nc = 9\n"
+    doc.apply_change(types.TextDocumentContentChangePartial(text="9", range=where))
+    assert doc.source == "a = 1\n\x0cb = 2\nc = 9\n"
 
 
 def test_lines_are_found_again_after_an_edit() -> None:
@@ -85,7 +85,7 @@ def test_spans_make_one_text_of_another() -> None:
     for _ in range(300):
         before = "".join(chance.choices(alphabet, k=chance.randrange(9)))
         after = "".join(chance.choices(alphabet, k=chance.randrange(9)))
-        found = [(one.begin, one.end, one.new) for one in spans(before, after)]
+        found = [(span.begin, span.end, span.new) for span in spans(before, after)]
         assert changed(before, found) == after
-        back = [(one.begin, one.end, one.new) for one in spans(after, before)]
+        back = [(span.begin, span.end, span.new) for span in spans(after, before)]
         assert changed(after, back) == before

@@ -40,7 +40,7 @@ def finished(analyst: Analyst, number: int) -> Analysis:
 def test_first_numbers_come_before_the_whole_and_add_up(train: Path, analyst_of: Start) -> None:
     analyst = analyst_of(train)
     states: list[str] = []
-    analyst.listen(lambda one: states.append(one.state))
+    analyst.listen(lambda view: states.append(view.state))
     found = finished(analyst, analyst.analyse())
     assert list(dict.fromkeys(states)) == ["recording", "first", "recorded", "ready"]
     assert list(found.after_s) == ["first", "recorded", "ready"]
@@ -71,7 +71,7 @@ def test_the_same_text_is_not_analysed_twice_and_an_earlier_one_is_known(
     assert third.number > second.number
     assert third.costs == first.costs
     assert third.graph == first.graph
-    assert [one["samples"] for one in analyst.history] == [16, 24]
+    assert [entry["samples"] for entry in analyst.history] == [16, 24]
 
 
 def test_a_save_that_changes_no_code_runs_nothing_and_moves_the_lines(
@@ -81,7 +81,7 @@ def test_a_save_that_changes_no_code_runs_nothing_and_moves_the_lines(
     first = finished(analyst, analyst.analyse())
     assert first.costs is not None
     states: list[str] = []
-    analyst.listen(lambda one: states.append(one.state))
+    analyst.listen(lambda view: states.append(view.state))
     train.write_text("# a comment\n\n" + TRAIN.replace("# samples", "# of samples"))
     second = finished(analyst, analyst.analyse())
     assert second.number > first.number
@@ -91,10 +91,12 @@ def test_a_save_that_changes_no_code_runs_nothing_and_moves_the_lines(
     assert second.costs.work == first.costs.work != ""
 
     def moved(lines: Any) -> set[tuple[int, float]]:
-        return {(one.line, one.total_ns) for one in lines if one.path == str(train)}
+        return {(line.line, line.total_ns) for line in lines if line.path == str(train)}
 
     assert moved(second.costs.lines) == {(n + 2, ns) for n, ns in moved(first.costs.lines)}
-    assert [one.made for one in second.costs.modules] != [one.made for one in first.costs.modules]
+    assert [module.made for module in second.costs.modules] != [
+        module.made for module in first.costs.modules
+    ]
     # What is asked of it is answered from the same recording.
     assert analyst.simulate("accumulation:4")["samples"] == 64
     assert len(analyst.history) == 1
@@ -147,7 +149,7 @@ FAULTS = {
 def test_a_fault_is_told_at_its_line_and_the_next_save_is_analysed(
     name: str, train: Path, analyst_of: Start
 ) -> None:
-    text, line, said = FAULTS[name]
+    text, line, message = FAULTS[name]
     analyst = analyst_of(train, steps=1)
     train.write_text(text)
     found = finished(analyst, analyst.analyse())
@@ -155,7 +157,7 @@ def test_a_fault_is_told_at_its_line_and_the_next_save_is_analysed(
     problem = found.problem
     assert problem is not None
     assert problem.path == str(train)
-    assert said in problem.what
+    assert message in problem.what
     if line:
         assert problem.line == line
     assert analyst.analyse() != found.number

@@ -182,7 +182,7 @@ def test_a_line_is_hovered_chosen_and_found_on_the_timeline(page: Page) -> None:
 
     costs = page.analyst.latest.costs
     assert costs is not None
-    line = next(one for one in costs.lines if one.path == str(page.path) and one.total_ns > 0)
+    line = next(cost for cost in costs.lines if cost.path == str(page.path) and cost.total_ns > 0)
     driver = page.shown.driver
 
     def row() -> Any:
@@ -216,14 +216,14 @@ def test_a_switch_simulates_what_nobody_simulated(page: Page) -> None:
         page.shown.run(f"{switch.format(part)}.querySelector('input').click()")
         parts.append(part)
         found = page.analyst.simulate("+".join(parts))
-        said = page.until(
+        shown = page.until(
             "return document.querySelector('.outcome').innerText",
             lambda text: not text.startswith("simulating") and "as it is" not in text,
         )
         if "reason" in found:
-            assert found["reason"] in said
+            assert found["reason"] in shown
         else:
-            assert f"{found['speedup']:.2f}x" in said
+            assert f"{found['speedup']:.2f}x" in shown
 
 
 def test_what_was_not_simulated_in_advance_can_be_switched_on(
@@ -262,12 +262,12 @@ def test_another_device_is_chosen(page: Page) -> None:
         "const chosen = document.getElementById('device'); chosen.value = 'h100-sxm';"
         "chosen.dispatchEvent(new Event('change', {bubbles: true}))"
     )
-    said = page.until(
+    shown = page.until(
         "return document.getElementById('on-device').innerText",
         lambda text: "predicting" not in text and "Measured here" not in text,
     )
     found = page.analyst.on_device("h100-sxm")
-    assert (found["reason"] or found["about"]) in said
+    assert (found["reason"] or found["about"]) in shown
 
 
 def test_a_cluster_is_chosen_and_the_answer_goes_with_its_text(page: Page) -> None:
@@ -279,16 +279,16 @@ def test_a_cluster_is_chosen_and_the_answer_goes_with_its_text(page: Page) -> No
             what,
             value,
         )
-        there = "return document.getElementById('there').innerText"
-        return str(page.until(there, lambda text: "samples per second" in text))
+        script = "return document.getElementById('there').innerText"
+        return str(page.until(script, lambda text: "samples per second" in text))
 
     choose("cluster", "ethernet-1g")
     choose("workers", "4")
     for how in ("ddp", "ddp+sharded_update"):
-        said = choose("spread", how)
+        shown = choose("spread", how)
         found = page.analyst.simulate(how, "ethernet-1g", 4)
-        assert f"{found['speedup']:.2f}x the samples" in said
-        assert "4 workers" in said
+        assert f"{found['speedup']:.2f}x the samples" in shown
+        assert "4 workers" in shown
     # It has eight devices; nobody can ask for more.
     devices = "return [...document.querySelectorAll('#workers option')].map(one => one.value)"
     assert page.shown.run(devices) == ["2", "4", "8"]
@@ -299,19 +299,19 @@ def test_a_cluster_is_chosen_and_the_answer_goes_with_its_text(page: Page) -> No
 def test_dragged_saved_measured_and_undone_to_the_byte(page: Page) -> None:
     before = page.path.read_bytes()
     page.act(lambda: page.drag("batch", 0.6), _PROPOSED)
-    wanted = page.shown.run(VALUE.format("batch"))
-    assert wanted != "16"
+    shown = page.shown.run(VALUE.format("batch"))
+    assert shown != "16"
     # Dragging alone writes nothing.
     assert page.path.read_bytes() == before
     number = page.analyst.latest.number
     page.click("save")
     page.until("return !!document.getElementById('held')")
     assert page.path.read_bytes() == before.replace(
-        b"batch_size=16", b"batch_size=%s" % wanted.encode()
+        b"batch_size=16", b"batch_size=%s" % shown.encode()
     )
     found = page.analyst.wait(number + 1, state="recorded", timeout_s=LIMIT_S)
     assert found.costs is not None
-    assert str(found.costs.samples) == wanted
+    assert str(found.costs.samples) == shown
     assert found.expected is not None
     assert found.expected["samples"] == found.costs.samples
     held = page.until(
@@ -350,13 +350,13 @@ def test_one_number_is_edited_wherever_it_stands(place: str, page: Page) -> None
     page.path.write_text(before)
     page.ready()
     page.act(lambda: page.drag("batch", 0.6), _PROPOSED)
-    wanted = page.shown.run(VALUE.format("batch"))
+    value = page.shown.run(VALUE.format("batch"))
     assert page.path.read_text() == before
     page.click("save")
     page.until("return !!document.getElementById('held')")
     # One token differs: the sixteen that is the batch size, and no other.
     head, _, tail = before.rpartition("16")
-    assert page.path.read_text() == head + wanted + tail
+    assert page.path.read_text() == head + value + tail
     page.until("return !document.getElementById('undo').disabled")
     page.click("undo")
     page.until("return null", lambda nothing: page.path.read_text() == before)
@@ -506,8 +506,8 @@ def test_of_two_clients_that_save_at_once_one_is_refused(page: Page) -> None:
         "one.send(JSON.stringify({id: 1, do: 'save', batch, digest: arguments[0]}))));",
         hashlib.sha256(before).hexdigest(),
     )
-    saved = [batch for batch, said in answers if "result" in said]
-    refused = [said["error"]["what"] for _, said in answers if "error" in said]
+    saved = [batch for batch, answer in answers if "result" in answer]
+    refused = [answer["error"]["what"] for _, answer in answers if "error" in answer]
     assert len(saved) == len(refused) == 1, answers
     assert re.search(rf"'{page.path.name}'.*\bchanged\b", refused[0])
     assert page.path.read_bytes() == before.replace(b"=16", b"=%d" % saved[0])
@@ -546,6 +546,6 @@ def test_the_answer_to_nonsense_is_an_error_and_the_server_stays_up(page: Page) 
         [{"do": "rm"}, {}, {"do": "save"}, {"do": "save", "batch": -1, "digest": "x"},
          {"do": "preview", "batch": "4"}, {"do": "simulate", "technique": "no:such"}],
     )  # fmt: skip
-    assert all(one["error"]["what"] for one in answers), json.dumps(answers)
+    assert all(answer["error"]["what"] for answer in answers), json.dumps(answers)
     assert page.path.read_text() == TRAIN
     page.ready()

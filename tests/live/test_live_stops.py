@@ -26,7 +26,7 @@ def model() -> BatchModel:
 
 def recorded(step_ms: float, faults_ms: float) -> Costs:
     """A step of 16 samples, which the lines say takes 18 ms."""
-    nothing = {one.name: 0 for one in dataclasses.fields(LineCost)}
+    nothing = {field.name: 0 for field in dataclasses.fields(LineCost)}
     return Costs(step_ms * MS, 66 * MB, 16, (), LineCost(**nothing), page_faults_ns=faults_ms * MS)  # type: ignore[arg-type]
 
 
