@@ -272,7 +272,7 @@ def test_a_classifier_has_a_row_of_how_many_answers_change():
     assert check(trials(*NOISE, by=ROUNDING)).instability is None
     changed = experiment(events=(found.to_event(),))
     rows = comparison_table(changed, claims(changed)).to_records()
-    (row,) = [one for one in rows if one["what"] == "fast: instability"]
+    (row,) = [check for check in rows if check["what"] == "fast: instability"]
     assert row["B"] == "25.0 %"
 
 

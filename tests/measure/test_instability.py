@@ -30,8 +30,8 @@ def test_a_table_of_four_environments_by_hand() -> None:
 
 
 def test_shares_have_wilsons_interval() -> None:
-    one = metric.share(np.arange(200) < 16)
-    assert (round(one.low, 3), round(one.high, 3)) == (0.050, 0.126)
+    share = metric.share(np.arange(200) < 16)
+    assert (round(share.low, 3), round(share.high, 3)) == (0.050, 0.126)
 
 
 def test_ties_of_scores_go_to_the_lower_class() -> None:

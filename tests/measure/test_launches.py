@@ -88,14 +88,14 @@ def test_intervals_cover_whatever_lies_between_launches_and_cost_little_where_no
     )
     for spread in (0.0, 0.03, 0.1):
         streams = [launches_of(rng, count, blocks, spread) for _ in range(runs)]
-        found = [statistics.launches_interval(one, 0.95) for one in streams]
-        covered = sum(not one.excludes(0.0) for one in found)
+        found = [statistics.launches_interval(stream, 0.95) for stream in streams]
+        covered = sum(not interval.excludes(0.0) for interval in found)
         # Of a true 95 %, fewer than 93 % come once in 500 times.
         assert covered >= 0.93 * runs, spread
-        pooled = [statistics.median_interval(np.concatenate(one), today) for one in streams]
-        width = np.mean([one.high - one.low for one in found])
+        pooled = [statistics.median_interval(np.concatenate(stream), today) for stream in streams]
+        width = np.mean([interval.high - interval.low for interval in found])
         if not spread:
-            assert width <= widest * np.mean([one.high - one.low for one in pooled])
+            assert width <= widest * np.mean([interval.high - interval.low for interval in pooled])
 
 
 @pytest.mark.parametrize("count", [3, 4, 5, 6])
@@ -199,8 +199,8 @@ def test_a_statistic_of_blocks_gets_what_launches_add_to_the_median() -> None:
     pair = {"a": ODD["a"], "b": ODD["b"]}
     made = replace(experiment(pair, derived=("throughput", "cpu_p90")))
     series = {
-        (arm, metric, phase): one
-        for (arm, _, phase), one in made.series.items()
+        (arm, metric, phase): values
+        for (arm, _, phase), values in made.series.items()
         for metric in ("cpu", "wall")
     }
     made = replace(made, series=series)
@@ -218,7 +218,7 @@ def test_a_statistic_of_blocks_gets_what_launches_add_to_the_median() -> None:
 
 def test_the_side_whose_processes_differ_is_named_in_a_sentence() -> None:
     made = experiment(ODD)
-    spreads = {one.arm: one for one in launch_spreads(made, "cpu")}
+    spreads = {spread.arm: spread for spread in launch_spreads(made, "cpu")}
     assert len(spreads["a"].medians) == 5
     assert spreads["a"].range == pytest.approx(0.28, abs=0.1)
     comparison = Comparison.of(made)
@@ -236,7 +236,7 @@ def test_the_side_whose_processes_differ_is_named_in_a_sentence() -> None:
 
 def test_processes_that_do_not_differ_are_not_spoken_of() -> None:
     rng = np.random.default_rng(1)
-    said = 0
+    mentions = 0
     for seed in range(40):
         made = experiment({"a": [1.0] * 5, "b": [1.0] * 5}, noise=0.02)
         series = {
@@ -244,8 +244,8 @@ def test_processes_that_do_not_differ_are_not_spoken_of() -> None:
             for key in made.series
             if key[0] != "a'"
         }
-        said += bool(spread_sentence(replace(made, series=series), "cpu"))
-        assert seed == 0 or said <= 8  # two sides, about one in twenty each
+        mentions += bool(spread_sentence(replace(made, series=series), "cpu"))
+        assert seed == 0 or mentions <= 8  # two sides, about one in twenty each
 
 
 def test_records_of_before_are_one_launch() -> None:
@@ -254,9 +254,9 @@ def test_records_of_before_are_one_launch() -> None:
     assert set(launch_of(np.arange(60, dtype=np.int32), ())) == {0}
     (claim,) = headline(claims(made))
     assert (claim.launches, claim.estimator) == (1, "median_order_statistic")
-    kept = asdict(ExperimentSettings("a"))
-    del kept["launches"]
-    assert codec.from_json(ExperimentSettings, json.dumps(kept)).launches == 1
+    stored = asdict(ExperimentSettings("a"))
+    del stored["launches"]
+    assert codec.from_json(ExperimentSettings, json.dumps(stored)).launches == 1
     of_claim = asdict(made_up.claim())
     del of_claim["launches"]
     assert codec.from_json(Claim, codec.to_json(of_claim)) == made_up.claim()
@@ -317,11 +317,11 @@ class Clock:
 @pytest.fixture
 def passing(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    known = SimpleNamespace(
+    state = SimpleNamespace(
         monotonic=clock.monotonic, strftime=time.strftime, gmtime=time.gmtime,
         get_clock_info=time.get_clock_info,
     )  # fmt: skip
-    monkeypatch.setattr(runner, "time", known)
+    monkeypatch.setattr(runner, "time", state)
     return clock
 
 
@@ -357,8 +357,8 @@ class Process(Arm):
             raise ArmEndedError("train.py ended", remedy="let it run longer")
         self.left -= 1
         self.clock.now += self.step_s
-        took = 1e9 * self.step_s * self.factor * math.exp(self.random.gauss(0, self.noise))
-        return {"wall": took, "cpu": took}
+        elapsed_ns = 1e9 * self.step_s * self.factor * math.exp(self.random.gauss(0, self.noise))
+        return {"wall": elapsed_ns, "cpu": elapsed_ns}
 
     def close(self) -> None:
         self.is_open = False
@@ -414,16 +414,18 @@ def test_arms_are_opened_anew_within_the_budget_and_every_block_knows_its_launch
 
 def test_a_look_ends_a_launch_and_the_last_launch_the_run(passing: Clock) -> None:
     arms = pair(passing, noise=0.002)
-    told: list[Progress] = []
+    progress: list[Progress] = []
     made = run(
         arms, ExperimentSettings("a", primary="wall", launches=6), environment=ENVIRONMENT,
-        plan=QUICK, progress=told.append,
+        plan=QUICK, progress=progress.append,
     )  # fmt: skip
     assert launch_starts(made.events) == (0, 10, 20, 30, 40, 50)
     assert stop_reason(made) == "launches"
     assert passing.now < 20
-    assert [now.launch for now in told if now.phase == "setup"][2:] == sorted([*range(2, 7)] * 2)
-    assert {now.launches for now in told if now.phase == "measure"} == {6}
+    assert [now.launch for now in progress if now.phase == "setup"][2:] == sorted(
+        [*range(2, 7)] * 2
+    )
+    assert {now.launches for now in progress if now.phase == "measure"} == {6}
 
 
 def test_costly_opening_leaves_one_launch_and_the_run_says_so(passing: Clock) -> None:
@@ -550,8 +552,8 @@ def test_equal_sides_whose_processes_have_luck_stand_at_one(
         claim = found.ratio("no-op")
         assert claim.launches == 4
         held += claim.low <= 1 <= claim.high
-        (one,) = headline(claims(first_launch(found.experiment)))
-        alone += one.low <= 1 <= one.high
+        (only,) = headline(claims(first_launch(found.experiment)))
+        alone += only.low <= 1 <= only.high
     # Fewer than 17 of 20 would be significantly below 95 % (one-sided, at 5 %).
     assert held >= 17
     # One process a side, as it was: most say that a side which changes nothing does.

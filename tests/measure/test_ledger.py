@@ -20,8 +20,8 @@ from slipstream.measure.store import Store
 
 @pytest.fixture
 def store(tmp_path: Path):
-    with Store(tmp_path / "results.db") as one:
-        yield one
+    with Store(tmp_path / "results.db") as opened:
+        yield opened
 
 
 def _score(stretch: float, sign: int = 1) -> Score:
@@ -184,10 +184,10 @@ def test_few_rows_claim_only_the_level_they_can_hold() -> None:
 
 
 def test_the_note_says_what_the_history_is_and_what_it_did() -> None:
-    (one,) = (calibrate([_score(0.5)]),)
-    assert re.search(r"\b1\b.*`slipstream prove`.*inside.*90 %.*50 %", one.note)
-    assert (one.factor, one.n, one.level) == (1.0, 1, 0.5)
-    assert "times as wide" not in one.note, "nothing was widened"
+    (calibration,) = (calibrate([_score(0.5)]),)
+    assert re.search(r"\b1\b.*`slipstream prove`.*inside.*90 %.*50 %", calibration.note)
+    assert (calibration.factor, calibration.n, calibration.level) == (1.0, 1, 0.5)
+    assert "times as wide" not in calibration.note, "nothing was widened"
     assert "vouch" not in calibrate([_score(0.5)] * 9).note
 
 

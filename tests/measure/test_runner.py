@@ -79,7 +79,7 @@ def test_every_block_runs_every_arm_once_and_orders_are_balanced():
     turns = log[-180:]
     blocks = [turns[i : i + 3] for i in range(0, 180, 3)]
     assert all(sorted(block) == ["a", "b", "c"] for block in blocks)
-    assert all(one == other[::-1] for one, other in zip(blocks[::2], blocks[1::2], strict=True))
+    assert all(order == other[::-1] for order, other in zip(blocks[::2], blocks[1::2], strict=True))
     firsts = Counter(block[0] for block in blocks)
     assert min(firsts.values()) >= 10
     assert stop_reason(experiment) == "blocks"
@@ -246,8 +246,8 @@ def test_when_the_last_candidate_fails_the_error_names_it_and_keeps_the_rest():
     assert error.value.arm == "b"
     assert error.value.block > 0
     assert error.value.phase == "measure"
-    kept = error.value.experiment
-    assert len(kept.series["a", "wall", Phase.MEASURE].values) == error.value.block + 1
+    partial = error.value.experiment
+    assert len(partial.series["a", "wall", Phase.MEASURE].values) == error.value.block + 1
     assert not any(arm.open_now for arm in arms)
 
 
@@ -283,9 +283,9 @@ def test_a_worker_that_goes_wrong_is_named_with_block_and_phase(sample, what):
         measure([good, bad], plan=plan, target_rel_width=1e-9)
     assert (error.value.arm, error.value.phase) == ("b", "measure")
     assert error.value.block == 14
-    kept = error.value.experiment
-    assert len(kept.series["b", "wall", Phase.MEASURE].values) == 14
-    assert len(kept.series["a", "wall", Phase.MEASURE].values) == 15
+    stored = error.value.experiment
+    assert len(stored.series["b", "wall", Phase.MEASURE].values) == 14
+    assert len(stored.series["a", "wall", Phase.MEASURE].values) == 15
 
 
 def test_a_function_that_keeps_its_first_result_is_found_out():
@@ -311,7 +311,9 @@ def test_samples_are_repeated_only_where_every_arm_can_be(repeatable):
     for arm, can in zip(arms, repeatable, strict=True):
         arm.repeatable = can
     experiment = measure(arms, plan=replace(QUICK, maximum_blocks=10), target_rel_width=1e-9)
-    calibrated = [one.detail["inner"] > 1 for one in experiment.events if one.kind == "calibrated"]
+    calibrated = [
+        event.detail["inner"] > 1 for event in experiment.events if event.kind == "calibrated"
+    ]
     assert calibrated == [True] * all(repeatable)
 
 
@@ -344,13 +346,13 @@ def test_ctrl_c_keeps_what_was_measured_and_closes_the_arms(tmp_path):
                 plan=RunPlan(maximum_warmup_s=0),
                 sink=store.sink(),
             )
-        kept = store.load("last")
+        stored = store.load("last")
         with pytest.raises(StoreError, match="cannot be resumed"):
             store.resume("last")
-    assert (stop_reason(kept), kept.status) == ("interrupted", "interrupted")
-    blocks = len(kept.series["b", "wall", Phase.MEASURE].values)
-    told: Any = error.value
-    assert blocks == len(told.experiment.series["b", "wall", Phase.MEASURE].values) > 10
+    assert (stop_reason(stored), stored.status) == ("interrupted", "interrupted")
+    blocks = len(stored.series["b", "wall", Phase.MEASURE].values)
+    raised: Any = error.value
+    assert blocks == len(raised.experiment.series["b", "wall", Phase.MEASURE].values) > 10
     assert not any(arm.open_now for arm in arms)
 
 
@@ -395,37 +397,37 @@ def test_a_killed_run_loses_at_most_its_running_block_and_can_go_on(tmp_path):
     done = max([done, *(int(line) for line in process.stdout.read().split())])
     process.wait()
     with Store(path) as store:
-        kept = store.load("last")
-        assert kept.status == "interrupted"
-        blocks = len(kept.series["a", "wall", Phase.MEASURE].values)
+        stored = store.load("last")
+        assert stored.status == "interrupted"
+        blocks = len(stored.series["a", "wall", Phase.MEASURE].values)
         assert done <= blocks <= done + 1
         arms = [CallableArm(name, lambda: time.sleep(0.005)) for name in "ab"]
         elsewhere = Environment({"cpu.model": "another"}, "other")
         with pytest.raises(InvalidArgumentError, match="differs in"):
-            runner.resume(arms, store, kept.experiment_id, environment=elsewhere)
+            runner.resume(arms, store, stored.experiment_id, environment=elsewhere)
         plan = RunPlan(maximum_warmup_s=0, maximum_blocks=blocks + 5)
-        runner.resume(arms, store, kept.experiment_id, environment=ENVIRONMENT, plan=plan)
-        whole = store.load(kept.experiment_id)
+        runner.resume(arms, store, stored.experiment_id, environment=ENVIRONMENT, plan=plan)
+        whole = store.load(stored.experiment_id)
         assert whole.status == "complete"
         numbers = whole.series["a", "wall", Phase.MEASURE].blocks
         assert numbers.tolist() == list(range(blocks + 5))
 
 
 def test_progress_is_told_with_the_claims_of_the_last_look():
-    told = []
+    progress = []
     arms = [FakeArm(name, lognormal(1e7, seed, 0.1)) for seed, name in enumerate("ab")]
     run(
         arms,
         ExperimentSettings("a", primary="wall", budget_s=60.0, target_rel_width=1e-9),
         environment=ENVIRONMENT,
         plan=RunPlan(maximum_warmup_s=0, maximum_blocks=25),
-        progress=told.append,
+        progress=progress.append,
     )
-    phases = [now.phase for now in told]
+    phases = [now.phase for now in progress]
     assert phases[0] == "setup"
     assert phases[-1] == "measure"
-    assert [len(now.claims) > 0 for now in told if now.phase == "measure"][9:] == [True] * 16
-    assert all(now.seconds_left >= 0 for now in told)
+    assert [len(now.claims) > 0 for now in progress if now.phase == "measure"][9:] == [True] * 16
+    assert all(now.seconds_left >= 0 for now in progress)
 
 
 @pytest.mark.parametrize("level", [Level.RED, Level.GREEN])
@@ -468,8 +470,8 @@ def test_what_is_shown_afterwards_is_kept_and_its_failure_costs_nothing(tmp_path
             arms, settings, environment=ENVIRONMENT, plan=replace(QUICK, maximum_blocks=4),
             sink=store.sink(),
         )  # fmt: skip
-        kept = store.load("last")
-    for experiment in (found, kept):
+        stored = store.load("last")
+    for experiment in (found, stored):
         (shown,) = [event for event in experiment.events if event.kind == AFTERWARDS]
         assert dict(shown.detail) == {"arm": "b", "found": [1.5, None]}
         (note,) = [event.detail for event in experiment.events if event.kind == "note"]
@@ -478,7 +480,7 @@ def test_what_is_shown_afterwards_is_kept_and_its_failure_costs_nothing(tmp_path
         assert experiment.status == "complete"
     assert not any(arm.open_now for arm in arms)
     payload = rows_payload(found, (), ())
-    assert not any(one["kind"] == AFTERWARDS for one in payload["warnings"])
+    assert not any(warning["kind"] == AFTERWARDS for warning in payload["warnings"])
 
 
 def test_a_time_limit_ends_the_run_before_its_budget_and_shows_nothing_more() -> None:
@@ -504,11 +506,15 @@ def test_ctrl_c_once_everything_is_measured_leaves_a_complete_run(tmp_path):
                 arms, settings, environment=ENVIRONMENT, plan=replace(QUICK, maximum_blocks=4),
                 sink=store.sink(),
             )  # fmt: skip
-        kept, stored = store.load("last"), store.claims("last")
-    told: Any = error.value
-    assert told.experiment.status == kept.status == "complete"
-    assert (stop_reason(kept), len(stored) > 0) == ("blocks", True)
-    assert [event.detail["arm"] for event in kept.events if event.kind == AFTERWARDS] == ["b"]
-    assert any("interrupted" in str(e.detail["what"]) for e in kept.events if e.kind == "note")
-    assert not any(e.detail["reason"] == "interrupted" for e in kept.events if e.kind == "stop")
+        experiment, stored = store.load("last"), store.claims("last")
+    raised: Any = error.value
+    assert raised.experiment.status == experiment.status == "complete"
+    assert (stop_reason(experiment), len(stored) > 0) == ("blocks", True)
+    assert [event.detail["arm"] for event in experiment.events if event.kind == AFTERWARDS] == ["b"]
+    assert any(
+        "interrupted" in str(e.detail["what"]) for e in experiment.events if e.kind == "note"
+    )
+    assert not any(
+        e.detail["reason"] == "interrupted" for e in experiment.events if e.kind == "stop"
+    )
     assert not any(arm.open_now for arm in arms)

@@ -37,8 +37,8 @@ from slipstream.measure.store import Store, default_path
 
 @pytest.fixture
 def store(tmp_path: Path):
-    with Store(tmp_path / "results.db") as one:
-        yield one
+    with Store(tmp_path / "results.db") as opened:
+        yield opened
 
 
 def _same(a: Experiment, b: Experiment) -> bool:
@@ -221,25 +221,25 @@ def test_kill_minus_9_loses_at_most_the_running_block_and_it_resumes(tmp_path: P
         with pytest.raises(StoreError, match=rf"{identity}.*\brunning\b"):
             store.resume(identity)
     writer.send_signal(signal.SIGKILL)
-    said = [int(line) for line in writer.communicate()[0].split()]
-    durable = max([150, *said]) + 1
+    reported = [int(line) for line in writer.communicate()[0].split()]
+    durable = max([150, *reported]) + 1
 
     with Store(path) as store:
         cut = store.load(identity)
         assert cut.status == "interrupted"
         columns = {key: s.values.tolist() for key, s in cut.series.items()}
-        kept = len(columns["base", "wall", Phase.MEASURE])
+        n_stored = len(columns["base", "wall", Phase.MEASURE])
         # A block is durable before it is said; one more may have been written and not said.
-        assert kept in (durable, durable + 1)
-        assert set(map(tuple, columns.values())) == {tuple(map(float, range(kept)))}
-        assert len(cut.events) == kept
+        assert n_stored in (durable, durable + 1)
+        assert set(map(tuple, columns.values())) == {tuple(map(float, range(n_stored)))}
+        assert len(cut.events) == n_stored
 
         recording = store.resume(identity)
-        recording.append(kept, {("base", "wall", Phase.MEASURE): 1.5})
+        recording.append(n_stored, {("base", "wall", Phase.MEASURE): 1.5})
         recording.finish(store.load(identity), ())
         whole = store.load(identity)
         assert whole.status == "complete"
-        assert whole.series["base", "wall", Phase.MEASURE].blocks.tolist() == [*range(kept + 1)]
+        assert whole.series["base", "wall", Phase.MEASURE].blocks.tolist() == [*range(n_stored + 1)]
         with pytest.raises(StoreError, match="is complete"):
             store.resume(identity)
 

@@ -117,7 +117,7 @@ def test_an_interface_is_read_while_it_carries_something() -> None:
     # What leaves a loopback interface comes in.
     assert samples.sent[-1] >= 20_000
     assert samples.received[-1] == samples.sent[-1]
-    assert not [one for one in threading.enumerate() if one.name == "slipstream-interface"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "slipstream-interface"]
 
 
 def test_a_rate_over_a_step_is_the_mean_of_its_phases() -> None:

@@ -131,11 +131,14 @@ def collectives(rank: int, ranks: int, address: str, elements: int) -> dict[str,
         elif rank == 1:
             dist.recv(tensor, 0)
         dist.barrier()
-    found = [[one.operation, one.step, one.sent_bytes] for one in traffic.collectives]
+    found = [
+        [collective.operation, collective.step, collective.sent_bytes]
+        for collective in traffic.collectives
+    ]
     wrapped = DistributedDataParallel(model)
     with count_bytes() as traffic:
         wrapped(torch.ones(4, 64)).sum().backward()
-    ddp = [[one.operation, one.sent_bytes] for one in traffic.collectives]
+    ddp = [[collective.operation, collective.sent_bytes] for collective in traffic.collectives]
     dist.destroy_process_group()
     return {"collectives": found, "ddp": ddp, "python": sys.version}
 
@@ -154,5 +157,5 @@ def draw_luck(spread: float, started: str) -> None:
 
 def sample_with_luck() -> dict[str, float]:
     """Made-up times, one per cent of noise."""
-    took = 1e7 * _luck["factor"] * math.exp(_luck["noise"].gauss(0, 0.01))
-    return {"wall": took, "cpu": took}
+    elapsed_ns = 1e7 * _luck["factor"] * math.exp(_luck["noise"].gauss(0, 0.01))
+    return {"wall": elapsed_ns, "cpu": elapsed_ns}
