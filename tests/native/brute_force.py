@@ -61,10 +61,10 @@ def brute_force(program: Program) -> tuple[dict[Instance, float], dict[Instance,
 
     def settle(lane_id: int) -> None:
         policy = Policy(int(program.policies[lane_id]))
-        mine = [i for i in instances if lane[i[1]] == lane_id and i not in start]
+        own = [i for i in instances if lane[i[1]] == lane_id and i not in start]
         if policy is Policy.FIXED:
-            mine = mine[:1]
-        fresh = [i for i in mine if ready_time(i) <= now]
+            own = own[:1]
+        fresh = [i for i in own if ready_time(i) <= now]
         head = min(fresh, key=urgency, default=None)
         if lane_id not in running:
             if blocked_until[lane_id] > now:

@@ -137,7 +137,7 @@ def trains() -> Iterator[tuple[str, Sample]]:
             # Whether infinity is multiplied by 0 depends on the order of products.
             raise UndefinedError
         return bags.gradients(
-            lambda *operands: forward(operands[:3], None if how[0] is None else operands[-1], *how[1:]),
+            lambda *made: forward(made[:3], None if how[0] is None else made[-1], *how[1:]),
             leaves, grad,
         )  # fmt: skip
 

@@ -52,8 +52,8 @@ def unrolled(program: Program) -> networkx.DiGraph:
 
 
 def add(graph: networkx.DiGraph, src: Any, dst: Any, delay: float) -> None:
-    known = graph.get_edge_data(src, dst, {"delay": 0.0})["delay"]
-    graph.add_edge(src, dst, delay=max(known, delay))
+    earlier = graph.get_edge_data(src, dst, {"delay": 0.0})["delay"]
+    graph.add_edge(src, dst, delay=max(earlier, delay))
 
 
 def longest_path_ends(program: Program) -> dict[tuple[int, int], float]:
@@ -118,8 +118,8 @@ def test_every_schedule_keeps_the_rules(seed: int) -> None:
     assert np.all(result.makespan_ns >= result.lane_busy_ns)
     not_preemptive = np.flatnonzero(program.policies != Policy.PREEMPTIVE)
     for lane in not_preemptive:
-        mine = np.flatnonzero(program.lane == lane)
-        spans = sorted(zip(start[:, mine].ravel(), end[:, mine].ravel(), strict=True))
+        own = np.flatnonzero(program.lane == lane)
+        spans = sorted(zip(start[:, own].ravel(), end[:, own].ravel(), strict=True))
         assert all(a[1] <= b[0] for a, b in itertools.pairwise(spans))
 
 

@@ -96,13 +96,13 @@ def test_peak_and_curve_agree_with_counting_at_every_instant(seed: int) -> None:
     tensors = program.tensors
     assert tensors is not None
     for pool in range(memory.peak_bytes.size):
-        mine = tensors.pool == pool
+        in_pool = tensors.pool == pool
         times, level = memory.curve(pool)
         for now, bytes_now in zip(times, level, strict=True):
             alive = (memory.birth_ns <= now) & (now < memory.death_ns)
             alive[:, tensors.persistent] = False
             alive[0, tensors.persistent] = memory.birth_ns[0, tensors.persistent] <= now
-            assert bytes_now == (alive * tensors.nbytes)[:, mine].sum()
+            assert bytes_now == (alive * tensors.nbytes)[:, in_pool].sum()
         assert memory.peak_bytes[pool] == level.max(initial=0)
         if level.size:
             assert memory.peak_time_ns[pool] == times[level.argmax()]

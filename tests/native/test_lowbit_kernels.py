@@ -45,8 +45,8 @@ def everything_is_right(levels: tuple[str, ...], *command: str | Path) -> None:
 
 @pytest.fixture(scope="module")
 def cmake(require: Require) -> None:
-    there = shutil.which("cmake") is not None and shutil.which("c++") is not None
-    require("native", there, "no cmake or no C++ compiler")
+    available = shutil.which("cmake") is not None and shutil.which("c++") is not None
+    require("native", available, "no cmake or no C++ compiler")
 
 
 @pytest.fixture(scope="module")
@@ -105,8 +105,8 @@ def test_the_driver_notices_a_wrong_kernel(cmake: None, tmp_path: Path) -> None:
 def test_inner_loops_touch_no_stack(require: Require) -> None:
     """Accumulators that are spilled cost up to half the speed and change no result."""
     compiled = library()
-    there = compiled is not None and shutil.which("objdump") is not None
-    require("native", there, "no compiled library, or no objdump")
+    available = compiled is not None and shutil.which("objdump") is not None
+    require("native", available, "no compiled library, or no objdump")
     if platform.machine() != "x86_64":
         pytest.skip("reads x86-64 instructions")
     text = subprocess.run(

@@ -198,9 +198,9 @@ def test_bad_flows_are_refused(change: dict[str, Any], error: type, message: str
 
 
 def test_what_does_not_fit_a_lane_is_refused() -> None:
-    one = flows([1.0], [[0]], [1.0])
+    single = flows([1.0], [[0]], [1.0])
     with pytest.raises(InvalidArgumentError, match=r"\bPREEMPTIVE\b"):
-        Program(lane=[0], duration_ns=[0.0], policies=[Policy.PREEMPTIVE], flows=one)
+        Program(lane=[0], duration_ns=[0.0], policies=[Policy.PREEMPTIVE], flows=single)
     with pytest.raises(InvalidArgumentError, match="has a gap"):
         Program(lane=[0], duration_ns=[0.0], gap_ns=[1.0], policies=[Policy.CONCURRENT])
     with pytest.raises(InvalidArgumentError, match="has a resource"):
@@ -209,4 +209,4 @@ def test_what_does_not_fit_a_lane_is_refused() -> None:
             resources=Resources([1], [0], [0], [1]),
         )  # fmt: skip
     with pytest.raises(InvalidArgumentError, match=r"\b1\b.*\b2 tasks\b"):
-        Program(lane=[0, 0], duration_ns=[0.0, 0.0], flows=one)
+        Program(lane=[0, 0], duration_ns=[0.0, 0.0], flows=single)

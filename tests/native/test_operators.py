@@ -44,7 +44,7 @@ def test_operators_refuse_or_are_right() -> None:
 @pytest.fixture(scope="module")
 def sanitized(request: pytest.FixtureRequest) -> Path:
     """The folder of the library with sanitizers; some minutes of one core the first time."""
-    if not all(shutil.which(one) for one in ("g++", "cmake")):
+    if not all(shutil.which(tool) for tool in ("g++", "cmake")):
         pytest.skip("no g++ or no cmake")
     cache = request.config.cache
     assert cache is not None

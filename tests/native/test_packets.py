@@ -23,7 +23,7 @@ def program(
     **model: Any,
 ) -> Program:
     links = len(capacity)
-    given: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "latency_ns": np.full(links, 1000.0),
         "queue_bytes": np.full(links, np.inf),
         "mark_bytes": np.full(links, np.inf),
@@ -41,7 +41,7 @@ def program(
             path_offset=np.concatenate([[0], np.cumsum([len(path) for path in paths])]),
             path_link=np.concatenate([np.array(path, np.int32) for path in paths]),
             nbytes=np.array(nbytes),
-            packets=Packets(**given),
+            packets=Packets(**arguments),
         ),
     )
 
@@ -53,9 +53,9 @@ def end_ns(result: Schedule) -> list[float]:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_both_engines_give_the_same_bits(seed: int) -> None:
-    given = random_packets(np.random.default_rng(seed))
-    native = given.compile("native").simulate()
-    python = given.compile("python").simulate()
+    arguments = random_packets(np.random.default_rng(seed))
+    native = arguments.compile("native").simulate()
+    python = arguments.compile("python").simulate()
     assert native.start_ns.tobytes() == python.start_ns.tobytes()
     assert native.end_ns.tobytes() == python.end_ns.tobytes()
     assert native.queues is not None
@@ -145,8 +145,8 @@ def test_the_urgent_go_first() -> None:
 
 
 def test_packets_and_tasks_wait_for_each_other() -> None:
-    one = program([[0], [0]], [1e3, 1e3], [1.0])
-    chained = replace(one, edges=Edges(np.array([0]), np.array([1])), steps=2)
+    single = program([[0], [0]], [1e3, 1e3], [1.0])
+    chained = replace(single, edges=Edges(np.array([0]), np.array([1])), steps=2)
     assert end_ns(chained.compile().simulate()) == [2000.0, 4000.0]
     assert chained.compile().simulate().end_ns.shape == (2, 2)
 
@@ -166,16 +166,16 @@ def test_packets_and_tasks_wait_for_each_other() -> None:
     ],
 )  # fmt: skip
 def test_bad_models_are_refused_by_name(model: dict[str, Any], argument: str) -> None:
-    given = dict(model)
-    nbytes = given.pop("nbytes", [1e3])
+    changed = dict(model)
+    nbytes = changed.pop("nbytes", [1e3])
     with pytest.raises(InvalidArgumentError, match=argument):
-        program([[0]], nbytes, [1.0], **given)
+        program([[0]], nbytes, [1.0], **changed)
 
 
 def test_weights_and_rates_are_refused() -> None:
-    one = program([[0]], [1e3], [1.0])
+    single = program([[0]], [1e3], [1.0])
     with pytest.raises(InvalidArgumentError, match="rate_changes"):
-        one.compile().simulate(rate_changes=True)
-    assert one.flows is not None
+        single.compile().simulate(rate_changes=True)
+    assert single.flows is not None
     with pytest.raises(InvalidArgumentError, match="weight"):
-        replace(one.flows, weight=np.array([2.0]))
+        replace(single.flows, weight=np.array([2.0]))

@@ -38,7 +38,7 @@ def test_sanitizers_find_nothing(
     require("native", bool(levels) and shutil.which("g++") is not None, "no kernels, or no g++")
     program = build(
         tmp_path, family, levels, Path(__file__).parent / f"{family}_main.cpp",
-        *(NATIVE / "src" / one for one in needed), flags=SANITIZERS,
+        *(NATIVE / "src" / name for name in needed), flags=SANITIZERS,
     )  # fmt: skip
     run = subprocess.run([str(program)], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
