@@ -131,39 +131,39 @@ def write_store(path: Path) -> None:
         for arm, factor in (("base", 1.0), ("fast", 0.8))
         for metric in ("wall", "cpu")
     }
-    told = PredictionRecord(
+    record = PredictionRecord(
         "toy", "fast", "cpu", 0.8, 0.7, 0.9, "simulated", "2026-01-01", place.env_id
     )
     made = Experiment(
         "toy", "2026-01-02T03:04:05Z", place, ExperimentSettings("base", primary="cpu"),
         (ArmRecord("base"), ArmRecord("fast")), series,
         (Event(0, "gate", {"state": "green"}), Event(12, "stop", {"reason": "budget"})),
-        {"fast": told},
+        {"fast": record},
     )  # fmt: skip
     with Store(path) as store:
         store.save(made, claims(made))
-        store.record_prediction(told, place)
+        store.record_prediction(record, place)
 
 
 def read_store(path: Path) -> None:
     with Store(path) as store:
         store.environments()
         Ledger(store).scores()
-        for one in store.list():
-            claims(store.load(one.experiment_id))
-            store.claims(one.experiment_id)
+        for summary in store.list():
+            claims(store.load(summary.experiment_id))
+            store.claims(summary.experiment_id)
 
 
 def write_durations(path: Path) -> None:
-    known = Durations(path=path)
+    durations = Durations(path=path)
     answer = {"nanoseconds": 1e3, "spread": 0.1, "workspace": 64, "made": [128]}
-    known._save([(known.missing([_CALL])[0], answer)])
+    durations._save([(durations.missing([_CALL])[0], answer)])
 
 
 def read_durations(path: Path) -> None:
-    known = Durations(path=path)
-    known.lookup(_CALL)
-    known._measured("aten::relu")
+    durations = Durations(path=path)
+    durations.lookup(_CALL)
+    durations._measured("aten::relu")
 
 
 def write_cluster(path: Path) -> None:
@@ -458,8 +458,8 @@ class Breaker:
         if self.random.random() < 0.9:
             return gzip.compress(self.json_of(trace_text()))
         event = json.dumps(json.loads(trace_text())["traceEvents"][0]).encode()
-        one = self.random.choice((b" ", b"{},", b"[],", b"0", event + b","))
-        return gzip.compress(b'{"traceEvents": [' + one * ((300 << 20) // len(one)), 1)
+        chunk = self.random.choice((b" ", b"{},", b"[],", b"0", event + b","))
+        return gzip.compress(b'{"traceEvents": [' + chunk * ((300 << 20) // len(chunk)), 1)
 
     def database(self, path: Path) -> None:
         """Another value in a column of a table."""
@@ -497,28 +497,28 @@ def _places(document: Any) -> Iterator[tuple[Any, Any]]:
 
 def verdict(read: Callable[[Path], Any], path: Path) -> str:
     """What went wrong when `path` was read, in a process of its own; empty if nothing did."""
-    told, tell = os.pipe()
+    read_end, tell = os.pipe()
     pid = os.fork()
     if pid == 0:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(_MOST_S)
-        said = ""
+        result = ""
         try:
             before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             with contextlib.suppress(SlipstreamError):
                 read(path)
-            took = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-            said = f"took {took >> 10} MiB" if took << 10 > _MOST_BYTES else ""
+            grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+            result = f"took {grown >> 10} MiB" if grown << 10 > _MOST_BYTES else ""
         except BaseException:
-            said = traceback.format_exc()[-1500:]
+            result = traceback.format_exc()[-1500:]
         finally:
-            os.write(tell, said.encode("utf-8", "replace"))
+            os.write(tell, result.encode("utf-8", "replace"))
             os._exit(0)
     os.close(tell)
-    with os.fdopen(told, "rb") as pipe:
-        said = pipe.read().decode()
+    with os.fdopen(read_end, "rb") as pipe:
+        result = pipe.read().decode()
     _, status = os.waitpid(pid, 0)
-    return said or (f"took {_MOST_S} s or died: status {status}" if status else "")
+    return result or (f"took {_MOST_S} s or died: status {status}" if status else "")
 
 
 def fuzzed(name: str, folder: Path, inputs: range) -> list[str]:
@@ -532,8 +532,8 @@ def fuzzed(name: str, folder: Path, inputs: range) -> list[str]:
         for file in folder.glob(f"{broken.name}*"):
             file.unlink()
         Breaker(number, whole).write(broken)
-        if said := verdict(read, broken):
-            found.append(f"input {number} of {name}: {said}")
+        if failure := verdict(read, broken):
+            found.append(f"input {number} of {name}: {failure}")
     return found
 
 
