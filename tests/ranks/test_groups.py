@@ -57,8 +57,8 @@ def test_everybody_has_the_same_sum_and_everybody_s_bytes(size: int, dtype: torc
         return torch.cat(sums).tolist(), everybody.tolist()
 
     total = 1.5 * sum(range(1, size + 1))
-    wanted = [total] * 4, [[rank, 7] for rank in range(size)]
-    assert run_ranks(size, work) == [wanted] * size
+    expected = [total] * 4, [[rank, 7] for rank in range(size)]
+    assert run_ranks(size, work) == [expected] * size
 
 
 def test_who_failed_before_is_not_taken_to_live_now() -> None:

@@ -58,8 +58,8 @@ def test_on_slow_cables_adding_up_is_what_adding_takes_by_itself(seed: int) -> N
 def test_a_message_that_waited_for_a_core_does_not_bend_the_rest() -> None:
     samples = made_up(0.0)
     small = min(
-        (one for one in samples if one.operation.kind == "all_reduce"),
-        key=lambda one: one.operation.nbytes,
+        (sample for sample in samples if sample.operation.kind == "all_reduce"),
+        key=lambda sample: sample.operation.nbytes,
     )
     waited = tuple(small.duration_ns * factor for factor in (1.0, 1.2, 4.0, 9.0, 16.0))
     samples[samples.index(small)] = replace(
@@ -75,9 +75,9 @@ def test_of_gathers_in_a_row_only_the_first_is_asked_for_late(n: int) -> None:
     ranks = tuple(range(n))
     ring = closed_form_ns("all_gather", "ring", 1e6, n, alpha_ns=0.0, bytes_per_s=1e9)
     for count in (1, 2, 8):
-        asked = terms(Operation("all_gather", 1_000_000, ranks, in_a_row=count))
+        computed = terms(Operation("all_gather", 1_000_000, ranks, in_a_row=count))
         # Half a piece of 1e6 / n bytes, once.
-        assert asked[1] - ring == pytest.approx(1e6 / n / 2 / count)
+        assert computed[1] - ring == pytest.approx(1e6 / n / 2 / count)
 
 
 def test_intervals_hold_the_truth_under_noise() -> None:
@@ -94,7 +94,7 @@ def test_what_latency_and_bandwidth_do_not_explain_is_refused() -> None:
     samples = made_up(0.0)
     samples[2] = low = _replaced(samples[2], samples[0].duration_ns / 2 / samples[2].duration_ns)
     # Which one is doubted, and both times.
-    operation, longest = low.operation, max(one.duration_ns for one in samples[:2])
+    operation, longest = low.operation, max(sample.duration_ns for sample in samples[:2])
     expected = rf"\b{operation.nbytes}\b.*\b{low.duration_ns:.0f} ns.*\b{longest:.0f} ns"
     with pytest.raises(ClusterError, match=expected):
         fit(samples)

@@ -34,13 +34,13 @@ def lab_here(require: Callable[[str, bool, str], None]) -> None:
 
 def test_computing_is_timed_alone_and_beside_messages() -> None:
     samples, _ = run_operations([Host(), Host()], calibration.computing_operations(2, 3))
-    assert all(one.duration_ns > 1e6 and len(one.repeats_ns) == 3 for one in samples)
-    alone, beside = samples
-    slower = replace(beside, duration_ns=1.25 * alone.duration_ns)
+    assert all(sample.duration_ns > 1e6 and len(sample.repeats_ns) == 3 for sample in samples)
+    alone, concurrent = samples
+    slower = replace(concurrent, duration_ns=1.25 * alone.duration_ns)
     penalty = calibration.overlap_penalty([alone, slower], "here")
     assert penalty.value == pytest.approx(0.25)
     assert penalty.provenance is Provenance.FITTED
-    faster = replace(beside, duration_ns=0.9 * alone.duration_ns)
+    faster = replace(concurrent, duration_ns=0.9 * alone.duration_ns)
     assert calibration.overlap_penalty([alone, faster], "here").value == 0.0
     assert calibration.overlap_penalty([alone], "here") == NOT_GIVEN
     with pytest.raises(ClusterError, match=r"\b\d samples\b.*too few"):
@@ -48,19 +48,19 @@ def test_computing_is_timed_alone_and_beside_messages() -> None:
 
 
 def test_ranks_ask_to_raise_priority_and_do_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
+    requested: list[int] = []
 
     def refuse(thread: int, policy: int, parameters: object) -> None:
-        asked.append(thread)
+        requested.append(thread)
         raise PermissionError
 
     monkeypatch.setattr(os, "sched_setscheduler", refuse, raising=False)
     monkeypatch.setattr(os, "listdir", lambda path: ["11", "12"])
     operations.raise_priority()
-    assert asked == [11]
-    monkeypatch.setattr(os, "sched_setscheduler", lambda *given: asked.append(given[0]))
+    assert requested == [11]
+    monkeypatch.setattr(os, "sched_setscheduler", lambda *arguments: requested.append(arguments[0]))
     operations.raise_priority()
-    assert asked == [11, 11, 12]
+    assert requested == [11, 11, 12]
 
 
 def test_more_ranks_than_cores_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,13 +74,13 @@ def test_more_ranks_than_cores_are_refused(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_real_ranks_answer_and_a_calibration_is_saved(tmp_path: Path) -> None:
-    asked = [Operation("p2p", 2**k, (0, 1), 3) for k in (10, 16, 20)]
-    asked += [
+    operations = [Operation("p2p", 2**k, (0, 1), 3) for k in (10, 16, 20)]
+    operations += [
         Operation(kind, 2**16, (0, 1), 3, in_a_row=4)
         for kind in ("p2p", "all_reduce", "all_gather", "reduce_scatter", "add")
     ]
-    samples, torch = run_operations([Host(), Host()], asked)
-    assert [s.operation for s in samples] == asked
+    samples, torch = run_operations([Host(), Host()], operations)
+    assert [s.operation for s in samples] == operations
     assert all(s.duration_ns > 0.0 and len(s.repeats_ns) == 3 for s in samples)
     assert torch
     (pooled,), _ = run_operations([Host(), Host()], [Operation("p2p", 4096, (0, 1), 3)], rounds=2)
@@ -163,9 +163,9 @@ def test_a_rank_that_dies_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_a_lab_shapes_counts_and_leaves_nothing() -> None:
     with Netlab(2, 25e6) as lab:
         pids = list(lab.pids)
-        asked = [Operation("p2p", size, (0, 1), 3) for size in (2**18, 2**20)]
+        operations = [Operation("p2p", size, (0, 1), 3) for size in (2**18, 2**20)]
         before = lab.counters()
-        samples, _ = run_operations(lab.ranks(), asked)
+        samples, _ = run_operations(lab.ranks(), operations)
         sent = [after[1] - b[1] for after, b in zip(lab.counters(), before, strict=True)]
     # 25 MB/s less 4 % of headers, and one way takes no less; five times each size there and back.
     assert samples[1].duration_ns >= 2**20 / 25e6 * 1e9 * 0.99
@@ -205,13 +205,13 @@ def test_racks_are_joined_by_a_cable_of_its_own() -> None:
     with Netlab(4, 1e9, racks=2, between_bytes_per_s=1e6) as lab:
         began = time.monotonic()
         assert lab.run([sys.executable, "-S", "-c", script]) == [0] * 4
-        took = time.monotonic() - began
+        elapsed_s = time.monotonic() - began
         received = [counted[0] for counted in lab.counters()]
         with lab.unshaped():
             pass
     assert received[3] > 1 << 18
     # What two buckets have saved up passes at once, the rest at a megabyte a second.
-    assert took >= ((1 << 18) - 2 * 8192) / 1e6
+    assert elapsed_s >= ((1 << 18) - 2 * 8192) / 1e6
 
 
 @pytest.mark.usefixtures("lab_here")
