@@ -32,8 +32,8 @@ def graph() -> Graph:
 @pytest.fixture(scope="module")
 def report(graph: Graph, tmp_path_factory: pytest.TempPathFactory) -> Report:
     path = tmp_path_factory.mktemp("report") / "report.html"
-    wanted = ["fused_optimizer:fused", "checkpointing", "accumulation:4", "channels_last"]
-    return Report(write_report(graph, path, techniques=wanted, durations=AlikeDurations()))
+    techniques = ["fused_optimizer:fused", "checkpointing", "accumulation:4", "channels_last"]
+    return Report(write_report(graph, path, techniques=techniques, durations=AlikeDurations()))
 
 
 def test_the_timeline_is_the_simulated_one(graph: Graph, report: Report) -> None:
@@ -90,7 +90,7 @@ def test_every_allowed_combination_of_few_techniques_is_there(report: Report) ->
     assert {
         "+".join(sorted(pair)) for pair in (("checkpointing", "fused_optimizer:fused"),)
     } < names
-    assert [one["technique"] for one in found["not_applicable"]] == ["channels_last"]
+    assert [row["technique"] for row in found["not_applicable"]] == ["channels_last"]
     for prediction in found["predictions"]:
         scene = report.document["scenes"][prediction["scene"]]
         assert scene["step_ns"] == prediction["step_ns"]
@@ -101,8 +101,8 @@ def test_every_allowed_combination_of_few_techniques_is_there(report: Report) ->
 
 def test_the_machine_is_the_one_the_step_was_recorded_on(graph: Graph, tmp_path: Path) -> None:
     def run(**meta: object) -> dict[str, Any]:
-        told = replace(graph, meta={**graph.meta, "contended": False, **meta})
-        path = write_report(told, tmp_path / "r.html", what_if=False)
+        facts = replace(graph, meta={**graph.meta, "contended": False, **meta})
+        path = write_report(facts, tmp_path / "r.html", what_if=False)
         found: dict[str, Any] = Report(path).document["run"]
         return found
 
@@ -133,17 +133,17 @@ def test_nothing_can_be_loaded(report: Report) -> None:
 
 def test_a_shared_report_names_no_host_user_or_folder(graph: Graph, tmp_path: Path) -> None:
     host = socket.gethostname()
-    told = {**graph.meta, "workload": f"/home/somebody/secret/train.py on {host}"}
-    path = write_report(replace(graph, meta=told), tmp_path / "r.html", what_if=False, redact=True)
+    meta = {**graph.meta, "workload": f"/home/somebody/secret/train.py on {host}"}
+    path = write_report(replace(graph, meta=meta), tmp_path / "r.html", what_if=False, redact=True)
     document = Report(path).document
     assert document["run"]["workload"] == "…/train.py on <host>"
     assert "somebody" not in path.read_text(encoding="utf-8")
 
 
 def test_names_cannot_leave_the_element_that_holds_them(graph: Graph, tmp_path: Path) -> None:
-    told = {**graph.meta, "workload": "</script><script>alert(1)</script>"}
-    path = write_report(replace(graph, meta=told), tmp_path / "r.html", what_if=False)
-    assert Report(path).document["run"]["workload"] == told["workload"]
+    meta = {**graph.meta, "workload": "</script><script>alert(1)</script>"}
+    path = write_report(replace(graph, meta=meta), tmp_path / "r.html", what_if=False)
+    assert Report(path).document["run"]["workload"] == meta["workload"]
     assert path.read_text(encoding="utf-8").count("alert(1)</script>") == 0
 
 
@@ -166,8 +166,8 @@ def test_a_technique_that_breaks_does_not_hide_the_others(
         raise KeyError("no such thing")
 
     monkeypatch.setattr(kind, "predict", breaks)
-    wanted = ["checkpointing", "fused_optimizer:fused"]
-    found = what_ifs(graph, wanted, durations=AlikeDurations())
+    techniques = ["checkpointing", "fused_optimizer:fused"]
+    found = what_ifs(graph, techniques, durations=AlikeDurations())
     assert found.state == "ready"
     assert [p.technique for p in found.predictions] == ["checkpointing"]
     assert found.failed == (("fused_optimizer:fused", "KeyError: 'no such thing'"),)
@@ -198,8 +198,8 @@ def test_columns_take_the_narrowest_type_and_lie_aligned() -> None:
         arrays.whole([0, 255]), arrays.whole([0, 256]), arrays.whole([-1, 3]),
         arrays.real([0.5]), arrays.times([1e12 + 0.25]),
     ]  # fmt: skip
-    assert [one["type"] for one in found] == ["u8", "u16", "i32", "f32", "f64"]
-    assert all(one["at"] % 8 == 0 for one in found)
+    assert [column["type"] for column in found] == ["u8", "u16", "i32", "f32", "f64"]
+    assert all(column["at"] % 8 == 0 for column in found)
     with pytest.raises(ValueError, match="32 bits"):
         arrays.whole([1 << 40])
 

@@ -94,12 +94,14 @@ def test_a_comparison_that_is_given_counts_as_the_latest(path: Path, tmp_path: P
     experiment = Experiment(
         "train.py:step", "2026-01-03T00:00:00Z", ELSEWHERE, ExperimentSettings("as it is"), arms, {}
     )
-    given = [Comparison(experiment, (claim,))]
+    comparisons = [Comparison(experiment, (claim,))]
     for store in (path, tmp_path / "none.db"):
-        found = past_predictions(store, HERE, "train.py:step", given).measured["amp:bf16", "cpu"]
+        found = past_predictions(store, HERE, "train.py:step", comparisons).measured[
+            "amp:bf16", "cpu"
+        ]
         assert found.claim.ratio == 0.9
     with pytest.raises(InvalidArgumentError, match="measured no technique"):
-        past_predictions(path, HERE, "other.py:step", given)
+        past_predictions(path, HERE, "other.py:step", comparisons)
 
 
 def test_one_prediction_of_what_was_proved(path: Path) -> None:
@@ -120,7 +122,7 @@ def test_one_prediction_of_what_was_proved(path: Path) -> None:
         )  # fmt: skip
         store.save(proved, [claim])
     past = past_predictions(path, HERE, "train.py:step")
-    (score,) = (one for one in past.scores if one["technique"] == "fused")
+    (score,) = (entry for entry in past.scores if entry["technique"] == "fused")
     assert (score["created"], score["inside"]) == (shown.created, False)
     # The what-ifs show the same prediction, not another one of the page.
     again = Predicted("fused", 1e6, 6e5, 0.6, 0.5, 0.7)

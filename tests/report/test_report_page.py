@@ -41,10 +41,10 @@ def page(require: Require) -> Iterator[Browser]:
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("page")
-    wanted = ["fused_optimizer:fused", "checkpointing", "accumulation:4", "channels_last"]
+    techniques = ["fused_optimizer:fused", "checkpointing", "accumulation:4", "channels_last"]
     graph = captured("transformer")
     return write_report(
-        graph, folder / "r.html", techniques=wanted, durations=AlikeDurations(),
+        graph, folder / "r.html", techniques=techniques, durations=AlikeDurations(),
         store=folder / "none.db",
     )  # fmt: skip
 
@@ -135,50 +135,54 @@ def test_a_switch_changes_the_numbers_and_the_timeline(page: Browser, path: Path
 
 
 def test_settings_of_one_technique_exclude_each_other(page: Browser, tmp_path: Path) -> None:
-    wanted = ["accumulation:2", "accumulation:4"]
+    techniques = ["accumulation:2", "accumulation:4"]
     graph = captured("transformer")
-    path = write_report(graph, tmp_path / "r.html", techniques=wanted, durations=AlikeDurations())
+    path = write_report(
+        graph, tmp_path / "r.html", techniques=techniques, durations=AlikeDurations()
+    )
     page.open(path)
-    for one in wanted:
-        page.run(SWITCH % one + ".querySelector('input').click()")
+    for technique in techniques:
+        page.run(SWITCH % technique + ".querySelector('input').click()")
         settle(page)
         on = page.run("return [...document.querySelectorAll('.switch.on')].map(s => s.innerText)")
-        assert [text.split("\n")[0] for text in on] == [one]
+        assert [text.split("\n")[0] for text in on] == [technique]
 
 
 def test_a_combination_that_was_not_simulated_says_so(
     page: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("slipstream.report.what_if._MAX_COMBINATIONS", 0)
-    wanted = ["fused_optimizer:fused", "checkpointing"]
+    techniques = ["fused_optimizer:fused", "checkpointing"]
     graph = captured("transformer")
-    path = write_report(graph, tmp_path / "r.html", techniques=wanted, durations=AlikeDurations())
+    path = write_report(
+        graph, tmp_path / "r.html", techniques=techniques, durations=AlikeDurations()
+    )
     page.open(path)
-    for one in wanted:
-        page.run(SWITCH % one + ".querySelector('input').click()")
+    for technique in techniques:
+        page.run(SWITCH % technique + ".querySelector('input').click()")
     settle(page)
-    said = page.run(FIGURES)
-    assert "not simulated" in said
-    assert "--technique fused_optimizer:fused+checkpointing" in said
+    figures = page.run(FIGURES)
+    assert "not simulated" in figures
+    assert "--technique fused_optimizer:fused+checkpointing" in figures
 
 
 def test_a_measured_speed_up_stands_beside_the_predicted_one(page: Browser, tmp_path: Path) -> None:
     graph = captured("transformer")
-    wanted = ["fused_optimizer:fused", "checkpointing"]
-    arms = tuple(ArmRecord(name) for name in ("as it is", wanted[0]))
+    techniques = ["fused_optimizer:fused", "checkpointing"]
+    arms = tuple(ArmRecord(name) for name in ("as it is", techniques[0]))
     claim = Claim(
-        "cpu", wanted[0], "as it is", "median", 0.5, 0.4, 0.625, 0.95, Verdict.FASTER, 0.01, 60
+        "cpu", techniques[0], "as it is", "median", 0.5, 0.4, 0.625, 0.95, Verdict.FASTER, 0.01, 60
     )
     experiment = Experiment(
         graph.meta["workload"], "2026-01-03T00:00:00Z", capture(torch=False),
         ExperimentSettings("as it is"), arms, {},
     )  # fmt: skip
     path = write_report(
-        graph, tmp_path / "r.html", techniques=wanted, durations=AlikeDurations(),
+        graph, tmp_path / "r.html", techniques=techniques, durations=AlikeDurations(),
         store=tmp_path / "none.db", comparisons=[Comparison(experiment, (claim,))],
     )  # fmt: skip
     predictions = Report(path).document["what_ifs"]["predictions"]
-    predicted = next(p for p in predictions if p["technique"] == wanted[0])
+    predicted = next(p for p in predictions if p["technique"] == techniques[0])
     assert predicted["measured"]["speedup"] == 2.0
     page.open(path, view="whatifs")
     cells = {
@@ -186,12 +190,12 @@ def test_a_measured_speed_up_stands_beside_the_predicted_one(page: Browser, tmp_
             "return [...document.querySelectorAll('.ranking tbody tr')]"
             f".find(r => r.innerText.startsWith('{name}')).cells[2].innerText"
         )
-        for name in wanted
+        for name in techniques
     }
     held = "inside" if predicted["measured"]["inside"] else "outside"
-    assert cells == {wanted[0]: f"2.00x\n[1.60, 2.50]\n{held}", wanted[1]: "–"}
-    said = page.run("return document.getElementById('view').innerText")
-    assert "slipstream prove WORKLOAD --technique checkpointing" in said
+    assert cells == {techniques[0]: f"2.00x\n[1.60, 2.50]\n{held}", techniques[1]: "–"}
+    text = page.run("return document.getElementById('view').innerText")
+    assert "slipstream prove WORKLOAD --technique checkpointing" in text
 
 
 def test_long_names_are_cut_in_the_middle_and_read_whole(page: Browser, tmp_path: Path) -> None:
@@ -319,8 +323,8 @@ def test_what_cannot_be_read_says_so(page: Browser, path: Path, tmp_path: Path) 
 
 @pytest.mark.full
 def test_two_hundred_thousand_tasks_are_drawn(page: Browser, tmp_path: Path) -> None:
-    one = captured("transformer")
-    graph = repeated(one, -(-200_000 // len(one)))
+    transformer = captured("transformer")
+    graph = repeated(transformer, -(-200_000 // len(transformer)))
     path = write_report(graph, tmp_path / "large.html", what_if=False, store=tmp_path / "none.db")
     assert path.stat().st_size < 12e6
     page.open(path, view="timeline")
