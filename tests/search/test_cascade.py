@@ -39,7 +39,7 @@ def made(*levels: Any, store: Path | None = None, **settings: Any) -> Study:
 
 
 def dear(run: Study) -> list[Any]:
-    return [one for one in run.trials if one.rung == len(run.rungs.levels)]
+    return [trial for trial in run.trials if trial.rung == len(run.rungs.levels)]
 
 
 def test_few_are_measured_where_the_cheap_level_knows_and_they_are_its_best() -> None:
@@ -50,8 +50,8 @@ def test_few_are_measured_where_the_cheap_level_knows_and_they_are_its_best() ->
     assert set(cheap[:20]) <= went_on
     best = run.best()
     assert best is not None
-    told = best.measurements["y", Provenance.SIMULATED].value
-    assert told == roughly.function(best.config) < best.values["y"]
+    simulated = best.measurements["y", Provenance.SIMULATED].value
+    assert simulated == roughly.function(best.config) < best.values["y"]
 
 
 def test_a_level_of_chance_prunes_nothing() -> None:
@@ -79,11 +79,11 @@ def test_it_goes_on_where_it_was_cut_and_replays(tmp_path: Path) -> None:
 
 def test_workers_measure_with_the_level_of_the_trial() -> None:
     run = made(roughly, n=30).run(Processes(2))
-    for one in run.trials:
-        source = (roughly, truth)[one.rung].function
-        expected = source(one.config)
-        assert one.state is State.COMPLETE
-        assert one.values["y"] == (expected if one.rung == 0 else expected["y"])
+    for trial in run.trials:
+        source = (roughly, truth)[trial.rung].function
+        expected = source(trial.config)
+        assert trial.state is State.COMPLETE
+        assert trial.values["y"] == (expected if trial.rung == 0 else expected["y"])
 
 
 def test_a_limit_that_only_the_last_level_tells_is_judged_there() -> None:

@@ -41,10 +41,10 @@ def run_policy(
 
 
 def candidates(trials: list[Trial], rung: int) -> set[int]:
-    def origin(one: Trial) -> int:
-        return one.number if one.parent is None else origin(trials[one.parent])
+    def origin(trial: Trial) -> int:
+        return trial.number if trial.parent is None else origin(trials[trial.parent])
 
-    return {origin(one) for one in trials if one.rung == rung}
+    return {origin(trial) for trial in trials if trial.rung == rung}
 
 
 @pytest.mark.parametrize("workers", [1, 4, 27, 100])
@@ -56,11 +56,11 @@ def test_halving_promotes_the_best_of_every_rung_whatever_the_order(workers: int
         assert len(trials) == 27 + 9 + 3 + 1
         # Promoted early, but the same as by waiting for the whole rung. New candidates keep their
         # order, so that candidate c is the c-th trial without a parent.
-        first = [one for one in trials if one.parent is None]
-        number = {one.number: c for c, one in enumerate(first)}
+        first = [trial for trial in trials if trial.parent is None]
+        number = {trial.number: c for c, trial in enumerate(first)}
         alive = set(range(27))
         for rung, keep in ((0, 27), (1, 9), (2, 3), (3, 1)):
-            assert {number[one] for one in candidates(trials, rung)} == alive
+            assert {number[candidate] for candidate in candidates(trials, rung)} == alive
             assert len(alive) == keep
             alive = set(sorted(alive, key=lambda c: curves[c][rung])[: keep // 3])
 
@@ -80,10 +80,12 @@ def test_asha_promotes_who_was_in_the_best_third_when_asked() -> None:
     assert policy.done
     # By the end every trial in the top third of its rung has gone on, once.
     for rung in (0, 1):
-        told = [one for one in trials if one.rung == rung]
-        best = sorted(told, key=lambda one: (one.values["y"], one.number))[: len(told) // 3]
-        promoted = [one.parent for one in trials if one.rung == rung + 1]
-        assert {one.number for one in best} <= set(promoted)
+        finished = [trial for trial in trials if trial.rung == rung]
+        best = sorted(finished, key=lambda trial: (trial.values["y"], trial.number))[
+            : len(finished) // 3
+        ]
+        promoted = [trial.parent for trial in trials if trial.rung == rung + 1]
+        assert {trial.number for trial in best} <= set(promoted)
         assert len(promoted) == len(set(promoted))
 
 
@@ -94,8 +96,8 @@ def test_what_asha_runs_for_certain_is_in_every_order_of_ends() -> None:
     for workers, seed in ((1, 0), (4, 1), (60, 2), (60, 3)):
         policy = Asha(1, 27, n=60)
         trials = run_policy(policy, curves, workers, seed)
-        runs.append({(one.values["y"], one.rung) for one in trials})
-        certain.append({(one.values["y"], one.rung) for one in policy.certain(trials)})
+        runs.append({(trial.values["y"], trial.rung) for trial in trials})
+        certain.append({(trial.values["y"], trial.rung) for trial in policy.certain(trials)})
     assert len(certain[0]) == 60 + 20 + 6 + 2
     assert certain[1:] == certain[:-1]
     assert certain[0] <= set.intersection(*runs)
@@ -105,9 +107,9 @@ def test_what_asha_runs_for_certain_is_in_every_order_of_ends() -> None:
 def test_hyperband_has_the_papers_brackets() -> None:
     trials = run_policy(Hyperband(1, 81, rounds=1), [[0.1 * r for r in range(5)]], 8, 0)
     sizes = {}
-    for one in trials:
-        sizes.setdefault(one.bracket, {}).setdefault(one.fidelity, 0)
-        sizes[one.bracket][one.fidelity] += 1
+    for trial in trials:
+        sizes.setdefault(trial.bracket, {}).setdefault(trial.fidelity, 0)
+        sizes[trial.bracket][trial.fidelity] += 1
     # Li et al. 2018, table 1 (R = 81, eta = 3), with the ceilings of their algorithm.
     assert sizes[0] == {1: 81, 3: 27, 9: 9, 27: 3, 81: 1}
     assert sizes[1] == {3: 34, 9: 11, 27: 3, 81: 1}
@@ -123,10 +125,10 @@ def test_failed_trials_are_not_promoted_and_block_nothing() -> None:
     )
     count = 0
     while (slot := policy.ask()) is not None:
-        one = Trial(count, SPACE.candidate({"x": 0.5}), slot.fidelity, 0, slot.rung)
-        one.state = State.COMPLETE if count == 3 else State.FAILED
-        one.values = {"y": 1.0} if count == 3 else {}
+        trial = Trial(count, SPACE.candidate({"x": 0.5}), slot.fidelity, 0, slot.rung)
+        trial.state = State.COMPLETE if count == 3 else State.FAILED
+        trial.values = {"y": 1.0} if count == 3 else {}
         count += 1
-        policy.tell(one)
+        policy.tell(trial)
     assert policy.done
     assert count == 10

@@ -59,10 +59,12 @@ def reordered(tree: Any) -> Any:
 
 def unsorted(data: dict[str, Any]) -> dict[str, Any]:
     """The JSON of a space with the branches of its choices in another order."""
-    above = {path for one in data["parameters"].values() for path in one.get("when", ())}
+    above = {
+        path for parameter in data["parameters"].values() for path in parameter.get("when", ())
+    }
     parameters = {
-        path: {**one, "choices": one["choices"][::-1]} if path in above else one
-        for path, one in data["parameters"].items()
+        path: {**parameter, "choices": parameter["choices"][::-1]} if path in above else parameter
+        for path, parameter in data["parameters"].items()
     }
     return {**data, "parameters": parameters}
 
@@ -89,10 +91,10 @@ def test_numbers_and_candidates_are_one_to_one(tree: dict[str, Any]) -> None:
     assert space.size is not None
     numbers = range(0, space.size, max(1, space.size // 200))
     made = [space.from_index(number) for number in numbers]
-    assert [space.to_index(one) for one in made] == list(numbers)
-    assert len({one.id for one in made}) == len(made)
-    for one in made[:20]:
-        assert space.from_units(space.to_units(one).tolist()) == one
+    assert [space.to_index(candidate) for candidate in made] == list(numbers)
+    assert len({candidate.id for candidate in made}) == len(made)
+    for sample in made[:20]:
+        assert space.from_units(space.to_units(sample).tolist()) == sample
 
 
 def test_ties_may_derive_from_ties_in_any_order() -> None:
@@ -111,11 +113,19 @@ def test_ties_may_derive_from_ties_in_any_order() -> None:
 
 def test_a_float_with_a_step_has_decimal_values() -> None:
     space = Space({"dropout": Float(0.1, 0.75, step=0.1)})
-    assert [one.values["dropout"] for one in every(space)] == [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7]
+    assert [candidate.values["dropout"] for candidate in every(space)] == [
+        0.1,
+        0.2,
+        0.3,
+        0.4,
+        0.5,
+        0.6,
+        0.7,
+    ]
     assert space.candidate({"dropout": 0.1 + 0.2}).values == {"dropout": 0.3}
     rng = np.random.default_rng(0)
     columns = space.sample_columns(500, rng)
-    assert set(columns["dropout"]) == {one.values["dropout"] for one in every(space)}
+    assert set(columns["dropout"]) == {candidate.values["dropout"] for candidate in every(space)}
     points = [space.to_units(space.row(columns, at))[0] for at in range(500)]
     np.testing.assert_allclose(space.encode(columns)[:, 0], points, rtol=1e-6)
     assert "step" not in str(Space({"dropout": Float(0, 1)}).to_json())
@@ -146,11 +156,11 @@ def test_mutations_and_crossings_stay_inside() -> None:
         forbid=["net.mlp.width > 256 and lr > 0.01"],
     )  # fmt: skip
     rng = np.random.default_rng(0)
-    one, other = space.sample(rng), space.sample(rng)
+    first, other = space.sample(rng), space.sample(rng)
     for _ in range(300):
-        made = space.mutate(space.crossover(one, other, rng), rng)
+        made = space.mutate(space.crossover(first, other, rng), rng)
         assert space.candidate(made.config).id == made.id
-        one, other = made, one
+        first, other = made, first
 
 
 def test_rules_over_arrays_are_those_over_candidates() -> None:
@@ -176,7 +186,7 @@ def test_rules_over_arrays_are_those_over_candidates() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "message"),
     [
         (lambda: Space({}), "no parameter"),
         (lambda: Space({"a b": Bool()}), "not a valid name"),
@@ -203,8 +213,8 @@ def test_rules_over_arrays_are_those_over_candidates() -> None:
         (lambda: Space({"a": Choice({1: {}})}), "not a valid name"),
     ],
 )
-def test_what_is_wrong_with_a_space_is_said(make: Any, said: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=said):
+def test_what_is_wrong_with_a_space_is_said(make: Any, message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
         make()
 
 

@@ -119,7 +119,7 @@ def test_a_parallel_study_replays(tmp_path: Path, rungs: Any) -> None:
     made = study("s", SPACE, "y", estimator=slowly, strategy="tpe", rungs=rungs,
                  store=tmp_path / "s.db", budget=Budget(trials=60))  # fmt: skip
     made.run(Processes(2))
-    tells = [one.number for one in sorted(made.trials, key=lambda one: one.told)]
+    tells = [one.number for one in sorted(made.trials, key=lambda trial: trial.told)]
     assert made.replay() == len(tells) > 12
     # A record that was tampered with does not.
     made.trials[5].candidate.values["x0"] = 0.0
@@ -132,8 +132,8 @@ def test_failures_are_states_with_reasons(tmp_path: Path) -> None:
     grid = Space({"n": Int(3, 8), **{f"x{i}": Float(0.0, 0.0) for i in range(4)}})
     made = study("s", grid, "y", estimator=crashes, strategy="grid", store=tmp_path / "s.db")
     made.run(Processes(1, timeout_s=1.0))
-    by_n = {one.candidate.values["n"]: one for one in made.trials}
-    states = {n: one.state for n, one in by_n.items()}
+    by_n = {trial.candidate.values["n"]: trial for trial in made.trials}
+    states = {n: trial.state for n, trial in by_n.items()}
     failed = State.FAILED
     assert states == {3: State.COMPLETE, 4: State.LOST, 5: failed, 6: failed, 7: failed,
                       8: State.COMPLETE}  # fmt: skip
@@ -164,7 +164,7 @@ def test_user_code_that_fails_fails_its_trial_alone(where: str) -> None:
                             cost=fails if where == "cost" else None),
         analytic=[Estimator(fails, {"z": ""})] if where == "analytic" else [], strategy="grid",
     ).run()  # fmt: skip
-    reasons = {one.candidate.values["n"]: one.reason for one in made.trials}
+    reasons = {trial.candidate.values["n"]: trial.reason for trial in made.trials}
     assert "division by zero" in str(reasons.pop(3))
     if where != "tie":
         assert re.fullmatch(r"the estimator called sys.exit\(no data\) \(.*\)", str(reasons.pop(2)))
@@ -179,21 +179,25 @@ def test_analytic_constraints_keep_the_estimator_from_being_called() -> None:
         called.append(config["x0"])
         return {"y": config["x0"], "memory": 100 * abs(config["x0"]) + 1}
 
-    told = Estimator(lambda c: 100 * abs(c["x0"]), {"memory": "KB"}, Provenance.SIMULATED)
+    size_of = Estimator(lambda c: 100 * abs(c["x0"]), {"memory": "KB"}, Provenance.SIMULATED)
     made = study("s", Space({"x0": Float(-1, 1)}), {"y": "min"}, estimator=measured,
-                 analytic=[told], constraints={"memory": "<= 0.05MB"},
+                 analytic=[size_of], constraints={"memory": "<= 0.05MB"},
                  strategy="random")  # fmt: skip
     made.run(budget=Budget(trials=40))
     assert len(called) == 40
     assert all(abs(x) <= 0.5 for x in called)
-    rejected = [one for one in made.trials if one.state is State.REJECTED]
+    rejected = [trial for trial in made.trials if trial.state is State.REJECTED]
     assert len(rejected) > 10
-    assert all("memory <= 0.05MB" in one.reason for one in rejected)
-    complete = next(one for one in made.trials if one.state is State.COMPLETE)
+    assert all("memory <= 0.05MB" in trial.reason for trial in rejected)
+    complete = next(trial for trial in made.trials if trial.state is State.COMPLETE)
     kinds = {kind for metric, kind in complete.measurements if metric == "memory"}
     assert kinds == {Provenance.SIMULATED, Provenance.MEASURED}
     # What passed by prediction and not by measurement is infeasible, and never best.
-    assert {one.state for one in made.trials} <= {State.REJECTED, State.COMPLETE, State.INFEASIBLE}
+    assert {trial.state for trial in made.trials} <= {
+        State.REJECTED,
+        State.COMPLETE,
+        State.INFEASIBLE,
+    }
 
 
 @pytest.mark.parametrize("ratio", [0.5, 1.5])
@@ -208,10 +212,10 @@ def test_the_analytic_filter_learns_by_how_much_it_is_wrong(tmp_path: Path, rati
                      store=tmp_path / store).run(budget=Budget(trials=trials))  # fmt: skip
 
     whole = made("whole.db", 60)
-    later = [one for one in whole.trials if one.asked > 40]
-    assert all((one.state is State.COMPLETE) == (one.candidate.values["x"] * ratio <= 0.6)
-               for one in later)  # fmt: skip
-    reasons = [str(one.reason) for one in later if one.state is State.REJECTED]
+    later = [trial for trial in whole.trials if trial.asked > 40]
+    assert all((trial.state is State.COMPLETE) == (trial.candidate.values["x"] * ratio <= 0.6)
+               for trial in later)  # fmt: skip
+    reasons = [str(trial.reason) for trial in later if trial.state is State.REJECTED]
     assert all("corrected by 1.5)" in reason for reason in reasons)
     made("cut.db", 25)
     assert facts(made("cut.db", 60)) == facts(whole)
@@ -280,7 +284,7 @@ def declared(config: dict[str, Any]) -> dict[str, float]:
 
 
 @pytest.mark.parametrize(
-    ("settings", "error", "said"),
+    ("settings", "error", "message"),
     [
         ({"constraints": {"latency": "<= 128KB"}}, InvalidArgumentError, "a limit in KB"),
         ({"constraints": {"latency": ">= 9ms, <= 8ms"}}, InvalidArgumentError, "contradict"),
@@ -294,10 +298,10 @@ def declared(config: dict[str, Any]) -> dict[str, float]:
     ],
 )
 def test_mistakes_are_found_before_the_first_evaluation(
-    settings: dict[str, Any], error: type[Exception], said: str
+    settings: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     right = {"space": SPACE, "objectives": {"accuracy": "max"}, "estimator": declared}
-    with pytest.raises(error, match=said):
+    with pytest.raises(error, match=message):
         study("s", **{**right, **settings})
 
 
@@ -359,15 +363,15 @@ def killed_and_resumed(folder: Path, kills: int) -> None:
         process.kill()
         process.wait()
         if acknowledged.strip():
-            told = sum(one.told >= 0 for one in Reading(path).trials)
-            assert told >= int(acknowledged) - 1
-        if told >= 400:
+            finished = sum(trial.told >= 0 for trial in Reading(path).trials)
+            assert finished >= int(acknowledged) - 1
+        if finished >= 400:
             break
     cut = study("s", SPACE, "y", estimator=slowly, strategy="random", store=path)
     cut.run(budget=Budget(trials=400))
     assert facts(cut) == facts(whole)
-    assert len({one.candidate.id for one in cut.trials}) == 400
-    assert max(one.attempts for one in cut.trials) <= 1 + kills
+    assert len({trial.candidate.id for trial in cut.trials}) == 400
+    assert max(trial.attempts for trial in cut.trials) <= 1 + kills
 
 
 def test_kill_9_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
@@ -396,11 +400,11 @@ def test_optuna_has_the_same_trials() -> None:
                  constraints={"y": "<= 2"})  # fmt: skip
     theirs = made.run(budget=Budget(trials=30)).to_optuna()
     assert isinstance(theirs, optuna.Study)
-    ours = [[one.values["y"], one.values["n"]] for one in made.trials]
-    assert [one.values for one in theirs.trials] == ours
+    ours = [[trial.values["y"], trial.values["n"]] for trial in made.trials]
+    assert [trial.values for trial in theirs.trials] == ours
     assert theirs.trials[3].params["x0"] == made.trials[3].candidate.values["x0"]
-    front = {tuple(one.values) for one in theirs.best_trials}
-    assert front == {(one.values["y"], one.values["n"]) for one in made.pareto()}
+    front = {tuple(trial.values) for trial in theirs.best_trials}
+    assert front == {(trial.values["y"], trial.values["n"]) for trial in made.pareto()}
 
 
 @pytest.mark.parametrize("kind", ["tpe", "random"])
@@ -420,7 +424,7 @@ def test_optunas_samplers_propose_what_they_would_in_optuna(kind: str) -> None:
 
     made = study("s", SPACE, "y", estimator=bowl, strategy=OptunaSampler(kind), seed=5)
     made.run(budget=Budget(trials=50))
-    assert [one.values["y"] for one in made.trials] == [one.value for one in theirs.trials]
+    assert [trial.values["y"] for trial in made.trials] == [trial.value for trial in theirs.trials]
 
 
 @pytest.fixture
