@@ -129,7 +129,7 @@ def test_the_edit_is_the_lines_of_attention_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lines", "told", "line"),
+    ("lines", "message", "line"),
     [
         (("w = (q @ k.mT).softmax(-1)", "mixed = w @ v + w.mean()"), "'w'", 22),
         (("w = (q @ k.mT).softmax(-1)", "self.seen = w", "mixed = w @ v"), "'w'", 23),
@@ -146,12 +146,12 @@ def test_the_edit_is_the_lines_of_attention_alone() -> None:
         (("n = 3; w = (q @ k.mT).softmax(-1)", "mixed = w @ v"), "one line", 21),
         (("if t:", "    w = (q @ k.mT).softmax(-1)", "mixed = w @ v"), "'w'", 23),
         (("for _ in d:", "    w = (q @ k.mT).softmax(-1)", "    mixed = w @ v"), "'w'", 23),
-        (("mixed = q + k + v",), "no attention", 26),
-        (("mixed = (q @ k.mT).softmax(-2) @ v",), "no attention", 26),
+        (("mixed = q + k + v",), "no written-out attention", 26),
+        (("mixed = (q @ k.mT).softmax(-2) @ v",), "no written-out attention", 26),
     ],
 )  # fmt: skip
-def test_what_is_not_certain_is_refused(lines: tuple[str, ...], told: str, line: int) -> None:
-    with pytest.raises(NotPlacedError, match=re.escape(told)) as error:
+def test_what_is_not_certain_is_refused(lines: tuple[str, ...], message: str, line: int) -> None:
+    with pytest.raises(NotPlacedError, match=re.escape(message)) as error:
         edited(written(*lines))
     assert str(error.value.where) == f"model.py:{line}"
 

@@ -25,12 +25,15 @@ CERTAIN = {
 UNSAFE = {
     "no argument": ("def make(width=8):" + BODY, "no argument batch_size"),
     "no default": ("def make(batch_size):" + BODY, "no argument batch_size"),
-    "computed": ("def make(batch_size=4 * 8):" + BODY, "'4 * 8' is no plain number"),
+    "computed": ("def make(batch_size=4 * 8):" + BODY, "'4 * 8' is not a plain number"),
     "from elsewhere": ("from config import BATCH\n\ndef make(batch_size=BATCH):" + BODY, "BATCH"),
     "assigned twice": ("B = 8\nB = 32\n\ndef make(batch_size=B):" + BODY, "assigned 2 times"),
-    "on a condition": ("if big:\n    B = 32\n\ndef make(batch_size=B):" + BODY, "no plain number"),
+    "on a condition": (
+        "if big:\n    B = 32\n\ndef make(batch_size=B):" + BODY,
+        "not a plain number",
+    ),
     "set inside": ("def make(batch_size=32):\n    batch_size = 8" + BODY, "sets batch_size itself"),
-    "a flag": ("def make(batch_size=True):" + BODY, "no plain number"),
+    "a flag": ("def make(batch_size=True):" + BODY, "not a plain number"),
 }
 
 
@@ -55,11 +58,11 @@ def test_one_token_differs_and_nothing_else(name: str, ending: str) -> None:
 
 @pytest.mark.parametrize("name", UNSAFE)
 def test_what_is_not_certain_is_refused_with_the_reason(name: str) -> None:
-    text, said = UNSAFE[name]
+    text, message = UNSAFE[name]
     source, _ = source_of(text)
     with pytest.raises(NotPlacedError) as caught:
         find_batch_size(locate(source, "make"))
-    assert said in caught.value.what
+    assert message in caught.value.what
 
 
 def test_a_script_is_edited_at_its_only_loader() -> None:

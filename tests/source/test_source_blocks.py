@@ -116,12 +116,12 @@ def test_only_the_outermost_blocks_are_checkpointed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "told", "line"),
+    ("old", "new", "message", "line"),
     [
-        ("x = block(x, scale=0.5)", "x = block(x) + block.down.bias", "more with 'block'", 28),
-        ("x = block(x, scale=0.5)", "x = block(*[x])", "called with", 28),
-        ("x = block(x, scale=0.5)", "x = block(**{'x': x})", "called with", 28),
-        ("x = block(x, scale=0.5)", "x = block(x, debug=1)", "checkpoint takes", 28),
+        ("x = block(x, scale=0.5)", "x = block(x) + block.down.bias", "only call 'block'", 28),
+        ("x = block(x, scale=0.5)", "x = block(*[x])", "arguments cannot", 28),
+        ("x = block(x, scale=0.5)", "x = block(**{'x': x})", "arguments cannot", 28),
+        ("x = block(x, scale=0.5)", "x = block(x, debug=1)", "checkpoint also takes", 28),
         ("in enumerate(self.blocks)", "in zip(x, self.blocks)", r"self\.blocks", 27),
         ("in enumerate(self.blocks)", "in enumerate(self.blocks[1:])", r"self\.blocks", 27),
         ("y = self.row(x * 2)", "y = -self.row(x * 2)", r"self\.row", 29),
@@ -133,9 +133,9 @@ def test_only_the_outermost_blocks_are_checkpointed() -> None:
          "        self.head = ", r"\bNet\b.*\bBlock\b", 22),
     ],
 )  # fmt: skip
-def test_what_is_not_certain_is_refused(old: str, new: str, told: str, line: int) -> None:
+def test_what_is_not_certain_is_refused(old: str, new: str, message: str, line: int) -> None:
     assert old in FILE
-    with pytest.raises(NotPlacedError, match=told) as error:
+    with pytest.raises(NotPlacedError, match=message) as error:
         edited(FILE.replace(old, new, 1))
     assert str(error.value.where) == f"model.py:{line}"
 

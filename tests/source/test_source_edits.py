@@ -123,17 +123,17 @@ def test_unedited_bytes_stay(
     compile(edited.text, "edited", "exec")
     assert new != content
     touched = EDITS[edit]
-    kept = [
+    untouched = [
         line.encode(encoding if encoding != "utf-8-sig" else "utf-8")
         for line, mark in zip(lines, marks, strict=True)
         if mark not in touched
     ]
     found = new.removeprefix(b"\xef\xbb\xbf").split(newline.encode())
     rest = iter(found)
-    assert all(line in rest for line in kept), "an unedited line is missing or elsewhere"
+    assert all(line in rest for line in untouched), "an unedited line is missing or elsewhere"
     # And none was added but what the edit adds.
-    changed = len(lines) - len(kept)
-    assert len(found) - ends - len(kept) <= changed + 2
+    changed = len(lines) - len(untouched)
+    assert len(found) - ends - len(untouched) <= changed + 2
     # Whatever the edit added ends its lines as the file does.
     assert new.count(b"\r\n") == (len(found) - 1 if newline == "\r\n" else 0)
     assert new.endswith(newline.encode()) == ends
@@ -259,12 +259,12 @@ def test_overlapping_edits_are_refused() -> None:
 
 def test_a_result_that_is_no_python_is_refused() -> None:
     source, call = _call("f(x)")
-    with pytest.raises(NotPlacedError, match="no Python"):
+    with pytest.raises(NotPlacedError, match="not be valid Python"):
         source.replace(call, "f(").diff()
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (b"def f(:\n", "cannot parse"),
         (b"# coding: nothing-known\n", "cannot parse"),
@@ -272,7 +272,7 @@ def test_a_result_that_is_no_python_is_refused() -> None:
         (b"x = 1\0\n", "cannot parse"),
     ],
 )
-def test_what_is_no_python_is_an_error_with_its_place(content: bytes, said: str) -> None:
-    with pytest.raises(WorkloadError, match=said) as caught:
+def test_what_is_no_python_is_an_error_with_its_place(content: bytes, message: str) -> None:
+    with pytest.raises(WorkloadError, match=message) as caught:
         Source.of(content, _PATH)
     assert str(caught.value.where).startswith("train.py")

@@ -59,8 +59,8 @@ def test_every_edit_is_there_when_the_file_runs(
     path = tmp_path / "infer.py"
     path.write_text(_TEXT)
     expected = _run(path)[1]
-    for one in techniques if separately else ["+".join(techniques)]:
-        _edit(path, one)
+    for technique in techniques if separately else ["+".join(techniques)]:
+        _edit(path, technique)
     model, output = _run(path)
     norms = [m for m in model.modules() if isinstance(m, torch.nn.BatchNorm2d)]
     weight = next(m for m in model.modules() if isinstance(m, torch.nn.Conv2d)).weight

@@ -33,7 +33,7 @@ def added(source: Source) -> list[str]:
 
 
 def line_before(source: Source, line: str) -> str:
-    lines = [one.strip() for one in source.text.splitlines()]
+    lines = [line.strip() for line in source.text.splitlines()]
     return lines[lines.index(line) - 1]
 
 
@@ -145,7 +145,7 @@ def test_a_model_without_a_name_gets_one(returned: str, lines: list[str]) -> Non
 
 
 @pytest.mark.parametrize(
-    ("text", "function", "told", "line"),
+    ("text", "function", "message", "line"),
     [
         ("x = 1\n", None, r"torch\.optim\.SGD\(model\.parameters\(\)\)", None),
         (
@@ -212,9 +212,9 @@ def test_a_model_without_a_name_gets_one(returned: str, lines: list[str]) -> Non
     ],
 )
 def test_what_cannot_be_told_is_not_guessed(
-    text: str, function: str | None, told: str, line: int | None
+    text: str, function: str | None, message: str, line: int | None
 ) -> None:
-    with pytest.raises(NotPlacedError, match=told) as error:
+    with pytest.raises(NotPlacedError, match=message) as error:
         compiled(text, function)
     assert error.value.where == (f"train.py:{line}" if line else "train.py")
 
@@ -283,7 +283,7 @@ _LOOP = "  loss = f(m(x), y)\n  opt.zero_grad()\n  loss.backward()\n  opt.step()
 
 
 @pytest.mark.parametrize(
-    ("body", "told", "line"),
+    ("body", "message", "line"),
     [
         ("for x in d:\n  loss = f(x)\n  loss.backward()\n  opt.step()\n", "the model", 4),
         ("for x in d:\n  loss = m(x)\n  g(loss)\n  opt.step()\n", "no loop .* backward", 7),
@@ -321,8 +321,8 @@ _LOOP = "  loss = f(m(x), y)\n  opt.zero_grad()\n  loss.backward()\n  opt.step()
         ),
     ],
 )
-def test_a_loop_of_another_form_is_left_alone(body: str, told: str, line: int | None) -> None:
-    with pytest.raises(NotPlacedError, match=told) as error:
+def test_a_loop_of_another_form_is_left_alone(body: str, message: str, line: int | None) -> None:
+    with pytest.raises(NotPlacedError, match=message) as error:
         where(_HEAD + body).wrap_forward("with f():")
     assert error.value.where == (f"train.py:{line}" if line else "train.py")
 
@@ -373,7 +373,7 @@ def test_what_belongs_to_the_update_happens_once_for_all_batches(
 
 
 @pytest.mark.parametrize(
-    ("loop", "told", "line"),
+    ("loop", "message", "line"),
     [
         ("while go():\n" + _LOOP, "for loop", 4),
         ("for x in d:\n  if x: continue\n" + _LOOP, "batches", 5),
@@ -383,8 +383,8 @@ def test_what_belongs_to_the_update_happens_once_for_all_batches(
         ("for x in d:\n" + _LOOP.replace("  loss.b", "  if x: loss.b"), "backward .* condition", 7),
     ],
 )
-def test_a_loop_that_cannot_accumulate_is_left_alone(loop: str, told: str, line: int) -> None:
-    with pytest.raises(NotPlacedError, match=told) as error:
+def test_a_loop_that_cannot_accumulate_is_left_alone(loop: str, message: str, line: int) -> None:
+    with pytest.raises(NotPlacedError, match=message) as error:
         accumulate(where(_HEAD + loop), 3)
     assert str(error.value.where) == f"train.py:{line}"
 
@@ -392,7 +392,7 @@ def test_a_loop_that_cannot_accumulate_is_left_alone(loop: str, told: str, line:
 def test_inputs_are_those_of_the_model() -> None:
     def inputs(text: str, function: str | None = None) -> list[str]:
         found = where(text, function)
-        return [found.source.segment(one) for one in found.inputs]
+        return [found.source.segment(node) for node in found.inputs]
 
     def make(batch: str, loss: str = "loss") -> str:
         return f"import torch\ndef make():\n  b = {batch}\n  return m, b, {loss}, o\n"
@@ -409,5 +409,5 @@ def test_inputs_are_those_of_the_model() -> None:
         lambda: inputs(_HEAD + "for x, y in d:\n" + _LOOP.replace("m(x)", "m(*x)")),
     ]
     for case in cases:
-        with pytest.raises(NotPlacedError, match="cannot be seen"):
+        with pytest.raises(NotPlacedError, match="only input cannot be identified"):
             case()

@@ -82,7 +82,7 @@ def test_the_wrapper_is_found_where_the_optimizer_trains_what_is_in_it() -> None
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "told", "line"),
+    ("old", "new", "message", "line"),
     [
         ("model = DDP(net)", "model = net\nif len('a'):\n    model = DDP(net)", "condition", 8),
         ("model = DDP(net)", "model = DDP(net) if net else net", "condition", 7),
@@ -91,8 +91,8 @@ def test_the_wrapper_is_found_where_the_optimizer_trains_what_is_in_it() -> None
         ("import torch\n", "import torch\ncontextlib = 3\n", "'contextlib'", 11),
     ],
 )
-def test_what_is_not_certain_is_refused(old: str, new: str, told: str, line: int) -> None:
-    with pytest.raises(NotPlacedError, match=told) as error:
+def test_what_is_not_certain_is_refused(old: str, new: str, message: str, line: int) -> None:
+    with pytest.raises(NotPlacedError, match=message) as error:
         edited(SCRIPT.replace(old, new, 1)).settled()
     assert str(error.value.where) == f"train.py:{line}"
 

@@ -122,7 +122,7 @@ def _read_only(path: Path) -> Source:
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "message"),
     [
         (_changed_by_somebody, "changed while"),
         (_gone, "cannot be written: No such file"),
@@ -130,11 +130,11 @@ def _read_only(path: Path) -> Source:
     ],
 )
 def test_what_must_not_be_written_is_not(
-    file: Path, make: Callable[[Path], Source], said: str
+    file: Path, make: Callable[[Path], Source], message: str
 ) -> None:
     source = make(file)
     before = {path: path.read_bytes() for path in file.parent.iterdir()}
-    with pytest.raises(WorkloadError, match=said) as caught:
+    with pytest.raises(WorkloadError, match=message) as caught:
         write(source)
     assert caught.value.remedy
     assert {path: path.read_bytes() for path in file.parent.iterdir()} == before
