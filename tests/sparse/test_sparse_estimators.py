@@ -68,15 +68,17 @@ def test_neighbours_are_those_of_scikit_learn(metric: str) -> None:
         assert np.array_equal(i, j)
     near = float(np.median(b[:, 3]))
     for mode in ("distance", "connectivity"):
-        one, other = (search.radius_neighbors_graph(ROWS, near, mode) for search in (ours, theirs))
-        assert abs(one - other).max() < 1e-7
-        one, other = (search.kneighbors_graph(None, 4, mode) for search in (ours, theirs))
-        assert abs(one - other).max() < 1e-7
+        actual, other = (
+            search.radius_neighbors_graph(ROWS, near, mode) for search in (ours, theirs)
+        )
+        assert abs(actual - other).max() < 1e-7
+        actual, other = (search.kneighbors_graph(None, 4, mode) for search in (ours, theirs))
+        assert abs(actual - other).max() < 1e-7
     found = ours.radius_neighbors(ROWS[:20], near, return_distance=False)
     expected = theirs.radius_neighbors(ROWS[:20], near, return_distance=False)
     assert all(set(a) == set(b) for a, b in zip(found, expected, strict=True))
     distance, _ = ours.radius_neighbors(None, near, sort_results=True)
-    assert all((np.diff(one) >= 0).all() for one in distance)
+    assert all((np.diff(row) >= 0).all() for row in distance)
 
 
 def test_bad_arguments_are_named() -> None:

@@ -76,10 +76,10 @@ def scrambled() -> sp.csr_matrix:
 
 @pytest.mark.parametrize("metric", METRICS)
 def test_duplicates_order_and_explicit_zeros_do_not_matter_and_stay(metric: str) -> None:
-    given = scrambled()
-    kept = [array.copy() for array in (given.indptr, given.indices, given.data)]
-    assert same(given, metric)
-    for before, after in zip(kept, (given.indptr, given.indices, given.data), strict=True):
+    matrix = scrambled()
+    copies = [array.copy() for array in (matrix.indptr, matrix.indices, matrix.data)]
+    assert same(matrix, metric)
+    for before, after in zip(copies, (matrix.indptr, matrix.indices, matrix.data), strict=True):
         assert np.array_equal(before, after)
 
 

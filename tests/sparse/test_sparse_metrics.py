@@ -199,7 +199,7 @@ def test_a_semiring_says_what_is_wrong_with_it() -> None:
 
 def test_a_semiring_may_write_into_what_it_is_given() -> None:
     rows = skewed(12, 30, 1)
-    kept = rows.data.copy()
+    before = rows.data.copy()
     plain = Semiring(np.multiply, left_unit=np.square, right_unit=np.square)
     in_place = Semiring(
         lambda p, q: np.multiply(p, q, out=p),
@@ -208,7 +208,7 @@ def test_a_semiring_may_write_into_what_it_is_given() -> None:
     )
     expected = pairwise_distances(rows, metric=plain)
     assert np.array_equal(pairwise_distances(rows, metric=in_place), expected)
-    assert np.array_equal(rows.data, kept)
+    assert np.array_equal(rows.data, before)
 
 
 # ---- axioms --------------------------------------------------------------------------------------
@@ -240,8 +240,8 @@ def check_axioms(dense: npt.NDArray[np.float64], seed: int, scale: float) -> Non
     for metric in METRICS:
         rows = np.abs(dense) if metric in NON_NEGATIVE else dense
         d, moved = (
-            pairwise_distances(sp.csr_matrix(one), metric=metric, **OPTIONS.get(metric, {}))
-            for one in (rows, rows[:, order])
+            pairwise_distances(sp.csr_matrix(matrix), metric=metric, **OPTIONS.get(metric, {}))
+            for matrix in (rows, rows[:, order])
         )
         largest = max(1.0, float(np.abs(d[np.isfinite(d)]).max(initial=0.0)))
         assert off(moved, d) <= 1e-10 * largest, metric

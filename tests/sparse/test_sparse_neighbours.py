@@ -21,9 +21,9 @@ def by_sorting(
     distances: npt.NDArray[np.floating], k: int
 ) -> tuple[npt.NDArray[np.floating], npt.NDArray[np.int64]]:
     """Distances and rows of the nearest: by distance, equal ones by row; undefined ones last."""
-    known = np.where(np.isnan(distances), np.inf, distances)
-    order = np.argsort(known, axis=1, kind="stable")[:, :k]
-    return np.take_along_axis(known, order, axis=1), order
+    filled = np.where(np.isnan(distances), np.inf, distances)
+    order = np.argsort(filled, axis=1, kind="stable")[:, :k]
+    return np.take_along_axis(filled, order, axis=1), order
 
 
 def search(

@@ -42,10 +42,10 @@ def test_matrices_on_two_devices_are_named(monkeypatch: pytest.MonkeyPatch) -> N
     class Elsewhere(torch.Tensor):
         device = torch.device("cuda", 0)
 
-    there = torch.ones(2, 2).as_subclass(Elsewhere)
-    assert device_of(A=there) == torch.device("cuda", 0)
+    elsewhere = torch.ones(2, 2).as_subclass(Elsewhere)
+    assert device_of(A=elsewhere) == torch.device("cuda", 0)
     with pytest.raises(InvalidArgumentError, match=r"^B: .*\bcpu\b.*\bcuda:0\b"):
-        device_of(A=there, B=np.ones((2, 2)))
+        device_of(A=elsewhere, B=np.ones((2, 2)))
 
 
 def test_without_triton_the_extra_is_named() -> None:

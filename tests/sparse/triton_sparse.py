@@ -18,8 +18,8 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def searched(a: Any, b: Any, metric: str, device: Any, limits: Limits | None = None) -> Any:
-    given = dict(OPTIONS.get(metric, {}))
-    searcher = Searcher(as_rows(b, "B"), metric, given, limits or Limits(), device=device)
+    options = dict(OPTIONS.get(metric, {}))
+    searcher = Searcher(as_rows(b, "B"), metric, options, limits or Limits(), device=device)
     run = searcher.against(as_rows(a, "A"))
     out = run.empty(len(run.left))
     run.distances(out)
@@ -47,12 +47,12 @@ def test_distances_are_the_cpus(metric: str, dtype: Any) -> None:
     _, expected = searched(a, b, metric, None)
     assert run.device is DEVICE
     assert made.dtype == expected.dtype
-    known = np.isfinite(expected)
-    scale = max(1.0, float(np.abs(expected[known]).max()))
+    finite = np.isfinite(expected)
+    scale = max(1.0, float(np.abs(expected[finite]).max()))
     tolerance = 1e-10 if dtype is np.float64 else 1e-5 * scale
     assert np.array_equal(np.isnan(made), np.isnan(expected))
     assert np.array_equal(np.isinf(made), np.isinf(expected))
-    assert np.abs(made[known] - expected[known]).max() <= tolerance
+    assert np.abs(made[finite] - expected[finite]).max() <= tolerance
     if metric not in ("inner_product", "russellrao", "kl_intersection"):
         assert made[34, 2] == made[34, 7] == made[6, 5] == 0
 
@@ -62,8 +62,8 @@ def test_the_nearest_are_sorted_with_ties_by_row_and_any_budget() -> None:
     expected = searched(a, b, "jaccard", None)[0].nearest(8)
     for limits in (Limits(), Limits(block_bytes=2**16)):
         run, _ = searched(a, b, "jaccard", DEVICE, limits)
-        for made, wanted in zip(run.nearest(8), expected, strict=True):
-            np.testing.assert_allclose(made, wanted, atol=1e-6)
+        for made, reference in zip(run.nearest(8), expected, strict=True):
+            np.testing.assert_allclose(made, reference, atol=1e-6)
 
 
 def test_tensors_on_a_device_give_tensors_there() -> None:
