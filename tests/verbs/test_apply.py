@@ -141,9 +141,9 @@ def test_undo_reports_the_remaining_edits(target: str, capsys: pytest.CaptureFix
     _command(str(path), "--undo")
     assert re.search(r"\b1\b.*--undo\b", capsys.readouterr().err)
     _command(str(path), "--undo")
-    said = capsys.readouterr().err
-    assert str(path) in said
-    assert "--undo" not in said, "nothing is left to take back"
+    stderr = capsys.readouterr().err
+    assert str(path) in stderr
+    assert "--undo" not in stderr, "nothing is left to take back"
     assert path.read_text() == _TEXT
     assert sorted(os.listdir(path.parent)) == ["train.py", "train.py.undone"]
 

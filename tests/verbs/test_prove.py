@@ -214,8 +214,8 @@ def test_infinities_fail_the_candidate(forked_children: None, tmp_path: Path) ->
         for chosen in [technique.parse(name)]
     }
     changed["nothing"] = (workload, quality_of(()))
-    said: list[str] = []
-    checks = check_quality(workload, changed, budget_s=1.0, threads=1, report=said.append)
+    messages: list[str] = []
+    checks = check_quality(workload, changed, budget_s=1.0, threads=1, report=messages.append)
     bf16, fp16, nothing = checks
     assert [check.arm for check in checks] == [*names, "nothing"]
     assert bf16.status not in (QualityStatus.FAILED, QualityStatus.UNCHECKED, QualityStatus.SAME)
@@ -225,7 +225,7 @@ def test_infinities_fail_the_candidate(forked_children: None, tmp_path: Path) ->
     assert fp16.status is QualityStatus.FAILED
     assert re.search(r"not finite.*\bstep 1\b", fp16.sentence)
     assert nothing.status is QualityStatus.EXACT
-    assert any(re.search(r"amp:fp16: seed 2\b", line) for line in said)
+    assert any(re.search(r"amp:fp16: seed 2\b", line) for line in messages)
 
 
 def test_a_disabled_check_runs_nothing(tmp_path: Path) -> None:

@@ -123,14 +123,14 @@ def team(recipe: Workload, text: str, where: Hosts, keep_in: Path) -> RanksArm:
 
 @pytest.mark.usefixtures("no_root")
 def test_ranks_are_measured_next_to_one_process(train: Path) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     found = prove(
         workload(train),
         ["ddp:2", "ddp:2+topk:0.1"],
         cluster=Cluster.load(CLUSTER),
         budget=1.0,
         quality_budget=0.1,
-        report=said.append,
+        report=messages.append,
     )
     experiment = found.experiment
     for arm in ("ddp:2", "ddp:2+topk:0.1"):
@@ -151,7 +151,7 @@ def test_ranks_are_measured_next_to_one_process(train: Path) -> None:
     notes = [event.detail["what"] for event in experiment.events if event.kind == "note"]
     assert any("memory" in note and "root" in note for note in notes)
     assert any("those of other programs" in note for note in notes)
-    assert any(re.search(r"ddp:2: 2 seeds\b", line) for line in said)
+    assert any(re.search(r"ddp:2: 2 seeds\b", line) for line in messages)
 
 
 @pytest.mark.usefixtures("no_root")
@@ -188,7 +188,7 @@ def _by_hand(train: Path, seed: int, steps: int) -> list[float]:
 
 @pytest.mark.usefixtures("no_root")
 @pytest.mark.parametrize(
-    ("what", "error", "said"),
+    ("what", "error", "message"),
     [
         ("dies", ChildError, "rank 1 of ddp:2"),
         ("raises", WorkloadError, "rank one has had enough"),
@@ -197,7 +197,7 @@ def _by_hand(train: Path, seed: int, steps: int) -> list[float]:
     ],
 )
 def test_a_failed_rank_is_named_and_all_ranks_end(
-    train: Path, what: str, error: type[Exception], said: str, monkeypatch: pytest.MonkeyPatch
+    train: Path, what: str, error: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process, "_MAX_SUSPENSION_S", 0.5)
     before = psutil.Process().children(recursive=True)
@@ -208,7 +208,7 @@ def test_a_failed_rank_is_named_and_all_ranks_end(
             side.trials([0], 3, LIMIT_S)
         # Ranks end with the trial; the speed measurement starts others.
         assert psutil.Process().children(recursive=True) == without_ranks
-        assert said in str(caught.value)
+        assert message in str(caught.value)
         if what == "raises":
             assert "odd_train.py:" in str(caught.value.where)  # type: ignore[attr-defined]
         with pytest.raises(error):
@@ -319,18 +319,18 @@ def test_ranks_on_shaped_links_count_their_own_bytes(
 
 
 @pytest.mark.parametrize(
-    ("cluster", "said"),
+    ("cluster", "message"),
     [
         ("h100x8-100gbe", "one switch"),
         ("workers=2,link=100gbit", "faster than a network lab"),
     ],
 )
-def test_reports_links_that_cannot_be_emulated(cluster: str, said: str, require: Any) -> None:
+def test_reports_links_that_cannot_be_emulated(cluster: str, message: str, require: Any) -> None:
     require("netlab", why_no_netlab() is None, str(why_no_netlab()))
     with hosts_of(Cluster.load(cluster), 2) as where:
         assert not where.shaped
         assert where.private
-        assert said in where.notes[0]
+        assert message in where.notes[0]
         with where.unshaped():
             pass
 
@@ -344,7 +344,7 @@ def test_more_ranks_than_cores_are_reported_as_noisy(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    ("texts", "cluster", "error", "said"),
+    ("texts", "cluster", "error", "message"),
     [
         (["ddp:2"], None, UsageError, "--cluster workers=2,link="),
         (["powersgd:4"], CLUSTER, UsageError, "ddp:workers=2+powersgd:4"),
@@ -353,19 +353,19 @@ def test_more_ranks_than_cores_are_reported_as_noisy(monkeypatch: pytest.MonkeyP
     ],
 )
 def test_refuses_incomplete_combinations_before_starting(
-    train: Path, texts: list[str], cluster: str | None, error: type[Exception], said: str
+    train: Path, texts: list[str], cluster: str | None, error: type[Exception], message: str
 ) -> None:
     where = None if cluster is None else Cluster.load(cluster)
     with pytest.raises(error) as caught:
         prove(workload(train), texts, cluster=where)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_ranks_build_functions_only(train: Path) -> None:
     chosen = {"ddp:2": technique.parse("ddp:2")}
     live = Workload.of(nn.Linear(2, 2), torch.ones(1, 2), lambda out: out.sum())
-    for recipe, said in ((Workload.parse(str(train)), "plain script"), (live, "live objects")):
-        with pytest.raises(UsageError, match=said):
+    for recipe, message in ((Workload.parse(str(train)), "plain script"), (live, "live objects")):
+        with pytest.raises(UsageError, match=message):
             check_ranks(recipe, chosen, Cluster.load(CLUSTER))
     assert check_ranks(live, {"amp:bf16": technique.parse("amp:bf16")}, None) == {}
 
@@ -377,12 +377,12 @@ def test_refuses_workloads_without_gradients_to_exchange(tmp_path: Path) -> None
 
     net = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
-    for built, said in (
+    for built, message in (
         (BuiltWorkload(None, step=lambda: None), "its own step function"),
         (BuiltWorkload(net, torch.ones(1, 2), reads_batch=True), "no optimizer"),
         (BuiltWorkload(Lightning(2, 2), torch.ones(1, 2), None, optimizer), "a training_step"),
     ):
-        with pytest.raises(WorkloadError, match=said):
+        with pytest.raises(WorkloadError, match=message):
             Join(0, 2, str(tmp_path / "store"), 1.0).apply(built)
 
 

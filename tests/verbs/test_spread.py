@@ -100,18 +100,18 @@ def test_the_curve_draws_every_bar(transformer: Graph) -> None:
 
 
 @pytest.mark.parametrize(
-    ("workers", "batch", "said"),
+    ("workers", "batch", "message"),
     [([], 0, "is empty"), ([128], 0, r"\b128\b.*\b64\b"), ([8], 12, r"\b12\b.*\b8\b")],
 )
 def test_refuses_invalid_workers_and_batches(
-    transformer: Graph, workers: list[int], batch: int, said: str
+    transformer: Graph, workers: list[int], batch: int, message: str
 ) -> None:
-    with pytest.raises(InvalidArgumentError, match=said):
+    with pytest.raises(InvalidArgumentError, match=message):
         curve(transformer, SWITCH, workers, global_batch=batch, durations=DURATIONS)
 
 
 def test_a_technique_for_one_machine_has_no_curve(transformer: Graph) -> None:
-    with pytest.raises(UsageError, match="spreads nothing"):
+    with pytest.raises(UsageError, match="does not distribute"):
         curve(transformer, SWITCH, [2], text="amp:bf16", durations=DURATIONS)
 
 
@@ -141,8 +141,8 @@ def test_compression_is_worth_it_below_the_crossover(
     assert found.bandwidth == pytest.approx(row.sent_bytes / sent_ns * 1e9)
     assert method.pays_below == pytest.approx(found.bandwidth * 0.9 * sent_ns / 100e3, rel=1e-3)
     assert found.budget_ns == pytest.approx(sent_ns, rel=1e-6)
-    said = " ".join(found.in_words)
-    assert re.search(r"\bYes\b.*ddp:4\+tenth:100\.0\b.*\b[\d.]+ [GM]bit/s", said)
+    text = " ".join(found.in_words)
+    assert re.search(r"\bYes\b.*ddp:4\+tenth:100\.0\b.*\b[\d.]+ [GM]bit/s", text)
 
 
 @pytest.mark.usefixtures("tenth")
