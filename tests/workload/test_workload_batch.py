@@ -27,10 +27,10 @@ def tokens(rows: int = 4) -> torch.Tensor:
     return torch.arange(rows * 6).view(rows, 6)
 
 
-@pytest.mark.parametrize("wanted", [1, 2, 4, 7, 8])
-def test_samples_are_cut_off_or_come_over_again(wanted: int) -> None:
-    found = resized(tokens(), 4, wanted)
-    assert [row[0].item() // 6 for row in found] == [i % 4 for i in range(wanted)]
+@pytest.mark.parametrize("target", [1, 2, 4, 7, 8])
+def test_samples_are_cut_off_or_come_over_again(target: int) -> None:
+    found = resized(tokens(), 4, target)
+    assert [row[0].item() // 6 for row in found] == [i % 4 for i in range(target)]
 
 
 def test_every_kind_of_nesting_stays_what_it_is() -> None:
@@ -97,30 +97,30 @@ def built(samples: int = 0) -> BuiltWorkload:
 
 
 def test_a_resized_workload_runs_on_as_many_samples() -> None:
-    one = built()
-    one.resize(6)
-    assert one.samples == one.rows == 6
-    assert one.batch[1].shape == (6, 1)
-    assert one.step().shape == ()
+    workload = built()
+    workload.resize(6)
+    assert workload.samples == workload.rows == 6
+    assert workload.batch[1].shape == (6, 1)
+    assert workload.step().shape == ()
 
 
 def test_inputs_that_are_their_own_targets_stay_so() -> None:
     images = torch.randn(4, 6)
-    one, two = resized((images, images), 4, 6)
-    assert one is two
-    one, two = resized((images, images.clone()), 4, 6)
-    assert one.data_ptr() != two.data_ptr()
+    first, two = resized((images, images), 4, 6)
+    assert first is two
+    first, two = resized((images, images.clone()), 4, 6)
+    assert first.data_ptr() != two.data_ptr()
 
 
 def test_several_samples_a_row_stay_several() -> None:
-    one = built(samples=16)
-    one.resize(8)
-    assert (one.samples, one.rows) == (8, 2)
+    workload = built(samples=16)
+    workload.resize(8)
+    assert (workload.samples, workload.rows) == (8, 2)
     with pytest.raises(WorkloadError, match="no whole batch"):
-        one.resize(9)
+        workload.resize(9)
 
 
 def test_a_step_of_the_users_own_hides_its_batch() -> None:
-    one = build_from({"step": lambda: None, "batch": tokens()}, (), 0, "test")
+    workload = build_from({"step": lambda: None, "batch": tokens()}, (), 0, "test")
     with pytest.raises(WorkloadError, match="hides its batch"):
-        one.resize(8)
+        workload.resize(8)

@@ -65,8 +65,8 @@ def test_a_training_workload_steps_its_parameters(kind: Any) -> None:
     model = linear()
     parts = (model, pair(), nn.functional.mse_loss, sgd(model))
     names = ("model", "batch", "loss", "optimizer")
-    given = dict(zip(names, parts, strict=True))
-    built = build(kind(**given) if kind in (dict, BuiltWorkload) else kind(parts))
+    fields = dict(zip(names, parts, strict=True))
+    built = build(kind(**fields) if kind in (dict, BuiltWorkload) else kind(parts))
     before = model.weight.detach().clone()
     losses = [float(built.step()) for _ in range(3)]
     assert losses[2] < losses[1] < losses[0]
@@ -75,8 +75,8 @@ def test_a_training_workload_steps_its_parameters(kind: Any) -> None:
 
 
 def test_a_step_does_what_the_textbook_does() -> None:
-    mine, theirs = linear(), linear()
-    built = build((mine, pair(), nn.functional.mse_loss, sgd(mine)))
+    own, theirs = linear(), linear()
+    built = build((own, pair(), nn.functional.mse_loss, sgd(own)))
     optimizer = sgd(theirs)
     inputs, targets = pair()
     for _ in range(3):
@@ -85,7 +85,7 @@ def test_a_step_does_what_the_textbook_does() -> None:
         loss.backward()
         optimizer.step()
         assert torch.equal(built.step(), loss.detach())
-    assert torch.equal(mine.weight, theirs.weight)
+    assert torch.equal(own.weight, theirs.weight)
 
 
 def test_without_an_optimizer_a_step_is_a_forward_pass_without_gradients() -> None:
@@ -112,8 +112,8 @@ def test_a_function_is_the_step_itself() -> None:
 
 @pytest.mark.parametrize("as_dictionary", [True, False])
 def test_a_step_that_is_given_is_not_replaced(as_dictionary: bool) -> None:
-    given: dict[str, Any] = {"model": linear(), "batch": pair()[0], "step": lambda: "mine"}
-    assert build(given if as_dictionary else BuiltWorkload(**given)).step() == "mine"
+    fields: dict[str, Any] = {"model": linear(), "batch": pair()[0], "step": lambda: "mine"}
+    assert build(fields if as_dictionary else BuiltWorkload(**fields)).step() == "mine"
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_samples_that_are_given_are_believed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("result", "said"),
+    ("result", "message"),
     [
         (None, "returned nothing"),
         (3, "returned an int"),
@@ -189,11 +189,11 @@ def test_samples_that_are_given_are_believed() -> None:
     ],
 )
 def test_anything_else_is_refused_with_what_was_returned_and_what_to_return(
-    result: Any, said: str
+    result: Any, message: str
 ) -> None:
     with pytest.raises(WorkloadError) as caught:
         build(result)
-    assert said in caught.value.what
+    assert message in caught.value.what
     assert caught.value.where == WHERE
     assert "return" in str(caught.value.remedy) or "keys" in str(caught.value.remedy)
 
@@ -260,7 +260,7 @@ class Wrapper:
 
 
 @pytest.mark.parametrize(
-    ("result", "said", "remedy"),
+    ("result", "message", "remedy"),
     [
         (linear(), "Linear alone", "(model, batch) for inference"),
         ((linear(), pair(), nn.MSELoss, sgd(linear())), "the class MSELoss", "MSELoss()"),
@@ -276,13 +276,13 @@ class Wrapper:
         ),
         ((Wrapper(), pair(), nn.MSELoss(), sgd(linear())), "tuple of Wrapper", "its 'network' is"),
         ({"model": Wrapper(), "step": print}, "Wrapper", "its 'network' is"),
-        ((one for one in "abc"), "returned a generator", "yield"),
+        ((character for character in "abc"), "returned a generator", "yield"),
     ],
 )
-def test_near_misses_are_told_what_to_write(result: Any, said: str, remedy: str) -> None:
+def test_near_misses_are_told_what_to_write(result: Any, message: str, remedy: str) -> None:
     with pytest.raises(WorkloadError) as caught:
         build(result)
-    assert said in caught.value.what
+    assert message in caught.value.what
     assert remedy in str(caught.value.remedy)
     assert caught.value.where == WHERE
 

@@ -104,7 +104,7 @@ def test_code_under_main_does_not_run_for_a_function(drive_forked: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "said"),
+    ("text", "line", "message"),
     [
         ("import a_package_nobody_has\n", 1, "a_package_nobody_has"),
         ("def make():\n    return 1 / 0\n", 2, "ZeroDivisionError"),
@@ -116,10 +116,10 @@ def test_code_under_main_does_not_run_for_a_function(drive_forked: Run) -> None:
     ],
 )
 def test_an_error_names_the_users_own_line(
-    drive_forked: Run, text: str, line: int | None, said: str
+    drive_forked: Run, text: str, line: int | None, message: str
 ) -> None:
     outcome = drive_forked(text, losses, function="make")
-    assert said in outcome.what
+    assert message in outcome.what
     file, _, found = outcome.error["where"].rpartition(":")
     assert (file or found).endswith("train.py")
     assert line is None or int(found) == line

@@ -240,7 +240,7 @@ def test_what_cannot_be_put_back_is_named_and_its_copy_stays(
         with pytest.raises(WorkloadError) as caught:
             stack.close()
     assert str(path) in caught.value.what
-    copies = [one for one in keep_in.iterdir() if one.suffix != ".json"]
+    copies = [path for path in keep_in.iterdir() if path.suffix != ".json"]
     assert [copy.read_bytes() for copy in copies] == [b"a model that took a week"]
     assert str(copies[0]) in caught.value.what
     shutil.rmtree(keep_in)

@@ -53,7 +53,7 @@ def look(built: BuiltWorkload) -> Generator[None, Any, dict[str, Any]]:
         "trained": any((a != b).any().item() for a, b in zip(before, after, strict=True)),
         "optimizer": type(built.optimizer).__name__,
         "own": built.own_step,
-        "inputs": [list(one.shape) for one in built.batch],
+        "inputs": [list(tensor.shape) for tensor in built.batch],
     }
 
 

@@ -111,8 +111,8 @@ def test_an_error_in_an_edited_script_is_where_it_ran(drive_forked: Run) -> None
 
 def test_an_edit_without_a_place_is_an_error_before_the_script_runs(drive_forked: Run) -> None:
     text = "print('ran')\n" + _FOUR_LOSSES.replace("for step in range(400)", "step = 0\nwhile 1")
-    said = drive_forked(text, look, techniques=(Accumulation(2),)).what
-    assert "no for loop" in said
+    message = drive_forked(text, look, techniques=(Accumulation(2),)).what
+    assert "no for loop" in message
 
 
 def test_the_same_seed_gives_the_same_losses(drive_forked: Run) -> None:
@@ -232,7 +232,7 @@ def test_nothing_of_the_script_runs_once_the_program_is_done(
 
 
 @pytest.mark.parametrize(
-    ("text", "said", "remedy"),
+    ("text", "message", "remedy"),
     [
         ("", "optimizer step", "train.py:FUNCTION"),
         ("loss_of(model)", " 1 call ", " --"),
@@ -269,10 +269,10 @@ def test_nothing_of_the_script_runs_once_the_program_is_done(
     ],
 )
 def test_a_script_without_enough_steps_is_told_what_to_do(
-    drive_forked: Run, text: str, said: str, remedy: str
+    drive_forked: Run, text: str, message: str, remedy: str
 ) -> None:
     outcome = drive_forked(script(text), look)
-    assert said in outcome.what
+    assert message in outcome.what
     assert remedy in outcome.error["remedy"]
 
 
