@@ -66,20 +66,20 @@ def probe(path: str) -> None:
             ``number<tab>test`` is added to the log where a test comes by the first time.
     """
     with open(path, encoding="utf-8") as file:
-        wanted = json.load(file)
-    log = os.open(wanted["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        request = json.load(file)
+    log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     seen = set()
 
     def come_by(numbers: Sequence[int]) -> None:
         test = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0]
         if test and (numbers[0], test) not in seen:
             seen.add((numbers[0], test))
-            os.write(log, "".join(f"{one}\t{test}\n" for one in numbers).encode())
+            os.write(log, "".join(f"{number}\t{test}\n" for number in numbers).encode())
 
     builtins._come_by = come_by  # type: ignore[attr-defined]
     made: dict[str, _Made] = {
         name: lambda path, lines=lines: with_probes(path, {int(n): lines[n] for n in lines})
-        for name, lines in wanted["places"].items()
+        for name, lines in request["places"].items()
     }
     sys.meta_path.insert(0, _Finder(made))
 
@@ -99,11 +99,11 @@ def with_probes(path: str, lines: Mapping[int, Sequence[int]]) -> ast.Module:
 
 
 def _innermost(block: list[Any], line: int) -> tuple[list[Any], int]:
-    at = max(i for i, one in enumerate(block) if i == 0 or one.lineno <= line)
-    inside = [one for one in ast.iter_child_nodes(block[at]) if hasattr(one, "body")]
-    for one in [block[at], *inside]:
+    at = max(i for i, node in enumerate(block) if i == 0 or node.lineno <= line)
+    inside = [node for node in ast.iter_child_nodes(block[at]) if hasattr(node, "body")]
+    for part in [block[at], *inside]:
         for name in ("body", "orelse", "finalbody"):
-            inner = getattr(one, name, None) or ()
+            inner = getattr(part, name, None) or ()
             if isinstance(inner, list) and inner[0].lineno <= line <= inner[-1].end_lineno:
                 return _innermost(inner, line)
     return block, at
