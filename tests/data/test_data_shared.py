@@ -247,9 +247,9 @@ def test_training_times_are_consistent() -> None:
     for run in times.runs:
         assert 0 < run.fastest_s <= run.median_s <= run.slowest_s
         assert run.fastest_s <= run.olympic_mean_s <= run.slowest_s
-    known = {(run.system, run.benchmark): run for run in times.runs}
+    runs = {(run.system, run.benchmark): run for run in times.runs}
     for step in times.steps:
-        run = known[step.system, step.benchmark]
+        run = runs[step.system, step.benchmark]
         assert step.global_batch == run.global_batch
         # One of the runs was taken apart, so its time lies among theirs (rounded to 0.1 s).
         assert run.fastest_s - 0.1 <= step.run_s <= run.slowest_s + 0.1
