@@ -78,8 +78,8 @@ def test_the_recorded_step_is_as_long_as_its_path(folder: Path) -> None:
 
 
 def test_techniques_are_predicted(folder: Path) -> None:
-    asked = ["--technique", "fused_optimizer", "--technique", "channels_last"]
-    found = run(folder, "predict", "run.slipgraph", *asked, "--json")
+    options = ["--technique", "fused_optimizer", "--technique", "channels_last"]
+    found = run(folder, "predict", "run.slipgraph", *options, "--json")
     names = sorted(row["technique"].partition(":")[0] for row in found)
     assert names == ["channels_last", "fused_optimizer"]
 
