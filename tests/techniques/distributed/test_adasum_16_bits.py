@@ -34,10 +34,10 @@ def rows(request: pytest.FixtureRequest) -> list[torch.Tensor]:
 
 
 def test_products_are_those_of_widened_rows(rows: list[torch.Tensor]) -> None:
-    wanted = kernels.products([row.float() for row in rows], STARTS)
+    expected = kernels.products([row.float() for row in rows], STARTS)
     with LargestWide() as wide:
         found = exchange._products(rows, STARTS)
-    np.testing.assert_allclose(found, wanted, rtol=1e-12, atol=1e-9)
+    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-9)
     assert 0 < wide.numbers <= exchange._WIDENED
 
 
@@ -45,11 +45,11 @@ def test_sums_are_those_of_widened_rows_to_the_bit_in_a_row_itself(
     rows: list[torch.Tensor],
 ) -> None:
     weights = np.random.default_rng(0).normal(size=(len(STARTS) - 1, len(rows)))
-    wanted = torch.empty(LENGTH)
-    kernels.combine([row.float() for row in rows], STARTS, weights, wanted)
+    expected = torch.empty(LENGTH)
+    kernels.combine([row.float() for row in rows], STARTS, weights, expected)
     with LargestWide() as wide:
         exchange._combined(rows, STARTS, weights, rows[1])
-    assert torch.equal(rows[1], wanted.to(rows[1].dtype))
+    assert torch.equal(rows[1], expected.to(rows[1].dtype))
     assert 0 < wide.numbers <= exchange._WIDENED
 
 

@@ -24,16 +24,16 @@ def statistics(*grads: GradientNoise, same_batch: bool = False) -> Statistics:
 
 
 def test_alike_nothing_is_gained_and_unlike_it_is_the_sum() -> None:
-    alike = benefit(np.ones((2, 4, 4)))
-    assert (alike.orthogonality, alike.step) == pytest.approx((0.25, 1.0))
+    identical = benefit(np.ones((2, 4, 4)))
+    assert (identical.orthogonality, identical.step) == pytest.approx((0.25, 1.0))
     unlike = benefit(np.eye(4)[None])
     assert (unlike.orthogonality, unlike.step) == pytest.approx((1.0, 4.0))
 
 
 def test_what_is_worth_more_is_less_alike_or_has_more_to_learn() -> None:
-    alike, unlike = benefit(np.ones((1, 4, 4))), benefit(np.eye(4)[None])
-    assert alike.worth(0.5) == pytest.approx(0.125)
-    assert alike.worth(0.5) < unlike.worth(0.5) < unlike.worth(0.6)
+    identical, unlike = benefit(np.ones((1, 4, 4))), benefit(np.eye(4)[None])
+    assert identical.worth(0.5) == pytest.approx(0.125)
+    assert identical.worth(0.5) < unlike.worth(0.5) < unlike.worth(0.6)
 
 
 @pytest.mark.parametrize("workers", [2, 5, 16])
@@ -46,9 +46,9 @@ def test_two_numbers_a_layer_tell_what_drawn_gradients_show(workers: int) -> Non
         products.append(rows @ rows.T)
         square = float((mean**2).mean())
         grads.append(noise(elements, square + spread**2, spread**2))
-    seen, told = benefit(np.stack(products)), benefit(expected_products(grads, workers))
-    assert told.orthogonality == pytest.approx(seen.orthogonality, rel=0.05)
-    assert told.step == pytest.approx(seen.step, rel=0.05)
+    seen, estimated = benefit(np.stack(products)), benefit(expected_products(grads, workers))
+    assert estimated.orthogonality == pytest.approx(seen.orthogonality, rel=0.05)
+    assert estimated.step == pytest.approx(seen.step, rel=0.05)
 
 
 def test_workers_that_are_averaged_first_are_as_one_with_less_noise() -> None:
@@ -72,9 +72,9 @@ def test_where_nothing_is_known_nothing_is_told() -> None:
 
 
 def test_what_cannot_be_is_named() -> None:
-    for given in (np.zeros((1, 2, 2)), np.ones((2, 2)), np.full((1, 2, 2), np.nan)):
+    for products in (np.zeros((1, 2, 2)), np.ones((2, 2)), np.full((1, 2, 2), np.nan)):
         with pytest.raises(InvalidArgumentError, match="products"):
-            benefit(given)
+            benefit(products)
     with pytest.raises(InvalidArgumentError, match="noise"):
         expected_products([noise(10, 1.0, None)], 2)
     with pytest.raises(InvalidArgumentError, match="workers"):

@@ -81,11 +81,11 @@ def test_a_gradient_that_is_not_finite_shows_on_all_ranks_and_the_next_is_sound(
         return found
 
     first, second = run_ranks(2, work)
-    for step, (one, other) in enumerate(zip(first, second, strict=True)):
-        assert torch.equal(one.isfinite(), other.isfinite())
-        assert bool(one.isfinite().all()) == (step != 1)
+    for step, (gradient, other) in enumerate(zip(first, second, strict=True)):
+        assert torch.equal(gradient.isfinite(), other.isfinite())
+        assert bool(gradient.isfinite().all()) == (step != 1)
         if step != 1:
-            assert torch.equal(one, other)
+            assert torch.equal(gradient, other)
 
 
 def test_a_second_hook_is_refused() -> None:
@@ -95,7 +95,7 @@ def test_a_second_hook_is_refused() -> None:
             model.register_comm_hook(AdasumState(), adasum_hook)
         return str(caught.value)
 
-    assert all("once" in said for said in run_ranks(2, work))
+    assert all("once" in message for message in run_ranks(2, work))
 
 
 @pytest.mark.parametrize("ending", ["dies", "hangs"])

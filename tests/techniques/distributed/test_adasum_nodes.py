@@ -47,10 +47,10 @@ def test_nodes_are_averaged_within_and_combined_across(size: int, per_node: int)
         return found
 
     found = run_ranks(size, work)
-    wanted = expected(size, per_node)
+    reference = expected(size, per_node)
     for number, bound in enumerate((1e-6, 2e-2)):
-        assert all(torch.equal(one[number], found[0][number]) for one in found)
-        off = (found[0][number].double() - wanted).norm() / wanted.norm()
+        assert all(torch.equal(result[number], found[0][number]) for result in found)
+        off = (found[0][number].double() - reference).norm() / reference.norm()
         assert float(off) <= bound
 
 

@@ -52,8 +52,8 @@ def expected(size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     )
 
 
-def off(found: torch.Tensor, wanted: torch.Tensor) -> float:
-    return float((found.double() - wanted).norm() / wanted.norm())
+def off(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found.double() - expected).norm() / expected.norm())
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5, 6, 7, 8])
@@ -75,7 +75,7 @@ def test_ranks_give_the_reference_all_the_same_bits(size: int) -> None:
     for number, (dtype, bound) in enumerate(
         zip(dtypes * len(algorithms), bounds * 2, strict=False)
     ):
-        assert all(torch.equal(one[number], found[0][number]) for one in found)
+        assert all(torch.equal(result[number], found[0][number]) for result in found)
         assert off(found[0][number], expected(size, dtype)) <= bound
 
 
@@ -193,9 +193,9 @@ def test_weights_stay_equal_and_a_checkpoint_goes_on_exactly() -> None:
 
     found = run_ranks(3, work)
     for name in OPTIMIZERS:
-        assert all(torch.equal(one[name][0], found[0][name][0]) for one in found), name
+        assert all(torch.equal(result[name][0], found[0][name][0]) for result in found), name
         # A momentum in a checkpoint is not copied: it must have been, to go on exactly.
-        assert all(one[name][1] for one in found), name
+        assert all(result[name][1] for result in found), name
 
 
 def test_processes_train_as_simulated_workers_do() -> None:
@@ -244,7 +244,7 @@ def test_one_worker_s_overflow_makes_all_skip() -> None:
             next(model.parameters()).grad[0, 0] = torch.inf
         scaler.step(optimizer)
         scaler.update()
-        kept = all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+        unchanged = all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
         fresh = not optimizer.optimizer.state
         optimizer.zero_grad()
         scaler.scale(cross_entropy(model(x), y)).backward()
@@ -252,10 +252,10 @@ def test_one_worker_s_overflow_makes_all_skip() -> None:
         nn.utils.clip_grad_norm_(model.parameters(), 0.5)
         scaler.step(optimizer)
         moved = not torch.equal(before[0], next(model.parameters()))
-        return kept, fresh, optimizer.skipped, moved, scaler.get_scale()
+        return unchanged, fresh, optimizer.skipped, moved, scaler.get_scale()
 
     found = run_ranks(2, work)
-    assert [one[:4] for one in found] == [(True, True, 1, True)] * 2
+    assert [result[:4] for result in found] == [(True, True, 1, True)] * 2
     assert found[1][4] < found[0][4]
 
 
@@ -275,14 +275,14 @@ def test_the_hook_gives_a_model_in_ddp_adasum_of_its_gradients() -> None:
         gradients.append([p.grad for p in model.parameters()])
     found = run_ranks(3, work)
     for number, per_rank in enumerate(zip(*gradients, strict=True)):
-        wanted = adasum_of([one.double() for one in per_rank])
-        assert off(found[0][number], wanted) <= 1e-6
-        assert all(torch.equal(one[number], found[0][number]) for one in found)
+        expected = adasum_of([tensor.double() for tensor in per_rank])
+        assert off(found[0][number], expected) <= 1e-6
+        assert all(torch.equal(result[number], found[0][number]) for result in found)
 
 
 def test_what_differs_between_ranks_is_named_on_all() -> None:
     def work(rank: int) -> list[str]:
-        said = []
+        messages = []
         model = nn.Linear(3 + (rank == 1), 2)
         for act in (
             lambda: adasum_all_reduce(torch.zeros(4 + rank)),
@@ -291,18 +291,18 @@ def test_what_differs_between_ranks_is_named_on_all() -> None:
         ):
             with pytest.raises(CommunicationError) as caught:
                 act()
-            said.append(str(caught.value))
-        alike = nn.Linear(2, 2)
-        nn.init.constant_(alike.weight, float(rank))
+            messages.append(str(caught.value))
+        linear = nn.Linear(2, 2)
+        nn.init.constant_(linear.weight, float(rank))
         with pytest.raises(CommunicationError) as caught:
-            AdasumOptimizer(torch.optim.SGD(alike.parameters(), 0.1))
-        return [*said, str(caught.value)]
+            AdasumOptimizer(torch.optim.SGD(linear.parameters(), 0.1))
+        return [*messages, str(caught.value)]
 
     for said in run_ranks(2, work):
-        for one, part in zip(
+        for message, part in zip(
             said, ("shape of the call", "not finite", "parameters", "start"), strict=True
         ):
-            assert part in one
+            assert part in message
 
 
 def test_parameters_of_many_parts_are_as_those_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -321,13 +321,13 @@ def test_parameters_of_many_parts_are_as_those_of_one(monkeypatch: pytest.Monkey
         return [trained(rank, size, m) for size in (1 << 20, 200) for m in (0.0, 0.9)]
 
     found = run_ranks(2, work)
-    for (count, one), (parts, many) in zip(found[0][:2], found[0][2:], strict=True):
+    for (count, single), (parts, many) in zip(found[0][:2], found[0][2:], strict=True):
         assert count == 1
         assert parts > 2
-        for a, b in zip(one, many, strict=True):
+        for a, b in zip(single, many, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
-    for mine, theirs in zip(found[0], found[1], strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(mine[1], theirs[1], strict=True))
+    for own, theirs in zip(found[0], found[1], strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(own[1], theirs[1], strict=True))
 
 
 def test_gradients_that_only_some_ranks_have_count_as_zero_on_the_others() -> None:
@@ -360,8 +360,10 @@ def test_gradients_that_only_some_ranks_have_count_as_zero_on_the_others() -> No
         assert torch.equal(change, found[1][1][number])
         gradients = [ranks[0][number] for ranks in found]
         zero = torch.zeros_like(change)
-        wanted = adasum_of([zero if one is None else -0.1 * one for one in gradients])
-        assert torch.allclose(change, wanted, atol=1e-6)
+        expected = adasum_of(
+            [zero if gradient is None else -0.1 * gradient for gradient in gradients]
+        )
+        assert torch.allclose(change, expected, atol=1e-6)
 
 
 def test_a_rank_that_ends_is_named() -> None:

@@ -59,8 +59,8 @@ def test_it_commutes_but_does_not_associate() -> None:
 @pytest.mark.parametrize("scale", [1e-12, 1e-6, 1e6, 1e12])
 @pytest.mark.parametrize("count", [2, 3, 5, 8])
 def test_scaled_vectors_give_the_scaled_result(scale: float, count: int) -> None:
-    given = vectors(count)
-    assert off(adasum_of([scale * one for one in given]) / scale, adasum_of(given)) <= 1e-6
+    rows = vectors(count)
+    assert off(adasum_of([scale * vector for vector in rows]) / scale, adasum_of(rows)) <= 1e-6
 
 
 def test_the_tree_meets_neighbours_first() -> None:
@@ -72,10 +72,10 @@ def test_the_tree_meets_neighbours_first() -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 7, 8])
 def test_the_weights_of_scalar_products_give_the_same_vector(count: int) -> None:
-    given = vectors(count, dtype=torch.float64)
-    rows = torch.stack(given)
+    parts = vectors(count, dtype=torch.float64)
+    rows = torch.stack(parts)
     found = weights((rows @ rows.T).numpy()[None])[0]
-    assert off(torch.from_numpy(found) @ rows, adasum_of(given)) <= 1e-12
+    assert off(torch.from_numpy(found) @ rows, adasum_of(parts)) <= 1e-12
 
 
 def test_vectors_that_cancel_leave_their_branch_without_weight() -> None:
@@ -86,13 +86,13 @@ def test_vectors_that_cancel_leave_their_branch_without_weight() -> None:
 
 
 def test_how_much_is_gained_lies_between_the_mean_and_the_sum() -> None:
-    alike, unlike = torch.ones(4, 8, dtype=torch.float64), torch.eye(4, 8, dtype=torch.float64)
-    products = torch.stack([alike @ alike.T, unlike @ unlike.T]).numpy()
+    identical, unlike = torch.ones(4, 8, dtype=torch.float64), torch.eye(4, 8, dtype=torch.float64)
+    products = torch.stack([identical @ identical.T, unlike @ unlike.T]).numpy()
     assert orthogonality(products).tolist() == pytest.approx([0.25, 1.0])
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("inputs", "message"),
     [
         ([], "^vectors: "),
         ([torch.zeros(3, dtype=torch.int64)], r"vectors\[0\]"),
@@ -101,9 +101,9 @@ def test_how_much_is_gained_lies_between_the_mean_and_the_sum() -> None:
         ([torch.eye(3).to_sparse()], r"vectors\[0\]"),
     ],
 )
-def test_what_cannot_be_combined_is_named(given: list[torch.Tensor], message: str) -> None:
+def test_what_cannot_be_combined_is_named(inputs: list[torch.Tensor], message: str) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
-        adasum_of(given)
+        adasum_of(inputs)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -18,7 +18,7 @@ def test_the_step_grows_by_the_exchange_and_five_copies() -> None:
     found = Adasum(4).predict(graph, context(SLOW))
     found.check()
     (row,) = found.exchanges
-    nbytes = sum(one.spec.nbytes for one in gradients(graph))
+    nbytes = sum(gradient.spec.nbytes for gradient in gradients(graph))
     assert row.collective.nbytes == nbytes
     assert found.samples == 4 * graph.samples
     cost = SLOW.cost(row.collective).duration_ns
@@ -31,8 +31,8 @@ def test_the_step_grows_by_the_exchange_and_five_copies() -> None:
 def test_it_is_found_by_name_and_is_one_of_the_ways_to_spread_a_step() -> None:
     (found,) = parse("adasum:workers=8")
     assert found == Adasum(8)
-    known = registry()
-    assert all(clash(known["adasum"], known[other]) for other in ("ddp", "fsdp"))
+    techniques = registry()
+    assert all(clash(techniques["adasum"], techniques[other]) for other in ("ddp", "fsdp"))
     assert found.quality().kind is QualityKind.NEEDS_TRAINING
     note = found.code(None).note  # type: ignore[arg-type,union-attr]
     assert "AdasumOptimizer(optimizer)" in note, "one worker a node is the default"

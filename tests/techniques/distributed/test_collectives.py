@@ -49,9 +49,9 @@ def total(size: int, length: int, dtype: torch.dtype = torch.float32) -> torch.T
     return torch.stack([ours(rank, length, dtype).double() for rank in range(size)]).sum(0)
 
 
-def close(found: torch.Tensor, wanted: torch.Tensor, dtype: torch.dtype) -> bool:
-    off = (found.double() - wanted).abs().max() if found.numel() else torch.tensor(0.0)
-    return bool(off <= BOUNDS[dtype] * (wanted.abs().max() if wanted.numel() else 1.0))
+def close(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> bool:
+    off = (found.double() - expected).abs().max() if found.numel() else torch.tensor(0.0)
+    return bool(off <= BOUNDS[dtype] * (expected.abs().max() if expected.numel() else 1.0))
 
 
 @given(st.integers(0, 10_000), st.integers(1, 50))
@@ -71,22 +71,22 @@ def test_shares_of_the_sum_and_all_of_them_again(size: int) -> None:
     def work(rank: int) -> Any:
         answers = []
         for algorithm, length, dtype in cases:
-            given = ours(rank, length, dtype)
-            kept = given.clone()
-            share = reduce_scatter(given, algorithm=algorithm)
+            tensor = ours(rank, length, dtype)
+            original = tensor.clone()
+            share = reduce_scatter(tensor, algorithm=algorithm)
             answers.append((share, all_gather(share, algorithm=algorithm)))
-            assert torch.equal(given, kept), "the argument has changed"
+            assert torch.equal(tensor, original), "the argument has changed"
         return answers
 
     found = run_ranks(size, work)
     for number, (algorithm, length, dtype) in enumerate(cases):
-        wanted = total(size, length, dtype)
-        together = torch.cat([one[number][0] for one in found])
-        assert close(together, wanted, dtype), (algorithm, length, dtype)
-        for rank, one in enumerate(found):
+        expected = total(size, length, dtype)
+        together = torch.cat([result[number][0] for result in found])
+        assert close(together, expected, dtype), (algorithm, length, dtype)
+        for rank, piece in enumerate(found):
             begin, end = shares(length, size)[rank : rank + 2]
-            assert one[number][0].shape == (end - begin,)
-            assert torch.equal(one[number][1], together)
+            assert piece[number][0].shape == (end - begin,)
+            assert torch.equal(piece[number][1], together)
 
 
 def test_auto_goes_to_everybody_at_once_with_little_and_to_the_neighbour_with_much() -> None:
@@ -120,10 +120,10 @@ def test_what_a_line_takes_is_what_it_sends() -> None:
 def test_direct_sums_are_those_from_the_first_rank_to_the_last() -> None:
     size, length = 5, 997
     found = run_ranks(size, lambda rank: reduce_scatter(ours(rank, length), algorithm="direct"))
-    wanted = ours(0, length)
+    expected = ours(0, length)
     for rank in range(1, size):
-        wanted = wanted + ours(rank, length)
-    assert torch.equal(torch.cat(found), wanted)
+        expected = expected + ours(rank, length)
+    assert torch.equal(torch.cat(found), expected)
 
 
 def test_a_mean_of_sixteen_bits_is_rounded_once() -> None:
@@ -165,7 +165,7 @@ def test_tensors_of_any_strides_and_shapes() -> None:
 
     found = run_ranks(2, work)
     rows = [ours(rank, 60).view(6, 10) for rank in range(2)]
-    both = [torch.cat([one[k] for one in found]) for k in range(3)]
+    both = [torch.cat([result[k] for result in found]) for k in range(3)]
     assert torch.equal(both[0], ((rows[0] + rows[1]) / 2).T.flatten())
     assert torch.equal(both[1], (rows[0] + rows[1])[:, ::3].flatten())
     assert both[2].item() == pytest.approx(float(rows[0].sum() + rows[1].sum()))
@@ -193,8 +193,8 @@ def test_two_dimensions_equal_one(size: int, rows: int) -> None:
     for number, (length, _, dtype) in enumerate(cases):
         flat = found[0][0][number][0]
         assert close(flat, total(size, length, dtype), dtype), cases[number]
-        assert all(torch.equal(one[0][number][0], flat) for one in found)
-        sent = sum(one[0][number][1] for one in found)
+        assert all(torch.equal(result[0][number][0], flat) for result in found)
+        sent = sum(result[0][number][1] for result in found)
         # All ranks together send what a ring would.
         assert sent == 2 * (size - 1) * length * dtype.itemsize
     assert close(found[0][1], total(size, 1000) / size, torch.float32)
@@ -221,12 +221,12 @@ def test_the_function_takes_any_strides_and_chooses_by_the_cluster() -> None:
         return turned, plain, by_cluster, sixteen
 
     found = run_ranks(4, work)
-    wanted = total(4, 6000).view(60, 100)
+    expected = total(4, 6000).view(60, 100)
     for turned, plain, by_cluster, sixteen in found:
-        assert close(turned, wanted.T / 4, torch.float32)
-        assert close(plain, wanted, torch.float32)
-        assert close(by_cluster, wanted, torch.float32)
-        assert close(sixteen, wanted[:, ::7], torch.float16)
+        assert close(turned, expected.T / 4, torch.float32)
+        assert close(plain, expected, torch.float32)
+        assert close(by_cluster, expected, torch.float32)
+        assert close(sixteen, expected[:, ::7], torch.float16)
 
 
 def two_racks() -> Cluster:
@@ -263,8 +263,8 @@ def test_techniques_are_put_on_a_model_in_ddp(sharded: bool) -> None:
 
     def work(rank: int) -> Any:
         plain, made, bare = built(), built(), built()
-        for one in (plain, made):
-            one.model = DistributedDataParallel(one.model)
+        for workload in (plain, made):
+            workload.model = DistributedDataParallel(workload.model)
         (technique,) = parse(text)
         technique.apply(made)
         with pytest.raises(WorkloadError, match=rf"^{technique.name}\b.*\bhook\b"):
@@ -285,7 +285,7 @@ def test_techniques_are_put_on_a_model_in_ddp(sharded: bool) -> None:
 
 def test_what_differs_between_ranks_is_named_on_all_and_the_next_call_works() -> None:
     def work(rank: int) -> Any:
-        said = []
+        messages = []
         odd = rank == 1
         for act in (
             lambda: reduce_scatter(torch.zeros(4 + odd)),
@@ -296,8 +296,8 @@ def test_what_differs_between_ranks_is_named_on_all_and_the_next_call_works() ->
         ):
             with pytest.raises(CommunicationError) as caught:
                 act()
-            said.append((str(caught.value), caught.value.ranks))
-        return said, reduce_scatter(torch.ones(3))
+            messages.append((str(caught.value), caught.value.ranks))
+        return messages, reduce_scatter(torch.ones(3))
 
     for rank, (said, after) in enumerate(run_ranks(3, work)):
         words = ("shape", "shape", "dtype", "settings", "collective")
@@ -318,13 +318,13 @@ def _failing(rank: int, how: str) -> Any:
         store.wait([f"said{other}" for other in (0, 2, 3)], timedelta(seconds=60))
         return None
     flat = torch.zeros(1 << 18)
-    said = []
+    messages = []
     for _ in range(2):
         with pytest.raises(CommunicationError) as caught:
             team.run("two rows", lambda: grid.all_reduce(flat, team.wire, 2))
-        said.append((str(caught.value), caught.value.ranks))
+        messages.append((str(caught.value), caught.value.ranks))
     store.set(f"said{rank}", "")
-    return said
+    return messages
 
 
 @pytest.mark.parametrize("how", ["dies", "hangs"])

@@ -75,9 +75,9 @@ def test_a_resumed_run_is_the_same_to_the_bit_with_every_compressor() -> None:
         return answers
 
     first, second = run_ranks(2, work)
-    for how, one, other in zip(EVERY, first, second, strict=True):
-        assert one[0] == other[0], how
-        assert one[1] == one[0], how
+    for how, result, other in zip(EVERY, first, second, strict=True):
+        assert result[0] == other[0], how
+        assert result[1] == result[0], how
         assert other[1] == other[0], how
 
 

@@ -91,21 +91,23 @@ def test_replicas_stay_the_same_and_every_gradient_is_accounted_for() -> None:
             compression = ss.distributed.compress(model, how)
             totals: dict[str, Any] = {"given": {}, "taken": {}}
             _train(model, rank, range(7), totals)
-            kept = compression.state_dict()["residual"]
-            answers.append((totals, kept, _parameters(model), compression.dense_buckets))
+            residual = compression.state_dict()["residual"]
+            answers.append((totals, residual, _parameters(model), compression.dense_buckets))
         return answers
 
     first, second = run_ranks(2, work)
-    for how, one, other in zip(COMPRESSORS, first, second, strict=True):
-        assert one[2] == other[2], how
-        assert one[3] == other[3] == 0
-        for name in one[0]["given"].keys() | other[0]["given"].keys():
-            given = sum(side[0]["given"].get(name, 0) for side in (one, other))
-            taken = 2 * one[0]["taken"].get(name, torch.zeros(()))
-            kept = sum(side[1][name].view_as(given) for side in (one, other) if name in side[1])
+    for how, result, other in zip(COMPRESSORS, first, second, strict=True):
+        assert result[2] == other[2], how
+        assert result[3] == other[3] == 0
+        for name in result[0]["given"].keys() | other[0]["given"].keys():
+            gradient = sum(side[0]["given"].get(name, 0) for side in (result, other))
+            taken = 2 * result[0]["taken"].get(name, torch.zeros(()))
+            kept = sum(
+                side[1][name].view_as(gradient) for side in (result, other) if name in side[1]
+            )
             rounding = 2e-2 if how.startswith("cast") else 1e-5
-            error = float((given - taken - kept).abs().max()) if given.numel() else 0.0
-            largest = float(given.abs().max()) if given.numel() else 0.0
+            error = float((gradient - taken - kept).abs().max()) if gradient.numel() else 0.0
+            largest = float(gradient.abs().max()) if gradient.numel() else 0.0
             assert error <= rounding * max(largest, 1e-2), (how, name)
 
 
@@ -131,7 +133,7 @@ def test_a_checkpoint_goes_on_to_the_bit() -> None:
             )
             answers.append((_parameters(after), drift))
             state = compression.state_dict()
-            bad = {name: kept * torch.nan for name, kept in state["residual"].items()}
+            bad = {name: residual * torch.nan for name, residual in state["residual"].items()}
             for change in (
                 {"rank": 5}, {"settings": "sign"}, {"residual": {"x": torch.ones(3)}},
                 {"residual": bad}, {"residual": {**state["residual"], "x": torch.ones(3)}},
@@ -141,9 +143,9 @@ def test_a_checkpoint_goes_on_to_the_bit() -> None:
         return answers
 
     first, second = run_ranks(2, work)
-    for one, other in zip(first, second, strict=True):
-        assert one[0] == other[0]
-        assert one[1] == other[1] == 0.0
+    for result, other in zip(first, second, strict=True):
+        assert result[0] == other[0]
+        assert result[1] == other[1] == 0.0
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -176,8 +178,8 @@ def test_gradients_that_are_not_finite_arrive_as_without_compression(bad: float)
     for rank in run_ranks(2, work):
         exact = rank[0][0]
         for how, (gradients, moved, finite, buckets) in zip(COMPRESSORS, rank[1:], strict=True):
-            for gradient, wanted in zip(gradients, exact, strict=True):
-                assert torch.equal(gradient.isfinite(), wanted.isfinite()), how
+            for gradient, expected in zip(gradients, exact, strict=True):
+                assert torch.equal(gradient.isfinite(), expected.isfinite()), how
             assert moved < 1e-6
             assert finite, how
             assert buckets == 1
@@ -217,7 +219,7 @@ def _refusals(model: DistributedDataParallel) -> list[str]:
     found = []
     ss.distributed.compress(model, "sign")
     double = nn.Linear(2, 2)
-    for given, how, options in (
+    for target, how, options in (
         (model, "sign", {}),
         (_wrapped(), "nothing", {}),
         (_wrapped(), "sign+topk", {}),
@@ -230,7 +232,7 @@ def _refusals(model: DistributedDataParallel) -> list[str]:
         (_wrapped(), "sign", {"timeout_s": 0.0}),
     ):
         try:
-            ss.distributed.compress(given, how, **options)  # type: ignore[arg-type]
+            ss.distributed.compress(target, how, **options)  # type: ignore[arg-type]
         except SlipstreamError as error:
             found.append(type(error).__name__)
         else:
@@ -257,10 +259,10 @@ def test_sparse_gradients_are_exchanged_as_they_are() -> None:
         return model.module.weight.grad.to_dense()
 
     for gradient in run_ranks(2, work):
-        wanted = torch.zeros(10, 4)
-        wanted[0] = wanted[1] = 0.5
-        wanted[5] = 1.0
-        assert torch.equal(gradient, wanted)
+        expected = torch.zeros(10, 4)
+        expected[0] = expected[1] = 0.5
+        expected[5] = 1.0
+        assert torch.equal(gradient, expected)
 
 
 def test_ranks_that_disagree_are_named() -> None:

@@ -59,17 +59,17 @@ def test_blocks(level: Any, bits: int, size: int) -> None:
 
     def run() -> list[torch.Tensor]:
         scales, codes = torch.zeros(1), torch.zeros(blocks.nbytes, dtype=torch.uint8)
-        kept, out = torch.from_numpy(residual.copy()), torch.full((size,), 3.0)
-        blocks.encode(torch.from_numpy(gradient), kept, scales, codes)
+        updated, out = torch.from_numpy(residual.copy()), torch.full((size,), 3.0)
+        blocks.encode(torch.from_numpy(gradient), updated, scales, codes)
         blocks.decode(scales, codes, out, 0.5, add=False)
         added = out.clone()
         blocks.decode(scales, codes, added, 0.5, add=True)
-        return [scales, codes, kept, out, added]
+        return [scales, codes, updated, out, added]
 
     found = run()
     with in_numpy():
-        wanted = run()
-    assert all(map(same, found, wanted))
+        expected = run()
+    assert all(map(same, found, expected))
     assert torch.equal(found[-1], 2 * found[-2])
 
 
@@ -78,11 +78,11 @@ def test_what_is_sent_and_what_is_kept_add_up(level: Any, bits: int) -> None:
     gradient, residual = _pair(1000)
     blocks = kernels.Blocks.of([(0, 300), (300, 700)], 256, bits)
     scales, codes = torch.zeros(len(blocks)), torch.zeros(blocks.nbytes, dtype=torch.uint8)
-    kept, out = torch.from_numpy(residual.copy()), torch.zeros(1000)
-    blocks.encode(torch.from_numpy(gradient), kept, scales, codes)
+    updated, out = torch.from_numpy(residual.copy()), torch.zeros(1000)
+    blocks.encode(torch.from_numpy(gradient), updated, scales, codes)
     blocks.decode(scales, codes, out, 1.0, add=False)
     total = gradient.astype(np.float64) + residual
-    assert np.allclose(out.double() + kept.double(), total, rtol=1e-5, atol=1e-4)
+    assert np.allclose(out.double() + updated.double(), total, rtol=1e-5, atol=1e-4)
     assert len(blocks) == 5
 
 
@@ -90,10 +90,10 @@ def test_a_block_of_zeros_contributes_exactly_zero(level: Any) -> None:
     for bits in (1, 4, 8):
         blocks = kernels.Blocks.of([(0, 100)], 4096, bits)
         scales, codes = torch.ones(1), torch.zeros(blocks.nbytes, dtype=torch.uint8)
-        kept, out = torch.zeros(100), torch.ones(100)
-        blocks.encode(torch.zeros(100), kept, scales, codes)
+        updated, out = torch.zeros(100), torch.ones(100)
+        blocks.encode(torch.zeros(100), updated, scales, codes)
         blocks.decode(scales, codes, out, 1.0, add=False)
-        assert not kept.any()
+        assert not updated.any()
         assert not out.any()
 
 
@@ -105,18 +105,18 @@ def test_top(level: Any, count: int, ties: bool) -> None:
         gradient, residual = np.round(gradient), np.zeros_like(residual)
     for k in {1, max(1, count // 100), count}:
         indices, values = torch.zeros(k, dtype=torch.int32), torch.zeros(k)
-        wanted = torch.from_numpy(residual.copy())
+        expected = torch.from_numpy(residual.copy())
         with in_numpy():
-            kernels.top(torch.from_numpy(gradient), wanted, indices, values)
+            kernels.top(torch.from_numpy(gradient), expected, indices, values)
         found, made = torch.zeros(k, dtype=torch.int32), torch.zeros(k)
-        kept = torch.from_numpy(residual.copy())
-        kernels.top(torch.from_numpy(gradient), kept, found, made)
+        updated = torch.from_numpy(residual.copy())
+        kernels.top(torch.from_numpy(gradient), updated, found, made)
         assert same(found, indices)
         assert same(made, values)
-        assert same(kept, wanted)
+        assert same(updated, expected)
         out = torch.zeros(count)
         kernels.scatter(found, made, out, 1.0)
-        assert np.array_equal(out.numpy() + kept.numpy(), gradient + residual)
+        assert np.array_equal(out.numpy() + updated.numpy(), gradient + residual)
 
 
 def test_an_index_outside_is_refused(level: Any) -> None:
@@ -136,23 +136,23 @@ def test_low_rank(level: Any, shape: tuple[int, int], rank: int) -> None:
     q = np.random.default_rng(3).standard_normal((rank, columns)).astype(np.float32)
 
     def run() -> list[torch.Tensor]:
-        kept, out = torch.from_numpy(residual.copy()), torch.zeros(shape)
+        updated, out = torch.from_numpy(residual.copy()), torch.zeros(shape)
         left, right = torch.zeros(rank, rows), torch.zeros(rank, columns)
-        kernels.project(torch.from_numpy(gradient), kept, torch.from_numpy(q), left)
-        found = [kept.clone(), left.clone()]
+        kernels.project(torch.from_numpy(gradient), updated, torch.from_numpy(q), left)
+        found = [updated.clone(), left.clone()]
         kernels.orthonormalise(left)
-        kernels.project_back(kept, left, right)
-        kernels.reconstruct(left, right, kept, out)
-        return [*found, left, right, kept, out]
+        kernels.project_back(updated, left, right)
+        kernels.reconstruct(left, right, updated, out)
+        return [*found, left, right, updated, out]
 
     found = run()
     with in_numpy():
-        wanted = run()
-    assert all(map(same, found[:3], wanted[:3]))
+        expected = run()
+    assert all(map(same, found[:3], expected[:3]))
     # Of zeros the sign may be another.
-    assert torch.equal(found[3], wanted[3])
-    assert same(found[4], wanted[4])
-    assert torch.equal(found[5], wanted[5])
+    assert torch.equal(found[3], expected[3])
+    assert same(found[4], expected[4])
+    assert torch.equal(found[5], expected[5])
 
 
 def test_orthonormal_rows(level: Any) -> None:

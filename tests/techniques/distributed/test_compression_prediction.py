@@ -34,11 +34,11 @@ class Known(KnownDurations):
     """A bucket's encoding takes 3 microseconds and its decoding 2; a copy takes none."""
 
     def lookup(self, call: Any) -> Answer | None:
-        asked = call.call if isinstance(call, Question) else call
-        took = 0.0
-        if "compression" in asked.name:
-            took = ENCODE_NS + (DECODE_NS if asked.arguments[3] == "all" else 0.0)
-        return Answer(took, 0.0, Provenance.MICROBENCHMARK)
+        requested = call.call if isinstance(call, Question) else call
+        duration = 0.0
+        if "compression" in requested.name:
+            duration = ENCODE_NS + (DECODE_NS if requested.arguments[3] == "all" else 0.0)
+        return Answer(duration, 0.0, Provenance.MICROBENCHMARK)
 
     def measure(self, calls: Any, report: Any = None, until: Any = None) -> None:
         """Nothing is left to measure."""
@@ -61,14 +61,14 @@ def test_bytes_are_the_compressor_s_and_all_gradients_are_in_them(
 
     before, after = (edited(transformer, text, SLOW) for text in (BUCKETS, f"{BUCKETS}+{name}"))
     (settings,) = parse(name)
-    wanted = 0.0
+    expected = 0.0
     for row in before.exchanges:
         shapes = {f"p{n}": spec.shape for n, spec in enumerate(row.tensors)}
-        wanted += sum(
-            one.sent_bytes(4)
-            for one in settings.messages(Layout.of(shapes))  # type: ignore[attr-defined]
+        expected += sum(
+            message.sent_bytes(4)
+            for message in settings.messages(Layout.of(shapes))  # type: ignore[attr-defined]
         )
-    assert sum(row.sent_bytes for row in after.exchanges) == pytest.approx(wanted, rel=0.02)
+    assert sum(row.sent_bytes for row in after.exchanges) == pytest.approx(expected, rel=0.02)
     tensors = [[spec for row in graph.exchanges for spec in row.tensors]
                for graph in (before, after)]  # fmt: skip
     assert tensors[0] == tensors[1]
@@ -91,8 +91,8 @@ def test_those_that_need_another_learning_rate_say_so(transformer: Graph) -> Non
     names = ("sign", "topk:0.01", "randomk:0.01", "powersgd:4", "block_int:4", "cast:bf16")
     texts = [f"{BUCKETS}+{name}" for name in names]
     found = predict(transformer, texts, cluster=SLOW, durations=Known())  # type: ignore[arg-type]
-    said = prediction_table(transformer, found).notes
-    assert [note for note in said if LATE in note] == [f"{found[0].technique}: {LATE}"]
+    notes = prediction_table(transformer, found).notes
+    assert [note for note in notes if LATE in note] == [f"{found[0].technique}: {LATE}"]
     assert [p.to_json()["advice"] for p in found] == [LATE] * 3 + [""] * 3
 
 
@@ -105,8 +105,8 @@ def test_on_a_link_that_takes_no_time_compression_costs_its_encoding(transformer
     alone = on_cores(transformer, 1)
     before, after = (edited(alone, text, FAST) for text in (BUCKETS, f"{BUCKETS}+topk:0.01"))
     longer = replay(after).step_ns - replay(before).step_ns
-    wanted = len(before.exchanges) * (ENCODE_NS + DECODE_NS)
-    assert longer == pytest.approx(wanted, rel=0.02)
+    expected = len(before.exchanges) * (ENCODE_NS + DECODE_NS)
+    assert longer == pytest.approx(expected, rel=0.02)
 
 
 def test_with_a_core_of_its_own_the_thread_encodes_one_bucket_after_the_other(
@@ -126,8 +126,8 @@ def test_with_a_core_of_its_own_the_thread_encodes_one_bucket_after_the_other(
     # What the thread has left to do after the last bucket is ready.
     ready = timeline.end_ns[[row.ready for row in after.exchanges]]
     busy, each = 0.0, ENCODE_NS + DECODE_NS
-    for one in ready:
-        busy = max(busy, one) + each
+    for moment in ready:
+        busy = max(busy, moment) + each
     longer = timeline.step_ns - replay(before).step_ns
     assert 0.99 * each <= longer < len(before.exchanges) * each
     assert longer == pytest.approx(busy - ready[-1], rel=0.05)
@@ -157,8 +157,8 @@ def test_on_a_slow_link_fewer_bytes_are_faster_and_the_memory_of_what_is_kept_is
 
 
 def test_it_stands_on_ddp_whatever_the_order_and_alone_says_so(transformer: Graph) -> None:
-    one, other = (edited(transformer, text, SLOW) for text in ("sign+ddp:4", "ddp:4+sign"))
-    assert replay(one).step_ns == replay(other).step_ns
+    first, other = (edited(transformer, text, SLOW) for text in ("sign+ddp:4", "ddp:4+sign"))
+    assert replay(first).step_ns == replay(other).step_ns
     (sign,) = parse("sign")
     assert f"ddp:workers=4+{sign.name}" in str(sign.why_not(transformer))
     with pytest.raises(UsageError, match="cannot be combined"):

@@ -49,9 +49,9 @@ def _one_thread() -> Iterator[None]:
 
 
 def _settings(text: str) -> Compressor:
-    (one,) = parse(text)
-    assert isinstance(one, Compressor)
-    return one
+    (technique,) = parse(text)
+    assert isinstance(technique, Compressor)
+    return technique
 
 
 def _step(team: SimulatedWorkers, gradients: list[list[torch.Tensor]]) -> list[torch.Tensor]:
@@ -74,25 +74,25 @@ def test_what_arrived_and_what_is_kept_are_all_gradients_there_were(
     model = nn.Sequential(nn.Linear(20, 30), nn.Linear(30, 25))
     team = SimulatedWorkers(model, _settings(text), workers)
     drawn = torch.Generator().manual_seed(0)
-    given = [torch.zeros(p.shape, dtype=torch.float64) for p in model.parameters()]
-    arrived = [torch.zeros_like(total) for total in given]
+    exact = [torch.zeros(p.shape, dtype=torch.float64) for p in model.parameters()]
+    arrived = [torch.zeros_like(total) for total in exact]
     for _ in range(6):
         gradients = [
             [torch.randn(p.shape, generator=drawn) for p in model.parameters()]
             for _ in range(workers)
         ]
-        for total, *parts in zip(given, *gradients, strict=True):
+        for total, *parts in zip(exact, *gradients, strict=True):
             total += torch.stack(parts).double().mean(0)
         for total, part in zip(arrived, _step(team, gradients), strict=True):
             total += part.double()
-    kept = torch.zeros(team.layout.numel, dtype=torch.float64)
+    residual = torch.zeros(team.layout.numel, dtype=torch.float64)
     for memory in team.memories:
         if team.compressor is not None and team.compressor.keeps:
-            kept += memory.residual(team.layout).double() / workers
-    wanted = torch.cat([total.reshape(-1) for total in given])
-    found = torch.cat([total.reshape(-1) for total in arrived]) + kept
+            residual += memory.residual(team.layout).double() / workers
+    expected = torch.cat([total.reshape(-1) for total in exact])
+    found = torch.cat([total.reshape(-1) for total in arrived]) + residual
     rounding = 2e-2 if text.startswith("cast") else 1e-5
-    assert float((found - wanted).abs().max()) <= rounding * float(wanted.abs().max())
+    assert float((found - expected).abs().max()) <= rounding * float(expected.abs().max())
 
 
 def test_full_rank_gives_the_mean() -> None:
@@ -122,23 +122,23 @@ def test_sent_bytes_are_those_that_are_told() -> None:
 
     layout = Layout.of({"a": (30, 41), "b": (30,), "c": (0,), "d": ()})
     for text in ALL:
-        memory, told = Memory(), []
+        memory, sent = Memory(), []
         for memory.step in range(2):
             exchange = mean(_settings(text), Bucket(torch.randn(layout.numel), layout), memory, 2)
-            told.append([])
+            sent.append([])
             answer = None
             with contextlib.suppress(StopIteration):
                 while True:
                     request = exchange.send(answer)  # type: ignore[arg-type]
                     kind = "all_gather" if isinstance(request, Gather) else "all_reduce"
-                    told[-1].append((kind, request.tensor.numel() * request.tensor.element_size()))
+                    sent[-1].append((kind, request.tensor.numel() * request.tensor.element_size()))
                     answer = request.tensor
                     answer = torch.stack([answer, answer]) if kind == "all_gather" else answer
         # Some send more in every other step: what is told is the mean.
         messages = _settings(text).messages(layout)
-        for even, odd, one in zip(*told, messages, strict=True):
-            assert (even[0], odd[0]) == (one.kind, one.kind), text
-            assert (even[1] + odd[1]) / 2 == one.nbytes, text
+        for even, odd, message in zip(*sent, messages, strict=True):
+            assert (even[0], odd[0]) == (message.kind, message.kind), text
+            assert (even[1] + odd[1]) / 2 == message.nbytes, text
 
 
 def test_signs_without_feedback_do_not_arrive_and_with_it_they_do() -> None:
@@ -248,10 +248,10 @@ def test_late_gradients_are_stable_up_to_the_rate_that_theory_tells(
     nn.init.ones_(model.weight)
     optimizer = torch.optim.SGD(model.parameters(), rate)
     team = SimulatedWorkers(model, None, 1, delay=delay)
-    one = torch.ones(1, 1)
+    gradient = torch.ones(1, 1)
     for _ in range(600):
         optimizer.zero_grad()
-        model(one).square().mul(curvature / 2).sum().backward()
+        model(gradient).square().mul(curvature / 2).sum().backward()
         team.collect()
         team.reduce()
         optimizer.step()

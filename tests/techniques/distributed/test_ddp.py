@@ -60,27 +60,27 @@ def test_buckets_are_those_of_torch(seed: int) -> None:
     )
     tensors = [torch.zeros(s, dtype=getattr(torch, k)) for s, k in zip(shapes, kinds, strict=True)]
     theirs, _ = dist._compute_bucket_assignment_by_size(tensors, [first, most])
-    assert sorted([one.task for one in bucket] for bucket in ours) == sorted(theirs)
+    assert sorted([gradient.task for gradient in bucket] for bucket in ours) == sorted(theirs)
 
 
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_every_parameter_has_a_gradient_that_is_ready_once(name: str) -> None:
     model = parts(name)[0]
     found = gradients(graph_of(name))
-    assert sorted(one.spec.shape for one in found) == sorted(
+    assert sorted(gradient.spec.shape for gradient in found) == sorted(
         tuple(p.shape) for p in model.parameters()
     )
-    assert [one.task for one in found] == sorted(one.task for one in found)
+    assert [gradient.task for gradient in found] == sorted(gradient.task for gradient in found)
 
 
 def test_gradients_are_exchanged_after_the_last_of_several_passes(transformer: Graph) -> None:
     several = Accumulation(3).predict(transformer, context(None))
     made = shared(several, FAST)
     assert sum(row.collective.nbytes for row in made.exchanges) == sum(
-        one.spec.nbytes for one in gradients(transformer)
+        gradient.spec.nbytes for gradient in gradients(transformer)
     )
     passes = np.flatnonzero(several.tasks.phase == StepPhase.BACKWARD)
-    assert min(one.task for one in gradients(several)) > passes[len(passes) // 2]
+    assert min(gradient.task for gradient in gradients(several)) > passes[len(passes) // 2]
 
 
 def test_the_update_waits_for_the_slowest_bucket_and_compute_does_not(transformer: Graph) -> None:
@@ -114,7 +114,7 @@ def test_a_slow_network_adds_what_the_closed_form_says(transformer: Graph) -> No
     cost = SLOW.cost(row.collective)
     grown = replay(made).step_ns - replay(transformer).step_ns
     assert grown == pytest.approx(cost.duration_ns + copies, rel=1e-6)
-    nbytes = sum(one.spec.nbytes for one in gradients(transformer))
+    nbytes = sum(gradient.spec.nbytes for gradient in gradients(transformer))
     assert row.collective.nbytes == nbytes
     assert row.sent_bytes == pytest.approx(2 * 3 / 4 * nbytes)
     assert [spec.shape for spec in row.tensors] == [g.spec.shape for g in gradients(transformer)]
@@ -135,7 +135,7 @@ def test_a_prediction_tells_communication_money_memory_and_walls(transformer: Gr
     assert slow.shared.dollars(3600e9) == pytest.approx(4 * 3.06)
     assert fast.shared.dollars(1.0) is None
     assert slow.memory[1] - slow.memory[0] == pytest.approx(
-        sum(one.spec.nbytes for one in gradients(transformer))
+        sum(gradient.spec.nbytes for gradient in gradients(transformer))
     )
     assert slow.shared.fits is True
     # Where the network is everything its 25 % are the interval's; where it is hidden, not.
@@ -260,8 +260,8 @@ def test_what_computes_beside_communication_is_slowed_by_the_clusters_penalty(
 
 def test_the_interval_is_the_calibrations(transformer: Graph) -> None:
     """A network that was fitted within 4 % is less unsure than one that nobody measured."""
-    known = Calibration("2026-01-01", "elsewhere", "gloo", 0.02, 0.04, 1.0)
-    fitted = replace(SLOW, calibration=known)
+    calibration = Calibration("2026-01-01", "elsewhere", "gloo", 0.02, 0.04, 1.0)
+    fitted = replace(SLOW, calibration=calibration)
     reach = [
         found.high / found.low
         for cluster in (SLOW, fitted)

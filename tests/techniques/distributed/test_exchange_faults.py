@@ -48,20 +48,20 @@ def test_priority_brings_what_ddp_brings(bad: str, monkeypatch: pytest.MonkeyPat
         for order in ("ddp", *ORDERS):
             model = net(BAD[bad][1])
             optimizer = torch.optim.SGD(model.parameters(), 0.1)
-            one: nn.Module = (
+            wrapped: nn.Module = (
                 DistributedDataParallel(model) if order == "ddp"
                 else PriorityDDP(model, optimizer, order=order, timeout_s=60.0)
             )  # fmt: skip
-            found.append(weights(one, optimizer, rank, bad))
+            found.append(weights(wrapped, optimizer, rank, bad))
         return found
 
     of_ranks = run_ranks(2, work)
     theirs = of_ranks[0][0]
     assert not theirs.isfinite().all()
     for found in of_ranks:
-        for one in found:
-            assert torch.equal(one.nan_to_num(7.0), theirs.nan_to_num(7.0))
-            assert torch.equal(one.isnan(), theirs.isnan())
+        for result in found:
+            assert torch.equal(result.nan_to_num(7.0), theirs.nan_to_num(7.0))
+            assert torch.equal(result.isnan(), theirs.isnan())
 
 
 def test_two_dimensions_bring_what_one_brings() -> None:

@@ -52,12 +52,14 @@ def arriving(delays_s: dict[int, float], *, blocking: bool = False) -> Callable[
 
     def on_bucket(bucket: Any) -> Any:
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-        given = future, bucket.buffer()
-        threading.Timer(delays_s[bucket.index()], lambda: given[0].set_result(given[1])).start()
+        delivered = future, bucket.buffer()
+        threading.Timer(
+            delays_s[bucket.index()], lambda: delivered[0].set_result(delivered[1])
+        ).start()
         pending.append(future)
         if blocking and bucket.is_last():
-            for one in pending:
-                one.wait()
+            for handle in pending:
+                handle.wait()
             pending.clear()
         return future
 
@@ -111,7 +113,9 @@ def test_nothing_is_noted_unless_somebody_watches() -> None:
     # What a backward pass waited for is told when the next one begins, or at the end.
     assert watch(BuiltWorkload(model), None)
     found = list(exposed.times)
-    assert {id(p) for one in found for p in one.parameters} <= {id(p) for p in model.parameters()}
+    assert {id(p) for exchange in found for p in exchange.parameters} <= {
+        id(p) for p in model.parameters()
+    }
     model(torch.ones(1, 160)).sum().backward()
     assert exposed.times == found
     strange = DistributedDataParallel(two_layers())
@@ -124,43 +128,43 @@ def _behind(rank: int, how: str) -> Any:
     """Three steps beside a rank that computes for longer: by layer; and the weights' bits."""
     model = two_layers()
     optimizer = torch.optim.SGD(model.parameters(), 1e-3)
-    one: nn.Module
+    wrapped: nn.Module
     if how == "priority":
         plan.measure_link = lambda ranks, orders, busy: SLOW
-        one = PriorityDDP(model, optimizer, order="static")
+        wrapped = PriorityDDP(model, optimizer, order="static")
     else:
-        one = DistributedDataParallel(model, bucket_cap_mb=0.05)
+        wrapped = DistributedDataParallel(model, bucket_cap_mb=0.05)
         if how == "compressed":
-            compress(one, "cast:bf16")
+            compress(wrapped, "cast:bf16")
 
     def step() -> None:
         if rank:
             time.sleep(LATE_S)
         optimizer.zero_grad()
-        one(torch.ones(1, 160)).square().mean().backward()
+        wrapped(torch.ones(1, 160)).square().mean().backward()
         optimizer.step()
 
     for _ in range(7):
         step()
-    exposed, layers = ExposedTimes(), Layers(one)
-    assert watch(BuiltWorkload(one, optimizer=optimizer), exposed)
+    exposed, layers = ExposedTimes(), Layers(wrapped)
+    assert watch(BuiltWorkload(wrapped, optimizer=optimizer), exposed)
     step()
     stamps = [time.perf_counter()]
     for _ in range(3):
         step()
         stamps.append(time.perf_counter())
-    watch(BuiltWorkload(one, optimizer=optimizer), None)
-    if isinstance(one, PriorityDDP):
-        one.close()
+    watch(BuiltWorkload(wrapped, optimizer=optimizer), None)
+    if isinstance(wrapped, PriorityDDP):
+        wrapped.close()
     return typical(step_by_step(exposed, layers, stamps)), [
-        p.sum().item() for p in one.parameters()
+        p.sum().item() for p in wrapped.parameters()
     ]
 
 
 @pytest.mark.parametrize("how", ["plain", "compressed", "priority"])
 def test_ranks_wait_for_one_that_computes_longer(how: str) -> None:
     answers = run_ranks(2, lambda rank: _behind(rank, how))
-    assert not any(isinstance(one, Exception) for one in answers), answers
+    assert not any(isinstance(answer, Exception) for answer in answers), answers
     (fast, bits), (slow, others) = answers
     assert sum(fast.values()) > 0.6 * LATE_S
     assert sum(slow.values()) < 0.5 * sum(fast.values())

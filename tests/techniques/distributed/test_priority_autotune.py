@@ -52,7 +52,7 @@ def train(model: Any, optimizer: torch.optim.Optimizer, rank: int, steps: range)
 
 
 @pytest.mark.parametrize(
-    ("taken", "wanted"),
+    ("taken", "expected"),
     [
         ((1.0, 1.3, 1.2), "leader:50000"),
         ((1.3, 1.0, 1.2), "ddp:1"),
@@ -62,7 +62,7 @@ def train(model: Any, optimizer: torch.optim.Optimizer, rank: int, steps: range)
     ],
 )
 def test_the_last_one_stays_unless_another_is_clearly_faster(
-    taken: tuple[float, ...], wanted: str, monkeypatch: pytest.MonkeyPatch
+    taken: tuple[float, ...], expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 0.0
     monkeypatch.setattr(autotune.time, "perf_counter", lambda: now)
@@ -77,7 +77,7 @@ def test_the_last_one_stays_unless_another_is_clearly_faster(
                 break
         trying.next()
     assert trying.over
-    assert trying.fastest().name == wanted
+    assert trying.fastest().name == expected
     assert list(trying.measured_s.values()) == pytest.approx(taken)
 
 
@@ -130,13 +130,13 @@ def test_weights_are_ddps_whoever_trains_and_wins(
             Autotune, "fastest", lambda self: self.plans[min(range(3), key=taken.__getitem__)]
         )
         models = Net(), Net()
-        mine, theirs = (torch.optim.SGD(one.parameters(), 0.1, momentum=0.9) for one in models)
-        ours = PriorityDDP(models[0], mine, timeout_s=60.0)
+        own, theirs = (torch.optim.SGD(model.parameters(), 0.1, momentum=0.9) for model in models)
+        ours = PriorityDDP(models[0], own, timeout_s=60.0)
         ddp = DistributedDataParallel(models[1], find_unused_parameters=True)
         tried, equal = [], []
         alive: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
         for step in range(40):
-            train(ours, mine, rank, range(step, step + 1))
+            train(ours, own, rank, range(step, step + 1))
             train(ddp, theirs, rank, range(step, step + 1))
             if ours.plan is not None and ours.plan.name not in tried[-1:]:
                 tried.append(ours.plan.name)
@@ -146,13 +146,13 @@ def test_weights_are_ddps_whoever_trains_and_wins(
         assert ours.plan is not None
         found = tried, all(equal), ours.settled, list(ours.plan.measured_s), len(alive)
         ours.close()
-        train(models[0], mine, rank, range(1))
+        train(models[0], own, rank, range(1))
         return found, len(alive)
 
     every = ["leader:12500", "ddp:0.001", "ddp:25"]
     won = taken.index(1.0)
-    wanted = [*every, every[won]] if won < 2 else every
-    assert run_ranks(2, work) == [((wanted, True, True, every, int(won > 0)), 0)] * 2
+    expected = [*every, every[won]] if won < 2 else every
+    assert run_ranks(2, work) == [((expected, True, True, every, int(won > 0)), 0)] * 2
 
 
 def test_a_rank_that_ends_while_ddp_trains_is_named_too(monkeypatch: pytest.MonkeyPatch) -> None:

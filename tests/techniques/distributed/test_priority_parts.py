@@ -65,9 +65,9 @@ def test_who_reads_a_guarded_gradient_is_noted_and_who_asks_its_shape_is_not() -
     nn.utils.clip_grad_norm_([parameter], 1.0)
     assert owner.told > 1
     assert float(flat.norm()) == pytest.approx(1.0, rel=1e-5)
-    told = owner.told
+    reported = owner.told
     torch._foreach_mul_([guard, guard], 2.0)
-    assert owner.told == told + 2
+    assert owner.told == reported + 2
     assert float(flat.norm()) == pytest.approx(4.0, rel=1e-5)
 
 
@@ -78,8 +78,8 @@ def test_a_unit_lies_in_one_buffer_and_slices_cover_it_once() -> None:
     units = units_of([[*parameters, half], [nn.Parameter(torch.zeros(()))]], owner)
     assert [unit.flat.numel() for unit in units] == [706, 11, 2]
     slices = cut(units, 256)
-    assert [one.number for one in slices] == list(range(5))
-    assert [one.end - one.begin for one in slices] == [256, 256, 194, 11, 2]
+    assert [part.number for part in slices] == list(range(5))
+    assert [part.end - part.begin for part in slices] == [256, 256, 194, 11, 2]
     assert slices[3].nbytes == 22
     units[0].views[1].fill_(5.0)
     assert units[0].flat[700:703].tolist() == [5.0] * 3
@@ -191,7 +191,7 @@ def test_places_are_where_parameters_are_read_first() -> None:
     assert "attend.out_proj.weight" in order["attend"]
     assert len(order["rnn"]) == 4
     assert why_not_plain(model) is None
-    assert not any(one._forward_hooks or one._forward_pre_hooks for one in model.modules())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
 def test_the_clock_leaves_out_what_was_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,7 +231,7 @@ def test_nothing_is_on_its_way_while_computation_is_timed(timed: bool) -> None:
             pass
 
         def hand_over(self, unit: Unit) -> None:
-            handed.append((unit.number, all(all(one.handed) for one in rounds.units)))
+            handed.append((unit.number, all(all(other.handed) for other in rounds.units)))
 
     rounds.channel = Noting()  # type: ignore[assignment]
     rounds.clock = Clock() if timed else None
@@ -246,7 +246,7 @@ def test_a_second_backward_pass_adds_to_nothing_that_is_on_its_way() -> None:
     rounds = Rounds(list(model.parameters()), 2, Updates(torch.optim.SGD(model.parameters(), 0.1)))
     rounds.lay_out(units_of([list(model.parameters())], rounds))
     sent: list[torch.Tensor] = []
-    there: list[torch.Tensor] = []
+    seen: list[torch.Tensor] = []
 
     class Noting:
         def begin(self) -> None:
@@ -257,21 +257,21 @@ def test_a_second_backward_pass_adds_to_nothing_that_is_on_its_way() -> None:
             sent.append(unit.flat.clone())
 
         def wait_for(self, units: list[Unit]) -> None:
-            there.append(units[0].flat.clone())
+            seen.append(units[0].flat.clone())
 
     rounds.channel = Noting()  # type: ignore[assignment]
     Hooks(rounds).put_on()
     model(torch.ones(1, 2)).sum().backward()
-    assert not there
+    assert not seen
     model(torch.ones(1, 2)).sum().backward()
     # What is awaited first is still what was sent.
-    assert torch.equal(there[0], sent[0])
+    assert torch.equal(seen[0], sent[0])
     assert torch.equal(sent[1][:-2], (sent[0] + sent[0] / 2)[:-2])
 
 
 def link(byte_s: float, message_s: float = 0.0) -> Link:
-    alike = dict.fromkeys(ORDERS, message_s), dict.fromkeys(ORDERS, byte_s)
-    return Link(*alike, message_s, byte_s)
+    equal = dict.fromkeys(ORDERS, message_s), dict.fromkeys(ORDERS, byte_s)
+    return Link(*equal, message_s, byte_s)
 
 
 def step_of(layers: list[Layer]) -> StepCosts:
@@ -349,16 +349,16 @@ def test_what_computes_and_what_sends_slow_each_other() -> None:
     layers = [Layer(1, 1.0, 2.0), Layer(4, 1.0, 2.0)]
     buckets = [[(1, 16.0)], [(0, 4.0)]]
 
-    def beside(shares: Shares) -> Link:
+    def link_with(shares: Shares) -> Link:
         every = {(order, 1): shares for order in (*ORDERS, "ddp")}
         return replace(link(0.25), beside=every)
 
     for busy, shares in ((0.0, Shares(0.1, 0.5)), (1.0, Shares())):
         step = replace(step_of(layers), busy=busy)
-        assert gated(step, beside(shares), "leader", 1, 1).step_s == pytest.approx(8.0)
-        assert barrier(step, beside(shares), buckets) == pytest.approx(9.0)
+        assert gated(step, link_with(shares), "leader", 1, 1).step_s == pytest.approx(8.0)
+        assert barrier(step, link_with(shares), buckets) == pytest.approx(9.0)
     step = replace(step_of(layers), busy=1.0)
-    slow = beside(Shares(link=0.1))
+    slow = link_with(Shares(link=0.1))
     # From 4 to 6 the first bucket gets 0.2 s of its 4; 4.8 are left when all is computed.
     assert barrier(step, slow, buckets) == pytest.approx(10.8)
     # All orders come near computation and communication one after the other, 11, and none beyond.
@@ -368,7 +368,7 @@ def test_what_computes_and_what_sends_slow_each_other() -> None:
     assert barrier(half, slow, buckets) == pytest.approx(6.0 + 5.0 - 2.0 * 0.55)
     # Computation at half of its pace: the first layer's gradients are ready at 8, when the last
     # layer's have just been sent.
-    slowed = beside(Shares(core=0.5))
+    slowed = link_with(Shares(core=0.5))
     assert barrier(step, slowed, buckets) == pytest.approx(9.0)
     # With neither in the other's way two thirds of the time: as with the nearest that is known.
     assert gated(step, slowed, "leader", 4, 3).step_s == gated(step, slowed, "leader", 4, 1).step_s
@@ -405,13 +405,13 @@ def test_a_channel_that_closes_or_fails_begins_no_round() -> None:
 def test_choices() -> None:
     layers = named("tail-heavy", 0.366)
     step = step_of(layers)
-    units = units_of([[nn.Parameter(torch.zeros(one.numel - 1))] for one in layers], Owner())
+    units = units_of([[nn.Parameter(torch.zeros(layer.numel - 1))] for layer in layers], Owner())
     free = Asked(None, None, None)
     numbers = sum(step.elements)
     plans = choose(free, step, link(0.366 / numbers / 4, 0.001), units)
     chosen = plans[0]
     # What is predicted to be within 5 % is tried, and what it has to beat.
-    ours = [one.predicted_s[one.name] for one in plans[:-1]]
+    ours = [plan.predicted_s[plan.name] for plan in plans[:-1]]
     assert 2 <= len(ours) <= 4
     assert max(ours) <= 1.05 * min(ours)
     assert plans[-1].name == "ddp:25"
@@ -419,14 +419,14 @@ def test_choices() -> None:
     assert chosen.slice_elems == 50_000
     assert chosen.credit_bytes == 400_000
     assert chosen.predicted_s["leader:50000"] < 0.85 * chosen.predicted_s["ddp:1"]
-    assert [one.order for one in choose(free, step, link(1e-12), units)] == ["ddp"]
+    assert [plan.order for plan in choose(free, step, link(1e-12), units)] == ["ddp"]
     # Small buckets where the last one would stick out; the largest where it does not matter.
     even = step_of(named("uniform", 0.2))
-    alike = units_of([[nn.Parameter(torch.zeros(60_000 - 1))]] * 16, Owner())
+    equal = units_of([[nn.Parameter(torch.zeros(60_000 - 1))]] * 16, Owner())
     costly = dict.fromkeys(ORDERS, 1.0)
     slow = Link(costly, costly, 1e-4, 0.1 / 960_000 / 4)
-    assert [one.name for one in choose(free, even, slow, alike)] == ["ddp:0.25", "ddp:25"]
-    assert [one.name for one in choose(free, step, link(1e-12), units)] == ["ddp:25"]
+    assert [plan.name for plan in choose(free, even, slow, equal)] == ["ddp:0.25", "ddp:25"]
+    assert [plan.name for plan in choose(free, step, link(1e-12), units)] == ["ddp:25"]
     # A message costs more than is gained.
     assert choose(free, step, link(1e-9, 0.1), units)[0].order == "ddp"
     (fixed,) = choose(Asked("static", 30_000, 240_000), step, link(1e-8), units)
@@ -459,4 +459,4 @@ def test_models_of_the_benches_train() -> None:
     spec = [3, 8, 0.0, 0.0, 2]
     sleeping = model_of(spec)
     sleeping(batch_of(spec, 0)).sum().backward()
-    assert all(one.grad is not None for one in sleeping.parameters())
+    assert all(parameter.grad is not None for parameter in sleeping.parameters())

@@ -193,8 +193,8 @@ def closure_loop(model: Any, optimizer: torch.optim.Optimizer, rank: int) -> Non
             loss.backward()
             return loss
 
-        told: Any = optimizer.step(closure)
-        assert float(told.detach()) > 0.0
+        value: Any = optimizer.step(closure)
+        assert float(value.detach()) > 0.0
 
 
 def reading_loop(model: Any, optimizer: torch.optim.Optimizer, rank: int) -> None:
@@ -248,11 +248,11 @@ def test_reading_gradients_before_the_step_says_what_it_costs() -> None:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             trained("sgd", rank, clipping_loop, order="static")
-        return [str(one.message) for one in caught if one.category is SlipstreamWarning]
+        return [str(warning.message) for warning in caught if warning.category is SlipstreamWarning]
 
-    for said in run_ranks(2, work):
-        assert len(said) == 1
-        assert re.search(r"optimizer\.step\(\).*\b[\d.]+ ms\b", said[0])
+    for messages in run_ranks(2, work):
+        assert len(messages) == 1
+        assert re.search(r"optimizer\.step\(\).*\b[\d.]+ ms\b", messages[0])
 
 
 def test_updates_come_layer_by_layer_and_before_anybody_looks() -> None:
@@ -286,8 +286,8 @@ def test_updates_come_layer_by_layer_and_before_anybody_looks() -> None:
             found["resumed"] = same(dict(model.state_dict()), dict(other.state_dict()))
         return found
 
-    wanted = dict.fromkeys(("order", "due", "step", "gate", "settled", "moved", "resumed"), True)
-    assert run_ranks(2, work) == [wanted] * 2
+    expected = dict.fromkeys(("order", "due", "step", "gate", "settled", "moved", "resumed"), True)
+    assert run_ranks(2, work) == [expected] * 2
 
 
 def _as_used(model: Awkward) -> list[nn.Parameter]:
@@ -311,8 +311,8 @@ def test_auto_goes_by_prediction_the_same_on_all_ranks(monkeypatch: pytest.Monke
         return found
 
     fast, slow = run_ranks(2, work)
-    assert [one[1] for one in fast] == [True, True]
-    assert [one[0] for one in fast] == [one[0] for one in slow]
+    assert [result[1] for result in fast] == [True, True]
+    assert [result[0] for result in fast] == [result[0] for result in slow]
     assert fast[0][0].order == "ddp"
     assert fast[1][0].order in ORDERS
     assert {"ddp:25", "static:12500"} <= fast[1][0].predicted_s.keys()
@@ -321,10 +321,10 @@ def test_auto_goes_by_prediction_the_same_on_all_ranks(monkeypatch: pytest.Monke
 def test_one_process_trains_as_it_is() -> None:
     def work(rank: int) -> bool:
         model, other = Awkward(), Awkward()
-        mine = torch.optim.SGD(model.parameters(), 0.1)
+        own = torch.optim.SGD(model.parameters(), 0.1)
         theirs = torch.optim.SGD(other.parameters(), 0.1)
-        alone = PriorityDDP(model, mine)
-        plain_loop(alone, mine, rank)
+        alone = PriorityDDP(model, own)
+        plain_loop(alone, own, rank)
         plain_loop(other, theirs, rank)
         return alone.settled and same(dict(model.state_dict()), dict(other.state_dict()))
 
@@ -387,12 +387,12 @@ def test_what_cannot_be_is_named() -> None:
         PriorityDDP(model, torch.optim.SGD(model.parameters(), 0.1))
 
     def work(rank: int) -> list[str]:
-        said = []
+        messages = []
 
         def refused(make: Callable[[], Any]) -> None:
             with pytest.raises((InvalidArgumentError, UsageError, CommunicationError)) as caught:
                 make()
-            said.append(str(caught.value))
+            messages.append(str(caught.value))
 
         sgd = torch.optim.SGD(model.parameters(), 0.1)
         refused(lambda: PriorityDDP(model, torch.optim.LBFGS(model.parameters())))
@@ -416,7 +416,7 @@ def test_what_cannot_be_is_named() -> None:
         refused(lambda: rows(torch.tensor([1])).sum().backward())
         dist.barrier()
         wrapped.close()
-        return said
+        return messages
 
     words = (
         "LBFGS", "optimizer", "order", "slice_elems", "credit", "timeout_s", "compiled",
@@ -424,8 +424,8 @@ def test_what_cannot_be_is_named() -> None:
         "sparse",
     )  # fmt: skip
     for said in run_ranks(2, work):
-        for one, word in zip(said, words, strict=True):
-            assert word in one
+        for message, word in zip(said, words, strict=True):
+            assert word in message
 
 
 def test_optimizers_that_may_look_at_several_parameters_step_at_once() -> None:
@@ -439,8 +439,10 @@ def test_optimizers_that_may_look_at_several_parameters_step_at_once() -> None:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             plain_loop(wrapped, optimizer, rank)
-        said = [str(one.message) for one in caught if one.category is SlipstreamWarning]
-        return said, wrapped._rounds.due, same(trained("sgd", rank), wrapped.state_dict())
+        messages = [
+            str(warning.message) for warning in caught if warning.category is SlipstreamWarning
+        ]
+        return messages, wrapped._rounds.due, same(trained("sgd", rank), wrapped.state_dict())
 
     for said, due, equal in run_ranks(2, work):
         assert len(said) == 1

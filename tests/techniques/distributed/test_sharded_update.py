@@ -112,10 +112,10 @@ def test_losses_are_those_of_the_unsharded_optimizer(size: int, in_ddp: bool) ->
     found = run_ranks(size, work)
     for name in OPTIMIZERS:
         losses, weights, state = alone(name, size)
-        ours = torch.tensor([one[name][0] for one in found]).T
+        ours = torch.tensor([result[name][0] for result in found]).T
         ours, losses = ours.double().mean(1), losses.double().mean(1)
         assert ((ours - losses).abs() / losses).max() <= (1e-6 if size > 1 else 0.0), name
-        assert all(torch.equal(one[name][1], found[0][name][1]) for one in found), name
+        assert all(torch.equal(result[name][1], found[0][name][1]) for result in found), name
         assert (found[0][name][1] - weights).abs().max() <= 1e-5
         for number, values in state["state"].items():
             for key, value in values.items():
@@ -123,7 +123,7 @@ def test_losses_are_those_of_the_unsharded_optimizer(size: int, in_ddp: bool) ->
                     again = torch.as_tensor(found[0][name][2]["state"][number][key])
                     assert torch.allclose(again, torch.as_tensor(value), 1e-3, 1e-6), (name, key)
         whole = found[0][name][3].unsharded_bytes
-        numbers = sum(one[name][3].sharded_bytes for one in found)
+        numbers = sum(result[name][3].sharded_bytes for result in found)
         # Together once, but for counts of steps, which all ranks keep.
         assert whole <= numbers <= whole + 4 * 8 * size
 
@@ -226,9 +226,9 @@ def test_groups_schedules_strides_and_parameters_without_a_gradient() -> None:
     for ours, norm_of_ours, rate in found:
         assert norm_of_ours == pytest.approx(float(norm), rel=1e-4)
         assert rate == pytest.approx(0.05 / 8)
-        for p, wanted in zip(ours, model.parameters(), strict=True):
-            assert p.stride() == wanted.stride()
-            assert (p - wanted).abs().max() <= 1e-5
+        for p, expected in zip(ours, model.parameters(), strict=True):
+            assert p.stride() == expected.stride()
+            assert (p - expected).abs().max() <= 1e-5
 
 
 @pytest.mark.parametrize("in_ddp", [False, True])
@@ -250,7 +250,7 @@ def test_one_rank_s_overflow_makes_all_skip_and_nan_arrives_as_unsharded(in_ddp:
         scaled(torch.inf)
         scaler.step(optimizer)
         scaler.update()
-        kept, fresh = torch.equal(flat(model), start), not optimizer.state
+        unchanged, fresh = torch.equal(flat(model), start), not optimizer.state
         optimizer.zero_grad()
         scaled(1.0)
         scaler.step(optimizer)
@@ -259,19 +259,19 @@ def test_one_rank_s_overflow_makes_all_skip_and_nan_arrives_as_unsharded(in_ddp:
         x, y = batch(rank, 1)
         (cross_entropy((wrapped or model)(x), y) * (torch.nan if rank == 1 else 1.0)).backward()
         optimizer.step()
-        return kept, fresh, optimizer.skipped, once, flat(model), scaler.get_scale()
+        return unchanged, fresh, optimizer.skipped, once, flat(model), scaler.get_scale()
 
     found = run_ranks(size, work)
-    assert [one[:3] for one in found] == [(True, True, 1)] * size
+    assert [result[:3] for result in found] == [(True, True, 1)] * size
     if in_ddp:
-        assert [one[5] for one in found] == [2.0**9] * size
+        assert [result[5] for result in found] == [2.0**9] * size
     plain = small()
     optimizer = Lamb(plain.parameters(), 1e-2)
     averaged(plain, size, 0)
     optimizer.step()
-    for one in found:
-        assert (one[3] - flat(plain)).abs().max() <= 1e-6
-        assert one[4].isnan().all()
+    for outcome in found:
+        assert (outcome[3] - flat(plain)).abs().max() <= 1e-6
+        assert outcome[4].isnan().all()
 
 
 def test_overflow_is_found_where_one_rank_has_all_of_the_last_bucket() -> None:
@@ -348,10 +348,10 @@ def test_squares_of_parts_add_up_to_those_of_the_whole(length: int) -> None:
     drawn = torch.Generator().manual_seed(0)
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
         tensor = torch.randn(length, generator=drawn).to(dtype)
-        wanted = float(tensor.double().square().sum())
+        expected = float(tensor.double().square().sum())
         for parts in (1, 3):
             found = sum(float(squares(part)) for part in tensor.tensor_split(parts))
-            assert found == pytest.approx(wanted, rel=1e-6)
+            assert found == pytest.approx(expected, rel=1e-6)
 
 
 def test_without_adapting_they_are_the_plain_optimizers() -> None:
@@ -383,7 +383,7 @@ def test_what_cannot_be_sharded_is_named() -> None:
             kind(model.parameters(), **settings)
 
     def work(rank: int) -> list[str]:
-        said = []
+        messages = []
         model = nn.Linear(3, 2)
         gaps = nn.Parameter(torch.zeros(4, 4)[:, ::2])
         frozen = nn.Linear(3, 2).requires_grad_(False)
@@ -402,7 +402,7 @@ def test_what_cannot_be_sharded_is_named() -> None:
         ):
             with pytest.raises(InvalidArgumentError) as caught:
                 act()
-            said.append(caught.value.argument)
+            messages.append(caught.value.argument)
         nn.init.constant_(model.weight, float(rank))
         with pytest.raises(CommunicationError, match="start"):
             ShardedUpdate(sgd)
@@ -419,7 +419,7 @@ def test_what_cannot_be_sharded_is_named() -> None:
         other(torch.ones(1, 3)).sum().backward()
         with pytest.raises(UsageError, match="no_sync"):
             other(torch.ones(1, 3)).sum().backward()
-        return said
+        return messages
 
     for said in run_ranks(2, work):
         assert said == [

@@ -28,7 +28,7 @@ def sent(graph: Graph) -> float:
 
 
 def gradient_bytes(graph: Graph) -> int:
-    return sum(one.spec.nbytes for one in gradients(graph))
+    return sum(gradient.spec.nbytes for gradient in gradients(graph))
 
 
 @pytest.mark.parametrize("text", ALL)
@@ -76,8 +76,8 @@ def test_the_update_is_shared_out() -> None:
     update = graph.tasks.phase == StepPhase.OPTIMIZER
     whole = float((graph.tasks.duration_ns + graph.tasks.gap_ns)[update].sum())
     made = shared(graph, FAST, "ddp:4+sharded_update")
-    mine = (made.tasks.phase == StepPhase.OPTIMIZER) & (made.tasks.kind != Kind.COMMUNICATION)
-    left = float((made.tasks.duration_ns + made.tasks.gap_ns)[mine].sum())
+    updates = (made.tasks.phase == StepPhase.OPTIMIZER) & (made.tasks.kind != Kind.COMMUNICATION)
+    left = float((made.tasks.duration_ns + made.tasks.gap_ns)[updates].sum())
     assert left == pytest.approx(whole / _N)
 
 
@@ -140,15 +140,15 @@ def test_a_grid_pays_where_one_dimension_is_slower() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("sharded_update", "combine it, for example ddp"),
         ("two_d_allreduce:2", "combine it, for example ddp"),
     ],
 )
-def test_alone_they_say_what_to_combine_them_with(text: str, said: str) -> None:
-    (one,) = parse(text)
-    assert said in str(refusal(one, graph_of("mlp")))
+def test_alone_they_say_what_to_combine_them_with(text: str, message: str) -> None:
+    (technique,) = parse(text)
+    assert message in str(refusal(technique, graph_of("mlp")))
 
 
 def test_a_grid_that_is_none_is_named() -> None:
@@ -190,6 +190,6 @@ def test_inference_has_nothing_to_share() -> None:
     graph = graph_of("mlp inference")
     assert not np.any(graph.tasks.phase == StepPhase.BACKWARD)
     for text in ("fsdp:4", "priority_sync:4"):
-        (one,) = parse(text)
-        assert "no backward pass" in str(one.why_not(graph))
+        (technique,) = parse(text)
+        assert "no backward pass" in str(technique.why_not(graph))
         assert context(None).cluster is None

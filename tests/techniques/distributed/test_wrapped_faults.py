@@ -68,11 +68,11 @@ def test_a_rank_that_ends_is_named_by_functions_too(what: str) -> None:
 def test_buffers_that_differ_are_named_before_any_is_exchanged() -> None:
     def work(rank: int) -> Any:
         module = nn.BatchNorm1d(3 + rank)
-        said = said_by(lambda: average_buffers(module))
-        alike = nn.BatchNorm1d(3)
-        alike.running_mean += rank  # type: ignore[operator]
-        average_buffers(alike)
-        return said, alike.running_mean
+        messages = said_by(lambda: average_buffers(module))
+        norm = nn.BatchNorm1d(3)
+        norm.running_mean += rank  # type: ignore[operator]
+        average_buffers(norm)
+        return messages, norm.running_mean
 
     for (text, ranks), mean in run_ranks(2, work):
         assert "settings of the call" in text
@@ -95,7 +95,7 @@ def hooked(model: DistributedDataParallel, how: str) -> torch.optim.Optimizer:
     return optimizer
 
 
-@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP], ids=lambda one: one.name)
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP], ids=lambda number: number.name)
 @pytest.mark.parametrize("how", ["compress", "sharded", "adasum", "two_d"])
 def test_a_rank_missing_when_buffers_are_sent_around_is_named_in_time(
     how: str, end: signal.Signals
@@ -114,10 +114,10 @@ def test_a_rank_missing_when_buffers_are_sent_around_is_named_in_time(
         began = time.monotonic()
         return (*said_by(lambda: model(torch.randn(8, 4))), time.monotonic() - began)
 
-    text, ranks, took = run_ranks(3, work, missing=1)[0]
+    text, ranks, elapsed_s = run_ranks(3, work, missing=1)[0]
     assert ranks == (1,)
     assert "the model's buffers" in text
-    assert took < 10.0
+    assert elapsed_s < 10.0
 
 
 def test_buffers_are_those_of_rank_0_as_without_a_hook() -> None:
@@ -165,7 +165,7 @@ def test_a_rank_that_ends_before_auto_chooses_is_named() -> None:
 
 def test_sparse_gradients_are_named_by_hooks_that_cannot_send_them() -> None:
     def work(rank: int) -> list[str]:
-        said = []
+        messages = []
         for hooked in ("adasum", "two_d", "sharded"):
             table = nn.Embedding(10, 4, sparse=True)
             model = DistributedDataParallel(table)
@@ -177,11 +177,11 @@ def test_sparse_gradients_are_named_by_hooks_that_cannot_send_them() -> None:
                 ShardedUpdate(sgd(table), model)
             with pytest.raises(InvalidArgumentError, match="gradient is sparse") as caught:
                 model(torch.tensor([rank, 5])).sum().backward()
-            said.append(str(caught.value))
-        return said
+            messages.append(str(caught.value))
+        return messages
 
     for said in run_ranks(2, work):
-        assert all("sparse=False" in one for one in said)
+        assert all("sparse=False" in message for message in said)
 
 
 def test_what_is_exchanged_already_is_not_exchanged_again() -> None:
@@ -192,7 +192,7 @@ def test_what_is_exchanged_already_is_not_exchanged_again() -> None:
     )
 
     def work(rank: int) -> list[str]:
-        said = []
+        messages = []
         for inner, outer in itertools.product(wrappers, wrappers):
             model = nn.Linear(2, 2)
             nn.init.ones_(model.weight)
@@ -203,14 +203,14 @@ def test_what_is_exchanged_already_is_not_exchanged_again() -> None:
             # Another model: what is refused is the optimizer.
             with pytest.raises(UsageError) as caught:
                 outer(nn.Linear(2, 2), optimizer)
-            said.append(str(caught.value))
+            messages.append(str(caught.value))
         model = nn.Linear(2, 2)
         first = PriorityDDP(model, sgd(model))
         with pytest.raises(UsageError, match=r"PriorityDDP[^\n]*\n.*close\(\)"):
             PriorityDDP(model, sgd(model))
         first.close()
         PriorityDDP(model, sgd(model)).close()
-        return said
+        return messages
 
     for said in run_ranks(2, work):
         names = ("AdasumOptimizer", "ShardedUpdate", "PriorityDDP")
@@ -220,14 +220,14 @@ def test_what_is_exchanged_already_is_not_exchanged_again() -> None:
 
 def test_optimizers_that_ranks_agreed_on_take_no_more_parameters() -> None:
     def work(rank: int) -> list[str]:
-        said = []
+        messages = []
         for wrap in (AdasumOptimizer, ShardedUpdate):
             made = wrap(torch.optim.SGD([nn.Parameter(torch.ones(2))], 0.1))
             with pytest.raises(UsageError, match="no more parameters") as caught:
                 made.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
             assert len(made.param_groups) == len(made.optimizer.param_groups) == 1
-            said.append(str(caught.value))
-        return said
+            messages.append(str(caught.value))
+        return messages
 
     for said in run_ranks(2, work):
         assert "AdasumOptimizer" in said[0]
@@ -237,7 +237,7 @@ def test_optimizers_that_ranks_agreed_on_take_no_more_parameters() -> None:
 def test_times_that_nobody_can_wait_are_named() -> None:
     def work(rank: int) -> list[str]:
         model = nn.Linear(2, 2)
-        said = []
+        messages = []
         for act in (
             lambda: AdasumOptimizer(sgd(model), timeout_s=-1.0),
             lambda: AdasumState(timeout_s=float("inf")),
@@ -248,8 +248,8 @@ def test_times_that_nobody_can_wait_are_named() -> None:
         ):
             with pytest.raises(InvalidArgumentError, match=r"\b(patience|timeout)_s\b") as caught:
                 act()
-            said.append(str(caught.value))
-        return said
+            messages.append(str(caught.value))
+        return messages
 
     for said in run_ranks(2, work):
         for text, name in zip(
