@@ -48,14 +48,14 @@ def test_ids_are_judged_by_their_own_table(way: str, dtype: torch.dtype) -> None
 
 def test_offsets_rise_from_zero_to_the_ids(way: str) -> None:
     ids = torch.zeros(4, dtype=torch.int64)
-    for offsets, said in (
+    for offsets, message in (
         ([1, 2], r"\b1\b.*\b0\b"),
         ([-1, 2], r"-1\b.*\b0\b"),
         ([0, 3, 2], r"\boffset 2\b.*\bplace 2\b.*\b3\b"),
         ([0, 5], r"\boffset 5\b.*\bplace 1\b.*\b4 ids\b"),
         ([0, -(2**63)], r"\bplace 1\b"),
     ):
-        with pytest.raises(InvalidArgumentError, match=said):
+        with pytest.raises(InvalidArgumentError, match=message):
             bags.check(ids, torch.tensor(offsets), torch.tensor([1]), len(offsets))
 
 
@@ -65,9 +65,9 @@ def test_what_a_device_is_asked_is_what_all_checks_say() -> None:
         ([0, 4, 2], [0, 1]), ([0, 4, 2], [0, 3, 3]), ([4], None), ([0, 5], [0]), ([-1, 0], None),
         ([0, 1], [1, 2]), ([0, 1], [0, 2, 1]), ([0, 1], [0, 3]), ([0, 1], [1]),
     ):  # fmt: skip
-        given = torch.tensor(ids), None if offsets is None else torch.tensor(offsets), rows
+        arguments = torch.tensor(ids), None if offsets is None else torch.tensor(offsets), rows
         total = 1 if offsets is None else len(offsets)
-        assert bags._is_sound(*given) == (bags._fault_by_torch(*given, total) is None)
+        assert bags._is_sound(*arguments) == (bags._fault_by_torch(*arguments, total) is None)
     assert not bags._is_sound(torch.tensor([0]), None, ROWS)
 
 
@@ -79,10 +79,10 @@ def test_rows_added_to_their_bags_are_torchs(mode: str, padding: int, has_end: b
     ids, offsets = torch.randint(0, 5, (12,)), torch.tensor([0, 0, 4, 4, 9, 12])
     weights = torch.randn(12, dtype=torch.float64) if mode == "sum" else None
     rows = torch.randn(12, 2, dtype=torch.float64)
-    wanted = bags.reduced(rows, ids, offsets, mode, weights, padding, has_end)
+    expected = bags.reduced(rows, ids, offsets, mode, weights, padding, has_end)
     pooled = bags.summed(rows, ids, offsets, weights, padding, mode == "mean", has_end)
     assert pooled.shape == (6 - has_end, 2)
-    torch.testing.assert_close(pooled, wanted)
+    torch.testing.assert_close(pooled, expected)
 
 
 def test_gradients_of_rows_added_to_their_bags() -> None:

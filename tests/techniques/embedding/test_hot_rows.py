@@ -41,8 +41,8 @@ def test_counts_are_exact_and_no_hot_id_is_missed() -> None:
     assert dict(zip(ids.tolist(), counts.tolist(), strict=True)) == dict(seen)
     module.refresh()
     cached = set(module.hot.ids.tolist())
-    least = min(seen[one] for one in cached)
-    assert all(one in cached for one, often in seen.items() if often > least)
+    least = min(seen[row] for row in cached)
+    assert all(row in cached for row, often in seen.items() if often > least)
 
 
 def test_hits_are_counted_apart_and_as_exactly() -> None:
@@ -53,13 +53,13 @@ def test_hits_are_counted_apart_and_as_exactly() -> None:
         seen.update(ids.tolist())
         if round_ == 2:
             module.refresh()
-            kept, counts = module.hot.counts()
-            seen = Counter(dict(zip(kept.tolist(), counts.tolist(), strict=True)))
+            cached, counts = module.hot.counts()
+            seen = Counter(dict(zip(cached.tolist(), counts.tolist(), strict=True)))
     assert int(module.hot._hits.sum()), "some look-ups were of cached rows"
     again = copy.deepcopy(module)
-    for one in (module, again):
-        found = dict(zip(*(part.tolist() for part in one.hot.counts()), strict=True))
-        assert found == {one: often for one, often in seen.items() if often}
+    for current in (module, again):
+        found = dict(zip(*(part.tolist() for part in current.hot.counts()), strict=True))
+        assert found == {row: often for row, often in seen.items() if often}
 
 
 def test_counting_is_the_same_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,10 +114,10 @@ def test_the_gain_is_how_far_a_step_moves_a_row_of_the_train(ranks: tuple[int, .
         sum(
             float(gradient.square().sum())
             for number in range(24)
-            for gradient in torch.autograd.grad(reference.rows_of(cores, one[None])[0, number],
+            for gradient in torch.autograd.grad(reference.rows_of(cores, index[None])[0, number],
                                                 cores)
         )
-        for one in ids
+        for index in ids
     ]  # fmt: skip
     detached = [core.detach() for core in cores]
     right = torch.tensor(squares, dtype=torch.float64) / 24
@@ -133,20 +133,20 @@ def test_training_with_a_cache_ends_no_worse_than_without(policy: str, kind: Any
     losses = []
     for rows in (0, 40):
         torch.manual_seed(0)
-        wanted = torch.randn(1000, 16)
+        target = torch.randn(1000, 16)
         batches = [skewed(512) for _ in range(150)]
         cached = {"cache_rows": rows, "cache_policy": policy} if rows else {}
         module = ss.nn.TTEmbedding(1000, 16, (8, 8), init_std=0.5, **cached)
         optimizer = kind(module.parameters(), lr=rate)
         for number, ids in enumerate(batches):
             optimizer.zero_grad()
-            torch.nn.functional.mse_loss(module(ids), wanted[ids]).backward()
+            torch.nn.functional.mse_loss(module(ids), target[ids]).backward()
             optimizer.step()
             if rows and policy == "manual" and number % 25 == 10:
                 module.refresh(optimizer)
         ids = torch.cat(batches)
         with torch.no_grad():
-            losses.append(float(torch.nn.functional.mse_loss(module.eval()(ids), wanted[ids])))
+            losses.append(float(torch.nn.functional.mse_loss(module.eval()(ids), target[ids])))
     without, with_cache = losses
     assert with_cache <= without
 
@@ -164,8 +164,8 @@ def test_what_a_row_has_learned_stays_when_it_leaves() -> None:
     module.refresh()
     assert sorted(module.hot.ids.tolist()) == list(range(500, 516))
     after = module.to_dense()
-    kept = (after - learned)[:16].norm() / (original - learned)[:16].norm()
-    assert float(kept) < 0.6
+    ratio = (after - learned)[:16].norm() / (original - learned)[:16].norm()
+    assert float(ratio) < 0.6
     assert torch.equal(after[500:516], learned[500:516]), "what comes is not disturbed"
 
 
@@ -181,8 +181,8 @@ def test_what_is_looked_up_most_is_disturbed_least() -> None:
     module(torch.cat([torch.arange(500, 516).repeat(900), torch.arange(600, 700).repeat(800)]))
     module.refresh()
     after = module.to_dense()
-    kept = (after - learned)[:16].norm() / (original - learned)[:16].norm()
-    assert float(kept) < 1
+    ratio = (after - learned)[:16].norm() / (original - learned)[:16].norm()
+    assert float(ratio) < 1
     assert float((after - learned)[600:700].abs().max()) < 0.05
 
 
@@ -218,19 +218,19 @@ def test_every_id_is_found_in_the_table(rows: int) -> None:
     ids = torch.randperm(10**6)[:rows] * 7919
     capacity = 1 << (2 * rows - 1).bit_length()
     table = _hashed(ids, capacity)
-    asked = torch.cat([ids, ids + 1])
+    requested = torch.cat([ids, ids + 1])
     expected = torch.cat([torch.arange(rows), torch.full((rows,), -1)])
-    assert torch.equal(reference.slots_of(table, asked), expected)
+    assert torch.equal(reference.slots_of(table, requested), expected)
 
 
 def test_refreshing_hardly_changes_the_loss_of_a_model_in_training() -> None:
     torch.manual_seed(0)
-    wanted, module = torch.randn(1000, 16), train(rows=50)
+    target, module = torch.randn(1000, 16), train(rows=50)
     optimizer = torch.optim.Adagrad(module.parameters(), 0.05)
     fixed, changes = skewed(4000), []
 
     def loss(ids: torch.Tensor) -> torch.Tensor:
-        return (module(ids) - wanted[ids]).square().mean()
+        return (module(ids) - target[ids]).square().mean()
 
     for _ in range(20):
         for _ in range(10):
@@ -257,13 +257,13 @@ def test_processes_cache_the_same_rows_and_forget_alike() -> None:
             ids = (50 * torch.rand(count, generator=draw) ** 4).long() + (0 if step < 20 else 500)
             module(ids)
             found.append(module.hot.ids.tolist())
-        kept = module.hot.counts()
-        return [*found, [int(kept[1].sum()), len(kept[0])]]
+        counts = module.hot.counts()
+        return [*found, [int(counts[1].sum()), len(counts[0])]]
 
-    one, other = run_ranks(2, work)
-    assert one[:-1] == other[:-1]
-    assert max(one[-2]) >= 500, "new hot ids come in the place of old ones"
-    changed = sum(a != b for a, b in itertools.pairwise(one[:-1]))
+    first, other = run_ranks(2, work)
+    assert first[:-1] == other[:-1]
+    assert max(first[-2]) >= 500, "new hot ids come in the place of old ones"
+    changed = sum(a != b for a, b in itertools.pairwise(first[:-1]))
     assert 2 <= changed <= 25
     # 420 look-ups a step, halved at each refresh: bounded, and not multiplied by the ranks.
-    assert one[-1][0] + other[-1][0] <= 2 * 420 * 20
+    assert first[-1][0] + other[-1][0] <= 2 * 420 * 20

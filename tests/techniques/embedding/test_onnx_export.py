@@ -21,18 +21,18 @@ def made_by(path: Path, *inputs: torch.Tensor) -> torch.Tensor:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    names = [one.name for one in session.get_inputs()]
-    given = {name: x.numpy() for name, x in zip(names, inputs, strict=True)}
-    return torch.from_numpy(session.run(None, given)[0])
+    names = [node.name for node in session.get_inputs()]
+    feeds = {name: x.numpy() for name, x in zip(names, inputs, strict=True)}
+    return torch.from_numpy(session.run(None, feeds)[0])
 
 
 def agrees(module: nn.Module, path: Path, example: torch.Tensor, other: torch.Tensor) -> None:
     module.eval()
     ss.embedding.export(module, example, path)
-    for given in (example, other):
+    for inputs in (example, other):
         with torch.no_grad():
-            expected = module(given)
-        torch.testing.assert_close(made_by(path, given), expected, rtol=1e-5, atol=1e-6)
+            expected = module(inputs)
+        torch.testing.assert_close(made_by(path, inputs), expected, rtol=1e-5, atol=1e-6)
 
 
 def ids(*shape: int, rows: int = ROWS) -> torch.Tensor:
@@ -47,8 +47,8 @@ def test_hashed_rows_are_found_by_integers_to_the_bit(
     module = ss.nn.ROBEEmbedding(2**40, DIM, pool, table_id=3).eval()
     path = tmp_path / "rows.onnx"
     ss.embedding.export(module, torch.arange(5), path)
-    given = torch.tensor([0, 1, 2**31 + 7, 2**40 - 1, 77, 4096])
-    assert torch.equal(made_by(path, given), module(given).detach())
+    inputs = torch.tensor([0, 1, 2**31 + 7, 2**40 - 1, 77, 4096])
+    assert torch.equal(made_by(path, inputs), module(inputs).detach())
     assert path.stat().st_size < 2 * pool.nbytes, "the table is not in it"
 
 
@@ -105,9 +105,9 @@ def test_whole_models_in_every_way(way: str, tmp_path: Path) -> None:
         return ids(count), ids(count, 5), ids(count, rows=7)
 
     ss.embedding.export(model, batch(4), path, input_names=("user", "items", "day"))
-    given = batch(11)
+    inputs = batch(11)
     with torch.no_grad():
-        torch.testing.assert_close(made_by(path, *given), model(*given), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(made_by(path, *inputs), model(*inputs), rtol=1e-4, atol=1e-5)
 
 
 def test_cached_rows_are_in_the_dense_table(tmp_path: Path) -> None:

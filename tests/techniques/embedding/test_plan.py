@@ -62,14 +62,18 @@ def test_a_plan_fits_its_budget_and_says_what_it_takes(trained: bool, ratio: flo
     assert made.dense_bytes == DENSE
     assert made.nbytes <= made.budget == int(DENSE / ratio)
     assert made.basis is (Provenance.MEASURED if trained else Provenance.ASSUMED)
-    fitting = [one for one in made.alternatives if one.error is not None]
+    fitting = [alternative for alternative in made.alternatives if alternative.error is not None]
     # Nothing is risked on what is only assumed: a plain smaller dimension goes first.
-    plain_first = not trained and "lowdim" in {one.method for one in fitting}
+    plain_first = not trained and "lowdim" in {alternative.method for alternative in fitting}
     assert not plain_first or fitting[0].method == "lowdim"
-    errors = [one.error for one in fitting[plain_first:] if one.error is not None]
+    errors = [
+        alternative.error for alternative in fitting[plain_first:] if alternative.error is not None
+    ]
     assert errors == sorted(errors)
     assert made.method == fitting[0].method
-    assert {one.method for one in made.alternatives} == {*FORMATS, "mixed"} - {"dense"}
+    assert {alternative.method for alternative in made.alternatives} == {*FORMATS, "mixed"} - {
+        "dense"
+    }
     if not trained:
         assert {c.format for c in made.tables.values()}.isdisjoint(
             {"int8", "int4", "lowdim_int8", "lowdim_int4"}
@@ -89,7 +93,7 @@ def test_a_plan_fits_its_budget_and_says_what_it_takes(trained: bool, ratio: flo
 
 
 def test_what_is_lost_is_what_the_modules_lose() -> None:
-    model, told = Two(), counts()
+    model, lookups = Two(), counts()
     for name in (
         "int8",
         "int4",
@@ -102,14 +106,14 @@ def test_what_is_lost_is_what_the_modules_lose() -> None:
         "hot_tt",
         "robe",
     ):
-        made = plan(model, told, ratio=3, methods=[name], trained=True, least_rows=350)
+        made = plan(model, lookups, ratio=3, methods=[name], trained=True, least_rows=350)
         choice = made.tables["item"]
         if choice.format == "dense":
-            made = plan(model, told, ratio=2.5, methods=[name], trained=True, least_rows=350)
+            made = plan(model, lookups, ratio=2.5, methods=[name], trained=True, least_rows=350)
             choice = made.tables["item"]
         assert choice.format == name
         written = made.apply(copy.deepcopy(model)).item.to_dense()  # type: ignore[operator, union-attr]
-        error = relative_error(model.item.weight, written, told["item"])
+        error = relative_error(model.item.weight, written, lookups["item"])
         # Sizes between those that were measured are drawn straight.
         assert error == pytest.approx(choice.error, rel=0.25, abs=2e-3), name
 
@@ -124,20 +128,22 @@ def test_low_rank_is_found_and_a_smaller_dimension_wins() -> None:
 
 
 def test_measured_scores_decide() -> None:
-    model, told = Two(), counts()
-    asked: list[str] = []
+    model, lookups = Two(), counts()
+    requested: list[str] = []
 
     def evaluate(copied: nn.Module) -> float:
         kind = type(copied.item).__name__
-        asked.append(kind)
+        requested.append(kind)
         with torch.no_grad():
             copied.top.weight.zero_()  # the user's own model is left alone
         return {"ROBEEmbedding": 0.9, "TableEmbedding": 0.5}.get(kind, 0.1)
 
-    made = plan(model, told, ratio=8, methods=["lowdim", "robe"], evaluate=evaluate, least_rows=350)
+    made = plan(
+        model, lookups, ratio=8, methods=["lowdim", "robe"], evaluate=evaluate, least_rows=350
+    )
     assert made.method == "robe"
     assert made.alternatives[0].score == 0.9
-    assert len(asked) == 3
+    assert len(requested) == 3
     assert bool(model.top.weight.any())
     assert type(model.item) is nn.Embedding
     assert "score 0.9" in str(made)
@@ -147,8 +153,10 @@ def test_a_smaller_dimension_is_always_among_the_rows() -> None:
     model = Two()
     made = plan(model, counts(), ratio=4, methods=["hash"], least_rows=350)
     assert made.method == "hash"
-    beside = next(one for one in made.alternatives if one.method == "lowdim")
-    assert beside.error is not None
+    lowdim = next(
+        alternative for alternative in made.alternatives if alternative.method == "lowdim"
+    )
+    assert lowdim.error is not None
     assert "lowdim" in str(made)
     assert re.search(r"\bnot\b.*\brequested\b", str(made))
     scores = {"HashEmbedding": 0.3, "TableEmbedding": 0.6}
@@ -160,7 +168,7 @@ def test_a_smaller_dimension_is_always_among_the_rows() -> None:
     judged = plan(model, counts(), ratio=4, methods=["hash"], evaluate=evaluate, least_rows=350)
     assert judged.method == "lowdim"
     tight = plan(model, counts(), ratio=200, methods=["hash"], least_rows=350)
-    assert all(one.method != "lowdim" for one in tight.alternatives)
+    assert all(alternative.method != "lowdim" for alternative in tight.alternatives)
 
 
 def test_an_optimizer_trains_the_new_parameters() -> None:
@@ -170,10 +178,10 @@ def test_an_optimizer_trains_the_new_parameters() -> None:
     own = [id(p) for group in optimizer.param_groups for p in group["params"]]
     assert sorted(own) == sorted(map(id, model.parameters()))
     ids = torch.randint(0, 300, (64,))
-    wanted = torch.randn(64)
+    target = torch.randn(64)
 
     def step() -> float:
-        loss = (model(ids, ids[:, None], ids % 7)[:, 0] - wanted).square().mean()
+        loss = (model(ids, ids[:, None], ids % 7)[:, 0] - target).square().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -190,8 +198,8 @@ def test_plans_are_saved(tmp_path: Path) -> None:
     again = ss.embedding.TablePlan.load(tmp_path / "plan.json")
     assert again.tables == made.tables
     assert again.alternatives == made.alternatives
-    one, other = made.apply(copy.deepcopy(model)), again.apply(copy.deepcopy(model))
-    assert {k: v.shape for k, v in one.state_dict().items() if hasattr(v, "shape")} == {
+    first, other = made.apply(copy.deepcopy(model)), again.apply(copy.deepcopy(model))
+    assert {k: v.shape for k, v in first.state_dict().items() if hasattr(v, "shape")} == {
         k: v.shape for k, v in other.state_dict().items() if hasattr(v, "shape")
     }
     coded = plan(model, ratio=3, methods=["int8"], trained=True, least_rows=350)
@@ -212,18 +220,18 @@ def test_rows_of_a_saved_plan_have_the_signs_they_had(tmp_path: Path) -> None:
     assert made.apply(copy.deepcopy(model)).item.pool.sign is False  # type: ignore[union-attr]
     made.save(tmp_path / "plan.json")
     assert ss.embedding.TablePlan.load(tmp_path / "plan.json") == made
-    told = json.loads((tmp_path / "plan.json").read_text())
-    del told["sign"]  # as plans were written when all rows had signs
-    (tmp_path / "plan.json").write_text(json.dumps(told))
+    payload = json.loads((tmp_path / "plan.json").read_text())
+    del payload["sign"]  # as plans were written when all rows had signs
+    (tmp_path / "plan.json").write_text(json.dumps(payload))
     older = ss.embedding.TablePlan.load(tmp_path / "plan.json")
     assert older.apply(model).item.pool.sign is True  # type: ignore[union-attr]
 
 
 def test_cached_rows_of_a_train_are_those_looked_up_most() -> None:
-    told = {"item": torch.ones(400).scatter(0, torch.arange(100, 116), 1e6)}
+    lookups = {"item": torch.ones(400).scatter(0, torch.arange(100, 116), 1e6)}
     for trained in (False, True):
         model = Two()
-        made = plan(model, told, ratio=2, methods=["hot_tt"], trained=trained, least_rows=350)
+        made = plan(model, lookups, ratio=2, methods=["hot_tt"], trained=trained, least_rows=350)
         hot = made.tables["item"].settings["hot"]
         assert isinstance(hot, tuple)
         assert {*range(100, 116)} <= {*hot}
@@ -265,16 +273,16 @@ def test_allocation_is_as_good_as_the_best_on_the_hull() -> None:
         weights = [1.0, 2.0, 1.0, 0.5]
 
         def loss(found: Any, weights: list[float] = weights) -> float:
-            return sum(w * one.loss for w, one in zip(weights, found, strict=True))
+            return sum(w * choice.loss for w, choice in zip(weights, found, strict=True))
 
         possible = [
-            found for found in product(*choices) if sum(one.nbytes for one in found) <= budget
+            found for found in product(*choices) if sum(choice.nbytes for choice in found) <= budget
         ]
         if not possible:
             assert taken is None
             continue
         assert taken is not None
-        assert sum(one.nbytes for one in taken) <= budget
+        assert sum(choice.nbytes for choice in taken) <= budget
         best = min(map(loss, possible))
         # Off by less than one step of a hull.
         step = max(
@@ -301,15 +309,15 @@ def test_sizes_and_errors_between_them() -> None:
     assert every == sorted(every, reverse=True)
     assert every[0] < 1000
     assert every[-1] >= 10
-    asked: list[int] = []
+    requested: list[int] = []
 
     def measured(size: int) -> float:
-        asked.append(size)
+        requested.append(size)
         return 1 / size
 
     found = list(with_errors(measured, every))
     assert [size for size, _ in found] == every
-    assert len(asked) < len(every) / 3
+    assert len(requested) < len(every) / 3
     for size, error in found:
         assert 1 / size <= error + 1e-12 <= 1.2 / size + 1e-12
 

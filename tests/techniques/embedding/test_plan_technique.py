@@ -65,8 +65,8 @@ def served() -> Any:
 
 
 def sparse() -> Any:
-    model, given, loss, _ = shop()
-    return model, given, loss, torch.optim.SparseAdam([model.user.weight])
+    model, inputs, loss, _ = shop()
+    return model, inputs, loss, torch.optim.SparseAdam([model.user.weight])
 
 
 def unmeasured(tmp_path: Path) -> Context:
@@ -96,11 +96,11 @@ def test_paper_and_model_have_the_same_parameters(make: Any, tmp_path: Path) -> 
     assert type(model.day) is nn.Embedding
     assert not trained_shapes(after) & {(4000, 16), (3000, 16)}
     assert (7, 8) in trained_shapes(after)
-    kept = sum(module.nbytes for module in (model.user, model.item, model.seen))
+    total = sum(module.nbytes for module in (model.user, model.item, model.seen))
     dense = 11_000 * 16 * 4
     roles = graph.memory.role == 1
     fewer = int(graph.memory.nbytes[roles].sum() - after.memory.nbytes[roles].sum())
-    assert fewer == pytest.approx(dense - kept, abs=16)
+    assert fewer == pytest.approx(dense - total, abs=16)
     assert "in" in after.edits[-1].what
     assert "lowdim" in after.edits[-1].what
 

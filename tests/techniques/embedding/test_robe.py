@@ -42,11 +42,11 @@ def test_a_bag_is_torchs_over_the_dense_table(dtype: torch.dtype, mode: str, blo
     offsets = torch.tensor([0, 0, 40, 41, 150], dtype=dtype)
     square = torch.randint(0, 200, (40, 12), dtype=dtype).t()
     weights = torch.rand(150) if mode == "sum" else None
-    for given in ((ids, offsets, weights), (square, None, None)):
-        made = bag(*given)
+    for arguments in ((ids, offsets, weights), (square, None, None)):
+        made = bag(*arguments)
         expected = functional.embedding_bag(
-            given[0].long(), table, None if given[1] is None else given[1].long(), mode=mode,
-            per_sample_weights=given[2], padding_idx=199,
+            arguments[0].long(), table, None if arguments[1] is None else arguments[1].long(),
+            mode=mode, per_sample_weights=arguments[2], padding_idx=199,
         )  # fmt: skip
         torch.testing.assert_close(made, expected, rtol=1e-5, atol=1e-5)
     ended = ss.nn.ROBEEmbeddingBag(
@@ -82,11 +82,13 @@ def test_gradients_are_torchs(mode: str) -> None:
     weights = torch.rand(90, requires_grad=True) if mode == "sum" else None
     doubled = copy.deepcopy(nn.ModuleList([bag, other])).double()
     losses = []
-    for one, two in ((bag, other), doubled):
-        own = None if weights is None else weights.detach().to(one.pool.array.dtype)
+    for module, two in ((bag, other), doubled):
+        own = None if weights is None else weights.detach().to(module.pool.array.dtype)
         own = None if own is None else own.requires_grad_()
-        loss = one(ids, offsets, own).square().sum() + two(ids).pow(3).sum()
-        losses.append(torch.autograd.grad(loss, [one.pool.array, *([] if own is None else [own])]))
+        loss = module(ids, offsets, own).square().sum() + two(ids).pow(3).sum()
+        losses.append(
+            torch.autograd.grad(loss, [module.pool.array, *([] if own is None else [own])])
+        )
     for found, exact in zip(*losses, strict=True):
         error = (found - exact).abs().max() / exact.abs().max()
         assert error <= 1e-6, float(error)
@@ -101,8 +103,8 @@ def test_gradcheck_in_float64(mode: str) -> None:
 
     def run(array: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
         # The module is a function of its parameter.
-        given = {"pool.array": array}
-        made: torch.Tensor = torch.func.functional_call(bag, given, (ids, offsets, weights))
+        parameters = {"pool.array": array}
+        made: torch.Tensor = torch.func.functional_call(bag, parameters, (ids, offsets, weights))
         return made
 
     array = shared.array.detach().clone().requires_grad_()
@@ -145,16 +147,16 @@ def test_a_collection_is_its_tables_side_by_side() -> None:
 
 
 def test_checkpoints_keep_every_row_and_refuse_other_hashes() -> None:
-    one = ss.nn.ROBEEmbedding(100, 16, pool(seed=4))
-    kept = io.BytesIO()
-    torch.save(one.state_dict(), kept)
-    kept.seek(0)
-    state = torch.load(kept, weights_only=True)
+    embedding = ss.nn.ROBEEmbedding(100, 16, pool(seed=4))
+    saved = io.BytesIO()
+    torch.save(embedding.state_dict(), saved)
+    saved.seek(0)
+    state = torch.load(saved, weights_only=True)
     other = ss.nn.ROBEEmbedding(100, 16, pool(seed=4))
     with torch.no_grad():
         other.pool.array.zero_()
     other.load_state_dict(state)
-    assert torch.equal(other.to_dense(), one.to_dense())
+    assert torch.equal(other.to_dense(), embedding.to_dense())
     for settings in ({"seed": 5}, {"seed": 4, "sign": False}, {"seed": 4, "block": 8}):
         with pytest.raises(InvalidArgumentError, match=r"^state_dict: "):
             ss.nn.ROBEEmbedding(100, 16, pool(**settings)).load_state_dict(state)
@@ -186,7 +188,7 @@ def test_rows_look_like_those_of_torch_and_are_not_alike() -> None:
 
 def test_training_learns_what_a_dense_table_learns() -> None:
     torch.manual_seed(1)
-    wanted = torch.randn(64, 4)
+    target = torch.randn(64, 4)
     embedding = ss.nn.ROBEEmbedding(64, 8, pool(256, block=8))
     head = nn.Linear(8, 4)
     optimizer = torch.optim.Adam([*embedding.parameters(), *head.parameters()], 0.02)
@@ -194,7 +196,7 @@ def test_training_learns_what_a_dense_table_learns() -> None:
     losses = []
     for _ in range(200):
         optimizer.zero_grad()
-        loss = (head(embedding(ids)) - wanted).square().mean()
+        loss = (head(embedding(ids)) - target).square().mean()
         loss.backward()
         optimizer.step()
         losses.append(float(loss.detach()))
@@ -202,7 +204,7 @@ def test_training_learns_what_a_dense_table_learns() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"size": 8, "block": 16}, "size: 8 numbers"),
         ({"block": 0}, "block: 0"),
@@ -215,8 +217,8 @@ def test_training_learns_what_a_dense_table_learns() -> None:
         ({"dtype": torch.int64}, "dtype"),
     ],
 )
-def test_impossible_arrays_are_refused(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=said):
+def test_impossible_arrays_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
         pool(**{"size": 3000, **settings})
 
 
@@ -233,7 +235,7 @@ def test_bad_arguments_are_named() -> None:
     shared = pool()
     bag = ss.nn.ROBEEmbeddingBag(100, 16, shared, table_id=2)
     ids, offsets = torch.tensor([1, 2, 3]), torch.tensor([0, 2])
-    for given, said in (
+    for arguments, message in (
         ((ids - 2, offsets), r"^input: .* -1\b.*\bplace 0\b"),
         ((ids + 98, offsets), r"^input: .* 100\b.*\bplace 1\b"),
         ((ids, torch.tensor([0, 4])), "offsets: offset 4"),
@@ -247,8 +249,8 @@ def test_bad_arguments_are_named() -> None:
         ((ids, offsets, torch.ones(3)), r"^per_sample_weights: .*\bsum\b"),
         ((ids.to("meta"), offsets), r"^input: .*\bmeta\b"),
     ):
-        with pytest.raises(InvalidArgumentError, match=said):
-            bag(*given)
+        with pytest.raises(InvalidArgumentError, match=message):
+            bag(*arguments)
     summed = ss.nn.ROBEEmbeddingBag(100, 16, shared, mode="sum")
     with pytest.raises(InvalidArgumentError, match=r"^per_sample_weights: .*[(\[]\d"):
         summed(ids, offsets, torch.ones(2))
@@ -257,7 +259,7 @@ def test_bad_arguments_are_named() -> None:
     for weights in (torch.tensor([1.0, 1.0, float("nan")]), torch.tensor([1.0, 1.0, -torch.inf])):
         with pytest.raises(InvalidArgumentError, match=r"^per_sample_weights: .*\b2\b"):
             summed(ids, offsets, weights)
-    for make, said in (
+    for make, reason in (
         (lambda: ss.nn.ROBEEmbedding(100, 16, shared, table_id=2), "^table_id: 2"),
         (lambda: ss.nn.ROBEEmbedding(100, 16, shared, table_id=-1), "table_id: -1"),
         (lambda: ss.nn.ROBEEmbedding(100, 16, shared, table_id=0.5), "table_id: 0.5"),
@@ -273,7 +275,7 @@ def test_bad_arguments_are_named() -> None:
         (lambda: ss.nn.ROBEEmbeddingCollection({}, shared), "tables"),
         (lambda: bag.to_dense(0), "chunk_rows"),
     ):
-        with pytest.raises(InvalidArgumentError, match=said):
+        with pytest.raises(InvalidArgumentError, match=reason):
             make()
     together = ss.nn.ROBEEmbeddingCollection({"a": (9, 16), "b": (9, 16)}, shared)
     with pytest.raises(InvalidArgumentError, match=r"\b3 bags\b.*\d tables"):

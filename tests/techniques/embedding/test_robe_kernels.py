@@ -124,9 +124,9 @@ def test_bags_and_gradients_equal_torchs_over_written_rows(
         made = door.forward_by(kernel[1], array.detach(), *how)
         torch.testing.assert_close(made, expected, rtol=1e-5, atol=1e-5)
         grad = torch.randn_like(made)
-        (wanted,) = torch.autograd.grad(expected, array, grad)
+        (gradient,) = torch.autograd.grad(expected, array, grad)
         found = door.backward_by(kernel[1], grad, array.detach(), made, *how)
-        error = (found - wanted).abs().max() / wanted.abs().max()
+        error = (found - gradient).abs().max() / gradient.abs().max()
         assert error <= 1e-6, (z, float(error))
 
 
@@ -135,10 +135,10 @@ def test_every_instruction_set_gives_the_same_bits(kernel: tuple[InstructionSet,
     best = next(iter(door.kernels().values()))
     for mode, z in itertools.product(range(3), (16, 48, 64, 128)):
         array, how = torch.randn(999), bags(mode, z + 1, z, (64, 128))
-        one, other = (door.forward_by(k, array, *how) for k in (best, kernel[1]))
-        assert torch.equal(one, other)
-        grad = torch.randn_like(one)
-        back = [door.backward_by(k, grad, array, one, *how) for k in (best, kernel[1])]
+        first, other = (door.forward_by(k, array, *how) for k in (best, kernel[1]))
+        assert torch.equal(first, other)
+        grad = torch.randn_like(first)
+        back = [door.backward_by(k, grad, array, first, *how) for k in (best, kernel[1])]
         assert torch.equal(*back)
         if mode == 0:
             weights = [door.weights_by(k, grad, array, *how) for k in (best, kernel[1])]
@@ -223,7 +223,7 @@ def test_wrong_arguments_of_the_operator_are_named() -> None:
         "width": 16, "block": 8, "sign": True, "mode": 0,
     }  # fmt: skip
     assert door.robe(*good.values()).shape == (3, 16)
-    for change, said in (
+    for change, message in (
         ({"array": array.view(20, 20)}, "array"),
         ({"block": 0}, "block"),
         ({"block": 401}, "block"),
@@ -235,7 +235,7 @@ def test_wrong_arguments_of_the_operator_are_named() -> None:
         ({"weights": torch.rand(6), "mode": 1}, "mode"),
         ({"tables": table[:, :3]}, "tables"),
     ):
-        with pytest.raises(InvalidArgumentError, match=said):
+        with pytest.raises(InvalidArgumentError, match=message):
             door.robe(*{**good, **change}.values())
     how, grad = list(good.values())[1:], torch.ones(3, 16)
     with pytest.raises(InvalidArgumentError, match="grad"):

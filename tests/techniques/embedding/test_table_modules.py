@@ -124,8 +124,8 @@ def test_shared_rows_are_weighted_means() -> None:
     torch.testing.assert_close(made[hot], weight[hot])
     place = table.places(torch.arange(ROWS))
     assert len(place.unique()) == 8
-    for one in place.unique():
-        own = (place == one).nonzero().flatten()
+    for index in place.unique():
+        own = (place == index).nonzero().flatten()
         mean = (weight[own] * shares[own, None]).sum(0) / shares[own].sum()
         torch.testing.assert_close(made[own[0]], mean)
 
@@ -166,26 +166,26 @@ def test_hashes_stay_the_same() -> None:
 
 def test_what_is_saved_comes_back() -> None:
     for name in NAMES:
-        one, other = tables()[name], tables()[name]
+        table, other = tables()[name], tables()[name]
         for parameter in other.parameters():
             parameter.data.zero_()
-        other.load_state_dict(one.state_dict())
+        other.load_state_dict(table.state_dict())
         ids = torch.arange(ROWS)
-        assert torch.equal(one.widen(one.look_up(ids)), other.widen(other.look_up(ids)))
+        assert torch.equal(table.widen(table.look_up(ids)), other.widen(other.look_up(ids)))
     with pytest.raises(InvalidArgumentError, match="state_dict"):
         HashedTable(ROWS, DIM, 7, seed=1).load_state_dict(HashedTable(ROWS, DIM, 7).state_dict())
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_wrong_ids_are_named(name: str) -> None:
-    one, bag = TableEmbedding(tables()[name]), TableEmbeddingBag(tables()[name])
+    embedding, bag = TableEmbedding(tables()[name]), TableEmbeddingBag(tables()[name])
     for wrong in (-1, ROWS):
         with pytest.raises(InvalidArgumentError, match="input"):
-            one(torch.tensor([0, wrong]))
+            embedding(torch.tensor([0, wrong]))
         with pytest.raises(InvalidArgumentError, match="input"):
             bag(torch.tensor([[0, wrong]]))
     with pytest.raises(InvalidArgumentError, match="input"):
-        one(torch.tensor([0.5]))
+        embedding(torch.tensor([0.5]))
     with pytest.raises(InvalidArgumentError, match="offsets"):
         bag(torch.tensor([1, 2, 3]), torch.tensor([0, 3, 1]))
 

@@ -47,64 +47,66 @@ def test_the_public_names_resolve() -> None:
 def test_a_bag_is_torchs_over_the_dense_table(
     dtype: torch.dtype, mode: str, ranks: tuple[int, ...], kind: torch.dtype, bound: float
 ) -> None:
-    one = bag(ranks=ranks, mode=mode, padding_idx=-1, dtype=kind)
-    table = one.to_dense(chunk_rows=7)
+    module = bag(ranks=ranks, mode=mode, padding_idx=-1, dtype=kind)
+    table = module.to_dense(chunk_rows=7)
     ids = torch.randint(0, 200, (150,), dtype=dtype)
     ids[::11] = 199
     offsets = torch.tensor([0, 0, 40, 41, 150], dtype=dtype)
     square = torch.randint(0, 200, (40, 12), dtype=dtype).t()
     weights = torch.rand(150, dtype=kind) if mode == "sum" else None
-    for given in ((ids, offsets, weights), (square, None, None)):
+    for arguments in ((ids, offsets, weights), (square, None, None)):
         expected = functional.embedding_bag(
-            given[0].long(), table, None if given[1] is None else given[1].long(), mode=mode,
-            per_sample_weights=given[2], padding_idx=199,
+            arguments[0].long(), table, None if arguments[1] is None else arguments[1].long(),
+            mode=mode, per_sample_weights=arguments[2], padding_idx=199,
         )  # fmt: skip
-        assert error(one(*given), expected) <= bound
-    ended = copy.deepcopy(one)
+        assert error(module(*arguments), expected) <= bound
+    ended = copy.deepcopy(module)
     ended.include_last_offset = True
-    assert torch.equal(ended(ids, offsets), one(ids, offsets[:-1]))
-    assert one(ids[:0], offsets[:0]).shape == (0, 16)
-    assert not one(ids[:0], offsets[:2] * 0).any()
+    assert torch.equal(ended(ids, offsets), module(ids, offsets[:-1]))
+    assert module(ids[:0], offsets[:0]).shape == (0, 16)
+    assert not module(ids[:0], offsets[:2] * 0).any()
 
 
 @IDS
 def test_an_embedding_is_torchs_over_the_dense_table(dtype: torch.dtype) -> None:
-    one = ss.nn.TTEmbedding(200, 24, (3, 4), padding_idx=3)
+    module = ss.nn.TTEmbedding(200, 24, (3, 4), padding_idx=3)
     ids = torch.randint(0, 200, (4, 5, 6), dtype=dtype)
     ids[0, 0, 0] = 3
-    table = one.to_dense()
+    table = module.to_dense()
     table[3] = 0
-    assert error(one(ids), functional.embedding(ids, table)) <= 1e-6
-    assert one.materialize(torch.tensor([3])).any()
-    assert one(torch.tensor(5)).shape == (24,)
+    assert error(module(ids), functional.embedding(ids, table)) <= 1e-6
+    assert module.materialize(torch.tensor([3])).any()
+    assert module(torch.tensor(5)).shape == (24,)
 
 
 @MODES
 @RANKS
 def test_gradcheck_of_every_core_and_the_weights(mode: str, ranks: tuple[int, ...]) -> None:
-    one = bag(30, 8 if len(ranks) < 3 else 16, ranks, mode=mode, dtype=torch.float64, padding_idx=2)
+    module = bag(
+        30, 8 if len(ranks) < 3 else 16, ranks, mode=mode, dtype=torch.float64, padding_idx=2
+    )
     ids, offsets = torch.randint(0, 30, (14,)), torch.tensor([0, 4, 4, 9])
     ids[3:6] = 7
     weights = torch.rand(14, dtype=torch.float64, requires_grad=True) if mode == "sum" else None
-    names = [f"cores.{t}" for t in range(len(one.cores))]
+    names = [f"cores.{t}" for t in range(len(module.cores))]
 
     def run(weights: torch.Tensor | None, *cores: torch.Tensor) -> torch.Tensor:
-        given = dict(zip(names, cores, strict=True))
-        made: torch.Tensor = torch.func.functional_call(one, given, (ids, offsets, weights))
+        parameters = dict(zip(names, cores, strict=True))
+        made: torch.Tensor = torch.func.functional_call(module, parameters, (ids, offsets, weights))
         return made
 
-    cores = [core.detach().clone().requires_grad_() for core in one.cores]
+    cores = [core.detach().clone().requires_grad_() for core in module.cores]
     assert torch.autograd.gradcheck(run, (weights, *cores))
 
 
 @pytest.mark.parametrize("mode", ["sum", "mean"])
 @pytest.mark.parametrize("ranks", [(5,), (3, 4)])
 def test_gradients_in_float32_are_those_in_float64(mode: str, ranks: tuple[int, ...]) -> None:
-    one = bag(ranks=ranks, mode=mode, padding_idx=5)
-    exact = copy.deepcopy(one).double()
+    narrow = bag(ranks=ranks, mode=mode, padding_idx=5)
+    exact = copy.deepcopy(narrow).double()
     ids, offsets = torch.randint(0, 60, (90,)), torch.arange(0, 90, 9)
     found = []
-    for module in (one, exact):
+    for module in (narrow, exact):
         own = torch.linspace(-1, 1, 90).to(module.cores[0].dtype) if mode == "sum" else None
         own = None if own is None else own.requires_grad_()
         loss = module(ids, offsets, own).square().sum()
@@ -120,9 +122,9 @@ def test_a_thousand_times_the_same_id_gives_the_same_bits(ranks: tuple[int, ...]
     offsets = torch.arange(0, 2000, 50)
     gradients = []
     for _ in range(3):
-        one = bag(ranks=ranks)
-        one(ids, offsets).square().sum().backward()
-        gradients.append([core.grad for core in one.cores])
+        module = bag(ranks=ranks)
+        module(ids, offsets).square().sum().backward()
+        gradients.append([core.grad for core in module.cores])
     for again in gradients[1:]:
         assert all(map(torch.equal, gradients[0], again))
 
@@ -139,8 +141,8 @@ def test_a_thousand_times_the_same_id_gives_the_same_bits(ranks: tuple[int, ...]
 def test_stepping_in_the_backward_pass_is_stepping_after_it(make: Any) -> None:
     fused, plain = bag(fused_optimizer=make), bag()
     optimizer = make(list(plain.parameters()))
-    ids, wanted = torch.randint(0, 200, (50, 32, 3)), torch.randn(50, 32, 16)
-    for batch, target in zip(ids, wanted, strict=True):
+    ids, aim = torch.randint(0, 200, (50, 32, 3)), torch.randn(50, 32, 16)
+    for batch, target in zip(ids, aim, strict=True):
         (fused(batch) - target).square().mean().backward()
         optimizer.zero_grad()
         (plain(batch) - target).square().mean().backward()
@@ -151,45 +153,45 @@ def test_stepping_in_the_backward_pass_is_stepping_after_it(make: Any) -> None:
 
 
 def test_checkpoints_and_copies_keep_every_row() -> None:
-    one = bag(cache_rows=8, cache_policy="manual")
+    module = bag(cache_rows=8, cache_policy="manual")
     ids = torch.randint(0, 40, (64, 3))
-    one(ids)
-    one.refresh()
+    module(ids)
+    module.refresh()
     with torch.no_grad():
-        one.hot.weight += 0.1
-    kept = io.BytesIO()
-    torch.save(one.state_dict(), kept)
-    kept.seek(0)
+        module.hot.weight += 0.1
+    saved = io.BytesIO()
+    torch.save(module.state_dict(), saved)
+    saved.seek(0)
     other = bag(cache_rows=8, cache_policy="manual")
-    other.load_state_dict(torch.load(kept, weights_only=True))
-    assert torch.equal(other.to_dense(), one.to_dense())
-    assert all(map(torch.equal, other.hot.counts(), one.hot.counts()))
-    assert torch.equal(copy.deepcopy(one)(ids), one(ids))
+    other.load_state_dict(torch.load(saved, weights_only=True))
+    assert torch.equal(other.to_dense(), module.to_dense())
+    assert all(map(torch.equal, other.hot.counts(), module.hot.counts()))
+    assert torch.equal(copy.deepcopy(module)(ids), module(ids))
 
 
 def test_compiled_modules_look_up_the_same() -> None:
-    one = bag()
+    module = bag()
     ids = torch.randint(0, 200, (8, 5))
-    made = torch.compile(one, backend="aot_eager", fullgraph=True)(ids)
-    assert torch.equal(made, one(ids))
-    assert torch.equal(torch.export.export(one, (ids,)).module()(ids), made)
+    made = torch.compile(module, backend="aot_eager", fullgraph=True)(ids)
+    assert torch.equal(made, module(ids))
+    assert torch.equal(torch.export.export(module, (ids,)).module()(ids), made)
     made.square().sum().backward()
-    found = [core.grad.clone() for core in one.cores]
-    one.zero_grad()
-    one(ids).square().sum().backward()
-    assert all(map(torch.equal, found, [core.grad for core in one.cores]))
+    found = [core.grad.clone() for core in module.cores]
+    module.zero_grad()
+    module(ids).square().sum().backward()
+    assert all(map(torch.equal, found, [core.grad for core in module.cores]))
 
 
 def test_training_learns_what_a_dense_table_learns() -> None:
     torch.manual_seed(1)
-    wanted = torch.randn(64, 4)
+    target = torch.randn(64, 4)
     embedding = ss.nn.TTEmbedding(64, 8, (8, 8), init_std=1.0)
     head = nn.Linear(8, 4)
     optimizer = torch.optim.Adam([*embedding.parameters(), *head.parameters()], 0.02)
     losses = []
     for _ in range(200):
         optimizer.zero_grad()
-        loss = (head(embedding(torch.arange(64))) - wanted).square().mean()
+        loss = (head(embedding(torch.arange(64))) - target).square().mean()
         loss.backward()
         optimizer.step()
         losses.append(float(loss.detach()))
@@ -197,9 +199,9 @@ def test_training_learns_what_a_dense_table_learns() -> None:
 
 
 def test_bad_arguments_are_named() -> None:
-    one = bag(100, 16, mode="mean")
+    module = bag(100, 16, mode="mean")
     ids, offsets = torch.tensor([1, 2, 3]), torch.tensor([0, 2])
-    for given, said in (
+    for arguments, said in (
         ((ids - 2, offsets), r"^input: .* -1\b.*\bplace 0\b"),
         ((ids + 98, offsets), r"^input: .* 100\b.*\bplace 1\b"),
         ((ids, torch.tensor([0, 4])), "offsets: offset 4"),
@@ -217,28 +219,28 @@ def test_bad_arguments_are_named() -> None:
         for ranks, mode in (((3, 4), "mean"), ((2, 2, 2), "mean"), ((3, 4), "max")):
             other = bag(100, 16, ranks, mode=mode)
             with pytest.raises(InvalidArgumentError, match=said):
-                other(*given)
+                other(*arguments)
             with pytest.raises(InvalidArgumentError, match=said):
-                other.double()(*given)
+                other.double()(*arguments)
     summed = bag(100, 16)
-    for weights, said in (
+    for weights, message in (
         (torch.ones(2), r"^per_sample_weights: .*\b2\b"),
         ([1.0, 2.0, 3.0], "per_sample_weights: is a list"),
         (torch.ones(3, dtype=torch.float64), r"per_sample_weights: is torch\.float64"),
         (torch.tensor([1.0, math.nan, 1.0]), r"^per_sample_weights: .*\bplace 1\b.*\bnan\b"),
     ):
-        with pytest.raises(InvalidArgumentError, match=said):
+        with pytest.raises(InvalidArgumentError, match=message):
             summed(ids, offsets, weights)
     with pytest.raises(InvalidArgumentError, match="input: the id -1"):
         ss.nn.TTEmbedding(10, 8)(torch.tensor([[-1]]))
     with pytest.raises(InvalidArgumentError, match="chunk_rows"):
-        one.to_dense(0)
+        module.to_dense(0)
     with pytest.raises(InvalidArgumentError, match=r"^cache_rows: "):
-        one.refresh()
+        module.refresh()
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"rows": 0}, "num_embeddings: 0"),
         ({"rows": 1e6}, r"num_embeddings: 1000000\.0 is not an integer"),
@@ -273,8 +275,8 @@ def test_bad_arguments_are_named() -> None:
         ({"dtype": torch.int64}, "dtype"),
     ],
 )
-def test_impossible_trains_are_refused(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=said):
+def test_impossible_trains_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
         bag(**settings)
 
 

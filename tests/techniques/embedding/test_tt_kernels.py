@@ -51,22 +51,22 @@ def table_of(ids: torch.Tensor) -> torch.Tensor:
     """A table of hot rows, one id after the other."""
     capacity = 1 << (2 * len(ids) - 1).bit_length()
     table = torch.full((capacity, 2), -1)
-    for row, (one, place) in enumerate(
+    for row, (index, place) in enumerate(
         zip(ids.tolist(), reference.start(ids, capacity).tolist(), strict=True)
     ):
         while table[place, 0] >= 0:
             place = (place + 1) % capacity
-        table[place] = torch.tensor([one, row])
+        table[place] = torch.tensor([index, row])
     return table
 
 
 def exactly(cores: list[torch.Tensor], how: tuple[Any, ...], grad: torch.Tensor) -> Any:
     """What the reference makes in float64, and its gradients: cores', cache's, weights'."""
-    leaves = [one.double().requires_grad_() for one in cores]
+    leaves = [core.double().requires_grad_() for core in cores]
     cache = None if how[0] is None else how[0].double().requires_grad_()
     weights = None if how[4] is None else how[4].double().requires_grad_()
     made = door.by_reference(leaves, cache, *how[1:4], weights, *how[5:])
-    inputs = [one for one in (*leaves, cache, weights) if one is not None]
+    inputs = [tensor for tensor in (*leaves, cache, weights) if tensor is not None]
     return made, torch.autograd.grad(made, inputs, grad.double())
 
 
@@ -83,8 +83,8 @@ def test_sums_and_gradients_are_exact(
     made, found = exactly(cores, how, grad)
     assert torch.equal(door.forward_by(kernel[1], cores, *how).double(), made)
     backward = door.backward_by(kernel[1], grad, cores, *how)
-    for one, wanted in zip(backward, found, strict=False):
-        assert torch.equal(one.double(), wanted)
+    for gradient, expected in zip(backward, found, strict=False):
+        assert torch.equal(gradient.double(), expected)
     weights = door.weights_by(kernel[1], grad, cores, *how)
     assert torch.equal(weights.double(), found[-1])
 
@@ -99,8 +99,8 @@ def test_means_are_the_references(kernel: tuple[InstructionSet, int]) -> None:
         made, found = exactly(cores, how, grad)
         own = door.forward_by(kernel[1], cores, *how)
         backward = door.backward_by(kernel[1], grad, cores, *how)
-        for one, wanted in zip((own, *backward), (made, *found), strict=True):
-            error = (one - wanted).abs().max() / wanted.abs().max()
+        for value, expected in zip((own, *backward), (made, *found), strict=True):
+            error = (value - expected).abs().max() / expected.abs().max()
             assert error <= 1e-5
 
 
@@ -136,8 +136,10 @@ def test_gradients_are_exact_over_micro_batches_and_pieces(
     grad = torch.randint(-1, 2, (50, 16)).float()
     made, found = exactly(cores, how, grad)
     assert torch.equal(door.forward_by(kernel[1], cores, *how).double(), made)
-    for one, wanted in zip(door.backward_by(kernel[1], grad, cores, *how), found, strict=False):
-        assert torch.equal(one.double(), wanted)
+    for gradient, expected in zip(
+        door.backward_by(kernel[1], grad, cores, *how), found, strict=False
+    ):
+        assert torch.equal(gradient.double(), expected)
 
 
 @pytest.mark.parametrize("equal", [False, True], ids=["any ids", "equal ids"])
@@ -192,7 +194,7 @@ def test_wrong_arguments_of_the_operator_are_named() -> None:
     operator = torch.ops.slipstream.tt.default
     assert operator(*good.values()).shape == (3, 64)
     cache, hot = torch.zeros(2, 64), table_of(torch.tensor([3, 4]))
-    for change, said in (
+    for change, message in (
         ({"cores": cores[:1]}, "cores: there are 1"),
         ({"cores": [cores[0], cores[2], cores[1]]}, r"^cores: .*\branks\b"),
         ({"cores": [cores[0].double(), *cores[1:]]}, r"^cores: .*\bdtype\b"),
@@ -208,7 +210,7 @@ def test_wrong_arguments_of_the_operator_are_named() -> None:
         ({"weights": torch.rand(6), "mode": 1}, "mode"),
         ({"mode": 2}, "mode"),
     ):
-        with pytest.raises(InvalidArgumentError, match=said):
+        with pytest.raises(InvalidArgumentError, match=message):
             operator(*{**good, **change}.values())
     how, grad = list(good.values()), torch.ones(3, 64)
     for wrong in (grad[:2], grad.double()):

@@ -93,8 +93,8 @@ def test_tables_of_exact_rank_are_recovered(ranks: tuple[int, ...], dtype: torch
     rows = math.prod(factors[0])
     table = ss.nn.TTEmbedding(rows, 16, ranks, factors, init_std=1.0, dtype=dtype).to_dense()
     wider = tuple(rank + 1 for rank in ranks)
-    for wanted in (ranks, wider):
-        found = ss.nn.TTEmbedding.from_dense(table, wanted, factors).to_dense()
+    for requested in (ranks, wider):
+        found = ss.nn.TTEmbedding.from_dense(table, requested, factors).to_dense()
         assert float((found - table).abs().max() / table.abs().max()) <= 1e-5
 
 
@@ -112,10 +112,10 @@ def test_weights_of_rows_make_heavy_rows_nearer() -> None:
     torch.manual_seed(0)
     table, weights = torch.randn(500, 16), torch.rand(500) ** 8
     plain, weighted = (
-        (ss.nn.TTEmbedding.from_dense(table, (4, 6), row_weights=given).to_dense() - table)
+        (ss.nn.TTEmbedding.from_dense(table, (4, 6), row_weights=row_weights).to_dense() - table)
         .square()
         .sum(1)
-        for given in (None, weights)
+        for row_weights in (None, weights)
     )
     assert float((weighted * weights).sum()) < 0.98 * float((plain * weights).sum())
 
@@ -124,7 +124,7 @@ def test_what_is_no_table_is_refused() -> None:
     table = torch.randn(50, 8)
     bad = table.clone()
     bad[3, 3] = math.nan
-    for given, weights, said in (
+    for weight, weights, message in (
         (bad, None, r"^weight: .*\bNaN\b"),
         (table[0], None, "weight: has 1 dimensions"),
         (table.long(), None, "dtype"),
@@ -135,5 +135,5 @@ def test_what_is_no_table_is_refused() -> None:
         (table, torch.zeros(50), "row_weights: must be"),
         (table, torch.full((50,), math.nan), "row_weights: must be"),
     ):
-        with pytest.raises(InvalidArgumentError, match=said):
-            ss.nn.TTEmbedding.from_dense(given, (2, 2), row_weights=weights)
+        with pytest.raises(InvalidArgumentError, match=message):
+            ss.nn.TTEmbedding.from_dense(weight, (2, 2), row_weights=weights)

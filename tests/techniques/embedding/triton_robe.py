@@ -47,12 +47,12 @@ def test_bags_and_gradients_are_the_cpus(mode: str, block: int, sign: bool) -> N
     made = kernels.forward(array.to(DEVICE), *on_device(how))
     torch.testing.assert_close(made.cpu(), expected)
     grad = torch.randn(expected.shape, generator=torch.Generator().manual_seed(2))
-    kept = expected if mode == "max" else None
+    reference = expected if mode == "max" else None
     found = kernels.backward(
         grad.to(DEVICE), array.to(DEVICE), made if mode == "max" else None, *on_device(how),
         scale=0.5,
     )  # fmt: skip
-    torch.testing.assert_close(found.cpu(), door.robe_gradient(grad, array, kept, *how, 0.5))
+    torch.testing.assert_close(found.cpu(), door.robe_gradient(grad, array, reference, *how, 0.5))
     if mode == "sum":
         found = kernels.weight_gradient(grad.to(DEVICE), array.to(DEVICE), *on_device(how))
         torch.testing.assert_close(found.cpu(), door.robe_weights(grad, array, *how))

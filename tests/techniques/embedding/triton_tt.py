@@ -45,9 +45,9 @@ def test_rows_and_gradients_are_the_references(shape: Any) -> None:
     close = {"check_dtype": False, "rtol": 1e-4, "atol": 1e-4}
     torch.testing.assert_close(made.cpu(), expected, **close)
     found = torch.autograd.grad(made, own, grad.to(DEVICE))
-    wanted = torch.autograd.grad(expected, exact, grad.double())
-    for one, other in zip(found, wanted, strict=True):
-        torch.testing.assert_close(one.cpu(), other, **close)
+    gradients = torch.autograd.grad(expected, exact, grad.double())
+    for gradient, other in zip(found, gradients, strict=True):
+        torch.testing.assert_close(gradient.cpu(), other, **close)
 
 
 def test_nothing_in_nothing_out() -> None:
@@ -77,9 +77,9 @@ def test_sums_of_bags_are_the_references(shape: Any, padding: int, dtype: Any) -
         close = {"check_dtype": False, "rtol": 1e-4, "atol": 1e-4}
         torch.testing.assert_close(made.cpu(), expected, **close)
         found = torch.autograd.grad(made, own, grad.to(DEVICE))
-        wanted = torch.autograd.grad(expected, exact, grad.double())
-        for one, other in zip(found, wanted, strict=True):
-            torch.testing.assert_close(one.cpu(), other, **close)
+        gradients = torch.autograd.grad(expected, exact, grad.double())
+        for gradient, other in zip(found, gradients, strict=True):
+            torch.testing.assert_close(gradient.cpu(), other, **close)
 
 
 @pytest.mark.parametrize("bags", [70, 10])
@@ -98,8 +98,8 @@ def test_bags_of_as_many_ids_each_need_no_offsets(bags: int) -> None:
 ])  # fmt: skip
 def test_what_is_out_of_range_makes_no_bags(ids: list[int], offsets: list[int]) -> None:
     cores = [core.to(DEVICE) for core in cores_of(SHAPES[0])]
-    given = torch.tensor(ids, device=DEVICE), torch.tensor(offsets, device=DEVICE)
-    assert kernels.sums_of(cores, *given, len(offsets), -1, 209) is None
+    arguments = torch.tensor(ids, device=DEVICE), torch.tensor(offsets, device=DEVICE)
+    assert kernels.sums_of(cores, *arguments, len(offsets), -1, 209) is None
 
 
 def test_bags_in_steps_say_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,8 +122,8 @@ def test_bags_in_steps_say_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_ids_are_put_in_the_order_of_their_slices() -> None:
     ids = torch.randint(0, 5 * 6 * 7, (300,), generator=torch.Generator().manual_seed(5))
     offsets = torch.tensor([0, 0, 120, 299])
-    there = ids.to(DEVICE), offsets.to(DEVICE)
-    counts, order, bag = (one.cpu() for one in kernels._order(*there, 4, 210, 6, 7))
+    on_device = ids.to(DEVICE), offsets.to(DEVICE)
+    counts, order, bag = (tensor.cpu() for tensor in kernels._order(*on_device, 4, 210, 6, 7))
     middle = ids // 7 % 6
     assert counts.tolist() == [*torch.bincount(middle, minlength=6).tolist(), 0]
     assert sorted(order.tolist()) == list(range(300))
