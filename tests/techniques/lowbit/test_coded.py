@@ -59,9 +59,9 @@ def test_rounding_before_is_rounding_behind(name: str) -> None:
     x = numbers(2, 5, 9, 7)
     made = THROUGH[name](coded(x))
     assert isinstance(made, CodedTensor)
-    wanted = THROUGH[name](x.clone())
-    assert made.shape == wanted.shape
-    assert torch.equal(made.codes, codes_of(wanted).reshape(wanted.shape))
+    expected = THROUGH[name](x.clone())
+    assert made.shape == expected.shape
+    assert torch.equal(made.codes, codes_of(expected).reshape(expected.shape))
 
 
 OTHERS: dict[str, Callable[[Any], Any]] = {
@@ -81,10 +81,10 @@ OTHERS: dict[str, Callable[[Any], Any]] = {
 def test_others_get_the_numbers(name: str, exact: bool) -> None:
     x = numbers(2, 5, 9, 7)
     held = coded(x, exact=x if exact else None)
-    wanted = OTHERS[name](x if exact else (codes_of(x).float() - OF.zero) * OF.scale)
+    expected = OTHERS[name](x if exact else (codes_of(x).float() - OF.zero) * OF.scale)
     made = OTHERS[name](held)
     assert not isinstance(made, CodedTensor)
-    assert torch.equal(made, wanted)
+    assert torch.equal(made, expected)
     # Reading did not change what layers are given.
     assert name == "an item" or held.codes_for(OF) is not None
 
@@ -93,14 +93,14 @@ def test_what_is_written_to_is_no_code_any_more() -> None:
     x = numbers(2, 3, 4, 4)
     for write in (lambda y: y.add_(1), lambda y: y[0].add_(1), lambda y: y.view(-1).mul_(2)):
         exact = x.clone(memory_format=torch.contiguous_format)
-        held, wanted = coded(x.contiguous(), exact=exact), exact.clone()
+        held, expected = coded(x.contiguous(), exact=exact), exact.clone()
         write(held)
-        write(wanted)
+        write(expected)
         assert held.codes_for(OF) is None
-        assert torch.equal(held + 0, wanted)
-        assert torch.equal(held.relu(), wanted.relu())
+        assert torch.equal(held + 0, expected)
+        assert torch.equal(held.relu(), expected.relu())
         # Who else has the numbers keeps them.
-        assert not torch.equal(exact, wanted)
+        assert not torch.equal(exact, expected)
 
 
 @pytest.mark.parametrize("groups", [1, 5])
@@ -114,11 +114,11 @@ def test_what_a_layer_keeps_from_one_image_to_the_next_is_looked_at(groups: int)
         return CodedTensor(quantise(x, to)[0], to)
 
     def same(x: torch.Tensor) -> None:
-        wanted = copy.deepcopy(layer)(x)
+        expected = copy.deepcopy(layer)(x)
         made = layer(held(x))
-        assert made.shape == wanted.shape
-        assert made.stride() == wanted.stride()
-        assert torch.equal(made + 0, wanted + 0)
+        assert made.shape == expected.shape
+        assert made.stride() == expected.stride()
+        assert torch.equal(made + 0, expected + 0)
 
     for image in (x, x, -x, other, x, x.contiguous(), x, x[:0], x):
         same(image)
@@ -143,23 +143,23 @@ def test_what_a_layer_keeps_from_one_image_to_the_next_is_looked_at(groups: int)
 def test_a_layer_takes_a_sum_along(relu: bool, codes: Codes | None) -> None:
     torch.manual_seed(0)
     layer = LowBitConv2d.from_float(nn.Conv2d(5, 6, 3, padding=1), 3, 4, (-1.0, 2.0)).eval()
-    x, beside = numbers(2, 5, 8, 8), numbers(2, 6, 8, 8, seed=1)
+    x, addend = numbers(2, 5, 8, 8), numbers(2, 6, 8, 8, seed=1)
     plain = layer(x)
-    total = plain + beside
+    total = plain + addend
     layer.after_sum = AfterSum(relu, codes)
     added_to = layer(x)
-    added_to += beside
-    for made in (layer(x) + beside, beside + layer(x), torch.add(layer(x), beside), added_to):
-        wanted = total.relu() if relu else total
-        assert torch.equal(made + 0, wanted)
+    added_to += addend
+    for made in (layer(x) + addend, addend + layer(x), torch.add(layer(x), addend), added_to):
+        expected = total.relu() if relu else total
+        assert torch.equal(made + 0, expected)
         handed = made.codes_for(OF) if isinstance(made, HeldTensor) else None
         assert (handed is None) == (codes is None)
-        assert handed is None or torch.equal(handed, codes_of(wanted))
+        assert handed is None or torch.equal(handed, codes_of(expected))
     # Whatever else happens to its output, it is the plain one.
     assert isinstance(layer(x), Unfinished)
     assert torch.equal(layer(x) * 1, plain)
-    assert torch.equal(torch.add(layer(x), beside, alpha=2), plain + 2 * beside)
-    assert torch.equal(layer(x) + beside[:1], plain + beside[:1])
+    assert torch.equal(torch.add(layer(x), addend, alpha=2), plain + 2 * addend)
+    assert torch.equal(layer(x) + addend[:1], plain + addend[:1])
     assert torch.equal(layer(x) + layer(x), (plain + plain).relu() if relu else plain + plain)
 
 
@@ -210,29 +210,31 @@ def test_small_sums_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     convert(model, wbits=3, abits=3, edge_bits=3, ranges=calibrate(model, [x]))
     with torch.no_grad():
         assert hand_over(model, lambda: model(x)) == 8
-    layers = [one for one in model.modules() if isinstance(one, LowBitLayer)]
-    assert not any(one.after_sum for one in layers)
+    layers = [module for module in model.modules() if isinstance(module, LowBitLayer)]
+    assert not any(layer.after_sum for layer in layers)
 
 
 def test_handing_over_changes_nothing() -> None:
     model, x = network()
     convert(model, wbits=3, abits=3, edge_bits=3, ranges=calibrate(model, [x]))
     with torch.no_grad():
-        wanted = model(x)
+        expected = model(x)
         assert hand_over(model, lambda: model(x)) == 10
-        assert torch.equal(model(x), wanted)
-        assert torch.equal(copy.deepcopy(model)(x), wanted)
+        assert torch.equal(model(x), expected)
+        assert torch.equal(copy.deepcopy(model)(x), expected)
         # Again, from where it stands.
         assert hand_over(model, lambda: model(x)) == 10
-        assert torch.equal(model(x), wanted)
-    layers = {name: one for name, one in model.named_modules() if isinstance(one, LowBitLayer)}
-    only = [name for name, one in layers.items() if one.output_codes]
+        assert torch.equal(model(x), expected)
+    layers = {
+        name: module for name, module in model.named_modules() if isinstance(module, LowBitLayer)
+    }
+    only = [name for name, layer in layers.items() if layer.output_codes]
     assert only == [
         "0", "2.small", "2.large", "4.small", "4.large", "5.first", "6.first", "7",
     ]  # fmt: skip
-    sums = {name: one.after_sum for name, one in layers.items() if one.after_sum}
+    sums = {name: layer.after_sum for name, layer in layers.items() if layer.after_sum}
     assert set(sums) == {"5.second", "6.second"}
-    assert all(one.relu and one.codes for one in sums.values())
+    assert all(layer.relu and layer.codes for layer in sums.values())
 
 
 class Clipped(nn.Module):
@@ -252,9 +254,9 @@ def test_what_is_clipped_before_a_sum_is_not_added_to() -> None:
     model, x = Clipped().eval(), torch.randn(1, 4, 6, 6)
     convert(model, wbits=3, abits=3, edge_bits=3, ranges=calibrate(model, [x]))
     with torch.no_grad():
-        wanted = model(x)
+        expected = model(x)
         assert fuse(model, lambda: model(x)) == 1
-        assert torch.equal(model(x), wanted)
+        assert torch.equal(model(x), expected)
     assert model.first.relu
     assert model.first.after_sum is None
 
@@ -281,8 +283,8 @@ def test_layers_that_read_other_codes_get_floats() -> None:
     with torch.no_grad():
         wide = Codes(3, 2 * layers[2].large.input_codes.scale, layers[2].large.input_codes.zero)
         layers[2].large.input_codes = wide
-        wanted = model(x)
+        expected = model(x)
         hand_over(model, lambda: model(x))
-        assert torch.equal(model(x), wanted)
+        assert torch.equal(model(x), expected)
     assert layers[0].output_codes is None
     assert layers[2].small.output_codes == layers[4].small.input_codes

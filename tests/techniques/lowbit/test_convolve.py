@@ -58,9 +58,9 @@ floats = st.one_of(
 def test_codes_are_equal_to_the_bit(numbers: list[float], to: Codes) -> None:
     x = torch.tensor(numbers)
     made, whole = quantise(x, to)
-    wanted, _ = reference_quantise(x, to)
+    expected, _ = reference_quantise(x, to)
     assert whole
-    assert torch.equal(made, wanted)
+    assert torch.equal(made, expected)
     if bool(x.isfinite().all()) and to.scale >= 1e-30:
         grid = Grid(Format(to.bits), torch.tensor(to.scale), torch.tensor(to.zero))
         assert torch.equal(made, quantize_to(x, grid))
@@ -92,11 +92,11 @@ def convolutions(draw: Any) -> Convolution:
 @settings(max_examples=150, deadline=None)
 def test_patches_are_equal_to_the_bit(shape: Convolution, outside: int, data: Any) -> None:
     image = torch.randint(0, 256, shape.image, dtype=torch.uint8, generator=generator(0))
-    wanted = reference_patches(image, shape, outside)
-    assert torch.equal(patches(image, shape, outside), wanted)
+    expected = reference_patches(image, shape, outside)
+    assert torch.equal(patches(image, shape, outside), expected)
     first = data.draw(st.integers(0, shape.rows - 1))
     last = data.draw(st.integers(first + 1, shape.rows))
-    assert torch.equal(patches(image, shape, outside, first, last), wanted[first:last])
+    assert torch.equal(patches(image, shape, outside, first, last), expected[first:last])
 
 
 @pytest.mark.parametrize("kernel", [(1, 1), (2, 1), (1, 2)])
@@ -107,14 +107,14 @@ def test_patches_are_the_image_where_every_pixel_sees_itself_alone(
 ) -> None:
     shape = Convolution((2, 5, 4, 3), kernel, stride, padding)
     image = torch.randint(0, 256, shape.image, dtype=torch.uint8, generator=generator(0))
-    alike = torch.equal(reference_patches(image, shape, 0), image.flatten(0, 2))
-    assert shape.pointwise is alike
+    identical = torch.equal(reference_patches(image, shape, 0), image.flatten(0, 2))
+    assert shape.pointwise is identical
 
 
-def assert_same(made: Outcome, wanted: Outcome) -> None:
-    for one, other in zip(made, wanted, strict=True):
-        assert (one is None) == (other is None)
-        assert one is None or other is None or torch.equal(one, other)
+def assert_same(made: Outcome, expected: Outcome) -> None:
+    for value, other in zip(made, expected, strict=True):
+        assert (value is None) == (other is None)
+        assert value is None or other is None or torch.equal(value, other)
 
 
 @given(convolutions(), st.booleans())
@@ -131,8 +131,8 @@ def test_maxima_over_windows_are_equal_to_the_bit(shape: Convolution, up: bool) 
     high, wide = torch.nn.functional.max_pool2d(like, *window).shape[2:]
     up_size = (high, wide)
     assert pooled_size(shape, up) == up_size
-    made, wanted = max_pool(image, shape, up_size), reference_max_pool(image, shape, up_size)
-    assert torch.equal(made, wanted)
+    made, expected = max_pool(image, shape, up_size), reference_max_pool(image, shape, up_size)
+    assert torch.equal(made, expected)
 
 
 def finish(
@@ -199,8 +199,10 @@ def test_a_whole_layer_is_its_parts(
     added = torch.randn(whole, generator=g) if zero % 3 == 0 else None
     made = Prepared(packed, shape, epilogue, zero)(image, added)
     products = matmul(reference_patches(image, shape, zero), packed, activation_zero=zero)
-    wanted = reference_finish(products, epilogue, None if added is None else added.reshape(-1, n))
-    assert_same(made, Outcome(*(None if one is None else one.reshape(whole) for one in wanted)))
+    expected = reference_finish(products, epilogue, None if added is None else added.reshape(-1, n))
+    assert_same(
+        made, Outcome(*(None if value is None else value.reshape(whole) for value in expected))
+    )
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -244,11 +246,13 @@ def test_a_depthwise_layer_is_torchs_on_the_codes(
         made = Prepared(packed, shape, epilogue, zero)(image, added)
     finally:
         torch.set_num_threads(before)
-    wanted = reference_finish(
+    expected = reference_finish(
         products, dataclasses.replace(epilogue, binary=False),
         None if added is None else added.reshape(-1, n),
     )  # fmt: skip
-    assert_same(made, Outcome(*(None if one is None else one.reshape(whole) for one in wanted)))
+    assert_same(
+        made, Outcome(*(None if value is None else value.reshape(whole) for value in expected))
+    )
 
 
 def test_many_blocks_are_one_layer() -> None:
@@ -260,10 +264,10 @@ def test_many_blocks_are_one_layer() -> None:
     epilogue = Epilogue(torch.rand(40, generator=g))
     products = matmul(patches(image, shape, 3), packed, activation_zero=3)
     made, _ = Prepared(packed, shape, epilogue, 3)(image)
-    wanted, _ = finish(products, epilogue)
+    expected, _ = finish(products, epilogue)
     assert made is not None
-    assert wanted is not None
-    assert torch.equal(made.reshape(-1, 40), wanted)
+    assert expected is not None
+    assert torch.equal(made.reshape(-1, 40), expected)
 
 
 def test_codes_out_of_range_are_refused() -> None:

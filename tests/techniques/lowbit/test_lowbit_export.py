@@ -41,9 +41,9 @@ def test_a_whole_network(tmp_path: Path) -> None:
     )  # fmt: skip
     x = torch.randn(9, 20)
     quantise_model(model, [x], wbits=4, abits=8, except_="4")
-    for one in model.modules():
-        if isinstance(one, LowBitLinear):
-            one.output_codes = None
+    for module in model.modules():
+        if isinstance(module, LowBitLinear):
+            module.output_codes = None
     found = run(to_onnx(model, tmp_path / "net.onnx"), x)
     torch.testing.assert_close(found, model(x).detach(), rtol=1e-3, atol=1e-3)
 

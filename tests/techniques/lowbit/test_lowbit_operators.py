@@ -44,8 +44,8 @@ KINDS = pytest.mark.parametrize(
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_other_dtypes_round_what_they_hold(kind: str, dtype: torch.dtype) -> None:
     layer, x = made(kind)
-    wanted, rounded = layer(x), layer(x.to(dtype).float())
-    assert torch.equal(layer.to(dtype)(x), wanted)
+    expected, rounded = layer(x), layer(x.to(dtype).float())
+    assert torch.equal(layer.to(dtype)(x), expected)
     y = layer(x.to(dtype))
     assert y.dtype is dtype
     assert torch.equal(y, rounded.to(dtype))
@@ -54,19 +54,19 @@ def test_other_dtypes_round_what_they_hold(kind: str, dtype: torch.dtype) -> Non
 @KINDS
 def test_a_layer_on_meta_has_shapes_and_no_numbers(kind: str) -> None:
     layer, x = made(kind)
-    wanted = layer(x)
+    expected = layer(x)
     layer.to("meta")
     with pytest.raises(InvalidArgumentError, match="meta"):
         layer(x)
     y = layer(x.to("meta"))
     assert y.is_meta
-    assert y.shape == wanted.shape
+    assert y.shape == expected.shape
 
 
 @KINDS
 def test_buffers_are_looked_at_in_every_call(kind: str) -> None:
     layer, x = made(kind)
-    wanted = layer(x)
+    expected = layer(x)
     good, n = layer.scale.clone(), len(layer.scale)
     wide = torch.stack([good, good], -1)[..., 0]
 
@@ -95,7 +95,7 @@ def test_buffers_are_looked_at_in_every_call(kind: str) -> None:
     layer.scale = good
     layer.bias = torch.zeros(n)
     torch.testing.assert_close(doubled, 2 * layer(x))
-    assert not torch.equal(doubled, wanted)
+    assert not torch.equal(doubled, expected)
 
 
 def compiled(layer: nn.Module, x: torch.Tensor) -> Callable[..., Any]:
@@ -136,7 +136,9 @@ def pickled(layer: nn.Module, x: torch.Tensor) -> Callable[..., Any]:
 
 
 def batched(layer: nn.Module, x: torch.Tensor) -> Callable[..., Any]:
-    return lambda one: torch.vmap(layer, in_dims=1)(one[:, None].expand(-1, 2, *one.shape[1:]))[1]
+    return lambda batch: torch.vmap(layer, in_dims=1)(
+        batch[:, None].expand(-1, 2, *batch.shape[1:])
+    )[1]
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -149,9 +151,9 @@ def test_whoever_calls_it_the_numbers_are_the_same(
 ) -> None:
     layer, x = made(kind)
     model = nn.Sequential(layer, nn.Tanh())
-    wanted = model(x)
+    expected = model(x)
     function = way(copy.deepcopy(model), x)
-    torch.testing.assert_close(function(x), wanted, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(function(x), expected, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(function(x + 0.1), model(x + 0.1), rtol=1e-6, atol=1e-6)
 
 
@@ -187,15 +189,15 @@ def test_products_are_operators_too() -> None:
         y = linear(x, packed, scale, activation_scale=0.2, activation_zero=7)
         return matmul(a, packed, activation_zero=7), y
 
-    wanted = both(a, x)
+    expected = both(a, x)
     for made_ in (
         torch.compile(both, fullgraph=True, backend="aot_eager"),
         torch.jit.trace(both, (a, x)),
-        lambda a, x: [one.flatten(0, 1) for one in torch.vmap(both)(
+        lambda a, x: [output.flatten(0, 1) for output in torch.vmap(both)(
             a.unflatten(0, (2, 3)), x.unflatten(0, (2, 3))
         )],
     ):  # fmt: skip
-        assert all(map(torch.equal, made_(a, x), wanted))
+        assert all(map(torch.equal, made_(a, x), expected))
     with pytest.raises(InvalidArgumentError, match="vmap"):
         torch.vmap(lambda s: linear(x, packed, s, activation_scale=0.2))(scale.expand(2, 5))
 
@@ -203,9 +205,9 @@ def test_products_are_operators_too() -> None:
 @KINDS
 def test_an_empty_batch_gives_an_empty_batch(kind: str) -> None:
     layer, x = made(kind)
-    wanted = layer(x)
-    assert layer(x[:0]).shape == (0, *wanted.shape[1:])
-    assert layer(x[:0].half()).shape == (0, *wanted.shape[1:])
+    expected = layer(x)
+    assert layer(x[:0]).shape == (0, *expected.shape[1:])
+    assert layer(x[:0].half()).shape == (0, *expected.shape[1:])
 
 
 @KINDS
@@ -222,9 +224,9 @@ def test_it_takes_what_autocast_gives(kind: str) -> None:
 @KINDS
 def test_gradients_end_with_words(kind: str) -> None:
     layer, x = made(kind)
-    wanted = layer(x)
+    expected = layer(x)
     y = layer(x.requires_grad_())
-    assert torch.equal(y, wanted)
+    assert torch.equal(y, expected)
     with pytest.raises(SlipstreamError, match=r"slipstream::lowbit[^\n]*\n.*no_grad"):
         y.sum().backward()
     with torch.no_grad():

@@ -35,10 +35,10 @@ def rounded_rows(rows: torch.Tensor, bits: int, scales: str) -> torch.Tensor:
     return codes * granularity.spread(scale, tuple(rows.shape))
 
 
-def assert_close(made: torch.Tensor, wanted: torch.Tensor) -> None:
-    assert made.shape == wanted.shape
+def assert_close(made: torch.Tensor, expected: torch.Tensor) -> None:
+    assert made.shape == expected.shape
     # Sums of float32 in another order.
-    torch.testing.assert_close(made, wanted, rtol=1e-5, atol=2e-5 * float(wanted.abs().max()))
+    torch.testing.assert_close(made, expected, rtol=1e-5, atol=2e-5 * float(expected.abs().max()))
 
 
 @pytest.mark.parametrize("scales", ["tensor", "channel", "block32"])
@@ -51,8 +51,8 @@ def test_a_linear_layer_is_the_float_one_with_rounded_numbers(
     layer = LowBitLinear.from_float(module, wbits, abits, RANGE, scales=scales)
     x = randn(2, 5, 75)
     weight = rounded_rows(module.weight.detach(), wbits, scales)
-    wanted = nn.functional.linear(rounded(x, abits), weight, module.bias).detach()
-    assert_close(layer(x), wanted)
+    expected = nn.functional.linear(rounded(x, abits), weight, module.bias).detach()
+    assert_close(layer(x), expected)
     assert torch.equal(layer.codes(), code_weights(module.weight, wbits, layer.granularity)[0])
 
 
@@ -78,9 +78,9 @@ def test_a_convolution_too(settings: dict[str, Any], wbits: int, abits: int, sca
     n, channels, high, wide = module.weight.shape
     twin = copy.deepcopy(module)
     twin.weight.data = rows.reshape(n, high, wide, channels).permute(0, 3, 1, 2).contiguous()
-    wanted = twin(rounded(x, abits)).detach()
+    expected = twin(rounded(x, abits)).detach()
     made = layer(x)
-    assert_close(made, wanted)
+    assert_close(made, expected)
     assert torch.equal(layer(x.contiguous(memory_format=torch.channels_last)), made)
     assert torch.equal(layer(x[1]), made[1])
 
@@ -133,21 +133,21 @@ def test_codes_in_between_change_nothing() -> None:
         x = randn(1, 4, 9, 9)
         for relu in (False, True):
             first.relu, first.output_codes = relu, None
-            wanted = second(first(x))
+            expected = second(first(x))
             first.output_codes = second.input_codes
             between = first(x)
             assert isinstance(between, CodedTensor)
             assert between.of == second.input_codes
-            assert torch.equal(second(between), wanted)
+            assert torch.equal(second(between), expected)
 
 
 def test_a_scale_and_a_shift_behind_become_part_of_it() -> None:
     for scales in ("channel", "block32"):
         layer = LowBitLinear.from_float(nn.Linear(70, 6), 3, 3, RANGE, scales=scales)
         x, factor, addend = randn(4, 70), randn(6, seed=1), randn(6, seed=2)
-        wanted = layer(x) * factor + addend
+        expected = layer(x) * factor + addend
         layer.multiply_add(factor, addend)
-        assert_close(layer(x), wanted)
+        assert_close(layer(x), expected)
         layer.relu = True
         with pytest.raises(InvalidArgumentError, match="already"):
             layer.multiply_add(factor, addend)

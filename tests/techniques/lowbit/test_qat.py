@@ -60,7 +60,7 @@ def test_low_bit_layers_compute_what_was_trained() -> None:
 
 def test_norms_and_relus_are_part_of_the_layers() -> None:
     model: Any = trained().model
-    kinds = [type(one).__name__ for one in model]
+    kinds = [type(module).__name__ for module in model]
     assert "BatchNorm2d" not in kinds
     assert "ReLU" not in kinds
     assert [(model[i].wbits, model[i].abits) for i in (0, 3, 7, 12)] == [
@@ -116,14 +116,14 @@ def residual() -> tuple[Any, torch.Tensor]:
 
 def test_eight_bits_after_training_are_nearly_float() -> None:
     model, x = residual()
-    wanted = model(x).detach()
+    expected = model(x).detach()
     names = quantise_model(model, [x], wbits=8, abits=8)
     assert names == ["stem", "depthwise", "twice", "last", "head"]
     assert isinstance(model.depthwise, LowBitConv2d)
     assert isinstance(model.norm, nn.Identity)
     assert isinstance(model.twice, LowBitConv2d)
     assert model.twice.output_codes is None
-    error = (model(x) - wanted).norm() / wanted.norm()
+    error = (model(x) - expected).norm() / expected.norm()
     assert float(error) < 0.03
 
 
@@ -142,7 +142,7 @@ def test_fusing_changes_nothing_but_rounding() -> None:
         plain = copy.deepcopy(model)
         assert fuse(model, lambda: model(x)) == 6
         torch.testing.assert_close(model(x), plain(x), rtol=1e-4, atol=1e-4)
-    codes = [one.output_codes is not None for one in model if isinstance(one, LowBitLayer)]
+    codes = [module.output_codes is not None for module in model if isinstance(module, LowBitLayer)]
     assert codes == [True, True, True, False]
 
 
@@ -164,7 +164,7 @@ def test_a_block_of_mobile_networks_is_codes_throughout() -> None:
     made = []
     for clip in (nn.ReLU6, Functional):
         model = block(clip)
-        wanted = model(x).detach()
+        expected = model(x).detach()
         quantise_model(model, [x], wbits=4, abits=4)
         assert isinstance(model[3], LowBitConv2d)
         assert (model[3].wbits, model[3].abits, model[3].groups) == (8, 8, 8)
@@ -174,7 +174,7 @@ def test_a_block_of_mobile_networks_is_codes_throughout() -> None:
         assert isinstance(model[2], nn.Identity) is isinstance(model[5], nn.Identity) is fused
         assert model[3].ceiling == (6.0 if fused else math.inf)
         made.append(model(x))
-        assert float((made[-1] - wanted).norm() / wanted.norm()) < 0.1
+        assert float((made[-1] - expected).norm() / expected.norm()) < 0.1
         state = io.BytesIO()
         torch.save(model.state_dict(), state)
         state.seek(0)
@@ -187,7 +187,7 @@ def test_a_block_of_mobile_networks_is_codes_throughout() -> None:
 
 def test_training_keeps_the_very_parameters() -> None:
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
-    weights = [one.weight for one in (model[0], model[2], model[4])]
+    weights = [module.weight for module in (model[0], model[2], model[4])]
     ranges = calibrate(model, [torch.randn(32, 6)])
     assert prepare_training(model, 2, 3, ranges, except_="4") == ["0", "2"]
     assert all(a is b.weight for a, b in zip(weights, (model[0], model[2], model[4]), strict=True))
@@ -195,8 +195,8 @@ def test_training_keeps_the_very_parameters() -> None:
     # Weights' and inputs' scales of two layers.
     assert len(added_parameters(model)) == 4
     model(torch.randn(3, 6)).sum().backward()
-    assert all(one.grad is not None for one in model.parameters())
-    bits = [one.format.bits for one in model.modules() if isinstance(one, FakeQuantize)]
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    bits = [module.format.bits for module in model.modules() if isinstance(module, FakeQuantize)]
     assert bits == [8, 8, 2, 3]
 
 
@@ -214,9 +214,9 @@ def test_each_layer_converts_to_what_it_was(wbits: int, abits: int, scales: str)
         prepare_training(model, wbits, abits, ranges, scales=scales, edge_bits=1)
         model.eval()
         with torch.no_grad():
-            wanted = model(x)
+            expected = model(x)
             convert(model)
-            torch.testing.assert_close(model(x), wanted, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(model(x), expected, rtol=1e-5, atol=1e-5)
         assert isinstance(model[0], (LowBitLinear, LowBitConv2d))
 
 
@@ -232,7 +232,7 @@ def test_what_cannot_be_done_is_said() -> None:
         convert(model, ranges=ranges, only="nothing*")
     with pytest.raises(InvalidArgumentError, match="bits"):
         prepare_training(model, 9, 3, ranges)
-    assert not any(isinstance(one, QatConv2d) for one in model.modules())
+    assert not any(isinstance(module, QatConv2d) for module in model.modules())
 
 
 def test_weights_are_packed_for_the_rows_a_layer_sees(monkeypatch: pytest.MonkeyPatch) -> None:

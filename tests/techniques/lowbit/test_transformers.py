@@ -17,12 +17,12 @@ from slipstream.techniques.lowbit.attention import SplitAttention, open_up, why_
 LOST = 0.03
 
 
-def lost(made: torch.Tensor, wanted: torch.Tensor) -> float:
-    return float((made - wanted).norm() / wanted.norm())
+def lost(made: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((made - expected).norm() / expected.norm())
 
 
 def low_bit_layers(model: nn.Module) -> set[str]:
-    return {name for name, one in model.named_modules() if isinstance(one, LowBitLinear)}
+    return {name for name, module in model.named_modules() if isinstance(module, LowBitLinear)}
 
 
 class Attends(nn.Module):
@@ -54,11 +54,11 @@ def test_opened_attention_gives_what_it_gave(settings: dict[str, Any]) -> None:
         {"key_padding_mask": padding}, {"attn_mask": causal.repeat(20, 1, 1) < 0},
         {"key_padding_mask": padding, "attn_mask": causal < 0, "need_weights": False},
     ]  # fmt: skip
-    wanted = [model(query, key, value, **how) for how in ways]
+    expected = [model(query, key, value, **how) for how in ways]
     alone = model(query[:, 0], key[:, 0], value[:, 0])
     assert list(open_up(model)) == ["attention"]
     assert isinstance(model.attention, SplitAttention)
-    for how, (out, weights) in zip(ways, wanted, strict=True):
+    for how, (out, weights) in zip(ways, expected, strict=True):
         made, made_weights = model(query, key, value, **how)
         torch.testing.assert_close(made, out)
         assert (made_weights is None) == (weights is None)
@@ -93,10 +93,10 @@ def test_encoders_of_torch(batch_first: bool, how: str) -> None:
         more = {"src_key_padding_mask": ~read}
         read = read if batch_first else read.T
     with torch.no_grad():
-        wanted = model(x, **more)
+        expected = model(x, **more)
         names = quantise_model(model, [{"src": x, **more}], wbits=8, abits=8)
         assert len(names) == 2 * 6
-        assert lost(model(x, **more)[read], wanted[read]) < LOST
+        assert lost(model(x, **more)[read], expected[read]) < LOST
         fresh = nn.TransformerEncoder(layer, 2).eval()
         load(fresh, model.state_dict())
         assert torch.equal(fresh(x, **more)[read], model(x, **more)[read])
@@ -105,14 +105,14 @@ def test_encoders_of_torch(batch_first: bool, how: str) -> None:
 def test_what_is_not_chosen_stays_in_float() -> None:
     torch.manual_seed(0)
     x = torch.randn(2, 5, 32)
-    for except_, kept in (("*attn*", "linear1"), ("*linear*", "self_attn.q_proj")):
+    for except_, unconverted in (("*attn*", "linear1"), ("*linear*", "self_attn.q_proj")):
         model = nn.Sequential(nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)).eval()
         with torch.no_grad():
-            wanted = model(x)
+            expected = model(x)
             quantise_model(model, [x], wbits=8, abits=8, except_=except_)
-            assert lost(model(x), wanted) < LOST
+            assert lost(model(x), expected) < LOST
         layers = low_bit_layers(model)
-        assert f"0.{kept}" in layers
+        assert f"0.{unconverted}" in layers
         assert len(layers) == (2 if "attn" in except_ else 4)
 
 
@@ -143,20 +143,20 @@ def test_hugging_face_from_config(kind: str, layers: int) -> None:
     batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     cacheless = {} if kind == "bert" else {"use_cache": False}
     with torch.no_grad():
-        wanted = model(**batch)[0]
+        expected = model(**batch)[0]
         assert len(quantise_model(model, [batch], wbits=8, abits=8)) == layers
         made = model(**batch)[0]
-        assert lost(made, wanted) < LOST
+        assert lost(made, expected) < LOST
         file = io.BytesIO()
         torch.save(model.state_dict(), file)
         file.seek(0)
         load(twin, torch.load(file, weights_only=True))
         assert torch.equal(twin(**batch)[0], made)
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            assert lost(model(**batch)[0].float(), wanted) < LOST
+            assert lost(model(**batch)[0].float(), expected) < LOST
         program = torch.export.export(model, (), kwargs={**batch, **cacheless})
         assert torch.equal(program.module()(**batch, **cacheless)[0], made)
-        assert lost(model.bfloat16()(**batch)[0].float(), wanted) < LOST
+        assert lost(model.bfloat16()(**batch)[0].float(), expected) < LOST
 
 
 @pytest.mark.filterwarnings("ignore")
