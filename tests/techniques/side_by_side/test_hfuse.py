@@ -107,8 +107,8 @@ def test_three_kernels_share_a_block() -> None:
 
 @needs_compiler
 def test_kernels_of_files_that_share_a_header(sources: Path) -> None:
-    given = [f"{sources}/r.cu:reduce:block=128,n=128", f"{sources}/s.cu:scale:block=64,n=250"]
-    made = fuse([parse_launch(one) for one in given])
+    launches = [f"{sources}/r.cu:reduce:block=128,n=128", f"{sources}/s.cu:scale:block=64,n=250"]
+    made = fuse([parse_launch(spec) for spec in launches])
     assert "main" not in made.source
     found = emulate(made)
     assert found.equal, str(found)
@@ -116,7 +116,7 @@ def test_kernels_of_files_that_share_a_header(sources: Path) -> None:
 
 @needs_compiler
 def test_a_parameters_type_may_be_of_the_file(tmp_path: Path) -> None:
-    given = []
+    launches = []
     for name, factor in (("twice", 2), ("thrice", 3)):
         path = tmp_path / f"{name}.cu"
         path.write_text(
@@ -124,8 +124,8 @@ def test_a_parameters_type_may_be_of_the_file(tmp_path: Path) -> None:
             "  int i = blockIdx.x * blockDim.x + threadIdx.x;\n"
             f"  if (i < n) x[i] *= {factor};\n}}\n"
         )
-        given.append(parse_launch(f"{path}:{name}:block=64,n=250"))
-    found = emulate(fuse(given))
+        launches.append(parse_launch(f"{path}:{name}:block=64,n=250"))
+    found = emulate(fuse(launches))
     assert found.equal, str(found)
 
 
@@ -188,9 +188,9 @@ def test_a_loop_that_never_ends_is_ended(tmp_path: Path, monkeypatch: pytest.Mon
 def test_what_a_shared_block_cannot_do_is_named(
     tmp_path: Path, body: str, head: str, what: str
 ) -> None:
-    given = [parse_launch(kernel(tmp_path, body, head=head)), launch("relu")]
+    kernels = [parse_launch(kernel(tmp_path, body, head=head)), launch("relu")]
     with pytest.raises(KernelSourceError, match=what) as error:
-        fuse(given)
+        fuse(kernels)
     assert re.fullmatch(r"bad\.cu:\d+", str(error.value.where))
 
 
@@ -209,7 +209,7 @@ def test_launches_that_are_none(text: str, what: str) -> None:
 
 def test_blocks_that_cannot_be(sources: Path) -> None:
     scale = f"{sources}/s.cu:scale"
-    for given, what in (
+    for specs, what in (
         ([f"{scale}:block=100", f"{scale}:block=32"], "multiple of 32"),
         ([f"{scale}:block=768", f"{scale}:block=512"], "more than 1024"),
         ([f"{scale}:block=32"] * 16, "barriers"),
@@ -217,7 +217,7 @@ def test_blocks_that_cannot_be(sources: Path) -> None:
         ([f"{sources}/s.cu:scales", scale], "did you mean scale"),
     ):
         with pytest.raises(SlipstreamError) as error:
-            fuse([parse_launch(one) for one in given])
+            fuse([parse_launch(spec) for spec in specs])
         assert what in str(error.value)
     (sources / "s.cu").write_text("__global__ void scale(float* x) { if (x) {")
     with pytest.raises(KernelSourceError, match="never closed"):
@@ -241,9 +241,9 @@ def test_nvcc_finds_a_barrier_for_each_kernel() -> None:
     found = compiled(made, "sm_90")
     assert found.barrier_trouble(made) == ""
     assert set(found.free.barriers) == {(1, 128), (2, 256)}
-    assert found.free.registers <= max(one.registers for one in found.alone) + 8
+    assert found.free.registers <= max(kernel.registers for kernel in found.alone) + 8
     assert found.capped.registers <= found.cap
-    assert found.free.shared_bytes == sum(one.shared_bytes for one in found.alone)
+    assert found.free.shared_bytes == sum(kernel.shared_bytes for kernel in found.alone)
     broken = replace(made, source=made.source.replace("SLIP_BARRIER(1, 128)", "__syncthreads()"))
     from slipstream.techniques.side_by_side.cuda import resources
 
@@ -258,16 +258,16 @@ def test_the_command_writes_what_it_has_checked(
     from slipstream.cli._main import _command
 
     monkeypatch.chdir(sources)
-    given = ["hfuse", "r.cu:reduce:block=128,n=128", "s.cu:scale:block=64,n=250"]
-    assert _command([*given, "-o", "fused.cu", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["emulated"]["equal"]
-    assert [part["first_thread"] for part in told["parts"]] == [0, 128]
+    arguments = ["hfuse", "r.cu:reduce:block=128,n=128", "s.cu:scale:block=64,n=250"]
+    assert _command([*arguments, "-o", "fused.cu", "--json"]) == 0
+    payload = json.loads(capsys.readouterr().out)
+    assert payload["emulated"]["equal"]
+    assert [part["first_thread"] for part in payload["parts"]] == [0, 128]
     assert "reduce_scale" in Path("fused.cu").read_text()
     with pytest.raises(UsageError, match="is a source"):
-        _command([*given, "-o", "s.cu"])
+        _command([*arguments, "-o", "s.cu"])
     with pytest.raises(UsageError, match=r"\bone kernel\b"):
-        _command([*given[:2], "-o", "f.cu"])
+        _command([*arguments[:2], "-o", "f.cu"])
     assert Path("s.cu").read_text() == SCALE
 
 

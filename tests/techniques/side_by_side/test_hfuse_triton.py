@@ -69,25 +69,25 @@ def test_all_pairs_leave_the_bytes_of_their_kernels(tmp_path: Path, require: Req
 @pytest.mark.parametrize(("first", "second"), list(itertools.combinations(PROGRAMS, 2)))
 def test_every_pair_compiles_to_one_machine_code(first: str, second: str) -> None:
     needs = compiled(fuse([programs(first), programs(second, 1)]), "sm_90")
-    most = max(one.registers for one in needs.alone)
-    for one in (needs.evenly, needs.in_order):
+    most = max(kernel.registers for kernel in needs.alone)
+    for variant in (needs.evenly, needs.in_order):
         # With up to 32 registers a multiprocessor has all its threads.
-        assert 0 < one.registers <= max(most + 8, 32)
-        assert one.shared_bytes == max(alone.shared_bytes for alone in needs.alone)
+        assert 0 < variant.registers <= max(most + 8, 32)
+        assert variant.shared_bytes == max(alone.shared_bytes for alone in needs.alone)
     assert needs.code_bytes > 1000
 
 
 def test_kernels_that_take_room_from_each_other_are_better_apart(tmp_path: Path) -> None:
     fused = fuse([good(tmp_path), good(tmp_path)])
 
-    def told(*registers: int) -> str:
+    def summary(*registers: int) -> str:
         *alone, both = (Compiled(count, 0, 0, ()) for count in registers)
         return ProgramResources("sm_90", tuple(alone), both, both, 0).summary(fused)
 
     # 2,048 threads of a multiprocessor have 32 registers each.
-    assert "better apart" in told(32, 128, 128)
-    assert "better apart" not in told(10, 32, 32)
-    assert "better apart" not in told(100, 128, 128)
+    assert "better apart" in summary(32, 128, 128)
+    assert "better apart" not in summary(10, 32, 32)
+    assert "better apart" not in summary(100, 128, 128)
 
 
 @pytest.mark.usefixtures("need_triton")
@@ -98,17 +98,17 @@ def test_the_command_writes_what_is_equal(
 
     monkeypatch.chdir(tmp_path)
     first, second = source(tmp_path, KERNEL, "a.py"), source(tmp_path, KERNEL, "b.py")
-    given = ["hfuse", "a.py:good:grid=3,x=3xfp32,n=2", "b.py:good:grid=2x2,x=2xi64,n=5"]
-    assert _command([*given, "-o", "fused.py", "--arch", "sm_90", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["emulated"] == {
+    arguments = ["hfuse", "a.py:good:grid=3,x=3xfp32,n=2", "b.py:good:grid=2x2,x=2xi64,n=5"]
+    assert _command([*arguments, "-o", "fused.py", "--arch", "sm_90", "--json"]) == 0
+    payload = json.loads(capsys.readouterr().out)
+    assert payload["emulated"] == {
         "schedules": 2, "compared": 3 * 4 + 2 * 8, "differing": 0, "trouble": "",
         "float_atomics": False, "ordered": "programs", "equal": True,
     }  # fmt: skip
-    assert [part["programs"] for part in told["parts"]] == [3, 4]
-    needs = told["resources"]
+    assert [part["programs"] for part in payload["parts"]] == [3, 4]
+    needs = payload["resources"]
     assert 0 < needs["in_order"]["registers"] <= needs["evenly"]["registers"] <= 32
-    assert all(one["registers"] > 0 for one in needs["alone"])
+    assert all(kernel["registers"] > 0 for kernel in needs["alone"])
     assert needs["code_bytes"] > 1000
     assert "def good_good(" in Path("fused.py").read_text()
     assert first.read_text() == second.read_text() == HEAD + KERNEL
@@ -180,7 +180,7 @@ def test_what_cannot_be_fused_is_named(tmp_path: Path, text: str, what: str) -> 
 def test_files_and_grids_that_cannot_be(tmp_path: Path) -> None:
     path = source(tmp_path, KERNEL)
     (tmp_path / "text.py").write_bytes(b"\xff\xfe")
-    for given, what in (
+    for spec, what in (
         (f"{tmp_path}/none.py:good", "cannot be read"),
         (f"{tmp_path}/text.py:good", "no Python"),
         (f"{path}:goods", "did you mean good"),
@@ -189,7 +189,7 @@ def test_files_and_grids_that_cannot_be(tmp_path: Path) -> None:
         (f"{path}:good:num_stages=0", "num_stages=0"),
     ):
         with pytest.raises(SlipstreamError) as error:
-            fuse([parse_launch(given), good(tmp_path)])
+            fuse([parse_launch(spec), good(tmp_path)])
         assert what in str(error.value)
 
 
@@ -209,9 +209,9 @@ def test_arguments_that_are_none(tmp_path: Path, settings: str, what: str) -> No
 def test_arguments_are_of_the_type_that_is_told(tmp_path: Path) -> None:
     more = ", flag, big, wide: tl.int64, TYPE: tl.constexpr, MODE: tl.constexpr, k: tl.constexpr=3"
     path = source(tmp_path, jitted("pass", more=more))
-    given = f"{path}:bad:x=8xi32<5,n=0.5,flag=True,big=4294967296,wide=1,TYPE=tl.float16,MODE=sum"
-    some = arguments_of(fuse([parse_launch(given), good(tmp_path)]).parts[0])
-    assert [(one.kind, one.value, one.type) for one in some] == [
+    spec = f"{path}:bad:x=8xi32<5,n=0.5,flag=True,big=4294967296,wide=1,TYPE=tl.float16,MODE=sum"
+    some = arguments_of(fuse([parse_launch(spec), good(tmp_path)]).parts[0])
+    assert [(argument.kind, argument.value, argument.type) for argument in some] == [
         ("array", 8, "i32"), ("number", 0.5, "fp32"), ("number", True, "u1"),
         ("number", 2**32, "i64"), ("number", 1, "i64"), ("dtype", "float16", ""),
         ("constexpr", "sum", ""), ("constexpr", 3, ""),
@@ -225,7 +225,7 @@ def test_sources_of_two_languages_and_places_of_the_other(tmp_path: Path) -> Non
     path, output = source(tmp_path, KERNEL), tmp_path / "out.py"
     helpers = source(tmp_path, ID, "helpers.py")
     calling = source(tmp_path, jitted("tl.store(x, here())", "from helpers import here"), "a.py")
-    for given, what in (
+    for arguments, what in (
         ([f"{path}:good", "a.cu:k", "-o", str(output)], "and Triton"),
         ([f"{path}:good", f"{path}:good", "-o", str(tmp_path / "out.cu")], "does not end in .py"),
         ([f"{path}:good", f"{path}:good", "-o", str(path)], "is a source"),
@@ -234,6 +234,6 @@ def test_sources_of_two_languages_and_places_of_the_other(tmp_path: Path) -> Non
         ([f"{path}:good<float>", f"{path}:good", "-o", str(output)], "no <>"),
     ):
         with pytest.raises(UsageError, match=what):
-            _command(["hfuse", *given])
+            _command(["hfuse", *arguments])
     assert not output.exists()
     assert path.read_text() == HEAD + KERNEL

@@ -33,7 +33,7 @@ def test_a_gather_beside_a_product(count: int, rows: int, inner: int) -> None:
 def test_an_update_in_one_loop_is_that_of_its_own() -> None:
     torch.manual_seed(0)
     arrays = [torch.randn(1600) for _ in range(3)]
-    twins = [one.clone() for one in arrays]
+    twins = [array.clone() for array in arrays]
     settings = torch.tensor([0.01, 0.9, 0.1])
     # Both operands by columns, as gradients' products have them.
     x, weight = torch.randn(16, 24).t(), torch.randn(16, 32).t()
@@ -42,7 +42,7 @@ def test_an_update_in_one_loop_is_that_of_its_own() -> None:
     expected = twins[0] - (twins[2] * 0.9 + twins[1] + twins[0] * 0.1) * 0.01
     alone(Loop("Descent", (*twins, settings), (1600,)))()
     alone(product(x, weight, None, other))()
-    assert all(torch.equal(one, two) for one, two in zip(arrays, twins, strict=True))
+    assert all(torch.equal(array, two) for array, two in zip(arrays, twins, strict=True))
     assert torch.equal(out, other)
     torch.testing.assert_close(out, x @ weight.t())
     torch.testing.assert_close(arrays[0], expected)

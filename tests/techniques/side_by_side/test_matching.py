@@ -50,7 +50,7 @@ def _exact(kernels: list[Kernel], needs: list[frozenset[int]]) -> float:
 
 
 def _without_cycles(chosen: list[Match], needs: list[frozenset[int]]) -> bool:
-    name = {one.second: one.first for one in chosen}
+    name = {pair.second: pair.first for pair in chosen}
     merged = nx.DiGraph()
     for b, before in enumerate(needs):
         merged.add_edges_from((name.get(a, a), name.get(b, b)) for a in before)
@@ -61,10 +61,10 @@ def _without_cycles(chosen: list[Match], needs: list[frozenset[int]]) -> bool:
 def test_pairs_are_independent_and_nearly_the_best(seed: int) -> None:
     kernels, needs = _random_step(seed, 60)
     chosen = match(kernels, needs)
-    numbers = [n for one in chosen for n in (one.first, one.second)]
+    numbers = [n for pair in chosen for n in (pair.first, pair.second)]
     assert len(numbers) == len(set(numbers))
     assert _without_cycles(chosen, needs)
-    assert sum(one.gain_ns for one in chosen) >= 0.95 * _exact(kernels, needs)
+    assert sum(pair.gain_ns for pair in chosen) >= 0.95 * _exact(kernels, needs)
 
 
 def test_pairs_that_would_wait_for_each_other_are_not_both_chosen() -> None:
@@ -94,17 +94,17 @@ def test_a_recorded_step_waits_for_what_it_reads() -> None:
     limits = datasheet_limits(device("h100-sxm"))
     assert limits is not None
     kernels, needs = kernels_of(graph, limits)
-    names = [one.name for one in kernels]
-    assert any(one.compute_ns > 0 for one in kernels)
-    assert all(one.alone_ns == max(one.memory_ns, one.compute_ns) for one in kernels)
+    names = [kernel.name for kernel in kernels]
+    assert any(kernel.compute_ns > 0 for kernel in kernels)
+    assert all(kernel.alone_ns == max(kernel.memory_ns, kernel.compute_ns) for kernel in kernels)
     update = next(n for n, name in enumerate(names) if "_fused_sgd" in name)
     products = [n for n, name in enumerate(names) if name == "aten::mm"]
     assert products
     waits, todo = set[int](), [update]
     while todo:
-        one = todo.pop()
-        todo += needs[one] - waits
-        waits |= needs[one]
+        task = todo.pop()
+        todo += needs[task] - waits
+        waits |= needs[task]
     assert waits >= set(products[-1:]), "the update reads the gradients"
 
 
@@ -138,8 +138,8 @@ def test_the_published_pairs_gain_where_it_says(gpu: int) -> None:
 
     right = 0
     for (a, b), gains in _PUBLISHED.items():
-        told = bool(match([kernel(a), kernel(b)], [(), ()]))
-        right += abs(gains[gpu]) <= 3 or told == (gains[gpu] > 0)
+        matched = bool(match([kernel(a), kernel(b)], [(), ()]))
+        right += abs(gains[gpu]) <= 3 or matched == (gains[gpu] > 0)
     assert right >= 12
 
 

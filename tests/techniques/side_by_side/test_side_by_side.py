@@ -69,8 +69,8 @@ def step(made: Made) -> float:
     return found.item()
 
 
-def beside(made: Made) -> Beside:
-    return put_beside([one for one in made[0] if isinstance(one, nn.Linear)], made[3])
+def paired(made: Made) -> Beside:
+    return put_beside([layer for layer in made[0] if isinstance(layer, nn.Linear)], made[3])
 
 
 @functools.cache
@@ -82,44 +82,44 @@ def recorded(fused: bool = True, **settings: Any) -> Graph:
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_training_is_torchs_and_so_is_the_optimizers_state(name: str) -> None:
     ours, theirs = net(OPTIMIZERS[name]), net(OPTIMIZERS[name])
-    kept = beside(ours)
+    pair = paired(ours)
     for _ in range(4):
         assert step(ours) == pytest.approx(step(theirs), rel=1e-5)
-    assert kept.pairs == 4 * 2
-    for one, two in zip(ours[0].parameters(), theirs[0].parameters(), strict=True):
-        torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-6)
-        torch.testing.assert_close(one.grad, two.grad, rtol=1e-4, atol=1e-6)
+    assert pair.pairs == 4 * 2
+    for parameter, two in zip(ours[0].parameters(), theirs[0].parameters(), strict=True):
+        torch.testing.assert_close(parameter, two, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(parameter.grad, two.grad, rtol=1e-4, atol=1e-6)
     one_state, two_state = ours[3].state_dict()["state"], theirs[3].state_dict()["state"]
     torch.testing.assert_close(one_state, two_state, rtol=1e-4, atol=1e-6)
 
 
 def test_a_loaded_optimizer_goes_on_with_its_settings() -> None:
     ours, theirs = net(OPTIMIZERS["momentum"]), net(OPTIMIZERS["momentum"])
-    beside(ours)
+    paired(ours)
     for made in (ours, theirs):
         step(made)
         made[3].load_state_dict(copy.deepcopy(made[3].state_dict()))
         made[3].param_groups[0]["lr"] = 0.02
         step(made)
-    for one, two in zip(ours[0].parameters(), theirs[0].parameters(), strict=True):
-        torch.testing.assert_close(one, two)
+    for parameter, two in zip(ours[0].parameters(), theirs[0].parameters(), strict=True):
+        torch.testing.assert_close(parameter, two)
 
 
 def test_a_copy_is_plain_and_the_model_keeps_its_names() -> None:
     made = net(OPTIMIZERS["adamw"])
     names = list(made[0].state_dict())
-    kept = beside(made)
+    pair = paired(made)
     twin = copy.deepcopy(made[0])
-    before = [one.clone() for one in twin.parameters()]
+    before = [parameter.clone() for parameter in twin.parameters()]
     mse_loss(twin(made[1][0]), made[1][1]).backward()
     assert all(torch.equal(a, b) for a, b in zip(before, twin.parameters(), strict=True))
     assert list(made[0].state_dict()) == names
-    assert not kept.pairs
+    assert not pair.pairs
 
 
 def test_a_second_backward_pass_before_the_step_is_an_error() -> None:
     made = net(OPTIMIZERS["descent"])
-    beside(made)
+    paired(made)
     mse_loss(made[0](made[1][0]), made[1][1]).backward()
     with pytest.raises(SlipstreamError, match="second backward pass"):
         mse_loss(made[0](made[1][0]), made[1][1]).backward()
@@ -127,15 +127,15 @@ def test_a_second_backward_pass_before_the_step_is_an_error() -> None:
 
 def test_a_pair_that_does_not_pay_stays_torchs() -> None:
     made, plain = net(OPTIMIZERS["adamw"]), net(OPTIMIZERS["adamw"])
-    kept = put_beside(
-        [one for one in made[0] if isinstance(one, nn.Linear)], made[3], lambda *_: False
+    pair = put_beside(
+        [layer for layer in made[0] if isinstance(layer, nn.Linear)], made[3], lambda *_: False
     )
     for _ in range(2):
         step(made), step(plain)
-    assert not kept.pairs
-    assert all(type(one) is not LinearBeside for one in made[0])
-    for one, two in zip(made[0].parameters(), plain[0].parameters(), strict=True):
-        assert torch.equal(one, two)
+    assert not pair.pairs
+    assert all(type(layer) is not LinearBeside for layer in made[0])
+    for parameter, two in zip(made[0].parameters(), plain[0].parameters(), strict=True):
+        assert torch.equal(parameter, two)
 
 
 @pytest.mark.parametrize("kind", ["SGD", "Descent", "Adam", "AdamW"])
@@ -153,10 +153,10 @@ def test_it_predicts_what_pays_and_leaves_what_does_not(share: float, faster: bo
     after = technique.predict(graph, Context(Told(share)))  # type: ignore[arg-type]
     saved = float(graph.tasks.duration_ns.sum() - after.tasks.duration_ns.sum())
     assert (saved > 0) == faster
-    said = after.edits[-1].what
-    assert ("beside 2 layers' products" in said) == faster
-    assert (re.search(r"\bnone of 2\b", said) is None) == faster
-    assert re.search(r"\bupdate\b.*\bhidden\b", said)
+    message = after.edits[-1].what
+    assert ("beside 2 layers' products" in message) == faster
+    assert (re.search(r"\bnone of 2\b", message) is None) == faster
+    assert re.search(r"\bupdate\b.*\bhidden\b", message)
 
 
 def test_it_follows_fused_optimizer_which_it_needs() -> None:
@@ -183,5 +183,5 @@ def test_applied_to_what_a_user_built_it_trains_as_before() -> None:
     theirs = build_from(net(OPTIMIZERS["momentum"]), [], 0, "net")
     for _ in range(3):
         ours.step(), theirs.step()
-    for one, two in zip(ours.model.parameters(), theirs.model.parameters(), strict=True):
-        torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-6)
+    for parameter, two in zip(ours.model.parameters(), theirs.model.parameters(), strict=True):
+        torch.testing.assert_close(parameter, two, rtol=1e-5, atol=1e-6)

@@ -144,12 +144,12 @@ def test_a_fused_kernel_can_be_fused_again(tmp_path: Path) -> None:
     path = tmp_path / "fused.py"
     path.write_text(fuse([programs("histogram"), programs("transpose")], "both").source)
     grids = "4,grid_1_y=1,grid_1_z=1,grid_2_x=2,grid_2_y=3,grid_2_z=1"
-    given = (
+    launches = (
         f"{path}:both:grid=10,histogram_x=900xi32<500,histogram_counts=32xi32,histogram_n=900,"
         "histogram_bins=32,histogram_block=256,transpose_x=1200xfp32,transpose_y=1200xfp32,"
         f"transpose_height=30,transpose_width=40,transpose_tile=16,grid_1_x={grids},EVENLY=True"
     )
-    fused = fuse([programs("mean_pool", 1), parse_launch(given)])
+    fused = fuse([programs("mean_pool", 1), parse_launch(launches)])
     outcome = checked(fused)
     assert (outcome["trouble"], outcome["differing"]) == ("", 0)
     assert outcome["compared"] > 12_000
@@ -161,8 +161,8 @@ def test_kernels_of_files_whose_names_collide(
     texts = {"helpers": HELPERS, "scale": SCALE, "a": FIRST, "b": SECOND}
     for name, text in texts.items():
         (tmp_path / f"{name}.py").write_text(text)
-    given = ["a.py:twice:grid=4,x=250xfp32,n=250,EVEN=False", "b.py:twice:grid=3x2x2,x=64xi32,n=48"]
-    launches = [parse_launch(f"{tmp_path}/{one}") for one in (given[0], given[1] + ",axis=1")]
+    specs = ["a.py:twice:grid=4,x=250xfp32,n=250,EVEN=False", "b.py:twice:grid=3x2x2,x=64xi32,n=48"]
+    launches = [parse_launch(f"{tmp_path}/{spec}") for spec in (specs[0], specs[1] + ",axis=1")]
     fused = fuse(launches)
     monkeypatch.syspath_prepend(tmp_path)
     sys.modules.pop("helpers", None)
