@@ -23,8 +23,8 @@ def test_an_exclusive_scan_is_the_prefixes(text: str, levels: int | None) -> Non
 
 
 def test_the_tree_takes_two_rounds_a_level() -> None:
-    def operate(one: Any, other: Any) -> Any:
-        return one[0] + other[0], max(one[1], other[1]) + 1
+    def operate(element: Any, other: Any) -> Any:
+        return element[0] + other[0], max(element[1], other[1]) + 1
 
     for count in (1, 2, 3, 7, 8, 9, 31, 1000, 1023, 1025):
         found = exclusive_scan([((i,), 0) for i in range(count)], operate, ((), 0))
@@ -54,8 +54,8 @@ def test_recurrences_are_differentiable(structure: Any, reverse: bool) -> None:
     b, h0 = torch.randn(shape, **make), torch.randn(shape[1:], **make)
     a = torch.randn(shape if structure == "diag" else (*shape, 3), **make)
 
-    def run(*given: torch.Tensor) -> torch.Tensor:
-        return linear_recurrence(*given, reverse=reverse, structure=structure)
+    def run(*tensors: torch.Tensor) -> torch.Tensor:
+        return linear_recurrence(*tensors, reverse=reverse, structure=structure)
 
     assert torch.autograd.gradcheck(run, (a, b, h0))
 

@@ -105,8 +105,8 @@ def test_a_chains_gradients_are_autograds() -> None:
     assert backprop is ss.scan.backprop
     for levels in (None, 0, 1):
         found = backprop(layers, activations[0][0], gradient, levels)
-        for one, other in zip(found.gradients, reversed(expected), strict=True):
-            assert abs(one - other.numpy().reshape(-1)).max() <= 1e-12
+        for own, other in zip(found.gradients, reversed(expected), strict=True):
+            assert abs(own - other.numpy().reshape(-1)).max() <= 1e-12
         if levels == 0:  # one after the other: everything lies on the critical path
             assert found.critical == sum(map(sum, found.operations)) == found.sequential
 

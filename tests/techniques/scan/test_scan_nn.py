@@ -30,8 +30,8 @@ def _compiled(require: Any) -> None:
 
 
 def flat(made: Any) -> Iterator[torch.Tensor]:
-    for one in made:
-        yield from flat(one) if isinstance(one, tuple) else (one,)
+    for item in made:
+        yield from flat(item) if isinstance(item, tuple) else (item,)
 
 
 def worst(module: nn.Module, x: torch.Tensor, **how: Any) -> float:
@@ -85,8 +85,8 @@ def test_every_kernel_agrees() -> None:
             both.append(
                 [y, *door.run_backward(y, own, extra, weight, h0, c0, dy, None, None, kind, kernel)]
             )
-        for one, other in zip(*both, strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+        for output, other in zip(*both, strict=True):
+            torch.testing.assert_close(output, other, rtol=1e-4, atol=1e-4)
 
 
 def test_two_threads_give_the_same() -> None:
@@ -124,15 +124,15 @@ def test_what_is_not_taken_is_torchs_own() -> None:
     for module in (nn.LSTM(3, 6, proj_size=2), nn.GRU(3, 6)):
         x = torch.randn(4, 2, 3)
         packed = pack_padded_sequence(x, torch.tensor([4, 2]))
-        given = x if module.proj_size else packed
-        expected, found = flat(module(given)), flat(rnn(module, given, backward="fused"))
-        for one, other in zip(expected, found, strict=True):
-            if isinstance(one, torch.Tensor):
-                assert torch.equal(one, other)
+        inputs = x if module.proj_size else packed
+        expected, found = flat(module(inputs)), flat(rnn(module, inputs, backward="fused"))
+        for value, other in zip(expected, found, strict=True):
+            if isinstance(value, torch.Tensor):
+                assert torch.equal(value, other)
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("arguments", "words"),
     [
         (lambda: rnn(nn.RNN(2, 3), torch.zeros(0, 1, 2)), "no step"),
         (lambda: rnn(nn.RNN(2, 3), torch.zeros(4, 1, 2), backward="soon"), "not possible"),
@@ -144,9 +144,9 @@ def test_what_is_not_taken_is_torchs_own() -> None:
         ),
     ],
 )
-def test_errors_say_what(given: Any, words: str) -> None:
+def test_errors_say_what(arguments: Any, words: str) -> None:
     with pytest.raises(InvalidArgumentError, match=words):
-        given()
+        arguments()
 
 
 @pytest.mark.parametrize("kind", MAKERS)
@@ -158,7 +158,7 @@ def test_second_derivatives_are_torchs(kind: str) -> None:
         sources = [x * 1, *module.parameters()]
         loss = sum(y.square().sum() for y in flat(run(sources[0])))
         gradients = torch.autograd.grad(loss, sources, create_graph=True)
-        penalty = sum(one.square().sum() for one in gradients)
+        penalty = sum(gradient.square().sum() for gradient in gradients)
         found.append(torch.autograd.grad(penalty, [x, *module.parameters()]))
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-10)
@@ -192,8 +192,8 @@ def test_functional_transforms_and_traces_are_torchs() -> None:
 
         ours = torch.func.grad(loss)(parameters)
         theirs = torch.autograd.grad(module(x)[0].sum(), list(module.parameters()))
-        for one, other in zip(ours.values(), theirs, strict=True):
-            torch.testing.assert_close(one, other)
+        for gradient, other in zip(ours.values(), theirs, strict=True):
+            torch.testing.assert_close(gradient, other)
         assert torch.func.grad(lambda x, c=cell: rnn(c, x, backward="fused")[0].sum())(x).any()
         traced, longer = torch.jit.trace(module, x), torch.randn(4, 5, 2)
         torch.testing.assert_close(traced(longer)[0], module(longer)[0])
@@ -212,10 +212,10 @@ def test_a_module_bears_what_people_do_with_models(kind: str) -> None:
 
 def test_the_drop_in_keeps_parameters_and_dropout() -> None:
     module = nn.LSTM(3, 4, 2, dropout=0.5)
-    before = {name: one.clone() for name, one in module.state_dict().items()}
+    before = {name: value.clone() for name, value in module.state_dict().items()}
     module.__class__ = CLASSES[nn.LSTM]
     module.backward_as = "fused"
-    assert all(torch.equal(before[name], one) for name, one in module.state_dict().items())
+    assert all(torch.equal(before[name], value) for name, value in module.state_dict().items())
     x = torch.randn(5, 2, 3)
     assert not torch.equal(module(x)[0], module(x)[0])
     module.eval()

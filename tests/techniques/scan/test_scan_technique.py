@@ -115,15 +115,15 @@ def test_a_module_is_one_task_each_way(make: Callable[[], Any], require: Any) ->
     durations.measure(technique.required_timings(graph))
     edited = technique.predict(graph, Context(durations))  # type: ignore[arg-type]
     tasks = [edited.task(number) for number in range(len(edited))]
-    ours = [one for one in tasks if one.name == "slipstream::scan_layers"]
-    assert [one.phase for one in ours] == [StepPhase.FORWARD, StepPhase.BACKWARD]
-    theirs = [one for one in tasks if one not in ours]
-    assert not [one for one in theirs if one.scope.startswith(("aten::rnn", "aten::gru"))]
+    ours = [task for task in tasks if task.name == "slipstream::scan_layers"]
+    assert [task.phase for task in ours] == [StepPhase.FORWARD, StepPhase.BACKWARD]
+    theirs = [task for task in tasks if task not in ours]
+    assert not [task for task in theirs if task.scope.startswith(("aten::rnn", "aten::gru"))]
     assert edited.tasks.duration_ns.sum() < graph.tasks.duration_ns.sum() or make is lstm
     # What others do is as it was: every gradient is still given to its parameter.
     gathers = [
-        sum("AccumulateGrad" in one.string(scope) for scope in one.tasks.scope)
-        for one in (graph, edited)
+        sum("AccumulateGrad" in step.string(scope) for scope in step.tasks.scope)
+        for step in (graph, edited)
     ]
     assert gathers[0] == gathers[1]
     assert np.isfinite(edited.tasks.duration_ns).all()
@@ -139,15 +139,15 @@ def test_the_most_that_tensors_take_is_predicted(kind: type[nn.RNNBase], require
         return (
             model,
             batch,
-            lambda y, wanted: mse_loss(y[0], wanted),
+            lambda y, target: mse_loss(y[0], target),
             torch.optim.SGD(model.parameters(), 0.1),
         )
 
     technique, graph, durations = ScanBackprop(backward="fused"), graph_of(make), BytesMoved()
     durations.measure(technique.required_timings(graph))
-    told = technique.predict(timed_by_bytes(graph), Context(durations))  # type: ignore[arg-type]
+    predicted = technique.predict(timed_by_bytes(graph), Context(durations))  # type: ignore[arg-type]
     taken = record(build(make, technique))
-    peaks = [replay(one).peak_bytes for one in (told, taken)]
+    peaks = [replay(step).peak_bytes for step in (predicted, taken)]
     assert peaks[0] == pytest.approx(peaks[1], rel=0.06)
 
 
@@ -163,10 +163,10 @@ def test_the_step_takes_the_same_update(require: Any) -> None:
         for techniques in ((), (ScanBackprop(backward="fused"),)):
             built = build(make, *techniques)
             built.step()
-            steps.append([one.detach().clone() for one in built.model.parameters()])
+            steps.append([parameter.detach().clone() for parameter in built.model.parameters()])
         assert type(built.model.rnn) in CLASSES.values()
-        for one, other in zip(*steps, strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+        for value, other in zip(*steps, strict=True):
+            torch.testing.assert_close(value, other, rtol=1e-5, atol=1e-6)
 
 
 def test_an_inference_without_a_backward_pass_is_predicted(require: Any) -> None:
@@ -192,8 +192,8 @@ def test_layers_of_another_technique_are_left_to_it(tmp_path: Path) -> None:
     thinner = lowrank.predict(graph_of(wide), Context(durations))
     assert "another technique's" in str(ScanBackprop().why_not(thinner))
     both = [lowrank, ScanBackprop()]
-    (told,) = predict(graph_of(wide), [both], durations=durations, measuring_s=0)
-    assert isinstance(told, Refused)
+    (prediction,) = predict(graph_of(wide), [both], durations=durations, measuring_s=0)
+    assert isinstance(prediction, Refused)
 
 
 def test_the_edit_of_the_source(tmp_path: Path) -> None:
