@@ -66,11 +66,11 @@ def test_the_indicator_is_cost_over_loss_and_what_loses_nothing_goes_first() -> 
     rows = sensitivities(network(), scorer(drops), X)
     assert [row.name for row in rows[:2]] == ["9", "6"]  # both infinite: the larger one first
     by_name = {row.name: row for row in rows}
-    one = by_name["3"]
+    third = by_name["3"]
     # Three projections of 3 x 3 x 8 weights to 8 channels at 64 places, and 8 biases.
-    assert one.parameters == pytest.approx((3 * 9 * 64 + 8) / parameters(network()))
-    assert one.operations / by_name["0"].operations == pytest.approx(8)
-    assert one.redundancy == pytest.approx(one.parameters * one.operations / 0.2)
+    assert third.parameters == pytest.approx((3 * 9 * 64 + 8) / parameters(network()))
+    assert third.operations / by_name["0"].operations == pytest.approx(8)
+    assert third.redundancy == pytest.approx(third.parameters * third.operations / 0.2)
 
 
 def scorer(drops: dict[str, float]) -> Any:
@@ -80,7 +80,7 @@ def scorer(drops: dict[str, float]) -> Any:
 
 
 def parameters(model: nn.Module) -> int:
-    return sum(one.numel() for one in model.parameters())
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 @pytest.mark.parametrize("of", ["parameters", "operations"])
@@ -97,7 +97,7 @@ def test_it_ends_at_the_budget_with_a_network_that_runs_and_learns(of: Any, budg
     if of == "parameters":
         assert result.share == pytest.approx(parameters(result.model) / parameters(model))
     result.model(X).square().sum().backward()
-    assert all(one.grad is not None for one in result.model.parameters())
+    assert all(parameter.grad is not None for parameter in result.model.parameters())
     layer = result.model[0]
     assert isinstance(layer, type(model[0]))
     assert layer.gamma is not None

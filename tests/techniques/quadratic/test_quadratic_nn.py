@@ -69,12 +69,12 @@ def test_a_layer_is_its_formula_and_its_gradients_are_autograds(neuron: str) -> 
 
 def compare(made: torch.Tensor, expected: torch.Tensor, sources: list[Any]) -> None:
     torch.testing.assert_close(made, expected, rtol=1e-12, atol=1e-12)
-    sources = [one for one in sources if one.numel()]  # t2 has no branches
+    sources = [source for source in sources if source.numel()]  # t2 has no branches
     weights = torch.randn_like(made)
     ours = torch.autograd.grad((made * weights).sum(), sources)
     theirs = torch.autograd.grad((expected * weights).sum(), sources)
-    for one, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+    for gradient, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(gradient, other, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -83,12 +83,14 @@ def test_branch_norm_is_torchs(training: bool) -> None:
     both = [Conv2d(3, 4, 3, branch_norm=True, memory=m).double() for m in ("hybrid", "naive")]
     both[1].load_state_dict(both[0].state_dict())
     x = torch.randn(5, 3, 6, 6, dtype=torch.float64, requires_grad=True)
-    for one in both:
-        one(x)  # the running statistics are no longer the first ones
-        one.train(training)
-    found = [torch.autograd.grad(one(x).sin().sum(), [x, *one.parameters()]) for one in both]
-    for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-10)
+    for norm in both:
+        norm(x)  # the running statistics are no longer the first ones
+        norm.train(training)
+    found = [
+        torch.autograd.grad(module(x).sin().sum(), [x, *module.parameters()]) for module in both
+    ]
+    for gradient, other in zip(*found, strict=True):
+        torch.testing.assert_close(gradient, other, rtol=1e-9, atol=1e-10)
     for name, value in both[0].state_dict().items():
         torch.testing.assert_close(value, both[1].state_dict()[name])
 
@@ -97,12 +99,12 @@ def test_no_more_is_kept_than_of_a_first_order_layer() -> None:
     x = torch.randn(8, 16, 16, 16, requires_grad=True)
     first, ours = nn.Conv2d(16, 16, 3, padding=1), Conv2d(16, 16, 3, padding=1)
     naive = Conv2d(16, 16, 3, padding=1, memory="naive")
-    kept = [saved_bytes(lambda m=m: m(x), m.parameters()) for m in (first, ours, naive)]
-    assert kept[1] <= 1.05 * kept[0] < kept[2]
+    saved = [saved_bytes(lambda m=m: m(x), m.parameters()) for m in (first, ours, naive)]
+    assert saved[1] <= 1.05 * saved[0] < saved[2]
     with_norm = nn.Sequential(first, nn.BatchNorm2d(16))
     ours = Conv2d(16, 16, 3, padding=1, branch_norm=True)
-    kept = [saved_bytes(lambda m=m: m(x), m.parameters()) for m in (with_norm, ours)]
-    assert kept[1] <= 1.1 * kept[0]
+    saved = [saved_bytes(lambda m=m: m(x), m.parameters()) for m in (with_norm, ours)]
+    assert saved[1] <= 1.1 * saved[0]
 
 
 def test_a_converted_model_begins_as_it_was_and_learns() -> None:
@@ -116,7 +118,7 @@ def test_a_converted_model_begins_as_it_was_and_learns() -> None:
     assert convert(model, except_="4") == ["0", "2"]
     torch.testing.assert_close(model(x), before, rtol=1e-6, atol=1e-6)
     model(x).square().sum().backward()
-    assert all(float(one.grad.abs().sum()) > 0 for one in model.parameters())
+    assert all(float(parameter.grad.abs().sum()) > 0 for parameter in model.parameters())
 
 
 @pytest.mark.parametrize("function", ["circles", "xor", "polynomial"])
@@ -150,9 +152,9 @@ def test_a_deep_stack_that_blows_up_is_told_within_eight_steps(branch_norm: bool
             model(x).square().mean().backward()
             nn.utils.clip_grad_norm_(model.parameters(), 0.5)
             optimizer.step()
-    told = [str(one.message) for one in caught if one.category is SlipstreamWarning]
-    assert bool(told) is not branch_norm
-    assert all("is not finite; use branch_norm=True" in one for one in told)
+    messages = [str(warning.message) for warning in caught if warning.category is SlipstreamWarning]
+    assert bool(messages) is not branch_norm
+    assert all("is not finite; use branch_norm=True" in one for one in messages)
     assert bool(torch.isfinite(model(x)).all()) is branch_norm
 
 
@@ -200,9 +202,9 @@ def test_fused_for_inference_it_gives_the_same(neuron: str, branch_norm: bool) -
     for _ in range(3):
         model(x)  # so that running statistics are none of the first
     with torch.no_grad():
-        for one in (conv, linear):
-            assert one.bias is not None
-            one.bias.normal_()
+        for module in (conv, linear):
+            assert module.bias is not None
+            module.bias.normal_()
         expected = model.eval()(x)
         assert fuse(model) == ["0", "3"]
         torch.testing.assert_close(model(x), expected, rtol=1e-5, atol=1e-5)
@@ -291,12 +293,12 @@ def test_a_converted_model_bears_the_learning_rate_of_the_original() -> None:
     y, model = (x @ torch.randn(64, 10)).argmax(1), copy.deepcopy(first)
     convert(model)
     losses = []
-    for one in (first, model):
-        optimizer = torch.optim.SGD(one.parameters(), 0.1, momentum=0.9)
+    for network in (first, model):
+        optimizer = torch.optim.SGD(network.parameters(), 0.1, momentum=0.9)
         for step in range(120):
             batch = torch.arange(step * 64, step * 64 + 64) % 512
             optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(one(x[batch]), y[batch])
+            loss = nn.functional.cross_entropy(network(x[batch]), y[batch])
             loss.backward()
             optimizer.step()
         losses.append(loss.item())

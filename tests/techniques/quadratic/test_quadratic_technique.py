@@ -27,9 +27,9 @@ from known_durations import BytesMoved, timed_by_bytes
 @pytest.mark.parametrize("make", [mlp, images])
 def test_every_layer_is_found_and_can_be_timed(make) -> None:  # type: ignore[no-untyped-def]
     technique = QuadraticLayers()
-    asked = technique.required_timings(graph_of(make))
-    assert sum("slipstream::quadratic" in call.op for call in asked) == 2 * 3
-    assert cannot_be_timed(asked) == []
+    calls = technique.required_timings(graph_of(make))
+    assert sum("slipstream::quadratic" in call.op for call in calls) == 2 * 3
+    assert cannot_be_timed(calls) == []
 
 
 def test_a_layer_takes_longer_by_the_measured_ratio_and_its_weights_more() -> None:
@@ -37,7 +37,7 @@ def test_a_layer_takes_longer_by_the_measured_ratio_and_its_weights_more() -> No
     technique, durations = QuadraticLayers(only="0"), BytesMoved()
     durations.measure(technique.required_timings(graph))
     edited = technique.predict(graph, Context(durations))  # type: ignore[arg-type]
-    before, after = (by_role(one) for one in (graph, edited))
+    before, after = (by_role(step) for step in (graph, edited))
     added = 2 * 8 * 3 * 9 * 4  # two more weights
     assert after[Role.PARAMETER] - before[Role.PARAMETER] == added
     assert after[Role.GRADIENT] - before[Role.GRADIENT] == added
@@ -81,7 +81,7 @@ def test_the_update_takes_longer_by_the_bytes_that_it_moves_more() -> None:
     durations.measure(technique.required_timings(graph))
     edited = technique.predict(graph, Context(durations))  # type: ignore[arg-type]
     update = graph.tasks.phase == StepPhase.OPTIMIZER
-    moved_ns = [one.tasks.duration_ns[update].sum() for one in (graph, edited)]
+    moved_ns = [step.tasks.duration_ns[update].sum() for step in (graph, edited)]
     weights, biases = 16 * 32 + 32 * 32 + 32 * 4, 32 + 32 + 4
     # The calls of one update move all parameters alike; a microsecond a call stays.
     calls = sum(graph.task(int(task)).call is not None for task in np.flatnonzero(update))
