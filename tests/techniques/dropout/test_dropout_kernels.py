@@ -13,6 +13,7 @@ import torch
 
 from environments import check_choice
 from sanitized import NATIVE, SANITIZERS, build
+from slipstream.codegen.prelude import threshold_and_scale
 from slipstream.errors import InvalidArgumentError
 from slipstream.native import InstructionSet
 from slipstream.techniques.dropout import kernels, reference
@@ -90,11 +91,11 @@ def test_no_address_needs_to_be_aligned(kernel: tuple[InstructionSet, int]) -> N
 
 
 def test_threads_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    x, one, four = torch.randn(500_001), torch.empty(500_001), torch.empty(500_001)
-    for threads, y in ((1, one), (4, four)):
+    x, single, four = torch.randn(500_001), torch.empty(500_001), torch.empty(500_001)
+    for threads, y in ((1, single), (4, four)):
         monkeypatch.setattr(torch, "get_num_threads", lambda count=threads: count)
         kernels.run_kernel(x, y, seed_of(3), 0.1)
-    assert torch.equal(one, four)
+    assert torch.equal(single, four)
 
 
 def test_the_environment_chooses_the_kernel() -> None:
@@ -133,7 +134,7 @@ def check_program(command: list[str], levels: list[str]) -> None:
     for dtype, number in kernels.KERNEL_DTYPES.items():
         for size, p in ((1, 0.5), (129, 0.1), (70_001, 0.1), (4096, 60_000 / 2**32)):
             x, seed = torch.randn(size).to(dtype), seed_of(size)
-            threshold, scale = kernels.threshold_and_scale(p)
+            threshold, scale = threshold_and_scale(p)
             words = [str(word) for word in seed.numpy().view(np.uint64)]
             arguments = [str(number), str(size), *words, str(threshold), float(scale).hex(), "3"]
             run = subprocess.run([*command, *arguments], input=bits(x), capture_output=True)
@@ -146,8 +147,8 @@ def test_neon_on_an_emulated_processor(
     tmp_path: Path, require: Callable[[str, bool, str], None]
 ) -> None:
     compiler, emulator = "aarch64-linux-gnu-g++", "qemu-aarch64"
-    there = shutil.which(compiler) is not None and shutil.which(emulator) is not None
-    require("qemu", there, f"{compiler} and {emulator} are needed")
+    available = shutil.which(compiler) is not None and shutil.which(emulator) is not None
+    require("qemu", available, f"{compiler} and {emulator} are needed")
     program = build_program(tmp_path, compiler, ["scalar", "neon"], "-static")
     check_program([emulator, str(program)], ["scalar", "neon"])
 

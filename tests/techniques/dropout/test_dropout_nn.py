@@ -20,7 +20,7 @@ from slipstream.techniques.dropout.nn import Dropout, dropout
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
-def kept(x: torch.Tensor) -> torch.Tensor:
+def nonzero(x: torch.Tensor) -> torch.Tensor:
     return x != 0
 
 
@@ -37,16 +37,16 @@ def test_shape_dtype_and_values(shape: tuple[int, ...], dtype: torch.dtype) -> N
     y = Dropout(0.25)(x)
     assert (y.shape, y.dtype, y.stride()) == (x.shape, x.dtype, x.stride())
     scaled = (x.double() / 0.75).to(dtype)
-    torch.testing.assert_close(y[kept(y)], scaled[kept(y)])
+    torch.testing.assert_close(y[nonzero(y)], scaled[nonzero(y)])
     if x.numel() > 10**4:
         deviation = (100_000 * 0.25 * 0.75) ** 0.5
-        assert abs(int(kept(y).sum()) - 75_000) < 4 * deviation
+        assert abs(int(nonzero(y).sum()) - 75_000) < 4 * deviation
 
 
 def test_kept_values_are_torchs_to_the_bit() -> None:
     x = torch.randn(10_000)
     theirs, ours = functional.dropout(x, 0.1), dropout(x, 0.1)
-    both = kept(theirs) & kept(ours)
+    both = nonzero(theirs) & nonzero(ours)
     assert both.sum() > 7000
     assert torch.equal(theirs[both], ours[both])
 
@@ -56,7 +56,7 @@ def test_all_dtypes_drop_the_same_elements(dtype: torch.dtype) -> None:
     masks = []
     for kind in (torch.float32, dtype):
         torch.manual_seed(7)
-        masks.append(kept(dropout(torch.ones(999, dtype=kind), 0.4)))
+        masks.append(nonzero(dropout(torch.ones(999, dtype=kind), 0.4)))
     assert torch.equal(*masks)
 
 
@@ -103,7 +103,7 @@ def test_gradient_is_that_of_the_same_mask() -> None:
     y = Dropout(0.3)(x)
     y.backward(torch.ones_like(y))
     scale = torch.tensor(1.0) / torch.tensor(0.7)
-    assert torch.equal(x.grad, kept(y) * scale)
+    assert torch.equal(x.grad, nonzero(y) * scale)
     assert not Dropout(0.3)(x.detach()).requires_grad
     with torch.no_grad():
         assert not Dropout(0.3)(x).requires_grad
@@ -123,7 +123,7 @@ def test_first_and_second_derivatives() -> None:
     (first,) = torch.autograd.grad((seeded(single) ** 3).sum(), single, create_graph=True)
     (second,) = torch.autograd.grad(first.sum(), single)
     y = seeded(single)
-    torch.testing.assert_close(second, 6 * y * kept(y) / 0.6**2)
+    torch.testing.assert_close(second, 6 * y * nonzero(y) / 0.6**2)
 
 
 @pytest.mark.parametrize(
@@ -140,10 +140,10 @@ def test_strides_are_kept_as_torch_keeps_them(lay: Callable[[torch.Tensor], torc
     x = lay(torch.rand(2, 4, 6, 5) + 1).detach().requires_grad_()
     y, theirs = Dropout(0.5)(x), nn.Dropout(0.5)(x)
     assert y.stride() == theirs.stride()
-    assert torch.equal(y[kept(y)], 2 * x[kept(y)])
+    assert torch.equal(y[nonzero(y)], 2 * x[nonzero(y)])
     gradient = torch.rand(y.shape)
     (made,) = torch.autograd.grad(y, x, gradient)
-    assert torch.equal(made, gradient * kept(y) * 2)
+    assert torch.equal(made, gradient * nonzero(y) * 2)
 
 
 def test_in_place() -> None:
@@ -151,12 +151,12 @@ def test_in_place() -> None:
     before = x.clone()
     y = Dropout(0.5, inplace=True)(x)
     assert y is x
-    assert torch.equal(x[kept(x)], 2 * before[kept(x)])
+    assert torch.equal(x[nonzero(x)], 2 * before[nonzero(x)])
     leaf = torch.rand(100, requires_grad=True)
     hidden = leaf * 1
     out = dropout(hidden, 0.5, inplace=True)
     out.sum().backward()
-    assert torch.equal(leaf.grad, kept(out) * 2.0)
+    assert torch.equal(leaf.grad, nonzero(out) * 2.0)
     with pytest.raises(RuntimeError, match="leaf"):
         dropout(leaf, 0.5, inplace=True)
 
