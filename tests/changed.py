@@ -92,8 +92,8 @@ def _reaching(changed: set[Path]) -> set[Path]:
     """`changed` and every file that imports one of them, whatever lies between."""
     importers: dict[Path, set[Path]] = {}
     for path, imported in imports().items():
-        for one in imported:
-            importers.setdefault(one, set()).add(path)
+        for module in imported:
+            importers.setdefault(module, set()).add(path)
     found: set[Path] = set()
     waiting = [*changed]
     while waiting:
@@ -120,8 +120,10 @@ def imports() -> dict[Path, set[Path]]:
                 file for name in _texts(tree) for file in techniques.get(_head(name), ())
             }
             # That of all tests is no way from every test to what its fixtures use.
-            beside = [folder / "conftest.py" for folder in path.parents if folder != ROOT / "tests"]
-            graph[path] |= {one for one in beside if one.exists()}
+            conftests = [
+                folder / "conftest.py" for folder in path.parents if folder != ROOT / "tests"
+            ]
+            graph[path] |= {conftest for conftest in conftests if conftest.exists()}
     package = ROOT / "src/slipstream"
     # The face imports nothing before it is asked for a name, which `_names` follows.
     graph[package / "__init__.py"] = set()
@@ -154,9 +156,11 @@ def _names(tree: ast.AST) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-            faces |= {one.asname or one.name for one in node.names if one.name == "slipstream"}
+            faces |= {
+                alias.asname or alias.name for alias in node.names if alias.name == "slipstream"
+            }
         elif isinstance(node, ast.ImportFrom) and node.module == "slipstream":
-            yield from (_behind_the_face().get(one.name, one.name) for one in node.names)
+            yield from (_behind_the_face().get(alias.name, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
     for node in ast.walk(tree):

@@ -67,7 +67,7 @@ class Fork:
 def _become_child(
     command: Sequence[str],
     log: int,
-    kept: Sequence[int],
+    descriptors: Sequence[int],
     environment: Mapping[str, str],
     folder: Path | None,
 ) -> NoReturn:
@@ -76,7 +76,7 @@ def _become_child(
         os.setsid()
         begin_anew(log, log, environment, folder or Path())
         # A pipe of another child that stayed open here would hide that its end is gone.
-        edges = [_FIRST_FREE_FD - 1, *sorted(kept), os.sysconf("SC_OPEN_MAX")]
+        edges = [_FIRST_FREE_FD - 1, *sorted(descriptors), os.sysconf("SC_OPEN_MAX")]
         for before, after in itertools.pairwise(edges):
             os.closerange(before + 1, after)
         from slipstream.child import worker
@@ -121,10 +121,10 @@ def begin_anew(output: int, errors: int, environment: Mapping[str, str], folder:
 
 def _forget_users_modules() -> None:
     """What tests imported from folders of theirs is nothing a new process would know."""
-    known = (sys.prefix, sys.base_prefix, *(one for one in sys.path if one))
+    prefixes = (sys.prefix, sys.base_prefix, *(path for path in sys.path if path))
     for name, module in list(sys.modules.items()):
         path = getattr(module, "__file__", None)
-        if path is not None and not path.startswith(known):
+        if path is not None and not path.startswith(prefixes):
             del sys.modules[name]
 
 

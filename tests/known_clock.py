@@ -19,9 +19,9 @@ class KnownClock:
 
     def work(self, nanoseconds: float) -> None:
         """Compute for about so long: one per cent of noise."""
-        took = nanoseconds * self._rng.lognormal(0, 0.01)
-        self.wall_ns += took
-        self.cpu_ns += took
+        elapsed = nanoseconds * self._rng.lognormal(0, 0.01)
+        self.wall_ns += elapsed
+        self.cpu_ns += elapsed
 
     def wait(self, nanoseconds: float) -> None:
         """Sleep for about so long."""
@@ -30,12 +30,12 @@ class KnownClock:
 
 def install(patch: pytest.MonkeyPatch) -> KnownClock:
     """What times functions in this process reads this clock; nobody waits for a core."""
-    known, time_calls = KnownClock(), arms.time_calls
+    clock, time_calls = KnownClock(), arms.time_calls
 
     def timed(function: Any, inner: int, *ignored: object, **clocks: object) -> arms.Times:
         return time_calls(
-            function, inner, wall=lambda: int(known.wall_ns), cpu=lambda: int(known.cpu_ns)
+            function, inner, wall=lambda: int(clock.wall_ns), cpu=lambda: int(clock.cpu_ns)
         )
 
     patch.setattr(arms, "time_calls", timed)
-    return known
+    return clock

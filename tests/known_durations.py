@@ -61,8 +61,8 @@ def bytes_ns(call: Call) -> float:
 def timed_by_bytes(graph: Graph) -> Graph:
     """`graph` with the durations that `BytesMoved` gives its calls, in place of the recorded."""
     calls = [graph.calls[number] if number >= 0 else None for number in graph.tasks.call]
-    known = [0.0 if call is None else bytes_ns(call) for call in calls]
-    return replace_tasks(graph, duration_ns=np.array(known))
+    times = [0.0 if call is None else bytes_ns(call) for call in calls]
+    return replace_tasks(graph, duration_ns=np.array(times))
 
 
 def asked_first(technique: Any, graph: Graph) -> Context:

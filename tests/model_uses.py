@@ -75,9 +75,9 @@ def _state(make: Make, x: torch.Tensor) -> None:
 def _modes(make: Make, x: torch.Tensor) -> None:
     model = make()
     expected = first(model(x)).detach()
-    assert all(one.training for one in model.train().modules())
+    assert all(module.training for module in model.train().modules())
     model(x)
-    assert not any(one.training for one in model.eval().modules())
+    assert not any(module.training for module in model.eval().modules())
     model = make()
     for mode in (torch.no_grad, torch.inference_mode):
         with mode():
@@ -120,8 +120,8 @@ def _replicas(make: Make, x: torch.Tensor) -> None:
         replicas = DistributedDataParallel(model)
         for _ in range(2):
             ours = gradients(model, replicas, x)
-    for one, other in zip(ours, gradients(plain, plain, x), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+    for gradient, other in zip(ours, gradients(plain, plain, x), strict=True):
+        torch.testing.assert_close(gradient, other, rtol=1e-4, atol=1e-4)
 
 
 def _frozen(make: Make, x: torch.Tensor) -> None:
@@ -130,8 +130,8 @@ def _frozen(make: Make, x: torch.Tensor) -> None:
     for parameter in parameters[::2]:
         parameter.requires_grad_(False)
     found = gradients(model, model, x)
-    assert all(one is None for one in found[::2])
-    assert all(one is not None for one in found[1::2])
+    assert all(gradient is None for gradient in found[::2])
+    assert all(gradient is not None for gradient in found[1::2])
 
 
 def _hooked(make: Make, x: torch.Tensor) -> None:

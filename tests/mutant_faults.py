@@ -97,7 +97,9 @@ def faults_of(path: str) -> list[Fault]:
 def drawn(paths: Iterable[str], count: int, seed: str) -> list[Fault]:
     """`count` faults, each file's share as its number of places, the same for the same seed."""
     every = [fault for path in paths for fault in faults_of(path)]
-    ranked = sorted(every, key=lambda one: hashlib.sha256((seed + one.digest).encode()).digest())
+    ranked = sorted(
+        every, key=lambda fault: hashlib.sha256((seed + fault.digest).encode()).digest()
+    )
     return ranked[:count]
 
 
@@ -120,12 +122,12 @@ class _Places:
         """The function that a line is in, with its classes."""
         found, inside = [], ast.parse(self.whole).body
         while inside:
-            here = [one for one in inside if one.lineno <= line <= (one.end_lineno or 0)]
+            here = [node for node in inside if node.lineno <= line <= (node.end_lineno or 0)]
             inside = []
-            for one in here:
-                if isinstance(one, ast.FunctionDef | ast.ClassDef):
-                    found.append(one.name)
-                    inside = one.body
+            for inner in here:
+                if isinstance(inner, ast.FunctionDef | ast.ClassDef):
+                    found.append(inner.name)
+                    inside = inner.body
         return ".".join(found)
 
     def _inside(self, node: ast.AST, place: str) -> Iterator[Fault]:
@@ -144,7 +146,7 @@ class _Places:
                     yield from self._inside(block, inner)
                     if not isinstance(child, ast.ClassDef):
                         values = [*child.args.defaults, *child.args.kw_defaults]
-                        defaults = [one for one in values if one is not None]
+                        defaults = [default for default in values if default is not None]
                         yield from self._inside(ast.Tuple(defaults, ast.Load()), inner)
                 case ast.AnnAssign(value=ast.expr() as value):
                     yield from self._inside(ast.Expression(value), inner)
@@ -172,8 +174,8 @@ class _Places:
     def _replacements(self, node: ast.AST) -> Iterator[tuple[int, int, str]]:
         match node:
             case ast.Compare(left=left, ops=ops, comparators=compared):
-                for one, op, other in zip([left, *compared], ops, compared, strict=False):
-                    yield from self._between(one, other, *_COMPARED[type(op)])
+                for leaf, op, other in zip([left, *compared], ops, compared, strict=False):
+                    yield from self._between(leaf, other, *_COMPARED[type(op)])
             case ast.BinOp(left=left, op=op, right=right) if type(op) in _COMPUTED:
                 if not (_is_text(left) or _is_text(right)):
                     yield from self._between(left, right, *_COMPUTED[type(op)])
@@ -204,9 +206,9 @@ class _Places:
                 yield self._begin(node), self._end(node), "pass"
 
     def _between(
-        self, one: ast.expr, other: ast.expr, before: str, after: str
+        self, operand: ast.expr, other: ast.expr, before: str, after: str
     ) -> Iterator[tuple[int, int, str]]:
-        begin, end = self._end(one), self._begin(other)
+        begin, end = self._end(operand), self._begin(other)
         found = re.search(
             rf"(?<![\w*/<>=!]){re.escape(before)}(?![\w*/<>=])", self.whole[begin:end]
         )

@@ -126,7 +126,9 @@ def main() -> int:
     )
     options = parser.parse_args()
     if options.record is not None:
-        return _record([one for _, one in every_fault(options.seed)], options.record or ["tests"])
+        return _record(
+            [fault for _, fault in every_fault(options.seed)], options.record or ["tests"]
+        )
 
     if options.keep:
         return _keep({fault.digest for _, fault in every_fault(options.seed)})
@@ -137,16 +139,16 @@ def main() -> int:
         if options.package in ("", package) and (not options.only or fault.digest in options.only)
     ]
     # Shuffled, so that an interrupted run has seen some faults of every package.
-    chosen.sort(key=lambda one: _lot(options.seed, one[1]))
+    chosen.sort(key=lambda pair: _lot(options.seed, pair[1]))
     if options.sample:
         chosen = chosen[: options.sample]
     if options.list:
         for package, fault in chosen:
             print(f"{package}: {fault}")
         return 0
-    known = _recorded() if options.resume else {}
-    outcomes = [known[fault.digest] for _, fault in chosen if fault.digest in known]
-    waiting = [(package, fault) for package, fault in chosen if fault.digest not in known]
+    recorded = _recorded() if options.resume else {}
+    outcomes = [recorded[fault.digest] for _, fault in chosen if fault.digest in recorded]
+    waiting = [(package, fault) for package, fault in chosen if fault.digest not in recorded]
     REPORT.parent.mkdir(exist_ok=True)
     with open(REPORT, "a" if options.resume else "w", encoding="utf-8") as report:
         for outcome in _tried(waiting, options.jobs, options.cpu_s):
@@ -162,15 +164,19 @@ def main() -> int:
 
 def every_fault(seed: str = SEED) -> Iterator[tuple[str, Fault]]:
     """Yield faults with their package: those written by hand, then those drawn."""
-    for one in _written()["planted"]:
-        yield "planted", planted(one["file"], one["before"], one["after"])
+    for entry in _written()["planted"]:
+        yield "planted", planted(entry["file"], entry["before"], entry["after"])
     taken: set[str] = set()
     for package, (count, patterns) in PACKAGES.items():
-        paths = sorted({str(p.relative_to(ROOT)) for one in patterns for p in ROOT.glob(one)})
+        paths = sorted(
+            {str(p.relative_to(ROOT)) for pattern in patterns for p in ROOT.glob(pattern)}
+        )
         paths = [path for path in paths if not path.endswith(LEFT_OUT)]
-        fresh = [one for one in drawn(paths, count + len(taken), seed) if one.digest not in taken]
-        taken |= {one.digest for one in fresh[:count]}
-        yield from ((package, one) for one in fresh[:count])
+        fresh = [
+            fault for fault in drawn(paths, count + len(taken), seed) if fault.digest not in taken
+        ]
+        taken |= {fault.digest for fault in fresh[:count]}
+        yield from ((package, fault) for fault in fresh[:count])
 
 
 def _lot(seed: str, fault: Fault) -> str:
@@ -185,19 +191,19 @@ def tests_of(path: str, place: str) -> list[str]:
     """
     begin = ROOT / path
     importers: dict[Path, set[Path]] = {}
-    for one, imported in changed.imports().items():
+    for importer, imported in changed.imports().items():
         for other in imported:
-            importers.setdefault(other, set()).add(one)
+            importers.setdefault(other, set()).add(importer)
     distance = {begin: 0}
     queue = [begin]
-    for one in queue:
-        for other in importers.get(one, ()):
+    for current in queue:
+        for other in importers.get(current, ()):
             if other not in distance:
-                distance[other] = distance[one] + 1
+                distance[other] = distance[current] + 1
                 queue.append(other)
     module, parts = begin.stem.strip("_"), begin.relative_to(ROOT / "src/slipstream").parts[:-1]
 
-    public = {one.name for one in ast.parse(begin.read_text("utf-8")).body if _is_public(one)}
+    public = {node.name for node in ast.parse(begin.read_text("utf-8")).body if _is_public(node)}
     own = place.partition(".")[0]
 
     def rank(test: Path) -> tuple[int, int, str]:
@@ -208,7 +214,7 @@ def tests_of(path: str, place: str) -> list[str]:
         return -(near + 2 * shared), distance[test], str(test)
 
     found = [p for p in distance if p.name.startswith("test_") and p.is_relative_to(ROOT / "tests")]
-    return [str(one.relative_to(ROOT)) for one in sorted(found, key=rank)]
+    return [str(path.relative_to(ROOT)) for path in sorted(found, key=rank)]
 
 
 @cache
@@ -240,8 +246,10 @@ def _caught_by() -> dict[str, str]:
 
 def _keep(digests: set[str]) -> int:
     """Add what the report has to `CAUGHT`, without what is no fault any more."""
-    kept = _caught_by() | {one.digest: one.by for one in _recorded().values() if one.caught}
-    lines = [f"{digest}\t{kept[digest]}" for digest in sorted(kept.keys() & digests)]
+    caught_by = _caught_by() | {
+        outcome.digest: outcome.by for outcome in _recorded().values() if outcome.caught
+    }
+    lines = [f"{digest}\t{caught_by[digest]}" for digest in sorted(caught_by.keys() & digests)]
     CAUGHT.write_text("\n".join(lines) + "\n", "utf-8")
     print(f"{CAUGHT.relative_to(ROOT)}: {len(lines)} of {len(digests)} faults")
     return 0
@@ -250,31 +258,31 @@ def _keep(digests: set[str]) -> int:
 def _tried(waiting: list[tuple[str, Fault]], jobs: int, cpu_s: float) -> Iterator[Outcome]:
     """Outcomes as they come, `jobs` faults at a time, each in a fork of this process."""
     _warm()
-    excuses = {one["fault"]: one["because"] for one in _written().get("unseen", ())}
+    excuses = {entry["fault"]: entry["because"] for entry in _written().get("unseen", ())}
     running: dict[int, Path] = {}
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         for number, (package, fault) in enumerate(waiting):
             while len(running) >= max(jobs, 1):
                 yield from _ended(running)
-            told = Path(folder) / f"{number}.json"
+            report = Path(folder) / f"{number}.json"
             sys.stdout.flush()
             pid = os.fork()
             if pid == 0:
                 try:
-                    outcome = _trial(package, fault, cpu_s, excuses.get(fault.digest, ""), told)
-                    told.write_text(json.dumps(asdict(outcome)), "utf-8")
+                    outcome = _trial(package, fault, cpu_s, excuses.get(fault.digest, ""), report)
+                    report.write_text(json.dumps(asdict(outcome)), "utf-8")
                 finally:
                     os._exit(0)
-            running[pid] = told
+            running[pid] = report
         while running:
             yield from _ended(running)
 
 
 def _ended(running: dict[int, Path]) -> Iterator[Outcome]:
     pid, _ = os.wait()
-    told = running.pop(pid, None)
-    if told is not None:
-        yield Outcome(**json.loads(told.read_text("utf-8")))
+    report = running.pop(pid, None)
+    if report is not None:
+        yield Outcome(**json.loads(report.read_text("utf-8")))
 
 
 def _warm() -> None:
@@ -289,10 +297,10 @@ def _warm() -> None:
     torch.set_num_threads(1)
 
 
-def _trial(package: str, fault: Fault, cpu_s: float, excused: str, told: Path) -> Outcome:
+def _trial(package: str, fault: Fault, cpu_s: float, excused: str, report: Path) -> Outcome:
     waiting, done, spent = _choice(fault), 0, 0.0
     reached = len(waiting)
-    texts = told.with_suffix(".fault")
+    texts = report.with_suffix(".fault")
     texts.write_text(json.dumps({_module(fault.path): fault.source()}), "utf-8")
     doubted: list[str] = []
     for size in (1, *_CHUNKS):
@@ -343,40 +351,42 @@ def _in_order(fault: Fault) -> list[Choice]:
     if not REACHED.exists():
         return [Choice(path) for path in nearest]
     recorded_ns = REACHED.stat().st_mtime_ns
-    took, by = _reached(recorded_ns)
-    came = sorted((one for one in by.get(fault.digest, ()) if one in took), key=took.__getitem__)
+    durations, by = _reached(recorded_ns)
+    came = sorted(
+        (test for test in by.get(fault.digest, ()) if test in durations), key=durations.__getitem__
+    )
     quick: dict[str, list[str]] = defaultdict(list)
     slow: dict[str, list[str]] = defaultdict(list)
-    for one in came:
-        (slow if took[one] > _SLOW_S else quick)[one.partition("::")[0]].append(one)
+    for test in came:
+        (slow if durations[test] > _SLOW_S else quick)[test.partition("::")[0]].append(test)
     if not came:
         return [Choice(path) for path in nearest]
-    known = {
+    reached_paths = {
         path
-        for path in {test.partition("::")[0] for test in took}
+        for path in {test.partition("::")[0] for test in durations}
         if (ROOT / path).stat().st_mtime_ns <= recorded_ns
     }
 
     def chosen(some: dict[str, list[str]]) -> list[Choice]:
-        there = [path for path in [*nearest, *sorted({*some} - {*nearest})] if path in some]
-        return [Choice(path, tuple(some[path])) for path in there if path in known]
+        candidates = [path for path in [*nearest, *sorted({*some} - {*nearest})] if path in some]
+        return [Choice(path, tuple(some[path])) for path in candidates if path in reached_paths]
 
-    others = [Choice(path) for path in nearest if path not in known]
+    others = [Choice(path) for path in nearest if path not in reached_paths]
     return [*chosen(quick), *others, *chosen(slow)]
 
 
 @cache
 def _reached(_changed_ns: int) -> tuple[dict[str, float], dict[str, set[str]]]:
     """Processor seconds of every recorded test that passed, and tests by digest of a fault."""
-    took: dict[str, float] = {}
+    durations: dict[str, float] = {}
     by: dict[str, set[str]] = defaultdict(set)
     for line in REACHED.read_text("utf-8").splitlines():
         what, _, test = line.partition("\t")
         if what.startswith("="):
-            took[test] = float(what[1:])
+            durations[test] = float(what[1:])
         else:
             by[what].add(test)
-    return took, by
+    return durations, by
 
 
 def _record(faults: Iterable[Fault], tests: list[str]) -> int:
@@ -403,24 +413,29 @@ def _lines(fault: Fault) -> list[int]:
     """Lines that run where the fault would show: its own, or those of who reads what it sets."""
     source = (ROOT / fault.path).read_text("utf-8")
     whole = ast.parse(source)
-    functions = [one for one in ast.walk(whole) if isinstance(one, ast.FunctionDef)]
-    around = [one for one in functions if one.lineno <= fault.line <= (one.end_lineno or 0)]
+    functions = [node for node in ast.walk(whole) if isinstance(node, ast.FunctionDef)]
+    around = [
+        function
+        for function in functions
+        if function.lineno <= fault.line <= (function.end_lineno or 0)
+    ]
     if around:
-        inner = max(around, key=lambda one: one.lineno)
+        inner = max(around, key=lambda function: function.lineno)
         first = inner.body[0].lineno
         return [fault.line if fault.line >= first else _first_line(inner)]
     bound = set(re.findall(r"^\s*(\w+)\s*(?::[^=]*)?=", fault.text)) or {
         name.id
-        for one in whole.body
-        if one.lineno <= fault.line <= (one.end_lineno or 0)
-        for name in ast.walk(one)
+        for node in whole.body
+        if node.lineno <= fault.line <= (node.end_lineno or 0)
+        for name in ast.walk(node)
         if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)
     }
     words = [
-        set(re.findall(r"\w+", ast.get_source_segment(source, one) or "")) for one in functions
+        set(re.findall(r"\w+", ast.get_source_segment(source, function) or ""))
+        for function in functions
     ]
-    readers = [one for one, said in zip(functions, words, strict=True) if said & bound]
-    return sorted({_first_line(one) for one in readers or functions})
+    readers = [function for function, used in zip(functions, words, strict=True) if used & bound]
+    return sorted({_first_line(function) for function in readers or functions})
 
 
 def _first_line(function: ast.FunctionDef) -> int:
@@ -495,7 +510,7 @@ def _cpu_s(pid: int) -> float:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return 0.0
-    return sum(int(one) for one in fields[11:15]) / os.sysconf("SC_CLK_TCK")
+    return sum(int(field) for field in fields[11:15]) / os.sysconf("SC_CLK_TCK")
 
 
 def _kill(group: int) -> None:
@@ -535,7 +550,9 @@ class _Chooser:
     """Of the collected tests those that are wanted, in their order."""
 
     def __init__(self, tests: list[Choice]) -> None:
-        self.at = {one: at for at, one in enumerate(t for c in tests for t in c.tests or [c.path])}
+        self.at = {
+            test: at for at, test in enumerate(t for c in tests for t in c.tests or [c.path])
+        }
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
         def place(item: Any) -> int | None:
@@ -543,7 +560,7 @@ class _Chooser:
 
         places = [(place(item), item) for item in items]
         chosen = [(at, item) for at, item in places if at is not None]
-        items[:] = [item for _, item in sorted(chosen, key=lambda one: one[0])]
+        items[:] = [item for _, item in sorted(chosen, key=lambda entry: entry[0])]
 
 
 def _pytest(tests: list[Choice], without: list[str], texts: str, write: int) -> None:
@@ -564,25 +581,25 @@ def _pytest(tests: list[Choice], without: list[str], texts: str, write: int) -> 
         os.dup2(nothing, stream)
     options = ["-x", "-q", "-m", "not full", "-p", "no:cacheprovider", "-p", "no:xdist",
                f"--timeout={_STALLED_S}"]  # fmt: skip
-    options += [f"--deselect={one}" for one in without]
-    paths = [one.path for one in tests]
+    options += [f"--deselect={test}" for test in without]
+    paths = [test.path for test in tests]
     code = pytest.main([*options, *paths], plugins=[_Teller(write), _Chooser(tests)])
     os._exit(int(code))
 
 
 def _summary(outcomes: Iterable[Outcome]) -> int:
-    counted = [one for one in outcomes if not one.excused]
+    counted = [outcome for outcome in outcomes if not outcome.excused]
     by_package: dict[str, list[Outcome]] = defaultdict(list)
-    for one in counted:
-        by_package[one.package].append(one)
+    for trial in counted:
+        by_package[trial.package].append(trial)
     print()
     for package, found in by_package.items():
         print(f"{package:12} {sum(one.caught for one in found):4d} of {len(found):4d} caught")
-    caught, n = sum(one.caught for one in counted), len(counted)
+    caught, n = sum(outcome.caught for outcome in counted), len(counted)
     share = f"{100 * caught / max(n, 1):.0f} % (bar {100 * TARGET:.0f} %)"
     print(f"{'all':12} {caught:4d} of {n:4d} caught: {share}")
     for path, number in Counter(
-        re.split(r"[ :]", one.fault)[1] for one in counted if not one.caught
+        re.split(r"[ :]", outcome.fault)[1] for outcome in counted if not outcome.caught
     ).most_common():
         print(f"  {number} survived in {path}")
     return int(_below(caught, n))

@@ -113,32 +113,35 @@ def commands() -> dict[str, list[str]]:
 def _walked(path: str, command: Any) -> Iterator[tuple[str, list[str]]]:
     inner = getattr(command, "commands", None)
     if inner is None:
-        yield path, sorted("/".join([*one.opts, *one.secondary_opts]) for one in command.params)
+        yield (
+            path,
+            sorted("/".join([*param.opts, *param.secondary_opts]) for param in command.params),
+        )
         return
-    for name, one in inner.items():
-        yield from _walked(f"{path} {name}", one)
+    for name, child in inner.items():
+        yield from _walked(f"{path} {name}", child)
 
 
 def keys_of(value: Any, path: str = "") -> set[str]:
     """Paths of the keys of a JSON value; items of lists stand as ``[]``."""
     if isinstance(value, dict):
-        inner = ((f"{path}.{name}", name, one) for name, one in value.items())
+        inner = ((f"{path}.{name}", name, item) for name, item in value.items())
         return {
             key
-            for here, name, one in inner
-            for key in ({here} if name in _NAMED_BY_DATA else {here} | keys_of(one, here))
+            for here, name, item in inner
+            for key in ({here} if name in _NAMED_BY_DATA else {here} | keys_of(item, here))
         }
     if isinstance(value, list):
-        return {key for one in value for key in keys_of(one, f"{path}[]")}
+        return {key for item in value for key in keys_of(item, f"{path}[]")}
     return set()
 
 
 def empty_in(value: Any, path: str = "") -> set[str]:
     """Paths of lists without items and of nulls: what would stand below them is not to be seen."""
     if isinstance(value, dict):
-        return {key for name, one in value.items() for key in empty_in(one, f"{path}.{name}")}
+        return {key for name, item in value.items() for key in empty_in(item, f"{path}.{name}")}
     if isinstance(value, list) and value:
-        return {key for one in value for key in empty_in(one, f"{path}[]")}
+        return {key for item in value for key in empty_in(item, f"{path}[]")}
     return {path} if value is None or value == [] or value == {} else set()
 
 
@@ -150,7 +153,7 @@ def answers(folder: Path, run: Callable[[Sequence[str]], str]) -> dict[str, Any]
     """
     (folder / "train.py").write_text(TRAIN)
     (folder / "corpus.jsonl").write_text('{"text": "a text"}\n{"text": "A text!"}\n')
-    return {one: json.loads(run(with_json(one))) for one in COMMANDS}
+    return {command: json.loads(run(with_json(command))) for command in COMMANDS}
 
 
 def with_json(command: str) -> list[str]:
@@ -172,7 +175,9 @@ def main(file: Path) -> None:
     """Record the face of what is installed."""
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         os.environ["XDG_CACHE_HOME"] = folder
-        printed = {one: sorted(keys_of(it)) for one, it in answers(Path(folder), _run).items()}
+        printed = {
+            command: sorted(keys_of(it)) for command, it in answers(Path(folder), _run).items()
+        }
         face = {"names": names(), "commands": commands(), "json": printed}
     file.write_text(json.dumps(face, indent=1) + "\n", encoding="utf-8")
 

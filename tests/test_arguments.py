@@ -19,7 +19,7 @@ def test_whole_numbers_become_ints(value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "message"),
     [
         (1e6, r"rows: 1000000\.0 is not an integer"),
         ("3", "rows: '3' is not"),
@@ -28,6 +28,6 @@ def test_whole_numbers_become_ints(value: Any) -> None:
         (0, "rows: 0 is less than 1"),
     ],
 )
-def test_all_else_is_refused_by_name(value: Any, said: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=said):
+def test_all_else_is_refused_by_name(value: Any, message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
         as_integer("rows", value)

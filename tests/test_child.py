@@ -106,8 +106,8 @@ def start(tmp_path: Path) -> Callable[..., Child]:
 
 @pytest.fixture
 def child(start: Callable[..., Child]):
-    with start() as one:
-        yield one
+    with start() as process:
+        yield process
 
 
 def _gone(pid: int) -> bool:

@@ -21,16 +21,16 @@ from mutant_faults import ROOT, Fault, faults_of, planted
 _WRITTEN = tomllib.loads(Path(__file__).with_name("mutants.toml").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("one", _WRITTEN["planted"], ids=lambda one: one["after"][:40])
-def test_a_planted_fault_finds_its_code(one: dict[str, str]) -> None:
-    assert one["before"] != one["after"]
-    planted(one["file"], one["before"], one["after"])
+@pytest.mark.parametrize("entry", _WRITTEN["planted"], ids=lambda fault: fault["after"][:40])
+def test_a_planted_fault_finds_its_code(entry: dict[str, str]) -> None:
+    assert entry["before"] != entry["after"]
+    planted(entry["file"], entry["before"], entry["after"])
 
 
-@pytest.mark.parametrize("one", _WRITTEN["unseen"], ids=lambda one: one["fault"])
-def test_an_excused_fault_is_still_one(one: dict[str, str]) -> None:
-    assert one["fault"] in {fault.digest for fault in faults_of(one["file"])}
-    assert one["because"]
+@pytest.mark.parametrize("entry", _WRITTEN["unseen"], ids=lambda fault: fault["fault"])
+def test_an_excused_fault_is_still_one(entry: dict[str, str]) -> None:
+    assert entry["fault"] in {fault.digest for fault in faults_of(entry["file"])}
+    assert entry["because"]
 
 
 PROBED = '''\
@@ -78,9 +78,9 @@ def test_a_place_is_come_by_where_its_innermost_statement_runs(
 
 def of_a_constant() -> Fault:
     return next(
-        planted(one["file"], one["before"], one["after"])
-        for one in _WRITTEN["planted"]
-        if one["before"].startswith("STOPPED_BLINDLY")
+        planted(entry["file"], entry["before"], entry["after"])
+        for entry in _WRITTEN["planted"]
+        if entry["before"].startswith("STOPPED_BLINDLY")
     )
 
 
@@ -116,7 +116,7 @@ def test_tests_that_come_by_are_chosen_quick_ones_first(
     ]  # fmt: skip
     assert found[-1] == mutants.Choice(near, (f"{near}::test_c",))
     # Of the others nobody knows, nor of what was written since.
-    others = {one.path for one in found[2:-1] if not one.tests}
+    others = {choice.path for choice in found[2:-1] if not choice.tests}
     assert others == {*mutants.tests_of(fault.path, fault.place)} - {near, far}
     os.utime(reached, ns=(0, 0))
     assert mutants.Choice(near) in mutants._in_order(fault)
@@ -132,7 +132,7 @@ def test_what_caught_a_fault_is_kept_and_comes_first(
     monkeypatch.setattr(mutants, "_in_order", lambda _: [mutants.Choice("others")])
     tried = [("other", True, f"{near}::test_a"), (fault.digest, True, f"{near}::test_b"),
              ("survivor", False, "")]  # fmt: skip
-    rows = [mutants.Outcome(one, "", "", caught, by, 1, 1, 1.0) for one, caught, by in tried]
+    rows = [mutants.Outcome(fault, "", "", caught, by, 1, 1, 1.0) for fault, caught, by in tried]
     mutants.REPORT.write_text("".join(json.dumps(asdict(row)) + "\n" for row in rows))
     # What is no fault any more is dropped.
     mutants._keep({fault.digest, "survivor", "new"})
@@ -148,6 +148,6 @@ def test_chosen_tests_run_in_the_order_of_the_choice() -> None:
     names = ["a.py::test_1", "a.py::test_2", "a.py::test_3", "b.py::test_4", "b.py::test_5"]
     items = [SimpleNamespace(nodeid=name) for name in names]
     mutants._Chooser([quick, whole]).pytest_collection_modifyitems(items)
-    assert [one.nodeid for one in items] == [
+    assert [item.nodeid for item in items] == [
         "a.py::test_2", "a.py::test_1", "b.py::test_4", "b.py::test_5",
     ]  # fmt: skip

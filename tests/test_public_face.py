@@ -103,6 +103,6 @@ def test_keys_of_json_are_there(
         keys = public_face.keys_of(today[command])
         unseen = public_face.empty_in(today[command])
         lost = {key for key in map(current_key, before) if key not in keys}
-        assert {key for key in lost if not any(key.startswith(one) for one in unseen)} == set(), (
-            command
-        )
+        assert {
+            key for key in lost if not any(key.startswith(prefix) for prefix in unseen)
+        } == set(), command

@@ -220,23 +220,23 @@ def test_a_file_that_another_makes_while_it_is_opened_is_ours(
     """Between any two questions about a new file."""
     path = tmp_path / "r.db"
     connect = sqlite3.connect
-    asked: list[str] = []
+    statements: list[str] = []
 
     class Watched(sqlite3.Connection):
-        def execute(self, *given: Any) -> sqlite3.Cursor:
-            asked.append(given[0])
-            if len(asked) == moment:
+        def execute(self, *arguments: Any) -> sqlite3.Cursor:
+            statements.append(arguments[0])
+            if len(statements) == moment:
                 with monkeypatch.context() as plain:
                     plain.setattr(sqlite3, "connect", connect)
                     open_database(path, [_FIRST]).close()
-            return super().execute(*given)
+            return super().execute(*arguments)
 
     monkeypatch.setattr(
         sqlite3, "connect", lambda *a, **named: connect(*a, factory=Watched, **named)
     )
     with contextlib.closing(open_database(path, [_FIRST])) as connection:
         assert connection.execute("SELECT count(*) FROM number").fetchone() == (0,)
-    assert len(asked) > moment
+    assert len(statements) > moment
 
 
 def test_processes_that_open_a_new_file_at_once_agree(tmp_path: Path) -> None:

@@ -130,14 +130,14 @@ shrinks = st.builds(
 )
 
 
-@given(one=shrinks)
-def test_what_is_written_is_read_back(one: Shrink) -> None:
-    assert parse(str(one)) == (one,)
+@given(technique=shrinks)
+def test_what_is_written_is_read_back(technique: Shrink) -> None:
+    assert parse(str(technique)) == (technique,)
 
 
-@given(one=shrinks)
-def test_a_combination_is_read_back_in_stage_order(one: Shrink) -> None:
-    both = (one, Amp())
+@given(technique=shrinks)
+def test_a_combination_is_read_back_in_stage_order(technique: Shrink) -> None:
+    both = (technique, Amp())
     assert parse(combination_name(both)) == both
     assert parse(combination_name(both[::-1])) == both
 
@@ -149,9 +149,9 @@ def test_the_first_value_needs_no_key() -> None:
 
 
 def test_a_setting_named_like_a_keyword_is_written_without_the_underscore() -> None:
-    (one,) = parse("shrink:only=layers.*,except=*.norm")
-    assert one == Shrink(only="layers.*", except_="*.norm")
-    assert str(one) == "shrink:0.5,only=layers.*,except=*.norm"
+    (technique,) = parse("shrink:only=layers.*,except=*.norm")
+    assert technique == Shrink(only="layers.*", except_="*.norm")
+    assert str(technique) == "shrink:0.5,only=layers.*,except=*.norm"
 
 
 def test_a_name_has_the_main_setting_and_what_differs_from_the_default() -> None:
@@ -296,7 +296,7 @@ REPLICAS = Traits(stage=Stage.DISTRIBUTION, replicas="makes")
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "together"),
+    ("first", "other", "together"),
     [
         (REPLICAS, REPLICAS, False),
         (replace(REPLICAS, hook="provides"), Traits(replicas="uses", hook="occupies"), True),
@@ -308,11 +308,11 @@ REPLICAS = Traits(stage=Stage.DISTRIBUTION, replicas="makes")
     ],
 )
 def test_what_cannot_stand_together_follows_from_traits(
-    one: Traits, other: Traits, together: bool
+    first: Traits, other: Traits, together: bool
 ) -> None:
     a, b = (
         type(name, (Plain,), {"name": name, "traits": t})
-        for name, t in zip("ab", (one, other), strict=True)
+        for name, t in zip("ab", (first, other), strict=True)
     )
     assert technique.clash(a, b) is technique.clash(b, a) is not together  # type: ignore[arg-type]
 
@@ -323,7 +323,7 @@ def test_workers_of_what_makes_no_replicas_are_nobodys_replicas(
     monkeypatch.undo()
     both = technique.on_workers(parse("dataloader:4+ddp:2"), 3)
     assert combination_name(both) == "dataloader:4+ddp:3"
-    with pytest.raises(UsageError, match="spreads nothing"):
+    with pytest.raises(UsageError, match="does not distribute"):
         technique.on_workers(parse("dataloader:4"), 3)
 
 

@@ -57,19 +57,19 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     folders: dict[str, list[float]] = defaultdict(list)
     for nodeid, value in seconds.items():
         folders[nodeid.partition("::")[0].rpartition("/")[0]].append(value)
-    for folder, values in sorted(folders.items(), key=lambda one: -sum(one[1])):
+    for folder, values in sorted(folders.items(), key=lambda item: -sum(item[1])):
         terminalreporter.write_line(
             f"{sum(values):8.1f}  {len(values):5d} tests  slowest {max(values):6.1f}  {folder}"
         )
     terminalreporter.write_line(f"{total:8.1f}  {len(seconds):5d} tests")
     terminalreporter.section("slowest tests, processor seconds")
-    for nodeid, value in sorted(seconds.items(), key=lambda one: -one[1])[:_SLOWEST]:
+    for nodeid, value in sorted(seconds.items(), key=lambda item: -item[1])[:_SLOWEST]:
         terminalreporter.write_line(f"{value:8.1f}  {nodeid}")
 
 
 def _cpu_s() -> float:
     """Processor seconds of this process and of those it waited for."""
-    mine, theirs = (
+    own, theirs = (
         resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
     )
-    return mine.ru_utime + mine.ru_stime + theirs.ru_utime + theirs.ru_stime
+    return own.ru_utime + own.ru_stime + theirs.ru_utime + theirs.ru_stime

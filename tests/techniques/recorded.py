@@ -67,4 +67,4 @@ def cannot_be_timed(calls: Iterable[Call]) -> list[Any]:
         patch.setattr(microbenchmark, "keep_pages", lambda: True)
         found = microbenchmark.run([call.to_json() for call in calls], threads=1)
     assert found
-    return [one["error"] for one in found if "error" in one]
+    return [timing["error"] for timing in found if "error" in timing]

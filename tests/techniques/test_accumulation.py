@@ -141,7 +141,7 @@ def test_a_script_is_edited_and_its_step_has_more_samples() -> None:
     assert "(loss / 2).backward()" in edited
     with pytest.raises(AlreadyThereError):
         Accumulation(2).edit_script(Path("train.py"), edited.encode())
-    with pytest.raises(NotPlacedError, match="no for loop"):
+    with pytest.raises(NotPlacedError, match="not a for loop"):
         Accumulation(2).edit_script(Path("train.py"), LOOP.format(header="while True:").encode())
 
 

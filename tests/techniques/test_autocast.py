@@ -221,7 +221,7 @@ def planned(graph: Graph) -> tuple[list[Call], list[Call]]:
     found = plan(graph, "bfloat16")
     tasks = [t for t in range(len(graph)) if graph.tasks.call[t] >= 0]
     calls = [found.changed.get(t, graph.calls[graph.tasks.call[t]]) for t in tasks]
-    return calls, [one.call for one in found.casts]
+    return calls, [cast.call for cast in found.casts]
 
 
 def compute(calls: list[Call]) -> Counter[Any]:
@@ -310,16 +310,16 @@ def test_every_gradient_reaches_the_optimizer_in_float32() -> None:
         found = plan(graph, "bfloat16")
         update = {t for t, phase in enumerate(graph.tasks.phase) if phase == StepPhase.OPTIMIZER}
         assert not update.intersection(found.changed)
-        assert not update.intersection(one.task for one in found.casts)
+        assert not update.intersection(cast.task for cast in found.casts)
 
 
 def test_a_parameter_is_cast_once_however_often_it_is_used() -> None:
     graph = captured("dropout")
     found = plan(graph, "bfloat16")
     shapes = Counter(
-        one.call.inputs[0].shape
-        for one in found.casts
-        if one.before and graph.tasks.phase[one.task] == StepPhase.FORWARD
+        cast.call.inputs[0].shape
+        for cast in found.casts
+        if cast.before and graph.tasks.phase[cast.task] == StepPhase.FORWARD
     )
     # Two square weights, two biases of their width, the shared table once.
     assert (shapes[(24, 24)], shapes[(24,)], shapes[(24, 53)] + shapes[(53, 24)]) == (2, 2, 1)

@@ -60,15 +60,15 @@ def unmeasured(tmp_path: Path) -> Context:
     return Context(Durations(threads=1, path=tmp_path / "durations.db"))
 
 
-@pytest.mark.parametrize("wanted", [9, 16])
+@pytest.mark.parametrize("target", [9, 16])
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_the_calls_are_those_of_a_real_step_of_that_size(
-    name: str, wanted: int, tmp_path: Path
+    name: str, target: int, tmp_path: Path
 ) -> None:
-    graph, real = recorded(name, 8), recorded(name, wanted)
-    found = BatchSize(str(wanted)).predict(graph, unmeasured(tmp_path))
+    graph, real = recorded(name, 8), recorded(name, target)
+    found = BatchSize(str(target)).predict(graph, unmeasured(tmp_path))
     found.check()
-    assert found.samples == wanted
+    assert found.samples == target
     assert tensors_and_numbers(found) == tensors_and_numbers(real)
 
 
@@ -78,24 +78,24 @@ def tensors_and_numbers(graph: Graph) -> list[Any]:
     And without the step sizes of the optimizer, which depend on how many steps went before.
     """
 
-    def known(value: Any) -> Any:
+    def comparable(value: Any) -> Any:
         if isinstance(value, tuple):
-            return [known(one) for one in value if getattr(one, "dtype", "") != "uint8"]
+            return [comparable(item) for item in value if getattr(item, "dtype", "") != "uint8"]
         return None if isinstance(value, float) else value
 
     calls = [graph.calls[number] for number in graph.tasks.call[1:]]
-    return [(call.op, known(call.arguments), known(call.outputs)) for call in calls]
+    return [(call.op, comparable(call.arguments), comparable(call.outputs)) for call in calls]
 
 
 def test_a_buffer_of_unknown_size_is_never_too_short(tmp_path: Path) -> None:
-    for wanted in (9, 16):
-        found = BatchSize(str(wanted)).predict(recorded("lstm", 8), unmeasured(tmp_path))
+    for target in (9, 16):
+        found = BatchSize(str(target)).predict(recorded("lstm", 8), unmeasured(tmp_path))
         ours, theirs = (
             [call.inputs[-1].numel for call in graph.calls if "rnn_layer_backward" in call.op]
-            for graph in (found, recorded("lstm", wanted))
+            for graph in (found, recorded("lstm", target))
         )
         assert ours
-        assert all(one >= another for one, another in zip(ours, theirs, strict=True))
+        assert all(value >= another for value, another in zip(ours, theirs, strict=True))
 
 
 @pytest.mark.parametrize("name", sorted(MODELS))
@@ -128,9 +128,9 @@ def test_measured_operators_take_their_benchmarks_ratio_and_the_rest_stays() -> 
         if old < 0 or graph.tasks.phase[t] == StepPhase.OPTIMIZER:
             assert ratio in (0, 1)
             continue
-        one, other = (durations.lookup(g.calls[c]) for g, c in ((graph, old), (after, new)))
-        if graph.calls[old] != after.calls[new] and one and other:
-            assert ratio == pytest.approx(other.nanoseconds / one.nanoseconds)
+        first, other = (durations.lookup(g.calls[c]) for g, c in ((graph, old), (after, new)))
+        if graph.calls[old] != after.calls[new] and first and other:
+            assert ratio == pytest.approx(other.nanoseconds / first.nanoseconds)
     products = [t for t, c in enumerate(after.tasks.call) if "mm(" in after.calls[c].op and c >= 0]
     assert (after.tasks.duration_ns[products] > 1.5 * graph.tasks.duration_ns[products]).any()
 
@@ -163,7 +163,7 @@ def test_a_call_of_another_edit_is_taken_to_go_with_the_samples(tmp_path: Path) 
 def test_it_comes_before_techniques_that_change_operators(tmp_path: Path) -> None:
     graph, context = recorded("transformer", 8), unmeasured(tmp_path)
     both = parse("amp:bf16+batch_size:x2")
-    assert [one.name for one in both] == ["batch_size", "amp"]
+    assert [technique.name for technique in both] == ["batch_size", "amp"]
     after = combine(graph, both, context)
     after.check()
     assert after.samples == 16
@@ -245,22 +245,22 @@ def test_the_one_number_that_says_it_is_multiplied(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text("def make_workload(width=3, batch_size = 6):  # samples\n    return None\n")
     recipe = Workload.parse(f"{path}:make_workload")
-    for samples, wanted in (("x2", 12), ("x0.5", 3)):
+    for samples, target in (("x2", 12), ("x0.5", 3)):
         found = BatchSize(samples).code(recipe)
         assert found is not None
-        assert f"+def make_workload(width=3, batch_size = {wanted}):  # samples" in found.diff
+        assert f"+def make_workload(width=3, batch_size = {target}):  # samples" in found.diff
 
 
 def test_without_a_certain_place_the_line_to_write_says_how_many(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text("def make_workload(batch_size=6):\n    return None\n")
     target = f"{path}:make_workload"
-    for samples, given, reason, line in (
+    for samples, arguments, reason, line in (
         ("64", {}, "file", "batch_size=64)"),
         ("x0.25", {}, "0.25 times 6", "batch_size=0.25 * N)"),
         ("x2", {"batch_size": 8}, "batch_size", "batch_size=2 * N)"),
     ):
-        found = BatchSize(samples).code(Workload.parse(target, **given))
+        found = BatchSize(samples).code(Workload.parse(target, **arguments))
         assert found is not None
         assert found.diff == ""
         assert reason in found.note

@@ -102,14 +102,16 @@ def test_what_checkpointing_itself_costs_is_measured(tmp_path: Path) -> None:
 
 
 def test_activations_are_fewer_when_the_backward_begins(tmp_path: Path) -> None:
-    def kept(graph: Graph) -> int:
+    def activation_bytes(graph: Graph) -> int:
         memory = graph.memory
         first = int((graph.tasks.phase == StepPhase.BACKWARD).argmax())
         alive = (memory.producer < first) & (memory.release >= first)
         return int(memory.nbytes[alive & (memory.role == Role.ACTIVATION)].sum())
 
     graph = graph_of(blocks)
-    assert kept(predicted(graph, tmp_path, Checkpointing())) < 0.4 * kept(graph)
+    assert activation_bytes(predicted(graph, tmp_path, Checkpointing())) < 0.4 * activation_bytes(
+        graph
+    )
 
 
 def test_real_steps_give_the_same_numbers_dropout_included() -> None:

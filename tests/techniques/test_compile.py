@@ -59,8 +59,8 @@ def predicted(graph: Graph, *techniques: Any) -> Graph:
 
 def inserted(graph: Graph) -> dict[str, int]:
     names = [graph.string(int(name)) for name in graph.tasks.name]
-    wanted = ("guards and wrappers", "compiled forward 0", "compiled backward 0")
-    return {name: names.index(name) for name in wanted}
+    expected = ("guards and wrappers", "compiled forward 0", "compiled backward 0")
+    return {name: names.index(name) for name in expected}
 
 
 def with_regions(graph: Graph, **changes: Any) -> Graph:
@@ -110,10 +110,10 @@ def test_it_says_when_compiling_has_paid_for_itself(graph: Graph) -> None:
 
 def test_what_stays_is_not_compiled(graph: Graph) -> None:
     every = len(predicted(graph, Compile()))
-    kept = predicted(with_regions(graph, stays=[["model.2", "aten::addmm"]]), Compile())
-    names = [kept.string(int(name)) for name in kept.tasks.name]
+    edited = predicted(with_regions(graph, stays=[["model.2", "aten::addmm"]]), Compile())
+    names = [edited.string(int(name)) for name in edited.tasks.name]
     assert names.count("aten::addmm") == 1
-    assert len(kept) > every + 1, "its backward stays, too"
+    assert len(edited) > every + 1, "its backward stays, too"
 
 
 def test_several_passes_repeat_regions_and_their_guards(graph: Graph) -> None:
@@ -130,15 +130,15 @@ def test_a_region_keeps_what_its_backward_needs(graph: Graph) -> None:
     after = predicted(graph, Compile())
     assert len(graph.memory)
     place = inserted(after)
-    mine = np.flatnonzero(after.memory.producer == place["compiled forward 0"])
-    saved = {(int(after.memory.nbytes[a]), int(after.memory.release[a])) for a in mine}
+    own = np.flatnonzero(after.memory.producer == place["compiled forward 0"])
+    saved = {(int(after.memory.nbytes[a]), int(after.memory.release[a])) for a in own}
     assert (4096, place["compiled backward 0"]) in saved
     after.check()
     assert replay(after).step_ns > 0
 
 
 @pytest.mark.parametrize(
-    ("mode", "regions", "said"),
+    ("mode", "regions", "message"),
     [
         ("default", None, "slipstream advise WORKLOAD --record regions"),
         ("default", {"reason": "no compiler", "remedy": "install g++"}, "no compiler; install g++"),
@@ -147,13 +147,13 @@ def test_a_region_keeps_what_its_backward_needs(graph: Graph) -> None:
         ("reduce_overhead", {"mode": "default"}, "GPU"),
     ],
 )
-def test_what_it_needs_is_said(graph: Graph, mode: Any, regions: Any, said: str) -> None:
+def test_what_it_needs_is_said(graph: Graph, mode: Any, regions: Any, message: str) -> None:
     meta = {key: value for key, value in graph.meta.items() if key != "regions"}
     if regions is not None:
         meta["regions"] = regions
     reason = Compile(mode).why_not(replace(graph, meta=meta))
     assert reason is not None
-    assert reason.endswith(said) or said in reason
+    assert reason.endswith(message) or message in reason
 
 
 def test_it_applies_where_regions_were_recorded(graph: Graph) -> None:

@@ -229,7 +229,7 @@ def test_a_plain_script_gets_workers_and_its_profile_shows_them(tmp_path: Path) 
     script.write_text(_SCRIPT)
     workload = Workload.parse(str(script))
     recipe = workload.with_technique(DataLoader(1))
-    plain, after = (profile(one, warmup=1, steps=3, threads=1) for one in (workload, recipe))
+    plain, after = (profile(source, warmup=1, steps=3, threads=1) for source in (workload, recipe))
     assert DataLoader().why_not(plain) is None
     assert "workers already" in str(DataLoader().why_not(after))
     assert plain.tasks.duration_ns[loading(plain)].sum() > 0

@@ -84,10 +84,10 @@ def test_noise_the_wrong_way_round_is_no_slowdown() -> None:
 
 
 def test_its_calls_can_be_measured_in_every_mode() -> None:
-    asked = InferenceMode().required_timings(graph_of(with_autograd))
-    found = run([call.to_json() for call in asked], threads=1)
-    assert [one.get("error") for one in found] == [None] * len(asked)
-    assert all(one["nanoseconds"] > 0 for one in found)
+    calls = InferenceMode().required_timings(graph_of(with_autograd))
+    found = run([call.to_json() for call in calls], threads=1)
+    assert [timing.get("error") for timing in found] == [None] * len(calls)
+    assert all(timing["nanoseconds"] > 0 for timing in found)
 
 
 def test_the_step_runs_in_inference_mode_with_the_same_output() -> None:

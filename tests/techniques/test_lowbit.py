@@ -107,11 +107,11 @@ def test_layers_take_what_the_model_says_and_what_follows_is_gone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     graph, machine = graph_of(net), Machine(EVEN)
-    asked: list[float] = []
-    monkeypatch.setattr(lowbit_technique, "come_from_memory", asked.append)
+    requested: list[float] = []
+    monkeypatch.setattr(lowbit_technique, "come_from_memory", requested.append)
     edited = predicted(graph, machine)
     # Of the weights by their bits: stem, head and each channel's in eight, others in three.
-    assert asked == [8 * 27 + 4 * 8 + 8 * 9 + 8 * 72 * 3 / 8]
+    assert requested == [8 * 27 + 4 * 8 + 8 * 9 + 8 * 72 * 3 / 8]
     edited.check()
     names = [edited.string(int(name)) for name in edited.tasks.name]
     before = [graph.string(int(name)) for name in graph.tasks.name]
@@ -124,7 +124,7 @@ def test_layers_take_what_the_model_says_and_what_follows_is_gone(
         if c >= 0 and edited.calls[c].name == "slipstream::lowbit"
     ]
     # The first and the last in eight bits, and the depthwise one.
-    assert [(*one[:4], one[9]) for one in found] == [
+    assert [(*call[:4], call[9]) for call in found] == [
         (8, 8, (2, 8, 8, 3), 8, False), (3, 3, (2, 8, 8, 8), 8, False),
         (8, 8, (2, 8, 8, 8), 8, True), (8, 8, (1, 1, 2, 8), 4, False),
     ]  # fmt: skip
@@ -240,7 +240,7 @@ def test_it_foresees_what_is_handed_over_as_codes(monkeypatch: pytest.MonkeyPatc
     edited = predicted(graph, machine)
     found = [edited.calls[c].arguments for c in edited.tasks.call
              if c >= 0 and edited.calls[c].name == "slipstream::lowbit"]  # fmt: skip
-    assert [one[7:9] if isinstance(one[0], int) else one[0] for one in found] == [
+    assert [call[7:9] if isinstance(call[0], int) else call[0] for call in found] == [
         ("planes", "floats"), ("floats", "codes"), ("codes", "sum"), ("codes", "codes"),
         ("codes", "codes"), "concat", "pool", ("codes", "floats"), ("floats", "floats"),
     ]  # fmt: skip
@@ -251,7 +251,9 @@ def test_it_foresees_what_is_handed_over_as_codes(monkeypatch: pytest.MonkeyPatc
     # So it is with the model itself.
     model, x = sums()
     quantise_model(model, [x], wbits=3, abits=3)
-    handed = [one.output_codes is not None for one in model.children() if hasattr(one, "wbits")]
+    handed = [
+        layer.output_codes is not None for layer in model.children() if hasattr(layer, "wbits")
+    ]
     assert handed == [False, True, False, True, True, False, False]
     assert model.second.after_sum.relu
     assert model.second.after_sum.codes == model.left.input_codes
@@ -281,10 +283,11 @@ def mobile() -> Any:
 @pytest.mark.parametrize("bits", ["w8a8", "w3a3"])
 def test_what_tensors_take_is_foreseen(bits: str) -> None:
     graph, technique = graph_of(mobile), LowBit(bits)
-    told = predicted(graph, Machine(EVEN), technique)
-    told.check()
+    edited = predicted(graph, Machine(EVEN), technique)
+    edited.check()
     now, then, real = (
-        replay(one).peak_bytes for one in (graph, told, record(build(mobile, technique), steps=2))
+        replay(step).peak_bytes
+        for step in (graph, edited, record(build(mobile, technique), steps=2))
     )
     # The expanded image in float32, twice, against one byte a number.
     assert then < 0.4 * now
@@ -369,14 +372,14 @@ def test_what_all_predictions_say_rests_on_recorded_cases(monkeypatch: pytest.Mo
         for i, (name, error) in enumerate(zip(names, errors, strict=True))
     }
     # Nothing is measured that is not asked for.
-    asked = BenchOptions(full=True, only="predictions: speed-up", recorded=cases)
-    (error,) = bench_predictions.bars(asked)
+    options = BenchOptions(full=True, only="predictions: speed-up", recorded=cases)
+    (error,) = bench_predictions.bars(options)
     assert (error.value, error.n, error.holds) == (10.5, 30, True)
-    sign, torchs = bench_predictions.bars(replace(asked, only="predictions: faster"))
+    sign, torchs = bench_predictions.bars(replace(options, only="predictions: faster"))
     assert (round(sign.value or 0, 2), sign.n, sign.holds) == (96.55, 29, True)
     assert (torchs.value, torchs.n) == (50.0, 2)
     cases.pop(names[7])
-    (open_,) = bench_predictions.bars(asked)
+    (open_,) = bench_predictions.bars(options)
     assert open_.value is None
     assert re.search(r"\b29\b.*\b30\b", open_.detail)
 
@@ -384,8 +387,8 @@ def test_what_all_predictions_say_rests_on_recorded_cases(monkeypatch: pytest.Mo
 def test_its_questions_can_be_answered() -> None:
     training = LowBit(train=True).required_timings(graph_of(mlp))[-2:]
     layers, depthwise = required_timings(3, 3), required_timings(3, 3, depthwise=True)[-4:-1]
-    asked = [*layers[:2], layers[-6], *depthwise, *training]
-    answers = run([call.to_json() for call in asked], 1)
+    calls = [*layers[:2], layers[-6], *depthwise, *training]
+    answers = run([call.to_json() for call in calls], 1)
     assert all(answer["nanoseconds"] > 0 for answer in answers)
     unknown = run([Call("slipstream::nobody()", ()).to_json()], 1)
     assert "error" in unknown[0]
@@ -414,14 +417,14 @@ def test_training_is_prepared_when_asked_for() -> None:
     assert technique.why_not(graph_of(images)) is None
     assert "does not train" in str(technique.why_not(graph_of(net)))
     built = build(images, technique)
-    fakes = [one for one in built.model.modules() if isinstance(one, FakeQuantize)]
+    fakes = [module for module in built.model.modules() if isinstance(module, FakeQuantize)]
     assert len(fakes) == 6
-    before = [one.log_scale.flatten()[0].item() for one in fakes]
+    before = [quantizer.log_scale.flatten()[0].item() for quantizer in fakes]
     first = float(built.step())
     for _ in range(20):
         last = float(built.step())
     assert last < first
-    assert [one.log_scale.flatten()[0].item() for one in fakes] != before
+    assert [quantizer.log_scale.flatten()[0].item() for quantizer in fakes] != before
     edited = predicted(graph_of(images), _Rounding(EVEN), technique)
     edited.check()
     assert len(edited) == len(graph_of(images)) + 6

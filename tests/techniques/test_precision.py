@@ -75,10 +75,10 @@ def test_a_step_has_a_close_loss_and_close_float32_gradients(
     expected, found = plain.step(), amp.step()
     assert found.dtype == torch.float32
     assert found == pytest.approx(float(expected), rel=0.02)
-    ours, theirs = ([p.grad for p in one.model.parameters()] for one in (amp, plain))
+    ours, theirs = ([p.grad for p in workload.model.parameters()] for workload in (amp, plain))
     assert {grad.dtype for grad in ours} == {torch.float32}
     # Of the whole gradient: a bias in front of a batch norm has none but rounding.
-    difference = [mine - yours for mine, yours in zip(ours, theirs, strict=True)]
+    difference = [own - yours for own, yours in zip(ours, theirs, strict=True)]
     assert norm(difference) < 0.05 * norm(theirs)
 
 
@@ -177,8 +177,8 @@ def test_a_cast_also_costs_the_way_from_one_operator_to_the_next() -> None:
 def test_casts_keep_the_steps_pace_not_the_benchmarks() -> None:
     """On a machine whose benchmarks ran at half its speed the prediction is the same."""
     graph = captured("mlp")
-    one, half = Table(1000.0, 600.0, 300.0), Table(2000.0, 1200.0, 600.0)
-    steps = [work_ns(predicted(graph, table)) for table in (one, half)]
+    full, half = Table(1000.0, 600.0, 300.0), Table(2000.0, 1200.0, 600.0)
+    steps = [work_ns(predicted(graph, table)) for table in (full, half)]
     assert steps[0] == pytest.approx(steps[1], rel=1e-6)
 
 
@@ -225,7 +225,7 @@ def test_a_prediction_leaves_the_graph_and_notes_the_edit() -> None:
 
 def test_its_questions_are_all_it_looks_up() -> None:
     graph = captured("transformer")
-    asked = {call.key for call in Amp().required_timings(graph)}
+    requested = {call.key for call in Amp().required_timings(graph)}
     looked_up: set[str] = set()
 
     class Spy(Table):
@@ -234,7 +234,7 @@ def test_its_questions_are_all_it_looks_up() -> None:
             return super().lookup(call)
 
     predicted(graph, Spy(1.0, 1.0, 1.0))
-    assert looked_up == asked
+    assert looked_up == requested
 
 
 def test_why_not_is_none_where_it_applies() -> None:
@@ -246,8 +246,8 @@ def test_why_not_of_an_lstm_is_up_to_the_processor(
     supported: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(precision, "onednn_has_bf16", lambda: supported)
-    said = Amp().why_not(captured("lstm"))
-    assert said is None if supported else re.search(r"\bLSTM\b.*\bbfloat16\b", str(said))
+    reason = Amp().why_not(captured("lstm"))
+    assert reason is None if supported else re.search(r"\bLSTM\b.*\bbfloat16\b", str(reason))
     assert Amp().why_not(captured("conv")) is None
 
 

@@ -171,10 +171,13 @@ def test_every_attention_is_found(make: Callable[[], Any]) -> None:
     graph = graph_of(make)
     found = matches(graph, attentions)
     assert len(found) == 2
-    assert [one.refusal for one in found] == [None, None]
+    assert [attention.refusal for attention in found] == [None, None]
     assert Sdpa().why_not(graph) is None
     trained = (graph.tasks.phase == StepPhase.BACKWARD).any()
-    assert all(bool(one.backward) == trained == (one.backward_call is not None) for one in found)
+    assert all(
+        bool(attention.backward) == trained == (attention.backward_call is not None)
+        for attention in found
+    )
 
 
 def test_the_fused_call_is_the_one_a_rewritten_model_makes() -> None:
@@ -185,15 +188,17 @@ def test_the_fused_call_is_the_one_a_rewritten_model_makes() -> None:
         for call in graph_of(fused).calls
         if call.name == "aten::_scaled_dot_product_flash_attention_for_cpu"
     ]
-    assert {one.call.inputs[:3] for one in ours} == {call.inputs[:3] for call in real}
-    assert {one.call.outputs[0] for one in ours} == {call.outputs[0] for call in real}
+    assert {attention.call.inputs[:3] for attention in ours} == {call.inputs[:3] for call in real}
+    assert {attention.call.outputs[0] for attention in ours} == {call.outputs[0] for call in real}
     backward = [
         call
         for call in graph_of(fused).calls
         if call.name == "aten::_scaled_dot_product_flash_attention_for_cpu_backward"
     ]
-    wanted = {call.inputs[1:6] for call in backward}
-    assert {one.backward_call.inputs[1:6] for one in ours if one.backward_call} == wanted
+    expected = {call.inputs[1:6] for call in backward}
+    assert {
+        attention.backward_call.inputs[1:6] for attention in ours if attention.backward_call
+    } == expected
 
 
 def test_nothing_of_the_pattern_is_left() -> None:
@@ -227,10 +232,10 @@ def test_a_faster_kernel_is_a_faster_step_and_none_is_assumed() -> None:
 def test_its_questions_are_all_it_looks_up_and_can_be_measured() -> None:
     graph, table = graph_of(written_out), Table()
     predicted(graph, table)
-    asked = Sdpa().required_timings(graph)
-    assert table.looked == {call.key for call in asked}
-    found = run([call.to_json() for call in asked if "scaled_dot" in call.op], threads=1)
-    assert [one.get("error") for one in found] == [None] * len(found)
+    calls = Sdpa().required_timings(graph)
+    assert table.looked == {call.key for call in calls}
+    found = run([call.to_json() for call in calls if "scaled_dot" in call.op], threads=1)
+    assert [timing.get("error") for timing in found] == [None] * len(found)
 
 
 @pytest.mark.parametrize("make", [written_out, averaging, dropping_out, biased])
@@ -410,7 +415,7 @@ def test_amp_after_it_computes_attention_in_bfloat16(
         assert call.key in table.looked  # it is priced as what it has become
     assert casts(after) == pytest.approx(casts(real), abs=3)
     timed = run([call.to_json() for call in found], threads=1)
-    assert [one.get("error") for one in timed] == [None] * len(found)
+    assert [timing.get("error") for timing in timed] == [None] * len(found)
 
 
 def test_the_fused_call_has_the_storages_of_what_it_replaces() -> None:

@@ -155,8 +155,8 @@ def test_gradients_stay_while_batches_are_accumulated(tmp_path: Path) -> None:
     (technique,) = parse("accumulation:3")
     after = technique.predict(graph, Context(Durations(threads=1, path=tmp_path / "d.db")))
 
-    def left(one: Graph) -> int:
-        memory = one.memory
+    def left(graph: Graph) -> int:
+        memory = graph.memory
         return int(memory.nbytes[(memory.role == Role.GRADIENT) & (memory.release < 0)].sum())
 
     assert left(after) == left(graph)
@@ -191,5 +191,5 @@ def test_what_convolutions_need_in_the_other_format_is_told(tmp_path: Path) -> N
     durations.measure(technique.required_timings(graph))
     after = technique.predict(graph, Context(durations))
     after.check()
-    there = replay(real(steep, "channels_last")).peak_bytes
-    assert replay(after).peak_bytes == pytest.approx(there, rel=0.005)
+    actual = replay(real(steep, "channels_last")).peak_bytes
+    assert replay(after).peak_bytes == pytest.approx(actual, rel=0.005)

@@ -60,14 +60,16 @@ def test_operators_shrink_by_their_own_ratio_and_gaps_do_not(tmp_path: Path) -> 
 
 
 def test_both_sides_are_timed_by_the_wall_clock(tmp_path: Path) -> None:
-    known = Known(tmp_path)
-    Threads(2).predict(graph_of(mlp), Context(known))
-    asked = Threads(2).required_timings(graph_of(mlp))
-    assert {question.threads for question in asked} == {1, 2}
-    assert all(question.wall for question in asked)
-    assert set(known.asked) == set(asked)
+    durations = Known(tmp_path)
+    Threads(2).predict(graph_of(mlp), Context(durations))
+    calls = Threads(2).required_timings(graph_of(mlp))
+    assert {question.threads for question in calls} == {1, 2}
+    assert all(question.wall for question in calls)
+    assert set(durations.asked) == set(calls)
     # Neighbours are measured in turns: each operator's two sides stand side by side.
-    assert all(one.call == other.call for one, other in zip(asked[::2], asked[1::2], strict=True))
+    assert all(
+        question.call == other.call for question, other in zip(calls[::2], calls[1::2], strict=True)
+    )
 
 
 def test_contention_widens_the_interval_as_a_whole(tmp_path: Path) -> None:
@@ -117,6 +119,6 @@ def test_the_edit_of_the_source_says_the_same(tmp_path: Path) -> None:
 
 def test_the_name_says_how_many_threads_zero_stands_for() -> None:
     # As many as there are cores; two here.
-    (one,) = technique.parse("threads:0")
-    assert str(one) == "threads:2"
-    assert technique.parse(str(one)) == technique.parse("threads:2")
+    (parsed,) = technique.parse("threads:0")
+    assert str(parsed) == "threads:2"
+    assert technique.parse(str(parsed)) == technique.parse("threads:2")
