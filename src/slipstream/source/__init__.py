@@ -1,11 +1,11 @@
 """Edits of the user's source by syntax tree, as unified diffs.
 
-What is not edited stays as it is to the byte: line endings, encoding, indentation, comments. An
-edit is whole or not at all: what cannot be placed with certainty raises `NotPlacedError` with the
-reason, and what is there already raises `AlreadyThereError`.
+Every byte outside an edit is preserved: line endings, encoding, indentation, comments. An edit is
+made completely or not at all: `NotPlacedError` gives the reason if its place cannot be determined,
+and `AlreadyThereError` reports that the source has it already.
 
 A technique writes its `code` with `CodeChange.of`, which reads the workload's file, locates the
-model, the optimizer and the loop, runs the edit, and turns both refusals into notes::
+model, the optimizer and the loop, runs the edit, and turns both errors into notes::
 
     def code(self, workload):
         return CodeChange.of(
@@ -14,19 +14,19 @@ model, the optimizer and the loop, runs the edit, and turns both refusals into n
             by_hand="model = torch.compile(model)",
         )
 
-The edit is given `Places` and returns a `Source`. In its lines ``{model}`` and ``{torch}`` stand
-for what the file calls them (``self.net``, ``th``); ``import torch`` is added where it is missing.
+The edit gets `Places` and returns a `Source`. In its lines ``{model}`` and ``{torch}`` represent
+the names in the file (``self.net``, ``th``); ``import torch`` is added if it is missing.
 
 =====================================================  ==========================================
-``where.after_model("{model} = f({model})")``          lines after the statement that makes the
+``where.after_model("{model} = f({model})")``          lines after the statement that builds the
                                                        model, before the optimizer is made
 ``where.at_top("{torch}.set_num_threads(4)")``         lines after the imports
 ``where.set_call("torch.utils.data.DataLoader",        keyword arguments of a call of that qualified
 num_workers="4")``                                     name, added or replaced: of the only one, of
-                                                       the one the loop goes over, or of all that
-                                                       make parts of the model
+                                                       the one that feeds the loop, or of all that
+                                                       build parts of the model
 ``where.replace_class("torch.nn.Dropout",              another class wherever the model's code
-"slipstream.nn.Dropout")``                             builds one, or hands the class on
+"slipstream.nn.Dropout")``                             builds one or passes the class on
 ``where.set_optimizer(fused="True")``                  the same for the optimizer's constructor
 ``where.set_default("batch_size", "64")``              the default of the named function's argument
 ``where.before_return("{model}.eval()")``              lines before the function's ``return``
@@ -35,26 +35,26 @@ num_workers="4")``                                     name, added or replaced: 
                                                        training, around each call of the model
 ``accumulate(where, 4)``                               one update for four batches of the loop
 ``checkpoint_blocks(where)``                           the model's repeated blocks through
-                                                       ``checkpoint``, where it is defined
+                                                       ``checkpoint``, where they are called
 =====================================================  ==========================================
 
 A script that trains through Hugging Face's ``Trainer``, Lightning, Accelerate or Fabric is edited
-in the arguments of the framework's own call where there is such a switch: `find_switch`. The model
-of a trainer is what it gets; it has no training loop in the file.
+in the arguments of the framework's call if there is such a switch: `find_switch`. The model of
+such a script is the one its trainer gets; the file has no training loop.
 
 Each returns a `Source`. A second edit after it begins with ``where.on(source)``, which locates
-everything anew in the edited text. For what these do not cover: ``where.model`` (its ``name`` and
+everything again in the edited text. For other edits there are ``where.model`` (its ``name`` and
 ``statement``), ``where.optimizer`` (``call``, ``kind``), ``where.step`` (``container``,
-``backward``, ``update``, ...), ``where.inputs`` (what the model is fed), ``where.returned`` (what
-the function returns, by field), each a node of ``where.source.tree``; and the edits of `Source`
-itself: ``insert_after``, ``insert_before``, ``replace``, ``surround``, ``set_keywords``, ``wrap``,
-``with_import``. They take nodes of its own ``tree``, return a new `Source`, and may be chained as
-long as they do not overlap::
+``backward``, ``update``, ...), ``where.inputs`` (the model's inputs), ``where.returned`` (the
+values that the function returns, by field), each a node of ``where.source.tree``; and the edits of
+`Source` itself: ``insert_after``, ``insert_before``, ``replace``, ``surround``, ``set_keywords``,
+``wrap``, ``with_import``. They take nodes of its ``tree`` and return a new `Source`; they may be
+chained as long as they do not overlap::
 
     source = Source.read(Path("train.py"))
     where = locate(source, "make_workload")        # or None, for a plain script
     source = source.insert_after(where.model.statement, "model.requires_grad_(False)")
-    print(source.diff())                           # source.text and source.content: all of it
+    print(source.diff())                           # source.text, source.content: the whole file
     written = write(source)                        # atomic, keeps train.py.orig
 """
 

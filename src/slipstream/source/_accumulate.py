@@ -1,4 +1,4 @@
-"""Gradient accumulation in a script's own loop."""
+"""Gradient accumulation in a script's training loop."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _COUNTERS = ("step", "batch_index", "turn")
 
 
 def accumulate(where: Places, batches: int) -> Source:
-    """The training loop, or a framework's, with one update for every `batches` of its batches.
+    """Edit the training loop, or a framework's, to update once for every `batches` batches.
 
-    The loss is divided where ``backward`` is called, so that what the loop prints of it stays what
-    it was. Clipping, the learning rate's schedule and clearing gradients go with the update, and
-    so does what replicas (DistributedDataParallel) exchange.
+    The loss is divided where ``backward`` is called, so that the loss the loop prints does not
+    change. Gradient clipping, the learning rate schedule and clearing gradients move with the
+    update, and so does the gradient exchange of replicas (DistributedDataParallel).
 
     Raises:
-        NotPlacedError: the loop has another form than batch, backward, update.
-        AlreadyThereError: the update depends on a count of batches already.
+        NotPlacedError: the loop is not a sequence of batch, backward, update.
+        AlreadyThereError: the update already depends on a count of batches.
     """
     switch = find_switch(where, f"accumulation:{batches}", {"batches": batches})
     if switch is not None:
@@ -43,30 +43,30 @@ def accumulate(where: Places, batches: int) -> Source:
         raise source.not_placed("the optimizer steps with a closure", step.update)
     loop = step.container
     if not isinstance(loop, ast.For):
-        raise source.not_placed("the training loop is no for loop", loop)
+        raise source.not_placed("the training loop is not a for loop", loop)
     update = _own_statement(source, loop, step.update)
     backward = names.within(step.backward, loop.body)
     for above in names.ancestors(step.backward):
         if above is loop:
             break
         if not isinstance(above, (ast.Expr, ast.With)):
-            raise source.not_placed("backward is called on a condition", step.backward)
+            raise source.not_placed("backward is called under a condition", step.backward)
     assert backward is not None
     for node in nodes_in(ast.Continue, loop):
         if _loop_of(names, node) is loop:
-            raise source.not_placed("the loop leaves batches out", node)
+            raise source.not_placed("the loop skips batches", node)
     first, last = _update_group(source, step, loop.body, loop.body.index(update), backward)
     group = loop.body[first : last + 1]
-    cleared = [_own_statement(source, loop, one) for one in step.zero_grads]
+    cleared = [_own_statement(source, loop, call) for call in step.zero_grads]
     if not cleared:
-        raise source.not_placed("the loop clears no gradients", loop)
+        raise source.not_placed("the loop does not clear gradients", loop)
     source, counter, begin = _counter(source, loop)
-    for one in cleared:
-        if one in group:
+    for statement in cleared:
+        if statement in group:
             continue
-        if loop.body.index(one) > loop.body.index(backward):
-            raise where.source.not_placed("gradients are cleared apart from the update", one)
-        source = source.wrap(one, one, f"if {_minus(counter, begin)} % {batches} == 0:")
+        if loop.body.index(statement) > loop.body.index(backward):
+            raise where.source.not_placed("gradients are cleared apart from the update", statement)
+        source = source.wrap(statement, statement, f"if {_minus(counter, begin)} % {batches} == 0:")
     # No parentheses around an argument: `fabric.backward(loss)`.
     before, after = ("", "") if step.loss in step.backward.args else ("(", ")")
     source = source.surround(step.loss, before, f" / {batches}{after}")
@@ -78,13 +78,13 @@ def accumulate(where: Places, batches: int) -> Source:
 
 
 def _replicas(where: Places) -> str | None:
-    """What the loop calls the model that exchanges gradients with replicas; None without one.
+    """Return the loop's name for the model that exchanges gradients with replicas, or None.
 
     Raises:
-        NotPlacedError: a model is wrapped so, and it cannot be seen whether the loop calls it.
+        NotPlacedError: a model is wrapped for replicas, and whether the loop calls it is unclear.
     """
     source, names, step = where.source, where.source.names, where.step
-    wraps = [one for one in names.calls() if names.qualified(one.func) in _WRAPPERS]
+    wraps = [call for call in names.calls() if names.qualified(call.func) in _WRAPPERS]
     if not wraps:
         return None
     for above in names.ancestors(wraps[0]):
@@ -94,34 +94,34 @@ def _replicas(where: Places) -> str | None:
             )
     wrapped = assigned_to(names, wraps[0])
     calls = nodes_in(ast.Call, step.container)
-    called = [one for one in calls if wrapped and names.identity(one.func) == wrapped]
+    called = [call for call in calls if wrapped and names.identity(call.func) == wrapped]
     if len(wraps) > 1 or not called:
         raise source.not_placed(
-            "replicas exchange gradients, and it cannot be seen with which call of the loop",
+            "which call of the loop exchanges replicas' gradients cannot be determined",
             wraps[0],
         )
     return source.segment(called[0].func)
 
 
 def _without_exchange(where: Places, replicas: str, last_one: str) -> Source:
-    """Forward and backward of all batches but the last under ``no_sync``."""
+    """Put forward and backward of all batches but the last under ``no_sync``."""
     source, step = where.source, where.step
     names, loop = source.names, step.container
     assert isinstance(loop, ast.For)
-    calls = [one for one in nodes_in(ast.Call, loop) if source.segment(one.func) == replicas]
+    calls = [call for call in nodes_in(ast.Call, loop) if source.segment(call.func) == replicas]
     backward = names.within(step.backward, loop.body)
     begin = names.within(min(calls, key=position), loop.body)
     if begin is None or backward is None or loop.body.index(begin) > loop.body.index(backward):
         raise source.not_placed("the model is not called before backward", loop)
     if names.module_name("contextlib") is None and names.is_taken("contextlib"):
-        raise source.not_placed("'contextlib' stands for something else", loop)
+        raise source.not_placed("'contextlib' has another meaning in this file", loop)
     module = names.module_name("contextlib") or "contextlib"
     header = f"with {replicas}.no_sync() if {last_one} else {module}.nullcontext():"
     return source.with_import("contextlib").wrap(begin, backward, header)
 
 
 def _own_statement(source: Source, loop: ast.For, call: ast.Call) -> ast.stmt:
-    """The statement of the loop's body that is nothing but `call`."""
+    """Return the statement of the loop's body that consists of `call`."""
     parent = source.names.parent(call)
     if isinstance(parent, ast.Expr) and parent in loop.body:
         return parent
@@ -134,24 +134,24 @@ def _own_statement(source: Source, loop: ast.For, call: ast.Call) -> ast.stmt:
 def _update_group(
     source: Source, step: StepSource, body: list[ast.stmt], update: int, backward: ast.stmt
 ) -> tuple[int, int]:
-    """The statements around the update that belong to it: clipping before, schedules after."""
+    """Return the range of statements that belong to the update: clipping, schedules."""
     names = source.names
 
-    def holds(statement: ast.stmt, calls: Iterable[ast.expr]) -> bool:
+    def is_one_of(statement: ast.stmt, calls: Iterable[ast.expr]) -> bool:
         return isinstance(statement, ast.Expr) and statement.value in calls
 
     calls = nodes_in(ast.Call, *body)
-    clips = [one for one in calls if "clip_grad" in source.segment(one.func)]
+    clips = [call for call in calls if "clip_grad" in source.segment(call.func)]
     first = last = update
     while first > body.index(backward) + 1 and _is_clip(body[first - 1], clips):
         first -= 1
-    while last + 1 < len(body) and holds(body[last + 1], (*step.zero_grads, *step.others)):
+    while last + 1 < len(body) and is_one_of(body[last + 1], (*step.zero_grads, *step.others)):
         last += 1
-    for one in (*clips, *step.others):
-        statement = names.within(one, body)
+    for call in (*clips, *step.others):
+        statement = names.within(call, body)
         if statement is None or not first <= body.index(statement) <= last:
             raise source.not_placed(
-                f"{source.segment(one.func)} belongs to the update and stands apart from it", one
+                f"{source.segment(call.func)} belongs to the update but is apart from it", call
             )
     return first, last
 
@@ -168,19 +168,19 @@ def _loop_of(names: Names, node: ast.AST) -> Loop | None:
 
 
 def _counter(source: Source, loop: ast.For) -> tuple[Source, str, int]:
-    """The variable that counts the loop's turns, and where it begins; made if there is none."""
+    """Return the variable that counts the loop's iterations, added if missing, and its start."""
     names = source.names
     target, over = loop.target, loop.iter
     called = over.func.id if isinstance(over, ast.Call) and isinstance(over.func, ast.Name) else ""
-    given = over.args if isinstance(over, ast.Call) and not over.keywords else []
+    arguments = over.args if isinstance(over, ast.Call) and not over.keywords else []
     count: ast.expr | None = None
     begin: int | None = 0
     if called == "enumerate" and isinstance(target, ast.Tuple) and len(target.elts) == 2:
         count = target.elts[0]
-        begin = _number(given[1]) if len(given) == 2 else 0 if len(given) == 1 else None
-    elif called == "range" and given and len(given) <= 2:
+        begin = _number(arguments[1]) if len(arguments) == 2 else 0 if len(arguments) == 1 else None
+    elif called == "range" and arguments and len(arguments) <= 2:
         count = target
-        begin = _number(given[0]) if len(given) == 2 else 0
+        begin = _number(arguments[0]) if len(arguments) == 2 else 0
     assigned = {node.id for node in variables_in(*loop.body) if is_written(node)}
     builtin = not names.is_taken(called)
     if isinstance(count, ast.Name) and begin is not None and builtin and count.id not in assigned:
@@ -190,14 +190,14 @@ def _counter(source: Source, loop: ast.For) -> tuple[Source, str, int]:
             return source.replace(count, counter), counter, begin
         return source, count.id, begin
     if names.is_taken("enumerate"):
-        raise source.not_placed("'enumerate' stands for something else", loop)
+        raise source.not_placed("'enumerate' has another meaning in this file", loop)
     counter = source.fresh_name(*_COUNTERS)
-    source = source.replace(target, f"{counter}, {_whole(source, target)}")
-    return source.replace(over, f"enumerate({_whole(source, over)})"), counter, 0
+    source = source.replace(target, f"{counter}, {_parenthesized(source, target)}")
+    return source.replace(over, f"enumerate({_parenthesized(source, over)})"), counter, 0
 
 
-def _whole(source: Source, expression: ast.expr) -> str:
-    """Its text; a tuple with its parentheses."""
+def _parenthesized(source: Source, expression: ast.expr) -> str:
+    """Return the text of an expression, a tuple in parentheses."""
     text = source.segment(expression)
     return f"({text})" if isinstance(expression, ast.Tuple) and text[0] != "(" else text
 

@@ -1,4 +1,4 @@
-"""Attention that is written out in a forward of the file, as one fused call."""
+"""Attention that is written out in a ``forward`` of the file, as one fused call."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SOFTMAX = ("torch.softmax", "torch.nn.functional.softmax")
 _MATMUL = ("torch.matmul", "torch.bmm")
 _DROPOUT = "torch.nn.functional.dropout"
 _LAST_TWO: frozenset[tuple[float | None, ...]] = frozenset([(-2, -1), (-1, -2), (2, 3), (3, 2)])
-# What only looks at a tensor from another side: it may be called later than it is written.
+# Methods that return a view: they may be called later than they are written.
 _VIEWS = frozenset(["transpose", "permute", "view", "reshape", "unsqueeze", "flatten", "unflatten"])
 _MASKED = -1e4
 _SIDES = 2
@@ -23,11 +23,11 @@ _SIDES = 2
 
 @dataclass
 class _Found:
-    """One attention on its way to a call.
+    """One attention on its way to a fused call.
 
     Attributes:
-        statements: that only compute its scores and weights.
-        read: the expressions that the call reads in place of them.
+        statements: those that only compute its scores and weights, to be removed.
+        read: the expressions that the call reads instead.
     """
 
     product: ast.expr
@@ -42,13 +42,13 @@ class _Found:
 
 
 def fuse_attention(where: Places) -> Source:
-    """The file with ``softmax(q @ k.transpose(-2, -1) * s) @ v`` as one call, wherever it is.
+    """Replace every ``softmax(q @ k.transpose(-2, -1) * s) @ v`` of the model's classes.
 
-    In the classes that make up the model. The steps in between may have names, as long as nothing
-    else reads them. Masks are understood as ``masked_fill`` with minus infinity.
+    Intermediate results may have names, as long as nothing else reads them. Masks may be
+    ``masked_fill`` with minus infinity.
 
     Raises:
-        NotPlacedError: there is none, or one with a step that is not understood.
+        NotPlacedError: there is none, or one has a step that is not supported.
     """
     source = where.source
     model = where.model_class
@@ -61,18 +61,18 @@ def fuse_attention(where: Places) -> Source:
         if _leads_to_softmax(source, function, left)
     ]
     if not attentions:
-        raise source.not_placed("no attention is written out in the model's own classes", model)
+        raise source.not_placed("the model's classes contain no written-out attention", model)
     edited = source.with_import("torch")
-    for one in attentions:
-        mask = f", attn_mask={one.keep}" if one.keep else ""
-        dropout = f", dropout_p={one.dropout}" if one.dropout else ""
+    for attention in attentions:
+        mask = f", attn_mask={attention.keep}" if attention.keep else ""
+        dropout = f", dropout_p={attention.dropout}" if attention.dropout else ""
         edited = edited.replace(
-            one.product,
+            attention.product,
             f"{where.torch}.nn.functional.scaled_dot_product_attention("
-            f"{one.query}, {one.key}, {source.segment(one.value)}{mask}{dropout}, "
-            f"scale={one.scale})",
+            f"{attention.query}, {attention.key}, {source.segment(attention.value)}"
+            f"{mask}{dropout}, scale={attention.scale})",
         )
-        for statement in one.statements:
+        for statement in attention.statements:
             edited = edited.remove(statement)
     return edited
 
@@ -80,7 +80,7 @@ def fuse_attention(where: Places) -> Source:
 def _products(
     source: Source, function: ast.FunctionDef
 ) -> list[tuple[ast.expr, ast.expr, ast.expr]]:
-    """Every matmul of a function with its two sides."""
+    """Return every matmul of a function with its two operands."""
     pairs = [(node, _sides(source, node)) for node in ast.walk(function)]
     return [(node, *sides) for node, sides in pairs if sides and isinstance(node, ast.expr)]
 
@@ -95,18 +95,18 @@ def _sides(source: Source, node: ast.AST) -> tuple[ast.expr, ast.expr] | None:
 
 
 def _leads_to_softmax(source: Source, function: ast.FunctionDef, left: ast.expr) -> bool:
-    """Whether a softmax stands in `left`, or in what a name in it was given."""
+    """Whether `left`, or a value of a variable in it, contains a softmax."""
     nodes = list(ast.walk(left))
     names = {node.id for node in variables_in(left)}
     for _ in range(len(function.body)):
-        given = [
+        assignments = [
             node
             for node in nodes_in(ast.Assign, function)
             if node.lineno < left.lineno
             and any(isinstance(t, ast.Name) and t.id in names for t in node.targets)
         ]
-        nodes += [part for node in given for part in ast.walk(node.value)]
-        further = (one.value for one in given if _softmax_of(source, one.value) is None)
+        nodes += [part for node in assignments for part in ast.walk(node.value)]
+        further = (node.value for node in assignments if _softmax_of(source, node.value) is None)
         more = {node.id for node in variables_in(*further)}
         if more <= names:
             break
@@ -115,23 +115,23 @@ def _leads_to_softmax(source: Source, function: ast.FunctionDef, left: ast.expr)
 
 
 def _softmax_of(source: Source, node: ast.AST) -> ast.expr | None:
-    """What a softmax over the last dimension is taken of."""
+    """Return the operand of a softmax over the last dimension; None for anything else."""
     if not isinstance(node, ast.Call):
         return None
     args = list(node.args)
     if source.names.qualified(node.func) in _SOFTMAX and args:
-        scores, rest = args[0], args[1:]
+        scores, dims = args[0], args[1:]
     elif isinstance(node.func, ast.Attribute) and node.func.attr == "softmax":
-        scores, rest = node.func.value, args
+        scores, dims = node.func.value, args
     else:
         return None
-    rest += [keyword.value for keyword in node.keywords if keyword.arg == "dim"]
-    known = all(keyword.arg == "dim" for keyword in node.keywords)
-    return scores if known and [_number(one) for one in rest] == [-1] else None
+    dims += [keyword.value for keyword in node.keywords if keyword.arg == "dim"]
+    only_dim = all(keyword.arg == "dim" for keyword in node.keywords)
+    return scores if only_dim and [_number(dim) for dim in dims] == [-1] else None
 
 
 class _Reader:
-    """Reads one attention, from the product with the values back to queries and keys."""
+    """Reader of one attention, from the matmul with the values back to queries and keys."""
 
     def __init__(self, source: Source, function: ast.FunctionDef, torch: str) -> None:
         self._source = source
@@ -139,39 +139,39 @@ class _Reader:
         self._torch = torch
 
     def read(self, product: ast.expr, left: ast.expr, value: ast.expr) -> _Found:
-        """The parts of the attention whose last step is `product`."""
+        """Return the parts of the attention whose last step is `product`."""
         attention = _Found(product, value)
-        weights = self._given(attention, left)
+        weights = self._resolved(attention, left)
         if (dropped := self._dropped(weights)) is not None:
             inner, attention.dropout = dropped
-            weights = self._given(attention, inner)
+            weights = self._resolved(attention, inner)
         scores = _softmax_of(self._source, weights)
         if scores is None:
             raise self._refusal(weights)
-        scores = self._given(attention, scores)
-        if (filled := self._filled(scores)) is not None:
-            inner, attention.keep, mask = filled
+        scores = self._resolved(attention, scores)
+        if (masked := self._masked(scores)) is not None:
+            inner, attention.keep, mask = masked
             attention.read.append(mask)
-            scores = self._given(attention, inner)
+            scores = self._resolved(attention, inner)
         if isinstance(scores, ast.BinOp) and isinstance(scores.op, (ast.Mult, ast.Div)):
             attention.read.append(scores.right)
             text = self._factor(scores.right)
             attention.scale = text if isinstance(scores.op, ast.Mult) else f"1 / {text}"
-            scores = self._given(attention, scores.left)
+            scores = self._resolved(attention, scores.left)
         sides = _sides(self._source, scores)
         if sides is None:
             raise self._refusal(scores)
         query, transposed = sides
         key = self._untransposed(transposed)
-        for one in (query, key):
-            self._check_plain(one)
-        attention.query, attention.key = (self._source.segment(one) for one in (query, key))
+        for operand in (query, key):
+            self._check_plain(operand)
+        attention.query, attention.key = (self._source.segment(operand) for operand in (query, key))
         attention.read += [query, key]
         self._check_unchanged(attention)
         return attention
 
-    def _given(self, found: _Found, expression: ast.expr) -> ast.expr:
-        """What a name that is read here alone was given, in a statement that goes."""
+    def _resolved(self, found: _Found, expression: ast.expr) -> ast.expr:
+        """Return the value of a variable that is read only here, and mark its statement."""
         if not isinstance(expression, ast.Name):
             return expression
         block = self._function.body
@@ -188,47 +188,49 @@ class _Reader:
                     return statement.value
             break
         raise self._source.not_placed(
-            f"'{expression.id}' is read elsewhere too, or made in another way than by '='",
+            f"'{expression.id}' is also read elsewhere, or is not assigned with '='",
             expression,
         )
 
     def _readers(self, made: ast.Assign, name: str) -> list[ast.Name]:
-        """Where what a statement gives a name may be read, by the order of the text."""
+        """Return the places that may read the value a statement assigns, in text order."""
         same = variables_in(self._function, name=name)
-        after = [one for one in same if one.lineno > (made.end_lineno or made.lineno)]
+        after = [node for node in same if node.lineno > (made.end_lineno or made.lineno)]
         stores = filter(is_written, after)
-        # The next statement that gives the name a value may read it once more.
+        # The next assignment to the name may still read it.
         until = min(
-            (self._source.names.statement(one).end_lineno or one.lineno for one in stores),
+            (self._source.names.statement(node).end_lineno or node.lineno for node in stores),
             default=math.inf,
         )
-        return [one for one in after if not is_written(one) and one.lineno <= until]
+        return [node for node in after if not is_written(node) and node.lineno <= until]
 
     def _dropped(self, node: ast.expr) -> tuple[ast.expr, str] | None:
-        """What dropout is applied to, and its probability as the fused call takes it."""
+        """Return the operand of dropout, and its probability as the fused call takes it."""
         if not isinstance(node, ast.Call) or not node.args:
             return None
         names = self._source.names
         if names.qualified(node.func) == _DROPOUT:
-            given: dict[str | None, ast.expr] = {one.arg: one.value for one in node.keywords}
-            unknown = set(given) - {"p", "training"}
-            given.update(zip(("p", "training"), node.args[1:], strict=False))
-            rate, training = given.get("p"), given.get("training")
+            arguments: dict[str | None, ast.expr] = {
+                keyword.arg: keyword.value for keyword in node.keywords
+            }
+            unknown = set(arguments) - {"p", "training"}
+            arguments.update(zip(("p", "training"), node.args[1:], strict=False))
+            rate, training = arguments.get("p"), arguments.get("training")
             if rate is None or training is None or unknown:
                 raise self._refusal(node)
             on = self._source.segment(training)
             return node.args[0], f"{self._source.segment(rate)} if {on} else 0.0"
         kinds = {
-            names.qualified(one.func) if isinstance(one, ast.Call) else None
-            for one in names.values(node.func)
+            names.qualified(value.func) if isinstance(value, ast.Call) else None
+            for value in names.values(node.func)
         }
         if kinds != {"torch.nn.Dropout"} or len(node.args) != 1 or node.keywords:
             return None
         module = self._source.segment(node.func)
         return node.args[0], f"{module}.p if {module}.training else 0.0"
 
-    def _filled(self, node: ast.expr) -> tuple[ast.expr, str, ast.expr] | None:
-        """The scores under a mask, what it keeps as text, and the mask."""
+    def _masked(self, node: ast.expr) -> tuple[ast.expr, str, ast.expr] | None:
+        """Return the scores under a mask, the text of the inverted mask, and the mask."""
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
             return None
         if node.func.attr != "masked_fill" or len(node.args) != 2 or node.keywords:
@@ -239,21 +241,23 @@ class _Reader:
             raise self._refusal(node)
         text = self._source.segment(mask)
         if isinstance(mask, ast.Compare) and len(mask.ops) == 1 and isinstance(mask.ops[0], ast.Eq):
-            left, right = (self._source.segment(one) for one in (mask.left, mask.comparators[0]))
+            left, right = (self._source.segment(side) for side in (mask.left, mask.comparators[0]))
             keep = f"{left} != {right}"
         else:
             keep = f"~{text}" if isinstance(mask, (ast.Name, ast.Attribute)) else f"~({text})"
         return node.func.value, keep, mask
 
     def _factor(self, node: ast.expr) -> str:
-        """A scale that is surely a number: of Python, a square root, a power of a size."""
+        """Return the text of a scale that is certainly a number, such as a square root."""
         text = self._source.segment(node)
         if _is_number(self._source, node):
             return text if isinstance(node, (ast.Constant, ast.Call)) else f"({text})"
         identity = self._source.names.identity(node)
         bound = self._source.names.bindings(*identity) if identity is not None else []
-        values = [getattr(self._source.names.statement(one), "value", None) for one in bound]
-        if values and all(one is not None and _is_number(self._source, one) for one in values):
+        values = [getattr(self._source.names.statement(node), "value", None) for node in bound]
+        if values and all(
+            value is not None and _is_number(self._source, value) for value in values
+        ):
             return text
         raise self._source.not_placed(
             f"'{text}' may be a tensor, and a scale must be a number", node
@@ -263,28 +267,28 @@ class _Reader:
         if isinstance(node, ast.Attribute) and node.attr == "mT":
             return node.value
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            dims = tuple(_number(one) for one in node.args)
+            dims = tuple(_number(dim) for dim in node.args)
             if node.func.attr == "transpose" and dims in _LAST_TWO and not node.keywords:
                 return node.func.value
         raise self._refusal(node)
 
     def _check_plain(self, node: ast.expr) -> None:
-        """Refuse what may do something else than look at a tensor: it would happen later."""
-        for one in ast.walk(node):
-            called = one.func if isinstance(one, ast.Call) else None
+        """Refuse anything but views of a tensor: the fused call would run it later."""
+        for inner in ast.walk(node):
+            called = inner.func if isinstance(inner, ast.Call) else None
             view = isinstance(called, ast.Attribute) and called.attr in _VIEWS
-            if (called and not view) or isinstance(one, (ast.NamedExpr, ast.Await, ast.Lambda)):
-                raise self._refusal(one)
+            if (called and not view) or isinstance(inner, (ast.NamedExpr, ast.Await, ast.Lambda)):
+                raise self._refusal(inner)
 
     def _check_unchanged(self, found: _Found) -> None:
-        """Refuse where what the call reads gets another value before it."""
+        """Refuse if a variable that the call reads is assigned between."""
         if not found.statements:
             return
         read = {node.id for node in variables_in(*found.read)}
         block = self._function.body
         last = self._source.names.within(found.product, block)
         assert last is not None
-        begin = min(block.index(one) for one in found.statements)
+        begin = min(block.index(statement) for statement in found.statements)
         for statement in block[begin : block.index(last)]:
             for node in ast.walk(statement):
                 again = isinstance(node, ast.Name) and is_written(node) and node.id in read
@@ -294,9 +298,7 @@ class _Reader:
 
     def _refusal(self, node: ast.AST) -> NotPlacedError:
         text = " ".join(self._source.segment(node).split())
-        return self._source.not_placed(
-            f"'{text}' is no step of attention that is understood here", node
-        )
+        return self._source.not_placed(f"'{text}' is not a supported step of attention", node)
 
 
 def _is_number(source: Source, node: ast.expr) -> bool:
@@ -312,7 +314,7 @@ def _is_number(source: Source, node: ast.expr) -> bool:
 
 
 def _number(node: ast.expr) -> float | None:
-    """A number that is written out: -1, 1e-5, float("-inf"), -math.inf."""
+    """Return the value of a written-out number: -1, 1e-5, float("-inf"), -math.inf."""
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         inner = _number(node.operand)
         return None if inner is None else -inner

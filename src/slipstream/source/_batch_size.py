@@ -1,4 +1,4 @@
-"""Where a file says how many samples a step takes, if that is one number in one place."""
+"""The literal that sets a file's batch size, if there is exactly one."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _NAME = "batch_size"
 _LOADER = "torch.utils.data.DataLoader"
 # An argument of Hugging Face's TrainingArguments, and its default.
 _TRAINER_NAME, _TRAINER_DEFAULT = "per_device_train_batch_size", 8
-# Of other profilers: their function's default is the batch that is profiled.
+# Functions of other profilers, whose default is the batch size that is profiled.
 _PROVIDERS = ("skyline_input_provider", "deepview_input_provider")
 
 
 @dataclass(frozen=True)
 class BatchSize:
-    """The number, and where it stands.
+    """The batch size and its place in the file.
 
     Attributes:
         value: samples.
@@ -36,35 +36,37 @@ class BatchSize:
 
     @property
     def line(self) -> int:
-        """Of the literal, from 1."""
+        """Line of the literal, from 1."""
         return self.node.lineno
 
     def set(self, value: int) -> Source:
-        """The file with another number there, and every other byte as it is."""
+        """Return the file with another batch size and every other byte unchanged."""
         if isinstance(self.node, ast.Call):
             return self.source.set_keywords(self.node, **{_TRAINER_NAME: str(value)})
         return self.source.replace(self.node, str(value))
 
 
 def find_batch_size(where: Places) -> BatchSize:
-    """The one literal that sets the batch size.
+    """Return the only literal that sets the batch size.
 
     It is the default of the function's argument ``batch_size``, or of that of a provider's; in a
-    script what its only ``DataLoader`` is given. A name in that place is followed to the constant
-    it stands for, when that is assigned once, and ``args.batch_size`` to its default in argparse.
+    script, the argument of its only ``DataLoader``. A name there is followed to its constant, if
+    that is assigned once, and ``args.batch_size`` to its default in argparse.
 
     Raises:
-        NotPlacedError: there is no such place, or it is not certain; says why.
+        NotPlacedError: there is no such literal, or it is ambiguous, with the reason.
     """
     source = where.source
     function = where.function
     if function is None:
         tree = source.tree
         providers = [
-            one for one in tree.body if isinstance(one, ast.FunctionDef) and one.name in _PROVIDERS
+            node
+            for node in tree.body
+            if isinstance(node, ast.FunctionDef) and node.name in _PROVIDERS
         ]
         function = providers[0] if len(providers) == 1 else None
-    value = _default(source, function) if function is not None else _given(where)
+    value = _default(source, function) if function is not None else _script_value(where)
     training = where.training
     if training is not None and value is training.settings:
         return BatchSize(source, _TRAINER_DEFAULT, training.settings)
@@ -80,11 +82,11 @@ def _default(source: Source, function: Function) -> ast.expr:
     raise NotPlacedError(
         f"{function.name}() has no argument {_NAME} with a default",
         where=source.line(function),
-        remedy=f"def {function.name}({_NAME}=32): and use it where the batch is made",
+        remedy=f"declare def {function.name}({_NAME}=32): and use it where the batch is made",
     )
 
 
-def _given(where: Places) -> ast.expr:
+def _script_value(where: Places) -> ast.expr:
     """Return the script's batch size, or the ``TrainingArguments(...)`` that leaves the default."""
     source, training = where.source, where.training
     if training is not None and training.framework is Framework.HUGGING_FACE:
@@ -105,7 +107,7 @@ def _given(where: Places) -> ast.expr:
     if value is None:
         several = f"several {maker}s" if len(calls) > 1 else f"no {maker} with a {name}"
         raise NotPlacedError(
-            f"the script has {several}, so that it cannot be told what sets the batch",
+            f"the script has {several}, so that the literal of the batch size is unclear",
             where=str(source.path),
             remedy="name a function with an argument batch_size: train.py:make_workload",
         )
@@ -113,7 +115,7 @@ def _given(where: Places) -> ast.expr:
 
 
 def _literal(source: Source, value: ast.expr) -> BatchSize:
-    """The number itself, or of the constant that `value` names."""
+    """Return the batch size of a literal, or of the constant that `value` names."""
     if isinstance(value, ast.Constant) and type(value.value) is int:
         return BatchSize(source, value.value, value)
     text = source.segment(value)
@@ -127,7 +129,7 @@ def _literal(source: Source, value: ast.expr) -> BatchSize:
         # A default is evaluated where the function is defined.
         bound = source.names.bindings(source.tree, value.id)
         if len(bound) != 1:
-            how = f"assigned {len(bound)} times" if bound else "no constant of this file"
+            how = f"assigned {len(bound)} times" if bound else "not a constant of this file"
             raise source.not_placed(f"'{text}' is {how}", value)
         statement = source.names.statement(bound[0])
         number = getattr(statement, "value", None)
@@ -136,8 +138,8 @@ def _literal(source: Source, value: ast.expr) -> BatchSize:
         )
         if simple and isinstance(number, ast.Constant) and type(number.value) is int:
             return BatchSize(source, number.value, number)
-        raise source.not_placed(f"'{text}' is no plain number", statement)
-    raise source.not_placed(f"'{text}' is no plain number", value)
+        raise source.not_placed(f"'{text}' is not a plain number", statement)
+    raise source.not_placed(f"'{text}' is not a plain number", value)
 
 
 def _option(source: Source, value: ast.Attribute) -> ast.Call | None:

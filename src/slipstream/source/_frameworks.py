@@ -1,4 +1,4 @@
-"""The switches of training frameworks that do what a technique does, one table per framework."""
+"""Switches of training frameworks that have a technique's effect, one table per framework."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from slipstream.source._places import Places
 from slipstream.source._source import AlreadyThereError, NotPlacedError, Source, is_same
 from slipstream.source._trainers import Framework
 
-# Methods of a Lightning module that are no step, and what in it measures rather than computes.
+# Methods of a Lightning module that are not steps, and modules that measure rather than compute.
 _NO_STEPS = ("__init__", "forward", "setup", "configure_model", "configure_optimizers")
 _MEASURES = re.compile(r"Loss$|^torchmetrics\.")
 _SETTINGS = {
@@ -26,13 +26,13 @@ _SETTINGS = {
 
 @dataclass(frozen=True)
 class Switch:
-    """Keyword arguments with which a framework does what a technique does.
+    """Keyword arguments with which a framework has a technique's effect.
 
-    In its texts ``{setting}`` stands for the technique's setting of that name and ``{torch}`` for
-    the name by which the file imports torch.
+    In its texts ``{setting}`` represents the technique's setting of that name and ``{torch}`` the
+    name by which the file imports torch.
 
     Attributes:
-        technique: as it is written, such as ``accumulation:{batches}``.
+        technique: its spec, such as ``accumulation:{batches}``.
         values: the arguments, as source text; empty if the framework has no switch.
         unset: values of the first argument that may be replaced; empty if any value may be.
         excluded: arguments that exclude these and the value that turns each off, set if present.
@@ -40,8 +40,8 @@ class Switch:
         lines: what to write where the edit cannot be placed; by default the arguments.
         note: what the diff does not show; without arguments, the reason.
         applies: whether the entry is for this script.
-        then: a further edit that the arguments need, or all there is without arguments; returns
-            the same `Source` if it is made already.
+        then: a further edit that the arguments need, or the whole edit if there are none; returns
+            the same `Source` if it is already made.
     """
 
     technique: str
@@ -57,7 +57,7 @@ class Switch:
 
 @dataclass(frozen=True)
 class FrameworkEdit:
-    """A `Switch` with a technique's settings: the edit, and what to say about it."""
+    """A `Switch` with a technique's settings: the edit and its texts."""
 
     switch: Switch
     settings: Mapping[str, object]
@@ -136,7 +136,7 @@ def find_switch(
     """Return the framework's own edit for a technique.
 
     Args:
-        technique: as it is written, such as ``accumulation:4``.
+        technique: its spec, such as ``accumulation:4``.
         settings: its settings by name.
 
     Returns:
@@ -184,7 +184,7 @@ def _optimizes_manually(where: Places) -> bool:
 
 
 def _accumulates(where: Places, source: Source) -> Source:
-    """The loop's body under ``accelerator.accumulate(model)``, unless something is.
+    """Put the loop's body under ``accelerator.accumulate(model)``, unless something is.
 
     Raises:
         NotPlacedError: the loop cannot be seen, or clips the gradients of every batch.
@@ -212,7 +212,7 @@ def _accumulates(where: Places, source: Source) -> Source:
 
 
 def _compiles(technique: str, arguments: str) -> Switch:
-    """``model.compile(...)``, which leaves the class that the framework inspects."""
+    """Return an edit with ``model.compile(...)``, which keeps the class the framework inspects."""
 
     def edit(where: Places, source: Source) -> Source:
         where = where.with_named_model()
@@ -222,7 +222,7 @@ def _compiles(technique: str, arguments: str) -> Switch:
 
 
 def _called_part(where: Places) -> str:
-    """``.net`` if the methods of a Lightning module call ``self.net``; empty for the whole.
+    """Return ``.net`` if the methods of a Lightning module call ``self.net``; empty for the whole.
 
     Raises:
         NotPlacedError: they call several modules, or none that can be seen.
@@ -240,7 +240,7 @@ def _called_part(where: Places) -> str:
         if name == "self" or (modules and name.startswith("self.") and not measures):
             parts.add(name.removeprefix("self"))
     if len(parts) != 1:
-        calls = " and ".join(f"self{part}" for part in sorted(parts)) or "no module of its own"
+        calls = " and ".join(f"self{part}" for part in sorted(parts)) or "no module"
         raise where.source.not_placed(f"{kind.name} calls {calls} in its steps", kind)
     return parts.pop()
 

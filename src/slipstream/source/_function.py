@@ -1,4 +1,4 @@
-"""What a workload's function returns: which expression is the model, the batch, the optimizer."""
+"""The model, batch and optimizer among the values that a workload's function returns."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ _BUILT = ("slipstream.BuiltWorkload", "slipstream.workload.BuiltWorkload")
 
 @dataclass(frozen=True)
 class Returned:
-    """The only ``return`` of a function, or the call that a trainer gets a model by, taken apart.
+    """The only ``return`` of a function, or a trainer's call, by field.
 
     Attributes:
-        fields: by name, in the order they are evaluated.
+        fields: expressions by name, in the order of evaluation.
     """
 
     statement: ast.stmt
     fields: Mapping[str, ast.expr]
 
     def get(self, field: str) -> ast.expr | None:
-        """The expression of `field`; None where there is none, or it is ``None``."""
+        """Return the expression of `field`; None if it is missing or ``None``."""
         expression = self.fields.get(field)
         nothing = isinstance(expression, ast.Constant) and expression.value is None
         return None if nothing else expression
 
     def before(self, field: str) -> list[tuple[str, ast.expr]]:
-        """What is evaluated before `field`."""
+        """Return the fields evaluated before `field`, with their expressions."""
         names = list(self.fields)
         return [(name, self.fields[name]) for name in names[: names.index(field)]]
 
 
 def find_function(source: Source, name: str) -> Function:
-    """The module's only definition of `name`.
+    """Return the module's only definition of `name`.
 
     Raises:
         NotPlacedError: there is none, or several.
@@ -51,10 +51,10 @@ def find_function(source: Source, name: str) -> Function:
 
 
 def returned_by(source: Source, function: Function) -> Returned:
-    """The parts of what `function` returns.
+    """Return the parts of the value that `function` returns.
 
     Raises:
-        NotPlacedError: it returns at several places, or something whose parts are not to be seen.
+        NotPlacedError: it returns at several places, or the parts cannot be determined.
     """
     returns = nodes_in(ast.Return, function)
     statements = [node for node in returns if source.names.scope(node) is function]
@@ -68,17 +68,17 @@ def returned_by(source: Source, function: Function) -> Returned:
     fields = _fields(source, value)
     if fields is None or "model" not in fields:
         raise source.not_placed(
-            f"it cannot be seen which part of what {function.name}() returns is the model",
+            f"the model cannot be identified among the values that {function.name}() returns",
             statement,
         )
     return Returned(statement, fields)
 
 
 def inputs_of(source: Source, returned: Returned) -> list[ast.expr]:
-    """What of the batch the model is called with, where it is one tensor.
+    """Return the part of the batch that is the model's input, if it is one tensor.
 
     Raises:
-        NotPlacedError: the batch's parts are not to be seen, or there are several inputs.
+        NotPlacedError: the batch's parts cannot be determined, or there are several inputs.
     """
     batch = returned.get("batch")
     if isinstance(batch, ast.Name):
@@ -95,20 +95,20 @@ def inputs_of(source: Source, returned: Returned) -> list[ast.expr]:
         if (called or "").startswith("torch."):
             return [batch]
     raise source.not_placed(
-        "it cannot be seen which part of the batch is the model's only input",
+        "the model's only input cannot be identified in the batch",
         batch or returned.statement,
     )
 
 
 def value_of(source: Source, name: ast.expr) -> ast.expr | None:
-    """What a variable is given, where that happens only once and in a statement of its own."""
+    """Return the value of a variable that is assigned exactly once, in a simple statement."""
     values = source.names.values(name)
     return values[0] if len(values) == 1 else None
 
 
 def _fields(source: Source, value: ast.expr | None) -> dict[str, ast.expr] | None:
     if isinstance(value, (ast.Tuple, ast.List)):
-        if any(isinstance(one, ast.Starred) for one in value.elts):
+        if any(isinstance(element, ast.Starred) for element in value.elts):
             return None
         return dict(zip(_FIELDS, value.elts, strict=False))
     if isinstance(value, ast.Dict):
@@ -119,7 +119,7 @@ def _fields(source: Source, value: ast.expr | None) -> dict[str, ast.expr] | Non
     if isinstance(value, ast.Call):
         called = source.names.qualified(value.func)
         builtin = isinstance(value.func, ast.Name) and value.func.id == "dict"
-        starred = any(isinstance(one, ast.Starred) for one in value.args)
+        starred = any(isinstance(argument, ast.Starred) for argument in value.args)
         if starred or any(keyword.arg is None for keyword in value.keywords):
             return None
         if called in _BUILT or (builtin and called is None and not value.args):

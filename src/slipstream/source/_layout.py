@@ -1,4 +1,4 @@
-"""Where the lines, tokens and logical lines of a Python text lie, in bytes of its UTF-8 form."""
+"""Byte offsets of lines, tokens and logical lines in the UTF-8 form of a Python text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LAYOUT = (tokenize.NL, tokenize.COMMENT, tokenize.INDENT, tokenize.DEDENT, toke
 
 @dataclass(frozen=True)
 class Token:
-    """A token that means something, and its span."""
+    """A token that is not layout, with its span."""
 
     text: str
     start: int
@@ -24,11 +24,11 @@ class Token:
 
 @dataclass(frozen=True)
 class LogicalLine:
-    """One or more simple statements, or the head of a block (perhaps with statements behind it).
+    """One or more simple statements, or the head of a block (and statements on the same line).
 
     Attributes:
-        tokens: without comments and line ends.
-        end: where the next physical line begins, or the end of the text.
+        tokens: those without comments and line ends.
+        end: start of the next physical line, or the end of the text.
     """
 
     tokens: tuple[Token, ...]
@@ -36,10 +36,10 @@ class LogicalLine:
 
 
 class Layout:
-    """Spans of `text`; columns are those of `ast`, which counts UTF-8 bytes.
+    """Spans in `text`; columns are those of `ast`, which counts UTF-8 bytes.
 
     Raises:
-        SyntaxError: it is no Python.
+        SyntaxError: the text is not valid Python.
     """
 
     def __init__(self, text: str) -> None:
@@ -47,7 +47,7 @@ class Layout:
         ends = list(_LINE_END.finditer(self.body))
         self._starts = [0, *(end.end() for end in ends)]
         self._ends = [end.group().decode() for end in ends]
-        # As Python reads it: every line end is a line feed.
+        # Python reads every line end as a line feed.
         normal = _LINE_END.sub(b"\n", self.body).decode()
         self.tree = ast.parse(normal)
         self._lines = [line + "\n" for line in normal.split("\n")]
@@ -59,55 +59,55 @@ class Layout:
         self._logical_starts = [line.tokens[0].start for line in self.logical]
 
     def offset(self, line: int, column: int) -> int:
-        """Of a place as `ast` gives it: lines from 1, columns in bytes from 0."""
+        """Return the offset of a position of `ast`: lines from 1, columns in bytes from 0."""
         return self._starts[line - 1] + column
 
     def span(self, node: ast.AST) -> tuple[int, int]:
-        """First byte of a node, and the one after its last; decorators belong to it."""
+        """Return the start and end of a node with its decorators."""
         first: ast.AST = node
         decorators = getattr(node, "decorator_list", None)
         if decorators:
             first = decorators[0]
         start = self.offset(first.lineno, first.col_offset)  # type: ignore[attr-defined]
         if decorators:
-            # The decorator's at sign stands before its expression.
+            # The at sign precedes the decorator's expression.
             start = self.body.rindex(b"@", 0, start)
         return start, self.offset(node.end_lineno, node.end_col_offset)  # type: ignore[attr-defined]
 
     def line_of(self, offset: int) -> int:
-        """The number of the physical line, from 1."""
+        """Return the number of the physical line, from 1."""
         return bisect_right(self._starts, offset)
 
     def line_start(self, offset: int) -> int:
-        """Where the physical line that holds `offset` begins."""
+        """Return the start of the physical line that holds `offset`."""
         return self._starts[self.line_of(offset) - 1]
 
     def content_end(self, offset: int) -> int:
-        """The end of the physical line that holds `offset`, without its line end."""
+        """Return the end of the physical line that holds `offset`, without its line end."""
         line = self.line_of(offset)
         if line - 1 < len(self._ends):
             return self._starts[line] - len(self._ends[line - 1])
         return len(self.body)
 
     def newline(self, offset: int) -> str:
-        """How lines end here: as this one does, or as the file's first one."""
+        """Return the line end of this line; if it has none, that of the file's first line."""
         line = self.line_of(offset)
         if line - 1 < len(self._ends):
             return self._ends[line - 1]
         return self._ends[0] if self._ends else "\n"
 
     def indent(self, offset: int) -> str:
-        """The blanks that begin the physical line."""
+        """Return the whitespace at the start of the physical line."""
         start = self.line_start(offset)
         line = self.body[start : self.content_end(offset)]
         return line[: len(line) - len(line.lstrip(b" \t\f"))].decode()
 
     def logical_line(self, offset: int) -> LogicalLine:
-        """The logical line that holds `offset`."""
+        """Return the logical line that holds `offset`."""
         return self.logical[bisect_right(self._logical_starts, offset) - 1]
 
     def in_string(self, offset: int) -> bool:
-        """Whether a byte there would become part of a string literal."""
+        """Whether a byte inserted at `offset` would become part of a string literal."""
         return any(start < offset < end for start, end in self.strings)
 
     def _tokenise(self, normal: str) -> None:

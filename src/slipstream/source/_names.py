@@ -1,4 +1,4 @@
-"""What the names of a file stand for: imports, scopes, and the same object under two names."""
+"""Meaning of the names in a file: imports, scopes, and one object under two names."""
 
 from __future__ import annotations
 
@@ -10,49 +10,49 @@ Scope: TypeAlias = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.Cla
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 Loop: TypeAlias = ast.For | ast.AsyncFor | ast.While
 Identity: TypeAlias = tuple[ast.AST, str]
-"""Whose name it is, and the name: a variable of a scope, or an attribute of a class's ``self``."""
+"""Owner and name: a variable of a scope, or an attribute of a class's ``self``."""
 
 _SCOPES = (ast.Module, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-# How many calls an argument is followed through.
-_DEEPEST = 5
+# Maximum number of calls through which an argument is followed.
+_MAX_DEPTH = 5
 _Node = TypeVar("_Node", bound=ast.AST)
 
 
 def nodes_in(kind: type[_Node], *trees: ast.AST) -> Iterator[_Node]:
-    """The nodes of a class in `trees`, one tree after the other."""
+    """Return the nodes of a class in `trees`, one tree after another."""
     return (node for tree in trees for node in ast.walk(tree) if isinstance(node, kind))
 
 
 def variables_in(*trees: ast.AST, name: str | None = None) -> list[ast.Name]:
-    """Where variables (or the one called `name`) are read or given a value."""
+    """Return the places where variables (or the one called `name`) are read or assigned."""
     return [node for node in nodes_in(ast.Name, *trees) if name in (None, node.id)]
 
 
 def is_written(node: ast.Name | ast.Attribute) -> bool:
-    """Whether it gets a value there, or loses it."""
+    """Whether the node is assigned or deleted there."""
     return not isinstance(node.ctx, ast.Load)
 
 
 def default_of(function: Function, argument: str) -> ast.expr | None:
-    """The default of an argument; None where it has none, or is none of the function's."""
+    """Return the default of an argument; None if the argument or its default is missing."""
     arguments = function.args
     positional = [*arguments.posonlyargs, *arguments.args]
     with_default = positional[len(positional) - len(arguments.defaults) :]
-    named = [one.arg for one in (*with_default, *arguments.kwonlyargs)]
+    named = [parameter.arg for parameter in (*with_default, *arguments.kwonlyargs)]
     defaults = (*arguments.defaults, *arguments.kw_defaults)
     return dict(zip(named, defaults, strict=True)).get(argument)
 
 
 def last_name(expression: ast.AST) -> str:
-    """``step`` of ``optimizer.step`` and of ``step``; empty for what has no name."""
+    """Return ``step`` for ``optimizer.step`` and ``step``; empty for what has no name."""
     if isinstance(expression, ast.Attribute):
         return expression.attr
     return expression.id if isinstance(expression, ast.Name) else ""
 
 
 def position(node: ast.AST) -> tuple[int, int]:
-    """Line and column where it begins."""
+    """Return the line and column where a node begins."""
     return node.lineno, node.col_offset  # type: ignore[attr-defined]
 
 
@@ -65,9 +65,9 @@ class Names:
         self._bound: dict[ast.AST, dict[str, list[ast.AST]]] = {}
         self._outside: dict[ast.AST, dict[str, ast.AST]] = {}
         self.used: set[str] = set()
-        """Every variable's name in the file."""
+        """Names of all variables in the file."""
         self.attributes: set[str] = set()
-        """Every attribute's name: ``step`` of ``optimizer.step``."""
+        """Names of all attributes: ``step`` of ``optimizer.step``."""
         for node in ast.walk(tree):
             for child in ast.iter_child_nodes(node):
                 self._parents[child] = node
@@ -75,24 +75,24 @@ class Names:
             self._note(node)
 
     def parent(self, node: ast.AST) -> ast.AST | None:
-        """The node that holds `node`."""
+        """Return the node that holds `node`."""
         return self._parents.get(node)
 
     def ancestors(self, node: ast.AST) -> Iterator[ast.AST]:
-        """The nodes that hold `node`, from the inside."""
+        """Yield the nodes that hold `node`, from the inside."""
         ancestor = self.parent(node)
         while ancestor is not None:
             yield ancestor
             ancestor = self.parent(ancestor)
 
     def statement(self, node: ast.AST) -> ast.stmt:
-        """The innermost statement that is or holds `node`."""
+        """Return the innermost statement that is or holds `node`."""
         while not isinstance(node, ast.stmt):
             node = self._parents[node]
         return node
 
     def scope(self, node: ast.AST) -> Scope:
-        """The innermost scope that holds `node`."""
+        """Return the innermost scope that holds `node`."""
         before = node
         for above in self.ancestors(node):
             if isinstance(above, _SCOPES) and not _evaluated_outside(above, before):
@@ -101,47 +101,47 @@ class Names:
         return self.tree
 
     def block(self, statement: ast.stmt) -> list[ast.stmt]:
-        """The list of statements that `statement` is one of."""
+        """Return the list of statements that contains `statement`."""
         parent = self._parents[statement]
         for name in ("body", "orelse", "finalbody"):
             statements = getattr(parent, name, None)
             if isinstance(statements, list) and statement in statements:
                 return statements
-        raise LookupError(f"line {statement.lineno} is in no block")
+        raise LookupError(f"line {statement.lineno} is not in a block")
 
     def within(self, node: ast.AST, block: list[ast.stmt]) -> ast.stmt | None:
-        """The statement of `block` that is or holds `node`."""
-        for one in (node, *self.ancestors(node)):
-            if isinstance(one, ast.stmt) and one in block:
-                return one
+        """Return the statement of `block` that is or holds `node`."""
+        for holder in (node, *self.ancestors(node)):
+            if isinstance(holder, ast.stmt) and holder in block:
+                return holder
         return None
 
     def bindings(self, owner: ast.AST, name: str) -> list[ast.AST]:
-        """The nodes that give `name` of `owner` a value: see `Identity`."""
+        """Return the nodes that assign `name` of `owner`: see `Identity`."""
         return self._bound.get(owner, {}).get(name, [])
 
     def values(self, expression: ast.AST) -> list[ast.expr | None]:
-        """What a variable is assigned, each time; None where it gets its value in another way."""
+        """Return each value assigned to a variable; None for one bound in another way."""
         identity = self.identity(expression)
         parents = map(self.parent, self.bindings(*identity) if identity is not None else [])
         return [
-            one.value if isinstance(one, (ast.Assign, ast.AnnAssign, ast.NamedExpr)) else None
-            for one in parents
+            node.value if isinstance(node, (ast.Assign, ast.AnnAssign, ast.NamedExpr)) else None
+            for node in parents
         ]
 
     def is_taken(self, name: str) -> bool:
-        """Whether the module itself gives `name` a value."""
+        """Whether the module itself binds `name`."""
         return bool(self.bindings(self.tree, name))
 
     def module_name(self, module: str) -> str | None:
-        """What the file calls an imported module everywhere: ``torch``, ``th``; None if nothing."""
+        """Return the file's name of an imported module, such as ``th`` for torch, or None."""
         for name, nodes in self._bound.get(self.tree, {}).items():
             if self._imported(nodes) == module:
                 return name
         return None
 
     def qualified(self, expression: ast.AST) -> str | None:
-        """The full name of what an expression reads from an import: ``torch.optim.Adam``."""
+        """Return the full name of an imported object: ``torch.optim.Adam``; None for others."""
         if isinstance(expression, ast.Attribute):
             base = self.qualified(expression.value)
             return f"{base}.{expression.attr}" if base else None
@@ -151,7 +151,10 @@ class Names:
         return self._imported(self.bindings(owner, expression.id)) if owner is not None else None
 
     def identity(self, expression: ast.AST, depth: int = 0) -> Identity | None:
-        """Which variable it is; an argument is what every call in the file gives for it."""
+        """Return the variable of an expression, or None.
+
+        An argument is identified with the variable that every call in the file passes for it.
+        """
         if isinstance(expression, ast.Attribute):
             if isinstance(expression.value, ast.Name) and expression.value.id == "self":
                 for above in self.ancestors(expression):
@@ -166,19 +169,21 @@ class Names:
             return None
         variable = owner, expression.id
         arguments = any(isinstance(node, ast.arg) for node in self.bindings(*variable))
-        if not arguments or depth > _DEEPEST or not isinstance(owner, _FUNCTIONS):
+        if not arguments or depth > _MAX_DEPTH or not isinstance(owner, _FUNCTIONS):
             return variable
-        given = [self._given(call, owner, expression.id) for call in self.calls_of(owner)]
-        identities = {None if one is None else self.identity(one, depth + 1) for one in given}
+        passed = [self._argument(call, owner, expression.id) for call in self.calls_of(owner)]
+        identities = {
+            None if value is None else self.identity(value, depth + 1) for value in passed
+        }
         only = identities.pop() if len(identities) == 1 else None
         return only or variable
 
     def calls(self) -> Iterator[ast.Call]:
-        """Every call in the file, in its order."""
+        """Yield every call in the file, in its order."""
         yield from sorted(nodes_in(ast.Call, self.tree), key=position)
 
     def calls_of(self, function: Function) -> list[ast.Call]:
-        """The calls of a function that are plain to see; of a method, all calls of its name."""
+        """Return the direct calls of a function; for a method, all calls of its name."""
         owner = self.parent(function)
         method = isinstance(owner, ast.ClassDef)
         calls = []
@@ -197,12 +202,12 @@ class Names:
             ]
         return calls
 
-    def _given(self, call: ast.Call, function: Function, name: str) -> ast.expr | None:
-        """What `call` gives for the argument `name` of `function`."""
+    def _argument(self, call: ast.Call, function: Function, name: str) -> ast.expr | None:
+        """Return the expression that `call` passes for the argument `name` of `function`."""
         for keyword in call.keywords:
             if keyword.arg == name:
                 return keyword.value
-        names = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
+        names = [argument.arg for argument in (*function.args.posonlyargs, *function.args.args)]
         static = any(
             last_name(decorator) == "staticmethod" for decorator in function.decorator_list
         )
@@ -210,13 +215,13 @@ class Names:
             if name in names[:1]:
                 return call.func.value if isinstance(call.func, ast.Attribute) else None
             names = names[1:]
-        if name not in names or any(isinstance(one, ast.Starred) for one in call.args):
+        if name not in names or any(isinstance(value, ast.Starred) for value in call.args):
             return None
         place = names.index(name)
         return call.args[place] if place < len(call.args) else None
 
     def owner(self, variable: ast.Name) -> ast.AST | None:
-        """The scope whose variable a name is; None for one that the file does not bind."""
+        """Return the scope of the variable that a name refers to; None if the file binds none."""
         name, scope = variable.id, cast(ast.AST, self.scope(variable))
         innermost = True
         while True:
@@ -224,7 +229,7 @@ class Names:
                 outer = self._outside[scope][name]
                 scope = self.tree if isinstance(outer, ast.Global) else self.scope(scope)
                 continue
-            # A class's own names are not seen from the functions in it.
+            # Functions in a class do not see the names of the class.
             visible = innermost or not isinstance(scope, ast.ClassDef)
             if visible and name in self._bound.get(scope, {}):
                 return scope
@@ -233,7 +238,7 @@ class Names:
             scope, innermost = self.scope(scope), False
 
     def _imported(self, nodes: list[ast.AST]) -> str | None:
-        """The one thing these bindings import, or None."""
+        """Return the only object that these bindings import, or None."""
         origins = set()
         for node in nodes:
             if not isinstance(node, ast.alias):
@@ -244,7 +249,7 @@ class Names:
                     return None
                 origins.add(f"{origin.module}.{node.name}")
             else:
-                # `import torch.optim` gives the name torch.
+                # `import torch.optim` binds the name torch.
                 origins.add(node.name if node.asname else node.name.partition(".")[0])
         return origins.pop() if len(origins) == 1 else None
 
@@ -292,7 +297,7 @@ class Names:
 
 
 def _evaluated_outside(scope: Scope, child: ast.AST) -> bool:
-    """Whether `child` of a definition is evaluated where the definition stands."""
+    """Whether `child` of a definition is evaluated in the scope around the definition."""
     if isinstance(scope, (*_FUNCTIONS, ast.ClassDef)):
         if child in scope.decorator_list:
             return True

@@ -1,4 +1,4 @@
-"""The calls that make optimizers, and the model whose parameters they are given."""
+"""The calls that make optimizers, and the models whose parameters they train."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from slipstream.source._names import (
 from slipstream.source._parts import definitions
 from slipstream.source._source import Source
 
-_ROOM = "torch.optim."
+_PREFIX = "torch.optim."
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _PARAMETERS = ("parameters", "named_parameters", "modules", "named_modules")
 
 
 @dataclass(frozen=True)
 class Optimizer:
-    """The call that makes it.
+    """The call that makes an optimizer.
 
     Attributes:
-        kind: the class of ``torch.optim``, such as ``AdamW``; None for another library's.
-        identity: the variable it is assigned to, if it is.
-        origin: the call that this variable is assigned: `call`, or that of a function of the file
-            that returns the optimizer.
+        kind: the class of ``torch.optim``, such as ``AdamW``; None for that of another library.
+        identity: the variable it is assigned to; None without one.
+        origin: the call whose value is assigned to this variable: `call`, or that of a function of
+            the file that returns the optimizer.
     """
 
     call: ast.Call
@@ -41,24 +41,24 @@ class Optimizer:
 
 
 def optimizers_in(source: Source, returned: ast.expr | None = None) -> list[Optimizer]:
-    """The optimizers of a script, or the one a function returns as `returned`.
+    """Return the optimizers of a script, or the one that a function returns as `returned`.
 
     Raises:
-        NotPlacedError: none is made by a call that can be seen.
+        NotPlacedError: no call that makes an optimizer can be identified.
     """
     names = source.names
     if returned is not None:
         values = [returned] if isinstance(returned, ast.Call) else names.values(returned)
-        calls = [one for one in values if isinstance(one, ast.Call) and _kind(names, one)]
+        calls = [value for value in values if isinstance(value, ast.Call) and _kind(names, value)]
         if not values or len(calls) != len(values):
             raise source.not_placed(
                 f"'{source.segment(returned)}' is not made by an optimizer of torch.optim here",
                 returned,
             )
     else:
-        calls = [one for one in names.calls() if _kind(names, one)]
+        calls = [call for call in names.calls() if _kind(names, call)]
         if not calls:
-            calls = [one for one in names.calls() if _is_foreign(source, one)]
+            calls = [call for call in names.calls() if _is_foreign(source, call)]
         if not calls:
             raise source.not_placed(
                 "no optimizer is made in this file, such as torch.optim.SGD(model.parameters())"
@@ -71,17 +71,17 @@ def optimizers_in(source: Source, returned: ast.expr | None = None) -> list[Opti
 
 
 def models_of(source: Source, optimizers: list[Optimizer]) -> dict[Identity, ast.expr]:
-    """The models whose parameters `optimizers` are given, each with an expression that reads it.
+    """Return the models whose parameters `optimizers` train, each with an expression that reads it.
 
     Raises:
-        NotPlacedError: none can be seen, or one has no name.
+        NotPlacedError: none can be identified, or one has no name.
     """
     names = source.names
     called = {names.identity(call.func) for call in names.calls()} - {None}
     models: dict[Identity, ast.expr] = {}
     for optimizer in optimizers:
-        receivers, handed = _receivers(names, optimizer.call, called)
-        for receiver in receivers or handed:
+        receivers, passed = _receivers(names, optimizer.call, called)
+        for receiver in receivers or passed:
             receiver = _whole(names, receiver, called)
             identity = names.identity(receiver)
             if identity is None:
@@ -92,32 +92,33 @@ def models_of(source: Source, optimizers: list[Optimizer]) -> dict[Identity, ast
             models.setdefault(identity, receiver)
     if not models:
         raise source.not_placed(
-            "it cannot be seen whose parameters the optimizer is given", optimizers[0].call
+            "the model whose parameters the optimizer gets cannot be identified",
+            optimizers[0].call,
         )
     return models
 
 
 def trained_by(source: Source, optimizers: list[Optimizer]) -> tuple[Identity, ast.expr]:
-    """The one model of `models_of`.
+    """Return the only model of `models_of`.
 
     Raises:
-        NotPlacedError: it is not to be seen, or there are several.
+        NotPlacedError: it cannot be identified, or there are several.
     """
     models, call = models_of(source, optimizers), optimizers[0].call
     if len(models) > 1:
-        several = " and ".join(f"'{source.segment(one)}'" for one in models.values())
+        several = " and ".join(f"'{source.segment(model)}'" for model in models.values())
         raise source.not_placed(f"the optimizer trains {several}", call)
     ((identity, receiver),) = models.items()
     of_self = identity[1].startswith("self.") and identity[1].count(".") == 1
     if isinstance(receiver, ast.Attribute) and not of_self:
         raise source.not_placed(
-            f"the optimizer trains '{source.segment(receiver)}', a part of something", receiver
+            f"the optimizer trains '{source.segment(receiver)}', a part of an object", receiver
         )
     return identity, receiver
 
 
 def assigned_to(names: Names, call: ast.expr) -> Identity | None:
-    """The variable that is given the value of `call`, and nothing else, directly."""
+    """Return the variable to which the value of `call` is assigned directly, or None."""
     parent = names.parent(call)
     if isinstance(parent, ast.Assign) and len(parent.targets) == 1:
         return names.identity(parent.targets[0])
@@ -129,26 +130,26 @@ def assigned_to(names: Names, call: ast.expr) -> Identity | None:
 def _kind(names: Names, call: ast.Call) -> str | None:
     full = names.qualified(call.func) or ""
     last = full.rpartition(".")[2]
-    if full.startswith(_ROOM) and "lr_scheduler" not in full and "swa_utils" not in full:
+    if full.startswith(_PREFIX) and "lr_scheduler" not in full and "swa_utils" not in full:
         return last if last[:1].isupper() else None
     return None
 
 
 def _is_foreign(source: Source, call: ast.Call) -> bool:
-    """Whether the call makes what is stepped, from parameters: an optimizer of another library."""
+    """Whether the call makes an optimizer of another library: it gets parameters and is stepped."""
     names = source.names
     identity = assigned_to(names, call)
     stepped = identity is not None and any(
-        isinstance(one.func, ast.Attribute)
-        and one.func.attr == "step"
-        and names.identity(one.func.value) == identity
-        for one in names.calls()
+        isinstance(other.func, ast.Attribute)
+        and other.func.attr == "step"
+        and names.identity(other.func.value) == identity
+        for other in names.calls()
     )
     return stepped and bool(_receivers(names, call, ())[0])
 
 
 def _returned_to(names: Names, call: ast.Call) -> ast.Call | None:
-    """The only call of the function that returns the value of `call`; None without one."""
+    """Return the only call of the function that returns the value of `call`, or None."""
     function = names.scope(call)
     if not isinstance(function, ast.FunctionDef):
         return None
@@ -166,22 +167,21 @@ def _returned_to(names: Names, call: ast.Call) -> ast.Call | None:
 def _receivers(
     names: Names, call: ast.Call, called: Collection[Identity | None]
 ) -> tuple[list[ast.expr], list[ast.expr]]:
-    """Find whose parameters go into `call`, also through variables, loops and functions.
+    """Find the owners of the parameters passed to `call`, also through variables and functions.
 
     Args:
-        called: variables that the file calls, such as models; what they are made of is not
-            followed.
+        called: variables that the file calls, such as models; their definitions are not followed.
 
     Returns:
         The expressions whose ``parameters()`` are read, and the variables of `called` that are
-        read otherwise, as by a function that makes groups of them.
+        read in another way, for example by a function that makes parameter groups.
     """
     receivers: list[ast.expr] = []
-    handed: list[ast.expr] = []
+    passed: list[ast.expr] = []
     reached: set[ast.AST] = set()
-    left: list[ast.AST] = [*call.args, *(keyword.value for keyword in call.keywords)]
-    while left:
-        node = left.pop()
+    pending: list[ast.AST] = [*call.args, *(keyword.value for keyword in call.keywords)]
+    while pending:
+        node = pending.pop()
         if node in reached or isinstance(node, ast.ClassDef):
             continue
         reached.add(node)
@@ -196,11 +196,11 @@ def _receivers(
             functions = [] if owner is None else names.bindings(owner, node.id)
             is_function = any(isinstance(bound, ast.FunctionDef) for bound in functions)
             if not is_function and names.identity(node) in called:
-                handed.append(node)
+                passed.append(node)
             elif owner is not None:
-                left += definitions(names, (owner, node.id))
-        left += ast.iter_child_nodes(node)
-    return sorted(receivers, key=position), sorted(handed, key=position)
+                pending += definitions(names, (owner, node.id))
+        pending += ast.iter_child_nodes(node)
+    return sorted(receivers, key=position), sorted(passed, key=position)
 
 
 def _is_loop_variable(names: Names, expression: ast.expr) -> bool:
@@ -225,7 +225,7 @@ def _comprehended(names: Names, name: ast.Name) -> bool:
 
 
 def _whole(names: Names, part: ast.expr, called: Collection[Identity | None]) -> ast.expr:
-    """The outermost object of ``model.blocks[0].head`` that the file calls; else all of it."""
+    """Return the outermost object of ``model.blocks[0].head`` that the file calls, or `part`."""
     whole, inner = part, part
     while isinstance(inner, (ast.Attribute, ast.Subscript)):
         inner = inner.value

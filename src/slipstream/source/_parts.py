@@ -1,4 +1,4 @@
-"""The code that makes the model: which statements and definitions of a file it is."""
+"""The statements and definitions of a file that build the model."""
 
 from __future__ import annotations
 
@@ -7,43 +7,43 @@ from collections.abc import Collection, Iterable, Iterator
 
 from slipstream.source._names import Identity, Names, is_written, nodes_in, position, variables_in
 
-# What only asks about a class, and makes none of its objects.
+# Functions that only inspect a class and build no objects of it.
 _ASKING = ("isinstance", "issubclass")
 
 
 def code_of(names: Names, roots: Iterable[ast.AST]) -> set[ast.AST]:
-    """Every node of the code that `roots` are made by.
+    """Return every node of the code that builds `roots`.
 
-    Followed are the names in it: functions and classes of the file with all that stands in them,
-    and variables with what they are assigned, and what is done to them by a method or through an
-    attribute (``layers.append(...)``, ``model.head = ...``).
+    Names are followed: to functions and classes of the file with their bodies, to the values
+    assigned to variables, and to changes of these by a method or through an attribute
+    (``layers.append(...)``, ``model.head = ...``).
     """
     reached: set[ast.AST] = set()
     variables: set[Identity] = set()
-    left = list(roots)
-    while left:
-        node = left.pop()
+    pending = list(roots)
+    while pending:
+        node = pending.pop()
         if node in reached:
             continue
-        for one in ast.walk(node):
-            reached.add(one)
-            if isinstance(one, ast.Name) and not is_written(one):
-                owner = names.owner(one)
-                if owner is None or (owner, one.id) in variables:
+        for inner in ast.walk(node):
+            reached.add(inner)
+            if isinstance(inner, ast.Name) and not is_written(inner):
+                owner = names.owner(inner)
+                if owner is None or (owner, inner.id) in variables:
                     continue
-                variables.add((owner, one.id))
-                left += definitions(names, (owner, one.id))
+                variables.add((owner, inner.id))
+                pending += definitions(names, (owner, inner.id))
     return reached
 
 
 def definitions(names: Names, variable: Identity) -> Iterator[ast.AST]:
-    """What a variable stands for, and what is done to it where it belongs."""
+    """Yield the definitions of a variable, and the statements that change it in its scope."""
     owner, name = variable
     for node in names.bindings(owner, name):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             yield node
         elif isinstance(node, ast.arg):
-            # With its defaults; what calls give stands in the code that calls.
+            # With its defaults; the values passed belong to the calling code.
             if (arguments := names.parent(node)) is not None:
                 yield arguments
         elif not isinstance(node, ast.alias):
@@ -58,21 +58,21 @@ def definitions(names: Names, variable: Identity) -> Iterator[ast.AST]:
                 changed = [statement.value.func] if isinstance(statement.value, ast.Call) else []
             else:
                 changed = statement.targets if isinstance(statement, ast.Assign) else []
-            if any(node in _roots(one) for one in changed):
+            if any(node in _roots(target) for target in changed):
                 yield statement
 
 
 def _heads(statement: ast.stmt) -> Iterator[ast.AST]:
-    """The expressions of a compound statement, without its blocks."""
+    """Yield the expressions of a compound statement, without its blocks."""
     for child in ast.iter_child_nodes(statement):
         if not isinstance(child, (ast.stmt, ast.ExceptHandler)):
             yield child
 
 
 def _roots(expression: ast.expr) -> list[ast.expr]:
-    """``layers`` of ``layers.append`` and ``model.blocks[0]``; both of ``(a if b else c).append``.
+    """Return ``layers`` for ``layers.append``; both names for ``(a if b else c).append``.
 
-    A plain name has none.
+    A plain name has no root.
     """
     inner = expression
     while isinstance(inner, (ast.Attribute, ast.Subscript)):
@@ -83,7 +83,7 @@ def _roots(expression: ast.expr) -> list[ast.expr]:
 
 
 def local_class(names: Names, expression: ast.expr) -> ast.ClassDef | None:
-    """The class of this file that a name stands for, where that is plain."""
+    """Return the only class of this file that a name refers to, or None."""
     if not isinstance(expression, ast.Name):
         return None
     nodes = names.bindings(names.tree, expression.id)
@@ -91,23 +91,23 @@ def local_class(names: Names, expression: ast.expr) -> ast.ClassDef | None:
 
 
 def reachable(names: Names, kind: ast.ClassDef) -> Iterator[ast.ClassDef]:
-    """`kind`, and the file's classes that it makes objects of."""
-    seen, left = {kind}, [kind]
-    while left:
-        one = left.pop()
-        yield one
-        for call in nodes_in(ast.Call, one):
+    """Yield `kind` and the file's classes that it builds objects of."""
+    seen, pending = {kind}, [kind]
+    while pending:
+        owner = pending.pop()
+        yield owner
+        for call in nodes_in(ast.Call, owner):
             inner = local_class(names, call.func)
             if inner is not None and inner not in seen:
                 seen.add(inner)
-                left.append(inner)
+                pending.append(inner)
 
 
 def mentions(names: Names, code: Collection[ast.AST], function: str) -> list[ast.expr]:
-    """Where `code` reads the qualified name `function`, other than to ask about it, in order.
+    """Return the places where `code` uses the qualified name `function`, in order.
 
-    Left out are annotations, bases of classes, ``isinstance`` and comparisons such as
-    ``type(module) is nn.Linear``.
+    Annotations, base classes, ``isinstance`` and comparisons such as
+    ``type(module) is nn.Linear`` are left out.
     """
     nodes = [
         node

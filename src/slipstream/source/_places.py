@@ -1,4 +1,4 @@
-"""Where in a file the model, the optimizer and the loop are, and edits relative to them."""
+"""The model, the optimizer and the loop of a file, and edits relative to them."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from slipstream.source._step import StepSource, find_steps, inference_blocks, in
 from slipstream.source._trainers import Training, find_training
 
 _TORCH = "torch"
-# Where modules and data modules of Lightning make the loader that they are trained from.
+# The method in which modules and data modules of Lightning make the training loader.
 _LOADER_METHOD = "train_dataloader"
 
 
 @dataclass(frozen=True)
 class Model:
-    """Where the model gets its name.
+    """The variable that holds the model.
 
     Attributes:
-        name: as the file writes it there: ``model``, ``self.net``.
-        statement: after it the model is complete, and neither trained nor returned yet.
+        name: its name at `statement`: ``model``, ``self.net``.
+        statement: after it the model is complete, and not yet trained or returned.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Model:
 
 
 def locate(source: Source, function: str | None) -> Places:
-    """The places in `source`; each is looked for when it is asked for.
+    """Return the places in `source`; each is found when it is read.
 
     Args:
         function: the workload's function, or None for a plain script.
@@ -53,16 +53,16 @@ def locate(source: Source, function: str | None) -> Places:
 
 @dataclass(frozen=True)
 class Places:
-    """The model, the optimizer and the loop of one file; see the package's text.
+    """The model, the optimizer and the loop of one file; see the package's docstring.
 
-    Every attribute raises `NotPlacedError` where it cannot be told with certainty.
+    Every attribute raises `NotPlacedError` if it cannot be determined.
     """
 
     source: Source
     function_name: str | None
 
     def on(self, source: Source) -> Places:
-        """The same places in the edited text."""
+        """Return the same places in the edited text."""
         return locate(source, self.function_name)
 
     @cached_property
@@ -72,7 +72,7 @@ class Places:
 
     @cached_property
     def returned(self) -> Returned:
-        """What the workload's function returns, by field: ``model``, ``batch``, ``loss``, ..."""
+        """Values that the workload's function returns, by field: ``model``, ``batch``, ..."""
         if self.function is None:
             raise self.source.not_placed("a plain script returns nothing")
         return returned_by(self.source, self.function)
@@ -91,20 +91,20 @@ class Places:
 
     @cached_property
     def optimizers(self) -> list[Optimizer]:
-        """The calls that make the script's optimizers, or the one that the function returns."""
+        """The calls that make the script's optimizers, or the one the function returns."""
         if self.function is None:
             return optimizers_in(self.source)
         return optimizers_in(self.source, self._returned_as("optimizer"))
 
     @cached_property
     def model(self) -> Model:
-        """The model's name, and the statement after which it is complete."""
-        if (handed := self._handed_over) is not None:
-            expression = handed.get("model")
+        """The model's variable, and the statement after which it is complete."""
+        if (returned := self._returned_or_passed) is not None:
+            expression = returned.get("model")
             if not isinstance(expression, (ast.Name, ast.Attribute)):
                 missing = expression is None and self.function is None
                 reason = "the trainer gets no model" if missing else "the model has no name"
-                raise self.source.not_placed(reason, handed.statement)
+                raise self.source.not_placed(reason, returned.statement)
             identity = self.source.names.identity(expression)
         else:
             identity, expression = self._trained
@@ -133,7 +133,7 @@ class Places:
         """Training steps, one for each ``backward`` in the innermost loop with an update."""
         if self.function is not None:
             raise self.source.not_placed(
-                f"{self.function.name}() has no training loop of its own", self.function
+                f"{self.function.name}() has no training loop", self.function
             )
         if self.training is not None and self.training.owns_loop:
             raise self.source.not_placed(
@@ -170,7 +170,7 @@ class Places:
 
     @cached_property
     def inputs(self) -> list[ast.expr]:
-        """The expressions the model is fed: of the returned batch, or in the loop's calls."""
+        """The model's input expressions: in the returned batch, or in the loop's calls."""
         if self.function:
             return inputs_of(self.source, self.returned)
         inputs = [step.inputs(self.source) for step in self.steps]
@@ -178,9 +178,9 @@ class Places:
 
     @cached_property
     def model_code(self) -> frozenset[ast.AST]:
-        """The nodes of all code that makes the model and its parts, as far as it is in the file."""
-        handed = self._handed_over
-        expression = handed.get("model") if handed is not None else None
+        """The nodes of all code in the file that builds the model and its parts."""
+        returned = self._returned_or_passed
+        expression = returned.get("model") if returned is not None else None
         if self.function is not None:
             expression = self._returned_as("model")
         root = expression if expression is not None else self.model.statement
@@ -188,7 +188,7 @@ class Places:
 
     @cached_property
     def model_class(self) -> ast.ClassDef:
-        """The class of the model, where the file defines it."""
+        """The class of the model, if the file defines it."""
         statement = self.with_named_model().model.statement
         value = getattr(statement, "value", None)
         # model = Net().to(device)
@@ -204,15 +204,15 @@ class Places:
 
     @property
     def torch(self) -> str:
-        """What the file calls torch, or ``torch`` where it does not import it."""
+        """The file's name for torch, or ``torch`` if the file does not import it."""
         return self.source.names.module_name(_TORCH) or _TORCH
 
     def with_named_model(self) -> Places:
-        """The same with ``model = ...`` before a ``return`` or trainer whose model has no name."""
-        handed = self._handed_over
-        if handed is None:
+        """Return the places with ``model = ...`` added if the returned model has no name."""
+        returned = self._returned_or_passed
+        if returned is None:
             return self
-        expression, statement = handed.get("model"), handed.statement
+        expression, statement = returned.get("model"), returned.statement
         if isinstance(expression, (ast.Name, ast.Attribute)):
             return self
         source = self.source
@@ -225,7 +225,7 @@ class Places:
         name = source.fresh_name("model", "net")
         if isinstance(expression, ast.NamedExpr):
             name, value = source.segment(expression.target), expression.value
-        for field, other in handed.before("model"):
+        for field, other in returned.before("model"):
             if not isinstance(other, (ast.Name, ast.Constant, ast.Attribute)):
                 raise source.not_placed(
                     f"the model is made inside the statement, after its {field}", statement
@@ -233,7 +233,7 @@ class Places:
         return self._named(name, value, expression, name)
 
     def with_named_losses(self) -> Places:
-        """The same with ``loss = ...`` before each ``backward`` of something without a name.
+        """Return the places with ``loss = ...`` before each ``backward`` of an unnamed loss.
 
         Raises:
             NotPlacedError: that call of ``backward`` is not a statement.
@@ -248,14 +248,14 @@ class Places:
             name = source.fresh_name("loss", "batch_loss")
             place, text = loss, name
             if isinstance(call.func, ast.Attribute) and call.func.value is loss:
-                # Without the parentheses that a sum stood in.
+                # Without parentheses around a sum.
                 arguments = ", ".join(map(source.segment, (*call.args, *call.keywords)))
                 place, text = call, f"{name}.backward({arguments})"
             return self._named(name, loss, place, text).with_named_losses()
         return self
 
     def _named(self, name: str, value: ast.expr, place: ast.expr, text: str) -> Places:
-        """The same with ``name = value`` before the statement of `place`, which becomes `text`."""
+        """Return the places with ``name = value`` before the statement of `place`, now `text`."""
         line = self.source.segment(value)
         if value.end_lineno != value.lineno:
             line = f"({line})"
@@ -265,11 +265,11 @@ class Places:
         )
 
     def after_model(self, *lines: str) -> Source:
-        """`lines` after the statement that makes the model.
+        """Insert `lines` after the statement that builds the model.
 
         Raises:
-            NotPlacedError: it cannot be told which one that is.
-            AlreadyThereError: the first of them is there.
+            NotPlacedError: this statement cannot be determined.
+            AlreadyThereError: the first line is present.
         """
         here = self.with_named_model()
         model = here.model
@@ -277,15 +277,15 @@ class Places:
         return source.insert_after(model.statement, *written)
 
     def before_return(self, *lines: str) -> Source:
-        """`lines` before the ``return`` of the workload's function.
+        """Insert `lines` before the ``return`` of the workload's function.
 
-        Where they put another module in the model's place, which would lose what the file assigned
-        to the old one's ``forward``, that assignment is made after them.
+        If they replace the model by another module, which would lose a ``forward`` that the file
+        assigns to the old one, that assignment is moved after them.
 
         Raises:
             NotPlacedError: there is not exactly one, it hides the model, or the assignment to
                 ``forward`` cannot be moved.
-            AlreadyThereError: the first of them is there.
+            AlreadyThereError: the first line is present.
         """
         here = self.with_named_model()
         expression = here.returned.get("model")
@@ -294,18 +294,18 @@ class Places:
         statement = here.returned.statement
         source, written = here._written(lines, name, statement)
         replaced = any(line.startswith(f"{name} = ") for line in written)
-        for wrap in here._wraps(name) if replaced else ():
+        for wrap in here._forward_assignments(name) if replaced else ():
             if wrap not in source.names.block(statement):
-                raise source.not_placed(f"'{name}.forward' is set in a block", wrap)
+                raise source.not_placed(f"'{name}.forward' is assigned in a block", wrap)
             written.append(source.segment(wrap))
             source = source.remove(wrap)
         return source.insert_before(statement, *written)
 
     def at_top(self, *lines: str) -> Source:
-        """`lines` after the imports of the file.
+        """Insert `lines` after the imports of the file.
 
         Raises:
-            AlreadyThereError: the first of them is there.
+            AlreadyThereError: the first line is present.
         """
         source, written = self._written(lines)
         nodes = source.names.bindings(source.tree, self.torch)
@@ -313,23 +313,23 @@ class Places:
         return source.insert_at_top(*written, after=after)
 
     def set_optimizer(self, **keywords: str) -> Source:
-        """Keyword arguments of the optimizer's constructor, each value as source text.
+        """Set keyword arguments of the optimizer's constructor, each value as source text.
 
         Raises:
-            NotPlacedError: it cannot be told which call that is.
+            NotPlacedError: this call cannot be determined.
             AlreadyThereError: it has them.
         """
         return self.source.set_keywords(self.optimizer.call, **keywords)
 
     def set_call(self, function: str, **keywords: str) -> Source:
-        """Keyword arguments of the call of `function`, such as ``torch.utils.data.DataLoader``.
+        """Set keyword arguments of the call of `function`, such as ``torch.utils.data.DataLoader``.
 
-        Of several calls it is the one the training loop goes over; or, where `function` makes
-        parts of the model, every one that does (a call in a class or a loop stands for many).
+        Of several calls it is the one the training loop iterates over; or, if `function` builds
+        parts of the model, every one that does (a call in a class or a loop counts for many).
 
         Raises:
-            NotPlacedError: there is no such call, or it cannot be told which.
-            AlreadyThereError: it has them; where there are several, all of them do.
+            NotPlacedError: there is no such call, or it is ambiguous.
+            AlreadyThereError: it has them; of several calls, all have them.
         """
         names = self.source.names
         calls = [call for call in names.calls() if names.qualified(call.func) == function]
@@ -351,27 +351,27 @@ class Places:
         return _set_all(self.source, self.source, calls, keywords)
 
     def replace_class(self, old: str, new: str, **keywords: str) -> Source:
-        """Another class wherever the code of the model builds one, or hands the class on.
+        """Replace a class wherever the code of the model builds one or passes the class on.
 
-        Every call is edited where it stands, so that other models of the file, subclasses and
-        ``isinstance`` keep the old class; one in the class of a block does for all blocks.
+        Every call is edited in its place, so that other models of the file, subclasses and
+        ``isinstance`` keep the old class. A call in the class of a block applies to all blocks.
 
         Args:
             old, new: qualified names, ``torch.nn.Dropout``; the module of `new` is imported.
-            keywords: arguments that each call is given besides, as source text.
+            keywords: additional arguments of each call, as source text.
 
         Raises:
-            NotPlacedError: the model's code does not build `old`; or hands it on, where what it
-                is called with cannot be seen and `keywords` would be lost.
+            NotPlacedError: the model's code does not build `old`; or passes the class on, so that
+                `keywords` cannot be added to its calls.
             AlreadyThereError: the model's code builds `new`, and no `old`.
         """
         source, names = self.source, self.source.names
         nodes = mentions(names, self.model_code, old)
         short = old.removeprefix("torch.")
         if not nodes:
-            if there := mentions(names, self.model_code, new):
-                raise source.already_there(f"{short} is {new}", there[0])
-            raise source.not_placed(f"the file makes no {short}")
+            if present := mentions(names, self.model_code, new):
+                raise source.already_there(f"{short} is {new}", present[0])
+            raise source.not_placed(f"the file does not build {short}")
         edited = source.with_import(new.rpartition(".")[0])
         calls = []
         for node in nodes:
@@ -379,12 +379,12 @@ class Places:
             if isinstance(call, ast.Call) and call.func is node:
                 calls.append(call)
             elif keywords:
-                raise source.not_placed(f"{short} is handed on", node)
+                raise source.not_placed(f"{short} is passed on", node)
             edited = edited.replace(node, new)
         return _set_all(source, edited, calls, keywords) if keywords else edited
 
     def set_default(self, name: str, value: str) -> Source:
-        """The default of an argument of the workload's function.
+        """Set the default of an argument of the workload's function.
 
         Raises:
             NotPlacedError: there is no such argument, or it has no default.
@@ -395,21 +395,21 @@ class Places:
         return self.source.set_default(self.function, name, value)
 
     def wrap_forward(self, header: str) -> Source:
-        """The statements from a model's call to each loss, as blocks under `header`.
+        """Put the statements from a model's call to each loss into blocks under `header`.
 
-        A loss that ``backward`` is called on without a name gets one. In a script that only infers,
+        A loss without a name that ``backward`` is called on gets one. In a script that only infers,
         each statement that calls the model is such a block.
 
         Raises:
-            NotPlacedError: they are not simple statements one after another.
-            AlreadyThereError: they are in such a block.
+            NotPlacedError: they are not consecutive simple statements.
+            AlreadyThereError: they are already in such a block.
         """
         if self.only_infers:
             blocks = inference_blocks(self.source, self.forwards)
         else:
             if (here := self.with_named_losses()) is not self:
                 return here.wrap_forward(header)
-            # Of several losses of one forward pass the last one ends the block.
+            # If one forward pass has several losses, the last one ends the block.
             found = [step.forward_block(self.source) for step in self.steps]
             blocks = list({block.first: block for block in found}.values())
         edited, _ = self._filled([header], blocks[0].model)
@@ -420,7 +420,7 @@ class Places:
                 if isinstance(above, ast.With) and isinstance(target, ast.With):
                     outer, inner = ([ast.dump(i) for i in w.items] for w in (above, target))
                     if outer == inner:
-                        raise source.already_there(f"'{written}' is there", above)
+                        raise source.already_there(f"'{written}' is present", above)
             edited = edited.wrap(block.first, block.last, written)
         return edited
 
@@ -446,8 +446,8 @@ class Places:
         ]
 
     @cached_property
-    def _handed_over(self) -> Returned | None:
-        """Model that is returned or given to a framework; None for a script with its own loop."""
+    def _returned_or_passed(self) -> Returned | None:
+        """Model that is returned or passed to a framework; None for a script with its own loop."""
         if self.function is not None:
             return self.returned
         training = self.training
@@ -461,7 +461,7 @@ class Places:
         return self.source.not_placed(f"{len(calls)} optimizers are made, on {lines}", calls[1])
 
     def _returned_as(self, part: str) -> ast.expr:
-        """The expression that the workload's function returns as its `part`."""
+        """Return the expression that the workload's function returns as its `part`."""
         expression = self.returned.get(part)
         if expression is None:
             where = self.source.line(self.returned.statement)
@@ -470,11 +470,11 @@ class Places:
 
     @cached_property
     def _trained(self) -> tuple[Identity, ast.expr]:
-        """The one model whose parameters the optimizers are given."""
+        """The only model whose parameters the optimizers get."""
         return trained_by(self.source, self.optimizers)
 
     def _made(self, identity: Identity) -> Model:
-        """After which statement the variable holds what is trained or returned."""
+        """Return the statement after which the variable holds the trained or returned model."""
         source, names = self.source, self.source.names
         owner, name = identity
         nodes = [n for n in names.bindings(owner, name) if not isinstance(n, ast.arg)]
@@ -485,7 +485,7 @@ class Places:
             raise source.not_placed(f"'{name}' is not made in this file")
         last = names.statement(max(nodes, key=position))
         if not isinstance(last, (ast.Assign, ast.AnnAssign, ast.Expr)):
-            raise source.not_placed(f"'{name}' gets its value in a block", last)
+            raise source.not_placed(f"'{name}' is assigned in a block", last)
         if use is None:
             parent = names.parent(last)
             if names.scope(last) is not parent and not is_main_guard(parent):
@@ -504,21 +504,21 @@ class Places:
         raise source.not_placed(f"'{name}' is made in a loop", last)
 
     def _use(self, nodes: list[ast.AST]) -> ast.stmt | None:
-        """Before which statement of the same scope the model must be complete."""
+        """Return the statement of the same scope before which the model must be complete."""
         names = self.source.names
         scopes = {names.scope(node) for node in nodes}
-        handed = self._handed_over
-        uses: list[ast.AST] = [] if handed is None else [handed.statement]
+        returned = self._returned_or_passed
+        uses: list[ast.AST] = [] if returned is None else [returned.statement]
         try:
-            uses += [one.origin for one in self.optimizers]
+            uses += [optimizer.origin for optimizer in self.optimizers]
         except NotPlacedError:
-            if handed is None:
+            if returned is None:
                 raise
-        statements = [names.statement(one) for one in uses if names.scope(one) in scopes]
+        statements = [names.statement(use) for use in uses if names.scope(use) in scopes]
         return min(statements, key=position, default=None)
 
-    def _wraps(self, name: str) -> list[ast.Assign]:
-        """What is assigned to the ``forward`` of the model `name` in the workload's function."""
+    def _forward_assignments(self, name: str) -> list[ast.Assign]:
+        """Return assignments to the ``forward`` of the model `name` in the workload's function."""
         scope = self.source.names.scope(self.returned.statement)
         return [
             node
@@ -527,7 +527,7 @@ class Places:
         ]
 
     def _filled(self, lines: Sequence[str], model: str) -> tuple[Source, list[str]]:
-        """The file with torch imported if `lines` need it, and these in the file's own names."""
+        """Return the file, with torch imported if `lines` need it, and the lines with its names."""
         needs_torch = any("{torch}" in line for line in lines)
         source = self.source.with_import(_TORCH) if needs_torch else self.source
         return source, [
@@ -535,45 +535,45 @@ class Places:
         ]
 
     def _written(
-        self, lines: Sequence[str], model: str = "", beside: ast.stmt | None = None
+        self, lines: Sequence[str], model: str = "", neighbour: ast.stmt | None = None
     ) -> tuple[Source, list[str]]:
-        """As `_filled`; refused where the first of them is in the scope of `beside` already."""
+        """Return `_filled`, unless the first line is already in the scope of `neighbour`."""
         source, written = self._filled(lines, model)
         names = source.names
-        scope = names.tree if beside is None else names.scope(beside)
+        scope = names.tree if neighbour is None else names.scope(neighbour)
         nodes = nodes_in(ast.stmt, scope)
-        there = {ast.dump(node): node for node in nodes if names.scope(node) is scope}
-        node = there.get(ast.dump(_statement(written[0])))
+        present = {ast.dump(node): node for node in nodes if names.scope(node) is scope}
+        node = present.get(ast.dump(_statement(written[0])))
         if node is not None:
-            raise self.source.already_there(f"'{written[0]}' is there", node)
+            raise self.source.already_there(f"'{written[0]}' is present", node)
         return source, written
 
 
 def _set_all(
     source: Source, edited: Source, calls: list[ast.Call], keywords: dict[str, str]
 ) -> Source:
-    """`edited` with the arguments of each call; one that has them stays as it is.
+    """Return `edited` with the arguments added to each call that lacks them.
 
     Raises:
         AlreadyThereError: every call has them.
     """
-    there: AlreadyThereError | None = None
+    present: AlreadyThereError | None = None
     changed = edited
     for call in calls:
         try:
             changed = changed.set_keywords(call, **keywords)
         except AlreadyThereError as error:
-            there = error
-    if there is not None and changed is source:
-        raise there
+            present = error
+    if present is not None and changed is source:
+        raise present
     return changed
 
 
 def refuse_inside(source: Source, node: ast.AST, context: str) -> None:
-    """Refuse what stands in a ``with`` of something called `context` already.
+    """Refuse a node that is already in a ``with`` block of a call named `context`.
 
     Raises:
-        AlreadyThereError: it does.
+        AlreadyThereError: it is.
     """
     for above in source.names.ancestors(node):
         for item in above.items if isinstance(above, ast.With) else ():

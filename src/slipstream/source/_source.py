@@ -1,4 +1,4 @@
-"""`Source`: one Python file, and the edits to it, each a span of bytes and what replaces it."""
+"""`Source`: one Python file and its edits, each a span of bytes and the replacement."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ _ATOMS = (ast.Name, ast.Attribute, ast.Call, ast.Subscript)
 
 
 class NotPlacedError(SlipstreamError):
-    """Where the edit belongs cannot be told with certainty; says what was looked for."""
+    """The place of an edit cannot be determined; the message names what was missing."""
 
 
 class AlreadyThereError(SlipstreamError):
-    """The source does what the edit would make it do."""
+    """The source already has the effect of the edit."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """A Python file as it is on disk, and as it would be after some edits; a value.
+    """A Python file on disk and its pending edits; immutable.
 
-    Every edit returns a new `Source` and takes nodes of `tree`, which stays that of the unedited
-    text, so that edits may be chained while they do not overlap. `settled` begins anew from the
+    Every edit returns a new `Source` and takes nodes of `tree`, which remains that of the unedited
+    text, so that edits may be chained while they do not overlap. `settled` starts again from the
     edited text.
 
     Attributes:
         path: the file, as the user named it.
         original: the file's bytes as read; `diff` starts from them.
-        encoding: of the file, by its coding line or byte order mark.
+        encoding: that of the file, by its coding line or byte order mark.
     """
 
     path: Path
@@ -54,10 +54,10 @@ class Source:
 
     @classmethod
     def read(cls, path: Path) -> Source:
-        """The file at `path`.
+        """Read the file at `path`.
 
         Raises:
-            WorkloadError: it cannot be read or is no Python.
+            WorkloadError: it cannot be read or is not valid Python.
         """
         try:
             content = path.read_bytes()
@@ -69,10 +69,10 @@ class Source:
 
     @classmethod
     def of(cls, content: bytes, path: Path) -> Source:
-        """A file with these bytes.
+        """Return a file with these bytes.
 
         Raises:
-            WorkloadError: it is no Python, or its encoding cannot be told.
+            WorkloadError: it is not valid Python, or its encoding cannot be determined.
         """
         try:
             encoding = _encoding(content)
@@ -86,25 +86,25 @@ class Source:
             raise WorkloadError(
                 f"Python cannot parse the file: {getattr(error, 'msg', None) or error}",
                 where=f"{path}:{line}" if line else str(path),
-                remedy="mend the file; Python cannot run it either",
+                remedy="fix the file; Python cannot run it either",
             ) from error
         return source
 
     @classmethod
     def of_text(cls, text: str, path: Path) -> Source:
-        """A file as an editor holds it, which it would save in the encoding the text names.
+        """Return a file with the text of an editor, encoded as the text's coding line requests.
 
         Raises:
-            WorkloadError: it is no Python, or has letters that its encoding lacks.
+            WorkloadError: it is not valid Python, or has characters that its encoding lacks.
         """
         try:
-            # The coding line itself is ASCII, whatever stands around it.
+            # The coding line itself is ASCII, whatever surrounds it.
             content = text.encode(_encoding(text.encode(errors="replace")))
         except (SyntaxError, ValueError, LookupError) as error:
             raise WorkloadError(
                 f"the text cannot be written as Python: {error}",
                 where=str(path),
-                remedy="mend its coding line",
+                remedy="fix its coding line",
             ) from error
         return cls.of(content, path)
 
@@ -117,12 +117,12 @@ class Source:
 
     @property
     def tree(self) -> ast.Module:
-        """The syntax tree of the text before the edits that are not `settled`."""
+        """The syntax tree of the text without the pending edits."""
         return self._layout.tree
 
     @cached_property
     def names(self) -> Names:
-        """What the names in `tree` stand for."""
+        """Scopes and bindings of `tree`."""
         return Names(self.tree)
 
     @cached_property
@@ -130,7 +130,7 @@ class Source:
         """The whole file after the edits.
 
         Raises:
-            NotPlacedError: two edits overlap, or the result would be no Python.
+            NotPlacedError: two edits overlap, or the result would not be valid Python.
         """
         if not self._edits:
             return self._base
@@ -148,12 +148,12 @@ class Source:
                 warnings.simplefilter("ignore")
                 compile(text, str(self.path), "exec", dont_inherit=True)
         except (SyntaxError, ValueError) as error:
-            raise self.not_placed(f"the edited file would be no Python: {error}") from error
+            raise self.not_placed(f"the edited file would not be valid Python: {error}") from error
         return text
 
     @property
     def content(self) -> bytes:
-        """The file's bytes after the edits, in its own encoding."""
+        """The file's bytes after the edits, in its encoding."""
         try:
             return self.text.encode(self.encoding)
         except UnicodeEncodeError as error:
@@ -167,13 +167,13 @@ class Source:
         return self.content != self.original
 
     def settled(self) -> Source:
-        """The same file with the edits made: `tree` is that of the edited text."""
+        """Return the file with the edits made: `tree` is that of the edited text."""
         return Source(self.path, self.original, self.encoding, self.text) if self._edits else self
 
     def diff(self) -> str:
-        """A unified diff from the file as read, as ``patch -p1`` and ``git apply`` take it.
+        """Return a unified diff from the file as read, for ``patch -p1`` and ``git apply``.
 
-        The file is named as seen from the current folder, where it lies below that.
+        The path is relative to the current directory if the file is inside it.
         """
         path, here = self.path.resolve(), Path.cwd()
         path = path.relative_to(here) if path.is_relative_to(here) else self.path
@@ -191,37 +191,37 @@ class Source:
         )
 
     def segment(self, node: ast.AST) -> str:
-        """The text of a node; line ends as in the file."""
+        """Return the text of a node, with the file's line ends."""
         start, end = self._layout.span(node)
         return self._layout.body[start:end].decode()
 
     def line(self, node: ast.AST) -> str:
-        """``file:line`` of a node, for messages."""
+        """Return ``file:line`` of a node, for messages."""
         return f"{self.path}:{node.lineno}"  # type: ignore[attr-defined]
 
     def not_placed(self, what: str, at: ast.AST | None = None) -> NotPlacedError:
-        """The error of an edit that has no certain place: at a node, or in the whole file."""
+        """Return the error of an edit without a certain place, at a node or in the file."""
         return NotPlacedError(what, where=str(self.path) if at is None else self.line(at))
 
     def already_there(self, what: str, at: ast.AST) -> AlreadyThereError:
-        """The error of an edit that the node `at` makes superfluous."""
+        """Return the error of an edit that the node `at` makes superfluous."""
         return AlreadyThereError(what, where=self.line(at))
 
     def replace(self, node: ast.AST, text: str) -> Source:
-        """`text` in place of an expression (without the parentheses around it) or statement."""
+        """Replace an expression (without the parentheses around it) or statement by `text`."""
         return self._edited((*self._span(node), text))
 
     def surround(self, expression: ast.expr, before: str, after: str) -> Source:
-        """`before` and `after` around an expression, which gets parentheses if it needs them."""
+        """Put `before` and `after` around an expression, in parentheses if it needs them."""
         start, end = self._span(expression)
         if not isinstance(expression, _ATOMS):
             before, after = f"{before}(", f"){after}"
         return self._edited((start, start, before))._edited((end, end, after))
 
     def insert_after(self, statement: ast.stmt, *lines: str) -> Source:
-        """`lines` of their own after a whole statement, indented as it is.
+        """Insert `lines` after a whole statement, with its indentation.
 
-        Where the statement shares its line with others, so do the lines, with semicolons.
+        If the statement shares its line with others, so do the lines, with semicolons.
         """
         start, end = self._layout.span(statement)
         line = self._layout.logical_line(end - 1)
@@ -235,7 +235,7 @@ class Source:
         return self._edited((at, at, text + newline))
 
     def insert_before(self, statement: ast.stmt, *lines: str) -> Source:
-        """`lines` of their own before a whole statement (and its decorators)."""
+        """Insert `lines` before a whole statement (and its decorators)."""
         start, _ = self._layout.span(statement)
         if not self._alone(statement):
             return self._edited((start, start, "".join(f"{text}; " for text in lines)))
@@ -244,7 +244,7 @@ class Source:
         return self._edited((at, at, "".join(indent + text + newline for text in lines)))
 
     def remove(self, statement: ast.stmt) -> Source:
-        """The file without a whole statement and what else stands on its lines, as a comment.
+        """Remove a whole statement and the comments on its lines.
 
         Raises:
             NotPlacedError: it shares a line with others.
@@ -255,7 +255,7 @@ class Source:
         return self._edited((self._layout.line_start(start), last.end, ""))
 
     def wrap(self, first: ast.stmt, last: ast.stmt, header: str) -> Source:
-        """The statements from `first` to `last` of one block, indented under ``header``.
+        """Indent the statements from `first` to `last` of one block under ``header``.
 
         Raises:
             NotPlacedError: they share a line with others.
@@ -276,22 +276,22 @@ class Source:
         return edited
 
     def set_keywords(self, call: ast.Call, **values: str) -> Source:
-        """Give `call` these keyword arguments, each value as source text; replace what is there.
+        """Set keyword arguments of `call`, each value as source text; replace existing values.
 
         Raises:
             AlreadyThereError: it has all of them.
             NotPlacedError: a ``**mapping`` may hold one.
         """
-        given = {keyword.arg: keyword.value for keyword in call.keywords}
+        present = {keyword.arg: keyword.value for keyword in call.keywords}
         edited, missing = self, []
         for name, value in values.items():
-            if name not in given:
+            if name not in present:
                 missing.append(f"{name}={value}")
-            elif not is_same(given[name], value):
-                edited = edited.replace(given[name], value)
-        if missing and None in given:
+            elif not is_same(present[name], value):
+                edited = edited.replace(present[name], value)
+        if missing and None in present:
             raise self.not_placed(
-                f"the call takes **{self.segment(given[None])}, which may hold "
+                f"the call takes **{self.segment(present[None])}, which may hold "
                 + " or ".join(text.partition("=")[0] for text in missing),
                 call,
             )
@@ -299,7 +299,7 @@ class Source:
             return edited._append_arguments(call, missing)
         if edited is self:
             text = ", ".join(f"{name}={value}" for name, value in values.items())
-            raise self.already_there(f"{text} is there", call)
+            raise self.already_there(f"{text} is present", call)
         return edited
 
     def set_default(self, function: Function, name: str, value: str) -> Source:
@@ -314,35 +314,35 @@ class Source:
             what = f"{function.name}() has no argument '{name}' with a default"
             raise self.not_placed(what, function)
         if is_same(default, value):
-            raise self.already_there(f"{name}={value} is there", default)
+            raise self.already_there(f"{name}={value} is present", default)
         return self.replace(default, value)
 
     def with_import(self, module: str) -> Source:
-        """``import module`` after the file's other imports, unless it has it.
+        """Add ``import module`` to the file's imports unless it is present.
 
         Raises:
-            NotPlacedError: the module's name stands for something else here.
+            NotPlacedError: the module's name has another meaning in the file.
         """
         if self.names.module_name(module):
             return self
         name = module.partition(".")[0]
         bound = self.names.bindings(self.tree, name)
-        if any(isinstance(one, ast.alias) and one.name == module for one in bound):
+        if any(isinstance(node, ast.alias) and node.name == module for node in bound):
             return self
-        # Beside `import torch`, `import torch.optim` gives the name torch to the same module.
+        # `import torch.optim` binds the name torch, to the module that `import torch` binds.
         if bound and self.names.module_name(name) != name:
-            raise self.not_placed(f"'{name}' stands for something else")
+            raise self.not_placed(f"'{name}' has another meaning in this file")
         edited = self.insert_at_top(f"import {module}", before_others=True)
-        # An edit before this one may have needed it, too.
+        # An earlier edit may have added it.
         return self if edited._edits[-1] in self._edits else edited
 
     def insert_at_top(
         self, *lines: str, after: ast.stmt | None = None, before_others: bool = False
     ) -> Source:
-        """`lines` after the file's leading imports (and after the statement `after`, if given).
+        """Insert `lines` after the file's leading imports (and after the statement `after`).
 
         Args:
-            before_others: before the first import (but ``from __future__``) instead.
+            before_others: before the first import (except ``from __future__``) instead.
         """
         body = self.tree.body
         leading: list[ast.stmt] = []
@@ -352,7 +352,7 @@ class Source:
                 break
             leading.append(statement)
         if before_others:
-            others = [one for one in leading if not _is_first(one)]
+            others = [statement for statement in leading if not _is_first(statement)]
             if others:
                 return self.insert_before(others[0], *lines)
         place = leading[-1] if leading else None
@@ -364,15 +364,15 @@ class Source:
             return self.insert_before(body[0], *lines)
         return self._edited((0, 0, "".join(f"{line}\n" for line in lines)))
 
-    def fresh_name(self, *wanted: str) -> str:
-        """The first of `wanted` the file does not use, or one made from the first."""
-        numbered = (f"{wanted[0]}_{number}" for number in range(2, 1000))
-        return next(name for name in (*wanted, *numbered) if name not in self.names.used)
+    def fresh_name(self, *candidates: str) -> str:
+        """Return the first candidate that the file does not use, or a numbered one."""
+        numbered = (f"{candidates[0]}_{number}" for number in range(2, 1000))
+        return next(name for name in (*candidates, *numbered) if name not in self.names.used)
 
     def _span(self, node: ast.AST) -> tuple[int, int]:
-        """Of a node that is to be edited; before Python 3.12, those in f-strings have no place."""
+        """Return the span of a node to edit; before Python 3.12, nodes of f-strings have none."""
         if any(isinstance(above, ast.JoinedStr) for above in self.names.ancestors(node)):
-            raise self.not_placed("it stands in an f-string", node)
+            raise self.not_placed("it is in an f-string", node)
         return self._layout.span(node)
 
     def _edited(self, edit: tuple[int, int, str]) -> Source:
@@ -390,10 +390,10 @@ class Source:
     def _need_alone(self, *statements: ast.stmt) -> None:
         for statement in statements:
             if not self._alone(statement):
-                raise self.not_placed("several statements stand on one line", statement)
+                raise self.not_placed("several statements are on one line", statement)
 
     def _step(self, statement: ast.stmt) -> str:
-        """By how much this file indents a block, seen where `statement` stands."""
+        """Return the indentation of a block in this file, preferably around `statement`."""
         inner = self._layout.indent(self._layout.span(statement)[0])
         parent = self.names.parent(statement)
         if isinstance(parent, ast.stmt):
@@ -401,7 +401,7 @@ class Source:
             if len(inner) > len(outer) and inner.startswith(outer):
                 return inner[len(outer) :]
         for line, after in pairwise(self._layout.logical):
-            outer, inner = (self._indent_of(one) for one in (line, after))
+            outer, inner = (self._indent_of(logical) for logical in (line, after))
             if line.tokens[-1].text == ":" and len(inner) > len(outer):
                 return inner.removeprefix(outer)
         return _DEFAULT_STEP
@@ -418,17 +418,17 @@ class Source:
             return self._edited((close.start, close.start, text))
         first = call.args[0] if call.args else None
         if isinstance(first, ast.GeneratorExp) and layout.span(first)[1] == end:
-            # Alone, a generator needs no parentheses of its own; in company it does.
+            # A generator needs parentheses unless it is the only argument.
             start = layout.span(first)[0]
             return self._edited((start, start, "("))._edited((end - 1, end - 1, f"), {text}"))
         comma = before.text == ","
-        argument = max(layout.span(one)[0] for one in (*call.args, *call.keywords))
+        argument = max(layout.span(node)[0] for node in (*call.args, *call.keywords))
         begins_line = not layout.body[layout.line_start(argument) : argument].strip()
         if begins_line and layout.line_of(close.start) > layout.line_of(before.start):
-            # One argument a line: so are ours, and a comment stays with its argument.
+            # One argument per line: so are the new ones, and a comment stays with its argument.
             indent = layout.newline(argument) + layout.indent(argument)
             at = layout.content_end(before.start)
-            lines = "".join(indent + one + "," for one in texts)
+            lines = "".join(indent + text + "," for text in texts)
             edited = self if comma else self._edited((before.end, before.end, ","))
             return edited._edited((at, at, lines if comma else lines[:-1]))
         at = inside[-3].end if comma else before.end
@@ -436,26 +436,26 @@ class Source:
 
 
 def is_same(expression: ast.expr, *texts: str) -> bool:
-    """Whether an expression is one of `texts`, however it is written."""
+    """Whether an expression is one of `texts`, up to formatting."""
     return any(ast.dump(expression) == ast.dump(ast.parse(t, mode="eval").body) for t in texts)
 
 
 def _encoding(content: bytes) -> str:
-    """What a file is written in, by its byte order mark or coding line."""
+    """Return the encoding of a file, by its byte order mark or coding line."""
     mark = codecs.BOM_UTF8 if content.startswith(codecs.BOM_UTF8) else b""
-    # The coding line is ASCII but for what else stands in it, in that very encoding.
+    # Other text on the coding line may be in the encoding that it declares.
     head = re.sub(rb"\r\n?", b"\n", content[len(mark) :]).split(b"\n", 2)[:2]
     plain = mark + re.sub(rb"[\x80-\xff]", b"?", b"\n".join(head))
     return tokenize.detect_encoding(io.BytesIO(plain).readline)[0]
 
 
 def _is_first(statement: ast.stmt) -> bool:
-    """Whether nothing may stand before it: the module's text, imports from the future."""
+    """Whether nothing may precede it: the module's docstring, imports from the future."""
     return isinstance(statement, ast.Expr) or (
         isinstance(statement, ast.ImportFrom) and statement.module == "__future__"
     )
 
 
 def _lines(text: str) -> Sequence[str]:
-    # As patch counts them: a lone carriage return ends no line.
+    # As patch counts lines: a lone carriage return does not end one.
     return re.findall(r"[^\n]*\n|[^\n]+", text)

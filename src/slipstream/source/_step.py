@@ -1,4 +1,4 @@
-"""One training step in a script: the loop, the forward pass, the loss, backward, the update."""
+"""One training step of a script: the loop, the forward pass, the loss, backward, the update."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from slipstream.source._source import NotPlacedError, Source
 
 _CONTAINERS = (ast.For, ast.AsyncFor, ast.While, ast.FunctionDef, ast.AsyncFunctionDef)
 _NO_GRADIENTS = ("inference_mode", "no_grad")
-# What may run after the statement that holds it.
+# Expressions that may run after the statement that holds them.
 _DEFERRED = (ast.GeneratorExp, ast.Lambda, ast.Yield, ast.YieldFrom)
 _SIMPLE = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Expr)
-# What passes through the items of its first argument.
+# Functions that pass the items of their first argument through.
 _PASSES_ON = ("enumerate", "tqdm")
 # Classes of frameworks whose ``backward`` takes the loss.
 _TAKES_LOSS = frozenset({"Accelerator", "Fabric"})
@@ -33,7 +33,7 @@ _TAKES_LOSS = frozenset({"Accelerator", "Fabric"})
 
 @dataclass(frozen=True)
 class ForwardBlock:
-    """Statements of one block, from `first` to `last`, that call the model, named as there."""
+    """Consecutive statements of one block that call the model, with its name there."""
 
     model: str
     first: ast.stmt
@@ -42,13 +42,13 @@ class ForwardBlock:
 
 @dataclass(frozen=True)
 class StepSource:
-    """The parts of a step that can be seen in the source.
+    """The parts of a step in the source.
 
     Attributes:
         container: the innermost loop, or function called from one, with both backward and update;
             the closure, if the optimizer steps with one.
         backward: the call ``loss.backward()``.
-        loss: what it computes gradients of; of a scaled loss the loss itself.
+        loss: the tensor that it differentiates; without the factor of a GradScaler.
         update: the call ``optimizer.step()``, or ``scaler.step(optimizer)``.
         scaled: whether a GradScaler scales the loss.
         forwards: calls of a trained model before `backward` and, if there are any, after an
@@ -68,7 +68,7 @@ class StepSource:
 
     @property
     def undivided_loss(self) -> ast.expr:
-        """The loss without the number that it is divided by."""
+        """The loss without the number that divides it."""
         loss = self.loss
         while isinstance(loss, ast.BinOp) and isinstance(loss.op, ast.Div):
             if not set(self.forwards).isdisjoint(nodes_in(ast.Call, loss.right)):
@@ -77,20 +77,20 @@ class StepSource:
         return loss
 
     def inputs(self, source: Source) -> list[ast.expr]:
-        """The one argument of every call of the model.
+        """Return the only argument of every call of the model.
 
         Raises:
-            NotPlacedError: it is not called, or with several arguments.
+            NotPlacedError: the model is not called, or with several arguments.
         """
         for call in (self._forward(source), *self.forwards):
             alone = len(call.args) == 1 and not isinstance(call.args[0], ast.Starred)
             if not alone or call.keywords:
-                what = "it cannot be seen which of the model's arguments is meant"
+                what = "the model's only input cannot be identified in its arguments"
                 raise source.not_placed(what, call)
         return [call.args[0] for call in self.forwards]
 
     def iterates(self, names: Names) -> Identity | None:
-        """The variable the loop goes over, through ``enumerate`` and progress bars."""
+        """Return the variable the loop iterates over, through ``enumerate`` and progress bars."""
         if not isinstance(self.container, (ast.For, ast.AsyncFor)):
             return None
         over = self.container.iter
@@ -101,7 +101,7 @@ class StepSource:
         return names.identity(over)
 
     def model_name(self, source: Source) -> str:
-        """The model as the loop writes it.
+        """Return the model's name in the loop.
 
         Raises:
             NotPlacedError: the loop does not call it.
@@ -109,10 +109,10 @@ class StepSource:
         return source.segment(_callee(self._forward(source)))
 
     def forward_block(self, source: Source) -> ForwardBlock:
-        """The simple statements from the model's call to the loss.
+        """Return the simple statements from the model's call to the loss.
 
         Raises:
-            NotPlacedError: they are not that, or the loss has no name.
+            NotPlacedError: there are other statements between, or the loss has no name.
         """
         names, loss = source.names, self.undivided_loss
         trained = [call for call in self.forwards if not _is_without_gradients(names, call)]
@@ -128,7 +128,7 @@ class StepSource:
         ]
         if not writes:
             raise source.not_placed(f"'{loss.id}' is not computed in the loop", self.backward)
-        last = max(writes, key=lambda one: one.lineno)
+        last = max(writes, key=lambda statement: statement.lineno)
         block = names.block(last)
         first = names.within(forward, block)
         if first is None:
@@ -136,12 +136,13 @@ class StepSource:
                 "the model's call and the loss are in different blocks", forward
             )
         begin, end_at = block.index(first), block.index(last)
-        for one in block[begin : end_at + 1]:
-            calls = list(nodes_in(ast.Call, one))
+        for statement in block[begin : end_at + 1]:
+            calls = list(nodes_in(ast.Call, statement))
             steps = any(last_name(call.func) == "backward" or call is self.update for call in calls)
-            if not isinstance(one, _SIMPLE) or steps:
+            if not isinstance(statement, _SIMPLE) or steps:
                 raise source.not_placed(
-                    "between the model's call and the loss is more than simple statements", one
+                    "not all code between the model's call and the loss is simple statements",
+                    statement,
                 )
         if begin > end_at or first.lineno > last.lineno:
             raise source.not_placed("the model is called after the loss is computed", first)
@@ -158,10 +159,10 @@ class StepSource:
 def find_steps(
     source: Source, optimizers: Collection[Identity], models: Collection[Identity]
 ) -> list[StepSource]:
-    """The training steps of a script, one for each call of ``backward``, in their order.
+    """Return the training steps of a script, one per call of ``backward``, in their order.
 
     Raises:
-        NotPlacedError: there is none to be seen, or an optimizer steps at several places.
+        NotPlacedError: none can be identified, or an optimizer steps at several places.
     """
     names = source.names
     methods = [call for call in names.calls() if isinstance(call.func, ast.Attribute)]
@@ -179,7 +180,7 @@ def find_steps(
         scaled = [call for call in called("step") if _scales(names, call, optimizer)]
         updates = [call for call in called("step") if receiver(call) == optimizer or call in scaled]
         if len(updates) != 1:
-            how = "nowhere to be seen" if not updates else f"called at {len(updates)} places"
+            how = "not called in this file" if not updates else f"called at {len(updates)} places"
             raise NotPlacedError(
                 f"{optimizer[1]}.step() is {how}",
                 where=source.line(updates[1]) if updates else str(source.path),
@@ -222,7 +223,7 @@ def _scales(names: Names, update: ast.Call, optimizer: Identity) -> bool:
 def _container(
     source: Source, update: ast.Call, backwards: Sequence[ast.Call], *, scaled: bool
 ) -> tuple[Loop | Function, list[ast.Call]]:
-    """The innermost loop or function around `update` that calls ``backward``, and its calls.
+    """Return the innermost loop or function around `update` that calls ``backward``, with calls.
 
     Raises:
         NotPlacedError: there is none.
@@ -255,7 +256,7 @@ def _end(node: ast.expr) -> tuple[int, int]:
 
 
 def inference_calls(source: Source) -> list[ast.Call]:
-    """The calls of a script's model without gradients; the model is what ``eval()`` is called on.
+    """Return the calls of a script's model without gradients; ``eval()`` identifies the model.
 
     Raises:
         NotPlacedError: there is no such call, or several models are called.
@@ -286,7 +287,7 @@ def inference_calls(source: Source) -> list[ast.Call]:
 
 
 def inference_blocks(source: Source, calls: Sequence[ast.Call]) -> list[ForwardBlock]:
-    """The statement of each of `calls`, once.
+    """Return the statements that hold `calls`.
 
     Raises:
         NotPlacedError: one is not a simple statement, or the call may run after it.
@@ -303,7 +304,7 @@ def inference_blocks(source: Source, calls: Sequence[ast.Call]) -> list[ForwardB
 
 
 def _chained(names: Names, call: ast.Call) -> ast.Call:
-    """The last call of a chain of methods, such as ``Net().eval().to(device)``, by its first."""
+    """Return the last call of a method chain such as ``Net().eval().to(device)`` from its first."""
     method = names.parent(call)
     after = names.parent(method) if isinstance(method, ast.Attribute) else None
     if isinstance(after, ast.Call) and after.func is method:
@@ -343,7 +344,7 @@ def _closure(source: Source, update: ast.Call) -> Function | None:
 
 
 def _callee(call: ast.Call) -> ast.expr:
-    """What is called: for ``model.forward(x)`` the model."""
+    """Return the called object: for ``model.forward(x)`` the model."""
     if isinstance(call.func, ast.Attribute) and call.func.attr == "forward":
         return call.func.value
     return call.func

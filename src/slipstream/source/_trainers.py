@@ -12,7 +12,7 @@ from slipstream.source._optimizer import assigned_to
 from slipstream.source._parts import local_class
 from slipstream.source._source import Source
 
-# Libraries whose trainers are Hugging Face's, or subclasses of it with arguments of their own.
+# Libraries whose trainers are Hugging Face's, or subclasses with additional arguments.
 _HUGGING_FACE = frozenset({"transformers", "trl", "sentence_transformers"})
 _LIGHTNING = frozenset({"lightning", "pytorch_lightning"})
 _MAX_BASES = 5
@@ -140,7 +140,7 @@ def _is_hugging_face(names: Names, function: ast.expr, depth: int = 0) -> bool:
 
 
 def _uses(names: Names, trainer: ast.Call, method: str) -> list[ast.Call]:
-    """Calls of a method of `trainer`, directly or through the variable it is assigned to."""
+    """Return calls of a method of `trainer`, directly or through its variable."""
     variable = assigned_to(names, trainer)
 
     def is_trainer(receiver: ast.expr) -> bool:
@@ -157,7 +157,7 @@ def _uses(names: Names, trainer: ast.Call, method: str) -> list[ast.Call]:
 
 
 def argument_of(call: ast.Call, place: int, name: str) -> ast.expr | None:
-    """The argument of a call by name or position, or None."""
+    """Return the argument of a call by name or position, or None."""
     for keyword in call.keywords:
         if keyword.arg == name:
             return keyword.value
@@ -168,7 +168,7 @@ def argument_of(call: ast.Call, place: int, name: str) -> ast.expr | None:
 
 
 def _arguments_call(names: Names, expression: ast.expr | None) -> ast.Call | None:
-    """The call that makes a trainer's arguments, such as ``TrainingArguments(...)``."""
+    """Return the call that makes a trainer's arguments: ``TrainingArguments(...)``."""
     values = [expression]
     if isinstance(expression, (ast.Name, ast.Attribute)):
         values = names.values(expression)

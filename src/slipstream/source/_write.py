@@ -1,4 +1,4 @@
-"""Put an edit on disk whole or not at all, with the way back beside it."""
+"""Write an edited file completely or not at all, with a backup next to it."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _WRITABLE = 0o222
 
 @dataclass(frozen=True)
 class Undone:
-    """A file that is as it was before its last edit.
+    """A file restored to its state before its last edit.
 
     Attributes:
-        backup: the copy of what was there; None where an earlier copy holds all of it.
-        earlier: how many edits before that one can still be taken back.
+        backup: the copy of the replaced content; None if an earlier copy holds it.
+        earlier: number of earlier edits that can still be undone.
     """
 
     path: Path
@@ -35,21 +35,21 @@ class Undone:
 
 @dataclass(frozen=True)
 class Written:
-    """A file that was replaced, and the copy of what it was before."""
+    """A file that was replaced, and the copy of its old content."""
 
     path: Path
     backup: Path
 
 
 def write(source: Source) -> Written:
-    """Put the edited text in the place of the file, in one move; keep ``FILE.orig`` beside it.
+    """Replace the file by the edited text, atomically; keep ``FILE.orig`` next to it.
 
     An interruption leaves the old or the new file, never a part of one. The mode is kept, and a
-    link goes on pointing at the file.
+    link continues to point at the file.
 
     Raises:
         WorkloadError: the file changed since it was read, is not the user's, or cannot be written.
-        NotPlacedError: the edited text would be no Python.
+        NotPlacedError: the edited text would not be valid Python.
     """
     content = source.content
     path = source.path.resolve()
@@ -65,7 +65,7 @@ def write(source: Source) -> Written:
         try:
             _replace(path, content, source)
         except BaseException as error:
-            # Where nothing was replaced there is nothing to go back to.
+            # If nothing was replaced there is nothing to undo.
             if isinstance(error, WorkloadError) or path.read_bytes() == source.original:
                 backup.unlink()
             raise
@@ -73,10 +73,10 @@ def write(source: Source) -> Written:
 
 
 def undo(path: Path) -> Undone:
-    """Put the newest backup of `path` back; what was there is kept as ``FILE.undone``.
+    """Restore the newest backup of `path`; the replaced content is kept as ``FILE.undone``.
 
-    One such copy is enough while nobody edits the file between one undo and the next: it holds all
-    the edits that are taken back after it.
+    One such copy suffices while the file is not edited between consecutive undos: it holds all the
+    edits that are undone after it.
 
     Raises:
         WorkloadError: there is no backup, or it cannot be written.
@@ -87,23 +87,23 @@ def undo(path: Path) -> Undone:
         backups = _numbered(real, _BACKUP)
         if not backups:
             raise WorkloadError(
-                f"there is no '{real.name}{_BACKUP}' to put back",
+                f"there is no '{real.name}{_BACKUP}' to restore",
                 where=str(path),
-                remedy="apply --write makes one; nothing was changed",
+                remedy="apply --write creates it; nothing was changed",
             )
-        undone = None if _is_kept(real) else _copy(real, _UNDONE)
+        undone = None if _is_saved(real) else _copy(real, _UNDONE)
         os.replace(backups[max(backups)], real)
     return Undone(path, undone, len(backups) - 1)
 
 
-def _is_kept(path: Path) -> bool:
-    """Whether what `path` holds is in a ``.undone`` already, or is what the last undo put back.
+def _is_saved(path: Path) -> bool:
+    """Whether the content of `path` is in a ``.undone`` already, or was restored by the last undo.
 
-    A backup has the time of what it is a copy of, so that a file which was put back and left alone
-    is older than the edited one.
+    A backup has the time of its original, so that a file which was restored and left alone is
+    older than the edited one.
     """
     copies = _numbered(path, _UNDONE)
-    if any(one.read_bytes() == path.read_bytes() for one in copies.values()):
+    if any(copy.read_bytes() == path.read_bytes() for copy in copies.values()):
         return True
     last = copies.get(max(copies, default=-1))
     return last is not None and path.stat().st_mtime_ns < last.stat().st_mtime_ns
@@ -112,39 +112,41 @@ def _is_kept(path: Path) -> bool:
 def _refuse_foreign(path: Path) -> None:
     stdlibs = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib")]
     installed = not _INSTALLED.isdisjoint(path.parts)
-    if installed or any(path.is_relative_to(Path(one).resolve()) for one in stdlibs if one):
+    if installed or any(
+        path.is_relative_to(Path(stdlib).resolve()) for stdlib in stdlibs if stdlib
+    ):
         raise WorkloadError(
-            f"'{path}' belongs to an installed package, not to you",
-            remedy="copy it to a folder of yours, and apply the edit there",
+            f"'{path}' belongs to an installed package",
+            remedy="copy it to your own folder, and apply the edit there",
         )
 
 
 def _refuse_changed(source: Source) -> None:
     if source.path.read_bytes() != source.original:
         raise WorkloadError(
-            f"'{source.path}' changed while it was looked at",
+            f"'{source.path}' changed while it was read",
             remedy="nothing was written; run the command again",
         )
 
 
 def _numbered(path: Path, suffix: str) -> dict[int, Path]:
-    """The copies beside `path`: ``FILE.orig`` is number 0, ``FILE.orig.1`` number 1."""
+    """Return the copies of `path`: ``FILE.orig`` is number 0, ``FILE.orig.1`` number 1."""
     copies = {}
-    for one in path.parent.iterdir():
-        rest = one.name.removeprefix(path.name + suffix)
-        if rest != one.name and (not rest or (rest[1:].isdecimal() and rest[0] == ".")):
-            copies[int(rest[1:] or 0)] = one
+    for file in path.parent.iterdir():
+        number = file.name.removeprefix(path.name + suffix)
+        if number != file.name and (not number or (number[1:].isdecimal() and number[0] == ".")):
+            copies[int(number[1:] or 0)] = file
     return copies
 
 
 def _copy(path: Path, suffix: str) -> Path:
-    """A copy of `path` under a new name; it appears whole or not at all."""
+    """Copy `path` to a new name; the copy appears completely or not at all."""
     number = max(_numbered(path, suffix), default=-1) + 1
     copy = path.with_name(path.name + suffix + (f".{number}" if number else ""))
     with _filled(path, path.read_bytes()) as temporary:
         shutil.copystat(path, temporary)
         try:
-            # Unlike a move, this fails rather than overwrite what somebody counts on.
+            # Unlike a move, this fails rather than overwrite an existing file.
             os.link(temporary, copy)
         except FileExistsError:
             raise
@@ -160,16 +162,16 @@ def _replace(path: Path, content: bytes, source: Source) -> None:
         with contextlib.suppress(PermissionError):
             status = path.stat()
             os.chown(temporary, status.st_uid, status.st_gid)
-        # Now, so that what Python compiled of the old file is not taken for it.
+        # Now, so that bytecode of the old file is not mistaken for that of the new one.
         os.utime(temporary)
-        # Once more, as late as can be: an editor may save at any time.
+        # Again, as late as possible: an editor may save at any time.
         _refuse_changed(source)
         os.replace(temporary, path)
 
 
 @contextlib.contextmanager
 def _filled(path: Path, content: bytes) -> Iterator[Path]:
-    """A temporary file beside `path`, on disk with this content; gone at the end, come what may."""
+    """Yield a temporary file next to `path` with this content, removed at the end."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
@@ -183,11 +185,11 @@ def _filled(path: Path, content: bytes) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _reported(path: Path) -> Iterator[None]:
-    """Failures of the file system as an error that names the file."""
+    """Report file system errors as an error that names the file."""
     try:
         yield
     except OSError as error:
         raise WorkloadError(
             f"'{path}' cannot be written: {error.strerror or error}",
-            remedy="the file is as it was; check permissions and free space",
+            remedy="the file is unchanged; check permissions and free space",
         ) from error
