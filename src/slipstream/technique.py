@@ -1,8 +1,8 @@
-"""The Technique protocol, the registry that finds techniques, and the one grammar for them.
+"""The Technique protocol, the registry of installed techniques, and the grammar of their specs.
 
-A technique is a frozen dataclass of settings, written the same everywhere as
-``name:key=value,key=value``; a bare first value is the main setting: ``amp:bf16``. ``only=GLOB``
-and ``except=GLOB`` choose layers. A combination joins with ``+`` and is applied in stage order.
+A technique is a frozen dataclass of settings, written as ``name:key=value,key=value`` in every
+interface; a first value without a key is the main setting: ``amp:bf16``. ``only=GLOB`` and
+``except=GLOB`` select layers. ``+`` joins a combination, which is applied in stage order.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ if TYPE_CHECKING:
     from slipstream.surgery.selection import ModuleSelection
 
 GROUP = "slipstream.techniques"
-# Settings that choose modules: never a technique's main one.
-_CHOOSING = frozenset({"only", "except_"})
-# Origins of graphs that `slipstream import` makes; what was exported here keeps its calls.
+# Settings that select modules: never a technique's main setting.
+_SELECTORS = frozenset({"only", "except_"})
+# Origins of graphs that `slipstream import` makes.
 _TRACES = frozenset({"kineto", "chakra"})
 
 
 class Stage(IntEnum):
-    """Where a technique belongs in a combination: earlier stages see the plainer model."""
+    """Position of a technique in a combination: earlier stages see the plainer model."""
 
     BATCH = -10
     MODEL = 0
@@ -73,7 +73,7 @@ class Stage(IntEnum):
 
 
 class QualityKind(StrEnum):
-    """What a technique does to the numbers a model computes."""
+    """Effect of a technique on a model's numerics."""
 
     EXACT = "exact"
     ROUNDING = "rounding"
@@ -83,10 +83,10 @@ class QualityKind(StrEnum):
 
 @dataclass(frozen=True)
 class Quality:
-    """The kind of change, and what says so (a paper, a measurement).
+    """The kind of change, and the paper or measurement that shows it.
 
     Attributes:
-        advice: what of the training has to change with it; empty where nothing has to.
+        advice: what has to change in the training with it; empty if nothing has to.
     """
 
     kind: QualityKind
@@ -96,13 +96,13 @@ class Quality:
 
 @dataclass(frozen=True)
 class CodeChange:
-    """The edit of the user's source that does the same: a unified diff, and what it needs.
+    """The edit of the user's source that has the same effect: a unified diff, and a note.
 
     Attributes:
-        diff: empty where there is nothing to edit, or no place for it with certainty.
-        note: what the edit does not say; without a diff, why, and the lines to write by hand.
-        edit: makes it in the places it is given, so that several can follow each other.
-        already: why nothing has to be edited, if the file or the step does the same already.
+        diff: empty if there is nothing to edit, or if its place cannot be determined.
+        note: what the diff does not show; without one, the reason and the lines to write by hand.
+        edit: applies the edit at the given places, so that several edits can follow each other.
+        already: why nothing has to be edited, if the file or the step has the effect already.
     """
 
     diff: str
@@ -122,14 +122,14 @@ class CodeChange:
         note: str | Callable[[Places], str] = "",
         technique: Technique | None = None,
     ) -> CodeChange | None:
-        """The change `edit` makes in the workload's file; None for live objects, without a file.
+        """Return the change that `edit` makes in the workload's file; None for live objects.
 
         Args:
             edit: see `slipstream.source`.
-            by_hand: the lines to write where the edit cannot be placed.
+            by_hand: the lines to write if the edit cannot be placed.
             note: what the reader of the diff should know. Like `by_hand`, a text or a function
-                that writes it for the places in the file.
-            technique: a technique that training frameworks have a switch for; in a script that
+                that returns it for the places in the file.
+            technique: a technique that training frameworks may have a switch for; in a script that
                 trains through one, the switch is set instead.
 
         Raises:
@@ -157,11 +157,11 @@ class CodeChange:
 
 @dataclass(frozen=True)
 class Context:
-    """What `Technique.predict` may consult; nothing in it runs the user's code.
+    """Measurements that `Technique.predict` may consult; nothing in it runs the user's code.
 
     Attributes:
-        durations: answers from what was measured before, see `slipstream.durations`.
-        cluster: where the step would run, or None for here.
+        durations: answers from earlier measurements, see `slipstream.durations`.
+        cluster: where the step would run, or None for this machine.
     """
 
     durations: Durations
@@ -175,22 +175,22 @@ Hook = Literal["none", "provides", "occupies"]
 
 @dataclass(frozen=True)
 class Traits:
-    """What verbs ask about a technique before, and besides, predicting and applying it.
+    """Properties of a technique that commands read before and after they predict and apply it.
 
     Attributes:
-        stage: its place in a combination.
-        conflicts: names that cannot be combined with it, besides what follows from `replicas`
-            and `hook`, see `clash`.
+        stage: its position in a combination.
+        conflicts: names of techniques it cannot be combined with, in addition to those that
+            `replicas` and `hook` imply, see `clash`.
         needs: statistics a profile must record for `predict`:
-            {"ids", "spectra", "grads", "regions", "sparsity"}. `why_not` is asked without them,
-            too, and may leave it to `refusal` to say what is missing.
-        variants: settings worth trying on paper, in the grammar; the default ones when empty.
+            {"ids", "spectra", "grads", "regions", "sparsity"}. `why_not` is called without them
+            too, and may leave it to `refusal` to report what is missing.
+        variants: settings worth predicting, as technique specs; if empty, the default ones.
         clock: ``wall`` for what moves work to other cores or processes, whose CPU time does not
             fall; else ``cpu``, which a busy machine does not disturb.
         kernels_only: whether it reads only a step's kernels, not operators' arguments, which are
             not recorded for a step on a device or on several threads.
-        replicas: ``makes`` for what runs the step in processes of its own, whose number is its
-            setting `workers`; ``uses`` for what changes what such processes exchange.
+        replicas: ``makes`` for a technique that runs the step in several processes, as many as its
+            setting `workers`; ``uses`` for one that changes what such processes exchange.
         hook: the communication hook of DistributedDataParallel: ``provides`` if the technique wraps
             the model in it, ``occupies`` if it registers the hook.
         compresses: whether it sends gradients of replicas in fewer bytes.
@@ -216,65 +216,67 @@ class Traits:
         ):
             if value not in typing.get_args(kind):
                 raise InvalidArgumentError(
-                    name, f"'{value}' is not possible", remedy=f"one of {typing.get_args(kind)}"
+                    name,
+                    f"'{value}' is not possible",
+                    remedy=f"pass one of {typing.get_args(kind)}",
                 )
 
     @property
     def is_distributed(self) -> bool:
-        """Whether the step must run on several devices, of a cluster, for it to mean anything."""
+        """Whether the step must run on several devices of a cluster."""
         return self.replicas != "none"
 
 
 @runtime_checkable
 class Technique(Protocol):
-    """One way to make a workload cheaper; see the module's text.
+    """One way to make a workload cheaper; see the module's docstring.
 
     `TechniqueSettings`, the base of techniques, implements the last five methods with defaults, and
     `quality` and `required_timings` for techniques with one `effect` and no timings.
 
     Attributes:
-        name: the field's word for it; the registry's key.
-        traits: what verbs ask about it; they look for nothing else on it.
+        name: the field's term for it, and its key in the registry.
+        traits: its declared properties; commands read no other attribute.
     """
 
     name: ClassVar[str]
     traits: ClassVar[Traits]
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
-        """None when it applies, else the reason in words a user understands."""
+        """Return None if it applies, else the reason in words that a user understands."""
 
     def required_timings(self, graph: Graph) -> Sequence[Any]:
-        """Calls whose durations `predict` will ask for; they are measured before it runs."""
+        """Return the calls whose durations `predict` requires; they are measured before it runs."""
 
     def predict(self, graph: Graph, context: Context) -> Graph:
-        """An edited copy of `graph`: the step as it would be."""
+        """Return an edited copy of `graph`: the predicted step."""
 
     def apply(self, built: BuiltWorkload) -> None:
-        """Transform what `Workload.build` made, in the child that made it."""
+        """Transform what `Workload.build` built, in the child process that built it."""
 
     def quality(self, graph: Graph | None = None) -> Quality:
-        """What it does to the model's numbers."""
+        """Return its effect on the model's numerics."""
 
     def code(self, workload: Workload) -> CodeChange | None:
-        """The edit of the user's source that does the same, or None when there is no such edit."""
+        """Return the edit of the user's source with the same effect; None if there is no edit."""
 
     def already(self, built: BuiltWorkload) -> str | None:
         """Return why `apply` would change nothing in `built`; None if it would, or unknown."""
 
     def minimum_share(self, graph: Graph) -> float:
-        """The smallest share of its time that a changed operator can take; 0 if unknown."""
+        """Return the smallest share of its time that a changed operator can take; 0 if unknown."""
 
     def warmup_steps(self) -> int:
-        """Steps at the beginning that are taken otherwise than all later ones."""
+        """Return the number of first steps that run differently from all later ones."""
 
     def prepare(self) -> None:
-        """Change what the user's code is about to call. Only ever runs in a child process."""
+        """Change what the user's code is about to call. Runs only in a child process."""
 
     def edit_script(self, script: Path, content: bytes) -> bytes:
-        """A plain script with the change of its loop, which nobody but the script runs.
+        """Return a plain script with its loop changed, for code that only the script runs.
 
         Raises:
-            SlipstreamError: there is no place for it.
+            SlipstreamError: the loop has no place for the change.
         """
 
 
@@ -285,17 +287,17 @@ class Replicating(Technique, Protocol):
     """A technique that makes replicas: ``traits.replicas == "makes"``.
 
     Attributes:
-        workers: processes that take a step together, each with a batch of its own.
+        workers: processes that run a step together, each with its own batch.
     """
 
     workers: int
 
 
 class TechniqueSettings:
-    """Base of technique dataclasses: writes them back in the grammar they are read from.
+    """Base of technique dataclasses; its string form is the spec that `parse` reads.
 
     Attributes:
-        effect: what `quality` answers, where that does not depend on the step.
+        effect: what `quality` returns, if that does not depend on the step.
     """
 
     name: ClassVar[str]
@@ -303,11 +305,11 @@ class TechniqueSettings:
     effect: ClassVar[Quality]
 
     def required_timings(self, graph: Graph) -> Sequence[Any]:
-        """None: what `predict` needs is in the graph, or cannot be timed here."""
+        """Return no calls: what `predict` needs is in the graph, or cannot be timed here."""
         return ()
 
     def quality(self, graph: Graph | None = None) -> Quality:
-        """Its `effect`."""
+        """Return `effect`."""
         return self.effect
 
     def already(self, built: BuiltWorkload) -> str | None:
@@ -315,26 +317,26 @@ class TechniqueSettings:
         return None
 
     def minimum_share(self, graph: Graph) -> float:
-        """None that is known."""
+        """Return 0: unknown."""
         return 0.0
 
     def warmup_steps(self) -> int:
-        """None: the first step is as all others."""
+        """Return 0: the first step runs like all others."""
         return 0
 
     def prepare(self) -> None:
-        """Nothing: what was built is changed."""
+        """Do nothing: `apply` changes what was built."""
 
     def edit_script(self, script: Path, content: bytes) -> bytes:
-        """As it was."""
+        """Return `content` unchanged."""
         return content
 
     def __str__(self) -> str:
         parts: list[str] = []
         for number, field in enumerate(dataclasses.fields(self)):  # type: ignore[arg-type]
             value = getattr(self, field.name)
-            # One that chooses modules is the main setting only where nothing else is chosen by.
-            if number == 0 and (field.name not in _CHOOSING or field.default is None):
+            # A selector is the main setting only if it is the technique's only way to select.
+            if number == 0 and (field.name not in _SELECTORS or field.default is None):
                 parts.append(_write(value))
             elif value != field.default:
                 parts.append(f"{field.name.rstrip('_')}={_write(value)}")
@@ -345,10 +347,10 @@ _Found = TypeVar("_Found", bound="Match")
 
 
 class Choosing(TechniqueSettings):
-    """Base of techniques that change some of the model's modules.
+    """Base of techniques that change selected modules of the model.
 
     Attributes:
-        only, except_: patterns of modules' qualified names; None for no pattern.
+        only, except_: patterns of modules' qualified names; None without one.
     """
 
     only: str | None
@@ -356,13 +358,13 @@ class Choosing(TechniqueSettings):
 
     @property
     def selection(self) -> ModuleSelection:
-        """The modules that are chosen."""
+        """The selected modules."""
         from slipstream.surgery.selection import EVERYTHING, ModuleSelection
 
         return ModuleSelection(EVERYTHING if self.only is None else self.only, self.except_ or "")
 
     def why_none_of(self, found: Sequence[Match], none: str) -> str | None:
-        """Return why nothing in `found` is chosen; None if something is.
+        """Return why nothing in `found` is selected; None if something is.
 
         Args:
             none: the reason if `found` is empty.
@@ -373,23 +375,23 @@ class Choosing(TechniqueSettings):
         return self.selection.why_none(match.module for match in possible)
 
     def need_some(self, names: Iterable[str]) -> None:
-        """Check that the patterns choose one of the modules `names`.
+        """Check that the patterns select one of the modules `names`.
 
         Raises:
-            WorkloadError: they choose none.
+            WorkloadError: they select none.
         """
         self.selection.need_some(self.name, names)
 
     def chosen(self, found: Iterable[_Found]) -> list[_Found]:
-        """Return what can be exchanged in modules that are chosen."""
+        """Return the matches that can be exchanged, in selected modules."""
         selection = self.selection
         return [match for match in found if match.refusal is None and match.module in selection]
 
 
 def registry() -> dict[str, type[Technique]]:
-    """Every installed technique by name, ours and others', from the entry points `GROUP`.
+    """Return every installed technique by name, from the entry points `GROUP`.
 
-    One that cannot be loaded is left out, with a `SlipstreamWarning` that names its package.
+    A technique that cannot be loaded is skipped, with a `SlipstreamWarning` that names its package.
     """
     kinds: dict[str, type[Technique]] = {}
     for point in _points(entry_points, tuple(sys.path)):
@@ -436,8 +438,8 @@ def _warn_undeclared(kind: type[Technique], name: str, package: str) -> None:
     """Warn once about a technique that declares no traits."""
     if getattr(kind, "traits", TechniqueSettings.traits) is TechniqueSettings.traits:
         warnings.warn(
-            f"the technique '{name}' of the package {package} declares no traits: it is taken for "
-            "one of the stage MODEL that needs no statistic and conflicts with none; in its class, "
+            f"the technique '{name}' of the package {package} declares no traits: it is treated as "
+            "one of stage MODEL that needs no statistic and conflicts with none; in its class, "
             "declare traits: ClassVar[Traits] = Traits(stage=..., ...) of slipstream.technique",
             SlipstreamWarning,
             stacklevel=3,
@@ -445,10 +447,10 @@ def _warn_undeclared(kind: type[Technique], name: str, package: str) -> None:
 
 
 def need_known(techniques: Iterable[str]) -> None:
-    """See that techniques of these names are installed, without importing any.
+    """Check that techniques of these names are installed, without importing any.
 
     Raises:
-        UnknownNameError: there is none of a name; the nearest is suggested.
+        UnknownNameError: one is not; the nearest name is suggested.
     """
     for text in techniques:
         for part in text.split("+"):
@@ -456,11 +458,7 @@ def need_known(techniques: Iterable[str]) -> None:
 
 
 def _point(name: str) -> EntryPoint:
-    """The entry point of a technique, which is not imported yet.
-
-    Raises:
-        UnknownNameError: no technique of this name is installed; the nearest is suggested.
-    """
+    """Return the entry point of a technique, which is not imported yet."""
     points = {point.name: point for point in _points(entry_points, tuple(sys.path))}
     if name not in points:
         raise UnknownNameError("technique", name, points)
@@ -469,12 +467,12 @@ def _point(name: str) -> EntryPoint:
 
 @functools.lru_cache(maxsize=4)
 def _points(find: Callable[..., EntryPoints], path: tuple[str, ...]) -> EntryPoints:
-    """Looked for once for each search path: every installed package's description is read."""
+    """Return the entry points; cached, since finding them reads every package's metadata."""
     return find(group=GROUP)
 
 
 def parse(text: str) -> tuple[Technique, ...]:
-    """The techniques ``a:1+b:key=2`` names, in their order (see `slipstream.workload.in_order`).
+    """Return the techniques of ``a:1+b:key=2`` in order (see `slipstream.workload.in_order`).
 
     Only the modules of these techniques are imported.
 
@@ -488,7 +486,7 @@ def parse(text: str) -> tuple[Technique, ...]:
 
 
 def combination(techniques: Iterable[Technique]) -> tuple[Technique, ...]:
-    """The techniques in their order, whichever order they are given in.
+    """Return the techniques in their order, whichever order they are passed in.
 
     Raises:
         UsageError: a technique twice, or two that cannot be combined.
@@ -497,26 +495,28 @@ def combination(techniques: Iterable[Technique]) -> tuple[Technique, ...]:
     names = [technique.name for technique in techniques]
     for technique in techniques:
         if names.count(technique.name) > 1:
-            raise UsageError(f"'{technique.name}' stands twice in '{combination_name(techniques)}'")
+            raise UsageError(
+                f"'{technique.name}' appears twice in '{combination_name(techniques)}'"
+            )
         against = [other.name for other in techniques if clash(type(technique), type(other))]
         if against:
             raise UsageError(
                 f"'{technique.name}' cannot be combined with '{min(against)}'",
-                remedy="give them as two alternatives: --technique A --technique B",
+                remedy="pass them as two alternatives: --technique A --technique B",
             )
     return techniques
 
 
-def clash(one: type[Technique], other: type[Technique]) -> bool:
-    """Whether the two cannot stand in one combination.
+def clash(first: type[Technique], other: type[Technique]) -> bool:
+    """Whether the two cannot be in one combination.
 
-    Because one of them says so, or because of what both do to replicas: a step is spread in one
-    way, and the hook of DistributedDataParallel is taken once, of replicas that have it.
+    They cannot if either declares it, if both make replicas, or if both occupy the communication
+    hook of DistributedDataParallel. A hook can also be registered only on replicas that have one.
     """
-    if one is other:
+    if first is other:
         return False
-    a, b = one.traits, other.traits
-    if other.name in a.conflicts or one.name in b.conflicts:
+    a, b = first.traits, other.traits
+    if other.name in a.conflicts or first.name in b.conflicts:
         return True
     if "makes" == a.replicas == b.replicas or "occupies" == a.hook == b.hook:
         return True
@@ -527,77 +527,79 @@ def clash(one: type[Technique], other: type[Technique]) -> bool:
 
 
 def variants(kind: type[Technique]) -> list[Technique]:
-    """Its settings that are worth trying on paper: what it declares, else the default ones.
+    """Return the settings worth predicting: its declared variants, or else its defaults.
 
-    None where it declares nothing and a setting has no default.
+    Empty if it declares no variants and a setting has no default.
 
     Raises:
-        UsageError: it declares what its grammar does not have.
+        UsageError: a declared variant does not match the technique's settings.
     """
     if kind.traits.variants:
         return [_parse_one(text, kind) for text in kind.traits.variants]
     fields = dataclasses.fields(kind)  # type: ignore[arg-type]
-    if any(one.default is dataclasses.MISSING is one.default_factory for one in fields):
+    if any(field.default is dataclasses.MISSING is field.default_factory for field in fields):
         return []
     default: Callable[[], Technique] = kind
     return [default()]
 
 
 def makes_replicas(technique: Technique) -> TypeGuard[Replicating]:
-    """Whether it runs the step in processes of its own."""
+    """Whether it runs the step in several processes."""
     return technique.traits.replicas == "makes"
 
 
 def on_workers(techniques: Sequence[Technique], workers: int) -> tuple[Technique, ...]:
-    """The combination, with that many processes where it makes replicas.
+    """Return the combination with this many processes for the technique that makes replicas.
 
     Raises:
-        UsageError: no part of it makes any.
-        InvalidArgumentError: there cannot be so many.
+        UsageError: no technique in it makes replicas.
+        InvalidArgumentError: the technique does not accept this number.
     """
     if not any(map(makes_replicas, techniques)):
         raise UsageError(
-            f"'{combination_name(techniques)}' spreads nothing over workers",
-            remedy="as ddp or ddp+powersgd",
+            f"'{combination_name(techniques)}' does not distribute the step over workers",
+            remedy="for example ddp or ddp+powersgd",
         )
     return tuple(
-        dataclasses.replace(one, workers=workers) if makes_replicas(one) else one  # type: ignore[type-var]
-        for one in techniques
+        dataclasses.replace(technique, workers=workers)  # type: ignore[type-var]
+        if makes_replicas(technique)
+        else technique
+        for technique in techniques
     )
 
 
 def need_devices(techniques: Iterable[Technique], cluster: Cluster) -> None:
-    """See that a cluster has as many devices as `techniques` make replicas.
+    """Check that a cluster has as many devices as `techniques` make replicas.
 
     Raises:
         InvalidArgumentError: it has fewer.
     """
-    for one in techniques:
-        if makes_replicas(one) and one.workers > cluster.devices:
+    for technique in techniques:
+        if makes_replicas(technique) and technique.workers > cluster.devices:
             raise InvalidArgumentError(
-                f"{one.name}:workers",
-                f"{one.workers} is more than the {cluster.devices} devices of {cluster.name}",
-                remedy="a larger cluster: workers=N in short, else --cluster-set devices=N or "
+                f"{technique.name}:workers",
+                f"{technique.workers} exceeds the {cluster.devices} devices of {cluster.name}",
+                remedy="pass a larger cluster: workers=N for short, or --cluster-set devices=N or "
                 "hosts=N",
             )
 
 
 def need_alternatives(techniques: object) -> None:
-    """See that alternatives are in a list: a text by itself would be read letter by letter.
+    """Check that alternatives are in a list: a string would be read character by character.
 
     Raises:
-        InvalidArgumentError: `techniques` is one text.
+        InvalidArgumentError: `techniques` is a string.
     """
     if isinstance(techniques, str):
         raise InvalidArgumentError(
             "techniques",
-            f"'{techniques}' is one text, and a list of alternatives is meant",
-            remedy=f'["{techniques}"]',
+            f"'{techniques}' is a string, not a list of alternatives",
+            remedy=f'pass ["{techniques}"]',
         )
 
 
 def combination_name(techniques: Sequence[Technique]) -> str:
-    """The grammar's name of a combination."""
+    """Return the spec of a combination; ``as it is`` for an empty one."""
     return "+".join(str(technique) for technique in techniques) or "as it is"
 
 
@@ -609,23 +611,23 @@ def combine(graph: Graph, techniques: Sequence[Technique], context: Context) -> 
 
 
 def quality_of(techniques: Sequence[Technique], graph: Graph | None = None) -> Quality:
-    """What the combination does to the numbers: the most consequential of its parts.
+    """Return the combination's effect on numerics: the most consequential of its techniques.
 
-    Parts of that kind each have their say.
+    If several techniques have that kind of effect, basis and advice list them all.
     """
     order = list(QualityKind)
     parts = [technique.quality(graph) for technique in techniques]
     worst = max((part.kind for part in parts), key=order.index, default=QualityKind.EXACT)
-    alike = [part for part in parts if part.kind is worst]
+    decisive = [part for part in parts if part.kind is worst]
     basis, advice = (
-        "; ".join(dict.fromkeys(filter(None, words)))
-        for words in ((part.basis for part in alike), (part.advice for part in alike))
+        "; ".join(dict.fromkeys(filter(None, texts)))
+        for texts in ((part.basis for part in decisive), (part.advice for part in decisive))
     )
     return Quality(worst, basis if parts else "nothing is changed", advice)
 
 
 def refusal(technique: Technique, graph: Graph) -> str | None:
-    """None when `technique` applies and the graph has the statistics it needs, else the reason.
+    """Return why `technique` does not apply or lacks statistics in the graph; None if it applies.
 
     For a statistic that was not recorded the reason names the command that records it.
     """
@@ -635,7 +637,7 @@ def refusal(technique: Technique, graph: Graph) -> str | None:
 
 
 def _unreadable(technique: Technique, graph: Graph) -> str | None:
-    """Why a technique that asks for operators' arguments cannot judge a step without them."""
+    """Return why a technique that reads operators' arguments cannot judge the step, or None."""
     if technique.traits.kernels_only:
         return None
     if "lanes_of" not in graph.meta:
@@ -649,15 +651,15 @@ def _unreadable(technique: Technique, graph: Graph) -> str | None:
         )
     return (
         f"the step ran on a CUDA device; {technique.name} is predicted from operators and their "
-        "timings on a processor"
+        "timings on a CPU"
     )
 
 
 def not_in_script(techniques: Sequence[Technique], workload: Workload) -> str | None:
-    """Why one of `techniques` cannot be put on a plain script; None if all can.
+    """Return why one of `techniques` cannot be applied to a plain script; None if all can.
 
     Raises:
-        WorkloadError: the script is no Python.
+        WorkloadError: the script is not valid Python.
     """
     from slipstream.workload.script import edit_script
 
@@ -666,7 +668,9 @@ def not_in_script(techniques: Sequence[Technique], workload: Workload) -> str | 
     try:
         edit_script(workload.path, techniques)
     except (AlreadyThereError, NotPlacedError) as error:
-        names = " and ".join(one.name for one in techniques if one.traits.edits_script)
+        names = " and ".join(
+            technique.name for technique in techniques if technique.traits.edits_script
+        )
         return f"{names} edits the loop, which has no place for it: {error.what} ({error.where})"
     return None
 
@@ -677,10 +681,10 @@ def _unrecorded(technique: Technique, graph: Graph) -> str | None:
         if need == "regions" and "regions" in graph.meta:
             continue
         if need not in statistics.recorded:
-            wanted = ",".join(sorted(technique.traits.needs))
+            requested = ",".join(sorted(technique.traits.needs))
             return (
                 f"it needs the statistic '{need}', which was not recorded; "
-                f"slipstream advise WORKLOAD --record {wanted}"
+                f"slipstream advise WORKLOAD --record {requested}"
             )
         if need in statistics.reasons:
             return statistics.reasons[need]
@@ -688,12 +692,12 @@ def _unrecorded(technique: Technique, graph: Graph) -> str | None:
 
 
 def clock(techniques: Sequence[Technique]) -> str:
-    """Which clock shows what the combination does: ``wall`` where work moves to other cores."""
-    return "wall" if any(one.traits.clock == "wall" for one in techniques) else "cpu"
+    """Return the clock that shows the effect: ``wall`` if work moves to other cores, or ``cpu``."""
+    return "wall" if any(part.traits.clock == "wall" for part in techniques) else "cpu"
 
 
 def _parse_one(text: str, kind: Any = None) -> Technique:
-    """The technique that `text` describes, of the class `kind` or of the one its name finds."""
+    """Return the technique that `text` describes, of the class `kind` or else that of its name."""
     name, _, rest = text.partition(":")
     if not name:
         raise UsageError("an empty technique name", remedy="for example amp:bf16 or amp:bf16+other")
@@ -715,7 +719,7 @@ def _parse_one(text: str, kind: Any = None) -> Technique:
             raise UnknownNameError("setting", key, fields, where=f"technique '{name}'")
         field = fields[key]
         if field.name in values:
-            raise UsageError(f"'{key}' stands twice in '{text}'")
+            raise UsageError(f"'{key}' appears twice in '{text}'")
         values[field.name] = _read(value, hints[field.name], f"{name}:{key}")
     try:
         technique: Technique = kind(**values)
@@ -726,14 +730,14 @@ def _parse_one(text: str, kind: Any = None) -> Technique:
 
 
 def _read(text: str, hint: Any, argument: str) -> Any:
-    """`text` as a value of the type `hint`."""
+    """Convert `text` to the type `hint`."""
     origin, options = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Literal:
         if text not in map(str, options):
             raise InvalidArgumentError(
                 argument,
                 f"'{text}' is not possible",
-                remedy="one of " + ", ".join(map(str, options)),
+                remedy="pass one of " + ", ".join(map(str, options)),
             )
         return next(option for option in options if str(option) == text)
     if origin in (typing.Union, types.UnionType):
@@ -755,7 +759,7 @@ def _read(text: str, hint: Any, argument: str) -> Any:
         except ValueError:
             number = math.nan
         if number != number:
-            example = f"as {argument}={2 if hint is int else 0.5}"
+            example = f"for example {argument}={2 if hint is int else 0.5}"
             raise InvalidArgumentError(argument, f"'{text}' is not a {kind}", remedy=example)
         return number
     return text
