@@ -61,11 +61,11 @@ def test_recurrences_are_differentiable(structure: Any, reverse: bool) -> None:
 
 
 def test_shapes_that_do_not_fit_are_named() -> None:
-    with pytest.raises(InvalidArgumentError, match="does not fit"):
+    with pytest.raises(InvalidArgumentError, match="does not match"):
         linear_recurrence(torch.zeros(4, 3), torch.zeros(4, 3))
-    with pytest.raises(InvalidArgumentError, match="has no step"):
+    with pytest.raises(InvalidArgumentError, match="without a step"):
         linear_recurrence(torch.zeros(0, 3, 3), torch.zeros(0, 3))
-    with pytest.raises(InvalidArgumentError, match="none of"):
+    with pytest.raises(InvalidArgumentError, match="not one of"):
         linear_recurrence(torch.zeros(4, 3), torch.zeros(4, 3), structure="csr")  # type: ignore
     for shape in ((4,), (4, 3, 2), (4, 0)):
         with pytest.raises(InvalidArgumentError, match="is not"):

@@ -87,8 +87,8 @@ def test_the_table_has_a_row_a_level_and_says_which_way_is_shorter() -> None:
     assert chain.pays
     text = chain.table().to_markdown()
     assert "| 0 | 2 | 10 | 6 |" in text
-    assert "15 multiplications, back-propagation 20: a scan pays" in text
-    assert "does not pay" in replace(chain, critical=20).table().to_markdown()
+    assert "15 multiplications, back-propagation 20: a scan is shorter" in text
+    assert "is not shorter" in replace(chain, critical=20).table().to_markdown()
 
 
 def test_a_chains_gradients_are_autograds() -> None:

@@ -134,13 +134,16 @@ def test_what_is_not_taken_is_torchs_own() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (lambda: rnn(nn.RNN(2, 3), torch.zeros(0, 1, 2)), "no step"),
-        (lambda: rnn(nn.RNN(2, 3), torch.zeros(4, 1, 2), backward="soon"), "not possible"),
-        (lambda: rnn(nn.Linear(2, 3), torch.zeros(4, 1, 2)), r"no nn\.RNN"),
-        (lambda: rnn(nn.RNN(2, 3), torch.zeros(4, 1, 5), backward="fused"), "is 5 wide"),
+        (lambda: rnn(nn.RNN(2, 3), torch.zeros(0, 1, 2)), "without a step"),
+        (
+            lambda: rnn(nn.RNN(2, 3), torch.zeros(4, 1, 2), backward="soon"),
+            "not a way to compute gradients",
+        ),
+        (lambda: rnn(nn.Linear(2, 3), torch.zeros(4, 1, 2)), "is not an nn.RNN"),
+        (lambda: rnn(nn.RNN(2, 3), torch.zeros(4, 1, 5), backward="fused"), "has 5 features"),
         (
             lambda: rnn(nn.RNN(2, 3), torch.zeros(4, 1, 2), torch.zeros(1, 2, 3), backward="fused"),
-            "does not fit",
+            "has shape",
         ),
     ],
 )

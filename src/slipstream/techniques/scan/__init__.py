@@ -1,6 +1,6 @@
-"""Recurrences whose backward is one loop, chunks, or a tree of Jacobians: what is fastest here.
+"""Recurrences whose backward pass is one loop, chunks, or a tree of Jacobians.
 
-Imported on first use: the technique itself predicts without torch.
+Names are imported on first use, so that the technique predicts without torch.
 """
 
 from __future__ import annotations
@@ -29,5 +29,5 @@ __all__ = [
 __getattr__, __dir__ = late(__name__, _HOME_OF, __all__)
 
 MARGIN = 1.05
-"""By how many times torch's own way has to be the faster one to be taken: it keeps more memory,
-whose first touch a timing in a loop does not see."""
+"""Minimum speed-up of torch's recurrence over the others to be chosen: it saves more memory, whose
+first touch repeated timing does not include."""

@@ -1,9 +1,9 @@
-"""Recurrent cells in plain torch, backward: one step, all chunks at once, or a tree of Jacobians.
+"""Backward passes of recurrent cells in plain torch: step by step, in chunks, or as a tree.
 
-With ``J_t`` the Jacobian of a state by the one before, the gradient of states follows
-``g_(t-1) = J_t^T g_t + dy_(t-1)``: an affine recurrence, which may be cut anywhere because products
-of Jacobians are associative (they do not commute). One function gives a step's gradient; a Jacobian
-is that function of the columns of the identity.
+With ``J_t`` the Jacobian of a state with respect to the preceding one, gradients of states follow
+``g_(t-1) = J_t^T g_t + dy_(t-1)``: an affine recurrence, which can be split anywhere because
+products of Jacobians are associative (they do not commute). A Jacobian is computed by the function
+of a step's gradient, applied to the columns of the identity.
 
 Source: Wang et al., "BPPSA: Scaling Back-propagation by Parallel Scan Algorithm", MLSys 2020.
 """
@@ -22,15 +22,15 @@ _Pair = tuple[torch.Tensor, torch.Tensor | None]
 
 @dataclass(frozen=True)
 class Saved:
-    """What the forward pass of a cell left.
+    """Tensors that the forward pass of a cell saved.
 
     Attributes:
         kind: one of `kernels.KINDS`.
         weight: [G H, H].
         y: states [T, B, H].
-        gates: [T, B, G H], what the gates are (GRU, LSTM).
-        extra: [T, B, H]: ``W_hn h + b_hn`` of the GRU, the LSTM's cell states.
-        h0, c0: [B, H].
+        gates: values of the gates (GRU, LSTM), [T, B, G H].
+        extra: ``W_hn h + b_hn`` of the GRU, or cell states of the LSTM, [T, B, H].
+        h0, c0: initial states, [B, H].
     """
 
     kind: str
@@ -46,7 +46,7 @@ class Saved:
         return self.y.shape[0]
 
     def columns(self) -> dict[str, torch.Tensor]:
-        """What a step's gradient reads, by name: each [T, B, H]."""
+        """Return the tensors that a step's gradient reads, each [T, B, H], by name."""
         reads = {"h": self.y}
         if self.kind in ("gru", "lstm"):
             names = "rzn" if self.kind == "gru" else "ifgo"
@@ -63,12 +63,13 @@ class Saved:
 def step_gradient(
     kind: str, at: dict[str, torch.Tensor], dh: torch.Tensor, dc: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """A step backward: gradients of the gates on the input's and on the hidden side.
+    """Return gradients of the gates on the input and hidden side, and direct state gradients.
 
-    Behind them what of the state's gradient passes by the weights, and the cell state's gradient.
+    The third value is the part of the state's gradient that bypasses the weights, the fourth the
+    gradient of the cell state; both are those of the preceding step.
 
     Args:
-        at: `Saved.columns` of the step, or of many; all are broadcast with `dh`, [..., H].
+        at: `Saved.columns` of one or more steps, broadcast with `dh`, [..., H].
     """
     if kind == "tanh":
         d = dh * (1 - at["h"] * at["h"])
@@ -95,10 +96,10 @@ def step_gradient(
     return d, d, None, dc * f
 
 
-def _back(
+def _step_back(
     saved: Saved, at: dict[str, torch.Tensor], dh: torch.Tensor, dc: torch.Tensor | None
 ) -> _Pair:
-    """The gradient one step earlier."""
+    """Return the gradients of the preceding state and cell state."""
     _, on_hidden, passed, dc = step_gradient(saved.kind, at, dh, dc)
     before = on_hidden @ saved.weight
     return before if passed is None else before + passed, dc
@@ -106,7 +107,7 @@ def _back(
 
 @dataclass(frozen=True)
 class Gradients:
-    """As `kernels.run_backward` gives them: of the projections, the weight, biases, h0 and c0."""
+    """Gradients of projections, weight, hidden-side biases, h0 and c0; see `run_backward`."""
 
     dgates: torch.Tensor
     dweight: torch.Tensor
@@ -118,58 +119,65 @@ class Gradients:
 def chunked(
     saved: Saved, dy: torch.Tensor | None, dh: torch.Tensor, dc: torch.Tensor | None, chunk: int
 ) -> Gradients:
-    """All chunks of `chunk` steps at once: first their products of Jacobians, then their insides.
+    """Compute all chunks of `chunk` steps as a batch: their affine maps first, then their insides.
 
-    Products are made only of chunks, so that memory is that of one Jacobian a chunk. Where one is
-    not finite, though gradients may be, chunks are halved: at one step nothing is multiplied.
+    Jacobians are multiplied within chunks only, so that memory is one Jacobian per chunk. If one is
+    not finite, though gradients may be, chunks are halved; single steps need no product.
     """
     steps, batch, hidden = saved.y.shape
     count = max(steps // chunk, 1)
     chunk = min(chunk, steps)
-    rest = steps - count * chunk  # before all chunks, walked step by step
+    remainder = steps - count * chunk  # steps before all chunks, computed sequentially
     size = hidden if saved.c0 is None else 2 * hidden
     at = {
-        name: one[rest:].view(count, chunk, batch, hidden) for name, one in saved.columns().items()
+        name: tensor[remainder:].view(count, chunk, batch, hidden)
+        for name, tensor in saved.columns().items()
     }
-    given = None if dy is None else dy[rest:].view(count, chunk, batch, hidden)
-    # Rows: the identity, and what the chunk's own losses make of no gradient at its end.
-    start = torch.cat([torch.eye(size, dtype=dh.dtype), dh.new_zeros(1, size)])
-    rows = start.expand(count, batch, size + 1, size).clone()
+    dy_chunks = None if dy is None else dy[remainder:].view(count, chunk, batch, hidden)
+    # Rows: the identity, and a zero gradient to which the chunk's own losses are added.
+    initial = torch.cat([torch.eye(size, dtype=dh.dtype), dh.new_zeros(1, size)])
+    rows = initial.expand(count, batch, size + 1, size).clone()
     rows_h, rows_c = rows[..., :hidden], rows[..., hidden:] if dc is not None else None
-    del rows  # so that the first step's go when the second's are there
+    del rows  # lets the first step free them
     for k in reversed(range(chunk)):
-        if given is not None:
-            rows_h[..., -1, :] += given[:, k]
-        now = {name: one[:, k, :, None] for name, one in at.items()}
-        rows_h, rows_c = _back(saved, now, rows_h, rows_c)
-    whole = rows_h if rows_c is None else torch.cat([rows_h, rows_c], -1)
-    if chunk > 1 and not torch.isfinite(whole).all():
+        if dy_chunks is not None:
+            rows_h[..., -1, :] += dy_chunks[:, k]
+        columns = {name: tensor[:, k, :, None] for name, tensor in at.items()}
+        rows_h, rows_c = _step_back(saved, columns, rows_h, rows_c)
+    maps = rows_h if rows_c is None else torch.cat([rows_h, rows_c], -1)
+    if chunk > 1 and not torch.isfinite(maps).all():
         return chunked(saved, dy, dh, dc, chunk // 2)
     ends = [dh if dc is None else torch.cat([dh, dc], -1)]
     for number in reversed(range(1, count)):
-        moved = torch.einsum("bs,bsr->br", ends[-1], whole[number, :, :-1])
-        ends.append(moved + whole[number, :, -1])
+        moved = torch.einsum("bs,bsr->br", ends[-1], maps[number, :, :-1])
+        ends.append(moved + maps[number, :, -1])
     inside = torch.stack(ends[::-1])
     inside_h, inside_c = inside[..., :hidden], inside[..., hidden:] if dc is not None else None
-    del whole, rows_h, rows_c
-    # Of the GRU alone they differ on the input's and on the hidden side.
+    del maps, rows_h, rows_c
+    # Only for the GRU do gate gradients on the input and hidden side differ.
     dgates = saved.y.new_empty(steps, batch, saved.weight.shape[0])
     dhidden = torch.empty_like(dgates) if saved.kind == "gru" else dgates
-    gates, felt = (one[rest:].view(count, chunk, batch, -1) for one in (dgates, dhidden))
+    gates, hidden_gates = (
+        tensor[remainder:].view(count, chunk, batch, -1) for tensor in (dgates, dhidden)
+    )
     for k in reversed(range(chunk)):
-        if given is not None:
-            inside_h = inside_h + given[:, k]
-        now = {name: one[:, k] for name, one in at.items()}
-        on_input, on_hidden, _, _ = step_gradient(saved.kind, now, inside_h, inside_c)
-        gates[:, k], felt[:, k] = on_input, on_hidden
-        inside_h, inside_c = _back(saved, now, inside_h, inside_c)
+        if dy_chunks is not None:
+            inside_h = inside_h + dy_chunks[:, k]
+        columns = {name: tensor[:, k] for name, tensor in at.items()}
+        on_input, on_hidden, _, _ = step_gradient(saved.kind, columns, inside_h, inside_c)
+        gates[:, k], hidden_gates[:, k] = on_input, on_hidden
+        inside_h, inside_c = _step_back(saved, columns, inside_h, inside_c)
     first_h, first_c = inside_h[0], None if inside_c is None else inside_c[0]
-    if rest:
-        early = sequential(_first(saved, rest), None if dy is None else dy[:rest], first_h, first_c)
-        ours = _gradients(_last(saved, rest), dgates[rest:], dhidden[rest:], first_h, first_c)
-        dgates[:rest] = early.dgates
+    if remainder:
+        early = sequential(
+            _first(saved, remainder), None if dy is None else dy[:remainder], first_h, first_c
+        )
+        late = _gradients(
+            _last(saved, remainder), dgates[remainder:], dhidden[remainder:], first_h, first_c
+        )
+        dgates[:remainder] = early.dgates
         return Gradients(
-            dgates, early.dweight + ours.dweight, early.dbias + ours.dbias, early.dh0, early.dc0
+            dgates, early.dweight + late.dweight, early.dbias + late.dbias, early.dh0, early.dc0
         )
     return _gradients(saved, dgates, dhidden, first_h, first_c)
 
@@ -177,35 +185,37 @@ def chunked(
 def sequential(
     saved: Saved, dy: torch.Tensor | None, dh: torch.Tensor, dc: torch.Tensor | None
 ) -> Gradients:
-    """Step by step, in a loop of Python: what all others must equal up to rounding."""
+    """Compute gradients step by step; the reference that the other ways equal up to rounding."""
     at = saved.columns()
-    on_inputs, felt = [], []
+    on_inputs, on_hiddens = [], []
     for t in reversed(range(saved.steps)):
-        now = {name: one[t] for name, one in at.items()}
+        columns = {name: tensor[t] for name, tensor in at.items()}
         dh = dh if dy is None else dh + dy[t]
-        on_input, on_hidden, _, _ = step_gradient(saved.kind, now, dh, dc)
+        on_input, on_hidden, _, _ = step_gradient(saved.kind, columns, dh, dc)
         on_inputs.append(on_input)
-        felt.append(on_hidden)
-        dh, dc = _back(saved, now, dh, dc)
-    return _gradients(saved, torch.stack(on_inputs[::-1]), torch.stack(felt[::-1]), dh, dc)
+        on_hiddens.append(on_hidden)
+        dh, dc = _step_back(saved, columns, dh, dc)
+    return _gradients(saved, torch.stack(on_inputs[::-1]), torch.stack(on_hiddens[::-1]), dh, dc)
 
 
 def tree(
     saved: Saved, dy: torch.Tensor | None, dh: torch.Tensor, dc: torch.Tensor | None
 ) -> Gradients:
-    """The Jacobian of every step, scanned as a tree: at most 2 log2(T + 1) dependent products."""
+    """Scan the Jacobians of all steps as a tree: at most 2 log2(T + 1) dependent products."""
     steps, batch, hidden = saved.y.shape
     size = hidden if dc is None else 2 * hidden
     at = saved.columns()
     rows = torch.eye(size, dtype=dh.dtype).expand(steps, batch, size, size)
-    now = {name: one[:, :, None] for name, one in at.items()}
-    back = _back(saved, now, rows[..., :hidden], rows[..., hidden:] if dc is not None else None)
-    jacobians = torch.cat([one for one in back if one is not None], -1)  # row s: of J^T e_s
+    columns = {name: tensor[:, :, None] for name, tensor in at.items()}
+    back = _step_back(
+        saved, columns, rows[..., :hidden], rows[..., hidden:] if dc is not None else None
+    )
+    jacobians = torch.cat([part for part in back if part is not None], -1)  # row s: of J^T e_s
     losses = dh.new_zeros(steps, batch, size)
     if dy is not None:
         losses[..., :hidden] = dy
     end = dh if dc is None else torch.cat([dh, dc], -1)
-    # From the end: g_(T-1) = end + loss, then each step by the Jacobian behind it.
+    # From the end: g_(T-1) = end + loss; each earlier step multiplies by the Jacobian after it.
     a = torch.cat([jacobians.new_zeros(1, batch, size, size), jacobians[1:].flip(0).mT])
     b = losses.flip(0)
     b[0] += end
@@ -221,7 +231,7 @@ def _gradients(
     saved: Saved, dgates: torch.Tensor, dhidden: torch.Tensor, dh0: torch.Tensor,
     dc0: torch.Tensor | None,
 ) -> Gradients:  # fmt: skip
-    # The first step read h0, the others the state before: without a copy of all states.
+    # The first step reads h0, the others the preceding state; concatenating would copy all states.
     dweight = dhidden[0].T @ saved.h0
     dweight += dhidden[1:].flatten(0, 1).T @ saved.y[:-1].flatten(0, 1)
     return Gradients(dgates, dweight, dhidden.flatten(0, 1).sum(0), dh0, dc0)

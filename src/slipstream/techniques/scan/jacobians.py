@@ -1,9 +1,9 @@
-"""Transposed Jacobians of layers as sparse matrices, and gradients of a chain of them by a scan.
+"""Transposed Jacobians of layers as sparse matrices, and gradients of a chain of layers by a scan.
 
 A row is an element of a layer's input, a column one of its output, in memory order of one sample.
-Where numbers may stand follows from shapes alone. Away from an image's edges the rows of a
-convolution are all alike but for a shift: places and numbers are written in a few blocks, each one
-row broadcast over a grid, as fast as memory takes them.
+The sparsity pattern follows from shapes alone. Away from an image's edges the rows of a convolution
+are equal up to a shift, so indices and values are written in a few blocks, each a row broadcast
+over a grid, at memory bandwidth.
 
 Source: Wang et al., "BPPSA: Scaling Back-propagation by Parallel Scan Algorithm", MLSys 2020.
 """
@@ -29,21 +29,21 @@ from slipstream.tables import Field, Table
 from slipstream.techniques.scan.affine import exclusive_scan
 
 _Integers = NDArray[np.int64 | np.int32]
-# Share of weights other than zero from which on a convolution's whole pattern is worth having.
-_PRUNED = 0.5
+# Minimum share of non-zero weights for which the pattern of a dense convolution is used.
+_MIN_DENSITY = 0.5
 
 
 @dataclass(frozen=True, eq=False)
 class _Block:
-    """Rows of a grid of places in a channel that reach outputs by the same taps.
+    """Rows of a grid of positions in a channel that reach outputs by the same taps.
 
     Attributes:
-        start: entries of the channel before those of the first place.
-        grid: places along both axes.
-        steps: entries from a place to the next, along both axes.
-        taps: along both axes, as they index a kernel.
-        columns: of the first row, in the first group.
-        moved: [*grid], by how much those of a place are higher.
+        start: number of the channel's entries before those of the first position.
+        grid: number of positions along both axes.
+        steps: number of entries from a position to the next, along both axes.
+        taps: indices into a kernel, along both axes.
+        columns: columns of the first row, in the first group.
+        shifts: offset of each position's columns from those of the first, [*grid].
     """
 
     start: int
@@ -51,10 +51,10 @@ class _Block:
     steps: tuple[int, int]
     taps: tuple[_Integers, ...]
     columns: _Integers
-    moved: _Integers
+    shifts: _Integers
 
     def of(self, entries: NDArray[Any]) -> NDArray[Any]:
-        """A view [channels, *grid, row] of the block's own of all `entries` [channels, entries]."""
+        """Return the block's view [channels, *grid, row] of `entries` [channels, entries]."""
         size = entries.itemsize
         strides = entries.strides[0], *(step * size for step in self.steps), size
         shape = len(entries), *self.grid, len(self.columns)
@@ -63,13 +63,13 @@ class _Block:
 
 @dataclass(frozen=True, eq=False)
 class _Pattern:
-    """Where a convolution's numbers stand.
+    """Sparsity pattern of a convolution's transposed Jacobian.
 
     Attributes:
-        blocks: of a channel of the input.
-        counts: entries of each of its places.
-        channels, groups: of the input.
-        shape: inputs, outputs.
+        blocks: blocks of one input channel.
+        counts: number of entries of each of the channel's positions.
+        channels, groups: numbers of input channels and groups.
+        shape: numbers of inputs and outputs.
     """
 
     blocks: list[_Block]
@@ -78,74 +78,75 @@ class _Pattern:
     groups: int
     shape: tuple[int, int]
 
-    def places(self) -> tuple[_Integers, _Integers]:
-        """The CSR matrix's indices and indptr."""
+    def indices(self) -> tuple[_Integers, _Integers]:
+        """Return the CSR matrix's indices and indptr."""
         indptr = np.concatenate([[0], np.cumsum(np.tile(self.counts, self.channels))])
         dtype = _index_type(max(int(indptr[-1]), *self.shape))
         indices = np.empty((self.channels, int(self.counts.sum())), dtype)
         group = np.repeat(np.arange(self.groups), self.channels // self.groups)
-        further = group * (self.shape[1] // self.groups)
+        group_offset = group * (self.shape[1] // self.groups)
         for block in self.blocks:
-            first = np.add.outer(further, block.columns).astype(dtype)[:, None, None]
-            moved = block.moved.astype(dtype)[..., None]
-            # NumPy's sum of a row and a number takes four times as long.
+            first = np.add.outer(group_offset, block.columns).astype(dtype)[:, None, None]
+            shifts = block.shifts.astype(dtype)[..., None]
+            # Four times as fast as NumPy's broadcast sum.
             out = torch.from_numpy(block.of(indices))
-            torch.add(torch.from_numpy(first), torch.from_numpy(moved), out=out)
+            torch.add(torch.from_numpy(first), torch.from_numpy(shifts), out=out)
         return indices.reshape(-1), indptr
 
-    def fill(self, numbers: NDArray[Any], weight: NDArray[Any]) -> None:
-        """Write the data of the convolution's weight [O, I, kernel]."""
-        by_channel = numbers.reshape(self.channels, -1)
-        # [groups, their inputs, their outputs, kernel]
-        seen = weight.reshape(self.groups, -1, *weight.shape[1:]).swapaxes(1, 2)
+    def fill(self, values: NDArray[Any], weight: NDArray[Any]) -> None:
+        """Write the matrix's data from the convolution's weight [O, I, kernel]."""
+        by_channel = values.reshape(self.channels, -1)
+        # [groups, inputs per group, outputs per group, kernel]
+        transposed = weight.reshape(self.groups, -1, *weight.shape[1:]).swapaxes(1, 2)
         for block in self.blocks:
-            row = seen[..., block.taps[0], block.taps[1]]
+            row = transposed[..., block.taps[0], block.taps[1]]
             block.of(by_channel)[:] = row.reshape(self.channels, 1, 1, -1)
 
     @property
     def entries(self) -> int:
-        """Of all channels."""
+        """Number of entries of all channels."""
         return self.channels * int(self.counts.sum())
 
 
 def jacobian_transposed(
     layer: nn.Module, x: torch.Tensor, into: sparse.csr_matrix | None = None
 ) -> sparse.csr_matrix:
-    """The transposed Jacobian of `layer` at one sample, [inputs, outputs], with sorted indices.
+    """Return the transposed Jacobian of `layer` at a sample, [inputs, outputs], indices sorted.
 
     Args:
         layer: Conv2d, Linear, ReLU, MaxPool2d, AvgPool2d, Flatten or Identity.
-        x: what it is given, without a batch dimension.
-        into: of a ReLU or of a convolution most of whose weights are not zero, what an earlier call
-            for the same sizes returned: its numbers are overwritten, and it is returned.
+        x: input of the layer, without a batch dimension.
+        into: for a ReLU or a convolution of which most weights are not zero, the result of an
+            earlier call with the same sizes; its values are overwritten, and it is returned.
 
     Raises:
-        InvalidArgumentError: another layer, padding other than with zeros, or an `into` that does
-            not fit.
+        InvalidArgumentError: the layer or its padding is not supported, or `into` does not match.
     """
     if isinstance(layer, nn.Conv2d):
         if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
-            raise InvalidArgumentError("layer", "only a convolution padded with zeros, in numbers")
-        if int(layer.weight.count_nonzero()) < _PRUNED * layer.weight.numel():
+            raise InvalidArgumentError("layer", "has a padding other than zeros of a given width")
+        if int(layer.weight.count_nonzero()) < _MIN_DENSITY * layer.weight.numel():
             if into is not None:
-                raise InvalidArgumentError("into", "places of pruned weights are made anew")
+                raise InvalidArgumentError(
+                    "into", "cannot be reused for a pruned convolution, whose pattern changes"
+                )
             return _pruned_convolution(layer, x)
         pattern = convolution_pattern(
             tuple(x.shape), layer.out_channels, layer.kernel_size, layer.stride, layer.padding,
             layer.dilation, layer.groups,
         )  # fmt: skip
         weight: NDArray[Any] = layer.weight.detach().numpy()
-        numbers = _numbers(into, pattern.entries, pattern.shape, weight.dtype)
-        pattern.fill(numbers, weight)
-        return _csr(numbers, *pattern.places(), pattern.shape) if into is None else into
+        values = _values(into, pattern.entries, pattern.shape, weight.dtype)
+        pattern.fill(values, weight)
+        return _csr(values, *pattern.indices(), pattern.shape) if into is None else into
     if isinstance(layer, nn.ReLU):
         flat: NDArray[Any] = x.detach().reshape(-1).numpy()
-        numbers = _numbers(into, len(flat), (len(flat), len(flat)), flat.dtype)
-        # Into the right type at once: a mask on the way takes as long again.
-        np.greater(flat, 0, out=numbers, casting="unsafe")
-        return _diagonal(numbers) if into is None else into
+        values = _values(into, len(flat), (len(flat), len(flat)), flat.dtype)
+        # Writing to the final dtype avoids a mask, which would double the time.
+        np.greater(flat, 0, out=values, casting="unsafe")
+        return _diagonal(values) if into is None else into
     if into is not None:
-        raise InvalidArgumentError("into", f"the places of {type(layer).__name__} are not kept")
+        raise InvalidArgumentError("into", f"cannot be reused for {type(layer).__name__}")
     if isinstance(layer, nn.Linear):
         return sparse.csr_matrix(layer.weight.detach().numpy().T)
     if isinstance(layer, nn.Flatten | nn.Identity):
@@ -154,22 +155,22 @@ def jacobian_transposed(
         return _max_pool(layer, x)
     if isinstance(layer, nn.AvgPool2d):
         return _average_pool(layer, x)
-    raise InvalidArgumentError("layer", f"no sparse Jacobian of {type(layer).__name__}")
+    raise InvalidArgumentError("layer", f"{type(layer).__name__} has no sparse Jacobian")
 
 
-def _numbers(
+def _values(
     into: sparse.csr_matrix | None, count: int, shape: tuple[int, int], dtype: Any
 ) -> NDArray[Any]:
-    """Where the numbers of a matrix go: those of `into`, or room for new ones."""
+    """Return the array for a matrix's values: that of `into`, or a new one."""
     if into is None:
         return np.empty(count, dtype)
     if into.shape != shape or into.data.shape != (count,) or into.dtype != dtype:
         raise InvalidArgumentError(
-            "into", f"{into.nnz} numbers in {into.shape} of {into.dtype} do not fit",
-            remedy=f"{count} in {shape} of {dtype}, as an earlier call returned them",
+            "into", f"has {into.nnz} entries, shape {into.shape} and {into.dtype}",
+            remedy=f"pass {count} entries, shape {shape} and {dtype}, as an earlier call returned",
         )  # fmt: skip
-    numbers: NDArray[Any] = into.data
-    return numbers
+    values: NDArray[Any] = into.data
+    return values
 
 
 @functools.lru_cache(maxsize=64)
@@ -177,10 +178,10 @@ def convolution_pattern(
     image: tuple[int, ...], outputs: int, kernel: tuple[int, ...], stride: tuple[int, ...],
     padding: tuple[int, ...], dilation: tuple[int, ...], groups: int,
 ) -> _Pattern:  # fmt: skip
-    """Where the numbers stand of a convolution's transposed Jacobian, for one [C, H, W].
+    """Return the pattern of a convolution's transposed Jacobian for an image [C, H, W].
 
-    In a row, columns rise with the output's channel, then with its place; and the place rises as
-    the tap falls.
+    In a row, columns increase with the output's channel, then with its position, which increases as
+    the tap decreases.
     """
     channels, height, width = image
     runs_y, counts_y, out_y = _axis(height, kernel[0], stride[0], padding[0], dilation[0])
@@ -202,7 +203,7 @@ def convolution_pattern(
 
 
 def _pruned_convolution(layer: nn.Conv2d, x: torch.Tensor) -> sparse.csr_matrix:
-    """Of the weights that are not zero alone: a pattern of all would be mostly zeros."""
+    """Build the matrix from non-zero weights only."""
     weight: NDArray[Any] = layer.weight.detach().numpy()
     output, into, tap_y, tap_x = np.nonzero(weight)
     height, width = x.shape[1:]
@@ -211,7 +212,7 @@ def _pruned_convolution(layer: nn.Conv2d, x: torch.Tensor) -> sparse.csr_matrix:
         (size + 2 * padding[i] - dilation[i] * (weight.shape[2 + i] - 1) - 1) // stride[i] + 1
         for i, size in enumerate((height, width))
     ]
-    # [weights, outputs along the axis]: the input that each is multiplied with.
+    # [weights, outputs along the axis]: the input position that each weight multiplies.
     y = tap_y[:, None] * dilation[0] - padding[0] + np.arange(out[0]) * stride[0]
     x_ = tap_x[:, None] * dilation[1] - padding[1] + np.arange(out[1]) * stride[1]
     inside = ((y >= 0) & (y < height))[:, :, None] & ((x_ >= 0) & (x_ < width))[:, None]
@@ -227,14 +228,14 @@ def _pruned_convolution(layer: nn.Conv2d, x: torch.Tensor) -> sparse.csr_matrix:
 
 @dataclass(frozen=True)
 class _Run:
-    """Places along an axis, a stride apart, that reach outputs by the same taps.
+    """Positions along an axis, a stride apart, that reach outputs by the same taps.
 
     Attributes:
-        places: how many.
-        start: entries of all places before the first.
-        step: entries from each to the next.
-        taps: by which outputs are reached that rise.
-        first: these outputs, of the first place; of each other one they are one further on.
+        places: number of positions.
+        start: number of entries of all positions before the first.
+        step: number of entries from each position to the next.
+        taps: taps in the order of increasing outputs.
+        first: outputs that the first position reaches; they increase by 1 per position.
     """
 
     places: int
@@ -247,7 +248,7 @@ class _Run:
 def _axis(
     size: int, kernel: int, stride: int, padding: int, dilation: int
 ) -> tuple[list[_Run], _Integers, int]:
-    """Along one axis: runs of input places, outputs that each place reaches, and all outputs."""
+    """Return, along one axis, runs of positions, their entry counts, and the number of outputs."""
     out = (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
     reached = [
         [
@@ -260,13 +261,13 @@ def _axis(
     ]
     starts = list(itertools.accumulate(map(len, reached), initial=0))
 
-    def alike(place: int) -> tuple[tuple[int, ...], int]:
+    def taps_and_step(place: int) -> tuple[tuple[int, ...], int]:
         taps = tuple(tap for _, tap in reached[place])
         return taps, starts[min(place + stride, size)] - starts[place]
 
     runs = []
     for phase in range(min(stride, size)):
-        for (taps, step), group in itertools.groupby(range(phase, size, stride), alike):
+        for (taps, step), group in itertools.groupby(range(phase, size, stride), taps_and_step):
             places = list(group)
             first = tuple(output for output, _ in reached[places[0]])
             if taps:
@@ -275,12 +276,12 @@ def _axis(
 
 
 def _max_pool(layer: nn.MaxPool2d, x: torch.Tensor) -> sparse.csr_matrix:
-    y, where = functional.max_pool2d(
+    y, indices = functional.max_pool2d(
         x, layer.kernel_size, layer.stride, layer.padding, layer.dilation, layer.ceil_mode,
         return_indices=True,
     )  # fmt: skip
     channels, size, out = x.shape[0], x[0].numel(), y[0].numel()
-    rows = (where.reshape(channels, -1).numpy() + np.arange(channels)[:, None] * size).reshape(-1)
+    rows = (indices.reshape(channels, -1).numpy() + np.arange(channels)[:, None] * size).reshape(-1)
     order = np.argsort(rows, kind="stable")
     indptr = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=channels * size))])
     ones = np.ones(len(rows), _numpy(x.dtype))
@@ -289,21 +290,23 @@ def _max_pool(layer: nn.MaxPool2d, x: torch.Tensor) -> sparse.csr_matrix:
 
 def _average_pool(layer: nn.AvgPool2d, x: torch.Tensor) -> sparse.csr_matrix:
     kernel, stride, padding = (
-        (one, one) if isinstance(one, int) else tuple(one)
-        for one in (layer.kernel_size, layer.stride, layer.padding)
+        (size, size) if isinstance(size, int) else tuple(size)
+        for size in (layer.kernel_size, layer.stride, layer.padding)
     )
     if layer.ceil_mode or layer.divisor_override or (any(padding) and not layer.count_include_pad):
-        raise InvalidArgumentError("layer", "only average pooling of whole, equal windows")
+        raise InvalidArgumentError(
+            "layer", "has average pooling with incomplete windows or another divisor"
+        )
     pattern = convolution_pattern(
         tuple(x.shape), x.shape[0], kernel, stride, padding, (1, 1), x.shape[0]
     )
-    indices, indptr = pattern.places()
+    indices, indptr = pattern.indices()
     share = np.full(len(indices), 1.0 / (kernel[0] * kernel[1]), _numpy(x.dtype))
     return _csr(share, indices, indptr, pattern.shape)
 
 
 def _diagonal(values: NDArray[Any]) -> sparse.csr_matrix:
-    """All of it, zeros among them: the pattern of any ReLU of so many elements is one."""
+    """Return a diagonal matrix with explicit zeros, so that its pattern depends on size alone."""
     size = len(values)
     dtype = _index_type(size)
     return _csr(
@@ -313,24 +316,26 @@ def _diagonal(values: NDArray[Any]) -> sparse.csr_matrix:
 
 def _csr(data: Any, indices: Any, indptr: Any, shape: tuple[int, int]) -> sparse.csr_matrix:
     dtype = _index_type(max(len(data), *shape))
-    matrix = copy.copy(_bare(shape))
+    matrix = copy.copy(_empty(shape))
     matrix.data = data
-    matrix.indices, matrix.indptr = (one.astype(dtype, copy=False) for one in (indices, indptr))
+    matrix.indices, matrix.indptr = (
+        values.astype(dtype, copy=False) for values in (indices, indptr)
+    )
     matrix.has_sorted_indices = True
     return matrix
 
 
 @functools.lru_cache(maxsize=64)
-def _bare(shape: tuple[int, int]) -> sparse.csr_matrix:
-    """A matrix whose arrays are yet to come: SciPy looks through those it is made of."""
+def _empty(shape: tuple[int, int]) -> sparse.csr_matrix:
+    """Return a matrix without arrays: they are set later, to skip SciPy's validation."""
     matrix = sparse.csr_matrix(shape)
     matrix.indptr = matrix.indices
     return matrix
 
 
-def _index_type(most: int) -> Any:
-    """Of places up to `most`, as SciPy keeps them: in 32 bits where they fit."""
-    return np.int64 if most > np.iinfo(np.int32).max else np.int32
+def _index_type(max_index: int) -> Any:
+    """Return SciPy's index dtype: int32 if `max_index` fits, else int64."""
+    return np.int64 if max_index > np.iinfo(np.int32).max else np.int32
 
 
 def _numpy(dtype: torch.dtype) -> Any:
@@ -339,16 +344,14 @@ def _numpy(dtype: torch.dtype) -> Any:
 
 @dataclass(frozen=True)
 class ChainGradient:
-    """Gradients of a chain of layers, and what they took.
+    """Gradients of a chain of layers, and the cost of the scan.
 
     Attributes:
-        gradients: of every activation: the output's first, the input's last; each [elements].
-        operations: of each level of the tree, multiplications of its products; the largest of a
-            level lies on the critical path.
+        gradients: gradient of every activation, from output to input, each [elements].
+        operations: multiplications of each matrix product, by level of the tree.
         critical: multiplications on the critical path of the scan.
-        sequential: multiplications of back-propagation, vector by matrix, one after the other;
-            as in the scan, zeros of the vector (behind a ReLU, a pooling) are not multiplied.
-        pays: whether a scan with a processor for every product would be shorter.
+        sequential: multiplications of back-propagation by vector-matrix products; as in the scan,
+            zeros of the vector (after a ReLU or a pooling) are skipped.
     """
 
     gradients: list[NDArray[Any]]
@@ -362,33 +365,33 @@ class ChainGradient:
         return self.critical < self.sequential
 
     def table(self) -> Table:
-        """Products of each level of the tree, and which way is shorter."""
+        """Return the cost of each level of the tree, and which method is shorter."""
         levels = list(enumerate(self.operations))
         number = Field[tuple[int, list[int]]].number
-        verdict = "pays" if self.pays else "does not pay"
+        verdict = "is shorter" if self.pays else "is not shorter"
         return Table.of(levels, [
-            number("level", lambda one: one[0]),
-            number("products", lambda one: len(one[1])),
-            number("multiplications", lambda one: f"{sum(one[1]):,}"),
-            number("largest product", lambda one: f"{max(one[1], default=0):,}"),
+            number("level", lambda level: level[0]),
+            number("products", lambda level: len(level[1])),
+            number("multiplications", lambda level: f"{sum(level[1]):,}"),
+            number("largest product", lambda level: f"{max(level[1], default=0):,}"),
         ], notes=[
             f"critical path {self.critical:,} multiplications, back-propagation "
-            f"{self.sequential:,}: a scan {verdict}, with a processor for every product"
+            f"{self.sequential:,}: a scan {verdict}, with a processor per product"
         ])  # fmt: skip
 
 
 def backprop(
     layers: Sequence[nn.Module], x: torch.Tensor, gradient: torch.Tensor, levels: int | None = None
 ) -> ChainGradient:
-    """Gradients of every activation of a chain of layers, for one sample, by an exclusive scan.
+    """Compute the gradient of every activation of a chain of layers by an exclusive scan.
 
     Args:
-        x: without a batch dimension.
-        gradient: of the chain's output.
-        levels: of the tree; None: all.
+        x: input of the first layer, without a batch dimension.
+        gradient: gradient of the chain's output.
+        levels: maximum levels of the tree; None: all.
 
     Raises:
-        InvalidArgumentError: a layer without a sparse Jacobian.
+        InvalidArgumentError: a layer has no sparse Jacobian.
     """
     jacobians = []
     with torch.no_grad():
@@ -397,25 +400,28 @@ def backprop(
             jacobian.eliminate_zeros()
             jacobians.append(jacobian)
             x = layer(x.unsqueeze(0)).squeeze(0)
-    end = sparse.csr_matrix(gradient.detach().reshape(-1, 1).numpy())
-    elements = [_Element(end, ()), *(_Element(one, ()) for one in reversed(jacobians))]
-    # One behind the last, so that what comes before it, the input's gradient, is given too.
+    output_gradient = sparse.csr_matrix(gradient.detach().reshape(-1, 1).numpy())
+    elements = [
+        _Element(output_gradient, ()),
+        *(_Element(jacobian, ()) for jacobian in reversed(jacobians)),
+    ]
+    # Another element at the end, so that the exclusive scan includes the input's gradient.
     size = elements[-1].matrix.shape[0]
     elements.append(_Element(sparse.identity(size, format="csr"), ()))
     log: list[tuple[int, int]] = []
 
-    def operate(one: _Element, other: _Element) -> _Element:
-        count = products_of(other.matrix, one.matrix)
-        path = max(one.path, other.path, key=sum) if one.path or other.path else ()
+    def operate(left: _Element, right: _Element) -> _Element:
+        count = products_of(right.matrix, left.matrix)
+        path = max(left.path, right.path, key=sum) if left.path or right.path else ()
         log.append((len(path), count))
-        return _Element(other.matrix @ one.matrix, (*path, count))
+        return _Element(right.matrix @ left.matrix, (*path, count))
 
-    scanned = exclusive_scan(elements, operate, _Element(end, ()), levels)[1:]
+    scanned = exclusive_scan(elements, operate, _Element(output_gradient, ()), levels)[1:]
     depth = max((level for level, _ in log), default=-1) + 1
     operations = [[count for level, count in log if level == at] for at in range(depth)]
-    critical = max(sum(one.path) for one in scanned)
+    critical = max(sum(element.path) for element in scanned)
     return ChainGradient(
-        [one.matrix.toarray().reshape(-1) for one in scanned], operations, critical,
+        [element.matrix.toarray().reshape(-1) for element in scanned], operations, critical,
         sum(
             products_of(jacobian, vector.matrix)
             for jacobian, vector in zip(reversed(jacobians), scanned, strict=False)
@@ -425,14 +431,14 @@ def backprop(
 
 @dataclass(frozen=True, eq=False)
 class _Element:
-    """A product of Jacobians, and the multiplications one after another that it took."""
+    """A product of Jacobians, and the sequential multiplications on its critical path."""
 
     matrix: sparse.csr_matrix
     path: tuple[int, ...]
 
 
 def products_of(left: sparse.csr_matrix, right: sparse.csr_matrix) -> int:
-    """Multiplications of a sparse product, from the patterns alone."""
+    """Return the number of multiplications of a sparse product, from the patterns alone."""
     of_columns = np.bincount(left.indices, minlength=left.shape[1])
     of_rows = np.diff(right.indptr)
     return int(of_columns @ of_rows)

@@ -1,8 +1,8 @@
 """The operators ``slipstream::scan_*``: all steps of a recurrence in one call.
 
-What frameworks pay for a recurrence of many short steps is a dozen operators for each step. These
-run the steps in one loop of compiled code, and their backward adds up the gradient of the weights
-as it goes. Where the compiled library is missing, `available` is False and modules stay torch's.
+Frameworks run a dozen operators per step, whose overhead dominates short steps. These operators run
+all steps in one compiled loop, and accumulate the gradient of the weights in the backward loop.
+Without the compiled library `available` is False, and modules use torch's recurrence.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _FAMILY = Family("scan", {
 
 
 def kernels() -> dict[InstructionSet, int]:
-    """The kernels that run here, see `Family.kernels`."""
+    """Return the kernels that run on this machine, see `Family.kernels`."""
     return _FAMILY.kernels
 
 
 def available() -> bool:
-    """Whether compiled kernels are here."""
+    """Return whether a compiled kernel runs on this machine."""
     return bool(_FAMILY.kernels)
 
 
@@ -55,7 +55,7 @@ def _run(function: str, form: Any, dtype: torch.dtype, kernel: int | None, **fie
     }
     number = _FAMILY.kernel() if kernel is None else kernel
     if number is None:
-        raise InvalidArgumentError("kernel", "no compiled kernel runs here")
+        raise InvalidArgumentError("kernel", "no compiled kernel runs on this machine")
     _FAMILY.call(function, number, DTYPES[dtype], ctypes.byref(form(**values)))
 
 
@@ -63,20 +63,22 @@ def run_forward(
     projections: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, h0: torch.Tensor,
     c0: torch.Tensor | None, kind: str, kernel: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    """All states, [T, B, H], and what else the backward pass reads: gates, extra; or [0].
+    """Return all states [T, B, H], and the tensors saved for the backward pass: gates, extra.
+
+    Gates and extra are empty ([0]) for ``tanh`` and ``relu``.
 
     Args:
-        projections: [T, B, G H], of the input, with their biases.
+        projections: input projections with their biases, [T, B, G H].
         weight: [G H, H], as ``weight_hh_l0``.
-        bias: [H] of the GRU's candidate on the hidden side; None of others.
-        h0, c0: [B, H]; `c0` is None but of the LSTM.
+        bias: hidden-side bias of the GRU's candidate, [H]; None for other cells.
+        h0, c0: initial states [B, H]; `c0` is None except for the LSTM.
         kernel: one of `kernels`; the best by default.
 
     Raises:
-        InvalidArgumentError: shapes or dtypes that do not fit.
+        InvalidArgumentError: shapes or dtypes do not match, or no kernel runs on this machine.
     """
     steps, batch, hidden = _sizes("projections", projections, kind, GATES.get(kind, 1))
-    projections, weight, bias, h0, c0 = _fitting(
+    projections, weight, bias, h0, c0 = _checked(
         projections,
         projections=(projections, (steps, batch, GATES[kind] * hidden)),
         weight=(weight, (GATES[kind] * hidden, hidden)),
@@ -100,14 +102,16 @@ def run_backward(
     h0: torch.Tensor, c0: torch.Tensor | None, dy: torch.Tensor | None, dh: torch.Tensor | None,
     dc: torch.Tensor | None, kind: str, kernel: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    """Gradients of the projections [T, B, G H], weight, hidden-side biases [G H], h0 and c0 ([0]).
+    """Return gradients of projections [T, B, G H], weight, hidden-side biases [G H], h0 and c0.
+
+    The gradient of c0 is empty ([0]) except for the LSTM.
 
     Args:
-        dy: [T, B, H], of every state; None for none.
-        dh, dc: [B, H], of the last ones.
+        dy: gradient of every state, [T, B, H], or None.
+        dh, dc: gradients of the last states, [B, H], or None.
 
     Raises:
-        InvalidArgumentError: shapes or dtypes that do not fit.
+        InvalidArgumentError: shapes or dtypes do not match, or no kernel runs on this machine.
     """
     steps, batch, hidden = _sizes("y", y, kind, 1)
     count, workers, gated = GATES[kind] * hidden, _workers(batch), kind in ("gru", "lstm")
@@ -116,7 +120,7 @@ def run_backward(
         "c0": (c0, cell), "dy": (dy, None if dy is None else (steps, batch, hidden)),
         "dh": (dh, None if dh is None else state), "dc": (dc, None if dc is None else cell),
     }  # fmt: skip
-    y, gates, extra, weight, h0, c0, dy, dh, dc = _fitting(
+    y, gates, extra, weight, h0, c0, dy, dh, dc = _checked(
         y, y=(y, (steps, batch, hidden)),
         gates=(gates, (steps, batch, count) if gated else (0,)),
         extra=(extra, (steps, batch, hidden) if gated else (0,)),
@@ -138,42 +142,42 @@ def run_backward(
 
 
 def _sizes(name: str, tensor: torch.Tensor, kind: str, gates: int) -> tuple[int, int, int]:
-    """Steps, sequences and hidden units, of which none is 0."""
+    """Return the numbers of steps, sequences and hidden units; none is 0."""
     if kind not in KINDS:
-        raise InvalidArgumentError("kind", f"'{kind}' is none of {KINDS}")
+        raise InvalidArgumentError("kind", f"'{kind}' is not one of {', '.join(KINDS)}")
     if tensor.dim() != 3 or not tensor.numel() or tensor.shape[2] % gates:
         raise InvalidArgumentError(name, f"{tuple(tensor.shape)} is not [T, B, {gates} H]")
     return tensor.shape[0], tensor.shape[1], tensor.shape[2] // gates
 
 
-def _fitting(like: torch.Tensor, **given: tuple[Any, Any]) -> list[Any]:
-    """The tensors, contiguous, once each is seen to have its shape, and the dtype of `like`.
+def _checked(like: torch.Tensor, **tensors: tuple[Any, Any]) -> list[Any]:
+    """Check shapes, devices and dtypes (that of `like`); return the tensors, contiguous.
 
     Args:
-        given: by name a tensor or None, and the shape it must have; None: there must be none.
+        tensors: a tensor or None, and the expected shape or None if it must be None, by name.
     """
     if like.dtype not in DTYPES:
         raise InvalidArgumentError("dtype", f"{like.dtype} is neither float32 nor float64")
-    tensors = []
-    for name, (tensor, shape) in given.items():
+    contiguous = []
+    for name, (tensor, shape) in tensors.items():
         if (tensor is None) != (shape is None):
-            raise InvalidArgumentError(name, "is missing" if tensor is None else "is one too many")
+            raise InvalidArgumentError(name, "is missing" if tensor is None else "must be None")
         if tensor is not None:
             fits = tuple(tensor.shape) == shape and tensor.dtype == like.dtype
             if not fits or tensor.device.type != "cpu":
                 raise InvalidArgumentError(
-                    name, f"{tuple(tensor.shape)} of {tensor.dtype} on {tensor.device} is wrong",
-                    remedy=f"{shape} of {like.dtype} on cpu",
+                    name, f"has shape {tuple(tensor.shape)} and {tensor.dtype}, on {tensor.device}",
+                    remedy=f"pass shape {shape} and {like.dtype}, on cpu",
                 )  # fmt: skip
             tensor = tensor.contiguous()
-        tensors.append(tensor)
-    return tensors
+        contiguous.append(tensor)
+    return contiguous
 
 
 def run_diagonal(
     a: torch.Tensor, b: torch.Tensor, h0: torch.Tensor, reverse: bool, kernel: int | None = None
 ) -> torch.Tensor:
-    """``h_t = a_t h_(t-1) + b_t`` element by element; a, b and h [T, N], h0 [N]."""
+    """Compute ``h_t = a_t h_(t-1) + b_t`` elementwise; a, b and the states [T, N], h0 [N]."""
     a, b, h0 = _diagonal(a, b=b, h0=h0)
     h = torch.empty_like(b)
     _run(
@@ -187,7 +191,7 @@ def run_diagonal_backward(
     a: torch.Tensor, h0: torch.Tensor, h: torch.Tensor, dh: torch.Tensor, reverse: bool,
     kernel: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    """Gradients of a, b and h0, of `run_diagonal`."""
+    """Return the gradients of `run_diagonal` with respect to a, b and h0."""
     a, h0, h, dh = _diagonal(a, h0=h0, h=h, dh=dh)
     da, db, dh0 = torch.empty_like(a), torch.empty_like(a), torch.empty_like(h0)
     _run(
@@ -202,20 +206,29 @@ def _diagonal(a: torch.Tensor, **others: torch.Tensor) -> list[Any]:
     if a.dim() != 2 or not a.numel():
         raise InvalidArgumentError("a", f"{tuple(a.shape)} is not [T, N]")
     shape: tuple[int, ...] = tuple(a.shape)
-    each = {name: (one, shape[1:] if name == "h0" else shape) for name, one in others.items()}
-    return _fitting(a, a=(a, shape), **each)
+    expected = {
+        name: (tensor, shape[1:] if name == "h0" else shape) for name, tensor in others.items()
+    }
+    return _checked(a, a=(a, shape), **expected)
 
 
 def products(
     left: torch.Tensor, right: torch.Tensor, out: torch.Tensor | None = None,
     kernel: int | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """``left @ right`` of many small square matrices, [N, H, H]; each is contiguous, not all."""
+    """Compute ``left @ right`` for many small square matrices, [N, H, H].
+
+    Each matrix is contiguous; the stride between matrices is a multiple of its size.
+    """
     count, width = left.shape[0], left.shape[-1]
     product = left.new_empty(count, width, width) if out is None else out
     number = _FAMILY.kernel() if kernel is None else kernel
-    each = [(one.data_ptr(), one.stride(0) // width**2) for one in (left, right, product)]
-    _FAMILY.call("scan_products", number, DTYPES[left.dtype], count, width, *itertools.chain(*each))
+    operands = [
+        (matrices.data_ptr(), matrices.stride(0) // width**2) for matrices in (left, right, product)
+    ]
+    _FAMILY.call(
+        "scan_products", number, DTYPES[left.dtype], count, width, *itertools.chain(*operands)
+    )
     return product
 
 

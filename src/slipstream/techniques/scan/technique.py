@@ -1,4 +1,4 @@
-"""scan: ``nn.RNN``, ``nn.GRU`` and ``nn.LSTM`` with all steps of a layer in one call.
+"""scan: run all steps of a layer of ``nn.RNN``, ``nn.GRU`` and ``nn.LSTM`` in one call.
 
 Source: Wang et al., "BPPSA: Scaling Back-propagation by Parallel Scan Algorithm", MLSys 2020.
 """
@@ -36,17 +36,17 @@ _KINDS = {
     "aten::rnn_tanh": "tanh", "aten::rnn_relu": "relu", "aten::gru": "gru", "aten::lstm": "lstm",
 }  # fmt: skip
 _GATES = {"tanh": 1, "relu": 1, "gru": 3, "lstm": 4}
-# Of each kind, what its backward pass reads beside the states, in states.
-_KEPT = {"tanh": 0, "relu": 0, "gru": 4, "lstm": 5}
+# Tensors saved for the backward pass next to the states, in multiples of the states' size.
+_SAVED = {"tanh": 0, "relu": 0, "gru": 4, "lstm": 5}
 _FUSED_LAYER = "aten::mkldnn_rnn_layer"
-_NAMES = ("RNN", "GRU", "LSTM")
+_CLASS_NAMES = ("RNN", "GRU", "LSTM")
 _BY_HAND = "import slipstream.nn\nself.lstm = slipstream.nn.LSTM(64, 128)  # or RNN, GRU"
-_NONE = "no nn.RNN, nn.GRU or nn.LSTM runs in this step"
+_NO_RECURRENCE = "no nn.RNN, nn.GRU or nn.LSTM runs in this step"
 
 
 @dataclass(frozen=True)
 class ScanBackprop(Choosing):
-    """Every recurrent module of the model with all steps of a layer in one call.
+    """Technique that runs all steps of each recurrent layer in one call.
 
     Attributes:
         backward: how gradients are computed, see `slipstream.scan.rnn`.
@@ -64,18 +64,18 @@ class ScanBackprop(Choosing):
     )
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
-        """None, or why no recurrence of the step can be exchanged."""
+        """Return why no recurrence of the step can be replaced, or None."""
         for reason in (already_compiled(graph), already_autocast(graph)):
             if reason is not None:
                 return reason
-        if (reason := self.why_none_of(matches(graph, recurrences), _NONE)) is not None:
+        if (reason := self.why_none_of(matches(graph, recurrences), _NO_RECURRENCE)) is not None:
             return reason
         if library() is None:
-            return f"it needs the compiled library: {why_no_library()}"
+            return f"the compiled library is missing: {why_no_library()}"
         return None
 
     def required_timings(self, graph: Graph) -> Sequence[Call]:
-        """Each layer forward and backward."""
+        """Return the forward and the backward pass of each layer."""
         return [
             call
             for recurrence in self.chosen(matches(graph, recurrences))
@@ -84,36 +84,38 @@ class ScanBackprop(Choosing):
         ]
 
     def predict(self, graph: Graph, context: Context) -> Graph:
-        """One task in place of each module's forward operators, one in that of its backward.
+        """Replace the operators of each module's passes by one task per pass.
 
-        A module stays as it was where that is not shorter: `auto` leaves it to torch.
+        With ``backward=auto``, modules whose predicted time is not shorter are not changed.
         """
         edit = Editor(graph, str(self))
         changed = removed = 0
-        for one in self.chosen(matches(graph, recurrences)):
-            # Not at the step's pace: that of thousands of small operators is none of one loop's.
+        for recurrence in self.chosen(matches(graph, recurrences)):
+            # Without the step's scale factor: thousands of small operators do not predict one loop.
             prices = [
-                price(context.durations, one.calls(backward), _sum_ns(graph, tasks))
-                for backward, tasks in ((False, one.forward), (True, one.backward))
+                price(context.durations, recurrence.calls(backward), _sum_ns(graph, tasks))
+                for backward, tasks in ((False, recurrence.forward), (True, recurrence.backward))
             ]
-            before_ns = _sum_ns(graph, one.tasks)
+            before_ns = _sum_ns(graph, recurrence.tasks)
             if self.backward == "auto" and sum(p.nanoseconds for p in prices) >= MARGIN * before_ns:
                 continue
-            handle = _put(edit, graph, one.forward, prices[0])
-            if one.backward:
-                last = _put(edit, graph, one.backward, prices[1])
-                _hold(edit, graph, one, handle, last)
+            handle = _replace(edit, graph, recurrence.forward, prices[0])
+            if recurrence.backward:
+                last = _replace(edit, graph, recurrence.backward, prices[1])
+                _allocate(edit, graph, recurrence, handle, last)
             changed += 1
-            removed += len(one.tasks)
-        return edit.apply(f"{removed} operators of {changed} recurrent modules in one call a layer")
+            removed += len(recurrence.tasks)
+        return edit.apply(
+            f"{removed} operators of {changed} recurrent modules replaced by one call per layer"
+        )
 
     def apply(self, built: BuiltWorkload) -> None:
-        """Make every ``nn.RNN``, ``nn.GRU`` and ``nn.LSTM`` of the model ours.
+        """Change the class of every ``nn.RNN``, ``nn.GRU`` and ``nn.LSTM`` to that of `scan.nn`.
 
-        Modules stay the objects they are, with their parameters, names and hooks.
+        Modules remain the same objects, with their parameters, names and hooks.
 
         Raises:
-            WorkloadError: the step hides its model, or the model has none of them.
+            WorkloadError: the step hides its model, or the model has no such module.
         """
         from slipstream.techniques.scan.nn import CLASSES
 
@@ -122,7 +124,7 @@ class ScanBackprop(Choosing):
         if not modules:
             raise WorkloadError(
                 "the model has no nn.RNN, nn.GRU or nn.LSTM",
-                remedy="slipstream.scan.rnn(cell, x) runs a cell over all steps",
+                remedy="to run a cell over all steps, call slipstream.scan.rnn(cell, x)",
             )
         self.need_some(modules)
         for name, module in modules.items():
@@ -131,31 +133,33 @@ class ScanBackprop(Choosing):
                 module.backward_as = self.backward
 
     def code(self, workload: Workload) -> CodeChange | None:
-        """``slipstream.nn.LSTM`` where the file makes an ``nn.LSTM``, and so with the others."""
+        """Return the edit that replaces ``nn.LSTM`` by ``slipstream.nn.LSTM``, and so on."""
         if not self.selection.everything:
-            return CodeChange("", f"for the modules you mean, by hand:\n{_BY_HAND}")
+            return CodeChange("", f"by hand, for the selected modules:\n{_BY_HAND}")
         return CodeChange.of(workload, _edit, by_hand=_BY_HAND)
 
 
-def _edit(where: Places) -> Source:
+def _edit(places: Places) -> Source:
     edited: Source | None = None
-    name = None if where.function is None else where.function.name
+    name = None if places.function is None else places.function.name
     reasons: list[NotPlacedError | AlreadyThereError] = []
-    for one in _NAMES:
+    for class_name in _CLASS_NAMES:
         try:
-            edited = where.replace_class(f"torch.nn.{one}", f"slipstream.nn.{one}")
+            edited = places.replace_class(f"torch.nn.{class_name}", f"slipstream.nn.{class_name}")
         except (NotPlacedError, AlreadyThereError) as reason:
             reasons.append(reason)
         else:
-            where = locate(edited, name)
+            places = locate(edited, name)
     if edited is None:
-        raise next((one for one in reasons if isinstance(one, AlreadyThereError)), reasons[0])
+        raise next(
+            (reason for reason in reasons if isinstance(reason, AlreadyThereError)), reasons[0]
+        )
     return edited
 
 
 @dataclass(frozen=True)
 class RecordedDirection:
-    """One direction of a layer, as it was recorded."""
+    """A recorded direction of a layer."""
 
     kind: str
     steps: int
@@ -167,47 +171,49 @@ class RecordedDirection:
 
 @dataclass(frozen=True, eq=False)
 class Recurrence(Match):
-    """What one recurrent module does in the step; `settings` is every direction of every layer."""
+    """Tasks of a recurrent module; `settings` lists every direction of every layer."""
 
     settings: tuple[RecordedDirection, ...] = ()
 
     @property
-    def kept_bytes(self) -> int:
-        """What the backward pass reads beside the module's output."""
+    def saved_bytes(self) -> int:
+        """Bytes saved for the backward pass, without the module's output."""
         total = 0
-        for number, one in enumerate(self.settings):
-            states = _KEPT[one.kind] + (number + 1 < len(self.settings))
-            total += one.steps * one.batch * one.hidden * states * ITEM_BYTES.get(one.dtype, 4)
+        for number, layer in enumerate(self.settings):
+            states = _SAVED[layer.kind] + (number + 1 < len(self.settings))
+            total += (
+                layer.steps * layer.batch * layer.hidden * states * ITEM_BYTES.get(layer.dtype, 4)
+            )
         return total
 
     @property
-    def passing_bytes(self) -> int:
-        """What the backward pass of the largest layer makes and frees.
+    def temporary_bytes(self) -> int:
+        """Bytes that the backward pass of the largest layer allocates and frees.
 
-        Gradients of its gates, of what it is given and of what it gave, the last of these in the
-        order of the kernel, too.
+        These are gradients of its gates, its input and its output, and a copy of the latter in the
+        kernel's layout.
         """
         return max(
-            one.steps * one.batch * one.hidden * (_GATES[one.kind] + 3)
-            * ITEM_BYTES.get(one.dtype, 4)
-            for one in self.settings
+            layer.steps * layer.batch * layer.hidden * (_GATES[layer.kind] + 3)
+            * ITEM_BYTES.get(layer.dtype, 4)
+            for layer in self.settings
         )  # fmt: skip
 
     def calls(self, backward: bool) -> list[Call]:
-        """Every layer's pass, as the micro-benchmark times it; none of a pass not in the step."""
+        """Return the micro-benchmark calls of all layers; empty if the step has no such pass."""
         if backward and not self.backward:
             return []
         return [
             layer_call(
-                one.kind, one.steps, one.batch, one.inputs, one.hidden, one.dtype, backward,
+                d.kind, d.steps, d.batch, d.inputs, d.hidden, d.dtype, backward,
                 bool(self.backward),
             )
-            for one in self.settings
+            for d in self.settings
         ]  # fmt: skip
 
 
 def recurrences(flow: Flow) -> Iterator[Recurrence]:
-    """Find what every recurrent module does."""
+    """Find the tasks of every recurrent module."""
     graph, column = flow.graph, flow.graph.tasks
     roots = [text.partition("/")[0] for text in graph.strings]
     recurrent = np.array([root in _KINDS for root in roots], bool)[column.scope]
@@ -227,7 +233,7 @@ def recurrences(flow: Flow) -> Iterator[Recurrence]:
         refusal: str | None
         # An edit gave the task another call, or tensors of which the storages are unknown.
         if names != [flow.name(task) for task in (*tasks, *backward)]:
-            refusal = f"the layers of {module or 'the step'} are another technique's already"
+            refusal = f"another technique has already changed the layers of {module or 'the step'}"
         else:
             layers = tuple(_layers(graph, _KINDS[root], tasks))
             refusal = _refusal(layers, module)
@@ -240,14 +246,14 @@ def recurrences(flow: Flow) -> Iterator[Recurrence]:
 
 def _refusal(layers: Sequence[RecordedDirection], module: str) -> str | None:
     if not layers:
-        return f"the recurrence of {module or 'the step'} is of packed sequences, or projected"
-    if any(one.dtype not in ("float32", "float64") for one in layers):
-        return f"{module} computes in {layers[0].dtype}; the kernels do in float32 and float64"
+        return f"the recurrence of {module or 'the step'} has packed sequences or a projection"
+    if any(layer.dtype not in ("float32", "float64") for layer in layers):
+        return f"{module} computes in {layers[0].dtype}; the kernels support float32 and float64"
     return None
 
 
 def _layers(graph: Graph, kind: str, tasks: Sequence[int]) -> Iterable[RecordedDirection]:
-    """What the module's operators say of its layers."""
+    """Derive the module's layers from its operators."""
     for place, task in enumerate(tasks):
         view = graph.task(task)
         inputs = view.known_call.inputs
@@ -257,16 +263,16 @@ def _layers(graph: Graph, kind: str, tasks: Sequence[int]) -> Iterable[RecordedD
                 kind, x.shape[0], x.shape[1], x.shape[2], weight.shape[1], x.dtype
             )
         elif view.name == "aten::unbind" and inputs and len(inputs[0].shape) == 3:
-            steps, batch, wide = inputs[0].shape
+            steps, batch, width = inputs[0].shape
             product = next((p for p in reversed(tasks[:place]) if _is_product(graph, p)), None)
-            # The states' own unbind comes before any product.
-            if product is None or wide % _GATES[kind]:
+            # The unbind of the states precedes any matmul.
+            if product is None or width % _GATES[kind]:
                 continue
-            of_input = graph.task(product).known_call.inputs[-2]
-            if math.prod(of_input.shape[:-1]) == steps * batch:
-                width = of_input.shape[-1]
+            product_input = graph.task(product).known_call.inputs[-2]
+            if math.prod(product_input.shape[:-1]) == steps * batch:
+                features = product_input.shape[-1]
                 yield RecordedDirection(
-                    kind, steps, batch, width, wide // _GATES[kind], inputs[0].dtype
+                    kind, steps, batch, features, width // _GATES[kind], inputs[0].dtype
                 )
 
 
@@ -279,8 +285,8 @@ def _sum_ns(graph: Graph, tasks: Sequence[int]) -> float:
     return float((graph.tasks.duration_ns[chosen] + graph.tasks.gap_ns[chosen]).sum())
 
 
-def _put(edit: Editor, graph: Graph, tasks: Sequence[int], cost: Price) -> int:
-    """One task in the place of `tasks`, that reads and writes what they did for others."""
+def _replace(edit: Editor, graph: Graph, tasks: Sequence[int], cost: Price) -> int:
+    """Replace `tasks` by one task that reads their inputs and writes their outputs."""
     inputs, outputs = flow_of(graph).boundary(tasks)
     call = Call("slipstream::scan_layers()", tuple(inputs.values()), tuple(outputs.values()))
     handle = edit.put(
@@ -291,13 +297,17 @@ def _put(edit: Editor, graph: Graph, tasks: Sequence[int], cost: Price) -> int:
     return handle
 
 
-def _hold(edit: Editor, graph: Graph, one: Recurrence, forward: int, backward: int) -> None:
-    """The memory of a module whose passes are the tasks `forward` and `backward`."""
-    edit.allocate(one.passing_bytes, Role.TEMPORARY, backward, backward)
-    if one.kept_bytes:
-        edit.allocate(one.kept_bytes, Role.ACTIVATION, forward, backward)
-    # The backward pass reads what the module gave, too.
-    gave = np.isin(graph.memory.producer, one.forward)
-    gave &= np.isin(graph.memory.storage, list(flow_of(graph).boundary(one.forward)[1]))
-    early = (graph.memory.release >= 0) & (graph.memory.release < one.backward[-1])
-    edit.release_after(np.flatnonzero(gave & early), backward)
+def _allocate(
+    edit: Editor, graph: Graph, recurrence: Recurrence, forward: int, backward: int
+) -> None:
+    """Allocate the memory of a module whose passes are the tasks `forward` and `backward`."""
+    edit.allocate(recurrence.temporary_bytes, Role.TEMPORARY, backward, backward)
+    if recurrence.saved_bytes:
+        edit.allocate(recurrence.saved_bytes, Role.ACTIVATION, forward, backward)
+    # The backward pass also reads the module's output.
+    saved_output = np.isin(graph.memory.producer, recurrence.forward)
+    saved_output &= np.isin(
+        graph.memory.storage, list(flow_of(graph).boundary(recurrence.forward)[1])
+    )
+    early = (graph.memory.release >= 0) & (graph.memory.release < recurrence.backward[-1])
+    edit.release_after(np.flatnonzero(saved_output & early), backward)

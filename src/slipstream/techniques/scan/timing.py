@@ -1,4 +1,4 @@
-"""What the micro-benchmark runs for ``slipstream::scan``: a layer's pass, Python included."""
+"""Micro-benchmark of ``slipstream::scan``: a layer's pass, including Python overhead."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ def layer_call(
     kind: str, steps: int, batch: int, inputs: int, hidden: int, dtype: str, backward: bool,
     training: bool,
 ) -> Call:  # fmt: skip
-    """A layer in the way that is fastest here: to be asked of `slipstream.durations`.
+    """Return the call to time a layer's pass by its fastest way, for `slipstream.durations`.
 
     Args:
         kind: ``tanh``, ``relu``, ``gru`` or ``lstm``.
         dtype: ``float32`` or ``float64``.
-        backward: its backward pass, else its forward pass.
-        training: whether the forward pass keeps what the backward reads.
+        backward: whether to time the backward pass instead of the forward pass.
+        training: whether the forward pass saves tensors for the backward pass.
     """
     x = TensorSpec(dtype, (steps, batch, inputs), (batch * inputs, inputs, 1))
     return Call(f"{OP}({build()[:12] or 'python'})", (kind, hidden, x, backward, training), ())
 
 
 def timer(call: Call) -> Callable[[], object]:
-    """The layer as a function of nothing, on random numbers."""
+    """Return a function without arguments that runs the pass on random values."""
     import torch
 
     from slipstream.techniques.scan.nn import rnn
