@@ -1,6 +1,6 @@
-"""The bars slipstream is held to: what each row is, how it is measured, and what was recorded."""
+"""Benchmarks of slipstream: what each row measures, its target, and recorded results."""
 
 import os
 
-# Obeyed at the import of ONNX Runtime, which some benches compare with: it sends nothing.
+# ONNX Runtime, which some benches compare with, reads this on import: no telemetry.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")

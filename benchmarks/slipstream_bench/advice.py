@@ -1,4 +1,4 @@
-"""How long `slipstream advise` keeps a person waiting, as a command of its own."""
+"""Time of `slipstream advise`, run as a separate command."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from slipstream.errors import MeasurementError
 
 SLIPSTREAM = [sys.executable, "-c", "from slipstream.cli import main; main()"]
 _FIRST, _BASELINE, _ERROR = "first look at ", "baseline: ", "error: "
-# Before the first step; said every few seconds.
+# Printed every few seconds until the first step.
 _BUILDING = ("advising: importing ", "advising: running ")
 
 
 @dataclass(frozen=True)
 class AdviceTimes:
-    """What a person waits for who has never asked on this machine.
+    """Times of an advise command with empty caches.
 
     Attributes:
-        building_s: seconds of wall time until the workload was last heard to be built, at most a
-            few before its first step.
-        first_s, final_s: to the first and to the final table.
-        cpu_s: processor seconds of the command and all that it started.
-        step: what advise says of the step as it is.
+        building_s: wall time until the last message that the workload is being built, at most a
+            few seconds before its first step.
+        first_s, final_s: wall time until the first and the final table.
+        cpu_s: CPU time of the command and its child processes.
+        step: what advise prints about the unchanged step.
     """
 
     building_s: float
@@ -42,7 +42,7 @@ def time_advice(target: str, folder: str, *options: str) -> AdviceTimes:
     """Time ``slipstream advise TARGET`` in `folder`, with nothing cached.
 
     Raises:
-        MeasurementError: it failed.
+        MeasurementError: the command failed.
     """
     with tempfile.TemporaryDirectory(prefix="slipstream-bench-") as cache:
         before, begin = children_s(), time.perf_counter()
@@ -54,11 +54,11 @@ def time_advice(target: str, folder: str, *options: str) -> AdviceTimes:
             stderr=subprocess.PIPE,
             text=True,
         )
-        building, first, step, said = 0.0, float("nan"), "", ""
+        building, first, step, message = 0.0, float("nan"), "", ""
         with process:
             for line in process.stderr or ():
-                # Behind the error stands what to do.
-                said = said if said.startswith(_ERROR) else line
+                # The line after the error is the remedy.
+                message = message if message.startswith(_ERROR) else line
                 if line.startswith(_BUILDING):
                     building = time.perf_counter() - begin
                 elif line.startswith(_FIRST):
@@ -66,7 +66,7 @@ def time_advice(target: str, folder: str, *options: str) -> AdviceTimes:
                 elif line.startswith(_BASELINE):
                     step = line.removeprefix(_BASELINE).strip()
         if process.returncode or not step:
-            raise MeasurementError(f"advise failed: {said.strip()}")
+            raise MeasurementError(f"advise failed: {message.strip()}")
         return AdviceTimes(
             building, first, time.perf_counter() - begin, children_s() - before, step
         )

@@ -1,4 +1,4 @@
-"""A real browser without a window, to measure and test the page in."""
+"""A headless browser that measures and tests the page."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _OPTIONS = (
     "--force-device-scale-factor=1",
 )
 WCAG = ("wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice")
-"""Rules of axe-core that the page must keep."""
+"""Rules of axe-core that the page must follow."""
 
 
 def missing() -> str | None:
-    """What is not here that a browser needs, or None."""
+    """Return what a browser needs and this machine lacks, or None."""
     try:
         import selenium  # noqa: F401
     except ImportError:
@@ -53,7 +53,7 @@ class Browser:
         size: tuple[int, int] = (1280, 720),
         dark: bool = False,
     ) -> None:
-        """Load the report at `path` anew and wait until it is drawn.
+        """Load the report at `path` in a blank page and wait until it is drawn.
 
         Raises:
             SlipstreamError: it is not drawn within 20 seconds.
@@ -80,24 +80,24 @@ class Browser:
             raise SlipstreamError("the report is not drawn", where=str(path)) from error
 
     def run(self, script: str, *arguments: Any) -> Any:
-        """What the body of a function returns in the page."""
+        """Run the body of a function in the page and return its result."""
         return self.driver.execute_script(script, *arguments)
 
     def wait(self, script: str, *arguments: Any) -> Any:
-        """As `run`; the script calls its last argument with the result, some time."""
+        """Run an asynchronous script, which passes its result to its last argument, a callback."""
         self.driver.set_script_timeout(60)
         return self.driver.execute_async_script(script, *arguments)
 
     def command(self, name: str, **parameters: Any) -> Any:
-        """A command of the DevTools protocol."""
+        """Run a command of the DevTools protocol and return its result."""
         return self.driver.execute_cdp_cmd(name, parameters)
 
     def screenshot(self, path: Path) -> None:
-        """What is seen, as PNG."""
+        """Save what the window shows as a PNG."""
         self.driver.save_screenshot(str(path))
 
     def requests(self) -> list[str]:
-        """What the page asked for since it was opened, itself aside."""
+        """Return URLs that the page has requested since it was opened, except its own."""
         found = []
         for entry in self.driver.get_log("performance"):
             message = json.loads(entry["message"])["message"]
@@ -110,7 +110,7 @@ class Browser:
         return found
 
     def errors(self) -> list[str]:
-        """What the page complained of on its console since it was opened."""
+        """Return warnings and errors on the page's console since it was opened."""
         return [
             str(entry["message"])
             for entry in self.driver.get_log("browser")
@@ -118,7 +118,7 @@ class Browser:
         ]
 
     def violations(self, axe: Path, rules: Sequence[str] = WCAG) -> list[str]:
-        """Rules of axe-core that what is shown breaks, each with the first place it does."""
+        """Return axe-core's rules that the current view violates, each with the first element."""
         if not self.run("return !!window.axe"):
             self.run(axe.read_text(encoding="utf-8"))
         found = self.wait(
@@ -128,12 +128,12 @@ class Browser:
             " + ' ' + (v.nodes[0].any[0]?.message ?? ''))), e => done([String(e)]));",
             list(rules),
         )
-        return [str(one) for one in found]
+        return [str(violation) for violation in found]
 
 
 @contextmanager
 def browser() -> Iterator[Browser]:
-    """A browser, closed when the block ends.
+    """Start a browser, and close it when the block ends.
 
     Raises:
         MissingExtraError: selenium is not installed.
@@ -156,7 +156,7 @@ def browser() -> Iterator[Browser]:
         options.add_argument(option)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     try:
-        # Named here, so that nothing is looked for, or fetched.
+        # Both are named, so that Selenium neither searches for nor downloads them.
         started = webdriver.Chrome(options=options, service=Service(driver))
     except WebDriverException as error:
         raise SlipstreamError(f"the browser does not start: {error.msg}", where=binary) from error
@@ -167,7 +167,7 @@ def browser() -> Iterator[Browser]:
 
 
 def axe_core() -> Path | None:
-    """axe-core's script in a clone whose ``page/`` is installed, or None."""
+    """Return axe-core's script in a clone with an installed ``page/``, or None."""
     found = Path(__file__).parents[2] / "page" / "node_modules" / "axe-core" / "axe.min.js"
     return found if found.exists() else None
 

@@ -1,12 +1,12 @@
-"""The one way a bench takes times and ratios: `slipstream.measure`'s paired runner.
+"""How benches measure times and ratios: with the paired runner of `slipstream.measure`.
 
     with one_thread():
-        taken = paired({"torch": theirs, "ours": ours}, blocks=30)
-    yield taken.ratio("torch", "ours").at_least("over torch", 12.0, detail="4 M numbers")
+        runs = paired({"torch": theirs, "ours": ours}, blocks=30)
+    yield runs.ratio("torch", "ours").at_least("over torch", 12.0, detail="4 M numbers")
 
-Arms run in blocks, every arm once a block in random order; the first arm runs against itself in
-some of the blocks (the A/A guard), and the gate says how busy the machine was. A row made of a
-ratio carries all of that as data, and is not judged where the first arm differs from itself.
+Arms run in blocks, every arm once per block in random order. In some blocks the first arm runs
+against itself (the A/A guard), and the gate records how busy the machine was. A row with a ratio
+carries all of that as data, and is not judged if the first arm differs from itself.
 """
 
 from __future__ import annotations
@@ -32,25 +32,26 @@ from slipstream_bench.rows import Bar, at_least, at_most
 Clock = Literal["cpu", "wall"]
 Function = Callable[[], object]
 
-# A baseline is said to differ from itself where so many of a row's guards saying so would come of
-# chance in fewer than one row of this many.
+# A row is not judged if this number of failing guards, among all of its guards, has a lower
+# probability than this by chance.
 _BY_CHANCE = 0.05
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times as long one arm takes as another.
+    """Ratio of the times of two arms.
 
     Attributes:
         value: median of the blocks' ratios.
-        low, high: its 95 % interval; 0 and infinity below six blocks.
+        low, high: its 95 % interval; 0 and infinity with fewer than six blocks.
         first, third: quartiles of the blocks' ratios.
-        n: blocks.
+        n: number of blocks.
         clock: CPU time, or wall time.
-        guard: the baseline's time over its own in the guard's blocks; None without such blocks.
-        trusted: False where the guard's 99 % interval leaves 1 out, None where there were too few
-            blocks to say.
-        gate: blocks by what the machine was: green, amber, red.
+        guard: time of the baseline over its own time in the guard's blocks; None without such
+            blocks.
+        trusted: False if the guard's 99 % interval excludes 1, None if there were too few blocks to
+            decide.
+        gate: number of blocks by state of the machine: green, amber, red.
     """
 
     value: float
@@ -66,7 +67,7 @@ class Ratio:
 
     @property
     def data(self) -> dict[str, Any]:
-        """As a row carries it; an interval's end that is not known is None."""
+        """The data of a row; an unknown end of the interval is None."""
         return {
             "ratio": self.value, "low": self.low or None,
             "high": self.high if np.isfinite(self.high) else None,
@@ -78,33 +79,33 @@ class Ratio:
         return f"{self.value:.2f} (quartiles {self.first:.2f} to {self.third:.2f})"
 
     def at_least(self, bar: str, target: float, *, detail: str = "") -> Bar:
-        """A row that holds when the ratio reaches `target`, and is not judged if not trusted."""
+        """Return a row that holds if the ratio reaches `target`; not judged if not trusted."""
         return self._row(at_least(bar, self.value, target, "x", n=self.n), detail)
 
     def at_most(self, bar: str, target: float, *, detail: str = "") -> Bar:
-        """A row that holds when the ratio does not exceed `target`; as `at_least`."""
+        """Return a row that holds if the ratio is at most `target`; not judged if not trusted."""
         return self._row(at_most(bar, self.value, target, "x", n=self.n), detail)
 
     def reported(self, bar: str, *, detail: str = "") -> Bar:
-        """A row without a bar."""
+        """Return a row without a target."""
         return self._row(Bar(bar, self.value, "x", "reported", None, self.n), f"no bar; {detail}")
 
     def _row(self, row: Bar, detail: str) -> Bar:
         spread = f"quartiles {self.first:.2f} to {self.third:.2f}"
-        known = self.low > 0 and bool(np.isfinite(self.high))
+        bounded = self.low > 0 and bool(np.isfinite(self.high))
         row = replace(row, detail="; ".join(filter(None, (detail, spread))))
-        if known:
+        if bounded:
             row = replace(row, low=self.low, high=self.high)
         return replace(guarded(row, {row.bar: self}), data=self.data)
 
 
 @dataclass(frozen=True)
 class Paired:
-    """Arms that were run against each other.
+    """Results of arms that ran against each other.
 
     Attributes:
         experiment: everything recorded.
-        clock: what times are told in.
+        clock: the clock of the times.
     """
 
     experiment: Experiment
@@ -116,23 +117,23 @@ class Paired:
         return tuple(arm.name for arm in self.experiment.arms)
 
     def ratio(self, slow: str, fast: str) -> Ratio:
-        """How many times as long `slow` takes as `fast`."""
+        """Return the time of `slow` over the time of `fast`."""
         interval = claims.ratio_between(self.experiment, self.clock, slow, fast)
         times = claims.paired(self.experiment, self.clock, slow, fast)
         assert times is not None  # or there were no interval
         ratios = times[0] / times[1]
         first, third = np.quantile(ratios, (0.25, 0.75))
         guard = claims.guard_claim(self.experiment, self.clock)
-        known = guard is not None and guard.low > 0 and guard.high < np.inf
+        bounded = guard is not None and guard.low > 0 and guard.high < np.inf
         return Ratio(
             interval.estimate, interval.low, interval.high, float(first), float(third), len(ratios),
             self.clock, None if guard is None else guard.ratio,
-            guard.low <= 1.0 <= guard.high if known and guard is not None else None,
+            guard.low <= 1.0 <= guard.high if bounded and guard is not None else None,
             gate_states(self.experiment),
         )  # fmt: skip
 
     def times_s(self, name: str) -> Floats:
-        """Seconds of a call of one arm, float64 [blocks]."""
+        """Return seconds per call of an arm, float64 [blocks]."""
         return self.experiment.series[name, self.clock, Phase.MEASURE].values / 1e9
 
     def median_s(self, name: str) -> float:
@@ -143,12 +144,12 @@ class Paired:
         return ", ".join(f"{name} {1e3 * self.median_s(name):.4g}" for name in self.arms) + " ms"
 
     def minimum_s(self, name: str) -> float:
-        """The minimum of `times_s`: what the arm takes undisturbed."""
+        """Return the minimum of `times_s`, the time of an undisturbed call."""
         return float(self.times_s(name).min())
 
 
 def on_cuda(bar: Bar) -> Bar:
-    """The row as one of the CUDA device that is there."""
+    """Return the row with this machine's CUDA device."""
     import torch
 
     return replace(bar, device=torch.cuda.get_device_name())
@@ -168,33 +169,33 @@ def paired(
     """Run arms against each other in blocks.
 
     Args:
-        arms: by name, functions of this process or arms of any kind (as a child process's, which
-            bring their own CPU time); the first is the baseline of the A/A guard,
-            which runs it twice in some blocks: the cheapest, where there is a choice.
+        arms: by name, functions of this process or arms of any kind (those of child processes
+            measure their CPU time). The first is the baseline of the A/A guard, which runs it twice
+            in some blocks; choose the cheapest.
         clock: CPU time of this thread, which a busy machine disturbs least; or wall time, for
-            what computes on several threads or waits.
-        blocks: how many, if `budget_s` allows.
-        settle_s: an arm is called until it is stationary, once at least and for so long at most.
-        budget_s: seconds after which no further block begins; a sample holds as many calls as
-            leave room for 40 blocks.
-        warm: every sample comes behind an uncounted call, so that caches hold what the arm left.
-        spoil: called before every sample, not counted: so that caches hold nothing of any arm.
-        once: a sample is one call, however short.
+            arms that compute on several threads or wait.
+        blocks: number of blocks, if `budget_s` allows.
+        settle_s: maximum time of warm-up calls of each arm, which end when its time is stationary.
+        budget_s: seconds after which no further block begins; a sample has as many calls as
+            allow 40 blocks.
+        warm: call the arm before every sample without timing it, so that caches hold its data.
+        spoil: called before every sample without timing it, to clear the caches.
+        once: a sample is one call, even if it is short.
 
     Raises:
-        ArmFailedError: an arm raised.
+        RuntimeError: an arm raised.
     """
     listed = [
-        one
-        if isinstance(one, Arm)
+        arm
+        if isinstance(arm, Arm)
         else CallableArm(
             name,
-            one,
+            arm,
             own_thread=clock == "cpu",
-            prepare=one if warm else spoil,
+            prepare=arm if warm else spoil,
             repeatable=not once,
         )
-        for name, one in arms.items()
+        for name, arm in arms.items()
     ]
     settings = ExperimentSettings(next(iter(arms)), primary=clock, budget_s=budget_s, looks=())
     plan = RunPlan(
@@ -210,10 +211,10 @@ def paired(
 def times_s(
     function: Function, repeats: int = 1, *, clock: Clock = "cpu", settle: int = 1
 ) -> Floats:
-    """Seconds of each call of one function that has no other to be compared with, [repeats].
+    """Return the seconds of each call of one function, [repeats].
 
     Args:
-        settle: calls before, which are not counted.
+        settle: number of warm-up calls.
     """
     arm = CallableArm("it", function, own_thread=clock == "cpu")
     arm.open(None)
@@ -226,15 +227,15 @@ def times_s(
 
 
 def numbered(function: Callable[[int], object]) -> Function:
-    """An arm that tells its function the number of the call: to take another batch each time."""
+    """Return an arm that passes the number of the call, for example to vary the batch."""
     numbers = itertools.count()
     return lambda: function(next(numbers))
 
 
 def guarded(row: Bar, ratios: Mapping[str, Ratio]) -> Bar:
-    """A row over several ratios: with their data, and not judged where baselines differ.
+    """Add the data of several ratios to a row, which is not judged if baselines differ.
 
-    A guard errs once in a hundred times, so that of many ratios some may say so.
+    A guard errs once in a hundred times, so some of many ratios may fail by chance.
     """
     from scipy.stats import binom
 
@@ -242,17 +243,17 @@ def guarded(row: Bar, ratios: Mapping[str, Ratio]) -> Bar:
     data = {**row.data, "ratios": {name: ratio.data for name, ratio in ratios.items()}}
     if not broken or binom.sf(len(broken) - 1, len(ratios), 1 - claims.GUARD_LEVEL) > _BY_CHANCE:
         return replace(row, data=data)
-    why = "not judged: the baseline differs from itself"
-    why += f" ({', '.join(broken)})" if len(ratios) > 1 else ""
-    return replace(row, holds=None, detail="; ".join(filter(None, (why, row.detail))), data=data)
+    reason = "not judged: the baseline differs from itself"
+    reason += f" ({', '.join(broken)})" if len(ratios) > 1 else ""
+    return replace(row, holds=None, detail="; ".join(filter(None, (reason, row.detail))), data=data)
 
 
 @contextlib.contextmanager
 def one_thread(*, gradients: bool = True) -> Iterator[None]:
-    """Torch and the libraries of linear algebra compute on one thread here.
+    """Limit torch and the linear algebra libraries to one thread.
 
     Args:
-        gradients: False where torch shall record none.
+        gradients: whether torch records gradients.
     """
     import torch
     from threadpoolctl import threadpool_limits
@@ -268,7 +269,7 @@ def one_thread(*, gradients: bool = True) -> Iterator[None]:
 
 @functools.cache
 def _environment() -> Environment:
-    """Captured once a process."""
+    """Return the environment, captured once per process."""
     from slipstream.measure.environment import capture
 
     return capture()
@@ -276,12 +277,12 @@ def _environment() -> Environment:
 
 @contextlib.contextmanager
 def busy_cores(count: int) -> Iterator[None]:
-    """That many processes beside this one that never rest."""
-    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    """Run `count` processes that use a whole core each."""
+    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     try:
         time.sleep(0.2)
         yield
     finally:
-        for one in busy:
-            one.kill()
-            one.wait()
+        for process in processes:
+            process.kill()
+            process.wait()

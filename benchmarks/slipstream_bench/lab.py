@@ -1,19 +1,19 @@
-"""Ranks of a bench: a function of it on every rank, on shaped cables or in this machine's memory.
+"""Functions of a bench that run on every rank, over shaped links or in this machine's memory.
 
-    def losses(steps: int) -> list[float]: ...  # in a module; arguments and answer are JSON
+    def losses(steps: int) -> list[float]: ...  # of a module; arguments and results are JSON
 
-    with Netlab(4, 60 * MBIT) as cables:
-        answers = on_ranks(cables, losses, steps=50)
-    answers = on_ranks(4, losses, steps=50)
+    with Netlab(4, 60 * MBIT) as network:
+        results = on_ranks(network, losses, steps=50)
+    results = on_ranks(4, losses, steps=50)
 
-What is compared are arms of the harness, whose calls all ranks make together:
+Comparisons are arms of the harness, which all ranks call together:
 
     def sums(numbers: int) -> dict[str, Turn]: ...  # built on every rank
 
     with arms_on_ranks(4, sums, numbers=1 << 20) as arms:
-        taken = paired(arms, clock="wall")
+        runs = paired(arms, clock="wall")
 
-A rank has joined torch's default process group, and computes on one thread.
+Every rank has joined torch's default process group, and computes on one thread.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from slipstream.ranks import Netlab
 from slipstream.ranks.launch import RANK_TIMEOUT_S, Call, Host, joined
 
 MBIT = 1e6 / 8
-"""Bytes a second of a cable of 1 Mbit/s."""
+"""Bytes per second of a link of 1 Mbit/s."""
 SENT = "sent"
-"""Bytes that left a rank's interface in a call, in the mean of all ranks: a metric of samples."""
+"""Mean bytes that left a rank's interface in a call: a metric of samples."""
 _LIMIT_S = 3600.0
 _NICE = -20
 Where = Netlab | int
-"""One rank on each host of a lab; or as many ranks in this machine's memory."""
+"""One rank on each host of a lab, or this many ranks in this machine's memory."""
 
 
 def on_ranks(
@@ -48,15 +48,15 @@ def on_ranks(
     timeout_s: float = RANK_TIMEOUT_S,
     **arguments: Any,
 ) -> list[Any]:
-    """What ``function(**arguments)`` answers on every rank.
+    """Return the result of ``function(**arguments)`` on every rank.
 
     Args:
-        function: of a module; arguments and answer are JSON.
-        limit_s: of all of it.
-        timeout_s: of each communication.
+        function: a function of a module; arguments and result are JSON.
+        limit_s: time limit of the whole call.
+        timeout_s: time limit of each communication.
 
     Raises:
-        ClusterError: one failed, or all took longer than `limit_s`; none is left behind.
+        ClusterError: a rank failed, or all took longer than `limit_s`; no process remains.
     """
     with _ranks(where, limit_s, timeout_s) as call:
         return call(_path(function), arguments)
@@ -64,11 +64,11 @@ def on_ranks(
 
 @dataclass(frozen=True)
 class Turn:
-    """What every rank does for a call of an arm.
+    """Work of a rank in one call of an arm.
 
     Attributes:
-        call: this is timed, from when all ranks begin to when the last one is done.
-        before: what comes first, not timed.
+        call: timed from when all ranks begin until the last one ends.
+        before: called before `call`, not timed.
     """
 
     call: Callable[[], object]
@@ -84,7 +84,7 @@ def arms_on_ranks(
     timeout_s: float = RANK_TIMEOUT_S,
     **arguments: Any,
 ) -> Iterator[dict[str, Arm]]:
-    """Arms by name: what ``build(**arguments)`` makes on every rank, in its order.
+    """Return arms by name, in the order in which ``build(**arguments)`` creates them on every rank.
 
     A sample has the time of the slowest rank, and `SENT`.
 
@@ -92,23 +92,23 @@ def arms_on_ranks(
         ClusterError: a rank failed, or all took longer than `limit_s` for one call.
     """
     with _ranks(where, limit_s, timeout_s) as call:
-        asked = {"build": _path(build), "arguments": arguments}
-        names = call(_path(build_turns), asked)[0]
+        request = {"build": _path(build), "arguments": arguments}
+        names = call(_path(build_turns), request)[0]
         yield {name: _RanksArm(name, call) for name in names}
 
 
 class _RanksArm(Arm):
-    """An arm whose calls all ranks make together."""
+    """An arm that all ranks call together."""
 
     def __init__(self, name: str, call: Call) -> None:
         super().__init__(name)
         self._call = call
 
     def sample(self, inner: int, timeout_s: float | None) -> dict[str, float]:
-        """One call, however many are asked for."""
-        answers = self._call(_path(take_turn), {"name": self.name})
-        sent = sum(one["sent"] for one in answers) / len(answers)
-        return {"wall": max(one["wall_ns"] for one in answers), SENT: sent}
+        """Make one call, whatever `inner` is."""
+        results = self._call(_path(take_turn), {"name": self.name})
+        sent = sum(result["sent"] for result in results) / len(results)
+        return {"wall": max(result["wall_ns"] for result in results), SENT: sent}
 
 
 @contextlib.contextmanager
@@ -127,7 +127,7 @@ def _path(function: Callable[..., Any]) -> str:
 
 @contextlib.contextmanager
 def first_served() -> Iterator[None]:
-    """This process and those it starts before other programs, where that is allowed."""
+    """Give this process and its children scheduling priority, if permitted."""
     before = os.getpriority(os.PRIO_PROCESS, 0)
     with contextlib.suppress(PermissionError):
         os.setpriority(os.PRIO_PROCESS, 0, min(before, _NICE))
@@ -137,13 +137,13 @@ def first_served() -> Iterator[None]:
         os.setpriority(os.PRIO_PROCESS, 0, before)
 
 
-# What follows runs in a rank's process.
+# The rest runs in the process of a rank.
 
 _turns: dict[str, Turn] = {}
 
 
 def build_turns(build: str, arguments: Mapping[str, Any]) -> list[str]:
-    """Make the arms of this rank; their names."""
+    """Create the arms of this rank and return their names."""
     import importlib
 
     module, _, function = build.partition(":")
@@ -152,7 +152,7 @@ def build_turns(build: str, arguments: Mapping[str, Any]) -> list[str]:
 
 
 def take_turn(name: str) -> dict[str, int]:
-    """A call of an arm: its nanoseconds on this rank, and the bytes that left its interface."""
+    """Call an arm; return its nanoseconds on this rank, and the bytes that left its interface."""
     import torch.distributed as dist
 
     turn = _turns[name]
@@ -162,11 +162,11 @@ def take_turn(name: str) -> dict[str, int]:
     began = time.perf_counter_ns()
     turn.call()
     wall_ns = time.perf_counter_ns() - began
-    # The others may still be receiving what this rank has sent.
+    # Other ranks may still receive data of this rank.
     dist.barrier()
     return {"wall_ns": wall_ns, "sent": wire.sent_bytes}
 
 
 def own_interface() -> Interface:
-    """Counts what goes over the calling rank's interface from now on."""
+    """Return a counter of traffic over the calling rank's interface from now on."""
     return Interface(os.environ["GLOO_SOCKET_IFNAME"])

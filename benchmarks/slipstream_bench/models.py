@@ -1,4 +1,4 @@
-"""Models for our own benchmarks, made by seed: the families people train, at a size for two cores.
+"""Models of common families for our benchmarks, seeded and sized for two cores.
 
 Each function is a workload as a user would write it: ``(model, batch, loss, optimizer)``.
 """
@@ -15,7 +15,7 @@ _TRAINED = tuple[nn.Module, Any, Any, torch.optim.Optimizer]
 
 
 class Residual(nn.Module):
-    """Two convolutions of 3 x 3 and a shortcut."""
+    """Two convolutions of 3 x 3 with a shortcut."""
 
     def __init__(self, channels: int, out: int, stride: int) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class _ConvNet(nn.Module):
 
 
 class Block(nn.Module):
-    """A block of a transformer: x [batch, length, width], pre-norm, GELU."""
+    """A transformer block on x [batch, length, width]: pre-norm, GELU."""
 
     def __init__(self, width: int, heads: int, causal: bool) -> None:
         super().__init__()
@@ -132,39 +132,39 @@ class _Recommender(nn.Module):
 
 
 def conv_net(batch_size: int = 32) -> _TRAINED:
-    """A residual network on 32 x 32 images."""
+    """Build a residual network on 32 x 32 images."""
     model = _ConvNet(32, ((1, 1), (2, 2), (2, 1), (4, 2), (4, 1)))
     return _classified(model, torch.randn(batch_size, 3, 32, 32))
 
 
 def conv_net_inference(batch_size: int = 32) -> tuple[nn.Module, Tensor]:
-    """The residual network of `conv_net`, without its update, in eval mode."""
+    """Build the residual network of `conv_net` in eval mode, without an update."""
     model, (images, _), *_ = conv_net(batch_size)
     return model.eval(), images
 
 
 def vision_transformer(batch_size: int = 32) -> _TRAINED:
-    """A small vision transformer on 32 x 32 images, 64 patches each."""
+    """Build a small vision transformer on 32 x 32 images, 64 patches each."""
     return _classified(_VisionTransformer(192, 4, 3, 4, 32), torch.randn(batch_size, 3, 32, 32))
 
 
 def language_model(batch_size: int = 8) -> _TRAINED:
-    """A causal transformer over 4096 words, 128 at a time."""
+    """Build a causal transformer over 4096 words, with sequences of 128."""
     return _next_token(_LanguageModel(4096, 256, 4, 4, 128), 4096, batch_size, 128)
 
 
 def tiny_language_model(batch_size: int = 4) -> _TRAINED:
-    """A causal transformer so small that dispatching its operators dominates."""
+    """Build a causal transformer so small that dispatching its operators dominates."""
     return _next_token(_LanguageModel(256, 64, 6, 2, 32), 256, batch_size, 32)
 
 
 def recurrent_network(batch_size: int = 16) -> _TRAINED:
-    """A two-layer LSTM language model."""
+    """Build a two-layer LSTM language model."""
     return _next_token(_Recurrent(1024, 256, 2), 1024, batch_size, 32)
 
 
 def recommender(batch_size: int = 256) -> _TRAINED:
-    """Embedding bags and a small dense network, as in click prediction."""
+    """Build embedding bags and a small dense network, as in click prediction."""
     model = _Recommender(8, 20_000, 32)
     ids = torch.randint(0, 20_000, (batch_size, 8, 4))
     labels = torch.randint(0, 2, (batch_size,))
@@ -173,7 +173,7 @@ def recommender(batch_size: int = 256) -> _TRAINED:
 
 
 def perceptron(batch_size: int = 128) -> _TRAINED:
-    """Three wide linear layers."""
+    """Build three wide linear layers."""
     model = nn.Sequential(
         nn.Flatten(), nn.Linear(784, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(),
         nn.Linear(1024, 10),

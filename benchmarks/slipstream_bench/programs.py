@@ -1,4 +1,4 @@
-"""Programs made by seed, for tests and benchmarks of the engine."""
+"""Seeded random programs for tests and benchmarks of the engine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from slipstream.native.inputs import Float64s
 
 
 def seeded(holds: Callable[[np.random.Generator], bool]) -> Callable[[int], bool]:
-    """A property of what a generator makes, as one of its seed."""
+    """Turn a property of a generator into a property of its seed."""
     return lambda seed: holds(np.random.default_rng(seed))
 
 
@@ -32,11 +32,11 @@ def large_program(
     locality: int | None = 256,
     seed: int = 0,
 ) -> Program:
-    """One edge into each task but the first, from one of the `locality` tasks before it.
+    """Generate a program with one edge into each task but the first, from a recent one.
 
-    Traces look like this: a task waits for something that happened shortly before. Without
-    `locality` the source is any earlier task, which is the worst case for caches. With the order
-    within lanes that makes about 2 * `tasks` dependencies.
+    This resembles traces, where a task waits for something that happened among the last `locality`
+    tasks. Without `locality` the source is any earlier task, the worst case for caches. Together
+    with the order within lanes there are about 2 * `tasks` dependencies.
     """
     rng = np.random.default_rng(seed)
     dst = np.arange(1, tasks)
@@ -60,19 +60,19 @@ def random_program(
     acyclic: bool = True,
     on_grid: bool = True,
 ) -> Program:
-    """A small program with a bit of everything.
+    """Generate a small program that uses most features.
 
     Args:
-        rng: decides all.
+        rng: determines the program.
         fixed: only FIXED lanes and no resources.
-        acyclic: edges within a step follow one hidden order, which FIXED lanes share. Without,
-            they go anywhere.
-        on_grid: times are multiples of 2^-10 ns, so that sums are exact; without, any float.
+        acyclic: edges within a step follow a hidden order, which FIXED lanes share; otherwise
+            they are arbitrary.
+        on_grid: times are multiples of 2^-10 ns, so that sums are exact; otherwise any float.
     """
     tasks = int(rng.integers(1, 40))
     lanes = int(rng.integers(1, 6))
     policies = np.zeros(lanes) if fixed else rng.integers(0, 4, lanes)
-    # Few distinct values make ties, many make none; both are worth testing.
+    # Few distinct values cause ties, many cause none; test both.
     if rng.random() < 0.5:
         duration = rng.integers(0, 4, tasks).astype(np.float64)
     else:
@@ -100,13 +100,13 @@ def random_transfers(
     classes: int = 3,
     chained: bool = True,
 ) -> Program:
-    """Transfers over random paths, with ties, latencies, weights and priorities.
+    """Generate transfers over random paths, with ties, latencies, weights and priorities.
 
     Args:
-        rng: decides all.
-        weighted: half of such programs have weights, from 10^-3 to 10^3.
-        classes: how many priorities there are at most.
-        chained: some begin when others end, or one after the other; else they arrive at random.
+        rng: determines the program.
+        weighted: half of the programs have weights, from 10^-3 to 10^3.
+        classes: maximum number of priorities.
+        chained: some begin when others end, or run sequentially; otherwise they arrive randomly.
     """
     hops = rng.integers(1, min(5, links) + 1, flows)
     path = [rng.choice(links, count, replace=False) for count in hops]
@@ -120,7 +120,7 @@ def random_transfers(
     edges = Edges(np.empty(0, np.int32), np.empty(0, np.int32))
     policies = [Policy.CONCURRENT]
     if chained:
-        # A lane beside the network takes one of its transfers at a time.
+        # A lane outside the network runs one of its transfers at a time.
         policies += [Policy(int(rng.integers(0, 3)))]
         lanes = (rng.random(flows) < 0.2).astype(np.int32)
         edges = _random_edges(rng, flows, acyclic=True)
@@ -180,7 +180,7 @@ def _random_tensors(rng: np.random.Generator, tasks: int) -> Tensors:
 
 
 def random_packets(rng: np.random.Generator) -> Program:
-    """Transfers as packets that wait for each other, on links with little room."""
+    """Generate transfers as packets that wait for each other, on links with short queues."""
     links, transfers = int(rng.integers(2, 10)), int(rng.integers(2, 30))
     paths = [
         rng.permutation(links)[: int(rng.integers(1, min(links, 4) + 1))] for _ in range(transfers)

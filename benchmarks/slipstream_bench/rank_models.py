@@ -1,6 +1,6 @@
-"""Models that ranks of benches train: layers that sleep in place of computing, at no core's cost.
+"""Models that ranks of benches train: layers that sleep instead of computing.
 
-So links and schedules can be judged on a machine with fewer cores than ranks.
+So links and schedules can be measured on a machine with fewer cores than ranks.
 """
 
 from __future__ import annotations
@@ -13,41 +13,41 @@ from torch import nn
 
 
 class Clock:
-    """When what a device computes in the background would be ready: slept for, at no core's cost.
+    """Time at which a device's background computation would be ready; waiting uses no core.
 
-    Every layer takes the same time from the layer before on, whatever of it this machine spends
-    computing, or waking up late.
+    Every layer ends a fixed time after the previous layer, even if this machine computes or wakes
+    up late.
     """
 
     def __init__(self) -> None:
         self._ready = 0.0
 
     def begin(self) -> None:
-        """A pass begins now."""
+        """Begin a pass now."""
         self._ready = time.perf_counter()
 
     def wait(self, seconds: float) -> None:
-        """Until the next layer's result would be ready."""
+        """Wait until the next layer's result would be ready."""
         self._ready += seconds
         time.sleep(max(0.0, self._ready - time.perf_counter()))
 
 
 class Pause:
-    """Every layer takes its time from when it begins, as where layers wait for their weights."""
+    """A clock whose layers take their time from their own start, as if they wait for weights."""
 
     def wait(self, seconds: float) -> None:
-        """For so long."""
+        """Sleep for this time."""
         time.sleep(seconds)
 
 
 class _Busy(torch.autograd.Function):
-    """Passes on what it is given when a device would have it."""
+    """Identity that waits until a device would have computed its value."""
 
     @staticmethod
     def forward(
         context: Any, x: torch.Tensor, clock: Clock | Pause, forward_s: float, backward_s: float
     ) -> torch.Tensor:
-        """Wait, and give `x` back."""
+        """Wait, and return a copy of `x`."""
         context.clock, context.backward_s = clock, backward_s
         if forward_s:
             clock.wait(forward_s)
@@ -55,7 +55,7 @@ class _Busy(torch.autograd.Function):
 
     @staticmethod
     def backward(context: Any, *gradients: torch.Tensor) -> Any:
-        """Wait, and pass the gradient on."""
+        """Wait, and return the gradient."""
         if context.backward_s:
             context.clock.wait(context.backward_s)
         return gradients[0], None, None, None
@@ -64,29 +64,29 @@ class _Busy(torch.autograd.Function):
 def busy(
     x: torch.Tensor, clock: Clock | Pause, forward_s: float, backward_s: float
 ) -> torch.Tensor:
-    """`x`, when a device would have it; and its gradient likewise."""
-    made: torch.Tensor = _Busy.apply(x, clock, forward_s, backward_s)
-    return made
+    """Return `x` when a device would have computed it, and delay its gradient likewise."""
+    delayed: torch.Tensor = _Busy.apply(x, clock, forward_s, backward_s)
+    return delayed
 
 
 class _Turn(torch.autograd.Function):
-    """Where the forward pass ends and the backward pass begins."""
+    """Identity at the end of the forward pass and the start of the backward pass."""
 
     @staticmethod
     def forward(context: Any, x: torch.Tensor, clock: Clock) -> torch.Tensor:
-        """`x` as it is."""
+        """Return a view of `x`."""
         context.clock = clock
         return x.view_as(x)
 
     @staticmethod
     def backward(context: Any, *gradients: torch.Tensor) -> Any:
-        """The clock begins anew."""
+        """Restart the clock."""
         context.clock.begin()
         return gradients[0], None
 
 
 class Sleeping(nn.Module):
-    """Linear layers, each of which takes a given time; as long as it computes, where that is 0."""
+    """Linear layers that each take a fixed time; their computing time if it is 0."""
 
     def __init__(self, layers: int, width: int, forward_s: float, backward_s: float) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class Sleeping(nn.Module):
         self.clock = Clock()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[batch, width] to the same."""
+        """Map [batch, width] to the same shape."""
         self.clock.begin()
         for layer in self.layers:
             x = busy(torch.relu(layer(x)), self.clock, *self.times)
@@ -104,7 +104,7 @@ class Sleeping(nn.Module):
 
 
 class Tied(nn.Module):
-    """Tied, frozen and unused parameters, and ones that only odd ranks use."""
+    """A model with tied, frozen and unused parameters, and some that only odd ranks use."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -115,18 +115,18 @@ class Tied(nn.Module):
         self.never, self.sometimes = nn.Linear(40, 30), nn.Linear(40, 40)
 
     def forward(self, x: torch.Tensor, odd: bool) -> torch.Tensor:
-        """[batch, 24] to [batch, 40]."""
+        """Map [batch, 24] to [batch, 40]."""
         x = torch.relu(self.frozen(self.again(torch.relu(self.tied(self.first(x))))))
         return self.sometimes(x) if odd else x
 
 
 def model_of(spec: list[Any]) -> nn.Module:
-    """Layers, their width, and seconds of each one's forward and backward besides computing."""
+    """Build a model from layers, their width, and seconds added to each one's passes."""
     torch.manual_seed(0)
     layers, width, forward_s, backward_s, _ = spec
     return Sleeping(layers, width, forward_s, backward_s)
 
 
 def batch_of(spec: list[Any], rank: int) -> torch.Tensor:
-    """What a rank trains on: float32 [rows, width]."""
+    """Return the batch of a rank, float32 [rows, width]."""
     return torch.randn(spec[4], spec[1], generator=torch.Generator().manual_seed(rank))

@@ -1,8 +1,8 @@
 """Records of benches: every attempt is a line of ``results/NAME.jsonl``, appended, never replaced.
 
-A line is a `Bar` with where it came from: date, device, processor, the commit it was measured at,
-which is on main, and a hash of the sources it rests on. A row is stale where that hash is not
-today's.
+A line is a `Bar` with its origin: date, device, processor, the commit on main at which it was
+measured, and a hash of the sources that it depends on. A row is stale if that hash differs from the
+current one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MAIN = ("main", "origin/main")
 
 @dataclass(frozen=True)
 class Origin:
-    """Where rows that are measured now come from; attributes as `Bar` has them."""
+    """Origin of rows that are measured now; attributes as in `Bar`."""
 
     date: str
     commit: str
@@ -36,21 +36,21 @@ class Origin:
     sources: str
 
     def of(self, bar: Bar) -> Bar:
-        """`bar` with its origin; on the CPU if it does not name its device."""
+        """Return `bar` with this origin; its device is the CPU if it names none."""
         return replace(bar, source="now", device=bar.device or "cpu", **asdict(self))
 
 
 def origin(entry: str) -> Origin:
-    """Of what the bench of ``package.room.module:function`` measures now."""
+    """Return the origin of new rows of the bench ``package.folder.module:function``."""
     return Origin(
         time.strftime("%Y-%m-%d", time.gmtime()), commit(), processor(), sources_hash(entry)
     )
 
 
 def read(path: Path) -> list[Bar]:
-    """All attempts, the oldest first; none where nothing was recorded.
+    """Return all attempts, the oldest first; an empty list if the file is missing.
 
-    A last line that a killed run left torn is no attempt.
+    The incomplete last line of a killed run is ignored.
     """
     if not path.exists():
         return []
@@ -59,20 +59,20 @@ def read(path: Path) -> list[Bar]:
 
 
 def append(path: Path, bar: Bar) -> None:
-    """Add one attempt, behind whatever whole lines there are."""
+    """Append an attempt after the last complete line."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+b") as file:
         end = file.seek(0, os.SEEK_END)
         if end:
             file.seek(end - 1)
-            if file.read(1) != b"\n":  # a killed run's torn line
+            if file.read(1) != b"\n":  # an incomplete line of a killed run
                 file.seek(0)
                 file.truncate(file.read().rfind(b"\n") + 1)
         file.write(json.dumps(asdict(bar), ensure_ascii=False).encode() + b"\n")
 
 
 def nearest(bars: Iterable[Bar], processor: str) -> dict[str, Bar]:
-    """The newest attempt of each row by name: on `processor` if there is one, or on another."""
+    """Return the newest attempt of each row by name, preferably on `processor`."""
     rows: dict[str, Bar] = {}
     for bar in bars:
         if bar.processor == processor or rows.get(bar.bar, bar).processor != processor:
@@ -81,43 +81,45 @@ def nearest(bars: Iterable[Bar], processor: str) -> dict[str, Bar]:
 
 
 def commit() -> str:
-    """The commit that the working tree stands at, or ``"unknown"`` outside a clone."""
+    """Return the commit of the working tree, or ``"unknown"`` outside a clone."""
     return _git("rev-parse", "--short=12", "HEAD") or "unknown"
 
 
 def why_not_recordable() -> str:
-    """Why what is measured now cannot be recorded; empty where it can.
+    """Return why new rows cannot be recorded; empty if they can.
 
-    A record names a commit at which it can be measured again: one on main, with nothing changed.
+    A record names a commit that reproduces it: one on main, without uncommitted changes.
     """
     if commit() == "unknown":
-        return "this is no clone of slipstream"
+        return "this is not a clone of slipstream"
     if _git("status", "--porcelain", "--", *_MEASURED):
-        return "what is measured is not committed"
+        return "the measured sources have uncommitted changes"
     if not any(_git("merge-base", "--is-ancestor", "HEAD", main) is not None for main in _MAIN):
         return "the commit is not on main"
     return ""
 
 
 def unknown_commits(bars: Iterable[Bar]) -> set[str]:
-    """Commits that rows name and that are not in the history of the working tree."""
+    """Return commits that rows name and that are not in the history of the working tree."""
     named = {bar.commit for bar in bars}
     return {
-        one for one in named if not one or _git("merge-base", "--is-ancestor", one, "HEAD") is None
+        name
+        for name in named
+        if not name or _git("merge-base", "--is-ancestor", name, "HEAD") is None
     }
 
 
 def sources_hash(entry: str) -> str:
-    """What the bench of ``package.room.module:function`` rests on, as 16 hexadecimal digits.
+    """Hash the sources of the bench ``package.folder.module:function``: 16 hexadecimal digits.
 
-    Its own modules, the rooms of slipstream they import, and the native engine; empty where the
-    sources are not at hand.
+    These are its own modules, the packages of slipstream that they import, and the native engine;
+    empty if the sources are missing.
     """
     bench = _modules(entry)
-    rooms = rooms_of(bench)
-    if not rooms:
+    packages = packages_of(bench)
+    if not packages:
         return ""
-    roots = [*map(Path, rooms), Path("native")]
+    roots = [*map(Path, packages), Path("native")]
     below = (file for root in roots for file in ([root] if root.is_file() else root.rglob("*")))
     files = {file for file in below if file.is_file() and "__pycache__" not in file.parts}
     digest = hashlib.sha256()
@@ -133,21 +135,21 @@ def _modules(entry: str) -> list[Path]:
     return [file for file in files if file.is_file()]
 
 
-def rooms_of(modules: Iterable[Path]) -> list[str]:
-    """Folders and files under ``src`` that modules import."""
-    rooms = set()
+def packages_of(modules: Iterable[Path]) -> list[str]:
+    """Return folders and files under ``src`` that modules import."""
+    packages = set()
     for file in modules:
         for node in ast.walk(ast.parse(file.read_bytes())):
             if isinstance(node, ast.ImportFrom):
                 names = [node.module or ""]
             else:
                 names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            rooms |= {_room(name) for name in names if name.startswith("slipstream.")}
-    return sorted(filter(None, rooms))
+            packages |= {_package(name) for name in names if name.startswith("slipstream.")}
+    return sorted(filter(None, packages))
 
 
-def _room(module: str) -> str:
-    """The room of a module as a path in a clone: one of `techniques` is a room of its own."""
+def _package(module: str) -> str:
+    """Return the package of a module as a path in a clone; each of `techniques` is separate."""
     parts = module.split(".")
     path = Path("src", *parts[: 3 if parts[1] == "techniques" else 2])
     file = path.with_suffix(".py")
@@ -155,7 +157,7 @@ def _room(module: str) -> str:
 
 
 def processor() -> str:
-    """Model, widest vectors and cores; models that share a name are told apart by their family."""
+    """Return model, widest vectors and cores; the family distinguishes models that share a name."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
@@ -178,7 +180,7 @@ _VECTORS = (("avx512f", "AVX-512"), ("avx2", "AVX2"))
 
 
 def _git(*arguments: str) -> str | None:
-    """What git prints, or None where it fails."""
+    """Return what git prints, or None if it fails."""
     try:
         done = subprocess.run(
             ["git", *arguments], capture_output=True, text=True, timeout=10, check=False

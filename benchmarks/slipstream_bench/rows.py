@@ -1,8 +1,8 @@
-"""One row of a benchmark: a bar, what was measured, and whether it holds.
+"""A row of a benchmark: its target, the measurement, and whether the target is met.
 
 A bench is a generator ``bars(options) -> Iterator[Bar]``, registered in the entry-point group
-``slipstream.benches`` and run by ``slipstream bench NAME``. It yields each row as soon as it is
-known, so that a killed ``--full`` run keeps what it had.
+``slipstream.benches`` and run by ``slipstream bench NAME``. It yields each row when it is measured,
+so that a killed ``--full`` run keeps its rows.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ Standing = Literal["holds", "at the bar", "falls short", "not judged"]
 
 @dataclass(frozen=True)
 class Bar:
-    """What must hold, and what was measured.
+    """A target and its measurement.
 
     Attributes:
         bar: what is measured, in a few words; the row's key within its bench.
-        value: the measurement, in `unit`; None where it could not be measured.
+        value: the measurement, in `unit`; None if it could not be measured.
         unit: ``"x"``, ``"ms"``, ``"M tasks/s"``, ``"of 200"``, ...
-        target: the bar in words a reader can check: ``">= 20"``.
+        target: the target as text that a reader can check: ``">= 20"``.
         holds: True, False, or None with the reason in `detail`.
-        n: how many independent measurements stand behind `value`.
-        detail: spread, conditions, or why it is not judged; a sentence, which nobody reads back.
-        limit: the target's number, in `unit`; None where it is none.
-        low, high: an interval of `value` by its own noise, in `unit`; None where it is not known.
-        commit, date: of the measurement.
-        device: what it ran on: ``"cpu"``, or an accelerator's name.
-        processor: of the machine.
-        sources: hash of the sources it rests on (`records.sources_hash`).
-        data: what `value` was made of and what other rows rest on, as JSON can hold it.
+        n: number of independent measurements of `value`.
+        detail: spread, conditions, or why the row is not judged; for readers only.
+        limit: the target as a number, in `unit`; None if it is not one number.
+        low, high: an interval of `value` from its noise, in `unit`; None if unknown.
+        commit, date: commit and date of the measurement.
+        device: device of the measurement: ``"cpu"``, or an accelerator's name.
+        processor: processor of the machine.
+        sources: hash of the sources that it depends on (`records.sources_hash`).
+        data: measurements behind `value`, and inputs of other rows, as JSON.
     """
 
     bar: str
@@ -58,17 +58,17 @@ class Bar:
 
     @property
     def measured(self) -> str:
-        """The value with its unit; a dash where there is none."""
+        """The value with its unit; a dash without a value."""
         return "-" if self.value is None else f"{self.value:.4g} {self.unit}"
 
     @property
     def when(self) -> str:
-        """Now, or when and at which commit it was recorded."""
+        """``now``, or date and commit of a recorded row."""
         return self.source if self.source == "now" else f"{self.date} {self.commit[:7]}"
 
     @property
     def standing(self) -> Standing:
-        """Whether it holds; ``at the bar`` where its own noise leaves that open."""
+        """Whether the target is met; ``at the bar`` if the interval includes the target."""
         if self.holds is None:
             return "not judged"
         low, limit, high = self.low, self.limit, self.high
@@ -79,17 +79,17 @@ class Bar:
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """How a bench is run.
+    """Settings of a run of a bench.
 
     Attributes:
         full: the whole grid (may take long, resumable) rather than at most three minutes.
         only: run only bars whose name contains this text; empty for all.
         done: bars already measured by an interrupted full run, by name; skip these.
-        recorded: bars of full runs of any commit, by name: what rows over many others may rest
-            on when only some of these are measured again.
+        recorded: bars of full runs of any commit, by name: inputs of summary rows if only some of
+            these are measured again.
         progress: called with a short line before anything slow.
-        budget_s: seconds from now on after which no further row is begun.
-        left_out: bars that the budget left no time for, in order; `wants` notes them.
+        budget_s: seconds from now after which no further row begins.
+        left_out: bars that did not fit the budget, in order; `wants` adds them.
     """
 
     full: bool = False
@@ -102,10 +102,10 @@ class BenchOptions:
     _began: float = field(default_factory=time.monotonic)
 
     def wants(self, bar: str, takes_s: float = 0.0) -> bool:
-        """Whether the row named `bar` is to be measured in this run, and there is time for it.
+        """Return whether to measure the row named `bar` in this run, within the remaining budget.
 
         Args:
-            takes_s: seconds that it takes, where that is long.
+            takes_s: duration of the row in seconds, if long.
         """
         if self.only not in bar or bar in self.done:
             return False
@@ -115,12 +115,12 @@ class BenchOptions:
         return False
 
     def left_s(self) -> float:
-        """Seconds of the budget that are left."""
+        """Return the remaining seconds of the budget."""
         return self.budget_s - (time.monotonic() - self._began)
 
 
 class Bench(Protocol):
-    """What the entry-point group ``slipstream.benches`` holds."""
+    """A member of the entry-point group ``slipstream.benches``."""
 
     def __call__(self, options: BenchOptions, /) -> Iterator[Bar]: ...
 
@@ -129,7 +129,7 @@ def at_least(
     bar: str, value: float, target: float, unit: str, *, n: int = 1, detail: str = "",
     data: Mapping[str, Any] | None = None,
 ) -> Bar:  # fmt: skip
-    """A row that holds when `value` reaches `target`."""
+    """Return a row that holds if `value` reaches `target`."""
     holds, words = value >= target, f">= {target:g}"
     return Bar(bar, value, unit, words, holds, n, detail, target, data=data or {})
 
@@ -138,7 +138,7 @@ def at_most(
     bar: str, value: float, target: float, unit: str, *, n: int = 1, detail: str = "",
     data: Mapping[str, Any] | None = None,
 ) -> Bar:  # fmt: skip
-    """A row that holds when `value` does not exceed `target`."""
+    """Return a row that holds if `value` does not exceed `target`."""
     holds, words = value <= target, f"<= {target:g}"
     return Bar(bar, value, unit, words, holds, n, detail, target, data=data or {})
 
@@ -152,12 +152,12 @@ def for_all_seeds(
     full: int,
     detail: str,
 ) -> Iterator[Bar]:
-    """A row a property, that holds when the property does for each of the seeds.
+    """Yield one row per property, which holds if the property does for every seed.
 
     Args:
-        prefix: of the rows' names.
-        quick, full: how many seeds, from 0 on, each kind of run takes.
-        detail: what is made from a seed.
+        prefix: beginning of the rows' names.
+        quick, full: number of seeds, from 0, in a quick and in a full run.
+        detail: what a seed generates.
     """
     count = full if options.full else quick
     for name, holds in properties:
@@ -166,15 +166,15 @@ def for_all_seeds(
             continue
         options.progress(bar)
         failed = [seed for seed in range(count) if not holds(seed)]
-        said = detail if options.full else f"{detail}; quick: {count} instead of {full}"
+        note = detail if options.full else f"{detail}; quick: {count} instead of {full}"
         if failed:
-            said = f"fails for seeds {failed[:5]}"
+            note = f"fails for seeds {failed[:5]}"
         passed = count - len(failed)
-        yield Bar(bar, passed, f"of {count}", f"= {count}", not failed, count, said)
+        yield Bar(bar, passed, f"of {count}", f"= {count}", not failed, count, note)
 
 
 def not_judged(
     bar: str, unit: str, target: str, reason: str, data: Mapping[str, Any] | None = None
 ) -> Bar:
-    """A row that cannot be measured here, and why."""
+    """Return a row without a measurement, and the reason."""
     return Bar(bar, None, unit, target, None, 0, reason, data=data or {})

@@ -1,4 +1,4 @@
-"""bench: measure the bars, record the full runs, show both."""
+"""Run a bench, record full runs, and show both."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ from slipstream_bench.rows import Bar, Bench, BenchOptions, not_judged
 
 GROUP = "slipstream.benches"
 QUICK_S = 170.0
-"""Seconds after which a quick run begins no further row, so that it ends within three minutes."""
-_TIME_IS_UP = "the time of a quick run was used up; --full measures it"
+"""Seconds after which a quick run begins no further row, to end within three minutes."""
+_TIME_IS_UP = "no time left in a quick run; --full measures it"
 
 
 def benches() -> dict[str, Any]:
-    """Entry points of every bench by name."""
+    """Return entry points of every bench by name."""
     return {point.name: point for point in sorted(entry_points(group=GROUP))}
 
 
 def purposes() -> dict[str, str]:
-    """What each bench is for: the first line of its module, which is read and not imported."""
+    """Return the purpose of each bench: the first line of its module, read without an import."""
     return {name: _purpose(str(point.value)) for name, point in benches().items()}
 
 
 def listing() -> Table:
-    """Every bench and what it measures."""
-    known = purposes()
+    """Return a table of every bench and what it measures."""
+    descriptions = purposes()
     fields: tuple[Field[tuple[str, str]], ...] = (
         Field.of("bench", lambda row: row[0]),
         Field.of("measures", lambda row: row[1]),
     )
     notes = [
         "slipstream bench NAME takes at most three minutes; all of them: slipstream bench all, at "
-        f"most {3 * len(known)} minutes",
-        "with --full it is everything, which takes far longer and goes on where it was stopped",
+        f"most {3 * len(descriptions)} minutes",
+        "--full measures everything, which takes far longer, and resumes where it was stopped",
     ]
-    return Table.of(known.items(), fields, "slipstream's own bars", notes)
+    return Table.of(descriptions.items(), fields, "slipstream's own bars", notes)
 
 
 _FIELDS: tuple[Field[Bar], ...] = (
@@ -61,7 +61,7 @@ _FIELDS: tuple[Field[Bar], ...] = (
 
 
 def table(name: str, bars: Sequence[Bar]) -> Table:
-    """The rows of one bench, and how many hold."""
+    """Return the rows of a bench, and how many hold."""
     counts = Counter(bar.standing for bar in bars)
     note = (
         f"{counts['holds']} hold, {counts['at the bar']} are at the bar within their noise, "
@@ -71,7 +71,7 @@ def table(name: str, bars: Sequence[Bar]) -> Table:
 
 
 def _purpose(entry: str) -> str:
-    """Empty where the module of ``package.room.module:function`` is not found as a file."""
+    """Return the purpose of ``package.folder.module:function``; empty if its file is not found."""
     package, _, rest = entry.partition(":")[0].partition(".")
     found = importlib.util.find_spec(package)
     for folder in (found.submodule_search_locations or ()) if found else ():
@@ -91,28 +91,28 @@ def bench(
     results: Path = records.RESULTS,
     progress: Callable[[str], None] = lambda line: None,
 ) -> Iterator[Bar]:
-    """Measure the rows of one bench, each yielded when it is known.
+    """Measure the rows of a bench and yield each when it is measured.
 
-    A full run is appended to ``results/NAME.jsonl`` row by row and goes on where it was killed
-    (for the same commit and processor); it is not recorded where what it measures is not a commit
-    on main. A quick run begins no row after `QUICK_S` seconds, says which it left out, and shows
-    what is recorded.
+    A full run is appended to ``results/NAME.jsonl`` row by row and resumes after being killed (for
+    the same commit and processor). It is not recorded unless what it measures is a commit on main.
+    A quick run begins no row after `QUICK_S` seconds, lists the rows that it left out, and shows
+    recorded ones.
 
     Raises:
-        UnknownNameError: no such bench; the nearest is suggested.
+        UnknownNameError: there is no such bench; the nearest is suggested.
         SlipstreamError: the bench cannot be loaded.
     """
-    known = benches()
-    if name not in known:
-        raise UnknownNameError("bench", name, known)
+    points = benches()
+    if name not in points:
+        raise UnknownNameError("bench", name, points)
     try:
-        run: Bench = known[name].load()
+        run: Bench = points[name].load()
     except ImportError as error:
         raise SlipstreamError(
-            f"the bench '{name}' cannot be loaded: {error}", where=known[name].value
+            f"the bench '{name}' cannot be loaded: {error}", where=points[name].value
         ) from error
     path = results / f"{name}.jsonl"
-    origin = records.origin(str(known[name].value))
+    origin = records.origin(str(points[name].value))
     recorded = records.read(path)
     if full:
         yield from _full(run, path, recorded, origin, only, progress)
@@ -128,7 +128,7 @@ def bench(
         if bar.processor != origin.processor:
             notes.append(f"on {bar.processor}")
         if bar.sources != origin.sources:
-            notes.append("STALE: what it rests on has changed since")
+            notes.append("STALE: the sources have changed since")
         yield replace(bar, source="recorded", detail="; ".join(notes))
     for left in options.left_out.keys() - rows.keys():
         yield origin.of(not_judged(left, "", "", _TIME_IS_UP))
@@ -142,7 +142,7 @@ def _full(
     only: str,
     progress: Callable[[str], None],
 ) -> Iterator[Bar]:
-    """Rows of a full run, each appended to the records where it can be measured again."""
+    """Yield the rows of a full run; append each to the records if it can be reproduced."""
     here = [bar for bar in recorded if bar.processor == origin.processor]
     before = {bar.bar: bar for bar in here}
     done = {} if only else {n: bar for n, bar in before.items() if bar.commit == origin.commit}

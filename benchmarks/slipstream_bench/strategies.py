@@ -1,5 +1,5 @@
-"""Rows of ``slipstream bench search`` about who proposes: that Optuna's samplers are Optuna's, that
-asking costs no more with a long history, and what a cascade saves.
+"""Rows of ``slipstream bench search`` about proposals: samplers through our loop match Optuna, a
+proposal costs no more after a long history, and what a cascade saves.
 """
 
 from __future__ import annotations
@@ -43,40 +43,41 @@ def _rosenbrock(x: Vector) -> float:
 
 def _ackley(x: Vector) -> float:
     n = len(x)
-    hills = sum(math.cos(2 * math.pi * one) for one in x) / n
+    hills = sum(math.cos(2 * math.pi * value) for value in x) / n
     return 20 + math.e - 20 * math.exp(-0.2 * math.hypot(*x) / math.sqrt(n)) - math.exp(hills)
 
 
 def _griewank(x: Vector) -> float:
-    waves = math.prod(math.cos(one / math.sqrt(i)) for i, one in enumerate(x, 1))
+    waves = math.prod(math.cos(value / math.sqrt(i)) for i, value in enumerate(x, 1))
     return 1 + math.hypot(*x) ** 2 / 4000 - waves
 
 
 def _levy(x: Vector) -> float:
-    w = [1 + (one - 1) / 4 for one in x]
+    w = [1 + (value - 1) / 4 for value in x]
     middle = sum((a - 1) ** 2 * (1 + 10 * math.sin(math.pi * a + 1) ** 2) for a in w[:-1])
     end = (w[-1] - 1) ** 2 * (1 + math.sin(2 * math.pi * w[-1]) ** 2)
     return math.sin(math.pi * w[0]) ** 2 + middle + end
 
 
 FUNCTIONS: dict[str, tuple[float, Callable[[Vector], float]]] = {
-    "sphere": (5.12, lambda x: sum(one * one for one in x)),
+    "sphere": (5.12, lambda x: sum(value * value for value in x)),
     "rosenbrock": (2.048, _rosenbrock),
     "rastrigin": (5.12, lambda x: sum(
-        10 + one * one - 10 * math.cos(2 * math.pi * one) for one in x)),
+        10 + value * value - 10 * math.cos(2 * math.pi * value) for value in x)),
     "ackley": (32.768, _ackley),
     "griewank": (600.0, _griewank),
     "levy": (10.0, _levy),
     "schwefel": (500.0, lambda x: sum(
-        418.9829 - one * math.sin(math.sqrt(abs(one))) for one in x)),
-    "styblinski-tang": (5.0, lambda x: sum(one**4 - 16 * one**2 + 5 * one for one in x) / 2),
+        418.9829 - value * math.sin(math.sqrt(abs(value))) for value in x)),
+    "styblinski-tang": (
+        5.0, lambda x: sum(value**4 - 16 * value**2 + 5 * value for value in x) / 2),
 }  # fmt: skip
-"""Half the width of its box, and the function: the usual ones, here of five numbers."""
+"""Common test functions, by name: half the width of the domain, and the function of a vector."""
 _DIMENSIONS, _PARITY_TRIALS = 5, 50
 
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
-    """Quick: one seed, and nothing that trains."""
+    """Yield the rows. Quick: one seed, and no training."""
     yield from _parity_row(options)
     yield from _ask_rows(options)
     yield from _cascade_rows(options)
@@ -94,7 +95,7 @@ def _parity_row(options: BenchOptions) -> Iterator[Bar]:
     cases = seeds * len(FUNCTIONS)
     yield at_most(
         bar, float(differ), 0.0, f"of {cases} curves", n=cases,
-        detail=f"{len(FUNCTIONS)} functions of {_DIMENSIONS} numbers, {_PARITY_TRIALS} trials each",
+        detail=f"{len(FUNCTIONS)} functions in {_DIMENSIONS} dimensions, {_PARITY_TRIALS} trials",
     )  # fmt: skip
 
 
@@ -106,7 +107,7 @@ def _curve_of_ours(half: float, function: Callable[[Vector], float], seed: int) 
 
     run = study("s", space, "y", estimator=measure, strategy=OptunaSampler("tpe"), seed=seed)
     run.run(budget=Budget(trials=_PARITY_TRIALS))
-    return [one.values["y"] for one in run.trials]
+    return [trial.values["y"] for trial in run.trials]
 
 
 def _curve_of_theirs(half: float, function: Callable[[Vector], float], seed: int) -> list[float]:
@@ -118,7 +119,7 @@ def _curve_of_theirs(half: float, function: Callable[[Vector], float], seed: int
         ),
         n_trials=_PARITY_TRIALS,
     )
-    return [one.value for one in theirs.trials]
+    return [trial.value for trial in theirs.trials]
 
 
 _SPACE = Space({f"x{i}": Float(-1.0, 1.0) for i in range(10)})
@@ -130,7 +131,7 @@ def _bowl(config: Mapping[str, Any]) -> float:
 
 
 def _history(count: int) -> list[Trial]:
-    """Trials at random that have ended, as a study would tell of them."""
+    """Generate completed trials with random configurations."""
     rng = np.random.default_rng(0)
     trials = []
     for _ in range(count):
@@ -142,13 +143,13 @@ def _history(count: int) -> list[Trial]:
 
 def _begun(strategy: Strategy, history: Sequence[Trial], seed: int = 0) -> Strategy:
     strategy.begin(_SPACE, (Objective("y", "min"),), (), seed)
-    for one in history:
-        strategy.tell(one)
+    for trial in history:
+        strategy.tell(trial)
     return strategy
 
 
-def _go_on(strategy: Strategy, count: int) -> list[float]:
-    """So many proposals, each told before the next; the values."""
+def _propose(strategy: Strategy, count: int) -> list[float]:
+    """Make `count` proposals, each with its result before the next; return the values."""
     values = []
     for number in range(count):
         candidate = strategy.propose(number)
@@ -159,7 +160,7 @@ def _go_on(strategy: Strategy, count: int) -> list[float]:
 
 
 def _ask_rows(options: BenchOptions) -> Iterator[Bar]:
-    """A proposal after a long history over one after a short one, CPU time of both in turns."""
+    """Time a proposal after a long history over one after a short one, alternately, in CPU time."""
     history = _history(_LONG)
     for name, new in (("tpe", lambda: OptunaSampler("tpe")), ("trees", BoostedTrees)):
         bar = f"asking after {_LONG} trials over asking after {_SHORT}: {name}"
@@ -168,43 +169,43 @@ def _ask_rows(options: BenchOptions) -> Iterator[Bar]:
         options.progress(bar)
         sides = [_begun(new(), history[:count]) for count in (_SHORT, _LONG)]
         for side in sides:
-            _go_on(side, 1)  # the first one summarises the history
-        took: list[list[float]] = [[], []]
+            _propose(side, 1)  # the first proposal summarises the history
+        times_of: list[list[float]] = [[], []]
         for _ in range(_ASKED):
-            for side, times in zip(sides, took, strict=True):
+            for side, times in zip(sides, times_of, strict=True):
                 began = time.process_time()
-                _go_on(side, 1)
+                _propose(side, 1)
                 times.append(time.process_time() - began)
-        short, long = (statistics.fmean(times) for times in took)
+        short, long = (statistics.fmean(times) for times in times_of)
         yield at_most(
             bar, long / short, 1.5, "x", n=_ASKED,
-            detail=f"{1e3 * long:.1f} ms over {1e3 * short:.1f} ms a proposal, its answer told",
+            detail=f"{1e3 * long:.1f} ms over {1e3 * short:.1f} ms per proposal and its result",
         )  # fmt: skip
     yield from _regret_row(options, history)
 
 
 class _WholeHistory(OptunaSampler):
-    """TPE that is shown all trials."""
+    """TPE that gets all trials instead of a summary."""
 
     def _summarise(self) -> None:
         self._summarised = len(self._told)
 
 
 def _regret_row(options: BenchOptions, history: Sequence[Trial]) -> Iterator[Bar]:
-    """The best of proposals that go on from the same history: summarised, and as it is."""
+    """Compare the best of proposals after the same history, summarised and in full."""
     bar = "regret with a summary of the history over that with all of it"
-    seeds, known = 10, 2_000
+    seeds, trials = 10, 2_000
     if not options.full or not options.wants(bar, 120.0):
         return
     best: list[list[float]] = [[], []]
     for seed in range(seeds):
         options.progress(f"{bar}: seed {seed}")
         for kind, values in zip((OptunaSampler, _WholeHistory), best, strict=True):
-            values.append(min(_go_on(_begun(kind("tpe"), history[:known], seed), 40)))
+            values.append(min(_propose(_begun(kind("tpe"), history[:trials], seed), 40)))
     ratios = [ours / theirs for ours, theirs in zip(*best, strict=True)]
     yield at_most(
         bar, statistics.median(ratios), 1.1, "x", n=seeds,
-        detail=f"40 proposals of TPE after {known} trials; {min(ratios):.2f} to {max(ratios):.2f}",
+        detail=f"40 proposals of TPE after {trials} trials; {min(ratios):.2f} to {max(ratios):.2f}",
     )  # fmt: skip
 
 
@@ -217,42 +218,42 @@ NETS = Space(
         "lr": Categorical((0.003, 0.01, 0.03, 0.1, 0.3), ordered=True),
     }
 )
-"""Perceptrons for digits, of which every one is trained."""
+"""Perceptrons for digits; the bench trains every one."""
 _EPOCHS, _SHORT_EPOCHS, _BATCH, _TRAINED = 24, 2, 64, 800
 _CASCADES = 20
-# Of the least loss there is.
+# Relative to the minimum loss.
 _REGRET = 0.01
 # By candidate: loss after few epochs and after all, CPU seconds to each.
 _Table = dict[bytes, tuple[float, float, float, float]]
 
 
 def _cascade_rows(options: BenchOptions) -> Iterator[Bar]:
-    """Every network is trained once; studies then look up its losses, and what each took."""
+    """Train every network once; studies then look up its losses and times."""
     saves = "device time to 1 % regret, one level over a cascade of two"
     chance = "candidates that a level of chance kept from the next"
     if not options.full or not (options.wants(saves, 400.0) or options.wants(chance, 400.0)):
         return
     table = _trained(lambda done: options.progress(f"{saves}: {done} networks trained"))
     if options.wants(saves):
-        took: list[list[float]] = [[], []]
+        device_times: list[list[float]] = [[], []]
         for seed in range(_CASCADES):
             options.progress(f"{saves}: seed {seed}")
-            for levels, times in zip(((), (_looked_up(table, 0),)), took, strict=True):
+            for levels, times in zip(((), (_looked_up(table, 0),)), device_times, strict=True):
                 times.append(_device_s(table, levels, seed))
-        one, two = (statistics.median(times) for times in took)
+        single, cascade = (statistics.median(times) for times in device_times)
         yield at_least(
-            saves, one / two, 3.0, "x", n=_CASCADES,
+            saves, single / cascade, 3.0, "x", n=_CASCADES,
             detail=f"{len(table)} perceptrons on digits; {_SHORT_EPOCHS} epochs below {_EPOCHS}; "
-            f"validation loss; medians {one:.0f} s and {two:.0f} s",
+            f"validation loss; medians {single:.0f} s and {cascade:.0f} s",
         )  # fmt: skip
     if options.wants(chance):
-        kept = 0
+        rejected = 0
         for seed in range(_CASCADES):
             run = _study(table, (_by_chance,), seed, n=100)
-            kept += sum(t.rung == 0 and t.state is State.COMPLETE for t in run.trials)
-            kept -= sum(t.rung == 1 and t.state is not State.CACHED for t in run.trials)
+            rejected += sum(t.rung == 0 and t.state is State.COMPLETE for t in run.trials)
+            rejected -= sum(t.rung == 1 and t.state is not State.CACHED for t in run.trials)
         of = f"of {100 * _CASCADES}"
-        yield at_most(chance, float(kept), 0.0, of, n=_CASCADES, detail="drawn by lot")
+        yield at_most(chance, float(rejected), 0.0, of, n=_CASCADES, detail="drawn by lot")
 
 
 @functools.cache
@@ -267,7 +268,7 @@ def _digits() -> Any:
 
 
 def _trained(report: Callable[[int], None]) -> _Table:
-    """By candidate: validation loss after few epochs and after all, and CPU seconds to each."""
+    """Return by candidate: validation loss after few epochs and all, and CPU seconds to each."""
     table: _Table = {}
     for candidate in every(NETS):
         if len(table) % 20 == 0:
@@ -290,7 +291,7 @@ def _losses(config: Mapping[str, Any]) -> tuple[float, float, float, float]:
         before = width
     net = nn.Sequential(*layers, nn.Linear(before, 10))
     optimizer = torch.optim.SGD(net.parameters(), lr=config["lr"], momentum=0.9)
-    told: list[float] = []
+    results: list[float] = []
     for epoch in range(1, _EPOCHS + 1):
         for rows in torch.randperm(_TRAINED).split(_BATCH):
             optimizer.zero_grad()
@@ -300,8 +301,8 @@ def _losses(config: Mapping[str, Any]) -> tuple[float, float, float, float]:
             with torch.no_grad():
                 logits = net(inputs[_TRAINED:])
             loss = float(nn.functional.cross_entropy(logits, targets[_TRAINED:]))
-            told += [loss, time.process_time() - began]
-    return told[0], told[2], told[1], told[3]
+            results += [loss, time.process_time() - began]
+    return results[0], results[2], results[1], results[3]
 
 
 def _looked_up(table: _Table, at: int) -> Callable[[Mapping[str, Any]], float]:
@@ -323,16 +324,16 @@ def _study(
 
 
 def _device_s(table: _Table, levels: Sequence[Any], seed: int) -> float:
-    """Device time until a network is known whose loss is within 1 % of the least there is."""
-    goal = (1 + _REGRET) * min(one[1] for one in table.values() if math.isfinite(one[1]))
+    """Return device time until the study finds a network within 1 % of the minimum loss."""
+    goal = (1 + _REGRET) * min(row[1] for row in table.values() if math.isfinite(row[1]))
     spent = 0.0
-    # Twice as many as there are: proposals come back.
+    # Twice as many as there are candidates, since proposals repeat.
     run = _study(table, levels, seed, 2 * len(table))
-    for one in sorted(run.trials, key=lambda trial: trial.told):
-        if one.state in (State.CACHED, State.RUNNING):
+    for trial in sorted(run.trials, key=lambda trial: trial.told):
+        if trial.state in (State.CACHED, State.RUNNING):
             continue
-        last = one.rung == len(levels)
-        spent += table[one.candidate.id][3 if last else 2]
-        if last and one.state is State.COMPLETE and one.values["loss"] <= goal:
+        last = trial.rung == len(levels)
+        spent += table[trial.candidate.id][3 if last else 2]
+        if last and trial.state is State.COMPLETE and trial.values["loss"] <= goal:
             return spent
     return math.inf

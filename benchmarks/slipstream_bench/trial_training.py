@@ -1,8 +1,8 @@
-"""Trials that really train: a perceptron on digits, data-parallel over a trial's workers.
+"""Trials that train: a perceptron on digits, data-parallel over a trial's workers.
 
-The batch, its order and the learning rate follow from the candidate alone: whatever the width, each
-step averages gradients over the same 64 samples. After every epoch a trial keeps a checkpoint with
-its loss curve, from which it goes on at any width.
+The batch, its order and the learning rate depend on the candidate alone: at any width, each step
+averages gradients over the same 64 samples. After every epoch a trial saves a checkpoint with its
+loss curve, from which it resumes at any width.
 """
 
 from __future__ import annotations
@@ -23,47 +23,51 @@ if TYPE_CHECKING:
 BATCH = 64
 STEPS = 10
 _KEPT = "checkpoint.pt"
-# Of the trial that is resized: after how many epochs, by the width it has until then.
+# When the trial is resized: after this many epochs, by its width until then.
 _EPOCHS, _HIDDEN, _RESIZED_AT = 6, 64, {1: 2, 2: 4}
 _RATE = 0.05
-# What a trial that waits for another one looks for, and how long at most.
+# Polling interval of a trial that waits for another one, and its timeout.
 _LOOK_S, _PATIENCE_S = 0.02, 200.0
 
 
 def train(config: Mapping[str, Any], run: TrialRun) -> float:
-    """Train to `run.fidelity` epochs on `run.width` workers; the last epoch's mean loss."""
+    """Train to `run.fidelity` epochs on `run.width` workers; return the last epoch's mean loss."""
     curve = _trained(int(config["hidden"]), run, lr=float(config["lr"]))[-STEPS:]
     return sum(curve) / len(curve)
 
 
 def train_or_wait(config: Mapping[str, Any], run: TrialRun) -> float:
-    """With ``wait_for`` 0, train and be resized twice; else end when the trial beside it has been
-    trained for so many epochs."""
+    """With ``wait_for`` 0, train and be resized twice; otherwise end when the other trial has been
+    trained for this many epochs."""
     assert run.folder is not None
     if not config["wait_for"]:
         return _trained(_HIDDEN, run, pause_at=_RESIZED_AT.get(run.width))[-1]
-    beside = Path(run.folder).parent
-    _wait(lambda: any(_epochs(one) >= config["wait_for"] for one in beside.glob(f"*/{_KEPT}")))
+    trials = Path(run.folder).parent
+    _wait(
+        lambda: any(
+            _epochs(checkpoint) >= config["wait_for"] for checkpoint in trials.glob(f"*/{_KEPT}")
+        )
+    )
     return 0.0
 
 
 def _trained(
     hidden: int, run: TrialRun, pause_at: int | None = None, lr: float = _RATE
 ) -> list[float]:
-    """Train on from the checkpoint, and keep another one after each epoch; the loss curve.
+    """Resume training, save a checkpoint after each epoch, and return the loss curve.
 
     Args:
-        pause_at: after so many epochs nothing goes on before the trial is resized.
+        pause_at: number of epochs after which training waits until the trial is resized.
     """
     assert run.folder is not None
     path = Path(run.folder) / _KEPT
-    asked: dict[str, Any] = {"path": str(path), "hidden": hidden, "lr": lr, "seed": run.seed}
+    arguments: dict[str, Any] = {"path": str(path), "hidden": hidden, "lr": lr, "seed": run.seed}
 
     def is_resized() -> bool:
         run.checkpointed()
         return False
 
-    def go_on(epoch: Callable[[], object]) -> None:
+    def run_epochs(epoch: Callable[[], object]) -> None:
         for done in range(_epochs(path), int(run.fidelity)):
             if done == pause_at:
                 _wait(is_resized)
@@ -71,10 +75,10 @@ def _trained(
             run.checkpointed()
 
     if run.width == 1:
-        go_on(lambda: train_epoch(**asked))
+        run_epochs(lambda: train_epoch(**arguments))
     else:
         with joined([Host()] * run.width, name="the trial") as call:
-            go_on(lambda: call("slipstream_bench.trial_training:train_epoch", asked))
+            run_epochs(lambda: call("slipstream_bench.trial_training:train_epoch", arguments))
     return losses(path)
 
 
@@ -82,12 +86,12 @@ def _wait(over: Callable[[], bool]) -> None:
     until = time.monotonic() + _PATIENCE_S
     while not over():
         if time.monotonic() > until:
-            raise TimeoutError("the trial beside this one, or its resize, does not come")
+            raise TimeoutError("the other trial, or the resize of this one, did not happen in time")
         time.sleep(_LOOK_S)
 
 
 def losses(path: Path) -> list[float]:
-    """The checkpoint's loss curve, a mean over the batch for every step; empty where none is."""
+    """Return the checkpoint's loss curve, the batch's mean loss per step; empty without one."""
     import torch
 
     return list(torch.load(path)["losses"]) if path.exists() else []
@@ -98,7 +102,7 @@ def _epochs(path: Path) -> int:
 
 
 def train_epoch(path: str, hidden: int, lr: float, seed: int) -> None:
-    """One epoch more than the checkpoint has; in every rank, where this process is one.
+    """Train one more epoch than the checkpoint, on every rank if this process is one.
 
     Rank r of w takes samples r, r + w, ... of each batch.
     """
@@ -116,15 +120,15 @@ def train_epoch(path: str, hidden: int, lr: float, seed: int) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
     curve: list[float] = []
     if Path(path).exists():
-        kept = torch.load(path)
-        model.load_state_dict(kept["model"])
-        optimizer.load_state_dict(kept["optimizer"])
-        curve = kept["losses"]
+        saved = torch.load(path)
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        curve = saved["losses"]
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed + len(curve)))
     for batch in order[: STEPS * BATCH].view(STEPS, BATCH):
-        mine = batch[rank::ranks]
+        own = batch[rank::ranks]
         optimizer.zero_grad()
-        loss = torch.nn.functional.cross_entropy(model(x[mine]), y[mine])
+        loss = torch.nn.functional.cross_entropy(model(x[own]), y[own])
         loss.backward()
         gradients = [p.grad for p in model.parameters() if p.grad is not None]
         mean = torch.nn.utils.parameters_to_vector([loss.detach().view(1), *gradients])
@@ -153,8 +157,8 @@ def _digits() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class OneTwoOne(Scheduler):
-    """Three slots for three of `train_or_wait`'s trials, two at a time: the first is given two
-    slots when the third begins, and one again when that has ended."""
+    """Three slots for three trials of `train_or_wait`, two at a time: the first gets a second slot
+    when the third begins, and gives it back when that ends."""
 
     name = "one two one"
 
@@ -168,10 +172,10 @@ class OneTwoOne(Scheduler):
 
 
 def resized_trial(folder: Path) -> tuple[list[float], list[float], list[int]]:
-    """A trial that Ray runs at widths 1, 2 and 1, and the same one trained at width 1 here.
+    """Train one trial with Ray at widths 1, 2 and 1, and the same one here at width 1.
 
     Returns:
-        loss curves of both, the resized one first, and the widths it had in turn.
+        Loss curves of both, the resized one first, and its widths in order.
     """
     from slipstream.engines.trials.ray_executor import RayExecutor
 
@@ -181,7 +185,7 @@ def resized_trial(folder: Path) -> tuple[list[float], list[float], list[int]]:
         strategy="random", store=folder / "s.db", rungs=Halving(_EPOCHS, _EPOCHS, n=3),
         start=[{"wait_for": epochs} for epochs in (0, *_RESIZED_AT.values())],
     ).run(executor)  # fmt: skip
-    assert [one.state for one in run.trials] == [State.COMPLETE] * 3, run.trials
+    assert [trial.state for trial in run.trials] == [State.COMPLETE] * 3, run.trials
     candidate = run.trials[0].candidate
     resized = losses(Path(f"{folder / 's.db'}.files", candidate.id.hex(), _KEPT))
     here = folder / "here"

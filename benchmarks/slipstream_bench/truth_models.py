@@ -1,4 +1,4 @@
-"""Model families of ``slipstream bench truth`` alone: what people train, and no other bench knows.
+"""Model families of ``slipstream bench truth`` alone, typical ones that no other bench uses.
 
 Each function is a workload as a user would write it: ``(model, batch, loss, optimizer)``, with a
 step of 10 to 80 ms on one core.
@@ -24,7 +24,7 @@ _TRAINED = tuple[nn.Module, Any, Any, torch.optim.Optimizer]
 
 
 class _RotaryBlock(nn.Module):
-    """Attention with rotary positions and a gated feed-forward network, both behind RMSNorm."""
+    """Attention with rotary positions and a gated feed-forward network, each after RMSNorm."""
 
     cosine: Tensor
     sine: Tensor
@@ -51,14 +51,14 @@ class _RotaryBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = self.norm1(x)
         q, k, v = (
-            one(y).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            for one in (self.query, self.key, self.value)
+            layer(y).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for layer in (self.query, self.key, self.value)
         )
         a = scaled_dot_product_attention(self._rotated(q), self._rotated(k), v, is_causal=True)
         x = x + self.out(a.transpose(1, 2).flatten(2))
         y = self.norm2(x)
-        found: Tensor = x + self.down(silu(self.gate(y)) * self.up(y))
-        return found
+        output: Tensor = x + self.down(silu(self.gate(y)) * self.up(y))
+        return output
 
 
 class _RotaryGPT(nn.Module):
@@ -75,7 +75,7 @@ class _RotaryGPT(nn.Module):
 
 
 class _DLRM(nn.Module):
-    """Embedding bags and a dense tower, whose products with each other a second tower reads."""
+    """Embedding bags and a dense tower; a second tower reads their pairwise dot products."""
 
     pairs: Tensor
 
@@ -94,7 +94,7 @@ class _DLRM(nn.Module):
 
     def forward(self, dense: Tensor, ids: Tensor) -> Tensor:
         x = self.bottom(dense)
-        every = torch.stack([x] + [one(ids[:, i]) for i, one in enumerate(self.tables)], 1)
+        every = torch.stack([x] + [table(ids[:, i]) for i, table in enumerate(self.tables)], 1)
         products = torch.bmm(every, every.transpose(1, 2))[:, self.pairs[0], self.pairs[1]]
         logits: Tensor = self.top(torch.cat([x, products], 1)).squeeze(1)
         return logits
@@ -127,7 +127,7 @@ class _UNet(nn.Module):
 
 
 class _Inverted(nn.Module):
-    """Wider, filtered channel by channel, and narrow again, around a shortcut."""
+    """An inverted residual: expand, filter each channel, project, and add a shortcut."""
 
     def __init__(self, channels: int, out: int, stride: int) -> None:
         super().__init__()
@@ -145,7 +145,7 @@ class _Inverted(nn.Module):
 
 
 class _Seq2Seq(nn.Module):
-    """A GRU that reads, a GRU that writes, and attention from the one to the other."""
+    """A GRU encoder, a GRU decoder, and attention from the decoder to the encoder."""
 
     def __init__(self, vocabulary: int, width: int) -> None:
         super().__init__()
@@ -163,13 +163,13 @@ class _Seq2Seq(nn.Module):
 
 
 class _GraphNetwork(nn.Module):
-    """Three rounds of messages along edges, means of neighbours."""
+    """Three rounds of message passing along edges, with means over neighbours."""
 
     def __init__(self, features: int, width: int) -> None:
         super().__init__()
         widths = [features, width, width]
-        self.own = nn.ModuleList(nn.Linear(one, width) for one in widths)
-        self.others = nn.ModuleList(nn.Linear(one, width, bias=False) for one in widths)
+        self.own = nn.ModuleList(nn.Linear(inputs, width) for inputs in widths)
+        self.others = nn.ModuleList(nn.Linear(inputs, width, bias=False) for inputs in widths)
         self.head = nn.Linear(width, 16)
 
     def forward(self, x: Tensor, edges: Tensor) -> Tensor:
@@ -183,7 +183,7 @@ class _GraphNetwork(nn.Module):
 
 
 class _ClassToken(nn.Module):
-    """A vision transformer of torch's own layers, with a class token and dropout."""
+    """A vision transformer of torch's layers, with a class token and dropout."""
 
     def __init__(self, width: int, layers: int) -> None:
         super().__init__()
@@ -204,7 +204,7 @@ class _ClassToken(nn.Module):
 
 
 class _Detector(nn.Module):
-    """A backbone, two levels of features, and heads for classes and boxes at each place."""
+    """A backbone, two feature levels, and heads for classes and boxes at each position."""
 
     def __init__(self, width: int, classes: int) -> None:
         super().__init__()
@@ -233,7 +233,7 @@ class _Detector(nn.Module):
 
 
 class _TemporalConv(nn.Module):
-    """Dilated convolutions over a signal, gated, as in models of sound."""
+    """Gated dilated convolutions over a signal, as in audio models."""
 
     def __init__(self, width: int, layers: int) -> None:
         super().__init__()
@@ -266,13 +266,13 @@ class _Logits(nn.Module):
 
 
 def rotary_gpt(batch_size: int = 4) -> _TRAINED:
-    """A causal transformer with rotary positions, RMSNorm, SwiGLU and tied embeddings."""
+    """Build a causal transformer with rotary positions, RMSNorm, SwiGLU and tied embeddings."""
     model = _RotaryGPT(2048, 192, 4, 4, 96)
     return _next_token(model, 2048, batch_size, 96)
 
 
 def dlrm(batch_size: int = 512) -> _TRAINED:
-    """Click prediction with pairwise products of embeddings, updated by plain SGD."""
+    """Build click prediction with pairwise dot products of embeddings, updated by plain SGD."""
     model = _DLRM(12, 10_000, 32)
     batch = torch.randn(batch_size, 13), torch.randint(0, 10_000, (batch_size, 12, 2))
     clicked = torch.randint(0, 2, (batch_size,)).float()
@@ -281,13 +281,13 @@ def dlrm(batch_size: int = 512) -> _TRAINED:
 
 
 def unet(batch_size: int = 8) -> _TRAINED:
-    """A U-Net that removes noise from 32 x 32 images."""
+    """Build a U-Net that removes noise from 32 x 32 images."""
     images = torch.randn(batch_size, 3, 32, 32)
     return _fitted(_UNet(24), images, torch.randn_like(images))
 
 
 def depthwise_net(batch_size: int = 16) -> _TRAINED:
-    """Inverted residuals with channel-wise convolutions on 48 x 48 images."""
+    """Build inverted residuals with channel-wise convolutions on 48 x 48 images."""
     rows = ((16, 24, 2), (24, 24, 1), (24, 32, 2), (32, 32, 1), (32, 64, 2), (64, 64, 1))
     model = nn.Sequential(
         nn.Conv2d(3, 16, 3, 1, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU6(),
@@ -300,7 +300,7 @@ def depthwise_net(batch_size: int = 16) -> _TRAINED:
 
 
 def graph_network(nodes: int = 4000) -> _TRAINED:
-    """Node classification on a random graph of eight edges a node."""
+    """Build node classification on a random graph with eight edges per node."""
     model = _GraphNetwork(64, 128)
     batch = torch.randn(nodes, 64), torch.randint(0, nodes, (2, 8 * nodes))
     labels = torch.randint(0, 16, (nodes,))
@@ -308,14 +308,14 @@ def graph_network(nodes: int = 4000) -> _TRAINED:
 
 
 def class_token_transformer(batch_size: int = 8) -> _TRAINED:
-    """A vision transformer of torch's encoder layers on 64 x 64 images."""
+    """Build a vision transformer of torch's encoder layers on 64 x 64 images."""
     model = _ClassToken(160, 4)
     batch = torch.randn(batch_size, 3, 64, 64), torch.randint(0, 100, (batch_size,))
     return model, batch, cross_entropy, torch.optim.AdamW(model.parameters(), lr=1e-4)
 
 
 def autoencoder(batch_size: int = 256) -> _TRAINED:
-    """Dense layers down to 8 numbers and up again, each with batch normalisation."""
+    """Build dense layers down to 8 units and up again, each with batch normalisation."""
     widths = [640, 256, 128, 128, 8, 128, 128, 256]
     layers: list[nn.Module] = []
     for before, after in pairwise(widths):
@@ -325,7 +325,7 @@ def autoencoder(batch_size: int = 256) -> _TRAINED:
 
 
 def bert_classifier(batch_size: int = 8) -> _TRAINED:
-    """A small BERT of transformers that classifies sentences of 64 words."""
+    """Build a small BERT of transformers that classifies sentences of 64 words."""
     from transformers import BertConfig, BertForSequenceClassification
 
     config = BertConfig(
@@ -338,7 +338,7 @@ def bert_classifier(batch_size: int = 8) -> _TRAINED:
 
 
 def seq2seq(batch_size: int = 16) -> _TRAINED:
-    """Translation by two GRUs and attention, 24 words to 24."""
+    """Build translation with two GRUs and attention, 24 words to 24."""
     model = _Seq2Seq(2000, 192)
     source, target = torch.randint(0, 2000, (2, batch_size, 24))
     labels = torch.randint(0, 2000, (batch_size * 24,))
@@ -347,7 +347,7 @@ def seq2seq(batch_size: int = 16) -> _TRAINED:
 
 
 def llama(batch_size: int = 4) -> _TRAINED:
-    """A small Llama of transformers, with grouped keys and values."""
+    """Build a small Llama of transformers, with grouped keys and values."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
@@ -358,22 +358,22 @@ def llama(batch_size: int = 4) -> _TRAINED:
 
 
 def detector(batch_size: int = 8) -> _TRAINED:
-    """Classes and boxes at every place of two levels of features, on 96 x 96 images."""
+    """Build a detector: classes and boxes at every position of two feature levels, 96 x 96."""
     classes = 12
 
-    def loss(found: Tensor, wanted: Tensor) -> Tensor:
-        names = binary_cross_entropy_with_logits(found[:, :classes], wanted[:, :classes])
-        return names + smooth_l1_loss(found[:, classes:], wanted[:, classes:])
+    def loss(found: Tensor, targets: Tensor) -> Tensor:
+        names = binary_cross_entropy_with_logits(found[:, :classes], targets[:, :classes])
+        return names + smooth_l1_loss(found[:, classes:], targets[:, classes:])
 
     images, places = torch.randn(batch_size, 3, 96, 96), 24 * 24 + 12 * 12
-    wanted = torch.rand(batch_size, classes + 4, places).round()
+    targets = torch.rand(batch_size, classes + 4, places).round()
     model = _Detector(24, classes)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    return model, (images, wanted), loss, optimizer
+    return model, (images, targets), loss, optimizer
 
 
 def temporal_conv(batch_size: int = 4) -> _TRAINED:
-    """Dilated, gated convolutions over 2048 samples of sound."""
+    """Build gated dilated convolutions over 2048 samples of audio."""
     signal = torch.randn(batch_size, 1, 2048)
     return _fitted(_TemporalConv(32, 6), signal, signal.roll(-1, -1))
 

@@ -65,7 +65,7 @@ def test_every_function_of_a_rank_answers(
 @pytest.mark.parametrize(
     ("build", "arguments"),
     [
-        (adasum.beside_all_reduce, {"numbers": 1000, "layers": 3}),
+        (adasum.against_all_reduce, {"numbers": 1000, "layers": 3}),
         (adasum.of_layers, {"numbers": 1000, "layers": [2, 8]}),
         (collectives.exchanges, {"nbytes": 4096, "arms": ["all_reduce", "two_d"]}),
     ],

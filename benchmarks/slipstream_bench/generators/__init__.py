@@ -1,4 +1,4 @@
-"""Seeded generators of data whose truth is known exactly: entropy, best AUC, boxes, structure."""
+"""Seeded generators of data with exact ground truth: entropy, best AUC, boxes, structure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random streams and laws the generators share."""
+"""Random streams and distributions that the generators share."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from slipstream.errors import InvalidArgumentError
 
 
 def streams(seed: int, count: int) -> list[np.random.Generator]:
-    """Independent generators from one seed: asking one for more never changes the others.
+    """Return independent generators from one seed; a larger `count` does not change the first ones.
 
     Raises:
-        InvalidArgumentError: a negative seed.
+        InvalidArgumentError: the seed is negative.
     """
     if seed < 0:
         raise InvalidArgumentError("seed", "must not be negative")
@@ -20,7 +20,7 @@ def streams(seed: int, count: int) -> list[np.random.Generator]:
 
 
 def power_law(size: int, exponent: float) -> NDArray[np.float64]:
-    """Probabilities [size] of ranks 0, 1, ...: proportional to (rank + 1)^-exponent (Zipf)."""
+    """Return probabilities [size] of ranks 0, 1, ... by Zipf's law, (rank + 1)^-exponent."""
     weights: NDArray[np.float64] = np.arange(1, size + 1, dtype=np.float64) ** -exponent
     return np.asarray(weights / weights.sum())
 
@@ -29,9 +29,9 @@ def positive(**arguments: float) -> None:
     """Refuse every argument that is not greater than zero.
 
     Raises:
-        InvalidArgumentError: names the argument.
+        InvalidArgumentError: an argument is not greater than zero.
     """
     for argument, value in arguments.items():
-        # Written so that a NaN is refused as well.
+        # This form refuses NaN too.
         if not value > 0:
             raise InvalidArgumentError(argument, f"must be greater than 0, not {value}")

@@ -1,8 +1,8 @@
-"""Click logs with power-law ids and a best possible AUC that is known, not estimated.
+"""Click logs with power-law ids and an exact best possible AUC.
 
-Every field adds a weight to the log-odds of a click. Weights are multiples of 1/64, so that the
-log-odds live on a grid; fields are independent, so that the law of the log-odds is the convolution
-of the fields' laws: finite sums give the AUC and the log loss of the true model.
+Every field adds a weight to the log-odds of a click. Weights are multiples of 1/64, so the log-odds
+are on a grid. Fields are independent, so the distribution of the log-odds is the convolution of the
+fields' distributions, and finite sums give the AUC and the log loss of the true model.
 """
 
 from __future__ import annotations
@@ -19,29 +19,30 @@ from slipstream.data.kinds import ClickRows, Clicks
 from slipstream.errors import InvalidArgumentError
 from slipstream_bench.generators._random import positive, power_law, streams
 
-# Steps of the log-odds grid in one unit; numbers and their weights have steps of 1/8 each.
+# Grid steps per unit of log-odds; dense numbers and their weights have steps of 1/8 each.
 _GRID = 64
 _NUMBER_GRID = 8
-# Numbers are normal, rounded to the grid and clipped here; the clipped mass is accounted for.
+# Numbers are normal, rounded to the grid and clipped here; the clipped mass is included.
 _NUMBER_CLIP = 4
-# Solving for the intercept: log-odds beyond these make every click rate in floating point.
+# Bounds of the intercept; beyond them floating point reaches every click rate.
 _BIAS_RANGE = (-60.0, 60.0)
 
 
 @dataclass(frozen=True)
 class ClickLog:
-    """A log and its truth.
+    """A click log and its true model.
 
     Attributes:
-        data: ids (by rank of popularity shuffled), dense numbers, labels; train and test.
+        data: ids (shuffled, so not in order of popularity), dense numbers, labels; train and test.
         probabilities: float64 [train], the true click probability of each training row.
         test_probabilities: float64 [test].
-        weights: one float64 [cardinality] a field: its part of the log-odds.
+        weights: per field, float64 [cardinality]: its part of the log-odds.
         dense_weights: float64 [D].
-        bias: the intercept that makes the click rate as asked.
-        popularity: one float64 [cardinality] a field: the probability of each id.
-        bayes_auc: AUC of the true probabilities over the whole population; no model does better.
-        bayes_log_loss: their log loss, in nats a row.
+        bias: the intercept that gives the requested click rate.
+        popularity: per field, float64 [cardinality]: the probability of each id.
+        bayes_auc: AUC of the true probabilities over the whole population, the maximum of any
+            model.
+        bayes_log_loss: their log loss, in nats per row.
     """
 
     data: Clicks
@@ -71,20 +72,19 @@ def click_log(
     """Draw a click log.
 
     Args:
-        rows, test_rows: how many training and test rows; both come from the same truth.
-        cardinalities: ids of each categorical field.
-        dense: numeric fields, standard normal in steps of 1/8, clipped to -4..4.
-        exponent: of the power law of ids: P(rank k) ~ (k + 1)^-exponent.
-        click_rate: expected share of clicks, met exactly in the population.
+        rows, test_rows: numbers of training and test rows, drawn from the same true model.
+        cardinalities: number of ids of each categorical field.
+        dense: number of numeric fields, standard normal in steps of 1/8, clipped to -4..4.
+        exponent: exponent of the power law of ids: P(rank k) ~ (k + 1)^-exponent.
+        click_rate: expected share of clicks, exact in the population.
         signal: standard deviation of one field's weights, in log-odds.
-        digits: the bases in which ids of a field of so many ids are read, the most significant
-            digit first, as of a catalogue whose numbers begin with the department: weights are then
-            sums of `rank` products of a number for each digit. Without it ids have nothing in
-            common.
-        seed: one truth and one sample a seed.
+        digits: returns, for a number of ids, the bases of the digits of an id, the most significant
+            first, as in a catalogue whose numbers begin with the department. Weights are then
+            sums of `rank` products of one factor per digit. By default ids are unrelated.
+        seed: determines the true model and the sample.
 
     Raises:
-        InvalidArgumentError: a size, rate or exponent out of range.
+        InvalidArgumentError: a size, rate or exponent is out of range.
     """
     positive(rows=rows, exponent=exponent, signal=signal, rank=rank)
     if test_rows < 0 or dense < 0:
@@ -92,7 +92,7 @@ def click_log(
     if not cardinalities or min(cardinalities) < 1:
         raise InvalidArgumentError("cardinalities", "at least one field of at least one id")
     if not 0 < click_rate < 1:
-        raise InvalidArgumentError("click_rate", "must lie between 0 and 1")
+        raise InvalidArgumentError("click_rate", "must be between 0 and 1")
     truth, sample, test_sample = streams(seed, 3)
 
     steps = [
@@ -100,7 +100,7 @@ def click_log(
         for size in cardinalities
     ]
     dense_steps = np.rint(truth.normal(0, signal * _NUMBER_GRID, dense)).astype(np.int64)
-    # Which id has which rank is shuffled: a model must not profit from the order of ids.
+    # Ranks are shuffled over ids, so that a model cannot profit from the order of ids.
     popularity = [truth.permutation(power_law(size, exponent)) for size in cardinalities]
 
     log_odds, law = _law(steps, popularity, dense_steps)
@@ -108,7 +108,7 @@ def click_log(
     clicked = law * expit(log_odds + bias)
     skipped = law * expit(-(log_odds + bias))
     below = np.cumsum(skipped) - skipped
-    # P(a click outranks a non-click), ties counting half (Hanley & McNeil 1982).
+    # P(a click outranks a non-click), where ties count half (Hanley & McNeil 1982).
     auc = float((clicked * (below + skipped / 2)).sum() / (clicked.sum() * skipped.sum()))
     # log(1 + exp(-z)) without overflow.
     loss = clicked * np.logaddexp(0, -(log_odds + bias)) + skipped * np.logaddexp(
@@ -155,16 +155,16 @@ def _weights(
     digits: Callable[[int], Sequence[int]] | None,
     rank: int,
 ) -> NDArray[np.float64]:
-    """Of one field, float64 [size], of variance 1: normal, or low-rank in the digits of its ids."""
+    """Return weights of a field, float64 [size], variance 1: normal, or low-rank in its digits."""
     if digits is None:
         return truth.normal(0, 1, size)
     bases = tuple(digits(size))
     if math.prod(bases) < size:
         raise InvalidArgumentError("digits", f"{list(bases)} are too few for {size} ids")
-    made = np.ones((rank, size))
+    products = np.ones((rank, size))
     for factor, digit in zip(bases, np.unravel_index(np.arange(size), bases), strict=True):
-        made *= truth.normal(0, 1, (rank, factor))[:, digit]
-    weights: NDArray[np.float64] = made.sum(0) / math.sqrt(rank)
+        products *= truth.normal(0, 1, (rank, factor))[:, digit]
+    weights: NDArray[np.float64] = products.sum(0) / math.sqrt(rank)
     return weights
 
 
@@ -173,7 +173,7 @@ def _law(
     popularity: Sequence[NDArray[np.float64]],
     dense_steps: NDArray[np.int64],
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Values and probabilities of the log-odds without intercept, as two arrays [grid]."""
+    """Return values and probabilities of the log-odds without intercept, as two arrays [grid]."""
     reach = _NUMBER_CLIP * _NUMBER_GRID
     number = np.arange(-reach, reach + 1)
     upper = np.where(number == reach, math.inf, number + 0.5) / _NUMBER_GRID
@@ -192,7 +192,7 @@ def _law(
 
 def _intercept(log_odds: NDArray[np.float64], law: NDArray[np.float64], click_rate: float) -> float:
     low, high = _BIAS_RANGE
-    # 100 halvings end at neighbouring floating-point numbers.
+    # 100 bisections end at neighbouring floating-point numbers.
     for _ in range(100):
         middle = (low + high) / 2
         if float(law @ expit(log_odds + middle)) < click_rate:

@@ -1,4 +1,4 @@
-"""Pictures of geometric shapes with boxes that are exact to the pixel."""
+"""Images of geometric shapes with boxes that are exact to the pixel."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from slipstream.errors import InvalidArgumentError
 from slipstream_bench.generators._random import positive, streams
 
 _CLASSES = ("disc", "square", "triangle")
-# The background stays darker than every shape: at most this, against a brightest channel of at
-# least twice as much, so that what belongs to a shape can be told from the pixels alone.
+# The background is darker than every shape: its channels are at most half of a shape's brightest
+# one, so that the pixels alone determine what belongs to a shape.
 _DARKEST_SHAPE = 160
 _BRIGHTEST_GROUND = 80
-# Tries to place a shape without touching another, before the picture does with fewer.
+# Attempts to place a shape apart from the others before it is omitted.
 _TRIES = 20
 
 
 @dataclass(frozen=True)
 class Drawings:
-    """Pictures and what is in them.
+    """Images of shapes and their ground truth.
 
     Attributes:
         images: uint8 [N, size, size, 3].
-        boxes: int64 [k, 4] a picture: x0, y0, x1, y1 in pixels, x1 and y1 exclusive; the tightest
-            box around the shape's pixels. Boxes of one picture do not touch.
-        labels: int64 [k] a picture, indices into `classes`.
-        colours: uint8 [k, 3] a picture, what each shape is filled with.
+        boxes: per image, int64 [k, 4]: x0, y0, x1, y1 in pixels, x1 and y1 exclusive; the tightest
+            box around the shape's pixels. Boxes of an image do not touch.
+        labels: per image, int64 [k], indices into `classes`.
+        colours: per image, uint8 [k, 3], the fill colour of each shape.
     """
 
     images: NDArray[np.uint8]
@@ -44,19 +44,19 @@ class Drawings:
 def shapes(
     count: int, *, size: int = 64, most: int = 3, smallest: int = 8, seed: int = 0
 ) -> Drawings:
-    """Draw pictures with 1 to `most` discs, squares and triangles on a dark, noisy ground.
+    """Draw images with 1 to `most` discs, squares and triangles on a dark, noisy background.
 
     Args:
-        size: pixels of a side.
-        most: shapes a picture; fewer where no room is found.
-        smallest: least diameter of a shape, in pixels; the largest is half of `size`.
+        size: width and height in pixels.
+        most: maximum number of shapes per image; fewer if there is no space.
+        smallest: minimum diameter of a shape in pixels; the maximum is half of `size`.
 
     Raises:
-        InvalidArgumentError: a size that is not positive, or `smallest` over half of `size`.
+        InvalidArgumentError: a size is not positive, or `smallest` exceeds half of `size`.
     """
     positive(count=count, size=size, most=most)
     if not 4 <= smallest <= size // 2:
-        raise InvalidArgumentError("smallest", f"must lie in 4..{size // 2}")
+        raise InvalidArgumentError("smallest", f"must be in 4..{size // 2}")
     (generator,) = streams(seed, 1)
     images = generator.integers(0, _BRIGHTEST_GROUND + 1, (count, size, size, 3), dtype=np.uint8)
     boxes, labels, colours = [], [], []
@@ -93,21 +93,21 @@ def _place(
         x, y = generator.uniform(radius, size - radius, 2)
         mask = _mask(kind, size, x, y, radius)
         x0, y0, x1, y1 = _box(mask)
-        # One free pixel between shapes keeps them apart for any notion of touching.
+        # One free pixel between boxes separates them under any definition of touching.
         if all(x0 > b[2] or x1 < b[0] or y0 > b[3] or y1 < b[1] for b in placed):
             return mask
     return None
 
 
 def _mask(kind: int, size: int, x: float, y: float, radius: float) -> NDArray[np.bool_]:
-    """Pixels whose centre lies in the shape, bool [size, size]."""
+    """Return the pixels whose centre is inside the shape, bool [size, size]."""
     centre = np.arange(size) + 0.5
     dx, dy = centre[None, :] - x, centre[:, None] - y
     if _CLASSES[kind] == "disc":
         return np.asarray(dx**2 + dy**2 <= radius**2)
     if _CLASSES[kind] == "square":
         return (abs(dx) <= radius) & (abs(dy) <= radius)
-    # Pointing up, as wide at the base as it is high.
+    # Points up; its height equals its base.
     return (dy <= radius) & (abs(dx) <= (dy + radius) / 2)
 
 

@@ -1,4 +1,4 @@
-"""Formal languages whose entropy is known: no model predicts them better than stated."""
+"""Formal languages with known entropy, a lower bound of every model's cross entropy."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _BRACKETS = ("()", "[]", "{}", "<>")
 
 @dataclass(frozen=True)
 class FormalText:
-    """A sequence of tokens and how well it can be predicted.
+    """A sequence of tokens and its predictability.
 
     Attributes:
         tokens: int64 [T], indices into `vocabulary`.
-        vocabulary: one printable string a token.
+        vocabulary: one printable string per token.
         log_probabilities: float64 [T], natural logarithm of each token's probability given all
-            before it, under the process that drew it.
-        entropy_nats: entropy rate of the process, in nats a token: the least mean cross entropy
-            that any model can reach on long sequences.
+            earlier ones, under the generating process.
+        entropy_nats: entropy rate of the process, in nats per token: the minimum mean cross entropy
+            of any model on long sequences.
     """
 
     tokens: NDArray[np.int64]
@@ -34,33 +34,34 @@ class FormalText:
 
     @property
     def text(self) -> str:
-        """The tokens written one after another."""
+        """The concatenated tokens."""
         return "".join(self.vocabulary[token] for token in self.tokens)
 
 
 def dyck(
     length: int, *, kinds: int = 2, p_open: float = 0.45, max_depth: int = 8, seed: int = 0
 ) -> FormalText:
-    """Balanced brackets of several kinds (a bounded Dyck language), words separated by newlines.
+    """Generate words of balanced brackets (a bounded Dyck language), separated by newlines.
 
-    At depth d < `max_depth` the process opens a bracket with probability `p_open`, its kind
-    uniform; else it closes the innermost one, or ends the word where none is open. At `max_depth`
-    it closes. The depth is a birth-death chain, whose stationary law gives the entropy rate
+    At depth d < `max_depth` the process opens a bracket of a uniformly random kind with probability
+    `p_open`. Otherwise it closes the innermost one, or ends the word if none is open. At
+    `max_depth` it closes. The depth is a birth-death chain, whose stationary distribution gives the
+    entropy rate
 
         (1 - P(depth = max_depth)) * (H(p_open) + p_open * ln kinds).
 
     Args:
-        length: tokens; the last word may be cut.
-        kinds: 1 to 4 kinds of brackets.
+        length: number of tokens; the last word may be incomplete.
+        kinds: number of kinds of brackets, 1 to 4.
 
     Raises:
-        InvalidArgumentError: an argument out of range.
+        InvalidArgumentError: an argument is out of range.
     """
     positive(length=length, max_depth=max_depth)
     if not 1 <= kinds <= len(_BRACKETS):
-        raise InvalidArgumentError("kinds", f"must lie in 1..{len(_BRACKETS)}")
+        raise InvalidArgumentError("kinds", f"must be in 1..{len(_BRACKETS)}")
     if not 0 < p_open < 1:
-        raise InvalidArgumentError("p_open", "must lie between 0 and 1")
+        raise InvalidArgumentError("p_open", "must be between 0 and 1")
     (generator,) = streams(seed, 1)
     # Token 0 ends a word, 1..kinds open, the next `kinds` close.
     vocabulary = ("\n", *(b[0] for b in _BRACKETS[:kinds]), *(b[1] for b in _BRACKETS[:kinds]))
@@ -93,25 +94,25 @@ def arithmetic(
     reverse: bool = True,
     seed: int = 0,
 ) -> FormalText:
-    """Lines ``12+07=9100``: two random numbers, an operator, the result.
+    """Generate lines ``12+07=9100``: two random numbers, an operator, the result.
 
-    Operands are uniform with `digits` digits, leading zeros written; the result has twice as
-    many digits and follows from what stands before it. A line of 4 * digits + 3 tokens therefore
-    holds 2 * digits * ln 10 + ln(operators) nats.
+    Operands are uniform with `digits` digits, including leading zeros. The result has twice as many
+    digits and follows from the tokens before it. A line of 4 * digits + 3 tokens therefore holds
+    2 * digits * ln 10 + ln(operators) nats.
 
     Args:
-        operators: some of ``+`` and ``*``, each as likely.
-        reverse: write the result's last digit first, the order in which carries are worked out.
+        operators: a subset of ``+`` and ``*``, each with the same probability.
+        reverse: write the result's last digit first, the order in which carries are computed.
 
     Raises:
-        InvalidArgumentError: an argument out of range.
+        InvalidArgumentError: an argument is out of range.
     """
     positive(expressions=expressions)
     # The product of two nine-digit numbers still fits 64 bits.
     if not 1 <= digits <= 9:
-        raise InvalidArgumentError("digits", "must lie in 1..9")
+        raise InvalidArgumentError("digits", "must be in 1..9")
     if not operators or set(operators) - set("+*") or len(set(operators)) != len(operators):
-        raise InvalidArgumentError("operators", "some of + and *, each once")
+        raise InvalidArgumentError("operators", "must be some of + and *, without repetition")
     (generator,) = streams(seed, 1)
     vocabulary = (*"0123456789", *operators, "=", "\n")
     a, b = generator.integers(0, 10**digits, (2, expressions))
@@ -135,9 +136,9 @@ def arithmetic(
 
 
 def _share_full(p_open: float, max_depth: int) -> float:
-    """Stationary probability of the greatest depth.
+    """Return the stationary probability of the maximum depth.
 
-    Detailed balance: law[d] * up = law[d + 1] * down, where down is 1 at the greatest depth.
+    Detailed balance: p[d] * up = p[d + 1] * down, where down is 1 at the maximum depth.
     """
     ratio = p_open / (1 - p_open)
     law = [ratio**depth for depth in range(max_depth)]
@@ -146,6 +147,6 @@ def _share_full(p_open: float, max_depth: int) -> float:
 
 
 def _digits(numbers: NDArray[np.int64], width: int) -> NDArray[np.int64]:
-    """Decimal digits, most significant first, int64 [N, width]."""
+    """Return decimal digits, the most significant first, int64 [N, width]."""
     powers = 10 ** np.arange(width - 1, -1, -1, dtype=np.int64)
     return np.asarray(numbers[:, None] // powers % 10)

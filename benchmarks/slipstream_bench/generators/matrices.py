@@ -1,4 +1,4 @@
-"""Sparse matrices with a structure that was put there: blocks, or a band, hidden or in the open."""
+"""Sparse matrices with planted structure, blocks or a band, optionally shuffled."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from numpy.typing import NDArray
 from slipstream.errors import InvalidArgumentError
 from slipstream_bench.generators._random import positive, streams
 
-# Entries are +- uniform in this range: none is close to zero, so that "sparse" is exact.
+# Magnitudes of entries. None is close to zero, so that "sparse" is exact.
 _SMALLEST, _LARGEST = 0.5, 1.5
 
 
 @dataclass(frozen=True)
 class PlantedMatrix:
-    """A matrix and where its entries are.
+    """A matrix and the positions of its entries.
 
     Attributes:
-        values: float32 [rows, columns], zero outside the structure and nowhere inside.
-        row_order, column_order: int64; ``values[row_order][:, column_order]`` shows the
-            structure in the open. The identity unless the matrix was shuffled.
-        blocks: bool [rows / block, columns / block], which blocks are full (in the open); None
+        values: float32 [rows, columns], nonzero exactly inside the structure.
+        row_order, column_order: int64; ``values[row_order][:, column_order]`` is the unshuffled
+            matrix. The identity unless the matrix was shuffled.
+        blocks: bool [rows / block, columns / block], the full blocks of the unshuffled matrix; None
             for a band.
-        block: rows and columns of one block; None for a band.
-        below, above: diagonals under and over the main one; None for blocks.
+        block: rows and columns of a block; None for a band.
+        below, above: numbers of diagonals below and above the main one; None for blocks.
     """
 
     values: NDArray[np.float32]
@@ -38,7 +38,7 @@ class PlantedMatrix:
 
     @property
     def structured(self) -> NDArray[np.float32]:
-        """The matrix with rows and columns put back in order, float32 [rows, columns]."""
+        """The unshuffled matrix, float32 [rows, columns]."""
         return self.values[self.row_order][:, self.column_order]
 
 
@@ -51,29 +51,29 @@ def block_sparse(
     shuffle: bool = False,
     seed: int = 0,
 ) -> PlantedMatrix:
-    """Full blocks on a grid, exactly ``round(density * blocks)`` of them and at least one.
+    """Generate full blocks on a grid: exactly ``round(density * blocks)``, at least one.
 
     Args:
-        shuffle: hide the structure behind random orders of rows and columns.
+        shuffle: permute rows and columns randomly.
 
     Raises:
-        InvalidArgumentError: sizes that the block does not divide, or a density out of (0, 1].
+        InvalidArgumentError: the block does not divide the sizes, or the density is not in (0, 1].
     """
     positive(rows=rows, columns=columns, block=min(block))
     if rows % block[0] or columns % block[1]:
         raise InvalidArgumentError("block", f"{block} does not divide {rows} x {columns}")
     if not 0 < density <= 1:
         raise InvalidArgumentError("density", "must be more than 0 and at most 1")
-    where, what, order = streams(seed, 3)
+    positions, values, order = streams(seed, 3)
     grid = (rows // block[0], columns // block[1])
     count = max(1, round(density * grid[0] * grid[1]))
     full = np.zeros(grid[0] * grid[1], dtype=np.bool_)
-    full[where.choice(len(full), count, replace=False)] = True
+    full[positions.choice(len(full), count, replace=False)] = True
     blocks = full.reshape(grid)
     mask = np.repeat(np.repeat(blocks, block[0], axis=0), block[1], axis=1)
     row_order, column_order = _orders((rows, columns), shuffle, order)
     return PlantedMatrix(
-        _hide(_fill(mask, what), row_order, column_order),
+        _hide(_fill(mask, values), row_order, column_order),
         row_order,
         column_order,
         blocks=blocks,
@@ -84,24 +84,24 @@ def block_sparse(
 def banded(
     size: int, *, below: int = 2, above: int = 2, shuffle: bool = False, seed: int = 0
 ) -> PlantedMatrix:
-    """A square matrix whose entries (i, j) are there where ``-below <= j - i <= above``.
+    """Generate a square matrix with entries (i, j) where ``-below <= j - i <= above``.
 
     Args:
-        shuffle: hide the band behind one random order of both rows and columns, so that a
-            symmetric band stays symmetric in structure.
+        shuffle: apply one random permutation to both rows and columns, so that a symmetric band
+            keeps a symmetric structure.
 
     Raises:
-        InvalidArgumentError: a size that is not positive, or a band outside the matrix.
+        InvalidArgumentError: the size is not positive, or the band exceeds the matrix.
     """
     positive(size=size)
     for argument, width in (("below", below), ("above", above)):
         if not 0 <= width < size:
-            raise InvalidArgumentError(argument, f"must lie in 0..{size - 1}")
-    what, order = streams(seed, 2)
+            raise InvalidArgumentError(argument, f"must be in 0..{size - 1}")
+    values, order = streams(seed, 2)
     offset = np.arange(size)[None, :] - np.arange(size)[:, None]
     row_order, _ = _orders((size, size), shuffle, order)
     return PlantedMatrix(
-        _hide(_fill((offset >= -below) & (offset <= above), what), row_order, row_order),
+        _hide(_fill((offset >= -below) & (offset <= above), values), row_order, row_order),
         row_order,
         row_order,
         below=below,

@@ -1,6 +1,6 @@
-"""Requests of several tenants to one server: Poisson, or bursts of a two-state process.
+"""Requests of several tenants to a server: Poisson, or bursts of a two-state process.
 
-A bursty tenant switches between a calm and a burst state, each left after an exponential time
+A bursty tenant alternates between a calm and a burst state of exponentially distributed lengths
 (a Markov-modulated Poisson process). Its mean rate and the dispersion of its counts are known in
 closed form (Fischer & Meier-Hellstern, "The Markov-modulated Poisson process cookbook",
 Performance Evaluation 18, 1993).
@@ -21,15 +21,15 @@ from slipstream_bench.generators._random import positive, streams
 
 @dataclass(frozen=True)
 class Tenant:
-    """One source of requests.
+    """A source of requests.
 
     Attributes:
-        rate_per_s: mean requests a second, bursts included.
-        burst_ratio: rate in a burst over the rate in calm; 1 is a Poisson process.
+        rate_per_s: mean requests per second, bursts included.
+        burst_ratio: request rate in a burst over the rate in calm; 1 is a Poisson process.
         burst_share: share of the time spent in bursts.
         burst_s: mean length of a burst.
-        size_median, size_sigma: request sizes are log-normal, rounded up to whole units (tokens,
-            items): their median, and the standard deviation of their logarithm.
+        size_median, size_sigma: median of request sizes and standard deviation of their logarithm;
+            sizes are log-normal, rounded up to integers (tokens, items).
     """
 
     name: str
@@ -43,7 +43,7 @@ class Tenant:
     def __post_init__(self) -> None:
         positive(rate_per_s=self.rate_per_s, burst_s=self.burst_s, size_median=self.size_median)
         if not 0 < self.burst_share < 1:
-            raise InvalidArgumentError("burst_share", "must lie between 0 and 1")
+            raise InvalidArgumentError("burst_share", "must be between 0 and 1")
         if not (self.burst_ratio >= 1 and math.isfinite(self.burst_ratio)):
             raise InvalidArgumentError("burst_ratio", "must be at least 1")
         if not self.size_sigma >= 0:
@@ -51,7 +51,7 @@ class Tenant:
 
     @property
     def calm_rate_per_s(self) -> float:
-        """Requests a second outside bursts."""
+        """Requests per second outside bursts."""
         return self.rate_per_s / (1 + self.burst_share * (self.burst_ratio - 1))
 
     @property
@@ -60,7 +60,7 @@ class Tenant:
         return self.burst_s * (1 - self.burst_share) / self.burst_share
 
     def dispersion(self, window_s: float) -> float:
-        """Variance over mean of the number of requests in a window; 1 for a Poisson process."""
+        """Return variance over mean of the request count in a window; 1 for a Poisson process."""
         positive(window_s=window_s)
         burst_rate = self.calm_rate_per_s * self.burst_ratio
         switching = 1 / self.burst_s + 1 / self.calm_s
@@ -79,7 +79,7 @@ class RequestTrace:
     """Requests in order of arrival.
 
     Attributes:
-        times_s: float64 [N], seconds from the start, rising.
+        times_s: float64 [N], seconds from the start, ascending.
         tenants: int64 [N], indices into `sources`.
         sizes: int64 [N], at least 1.
         sources: the tenants with their true rates and dispersions.
@@ -96,16 +96,16 @@ class RequestTrace:
 
 
 def request_trace(sources: Sequence[Tenant], duration_s: float, *, seed: int = 0) -> RequestTrace:
-    """Draw the requests of all tenants; each has its own random stream.
+    """Draw the requests of all tenants, each from a separate random stream.
 
-    Every tenant starts in the long-run mixture of its states, so that no warm-up is needed.
+    Every tenant starts in the stationary distribution of its states, so no warm-up is needed.
 
     Raises:
-        InvalidArgumentError: no tenants, or no time.
+        InvalidArgumentError: there are no tenants, or the duration is not positive.
     """
     positive(duration_s=duration_s)
     if not sources:
-        raise InvalidArgumentError("sources", "at least one tenant")
+        raise InvalidArgumentError("sources", "must have at least one tenant")
     times = []
     sizes = []
     for tenant, generator in zip(sources, streams(seed, len(sources)), strict=True):
@@ -114,7 +114,7 @@ def request_trace(sources: Sequence[Tenant], duration_s: float, *, seed: int = 0
             math.log(tenant.size_median), tenant.size_sigma, len(arrivals)
         )
         times.append(arrivals)
-        # A hair below the next integer must not become that integer by rounding error.
+        # Rounding errors must not turn an integer into the next one.
         sizes.append(np.maximum(1, np.ceil(np.exp(logarithms) - 1e-9)).astype(np.int64))
     owner = np.repeat(np.arange(len(sources)), [len(arrivals) for arrivals in times])
     merged = np.concatenate(times)

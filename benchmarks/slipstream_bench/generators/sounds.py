@@ -19,11 +19,11 @@ from slipstream.data.kinds import Audio
 from slipstream.errors import InvalidArgumentError
 from slipstream_bench.generators._random import positive, streams
 
-# One semitone to either side; neighbouring classes are a major third apart and never meet.
+# At most one semitone up or down; neighbouring classes, a major third apart, never overlap.
 _JITTER_SEMITONES = 1.0
 _STEP_SEMITONES = 4.0
 _LOWEST_HZ = 220.0
-# A word takes the synthesiser milliseconds.
+# The synthesiser needs milliseconds per word.
 _TIMEOUT_S = 30
 _WORDS = re.compile(r"[A-Za-z][A-Za-z ]*")
 _VOICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9+_-]*")
@@ -34,11 +34,11 @@ class Tones:
     """Pure tones in white noise.
 
     Attributes:
-        samples: float32 [N, T]; the tone has an amplitude between 0.25 and 1.
-        labels: int64 [N]; class c lies around 220 Hz times 2^(c / 3).
+        samples: float32 [N, T]; tone amplitudes are between 0.25 and 1.
+        labels: int64 [N]; tones of class c are near 220 Hz times 2^(c / 3).
         frequencies_hz: float64 [N], the exact frequency of each tone.
-        snr_db: tone power over noise power, exact in each clip.
-        rate_hz: samples a second.
+        snr_db: tone power over noise power, exact in every clip.
+        rate_hz: samples per second.
     """
 
     samples: NDArray[np.float32]
@@ -60,10 +60,10 @@ def tones(
     snr_db: float = 10.0,
     seed: int = 0,
 ) -> Tones:
-    """Draw clips whose class is the third of an octave that their tone lies in.
+    """Draw clips whose class is the third of an octave of their tone.
 
     Raises:
-        InvalidArgumentError: a size that is not positive, or a class above the Nyquist frequency.
+        InvalidArgumentError: a size is not positive, or a class exceeds the Nyquist frequency.
     """
     positive(count=count, classes=classes, seconds=seconds, rate_hz=rate_hz)
     highest = _LOWEST_HZ * 2 ** (((classes - 1) * _STEP_SEMITONES + _JITTER_SEMITONES) / 12)
@@ -82,7 +82,7 @@ def tones(
     time_s = np.arange(max(1, round(seconds * rate_hz))) / rate_hz
     tone = amplitude * np.sin(2 * np.pi * frequencies[:, None] * time_s + phase)
     noise = noise_source.normal(0, 1, tone.shape)
-    # Scaled clip by clip, so that the ratio holds in each and not only on average.
+    # Scaled per clip, so that the ratio is exact in each and not only on average.
     power = np.mean(tone**2, axis=1) / np.mean(noise**2, axis=1) / 10 ** (snr_db / 10)
     samples = (tone + noise * np.sqrt(power)[:, None]).astype(np.float32)
     return Tones(samples, labels.astype(np.int64), frequencies, snr_db, rate_hz)
@@ -95,24 +95,24 @@ def keywords(
     takes: int = 3,
     seed: int = 0,
 ) -> Audio:
-    """Spoken words from espeak-ng: every word in every voice, `takes` times.
+    """Synthesise words with espeak-ng: every word in every voice, `takes` times.
 
-    Takes differ in speed (120 to 200 words a minute) and pitch (30 to 70 of 99).
+    Takes differ in speed (120 to 200 words per minute) and pitch (30 to 70 of 99).
 
     Raises:
-        InvalidArgumentError: no words, or a word or voice with other characters than letters
-            (and blanks in words, digits, ``+``, ``-``, ``_`` in voices).
+        InvalidArgumentError: there are no words, a word has characters other than letters and
+            blanks, or a voice has other characters than letters, digits, ``+``, ``-`` and ``_``.
         MissingDataError: espeak-ng is not installed.
-        CorruptDataError: it did not write 16-bit sound of one channel.
+        CorruptDataError: espeak-ng did not write 16-bit mono sound.
     """
     positive(takes=takes)
-    # Words and voices become arguments of a program: none may look like an option.
+    # Words and voices become arguments of a program: none may be read as an option.
     for argument, pattern, texts in (("words", _WORDS, words), ("voices", _VOICE, voices)):
         if not texts:
-            raise InvalidArgumentError(argument, "at least one")
+            raise InvalidArgumentError(argument, "must have at least one")
         for text in texts:
             if pattern.fullmatch(text) is None:
-                raise InvalidArgumentError(argument, f"'{text}' has characters that do not belong")
+                raise InvalidArgumentError(argument, f"'{text}' has invalid characters")
     program = shutil.which("espeak-ng")
     if program is None:
         raise MissingDataError(
@@ -157,17 +157,17 @@ def _speak(program: str, word: str, voice: str, speed: int, pitch: int, target: 
             command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TIMEOUT_S, check=False
         )
     except subprocess.TimeoutExpired as error:
-        raise CorruptDataError("keywords", f"espeak-ng hangs on '{word}'") from error
+        raise CorruptDataError("keywords", f"espeak-ng timed out on '{word}'") from error
     if done.returncode:
-        said = done.stderr.decode("utf-8", "replace").strip()
-        raise CorruptDataError("keywords", f"espeak-ng failed on '{word}': {said}")
+        message = done.stderr.decode("utf-8", "replace").strip()
+        raise CorruptDataError("keywords", f"espeak-ng failed on '{word}': {message}")
 
 
 def _read(path: Path) -> tuple[NDArray[np.int16], int]:
     try:
         with wave.open(str(path)) as file:
             if (file.getnchannels(), file.getsampwidth()) != (1, 2):
-                raise CorruptDataError("keywords", "not 16-bit sound of one channel")
+                raise CorruptDataError("keywords", "not 16-bit mono sound")
             frames = file.readframes(file.getnframes())
             return np.frombuffer(frames, dtype="<i2").astype(np.int16), file.getframerate()
     except (wave.Error, EOFError, OSError, RuntimeError) as error:

@@ -1,7 +1,7 @@
 """Training scripts as users write them, in many styles; slipstream must handle every one.
 
-Each file is complete and runs by itself in seconds. None of them mentions slipstream, and their
-style is their authors': neither ruff nor mypy checks them.
+Each file is complete and runs alone in seconds. None of them mentions slipstream, and their
+style is their own: neither ruff nor mypy checks them.
 """
 
 from __future__ import annotations
@@ -73,4 +73,4 @@ SCRIPTS = (
     Script("manual_sgd", "none", sentence="the steps of a script are counted by optimizer.step()"),
     Script("child_process", "none", sentence="what trains in a process that it starts is not seen"),
 )
-"""All scripts; the last two have no step that can be found."""
+"""All scripts; no step can be found in the last two."""

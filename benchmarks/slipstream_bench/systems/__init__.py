@@ -1,1 +1,1 @@
-"""The benches, one module or package a system; each has a function ``bars`` that yields rows."""
+"""The benches, one module or package per system; each has a function ``bars`` that yields rows."""

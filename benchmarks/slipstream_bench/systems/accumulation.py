@@ -1,8 +1,7 @@
-"""``slipstream bench accumulation``: steps of several batches, predicted beside real ranks.
+"""``slipstream bench accumulation``: steps of several batches, predicted and run on real ranks.
 
-Replicas exchange gradients behind the last batch alone. Predicted from the profile of a step of one
-batch in one process; models, links and how both sides are measured are those of ``slipstream bench
-compression``.
+Replicas exchange gradients after the last batch alone. Predictions use the profile of a step of one
+batch in one process; models, links and the method are those of ``slipstream bench compression``.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _ENOUGH = 20
 
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
-    """Quick: one model on one link."""
+    """Yield the rows. Quick: one model on one link."""
     reason = why_no_netlab()
     if reason is not None:
         yield not_judged(_ALL, "%", _TARGET, reason)
@@ -38,9 +37,9 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
 
 
 def _summary(rows: Sequence[Bar]) -> Iterator[Bar]:
-    """Over all cells there are; too few may miss the bar, and do not show that it holds."""
+    """Summarise all cells; with too few, a row can fall short but not hold."""
     cells = [cell for row in rows for cell in cells_of(row).values()]
-    errors = [abs(told / step - 1.0) for step, told in cells]
+    errors = [abs(predicted / step - 1.0) for step, predicted in cells]
     middle, largest = statistics.median(errors), max(errors)
     within = sum(error <= 0.12 for error in errors)
     holds = middle <= 0.06 and largest <= 0.12

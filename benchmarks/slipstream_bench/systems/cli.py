@@ -1,4 +1,4 @@
-"""``slipstream bench cli``: how long a person waits for the help, and for the first advice."""
+"""``slipstream bench cli``: time until the help, and until the first advice."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slipstream_bench.harness import times_s
 from slipstream_bench.rows import Bar, BenchOptions, at_most
 
 _COMMAND = [*SLIPSTREAM, "--help"]
-# A script as people write them; its step takes about 10 ms on two cores of a server.
+# A typical script; its step takes about 10 ms on two cores of a server.
 _SCRIPT = """\
 import torch
 from torch import nn
@@ -40,7 +40,7 @@ _HEAVY = ("torch", "numpy", "scipy")
 
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
-    """Wall time of ``slipstream --help`` in fresh processes, and what it imports."""
+    """Yield wall time of ``slipstream --help`` in fresh processes, and what it imports."""
     runs = 40 if options.full else 15
     name = "slipstream --help"
     if options.wants(name):
@@ -59,13 +59,13 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
         options.progress(name)
         with tempfile.TemporaryDirectory(prefix="slipstream-bench-") as folder:
             Path(folder, "train.py").write_text(_SCRIPT)
-            told = time_advice("train.py", folder)
-        detail = f"{told.step} (nothing cached); final table after {told.final_s:.1f} s"
-        yield at_most(name, told.first_s, 60, "s", detail=detail)
+            times = time_advice("train.py", folder)
+        detail = f"{times.step} (nothing cached); final table after {times.final_s:.1f} s"
+        yield at_most(name, times.first_s, 60, "s", detail=detail)
 
 
 def _seconds(runs: int) -> npt.NDArray[np.float64]:
-    """Of the command in a process of its own, [runs]."""
+    """Return wall time of the command in separate processes, [runs]."""
 
     def run() -> None:
         subprocess.run(_COMMAND, check=True, capture_output=True)

@@ -1,6 +1,6 @@
-"""``slipstream bench cuda``: steps recorded on a CUDA device, predicted and measured there.
+"""``slipstream bench cuda``: steps recorded, predicted and measured on a CUDA device.
 
-Needs one; elsewhere its rows say so.
+Without a CUDA device no row is judged.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from slipstream_bench.harness import on_cuda
 from slipstream_bench.rows import Bar, BenchOptions, at_most, not_judged
 from slipstream_bench.systems.accuracy.cells import measure_cells
 
-# What is predicted of kernels alone.
+# Techniques whose predictions concern kernels alone.
 _TECHNIQUES = ("tf32", "cudnn_benchmark", "cuda_graphs")
 _QUICK = ("language_model", "tiny_language_model")
 _SIMULATED = 5.0
@@ -32,15 +32,15 @@ _BUDGET = "10s"
 
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
-    """Of each family: its step as simulated, and a cell a technique."""
+    """Yield for each family its simulated step, and a cell per technique."""
     names = [technique.combination_name(technique.parse(text)) for text in _TECHNIQUES]
     for make in cuda_models.FAMILIES:
         family = make.__name__
         bar = f"{family}: simulated step over the measured"
         if not (options.full or family in _QUICK or options.only):
             continue
-        asked = [name for name in names if options.wants(f"{family} {name}")]
-        if not (asked or options.wants(bar)):
+        requested = [name for name in names if options.wants(f"{family} {name}")]
+        if not (requested or options.wants(bar)):
             continue
         if not torch.cuda.is_available():
             yield not_judged(bar, "%", f"<= {_SIMULATED:g}", "no CUDA device")
@@ -50,15 +50,15 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
         graph = profile(workload, threads=1, report=options.progress)
         if options.wants(bar):
             yield on_cuda(_simulated(bar, graph, make()))
-        if asked:
+        if requested:
             cells = measure_cells(
-                family, workload, asked, _BUDGET, options.progress, widest=math.inf, graph=graph
+                family, workload, requested, _BUDGET, options.progress, widest=math.inf, graph=graph
             )
             yield from (on_cuda(cell.to_row()) for cell in cells)
 
 
 def _simulated(bar: str, graph: Graph, parts: tuple[Any, ...]) -> Bar:
-    """The recorded step, simulated, beside steps of another process that nobody records."""
+    """Compare the simulated recorded step with steps of another process that are not recorded."""
     built = build_from(parts, [], 0, bar)
     simulated = replay(graph).step_ns
 
@@ -74,6 +74,6 @@ def _simulated(bar: str, graph: Graph, parts: tuple[Any, ...]) -> Bar:
         f"{simulated / 1e6:.3f} ms simulated; {_STEPS} steps took {measured[0] / 1e6:.3f} to "
         f"{measured[-1] / 1e6:.3f}, {median(measured) / 1e6:.3f} in the median; "
         f"{graph.meta['kernels']} kernels, {graph.meta['kernels_linked']} with their launches; the "
-        f"profiler cost {graph.meta['profiler_ns_per_event']:.0f} ns an event"
+        f"profiler cost {graph.meta['profiler_ns_per_event']:.0f} ns per event"
     )
     return at_most(bar, error, _SIMULATED, "%", n=_STEPS, detail=detail)

@@ -1,7 +1,7 @@
-"""``slipstream bench devices``: steps predicted on a device they were not recorded on.
+"""``slipstream bench devices``: steps predicted for a device on which they were not recorded.
 
-This processor with an older instruction set is another device, and at hand: each model is recorded
-on every level, predicted on the others, and measured there.
+This processor with an older instruction set serves as another device: each model is recorded on
+every level, predicted on the others, and measured there.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ _FULL = ("conv_net", "vision_transformer", "language_model", "recurrent_network"
 _QUICK = ("perceptron", "tiny_language_model")
 _AVERAGE, _WORST = 8.0, 25.0
 _STEPS, _BUDGET_S = 16, 6.0
-# Steps are timed on each level, then on each once more: a machine that grows busy meanwhile is not
-# taken for a slow level.
+# Steps are timed on each level, then again on each, so that a machine that becomes busy in between
+# does not look like a slow level.
 _PASSES = 2
-# Two devices differ from here on, for their order to be judged.
+# Devices with at least this difference are ordered.
 _DIFFERS = 0.05
 
 
 @dataclass(frozen=True)
 class _Cell:
-    """A model recorded on one level, on another: how many times as fast."""
+    """A model recorded on one level: its speed-up on another."""
 
     model: str
     here: str
@@ -58,7 +58,7 @@ class _Cell:
 
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
-    """A row a model and pair of levels, then the rows that decide."""
+    """Yield a row per model and pair of levels, then the summary rows."""
     levels = levels_here()
     if len(levels) < 2:
         yield not_judged(
@@ -68,8 +68,10 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
         return
     cells: list[_Cell] = []
     for model in _FULL if options.full else _QUICK:
-        known = options.done if options.only in model else options.recorded
-        recorded = [_Cell(**row.data) for row in known.values() if row.data.get("model") == model]
+        known_rows = options.done if options.only in model else options.recorded
+        recorded = [
+            _Cell(**row.data) for row in known_rows.values() if row.data.get("model") == model
+        ]
         if recorded:
             cells += recorded
         elif options.only in model:
@@ -82,7 +84,7 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
 
 def _measure(model: str, levels: Sequence[Level], options: BenchOptions) -> Iterator[_Cell]:
     workload = Workload.parse(f"{Path(models.__file__)}:{model}")
-    # What a heap's page faults cost differs from launch to launch, and is no device's.
+    # The cost of a heap's page faults differs between launches, and does not depend on the device.
     workload = workload.with_technique(*technique.parse("allocator"))
     graphs = {}
     try:
@@ -94,18 +96,18 @@ def _measure(model: str, levels: Sequence[Level], options: BenchOptions) -> Iter
     except SlipstreamError as error:
         options.progress(f"{model}: {error.what}")
         return
-    for here, there in itertools.product(graphs, [level.name for level in levels]):
-        if here != there:
-            options.progress(f"{model}: {here} to {there}")
-            found = predict_device(graphs[here], there, report=options.progress)
-            speedup = measured[here] / measured[there]
-            yield _Cell(model, here, there, found.prediction.speedup, speedup)
+    for here, target in itertools.product(graphs, [level.name for level in levels]):
+        if here != target:
+            options.progress(f"{model}: {here} to {target}")
+            prediction = predict_device(graphs[here], target, report=options.progress)
+            speedup = measured[here] / measured[target]
+            yield _Cell(model, here, target, prediction.prediction.speedup, speedup)
 
 
 def _step_times(
     workload: Workload, levels: Sequence[Level], options: BenchOptions
 ) -> dict[str, float]:
-    """The least time of a step in ns, by level."""
+    """Return the minimum step time in ns, by level."""
     found: dict[str, list[float]] = {level.name: [] for level in levels}
     for _, level in itertools.product(range(_PASSES), levels):
         options.progress(f"{workload.name}: timing with {level.name}")
@@ -119,7 +121,7 @@ def _step_times(
 
 @contextlib.contextmanager
 def _at(level: Level) -> Iterator[None]:
-    """Processes that are started within use no newer instruction set."""
+    """Limit processes started within to this instruction set."""
     before = {name: os.environ.get(name) for name in level.environment}
     os.environ.update(level.environment)
     try:
@@ -146,13 +148,13 @@ def _judged(cells: Sequence[_Cell]) -> Iterator[Bar]:
     right = total = 0
     wrong = []
     for (model, here), group in _by_origin(cells).items():
-        # The device of the recording is among those ordered.
+        # The device of the recording is one of those ordered.
         ranked = [(1.0, 1.0), *((cell.predicted, cell.measured) for cell in group)]
-        for one, other in itertools.combinations(ranked, 2):
-            if max(one[1], other[1]) / min(one[1], other[1]) < 1 + _DIFFERS:
+        for first, second in itertools.combinations(ranked, 2):
+            if max(first[1], second[1]) / min(first[1], second[1]) < 1 + _DIFFERS:
                 continue
             total += 1
-            if (one[0] > other[0]) == (one[1] > other[1]):
+            if (first[0] > second[0]) == (first[1] > second[1]):
                 right += 1
             else:
                 wrong.append(f"{model} from {here}")

@@ -1,7 +1,7 @@
-"""``slipstream bench engine``: how fast the event engine is, and what must hold exactly.
+"""``slipstream bench engine``: speed and exactness of the event engine.
 
-Times are CPU time of one thread. Where nothing is compared, the minimum of the repeats is reported,
-with the median beside it.
+Times are CPU time of one thread. Rows without a comparison report the minimum of the repeats and
+the median.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _EXACT_FULL, _EXACT_QUICK = 1000, 200
 
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
-    """Rows of the engine's bench.
+    """Yield the rows.
 
     Quick takes less than a minute: 200 random programs per exact property instead of 1,000, fewer
     repeats and fewer edits; the speed bars keep their full size.
@@ -54,7 +54,7 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
 
 
 def _simulation_s(program: Program, repeats: int) -> Floats:
-    """Seconds of each pass, [repeats]."""
+    """Return seconds of each pass, [repeats]."""
     return times_s(program.compile("native").simulate, repeats)
 
 
@@ -129,12 +129,12 @@ def _python_rows(options: BenchOptions) -> Iterator[Bar]:
 
 
 def _resimulation_rows(options: BenchOptions) -> Iterator[Bar]:
-    """Two kinds of edits of 1 % of the tasks.
+    """Compare two kinds of edits of 1 % of the tasks.
 
-    *A module's tasks*: what selecting a layer gives, one stretch of the forward pass and one of
-    the backward pass, across all lanes. *Scattered tasks*: what selecting one kind of operation
-    everywhere gives. In the latter every 100th task moves everything behind it by another amount,
-    so nearly all times change differently; a full pass is taken.
+    *A module's tasks*: the result of selecting a layer, one interval of the forward pass and one of
+    the backward pass, across all lanes. *Scattered tasks*: the result of selecting one kind of
+    operation everywhere, here every 100th task. Each moves everything after it by another amount,
+    so nearly all times change differently, and a full pass is run.
     """
     module = "re-simulation of 1 % of tasks: a module"
     written = "re-simulation of 1 % of tasks: a module, timeline written out"
@@ -145,7 +145,7 @@ def _resimulation_rows(options: BenchOptions) -> Iterator[Bar]:
     edits = 100 if options.full else 20
     compiled = large_program(_TASKS).compile("native")
     base = compiled.simulate()
-    compiled.resimulate([0], [1.0], base=base)  # the tables of the plan, once
+    compiled.resimulate([0], [1.0], base=base)  # builds the tables of the plan
     full_s = float(times_s(compiled.simulate, 7).min())
     rng = np.random.default_rng(0)
 
@@ -191,8 +191,8 @@ def _resimulation_rows(options: BenchOptions) -> Iterator[Bar]:
             "reported",
             None,
             edits,
-            "no bar: as the row above, and reading start and end of all 10^6 tasks, which moves "
-            "more than half of the bytes a full pass moves",
+            "no bar: as the row above, but reads start and end of all 10^6 tasks, which moves "
+            "more than half of the bytes of a full pass",
         )
     if options.wants(scattered):
         costs = [cost(rng.choice(_TASKS, _TASKS // 100, replace=False)) for _ in range(edits // 5)]
@@ -203,8 +203,8 @@ def _resimulation_rows(options: BenchOptions) -> Iterator[Bar]:
             "reported",
             None,
             len(costs),
-            "no bar: every 100th task moves all behind it by another amount, so all times change "
-            "and a full pass is taken",
+            "no bar: every 100th task moves all later ones by another amount, so all times change "
+            "and a full pass is run",
         )
 
 
@@ -224,8 +224,8 @@ def _bandwidth_row(options: BenchOptions) -> Iterator[Bar]:
     }
     taken = paired(arms, blocks=9)
     copy_bytes_per_s = 2 * source.nbytes / taken.median_s("copy")
-    # Per task: lane 4, row offset 4, one predecessor 4, duration 8, its end gathered 8; start 8
-    # and end 8 written.
+    # Per task: lane 4, row offset 4, one predecessor 4, duration 8, its end gathered 8; start 8 and
+    # end 8 written.
     moved = 44 * _TASKS / taken.median_s("simulate")
     ratio = taken.ratio("copy", "simulate")
     share = 100 * ratio.value * 44 * _TASKS / (2 * source.nbytes)
@@ -279,7 +279,7 @@ def _same_memory(a: Schedule, b: Schedule) -> bool:
 
 
 def identity_edit_changes_nothing(rng: np.random.Generator) -> bool:
-    """Re-simulating without a change, and a copied program, give the same bytes."""
+    """Re-simulation without a change and a copied program give the same bytes."""
     program = random_program(rng, fixed=bool(rng.integers(2)), on_grid=bool(rng.integers(2)))
     compiled = program.compile()
     base = compiled.simulate()
@@ -292,7 +292,7 @@ def identity_edit_changes_nothing(rng: np.random.Generator) -> bool:
 
 
 def makespan_is_bounded_below(rng: np.random.Generator) -> bool:
-    """No schedule beats its longest path of dependencies or its busiest lane."""
+    """No schedule is shorter than its longest path of dependencies or its busiest lane."""
     program = random_program(rng)
     result = program.compile().simulate()
     busy = float(result.lane_busy_ns.max(initial=0.0))
@@ -300,7 +300,7 @@ def makespan_is_bounded_below(rng: np.random.Generator) -> bool:
 
 
 def longest_path_ns(program: Program) -> float:
-    """Longest path over the edges of all steps (lanes left out), independent of the engine."""
+    """Return the longest path over the edges of all steps, without lanes or the engine."""
     edges = program.edges
     columns = (edges.src, edges.dst, edges.delay_ns, edges.lag)
     rows = list(zip(*(column.tolist() for column in columns), strict=True))
@@ -317,8 +317,8 @@ def longest_path_ns(program: Program) -> float:
     for _ in range(program.steps):
         end: dict[int, float] = {}
         for task in order:
-            known = [(before if lag else end).get(s, -math.inf) + d for s, d, lag in preds[task]]
-            end[task] = max(known, default=0.0)
+            releases = [(before if lag else end).get(s, -math.inf) + d for s, d, lag in preds[task]]
+            end[task] = max(releases, default=0.0)
             end[task] = max(end[task], 0.0) + float(program.duration_ns[task])
             longest = max(longest, end[task])
         before = end
@@ -326,7 +326,7 @@ def longest_path_ns(program: Program) -> float:
 
 
 def shorter_is_never_longer(rng: np.random.Generator) -> bool:
-    """On fixed-order lanes the makespan is monotone in every duration."""
+    """On fixed-order lanes the makespan is monotonic in every duration."""
     program = random_program(rng, fixed=True, on_grid=False)
     compiled = program.compile()
     shorter = program.duration_ns.copy()
@@ -335,7 +335,7 @@ def shorter_is_never_longer(rng: np.random.Generator) -> bool:
 
 
 def insert_then_remove_restores(rng: np.random.Generator) -> bool:
-    """A task put on an edge (or nowhere) and taken out again leaves no trace."""
+    """Inserting a task on an edge, or without one, and removing it restores the timeline."""
     program = random_program(rng)
     result = program.compile().simulate()
     longer = insert_task(program, rng)
@@ -345,12 +345,12 @@ def insert_then_remove_restores(rng: np.random.Generator) -> bool:
 
 
 def insert_task(program: Program, rng: np.random.Generator) -> Program:
-    """A copy with one more task, the last, on a random edge of the step where there is one."""
+    """Return a copy with one more task, the last, on a random edge of the step if there is one."""
     edges = program.edges
     new = program.tasks
     within = np.flatnonzero(edges.lag == 0)
     chosen = within[:0] if within.size == 0 else rng.choice(within, 1)
-    # A lane of its own, so that the fixed order of no lane can close a cycle.
+    # A separate lane, so that no lane's fixed order can close a cycle.
     return Program(
         lane=np.append(program.lane, program.lanes),
         duration_ns=np.append(program.duration_ns, 1.0),
@@ -370,11 +370,11 @@ def insert_task(program: Program, rng: np.random.Generator) -> Program:
 
 
 def remove_task(program: Program, task: int) -> Program:
-    """A copy without the last task, its predecessors wired to its successors."""
+    """Return a copy without the last task, with its predecessors linked to its successors."""
     edges = program.edges
     enters, leaves = np.flatnonzero(edges.dst == task), np.flatnonzero(edges.src == task)
     before, after = (grid.ravel() for grid in np.meshgrid(enters, leaves))
-    kept = (edges.src != task) & (edges.dst != task)
+    retained = (edges.src != task) & (edges.dst != task)
     return Program(
         lane=program.lane[:task],
         duration_ns=program.duration_ns[:task],
@@ -383,10 +383,12 @@ def remove_task(program: Program, task: int) -> Program:
         policies=program.policies,
         quantum_ns=program.quantum_ns,
         edges=Edges(
-            np.concatenate([edges.src[kept], edges.src[before]]),
-            np.concatenate([edges.dst[kept], edges.dst[after]]),
-            np.concatenate([edges.delay_ns[kept], edges.delay_ns[before] + edges.delay_ns[after]]),
-            np.concatenate([edges.lag[kept], edges.lag[before] | edges.lag[after]]),
+            np.concatenate([edges.src[retained], edges.src[before]]),
+            np.concatenate([edges.dst[retained], edges.dst[after]]),
+            np.concatenate(
+                [edges.delay_ns[retained], edges.delay_ns[before] + edges.delay_ns[after]]
+            ),
+            np.concatenate([edges.lag[retained], edges.lag[before] | edges.lag[after]]),
         ),
         steps=program.steps,
         resources=program.resources,
@@ -394,7 +396,7 @@ def remove_task(program: Program, task: int) -> Program:
 
 
 def acyclic_or_named_cycle(rng: np.random.Generator) -> bool:
-    """Either the schedule respects every edge, or the tasks named do wait for each other."""
+    """Either the schedule respects every edge, or the named tasks wait for each other."""
     program = random_program(rng, acyclic=False)
     edges = program.edges
     within = edges.lag == 0
@@ -404,8 +406,8 @@ def acyclic_or_named_cycle(rng: np.random.Generator) -> bool:
     except CycleError as error:
         gates = set(zip(src.tolist(), dst.tolist(), strict=True))
         for lane in np.flatnonzero(program.policies == Policy.FIXED):
-            mine = np.flatnonzero(program.lane == lane).tolist()
-            gates |= set(itertools.pairwise(mine))
+            on_lane = np.flatnonzero(program.lane == lane).tolist()
+            gates |= set(itertools.pairwise(on_lane))
         cycle = error.tasks
         return all(pair in gates for pair in zip(cycle, (*cycle[1:], cycle[0]), strict=True))
     released = result.end_ns[:, src] + edges.delay_ns[within]
@@ -413,14 +415,14 @@ def acyclic_or_named_cycle(rng: np.random.Generator) -> bool:
 
 
 def native_equals_python(rng: np.random.Generator) -> bool:
-    """Both engines, their timelines and the memory that follows from them."""
+    """Both engines give the same timelines and memory."""
     program = random_program(rng, on_grid=bool(rng.integers(2)))
     native, python = program.compile("native").simulate(), program.compile("python").simulate()
     return _same_bits(native, python) and _same_memory(native, python)
 
 
 def resimulation_equals_full_pass(rng: np.random.Generator) -> bool:
-    """A few edited durations, on top of each other."""
+    """Several edited durations in a row give the result of full passes."""
     compiled = random_program(rng, fixed=True, on_grid=bool(rng.integers(2))).compile()
     base = compiled.simulate()
     for _ in range(3):

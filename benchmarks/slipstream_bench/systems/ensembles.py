@@ -1,7 +1,7 @@
 """``slipstream bench ensembles``: networks without redundant units, and ensembles of peers.
 
-Fashion-MNIST, 20,000 images to train with, 10,000 to judge by; a perceptron of two hidden layers,
-and with ``--full`` a small convolutional network. Times are CPU time of one thread.
+Fashion-MNIST, 20,000 images to train with, 10,000 to test; a perceptron of two hidden layers, and
+with ``--full`` a small convolutional network. Times are CPU time of one thread.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ _TARGETS = {
     _TIME: 0.4, _ACCURACY: 0.15, _NLL: 0.005, _SIZE: 0.75, _DISAGREE: 0.6, _ECE: 0.01, _AUROC: 0.01,
 }  # fmt: skip
 _STEPS = ((4, 784, 256, 128), (4, 64, 32, 32), (32, 64, 32, 32), (32, 16, 64, 8), (128, 64, 32, 32))
-"""Members, inputs, width, rows."""
+"""Members, inputs, width and rows of training steps."""
 
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
-    """Rows of the bench. Quick takes three minutes: one seed, the perceptron alone."""
+    """Yield the rows. Quick takes three minutes: one seed, the perceptron alone."""
     keep_pages()
     blocks = 15 if options.full else 7
     with one_thread():
@@ -128,26 +128,28 @@ def _planted_rows(options: BenchOptions) -> Iterator[Bar]:
     for model, layer, shape in cases:
         model.eval()
         with torch.no_grad():
-            for module in model.modules():  # so that few others are dead on these inputs
+            for module in model.modules():  # so that few other units are dead on these inputs
                 if module is layer or type(module) is nn.Linear:
                     module.bias += 1.0
             layer.weight[3:5], layer.bias[3:5] = layer.weight[0], layer.bias[0]
             layer.weight[5], layer.bias[5] = 2 * layer.weight[1], 2 * layer.bias[1]
             layer.weight[6], layer.bias[6] = 0.0, -1.0
-        made = compact(model, list(torch.randn(8, 256, *shape)))
+        compacted = compact(model, list(torch.randn(8, 256, *shape)))
         names = {module: name for name, module in model.named_modules()}
-        for one in made.layers:
-            gone = one.dead + one.dependent
-            if one.name == names[layer]:
-                found, planted = found + gone, planted + 4
+        for report in compacted.layers:
+            removed = report.dead + report.dependent
+            if report.name == names[layer]:
+                found, planted = found + removed, planted + 4
             else:
-                wrong += gone
-        x = torch.randn(64, *shape)  # others than those it was compacted with
+                wrong += removed
+        x = torch.randn(64, *shape)  # not the inputs it was compacted with
         with torch.no_grad():
             before = model(x)
-            worst = max(worst, float((made.model(x) - before).abs().max() / before.abs().max()))
+            worst = max(
+                worst, float((compacted.model(x) - before).abs().max() / before.abs().max())
+            )
     kinds = "perceptron, convolutions with norm, Transformer layer; duplicates, a scaled copy, a "
-    detail = f"{kinds}dead unit; {wrong} others were dead or sums, too"
+    detail = f"{kinds}dead unit; {wrong} other units were dead or dependent"
     if options.wants(bar):
         yield at_most(bar, worst, 1e-5, "", n=len(cases), detail=detail)
     if options.wants(count):
@@ -161,8 +163,8 @@ def _compaction_rows(options: BenchOptions, train: Samples, held: Samples) -> It
         for correlation in _THRESHOLDS
     }
     cost = "compaction: time over that of an epoch"
-    wanted = [one for one, bar in names.items() if options.wants(bar)]
-    if not (wanted or options.wants(cost)):
+    selected = [correlation for correlation, bar in names.items() if options.wants(bar)]
+    if not (selected or options.wants(cost)):
         return
     options.progress("a network to compact")
     torch.manual_seed(0)
@@ -171,19 +173,21 @@ def _compaction_rows(options: BenchOptions, train: Samples, held: Samples) -> It
     sample = list(train.x[:_SAMPLE].split(1000))
     before = evaluate(Ensemble([model]), held.x, held.y)
     if options.wants(cost):
-        took = timed(functools.partial(compact, model, sample, 0.9))["cpu"]
-        detail = f"{took / 1e6:.0f} ms; two layers of 512 units, {_SAMPLE} images"
-        yield at_most(cost, took / epoch_ns, 0.25, "x", n=1, detail=detail)
-    for correlation in wanted:
+        duration_ns = timed(functools.partial(compact, model, sample, 0.9))["cpu"]
+        detail = f"{duration_ns / 1e6:.0f} ms; two layers of 512 units, {_SAMPLE} images"
+        yield at_most(cost, duration_ns / epoch_ns, 0.25, "x", n=1, detail=detail)
+    for correlation in selected:
         options.progress(names[correlation])
-        made = compact(model, sample, correlation)
-        after = evaluate(Ensemble([made.model]), held.x, held.y)
+        compacted = compact(model, sample, correlation)
+        after = evaluate(Ensemble([compacted.model]), held.x, held.y)
         lost = 100 * (before.accuracy - after.accuracy)
-        gone = ", ".join(f"{one.dead} + {one.dependent} of {one.units}" for one in made.layers)
+        removed = ", ".join(
+            f"{layer.dead} + {layer.dependent} of {layer.units}" for layer in compacted.layers
+        )
         shares = f"{100 * before.accuracy:.2f} to {100 * after.accuracy:.2f} %"
         detail = (
-            f"{shares}, {made.parameters:.2f} of the parameters, not trained again; "
-            f"dead + dependent: {gone}"
+            f"{shares}, {compacted.parameters:.2f} of the parameters, not trained again; "
+            f"dead + dependent: {removed}"
         )
         target = _THRESHOLDS[correlation]
         yield at_most(names[correlation], lost, target, "points", n=1, detail=detail)
@@ -211,7 +215,7 @@ def _ensemble_rows(
     make = _perceptron if name == "MLP" else _convolutional
     outside = _digits(held.x.shape[1:])
     found: dict[str, list[float]] = {what: [] for what in names}
-    gains, told = [], []
+    gains, notes = [], []
     for seed in range(3 if options.full else 1):
         made: dict[str, Ensemble] = {}
         cpu: dict[str, float] = {}
@@ -224,27 +228,27 @@ def _ensemble_rows(
             )  # fmt: skip
             cpu[method] = timed(functools.partial(_keep, made, method, run))["cpu"]
         pair = [made[method].eval() for method in ("peers", "independent")]
-        one, other = (evaluate(each, held.x, held.y) for each in pair)
+        peers, independent = (evaluate(each, held.x, held.y) for each in pair)
         with torch.no_grad():
             right = [(each(held.x).argmax(-1) == held.y).double() for each in pair]
         gains.append((right[1] - right[0]).numpy())
         sizes = [sum(p.numel() for p in each.parameters()) for each in pair]
         areas = [detection(each, held.x, outside) for each in pair]
         values = {
-            _TIME: cpu["peers"] / cpu["independent"], _NLL: one.nll - other.nll,
-            _ACCURACY: 100 * (other.accuracy - one.accuracy), _SIZE: sizes[0] / sizes[1],
-            _DISAGREE: one.disagreement / other.disagreement, _ECE: one.ece - other.ece,
-            _AUROC: areas[1] - areas[0],
+            _TIME: cpu["peers"] / cpu["independent"], _NLL: peers.nll - independent.nll,
+            _ACCURACY: 100 * (independent.accuracy - peers.accuracy), _SIZE: sizes[0] / sizes[1],
+            _DISAGREE: peers.disagreement / independent.disagreement,
+            _ECE: peers.ece - independent.ece, _AUROC: areas[1] - areas[0],
         }  # fmt: skip
         for what, value in values.items():
             found[what].append(value)
-        told.append(f"{100 * one.accuracy:.2f} and {100 * other.accuracy:.2f} %")
+        notes.append(f"{100 * peers.accuracy:.2f} and {100 * independent.accuracy:.2f} %")
     lost = np.concatenate(gains)
     noise = 196 * float(lost.std()) / np.sqrt(len(lost))
     for what, bar in names.items():
         each = np.array(found[what])
         mean, unit = float(each.mean()), "x" if " over " in what else ""
-        detail = f"peers and independent: {', '.join(told)}; each seed {np.round(each, 4)}"
+        detail = f"peers and independent: {', '.join(notes)}; each seed {np.round(each, 4)}"
         judge = at_least if what == _DISAGREE else at_most
         if what == _ACCURACY:
             unit = "points"
@@ -256,11 +260,11 @@ def _ensemble_rows(
 def _equal_budget_rows(
     options: BenchOptions, name: str, train: Samples, held: Samples
 ) -> Iterator[Bar]:
-    """Peers beside independent members, and beside snapshots, whose trainings take as long in all.
+    """Compare peers with independent members, and with snapshots, at equal training budgets.
 
-    A budget of B trainings makes B members of a training each, or, of peers, twice as many: one of
-    a whole training, whose rest the others share. Of less than two trainings, independent members
-    are the better of one and two.
+    A budget of B trainings makes B independent members, or twice as many peers: one fully trained,
+    and the others share the rest. Below two trainings, the better of one and two independent
+    members counts.
     """
     wins = f"{name}s of peers at 1.5, 2 and 4 trainings: less NLL than independent"
     gain = f"{name}s of peers at 1.5 trainings: accuracy over snapshots"
@@ -299,9 +303,11 @@ def _equal_budget_rows(
                     100 * (peers.accuracy - made("snapshot", members, budget, seed).accuracy)
                 )
     won = sum(ours < theirs for _, ours, theirs in losses)
-    told = ", ".join(f"{ours:.4f} and {theirs:.4f} at {b:g}" for b, ours, theirs in losses)
+    losses_by_budget = ", ".join(
+        f"{ours:.4f} and {theirs:.4f} at {b:g}" for b, ours, theirs in losses
+    )
     least = math.ceil(len(losses) * 5 / 6)
-    yield at_least(wins, won, least, f"of {len(losses)}", n=len(losses), detail=told)
+    yield at_least(wins, won, least, f"of {len(losses)}", n=len(losses), detail=losses_by_budget)
     detail = f"each seed {np.round(gains, 2)}"
     yield at_least(gain, float(np.mean(gains)), 0.3, "points", n=seeds, detail=detail)
 
@@ -321,8 +327,10 @@ def _trunk_rows(options: BenchOptions, train: Samples, held: Samples) -> Iterato
                 _perceptron(), _trainer(train, _EPOCHS if options.full else 4), members=_MEMBERS,
                 method=method, trunk=2, seed=100 * seed,
             ).eval()  # fmt: skip
-        ours, theirs = (evaluate(one, held.x, held.y) for one in made.values())
-        count = {name: sum(p.numel() for p in one.parameters()) for name, one in made.items()}
+        ours, theirs = (evaluate(ensemble, held.x, held.y) for ensemble in made.values())
+        count = {
+            name: sum(p.numel() for p in ensemble.parameters()) for name, ensemble in made.items()
+        }
         sizes.append(count["trunk"] / count["independent"])
         points.append(100 * (theirs.accuracy - ours.accuracy))
     yield at_most(size, float(np.mean(sizes)), 0.5, "x", n=len(sizes))
@@ -331,19 +339,19 @@ def _trunk_rows(options: BenchOptions, train: Samples, held: Samples) -> Iterato
 
 
 def _predicted_rows(options: BenchOptions) -> Iterator[Bar]:
-    """The step that trains members together: told from one model's step, and measured."""
+    """Predict the step that trains members together from one model's step, and measure it."""
     families = ("perceptron", "conv_net", "tiny_language_model") if options.full else ("conv_net",)
     members = (2, 4, 8) if options.full else (2,)
     time, memory = "predicted step of members", "predicted memory of members"
     for family in families:
-        wanted = [bar for bar in (time, memory) if options.wants(f"{bar}: {family}")]
-        if not wanted:
+        selected = [bar for bar in (time, memory) if options.wants(f"{bar}: {family}")]
+        if not selected:
             continue
         cells = list(measure_cells(
             family, workload_of(family), [f"ensemble:{count}" for count in members],
             "40s" if options.full else "10s", options.progress, widest=0.15,
         ))  # fmt: skip
-        for bar in wanted:
+        for bar in selected:
             errors = {
                 cell.technique: 100 * abs(cell.error if bar is time else cell.memory_error)
                 for cell in cells
@@ -365,7 +373,7 @@ def _keep(made: dict[str, Ensemble], name: str, run: Callable[[], Ensemble]) -> 
 
 
 def _digits(shape: torch.Size) -> torch.Tensor:
-    """Handwritten digits as large as the images, with mean 0 and deviation 1."""
+    """Return handwritten digits in the size of the images, with mean 0 and deviation 1."""
     from sklearn.datasets import load_digits
 
     images = torch.tensor(load_digits().images, dtype=torch.float32).unsqueeze(1)
@@ -382,14 +390,14 @@ def _budget_rows(options: BenchOptions, train: Samples, held: Samples) -> Iterat
         return
     options.progress("five ways to make four members")
     torch.manual_seed(0)
-    made = compare(
+    comparison = compare(
         _perceptron(), _trainer(train, _EPOCHS), held.x, held.y, members=4, trunk=2,
         sample=list(train.x[:_SAMPLE].split(1000)),
     )  # fmt: skip
-    one = made.rows[0].quality
-    for row in made.rows[1:]:
+    single = comparison.rows[0].quality
+    for row in comparison.rows[1:]:
         detail = (
-            f"no bar; one model {100 * one.accuracy:.2f} %, NLL {one.nll:.4f}; NLL "
+            f"no bar; one model {100 * single.accuracy:.2f} %, NLL {single.nll:.4f}; NLL "
             f"{row.quality.nll:.4f}, CPU time {row.time:.2f} and parameters {row.parameters:.2f} "
             f"of one, members differ on {100 * row.quality.disagreement:.1f} %"
         )
@@ -407,18 +415,18 @@ def _execution_rows(options: BenchOptions, blocks: int) -> Iterator[Bar]:
         others = {
             bar: (loop, loop.stacked()),
             again: (
-                Ensemble([nn.Sequential(members[0][:2], one[2:]) for one in members]).eval(),
-                Ensemble([one[2:] for one in members], members[0][:2]).eval().stacked(),
+                Ensemble([nn.Sequential(members[0][:2], member[2:]) for member in members]).eval(),
+                Ensemble([member[2:] for member in members], members[0][:2]).eval().stacked(),
             ),
         }
         for name, (slow, fast) in others.items():
             if options.wants(name):
                 options.progress(name)
                 with torch.no_grad():
-                    apart = float((slow(x) - fast(x)).abs().max())
+                    distance = float((slow(x) - fast(x)).abs().max())
                 arms = {"ours": _without(fast, x), "loop": _without(slow, x)}
                 taken = paired(arms, blocks=blocks, budget_s=6.0)
-                detail = f"outputs differ by {apart:.1g}; {taken}"
+                detail = f"outputs differ by {distance:.1g}; {taken}"
                 yield taken.ratio("loop", "ours").at_least(name, 1.5, detail=detail)
     for count, inputs, width, rows in _STEPS if options.full else _STEPS[:3]:
         name = f"training {count} of {inputs}-{width}-{width}-10, {rows} rows: over the best"
@@ -453,7 +461,8 @@ def _stacked_step(members: list[nn.Sequential], x: Any, y: Any) -> Callable[[], 
 
 def _loop_step(members: list[nn.Sequential], x: Any, y: Any) -> Callable[[], object]:
     return lambda: [
-        torch.autograd.grad(cross_entropy(one(x), y), list(one.parameters())) for one in members
+        torch.autograd.grad(cross_entropy(member(x), y), list(member.parameters()))
+        for member in members
     ]
 
 

@@ -1,6 +1,6 @@
-"""``slipstream bench health``: can tests and records be trusted, and what do they cost?
+"""``slipstream bench health``: how far tests and records can be trusted, and their cost.
 
-It runs the tests of a clone of slipstream, with its Makefile.
+It runs the tests of a clone of slipstream with its Makefile.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _COST = "processor seconds of the tests of every change"
 _PAIRS = "pairs of torch and Python on which the smoke tests pass"
 _QUICK_MUTANTS = 4
 # Two cores for ten minutes.
-_MOST_CPU_S = 1200.0
+_MAX_CPU_S = 1200.0
 
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
-    """Rows of the bench."""
+    """Yield the rows."""
     if not Path("tests/mutants.py").exists():
         for bar in (_MUTANTS, _COMMITS, _FUZZ, _COST, _PAIRS):
             if options.wants(bar):
@@ -73,7 +73,7 @@ def _mutants(full: bool) -> Bar:
     rows = [row for row in rows if not row["excused"]]
     caught = sum(row["caught"] for row in rows)
     survived = [row["fault"] for row in rows if not row["caught"]]
-    # Of few, even all that survive would refute nothing.
+    # With few, even all that survive would show nothing.
     return at_least(
         _MUTANTS, 100 * caught / max(len(rows), 1), 85 if full else 25, "%", n=len(rows),
         data={"survived": survived},
@@ -106,13 +106,13 @@ def _pairs(options: BenchOptions) -> Bar:
 
 def _cost(options: BenchOptions) -> Bar:
     if not options.full:
-        return not_judged(_COST, "s", f"<= {_MOST_CPU_S:g}", "runs all tests: needs --full")
+        return not_judged(_COST, "s", f"<= {_MAX_CPU_S:g}", "runs all tests: needs --full")
     options.progress(_COST)
     said = _run("make", "test-times")
     total = re.findall(r"^ *([\d.]+) +(\d+) tests$", said, re.MULTILINE)
     if not total:
         return not_judged(
-            _COST, "s", f"<= {_MOST_CPU_S:g}", f"make test-times failed: {said[-200:]}"
+            _COST, "s", f"<= {_MAX_CPU_S:g}", f"make test-times failed: {said[-200:]}"
         )
     seconds, count = total[-1]
     folder = r"^ *([\d.]+) +\d+ tests  slowest +[\d.]+  tests/(\S+)$"
@@ -120,6 +120,6 @@ def _cost(options: BenchOptions) -> Bar:
     slow = re.findall(r"^ *([\d.]+)  (tests/\S+::.*)$", said, re.MULTILINE)
     largest = ", ".join(f"{name} {value:.0f}" for name, value in list(folders.items())[:6])
     return at_most(
-        _COST, float(seconds), _MOST_CPU_S, "s", n=int(count), detail=f"largest: {largest}",
+        _COST, float(seconds), _MAX_CPU_S, "s", n=int(count), detail=f"largest: {largest}",
         data={"folders": folders, "slowest": {name: float(value) for value, name in slow}},
     )  # fmt: skip

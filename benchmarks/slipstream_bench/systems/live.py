@@ -1,4 +1,4 @@
-"""``slipstream bench live``: how soon a save is seen, and how the live page feels."""
+"""``slipstream bench live``: latency from a save to results, and responsiveness of the page."""
 
 from __future__ import annotations
 
@@ -59,16 +59,16 @@ def make_workload(batch_size=64, width=128):
 """
 _TINY = _MODEL.replace(f"range({_LAYERS})", "range(2)")
 _WAIT_S = 300.0
-# Of every technique, after the first time: the middle one counts.
+# Repeated toggles of every technique, after the first; their median counts.
 _SWITCHES = 3
-# Of a first analysis caches fill; from then on the server should stay as it is.
+# Caches fill during the first analyses; from then on the server should not grow.
 _SETTLED = 10
 
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
-    """Save to first numbers, first paint, frames, re-simulation and growth of the server."""
-    wanted = [row for row in _ROWS if options.wants(row[0])]
-    if not wanted:
+    """Yield rows on save to first numbers, first paint, frames, re-simulation and server growth."""
+    selected = [row for row in _ROWS if options.wants(row[0])]
+    if not selected:
         return
     server = warm_server({"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"})
     try:
@@ -96,7 +96,7 @@ def _watching(text: str, server: ForkServer | None, steps: int) -> Iterator[tupl
 
 
 def _first_numbers(options: BenchOptions, server: ForkServer | None) -> Bar:
-    """From the save until the lens would be new: first numbers, beyond what five steps take."""
+    """Measure from a save to the first numbers, less the time of five steps."""
     saves = 15 if options.full else 5
     options.progress(_SAVE)
     with _watching(_MODEL, server, 3) as (analyst, path):
@@ -108,20 +108,20 @@ def _first_numbers(options: BenchOptions, server: ForkServer | None) -> Bar:
             path.write_text(_MODEL.replace("lr=0.01", f"lr=0.01{number}"), encoding="utf-8")
             before = found.number
             found = analyst.wait(before + 1, state="first", timeout_s=_WAIT_S)
-            took = time.monotonic() - begun
+            elapsed_s = time.monotonic() - begun
             found = analyst.wait(found.number, timeout_s=_WAIT_S)
             assert found.costs is not None
             steps.append(found.costs.step_ns / 1e9)
-            beyond.append(took - 5 * steps[-1])
+            beyond.append(elapsed_s - 5 * steps[-1])
     detail = (
         f"median of {saves} saves, {modules} modules; a step takes {1e3 * median(steps):.1f} ms; "
-        f"most {max(beyond):.2f} s; the watcher looks every 0.05 s"
+        f"maximum {max(beyond):.2f} s; the watcher polls every 0.05 s"
     )
     return at_most(_SAVE, median(beyond), 1.5, "s", n=saves, detail=detail)
 
 
 def _large(options: BenchOptions, server: ForkServer | None) -> Iterator[Bar]:
-    """A session whose recording is replaced by one of 200 000 tasks."""
+    """Replace the recording of a session by one of 200,000 tasks."""
     options.progress("recording a step")
     with _watching(_MODEL, server, 3) as (analyst, _):
         found = analyst.wait(analyst.analyse(), timeout_s=_WAIT_S)
@@ -131,7 +131,7 @@ def _large(options: BenchOptions, server: ForkServer | None) -> Iterator[Bar]:
         options.progress("making it large")
         graph = repeated(recorded, -(-_TASKS // len(recorded)))
         save(graph, found.graph)
-        detail = f"a step of {len(recorded)} tasks over and over: {len(graph)}"
+        detail = f"a step of {len(recorded)} tasks, repeated: {len(graph)}"
         analyst.ask("slipstream.live.work:forget")
         analyst.ask(
             "slipstream.live.work:draw", path=str(found.graph), folder=str(found.document),
@@ -156,15 +156,15 @@ def _toggle(options: BenchOptions, analyst: Analyst, detail: str) -> Bar:
     count = 15 if options.full else 7
     (first, _), *later = (_timed(analyst, name)[:2] for _ in range(count))
     wall, cpu = zip(*later, strict=True)
-    said = (
-        f"{name}; {median(cpu):.0f} ms of processor time, least wall {min(wall):.0f} ms, most "
-        f"{max(wall):.0f} ms; the first, which loads the graph, {first:.0f} ms"
+    note = (
+        f"{name}; {median(cpu):.0f} ms of CPU time, minimum wall {min(wall):.0f} ms, maximum "
+        f"{max(wall):.0f} ms; the first toggle, which loads the graph, {first:.0f} ms"
     )
-    return at_most(_TOGGLE, median(wall), 100, "ms", n=len(wall), detail=f"{said}; {detail}")
+    return at_most(_TOGGLE, median(wall), 100, "ms", n=len(wall), detail=f"{note}; {detail}")
 
 
 def _slowest(options: BenchOptions, analyst: Analyst, detail: str) -> Bar:
-    """Every technique that applies, and a combination, once its durations are known."""
+    """Toggle every technique that applies, and a combination, with its durations cached."""
     if not options.full:
         return not_judged(_SLOWEST, "ms", "<= 100", "some take a minute; needs --full")
     first, again = {}, {}
@@ -173,26 +173,27 @@ def _slowest(options: BenchOptions, analyst: Analyst, detail: str) -> Bar:
         if analyst.simulate(name).get("reason") is None:
             taken = sorted(_timed(analyst, name)[:2] for _ in range(_SWITCHES))
             again[name] = taken[_SWITCHES // 2]
-    # What a technique keeps of a recording is gone with it, and what it knows of durations is not.
+    # Discard what a technique caches of a recording, but not its durations.
     for name in again:
         analyst.ask("slipstream.live.work:forget")
         analyst.simulate("accumulation:2")
         first[name] = _timed(analyst, name)[0]
-    said = ", ".join(
-        f"{name} {wall:.0f} ms ({cpu:.0f} of processor time; for the first time {first[name]:.0f})"
+    times = ", ".join(
+        f"{name} {wall:.0f} ms ({cpu:.0f} of CPU time; first time {first[name]:.0f})"
         for name, (wall, cpu) in again.items()
     )
     slowest = max(wall for wall, _ in again.values())
-    detail = f"switched again, median of {_SWITCHES}: {said}; {detail}"
+    detail = f"switched again, median of {_SWITCHES}: {times}; {detail}"
     return at_most(_SLOWEST, slowest, 100, "ms", n=len(again), detail=detail)
 
 
 def _timed(analyst: Analyst, name: str) -> tuple[float, float, dict[str, Any]]:
-    """A toggle: milliseconds until it is answered, those of processor time, and the answer."""
+    """Toggle a technique; return milliseconds until the answer, those of CPU time, and the
+    answer."""
     before, begun = analyst.ask("time:process_time"), time.perf_counter()
-    found = analyst.simulate(name)
+    answer = analyst.simulate(name)
     wall = time.perf_counter() - begun
-    return 1e3 * wall, 1e3 * (analyst.ask("time:process_time") - before), found
+    return 1e3 * wall, 1e3 * (analyst.ask("time:process_time") - before), answer
 
 
 _STANDS = "return !!document.querySelector('.lanes canvas')"
@@ -213,8 +214,8 @@ def _feel(options: BenchOptions, live: Live, page: Browser, detail: str) -> Iter
             while not page.run(_STANDS):
                 time.sleep(0.005)
             seconds.append(time.perf_counter() - begun)
-        said = f"median of {loads} loads, until the timeline stands; most {max(seconds):.2f} s"
-        yield at_most(_PAINT, median(seconds), 1.0, "s", n=loads, detail=f"{said}; {detail}")
+        note = f"median of {loads} loads, until the timeline is drawn; maximum {max(seconds):.2f} s"
+        yield at_most(_PAINT, median(seconds), 1.0, "s", n=loads, detail=f"{note}; {detail}")
     if options.wants(_FRAME):
         options.progress(_FRAME)
         page.driver.get(f"http://127.0.0.1:{live.port}/#timeline")
@@ -224,7 +225,7 @@ def _feel(options: BenchOptions, live: Live, page: Browser, detail: str) -> Iter
 
 
 def _growth(options: BenchOptions, server: ForkServer | None) -> Bar:
-    """Private memory of this process, which serves, over saves of ever new texts."""
+    """Measure the private memory of this process, which serves, over saves of new texts."""
     import psutil
 
     saves = 200 if options.full else 40
@@ -232,8 +233,8 @@ def _growth(options: BenchOptions, server: ForkServer | None) -> Bar:
     with _watching(_TINY, server, 1) as (analyst, path), serving(analyst, 0):
         sizes: list[int] = []
         for number in range(saves):
-            said = f"; grown {sizes[-1] / sizes[0] - 1:+.1%} so far" if sizes else ""
-            options.progress(f"re-analysis {number + 1} of {saves}{said}")
+            note = f"; grown {sizes[-1] / sizes[0] - 1:+.1%} so far" if sizes else ""
+            options.progress(f"re-analysis {number + 1} of {saves}{note}")
             path.write_text(_TINY.replace("lr=0.01", f"lr=0.01{number}"), encoding="utf-8")
             analyst.wait(analyst.analyse(), timeout_s=_WAIT_S)
             if number >= _SETTLED - 1:

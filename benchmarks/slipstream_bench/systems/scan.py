@@ -20,7 +20,7 @@ from slipstream.heap import keep_pages
 from slipstream.native import why_no_library
 from slipstream.surgery import saved_bytes
 from slipstream.techniques.scan import backprop, linear_recurrence, plan, rnn
-from slipstream.techniques.scan import kernels as door
+from slipstream.techniques.scan import kernels as scan_kernels
 from slipstream.techniques.scan.affine import dense_recurrence
 from slipstream.techniques.scan.cells import Saved, chunked, tree
 from slipstream.techniques.scan.jacobians import convolution_pattern, jacobian_transposed
@@ -42,7 +42,7 @@ _SHAPES = ((1, 8, 100), (4, 64, 50), (32, 128, 20), (64, 256, 10), (128, 512, 4)
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
     """Rows of the bench. Quick takes two minutes: fewer blocks."""
-    if not door.available():
+    if not scan_kernels.available():
         yield not_judged("backward", "x", ">= 100", why_no_library() or "no kernel runs here")
         return
     keep_pages()
@@ -169,7 +169,7 @@ def _train(module: nn.RNNBase, x: torch.Tensor, way: str) -> None:
 _GRID = tuple(itertools.product((1, 2, 8, 32, 128), (8, 20, 64, 128, 256), (8, 64, 512, 4096)))
 # A batched way takes this many times the arithmetic of the loop from this width on: it is not the
 # fastest of all on one thread, and takes minutes.
-_WIDE, _MOST_MULTIPLICATIONS = 64, 1 << 32
+_WIDE, _MAX_MULTIPLICATIONS = 64, 1 << 32
 
 
 def _planner_rows(options: BenchOptions) -> Iterator[Bar]:
@@ -181,7 +181,7 @@ def _planner_rows(options: BenchOptions) -> Iterator[Bar]:
     cells = [
         (batch, hidden, steps)
         for batch, hidden, steps in (_GRID if options.full else _GRID[1::7])
-        if batch * hidden**2 * steps <= (_MOST_MULTIPLICATIONS if options.full else 1 << 28)
+        if batch * hidden**2 * steps <= (_MAX_MULTIPLICATIONS if options.full else 1 << 28)
     ]
     over, off = {}, {}
     seconds = plan.stopwatch("cpu")

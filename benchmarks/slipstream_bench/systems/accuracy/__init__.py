@@ -1,1 +1,1 @@
-"""Predicted step times beside measured ones."""
+"""Predicted step times compared with measured ones."""

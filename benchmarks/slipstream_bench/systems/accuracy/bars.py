@@ -1,8 +1,7 @@
 """``slipstream bench accuracy``: predictions from one eager profile against real measurements.
 
-A row a cell (see `_accuracy`), then the rows that decide: errors, slow-downs, intervals, ranking
-and combinations. Nothing is judged on cells whose own measurement is wider than the error it
-should show.
+A row per cell (see `cells`), then the summary rows: errors, slow-downs, intervals, ranking and
+combinations. Cells whose measurement is wider than the errors in question are not judged.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _PAIRS = (
     "fused_optimizer:fused+amp:bf16", "batch_size:x2+fused_optimizer:fused",
     "checkpointing+batch_size:x2", "accumulation:4+fused_optimizer:foreach",
 )  # fmt: skip
-# Whose heap is left to the C library, too: with what its page faults cost, and what they blur.
+# Families whose heap is also measured with the C library's own settings, including page faults.
 _LEFT_ALONE = ("conv_net", "recommender", "perceptron")
 _OWN_HEAP = (
     "allocator", "amp:bf16", "fused_optimizer:fused", "batch_size:x2",
@@ -38,47 +37,47 @@ _QUICK = {
 }
 _PAIRED = ("perceptron", "tiny_language_model", "recommender")
 _INFERRING = "conv_net_inference"
-# A slow-down is one that matters from here on, and so is a difference between two techniques.
+# Slow-downs and differences between two techniques count from this size on.
 _MATTERS = 0.03
-# Fewer cells than this say nothing about a distribution of errors.
-_FEWEST_JUDGED = 5
-_MOST_REGRET = 0.03
+# Fewer cells do not determine a distribution of errors.
+_MIN_JUDGED = 5
+_MAX_REGRET = 0.03
 
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
-    """A row a cell, then the rows that decide."""
+    """Yield a row per cell, then the summary rows."""
     cells: list[Cell] = []
     for family, techniques in _grid(options.full).items():
-        # Families that are not asked for stand as they were recorded.
-        known = options.done if options.only in family else options.recorded
+        # Families that `only` excludes keep their recorded rows.
+        measured = options.done if options.only in family else options.recorded
         recorded = {
-            one: Cell.from_row(known[name])
-            for one in techniques
-            if (name := f"{family} {one}") in known and known[name].data
+            spec: Cell.from_row(measured[name])
+            for spec in techniques
+            if (name := f"{family} {spec}") in measured and measured[name].data
         }
         cells += recorded.values()
-        left = [one for one in techniques if one not in recorded and options.only in family]
-        if not left:
+        missing = [spec for spec in techniques if spec not in recorded and options.only in family]
+        if not missing:
             continue
         budget = "60s" if options.full else "25s"
-        for cell in measure_cells(family, workload_of(family), left, budget, options.progress):
+        for cell in measure_cells(family, workload_of(family), missing, budget, options.progress):
             cells.append(cell)
             yield cell.to_row()
     if options.full or not options.only:
         cells = [cell for cell in cells if cell.applies]
-        kept = [cell for cell in cells if not cell.model.endswith(AS_IT_IS)]
-        yield from _judged([cell for cell in kept if "+" not in cell.technique])
-        yield from _pairs([cell for cell in kept if "+" in cell.technique])
+        pinned = [cell for cell in cells if not cell.model.endswith(AS_IT_IS)]
+        yield from _judged([cell for cell in pinned if "+" not in cell.technique])
+        yield from _pairs([cell for cell in pinned if "+" in cell.technique])
         yield from _with_own_heap([cell for cell in cells if cell.model.endswith(AS_IT_IS)])
 
 
 def _grid(full: bool) -> dict[str, tuple[str, ...]]:
-    """Techniques by family, named as predictions name them: recorded rows are found by that."""
+    """Return techniques by family, named as in predictions, since recorded rows have these keys."""
     if full:
         families = [make.__name__ for make in models.FAMILIES]
-        grid = {one: _TRAINING + (_PAIRS if one in _PAIRED else ()) for one in families}
+        grid = {family: _TRAINING + (_PAIRS if family in _PAIRED else ()) for family in families}
         grid[_INFERRING] = _INFERENCE
-        grid |= {one + AS_IT_IS: _OWN_HEAP for one in _LEFT_ALONE}
+        grid |= {family + AS_IT_IS: _OWN_HEAP for family in _LEFT_ALONE}
     else:
         grid = dict(_QUICK)
     return {
@@ -89,7 +88,7 @@ def _grid(full: bool) -> dict[str, tuple[str, ...]]:
 
 def _judged(cells: Sequence[Cell]) -> Iterator[Bar]:
     judged = [cell for cell in cells if cell.judged]
-    if len(judged) < max(_FEWEST_JUDGED, len(cells) / 2):
+    if len(judged) < max(_MIN_JUDGED, len(cells) / 2):
         reason = f"only {len(judged)} of {len(cells)} cells were measured narrowly enough"
         yield not_judged("error of predicted speed-up", "%", "median <= 4, max <= 12", reason)
         return
@@ -117,7 +116,7 @@ def _judged(cells: Sequence[Cell]) -> Iterator[Bar]:
 
 
 def _ranked(judged: Sequence[Cell]) -> Iterator[Bar]:
-    """Order within a family: by pairs that differ, and by what following the first would cost."""
+    """Judge the order within a family: by pairs that differ, and by regret of the first choice."""
     taus, regrets = {}, {}
     for family in dict.fromkeys(cell.model for cell in judged):
         own = [cell for cell in judged if cell.model == family]
@@ -133,9 +132,9 @@ def _ranked(judged: Sequence[Cell]) -> Iterator[Bar]:
     detail = ", ".join(f"{family} {tau:.2f}" for family, tau in taus.items())
     yield at_least("rank correlation, worst family", min(taus.values()), 0.9, "tau",
                    n=len(taus), detail=detail)  # fmt: skip
-    followed = sum(regret <= _MOST_REGRET for regret in regrets.values())
+    followed = sum(regret <= _MAX_REGRET for regret in regrets.values())
     detail = ", ".join(f"{family} {100 * regret:.1f} %" for family, regret in regrets.items())
-    # Five of six, of however many families there are.
+    # Five sixths of the families.
     yield at_least("families where the first choice is within 3 % of the best", followed,
                    math.ceil(len(regrets) * 5 / 6), f"of {len(regrets)}", n=len(regrets),
                    detail=detail)  # fmt: skip
@@ -153,7 +152,7 @@ def _agreement(a: Cell, b: Cell) -> int:
 def _pairs(cells: Sequence[Cell]) -> Iterator[Bar]:
     judged = [cell for cell in cells if cell.judged]
     name = "error of predicted pairs, maximum"
-    if len(judged) < _FEWEST_JUDGED:
+    if len(judged) < _MIN_JUDGED:
         reason = f"only {len(judged)} of {len(cells)} pairs were measured narrowly enough"
         yield not_judged(name, "%", "<= 18", reason)
         return
@@ -164,10 +163,10 @@ def _pairs(cells: Sequence[Cell]) -> Iterator[Bar]:
 
 
 def _with_own_heap(cells: Sequence[Cell]) -> Iterator[Bar]:
-    """Where two launches differ by their heaps, intervals can hold; errors say what that costs."""
+    """Judge families with unchanged heaps: intervals must hold; errors are only reported."""
     judged = [cell for cell in cells if cell.judged]
     name = "heap as it is: printed 90 % intervals that hold"
-    if len(judged) < _FEWEST_JUDGED:
+    if len(judged) < _MIN_JUDGED:
         if cells:
             reason = f"only {len(judged)} of {len(cells)} cells were measured narrowly enough"
             yield not_judged(name, "%", ">= 85", reason)

@@ -1,1 +1,1 @@
-"""Adaptive summation: speed, memory, and how far training gets."""
+"""Adaptive summation: speed, memory, and results of training."""

@@ -1,7 +1,7 @@
-"""``slipstream bench adasum``: is the rule kept, at what cost, and what does it do to training?
+"""``slipstream bench adasum``: correctness and cost of the rule, and its effect on training.
 
-Real ranks are processes on this machine (gloo), through its memory and on shaped cables; training
-is simulated, many workers in one process.
+Real ranks are processes on this machine (gloo), in its memory and on shaped links; training is
+simulated, with many workers in one process.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from slipstream_bench.rows import Bar, BenchOptions, at_most, not_judged
 from slipstream_bench.systems.adasum import rank, training
 
 _NUMBERS = 25_000_000
-# As much as four cables carry here without needing the ranks' cores for it.
+# The rate that four links carry here without using the ranks' cores.
 _SHAPED = 400
-# Of one communication, and seconds after which no further turns begin.
+# Timeout of a communication, and seconds after which no further turn begins.
 _TIMEOUT_S, _BUDGET_S = 300.0, 120.0
 
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
-    """Rows of the bench. Quick: one seed, and fewer learning rates for 64 workers."""
+    """Yield the rows. Quick: one seed, and fewer learning rates for 64 workers."""
     with one_thread():
         yield from _algebra(options)
         yield from _cost(options)
@@ -44,21 +44,21 @@ def _algebra(options: BenchOptions) -> Iterator[Bar]:
     if not options.wants(bar):
         return
     options.progress(bar)
-    drawn = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     worst = 0.0
     for exponent in range(-18, 19, 6):
         scale = 10.0**exponent
-        a, b = (scale * torch.randn(1000, generator=drawn) for _ in range(2))
+        a, b = (scale * torch.randn(1000, generator=generator) for _ in range(2))
         exact = a.double()
-        apart = b.double() - (b.double() @ exact) / (exact @ exact) * exact
+        orthogonal = b.double() - (b.double() @ exact) / (exact @ exact) * exact
         cases = [
             (adasum_of([a, 3 * a]), 2 * a),
             (adasum_of([a, -0.5 * a]), 0.25 * a),
-            (adasum_of([exact, apart]), exact + apart),
+            (adasum_of([exact, orthogonal]), exact + orthogonal),
             (adasum_of([a, b]) / scale, adasum_of([a / scale, b / scale])),
         ]
-        for found, wanted in cases:
-            worst = max(worst, float((found - wanted).norm() / wanted.norm()))
+        for result, expected in cases:
+            worst = max(worst, float((result - expected).norm() / expected.norm()))
     yield at_most(bar, worst, 1e-6, "relative", n=28)
 
 
@@ -76,28 +76,30 @@ def _cost(options: BenchOptions) -> Iterator[Bar]:
             options.progress(bar)
             numbers = _NUMBERS if options.full else _NUMBERS // (20 if megabits else 4)
             with contextlib.ExitStack() as stack:
-                cables: Where = size
+                network: Where = size
                 if megabits:
-                    cables = stack.enter_context(Netlab(size, megabits * MBIT))
-                taken = _taken(cables, rank.beside_all_reduce, repeats, numbers=numbers, layers=54)
-            yield taken.ratio("adasum", "all_reduce").at_most(
-                bar, most, detail=f"{taken}; {numbers / 1e6:g} M, {where}, slowest rank of each "
+                    network = stack.enter_context(Netlab(size, megabits * MBIT))
+                runs = _run_arms(
+                    network, rank.against_all_reduce, repeats, numbers=numbers, layers=54
+                )
+            yield runs.ratio("adasum", "all_reduce").at_most(
+                bar, most, detail=f"{runs}; {numbers / 1e6:g} M, {where}, slowest rank of each "
                 f"turn, {size} processes on this machine's cores",
             )  # fmt: skip
 
 
-def _taken(
+def _run_arms(
     where: Where, build: Callable[..., Mapping[str, Turn]], blocks: int, **arguments: Any
 ) -> Paired:
-    """Arms of ranks run against each other."""
+    """Run arms of ranks against each other."""
     with arms_on_ranks(where, build, timeout_s=_TIMEOUT_S, **arguments) as arms:
         return paired(arms, clock="wall", blocks=blocks, settle_s=0.0, budget_s=_BUDGET_S)
 
 
 def _most(function: Callable[..., Any], **arguments: Any) -> dict[str, float]:
-    """By case, of the one of four ranks with the most."""
-    answers = on_ranks(4, function, timeout_s=_TIMEOUT_S, **arguments)
-    return {name: max(one[name] for one in answers) for name in answers[0]}
+    """Return by case the maximum over four ranks."""
+    results = on_ranks(4, function, timeout_s=_TIMEOUT_S, **arguments)
+    return {name: max(result[name] for result in results) for name in results[0]}
 
 
 def _memory(options: BenchOptions) -> Iterator[Bar]:
@@ -110,17 +112,17 @@ def _memory(options: BenchOptions) -> Iterator[Bar]:
             continue
         options.progress(bar)
         numbers = _NUMBERS // (1 if options.full else 5)
-        kept = {
+        shares = {
             f"{how}, {dtype}": share
             for how in ("gram", "rvh")
             for dtype, share in _most(
                 rank.memory, numbers=numbers, layers=54, algorithm=how, dtypes=dtypes
             ).items()
         }
-        said = "; ".join(f"{case} {share:.2f}" for case, share in kept.items())
+        note = "; ".join(f"{case} {share:.2f}" for case, share in shares.items())
         yield at_most(
-            bar, max(kept.values()), 1.0, "x the gradients", n=len(kept),
-            detail=f"{said}; {numbers / 1e6:g} M, resident size of the rank with the most",
+            bar, max(shares.values()), 1.0, "x the gradients", n=len(shares),
+            detail=f"{note}; {numbers / 1e6:g} M, resident size of the rank with the most",
         )  # fmt: skip
     bar = "peak memory of a step of AdasumOptimizer, 4 ranks, SGD"
     if not options.wants(bar):
@@ -133,11 +135,11 @@ def _memory(options: BenchOptions) -> Iterator[Bar]:
         how: _most(rank.memory_of_a_step, numbers=_NUMBERS, layers=54, algorithm=how)
         for how in ("gram", "rvh")
     }
-    with_momentum = ", ".join(f"{how} {one['0.9']:.2f}" for how, one in steps.items())
+    with_momentum = ", ".join(f"{how} {share['0.9']:.2f}" for how, share in steps.items())
     yield at_most(
-        bar, max(one["0"] for one in steps.values()), 1.0, "x the gradients", n=len(steps),
-        detail=f"the more of gram and rvh, besides gradients and weights; with momentum 0.9, where "
-        f"the weights of before are kept, {with_momentum}; {_NUMBERS / 1e6:g} M float32",
+        bar, max(share["0"] for share in steps.values()), 1.0, "x the gradients", n=len(steps),
+        detail="the larger of gram and rvh, beyond gradients and weights; with momentum 0.9, where "
+        f"old weights are kept, {with_momentum}; {_NUMBERS / 1e6:g} M float32",
     )  # fmt: skip
 
 
@@ -163,7 +165,7 @@ def _growth(options: BenchOptions) -> Iterator[Bar]:
         options.progress(bar)
         layers = (10, 10_000)
         blocks = 31 if options.full else 7
-        taken = _taken(size, rank.of_layers, blocks, numbers=1_000_000, layers=layers)
+        taken = _run_arms(size, rank.of_layers, blocks, numbers=1_000_000, layers=layers)
         little_s, much_s = (taken.times_s(str(count)) for count in layers)
         apart = (np.median(much_s) - np.median(little_s)) / (layers[1] - layers[0]) / levels * 1e6
         row = at_most(
@@ -174,7 +176,7 @@ def _growth(options: BenchOptions) -> Iterator[Bar]:
 
 
 def _computing(numbers: int, layers: int) -> float:
-    """Seconds per number to weigh and combine two rows; the minimum of several."""
+    """Return seconds per number to weigh and combine two rows; the minimum of several."""
     rows = [torch.randn(numbers) for _ in range(2)]
     starts = np.linspace(0, numbers, layers + 1).astype(np.int64)
     out = torch.empty(numbers)

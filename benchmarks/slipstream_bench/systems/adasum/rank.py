@@ -1,4 +1,4 @@
-"""One rank of ``slipstream bench adasum``: exchanges of one buffer, and their memory."""
+"""A rank of ``slipstream bench adasum``: exchanges of a buffer, and their memory."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from slipstream_bench.lab import Turn
 
 
 def memory(numbers: int, layers: int, algorithm: str, dtypes: Sequence[str]) -> dict[str, float]:
-    """By dtype, the most there was besides the buffer, in the buffer's size."""
+    """Return by dtype the peak memory of an exchange beyond the buffer, in buffer sizes."""
     starts = np.linspace(0, numbers, layers + 1).astype(np.int64)
     increase = {}
     for name in dtypes:
         flat = torch.ones(numbers, dtype=getattr(torch, name))
-        # What sockets and threads take once is no part of an exchange.
+        # Memory that sockets and threads take once is not part of an exchange.
         exchange(flat[:1000], starts.clip(max=1000), Wire.of(), algorithm)
         dist.barrier()
         wire = Wire.of()
@@ -32,7 +32,7 @@ def memory(numbers: int, layers: int, algorithm: str, dtypes: Sequence[str]) -> 
 
 
 def memory_of_a_step(numbers: int, layers: int, algorithm: str) -> dict[str, float]:
-    """By momentum, the most there was in a step besides what SGD alone has, in gradients."""
+    """Return by momentum the peak memory of a step beyond that of SGD, in gradient sizes."""
     each = numbers // layers
     increase = {}
     for momentum in (0.0, 0.9):
@@ -47,15 +47,15 @@ def memory_of_a_step(numbers: int, layers: int, algorithm: str) -> dict[str, flo
     return increase
 
 
-def beside_all_reduce(numbers: int, layers: int) -> dict[str, Turn]:
-    """torch's all-reduce of float32 [numbers], and Adasum."""
+def against_all_reduce(numbers: int, layers: int) -> dict[str, Turn]:
+    """Return turns of torch's all-reduce of float32 [numbers], and of Adasum."""
     return _of_one_buffer(
         numbers, {"all_reduce": dist.all_reduce, "adasum": _exchanging(numbers, layers)}
     )
 
 
 def of_layers(numbers: int, layers: Sequence[int]) -> dict[str, Turn]:
-    """Adasum of the same numbers in so many layers, and in as many others."""
+    """Return turns of Adasum of the same numbers, by number of layers."""
     return _of_one_buffer(numbers, {str(count): _exchanging(numbers, count) for count in layers})
 
 

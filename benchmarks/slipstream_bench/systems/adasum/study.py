@@ -1,13 +1,12 @@
-"""What a way to combine does to training: many workers simulated in one process.
+"""Effect of a combination rule on training: many workers simulated in one process.
 
-Workers share their start. Either each steps by itself, with a momentum of its own, and the updates
-are combined (``adasum``: `AdasumOptimizer`), or gradients are combined and there is one momentum
-(``adasum_hook``: `adasum_hook` before SGD); of means it is the same. All workers'
-gradients are computed at once (``torch.func.vmap``), so that 64 workers take seconds; for means one
-gradient of everybody's samples does. A sum is the mean at as many times the learning rate as there
-are workers. (`SimulatedWorkers` are for the code that ranks run: they take turns in one model.)
-
-Settings are chosen by samples of their own, and what is reported is of others.
+Workers start from the same weights. Either each steps separately, with its own momentum, and the
+updates are combined (``adasum``: `AdasumOptimizer`), or gradients are combined and there is one
+momentum (``adasum_hook``: `adasum_hook` before SGD); for means both are the same. All workers'
+gradients are computed together (``torch.func.vmap``), so that 64 workers take seconds; for means
+one gradient of all samples suffices. A sum is the mean at a learning rate multiplied by the number
+of workers. (`SimulatedWorkers` run the code of real ranks, alternately on one model.) Settings are
+chosen on one set of samples and reported on another.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ Tensors = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Samples:
-    """Float32 [samples, ...] and int64 [samples]."""
+    """Inputs, float32 [samples, ...], and labels, int64 [samples]."""
 
     x: torch.Tensor
     y: torch.Tensor
@@ -38,7 +37,7 @@ class Samples:
 
 @dataclass(frozen=True)
 class Reached:
-    """Percent right after training: of the samples that settings are chosen by, and of others."""
+    """Accuracy after training, in percent, on samples that choose settings and on reported ones."""
 
     chosen: float
     held: float
@@ -49,15 +48,15 @@ class Study:
     """A training run.
 
     Attributes:
-        make: the model, from torch's seed; without batch norms.
-        train: what is trained on.
-        choice: what settings are chosen by.
-        held: what is reported.
-        workers: simulated.
-        batch: samples a worker and step.
-        epochs: over all samples, shared out among the workers.
-        momentum: of SGD.
-        falling: the learning rate falls to zero, in a straight line over the steps; else it stays.
+        make: builds the model from torch's seed; without batch norms.
+        train: training samples.
+        choice: samples that choose settings.
+        held: reported samples.
+        workers: number of simulated workers.
+        batch: samples per worker and step.
+        epochs: passes over all samples, which are distributed among the workers.
+        momentum: momentum of SGD.
+        falling: whether the learning rate decays linearly to zero over the steps.
     """
 
     make: Callable[[], nn.Module]
@@ -72,40 +71,40 @@ class Study:
 
     @property
     def steps(self) -> int:
-        """Of the whole run."""
+        """Number of steps of the whole run."""
         return self.epochs * (len(self.train.x) // (self.workers * self.batch))
 
     def reached(self, rule: str, lr: float, seed: int) -> Reached:
-        """What training with `rule`, from the learning rate `lr` on, ends at."""
+        """Return the accuracy after training with `rule` and the initial learning rate `lr`."""
         *_, (model, weight) = self._trained(rule, lr, seed)
-        return Reached(*(_right(model, weight, one) for one in (self.choice, self.held)))
+        return Reached(*(_right(model, weight, samples) for samples in (self.choice, self.held)))
 
     def profiles(self, lr: float, seed: int, places: Sequence[float]) -> list[tuple[Any, float]]:
-        """What steps of a training that averages show, at places of it.
+        """Profile steps of a training that averages.
 
         Args:
-            places: shares of its steps, less than 1.
+            places: positions of the steps as shares of all, less than 1.
 
         Returns:
-            Place by place, scalar products of the workers' gradients, float64 [layers, workers,
+            By position, scalar products of the workers' gradients, float64 [layers, workers,
             workers], and the mean loss of the same samples.
         """
-        wanted = {int(place * self.steps) for place in places}
-        # Samples in an order of their own: not the ones of the steps just before.
+        chosen = {int(place * self.steps) for place in places}
+        # Samples in a separate order, so not those of the latest steps.
         probes = self._batches(seed + 1000)
-        found = []
+        profiles = []
         for number, (model, weight) in enumerate(self._trained("average", lr, seed)):
-            if number in wanted:
+            if number in chosen:
                 x, y = next(probes)
                 with torch.no_grad():
                     loss = cross_entropy(
                         functional_call(model, weight, (x.flatten(0, 1),)), y.flatten()
                     )
-                found.append((_products(_gradients(model, weight, x, y)), float(loss)))
-        return found
+                profiles.append((_products(_gradients(model, weight, x, y)), float(loss)))
+        return profiles
 
     def _trained(self, rule: str, lr: float, seed: int) -> Iterator[tuple[nn.Module, Tensors]]:
-        """The model and its weights, at the start and after every step until they diverge."""
+        """Yield the model and its weights, at the start and after every step until they diverge."""
         model, weight = self._start(seed)
         yield model, weight
         own = rule == "adasum"
@@ -121,7 +120,7 @@ class Study:
             for name, update in updates.items():
                 weight[name] = weight[name] - rate * update
             yield model, weight
-            # The last layer's bias gets every sample's error: what diverged shows there.
+            # The last layer's bias gets the error of every sample, so it shows divergence.
             if not bool(weight[name].isfinite().all()):
                 break
 
@@ -131,19 +130,19 @@ class Study:
         return model, {name: p.detach().clone() for name, p in model.named_parameters()}
 
     def _batches(self, seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Of every step, [workers, batch, ...]."""
+        """Yield the batch of every step, [workers, batch, ...]."""
         generator = torch.Generator().manual_seed(seed)
-        together = self.workers * self.batch
+        samples = self.workers * self.batch
         for _ in range(self.epochs):
             order = torch.randperm(len(self.train.x), generator=generator)
-            for at in range(0, len(order) - together + 1, together):
-                chosen = order[at : at + together].view(self.workers, self.batch)
+            for at in range(0, len(order) - samples + 1, samples):
+                chosen = order[at : at + samples].view(self.workers, self.batch)
                 yield self.train.x[chosen], self.train.y[chosen]
 
     def _found(
         self, model: nn.Module, weight: Tensors, rule: str, x: torch.Tensor, y: torch.Tensor
     ) -> Tensors:
-        """What goes into a momentum, or every worker's."""
+        """Return the input of the momentum, or of every worker's."""
         if rule == "adasum":
             return _gradients(model, weight, x, y)
         if rule == "adasum_hook":
@@ -152,18 +151,18 @@ class Study:
 
 
 def combined(updates: Tensors) -> Tensors:
-    """Adasum of the workers' updates, [workers, ...] a layer."""
-    found = torch.from_numpy(np.nan_to_num(weights(_products(updates)))).float()
+    """Combine the workers' updates, [workers, ...] per layer, with Adasum."""
+    factors = torch.from_numpy(np.nan_to_num(weights(_products(updates)))).float()
     return {
-        name: (by @ one.flatten(1)).view(one.shape[1:])
-        for by, (name, one) in zip(found, updates.items(), strict=True)
+        name: (by @ update.flatten(1)).view(update.shape[1:])
+        for by, (name, update) in zip(factors, updates.items(), strict=True)
     }
 
 
 def _products(updates: Tensors) -> Any:
-    """Scalar products of the workers' updates, float64 [layers, workers, workers]."""
-    rows = [one.flatten(1) for one in updates.values()]
-    return np.stack([(one @ one.T).double().numpy() for one in rows])
+    """Return scalar products of the workers' updates, float64 [layers, workers, workers]."""
+    rows = [update.flatten(1) for update in updates.values()]
+    return np.stack([(row @ row.T).double().numpy() for row in rows])
 
 
 def _gradient(model: nn.Module, weight: Tensors, x: torch.Tensor, y: torch.Tensor) -> Tensors:
@@ -171,9 +170,9 @@ def _gradient(model: nn.Module, weight: Tensors, x: torch.Tensor, y: torch.Tenso
 
 
 def _gradients(model: nn.Module, weight: Tensors, x: torch.Tensor, y: torch.Tensor) -> Tensors:
-    """Of each worker, [workers, ...] a parameter."""
-    found: Tensors = vmap(_made(model), in_dims=(None, 0, 0))(weight, x, y)
-    return found
+    """Return gradients of each worker, [workers, ...] per parameter."""
+    gradients: Tensors = vmap(_made(model), in_dims=(None, 0, 0))(weight, x, y)
+    return gradients
 
 
 def _made(model: nn.Module) -> Callable[[Tensors, torch.Tensor, torch.Tensor], Tensors]:

@@ -1,6 +1,6 @@
-"""Small models and the samples they learn, for simulated workers: Fashion-MNIST and digits.
+"""Small models and their samples for simulated workers: Fashion-MNIST and digits.
 
-What settings are chosen by is neither trained on nor reported.
+Samples that choose settings are neither trained on nor reported.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from torch import nn
 from slipstream_bench.systems.adasum.study import Samples, Study
 
 MISSING = "Fashion-MNIST is not on this machine"
-# Of the 60,000 to train with; as many to train as in the specification's table.
+# Of the 60,000 training samples.
 _TRAINED, _CHOICE = 20_000, 10_000
-# So few that a step of 16 workers is one of 117, as with 32 samples a worker and three epochs.
+# So few that a step of 16 workers is one of 117, as with 32 samples per worker and three epochs.
 _TRAINED_BY_8 = 15_000
 
 
 def fashion(name: str, workers: int = 16, epochs: int = 3) -> Study | None:
-    """``MLP`` or ``CNN`` on Fashion-MNIST, 20,000 samples; None where it is not on this machine."""
+    """Return ``MLP`` or ``CNN`` on 20,000 samples of Fashion-MNIST; None if it is missing here."""
     train, held = _images("train", _TRAINED + _CHOICE), _images("test", 10_000)
     if train is None or held is None:
         return None
     shape = (-1, 784) if name == "MLP" else (-1, 1, 28, 28)
     mean, scale = train.x[:_TRAINED].mean(), train.x[:_TRAINED].std()
     (x, y), (held_x, held_y) = (
-        ((one.x.view(shape) - mean) / scale, one.y) for one in (train, held)
+        ((split.x.view(shape) - mean) / scale, split.y) for split in (train, held)
     )
     return Study(
         _mlp if name == "MLP" else _cnn, Samples(x[:_TRAINED], y[:_TRAINED]),
@@ -37,7 +37,7 @@ def fashion(name: str, workers: int = 16, epochs: int = 3) -> Study | None:
 
 
 def of_equal_steps() -> dict[str, Study] | None:
-    """Six tasks of 16 workers, with noise of their own, each some 117 steps long."""
+    """Return six tasks of 16 workers with different noise, each about 117 steps long."""
     found = {}
     for name in ("MLP", "CNN"):
         study = fashion(name)

@@ -1,8 +1,8 @@
-"""What Adasum does to training: simulated workers, tuned averages and sums beside it.
+"""Effect of Adasum on training: simulated workers, compared with tuned averages and sums.
 
-Two ways of putting it in are judged: `AdasumOptimizer`, where each worker has a momentum of its
-own, and `adasum_hook` before one SGD with momentum. Learning rates that stay, and such that fall to
-zero, as most trainings have them. Rates are chosen by samples that are not reported.
+Two uses are judged: `AdasumOptimizer`, where each worker has its own momentum, and `adasum_hook`
+before one SGD with momentum; with constant learning rates, and with rates that decay to zero, as in
+most trainings. Rates are chosen on samples that are not reported.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from slipstream_bench.systems.adasum.study import Study
 from slipstream_bench.systems.adasum.tasks import MISSING, fashion, of_equal_steps
 from slipstream_bench.systems.adasum.tasks_other import of_other_data
 
-# The learning rate that is best for one worker is found among these.
+# Candidates for the best learning rate of one worker.
 _RATES = (0.0025, 0.005, 0.01, 0.02, 0.04, 0.08)
-# Those of averages, and of sums.
+# Candidates for averages and for sums.
 _TUNED = (0.005, 0.01, 0.02, 0.04, 0.08, 0.16)
 _WAYS = {"adasum": "AdasumOptimizer", "adasum_hook": "adasum_hook"}
 _SCHEDULES = {False: "", True: ", falling rate"}
 _SEEDS = 5
-# Rates are chosen by so many: they are a factor of two apart.
+# Seeds to choose rates by; the rates are a factor of two apart.
 _CHOOSING = 3
-# Shares of a training that averages after which a step is profiled; the last is the one step.
+# Shares of a training that averages after which a step is profiled; the last is the single step.
 _PROFILED_AT = (0.65, 0.8, 0.95)
 _ONE, _SEVERAL = "one step's", "several steps'"
 
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
-    """Quick: one seed."""
+    """Yield the rows. Quick: one seed."""
     yield from _headline(options)
     yield from _window(options)
     yield from _benefit(options)
@@ -65,29 +65,29 @@ def _against_tuned(options: BenchOptions, name: str, falling: bool, schedule: st
     seeds = range(_SEEDS if options.full else 1)
     few = seeds[:_CHOOSING]
     lr = _best_rate(replace(study, workers=1), _RATES, few)
-    # Sums are averages at as many times the rate as there are workers.
-    tried = sorted({rate * times for rate in _TUNED for times in (1, study.workers)})
-    tuned = _best_rate(study, tried, few)
+    # Sums are averages at the rate multiplied by the number of workers.
+    candidates = sorted({rate * times for rate in _TUNED for times in (1, study.workers)})
+    tuned = _best_rate(study, candidates, few)
     mean, best = (_reached(study, "average", rate, seeds) for rate in (lr, tuned))
-    for way, (gain, beside) in of.items():
+    for way, (gain, margin) in of.items():
         ours = _reached(study, way, lr, seeds)
-        said = f"lr {lr:g}; momentum 0.9, 32 samples a worker"
-        yield _over(gain, ours, mean, 3.0, said)
-        yield _over(beside, ours, best, -0.5, f"lr {lr:g}, averages best at {tuned:g}")
+        note = f"lr {lr:g}; momentum 0.9, 32 samples a worker"
+        yield _over(gain, ours, mean, 3.0, note)
+        yield _over(margin, ours, best, -0.5, f"lr {lr:g}, averages best at {tuned:g}")
 
 
-def _over(bar: str, ours: list[float], theirs: list[float], least: float, said: str) -> Bar:
-    """By how many points, of the same seeds."""
-    apart = [a - b for a, b in zip(ours, theirs, strict=True)]
+def _over(bar: str, ours: list[float], theirs: list[float], least: float, note: str) -> Bar:
+    """Return a row of the mean difference in points, over the same seeds."""
+    differences = [a - b for a, b in zip(ours, theirs, strict=True)]
     return at_least(
-        bar, statistics.mean(apart), least, "points", n=len(apart),
+        bar, statistics.mean(differences), least, "points", n=len(differences),
         detail=f"{statistics.mean(ours):.1f} against {statistics.mean(theirs):.1f} %, seeds "
-        f"{min(apart):+.1f} to {max(apart):+.1f}; {said}",
+        f"{min(differences):+.1f} to {max(differences):+.1f}; {note}",
     )  # fmt: skip
 
 
 def _best_rate(study: Study, rates: Iterable[float], seeds: Iterable[int]) -> float:
-    """The learning rate of averages that is best by the samples to choose by."""
+    """Return the learning rate of averages that is best on the samples to choose by."""
     seeds = list(seeds)
 
     def right(rate: float) -> float:
@@ -97,7 +97,7 @@ def _best_rate(study: Study, rates: Iterable[float], seeds: Iterable[int]) -> fl
 
 
 def _reached(study: Study, rule: str, lr: float, seeds: Iterable[int]) -> list[float]:
-    """Percent right of what is reported, seed by seed."""
+    """Return accuracy on the reported samples by seed, in percent."""
     return [study.reached(rule, lr, seed).held for seed in seeds]
 
 
@@ -118,7 +118,7 @@ def _window(options: BenchOptions) -> Iterator[Bar]:
         study = replace(study, falling=falling)
         rates = [0.001 * 2**k for k in range(9)]
         seeds = range(4 if options.full else 1)
-        # Of sums, by the rates of averages they are.
+        # For sums, given as rates of averages.
         width, said = _window_of(study, "average", [16 * rate for rate in rates], seeds)
         for rule, bar in of.items():
             ours, detail = _window_of(study, rule, rates, seeds)
@@ -132,7 +132,7 @@ def _window(options: BenchOptions) -> Iterator[Bar]:
 def _window_of(
     study: Study, rule: str, rates: Sequence[float], seeds: Iterable[int]
 ) -> tuple[float, str]:
-    """Largest over smallest rate of those around the best that are within 95 % of it."""
+    """Return the largest over the smallest rate around the best that is within 95 % of it."""
     seeds = list(seeds)
     found = [statistics.mean(_reached(study, rule, rate, seeds)) for rate in rates]
     best = max(range(len(rates)), key=found.__getitem__)
@@ -147,7 +147,7 @@ def _window_of(
 
 
 def _benefit(options: BenchOptions) -> Iterator[Bar]:
-    """Told for tasks of as many steps: those the way to tell was found on, and others."""
+    """Predict the gain for tasks of equal length: those that the rule was found on, and others."""
     for which, make in (("6 tasks", of_equal_steps), ("4 tasks of other data", of_other_data)):
         of = {
             many: f"benefit told from {many} gradients, rank correlation with the gain of {which}"
@@ -160,39 +160,41 @@ def _benefit(options: BenchOptions) -> Iterator[Bar]:
             yield not_judged(of[_ONE], "", ">= 0.8", MISSING)
             continue
         options.progress(of[_ONE])
-        yield from _told(tasks, of, range(3 if options.full else 1))
+        yield from _predicted(tasks, of, range(3 if options.full else 1))
 
 
-def _told(tasks: dict[str, Study], of: dict[str, str], seeds: Sequence[int]) -> Iterator[Bar]:
-    told: dict[str, list[float]] = {many: [] for many in of}
+def _predicted(tasks: dict[str, Study], of: dict[str, str], seeds: Sequence[int]) -> Iterator[Bar]:
+    predicted: dict[str, list[float]] = {many: [] for many in of}
     alone: dict[str, list[float]] = {"orthogonality": [], "loss": []}
     gains, said = [], []
     for name, study in tasks.items():
         study = replace(study, falling=True)
         lr = _best_rate(replace(study, workers=1), _RATES, seeds[:1])
-        shown = [
+        profiles = [
             (benefit(products), loss)
             for seed in seeds
             for products, loss in study.profiles(lr, seed, _PROFILED_AT)
         ]
-        worth = [one.worth(loss) for one, loss in shown]
-        told[_ONE].append(worth[len(_PROFILED_AT) - 1])
-        told[_SEVERAL].append(statistics.mean(worth))
-        alone["orthogonality"].append(statistics.mean(one.orthogonality for one, _ in shown))
-        alone["loss"].append(statistics.mean(loss for _, loss in shown))
+        worth = [estimate.worth(loss) for estimate, loss in profiles]
+        predicted[_ONE].append(worth[len(_PROFILED_AT) - 1])
+        predicted[_SEVERAL].append(statistics.mean(worth))
+        alone["orthogonality"].append(
+            statistics.mean(estimate.orthogonality for estimate, _ in profiles)
+        )
+        alone["loss"].append(statistics.mean(loss for _, loss in profiles))
         ours, mean = (_reached(study, rule, lr, seeds) for rule in ("adasum_hook", "average"))
-        apart = [a - b for a, b in zip(ours, mean, strict=True)]
-        gains.append(statistics.mean(apart))
+        differences = [a - b for a, b in zip(ours, mean, strict=True)]
+        gains.append(statistics.mean(differences))
         said.append(
             f"{name}: {alone['orthogonality'][-1]:.2f} x {alone['loss'][-1]:.2f}, "
-            f"{gains[-1]:+.1f} points ({min(apart):+.1f} to {max(apart):+.1f})"
+            f"{gains[-1]:+.1f} points ({min(differences):+.1f} to {max(differences):+.1f})"
         )
-    alike = {what: float(spearmanr(values, gains).statistic) for what, values in alone.items()}
-    parts = ", ".join(f"{what} alone {value:.2f}" for what, value in alike.items())
+    separate = {what: float(spearmanr(values, gains).statistic) for what, values in alone.items()}
+    parts = ", ".join(f"{what} alone {value:.2f}" for what, value in separate.items())
     for many, bar in of.items():
         yield at_least(
-            bar, float(spearmanr(told[many], gains).statistic), 0.8, "", n=len(tasks),
-            detail="16 workers, hook, falling rate, best rate of one worker; told by orthogonality "
+            bar, float(spearmanr(predicted[many], gains).statistic), 0.8, "", n=len(tasks),
+            detail="16 workers, hook, falling rate, rate of one worker; predicted by orthogonality "
             f"times loss late in a training that averages ({parts}); means of "
             f"{len(_PROFILED_AT) * len(seeds)} steps, gain over averaging: {'; '.join(said)}",
         )  # fmt: skip

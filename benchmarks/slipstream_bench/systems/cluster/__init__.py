@@ -1,1 +1,1 @@
-"""The cluster model: exactness, speed, and peers."""
+"""The cluster simulation: exactness, speed, and peers."""

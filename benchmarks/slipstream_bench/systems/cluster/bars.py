@@ -1,7 +1,6 @@
-"""``slipstream bench cluster``: what must hold of the simulator, and how fast it is.
+"""``slipstream bench cluster``: correctness and speed of the cluster simulation.
 
-Times are processor time of one thread. Rows that need SimGrid, root or real links say what is
-missing where it is.
+Times are CPU time of one thread. Rows that need SimGrid, root or real links name what is missing.
 """
 
 from __future__ import annotations
@@ -36,13 +35,13 @@ from slipstream_bench.systems.cluster.traces import golden, one_route_a_pair
 from slipstream_bench.systems.cluster.uncontended import uncontended_cases
 
 # (transfers, makespan, mean completion, both ms, 99th percentile of the slowdown): three solvers
-# agreed on these for the trace that `traces.golden` makes.
+# agreed on these for the trace of `traces.golden`.
 _GOLDEN = (
     (2_000, 6.45826059, 0.0601187736, 3.0000),
     (10_000, 28.5109065, 0.0798763585, 4.2665),
     (30_000, 81.9619, 0.100173109, 5.0000),
 )
-# (dimensions, ms): all-reduce of 64 MiB, 70 GB/s and 1 us a hop, by ASTRA-sim 2.0's analytical
+# (dimensions, ms): all-reduce of 64 MiB, 70 GB/s and 1 us per hop, by ASTRA-sim 2.0's analytical
 # backends.
 _ASTRA = (
     ((8, 8), 2.006), ((16, 16), 2.062), ((32, 32), 2.131), ((32, 128), 2.325),
@@ -54,7 +53,7 @@ _ENGINES: tuple[Literal["native", "python"], ...] = ("native", "python")
 
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
-    """Rows of the cluster's bench. Quick: fewer random events, traces and repeats."""
+    """Yield the rows. Quick: fewer random events, traces and repeats."""
     if library() is None:
         yield not_judged("native engine", "", "available", str(why_no_library()))
         return
@@ -78,7 +77,7 @@ def _certificate_row(options: BenchOptions) -> Iterator[Bar]:
     if not options.wants(bar):
         return
     options.progress(bar)
-    wanted = 100_000 if options.full else 20_000
+    target = 100_000 if options.full else 20_000
     events = violations = programs = 0
     for seed in itertools.count():
         rng = np.random.default_rng(seed)
@@ -88,10 +87,10 @@ def _certificate_row(options: BenchOptions) -> Iterator[Bar]:
         )  # fmt: skip
         found, instants = certificate_violations(program.compile().simulate(rate_changes=True))
         violations, events, programs = violations + found, events + instants, programs + 1
-        if events >= wanted:
+        if events >= target:
             break
     detail = (
-        f"every flow after every one of {events} events, by a checker that shares nothing with "
+        f"every flow after every one of {events} events, by a checker that shares no code with "
         f"the solver; {programs} random programs with weights from 10^-3 to 10^3 and up to 4 "
         "priorities; 1e-9 relative"
     )
@@ -123,20 +122,20 @@ def _golden_rows(options: BenchOptions) -> Iterator[Bar]:
 
 def _simgrid_rows(options: BenchOptions) -> Iterator[Bar]:
     exact, speed = "SimGrid: every completion time", "SimGrid: speed"
-    wanted = [bar for bar in (exact, speed) if options.wants(bar)]
+    bars = [bar for bar in (exact, speed) if options.wants(bar)]
     missing = why_no_peer()
     if missing is not None:
-        for bar in wanted:
+        for bar in bars:
             unit, target = ("relative", "<= 1e-06") if bar == exact else ("x", ">= 50")
             yield not_judged(bar, unit, target, missing)
         return
-    if not wanted:
+    if not bars:
         return
     options.progress("building the SimGrid peer")
     with Peer() as peer:
-        if exact in wanted:
+        if exact in bars:
             yield _simgrid_exact(options, peer, exact)
-        if speed in wanted:
+        if speed in bars:
             yield _simgrid_speed(options, peer, speed)
 
 
@@ -166,7 +165,7 @@ def _simgrid_speed(options: BenchOptions, peer: Peer, bar: str) -> Bar:
     return at_least(
         bar, theirs / ours, 50.0, "x", n=1,
         detail=f"{transfers} transfers, {transfers / ours / 1e3:.0f} k transfers/s against "
-        f"{transfers / theirs / 1e3:.2f} k; processor time, ours the median of 5 (spread "
+        f"{transfers / theirs / 1e3:.2f} k; CPU time, ours the median of 5 (spread "
         f"{times.min():.3f} to {times.max():.3f} s)",
     )  # fmt: skip
 
@@ -178,7 +177,7 @@ def _closed_form_row(options: BenchOptions) -> Iterator[Bar]:
     options.progress(bar)
     worst, count, where = 0.0, 0, ""
     for name, simulated, formula, latency in uncontended_cases(options.full):
-        # One latency of room: a formula may count one step more or less.
+        # Allow one latency, since a formula may count one step more or less.
         off = max(0.0, abs(simulated - formula) - latency) / formula
         count += 1
         if off >= worst:
@@ -196,7 +195,7 @@ def _astra_row(options: BenchOptions) -> Iterator[Bar]:
     if not options.wants(bar):
         return
     options.progress(bar)
-    # Its conventions: one direction of a ring, a latency a hop, GB of 2^30 bytes, and a received
+    # Its conventions: one direction of a ring, a latency per hop, GB of 2^30 bytes, and a received
     # byte is written once and read twice while it is added (900 GB/s of memory).
     link = LinkKind.of("link", 70 * 2**30, 1000.0)
     off, parts = 0.0, []
@@ -287,7 +286,7 @@ def _reduced() -> Tasks:
 
 
 def bad_inputs() -> dict[str, Callable[[], object]]:
-    """What has to be refused before any event runs, by name."""
+    """Return inputs that must be refused before any event runs, by name."""
     link = LinkKind.of("link", 1e9, 1000.0)
     good = Cluster("four", star(4, link))
     broken = good.with_network(good.topology.with_capacity(1, 0.0))

@@ -1,4 +1,4 @@
-"""Whether rates are max-min fair, judged from a timeline alone: no line shared with the solver."""
+"""Check that rates are max-min fair from a timeline alone, without code of the solver."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from slipstream.native import Flows, Schedule
 
 
 def certificate_violations(schedule: Schedule, *, tolerance: float = 1e-9) -> tuple[int, int]:
-    """How often a flow lacked its certificate after an event, and how many events there were.
+    """Return how often a flow lacked its certificate after an event, and the number of events.
 
-    After every instant at which something changed: no link carries more than its capacity; every
-    flow under way has a link on its path that is full with flows of its priority and more urgent
-    ones, and on which no flow of its priority has more for its weight. By Bertsekas and Gallager,
-    "Data Networks", section 6.5.2, such rates are the max-min fair ones, and the only ones.
+    After every instant with a change: no link carries more than its capacity, and every active flow
+    has a link on its path that is full with flows of its priority and more urgent ones, on which no
+    flow of its priority has a higher rate per weight. Such rates are the unique max-min fair ones
+    (Bertsekas and Gallager, "Data Networks", section 6.5.2).
 
     Args:
         schedule: simulated with ``rate_changes=True``.
-        tolerance: relative.
+        tolerance: relative tolerance.
     """
     program, changes = schedule.program, schedule.rate_changes
     assert program.flows is not None
@@ -60,15 +60,15 @@ def _violations(
     links = flows.capacity.size
     load = np.bincount(link, rate[owner], links)
     wrong = int(np.count_nonzero(load > flows.capacity * (1.0 + tolerance)))
-    for one in np.unique(urgency):
-        hops = urgency[owner] <= one
+    for urgency_level in np.unique(urgency):
+        hops = urgency[owner] <= urgency_level
         used = np.bincount(link[hops], rate[owner[hops]], links)
         full = used >= flows.capacity * (1.0 - tolerance)
-        own = urgency[owner] == one
+        own = urgency[owner] == urgency_level
         top = np.zeros(links)
         np.maximum.at(top, link[own], level[owner[own]])
         good = full[link] & (level[owner] >= top[link] * (1.0 - tolerance)) & own
         has = np.zeros(task.size, np.bool_)
         has[owner[good]] = True
-        wrong += int(np.count_nonzero(~has & (urgency == one)))
+        wrong += int(np.count_nonzero(~has & (urgency == urgency_level)))
     return wrong

@@ -1,4 +1,4 @@
-"""The rows of ``slipstream bench cluster`` on real links."""
+"""Rows of ``slipstream bench cluster`` on real links."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _STRETCH = 2**21
 
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
-    """See `slipstream_bench.systems.cluster.bars`."""
+    """Yield the rows; see `slipstream_bench.systems.cluster.bars`."""
     yield from _point_to_point(options)
     yield from _collectives(options)
     yield from _contention(options)
@@ -55,7 +55,7 @@ def _point_to_point(options: BenchOptions) -> Iterator[Bar]:
     if cores() < 2:
         yield not_judged(bar, "%", "<= 8 (90th percentile <= 20)", "one core for two ranks")
         return
-    # Fitted to those of a calibration; predicted are those half way between.
+    # Fitted to the sizes of a calibration; predicted are those half way between.
     between = [int(np.sqrt(a * b)) // 4 * 4 for a, b in itertools.pairwise(SIZES)]
     sizes = sorted([*SIZES, *between])
     operations = [Operation("p2p", size, (0, 1), 5) for size in sizes]
@@ -67,12 +67,12 @@ def _point_to_point(options: BenchOptions) -> Iterator[Bar]:
         yield not_judged(bar, "%", "<= 8 (90th percentile <= 20)", error.what)
         return
     errors, alone = (
-        [100 * abs(one.predict_ns(s.operation) / s.duration_ns - 1.0) for s in samples[1::2]]
-        for one in (found, line)
+        [100 * abs(fitted.predict_ns(s.operation) / s.duration_ns - 1.0) for s in samples[1::2]]
+        for fitted in (found, line)
     )
     median, most = float(np.median(errors)), float(np.percentile(errors, 90))
-    ways = [f"{one.alpha_ns / 1e3:.0f} us + {one.slowdown * found.ns_per_byte:.3f} ns/B"
-            f" from {one.from_bytes / 1024:.0f} KiB" for one in found.regimes]  # fmt: skip
+    ways = [f"{regime.alpha_ns / 1e3:.0f} us + {regime.slowdown * found.ns_per_byte:.3f} ns/B"
+            f" from {regime.from_bytes / 1024:.0f} KiB" for regime in found.regimes]  # fmt: skip
     yield Bar(
         bar, median, "%", "<= 8 (90th percentile <= 20)", median <= 8.0 and most <= 20.0,
         len(errors), f"gloo over loopback, 1 KiB to 8 MiB; 90th percentile {most:.1f} %; "
@@ -83,43 +83,43 @@ def _point_to_point(options: BenchOptions) -> Iterator[Bar]:
 
 def _collectives(options: BenchOptions) -> Iterator[Bar]:
     bars = {kind: f"shaped links, not fitted: {kind}" for kind in _TESTED}
-    wanted = {kind: bar for kind, bar in bars.items() if options.wants(bar)}
+    bar_of = {kind: bar for kind, bar in bars.items() if options.wants(bar)}
     reason = why_no_netlab()
-    if not wanted or reason is not None:
-        for bar in wanted.values():
+    if not bar_of or reason is not None:
+        for bar in bar_of.values():
             yield not_judged(bar, "%", "<= 12", str(reason))
         return
-    off: dict[str, list[float]] = {kind: [] for kind in wanted}
-    said: dict[str, list[str]] = {kind: [] for kind in wanted}
+    off: dict[str, list[float]] = {kind: [] for kind in bar_of}
+    notes: dict[str, list[str]] = {kind: [] for kind in bar_of}
     for megabits in (100, 200, 400):
         options.progress(f"shaped links, not fitted: {megabits} Mbit/s")
         try:
-            found, samples = _fit_and_test(megabits, list(wanted))
+            found, samples = _fit_and_test(megabits, list(bar_of))
         except ClusterError as error:
-            for bar in wanted.values():
+            for bar in bar_of.values():
                 yield not_judged(bar, "%", "<= 12", f"{megabits} Mbit/s: {error.what}")
             return
-        for kind in wanted:
-            mine = [s for s in samples if s.operation.kind == kind]
-            errors = [found.predict_ns(s.operation) / s.duration_ns - 1.0 for s in mine]
-            best = [found.predict_ns(s.operation) / min(s.repeats_ns) - 1.0 for s in mine]
+        for kind in bar_of:
+            of_kind = [s for s in samples if s.operation.kind == kind]
+            errors = [found.predict_ns(s.operation) / s.duration_ns - 1.0 for s in of_kind]
+            best = [found.predict_ns(s.operation) / min(s.repeats_ns) - 1.0 for s in of_kind]
             off[kind] += errors
-            said[kind].append(
+            notes[kind].append(
                 f"{megabits} Mbit/s: " + ", ".join(f"{100 * o:+.1f} %" for o in errors)
-                + " (the best repeats: " + ", ".join(f"{100 * o:+.1f} %" for o in best) + ")"
+                + " (best repeats: " + ", ".join(f"{100 * o:+.1f} %" for o in best) + ")"
             )  # fmt: skip
-    for kind, bar in wanted.items():
+    for kind, bar in bar_of.items():
         how = "one at a time" if kind == "2d" else "back to back"
         yield at_most(
             bar, 100 * max(map(abs, off[kind])), 12.0, "%", n=len(off[kind]),
             detail="4 hosts, fitted to p2p and 2 ranks' all-reduce, 256 KiB and 1 MiB, medians of "
-            f"{_REPEATS}, {how}; {4 / cores():g} ranks a core, load "
-            f"{os.getloadavg()[0]:.1f}; " + "; ".join(said[kind]),
+            f"{_REPEATS}, {how}; {4 / cores():g} ranks per core, load "
+            f"{os.getloadavg()[0]:.1f}; " + "; ".join(notes[kind]),
         )  # fmt: skip
 
 
 def _fit_and_test(megabits: int, kinds: list[str]) -> tuple[Fit, list[Sample]]:
-    """What two ranks show of a lab's cables, and what four of them then take."""
+    """Return the fit to two ranks of a lab, and measurements of four."""
     fitted = [_timed(kind, size, (0, 1)) for kind in ("p2p", "all_reduce") for size in SHAPED_SIZES]
     tested = [_timed(kind, size, (0, 1, 2, 3)) for kind in kinds for size in _TESTED_SIZES]
     with Netlab(4, megabits * MBIT) as lab:
@@ -128,9 +128,9 @@ def _fit_and_test(megabits: int, kinds: list[str]) -> tuple[Fit, list[Sample]]:
 
 
 def _timed(kind: str, size: int, ranks: tuple[int, ...]) -> Operation:
-    """So often in a row that what buckets have saved up before is little of what is sent.
+    """Return an operation with enough repeats that the link's saved-up tokens hardly matter.
 
-    Not in two dimensions: connections of groups that take turns would compete for a cable's queue.
+    Not in two dimensions, where groups that alternate would compete for a link's queue.
     """
     often = 1 if kind == "2d" else min(16, max(1, _STRETCH // size))
     return Operation(kind, size, ranks, _REPEATS, in_a_row=often)
@@ -144,7 +144,7 @@ def _contention(options: BenchOptions) -> Iterator[Bar]:
     if reason is not None:
         yield not_judged(bar, "%", "<= 10", reason)
         return
-    errors, said = [], []
+    errors, notes = [], []
     for pause_ns in (0.0, 60e6):
         options.progress(f"{bar}: {pause_ns / 1e6:g} ms of computation")
         try:
@@ -161,25 +161,25 @@ def _contention(options: BenchOptions) -> Iterator[Bar]:
         before = [tasks.wait(pause_ns)] if pause_ns else []
         tasks.communicate(Collective("all_reduce", _CONTENDED, algo="ring"), before)
         jobs = [Job(tasks, 20), Job(tasks, 20)]
-        predicted, one = (
+        predicted, alone = (
             float(np.median(simulate(cluster, some).job(0).iteration_ns))
             for some in (jobs, jobs[:1])
         )
-        slowdown, measured = predicted / one, shared_ns / alone_ns
+        slowdown, measured = predicted / alone, shared_ns / alone_ns
         errors.append(100 * abs(slowdown / measured - 1.0))
-        said.append(
+        notes.append(
             f"{pause_ns / 1e6:g} ms of computation: {slowdown:.3f} for {measured:.3f} "
             f"({alone_ns / 1e6:.1f} ms alone, {shared_ns / 1e6:.1f} ms)"
         )
     yield at_most(
         bar, max(errors), 10.0, "%", n=2,
         detail="two jobs of 2 ranks on the same two hosts, cables of 100 Mbit/s, all-reduces of "
-        f"1 MiB, fluid, fitted to one alone; load {os.getloadavg()[0]:.1f}; " + "; ".join(said),
+        f"1 MiB, fluid, fitted to one alone; load {os.getloadavg()[0]:.1f}; " + "; ".join(notes),
     )  # fmt: skip
 
 
 def _contend(pause_ns: float) -> tuple[float, float, Fit]:
-    """Time of an iteration alone and beside another job, and what a message costs."""
+    """Return the time of an iteration alone and alongside another job, and the fit."""
     fitted = [
         Operation(kind, size, (0, 1), 7) for kind in ("p2p", "all_reduce") for size in SHAPED_SIZES
     ]
@@ -187,17 +187,17 @@ def _contend(pause_ns: float) -> tuple[float, float, Fit]:
     with Netlab(2, 100 * MBIT) as lab:
         samples, _ = run_operations(lab.ranks(), [*fitted, step])
         with ThreadPoolExecutor(2) as both:
-            # They are not ready at the same time: the part is taken in which both run.
+            # They do not start together: only the part in which both run counts.
             runs = [
                 both.submit(run_operations, lab.ranks(), [replace(step, repeats=60)])
                 for _ in range(2)
             ]
             ours, theirs = (run.result()[0][0] for run in runs)
     first, last = theirs.began_ns[0], theirs.began_ns[-1] + theirs.repeats_ns[-1]
-    beside = [
-        took for began, took in zip(ours.began_ns, ours.repeats_ns, strict=True)
-        if began >= first and began + took <= last
+    overlapping = [
+        duration for began, duration in zip(ours.began_ns, ours.repeats_ns, strict=True)
+        if began >= first and began + duration <= last
     ]  # fmt: skip
-    if len(beside) < 10:
+    if len(overlapping) < 10:
         raise ClusterError("the two jobs hardly ran at the same time", remedy="a quieter machine")
-    return samples[-1].duration_ns, float(np.median(beside)), fit(samples[:-1])
+    return samples[-1].duration_ns, float(np.median(overlapping)), fit(samples[:-1])

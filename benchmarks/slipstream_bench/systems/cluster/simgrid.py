@@ -1,4 +1,4 @@
-"""SimGrid as the peer of ``slipstream bench cluster``: built where it is installed."""
+"""SimGrid as the peer of ``slipstream bench cluster``, built if it is installed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from slipstream_bench.systems.cluster.traces import HOSTS, Trace
 _SOURCE = Path(__file__).with_name("simgrid.cpp")
 _HEADER = Path("/usr/include/simgrid/s4u.hpp")
 _LIMIT_S = 600
-# Plain max-min sharing: no correction for protocols, no window, sums as exact as they come.
+# Plain max-min sharing: no correction for protocols, no window, maximum precision.
 _SETTINGS = (
     "network/model:CM02",
     "network/crosstraffic:0",
@@ -28,22 +28,22 @@ _SETTINGS = (
 
 
 def why_no_peer() -> str | None:
-    """None where SimGrid can be built against, else what is missing."""
+    """Return what is missing to build the SimGrid peer, or None."""
     if not _HEADER.exists():
         return "SimGrid's headers are not installed (Debian: libsimgrid-dev)"
-    return None if shutil.which("g++") else "there is no g++ to build the peer with"
+    return None if shutil.which("g++") else "g++ is not installed (needed to build the peer)"
 
 
 @dataclass(frozen=True)
 class Answer:
-    """When each transfer ended, float64 [transfers], and the processor time that took."""
+    """End of each transfer, float64 [transfers], and the CPU time of the simulation."""
 
     end_s: Float64s
     cpu_s: float
 
 
 class Peer:
-    """A built peer; use as a context manager."""
+    """A built peer, as a context manager."""
 
     def __enter__(self) -> Peer:
         self._folder = tempfile.TemporaryDirectory(prefix="slipstream-simgrid-")
@@ -59,10 +59,10 @@ class Peer:
         self._folder.cleanup()
 
     def run(self, trace: Trace) -> Answer:
-        """The same transfers; every pair of hosts must have one route."""
+        """Simulate the trace; every pair of hosts must have one route."""
         path = Path(self._folder.name) / "trace"
         path.write_text("\n".join(_lines(trace)) + "\n")
-        command = [str(self._program), str(path), *(f"--cfg={one}" for one in _SETTINGS),
+        command = [str(self._program), str(path), *(f"--cfg={setting}" for setting in _SETTINGS),
                    "--log=root.thresh:error"]  # fmt: skip
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, timeout=_LIMIT_S
@@ -79,7 +79,7 @@ def _lines(trace: Trace) -> list[str]:
     capacity = trace.capacity_bytes_per_s
     _, first = np.unique(trace.src * HOSTS + trace.dst, return_index=True)
     lines = [f"{HOSTS} {capacity.size} {first.size} {trace.nbytes.size}"]
-    lines += [f"{one:.17g}" for one in capacity]
+    lines += [f"{bandwidth:.17g}" for bandwidth in capacity]
     for n in first.tolist():
         path = " ".join(map(str, links[offset[n] : offset[n + 1]].tolist()))
         lines.append(f"{trace.src[n]} {trace.dst[n]} {hops[n]} {path}")

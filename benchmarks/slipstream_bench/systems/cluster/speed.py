@@ -1,4 +1,4 @@
-"""The rows of ``slipstream bench cluster`` on time, memory and repeatability."""
+"""Rows of ``slipstream bench cluster`` on time, memory and repeatability."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from slipstream_bench.harness import times_s
 from slipstream_bench.rows import Bar, BenchOptions, at_most
 from slipstream_bench.systems.cluster.traces import golden
 
-# ASTRA-sim 2.0, congestion-unaware analytical backend, 32 x 128, on the machine of the other
+# ASTRA-sim 2.0, congestion-unaware analytical backend, 32 x 128, on the same machine as the other
 # recorded figures.
 _ASTRA_CPU_S = 4.8
 
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
-    """See `slipstream_bench.systems.cluster.bars`."""
+    """Yield the rows; see `slipstream_bench.systems.cluster.bars`."""
     for bar, row in (
         ("cost exponent, 10^4 to 10^5 transfers", _growth),
         ("1000 jobs, 60 simulated seconds", _thousand_jobs),
@@ -61,7 +61,7 @@ def _growth(options: BenchOptions, bar: str) -> Iterator[Bar]:
         assert found is not None
         changes.append(found.time_ns.size)
     ratio = times[1] / times[0] / 10.0
-    # The trace's large transfers pile up, so that a longer one has more competing at any time.
+    # Large transfers accumulate, so that in a longer trace more compete at any time.
     more = changes[1] / changes[0] / 10.0
     yield at_most(
         bar, ratio, 1.5, "x linear", n=2,
@@ -73,7 +73,7 @@ def _growth(options: BenchOptions, bar: str) -> Iterator[Bar]:
 
 
 def _jobs(cluster: Cluster) -> list[Job]:
-    """8 workers each on hosts drawn without order: they compute, then all-reduce around a ring."""
+    """Return jobs of 8 workers on randomly chosen hosts that compute, then all-reduce in a ring."""
     rng = np.random.default_rng(0)
     hosts = rng.permutation(cluster.devices)[:8000].reshape(1000, 8)
     jobs = []
@@ -88,7 +88,7 @@ def _jobs(cluster: Cluster) -> list[Job]:
 
 
 def thousand_jobs() -> dict[str, float]:
-    """The 1000-job cluster in this process: processor seconds, peak memory, what was simulated."""
+    """Simulate 1000 jobs in this process: CPU seconds, peak memory, and results."""
     import resource
 
     link = LinkKind.of("100gbe", 12.5e9, 2000.0)
@@ -99,9 +99,9 @@ def thousand_jobs() -> dict[str, float]:
     jobs = [
         replace(job, iterations=int(60e9 // pace)) for job, pace in zip(jobs, paces, strict=True)
     ]
-    found: list[Timeline] = []
-    spent = times_s(lambda: found.append(simulate(cluster, jobs)), settle=0)
-    timeline = found[0]
+    timelines: list[Timeline] = []
+    spent = times_s(lambda: timelines.append(simulate(cluster, jobs)), settle=0)
+    timeline = timelines[0]
     ends = [float(timeline.job(n).iteration_end_ns[-1]) / 1e9 for n in range(len(jobs))]
     flows = timeline.schedule.program.flows
     assert flows is not None
@@ -117,8 +117,8 @@ def thousand_jobs() -> dict[str, float]:
 def _thousand_jobs(options: BenchOptions, bar: str) -> Iterator[Bar]:
     said = _answer("thousand_jobs")
     detail = (
-        f"1000 jobs of 8 workers on 8192 hosts, leaf-spine with oversubscription 4, a ring a job "
-        f"of a transfer an edge; {said['transfers']:.0f} transfers, half of the jobs end by "
+        f"1000 jobs of 8 workers on 8192 hosts, leaf-spine with oversubscription 4, a ring per job "
+        f"with a transfer per edge; {said['transfers']:.0f} transfers, half of the jobs end by "
         f"{said['median_end_s']:.0f} s, the last at {said['makespan_s']:.0f} s; one thread"
     )
     yield at_most(bar, said["cpu_s"], 10.0, "s", detail=detail)
@@ -157,11 +157,14 @@ def _closed_form(options: BenchOptions, bar: str) -> Iterator[Bar]:
     cluster = _multipod()
     group = cluster.all()
     cluster.cost(Collective("all_reduce", 1.0, group, "2d"))
-    asked = [Collective("all_reduce", size, group, "2d") for size in (1e3, 1e6, 1e9)]
-    times = [float(np.median(times_s(functools.partial(cluster.cost, one), 50))) for one in asked]
+    collectives = [Collective("all_reduce", size, group, "2d") for size in (1e3, 1e6, 1e9)]
+    times = [
+        float(np.median(times_s(functools.partial(cluster.cost, collective), 50)))
+        for collective in collectives
+    ]
     yield at_most(
         bar, 1e6 * max(times), 200.0, "us", n=150,
-        detail="algo 2d, the best of nine; after the first call for the group, which finds routes",
+        detail="algo 2d, the best of nine; after the group's first call, which computes routes",
     )  # fmt: skip
 
 
@@ -195,17 +198,17 @@ def _cost_many(options: BenchOptions, bar: str) -> Iterator[Bar]:
 
 
 def torus_cost() -> dict[str, float]:
-    """Of a torus made in this process: processor seconds, MiB it grew by, MiB at its peak."""
+    """Build a torus in this process: CPU seconds, MiB added, MiB at the peak."""
     import resource
 
-    found: list[Topology] = []
+    built: list[Topology] = []
 
     def make() -> None:
-        found.append(torus((256, 256), LinkKind.of("ici", 50e9, 1000.0)))
+        built.append(torus((256, 256), LinkKind.of("ici", 50e9, 1000.0)))
 
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     spent = times_s(make, settle=0)
-    found[0].route(0, 65535)
+    built[0].route(0, 65535)
     after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return {
         "cpu_s": float(spent[0]), "grown_mib": (after - before) / 1024, "peak_mib": after / 1024
@@ -226,7 +229,7 @@ def _torus_memory(options: BenchOptions, bar: str) -> Iterator[Bar]:
 
 
 def fingerprint() -> str:
-    """A digest of a timeline in which jobs of all sorts compete."""
+    """Return a digest of a timeline in which jobs of all kinds compete."""
     cluster = Cluster.load("h100x8-100gbe", hosts=4)
     jobs = []
     for number in range(6):
@@ -255,7 +258,7 @@ def _determinism(options: BenchOptions, bar: str) -> Iterator[Bar]:
 
 
 def _answer(function: str, **environment: str) -> Any:
-    """What a function of this module gives in a process of its own."""
+    """Return the result of a function of this module in a separate process."""
     code = f"import json; from {__name__} import {function}; print(json.dumps({function}()))"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True,

@@ -1,4 +1,4 @@
-"""Transfers between the hosts of a leaf-spine network: what engines are compared on."""
+"""Transfers between the hosts of a leaf-spine network, on which engines are compared."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HOST_BYTES_PER_S, UPLINK_BYTES_PER_S = 12.5e9, 25e9
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """Who sends how much to whom, when, through which spine.
+    """Transfers: sender, receiver, size, arrival and spine.
 
     Attributes:
         arrival_s, nbytes: float64 [transfers].
@@ -31,14 +31,14 @@ class Trace:
 
     @property
     def capacity_bytes_per_s(self) -> Float64s:
-        """float64 [links]: up from each host, down to each, leaf to spine, spine to leaf."""
+        """Return bytes per second, float64 [links]: host up, host down, leaf-spine, spine-leaf."""
         leaves = HOSTS // PER_LEAF
         capacity = np.full(2 * HOSTS + 2 * leaves * SPINES, UPLINK_BYTES_PER_S)
         capacity[: 2 * HOSTS] = HOST_BYTES_PER_S
         return capacity
 
     def paths(self) -> tuple[Int64s, Int64s]:
-        """Hops of each transfer, and all links one path after the other."""
+        """Return the number of hops of each transfer, and the concatenated links of all paths."""
         a, b = self.src // PER_LEAF, self.dst // PER_LEAF
         first_down = 2 * HOSTS + HOSTS // PER_LEAF * SPINES
         table = np.stack(
@@ -53,7 +53,7 @@ class Trace:
         return (table >= 0).sum(axis=1), table[table >= 0]
 
     def program(self) -> Program:
-        """For the event engine: every transfer waits for its time, then moves its bytes."""
+        """Return a program of the event engine: transfers that start at their arrival times."""
         hops, links = self.paths()
         return Program(
             lane=np.zeros(self.nbytes.size, np.int32),
@@ -69,10 +69,10 @@ class Trace:
 
 
 def golden(transfers: int, seed: int = 0, load: float = 0.5) -> Trace:
-    """The trace that reference results are recorded for: sizes spread over five decades.
+    """Return the trace of the recorded reference results: sizes over five decades.
 
     Args:
-        load: of the hosts' links.
+        load: load of the hosts' links.
     """
     rng = np.random.default_rng(seed)
     src = rng.integers(0, HOSTS, transfers)
@@ -85,7 +85,7 @@ def golden(transfers: int, seed: int = 0, load: float = 0.5) -> Trace:
 
 
 def one_route_a_pair(trace: Trace) -> Trace:
-    """The same with whole bytes, and always the same spine between two hosts: as SimGrid has it."""
+    """Return the trace with integer bytes and one spine per pair of hosts, as SimGrid needs."""
     pair = trace.src * HOSTS + trace.dst
     _, first, inverse = np.unique(pair, return_index=True, return_inverse=True)
     nbytes = np.floor(trace.nbytes)

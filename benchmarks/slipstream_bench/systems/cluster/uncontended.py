@@ -1,4 +1,4 @@
-"""Collectives with the network to themselves: simulated, and by formulas that know no topology."""
+"""Collectives alone on the network: simulated, and by formulas without a topology."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from slipstream.cluster.topology import Aggregator, LinkKind, Topology
 
 
 def uncontended_cases(full: bool) -> Iterator[tuple[str, float, float, float]]:
-    """Name, simulated ns, closed form ns, one latency ns."""
+    """Yield name, simulated ns, closed form ns, and one latency in ns."""
     link = LinkKind.of("link", 10e9, 1000.0)
     sizes = (1.0, 1e3, 1e6, 1e9) if full else (1.0, 1e6, 1e9)
     ranks = (
@@ -44,9 +44,9 @@ def uncontended_cases(full: bool) -> Iterator[tuple[str, float, float, float]]:
             continue
         cluster = cluster_of(make, n)
         for size in sizes:
-            wanted = Collective(kind, size, algo=algo)
+            collective = Collective(kind, size, algo=algo)
             tasks = Tasks()
-            tasks.communicate(wanted)
+            tasks.communicate(collective)
             expected = closed_form_ns(
                 kind, algo, size, n, alpha_ns=alpha, bytes_per_s=10e9, reduce_ns_per_byte=0.01
             )
@@ -81,9 +81,9 @@ def uncontended_cases(full: bool) -> Iterator[tuple[str, float, float, float]]:
 def _in_network_cases(
     sizes: tuple[float, ...], ranks: tuple[int, ...]
 ) -> Iterator[tuple[str, float, float, float]]:
-    """Switches that add up: one, leaves and a spine, three tiers; adders, cables or slots hold up.
+    """Yield reductions in switches: one, leaves and a spine, three tiers; different bottlenecks.
 
-    All of a hop's latency is the link's, so that hops are alike.
+    The whole latency of a hop is the link's, so that all hops have the same.
     """
     link = LinkKind.of("link", 10e9, 1000.0)
     tiers = [(1, n, star(n, link)) for n in ranks]
@@ -107,7 +107,7 @@ def _in_network_cases(
 def _hierarchical_ns(
     size: float, hosts: int, gpus: int, near: list[int], far: list[int], cluster: Cluster
 ) -> float:
-    """Reduce-scatter inside each host, all-reduce of all its pieces over its card, all-gather."""
+    """Return the time of reduce-scatter in each host, all-reduce between hosts, all-gather."""
     topology, alpha, add = cluster.topology, 3000.0, 0.01
 
     def part(kind: str, nbytes: float, ranks: int, path: list[int]) -> float:
@@ -119,7 +119,7 @@ def _hierarchical_ns(
             )
         )  # fmt: skip
 
-    # Every device adds up what it is sent: of S inside, of its own piece between hosts.
+    # Every device adds what it receives: of S inside, of its own piece between hosts.
     added = (gpus - 1) / gpus * size + (hosts - 1) / hosts * size / gpus
     return (
         part("reduce_scatter", size, gpus, near) + part("all_reduce", size, hosts, far)

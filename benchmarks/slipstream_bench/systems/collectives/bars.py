@@ -1,4 +1,4 @@
-"""``slipstream bench collectives``: what is sent and how fast, sharded updates, predicted steps."""
+"""``slipstream bench collectives``: bytes and speed, sharded updates, predicted steps."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from slipstream_bench.systems.collectives.exchange import racks_cluster, racks_l
 from slipstream_bench.systems.compression.bars import Model, asleep
 
 _BAR = "predicted step, 4 ranks, median error"
-# 2.1 MB. It sleeps: four ranks that compute on fewer cores would measure the scheduler.
+# 2.1 MB. It sleeps, because four ranks that compute on fewer cores would measure the scheduler.
 _MODEL = Model(8, 256, forward_s=0.003, backward_s=0.006, rows=8, bucket_mb=0.5)
 _STAR = 60
 _SIZES = (1 << 15, 1 << 17, 1 << 19, 1 << 21)
@@ -30,7 +30,7 @@ _TECHNIQUES = {"plain": "", "sharded": "+sharded_update", "two_d": "+two_d_allre
 
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
-    """Quick: fewer turns."""
+    """Yield the rows. Quick: fewer turns."""
     yield from exchange.bars(options)
     if not options.wants(_BAR):
         return
@@ -46,21 +46,23 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
 
 def _steps(turns: int) -> Bar:
     graph = _graph()
-    errors, said = [], []
+    errors, notes = [], []
     for where, racks in (("one switch", False), ("two racks", True)):
         with racks_lab() if racks else Netlab(4, _STAR * MBIT) as lab:
             cluster = racks_cluster(lab) if racks else _switch()
-            found = on_ranks(
+            results = on_ranks(
                 lab, rank.steps, model_spec=_MODEL.spec(), bucket_mb=_MODEL.bucket_mb,
                 repeats=turns, arms=list(_TECHNIQUES),
             )  # fmt: skip
-        for arm, wanted_s in _predicted_s(graph, cluster).items():
-            measured_s = float(np.median(np.max([one[arm] for one in found], axis=0)))
-            errors.append(100 * abs(wanted_s / measured_s - 1.0))
-            said.append(f"{where}: {arm} {1e3 * measured_s:.0f} ms, predicted {1e3 * wanted_s:.0f}")
+        for arm, predicted_s in _predicted_s(graph, cluster).items():
+            measured_s = float(np.median(np.max([result[arm] for result in results], axis=0)))
+            errors.append(100 * abs(predicted_s / measured_s - 1.0))
+            notes.append(
+                f"{where}: {arm} {1e3 * measured_s:.0f} ms, predicted {1e3 * predicted_s:.0f}"
+            )
     return at_most(
         _BAR, statistics.median(errors), 10.0, "%", n=len(errors),
-        detail=f"largest {max(errors):.0f} %; one switch: {_STAR} Mbit/s; {'; '.join(said)}",
+        detail=f"largest {max(errors):.0f} %; one switch: {_STAR} Mbit/s; {'; '.join(notes)}",
     )  # fmt: skip
 
 
@@ -69,7 +71,7 @@ def _switch() -> Cluster:
 
 
 def _graph() -> Graph:
-    """The step of one process alone, recorded; with what it sleeps."""
+    """Return the recorded step of one process, including its sleep."""
     torch.set_num_threads(1)
     net = model_of(_MODEL.spec())
     optimizer = torch.optim.AdamW(net.parameters(), 1e-3)
@@ -78,7 +80,10 @@ def _graph() -> Graph:
 
 
 def _predicted_s(graph: Graph, cluster: Cluster) -> dict[str, float]:
-    # The flat all-reduce of gloo is a ring.
+    # gloo's flat all-reduce is a ring.
     ddp = f"ddp:4,bucket_mb={_MODEL.bucket_mb:g},algo=ring"
-    found = predict(graph, [ddp + more for more in _TECHNIQUES.values()], cluster=cluster)
-    return {arm: one.step_ns / 1e9 for arm, one in zip(_TECHNIQUES, found, strict=True)}
+    predictions = predict(graph, [ddp + more for more in _TECHNIQUES.values()], cluster=cluster)
+    return {
+        arm: prediction.step_ns / 1e9
+        for arm, prediction in zip(_TECHNIQUES, predictions, strict=True)
+    }

@@ -1,8 +1,8 @@
-"""``slipstream bench collectives``: are the sums right, what is sent, how fast, who keeps what.
+"""``slipstream bench collectives``: correctness, bytes, speed and state of collectives.
 
-Ranks are processes, on hosts of a network lab with shaped cables where time or bytes are judged.
-What is compared takes turns in one run; a turn takes as long as its slowest rank. Ranks run at a
-higher priority than other programs, where that is allowed.
+Ranks are processes, on hosts of a network lab with shaped links where time or bytes are judged.
+Arms of a comparison alternate in one run; a turn takes as long as its slowest rank. Ranks run at a
+higher priority than other programs, if permitted.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from slipstream_bench.rows import Bar, BenchOptions, at_most, not_judged
 from slipstream_bench.systems.collectives import rank
 
 _S = 4 << 20
-# Seconds after which no further turns begin.
+# Seconds after which no further turn begins.
 _BUDGET_S = 120.0
-# Of the cables inside a rack and of the one between, Mbit/s.
+# Mbit/s of the links inside a rack, and of the one between.
 RACKS = (1000, 100)
 _STAR = 100
 _CALIBRATED = 1 << 20
@@ -39,7 +39,7 @@ _SIZES = (1 << 17, 1 << 19, 1 << 21, 1 << 22)
 
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
-    """Rows of the bench. Quick: fewer turns."""
+    """Yield the rows. Quick: fewer turns."""
     yield from _equal(options)
     yield from _training(options)
     reason = why_no_netlab()
@@ -55,33 +55,33 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
 
 
 def racks_lab() -> Netlab:
-    """Two racks of two hosts, cables as `RACKS` says."""
+    """Return two racks of two hosts, with links of `RACKS`."""
     inside, between = RACKS
     return Netlab(4, inside * MBIT, racks=2, between_bytes_per_s=between * MBIT)
 
 
 def racks_cluster(lab: Netlab) -> Cluster:
-    """`racks_lab` as a cluster; what its thin cable carries, from a ring's time for one size."""
-    # Both ways: one alone is no comparison, and this is how they are measured later.
+    """Return `racks_lab` as a cluster; a ring of one size determines the slow link's bandwidth."""
+    # Both arms, because later measurements alternate between them too.
     times = _taken(lab, _CALIBRATED, ["all_reduce", "two_d"], 5).times_s("all_reduce")
-    took = float(np.median(times))
-    spread = np.abs(times / took - 1.0)
-    known = Calibration(
+    duration_s = float(np.median(times))
+    spread = np.abs(times / duration_s - 1.0)
+    calibration = Calibration(
         time.strftime("%Y-%m-%d", time.gmtime()), machine_id(capture(torch=False)), "gloo",
         float(np.median(spread)), float(np.percentile(spread, 90)), 4 / cores(),
     )  # fmt: skip
     inside = RACKS[0] * MBIT
     link = LinkKind.of("in the rack", inside, 30e3)
-    # Everybody's 1.5 S go over every cable of the ring.
-    between = 1.5 * _CALIBRATED / took
+    # Every rank's 1.5 S pass every link of the ring.
+    between = 1.5 * _CALIBRATED / duration_s
     racks = leaf_spine(4, 2, 1, link, oversubscription=2 * inside / between)
-    return Cluster("two racks", racks, calibration=known)
+    return Cluster("two racks", racks, calibration=calibration)
 
 
 def _taken(
     lab: Netlab, nbytes: int, arms: Sequence[str], blocks: int, cluster: Path | None = None
 ) -> Paired:
-    """Ways to exchange a tensor run against each other on all hosts of a lab."""
+    """Run ways to exchange a tensor against each other on all hosts of a lab."""
     file = None if cluster is None else str(cluster)
     with arms_on_ranks(lab, rank.exchanges, nbytes=nbytes, arms=arms, cluster=file) as built:
         return paired(built, clock="wall", blocks=blocks, settle_s=0.0, budget_s=_BUDGET_S)
@@ -92,14 +92,14 @@ def _equal(options: BenchOptions) -> Iterator[Bar]:
     if not options.wants(bar):
         return
     options.progress(bar)
-    worst, alike = 0.0, True
+    worst, identical = 0.0, True
     for size in (4, 6, 8):
-        found = on_ranks(size, rank.equal, numbers=1 << 18)
-        worst = max(worst, *(off for off, _ in found))
-        alike &= len({digest for _, digest in found}) == 1
+        results = on_ranks(size, rank.equal, numbers=1 << 18)
+        worst = max(worst, *(off for off, _ in results))
+        identical &= len({digest for _, digest in results}) == 1
     yield Bar(
-        bar, worst, "relative", "<= 1e-06, the same bits on all ranks", worst <= 1e-6 and alike, 3,
-        f"2 rows, float32; {'the same' if alike else 'NOT the same'} bits on all ranks",
+        bar, worst, "relative", "<= 1e-06, the same bits on all ranks", worst <= 1e-6 and identical,
+        3, f"2 rows, float32; {'the same' if identical else 'NOT the same'} bits on all ranks",
     )  # fmt: skip
 
 
@@ -112,16 +112,16 @@ def _training(options: BenchOptions) -> Iterator[Bar]:
     if not any(options.wants(name) for name in names):
         return
     options.progress(names[0])
-    found = on_ranks(4, rank.training, steps=50, repeats=15 if options.full else 7)
-    said, off, memory, update = [], [], [], []
-    for name in found[0]:
-        pairs = [(one[name]["sharded"], one[name]["unsharded"]) for one in found]
+    results = on_ranks(4, rank.training, steps=50, repeats=15 if options.full else 7)
+    notes, off, memory, update = [], [], [], []
+    for name in results[0]:
+        pairs = [(result[name]["sharded"], result[name]["unsharded"]) for result in results]
         ours, theirs = (np.array(column) for column in zip(*pairs, strict=True))
         off.append(float((np.abs(ours - theirs) / theirs).max()))
-        memory.append(max(one[name]["memory"] for one in found))
-        update.append(statistics.median([r for one in found for r in one[name]["update"]]))
-        said.append(f"{name} {off[-1]:.1e}, {memory[-1]:.4f}, {update[-1]:.2f}")
-    detail = "losses, memory, time: " + "; ".join(said)
+        memory.append(max(result[name]["memory"] for result in results))
+        update.append(statistics.median([r for result in results for r in result[name]["update"]]))
+        notes.append(f"{name} {off[-1]:.1e}, {memory[-1]:.4f}, {update[-1]:.2f}")
+    detail = "losses, memory, time: " + "; ".join(notes)
     count = len(off)
     yield at_most(names[0], max(off), 1e-6, "relative", n=count, detail=f"digits; {detail}")
     yield at_most(names[1], 100 * (max(memory) - 0.25), 2.0, "points", n=count, detail=detail)
@@ -187,22 +187,22 @@ def _two_racks(options: BenchOptions) -> Iterator[Bar]:
     options.progress(f"{names[0]}: {inside} and {between} Mbit/s")
     repeats = 11 if options.full else 5
     arms = ["all_reduce", "two_d", "auto"]
-    errors, said = [], []
+    errors, notes = [], []
     with tempfile.TemporaryDirectory() as folder, racks_lab() as lab:
         cluster = racks_cluster(lab)
         path = Path(folder) / "cluster.toml"
         cluster.save(path)
         for size in (_SIZES[1], _SIZES[2], _S):
             taken = _taken(lab, size, arms, repeats, path)
-            told = predicted_ns(cluster, size, 4, 2)
-            for arm, wanted in zip(("all_reduce", "two_d"), told, strict=True):
+            predictions = predicted_ns(cluster, size, 4, 2)
+            for arm, predicted in zip(("all_reduce", "two_d"), predictions, strict=True):
                 measured = taken.median_s(arm)
-                errors.append(100 * abs(wanted / 1e9 / measured - 1.0))
-                said.append(
+                errors.append(100 * abs(predicted / 1e9 / measured - 1.0))
+                notes.append(
                     f"{arm} of {size >> 10} KiB {1e3 * measured:.0f} ms, "
-                    f"predicted {wanted / 1e6:.0f}"
+                    f"predicted {predicted / 1e6:.0f}"
                 )
-    # Of the largest, which was the last.
+    # The largest size was the last.
     yield taken.ratio("all_reduce", "two_d").at_least(
         names[0], 1.35, detail=f"{inside} Mbit/s in racks of 2, {between} between; bound 1.5"
     )
@@ -213,5 +213,5 @@ def _two_racks(options: BenchOptions) -> Iterator[Bar]:
     )  # fmt: skip
     yield guarded(row, {names[1]: regret})
     yield at_most(
-        names[2], statistics.median(errors), 10.0, "%", n=len(errors), detail="; ".join(said)
+        names[2], statistics.median(errors), 10.0, "%", n=len(errors), detail="; ".join(notes)
     )

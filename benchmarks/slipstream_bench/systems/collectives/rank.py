@@ -1,4 +1,4 @@
-"""One rank of ``slipstream bench collectives``: does what it is asked, and says what it took."""
+"""A rank of ``slipstream bench collectives``: makes exchanges and times them."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 
 def exchanges(nbytes: int, arms: Sequence[str], cluster: str | None = None) -> dict[str, Turn]:
-    """Some ways to exchange a tensor.
+    """Return turns of ways to exchange a tensor.
 
     Args:
-        cluster: a file that ``auto`` chooses by.
+        cluster: the file of the cluster by which ``auto`` chooses.
     """
-    # gloo's own reduce_scatter_tensor says that it has another name by now.
+    # gloo's reduce_scatter_tensor warns that it has been renamed.
     warnings.simplefilter("ignore")
     numbers = nbytes // 4
     tensor, part = torch.randn(numbers), torch.empty(numbers // dist.get_world_size())
-    known = None if cluster is None else Cluster.load(cluster)
+    chosen_by = None if cluster is None else Cluster.load(cluster)
     calls: dict[str, Callable[[], Any]] = {
         "all_reduce": lambda: dist.all_reduce(tensor),
         "two_d": lambda: two_d_allreduce(tensor, _ROWS),
-        "auto": lambda: two_d_allreduce(tensor, _ROWS, algorithm="auto", cluster=known),
+        "auto": lambda: two_d_allreduce(tensor, _ROWS, algorithm="auto", cluster=chosen_by),
         "gloo reduce_scatter": lambda: dist.reduce_scatter_tensor(part, tensor),
         "reduce_scatter": lambda: reduce_scatter(tensor),
     }
@@ -57,9 +57,9 @@ def exchanges(nbytes: int, arms: Sequence[str], cluster: str | None = None) -> d
 
 
 def equal(numbers: int) -> tuple[float, str]:
-    """How far 2-D is off the flat all-reduce, relative to the largest, and its bits' digest."""
-    drawn = torch.Generator().manual_seed(dist.get_rank())
-    flat = torch.randn(numbers, generator=drawn)
+    """Return 2-D's difference from flat all-reduce, relative to the maximum, and a digest."""
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    flat = torch.randn(numbers, generator=generator)
     grid = flat.clone()
     dist.all_reduce(flat)
     two_d_allreduce(grid, _ROWS)
@@ -74,8 +74,8 @@ def _images() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def training(steps: int, repeats: int) -> dict[str, Any]:
-    """Of each optimizer, unsharded in DDP and sharded: losses; and of the latter the memory and
-    the processor's time for the update of a larger model."""
+    """Train with each optimizer, unsharded in DDP and sharded: return losses, and of the latter
+    the memory and the CPU time of a larger model's update."""
     pixels, labels = _images()
     by_optimizer = {}
     for name, make in OPTIMIZERS.items():
@@ -88,9 +88,9 @@ def training(steps: int, repeats: int) -> dict[str, Any]:
             plain = make(net.parameters())
             optimizer: Any = ShardedUpdate(plain, model) if sharded else plain
             losses[sharded] = []
-            drawn = torch.Generator().manual_seed(dist.get_rank())
+            generator = torch.Generator().manual_seed(dist.get_rank())
             for _ in range(steps):
-                chosen = torch.randint(0, len(pixels), (32,), generator=drawn)
+                chosen = torch.randint(0, len(pixels), (32,), generator=generator)
                 optimizer.zero_grad()
                 loss = cross_entropy(model(pixels[chosen]), labels[chosen])
                 torch.autograd.backward(loss)
@@ -106,7 +106,7 @@ def training(steps: int, repeats: int) -> dict[str, Any]:
 
 
 def _update_ratio(make: Callable[[Any], torch.optim.Optimizer], repeats: int) -> list[float]:
-    """Processor time of the sharded update over that of the whole, in turns."""
+    """Return CPU time of the sharded update over that of the whole, measured alternately."""
     nets = [nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(12))) for _ in range(2)]
     nets[1].load_state_dict(nets[0].state_dict())
     dist.barrier()
@@ -117,21 +117,21 @@ def _update_ratio(make: Callable[[Any], torch.optim.Optimizer], repeats: int) ->
     for repeat in range(repeats + 2):
         for p in (*nets[0].parameters(), *nets[1].parameters()):
             p.grad = torch.randn_like(p)
-        took = []
+        times_s = []
         for update in (whole.step, sharded._update):
             began = time.thread_time()
             with torch.no_grad():
                 update()
-            took.append(time.thread_time() - began)
+            times_s.append(time.thread_time() - began)
         if repeat >= 2:
-            ratios.append(took[1] / took[0])
+            ratios.append(times_s[1] / times_s[0])
     return ratios
 
 
 def steps(
     model_spec: list[Any], bucket_mb: float, repeats: int, arms: Sequence[str]
 ) -> dict[str, list[float]]:
-    """Seconds of each arm's steps, in turns."""
+    """Return seconds of each arm's steps, measured alternately."""
     trained: dict[str, tuple[Any, Any]] = {}
     for name in arms:
         net = model_of(model_spec)
@@ -143,15 +143,15 @@ def steps(
             optimizer = ShardedUpdate(optimizer, model)
         trained[name] = model, optimizer
     batch = batch_of(model_spec, dist.get_rank())
-    taken: dict[str, list[float]] = {name: [] for name in trained}
+    times_s: dict[str, list[float]] = {name: [] for name in trained}
     for turn in range(repeats):
         for name, (model, optimizer) in trained.items():
-            # Buckets are rebuilt after the first step; the first of a turn settles.
+            # Buckets are rebuilt after the first step; the first step of a turn is not counted.
             for counted in ([False] * 4 if not turn else [False]) + [True, True]:
                 began = time.perf_counter()
                 optimizer.zero_grad()
                 model(batch).sum().backward()
                 optimizer.step()
                 if counted:
-                    taken[name].append(time.perf_counter() - began)
-    return taken
+                    times_s[name].append(time.perf_counter() - began)
+    return times_s

@@ -1,1 +1,1 @@
-"""Compressed gradients: encoders, real ranks, convergence, when they pay."""
+"""Compressed gradients: encoders, real ranks, convergence, and when compression is worth it."""

@@ -1,10 +1,9 @@
-"""``slipstream bench compression``: encoders, replicas, and predicted steps beside real ones.
+"""``slipstream bench compression``: encoders, replicas, and predicted steps next to real ones.
 
-Models sleep in place of computing, within autograd, so that links and schedule are what is judged
-(one computes for real); ranks are processes on hosts with shaped cables. Predictions come from a
-profile of one process, a calibration of the same cables that takes turns with the steps, and
-micro-benchmarks of the encoders, as a user's do. All of it runs at a higher priority than other
-programs, where that is allowed.
+Models sleep instead of computing, within autograd, so that links and schedule are judged (one model
+computes); ranks are processes on hosts with shaped links. Predictions use a profile of one process,
+a calibration of the same links that alternates with the steps, and micro-benchmarks of the
+encoders, as for a user. Everything runs at a higher priority than other programs, if permitted.
 """
 
 from __future__ import annotations
@@ -38,30 +37,30 @@ from slipstream_bench.systems.compression.rank import MEETING
 from slipstream_bench.systems.compression.ranks import run
 
 METHODS = ("none", "cast:bf16", "powersgd:4,start=2", "topk:0.01", "sign")
-# A gap that a verdict is asked about.
+# Difference from which a verdict counts.
 _CLEAR = 0.05
-# Ranks that compute for real share this machine's caches and cores, and wait for the slower one at
-# every bucket, which takes them longer than the recorded step took alone: predictions are for steps
-# at the pace of ranks that send a number of every bucket, up to so much longer.
+# Ranks that compute share this machine's caches and cores, and wait for the slower one at every
+# bucket, so that they take longer than the recorded step alone. Predictions are for the pace of
+# ranks that send one number per bucket, up to this factor.
 _BUSY = 1.5
-# Bytes a second of a link that takes no time.
+# Bytes per second of a link that takes no time.
 _UNLIMITED = 1e15
-# Messages whose times say what the cables carry; the shortest shows latency alone. Sums are added
-# up as well, which is timed without any message, too; messages to a neighbour are not.
+# Sizes of messages that determine the links' rates; the shortest shows the latency alone. Adding
+# sums is also timed without messages; messages to a neighbour are not added.
 _REDUCED = (1 << 9, 1 << 17, 1 << 19, 1 << 20)
 _SHIFTED = (1 << 9, 1 << 16, 1 << 18, 1 << 19)
 _ADDED = 1 << 20
-# An acknowledgement for every two packets, of 66 bytes.
+# An acknowledgement of 66 bytes for every two packets.
 _ACKNOWLEDGED = 33 / 1448
-# Around every message gloo's two sides tell each other what they want and have, and acknowledge it:
-# measured, of all-reduces and gathers of 16 bytes between 2 and 4 ranks (362 to 387).
+# Around every message gloo's two sides exchange requests and acknowledgements: measured, of
+# all-reduces and gathers of 16 bytes between 2 and 4 ranks (362 to 387).
 _MESSAGE_BYTES = 370
 _ROW = "steps"
 _AUTOS = ("cast:bf16", "powersgd:4")
 _CELLS = 60
 _DECIDES_AFTER = 50
-# Encoders as slow as on a device that takes so many seconds longer for a byte of gradients: with
-# this processor's own, compression pays on every link that can be shaped here.
+# Encoders as slow as on a device that takes this many seconds longer per byte of gradients: with
+# this processor's own, compression is worth it on every link that can be shaped here.
 _CROSSING = (("topk:0.01", 130e-9), ("powersgd:4,start=2", 160e-9))
 _AROUND = (30, 45, 70, 110)
 
@@ -71,10 +70,10 @@ class Model:
     """A stack of linear layers.
 
     Attributes:
-        layers, width: float32; two parameters a layer.
-        forward_s, backward_s: what each layer sleeps besides computing.
-        rows: of a rank's batch.
-        bucket_mb: of DDP.
+        layers, width: number and width of float32 layers; two parameters per layer.
+        forward_s, backward_s: time that each layer sleeps in addition to computing.
+        rows: rows of a rank's batch.
+        bucket_mb: bucket size of DDP.
     """
 
     layers: int
@@ -85,7 +84,7 @@ class Model:
     bucket_mb: float
 
     def spec(self) -> list[Any]:
-        """As a rank of the bench is told."""
+        """Return the arguments of `model_of`."""
         return [self.layers, self.width, self.forward_s, self.backward_s, self.rows]
 
 
@@ -95,12 +94,12 @@ MODELS = {
     "slow": Model(4, 256, 0.030, 0.090, 4, 0.25),
     "computing": Model(6, 320, 0.0, 0.0, 1024, 0.8),
 }
-# Slow enough that busy cores still shape them; models are smaller for it, and sleep longer.
+# Slow enough that busy cores still shape them; so models are smaller, and sleep longer.
 LINKS = (15, 30, 60, 120)
 
 
 def graph_of(model: Model) -> Graph:
-    """The step of one process alone, recorded; with what it sleeps."""
+    """Return the recorded step of one process, including its sleep."""
     import torch
 
     torch.set_num_threads(1)
@@ -115,10 +114,10 @@ def graph_of(model: Model) -> Graph:
 
 
 def asleep(graph: Graph, model: Model) -> Graph:
-    """A recorded step of a model with what its layers sleep, which is no operator's time.
+    """Add the sleep of a model's layers, which is no operator's time, to a recorded step.
 
     Raises:
-        ClusterError: the step has not so many layers.
+        ClusterError: the step has a different number of layers.
     """
     edit = Editor(graph, "sleeping")
     tasks = graph.tasks
@@ -130,13 +129,13 @@ def asleep(graph: Graph, model: Model) -> Graph:
     ):
         ours = np.flatnonzero(tasks.phase == phase)
         last = int(ours[0])
-        found = ours[names[ours] == name].tolist()
-        if len(found) != model.layers:
-            raise ClusterError(f"{len(found)} places to sleep in, of {model.layers}")
-        for task in found if layer_s else ():
+        sleeping = ours[names[ours] == name].tolist()
+        if len(sleeping) != model.layers:
+            raise ClusterError(f"{len(sleeping)} places to sleep in, of {model.layers}")
+        for task in sleeping if layer_s else ():
             computed_ns = float(takes_ns[last:task].sum())
             edit.set_gap(task, max(0.0, layer_s * 1e9 - computed_ns))
-            # The gap that was recorded is not there any more.
+            # The recorded gap has been replaced.
             takes_ns[task] = tasks.duration_ns[task]
             last = task
     return edit.apply(f"{model.layers} layers sleep")
@@ -146,22 +145,22 @@ def predicted(
     graph: Graph, model: Model, cluster: Cluster, methods: Sequence[str], ranks: int,
     durations: Durations | None = None,
 ) -> dict[str, Prediction]:  # fmt: skip
-    """Of each method."""
+    """Return the prediction of each method."""
     ddp = f"ddp:{ranks},bucket_mb={model.bucket_mb:g}"
     texts = [ddp if how == "none" else f"{ddp}+{how}" for how in methods]
-    found = predict(graph, texts, cluster=cluster, durations=durations)
-    return dict(zip(methods, found, strict=True))
+    predictions = predict(graph, texts, cluster=cluster, durations=durations)
+    return dict(zip(methods, predictions, strict=True))
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What ranks did in one run.
+    """Measurements of ranks in one run.
 
     Attributes:
-        arms: of each method: ``median_s`` of a step of its slowest rank, ``sent`` bytes of a rank,
-            what `auto` has ``chosen``.
-        cluster: fitted to communications that took turns with the steps, so that whatever kept
-            this machine from shaping its cables is in both.
+        arms: per method ``median_s`` of a step of its slowest rank, ``sent`` bytes of a rank, and
+            the method that `auto` has ``chosen``.
+        cluster: fitted to communications that alternated with the steps, so that disturbances of
+            the shaped links affect both.
     """
 
     arms: dict[str, dict[str, Any]]
@@ -172,17 +171,20 @@ def measured(
     model: Model, megabits: float, methods: Sequence[str], ranks: int, rounds: int,
     slow_s: float = 0.0,
 ) -> Measured:  # fmt: skip
-    """Steps of each method in turns, on cables of so many Mbit/s.
+    """Run steps of each method alternately, on links of `megabits` Mbit/s.
 
     Raises:
-        ClusterError: a rank failed, or no latency and bandwidth explain the communications.
+        ClusterError: a rank failed, or no latency and bandwidth fit the communications.
     """
-    everybody = tuple(range(ranks))
-    operations = [Operation("all_reduce", size, everybody, rounds) for size in _REDUCED]
-    operations += [Operation("p2p", size, everybody, rounds) for size in _SHIFTED]
-    operations.append(Operation("add", _ADDED, everybody, rounds))
+    all_ranks = tuple(range(ranks))
+    operations = [Operation("all_reduce", size, all_ranks, rounds) for size in _REDUCED]
+    operations += [Operation("p2p", size, all_ranks, rounds) for size in _SHIFTED]
+    operations.append(Operation("add", _ADDED, all_ranks, rounds))
     operations += computing_operations(ranks, rounds)
-    in_a_turn = [asdict(replace(one, repeats=_repeats(one), warmup=0)) for one in operations]
+    in_a_turn = [
+        asdict(replace(operation, repeats=_repeats(operation), warmup=0))
+        for operation in operations
+    ]
     answers = run(
         ranks, megabits * MBIT, rank.steps, methods=methods, model=model.spec(),
         bucket_mb=model.bucket_mb, slow_s=slow_s, decide=_DECIDES_AFTER, rounds=rounds,
@@ -190,7 +192,7 @@ def measured(
     )  # fmt: skip
     arms = {}
     for of_ranks in zip(*(found for found, _ in answers), strict=True):
-        slowest = np.max([one["times_s"] for one in of_ranks], axis=0)
+        slowest = np.max([result["times_s"] for result in of_ranks], axis=0)
         arms[of_ranks[0]["how"]] = {**of_ranks[0], "median_s": float(np.median(slowest))}
     samples = samples_of(operations, [times_s for _, times_s in answers])
     where = f"network lab, cables of {megabits:g} Mbit/s"
@@ -198,14 +200,14 @@ def measured(
 
 
 def _repeats(operation: Operation) -> int:
-    """In one turn: what is short scatters."""
+    """Return repeats per turn, more for short operations, whose times vary more."""
     if operation.kind in COMPUTING:
         return 3
     return 1 if operation.nbytes > _REDUCED[0] else 5
 
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
-    """Quick: one model on one link; encoders keep their full size."""
+    """Yield the rows. Quick: one model on one link; encoders keep their full size."""
     yield from encoders.bars(options)
     reason = why_no_netlab()
     if reason is not None:
@@ -223,8 +225,8 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
 def _grid(options: BenchOptions, graphs: dict[str, Graph]) -> Iterator[Bar]:
     cells = [(name, megabits, 2) for name in MODELS for megabits in LINKS]
     cells += [("narrow", megabits, 4) for megabits in LINKS[1:3]]
-    wanted = cells if options.full else [("narrow", LINKS[2], 2)]
-    yield from grid_rows(options, graphs, wanted, _ROW, "predicted step", _summary)
+    selected = cells if options.full else [("narrow", LINKS[2], 2)]
+    yield from grid_rows(options, graphs, selected, _ROW, "predicted step", _summary)
 
 
 def grid_rows(
@@ -236,18 +238,20 @@ def grid_rows(
     summary: Callable[[Sequence[Bar]], Iterable[Bar]],
     methods: Sequence[str] = METHODS,
 ) -> Iterator[Bar]:
-    """A row a cell, then rows over all cells there are, those recorded before among them.
+    """Yield a row per cell, then rows over all cells, including recorded ones.
 
     Args:
-        graphs: of models by name, recorded at the first need.
-        cells: model, Mbit/s and ranks of each.
-        prefix: of the cells' rows.
-        over_all: what the names of the rows over all begin with.
-        summary: makes these rows.
+        graphs: graphs of models by name, recorded when first needed.
+        cells: model, Mbit/s and ranks of each cell.
+        prefix: prefix of the cells' rows.
+        over_all: prefix of the summary rows.
+        summary: makes the summary rows.
     """
-    known = {**options.recorded, **options.done}
+    known_rows = {**options.recorded, **options.done}
     rows = {
-        bar: row for bar, row in known.items() if bar.startswith(prefix) and "cells" in row.data
+        bar: row
+        for bar, row in known_rows.items()
+        if bar.startswith(prefix) and "cells" in row.data
     }
     measured_now = False
     for name, megabits, ranks in cells:
@@ -273,62 +277,68 @@ def cell_row(
     bar: str, graph: Graph, name: str, megabits: int, ranks: int, rounds: int,
     methods: Sequence[str] = METHODS,
 ) -> Bar:  # fmt: skip
-    """Each method's step measured and predicted, which the data holds for `cells_of`.
+    """Return a row of each method's measured and predicted step; its data is for `cells_of`.
 
     Raises:
-        ClusterError: as `measured`; or the cores are busy with other programs.
+        ClusterError: as `measured` raises, or the cores are busy with other programs.
     """
     model = MODELS[name]
     others = [] if model.forward_s else [MEETING]
     others += ["auto"] if methods is METHODS else []
     run = measured(model, megabits, [*methods, *others], ranks, rounds)
-    found = run.arms
-    beside = 1.0
+    arms = run.arms
+    pace = 1.0
     if MEETING in others:
-        beside = _pace(graph, model, run, ranks)
-        graph = _shared_machine(graph, ranks, beside)
-    told = predicted(graph, model, run.cluster, methods, ranks)
-    said, errors = [], []
+        pace = _pace(graph, model, run, ranks)
+        graph = _shared_machine(graph, ranks, pace)
+    predictions = predicted(graph, model, run.cluster, methods, ranks)
+    notes, errors = [], []
     data: dict[str, Any] = {"cells": {}}
     for how in methods:
-        step_ms, wanted_ms = found[how]["median_s"] * 1e3, told[how].step_ns / 1e6
+        step_ms, wanted_ms = arms[how]["median_s"] * 1e3, predictions[how].step_ns / 1e6
         errors.append(abs(wanted_ms / step_ms - 1.0))
-        ratio = found[how]["sent"] / _interface_bytes(told[how].graph)
+        ratio = arms[how]["sent"] / _interface_bytes(predictions[how].graph)
         data["cells"][how] = {
             "step_ms": step_ms, "predicted_ms": wanted_ms, "bytes_over_told": ratio,
         }  # fmt: skip
-        said.append(f"{how} {step_ms:.1f} (predicted {wanted_ms:.1f}, {ratio:.3f} x the bytes)")
+        notes.append(f"{how} {step_ms:.1f} (predicted {wanted_ms:.1f}, {ratio:.3f} x the bytes)")
     if MEETING in others:
-        data["meeting_over_recorded"] = beside
-        said.append(f"computing; sending a number a bucket takes {beside:.2f} x the recorded step")
+        data["meeting_over_recorded"] = pace
+        notes.append(f"computing; sending a number per bucket takes {pace:.2f} x the recorded step")
     if "auto" in others:
-        auto_ms = found["auto"]["median_s"] * 1e3
-        data["auto"] = {"step_ms": auto_ms, "chosen": found["auto"]["chosen"]}
-        said.append(f"auto {auto_ms:.1f} took {found['auto']['chosen']}")
+        auto_ms = arms["auto"]["median_s"] * 1e3
+        data["auto"] = {"step_ms": auto_ms, "chosen": arms["auto"]["chosen"]}
+        notes.append(f"auto {auto_ms:.1f} chose {arms['auto']['chosen']}")
     return at_most(
-        bar, 100 * max(errors), 12.0, "%", n=len(errors), detail=", ".join(said) + "; ms", data=data
+        bar,
+        100 * max(errors),
+        12.0,
+        "%",
+        n=len(errors),
+        detail=", ".join(notes) + "; ms",
+        data=data,
     )
 
 
 def _pace(graph: Graph, model: Model, run: Measured, ranks: int) -> float:
-    """How many times longer ranks that send a number of every bucket take than the recorded step.
+    """Return the pace of ranks that send one number per bucket, relative to the recorded step.
 
     Raises:
-        ClusterError: so many times that the cores must be busy with other programs.
+        ClusterError: the pace shows that other programs use the cores.
     """
     alone, links = _shared_machine(graph, ranks, 1.0), _without_bytes(run.cluster)
-    told_s = predicted(alone, model, links, ["none"], ranks)["none"].step_ns / 1e9
+    predicted_s = predicted(alone, model, links, ["none"], ranks)["none"].step_ns / 1e9
     meeting_s: float = run.arms[MEETING]["median_s"]
-    if meeting_s > _BUSY * told_s:
+    if meeting_s > _BUSY * predicted_s:
         raise ClusterError(
-            "the cores are busy: with a number of every bucket sent the ranks' step takes "
-            f"{1e3 * meeting_s:.0f} ms, as recorded it would {1e3 * told_s:.0f}"
+            "the cores are busy: with one number sent per bucket the ranks' step takes "
+            f"{1e3 * meeting_s:.0f} ms instead of the recorded {1e3 * predicted_s:.0f}"
         )
-    return meeting_s / told_s
+    return meeting_s / predicted_s
 
 
 def _shared_machine(graph: Graph, ranks: int, slower: float) -> Graph:
-    """The step of one of `ranks` that compute on the cores of one machine, so much slower there."""
+    """Return the step, slower as if `ranks` processes compute on the cores of one machine."""
     machine = {**graph.meta.get("machine", {}), "cpu.logical": max(1, cores() // ranks)}
     graph = replace(graph, meta={**graph.meta, "machine": machine})
     tasks = graph.tasks
@@ -338,13 +348,13 @@ def _shared_machine(graph: Graph, ranks: int, slower: float) -> Graph:
 
 
 def _without_bytes(cluster: Cluster) -> Cluster:
-    """Where messages take as long to start, and no time for their bytes."""
+    """Return the cluster with links of unlimited bandwidth and the same latency."""
     link = LinkKind.of("unlimited", _UNLIMITED)
     return replace(cluster, topology=star(cluster.devices, link), overlap_penalty=NOT_GIVEN)
 
 
 def _interface_bytes(graph: Graph | None) -> float:
-    """What one rank's interface sends in a step for gloo to exchange what the graph does."""
+    """Return the bytes that a rank's interface sends in a step of the graph with gloo."""
     assert graph is not None
     return sum(
         row.sent_bytes * (HEADERS + _ACKNOWLEDGED) + _MESSAGE_BYTES * _messages(row)
@@ -353,17 +363,17 @@ def _interface_bytes(graph: Graph | None) -> float:
 
 
 def _messages(row: Exchange) -> int:
-    """Of one rank: gloo's all-reduce goes twice around the ring, in two pieces at a time."""
+    """Return messages per rank; gloo's all-reduce passes the ring twice, in two pieces each."""
     return (row.ranks - 1) * (4 if row.collective.kind == "all_reduce" else 1)
 
 
 def cells_of(row: Bar) -> dict[str, tuple[float, float]]:
-    """By method: its step, measured and predicted, ms; of a `cell_row`."""
+    """Return measured and predicted step by method, in ms, from a `cell_row`."""
     return {how: (c["step_ms"], c["predicted_ms"]) for how, c in row.data["cells"].items()}
 
 
 def _summary(rows: Sequence[Bar]) -> Iterator[Bar]:
-    """Rows over all cells there are."""
+    """Yield summary rows over all cells."""
     errors, verdicts, wire, slower, behind = [], [], [], [], []
     for row in rows:
         cells = cells_of(row)
@@ -399,7 +409,7 @@ def _summary(rows: Sequence[Bar]) -> Iterator[Bar]:
     )  # fmt: skip
     yield at_most("auto against none", 100 * max(slower), 3.0, "%", n=len(slower),
                   detail=f"the worst of {len(slower)}, after {_DECIDES_AFTER} steps")  # fmt: skip
-    near = sum(one <= 0.08 for one in behind)
+    near = sum(excess <= 0.08 for excess in behind)
     yield at_least(
         "auto within 8 % of the best of its candidates", 100 * near / len(behind), 90.0, "%",
         n=len(behind), detail=f"the worst {100 * max(behind):.1f} % behind",
@@ -410,7 +420,7 @@ def _summary(rows: Sequence[Bar]) -> Iterator[Bar]:
 
 
 class _Slower:
-    """Durations of encoders on a device that takes longer, as the ranks of the bench sleep."""
+    """Durations of encoders on a slower device, for ranks that sleep as long."""
 
     def __init__(self, slow_s: float) -> None:
         self._here, self._slow_s = Durations(threads=1), slow_s
@@ -419,13 +429,13 @@ class _Slower:
         return getattr(self._here, name)
 
     def lookup(self, call: Call | Question) -> Answer | None:
-        """As here, and what is slept for."""
-        found = self._here.lookup(call)
+        """Return the duration on this machine plus the sleep."""
+        answer = self._here.lookup(call)
         inner = call.call if isinstance(call, Question) else call
-        if found is None or not inner.name.startswith(OP.partition("(")[0]):
-            return found
+        if answer is None or not inner.name.startswith(OP.partition("(")[0]):
+            return answer
         numbers = sum(int(np.prod(shape)) for shape in inner.arguments[1])
-        return replace(found, nanoseconds=found.nanoseconds + 4e9 * self._slow_s * numbers)
+        return replace(answer, nanoseconds=answer.nanoseconds + 4e9 * self._slow_s * numbers)
 
 
 def _crossovers(options: BenchOptions, graphs: dict[str, Graph]) -> Iterator[Bar]:
@@ -442,24 +452,25 @@ def _crossovers(options: BenchOptions, graphs: dict[str, Graph]) -> Iterator[Bar
 
 
 def _crossing_row(bar: str, options: BenchOptions, graph: Graph, how: str, slow_s: float) -> Bar:
-    """Where the measured ratio of the two passes 1, and where the predicted one does."""
-    ratios, told = [], []
+    """Find where the measured ratio of two methods passes 1, and where the predicted one does."""
+    ratios, predicted_ratios = [], []
     for megabits in _AROUND:
         options.progress(f"{bar}: {megabits} Mbit/s")
         run = measured(MODELS["narrow"], megabits, ["none", how], 2, 6, slow_s=slow_s)
         ratios.append(run.arms[how]["median_s"] / run.arms["none"]["median_s"])
         durations: Any = _Slower(slow_s)
-        found = predicted(graph, MODELS["narrow"], run.cluster, ["none", how], 2, durations)
-        told.append(found[how].step_ns / found["none"].step_ns)
-    crossing, wanted = (
-        float(np.exp(np.interp(0.0, np.log(side), np.log(_AROUND)))) for side in (ratios, told)
+        predictions = predicted(graph, MODELS["narrow"], run.cluster, ["none", how], 2, durations)
+        predicted_ratios.append(predictions[how].step_ns / predictions["none"].step_ns)
+    crossing, predicted_crossing = (
+        float(np.exp(np.interp(0.0, np.log(side), np.log(_AROUND))))
+        for side in (ratios, predicted_ratios)
     )
-    between = ratios[0] < 1.0 < ratios[-1] and told[0] < 1.0 < told[-1]
-    error = 100 * abs(crossing / wanted - 1.0)
-    rows = zip(_AROUND, ratios, told, strict=True)
+    between = ratios[0] < 1.0 < ratios[-1] and predicted_ratios[0] < 1.0 < predicted_ratios[-1]
+    error = 100 * abs(crossing / predicted_crossing - 1.0)
+    rows = zip(_AROUND, ratios, predicted_ratios, strict=True)
     return Bar(
         bar, error, "%", "<= 15", between and error <= 15.0, len(ratios),
-        f"predicted {wanted:.0f}, measured {crossing:.0f} Mbit/s; time over none "
-        + ", ".join(f"at {at}: {one:.3f} (predicted {other:.3f})" for at, one, other in rows)
-        + f"; an encoder that takes {1e9 * slow_s:.0f} ms/MB longer than here",
+        f"predicted {predicted_crossing:.0f}, measured {crossing:.0f} Mbit/s; time over none "
+        + ", ".join(f"at {at}: {ratio:.3f} (predicted {other:.3f})" for at, ratio, other in rows)
+        + f"; an encoder that takes {1e9 * slow_s:.0f} ms/MB longer than on this machine",
     )  # fmt: skip

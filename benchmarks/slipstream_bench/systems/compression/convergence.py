@@ -1,18 +1,18 @@
-"""Does training end where it would without compression? Simulated workers, equal steps, seeds.
+"""Compare the results of training with and without compression: simulated workers, equal steps.
 
-A small convolutional network on scikit-learn's digits, and a language model of two recurrent layers
-on the bytes of Python's help texts. Each way to compress, and none, is trained at the pace
-(learning rate and momentum) that is best for it on validation data, with seeds that are not judged;
-where that ends on other data is told in standard deviations of what training without compression
-reaches from other seeds. All alike, rates fall linearly to zero, as in practically every training:
-at a constant rate it would be judged how far each is on its way. What is kept is in units of
-gradients, so that what arrives late has the rate of its arrival. The mean gradients of the language
-model, as they arrive, are clipped at a norm of 0.25, as in PyTorch's own example of such a model
-(``word_language_model``): recurrent layers have cliffs, and without clipping the rate that they
-bear, and not compression, would be what is compared. Theory asks for a pace of its own: the rate
-that error feedback bears shrinks with the share that arrives at once (Stich and Karimireddy, JMLR
-2020). The published experiments with signs are without momentum, at a rate found for them
-(Karimireddy et al., ICML 2019).
+The tasks are a small convolutional network on scikit-learn's digits, and a language model of two
+recurrent layers on the bytes of Python's help texts. Each compressor, and none, trains at the pace
+(learning rate and momentum) that is best for it on validation data, with seeds that are not judged.
+Its result on other data is given in standard deviations of training without compression over other
+seeds. All rates decay linearly to zero, as in practically every training: at a constant rate the
+result would depend on how far each training has come. Residuals are in units of gradients, so that
+what arrives late is scaled by the rate at its arrival. The mean gradients of the language model are
+clipped at a norm of 0.25, as in PyTorch's example of such a model (``word_language_model``): losses
+of recurrent layers have cliffs, and without clipping the comparison would be of the rates that they
+tolerate, not of compression. Each compressor needs a separate pace: the rate that error feedback
+tolerates shrinks with the share that arrives immediately (Stich and Karimireddy, JMLR 2020). The
+published experiments with signs use no momentum, at a rate found for them (Karimireddy et al., ICML
+2019).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from slipstream.techniques.distributed.compression.compressor import Compressor
 from slipstream.techniques.distributed.compression.simulated import SimulatedWorkers
 from slipstream_bench.rows import Bar, BenchOptions
 
-# Dense steps first where the method takes them: a tenth, as PowerSGD's authors advise.
+# Dense steps first if the method has them: a tenth, as PowerSGD's authors recommend.
 _METHODS = (
     "powersgd:4,start={tenth}",
     "acp:4,start={tenth}",
@@ -48,13 +48,13 @@ _METHODS = (
 _WORKERS = 2
 _SEEDS = 5
 _MOST = 2.0
-# Seeds of the runs that find a pace: not among those that are judged.
+# Seeds of the runs that find a pace, which are not judged.
 _FIRST_TUNED = 100
 
 
 @dataclass(frozen=True)
 class Pace:
-    """Of SGD: its learning rate and momentum."""
+    """Learning rate and momentum of SGD."""
 
     lr: float
     momentum: float = 0.0
@@ -65,7 +65,7 @@ class Pace:
 
 @dataclass(frozen=True)
 class Run:
-    """One training: its pace, and the seed of weights and batches."""
+    """A training run: its pace, and the seed of weights and batches."""
 
     pace: Pace
     seed: int
@@ -76,19 +76,19 @@ Examples = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True)
 class Task:
-    """What is trained.
+    """A training task.
 
     Attributes:
-        make: the model, from torch's seed.
-        batch: x and y of a worker's step, from a generator.
+        make: builds the model, from torch's seed.
+        batch: returns x and y of a worker's step, from a generator.
         validation: x and y by which a pace is chosen.
-        held: x and y that count.
-        paces: to choose from.
-        tuned_on: how many seeds choose.
-        steps: of training. What error feedback keeps arrives later, so that what it costs shrinks
-            with the steps: enough for training without to be near its end.
-        score: of outputs and y; more is better.
-        clip: the largest norm of a mean gradient, as it arrives; 0 for any.
+        held: x and y of the reported result.
+        paces: candidates.
+        tuned_on: number of seeds that choose.
+        steps: number of steps, enough for dense training to be near its end: what error feedback
+            retains arrives later, so that its cost shrinks with the steps.
+        score: score of outputs and y; higher is better.
+        clip: maximum norm of a mean gradient, as it arrives; 0 for no limit.
     """
 
     make: Callable[[], nn.Module]
@@ -103,18 +103,20 @@ class Task:
     clip: float = 0.0
 
     def reached(self, how: str, runs: Sequence[Run], steps: int, examples: Examples) -> list[float]:
-        """The score after each training with gradients that are compressed so; ``none``: not.
+        """Return the score of each run with gradients compressed by `how`; ``none``: uncompressed.
 
-        Trainings do not touch each other; what they compute in a step is computed together, which
-        takes half as long.
+        Runs are independent; their steps are computed together, which takes half as long.
         """
         teams = [_Team(self, how, run, steps) for run in runs]
         gradients = vmap(grad(functools.partial(_loss, self.make())))
         for _ in range(steps):
-            drawn = [self.batch(team.drawn) for team in teams for _ in range(_WORKERS)]
-            x, y = (torch.stack(parts) for parts in zip(*drawn, strict=True))
-            everybody = [team.weights() for team in teams for _ in range(_WORKERS)]
-            weights = {name: torch.stack([one[name] for one in everybody]) for name in everybody[0]}
+            batches = [self.batch(team.drawn) for team in teams for _ in range(_WORKERS)]
+            x, y = (torch.stack(parts) for parts in zip(*batches, strict=True))
+            worker_weights = [team.weights() for team in teams for _ in range(_WORKERS)]
+            weights = {
+                name: torch.stack([by_name[name] for by_name in worker_weights])
+                for name in worker_weights[0]
+            }
             found = gradients(weights, x, y)
             for number, team in enumerate(teams):
                 turns = range(number * _WORKERS, (number + 1) * _WORKERS)
@@ -122,11 +124,11 @@ class Task:
         with torch.no_grad():
             outs = [team.model(examples[0]).flatten(0, -2) for team in teams]
         scores = [self.score(out, examples[1].flatten()) for out in outs]
-        # What diverged compares as the worst.
+        # A diverged run has the worst score.
         return [-math.inf if math.isnan(score) else score for score in scores]
 
     def tuned(self, how: str, steps: int) -> dict[Pace, float]:
-        """Each pace's mean score on the validation data, the best first."""
+        """Return each pace's mean score on the validation data, the best first."""
         seeds = range(_FIRST_TUNED, _FIRST_TUNED + self.tuned_on)
         runs = [Run(pace, seed) for pace in self.paces for seed in seeds]
         found = self.reached(how, runs, steps, self.validation)
@@ -156,11 +158,11 @@ class _Team:
         self._clip = task.clip
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """By name, without a graph."""
-        return {name: one.detach() for name, one in self.model.named_parameters()}
+        """Return the weights by name, detached."""
+        return {name: parameter.detach() for name, parameter in self.model.named_parameters()}
 
     def step(self, turns: Sequence[dict[str, torch.Tensor]]) -> None:
-        """One step, from every worker's gradients."""
+        """Make one step, from every worker's gradients."""
         self._optimizer.zero_grad()
         for gradients in turns:
             for name, parameter in self.model.named_parameters():
@@ -180,7 +182,7 @@ def _loss(
 
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
-    """A row a task. Quick: two seeds, fewer steps, and no verdict."""
+    """Yield a row per task. Quick: two seeds, fewer steps, and no verdict."""
     for name, task in (("digits, conv net", _digits), ("help texts, 2-layer LM", _texts)):
         bar = f"trained as far as without, {name}"
         if options.wants(bar):
@@ -188,37 +190,37 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
 
 
 def judged(bar: str, task: Task, options: BenchOptions) -> Bar:
-    """How far the worst way to compress stays behind none, each at its own pace."""
+    """Return a row of the worst compressor's distance from none, each at its best pace."""
     steps = task.steps if options.full else task.steps // 10
     seeds = range(_SEEDS if options.full else 2)
     reached: dict[str, list[float]] = {}
-    said = []
-    for how in ("none", *(one.format(tenth=steps // 10) for one in _METHODS)):
+    notes = []
+    for how in ("none", *(method.format(tenth=steps // 10) for method in _METHODS)):
         options.progress(f"{bar}: {how}")
         tuned = task.tuned(how, steps)
         pace = next(iter(tuned))
         if how == "none":
             usual = pace
         reached[how] = task.reached(how, [Run(pace, seed) for seed in seeds], steps, task.held)
-        said.append(f"{how} {statistics.mean(reached[how]):.3f} at {pace}")
+        notes.append(f"{how} {statistics.mean(reached[how]):.3f} at {pace}")
         if pace != usual:
-            said[-1] += f" (validation {tuned[pace]:.3f}, at none's pace {tuned[usual]:.3f})"
+            notes[-1] += f" (validation {tuned[pace]:.3f}, at none's pace {tuned[usual]:.3f})"
     dense = reached.pop("none")
     middle, spread = statistics.mean(dense), statistics.stdev(dense)
-    behind = {how: (middle - statistics.mean(one)) / spread for how, one in reached.items()}
+    behind = {how: (middle - statistics.mean(scores)) / spread for how, scores in reached.items()}
     worst = max(behind, key=lambda how: behind[how])
     clipped = f"; gradients clipped at a norm of {task.clip:g}" if task.clip else ""
-    within = [how for how, one in behind.items() if one <= _MOST]
+    within = [how for how, distance in behind.items() if distance <= _MOST]
     return Bar(
         bar, behind[worst], "standard deviations behind", f"<= {_MOST:g}",
         behind[worst] <= _MOST if options.full else None, len(seeds),
-        f"{task.unit}: {'; '.join(said)}; deviation of none {spread:.3f}; {len(within)} of "
+        f"{task.unit}: {'; '.join(notes)}; deviation of none {spread:.3f}; {len(within)} of "
         f"{len(behind)} within, the worst is {worst}; {_WORKERS} workers, {steps} steps, each at "
         f"the best of {len(task.paces)} paces, which fall linearly to 0{clipped}",
     )  # fmt: skip
 
 
-class _Pictures(nn.Sequential):
+class _Images(nn.Sequential):
     def __init__(self) -> None:
         super().__init__(
             nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
@@ -228,7 +230,7 @@ class _Pictures(nn.Sequential):
 
 
 class _Bytes(nn.Module):
-    """The next byte, of every byte: [batch, time] to [batch, time, 128]."""
+    """Predict the next byte for every byte: [batch, time] to [batch, time, 128]."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -264,7 +266,7 @@ def _digits() -> Task:
         *(Pace(lr, 0.9) for lr in (0.005, 0.01, 0.02, 0.04)),
     )
     chosen, judged_on = ((images[part], labels[part]) for part in (validation, held))
-    return Task(_Pictures, batch, chosen, judged_on, paces, 3, 900, right, "% right")
+    return Task(_Images, batch, chosen, judged_on, paces, 3, 900, right, "% right")
 
 
 @functools.cache
@@ -297,5 +299,5 @@ def _texts() -> Task:
         *(Pace(lr) for lr in (2.0, 4.0, 5.6, 8.0, 11.0)),
         *(Pace(lr, 0.9) for lr in (0.25, 0.5, 1.0)),
     )
-    unit = "bits a byte, less than 0"
+    unit = "negative bits per byte"
     return Task(_Bytes, batch, chosen, judged_on, paces, 1, 4500, bits, unit, clip=0.25)

@@ -1,7 +1,7 @@
-"""``slipstream bench compression``: speed of the encoders, real ranks on shaped links, the study.
+"""Speed of the encoders, real ranks on shaped links, and the study's set-ups.
 
-Encoders are timed by CPU time of one thread, in a process that keeps its pages. Ranks
-run in a network lab, which needs root.
+Encoders are timed by CPU time of one thread, in a process that keeps its pages. Ranks run in a
+network lab, which needs root.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SIZE = "16 MB, one thread"
 
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
-    """Rows of the bench. Quick: fewer links and steps; encoders keep their full size."""
+    """Yield the rows. Quick: fewer links and steps; encoders keep their full size."""
     yield from _encoders(options)
     yield from utility.bars(options)
     yield from convergence.bars(options)
@@ -42,7 +42,7 @@ def _encoders(options: BenchOptions) -> Iterator[Bar]:
     with one_thread():
         drawn = torch.Generator().manual_seed(0)
         gradient = torch.randn(_NUMBERS, generator=drawn)
-        # Rows differ in size, as those of gradients do.
+        # Rows have different sizes, as gradients do.
         gradient *= torch.rand(_SIDE, generator=drawn).repeat_interleave(_NUMBERS // _SIDE)
         yield from _top(options, gradient)
         yield from _blocks(options, gradient)
@@ -61,12 +61,12 @@ def _top(options: BenchOptions, gradient: torch.Tensor) -> Iterator[Bar]:
         "ours": lambda: kernels.top(gradient, residual, indices, values),
     }
     ratio = paired(arms, blocks=_BLOCKS).ratio("torch", "ours")
-    detail = f"{_SIZE}; ours adds the residual and keeps it, too"
+    detail = f"{_SIZE}; ours also adds and stores the residual"
     yield ratio.at_least(bar, 8.0, detail=detail)
 
 
 def _blocks(options: BenchOptions, gradient: torch.Tensor) -> Iterator[Bar]:
-    # A copy of 6 bytes a number touches as many as reading two and writing one of 4.
+    # A copy of 6 bytes per number touches as many as reading two and writing one of 4 bytes.
     source = torch.zeros(_NUMBERS * 3 // 2)
     target = torch.empty_like(source)
     for bits, size, most in ((1, 4096, 1.3), (4, 256, 1.5), (8, 256, 1.5)):
@@ -114,19 +114,19 @@ def _low_rank(options: BenchOptions, gradient: torch.Tensor) -> Iterator[Bar]:
 
 
 def _torch_hook(matrix: torch.Tensor) -> Callable[[], Any]:
-    """What torch's ``powerSGD_hook`` computes for one matrix, with its QR, warm start and error."""
-    kept: dict[str, torch.Tensor] = {"error": torch.zeros_like(matrix)}
+    """Return torch's ``powerSGD_hook`` of one matrix, with its QR, warm start and error."""
+    state: dict[str, torch.Tensor] = {"error": torch.zeros_like(matrix)}
     q = torch.randn(1, _SIDE, _RANK)
 
     def run() -> None:
-        given = matrix.clone()
-        given.add_(kept["error"])
-        before = given.clone()
-        batch = given.unsqueeze(0)
+        compressed = matrix.clone()
+        compressed.add_(state["error"])
+        before = compressed.clone()
+        batch = compressed.unsqueeze(0)
         p = torch.bmm(batch, q)
         p.copy_(torch.linalg.qr(p).Q)
         torch.bmm(batch.transpose(1, 2), p, out=q)
         torch.bmm(p, q.transpose(1, 2), out=batch)
-        kept["error"] = before - given
+        state["error"] = before - compressed
 
     return run

@@ -1,4 +1,4 @@
-"""One rank of ``slipstream bench compression``: trains as it is told and says what it took."""
+"""A rank of ``slipstream bench compression``: trains with each method and times it."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from slipstream_bench.lab import own_interface
 from slipstream_bench.rank_models import Tied, batch_of, model_of
 
 MEETING = "meeting"
-"""As a way to compress: of every bucket one number is sent, so that ranks wait for each other."""
-# Steps of each way that come before all that are timed, and those that are timed at a stretch.
+"""Name of a method that sends one number of every bucket, so that ranks wait for each other."""
+# Steps of each method before all timed ones, and timed steps per turn.
 _WARM, _TURN = 5, 2
 
 
 def slowly(settings: Compressor, s_per_byte: float) -> Compressor:
-    """A way to compress whose encoder takes longer than it does here, as on a slower device.
+    """Return a compressor whose encoder takes longer, as on a slower device.
 
     Args:
-        s_per_byte: slept for every byte of gradients, before the first communication.
+        s_per_byte: sleep per byte of gradients, before the first communication.
     """
     slower, exchange = copy(settings), settings.exchange
 
@@ -51,13 +51,13 @@ def slowly(settings: Compressor, s_per_byte: float) -> Compressor:
 
 @dataclass(frozen=True)
 class Meeting(Compressor):
-    """`MEETING`: what the ranks' threads cost each other where they share cores, and no bytes."""
+    """`MEETING`: ranks' threads share cores and wait for each other, but send almost no bytes."""
 
     name: ClassVar[str] = MEETING
     keeps: ClassVar[bool] = False
 
     def exchange(self, bucket: Bucket, memory: Memory, workers: int, sound: bool) -> Exchange:
-        """Gradients stay as they are."""
+        """Leave gradients unchanged."""
         yield Reduce(torch.zeros(1))
         return True
 
@@ -75,7 +75,7 @@ def _hooked(model: nn.Module, how: str, slow_s: float = 0.0, **options: Any) -> 
 
 
 def replicas(methods: Sequence[str], steps: int) -> list[str]:
-    """The parameters' digest after so many steps, by each way."""
+    """Return the parameters' digest after `steps` steps, by method."""
     return [_digest(how, steps) for how in methods]
 
 
@@ -97,7 +97,7 @@ def _digest(how: str, steps: int) -> str:
 
 
 def losses(methods: Sequence[str], steps: int, rank_of: int, start: int) -> list[list[float]]:
-    """The mean loss over ranks of every step; ``torch``: torch's own hook, at the same settings."""
+    """Return the mean loss over ranks of every step; ``torch``: torch's hook, same settings."""
     return [_losses(how, steps, rank_of, start) for how in methods]
 
 
@@ -136,7 +136,7 @@ def _losses(how: str, steps: int, rank_of: int, start: int) -> list[float]:
 
 
 def exchanges(methods: Sequence[str], side: int, repeats: int) -> list[list[float]]:
-    """Seconds of exchanging one bucket in each way, by turns."""
+    """Return seconds of exchanging one bucket with each method, alternately."""
     layout = Layout.of({"p": (side, side)})
     flat = torch.randn(layout.numel, generator=torch.Generator().manual_seed(dist.get_rank()))
     ranks = ProcessGroup(dist.group.WORLD, 60.0, 5.0, "exchanges")
@@ -157,17 +157,17 @@ def steps(
     methods: Sequence[str], model: list[Any], bucket_mb: float, slow_s: float, decide: int,
     rounds: int, operations: Sequence[Mapping[str, Any]],
 ) -> tuple[list[dict[str, Any]], list[list[Any]]]:  # fmt: skip
-    """Of each way: times of its steps, what was sent, and what `auto` chose; times of operations.
+    """Return per method step times, bytes sent and `auto`'s choice; and times of operations.
 
-    The ways take turns of a step that does not count and some that do, so that whatever else the
-    machine does happens to all of them.
+    The methods alternate in turns of one uncounted step and some counted ones, so that other load
+    on the machine affects all of them.
 
     Args:
-        methods: ways to compress; `MEETING`; ``none``.
+        methods: compressors; `MEETING`; ``none``.
         model: see `model_of`.
         slow_s: see `slowly`.
         decide: steps in which `auto` decides.
-        operations: communications that take turns with the steps, an `Operation` each.
+        operations: communications that alternate with the steps, an `Operation` each.
     """
     arms = {how: _arm(how, model, bucket_mb, slow_s) for how in methods}
     times: dict[str, list[float]] = {how: [] for how in arms}
@@ -176,7 +176,9 @@ def steps(
         decides = hook is not None and hook.chooser is not None
         for _ in range(decide if decides else _WARM):
             step()
-    timed_operations = [Operation(**{**one, "ranks": tuple(one["ranks"])}) for one in operations]
+    timed_operations = [
+        Operation(**{**fields, "ranks": tuple(fields["ranks"])}) for fields in operations
+    ]
     rank = dist.get_rank()
     everybody = {tuple(range(dist.get_world_size())): dist.group.WORLD}
     links: list[list[Any]] = [[] for _ in operations]
@@ -204,8 +206,8 @@ def steps(
 
 
 def _shifted(operation: Operation) -> list[tuple[float, float]]:
-    """When everybody began to send its neighbour so many bytes twice in a row, and how long it
-    took: as of one message there and back (see `Operation`), with both ways in use."""
+    """Return when all ranks began to send their neighbours this message twice in a row, and the
+    duration: as for one message there and back (see `Operation`), with both directions in use."""
     wire = Wire.of()
     sent = torch.zeros(operation.nbytes, dtype=torch.uint8)
     received = torch.empty_like(sent)
@@ -223,7 +225,7 @@ def _shifted(operation: Operation) -> list[tuple[float, float]]:
 def _arm(
     how: str, spec: list[Any], bucket_mb: float, slow_s: float
 ) -> tuple[Callable[[], Any], Any]:
-    """A step of a model of its own, ``accumulation:4+`` before what its hook does; the hook."""
+    """Return a step of a separate model, with ``accumulation:4+`` before its hook; and the hook."""
     first, _, rest = how.partition("+")
     accumulates = first.startswith("accumulation")
     model, hook = _hooked(

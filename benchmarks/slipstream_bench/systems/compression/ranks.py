@@ -1,4 +1,4 @@
-"""Real ranks in a network lab: replicas stay equal, torch's losses, times as ranks are added."""
+"""Real ranks in a network lab: equal replicas, torch's losses, times by number of ranks."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _ALL = (
     "randomk:0.01",
 )
 _START = 10
-# Slow enough that what is sent is what takes the time.
+# Slow enough that communication dominates.
 _SLOW = 10
 _GROWN = ("topk:0.01", "sign", "powersgd:4,start=0")
 
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
-    """See `slipstream_bench.systems.compression.encoders`."""
+    """Yield the rows; see `slipstream_bench.systems.compression.encoders`."""
     reason = why_no_netlab()
     if reason is not None:
         yield not_judged("replicas after 300 steps", "of 12", "= 12", reason)
@@ -46,10 +46,10 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
 def run(
     ranks: int, bytes_per_s: float, function: Callable[..., Any], **arguments: Any
 ) -> list[Any]:
-    """What ``function(**arguments)`` answers on every rank.
+    """Return the result of ``function(**arguments)`` on every rank.
 
     Raises:
-        ClusterError: one failed.
+        ClusterError: a rank failed.
     """
     with Netlab(ranks, bytes_per_s) as lab:
         return on_ranks(lab, function, timeout_s=_TIMEOUT_S, **arguments)
@@ -84,7 +84,7 @@ def _parity(options: BenchOptions) -> Iterator[Bar]:
         2, 1000 * MBIT, rank.losses, methods=(f"powersgd:4,start={_START}", "torch"),
         steps=steps, rank_of=4, start=_START,
     )  # fmt: skip
-    ours, theirs = (np.array(one) for one in answers[0])
+    ours, theirs = (np.array(losses) for losses in answers[0])
     value = 100 * abs(float(ours.mean() / theirs.mean()) - 1.0)
     tenth = steps // 10
     last = (float(side[-tenth:].mean()) for side in (ours, theirs))
@@ -103,37 +103,40 @@ def _growth(options: BenchOptions) -> Iterator[Bar]:
     if not (options.wants(grows) or options.wants(flat)):
         return
     options.progress(grows)
-    asked = {"methods": _GROWN, "side": 1000, "repeats": 7 if options.full else 3}
+    arguments = {"methods": _GROWN, "side": 1000, "repeats": 7 if options.full else 3}
     times = {
-        ranks: np.median(np.max(run(ranks, _SLOW * MBIT, rank.exchanges, **asked), axis=0), axis=1)
+        ranks: np.median(
+            np.max(run(ranks, _SLOW * MBIT, rank.exchanges, **arguments), axis=0), axis=1
+        )
         for ranks in (2, 3, 4)
     }
-    told = [
-        (_told_s(how, 96) - _told_s(how, 2)) / (_told_s(how, 49) - _told_s(how, 2))
+    growth = [
+        (_simulated_s(how, 96) - _simulated_s(how, 2))
+        / (_simulated_s(how, 49) - _simulated_s(how, 2))
         for how in _GROWN
     ]
-    said = [
-        f"{how} {', '.join(f'{1e3 * one[k]:.0f}' for one in times.values())} ms at 2, 3, 4 ranks; "
-        f"simulated at 96: {1e3 * _told_s(how, 96):.0f}"
+    notes = [
+        f"{how} {', '.join(f'{1e3 * seconds[k]:.0f}' for seconds in times.values())} ms at 2, 3, 4 "
+        f"ranks; simulated at 96: {1e3 * _simulated_s(how, 96):.0f}"
         for k, how in enumerate(_GROWN)
     ]
     ratios = times[4] / times[2]
     yield Bar(
         grows, float(min(ratios[:2])), "x", "3 +- 20 %",
         all(2.4 <= ratio <= 3.6 for ratio in ratios[:2]), 2,
-        f"cables of {_SLOW} Mbit/s, 10^6 numbers; {'; '.join(said[:2])}; twice the others from 49 "
-        f"to 96: {min(told[:2]):.2f} x",
+        f"cables of {_SLOW} Mbit/s, 10^6 numbers; {'; '.join(notes[:2])}; twice the others from 49 "
+        f"to 96: {min(growth[:2]):.2f} x",
     )  # fmt: skip
-    yield at_most(flat, float(ratios[2]), 1.8, "x", detail=f"a ring's bytes: 1.5; {said[2]}")
+    yield at_most(flat, float(ratios[2]), 1.8, "x", detail=f"a ring's bytes: 1.5; {notes[2]}")
 
 
-def _told_s(how: str, ranks: int) -> float:
-    """Seconds of one bucket's transfers on a cluster like the lab."""
+def _simulated_s(how: str, ranks: int) -> float:
+    """Return seconds of one bucket's transfers on a cluster like the lab."""
     cluster = Cluster.load(f"workers={ranks},link={_SLOW}mbit,latency=100us")
     (settings,) = parse(how)
     assert isinstance(settings, Compressor)
     messages = settings.messages(Layout.of({"p": (1000, 1000)}))
     total = 0.0
-    for one in messages:
-        total += cluster.cost(Collective(*one.collective(ranks))).duration_ns / 1e9
+    for message in messages:
+        total += cluster.cost(Collective(*message.collective(ranks))).duration_ns / 1e9
     return total

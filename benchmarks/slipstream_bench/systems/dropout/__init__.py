@@ -1,1 +1,1 @@
-"""Fused dropout: how fast, and how random."""
+"""Fused dropout: speed and randomness."""

@@ -1,7 +1,7 @@
-"""``slipstream bench dropout``: how fast the fused dropout is, and how random.
+"""``slipstream bench dropout``: speed and randomness of the fused dropout.
 
-Times are CPU time of one thread. The process keeps its memory pages, so that no arm pays for new
-ones.
+Times are CPU time of one thread. The process keeps its memory pages, so that no arm includes page
+faults.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from slipstream.heap import keep_pages
 from slipstream.native import why_no_library
-from slipstream.techniques.dropout import kernels as door
+from slipstream.techniques.dropout import kernels as dropout_kernels
 from slipstream.techniques.dropout.nn import dropout
 from slipstream_bench.harness import one_thread, paired
 from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, not_judged
@@ -30,12 +30,12 @@ _ELEMENTS = 1 << 22
 _P = 0.1
 _PROBABILITIES = (0.1, 0.25, 0.5, 0.9)
 _BLOCKS = 30
-_LEAST_P_VALUE = 0.001
+_MIN_P_VALUE = 0.001
 
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
-    """Rows of the bench. Quick takes half a minute: fewer seeds; speeds keep their full size."""
-    if not door.kernels():
+    """Yield the rows. Quick takes half a minute: fewer seeds; speeds keep their full size."""
+    if not dropout_kernels.kernels():
         yield not_judged("fused dropout", "x", ">= 12", why_no_library() or "no kernel runs here")
         return
     yield from _speed_rows(options)
@@ -69,7 +69,8 @@ def _forward_rows(options: BenchOptions, dtype: torch.dtype) -> Iterator[Bar]:
     each = {name: taken.median_s(name) / _ELEMENTS * 1e9 for name in taken.arms}
     detail = (
         f"{_ELEMENTS} elements, p = {_P}, forward; ns per element: F.dropout {each['torch']:.2f}, "
-        f"ours {each['ours']:.2f}, sweep {each['sweep']:.2f}; {next(iter(door.kernels()))}"
+        f"ours {each['ours']:.2f}, sweep {each['sweep']:.2f}; "
+        f"{next(iter(dropout_kernels.kernels()))}"
     )
     faster, slower = taken.ratio("torch", "ours"), taken.ratio("ours", "sweep")
     judged = dtype is torch.float32
@@ -100,14 +101,14 @@ def _backward_rows(options: BenchOptions) -> Iterator[Bar]:
 
     arms = {"torch": lambda: both(functional.dropout), "ours": lambda: both(dropout)}
     ratio = paired(arms, blocks=_BLOCKS).ratio("torch", "ours")
-    yield ratio.reported(bar, detail="the backward draws the mask again, none is stored")
+    yield ratio.reported(bar, detail="the backward pass draws the mask again instead of storing it")
 
 
 def mask(seed: int, p: float, elements: int) -> Mask:
-    """What `p` keeps of `elements` with this seed: bool [elements]."""
-    drawn = door.draw_seed(torch.Generator().manual_seed(seed))
-    kept: Mask = (door.dropout(torch.ones(elements), drawn, p) != 0).numpy()
-    return kept
+    """Return the elements that are not dropped with this seed, bool [elements]."""
+    words = dropout_kernels.draw_seed(torch.Generator().manual_seed(seed))
+    retained: Mask = (dropout_kernels.dropout(torch.ones(elements), words, p) != 0).numpy()
+    return retained
 
 
 def _random_rows(options: BenchOptions) -> Iterator[Bar]:
@@ -141,19 +142,21 @@ def _random_rows(options: BenchOptions) -> Iterator[Bar]:
 def _neighbours(seeds: int) -> Iterator[float]:
     x = torch.ones(_ELEMENTS)
     for number in range(seeds):
-        one = door.draw_seed(torch.Generator().manual_seed(number))
+        words = dropout_kernels.draw_seed(torch.Generator().manual_seed(number))
         for word in range(2):
-            other = one.clone()
-            other[word] ^= 1 << (number * 7 % 63)
-            kept = [(door.dropout(x, drawn, _P) != 0).numpy() for drawn in (one, other)]
-            yield correlation_test(*kept)
+            neighbour = words.clone()
+            neighbour[word] ^= 1 << (number * 7 % 63)
+            masks = [
+                (dropout_kernels.dropout(x, drawn, _P) != 0).numpy() for drawn in (words, neighbour)
+            ]
+            yield correlation_test(*masks)
 
 
 def _p_value(bar: str, values: list[float], detail: str) -> Bar:
-    """Of many p-values the least, corrected for their number (Bonferroni)."""
-    least = min(1.0, min(values) * len(values))
-    said = f"least p-value of {len(values)}, times their number; {detail}"
-    return at_least(bar, least, _LEAST_P_VALUE, "", n=len(values), detail=said)
+    """Return a row of the minimum of many p-values, corrected for their number (Bonferroni)."""
+    corrected = min(1.0, min(values) * len(values))
+    note = f"least p-value of {len(values)}, times their number; {detail}"
+    return at_least(bar, corrected, _MIN_P_VALUE, "", n=len(values), detail=note)
 
 
 def _level_rows(options: BenchOptions) -> Iterator[Bar]:
@@ -167,19 +170,19 @@ def _level_rows(options: BenchOptions) -> Iterator[Bar]:
         generator = torch.Generator().manual_seed(number)
         size = int(torch.randint(1, 300_000 if number % 10 == 0 else 400, (), generator=generator))
         p = float(torch.rand((), generator=generator))
-        for dtype in door.KERNEL_DTYPES:
+        for dtype in dropout_kernels.KERNEL_DTYPES:
             checked += 1
             same += _equals_reference(torch.randn(size, generator=generator).to(dtype), p)
-    detail = f"random sizes, probabilities and dtypes; {', '.join(door.kernels())}"
+    detail = f"random sizes, probabilities and dtypes; {', '.join(dropout_kernels.kernels())}"
     yield at_least(bar, same, checked, f"of {checked}", n=checked, detail=detail)
 
 
 def _equals_reference(x: torch.Tensor, p: float) -> bool:
-    seed = door.draw_seed(torch.Generator().manual_seed(x.numel()))
-    expected = door.run_reference(x, seed, p).view(torch.uint8)
+    seed = dropout_kernels.draw_seed(torch.Generator().manual_seed(x.numel()))
+    expected = dropout_kernels.run_reference(x, seed, p).view(torch.uint8)
     made = []
-    for kernel in door.kernels().values():
+    for kernel in dropout_kernels.kernels().values():
         y = torch.empty_like(x)
-        door.run_kernel(x, y, seed, p, kernel)
+        dropout_kernels.run_kernel(x, y, seed, p, kernel)
         made.append(y.view(torch.uint8))
     return all(torch.equal(y, expected) for y in made)

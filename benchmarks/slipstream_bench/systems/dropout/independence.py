@@ -1,6 +1,6 @@
-"""Are the elements dropped independently of each other? Standard tests of a mask, as p-values.
+"""Standard tests of the independence of dropped elements, as p-values.
 
-Each is asymptotic: give it at least some ten thousand elements.
+Each is asymptotic: use at least ten thousand elements.
 
 Source: Wald and Wolfowitz, "On a test whether two samples are from the same population", 1940;
 Ljung and Box, "On a measure of lack of fit in time series models", 1978; Knuth, "The Art of
@@ -18,29 +18,29 @@ from scipy.stats import chi2, norm
 Mask = NDArray[np.bool_]
 
 _LAGS = (*range(1, 33), 63, 64, 65, 128, 256, 1024)
-"""Neighbours, and elements in the same place of the next blocks and batches."""
+"""Distances of neighbours, and of elements at the same position of later blocks and batches."""
 _PATTERN = 8
-_LEAST_EXPECTED = 5.0
+_MIN_EXPECTED = 5.0
 
 
 def keep_rate_deviation(mask: Mask, p: float) -> float:
-    """How many standard deviations the number of kept elements is from its expectation."""
+    """Return the deviation of the number of retained elements, in standard deviations."""
     expected = mask.size * (1 - p)
     return float((mask.sum() - expected) / np.sqrt(expected * p))
 
 
 def runs_test(mask: Mask, p: float) -> float:
-    """Wald and Wolfowitz: the number of runs of equal elements, given how many there are."""
+    """Wald-Wolfowitz test of the number of runs of equal elements, given their counts."""
     n = float(mask.size)
-    kept = float(mask.sum())
+    retained = float(mask.sum())
     runs = 1 + np.count_nonzero(mask[1:] != mask[:-1])
-    mean = 1 + 2 * kept * (n - kept) / n
+    mean = 1 + 2 * retained * (n - retained) / n
     deviation = np.sqrt((mean - 1) * (mean - 2) / (n - 1))
     return float(2 * norm.sf(abs(runs - mean) / deviation))
 
 
 def serial_correlation_test(mask: Mask, p: float) -> float:
-    """Ljung and Box: the autocorrelations at many distances, together."""
+    """Ljung-Box test of the autocorrelations at many distances together."""
     n = mask.size
     centred = mask.astype(np.float64) - mask.mean()
     variance = float(centred @ centred)
@@ -49,16 +49,16 @@ def serial_correlation_test(mask: Mask, p: float) -> float:
 
 
 def pattern_test(mask: Mask, p: float) -> float:
-    """Knuth's serial test: how often each of the 256 patterns of eight elements occurs."""
+    """Knuth's serial test: the frequency of each of the 256 patterns of eight elements."""
     whole = mask[: mask.size // _PATTERN * _PATTERN].reshape(-1, _PATTERN)
     seen = np.bincount(np.packbits(whole, axis=1)[:, 0], minlength=2**_PATTERN)
-    kept = np.array([number.bit_count() for number in range(2**_PATTERN)])
-    expected = len(whole) * (1 - p) ** kept * p ** (_PATTERN - kept)
+    retained = np.array([number.bit_count() for number in range(2**_PATTERN)])
+    expected = len(whole) * (1 - p) ** retained * p ** (_PATTERN - retained)
     return _chi_square(seen, expected)
 
 
 def gap_test(mask: Mask, p: float) -> float:
-    """Knuth's gap test: how many elements are kept between two that are dropped."""
+    """Knuth's gap test: the number of retained elements between two dropped ones."""
     gaps = np.diff(np.flatnonzero(~mask)) - 1
     seen = np.bincount(gaps)
     expected = len(gaps) * p * (1 - p) ** np.arange(len(seen))
@@ -66,11 +66,13 @@ def gap_test(mask: Mask, p: float) -> float:
     return _chi_square(np.append(seen, 0), np.append(expected, rest))
 
 
-def correlation_test(one: Mask, other: Mask) -> float:
-    """The correlation of two masks of the same elements."""
-    rest = [part.astype(np.float64) - part.mean() for part in (one, other)]
-    correlation = rest[0] @ rest[1] / np.sqrt((rest[0] @ rest[0]) * (rest[1] @ rest[1]))
-    return float(2 * norm.sf(abs(correlation) * np.sqrt(one.size)))
+def correlation_test(first: Mask, second: Mask) -> float:
+    """Test the correlation of two masks of the same elements."""
+    centred = [part.astype(np.float64) - part.mean() for part in (first, second)]
+    correlation = (
+        centred[0] @ centred[1] / np.sqrt((centred[0] @ centred[0]) * (centred[1] @ centred[1]))
+    )
+    return float(2 * norm.sf(abs(correlation) * np.sqrt(first.size)))
 
 
 TESTS: dict[str, Callable[[Mask, float], float]] = {
@@ -82,8 +84,8 @@ TESTS: dict[str, Callable[[Mask, float], float]] = {
 
 
 def _chi_square(seen: NDArray[np.int64], expected: NDArray[np.float64]) -> float:
-    """Pearson's, with what is too rare taken together."""
-    common = expected >= _LEAST_EXPECTED
+    """Return Pearson's p-value, with rare cases merged."""
+    common = expected >= _MIN_EXPECTED
     pairs = list(zip(seen[common].tolist(), expected[common].tolist(), strict=True))
     pairs.append((int(seen[~common].sum()), float(expected[~common].sum())))
     pairs = [(count, mean) for count, mean in pairs if mean > 0]

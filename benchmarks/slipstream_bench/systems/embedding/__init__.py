@@ -1,1 +1,1 @@
-"""Embedding tables: kernels, memory, quality."""
+"""Embedding tables: kernels, memory and quality."""

@@ -1,10 +1,10 @@
-"""``slipstream bench embedding``: compressed tables against torch's, theory, and each other.
+"""``slipstream bench embedding``: compressed tables compared with torch's and with theory.
 
-The rows of tensor trains are `tt`'s.
+Module `tt` has the rows of tensor trains.
 
-Times are CPU time of one thread. Every sample is of batches of other ids, behind one that is not
-counted, so that an arm is timed with its own data in the caches, as a server's
-is. Hashed rows have no signs, as the technique and a plan make them.
+Times are CPU time of one thread. Every sample takes new batches, after an uncounted one, so that an
+arm is timed with its own data in the caches, as in a server. Hashed rows have no signs, as in the
+technique and in plans.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from slipstream.techniques.embedding.formats.robe import (
     ROBEEmbeddingCollection,
 )
 from slipstream.techniques.embedding.formats.shared_array import SharedArray
-from slipstream.techniques.embedding.kernels import robe as door
+from slipstream.techniques.embedding.kernels import robe as robe_kernels
 from slipstream.techniques.embedding.kernels import robe_reference as reference
 from slipstream_bench.harness import numbered, one_thread, paired
 from slipstream_bench.rows import Bar, BenchOptions, at_most, not_judged
@@ -45,14 +45,14 @@ _ROWS, _DIM = 11_000_000, 64
 _BAGS, _IDS = 512, 10_240
 _SPEED_BARS = {64: 5.0, 32: 3.1, 16: 2.0}
 _BATCHES = 16
-_LEAST_P_VALUE = 0.001
+_MIN_P_VALUE = 0.001
 
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
-    """Rows of the bench. Quick takes smaller tables for 26 of them, and fewer draws."""
+    """Yield the rows. Quick uses smaller tables for 26 of them, and fewer draws."""
     yield from tt.bars(options)
     yield from device.bars(options)
-    if not door.kernels():
+    if not robe_kernels.kernels():
         reason = why_no_library() or "no kernel runs here"
         yield not_judged("look-up, block 32: over EmbeddingBag", "x", ">= 3.1", reason)
         return
@@ -70,7 +70,7 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
 
 
 def _kernel() -> str:
-    return next(iter(door.kernels()))
+    return next(iter(robe_kernels.kernels()))
 
 
 def _lookup_rows(options: BenchOptions) -> Iterator[Bar]:
@@ -121,7 +121,7 @@ def _lookup_rows(options: BenchOptions) -> Iterator[Bar]:
 def _train_row(
     bar: str, table: torch.Tensor, bag: Any, ids: list[torch.Tensor], offsets: torch.Tensor
 ) -> Bar:
-    # Torch's sparse Adagrad, its state of rows made in place so that a second table fits.
+    # Torch's sparse Adagrad, with its row sums updated in place so that a second table fits.
     table.requires_grad_()
     if not fits(table.nbytes):
         return not_judged(bar, "x", ">= 1.5", "too little free memory for Adagrad's sums")
@@ -186,7 +186,7 @@ def _collection_rows(options: BenchOptions) -> Iterator[Bar]:
         taken = paired(arms, blocks=12, warm=True)
     detail = (
         f"{nbytes / 1e9:.0f} GB of {dim} columns at 1000x, block 64, bags of one, batch {batch}; "
-        f"us a batch: dense {taken.median_s('dense') * 1e6:.0f}, ours "
+        f"us per batch: dense {taken.median_s('dense') * 1e6:.0f}, ours "
         f"{taken.median_s('ours') * 1e6:.0f}; {_kernel()}"
     )
     yield taken.ratio("dense", "ours").at_least(bar, 4.0, detail=detail)
@@ -206,7 +206,7 @@ def _hash_rows(options: BenchOptions) -> Iterator[Bar]:
             starts = torch.cat([_starts(t, ids, size) for t in range(2)])
             p = theory.uniformity(starts, size)
             detail = "chi-square, 1024 buckets, 2 tables, 2 blocks of each row; and p <= 0.999"
-            yield Bar(bar, p, "p", ">= 0.001", _LEAST_P_VALUE <= p <= 1 - _LEAST_P_VALUE,
+            yield Bar(bar, p, "p", ">= 0.001", _MIN_P_VALUE <= p <= 1 - _MIN_P_VALUE,
                       len(starts), detail)  # fmt: skip
         bar = f"hashes of {name}: overlap of blocks, from theory"
         if options.wants(bar):
@@ -237,5 +237,5 @@ def _theory_rows(options: BenchOptions) -> Iterator[Bar]:
             yield at_most(names[0], float(error), 3.0, "sigma", n=draws, detail=detail)
         if options.wants(names[1]):
             off = abs(made.var() - expected) / expected * 100 if expected else made.var()
-            said = f"from V_Z = {expected:.4g}; {detail}"
-            yield at_most(names[1], float(off), 3.0, "%", n=draws, detail=said)
+            note = f"from V_Z = {expected:.4g}; {detail}"
+            yield at_most(names[1], float(off), 3.0, "%", n=draws, detail=note)

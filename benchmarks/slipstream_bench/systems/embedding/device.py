@@ -1,4 +1,4 @@
-"""Rows of ``slipstream bench embedding`` that need a CUDA device: a tensor train's step there."""
+"""Rows of ``slipstream bench embedding`` on a CUDA device: a tensor train's step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TIME = "tensor train on a CUDA device, forward and backward: time"
 
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
-    """Rows of the bench; the shape is that of the published kernel."""
+    """Yield the rows, with the shape of the published kernel."""
     if not (options.wants(_OVER) or options.wants(_TIME)):
         return
     if not torch.cuda.is_available():
@@ -47,15 +47,15 @@ def steps(
     batch: tuple[int, int],
     blocks: int,
 ) -> Paired:
-    """A forward and a backward pass of each arm.
+    """Return a forward and backward pass of each arm.
 
     Args:
-        factors: of the table's rows and columns, three each.
-        batch: equal bags, and ids in all of them.
+        factors: three factors each of the table's rows and columns.
+        batch: number of bags of equal size, and of ids in all of them.
 
     Returns:
-        ``ours``, ``products`` (slices gathered and multiplied by torch's operators) and
-        ``dense`` (`functional.embedding_bag` with sparse gradients).
+        ``ours``, ``products`` (slices gathered and multiplied by torch's operators) and ``dense``
+        (`functional.embedding_bag` with sparse gradients).
     """
     bags, count = batch
     ids = torch.randint(0, rows, (count,), device=device)

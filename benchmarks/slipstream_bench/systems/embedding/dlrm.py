@@ -1,4 +1,4 @@
-"""A click model: numbers through one network, ids through tables, their products through another.
+"""A click model (DLRM): dense numbers, embedding tables, and pairwise dot products.
 
 Source: Naumov et al., "Deep Learning Recommendation Model for Personalization and Recommendation
 Systems", 2019.
@@ -17,10 +17,10 @@ class ClickNetwork(nn.Module):
     """The part of the model without its tables.
 
     Args:
-        fields: categorical ones: rows of so many tables come in.
-        dense: numeric fields.
+        fields: number of categorical fields, one table each.
+        dense: number of numeric fields.
         dim: columns of all tables.
-        bottom, top: widths of the hidden layers of the networks below and above the products.
+        bottom, top: widths of the hidden layers of the networks before and after the dot products.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class ClickNetwork(nn.Module):
         self.register_buffer("pairs", torch.tril_indices(fields + 1, fields + 1, -1))
 
     def forward(self, rows: torch.Tensor, dense: torch.Tensor) -> torch.Tensor:
-        """Rows [batch, fields, dim] and numbers [batch, dense] to log-odds [batch]."""
+        """Map rows [batch, fields, dim] and numbers [batch, dense] to log-odds [batch]."""
         numbers = self.bottom(dense)
         vectors = torch.cat([numbers[:, None], rows], 1)
         products = vectors @ vectors.transpose(1, 2)
@@ -44,11 +44,11 @@ class ClickNetwork(nn.Module):
 
 
 class DLRM(nn.Module):
-    """Log-odds of a click.
+    """A model of the log-odds of a click.
 
     Args:
-        cardinalities: ids of each categorical field: one table each.
-        dense, dim, bottom, top: as `ClickNetwork`.
+        cardinalities: ids of each categorical field, one table each.
+        dense, dim, bottom, top: see `ClickNetwork`.
         sparse: whether tables have sparse gradients.
     """
 
@@ -68,13 +68,13 @@ class DLRM(nn.Module):
         )
         for table in self.tables:
             assert isinstance(table, nn.Embedding)
-            # As the authors do: the smaller the table, the larger its numbers.
+            # As in the paper: the smaller the table, the larger its initial numbers.
             bound = table.num_embeddings**-0.5
             nn.init.uniform_(table.weight, -bound, bound)
         self.network = ClickNetwork(len(cardinalities), dense, dim, bottom, top)
 
     def forward(self, ids: torch.Tensor, dense: torch.Tensor) -> torch.Tensor:
-        """Ids, int64 [batch, fields], and numbers, [batch, dense], to log-odds [batch]."""
+        """Map ids, int64 [batch, fields], and numbers, [batch, dense], to log-odds [batch]."""
         rows = torch.stack([table(ids[:, field]) for field, table in enumerate(self.tables)], 1)
         made: torch.Tensor = self.network(rows, dense)
         return made

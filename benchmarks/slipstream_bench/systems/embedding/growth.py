@@ -1,4 +1,4 @@
-"""Memory: by how much this process grows while something runs, and whether more would fit."""
+"""Memory growth of this process during a call, and whether more memory is free."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import psutil
 
 
 def fits(nbytes: int) -> bool:
-    """Whether so much memory, and half as much again, is free."""
+    """Return whether one and a half times this much memory is free."""
     return bool(psutil.virtual_memory().available > 1.5 * nbytes)
 
 
 def growth_mib(run: Callable[[], object]) -> float | None:
-    """MiB over what the process had before; None where the system does not tell."""
+    """Return the MiB added to the process's memory; None if the system does not report it."""
     with contextlib.suppress(AttributeError, OSError):
-        # What the heap keeps free goes back to the system: used again, it counts.
+        # Return free heap memory to the system, so that its reuse counts.
         ctypes.CDLL(None).malloc_trim(0)
     before = _peak_bytes(start_anew=True)
     run()
@@ -26,10 +26,10 @@ def growth_mib(run: Callable[[], object]) -> float | None:
     return None if before is None or after is None else (after - before) / 2**20
 
 
-def _peak_bytes(start_anew: bool = False) -> int | None:
-    """This process's largest resident size, since it was started anew."""
+def _peak_bytes(reset: bool = False) -> int | None:
+    """Return this process's peak resident size, since the call if `reset`."""
     with contextlib.suppress(OSError, StopIteration):
-        if start_anew:
+        if reset:
             Path("/proc/self/clear_refs").write_text("5")
         lines = Path("/proc/self/status").read_text().splitlines()
         return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) * 1024

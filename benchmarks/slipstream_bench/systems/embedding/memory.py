@@ -1,4 +1,4 @@
-"""Bars on size: tables of 96 GB are trained in a gigabyte, and no index is kept."""
+"""Bars on size: tables of 96 GB train in a gigabyte, and no index is stored."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LIMIT_S = 3000
 
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
-    """Two rows; quick takes fewer steps, which need as much memory."""
+    """Yield two rows; quick takes fewer steps, which need the same memory."""
     yield from _index_row(options)
     bar = "96.1 GB of tables in 27M numbers: peak memory of training"
     if not options.wants(bar):
@@ -38,8 +38,8 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
         capture_output=True, text=True, timeout=_LIMIT_S, check=False,
     )  # fmt: skip
     if ran.returncode:
-        said = ran.stderr.strip().splitlines() or ["it said nothing"]
-        yield not_judged(bar, "GiB", "<= 1", f"it ended with {ran.returncode}: {said[-1]}")
+        errors = ran.stderr.strip().splitlines() or ["without a message"]
+        yield not_judged(bar, "GiB", "<= 1", f"it ended with {ran.returncode}: {errors[-1]}")
         return
     found = json.loads(ran.stdout)
     detail = (
@@ -65,22 +65,22 @@ def _index_row(options: BenchOptions) -> Iterator[Bar]:
         bag.zero_grad()
         return growth_mib(lambda: torch.autograd.backward(bag(ids, offsets), gradient))
 
-    grown(bags)  # what the first pass alone makes: threads and their stacks
+    grown(bags)  # memory of the first pass alone: threads and their stacks
     few, many = 100_000, 1_000_000
     small, large = grown(few), grown(many)
     if small is None or large is None:
-        yield not_judged(bar, "bytes an id", "<= 8", "this system does not tell")
+        yield not_judged(bar, "bytes per id", "<= 8", "this system does not report it")
         return
     each = max(large - small, 0.0) * 2**20 / (many - few)
     detail = (
         f"growth with {few:,} ids {small:.1f} MiB, with {many:,} {large:.1f} MiB, the gradient of "
-        f"{bag.pool.array.nbytes / 2**20:.1f} MiB among it; an index has {8 * dim} bytes an id"
+        f"{bag.pool.array.nbytes / 2**20:.1f} MiB included; an index has {8 * dim} bytes per id"
     )
-    yield at_most(bar, each, 8.0, "bytes an id", n=2, detail=detail)
+    yield at_most(bar, each, 8.0, "bytes per id", n=2, detail=detail)
 
 
 def _train(steps: int) -> None:
-    """Train on generated ids and clicks in this process, and tell its peak memory."""
+    """Train on generated ids and clicks in this process, and print its peak memory."""
     import resource
 
     from torch.nn.functional import binary_cross_entropy_with_logits
@@ -102,7 +102,7 @@ def _train(steps: int) -> None:
     optimizer = torch.optim.Adagrad(parameters, 0.01, foreach=False)
     losses = []
     for _ in range(steps):
-        # Small numbers are frequent, as ids by popularity are.
+        # Small ids are frequent, as are ids in order of popularity.
         ids = torch.cat([(rows * torch.rand(_BATCH) ** 6).long() for rows in TERABYTE_40M_ROWS])
         dense = torch.randn(_BATCH, 13)
         clicked = (ids.view(len(named), _BATCH)[:3] % 2).sum(0) > 1

@@ -1,4 +1,4 @@
-"""Bars on predictions: what `tt_embedding` foresees of a dense step, and the real trains."""
+"""Bars on predictions of `tt_embedding` from a dense step, compared with real tensor trains."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _MEDIAN, _WORST, _BYTES = (
 
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
-    """Three rows. Every train is asked for as `slipstream predict` does, then made and timed."""
+    """Yield three rows. Trains are predicted as by `slipstream predict`, then built and timed."""
     if not any(map(options.wants, (_MEDIAN, _WORST, _BYTES))):
         return
     if not kernels():
@@ -50,13 +50,18 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
         for dim in _DIMS:
             graph = _recorded(dim)
             techniques = [TTEmbeddings(rank) for rank in _RANKS]
-            durations.measure([call for one in techniques for call in one.required_timings(graph)])
+            durations.measure(
+                [call for settings in techniques for call in settings.required_timings(graph)]
+            )
             for technique in techniques:
                 after = technique.predict(graph, Context(durations))
                 bag = TTEmbeddingBag(_ROWS, dim, (technique.rank,) * 2)
                 bytes_off += abs(_parameter_bytes(after) - bag.nbytes)
-                told, taken = _look_up_ns(graph, after), _measured_ns(bag, options.full)
-                errors[f"{dim} columns, rank {technique.rank}"] = told / taken - 1
+                predicted_ns, measured_ns = (
+                    _look_up_ns(graph, after),
+                    _measured_ns(bag, options.full),
+                )
+                errors[f"{dim} columns, rank {technique.rank}"] = predicted_ns / measured_ns - 1
     off = {name: abs(error) * 100 for name, error in errors.items()}
     worst = max(off, key=lambda name: off[name])
     count = f"{_BAGS * _EACH} uniform ids, forward and backward"
@@ -71,7 +76,7 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
 
 
 def _recorded(dim: int) -> Graph:
-    """A training step of one dense table."""
+    """Record a training step of one dense table."""
     torch.manual_seed(0)
     bag = nn.EmbeddingBag(_ROWS, dim, mode="sum")
     batch = (torch.randint(0, _ROWS, (_BAGS, _EACH)), torch.zeros(_BAGS, dim))
@@ -83,7 +88,7 @@ def _recorded(dim: int) -> Graph:
 
 
 def _look_up_ns(before: Graph, after: Graph) -> float:
-    """The look-up and its backward pass as foreseen: nothing else in these phases is edited."""
+    """Return the predicted time of the look-up with its backward pass, the only edited tasks."""
 
     def whole(graph: Graph) -> float:
         phase = graph.tasks.phase
@@ -91,7 +96,9 @@ def _look_up_ns(before: Graph, after: Graph) -> float:
         return float(graph.tasks.duration_ns[own].sum())
 
     recorded = sum(
-        float(before.tasks.duration_ns[t]) for one in matches(before, lookups) for t in one.tasks
+        float(before.tasks.duration_ns[t])
+        for match in matches(before, lookups)
+        for t in match.tasks
     )
     return whole(after) - whole(before) + recorded
 
@@ -101,7 +108,7 @@ def _parameter_bytes(graph: Graph) -> int:
 
 
 def _measured_ns(bag: Any, full: bool) -> float:
-    """The least of some rounds: nothing but the look-up and its backward pass is in it."""
+    """Return the minimum time of the look-up and its backward pass alone, over several rounds."""
     ids = [torch.randint(0, _ROWS, (_BAGS, _EACH)) for _ in range(_BATCHES)]
     gradient = torch.ones(_BAGS, bag.embedding_dim)
     parameters = list(bag.parameters())
@@ -109,6 +116,6 @@ def _measured_ns(bag: Any, full: bool) -> float:
     def step(number: int) -> None:
         torch.autograd.grad(bag(ids[number % _BATCHES]), parameters, gradient)
 
-    # The first round of the batches is not counted.
+    # The first round over the batches is not counted.
     taken = times_s(numbered(step), (12 if full else 6) * _BATCHES, settle=_BATCHES)
     return 1e9 * float(taken.reshape(-1, _BATCHES).mean(1).min())

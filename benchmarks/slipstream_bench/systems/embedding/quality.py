@@ -1,4 +1,4 @@
-"""Train every way on a task at the same bytes, and rank them, a small dimension and codes too."""
+"""Train all methods on a task at the same bytes and rank them, with low dimension and codes."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ DENSE = "dense"
 CODES = ("int8", "int4")
 CONVERTED = "converted after training"
 RATES = (1 / 3, 1.0, 3.0, 10.0)
-"""Times a task's own: what compressed tables are best trained with is not what dense ones are."""
+"""Multiples of a task's rate: the best rate of compressed tables is not that of dense ones."""
 
 
 @dataclass(frozen=True)
 class Scored:
-    """A way on a task.
+    """Scores of a method on a task.
 
     Attributes:
         method: ``dense``, a name of `FORMATS`, ``mixed``, or codes of the trained dense tables.
-        asked: times smaller, as asked; 1 for dense, and for codes.
-        nbytes, ratio: of the tables; what was reached.
-        rate: that it was trained with.
-        scores: one a seed.
+        asked: requested compression factor; 1 for dense and for codes.
+        nbytes, ratio: bytes of the tables, and their actual compression factor.
+        rate: learning rate.
+        scores: one score per seed.
     """
 
     method: str
@@ -50,18 +50,18 @@ class Scored:
 
     @property
     def mean(self) -> float:
-        """Of the seeds' scores."""
+        """Mean score over seeds."""
         return statistics.fmean(self.scores)
 
     @property
     def spread(self) -> float:
-        """Standard deviation between seeds; 0 for one."""
+        """Standard deviation over seeds; 0 for one."""
         return statistics.stdev(self.scores) if len(self.scores) > 1 else 0.0
 
 
 @dataclass(frozen=True)
 class _Job:
-    """A model that is to be trained: its tables `asked` times smaller by `method`."""
+    """A model to train: its tables compressed `asked` times by `method`."""
 
     task: Task
     method: str
@@ -72,7 +72,7 @@ class _Job:
 
 
 _Outcome = tuple[int, float, float]
-"""Bytes of the tables, how many times smaller they are, and the score."""
+"""Bytes of the tables, their compression factor, and the score."""
 
 
 def compare(
@@ -87,15 +87,15 @@ def compare(
     workers: int = 1,
     progress: Callable[[str], None] = lambda line: None,
 ) -> Iterator[Scored]:
-    """Dense, its codes, and every method at every ratio that it can reach.
+    """Yield scores of dense tables, their codes, and every method at every ratio it can reach.
 
     Args:
         methods: names of `FORMATS`, and ``mixed``.
-        rates: times the task's own; of several each method, the dense tables too, gets the one that
-            is best on held-out training data, with one seed.
-        convert: also compress the trained dense tables by the best plan for each ratio.
-        workers: processes that train at the same time, a seed each; 1 trains in this one. Scores
-            are the same.
+        rates: multiples of the task's rate; if there are several, each method, and the dense
+            tables, gets the best one on held-out training data, with one seed.
+        convert: whether to also compress the trained dense tables by the best plan per ratio.
+        workers: processes that train simultaneously, one seed each; 1 trains in this process.
+            Scores do not depend on it.
     """
     keys = [(DENSE, 1.0), *((method, ratio) for ratio in ratios for method in methods)]
     with _runner(workers) as run:
@@ -109,18 +109,18 @@ def compare(
         ]
         own = {key: [run(_trained, job) for job in waiting] for key, waiting in jobs.items()}
         progress(f"{task.name}: dense")
-        found = [one() for one in dense]
+        found = [outcome() for outcome in dense]
         rate = chosen[DENSE, 1.0]
         for (method, asked), (nbytes, ratio, _) in found[0].items():
-            scores = tuple(one[method, asked][2] for one in found)
+            scores = tuple(outcomes[method, asked][2] for outcomes in found)
             yield Scored(method, asked, nbytes, ratio, rate, scores)
         for (method, asked), trained in own.items():
             progress(f"{task.name}: {method} at {asked:g}x")
-            made = [one() for one in trained]
-            if any(one is None for one in made):
+            made = [outcome() for outcome in trained]
+            if any(outcome is None for outcome in made):
                 continue
             nbytes, ratio, _ = made[-1]
-            scores = tuple(one[2] for one in made)
+            scores = tuple(outcome[2] for outcome in made)
             yield Scored(method, asked, nbytes, ratio, chosen[method, asked], scores)
 
 
@@ -133,9 +133,9 @@ def epochs_to(
     least_rows: int = 500,
     workers: int = 1,
 ) -> list[int | None]:
-    """Epochs after which `scored`'s method, trained on, has reached `target`: one a seed.
+    """Return the epochs in which `scored`'s method reaches `target`, by seed.
 
-    None where it has not after `most` epochs.
+    An entry is None if `most` epochs are too few.
     """
     with _runner(workers) as run:
         waiting = [
@@ -147,20 +147,22 @@ def epochs_to(
             )
             for seed in range(len(scored.scores))
         ]
-        return [one() for one in waiting]
+        return [result() for result in waiting]
 
 
 def ranked(scored: Sequence[Scored], ratio: float) -> list[Scored]:
-    """Those at `ratio`, and codes that are as small, the best first."""
+    """Return the methods at `ratio`, and codes that are as small, the best first."""
     own = [
-        one for one in scored if one.asked == ratio or (one.method in CODES and one.ratio >= ratio)
+        score
+        for score in scored
+        if score.asked == ratio or (score.method in CODES and score.ratio >= ratio)
     ]
-    return sorted(own, key=lambda one: -one.mean)
+    return sorted(own, key=lambda score: -score.mean)
 
 
 @contextlib.contextmanager
 def _runner(workers: int) -> Iterator[Callable[..., Callable[[], Any]]]:
-    """What takes a function with its arguments and gives a function that waits for its result."""
+    """Yield a function that starts a call and returns a function that waits for its result."""
     if workers == 1:
         yield functools.partial
         return
@@ -169,8 +171,8 @@ def _runner(workers: int) -> Iterator[Callable[..., Callable[[], Any]]]:
         workers, mp_context=context, initializer=torch.set_num_threads, initargs=(1,)
     ) as pool:
 
-        def run(function: Callable[..., Any], *given: Any) -> Callable[[], Any]:
-            return pool.submit(function, *given).result
+        def run(function: Callable[..., Any], *arguments: Any) -> Callable[[], Any]:
+            return pool.submit(function, *arguments).result
 
         yield run
 
@@ -183,7 +185,7 @@ def _rates(
     least_rows: int,
     progress: Callable[[str], None],
 ) -> dict[tuple[str, float], float]:
-    """The rate of each method at each ratio."""
+    """Return the rate of each method at each ratio."""
     if len(rates) == 1:
         return dict.fromkeys(keys, task.rate * rates[0])
     held_out = task.validation()
@@ -197,8 +199,8 @@ def _rates(
     chosen = {}
     for (method, asked), tried in waiting.items():
         progress(f"{task.name}: rate of {method} at {asked:g}x")
-        outcomes = {rate: one() for rate, one in tried.items()}
-        # All are None where the method cannot be so small; NaN is what a rate too high may give.
+        outcomes = {rate: result() for rate, result in tried.items()}
+        # All are None if the method cannot be so small; a rate that is too high may give NaN.
         chosen[method, asked] = max(
             outcomes,
             key=lambda rate: _score(outcomes[rate]),
@@ -211,7 +213,7 @@ def _score(outcome: _Outcome | None) -> float:
 
 
 def _dense(job: _Job, ratios: Sequence[float]) -> dict[tuple[str, float], _Outcome]:
-    """The dense model, and what its trained tables are worth in other forms."""
+    """Train the dense model, and score its tables in other forms."""
     torch.manual_seed(job.seed)
     task, model = job.task, job.task.model()
     _train(job, model)
@@ -229,17 +231,17 @@ def _dense(job: _Job, ratios: Sequence[float]) -> dict[tuple[str, float], _Outco
 
 
 def _codes(job: _Job, model: torch.nn.Module, method: str) -> TablePlan:
-    """All tables of a trained model as codes."""
+    """Compress all tables of a trained model as codes."""
     facts = facts_of(model, job.task.counts(), trained=True, least_rows=job.least_rows)
     least = sum(
-        min([one.nbytes, *(choice.nbytes for choice in FORMATS[method].choices(one))])
-        for one in facts
+        min([table.nbytes, *(choice.nbytes for choice in FORMATS[method].choices(table))])
+        for table in facts
     )
     return plan_tables(facts, budget=least, methods=[method]).best
 
 
 def _trained(job: _Job) -> _Outcome | None:
-    """A method trained from scratch; None where it cannot be so small."""
+    """Train a method from scratch; None if it cannot be so small."""
     made = _made(job)
     if made is None:
         return None
@@ -260,7 +262,7 @@ def _epochs_to(job: _Job, target: float, most: int) -> int | None:
 
 
 def _made(job: _Job) -> tuple[torch.nn.Module, int, float] | None:
-    """The model with its first numbers, bytes of its tables, and how many times smaller."""
+    """Return the initialised model, bytes of its tables, and their compression factor."""
     torch.manual_seed(job.seed)
     model = job.task.model()
     if job.method == DENSE:

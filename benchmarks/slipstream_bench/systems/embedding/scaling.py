@@ -1,7 +1,7 @@
-"""A bar on how the time of a look-up grows with the array: by caches, as a curve foresees.
+"""A bar on the time of a look-up by array size, compared with a curve that reflects caches.
 
-The curve is measured at sizes four times apart and straight between them, both in logarithms;
-judged is every size in the middle of two of these.
+The curve is measured at sizes four times apart and linear in between, both in logarithms; the sizes
+in the middle between them are judged.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SIZES = [1 << exponent for exponent in range(16, 31)]
 
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
-    """One row; arrays of 64 KiB to 1 GiB, or to 256 MiB in a quick run."""
+    """Yield one row, for arrays of 64 KiB to 1 GiB, or to 256 MiB in a quick run."""
     if not options.wants(_BAR):
         return
     sizes = _SIZES if options.full else _SIZES[:-2]
@@ -48,7 +48,7 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
     logs = np.log(sizes)
     expected = np.exp(np.interp(logs[1::2], logs[::2], np.log(times[::2])))
     off = np.abs(times[1::2] / expected - 1) * 100
-    detail = "ns a row: " + ", ".join(
+    detail = "ns per row: " + ", ".join(
         f"{format_bytes(size)} {time:.1f}" for size, time in zip(sizes, times, strict=True)
     )
     data = {"bytes": sizes, "ns": times.tolist()}

@@ -1,6 +1,6 @@
-"""A bar on whole inferences of a click model: tables beyond the caches, or one array in them.
+"""A bar on inference of a click model: tables larger than the caches, or one array inside them.
 
-What look-ups save is bounded by their share of the time: that of the networks is told beside it.
+The gain is bounded by the look-ups' share of the time; the detail gives that of the networks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _BAR = "inference of a click model, 2 threads: over dense tables"
 
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
-    """One row; quick takes a quarter of the tables' rows."""
+    """Yield one row; quick takes a quarter of the tables' rows."""
     if not options.wants(_BAR):
         return
     nbytes = (12 if options.full else 3) * 10**9
@@ -57,7 +57,7 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
         made: torch.Tensor = together(ids[number % _BATCHES].view(-1, 1))
         return made.view(_BATCH, len(rows), _DIM)
 
-    kept = our_rows(0).detach()
+    looked_up = our_rows(0).detach()
 
     def inference(look_up: Callable[[int], torch.Tensor]) -> Callable[[], object]:
         return numbered(lambda number: network(look_up(number), numbers))
@@ -68,7 +68,7 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
         with torch.no_grad():
             arms = {
                 "dense": inference(dense_rows), "ours": inference(our_rows),
-                "networks": lambda: network(kept, numbers),
+                "networks": lambda: network(looked_up, numbers),
             }  # fmt: skip
             taken = paired(arms, clock="wall", blocks=12 if options.full else 8, warm=True)
     finally:
@@ -78,7 +78,7 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
         f"{nbytes / 1e9:.0f} GB of {_DIM} columns at 1000x, block 64, batch {_BATCH}, networks "
         f"{_DENSE}-512-256-{_DIM} and 1024-1024-512-256-1; samples/s: dense "
         f"{_BATCH / taken.median_s('dense'):.0f}, ours {_BATCH / taken.median_s('ours'):.0f}; the "
-        f"networks take {share:.0%} of the dense model's time: with look-ups for nothing it would "
+        f"networks take {share:.0%} of the dense model's time: with free look-ups it would "
         f"be {1 / share:.2f}x"
     )
     yield taken.ratio("dense", "ours").at_least(_BAR, 1.3, detail=detail)

@@ -1,8 +1,8 @@
-"""What hashing in blocks does to inner products, and how well the hashes are spread.
+"""Theory of inner products under block hashing, and uniformity of the hashes.
 
 With signs, the inner product of two rows rebuilt from sums in the shared array is an unbiased
-estimate of the true one. Elements of one block never collide, which takes their part of the
-variance away.
+estimate of the true one. Elements of one block never collide, which removes their part of the
+variance.
 
 Source: Desai, Chou and Shrivastava, "Random Offset Block Embedding (ROBE)", MLSys 2022, theorem 1.
 """
@@ -20,23 +20,23 @@ Vector = NDArray[np.float64]
 
 
 def variance(x: Vector, y: Vector, size: int, block: int) -> float:
-    """Of the estimate of <x, y>, float64 [dim] each, from an array of `size` in blocks."""
+    """Return the variance of the estimate of <x, y>, float64 [dim] each, in an array of `size`."""
     blocks = range(0, len(x), block)
     within = sum(_variance(x[b : b + block], y[b : b + block], size) for b in blocks)
     return _variance(x, y, size) - within
 
 
 def _variance(x: Vector, y: Vector, size: int) -> float:
-    """With blocks of one."""
+    """Return the variance for blocks of one."""
     products = x * y
     total = (x @ x) * (y @ y) - (x * x) @ (y * y) + products.sum() ** 2 - (products**2).sum()
     return float(total / size)
 
 
 def estimates(x: Vector, y: Vector, size: int, block: int, draws: int) -> Vector:
-    """<x, y> as it comes out of an array into which both are summed: [draws] of them.
+    """Return `draws` estimates of <x, y> from an array into which both are summed.
 
-    Both are hashed alike, as one row; every draw is another row.
+    Both are hashed as the same row; every draw is another row.
     """
     key, dim = reference.table_key(0, 0), len(x)
     made = np.empty(draws)
@@ -56,16 +56,16 @@ def estimates(x: Vector, y: Vector, size: int, block: int, draws: int) -> Vector
 
 
 def uniformity(starts: torch.Tensor, size: int, buckets: int = 1024) -> float:
-    """p-value of a chi-square test that `starts`, int64, are uniform in [0, size)."""
+    """Return the p-value of a chi-square test that `starts`, int64, are uniform in [0, size)."""
     seen = torch.bincount((starts.double() / size * buckets).long(), minlength=buckets).numpy()
     expected = len(starts) / buckets
     return float(chi2.sf(((seen - expected) ** 2 / expected).sum(), buckets - 1))
 
 
 def overlaps(starts: torch.Tensor, size: int, block: int) -> float:
-    """Of all pairs of blocks, the share that has a number in common, times ``size / (2 Z - 1)``.
+    """Return the share of pairs of blocks that overlap, times ``size / (2 Z - 1)``.
 
-    1 where starts are independent and uniform.
+    It is 1 if starts are independent and uniform.
     """
     seen = torch.bincount(starts, minlength=size).double()
     near = seen.clone()

@@ -1,8 +1,8 @@
-"""The rows of tensor trains in ``slipstream bench embedding``.
+"""Rows of tensor trains in ``slipstream bench embedding``.
 
-The shape is the published one: 11,000,000 x 64 as (200, 220, 250) x (4, 4, 4), ranks 32, 10,240
-ids in 512 bags. Compared with: slices gathered and multiplied by torch's operators, tensorly-torch,
-``torch.mm``'s own rate, and ``F.embedding_bag`` over a dense table.
+The shape is the published one: 11,000,000 x 64 as (200, 220, 250) x (4, 4, 4), ranks 32, 10,240 ids
+in 512 bags. Peers: slices gathered and multiplied by torch's operators, tensorly-torch, the rate of
+``torch.mm``, and ``F.embedding_bag`` over a dense table.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.nn import functional
 from slipstream.heap import keep_pages
 from slipstream.native import why_no_library
 from slipstream.techniques.embedding.formats.tt import TTEmbedding, TTEmbeddingBag
-from slipstream.techniques.embedding.kernels import tt as door
+from slipstream.techniques.embedding.kernels import tt as tt_kernels
 from slipstream.techniques.embedding.kernels import tt_reference as reference
 from slipstream.techniques.embedding.tt_shape import TTShape
 from slipstream_bench.harness import Paired, guarded, numbered, one_thread, paired
@@ -54,14 +54,14 @@ _PUBLISHED = (
 
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
-    """Rows of tensor trains. Quick takes fewer rounds.
+    """Yield the rows. Quick takes fewer rounds.
 
-    To be run before this process is told to keep its pages: naive products ask the system for some
-    hundred MB in each call, and pay for it, as they do in a user's process.
+    Call it before this process is set to keep its pages: naive products request hundreds of MB from
+    the system in each call, and that costs time in a user's process too.
     """
     yield from _ratio_rows(options)
     yield from _first_number_rows(options)
-    if not door.kernels():
+    if not tt_kernels.kernels():
         reason = why_no_library() or "no kernel runs here"
         yield not_judged("tensor train, look-up: over naive torch", "x", ">= 30", reason)
         return
@@ -93,7 +93,7 @@ def _ratio_rows(options: BenchOptions) -> Iterator[Bar]:
             for t, rows in enumerate(counts[:tables])
         ]
         ratio = sum(counts) * dim / (sum(trains) + sum(counts[tables:]) * dim)
-        # 4.06 was published as 4.1: what was rounded is compared as rounded.
+        # 4.06 was published as 4.1, so compare after rounding.
         off = abs(round(ratio, 1) / published - 1) * 100
         yield at_most(bar, off, 0.5, "%", detail=f"{ratio:.3f}, published {published}")
 
@@ -109,7 +109,8 @@ def _first_number_rows(options: BenchOptions) -> Iterator[Bar]:
         off, kurtosis, count = [], {}, 100_000
         for rank in (2, 8, 32, 64):
             torch.manual_seed(rank)
-            # Many rows have little in common: a hundred to a slice would share its chance.
+            # Take many rows, which share little: a hundred per slice would share its random
+            # numbers.
             drawn: list[torch.Tensor] = []
             while sum(part.numel() for part in drawn) < count:
                 train = TTEmbedding(10_000_000, 16, (rank,) * (cores - 1))
@@ -119,20 +120,20 @@ def _first_number_rows(options: BenchOptions) -> Iterator[Bar]:
             off.append(abs(float(made.std()) - 1) * 100)
             kurtosis[rank] = float((made**4).mean() / (made**2).mean() ** 2 - 3)
         worst = max(kurtosis.values(), key=abs)
-        said = "ranks 2, 8, 32, 64: " + ", ".join(f"{value:.2f}" for value in kurtosis.values())
+        note = "ranks 2, 8, 32, 64: " + ", ".join(f"{value:.2f}" for value in kurtosis.values())
         if options.wants(spread):
             yield at_most(spread, max(off), 2.0, "%", n=count)
         if options.wants(peak):
-            yield at_most(peak, abs(worst), 0.3, "", n=count, detail=said)
+            yield at_most(peak, abs(worst), 0.3, "", n=count, detail=note)
 
 
 def _naive(cores: list[torch.Tensor], ids: torch.Tensor, bags: int) -> torch.Tensor:
-    """What one writes by hand: slices gathered, two batched products, a sum over equal bags."""
+    """Return the usual implementation: gathered slices, two batched products, a sum over bags."""
     return reference.rows_of(cores, ids).view(bags, -1, _DIM).sum(1)
 
 
 def _tensorly() -> Any:
-    """tensorly-torch's module of the same shape, or None."""
+    """Return tensorly-torch's module of the same shape, or None."""
     try:
         module: Any = importlib.import_module("tltorch")
     except ImportError:
@@ -149,7 +150,7 @@ def _train(**settings: Any) -> TTEmbeddingBag:
 
 
 def _kernel() -> str:
-    return next(iter(door.kernels()))
+    return next(iter(tt_kernels.kernels()))
 
 
 def _lookup_rows(options: BenchOptions) -> Iterator[Bar]:
@@ -176,13 +177,13 @@ def _kept_row(options: BenchOptions) -> Iterator[Bar]:
 
 
 def _us_per_id(taken: Paired) -> str:
-    """What to say of the times of all arms."""
-    said = ", ".join(f"{name} {taken.median_s(name) / _IDS * 1e6:.2f}" for name in taken.arms)
-    return f"us per id: {said}; {_kernel()}"
+    """Describe the times of all arms."""
+    times = ", ".join(f"{name} {taken.median_s(name) / _IDS * 1e6:.2f}" for name in taken.arms)
+    return f"us per id: {times}; {_kernel()}"
 
 
 def _against_peers(blocks: int) -> Paired:
-    """Ours, and the peers that are here."""
+    """Run ours against the installed peers."""
     bag = _train()
     cores = [core.detach() for core in bag.cores]
     ids = [torch.randint(0, _ROWS, (_IDS,)) for _ in range(_BATCHES)]
@@ -229,7 +230,7 @@ def _rate_rows(options: BenchOptions) -> Iterator[Bar]:
     taken = paired(arms, blocks=20 if options.full else 8, warm=True)
     if options.wants(names[0]):
         ratio = taken.ratio("mm", "forward")
-        # Time of mm over ours, times our work over its.
+        # Time of mm over ours, times our work over that of mm.
         share = bag.shape.flops / (2 * _RANK * 4 * _RANK) * ratio.value
         rates = (
             bag.shape.flops * _IDS / taken.median_s("forward") / 1e9,
@@ -247,7 +248,7 @@ def _rate_rows(options: BenchOptions) -> Iterator[Bar]:
 
 
 def _zipf(count: int, exponent: float, rows: int) -> torch.Tensor:
-    """Ids 0 (the most frequent) to rows - 1 by Zipf's law, its continuous form inverted."""
+    """Draw ids 0 (the most frequent) to rows - 1 by Zipf's law, inverting its continuous form."""
     drawn = torch.rand(count, dtype=torch.float64)
     end = math.exp(math.log(rows) * (1 - exponent))
     return (((end - 1) * drawn + 1) ** (1 / (1 - exponent))).long().clamp(1, rows) - 1
@@ -267,7 +268,7 @@ def _reuse_rows(options: BenchOptions) -> Iterator[Bar]:
     def of(ids: list[torch.Tensor]) -> Callable[[], object]:
         return numbered(lambda number: bag(ids[number % _BATCHES], offsets))
 
-    # As many ids, of so many prefixes: their last digits are all different.
+    # The same number of ids with a varying number of prefixes; their last digits all differ.
     grouped = {
         str(count): [
             torch.randperm(44_000)[:count].repeat(-(-_IDS // count))[:_IDS] * 250
@@ -286,7 +287,7 @@ def _reuse_rows(options: BenchOptions) -> Iterator[Bar]:
         times_us = {count: taken.median_s(str(count)) * 1e6 for count in _PREFIXES}
         pairs = torch.tensor([list(times_us), list(times_us.values())])
         square = float(torch.corrcoef(pairs)[0, 1]) ** 2
-        detail = "us a batch: " + ", ".join(f"{c}: {time:.0f}" for c, time in times_us.items())
+        detail = "us per batch: " + ", ".join(f"{c}: {time:.0f}" for c, time in times_us.items())
         data = {"prefixes": list(times_us), "us": list(times_us.values())}
         yield at_least(slope, square, 0.95, "", n=len(_PREFIXES), detail=detail, data=data)
 
@@ -318,8 +319,8 @@ def _cache_rows(options: BenchOptions) -> Iterator[Bar]:
 
 def _cached_row(bar: str, bag: TTEmbeddingBag) -> Bar:
     assert bag.hot is not None
-    table, known = torch.full((2_000_000, _DIM), 0.1), bag.hot.ids
-    ours = [known[torch.randint(0, len(known), (_IDS,))] for _ in range(_BATCHES)]
+    table, hot = torch.full((2_000_000, _DIM), 0.1), bag.hot.ids
+    ours = [hot[torch.randint(0, len(hot), (_IDS,))] for _ in range(_BATCHES)]
     ids = [torch.randint(0, len(table), (_IDS,)) for _ in range(_BATCHES)]
     offsets = torch.arange(0, _IDS, _IDS // _BAGS)
     arms = {
@@ -340,14 +341,14 @@ def _refresh_row(options: BenchOptions) -> Iterator[Bar]:
     options.progress(bar)
     torch.manual_seed(0)
     rows, dim = 20_000, 16
-    wanted = torch.randn(rows, dim)
+    targets = torch.randn(rows, dim)
     train = TTEmbedding(rows, dim, (16, 16), init_std=0.5, cache_rows=200, cache_policy="manual")
     optimizer = torch.optim.Adagrad(train.parameters(), lr=0.05)
     scramble = torch.randperm(rows)
     fixed = scramble[_zipf(20_000, 1.05, rows)]
 
     def loss(ids: torch.Tensor) -> torch.Tensor:
-        error: torch.Tensor = train(ids) - wanted[ids]
+        error: torch.Tensor = train(ids) - targets[ids]
         return error.square().mean()
 
     changes, moved = [], 0
@@ -363,12 +364,12 @@ def _refresh_row(options: BenchOptions) -> Iterator[Bar]:
         with torch.no_grad():
             changes.append(abs(float(loss(fixed)) / before - 1) * 100)
         train.train()
-    detail = f"largest {max(changes):.2f} %; {moved} rows changed hands; loss at last {before:.3f}"
+    detail = f"largest {max(changes):.2f} %; {moved} rows moved; final loss {before:.3f}"
     yield at_most(bar, statistics.mean(changes), 0.5, "%", n=20, detail=detail)
 
 
 def _trained_rows(options: BenchOptions) -> Iterator[Bar]:
-    """Where training ends with the hottest hundredth of the rows cached, and without."""
+    """Compare the loss with the hottest hundredth of the rows cached, and without a cache."""
     rates = {"SGD": 1.0, "Adagrad": 0.05, "Adam": 0.01}
     rows = {f"tensor train, training with a cache, {name}: loss over that without": name
             for name in rates}  # fmt: skip
@@ -376,31 +377,31 @@ def _trained_rows(options: BenchOptions) -> Iterator[Bar]:
         if not options.wants(bar):
             continue
         options.progress(bar)
-        ratios, told = [], []
+        ratios, losses_by_seed = [], []
         for seed in range(3 if options.full else 1):
             losses = [_trained(name, rates[name], cached, seed) for cached in (0, 200)]
             ratios.append(losses[1] / losses[0])
-            told.append(f"{losses[1]:.4f} and {losses[0]:.4f}")
-        detail = f"worst of the seeds; with and without: {', '.join(told)}"
+            losses_by_seed.append(f"{losses[1]:.4f} and {losses[0]:.4f}")
+        detail = f"worst of the seeds; with and without: {', '.join(losses_by_seed)}"
         yield at_most(bar, max(ratios), 1.0, "x", n=len(ratios), detail=detail)
 
 
 def _trained(optimizer: str, rate: float, cached: int, seed: int) -> float:
-    """The loss after 500 steps, caching by itself, on look-ups of the same distribution."""
+    """Return the loss after 500 steps with automatic caching, on the same distribution."""
     torch.manual_seed(seed)
     rows, dim = 20_000, 16
-    wanted, scramble = torch.randn(rows, dim), torch.randperm(rows)
+    targets, scramble = torch.randn(rows, dim), torch.randperm(rows)
     batches = [scramble[_zipf(1024, 1.05, rows)] for _ in range(500)]
     fixed = scramble[_zipf(20_000, 1.05, rows)]
     train = TTEmbedding(rows, dim, (16, 16), init_std=0.5, cache_rows=cached)
     step = getattr(torch.optim, optimizer)(train.parameters(), lr=rate)
     for ids in batches:
         step.zero_grad()
-        torch.autograd.backward(torch.nn.functional.mse_loss(train(ids), wanted[ids]))
+        torch.autograd.backward(torch.nn.functional.mse_loss(train(ids), targets[ids]))
         step.step()
     train.eval()
     with torch.no_grad():
-        return float(torch.nn.functional.mse_loss(train(fixed), wanted[fixed]))
+        return float(torch.nn.functional.mse_loss(train(fixed), targets[fixed]))
 
 
 def _memory_row(options: BenchOptions) -> Iterator[Bar]:
@@ -410,15 +411,15 @@ def _memory_row(options: BenchOptions) -> Iterator[Bar]:
     bag = _train()
     grown = [_growth_mib(bag, count) for count in _MEMORY_IDS]
     if None in grown:
-        yield not_judged(bar, "MiB", f"<= {_MEMORY_MIB:g}", "this system does not tell")
+        yield not_judged(bar, "MiB", f"<= {_MEMORY_MIB:g}", "this system does not report it")
         return
-    said = ", ".join(f"{c:,}: {g:.0f}" for c, g in zip(_MEMORY_IDS, grown, strict=True))
+    by_ids = ", ".join(f"{c:,}: {g:.0f}" for c, g in zip(_MEMORY_IDS, grown, strict=True))
     yield at_most(bar, max(g for g in grown if g is not None), _MEMORY_MIB, "MiB", n=len(grown),
-                  detail=f"by ids: {said}; gradients of the cores (4 MiB) among it")  # fmt: skip
+                  detail=f"by ids: {by_ids}; includes gradients of the cores (4 MiB)")  # fmt: skip
 
 
 def _growth_mib(bag: TTEmbeddingBag, count: int) -> float | None:
-    """Of this process in a forward and backward pass of so many ids, in bags of 2,000."""
+    """Return memory growth of a forward and backward pass of `count` ids, in bags of 2,000."""
     ids = torch.randint(0, _ROWS, (count,))
     offsets = torch.arange(0, len(ids), 2_000)
     gradient = torch.randn(len(offsets), _DIM)

@@ -1,1 +1,1 @@
-"""Fused regions: speed against eager and torch.compile, and the same numbers."""
+"""Fused regions: speed compared with eager and torch.compile, and equal numerics."""

@@ -1,8 +1,8 @@
-"""``slipstream bench fusion``: steps fused, over eager, torch.compile and their ceiling.
+"""``slipstream bench fusion``: fused steps compared with eager, torch.compile and a ceiling.
 
 CPU time of one thread, forward and backward, dropout 0.1, with what ``-t fusion`` runs: the kernels
-that the step is faster with, or none. The ceiling is the step's matrix products alone, run on what
-they are given in the step.
+that speed up the step, or none. The ceiling is the time of the step's matmuls alone, on their
+inputs in the step.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ _CASES = (
     (4, 128, torch.bfloat16, 1.18), (1, 512, torch.bfloat16, 1.28),
 )  # fmt: skip
 _WIDTH, _HEADS = 768, 12
-# Wall time of a comparison at most: CPU time is what counts, and neighbours share the core.
+# Maximum wall time of a comparison: CPU time counts, and other programs share the core.
 _BUDGET_S = 60.0
-# Of torch.compile, at 4 x 128.
+# Time of torch.compile, at 4 x 128.
 _AT_LARGE = 1.25
-# Smaller effects of a technique may be predicted with either sign.
+# The sign of smaller effects is not judged.
 _EFFECT = 0.03
-# Kernels in Triton's interpreter, of the operators' size: float32 sums in another order.
+# Error of kernels in Triton's interpreter, relative: float32 sums in another order.
 _INTERPRETED = 1e-5
 _ON_DEVICES = "slipstream_bench.systems.fusion.on_devices"
 _CHILD_S = 900.0
@@ -54,9 +54,9 @@ _PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm"})
 
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
-    """Quick: ten blocks a case, and of the six models those that are asked for by name.
+    """Yield the rows. Quick: ten blocks per case, and of the six models those that `only` selects.
 
-    torch.compile takes a minute for each. Full: thirty blocks.
+    torch.compile takes a minute per model. Full: thirty blocks.
     """
     if (reason := why_no_compiler()) is not None:
         yield not_judged("fused over eager", "x", ">= 1.10", reason)
@@ -76,21 +76,21 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
                 )
             ),
         )
-        apart = max(abs(b / a - 1) for a, b in zip(*losses, strict=True))
+        difference = max(abs(b / a - 1) for a, b in zip(*losses, strict=True))
         detail = f"dropout 0, AdamW; from {losses[0][0]:.3f} to {losses[0][-1]:.3f}"
-        yield at_most(bar, 100 * apart, 1.0, "%", n=len(losses[0]), detail=detail)
+        yield at_most(bar, 100 * difference, 1.0, "%", n=len(losses[0]), detail=detail)
     yield from _on_devices(options)
     yield from on_cuda.bars(options)
     keep_pages()
     with one_thread():
         for case in _CASES:
             yield from _case_rows(options, *case)
-        yield from _beside_compile(options)
+        yield from _against_compile(options)
         yield from _prediction_row(options)
 
 
 def _difference() -> float:
-    """The largest relative difference of any gradient of a layer in float64."""
+    """Return the largest relative difference of any gradient of a layer in float64."""
     torch.manual_seed(0)
     torch._dynamo.reset()
     model = EncoderLayer(128, 4, 512, 0.0).double()
@@ -101,7 +101,7 @@ def _difference() -> float:
         made = call(x)
         made.backward(torch.ones_like(made) + torch.linspace(0, 1, 128, dtype=torch.float64))
     pairs = zip(model.named_parameters(), twin.parameters(), strict=True)
-    # The gradient of the keys' bias is zero but for rounding: softmax does not see it.
+    # The gradient of the keys' bias is zero except for rounding, since softmax is invariant to it.
     return max(
         float((a.grad - b.grad).abs().max() / a.grad.abs().max())
         for (name, a), b in pairs
@@ -110,7 +110,7 @@ def _difference() -> float:
 
 
 def _trained(prepared: Callable[[nn.Module], Callable[[Tensor], Tensor]]) -> list[float]:
-    """Losses of a layer that learns to give back what it reads in another order."""
+    """Return losses of a layer that learns to return its inputs in another order."""
     torch.manual_seed(0)
     torch._dynamo.reset()
     model = EncoderLayer(128, 4, 512, 0.0)
@@ -127,9 +127,9 @@ def _trained(prepared: Callable[[nn.Module], Callable[[Tensor], Tensor]]) -> lis
 
 
 def _on_devices(options: BenchOptions) -> Iterator[Bar]:
-    """Quick: of the six models those of one region and of five; full: all, compiled in two types.
+    """Yield rows. Quick: two of the six models; full: all, compiled in two types.
 
-    Without a device: whether kernels are right and there is machine code, not how fast they are.
+    Without a device they check whether kernels are correct and compile, not their speed.
     """
     equal, code = "Triton kernels equal to torch's in its interpreter", "Triton kernels for sm_90"
     names = list(WORKLOADS) if options.full else ["ViT", "conv-norm net"]
@@ -154,17 +154,17 @@ def _on_devices(options: BenchOptions) -> Iterator[Bar]:
                         )
         models = f"regions of {', '.join(names)}, forward and backward; not run on a device"
         if bar == equal:
-            detail = f"the farthest of {len(answers)} {models}"
+            detail = f"the largest of {len(answers)} {models}"
             yield at_most(bar, max(answers), _INTERPRETED, unit, n=len(answers), detail=detail)
         else:
-            bad = [one for one in answers if one.get("trouble") or one["spilled_bytes"]]
-            most = max(one.get("registers", 0) for one in answers)
+            bad = [answer for answer in answers if answer.get("trouble") or answer["spilled_bytes"]]
+            most = max(answer.get("registers", 0) for answer in answers)
             detail = f"{len(answers)} {models}; no spills, at most {most} registers"
             yield at_most(bar, len(bad), 0, unit, n=len(answers), detail=detail)
 
 
 class _Products(TorchDispatchMode):
-    """Keeps every matrix product of a step with what it is given."""
+    """Records every matmul of a step with its arguments."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -172,8 +172,10 @@ class _Products(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.overloadpacket.__name__ in _PRODUCTS:
-            given = tuple(one.detach() if isinstance(one, Tensor) else one for one in args)
-            self.calls.append((func, given))
+            arguments = tuple(
+                argument.detach() if isinstance(argument, Tensor) else argument for argument in args
+            )
+            self.calls.append((func, arguments))
         return func(*args, **(kwargs or {}))
 
 
@@ -193,7 +195,7 @@ def _case_rows(
     if options.wants(share):
         eager, fused, products = map(taken.median_s, ("eager", "fused", "products"))
         reached = (eager - fused) / (eager - products)
-        bound = f"the products alone would be {eager / products:.2f}x"
+        bound = f"the matmuls alone give {eager / products:.2f}x"
         yield at_least(share, reached, 0.75, "of the gain", detail=f"{bound}; {each}")
 
 
@@ -202,12 +204,12 @@ def _measured(batch: int, length: int, dtype: torch.dtype, blocks: int) -> Paire
     model = EncoderLayer(_WIDTH, _HEADS, 4 * _WIDTH).to(dtype)
     x = torch.randn(batch, length, _WIDTH, dtype=dtype, requires_grad=True)
     eager = _step(model, model, x)
-    with _Products() as kept:
+    with _Products() as recorded:
         eager()
 
     def products() -> None:
-        for operator, given in kept.calls:
-            operator(*given)
+        for operator, arguments in recorded.calls:
+            operator(*arguments)
 
     return _in_turns({"eager": eager, "fused": _fused(model, x), "products": products}, blocks)
 
@@ -218,7 +220,7 @@ def _fresh() -> None:
 
 
 def _step(call: Callable[[Tensor], Tensor], owner: nn.Module, x: Tensor) -> Callable[[], None]:
-    """Forward and backward, of what `call` does with the parameters of `owner`."""
+    """Return a forward and backward pass of `call` with the parameters of `owner`."""
     gradient = torch.randn_like(owner(x).detach())
 
     def run() -> None:
@@ -231,7 +233,7 @@ def _step(call: Callable[[Tensor], Tensor], owner: nn.Module, x: Tensor) -> Call
 
 
 def _fused(model: nn.Module, x: Tensor) -> Callable[[], None]:
-    """The step of a copy as ``-t fusion`` runs it."""
+    """Return the step of a copy as ``-t fusion`` runs it."""
     twin = copy.deepcopy(model)
     use_fused(twin)
     return _step(twin, twin, x)
@@ -243,8 +245,8 @@ def _in_turns(arms: Mapping[str, Callable[[], object]], blocks: int) -> Paired:
     return paired(arms, blocks=blocks, budget_s=_BUDGET_S)
 
 
-def _beside_compile(options: BenchOptions) -> Iterator[Bar]:
-    """Six models, each compiled by us and by torch in one run."""
+def _against_compile(options: BenchOptions) -> Iterator[Bar]:
+    """Compare six models, each compiled by slipstream and by torch in one run."""
     for name, make in WORKLOADS.items():
         bar = f"{name}: fused over torch.compile"
         named = bool(options.only) and options.wants(bar)
@@ -265,10 +267,11 @@ def _beside_compile(options: BenchOptions) -> Iterator[Bar]:
 
 
 def _prediction_row(options: BenchOptions) -> Iterator[Bar]:
-    """What `predict -t fusion` says of the six models in two precisions, beside the step."""
+    """Compare the speed-ups of six models predicted for fusion, in two precisions, with real
+    ones."""
     bar, other = "predicted step, twelve cases", "sign of effects beyond 3 %"
-    asked = bool(options.only) or options.full
-    if not (asked and (options.wants(bar, 300) or options.wants(other, 300))):
+    requested = bool(options.only) or options.full
+    if not (requested and (options.wants(bar, 300) or options.wants(other, 300))):
         return
     cases = {
         f"{name}, {short}": _predicted_and_measured(make, dtype, options)
@@ -291,21 +294,21 @@ def _prediction_row(options: BenchOptions) -> Iterator[Bar]:
 def _predicted_and_measured(
     make: Callable[[], tuple[nn.Module, Tensor]], dtype: torch.dtype, options: BenchOptions
 ) -> tuple[float, float]:
-    """How many times as fast a training step becomes."""
+    """Return the predicted and measured speed-up of a training step."""
     _fresh()
     model, x = make()
     model, x = model.to(dtype), x.to(dtype)
     target = torch.randn_like(model(x).detach())
 
-    def made() -> tuple[Any, ...]:
+    def parts() -> tuple[Any, ...]:
         twin = copy.deepcopy(model)
         loss = nn.functional.mse_loss
         return twin, (x, target), loss, torch.optim.SGD(twin.parameters(), lr=1e-4)
 
     options.progress(f"predicting {type(model).__name__} in {dtype}")
-    graph = profile(Workload.of(*made()), threads=1)
-    (said,) = predict(graph, parse("fusion"))
-    plain, ours = build_from(made(), [], 0, "plain"), build_from(made(), [Fusion()], 0, "fused")
+    graph = profile(Workload.of(*parts()), threads=1)
+    (prediction,) = predict(graph, parse("fusion"))
+    plain, ours = build_from(parts(), [], 0, "plain"), build_from(parts(), [Fusion()], 0, "fused")
     taken = _in_turns({"eager": plain.step, "fused": ours.step}, 20 if options.full else 8)
-    predicted = 1.0 / said.ratio if isinstance(said, Predicted) else 1.0
+    predicted = 1.0 / prediction.ratio if isinstance(prediction, Predicted) else 1.0
     return predicted, taken.ratio("eager", "fused").value

@@ -1,4 +1,4 @@
-"""Rows of ``slipstream bench fusion`` that need a CUDA device: Triton beside torch.compile."""
+"""Rows of ``slipstream bench fusion`` on a CUDA device: Triton compared with torch.compile."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from slipstream_bench.harness import on_cuda, paired
 from slipstream_bench.rows import Bar, BenchOptions, not_judged
 from slipstream_bench.systems.fusion.workloads import WORKLOADS
 
-# As many items as on a processor's core would leave a device idle.
+# The number of items of a CPU bench would leave a GPU idle.
 _TIMES = 32
 _QUICK = ("BERT", "Llama")
 _BUDGET_S = 12.0
 
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
-    """Quick: two of the six models; torch.compile takes half a minute for each."""
+    """Yield the rows. Quick: two of the six models; torch.compile takes half a minute for each."""
     for name, make in WORKLOADS.items():
         bar = f"{name} on a CUDA device: fused over torch.compile"
-        asked = bool(options.only) or options.full or name in _QUICK
-        if not (asked and options.wants(bar)):
+        requested = bool(options.only) or options.full or name in _QUICK
+        if not (requested and options.wants(bar)):
             continue
         if not torch.cuda.is_available():
             yield not_judged(bar, "x", ">= 1", "no CUDA device")
@@ -34,7 +34,7 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
 
 
 def _row(bar: str, make: Callable[[], tuple[nn.Module, Tensor]]) -> Bar:
-    """Steps in bfloat16, forward and backward, until the device is done."""
+    """Compare steps in bfloat16, forward and backward, until the device is done."""
     torch.manual_seed(0)
     torch._dynamo.reset()
     model, x = make()

@@ -1,6 +1,7 @@
-"""Six models whose steps are fused beside torch.compile, each of one family, at a size for a core.
+"""Six models of different families whose fused steps are compared with torch.compile.
 
-Each is a module of one tensor, with the tensor; a step is its forward and backward pass.
+Each is a module of one tensor, with the tensor, sized for one core; a step is its forward and
+backward pass.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _DROPPED = 0.1
 
 
 class _GptBlock(nn.Module):
-    """A block of GPT-2: x [batch, length, width], pre-norm, GELU by tanh, dropout."""
+    """A GPT-2 block: x [batch, length, width], pre-norm, tanh GELU, dropout."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -38,7 +39,7 @@ class _GptBlock(nn.Module):
 
 
 class _LlamaBlock(nn.Module):
-    """A block of Llama: root mean square norms, rotated positions, a gated SiLU."""
+    """A Llama block: RMS norms, rotary positions, a gated SiLU."""
 
     cos: Tensor
     sin: Tensor
@@ -64,20 +65,20 @@ class _LlamaBlock(nn.Module):
         n, t, d = x.shape
         y = self.norm1(x)
         q, k, v = (
-            one(y).view(n, t, self.heads, d // self.heads).transpose(1, 2)
-            for one in (self.q, self.k, self.v)
+            layer(y).view(n, t, self.heads, d // self.heads).transpose(1, 2)
+            for layer in (self.q, self.k, self.v)
         )
         a = functional.scaled_dot_product_attention(
             self._rotated(q), self._rotated(k), v, is_causal=True
         )
         x = x + self.out(a.transpose(1, 2).reshape(n, t, d))
         y = self.norm2(x)
-        made: Tensor = x + self.down(functional.silu(self.gate(y)) * self.up(y))
-        return made
+        output: Tensor = x + self.down(functional.silu(self.gate(y)) * self.up(y))
+        return output
 
 
 class _MixerBlock(nn.Module):
-    """A block of MLP-Mixer: x [batch, patches, width], over patches, then over channels."""
+    """An MLP-Mixer block: x [batch, patches, width], over patches, then over channels."""
 
     def __init__(self, patches: int, width: int) -> None:
         super().__init__()

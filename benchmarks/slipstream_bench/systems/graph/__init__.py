@@ -1,1 +1,1 @@
-"""The graph: exactness, capture, and a peer."""
+"""The graph: exactness, capture, and a comparison with a peer."""

@@ -1,6 +1,6 @@
-"""``slipstream bench graph``: traces in, graphs built, simulated and edited; capture and its cost.
+"""``slipstream bench graph``: import, build, simulate and edit graphs; capture and its cost.
 
-Speeds are ratios of CPU times, ours and a peer's (traceinsight, in an environment of its own).
+Speeds are ratios of CPU times, ours and a peer's (traceinsight, in a separate environment).
 Recorded GPU traces come from the data set ``gpu_traces``; without it their rows are not judged.
 """
 
@@ -35,13 +35,13 @@ from slipstream_bench.systems.graph.peer import VERSION, Peer, PeerArm, why_no_p
 
 _DATA = "gpu_traces"
 _LARGEST = "ns_resolution_trace_rank-0.Apr_03_18_51_38.1102.pt.trace"
-# A step in the middle of the five, by its number and by its place.
+# A step in the middle of the five, by its number and by its index.
 _STEP, _INSTANCE = 103, 2
 _DEVICE = (Kind.KERNEL, Kind.COPY, Kind.COMMUNICATION)
 
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
-    """Rows of the graph's bench.
+    """Yield the rows.
 
     Quick takes less than three minutes: fewer repetitions, 100 random graphs per exact property
     instead of 1,000, memory of two models instead of all.
@@ -54,7 +54,7 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
 
 
 def _traces() -> dict[str, Path]:
-    """The recorded GPU traces by name.
+    """Return the paths of the recorded GPU traces by name.
 
     Raises:
         SlipstreamError: they are not on this machine.
@@ -65,15 +65,15 @@ def _traces() -> dict[str, Path]:
 
 
 def _cpu_s(run: Callable[[], object]) -> float:
-    """Seconds of the one thread that all of this runs on, of one call."""
+    """Return CPU seconds of one call on this thread."""
     return float(times_s(run, settle=0)[0])
 
 
-# ---- beside the peer --------------------------------------------------------------------------
+# ---- compared with the peer -------------------------------------------------------------------
 
 
 def _peer_rows(options: BenchOptions) -> Iterator[Bar]:
-    """Import, and the critical path of one step, each against the peer's on the same file."""
+    """Compare import, and the critical path of one step, with the peer on the same file."""
     importing, path = "import of a trace against the peer's parse", "critical path against the peer"
     if not (options.wants(importing) or options.wants(path)):
         return
@@ -90,7 +90,7 @@ def _peer_rows(options: BenchOptions) -> Iterator[Bar]:
         return
     options.progress(importing)
     blocks = 15 if options.full else 8
-    beside = f"{VERSION}, {file.name}, CPU time"
+    setting = f"{VERSION}, {file.name}, CPU time"
     trace = read_trace(file)
     with Peer(file, _INSTANCE) as peer:
         whole_s = peer.cpu_s("whole")
@@ -102,7 +102,7 @@ def _peer_rows(options: BenchOptions) -> Iterator[Bar]:
             detail = (
                 f"{taken.median_s('ours'):.3f} s, of which json.loads takes {_json_s(file):.3f} s; "
                 f"peer's table of events alone {taken.median_s('peer'):.3f} s, its whole "
-                f"TraceAnalysis(...) {whole_s:.3f} s; {beside}"
+                f"TraceAnalysis(...) {whole_s:.3f} s; {setting}"
             )
             yield taken.ratio("peer", "ours").at_least(importing, 2.0, detail=detail)
         if options.wants(path):
@@ -116,13 +116,13 @@ def _peer_rows(options: BenchOptions) -> Iterator[Bar]:
             detail = (
                 f"build, simulate and critical path of one step "
                 f"{1e3 * taken.median_s('ours'):.1f} ms; peer's critical_path_analysis "
-                f"{1e3 * taken.median_s('peer'):.0f} ms; {beside}"
+                f"{1e3 * taken.median_s('peer'):.0f} ms; {setting}"
             )
             yield taken.ratio("peer", "ours").at_least(path, 8.0, detail=detail)
 
 
 def _json_s(file: Path) -> float:
-    """What the standard library takes for the same bytes, without looking for garbage."""
+    """Return the time of the standard library for the same bytes, without garbage collection."""
     import gc
     import gzip
     import json
@@ -185,7 +185,7 @@ def _minimum_s(run: Callable[[], object], repeats: int) -> float:
 
 @dataclass(frozen=True)
 class _Golden:
-    """A recorded step whose predictions are known: as it is, and with all kernels halved."""
+    """A recorded step with known predictions: unchanged, and with all kernels halved."""
 
     trace: str
     step: int
@@ -203,13 +203,13 @@ _GOLDENS = (
 def _fixture_rows(options: BenchOptions) -> Iterator[Bar]:
     names = ["GPU traces: kernels that dangle", "GPU traces: kernels linked to their launches"]
     names += [f"GPU traces: kernels halved, {golden.bound_by}-bound" for golden in _GOLDENS]
-    wanted = [name for name in names if options.wants(name)]
-    if not wanted:
+    selected = [name for name in names if options.wants(name)]
+    if not selected:
         return
     try:
         files = _traces()
     except SlipstreamError as error:
-        yield from (not_judged(name, "", "", error.what) for name in wanted)
+        yield from (not_judged(name, "", "", error.what) for name in selected)
         return
     options.progress(names[0])
     if options.wants(names[0]) or options.wants(names[1]):
@@ -246,7 +246,7 @@ def _streams(graph: Graph) -> list[int]:
 
 
 def _halved(name: str, golden: _Golden, graph: Graph) -> Bar:
-    """Half of the device's time away: less where it binds, nothing at all where the host does."""
+    """Halve device times: the step shrinks if the device binds, and stays if the host does."""
     kernel = graph.tasks.kind == Kind.KERNEL
     halved = replace_tasks(
         graph, duration_ns=np.where(kernel, graph.tasks.duration_ns / 2, graph.tasks.duration_ns)

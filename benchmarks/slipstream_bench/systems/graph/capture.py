@@ -1,4 +1,4 @@
-"""What a capture costs, what it leaves unexplained, and what a busy machine does to it."""
+"""Cost of a capture, the unexplained part of a step, and the effect of a busy machine."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from slipstream.workload import Workload
 from slipstream_bench import models
 from slipstream_bench.rows import Bar, BenchOptions, at_most, not_judged
 
-# So many operators a step that dispatching them dominates.
+# Enough operators per step that dispatching them dominates.
 _DISPATCH_BOUND = "tiny_language_model"
 _EVENTS = 100_000
 _BUILDING_STEPS = 24
-# Plain steps before and after a capture must agree within the bar on what they are to show.
+# A capture counts only if plain steps before and after it agree within the target.
 _CALM = 0.03
-_FEWEST_CALM = 3
+_MIN_CALM = 3
 _QUICK_FAMILIES = ("perceptron", "tiny_language_model")
 _WHAT_IFS = ("batch_size:x2", "accumulation:4", "amp:bf16", "fused_optimizer:foreach")
 _MEMORY_STEPS = 4
 
 
 def rows(options: BenchOptions) -> Iterator[Bar]:
-    """Building, intrusion, load and memory."""
+    """Yield rows on building, intrusion, load and memory."""
     yield from _building(options)
     yield from _intrusion(options)
     yield from _memory(options)
@@ -63,16 +63,16 @@ def _building(options: BenchOptions) -> Iterator[Bar]:
     options.progress(name)
     workload = _workload(_DISPATCH_BOUND)
     repeats = 5 if options.full else 1
-    found = [
+    times = [
         _in_child(options, workload, "build_times", steps=_BUILDING_STEPS) for _ in range(repeats)
     ]
-    costs = [one["build_s"] * _EVENTS / one["events"] for one in found]
-    torchs = median(one["profiler_s"] * _EVENTS / one["events"] for one in found)
-    events, tasks = found[0]["events"], found[0]["tasks"]
+    costs = [run["build_s"] * _EVENTS / run["events"] for run in times]
+    torchs = median(run["profiler_s"] * _EVENTS / run["events"] for run in times)
+    events, tasks = times[0]["events"], times[0]["tasks"]
     detail = (
         f"CPU time a capture of {_DISPATCH_BOUND} takes between its steps, for 100 k of its "
         f"{events} events ({tasks} tasks), memory and arguments included; "
-        f"{min(costs):.2f}-{max(costs):.2f} s; besides, PyTorch's profiler takes {torchs:.2f} s to "
+        f"{min(costs):.2f}-{max(costs):.2f} s; PyTorch's profiler takes another {torchs:.2f} s to "
         "stop; no trace is written as JSON but that of the one step whose arguments are recorded"
     )
     row = at_most(name, median(costs), 1.0, "s", n=repeats, detail=detail)
@@ -90,7 +90,7 @@ def _intrusion(options: BenchOptions) -> Iterator[Bar]:
     options.progress(residual)
     repeats = 7 if options.full else 3
     hogs = (os.cpu_count() or 1) if options.wants(load) else 0
-    found = _in_child(
+    results = _in_child(
         options,
         _workload(_DISPATCH_BOUND),
         "captures",
@@ -98,36 +98,43 @@ def _intrusion(options: BenchOptions) -> Iterator[Bar]:
         repeats=repeats,
         hogs=hogs,
     )
-    idle = [one["idle"] for one in found]
+    idle = [result["idle"] for result in results]
     if options.wants(residual):
-        yield _residual(residual, found)
+        yield _residual(residual, results)
     if options.wants(cost):
-        taken = [one["events"] * one["per_event_ns"] for one in idle]
-        share = [100 * t / one["step_ns"] for t, one in zip(taken, idle, strict=True)]
-        each = [one["per_event_ns"] for one in idle]
+        overhead_ns = [capture_["events"] * capture_["per_event_ns"] for capture_ in idle]
+        share = [
+            100 * t / capture_["step_ns"] for t, capture_ in zip(overhead_ns, idle, strict=True)
+        ]
+        each = [capture_["per_event_ns"] for capture_ in idle]
         yield Bar(
             cost, median(share), "% of the step", "reported", None, repeats,
-            f"no bar; {idle[0]['events']} events a step, {min(each):.0f}-{max(each):.0f} ns each, "
-            "taken off the tasks",
+            f"no bar; {idle[0]['events']} events per step, {min(each):.0f}-{max(each):.0f} ns "
+            "each, subtracted from the tasks",
         )  # fmt: skip
     if options.wants(load):
-        yield _under_load(load, found, hogs)
+        yield _under_load(load, results, hogs)
 
 
 def _residual(name: str, found: list[dict[str, Any]]) -> Bar:
-    """Replayed steps against plain steps that no capture was calibrated on."""
-    calm = [one for one in found if max(one["plain_ns"]) / min(one["plain_ns"]) - 1 <= _CALM]
-    off = [100 * abs(one["idle"]["step_ns"] / min(one["plain_ns"]) - 1) for one in calm]
-    factor = median(100 * abs(one["idle"]["scale"] - 1) for one in found)
+    """Compare replayed steps with plain steps on which no capture was calibrated."""
+    calm = [
+        result for result in found if max(result["plain_ns"]) / min(result["plain_ns"]) - 1 <= _CALM
+    ]
+    off = [100 * abs(result["idle"]["step_ns"] / min(result["plain_ns"]) - 1) for result in calm]
+    factor = median(100 * abs(result["idle"]["scale"] - 1) for result in found)
     detail = (
-        f"against the least plain step before and after each capture; the common factor that the "
-        f"cost per event leaves over is {factor:.1f} %"
+        f"against the fastest plain step before and after each capture; the common factor that the "
+        f"cost per event leaves is {factor:.1f} %"
     )
-    if len(calm) < _FEWEST_CALM:
-        apart = [100 * (max(one["plain_ns"]) / min(one["plain_ns"]) - 1) for one in found]
+    if len(calm) < _MIN_CALM:
+        differences = [
+            100 * (max(result["plain_ns"]) / min(result["plain_ns"]) - 1) for result in found
+        ]
         reason = (
-            f"contended: plain steps before and after a capture differ by {min(apart):.1f} to "
-            f"{max(apart):.1f} %, more than 3 % in {len(found) - len(calm)} of {len(found)}; "
+            "contended: plain steps before and after a capture differ by "
+            f"{min(differences):.1f} to {max(differences):.1f} %, "
+            f"more than 3 % in {len(found) - len(calm)} of {len(found)}; "
         )
         return not_judged(name, "%", "<= 3", reason + detail)
     detail += f"; {min(off):.2f}-{max(off):.2f} %, {len(calm)} of {len(found)} calm enough"
@@ -136,11 +143,11 @@ def _residual(name: str, found: list[dict[str, Any]]) -> Bar:
 
 def _under_load(name: str, found: list[dict[str, Any]], hogs: int) -> Bar:
     changes, naive = (
-        [100 * (one["loaded"][key] / one["idle"][key] - 1) for one in found]
+        [100 * (result["loaded"][key] / result["idle"][key] - 1) for result in found]
         for key in ("step_ns", "wall_ns")
     )
     detail = (
-        f"{hogs} busy processes beside every second capture; medians of {len(found)}: "
+        f"{hogs} busy processes during every second capture; medians of {len(found)}: "
         f"{min(changes):+.1f} to {max(changes):+.1f} %; the median wall time of plain steps "
         f"changes by {median(naive):+.0f} % ({min(naive):+.0f} to {max(naive):+.0f} %)"
     )
@@ -151,7 +158,7 @@ def _under_load(name: str, found: list[dict[str, Any]], hogs: int) -> Bar:
 
 
 def _memory(options: BenchOptions) -> Iterator[Bar]:
-    """Predicted peaks against the allocator's own count in another process."""
+    """Compare predicted peaks with the allocator's count in another process."""
     as_is, what_if = "predicted peak memory, unmodified", "predicted peak memory, what if"
     families = [family.__name__ for family in models.FAMILIES]
     if not options.full:
@@ -174,7 +181,7 @@ def _memory(options: BenchOptions) -> Iterator[Bar]:
             if not options.wants(what_if):
                 continue
             names = _WHAT_IFS if options.full else _WHAT_IFS[:1]
-            # As a person asks: what operators need besides their results is measured first.
+            # As for a user: the workspace of operators is measured first.
             for p in predict(graph, names, report=_report(options, _workload(family))):
                 if p.why_not is None:
                     true = _peak(options, family, p.technique)

@@ -1,4 +1,4 @@
-"""What must hold exactly of graphs: edits, bounds, order, round trips; on graphs made by seed."""
+"""Exact properties of random graphs: edits, bounds, order, round trips."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _CALL = Call("aten::relu(Tensor self) -> Tensor", (_SPEC,), (_SPEC,))
 
 
 def rows(options: BenchOptions) -> Iterator[Bar]:
-    """A row a property; 1,000 random graphs each, 100 in a quick run."""
+    """Yield a row per property; 1,000 random graphs each, 100 in a quick run."""
     properties: list[tuple[str, Callable[[np.random.Generator], bool]]] = [
         ("(a) an edit of nothing gives a byte-equal timeline", identity_edit_changes_nothing),
         ("(b) step >= longest path and busy time of each lane", step_is_bounded_below),
@@ -67,10 +67,10 @@ def rows(options: BenchOptions) -> Iterator[Bar]:
 
 
 def graph_of(program: native.Program, names: int = 5) -> Graph:
-    """The tasks and edges of `program`, whose lanes have a fixed order, as a bare graph.
+    """Return the tasks and edges of `program`, whose lanes have a fixed order, as a bare graph.
 
     Args:
-        names: how many operators the tasks are called by, in turn.
+        names: number of operator names, which the tasks cycle through.
     """
     n, edges = program.tasks, program.edges
     nothing = np.zeros(n, np.int32)
@@ -109,7 +109,7 @@ def graph_of(program: native.Program, names: int = 5) -> Graph:
 
 
 def random_graph(rng: np.random.Generator, *, acyclic: bool = True) -> Graph:
-    """A small graph with something in every column."""
+    """Return a small graph with entries in every column."""
     graph = graph_of(random_program(rng, fixed=True, acyclic=acyclic))
     n = len(graph)
     counts = 2 * rng.integers(0, 2, n)
@@ -155,15 +155,15 @@ def random_graph(rng: np.random.Generator, *, acyclic: bool = True) -> Graph:
 
 
 def _any_exchange(rng: np.random.Generator, tasks: int) -> tuple[Exchange, ...]:
-    """None, or one that a random task is."""
+    """Return no exchange, or one of a random task."""
     from slipstream.cluster import Collective, Group
 
     if rng.random() < 0.5:
         return ()
     group = Group.of(np.arange(int(rng.integers(2, 9))))
-    wanted = Collective("all_reduce", float(rng.integers(1, 1 << 20)), group)
-    task, ready, awaited = (int(one) for one in rng.integers(0, tasks, 3))
-    return (Exchange(task, ready, awaited, wanted, latency_ns=1e3, bottleneck="link"),)
+    collective = Collective("all_reduce", float(rng.integers(1, 1 << 20)), group)
+    task, ready, awaited = (int(value) for value in rng.integers(0, tasks, 3))
+    return (Exchange(task, ready, awaited, collective, latency_ns=1e3, bottleneck="link"),)
 
 
 def _any_string(rng: np.random.Generator, graph: Graph) -> NDArray[np.int32]:
@@ -176,17 +176,17 @@ def _timeline(graph: Graph) -> bytes:
 
 
 def identity_edit_changes_nothing(rng: np.random.Generator) -> bool:
-    """Applying no change, or every duration as it is."""
+    """Applying no change, or setting every duration to itself, changes nothing."""
     graph = random_graph(rng)
     every = Editor(graph, "t")
     for task in range(len(graph)):
         every.set_duration(task, float(graph.tasks.duration_ns[task]), Provenance.USER)
-    edited = (Editor(graph, "t").apply("nothing"), every.apply("all as they are"))
-    return all(_timeline(one) == _timeline(graph) for one in edited)
+    edited = (Editor(graph, "t").apply("nothing"), every.apply("all unchanged"))
+    return all(_timeline(edited_graph) == _timeline(graph) for edited_graph in edited)
 
 
 def step_is_bounded_below(rng: np.random.Generator) -> bool:
-    """No timeline beats its longest path of dependencies or its busiest lane."""
+    """No timeline is shorter than its longest path of dependencies or its busiest lane."""
     graph = random_graph(rng)
     program, line = lower(graph), replay(graph)
     makespan = line.schedule.makespan_ns
@@ -195,7 +195,7 @@ def step_is_bounded_below(rng: np.random.Generator) -> bool:
 
 
 def shorter_is_never_longer(rng: np.random.Generator) -> bool:
-    """Lanes of graphs have a fixed order, so that the step's end is monotone in durations."""
+    """Lanes of graphs have a fixed order, so the step's end is monotonic in durations."""
     graph = random_graph(rng)
     shorter = graph.tasks.duration_ns.copy()
     shorter[rng.integers(len(graph))] *= rng.random()
@@ -205,19 +205,19 @@ def shorter_is_never_longer(rng: np.random.Generator) -> bool:
 
 
 def insert_then_remove_restores(rng: np.random.Generator) -> bool:
-    """A task put beside another and taken out again leaves no trace in the timeline."""
+    """Inserting a task next to another and removing it restores the timeline."""
     graph = random_graph(rng)
     task, before = int(rng.integers(len(graph))), bool(rng.integers(2))
     editor = Editor(graph, "t")
     editor.insert(task, "new", 5.0, Provenance.USER, before=before, gap_ns=1.0)
-    longer = editor.apply("put in")
+    longer = editor.apply("inserted")
     undo = Editor(longer, "t")
     undo.remove(task if before else task + 1)
-    return _timeline(undo.apply("taken out")) == _timeline(graph)
+    return _timeline(undo.apply("removed")) == _timeline(graph)
 
 
 def round_trips_are_equal(rng: np.random.Generator) -> bool:
-    """Both files give back every column, and equal graphs give equal bytes."""
+    """Both file formats restore every column, and equal graphs give equal bytes."""
     graph = random_graph(rng)
     with tempfile.TemporaryDirectory() as folder:
         own, again, chakra = (Path(folder, name) for name in ("a.slipgraph", "b.slipgraph", "c.et"))
@@ -232,7 +232,7 @@ def round_trips_are_equal(rng: np.random.Generator) -> bool:
 
 
 def same_graph(a: Graph, b: Graph) -> bool:
-    """Whether every part of two graphs is equal, to the bit and the dtype."""
+    """Return whether every part of two graphs is equal, in bits and dtypes."""
     return all(
         _same(getattr(a, part.name), getattr(b, part.name)) for part in dataclasses.fields(Graph)
     )
@@ -248,12 +248,12 @@ def _same(a: object, b: object) -> bool:
         )
     if isinstance(a, tuple) and isinstance(b, tuple) and a and isinstance(a[0], Exchange):
         # Groups of devices are equal only when they are the same object.
-        return [one.to_json() for one in a] == [one.to_json() for one in b]
+        return [exchange.to_json() for exchange in a] == [exchange.to_json() for exchange in b]
     return a == b
 
 
 def acyclic_or_named_cycle(rng: np.random.Generator) -> bool:
-    """Either every edge is respected, or the tasks named do wait for each other."""
+    """Either every edge is respected, or the named tasks wait for each other."""
     graph = random_graph(rng, acyclic=False)
     edges = graph.edges
     within = edges.lag == 0

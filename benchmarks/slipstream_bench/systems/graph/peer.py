@@ -1,7 +1,7 @@
-"""The peer of ``slipstream bench graph``: traceinsight, in an environment made when first needed.
+"""The peer of ``slipstream bench graph``: traceinsight, in an environment created when needed.
 
-It is no dependency of ours and never imported here: a process of that environment answers how
-much CPU time it took for the same file (see `peer_process` beside this file).
+It is not a dependency of ours and never imported here: a process of that environment returns its
+CPU time for the same file (see `peer_process`).
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ def _python() -> Path:
 
 
 def why_no_peer(progress: Callable[[str], None]) -> str | None:
-    """None when the peer can be run (it is installed if need be), else why not."""
+    """Install the peer if needed; return None if it runs, otherwise why not."""
     python = _python()
     if _answers(python):
         return None
     folder = python.parent.parent
-    progress(f"installing {VERSION} into an environment of its own")
+    progress(f"installing {VERSION} into a separate environment")
     try:
         shutil.rmtree(folder, ignore_errors=True)
         venv.create(folder, with_pip=True)
@@ -58,11 +58,11 @@ def _answers(python: Path) -> bool:
 
 
 class Peer:
-    """A process of the peer that holds one trace file ready.
+    """A process of the peer that has loaded one trace file.
 
     Args:
-        file: the trace.
-        instance: which step's critical path, counted from 0.
+        file: path of the trace.
+        instance: index of the step of the critical path.
     """
 
     def __init__(self, file: Path, instance: int) -> None:
@@ -75,7 +75,7 @@ class Peer:
         )
 
     def cpu_s(self, what: str) -> float:
-        """CPU seconds of one more ``parse``, ``whole`` analysis's begin, or critical ``path``.
+        """Return CPU seconds of another ``parse``, start of a ``whole`` analysis, or ``path``.
 
         Raises:
             ChildError: the process ended.
@@ -98,13 +98,13 @@ class Peer:
 
 
 class PeerArm(Arm):
-    """What the peer's process takes for one of its tasks, by its own CPU clock."""
+    """A task of the peer's process, timed by its CPU clock."""
 
     def __init__(self, name: str, peer: Peer, what: str) -> None:
         super().__init__(name, f"{VERSION}: {what}")
         self._peer, self._what = peer, what
 
     def sample(self, inner: int, timeout_s: float | None) -> Sample:
-        """One task; what it waits for is not known, so that wall time is CPU time."""
+        """Run one task; its wall time is reported as its CPU time."""
         spent_ns = 1e9 * self._peer.cpu_s(self._what)
         return {"wall": spent_ns, "cpu": spent_ns}

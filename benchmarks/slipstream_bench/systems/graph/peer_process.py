@@ -1,8 +1,8 @@
-"""Run by the peer's own interpreter: times traceinsight with its process's CPU time.
+"""Time traceinsight in the peer's interpreter, by the CPU time of its process.
 
-``python peer_process.py TRACE INSTANCE`` answers each line of its input by a line of JSON, seconds:
-``parse`` by those for the table of events, ``whole`` for the whole ``TraceAnalysis(...)``, ``path``
-for the critical path of one step. Nothing of slipstream is imported here.
+``python peer_process.py TRACE INSTANCE`` answers each line of its input with a line of JSON, in
+seconds: ``parse`` builds the table of events, ``whole`` the whole ``TraceAnalysis(...)``, and
+    ``path`` the critical path of one step. It imports nothing of slipstream.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ def _cpu_s() -> float:
 
 
 def main(trace: str, instance: int) -> None:
-    """Answer until the input ends."""
+    """Answer requests until the input ends."""
     answers = os.fdopen(os.dup(1), "w")
-    # It prints as it goes.
+    # traceinsight prints while it runs.
     os.dup2(2, 1)
     from hta.common.trace_parser import parse_trace_dataframe  # type: ignore[import-not-found]
     from hta.configs.parser_config import ParserConfig  # type: ignore[import-not-found]

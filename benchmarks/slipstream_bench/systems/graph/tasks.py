@@ -1,4 +1,4 @@
-"""What the capture rows of ``slipstream bench graph`` run in child processes."""
+"""Functions of the capture rows of ``slipstream bench graph`` in child processes."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _Program = Generator[None, Any, Any]
 
 
 def build_times(workload: dict[str, Any], keep_in: str, steps: int) -> Any:
-    """CPU seconds a capture takes between its steps: its own, and of that the profiler's.
+    """Return CPU seconds of a capture between its steps, and the profiler's part of them.
 
-    Left out are the garbage collection, which a capture makes once, between warming up and the
-    first step it times, and the step that is run once more at another size.
+    They exclude the garbage collection, which a capture runs once between warm-up and the first
+    timed step, and the additional step at another size.
     """
     import gc
 
@@ -53,7 +53,7 @@ def build_times(workload: dict[str, Any], keep_in: str, steps: int) -> Any:
 
 
 def _clock(owner: Any, name: str) -> Callable[[], float]:
-    """Let `owner`'s function `name` add up its CPU seconds; this process does nothing else."""
+    """Make the function `name` of `owner` sum its CPU seconds; return a function to read them."""
     function, spent = getattr(owner, name), [0.0]
 
     def timed(*arguments: Any, **keywords: Any) -> Any:
@@ -68,34 +68,34 @@ def _clock(owner: Any, name: str) -> Callable[[], float]:
 
 
 def captures(workload: dict[str, Any], keep_in: str, steps: int, repeats: int, hogs: int) -> Any:
-    """In turn: plain steps, a capture, and (with `hogs`) a capture beside busy processes.
+    """Alternate plain steps, a capture, and (with `hogs`) a capture alongside busy processes.
 
-    The plain steps are others than those a capture is calibrated on.
+    The plain steps are not those on which a capture is calibrated.
     """
 
     def alternating(built: Any) -> _Program:
         settings = CaptureSettings(steps=steps, threads=1)
         quiet: list[float] = []
-        found: list[dict[str, Any]] = []
+        results: list[dict[str, Any]] = []
         yield from capture(CaptureSettings(steps=3, threads=1))(built)
         quiet.append((yield from _plain(steps)))
         for number in range(repeats):
             report_progress(f"capture {number + 1} of {repeats}")
             idle = yield from capture(settings)(built)
             quiet.append((yield from _plain(steps)))
-            one = {"idle": _summary(idle), "plain_ns": (quiet[-2], quiet[-1])}
+            result = {"idle": _summary(idle), "plain_ns": (quiet[-2], quiet[-1])}
             if hogs:
                 with busy_cores(hogs):
                     loaded = yield from capture(settings)(built)
-                one["loaded"] = _summary(loaded)
-            found.append(one)
-        return found
+                result["loaded"] = _summary(loaded)
+            results.append(result)
+        return results
 
     return run_program(workload, keep_in, alternating)
 
 
 def _plain(steps: int) -> Generator[None, Any, float]:
-    """The least CPU nanoseconds of that many steps without a profiler."""
+    """Return the minimum CPU nanoseconds of `steps` steps without a profiler."""
     times = []
     for _ in range(steps):
         begin = time.thread_time_ns()
@@ -116,9 +116,9 @@ def _summary(graph: Graph) -> dict[str, float]:
 
 
 def allocator_peak(workload: dict[str, Any], keep_in: str, steps: int) -> Any:
-    """The allocator's own count of bytes at its highest, in each of the last of `steps` steps.
+    """Return the allocator's peak bytes in each of the last of `steps` steps.
 
-    The profiler runs from before the model is built, so that the count holds all there is.
+    The profiler runs from before the model is built, so that the count includes everything.
     """
     import torch
     from torch._C._profiler import _EventType
@@ -146,7 +146,7 @@ def allocator_peak(workload: dict[str, Any], keep_in: str, steps: int) -> Any:
         elif event.name == MARKER:
             marks.append(event.start_time_ns)
     marks.sort()
-    # The first step makes the optimizer's state.
+    # The first step creates the optimizer's state.
     peaks = [
         max(total for when, total in counts if begin <= when < end)
         for begin, end in itertools.pairwise(marks)

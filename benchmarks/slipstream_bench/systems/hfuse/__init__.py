@@ -1,1 +1,1 @@
-"""Kernels side by side: fused CUDA kernels in an emulated block, loops on a processor."""
+"""Kernels side by side: fused CUDA kernels in an emulated block, loops on a CPU."""

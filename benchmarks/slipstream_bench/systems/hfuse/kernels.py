@@ -1,4 +1,4 @@
-"""The twenty kernels of `kernels.cu`, and how each is launched."""
+"""The twenty kernels of `kernels.cu`, the Triton kernels, and their launches."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from importlib.resources import files
 
 from slipstream.techniques.side_by_side.cuda import Launch, parse_launch
 
-# By kernel: settings of three launches: blocks of another size or shape, and grids.
+# Settings of three launches by kernel: blocks of another size or shape, and grids.
 _LAUNCHES = {
     "saxpy": ("block=128,grid=3,n=1000", "block=256,grid=5,n=4000", "block=64,grid=7x2,n=900"),
     "relu": ("block=128,grid=9,n=1000", "block=256,grid=3,n=700", "block=32,grid=20,n=640"),
@@ -70,17 +70,17 @@ SPLITS = 3
 
 
 def launch(name: str, split: int = 0) -> Launch:
-    """How a kernel is launched, in one of three ways."""
+    """Return a kernel's launch, in one of three settings."""
     source = files(__package__).joinpath("kernels.cu")
     return parse_launch(f"{source}:{name}:{_LAUNCHES[name][split]}")
 
 
 def pairs() -> Iterator[tuple[str, str]]:
-    """All 190 pairs."""
+    """Yield all 190 pairs."""
     return itertools.combinations(NAMES, 2)
 
 
-# Of Triton's kernels two launches each: grids of one, two and three axes.
+# Two launches of each Triton kernel: grids of one, two and three axes.
 _F = "xfp32"
 _PROGRAMS = {
     "softmax": (
@@ -138,6 +138,6 @@ PROGRAMS = tuple(_PROGRAMS)
 
 
 def programs(name: str, split: int = 0) -> Launch:
-    """How a Triton kernel is launched, in one of two ways."""
+    """Return a Triton kernel's launch, in one of two settings."""
     source = files(__package__).joinpath("triton_kernels.py")
     return parse_launch(f"{source}:{name}:{_PROGRAMS[name][split]}")

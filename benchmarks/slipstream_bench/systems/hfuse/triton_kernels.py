@@ -1,4 +1,4 @@
-"""Twelve Triton kernels to be fused in pairs; read as a source, never imported by the package."""
+"""Twelve Triton kernels to be fused in pairs; read as source, never imported by the package."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ EPSILON = tl.constexpr(1e-5)
 
 @triton.jit
 def _block(size: tl.constexpr):
-    """Elements of this program's block, along the first axis."""
+    """Return the elements of this program's block, along the first axis."""
     return tl.program_id(0) * size + tl.arange(0, size)
 
 
 @triton.jit
 def _tile(rows: tl.constexpr, columns: tl.constexpr):
-    """Of a program of two axes its rows and columns."""
+    """Return the rows and columns of a program with two axes."""
     row = tl.program_id(axis=0) * rows + tl.arange(0, rows)
     return row[:, None], (tl.program_id(1) * columns + tl.arange(0, columns))[None, :]
 
@@ -29,7 +29,7 @@ def _affine(left, right_scale, scale, right):
 
 @triton.jit
 def softmax(x, y, rows, columns, block: tl.constexpr):
-    """Rows in turn, as many programs as there are."""
+    """Softmax of rows, which the programs share in a strided loop."""
     column = tl.arange(0, block)
     for row in range(tl.program_id(0), rows, tl.num_programs(0)):
         at = row * columns + column
@@ -53,7 +53,7 @@ def layer_norm(x, weight, bias, y, columns, block: tl.constexpr):
 
 @triton.jit
 def product(a, b, c, m, n, k, tile: tl.constexpr, deep: tl.constexpr):
-    """A tile of a product of matrices."""
+    """A tile of a matmul."""
     row, column = _tile(tile, tile)
     step = tl.arange(0, deep)
     total = tl.zeros((tile, tile), tl.float32)
@@ -66,7 +66,7 @@ def product(a, b, c, m, n, k, tile: tl.constexpr, deep: tl.constexpr):
 
 @triton.jit
 def gather(table, index, out, width, block: tl.constexpr):
-    """Rows of a table, a program each; none for the first."""
+    """Rows of a table, one per program; none for the first."""
     row = tl.load(index + tl.program_id(0)).to(tl.int64)
     if row < 1:
         return
@@ -122,7 +122,7 @@ def adam(weight, gradient, first, second, n, rate, beta1, beta2, block: tl.const
 
 @triton.jit
 def recurrence(gate, x, y, length, block: tl.constexpr):
-    """y[t] = gate[t] y[t - 1] + x[t], a sequence a program."""
+    """y[t] = gate[t] y[t - 1] + x[t], one sequence per program."""
     step = tl.arange(0, block)
     at = tl.program_id(0) * length + step
     a = tl.load(gate + at, mask=step < length, other=1.0)
@@ -140,7 +140,7 @@ def dot(x, y, total, n, block: tl.constexpr):
 
 @triton.jit
 def mean_pool(x, y, size, channels, block: tl.constexpr):
-    """Means over the last axis; one of (batch, channel, part) a program."""
+    """Means over the last axis; one (batch, channel, part) per program."""
     part, channel, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     parts = tl.num_programs(axis=0)
     row = (batch * channels + channel) * parts + part

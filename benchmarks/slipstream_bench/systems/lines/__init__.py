@@ -1,1 +1,1 @@
-"""What is told of source lines, in the editor."""
+"""Costs of source lines, in the editor."""

@@ -1,4 +1,4 @@
-"""``slipstream bench lines``: attribution to source lines, and how soon an editor is answered."""
+"""``slipstream bench lines``: attribution to source lines, and latency of the editor server."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MEMORY = "untracked memory at the peak, worst model"
 _BACKWARD = "backward operators with a number that belong to their forward line"
 _SLOW = "rank of the line whose backward is slow"
 _LATENCY = "answer to an editor while a step is analysed, 99 of 100"
-# The line that applies it costs nothing forward.
+# The line that applies this function costs nothing in the forward pass.
 _SLOW_MODEL = """
 import torch
 from torch import nn
@@ -81,44 +81,50 @@ class _Case:
         return self.found.page_faults.time_ns / self.found.step_ns
 
     def backward(self) -> tuple[int, int]:
-        """Operators of the backward pass with autograd's number: those with a line, and all."""
+        """Return operators of the backward pass with autograd's number: those with a line, and
+        all."""
         tasks = self.graph.tasks
         numbered = (tasks.phase == StepPhase.BACKWARD) & (tasks.sequence >= 0)
         return int(np.count_nonzero(tasks.source[numbered])), int(numbered.sum())
 
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
-    """Rows of the bench of lines."""
+    """Yield the rows."""
     yield from attribution_bars(options)
     yield from latency_bars(options)
 
 
 def attribution_bars(options: BenchOptions) -> Iterator[Bar]:
-    """Over six models of the kinds people train, three of them in a quick run."""
-    names = [one for one in (_EXACT, _TIME, _MEMORY, _BACKWARD) if options.wants(one)]
+    """Yield rows over six common model families, three of them in a quick run."""
+    names = [name for name in (_EXACT, _TIME, _MEMORY, _BACKWARD) if options.wants(name)]
     if names:
         cases = list(_cases(options))
         n = len(cases)
         if _EXACT in names:
-            exact = sum(one.exact for one in cases)
+            exact = sum(case.exact for case in cases)
             yield Bar(_EXACT, exact, f"of {n}", f"= {n}", exact == n, n)
         if _TIME in names:
-            worst = max(cases, key=lambda one: one.found.untracked_time)
-            said = ", ".join(f"{one.model} {one.faults:.1%}" for one in cases)
+            worst = max(cases, key=lambda case: case.found.untracked_time)
+            faults = ", ".join(f"{case.model} {case.faults:.1%}" for case in cases)
             yield at_most(
                 _TIME, 100 * worst.found.untracked_time, 5.0, "%", n=n,
-                detail=f"{worst.model}; page faults, known of a step but of no line, are a row of "
-                f"their own: {said}",
+                detail=f"{worst.model}; page faults, measured per step and not per line, are a "
+                f"separate row: {faults}",
             )  # fmt: skip
         if _MEMORY in names:
-            worst = max(cases, key=lambda one: one.found.untracked_memory)
+            worst = max(cases, key=lambda case: case.found.untracked_memory)
             share = 100 * worst.found.untracked_memory
             yield at_most(_MEMORY, share, 2.0, "%", n=n, detail=worst.model)
         if _BACKWARD in names:
-            counts = [one.backward() for one in cases]
-            known, all_ = sum(a for a, _ in counts), sum(b for _, b in counts)
+            counts = [case.backward() for case in cases]
+            attributed, all_ = sum(a for a, _ in counts), sum(b for _, b in counts)
             yield at_least(
-                _BACKWARD, 100 * known / all_, 100.0, "%", n=n, detail=f"{known} of {all_}"
+                _BACKWARD,
+                100 * attributed / all_,
+                100.0,
+                "%",
+                n=n,
+                detail=f"{attributed} of {all_}",
             )
     if options.wants(_SLOW):
         options.progress(_SLOW)
@@ -129,26 +135,27 @@ def attribution_bars(options: BenchOptions) -> Iterator[Bar]:
         line = 1 + next(
             number for number, text in enumerate(_SLOW_MODEL.split("\n")) if _APPLIED in text
         )
-        ranked = [one.number for one in attribute(replay(graph)).lines]
+        ranked = [line_.number for line_ in attribute(replay(graph)).lines]
         rank = 1 + ranked.index(line) if line in ranked else len(ranked) + 1
         yield Bar(_SLOW, rank, "", "= 1", rank == 1, 1, "a custom autograd.Function, by time")
 
 
 def latency_bars(options: BenchOptions) -> Iterator[Bar]:
-    """Requests over stdin and stdout from the server's start until techniques are simulated."""
+    """Time requests over stdin and stdout from the server's start until techniques are
+    simulated."""
     if not options.wants(_LATENCY):
         return
     options.progress(_LATENCY)
     with tempfile.TemporaryDirectory(prefix="slipstream-bench-") as folder:
         path = models_in(folder)
-        found = latencies_ms(path, "tiny_language_model")
-    if not found:
+        latencies = latencies_ms(path, "tiny_language_model")
+    if not latencies:
         yield not_judged(_LATENCY, "ms", "<= 20", "the analysis failed")
         return
     yield at_most(
-        _LATENCY, float(np.percentile(found, 99)), 20.0, "ms", n=len(found),
-        detail=f"code lens, hints and hover in turns; median {np.median(found):.2f} ms, longest "
-        f"{max(found):.1f} ms",
+        _LATENCY, float(np.percentile(latencies, 99)), 20.0, "ms", n=len(latencies),
+        detail=f"code lens, hints and hover alternately; median {np.median(latencies):.2f} ms, "
+        f"longest {max(latencies):.1f} ms",
     )  # fmt: skip
 
 
@@ -162,7 +169,7 @@ def _cases(options: BenchOptions) -> Iterator[_Case]:
 
 
 def models_in(folder: str) -> Path:
-    """Copy our models to a folder: lines of an installed package do not count as a user's."""
+    """Copy our models to a folder, since lines of an installed package do not count as a user's."""
     path = Path(folder) / "models.py"
     shutil.copyfile(models.__file__, path)
     return path

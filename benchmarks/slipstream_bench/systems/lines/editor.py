@@ -1,4 +1,4 @@
-"""How long the server takes to answer an editor while it analyses."""
+"""Latency of the server's answers to an editor during an analysis."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from typing import Any
 from lsprotocol import types
 from pygls.lsp.client import LanguageClient
 
-_LONGEST_S, _PAUSE_S, _END_S = 150.0, 0.01, 10.0
+_MAX_S, _PAUSE_S, _END_S = 150.0, 0.01, 10.0
 _DONE = ("ready", "failed")
 
 
 def latencies_ms(path: Path, function: str) -> list[float]:
-    """Round trips of requests in turns until the analysis is ready; none if it failed."""
+    """Return round trips of alternating requests until the analysis is ready; empty if it
+    failed."""
     return asyncio.run(_latencies(path, function))
 
 
@@ -26,7 +27,7 @@ async def _latencies(path: Path, function: str) -> list[float]:
 
     @client.feature(types.TEXT_DOCUMENT_PUBLISH_DIAGNOSTICS)  # type: ignore[untyped-decorator]
     def ignore(params: types.PublishDiagnosticsParams) -> None:
-        """Nobody looks at them."""
+        """Ignore diagnostics."""
 
     target = f"{path}:{function}"
     await client.start_io(
@@ -42,7 +43,7 @@ async def _latencies(path: Path, function: str) -> list[float]:
         client.text_document_did_open(types.DidOpenTextDocumentParams(item))
         return await _asked(client, uri, text)
     finally:
-        # One that is gone, or hangs, answers nothing.
+        # A server that has exited, or hangs, does not answer.
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(client.shutdown_async(None), _END_S)
             client.exit(None)
@@ -53,15 +54,15 @@ async def _asked(client: LanguageClient, uri: str, text: str) -> list[float]:
     document = types.TextDocumentIdentifier(uri)
     whole = types.Range(types.Position(0, 0), types.Position(text.count("\n"), 0))
     hover = types.HoverParams(document, types.Position(text.count("\n") // 2, 0))
-    took: list[float] = []
+    times_s: list[float] = []
 
     async def timed(answer: Any) -> Any:
         begin = time.perf_counter()
         found = await answer
-        took.append((time.perf_counter() - begin) * 1e3)
+        times_s.append((time.perf_counter() - begin) * 1e3)
         return found
 
-    end = time.monotonic() + _LONGEST_S
+    end = time.monotonic() + _MAX_S
     while time.monotonic() < end:
         await timed(client.text_document_code_lens_async(types.CodeLensParams(document)))
         await timed(client.text_document_inlay_hint_async(types.InlayHintParams(document, whole)))
@@ -70,6 +71,6 @@ async def _asked(client: LanguageClient, uri: str, text: str) -> list[float]:
             types.ExecuteCommandParams("slipstream.show", [uri])
         )
         if state is not None and state["state"] in _DONE:
-            return took if state["state"] == _DONE[0] else []
+            return times_s if state["state"] == _DONE[0] else []
         await asyncio.sleep(_PAUSE_S)
-    return took
+    return times_s
